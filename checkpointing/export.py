@@ -1,0 +1,61 @@
+"""Weights in Hugging Face format: a folder that AutoModel or PeftModel loads, with the tokenizer beside them."""
+
+from __future__ import annotations
+
+import shutil
+from pathlib import Path
+from typing import Any
+
+import torch
+from peft import PeftModel
+from torch import nn
+from torch.distributed.checkpoint.state_dict import StateDictOptions, get_model_state_dict
+from torch.distributed.fsdp import FSDPModule
+
+from policies.sharding import unwrap
+from utils.distributed import on_rank_zero
+
+
+def export_folder(run_folder: Path, model: nn.Module) -> Path:
+    return run_folder / ("adapter" if isinstance(unwrap(model), PeftModel) else "model")
+
+
+def export_model(model: nn.Module, tokenizer: Any, run_folder: Path) -> Path:
+    """Write the weights; every rank must call this, rank 0 writes.
+
+    A folder that is there already is replaced only when its successor is complete. Sharded weights are gathered one
+    tensor at a time into rank 0's host memory: one copy of what is saved, on one rank.
+
+    Returns:
+        The folder: `adapter/` where the model has adapters, else `model/`.
+    """
+    folder = export_folder(run_folder, model)
+    inner: Any = unwrap(model)
+    state_dict = _gathered_state_dict(inner) if isinstance(inner, FSDPModule) else inner.state_dict()
+
+    def write() -> Path:
+        temporary = folder.with_name(folder.name + ".incomplete")
+        shutil.rmtree(temporary, ignore_errors=True)
+        if isinstance(inner, PeftModel):
+            # False: no embedding is ever trained here, and "auto" would ask the hub about the base model.
+            inner.save_pretrained(temporary, state_dict=state_dict, save_embedding_layers=False)
+        else:
+            inner.save_pretrained(temporary, state_dict=state_dict, max_shard_size="5GB")
+        tokenizer.save_pretrained(temporary)
+        replaced = folder.with_name(folder.name + ".replaced")
+        shutil.rmtree(replaced, ignore_errors=True)
+        if folder.exists():
+            folder.rename(replaced)
+        temporary.rename(folder)
+        shutil.rmtree(replaced, ignore_errors=True)
+        return folder
+
+    return on_rank_zero(write)
+
+
+def _gathered_state_dict(model: nn.Module) -> dict[str, torch.Tensor]:
+    """Whole tensors on rank 0's host, nothing elsewhere; of a model with adapters only what was trained."""
+    options = StateDictOptions(
+        full_state_dict=True, cpu_offload=True, ignore_frozen_params=isinstance(model, PeftModel)
+    )
+    return get_model_state_dict(model, options=options)

@@ -1,0 +1,99 @@
+"""Settings that follow from others. Each adaptation of a default leaves a note that the run prints."""
+
+import re
+from dataclasses import replace
+
+from configs.errors import ConfigError
+from configs.names import flag
+from configs.run import RunConfig
+
+SHARED_FIELDS = ("mixed_precision", "use_fp16")
+"""Fields that train_config and fsdp_config both have; they always agree."""
+
+DEFAULT_SGD_MOMENTUM = 0.9
+
+_CUSTOM_FILE = re.compile(r"[^:]+\.py(:.*)?", re.DOTALL)
+
+
+def adapt(config: RunConfig) -> RunConfig:
+    """The config with short forms written out and defaults that follow from other settings filled in.
+
+    Raises:
+        ConfigError: where --dataset and --custom_dataset.file name different files.
+    """
+    config = _expand_dataset(config)
+    config = _agree_on_shared_fields(config)
+    config = _fill_momentum(config)
+    config = _name_hybrid_sharding_twice(config)
+    return _note_what_has_no_effect(config)
+
+
+def _expand_dataset(config: RunConfig) -> RunConfig:
+    """`--dataset f.py:function` -> `--dataset custom_dataset --custom_dataset.file f.py:function`."""
+    file = config.train_config.dataset
+    if not _CUSTOM_FILE.fullmatch(file):
+        return config
+    if config.was_given("custom_dataset.file") and config.custom_dataset.file != file:
+        raise ConfigError(
+            f"--dataset: {file} is not --custom_dataset.file {config.custom_dataset.file}; give one of the two"
+        )
+    return replace(
+        config,
+        train_config=replace(config.train_config, dataset="custom_dataset"),
+        custom_dataset=replace(config.custom_dataset, file=file),
+        given=config.given | {"custom_dataset.file"},
+    )
+
+
+def _agree_on_shared_fields(config: RunConfig) -> RunConfig:
+    """A shared field that was given for one section alone holds for the other too."""
+    for field in SHARED_FIELDS:
+        for source, target in (("train_config", "fsdp_config"), ("fsdp_config", "train_config")):
+            value = config.value(f"{source}.{field}")
+            if (
+                config.was_given(f"{source}.{field}")
+                and not config.was_given(f"{target}.{field}")
+                and value != config.value(f"{target}.{field}")
+            ):
+                section = replace(getattr(config, target), **{field: value})
+                config = _noted(
+                    replace(config, **{target: section}), f"--{source}.{field} {value} holds for {target} too"
+                )
+    return config
+
+
+def _fill_momentum(config: RunConfig) -> RunConfig:
+    if config.fsdp_config.optimizer != "SGD" or config.train_config.momentum is not None:
+        return config
+    train_config = replace(config.train_config, momentum=DEFAULT_SGD_MOMENTUM)
+    return _noted(
+        replace(config, train_config=train_config), f"--momentum is {DEFAULT_SGD_MOMENTUM} with --optimizer SGD"
+    )
+
+
+def _name_hybrid_sharding_twice(config: RunConfig) -> RunConfig:
+    """`hsdp` is another name for HYBRID_SHARD: after this, both say the same, or validation refuses them."""
+    fsdp = config.fsdp_config
+    if fsdp.hsdp and fsdp.sharding_strategy == "FULL_SHARD":
+        fsdp_config = replace(fsdp, sharding_strategy="HYBRID_SHARD")
+        return _noted(replace(config, fsdp_config=fsdp_config), "--hsdp selects --sharding_strategy HYBRID_SHARD")
+    if fsdp.sharding_strategy == "HYBRID_SHARD" and not config.was_given("fsdp_config.hsdp"):
+        return replace(config, fsdp_config=replace(fsdp, hsdp=True))
+    return config
+
+
+def _note_what_has_no_effect(config: RunConfig) -> RunConfig:
+    """Settings that were given and act only where another setting lets them."""
+    mode = config.train_config.activation_checkpointing
+    own = config.fsdp_config.fsdp_activation_checkpointing
+    if mode is not None and config.was_given("fsdp_config.fsdp_activation_checkpointing") and own != (mode != "off"):
+        config = _noted(config, f"--activation_checkpointing {mode} holds, not --fsdp_activation_checkpointing {own}")
+    if not config.train_config.run_validation:
+        for name in ("train_config.val_batch_size", "train_config.max_eval_step"):
+            if config.was_given(name):
+                config = _noted(config, f"{flag(name)} has no effect with --run_validation False")
+    return config
+
+
+def _noted(config: RunConfig, note: str) -> RunConfig:
+    return replace(config, notes=(*config.notes, note))

@@ -1,0 +1,116 @@
+"""From the command line, and the recipe it names, to a validated RunConfig. The only place that reads flags."""
+
+import re
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+import fire
+from fire.decorators import SetParseFn
+
+from configs.adaptation import adapt
+from configs.errors import ConfigError
+from configs.help import help_text
+from configs.names import explain_unknown, find, find_negated, flag
+from configs.recipe_file import Raw, read_recipe
+from configs.run import SECTIONS, SETTINGS, RunConfig
+from configs.validation import validate
+from configs.values import NO_VALUE, convert, is_true
+
+__all__ = ["help_text", "parse_flags", "wants_help"]
+
+
+def wants_help(argv: Sequence[str]) -> bool:
+    """Whether the user asked for help, anywhere on the command line."""
+    return any(argument.partition("=")[0] in ("--help", "-h") for argument in argv)
+
+
+def parse_flags(argv: Sequence[str]) -> RunConfig:
+    """The settings of the run that these arguments (without the program's name) ask for.
+
+    Raises:
+        ConfigError: for the first thing that is unknown, ill-typed, or in conflict with another.
+    """
+    flags = _collect(argv)
+    notes: list[str] = []
+    values: dict[str, Any] = {}
+    recipe = flags.pop("config", None)
+    if recipe == NO_VALUE:
+        raise ConfigError("--config: needs a value (the path of a YAML file)")
+    if recipe is not None:
+        values |= _assign(read_recipe(recipe), f"{recipe}: ", notes)
+    values |= _assign(flags.items(), "--", notes)
+    if not values.get("train_config.model_name"):
+        raise ConfigError("--model_name: is required; give a model folder, or a name on the Hugging Face hub")
+    sections = {
+        section: config_class(
+            **{name.split(".")[1]: value for name, value in values.items() if name.startswith(f"{section}.")}
+        )
+        for section, config_class in SECTIONS.items()
+    }
+    config = adapt(RunConfig(**sections, given=frozenset(values), notes=tuple(notes)))
+    validate(config)
+    return config
+
+
+def _collect(argv: Sequence[str]) -> dict[str, str]:
+    """The flags' names (dashes made underscores) and raw values.
+
+    Fire pairs names with values. Three of its habits are prevented beforehand: it would read `--lr --use_peft` as
+    lr=True and any `--noX` as X=False, so a flag without a value is given an explicit NO_VALUE; it would let the
+    last of two equal flags win, so that is refused; and it takes `-lr` and `--` for its own, so they are refused.
+    """
+    marked: list[str] = []
+    names: set[str] = set()
+    for argument, following in zip(argv, [*argv[1:], None], strict=False):
+        if re.match(r"-[A-Za-z]|---", argument):
+            raise ConfigError(
+                f"{argument}: flags start with two dashes; a value that starts with one is written --flag={argument}"
+            )
+        if argument.startswith("--"):
+            name, equals, _ = argument[2:].partition("=")
+            if not name:
+                raise ConfigError(f"unexpected argument {argument!r}; flags start with -- and a name")
+            if name.replace("-", "_") in names:
+                raise ConfigError(f"--{name}: given twice; leave one of them out")
+            names.add(name.replace("-", "_"))
+            if not equals and (following is None or re.match(r"-[A-Za-z]|--", following)):
+                argument += f"={NO_VALUE}"
+        marked.append(argument)
+    # A separator that no argument can be: fire's own, "-", would split the command line.
+    command = [*marked, "--", f"--separator={NO_VALUE}"]
+    positional, flags = fire.Fire(_as_given, command=command, name="finetuning.py", serialize=lambda _: None)
+    if positional:
+        raise ConfigError(f"unexpected argument {positional[0]!r}; flags start with --")
+    return flags
+
+
+@SetParseFn(str)
+def _as_given(*positional: str, **flags: str) -> list[Any]:
+    return [positional, flags]
+
+
+def _assign(entries: Iterable[tuple[str, Raw]], prefix: str, notes: list[str]) -> dict[str, Any]:
+    """Values by dotted name, from names and raw values of one source, whose errors start with `prefix`."""
+    values: dict[str, Any] = {}
+    for spelled, raw in entries:
+        label = prefix + spelled
+        name = spelled.replace("-", "_")
+        targets = find(name)
+        if not targets and (targets := find_negated(name)):
+            if raw != NO_VALUE:
+                raise ConfigError(f"{label}: takes no value; write {flag(targets[0])} True or False")
+            raw = "False"
+        if not targets:
+            raise ConfigError(f"{label}: {explain_unknown(name)}")
+        for target in targets:
+            if target in values:
+                raise ConfigError(f"{label}: given twice; leave one of them out")
+            try:
+                values[target] = convert(raw, SETTINGS[target])
+            except ValueError as error:
+                raise ConfigError(f"{label}: {error}") from error
+        if len(targets) > 1:
+            notes.append(f"--{name} set in " + " and ".join(target.split(".")[0] for target in targets))
+        if targets == ("quantization_config.quantization",) and (raw == NO_VALUE or is_true(raw)):
+            notes.append("quantization True means 4bit")
+    return values

@@ -1,0 +1,54 @@
+"""How the model is laid out over the ranks."""
+
+from dataclasses import dataclass
+from typing import Literal
+
+from configs.setting import setting
+
+
+@dataclass(frozen=True)
+class FsdpConfig:
+    """Sharding, precision and optimizer. Precision and optimizer hold without --enable_fsdp too."""
+
+    sharding_strategy: Literal["FULL_SHARD", "SHARD_GRAD_OP", "NO_SHARD", "HYBRID_SHARD"] = setting(
+        "FULL_SHARD",
+        "FULL_SHARD gathers weights layer by layer, SHARD_GRAD_OP keeps them between forward and backward, "
+        "HYBRID_SHARD shards within groups of ranks and replicates over groups, NO_SHARD replicates",
+    )
+    hsdp: bool = setting(False, "shorter name for sharding_strategy HYBRID_SHARD")
+    sharding_group_size: int = setting(
+        0, "ranks a HYBRID_SHARD model is sharded over; 0: the ranks of one node", unit="ranks", minimum=0
+    )
+    replica_group_size: int = setting(
+        0, "copies of a HYBRID_SHARD model; 0: as many as the ranks make", unit="copies", minimum=0
+    )
+    accumulate_unsharded: Literal["auto", "True", "False"] = setting(
+        "auto",
+        "keep gradients unsharded between micro-batches and reduce once per step: least communication, "
+        "4 bytes per parameter more memory",
+        bare="True",
+    )
+    fsdp_activation_checkpointing: bool = setting(
+        True, "under --enable_fsdp, recompute each layer's activations in the backward pass"
+    )
+    fsdp_cpu_offload: bool = setting(
+        False,
+        "keep parameters, gradients and optimizer state in host memory",
+        later="leave it out; --use_peft or --optimizer SGD need less memory",
+    )
+    mixed_precision: bool = setting(True, "as train_config.mixed_precision; the two always agree")
+    use_fp16: bool = setting(
+        False,
+        "as train_config.use_fp16; the two always agree",
+        later="leave it out for bf16, or give --mixed_precision False for fp32",
+    )
+    pure_bf16: bool = setting(False, "weights, gradients and optimizer state all in bf16")
+    optimizer: Literal["AdamW", "SGD", "anyprecision"] = setting(
+        "AdamW", "optimizer", later="use --optimizer AdamW", later_values=("anyprecision",)
+    )
+    checkpoint_type: Literal["SHARDED_STATE_DICT", "FULL_STATE_DICT"] = setting(
+        "SHARDED_STATE_DICT",
+        "form of the training checkpoints",
+        later="leave it out; save_model writes the whole model in Hugging Face format",
+        later_values=("FULL_STATE_DICT",),
+    )

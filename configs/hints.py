@@ -1,0 +1,147 @@
+"""Names that other tools have for our settings."""
+
+_BATCH = "--batch_size_training (rows per rank per micro-batch)"
+_PRECISION = "--pure_bf16 (all bf16), --mixed_precision True|False, or --use_fp16"
+_EPOCHS = "--num_epochs"
+_STEPS = "--max_train_step (optimizer steps)"
+_ACCUMULATION = "--gradient_accumulation_steps, or --global_batch_size in rows"
+_LENGTH = "--context_length (tokens)"
+_MODEL = "--model_name"
+_PEFT = "--use_peft, with --lora_config.r, .lora_alpha, .target_modules and .lora_dropout"
+_QUANTIZATION = "--quantization 4bit|8bit"
+_SHARDING = "--enable_fsdp with --sharding_strategy FULL_SHARD|SHARD_GRAD_OP|NO_SHARD|HYBRID_SHARD"
+_CHECKPOINTING = "--activation_checkpointing off|full"
+_CLIPPING = "--gradient_clipping with --gradient_clipping_threshold"
+_KERNELS = "--use_fast_kernels"
+_EVALUATION = "--run_validation True|False and --eval_every_steps (optimizer steps)"
+_LOGGING = "--log_every_steps (optimizer steps)"
+_TRACKERS = "--use_wandb or --use_tensorboard"
+_SLICE = "--split_slice (1% or a number of samples)"
+_DATA = "--dataset NAME with --NAME.data_path FILE_OR_FOLDER"
+_LAUNCHER = "torchrun's --nproc_per_node and --nnodes, before finetuning.py"
+
+HINTS: dict[str, str] = {
+    # Batches
+    "batch_size": _BATCH,
+    "micro_batch_size": _BATCH,
+    "train_batch_size": _BATCH,
+    "per_device_train_batch_size": _BATCH,
+    "eval_batch_size": "--val_batch_size",
+    "per_device_eval_batch_size": "--val_batch_size",
+    "accumulate_grad_batches": _ACCUMULATION,
+    "gradient_accumulation": _ACCUMULATION,
+    "gradient_accumulation_iters": _ACCUMULATION,
+    "grad_accum": _ACCUMULATION,
+    "grad_accumulation_steps": _ACCUMULATION,
+    # Precision
+    "precision": _PRECISION,
+    "bf16": _PRECISION,
+    "fp16": _PRECISION,
+    "fp32": _PRECISION,
+    "dtype": _PRECISION,
+    "torch_dtype": _PRECISION,
+    # Length and schedule
+    "learning_rate": "--lr",
+    "epochs": _EPOCHS,
+    "max_epochs": _EPOCHS,
+    "num_train_epochs": _EPOCHS,
+    "max_steps": _STEPS,
+    "max_train_steps": _STEPS,
+    "optim": "--optimizer AdamW|SGD",
+    "lr_scheduler": "--scheduler step|cosine|linear|constant",
+    "lr_scheduler_type": "--scheduler step|cosine|linear|constant",
+    "warmup": "--warmup_steps (optimizer steps)",
+    "warmup_ratio": "--warmup_steps (optimizer steps)",
+    "lr_warmup_steps": "--warmup_steps (optimizer steps)",
+    "num_warmup_steps": "--warmup_steps (optimizer steps)",
+    "max_grad_norm": _CLIPPING,
+    "clip_grad_norm": _CLIPPING,
+    "gradient_clip_val": _CLIPPING,
+    "random_seed": "--seed",
+    # Data
+    "max_length": _LENGTH,
+    "max_seq_length": _LENGTH,
+    "max_seq_len": _LENGTH,
+    "model_max_length": _LENGTH,
+    "sequence_len": _LENGTH,
+    "seq_len": _LENGTH,
+    "block_size": _LENGTH,
+    "cutoff_len": _LENGTH,
+    "packing": "--batching_strategy packing|padding",
+    "sample_packing": "--batching_strategy packing|padding",
+    "pad_to_max_length": "--batching_strategy packing|padding",
+    "num_workers": "--num_workers_dataloader",
+    "dataloader_num_workers": "--num_workers_dataloader",
+    "limit_train_batches": _SLICE,
+    "num_train_samples": _SLICE,
+    "max_train_samples": _SLICE,
+    "max_samples": _SLICE,
+    "data": _DATA,
+    "data_dir": _DATA,
+    "dataset_name": _DATA,
+    "dataset_path": _DATA,
+    "train_file": _DATA,
+    # Model
+    "model": _MODEL,
+    "model_path": _MODEL,
+    "model_id": _MODEL,
+    "model_name_or_path": _MODEL,
+    "base_model": _MODEL,
+    "checkpoint_dir": _MODEL,
+    "tokenizer": "--tokenizer_name",
+    "tokenizer_name_or_path": "--tokenizer_name",
+    "attn_implementation": _KERNELS,
+    "flash_attn": _KERNELS,
+    "flash_attention": _KERNELS,
+    "use_flash_attention_2": _KERNELS,
+    "torch_compile": "--compile",
+    "use_compile": "--compile",
+    # Adapters
+    "peft": _PEFT,
+    "lora": _PEFT,
+    "use_lora": _PEFT,
+    "adapter": _PEFT,
+    "finetuning_type": _PEFT,
+    "qlora": f"--use_peft with {_QUANTIZATION}",
+    "lora_r": "--lora_config.r",
+    "lora_rank": "--lora_config.r",
+    "rank": "--lora_config.r",
+    "alpha": "--lora_config.lora_alpha",
+    "lora_target": "--lora_config.target_modules",
+    "lora_target_modules": "--lora_config.target_modules",
+    "dropout": "--lora_config.lora_dropout",
+    "quantize": _QUANTIZATION,
+    "load_in_4bit": _QUANTIZATION,
+    "load_in_8bit": _QUANTIZATION,
+    # Layout
+    "fsdp": _SHARDING,
+    "use_fsdp": _SHARDING,
+    "strategy": _SHARDING,
+    "ddp": "--enable_fsdp False (several processes then replicate the model)",
+    "cpu_offload": "--fsdp_cpu_offload",
+    "act_ckpt": _CHECKPOINTING,
+    "gradient_checkpointing": _CHECKPOINTING,
+    "use_gradient_checkpointing": _CHECKPOINTING,
+    "devices": _LAUNCHER,
+    "num_gpus": _LAUNCHER,
+    "num_nodes": _LAUNCHER,
+    "nnodes": _LAUNCHER,
+    "nproc_per_node": _LAUNCHER,
+    # Evaluation and results
+    "do_eval": _EVALUATION,
+    "eval_steps": _EVALUATION,
+    "eval_interval": _EVALUATION,
+    "eval_strategy": _EVALUATION,
+    "evaluation_strategy": _EVALUATION,
+    "logging_steps": _LOGGING,
+    "log_interval": _LOGGING,
+    "log_every_n_steps": _LOGGING,
+    "report_to": _TRACKERS,
+    "wandb": _TRACKERS,
+    "tensorboard": _TRACKERS,
+    "out_dir": "--output_dir",
+    "save_dir": "--output_dir",
+    "overwrite_output_dir": "--overwrite",
+    "resume_from_checkpoint": "--resume",
+}
+"""From a name that other tools use to the flag or flags that mean it here."""

@@ -1,0 +1,61 @@
+"""Which settings a name means, and what to say about a name that means none."""
+
+from difflib import get_close_matches
+
+from configs.hints import HINTS
+from configs.run import DATASETS, SECTIONS, SETTINGS
+
+_DOTTED_BY_FIELD: dict[str, tuple[str, ...]] = {}
+for _dotted in SETTINGS:
+    _field = _dotted.split(".")[1]
+    _DOTTED_BY_FIELD[_field] = (*_DOTTED_BY_FIELD.get(_field, ()), _dotted)
+
+# Fields that each dataset has for itself: setting them in all datasets at once would be a guess.
+_DATASET_FIELDS = {
+    field for field, names in _DOTTED_BY_FIELD.items() if len(names) > 1 and names[0].split(".")[0] in DATASETS
+}
+
+
+def find(name: str) -> tuple[str, ...]:
+    """The dotted names of the settings that `name` (dotted or bare) sets; empty where there is none."""
+    if name in SETTINGS:
+        return (name,)
+    return () if name in _DATASET_FIELDS else _DOTTED_BY_FIELD.get(name, ())
+
+
+def find_negated(name: str) -> tuple[str, ...]:
+    """The boolean settings that `name`, spelled noflag or no_flag, sets to False; empty where there is none."""
+    section, dot, field = name.rpartition(".")
+    if not field.startswith("no"):
+        return ()
+    names = find(section + dot + field.removeprefix("no").removeprefix("_"))
+    return names if all(SETTINGS[dotted].kind is bool for dotted in names) else ()
+
+
+def flag(dotted: str) -> str:
+    """The flag as we write it: "--lr", "--samsum_dataset.data_path"."""
+    section, field = dotted.split(".")
+    return f"--{dotted}" if section in DATASETS else f"--{field}"
+
+
+def explain_unknown(name: str) -> str:
+    """Why `name` means no setting, and what to write instead."""
+    section, _, field = name.rpartition(".")
+    if name in SECTIONS:
+        first = next(dotted for dotted in SETTINGS if dotted.startswith(f"{name}."))
+        return f"is a group of settings; set one of them, like --{first}"
+    if name in _DATASET_FIELDS:
+        return f"each dataset has its own; write --{_DOTTED_BY_FIELD[name][0]}, with the name of the chosen dataset"
+    if name == "config":
+        return "belongs on the command line; a recipe cannot name another"
+    if field in HINTS:
+        return f"unknown flag; here it is {HINTS[field]}"
+    near = _nearest(name) or (_nearest(field) if section else "")
+    return f"unknown flag; did you mean --{near}?" if near else "unknown flag; --help lists them all"
+
+
+def _nearest(name: str) -> str:
+    """The known name, dotted or bare, that `name` is probably a slip of; empty where none is near."""
+    bare = [field for field in _DOTTED_BY_FIELD if field not in _DATASET_FIELDS]
+    matches = get_close_matches(name, [*bare, *SETTINGS, "config", "help"], n=1, cutoff=0.7)
+    return matches[0] if matches else ""

@@ -1,0 +1,49 @@
+"""Reads the YAML file of --config as raw strings, so that its values go through the same parser as flags."""
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import yaml
+
+from configs.errors import ConfigError
+from configs.run import SECTIONS
+
+Raw = str | list[str]
+
+
+def read_recipe(path: str) -> list[tuple[str, Raw]]:
+    """The names and raw values in a recipe, in the order of the file.
+
+    A recipe is a mapping of names as on the command line, bare or dotted, or of sections that are mappings in turn.
+
+    Raises:
+        ConfigError: where the file cannot be read or is not such a mapping.
+    """
+    try:
+        root = yaml.compose(Path(path).read_text(encoding="utf-8"), Loader=yaml.BaseLoader)
+    except OSError as error:
+        raise ConfigError(f"--config: cannot read {path}: {error.strerror}; give the path of a YAML file") from error
+    except ValueError as error:  # not UTF-8, or a NUL in the path
+        raise ConfigError(f"--config: {path!r} is not a text file; give the path of a YAML file") from error
+    except yaml.YAMLError as error:
+        raise ConfigError(f"--config: {path} is not valid YAML: {' '.join(str(error).split())}") from error
+    if not isinstance(root, yaml.MappingNode):
+        raise ConfigError(f"--config: {path} holds no settings; write them as NAME: VALUE lines")
+    return list(_entries(root, "", path))
+
+
+def _entries(mapping: yaml.MappingNode, section: str, path: str) -> Iterator[tuple[str, Raw]]:
+    for key, value in mapping.value:
+        if not isinstance(key, yaml.ScalarNode):
+            raise ConfigError(f"{path}: line {key.start_mark.line + 1}: a name is missing; write NAME: VALUE")
+        name = section + key.value
+        if isinstance(value, yaml.ScalarNode):
+            yield name, value.value
+        elif isinstance(value, yaml.SequenceNode):
+            if not all(isinstance(item, yaml.ScalarNode) for item in value.value):
+                raise ConfigError(f"{path}: {name}: an entry of the list is not a plain value; write it like [a, b]")
+            yield name, [item.value for item in value.value]
+        elif not section and name in SECTIONS:
+            yield from _entries(value, f"{name}.", path)
+        else:
+            raise ConfigError(f"{path}: {name}: is not a group of settings; the groups are {', '.join(SECTIONS)}")

@@ -1,0 +1,65 @@
+"""Everything one run was told, in one frozen object."""
+
+from dataclasses import asdict, dataclass, field, fields, is_dataclass
+from typing import Any, get_type_hints
+
+from configs.datasets import AlpacaDataset, CustomDataset, GrammarDataset, SamsumDataset
+from configs.fsdp import FsdpConfig
+from configs.peft import LoraConfig
+from configs.quantization import QuantizationConfig
+from configs.setting import Setting, settings_of
+from configs.tracking import TrackingConfig
+from configs.training import TrainConfig
+
+
+@dataclass(frozen=True)
+class RunConfig:
+    """The settings of a run; each attribute is named like the prefix of its flags.
+
+    `given` holds the dotted names of what the user set, by flag or by recipe ("fsdp_config.pure_bf16"). `notes` holds
+    one line for each setting that was adapted; the run prints them.
+    """
+
+    train_config: TrainConfig
+    fsdp_config: FsdpConfig = field(default_factory=FsdpConfig)
+    lora_config: LoraConfig = field(default_factory=LoraConfig)
+    quantization_config: QuantizationConfig = field(default_factory=QuantizationConfig)
+    samsum_dataset: SamsumDataset = field(default_factory=SamsumDataset)
+    alpaca_dataset: AlpacaDataset = field(default_factory=AlpacaDataset)
+    grammar_dataset: GrammarDataset = field(default_factory=GrammarDataset)
+    custom_dataset: CustomDataset = field(default_factory=CustomDataset)
+    tracking_config: TrackingConfig = field(default_factory=TrackingConfig)
+    given: frozenset[str] = frozenset()
+    notes: tuple[str, ...] = ()
+
+    def value(self, name: str) -> Any:
+        """The value of a setting by its dotted name."""
+        section, field_name = name.split(".")
+        return getattr(getattr(self, section), field_name)
+
+    def was_given(self, name: str) -> bool:
+        """Whether the user set `name` (dotted). Raises KeyError for a name that does not exist."""
+        if name not in SETTINGS:
+            raise KeyError(name)
+        return name in self.given
+
+    def to_dict(self) -> dict[str, dict[str, Any]]:
+        """Every setting by section and name, in plain types: what run.yaml shows."""
+        return {
+            section: {k: list(v) if isinstance(v, tuple) else v for k, v in asdict(getattr(self, section)).items()}
+            for section in SECTIONS
+        }
+
+
+_TYPES = get_type_hints(RunConfig)
+
+SECTIONS: dict[str, type] = {f.name: _TYPES[f.name] for f in fields(RunConfig) if is_dataclass(_TYPES[f.name])}
+"""The config classes by section name, the prefix of their flags."""
+
+SETTINGS: dict[str, Setting] = {
+    f"{section}.{name}": setting for section, cls in SECTIONS.items() for name, setting in settings_of(cls).items()
+}
+"""Every setting by dotted name."""
+
+DATASETS: tuple[str, ...] = tuple(section for section in SECTIONS if section.endswith("_dataset"))
+"""The sections that are datasets: the names --dataset knows."""

@@ -1,0 +1,126 @@
+"""What is trained, on what, and for how long."""
+
+from dataclasses import MISSING, dataclass
+from typing import Literal
+
+from configs.setting import setting
+
+
+@dataclass(frozen=True)
+class TrainConfig:
+    """The model, the batches, the schedule and where the results go."""
+
+    # Model
+    model_name: str = setting(MISSING, "model to fine-tune: a folder, or a name on the Hugging Face hub")
+    tokenizer_name: str | None = setting(None, "tokenizer folder or hub name; unset: the model's own")
+    random_weights: bool = setting(False, "build the model from its config.json alone: for benchmarks and tests")
+    trust_remote_code: bool = setting(False, "let code that was downloaded with the model run")
+    use_fast_kernels: bool = setting(False, "ask for the fused attention kernels")
+    compile: bool = setting(False, "compile each decoder layer with torch.compile")
+    activation_checkpointing: Literal["off", "full", "selective", "auto"] | None = setting(
+        None,
+        "recompute activations in the backward pass instead of keeping them; unset: as fsdp_activation_checkpointing "
+        "says under --enable_fsdp, else off",
+        later="use full or off",
+        later_values=("selective", "auto"),
+    )
+    loss_chunk_size: int = setting(
+        1024, "tokens whose logits exist at a time; 0: those of the whole batch at once", unit="tokens", minimum=0
+    )
+
+    # Layout and precision
+    enable_fsdp: bool = setting(False, "shard model, gradients and optimizer over the ranks")
+    low_cpu_fsdp: bool = setting(
+        False,
+        "read the weights once per node instead of once per rank",
+        later="leave it out (each rank then loads the weights by itself)",
+    )
+    one_gpu: bool = setting(False, "insist on one process; a larger world size is refused")
+    mixed_precision: bool = setting(True, "compute in half precision on fp32 master weights; False: all fp32")
+    use_fp16: bool = setting(
+        False,
+        "let the half precision be fp16, with a gradient scaler",
+        later="leave it out for bf16, or give --mixed_precision False for fp32",
+    )
+
+    # Adapters and frozen layers
+    use_peft: bool = setting(False, "train an adapter and leave the model's own weights as they are")
+    peft_method: Literal["lora", "llama_adapter"] = setting(
+        "lora", "kind of adapter", later="use --peft_method lora", later_values=("llama_adapter",)
+    )
+    from_peft_checkpoint: str = setting("", "adapter folder to train on from; empty: a new adapter")
+    freeze_layers: bool = setting(
+        False,
+        "freeze the first num_freeze_layers layers",
+        later="leave it out, or give --use_peft to train few weights",
+    )
+    num_freeze_layers: int = setting(
+        1, "layers to freeze", unit="layers", minimum=1, later="leave it out: --freeze_layers comes with it"
+    )
+
+    # Data
+    dataset: str = setting(
+        "samsum_dataset",
+        "samsum_dataset, alpaca_dataset, grammar_dataset, custom_dataset, or in short FILE.py:FUNCTION",
+        later="use samsum_dataset, or your own data with --dataset FILE.py:FUNCTION",
+        later_values=("alpaca_dataset", "grammar_dataset"),
+    )
+    split_slice: str | None = setting(
+        None, "use only the start of both splits: a percentage (1%) or a number of samples (10)", unit="% or samples"
+    )
+    batching_strategy: Literal["packing", "padding"] = setting(
+        "packing", "fill rows of context_length with several samples, or pad one sample per row"
+    )
+    context_length: int = setting(4096, "longest row; longer samples are cut", unit="tokens", minimum=8)
+    num_workers_dataloader: int = setting(1, "data loading processes per rank; 0: none", unit="processes", minimum=0)
+
+    # Batches
+    batch_size_training: int = setting(4, "rows per rank per micro-batch", unit="rows", minimum=1)
+    gradient_accumulation_steps: int = setting(1, "micro-batches per optimizer step", unit="micro-batches", minimum=1)
+    global_batch_size: int | None = setting(
+        None, "rows per optimizer step over all ranks; sets the accumulation instead", unit="rows", minimum=1
+    )
+
+    # Length and schedule
+    num_epochs: int = setting(3, "passes over the training data", unit="epochs", minimum=1)
+    max_train_step: int = setting(0, "end after so many optimizer steps; 0: no limit", unit="steps", minimum=0)
+    lr: float = setting(1e-4, "learning rate at its highest", exclusive_minimum=0)
+    scheduler: Literal["step", "cosine", "linear", "constant"] = setting(
+        "step", "how lr falls: by gamma after each epoch, or towards 0 at the last step, or not at all"
+    )
+    gamma: float = setting(0.85, "factor on lr after each epoch (scheduler step)", exclusive_minimum=0, maximum=1)
+    warmup_steps: int = setting(0, "optimizer steps over which lr rises from 0", unit="steps", minimum=0)
+    weight_decay: float = setting(0.0, "weight decay of the optimizer", minimum=0)
+    momentum: float | None = setting(
+        None, "momentum of SGD; unset: 0.9 with --optimizer SGD", minimum=0, exclusive_maximum=1
+    )
+    gradient_clipping: bool = setting(False, "scale gradients down where their norm is above the threshold")
+    gradient_clipping_threshold: float = setting(
+        1.0, "largest global gradient norm (gradient_clipping)", exclusive_minimum=0
+    )
+    seed: int = setting(42, "seed of every random choice", minimum=0, maximum=2**32 - 1)
+
+    # Evaluation
+    run_validation: bool = setting(True, "evaluate at each epoch's end")
+    val_batch_size: int = setting(1, "rows per rank per evaluation batch", unit="rows", minimum=1)
+    max_eval_step: int = setting(0, "end an evaluation after so many batches; 0: no limit", unit="batches", minimum=0)
+    eval_every_steps: int = setting(
+        0, "evaluate every so many optimizer steps too; 0: only at each epoch's end", unit="steps", minimum=0
+    )
+    eval_before_training: bool = setting(False, "evaluate once before the first step")
+
+    # Results
+    output_dir: str | None = setting(None, "folder of this run; unset: outputs/MODEL-DATASET-TIME")
+    overwrite: bool = setting(False, "let the run replace an earlier one in output_dir")
+    resume: str = setting(
+        "False",
+        "continue an earlier run: auto (the one in output_dir), the path of a checkpoint, or False",
+        later="leave it out; --overwrite or another --output_dir starts afresh",
+        bare="auto",
+    )
+    save_model: bool = setting(True, "save the weights, or the adapter, in Hugging Face format")
+    dist_checkpoint_root_folder: str | None = setting(
+        None, "folder for a sharded copy of the final model; unset: no such copy"
+    )
+    dist_checkpoint_folder: str = setting("fine-tuned", "name of that copy below dist_checkpoint_root_folder")
+    save_optimizer: bool = setting(False, "put the optimizer's state beside that copy")

@@ -1,0 +1,163 @@
+"""Every conflict between settings, refused here. World size, devices and files are checked where they are known."""
+
+import re
+from difflib import get_close_matches
+from typing import Any
+
+from configs.adaptation import SHARED_FIELDS
+from configs.errors import ConfigError
+from configs.names import flag
+from configs.run import DATASETS, SETTINGS, RunConfig
+
+# What each setting may say without --enable_fsdp, because it then holds anyway.
+_HOLDS_WITHOUT_FSDP: dict[str, tuple[Any, ...]] = {
+    "fsdp_config.sharding_strategy": ("NO_SHARD",),
+    "fsdp_config.hsdp": (False,),
+    "fsdp_config.accumulate_unsharded": ("auto", "True"),
+    "fsdp_config.fsdp_activation_checkpointing": (False,),
+}
+_CUSTOM_FILE = re.compile(r"[^:]+\.py(:[^\W\d]\w*)?")
+
+
+def validate(config: RunConfig) -> None:
+    """Check the settings against each other.
+
+    Raises:
+        ConfigError: for the first conflict, or for a setting that this version does not have yet.
+    """
+    _check_adapters(config)
+    _check_precision(config)
+    _check_layout(config)
+    _check_batches_and_schedule(config)
+    _check_data(config)
+    _check_evaluation_and_results(config)
+    _check_not_yet_available(config)
+
+
+def _check_adapters(config: RunConfig) -> None:
+    train = config.train_config
+    lora = sorted(name for name in config.given if name.startswith("lora_config."))
+    if config.quantization_config.quantization and not train.use_peft:
+        raise ConfigError(
+            "--quantization: quantized weights cannot be trained, so nothing would be trainable and the loss would "
+            "never fall; add --use_peft to train an adapter on them, or give --quantization False"
+        )
+    if not train.use_peft:
+        for name in (*lora, "train_config.peft_method", "train_config.from_peft_checkpoint"):
+            if config.was_given(name) and config.value(name) != "":
+                raise ConfigError(f"{flag(name)}: there is no adapter without --use_peft; add it, or leave this out")
+    if lora and train.from_peft_checkpoint:
+        raise ConfigError(
+            f"{flag(lora[0])}: the adapter in --from_peft_checkpoint keeps the settings it was made with; leave one out"
+        )
+
+
+def _check_precision(config: RunConfig) -> None:
+    train, fsdp = config.train_config, config.fsdp_config
+    for field in SHARED_FIELDS:
+        ours, theirs = config.value(f"train_config.{field}"), config.value(f"fsdp_config.{field}")
+        if ours != theirs:
+            raise ConfigError(
+                f"--{field}: train_config says {ours} and fsdp_config says {theirs}; give one --{field} for both"
+            )
+    if fsdp.pure_bf16 and train.use_fp16:
+        raise ConfigError("--pure_bf16: cannot hold together with --use_fp16 True; leave one of them out")
+    asked_to_mix = config.was_given("train_config.mixed_precision") or config.was_given("fsdp_config.mixed_precision")
+    if fsdp.pure_bf16 and train.mixed_precision and asked_to_mix:
+        raise ConfigError("--pure_bf16: cannot hold together with --mixed_precision True; leave one of them out")
+
+
+def _check_layout(config: RunConfig) -> None:
+    fsdp = config.fsdp_config
+    if fsdp.hsdp != (fsdp.sharding_strategy == "HYBRID_SHARD"):
+        raise ConfigError(
+            f"--hsdp: {fsdp.hsdp} cannot hold together with --sharding_strategy {fsdp.sharding_strategy}; "
+            "leave one of them out"
+        )
+    for field in ("sharding_group_size", "replica_group_size"):
+        if getattr(fsdp, field) and not fsdp.hsdp:
+            raise ConfigError(f"--{field}: there are groups only under HYBRID_SHARD; add --hsdp, or leave this out")
+    if not config.train_config.enable_fsdp:
+        for name, values in _HOLDS_WITHOUT_FSDP.items():
+            if config.was_given(name) and config.value(name) not in values:
+                raise ConfigError(f"{flag(name)}: {config.value(name)} needs --enable_fsdp; add it, or leave this out")
+    if fsdp.accumulate_unsharded == "False" and fsdp.sharding_strategy == "NO_SHARD":
+        raise ConfigError(
+            "--accumulate_unsharded: False cannot hold under NO_SHARD, which shards nothing; leave it out"
+        )
+
+
+def _check_batches_and_schedule(config: RunConfig) -> None:
+    train = config.train_config
+    if train.global_batch_size is not None and config.was_given("train_config.gradient_accumulation_steps"):
+        raise ConfigError(
+            "--global_batch_size: it sets the accumulation, so --gradient_accumulation_steps cannot be given too; "
+            "leave one of them out"
+        )
+    if config.was_given("train_config.gamma") and train.scheduler != "step":
+        raise ConfigError(f"--gamma: only --scheduler step uses it, not {train.scheduler}; leave one of the two out")
+    if train.momentum is not None and config.fsdp_config.optimizer != "SGD":
+        raise ConfigError(
+            f"--momentum: {config.fsdp_config.optimizer} has none; add --optimizer SGD, or leave this out"
+        )
+    if config.was_given("train_config.gradient_clipping_threshold") and not train.gradient_clipping:
+        raise ConfigError("--gradient_clipping_threshold: nothing is clipped without --gradient_clipping; add it, too")
+
+
+def _check_data(config: RunConfig) -> None:
+    train = config.train_config
+    if train.dataset not in DATASETS:
+        near = get_close_matches(train.dataset, DATASETS, n=1)
+        hint = f"did you mean {near[0]}?" if near else "or give your own as FILE.py:FUNCTION"
+        raise ConfigError(f"--dataset: {train.dataset!r} is not one of {', '.join(DATASETS)}; {hint}")
+    for name in sorted(config.given):
+        section = name.split(".")[0]
+        if section in DATASETS and section != train.dataset:
+            raise ConfigError(f"--{name}: the chosen dataset is {train.dataset}; add --dataset {section}")
+    if not _CUSTOM_FILE.fullmatch(config.custom_dataset.file):
+        raise ConfigError(
+            f"--custom_dataset.file: {config.custom_dataset.file!r} is not FILE.py or FILE.py:FUNCTION; name one"
+        )
+    if train.split_slice is not None and not _is_slice(train.split_slice):
+        raise ConfigError(
+            f"--split_slice: {train.split_slice!r} is neither a percentage of the samples nor a number of them; "
+            "give one like 1%, up to 100%, or one like 10"
+        )
+
+
+def _is_slice(text: str) -> bool:
+    if re.fullmatch(r"[0-9]+(\.[0-9]+)?%", text):
+        return 0 < float(text[:-1]) <= 100
+    return bool(re.fullmatch(r"0*[1-9][0-9]*", text))
+
+
+def _check_evaluation_and_results(config: RunConfig) -> None:
+    train, tracking = config.train_config, config.tracking_config
+    for field in ("eval_every_steps", "eval_before_training"):
+        if getattr(train, field) and not train.run_validation:
+            raise ConfigError(f"--{field}: nothing is evaluated with --run_validation False; leave one of them out")
+    if train.dist_checkpoint_root_folder is None:
+        if train.save_optimizer:
+            raise ConfigError(
+                "--save_optimizer: it governs only the copy written to --dist_checkpoint_root_folder; "
+                "add that folder, or leave this out (step checkpoints always hold the optimizer)"
+            )
+        if config.was_given("train_config.dist_checkpoint_folder"):
+            raise ConfigError(
+                "--dist_checkpoint_folder: it names a folder below --dist_checkpoint_root_folder; add that, too"
+            )
+    if train.resume != "False" and train.overwrite:
+        raise ConfigError("--resume: cannot hold together with --overwrite, which starts afresh; leave one of them out")
+    if tracking.flop_counter and tracking.use_profiler:
+        raise ConfigError("--flop_counter: cannot count while --use_profiler records; leave one of them out")
+
+
+def _check_not_yet_available(config: RunConfig) -> None:
+    for name, setting in SETTINGS.items():
+        value = config.value(name)
+        if not setting.later or value == setting.default:
+            continue
+        if not setting.later_values:
+            raise ConfigError(f"{flag(name)}: not available in this version yet; {setting.later}")
+        if value in setting.later_values:
+            raise ConfigError(f"{flag(name)}: {value} is not available in this version yet; {setting.later}")

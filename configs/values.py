@@ -1,0 +1,132 @@
+"""From the raw string on a command line or in a recipe to a value of the setting's type: parsed, never guessed."""
+
+import re
+from decimal import Decimal
+from difflib import get_close_matches
+from types import UnionType
+from typing import Any, Literal, Union, get_args, get_origin
+
+from configs.setting import Setting
+
+NO_VALUE = "\0"
+"""The raw value of a flag given without one. No real argument can be this: the system's end at a NUL."""
+
+_TRUE = ("true", "1", "yes", "on")
+_FALSE = ("false", "0", "no", "off")
+_NONE = ("none", "null", "")
+_NUMBER = re.compile(r"[+-]?([0-9]+\.?[0-9]*|\.[0-9]+)([eE][+-]?[0-9]{1,4})?")
+
+# Other spellings of a few settings' values, in lower case.
+_SPELLINGS: dict[str, dict[str, str]] = {
+    "quantization": {**dict.fromkeys(_TRUE, "4bit"), **dict.fromkeys(_FALSE, "none")},
+    "resume": {**dict.fromkeys(_TRUE, "auto"), **dict.fromkeys((*_FALSE, *_NONE), "False"), "auto": "auto"},
+    "accumulate_unsharded": {**dict.fromkeys(_TRUE, "True"), **dict.fromkeys(_FALSE, "False")},
+    "from_peft_checkpoint": dict.fromkeys(_NONE, ""),
+}
+
+
+def is_true(raw: str | list[str]) -> bool:
+    """Whether the raw value is one of the spellings of True."""
+    return isinstance(raw, str) and raw.lower() in _TRUE
+
+
+def convert(raw: str | list[str], setting: Setting) -> Any:
+    """The value of `setting` that `raw` spells: a string, or a list of strings from a recipe.
+
+    Raises:
+        ValueError: with the reason, where `raw` is not of the setting's type or out of its range.
+    """
+    if raw == NO_VALUE:
+        raw = "True" if setting.kind is bool else setting.bare
+        if not raw:
+            raise ValueError(f"needs a value ({expected(setting.kind)})")
+    if isinstance(raw, str):
+        raw = _SPELLINGS.get(setting.name, {}).get(raw.lower(), raw)
+    value = _convert(raw, setting.kind)
+    _check_range(value, setting)
+    return value
+
+
+def expected(kind: Any) -> str:
+    """What a value of this type looks like, in words."""
+    kind, optional = _without_none(kind)
+    if get_origin(kind) is Literal:
+        words = "one of " + ", ".join(get_args(kind))
+    elif get_origin(kind) is tuple:
+        words = "a list like a,b"
+    else:
+        words = {bool: "True or False", int: "a whole number", float: "a number", str: "text"}[kind]
+    return f"{words} or None" if optional else words
+
+
+def choices(kind: Any) -> tuple[str, ...]:
+    """The values a Literal type allows; empty for other types."""
+    kind, _ = _without_none(kind)
+    return get_args(kind) if get_origin(kind) is Literal else ()
+
+
+def _without_none(kind: Any) -> tuple[Any, bool]:
+    """`str | None` -> (str, True); any other type -> (itself, False)."""
+    if get_origin(kind) in (UnionType, Union):
+        (inner,) = (k for k in get_args(kind) if k is not type(None))
+        return inner, True
+    return kind, False
+
+
+def _convert(raw: str | list[str], kind: Any) -> Any:
+    kind, optional = _without_none(kind)
+    if get_origin(kind) is tuple:
+        return _items(raw)
+    if not isinstance(raw, str):
+        raise ValueError(f"a list is not {expected(kind)}")
+    if optional and raw.lower() in _NONE:
+        return None
+    if get_origin(kind) is Literal:
+        return _choice(raw, get_args(kind))
+    if kind is str:
+        return raw
+    if kind is bool and raw.lower() in _TRUE + _FALSE:
+        return raw.lower() in _TRUE
+    if kind in (int, float) and _NUMBER.fullmatch(raw):
+        number = Decimal(raw)
+        if number and number.adjusted() > 18:
+            raise ValueError(f"{raw!r} is too large")
+        if kind is float:
+            return float(raw)
+        if number == number.to_integral_value():
+            return int(number)
+    raise ValueError(f"{raw!r} is not {expected(kind)}")
+
+
+def _choice(raw: str, allowed: tuple[str, ...]) -> str:
+    """The allowed value that `raw` is, whatever its case."""
+    by_lower_case = {value.lower(): value for value in allowed}
+    if raw.lower() in by_lower_case:
+        return by_lower_case[raw.lower()]
+    near = get_close_matches(raw.lower(), by_lower_case, n=1)
+    hint = f"; did you mean {by_lower_case[near[0]]}?" if near else ""
+    raise ValueError(f"{raw!r} is not one of {', '.join(allowed)}{hint}")
+
+
+def _items(raw: str | list[str]) -> tuple[str, ...]:
+    """`a,b`, `[a, b]`, `['a', 'b']` or a recipe's list -> ("a", "b")."""
+    if isinstance(raw, str):
+        raw = raw.strip().removeprefix("[").removesuffix("]").split(",")
+    items = tuple(item.strip().strip("'\"") for item in raw)
+    if not items or not all(items):
+        raise ValueError("an entry of the list is empty; write it like a,b")
+    return items
+
+
+def _check_range(value: Any, setting: Setting) -> None:
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        return
+    unit = f" ({setting.unit})" if setting.unit else ""
+    if setting.minimum is not None and value < setting.minimum:
+        raise ValueError(f"{value} is too small; give {setting.minimum} or more{unit}")
+    if setting.exclusive_minimum is not None and value <= setting.exclusive_minimum:
+        raise ValueError(f"{value} is too small; give more than {setting.exclusive_minimum}{unit}")
+    if setting.maximum is not None and value > setting.maximum:
+        raise ValueError(f"{value} is too large; give {setting.maximum} or less{unit}")
+    if setting.exclusive_maximum is not None and value >= setting.exclusive_maximum:
+        raise ValueError(f"{value} is too large; give less than {setting.exclusive_maximum}{unit}")

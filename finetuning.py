@@ -1,0 +1,405 @@
+"""Fine-tune a Hugging Face causal language model on one CPU, one GPU, or many GPUs.
+
+    torchrun --nproc_per_node 4 finetuning.py --enable_fsdp --use_peft --model_name M --output_dir O
+    python finetuning.py --model_name M --samsum_dataset.data_path my_dialogues/
+    python finetuning.py --help
+
+The run, top to bottom: main() reads flags, prepare() builds everything that trains, train() is the loop,
+train_step() one optimizer step, evaluate() one pass over the validation set.
+"""
+
+from __future__ import annotations
+
+import math
+import sys
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+from torch.optim import Optimizer
+from torch.optim.lr_scheduler import LRScheduler
+from tqdm import tqdm
+
+import policies.loading as loading
+from checkpointing.export import export_model
+from checkpointing.sharded import save_sharded
+from configs.errors import ConfigError
+from configs.flags import help_text, parse_flags, wants_help
+from configs.run import RunConfig
+from planning.preflight import batch_layout, check_environment, resolve_context_length
+from policies import apply_policies
+from policies.activation_checkpointing import checkpointing_mode
+from policies.clipping import clip_grad_norm
+from policies.mixed_precision import resolve_precision
+from policies.optimizer import build_optimizer, build_scheduler
+from policies.sharding import accumulates_unsharded, choose_layout, gradient_sync, unwrap
+from tasks import causal_lm as task
+from utils.data import load_data, make_loaders
+from utils.dataloader import StepLoader
+from utils.distributed import (
+    Environment,
+    gather_to_all,
+    on_rank_zero,
+    print_rank_zero,
+    read_environment,
+    start_process_group,
+    stop_process_group,
+    sum_on_host,
+)
+from utils.failures import FAILED, REFUSED, TrainingError, end_with_error
+from utils.memory import MemoryLedger, is_observed_step
+from utils.metrics import MetricsFile, StepFlops, end_facts, log_line, perplexity, write_metrics_data
+from utils.quiet import quiet_libraries
+from utils.run_folder import add_to_run_yaml, create_run_folder
+from utils.seeding import seed_everything
+from utils.summary import print_end_table, start_summary
+from utils.tokenization import load_tokenizer, padding_id
+
+
+class NonFiniteError(Exception):
+    """The loss or the gradient is not finite; raised on every rank, before the update. Holds this rank's suspects."""
+
+    def __init__(self, source_rows: list[int]) -> None:
+        super().__init__(source_rows)
+        self.source_rows = source_rows
+
+
+def train_step(
+    model: nn.Module,
+    micro_batches: Sequence[task.MicroBatch],
+    optimizer: Optimizer,
+    config: RunConfig,
+    *,
+    num_label_tokens: float,
+    world_size: int,
+    accumulate_unsharded: bool,
+    on_phase: Callable[[str], None] = lambda phase: None,
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """One optimizer step over this rank's micro-batches of the global batch.
+
+    Args:
+        num_label_tokens: label tokens of the global batch, all ranks and micro-batches together.
+        on_phase: called at each of `utils.memory.PHASES`.
+
+    Returns:
+        Loss (mean over the label tokens of the global batch) and gradient norm before clipping: fp32 scalars on the
+        device, the same on every rank.
+
+    Raises:
+        NonFiniteError: on every rank, with weights and optimizer states as they were.
+    """
+    parameters = [parameter for group in optimizer.param_groups for parameter in group["params"]]
+    device = parameters[0].device
+    losses = []
+    on_phase("before_forward")
+    for index, batch in enumerate(micro_batches):
+        is_last = index == len(micro_batches) - 1
+        with gradient_sync(model, is_last=is_last, accumulate_unsharded=accumulate_unsharded):
+            loss = task.summed_loss(model, batch.to(device)) / num_label_tokens
+            if index == 0:
+                on_phase("after_forward")
+            (loss * world_size).backward()  # ranks' gradients are averaged: this makes it their sum
+        losses.append(loss.detach())
+    on_phase("after_backward")
+    loss = torch.stack(losses).sum()
+    torch.distributed.all_reduce(loss)
+    clips = config.train_config.gradient_clipping
+    grad_norm = clip_grad_norm(parameters, config.train_config.gradient_clipping_threshold if clips else None)
+    if not torch.isfinite(loss + grad_norm):  # the one place where the host waits for the device
+        bad = [not math.isfinite(micro_loss) for micro_loss in losses]
+        rows = [row for batch, is_bad in zip(micro_batches, bad, strict=True) if is_bad for row in batch.source_rows]
+        raise NonFiniteError(rows)
+    optimizer.step()
+    on_phase("after_optimizer_step")
+    optimizer.zero_grad(set_to_none=True)
+    return loss, grad_norm
+
+
+@torch.no_grad()
+def evaluate(model: nn.Module, loader: StepLoader, device: torch.device, *, show_progress: bool) -> tuple[float, int]:
+    """Mean loss over every label token of the validation set, and their number.
+
+    Every rank takes part in every batch (an empty one where rows ran out), so none waits for another.
+    """
+    model.eval()
+    total = torch.zeros((), device=device)
+    count = 0
+    for micro_batches in tqdm(loader.epoch(0), desc="eval", total=len(loader), leave=False, disable=not show_progress):
+        for batch in micro_batches:
+            total += task.summed_loss(model, batch.to(device))
+            count += batch.num_label_tokens
+    model.train()
+    loss_sum, num_label_tokens = sum_on_host(total.item(), count)
+    return loss_sum / max(1.0, num_label_tokens), int(num_label_tokens)
+
+
+@dataclass(frozen=True)
+class Job:
+    """What prepare() built and train() uses."""
+
+    config: RunConfig
+    env: Environment
+    tokenizer: Any
+    model: nn.Module
+    optimizer: Optimizer
+    scheduler: LRScheduler
+    train_loader: StepLoader
+    eval_loader: StepLoader | None
+    num_steps: int
+    accumulate_unsharded: bool
+    flops: StepFlops
+    ledger: MemoryLedger
+    folder: Path
+    metrics: MetricsFile
+
+
+def train(job: Job) -> None:
+    """The loop: epochs of optimizer steps, evaluation, and the best weights saved as they come.
+
+    Raises:
+        TrainingError: where an update would not be finite; it names the samples.
+    """
+    config, env, model, metrics = job.config.train_config, job.env, job.model, job.metrics
+    log_every_steps = job.config.tracking_config.log_every_steps
+    step, best_loss = 0, math.inf
+
+    def validate(epoch: int) -> float | None:
+        """Evaluate, write it down, and save the weights where they are the best so far."""
+        nonlocal best_loss
+        if job.eval_loader is None:
+            return None
+        loss, num_label_tokens = evaluate(model, job.eval_loader, env.device, show_progress=env.is_rank_zero)
+        ppl = perplexity(loss)
+        metrics.write("eval", step=step, epoch=epoch, loss=loss, perplexity=ppl, num_label_tokens=num_label_tokens)
+        say(env, f"eval | step {step} | epoch {epoch} | loss {loss:.4f} | perplexity {ppl:.3f}")
+        if step > 0 and loss < best_loss:
+            best_loss = loss
+            if config.save_model:
+                save(job, step)
+        return loss
+
+    if config.eval_before_training:
+        validate(epoch=0)
+    for epoch in range(1, config.num_epochs + 1):
+        epoch_started, epoch_loss_sum, epoch_tokens, eval_loss = time.perf_counter(), 0.0, 0.0, None
+        steps_left = min(len(job.train_loader), job.num_steps - step)
+        last_step_of_epoch = step + steps_left
+        batches = job.train_loader.epoch(epoch - 1)
+        for _ in tqdm(range(steps_left), desc=f"epoch {epoch}/{config.num_epochs}", disable=not env.is_rank_zero):
+            step_started = time.perf_counter()
+            micro_batches = next(batches)
+            data_wait = time.perf_counter() - step_started
+            step += 1
+            num_label_tokens, num_tokens, num_pairs = sum_on_host(
+                sum(batch.num_label_tokens for batch in micro_batches),
+                sum(batch.num_tokens for batch in micro_batches),
+                sum(batch.num_attended_pairs for batch in micro_batches),
+            )
+            lr = job.scheduler.get_last_lr()[0]
+            job.ledger.observe(is_observed_step(step, last_of_epoch=step == last_step_of_epoch))
+            try:
+                loss_tensor, norm_tensor = train_step(
+                    model,
+                    micro_batches,
+                    job.optimizer,
+                    job.config,
+                    num_label_tokens=num_label_tokens,
+                    world_size=env.world_size,
+                    accumulate_unsharded=job.accumulate_unsharded,
+                    on_phase=job.ledger.record,
+                )
+            except NonFiniteError as error:
+                raise TrainingError(describe_non_finite(step, error, micro_batches)) from None
+            job.scheduler.step()
+            loss, grad_norm = torch.stack([loss_tensor, norm_tensor]).tolist()
+            seconds = time.perf_counter() - step_started
+            epoch_loss_sum, epoch_tokens = epoch_loss_sum + loss * num_label_tokens, epoch_tokens + num_label_tokens
+            event = {
+                "step": step,
+                "epoch": epoch,
+                "loss": loss,
+                "perplexity": perplexity(loss),
+                "grad_norm": grad_norm,
+                "lr": lr,
+                "num_label_tokens": int(num_label_tokens),
+                "num_tokens": int(num_tokens),
+                "step_seconds": seconds,
+                "tokens_per_second": num_tokens / seconds,
+                "tokens_per_second_per_device": num_tokens / seconds / env.world_size,
+                "model_tflops_per_device": job.flops.count(num_tokens, num_pairs) / seconds / env.world_size / 1e12,
+                "data_wait_seconds": data_wait,
+            }
+            metrics.write("train", **event)
+            write_memory(job, step)
+            if step == 1 or step % log_every_steps == 0 or step == job.num_steps:
+                say(env, log_line(event, num_steps=job.num_steps, peak_gib=job.ledger.peak_gib()))
+            if config.eval_every_steps and step % config.eval_every_steps == 0 and step != last_step_of_epoch:
+                validate(epoch)
+        eval_loss = validate(epoch)
+        epoch_seconds = time.perf_counter() - epoch_started
+        train_loss = epoch_loss_sum / max(1.0, epoch_tokens)
+        metrics.write("epoch", epoch=epoch, seconds=epoch_seconds, train_loss=train_loss, eval_loss=eval_loss)
+        if step >= job.num_steps:
+            break
+    if job.eval_loader is None and config.save_model:
+        save(job, step)
+    if config.dist_checkpoint_root_folder and config.save_model:
+        folder = Path(config.dist_checkpoint_root_folder) / config.dist_checkpoint_folder
+        save_sharded(model, job.optimizer if config.save_optimizer else None, folder)
+        say(env, f"sharded copy of the trained weights: {folder}")
+
+
+def say(env: Environment, line: str) -> None:
+    """A line on rank 0, above the progress bar."""
+    if env.is_rank_zero:
+        tqdm.write(line)
+        sys.stdout.flush()
+
+
+def write_memory(job: Job, step: int) -> None:
+    """The ledger's figures of every rank, on the steps that were observed."""
+    if job.ledger.active:
+        for rank, entries in enumerate(gather_to_all(job.ledger.take())):
+            for entry in entries:
+                job.metrics.write("memory", step=step, rank=rank, **entry)
+
+
+def describe_non_finite(step: int, error: NonFiniteError, micro_batches: Sequence[task.MicroBatch]) -> str:
+    """Name the samples whose loss is not finite, or all of the step's where only the gradient is not."""
+    suspects = sorted(row for rows in gather_to_all(error.source_rows) for row in rows)
+    what = "loss"
+    if not suspects:
+        every = gather_to_all([row for batch in micro_batches for row in batch.source_rows])
+        suspects, what = sorted(row for rows in every for row in rows), "gradient"
+    return (
+        f"step {step}: the {what} is not finite, and the update was not made; rows of the training data in it: "
+        f"{', '.join(map(str, suspects))}. Look at those rows, or lower --lr, or give --gradient_clipping"
+    )
+
+
+def save(job: Job, step: int) -> None:
+    """The weights as they are now, in Hugging Face format."""
+    folder = export_model(job.model, job.tokenizer, job.folder)
+    if job.env.is_rank_zero:
+        add_to_run_yaml(job.folder, saved={"step": step, "folder": folder.name})
+
+
+def prepare(config: RunConfig, env: Environment) -> Job:
+    """Everything that trains, in the order in which a mistake is cheapest: flags, files, data, weights, run folder.
+
+    Raises:
+        ConfigError: where the run is refused; nothing has been written.
+    """
+    train_config = config.train_config
+    check_environment(config, env)
+    batches = batch_layout(config, env)
+    precision, notes = resolve_precision(config, env.device)
+    layout = choose_layout(config, precision, env)
+    model_config = loading.load_model_config(config)
+    context_length, length_notes = resolve_context_length(config, model_config)
+    tokenizer = load_tokenizer(config)
+    vocab_size = max(model_config.get_text_config().vocab_size, len(tokenizer))
+    data = load_data(config, tokenizer, vocab_size=vocab_size, context_length=context_length)
+    print_rank_zero(env, *config.notes, *notes, *length_notes, *data.notes)
+
+    start_process_group(env)
+    data.check_same_on_all_ranks()
+    seed_everything(train_config.seed)
+    model = loading.load_model(config, model_config, task.AUTO_MODEL, precision.storage_dtype, env.device)
+    print_rank_zero(env, *loading.grow_embeddings(model, tokenizer, use_peft=train_config.use_peft))
+    model = apply_policies(model, config, precision=precision, layout=layout, env=env)
+    optimizer = build_optimizer(model, config)
+    packing = train_config.batching_strategy == "packing"
+    collate = task.Collator(packing=packing, padding_id=padding_id(tokenizer))
+    train_loader, eval_loader = make_loaders(data, config, batches, env, collate)
+    num_steps = len(train_loader) * train_config.num_epochs
+    if train_config.max_train_step:
+        num_steps = min(num_steps, train_config.max_train_step)
+    scheduler = build_scheduler(optimizer, config, steps_per_epoch=len(train_loader), num_steps=num_steps)
+    seed_everything(train_config.seed, env.rank)
+    model.train()
+
+    facts = {
+        "world_size": env.world_size,
+        "num_parameters": sum(parameter.numel() for parameter in model.parameters()),
+        "num_trainable_parameters": sum(p.numel() for p in model.parameters() if p.requires_grad),
+        "num_train_samples": len(data.train),
+        "num_eval_samples": 0 if data.evaluation is None else len(data.evaluation),
+        "num_train_rows": len(data.train_rows),
+        "steps_per_epoch": len(train_loader),
+        "num_steps": num_steps,
+    }
+    accumulate_unsharded = accumulates_unsharded(config, layout, model, env.device)
+    resolved = {
+        "precision": precision.name,
+        "sharding_strategy": layout.strategy,
+        "mesh_shape": list(layout.mesh_shape),
+        "activation_checkpointing": checkpointing_mode(config),
+        "accumulate_unsharded": accumulate_unsharded,
+        "context_length": context_length,
+        "gradient_accumulation_steps": batches.gradient_accumulation_steps,
+        "global_batch_size": batches.global_batch_size,
+    }
+    folder = on_rank_zero(lambda: create_run_folder(config, env, resolved))
+    metrics = MetricsFile(folder / "metrics.jsonl" if env.is_rank_zero else None)
+    metrics.write("start", **facts)
+    print_rank_zero(env, *start_summary(config, env, facts, resolved), f"run folder: {folder}")
+    return Job(
+        config=config,
+        env=env,
+        tokenizer=tokenizer,
+        model=model,
+        optimizer=optimizer,
+        scheduler=scheduler,
+        train_loader=train_loader,
+        eval_loader=eval_loader,
+        num_steps=num_steps,
+        accumulate_unsharded=accumulate_unsharded,
+        flops=StepFlops(unwrap(model)),
+        ledger=MemoryLedger(model, optimizer, env.device),
+        folder=folder,
+        metrics=metrics,
+    )
+
+
+def run(config: RunConfig, env: Environment) -> None:
+    """One run, from its settings to the table at its end."""
+    job = prepare(config, env)
+    started, status = time.perf_counter(), "failed"
+    try:
+        train(job)
+        status = "finished"
+    finally:
+        events = job.metrics.read()
+        job.metrics.write("end", **end_facts(events), status=status, seconds=time.perf_counter() - started)
+    if env.is_rank_zero:
+        if config.tracking_config.save_metrics:
+            write_metrics_data(job.folder, events)
+        print_end_table(events, world_size=env.world_size, device_type=env.device.type)
+        print(f"finished: {job.folder}", flush=True)
+
+
+def main(argv: Sequence[str]) -> int:
+    """Exit status: 0 finished, 1 failed, 2 refused before it started."""
+    env = read_environment()
+    quiet_libraries(env)
+    try:
+        if wants_help(argv):
+            print_rank_zero(env, help_text())
+        else:
+            run(parse_flags(argv), env)
+        return 0
+    except ConfigError as error:
+        return end_with_error(env, str(error), REFUSED)
+    except TrainingError as error:
+        return end_with_error(env, str(error), FAILED)
+    finally:
+        stop_process_group()
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

@@ -1,0 +1,71 @@
+"""What can be refused before any weight is read: the flags against this machine, these ranks and these folders."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+from configs.errors import ConfigError
+from configs.run import RunConfig
+from utils.dataloader import BatchLayout
+from utils.distributed import Environment
+from utils.run_folder import check_run_folder
+
+
+def check_environment(config: RunConfig, env: Environment) -> None:
+    """Refuse what cannot run here. Reads and writes no weight and no data.
+
+    Raises:
+        ConfigError: with the flag, the reason and the remedy.
+    """
+    train = config.train_config
+    if train.one_gpu and env.world_size > 1:
+        raise ConfigError(f"--one_gpu: {env.world_size} processes were started; start one, or leave the flag out")
+    if train.enable_fsdp and not env.launched:
+        raise ConfigError(
+            "--enable_fsdp: needs torchrun; start with: torchrun --nproc_per_node NUMBER_OF_GPUS finetuning.py --enable_fsdp ..."
+        )
+    if torch.cuda.is_available() and env.local_world_size > torch.cuda.device_count():
+        raise ConfigError(
+            f"--nproc_per_node: {env.local_world_size} processes on this machine, but it has {torch.cuda.device_count()} "
+            "GPU(s); start one process per GPU"
+        )
+    check_run_folder(config)
+
+
+def batch_layout(config: RunConfig, env: Environment) -> BatchLayout:
+    """How the global batch is cut over these ranks.
+
+    Raises:
+        ConfigError: where --global_batch_size does not divide.
+    """
+    train = config.train_config
+    accumulation = train.gradient_accumulation_steps
+    if train.global_batch_size is not None:
+        rows = train.batch_size_training * env.world_size
+        accumulation, rest = divmod(train.global_batch_size, rows)
+        if rest or not accumulation:
+            raise ConfigError(
+                f"--global_batch_size: {train.global_batch_size} rows is no multiple of {train.batch_size_training} "
+                f"(batch_size_training) x {env.world_size} ranks"
+            )
+    return BatchLayout(train.batch_size_training, accumulation, env.world_size)
+
+
+def resolve_context_length(config: RunConfig, model_config: Any) -> tuple[int, list[str]]:
+    """Tokens of the longest row, and lines to print: the default shrinks to what the model has positions for.
+
+    Raises:
+        ConfigError: where a length was asked for that the model does not have.
+    """
+    asked = config.train_config.context_length
+    positions = getattr(model_config.get_text_config(), "max_position_embeddings", None)
+    if positions is None or asked <= positions:
+        return asked, []
+    if config.was_given("train_config.context_length"):
+        raise ConfigError(
+            f"--context_length: {asked} is more than the {positions} positions of this model (max_position_embeddings); "
+            f"give at most {positions}"
+        )
+    return positions, [f"context_length: {positions}, all that this model has positions for"]

@@ -1,0 +1,48 @@
+"""How the model is laid out on the hardware and computed. `apply_policies` is the order, in one place."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from torch import nn
+
+from configs.run import RunConfig
+from policies.activation_checkpointing import apply_activation_checkpointing, checkpointing_mode
+from policies.adapters import apply_adapters
+from policies.compilation import compile_layers
+from policies.loss import use_summed_loss
+from policies.mixed_precision import Precision
+from policies.sharding import Layout, shard
+from policies.wrapping import find_layers, find_units
+from utils.distributed import Environment
+
+
+def apply_policies(
+    model: Any, config: RunConfig, *, precision: Precision, layout: Layout, env: Environment
+) -> nn.Module:
+    """Everything that is done to a loaded model before it trains, in the order that each step needs.
+
+    Args:
+        model: as `policies.loading.load_model` returns it, the same weights on every rank.
+
+    Returns:
+        The model to call: `model(..., labels=labels)` gives the summed loss.
+    """
+    causal_lm = model
+    causal_lm.config.use_cache = False  # a KV cache would let attention cross packed documents
+    # The loss comes before all else: its code runs inside whatever wraps the model, where sharded weights are whole.
+    use_summed_loss(causal_lm, config.train_config.loss_chunk_size)
+    layers, units = find_layers(causal_lm), find_units(causal_lm)  # sharding renames their classes
+
+    # 1. PEFT
+    if config.train_config.use_peft:
+        model = apply_adapters(model, config)
+    # 2. freeze: adapters froze what they need frozen
+    # 3. precision: weights were loaded in their storage dtype; the policy that casts belongs to sharding
+    # 4. activation checkpointing
+    apply_activation_checkpointing(causal_lm, checkpointing_mode(config))
+    # 5. compile, inside the hooks that sharding adds
+    if config.train_config.compile:
+        compile_layers(layers)
+    # 6. shard
+    return shard(model, units, layout, precision, env.device)

@@ -1,0 +1,39 @@
+"""The global gradient norm, and clipping by it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.distributed.tensor import DTensor, Shard
+
+
+def clip_grad_norm(parameters: Iterable[nn.Parameter], max_norm: float | None) -> torch.Tensor:
+    """The 2-norm of all gradients together, over all ranks, before clipping.
+
+    Accumulated in fp32 whatever the gradients' dtype (torch.nn.utils would round every tensor's norm to bf16), on the
+    local shards at once, with one all-reduce of one number.
+
+    Args:
+        parameters: those that are trained; each either whole on every rank, or a DTensor of one and the same mesh.
+        max_norm: gradients are scaled down to it where their norm is larger; None leaves them.
+
+    Returns:
+        fp32 scalar, the same on every rank.
+    """
+    gradients = [parameter.grad for parameter in parameters if parameter.grad is not None]
+    shards = [gradient.to_local() if isinstance(gradient, DTensor) else gradient for gradient in gradients]
+    norms = torch._foreach_norm(shards, 2, dtype=torch.float32)
+    total = torch.stack(norms).square().sum()
+    if isinstance(gradients[0], DTensor):
+        mesh, placements = gradients[0].device_mesh, gradients[0].placements
+        for dim, placement in enumerate(placements):
+            if isinstance(placement, Shard):
+                dist.all_reduce(total, group=mesh.get_group(dim))
+    norm = total.sqrt()
+    if max_norm is not None:
+        # As torch.nn.utils.clip_grads_with_norm_: no branch on the value, so no wait for the device.
+        torch._foreach_mul_(shards, torch.clamp(max_norm / (norm + 1e-6), max=1.0))
+    return norm

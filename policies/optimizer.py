@@ -1,0 +1,47 @@
+"""Optimizer and learning-rate schedule."""
+
+from __future__ import annotations
+
+from torch import nn
+from torch.optim import SGD, AdamW, Optimizer
+from torch.optim.lr_scheduler import LambdaLR, LRScheduler
+from transformers import get_scheduler
+
+from configs.errors import ConfigError
+from configs.run import RunConfig
+
+DEFAULT_SGD_MOMENTUM = 0.9
+
+
+def build_optimizer(model: nn.Module, config: RunConfig) -> Optimizer:
+    """The optimizer over what is trainable, and nothing else; one fused kernel steps all of it.
+
+    Raises:
+        ConfigError: where nothing is trainable.
+    """
+    train = config.train_config
+    parameters = [parameter for parameter in model.parameters() if parameter.requires_grad]
+    if not parameters:
+        raise ConfigError("--use_peft: nothing is trainable in this model; check the adapter or the frozen layers")
+    if config.fsdp_config.optimizer == "SGD":
+        momentum = DEFAULT_SGD_MOMENTUM if train.momentum is None else train.momentum
+        return SGD(parameters, lr=train.lr, momentum=momentum, weight_decay=train.weight_decay, fused=True)
+    return AdamW(parameters, lr=train.lr, weight_decay=train.weight_decay, fused=True)
+
+
+def build_scheduler(optimizer: Optimizer, config: RunConfig, *, steps_per_epoch: int, num_steps: int) -> LRScheduler:
+    """The learning rate of every optimizer step.
+
+    All schedules rise linearly from 0 over `warmup_steps`. After that `step` multiplies by gamma once per epoch, and
+    `cosine` and `linear` fall to 0 at `num_steps`.
+    """
+    train = config.train_config
+    if train.scheduler != "step":
+        name = "constant_with_warmup" if train.scheduler == "constant" else train.scheduler
+        return get_scheduler(name, optimizer, num_warmup_steps=train.warmup_steps, num_training_steps=num_steps)
+
+    def factor(step: int) -> float:
+        warmup = min(1.0, step / train.warmup_steps) if train.warmup_steps else 1.0
+        return warmup * train.gamma ** (step // steps_per_epoch)
+
+    return LambdaLR(optimizer, factor)

@@ -1,0 +1,134 @@
+"""How parameters, gradients and optimizer states are spread over the ranks.
+
+| strategy      | between forward and backward | over                                  |
+|---------------|------------------------------|---------------------------------------|
+| FULL_SHARD    | sharded again                | all ranks                             |
+| SHARD_GRAD_OP | kept whole                   | all ranks                             |
+| HYBRID_SHARD  | sharded again                | a group of ranks, copied to the others |
+| NO_SHARD      | always whole                 | nothing: every rank holds a copy      |
+
+NO_SHARD is DistributedDataParallel where weights are computed in the dtype they are stored in, and `fully_shard` over
+groups of one rank where they are cast. One process that casts is the same thing with one rank: the policy that
+casts is the same in every layout, and so are its numbers.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+
+import torch
+from torch import nn
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.fsdp import FSDPModule, fully_shard
+from torch.nn.parallel import DistributedDataParallel
+
+from configs.errors import ConfigError
+from configs.run import RunConfig
+from policies.mixed_precision import Precision
+from utils.distributed import Environment
+
+
+@dataclass(frozen=True)
+class Layout:
+    """What `shard` does. `mesh_shape` is (copies of the model, ranks that share one copy)."""
+
+    kind: str  # "plain", "ddp" or "fully_shard"
+    strategy: str  # as on the command line; "SINGLE" for one process without FSDP
+    mesh_shape: tuple[int, int]
+    reshard_after_forward: bool
+
+
+def choose_layout(config: RunConfig, precision: Precision, env: Environment) -> Layout:
+    """The layout that the flags ask for on these ranks.
+
+    Raises:
+        ConfigError: where HYBRID_SHARD's groups do not fit the world size.
+    """
+    fsdp, world_size = config.fsdp_config, env.world_size
+    if not config.train_config.enable_fsdp or fsdp.sharding_strategy == "NO_SHARD":
+        strategy = "SINGLE" if world_size == 1 and not config.train_config.enable_fsdp else "NO_SHARD"
+        kind = "fully_shard" if precision.casts else ("ddp" if world_size > 1 else "plain")
+        return Layout(kind, strategy, (world_size, 1), reshard_after_forward=False)
+    if fsdp.hsdp or fsdp.sharding_strategy == "HYBRID_SHARD":
+        return Layout("fully_shard", "HYBRID_SHARD", _hybrid_mesh_shape(config, env), reshard_after_forward=True)
+    reshard = fsdp.sharding_strategy == "FULL_SHARD"
+    return Layout("fully_shard", fsdp.sharding_strategy, (1, world_size), reshard_after_forward=reshard)
+
+
+def _hybrid_mesh_shape(config: RunConfig, env: Environment) -> tuple[int, int]:
+    fsdp, world_size = config.fsdp_config, env.world_size
+    if fsdp.replica_group_size and not fsdp.sharding_group_size:
+        sharding = world_size // fsdp.replica_group_size
+    else:
+        sharding = fsdp.sharding_group_size or env.local_world_size
+    replicas = fsdp.replica_group_size or max(1, world_size // sharding)
+    if replicas * sharding != world_size:
+        raise ConfigError(
+            f"--fsdp_config.sharding_group_size: {replicas} copies x {sharding} ranks is not the world size {world_size}; "
+            "give group sizes whose product it is, or leave them 0"
+        )
+    return replicas, sharding
+
+
+def shard(
+    model: nn.Module, units: Sequence[nn.Module], layout: Layout, precision: Precision, device: torch.device
+) -> nn.Module:
+    """Lay the model out on the ranks and put it on the device. All ranks must hold the same weights."""
+    if layout.kind != "fully_shard":
+        model.to(device)
+        if layout.kind == "plain":
+            return model
+        # Gradients live in the buckets that are reduced, not beside them; ranks start equal, buffers stay so.
+        return DistributedDataParallel(model, gradient_as_bucket_view=True, broadcast_buffers=False)
+    mesh = init_device_mesh(device.type, layout.mesh_shape, mesh_dim_names=("replicate", "shard"))
+    if layout.mesh_shape[0] == 1:
+        mesh = mesh["shard"]
+    for unit in units:
+        fully_shard(unit, mesh=mesh, mp_policy=precision.policy, reshard_after_forward=layout.reshard_after_forward)
+    # The root's own parameters (norm, head) are needed again at once in backward: never reshard them in between.
+    return fully_shard(model, mesh=mesh, mp_policy=precision.policy, reshard_after_forward=False)
+
+
+def accumulates_unsharded(config: RunConfig, layout: Layout, model: nn.Module, device: torch.device) -> bool:
+    """Whether micro-batches accumulate whole gradients and reduce them once per step.
+
+    That is the least communication, at the price of whole fp32 gradients on every rank; for a model that was
+    sharded to fit, this could be what breaks it. `auto` takes it where they need less than a tenth of the
+    device's memory (always on CPU).
+    """
+    if layout.kind != "fully_shard" or layout.mesh_shape[1] == 1:
+        return True
+    asked = config.fsdp_config.accumulate_unsharded
+    if asked != "auto":
+        return asked == "True"
+    if device.type == "cpu":
+        return True
+    gradient_bytes = 4 * sum(p.numel() for p in model.parameters() if p.requires_grad)
+    return gradient_bytes < 0.1 * torch.cuda.get_device_properties(device).total_memory
+
+
+@contextmanager
+def gradient_sync(model: nn.Module, *, is_last: bool, accumulate_unsharded: bool) -> Iterator[None]:
+    """Around one micro-batch's forward and backward: communicate gradients only where it is needed.
+
+    On the last micro-batch gradients are reduced over all ranks. Before that, nothing is communicated, or, where
+    gradients accumulate sharded, they are reduced inside the sharding group alone.
+    """
+    if isinstance(model, DistributedDataParallel):
+        if is_last:
+            yield
+        else:
+            with model.no_sync():
+                yield
+        return
+    if isinstance(model, FSDPModule):
+        model.set_requires_gradient_sync(is_last or not accumulate_unsharded)
+        model.set_requires_all_reduce(is_last)
+    yield
+
+
+def unwrap(model: nn.Module) -> nn.Module:
+    """The model itself, without DistributedDataParallel around it (`fully_shard` wraps nothing)."""
+    return model.module if isinstance(model, DistributedDataParallel) else model

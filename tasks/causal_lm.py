@@ -1,0 +1,121 @@
+"""Causal language models: model class, collation, summed loss, generation."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+from torch import nn
+from transformers import AutoModelForCausalLM
+
+from utils.dataloader import Document
+from utils.examples import IGNORE_INDEX
+
+AUTO_MODEL = AutoModelForCausalLM
+
+
+@dataclass(frozen=True)
+class MicroBatch:
+    """One rank's share of one forward pass. Counts are Python numbers, known without asking the device."""
+
+    input_ids: torch.Tensor  # int64 [batch, seq]
+    labels: torch.Tensor  # int64 [batch, seq], not shifted, -100 = not learned
+    position_ids: torch.Tensor  # int64 [batch, seq], restarting at 0 with every document
+    attention_mask: torch.Tensor | None  # int64 [batch, seq], 1 = token; None under packing
+    num_tokens: int  # without padding
+    num_label_tokens: int
+    num_attended_pairs: int  # (query, key) pairs that causal attention inside documents visits
+    source_rows: tuple[int, ...]  # rows of the data file
+
+    def to(self, device: torch.device) -> MicroBatch:
+        return self._map(lambda tensor: tensor.to(device, non_blocking=True))
+
+    def pin_memory(self) -> MicroBatch:
+        """Called by the DataLoader."""
+        return self._map(lambda tensor: tensor.pin_memory())
+
+    def _map(self, function: Any) -> MicroBatch:
+        return replace(
+            self,
+            input_ids=function(self.input_ids),
+            labels=function(self.labels),
+            position_ids=function(self.position_ids),
+            attention_mask=None if self.attention_mask is None else function(self.attention_mask),
+        )
+
+
+@dataclass(frozen=True)
+class Collator:
+    """Rows of documents -> a MicroBatch, padded on the right to the longest row.
+
+    Under packing the model gets position ids that restart with every document and no attention mask: that is how
+    transformers knows the documents of a row apart (with a mask, or with a KV cache, attention would cross
+    them). The padding at a row's end is one more document, of which nothing is learned. Under padding the
+    mask says where the tokens are.
+    """
+
+    packing: bool
+    padding_id: int
+
+    def __call__(self, rows: list[list[Document]]) -> MicroBatch:
+        # An empty micro-batch (fewer rows than ranks) becomes two tokens with nothing to learn.
+        lengths = [sum(len(ids) for ids, _, _ in row) for row in rows] or [0]
+        shape = (len(lengths), max(2, *lengths))
+        input_ids = torch.full(shape, self.padding_id, dtype=torch.int64)
+        labels = torch.full(shape, IGNORE_INDEX, dtype=torch.int64)
+        position_ids = torch.arange(shape[1]).repeat(shape[0], 1)
+        attention_mask = torch.zeros(shape, dtype=torch.int64)
+        num_attended_pairs = 0
+        for index, row in enumerate(rows):
+            start = 0
+            for ids, targets, _ in row:
+                end = start + len(ids)
+                input_ids[index, start:end] = torch.from_numpy(ids)
+                labels[index, start:end] = torch.from_numpy(targets)
+                labels[index, start] = IGNORE_INDEX  # a first token follows nothing
+                position_ids[index, start:end] = torch.arange(len(ids))
+                attention_mask[index, start:end] = 1
+                num_attended_pairs += len(ids) * (len(ids) + 1) // 2
+                start = end
+            if self.packing:
+                position_ids[index, start:] = torch.arange(shape[1] - start)
+        if not rows:
+            attention_mask[:] = 1  # a row without any visible token would be all NaN in some attention kernels
+        return MicroBatch(
+            input_ids=input_ids,
+            labels=labels,
+            position_ids=position_ids,
+            attention_mask=None if self.packing else attention_mask,
+            num_tokens=sum(lengths),
+            num_label_tokens=int((labels != IGNORE_INDEX).sum()),
+            num_attended_pairs=num_attended_pairs,
+            source_rows=tuple(source for row in rows for _, _, source in row),
+        )
+
+
+def summed_loss(model: nn.Module, batch: MicroBatch) -> torch.Tensor:
+    """Sum of next-token cross-entropy over the batch's label tokens, fp32 scalar (see `policies.loss`)."""
+    return model(
+        input_ids=batch.input_ids,
+        attention_mask=batch.attention_mask,
+        position_ids=batch.position_ids,
+        labels=batch.labels,
+        use_cache=False,
+    )
+
+
+@torch.no_grad()
+def generate(model: Any, tokenizer: Any, prompt: str, *, max_new_tokens: int) -> str:
+    """The model's greedy answer to a prompt. The model is one process's, not sharded."""
+    start = [] if tokenizer.bos_token_id is None else [tokenizer.bos_token_id]
+    ids = torch.tensor([start + tokenizer.encode(prompt, add_special_tokens=False)], device=model.device)
+    output = model.generate(
+        ids,
+        attention_mask=torch.ones_like(ids),
+        max_new_tokens=max_new_tokens,
+        do_sample=False,
+        eos_token_id=tokenizer.eos_token_id,
+        pad_token_id=tokenizer.eos_token_id,
+    )
+    return tokenizer.decode(output[0, ids.shape[1] :], skip_special_tokens=True).strip()

@@ -1,0 +1,94 @@
+"""--config: the same names and the same parser as the command line, below it in rank."""
+
+import pytest
+
+from configs.errors import ConfigError
+from configs.flags import parse_flags
+
+
+def parse(tmp_path, text, *flags):
+    path = tmp_path / "recipe.yaml"
+    path.write_bytes(text if isinstance(text, bytes) else text.encode())
+    return parse_flags(["--config", str(path), *flags])
+
+
+RECIPE = """
+model_name: M            # bare
+fsdp_config.pure_bf16: true
+batch-size-training: 2
+enable_fsdp: yes
+use_peft: True
+output_dir: 2024_01
+tokenizer_name:
+lora_config:             # a section
+  r: 16
+  target_modules: [q_proj, "k_proj"]
+samsum_dataset: {data_path: 007}
+"""
+
+
+def test_a_recipe_may_be_flat_dotted_or_nested(tmp_path):
+    config = parse(tmp_path, RECIPE)
+    assert config.train_config.model_name == "M"
+    assert config.train_config.batch_size_training == 2
+    assert config.train_config.enable_fsdp is True
+    assert config.train_config.output_dir == "2024_01"
+    assert config.train_config.tokenizer_name is None
+    assert config.fsdp_config.pure_bf16 is True
+    assert config.lora_config.r == 16
+    assert config.lora_config.target_modules == ("q_proj", "k_proj")
+    assert config.samsum_dataset.data_path == "007"
+    assert config.was_given("lora_config.r")
+
+
+def test_flags_go_before_the_recipe_wherever_they_stand(tmp_path):
+    config = parse(tmp_path, RECIPE, "--lora_config.r", "4", "--nopure_bf16")
+    assert config.lora_config.r == 4
+    assert config.fsdp_config.pure_bf16 is False
+    assert config.lora_config.target_modules == ("q_proj", "k_proj")
+
+
+def test_a_shared_name_in_a_recipe_is_set_in_both_groups(tmp_path):
+    config = parse(tmp_path, "{model_name: M, mixed_precision: false}")
+    assert not config.train_config.mixed_precision
+    assert not config.fsdp_config.mixed_precision
+    assert "--mixed_precision set in train_config and fsdp_config" in config.notes
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("lrr: 1", "{path}: lrr: unknown flag; did you mean --lr?"),
+        ("fsdp_config:\n  precision: 16", "{path}: fsdp_config.precision: unknown flag; here it is "),
+        ("lr: fast", "{path}: lr: 'fast' is not a number"),
+        ("lr: [1, 2]", "{path}: lr: a list is not a number"),
+        ("lr:", "{path}: lr: '' is not a number"),
+        ("lr: {a: 1}", "{path}: lr: is not a group of settings; the groups are train_config, "),
+        ("fsdp_config: {lora_config: {r: 1}}", "{path}: fsdp_config.lora_config: is not a group of settings; "),
+        ("fsdp_config:", "{path}: fsdp_config: is a group of settings; set one of them, like "),
+        ("target_modules: [[a]]", "{path}: target_modules: an entry of the list is not a plain value; "),
+        ("target_modules: []", "{path}: target_modules: an entry of the list is empty; "),
+        ("? [a]\n: 1", "{path}: line 1: a name is missing; write NAME: VALUE"),
+        ("lr: 1\nlr: 2", "{path}: lr: given twice; "),
+        ("lr: 1\ntrain_config: {lr: 2}", "{path}: train_config.lr: given twice; "),
+        ("config: other.yaml", "{path}: config: belongs on the command line; "),
+        ("", "--config: {path} holds no settings; "),
+        ("# lr: 1", "--config: {path} holds no settings; "),
+        ("- lr", "--config: {path} holds no settings; "),
+        ("lr", "--config: {path} holds no settings; "),
+        ("lr: [", "--config: {path} is not valid YAML: "),
+        ("lr: 1\n---\nlr: 2", "--config: {path} is not valid YAML: "),
+        (b"\xff\xfe\x00", "--config: {path!r} is not a text file; "),
+    ],
+)
+def test_what_is_wrong_in_a_recipe_is_named_with_its_file(tmp_path, text, message):
+    with pytest.raises(ConfigError) as caught:
+        parse(tmp_path, text, "--model_name", "M")
+    assert str(caught.value).startswith(message.format(path=str(tmp_path / "recipe.yaml")))
+    assert len(str(caught.value).splitlines()) == 1
+
+
+@pytest.mark.parametrize(("path", "reason"), [("missing.yaml", "No such file"), (".", "Is a directory")])
+def test_a_recipe_that_cannot_be_read_is_refused(path, reason):
+    with pytest.raises(ConfigError, match=rf"^--config: cannot read {path}: {reason}.*; give the path of a YAML file$"):
+        parse_flags(["--config", path])

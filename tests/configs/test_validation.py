@@ -1,0 +1,260 @@
+"""Conflicts between settings, and settings that follow from others."""
+
+import re
+import shlex
+
+import pytest
+
+from configs.errors import ConfigError
+from configs.flags import parse_flags
+from configs.run import SETTINGS, RunConfig
+from configs.training import TrainConfig
+from configs.validation import validate
+from configs.values import convert
+
+
+def parse(line: str = "") -> RunConfig:
+    return parse_flags(["--model_name", "M", *shlex.split(line)])
+
+
+@pytest.mark.parametrize(
+    ("line", "start", "remedy"),
+    [
+        ("--quantization True", "--quantization: quantized weights cannot be trained", "--use_peft"),
+        ("--quantization 4bit --use_fp16 True", "--quantization: quantized weights cannot be trained", "--use_peft"),
+        ("--quantization", "--quantization: quantized weights cannot be trained", "--use_peft"),
+        ("--lora_config.r 8", "--r: there is no adapter without --use_peft", "add it"),
+        ("--peft_method lora", "--peft_method: there is no adapter without --use_peft", "add it"),
+        ("--from_peft_checkpoint d", "--from_peft_checkpoint: there is no adapter without --use_peft", "add it"),
+        (
+            "--use_peft --from_peft_checkpoint d --r 8",
+            "--r: the adapter in --from_peft_checkpoint keeps",
+            "leave one out",
+        ),
+        (
+            "--train_config.mixed_precision True --fsdp_config.mixed_precision False",
+            "--mixed_precision: train_config says True and fsdp_config says False",
+            "give one --mixed_precision",
+        ),
+        ("--pure_bf16 --mixed_precision True", "--pure_bf16: cannot hold together with --mixed_precision", "leave one"),
+        ("--pure_bf16 --fsdp_config.mixed_precision True", "--pure_bf16: cannot hold together with", "leave one"),
+        ("--pure_bf16 --use_fp16 True", "--pure_bf16: cannot hold together with --use_fp16", "leave one"),
+        (
+            "--enable_fsdp --hsdp --sharding_strategy SHARD_GRAD_OP",
+            "--hsdp: True cannot hold together with --sharding_strategy SHARD_GRAD_OP",
+            "leave one",
+        ),
+        (
+            "--enable_fsdp --hsdp False --sharding_strategy HYBRID_SHARD",
+            "--hsdp: False cannot hold together with --sharding_strategy HYBRID_SHARD",
+            "leave one",
+        ),
+        ("--enable_fsdp --sharding_group_size 2", "--sharding_group_size: there are groups only", "--hsdp"),
+        ("--enable_fsdp --replica_group_size 2", "--replica_group_size: there are groups only", "--hsdp"),
+        ("--sharding_strategy FULL_SHARD", "--sharding_strategy: FULL_SHARD needs --enable_fsdp", "add it"),
+        ("--hsdp", "--hsdp: True needs --enable_fsdp", "add it"),
+        ("--fsdp_activation_checkpointing", "--fsdp_activation_checkpointing: True needs --enable_fsdp", "add it"),
+        ("--accumulate_unsharded False", "--accumulate_unsharded: False needs --enable_fsdp", "add it"),
+        (
+            "--enable_fsdp --sharding_strategy NO_SHARD --accumulate_unsharded False",
+            "--accumulate_unsharded: False cannot hold under NO_SHARD",
+            "leave it out",
+        ),
+        (
+            "--global_batch_size 8 --gradient_accumulation_steps 1",
+            "--global_batch_size: it sets the accumulation",
+            "leave one",
+        ),
+        ("--scheduler cosine --gamma 0.9", "--gamma: only --scheduler step uses it, not cosine", "leave one"),
+        ("--momentum 0.5", "--momentum: AdamW has none", "add --optimizer SGD"),
+        ("--gradient_clipping_threshold 1", "--gradient_clipping_threshold: nothing is clipped", "add it"),
+        ("--dataset samsum", "--dataset: 'samsum' is not one of", "did you mean samsum_dataset?"),
+        ("--dataset wiki.csv", "--dataset: 'wiki.csv' is not one of", "FILE.py:FUNCTION"),
+        ("--dataset f.py:1x", "--custom_dataset.file: 'f.py:1x' is not FILE.py or FILE.py:FUNCTION", "name one"),
+        ("--dataset custom_dataset --custom_dataset.file f.txt", "--custom_dataset.file: 'f.txt' is not", "name one"),
+        (
+            "--dataset a.py --custom_dataset.file b.py",
+            "--dataset: a.py is not --custom_dataset.file b.py",
+            "one of the",
+        ),
+        (
+            "--custom_dataset.file f.py",
+            "--custom_dataset.file: the chosen dataset is samsum_dataset",
+            "add --dataset custom_dataset",
+        ),
+        (
+            "--dataset f.py --samsum_dataset.data_path d",
+            "--samsum_dataset.data_path: the chosen dataset is custom",
+            "add",
+        ),
+        ("--split_slice 0%", "--split_slice: '0%' is neither", "like 1%"),
+        ("--split_slice 101%", "--split_slice: '101%' is neither", "like 1%"),
+        ("--split_slice 0", "--split_slice: '0' is neither", "like 1%"),
+        ("--split_slice 1.5", "--split_slice: '1.5' is neither", "like 1%"),
+        ("--split_slice=-5", "--split_slice: '-5' is neither", "like 1%"),
+        ("--run_validation False --eval_every_steps 5", "--eval_every_steps: nothing is evaluated", "leave one"),
+        ("--norun_validation --eval_before_training", "--eval_before_training: nothing is evaluated", "leave one"),
+        ("--save_optimizer", "--save_optimizer: it governs only the copy", "add that folder"),
+        ("--dist_checkpoint_folder f", "--dist_checkpoint_folder: it names a folder below", "add that"),
+        ("--resume auto --overwrite", "--resume: cannot hold together with --overwrite", "leave one"),
+        ("--flop_counter --use_profiler", "--flop_counter: cannot count while --use_profiler", "leave one"),
+    ],
+)
+def test_settings_in_conflict_are_refused_with_reason_and_remedy(line, start, remedy):
+    with pytest.raises(ConfigError) as caught:
+        parse(line)
+    message = str(caught.value)
+    assert message.startswith(start)
+    reason, _, rest = message.rpartition("; ")
+    assert reason
+    assert remedy in rest
+    assert len(message.splitlines()) == 1
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        "--sharding_strategy NO_SHARD",
+        "--hsdp False --fsdp_activation_checkpointing False --sharding_group_size 0 --accumulate_unsharded True",
+        "--pure_bf16 --optimizer SGD",
+        "--pure_bf16 --mixed_precision False",
+        "--mixed_precision True --use_fp16 False",
+        "--enable_fsdp --one_gpu",
+        "--enable_fsdp --hsdp --sharding_strategy HYBRID_SHARD --sharding_group_size 2 --replica_group_size 2",
+        "--use_peft --from_peft_checkpoint d",
+        "--global_batch_size None --gradient_accumulation_steps 2",
+        "--gradient_clipping --gradient_clipping_threshold 0.5",
+        "--split_slice 100%",
+        "--split_slice 0.5%",
+        "--split_slice 10",
+        "--resume False --overwrite",
+        "--resume ''",
+        "--save_optimizer --dist_checkpoint_root_folder d",
+        "--quantization none",
+        "--dataset custom_dataset",
+        "--num_workers_dataloader 0 --loss_chunk_size 0 --weight_decay 0",
+    ],
+)
+def test_settings_that_hold_together_are_accepted(line):
+    parse(line)
+
+
+LATER = {
+    "--low_cpu_fsdp": "--low_cpu_fsdp",
+    "--use_fp16 True": "--use_fp16",
+    "--freeze_layers": "--freeze_layers",
+    "--num_freeze_layers 2": "--num_freeze_layers",
+    "--use_peft --peft_method llama_adapter": "--peft_method: llama_adapter is",
+    "--dataset alpaca_dataset": "--dataset: alpaca_dataset is",
+    "--dataset grammar_dataset --grammar_dataset.data_path d": "--dataset: grammar_dataset is",
+    "--resume": "--resume",
+    "--resume True": "--resume",
+    "--resume outputs/a": "--resume",
+    "--activation_checkpointing selective": "--activation_checkpointing: selective is",
+    "--activation_checkpointing auto": "--activation_checkpointing: auto is",
+    "--enable_fsdp --fsdp_cpu_offload": "--fsdp_cpu_offload",
+    "--checkpoint_type FULL_STATE_DICT": "--checkpoint_type: FULL_STATE_DICT is",
+    "--fsdp_config.optimizer anyprecision": "--optimizer: anyprecision is",
+    "--use_peft --quantization 8bit": "--quantization",
+    "--use_wandb": "--use_wandb",
+    "--use_tensorboard": "--use_tensorboard",
+    "--flop_counter": "--flop_counter",
+    "--flop_counter_start 4": "--flop_counter_start",
+    "--use_profiler": "--use_profiler",
+    "--profiler_dir d": "--profiler_dir",
+}
+
+
+@pytest.mark.parametrize(("line", "start"), LATER.items())
+def test_what_a_later_version_brings_is_refused_with_a_remedy(line, start):
+    with pytest.raises(ConfigError) as caught:
+        parse(line)
+    message = str(caught.value)
+    assert message.startswith(start)
+    assert re.search(r" not available in this version yet; \w", message)
+
+
+def test_every_setting_of_a_later_version_is_tried_above():
+    marked = {name.split(".")[1] for name, setting in SETTINGS.items() if setting.later}
+    assert marked == {re.match(r"--(\w+)", start).group(1) for start in LATER.values()}
+
+
+@pytest.mark.parametrize(
+    ("line", "expected", "note"),
+    [
+        ("--optimizer SGD", {"train_config.momentum": 0.9}, "--momentum is 0.9 with --optimizer SGD"),
+        (
+            "--enable_fsdp --hsdp",
+            {"fsdp_config.sharding_strategy": "HYBRID_SHARD"},
+            "--hsdp selects --sharding_strategy HYBRID_SHARD",
+        ),
+        (
+            "--enable_fsdp --hsdp --sharding_strategy FULL_SHARD",
+            {"fsdp_config.sharding_strategy": "HYBRID_SHARD"},
+            "--hsdp selects --sharding_strategy HYBRID_SHARD",
+        ),
+        (
+            "--train_config.mixed_precision False",
+            {"fsdp_config.mixed_precision": False},
+            "--train_config.mixed_precision False holds for fsdp_config too",
+        ),
+        (
+            "--fsdp_config.mixed_precision False",
+            {"train_config.mixed_precision": False},
+            "--fsdp_config.mixed_precision False holds for train_config too",
+        ),
+        (
+            "--enable_fsdp --fsdp_activation_checkpointing --activation_checkpointing off",
+            {"train_config.activation_checkpointing": "off"},
+            "--activation_checkpointing off holds, not --fsdp_activation_checkpointing True",
+        ),
+        (
+            "--norun_validation --val_batch_size 2",
+            {"train_config.run_validation": False},
+            "--val_batch_size has no effect with --run_validation False",
+        ),
+    ],
+)
+def test_an_adapted_setting_leaves_a_note(line, expected, note):
+    config = parse(line)
+    assert {name: config.value(name) for name in expected} == expected
+    assert config.notes == (note,)
+
+
+def test_nothing_said_leaves_no_note():
+    assert parse().notes == ()
+
+
+def test_momentum_of_zero_is_plain_sgd():
+    config = parse("--optimizer SGD --momentum 0")
+    assert config.train_config.momentum == 0.0
+    assert config.notes == ()
+
+
+def test_hybrid_shard_and_hsdp_are_the_same_choice():
+    config = parse("--enable_fsdp --sharding_strategy HYBRID_SHARD")
+    assert config.fsdp_config == parse("--enable_fsdp --hsdp").fsdp_config
+    assert config.notes == ()
+
+
+@pytest.mark.parametrize(
+    ("raw", "value"),
+    [("True", "4bit"), ("4bit", "4bit"), ("8BIT", "8bit"), ("False", None), ("none", None), ("", None)],
+)
+def test_quantization_true_means_4bit_and_false_none(raw, value):
+    assert convert(raw, SETTINGS["quantization_config.quantization"]) == value
+
+
+@pytest.mark.parametrize("file", ["my_data.py:get_my_dataset", "my_data.py", "../a b/my_data.py:f"])
+def test_a_file_is_short_for_the_custom_dataset(file):
+    short = parse_flags(["--model_name", "M", "--dataset", file])
+    full = parse_flags(["--model_name", "M", "--dataset", "custom_dataset", "--custom_dataset.file", file])
+    assert short == full
+    assert short.custom_dataset.file == file
+    assert parse_flags(["--model_name", "M", "--dataset", file, "--custom_dataset.file", file]) == full
+
+
+def test_a_config_built_in_code_is_validated_alike():
+    validate(RunConfig(TrainConfig(model_name="M")))
+    with pytest.raises(ConfigError, match=r"^--dataset: 'x'"):
+        validate(RunConfig(TrainConfig(model_name="M", dataset="x")))

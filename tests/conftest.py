@@ -1,0 +1,26 @@
+"""What many tests share: tiny models, tiny data, and a group of processes that stays."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.processes import ProcessGroup
+from tools.make_tiny_model import make_tiny_model
+
+
+@pytest.fixture(scope="session")
+def tiny_model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A Llama of two small layers, untied, with a tokenizer made from the samples."""
+    folder = tmp_path_factory.mktemp("models") / "tiny"
+    make_tiny_model(folder, vocab_size=600, hidden_size=32, intermediate_size=64, num_layers=2, num_heads=4)
+    return folder
+
+
+@pytest.fixture(scope="session")
+def process_group() -> Iterator[ProcessGroup]:
+    group = ProcessGroup(4)
+    yield group
+    group.close()

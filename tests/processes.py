@@ -1,0 +1,133 @@
+"""Runs of finetuning.py in real processes: a persistent group for many small runs, and the command line itself."""
+
+from __future__ import annotations
+
+import contextlib
+import io
+import json
+import multiprocessing
+import os
+import socket
+import subprocess
+import sys
+import traceback
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+ROOT = Path(__file__).resolve().parent.parent
+
+
+def free_port() -> int:
+    with socket.socket() as listener:
+        listener.bind(("127.0.0.1", 0))
+        return listener.getsockname()[1]
+
+
+def read_metrics(folder: Path) -> list[dict[str, Any]]:
+    return [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
+
+
+def train_events(folder: Path) -> list[dict[str, Any]]:
+    return [event for event in read_metrics(folder) if event["event"] == "train"]
+
+
+@dataclass
+class Outcome:
+    """One rank's end: its exit status and what it printed."""
+
+    status: int
+    stdout: str
+    stderr: str
+
+
+def _serve(rank: int, connection: Any) -> None:
+    """A worker: run finetuning.main(argv) for each request, as one rank of a fresh process group."""
+    sys.path.insert(0, str(ROOT))
+    import torch
+
+    torch.set_num_threads(1)
+    import finetuning
+
+    while (request := connection.recv()) is not None:
+        argv, world_size, port = request
+        os.environ.update(
+            RANK=str(rank),
+            LOCAL_RANK=str(rank),
+            WORLD_SIZE=str(world_size),
+            LOCAL_WORLD_SIZE=str(world_size),
+            MASTER_ADDR="127.0.0.1",
+            MASTER_PORT=str(port),
+        )
+        out, err = io.StringIO(), io.StringIO()
+        with contextlib.redirect_stdout(out), contextlib.redirect_stderr(err):
+            try:
+                status = finetuning.main(argv)
+            except BaseException:
+                traceback.print_exc()
+                status = 1
+        connection.send(Outcome(status, out.getvalue(), err.getvalue()))
+
+
+class ProcessGroup:
+    """Worker processes that stay: importing torch and transformers is most of a small run's time."""
+
+    def __init__(self, size: int) -> None:
+        context = multiprocessing.get_context("spawn")
+        self.connections, self.processes = [], []
+        for rank in range(size):
+            ours, theirs = context.Pipe()
+            process = context.Process(target=_serve, args=(rank, theirs), daemon=False)
+            process.start()
+            self.connections.append(ours)
+            self.processes.append(process)
+
+    def run(self, argv: Sequence[str], world_size: int, timeout_seconds: float = 300) -> list[Outcome]:
+        """Run with these flags on `world_size` ranks; the outcomes by rank."""
+        port = free_port()
+        for connection in self.connections[:world_size]:
+            connection.send((list(argv), world_size, port))
+        outcomes = []
+        for rank, connection in enumerate(self.connections[:world_size]):
+            if not connection.poll(timeout_seconds):
+                raise TimeoutError(f"rank {rank} did not end within {timeout_seconds} s: {argv}")
+            outcomes.append(connection.recv())
+        return outcomes
+
+    def train(self, argv: Sequence[str], world_size: int) -> list[Outcome]:
+        """As `run`, for runs that must finish."""
+        outcomes = self.run(argv, world_size)
+        assert [outcome.status for outcome in outcomes] == [0] * world_size, "\n".join(o.stderr for o in outcomes)
+        return outcomes
+
+    def close(self) -> None:
+        for connection in self.connections:
+            with contextlib.suppress(OSError):
+                connection.send(None)
+        for process in self.processes:
+            process.join(20)
+            process.kill()
+
+
+def command(*flags: str, nproc: int | None = None) -> list[str]:
+    """`python finetuning.py ...`, or torchrun with so many processes."""
+    launcher = [] if nproc is None else ["-m", "torch.distributed.run", "--standalone", "--nproc_per_node", str(nproc)]
+    return [sys.executable, *launcher, str(ROOT / "finetuning.py"), *flags]
+
+
+def run_command(
+    *flags: str, nproc: int | None = None, cwd: Path = ROOT, timeout_seconds: float = 300, **environment: str
+) -> subprocess.CompletedProcess[str]:
+    """Run the command line itself, one thread per process, and wait for its end."""
+    variables = {key: value for key, value in os.environ.items() if key not in ("RANK", "WORLD_SIZE", "LOCAL_RANK")}
+    variables |= {"OMP_NUM_THREADS": "1", "TOKENIZERS_PARALLELISM": "false", **environment}
+    return subprocess.run(
+        command(*flags, nproc=nproc),
+        cwd=cwd,
+        env=variables,
+        capture_output=True,
+        text=True,
+        timeout=timeout_seconds,
+        check=False,
+    )

@@ -1,0 +1,1 @@
+"""Helpers, one subject each."""

@@ -1,0 +1,17 @@
+"""What other libraries print: on rank 0 their progress and warnings, on the others errors alone."""
+
+from __future__ import annotations
+
+import datasets
+import transformers
+
+from utils.distributed import Environment
+
+
+def quiet_libraries(env: Environment) -> None:
+    """Leave only rank 0 to speak for the libraries, or every line would come once per rank."""
+    if env.is_rank_zero:
+        return
+    datasets.disable_progress_bars()
+    transformers.utils.logging.set_verbosity_error()
+    transformers.utils.logging.disable_progress_bar()

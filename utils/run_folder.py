@@ -1,0 +1,130 @@
+"""The run folder: where a run writes, and what it must not write over."""
+
+from __future__ import annotations
+
+import os
+import platform
+import shutil
+import subprocess
+import sys
+from datetime import datetime
+from importlib import metadata
+from pathlib import Path
+from typing import Any
+
+import torch
+import yaml
+
+from configs.errors import ConfigError
+from configs.run import RunConfig
+from utils.distributed import Environment
+
+RUN_ENTRIES = (
+    "run.yaml",
+    "metrics.jsonl",
+    "metrics_data.json",
+    "model",
+    "adapter",
+    "checkpoints",
+    "tensorboard",
+    "report.html",
+)
+
+
+def check_run_folder(config: RunConfig) -> None:
+    """Refuse a folder that cannot be written or already holds a run. Writes nothing.
+
+    Raises:
+        ConfigError: with the remedy.
+    """
+    train = config.train_config
+    folder = Path(train.output_dir).expanduser() if train.output_dir else Path("outputs")
+    existing = folder
+    while not existing.exists():
+        existing = existing.parent
+    if not existing.is_dir():
+        raise ConfigError(f"--output_dir: {existing} is a file, not a folder; give another folder")
+    if not os.access(existing, os.W_OK | os.X_OK):
+        raise ConfigError(f"--output_dir: {existing} cannot be written; give a folder that can")
+    held = [entry for entry in RUN_ENTRIES if (folder / entry).exists()]
+    if train.output_dir and held and not train.overwrite:
+        raise ConfigError(
+            f"--output_dir: {folder} already holds a run ({', '.join(held)}); give another folder, or --overwrite to replace it"
+        )
+
+
+def create_run_folder(config: RunConfig, env: Environment, resolved: dict[str, Any]) -> Path:
+    """Make the folder with its run.yaml, without the entries of an earlier run where `--overwrite` says so.
+
+    Raises:
+        ConfigError: where the file system refuses.
+    """
+    train = config.train_config
+    folder = Path(train.output_dir).expanduser() if train.output_dir else _default_folder(config)
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        for entry in RUN_ENTRIES:
+            path = folder / entry
+            if path.is_dir():
+                shutil.rmtree(path)
+            else:
+                path.unlink(missing_ok=True)
+        _write_run_yaml(folder, config, env, resolved)
+    except OSError as error:
+        raise ConfigError(f"--output_dir: {folder} cannot be written ({error}); give a folder that can") from error
+    return folder
+
+
+def _default_folder(config: RunConfig) -> Path:
+    """`outputs/MODEL-DATASET-TIME`."""
+    model = Path(config.train_config.model_name.rstrip("/")).name
+    dataset = config.train_config.dataset.removesuffix("_dataset")
+    return Path("outputs") / f"{model}-{dataset}-{datetime.now():%Y%m%d-%H%M%S}"
+
+
+def _write_run_yaml(folder: Path, config: RunConfig, env: Environment, resolved: dict[str, Any]) -> None:
+    """Every setting, what it came to on this machine, and what a rerun would need to know."""
+    packages = ("torch", "transformers", "peft", "datasets", "accelerate", "tokenizers", "safetensors")
+    device = torch.cuda.get_device_name(env.device) if env.device.type == "cuda" else platform.processor() or "CPU"
+    contents = {
+        "settings": config.to_dict(),
+        "given": sorted(config.given),
+        "resolved": resolved,
+        "world_size": env.world_size,
+        "local_world_size": env.local_world_size,
+        "device": f"{env.device.type}: {device}",
+        "versions": {"python": platform.python_version()} | {name: metadata.version(name) for name in packages},
+        "git_commit": _git_commit(),
+        "command": [Path(sys.argv[0]).name, *sys.argv[1:]],
+        "started": datetime.now().astimezone().isoformat(timespec="seconds"),
+    }
+    _write_atomically(folder / "run.yaml", contents)
+
+
+def add_to_run_yaml(folder: Path, **entries: Any) -> None:
+    """Note something that was only known later, such as the step whose weights were saved."""
+    contents = yaml.safe_load((folder / "run.yaml").read_text())
+    _write_atomically(folder / "run.yaml", contents | entries)
+
+
+def _write_atomically(path: Path, contents: dict[str, Any]) -> None:
+    temporary = path.with_suffix(".tmp")
+    temporary.write_text(yaml.safe_dump(contents, sort_keys=False, allow_unicode=True))
+    temporary.replace(path)
+
+
+def _git_commit() -> str | None:
+    """The commit of this code, marked where files differ from it; None outside a checkout."""
+    here = Path(__file__).resolve().parent
+    try:
+        done = subprocess.run(
+            ["git", "describe", "--always", "--dirty", "--abbrev=40", "--exclude=*"],
+            cwd=here,
+            capture_output=True,
+            text=True,
+            timeout=10,
+            check=False,
+        )
+    except (OSError, subprocess.TimeoutExpired):
+        return None
+    return done.stdout.strip() or None

@@ -1,0 +1,67 @@
+"""The tokenizer of a run, and prompt-answer pairs as token ids."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any, NamedTuple
+
+from transformers import AutoTokenizer, PreTrainedTokenizerBase
+
+from configs.errors import ConfigError
+from configs.run import RunConfig
+from utils.examples import IGNORE_INDEX
+
+
+class PromptAndAnswer(NamedTuple):
+    prompt: str
+    answer: str
+
+
+def load_tokenizer(config: RunConfig) -> PreTrainedTokenizerBase:
+    """The tokenizer of `--tokenizer_name`, else of the model. No token is added to it.
+
+    Raises:
+        ConfigError: where none can be loaded, or it has no end token (answers would never end).
+    """
+    train = config.train_config
+    name = train.tokenizer_name or train.model_name
+    flag = "--tokenizer_name" if train.tokenizer_name else "--model_name"
+    try:
+        tokenizer = AutoTokenizer.from_pretrained(name, trust_remote_code=train.trust_remote_code)
+    except Exception as error:
+        reason = " ".join(str(error).split())[:200]
+        raise ConfigError(
+            f"{flag}: no tokenizer could be loaded from {name!r} ({reason}); give a folder or hub name that has one with "
+            "--tokenizer_name"
+        ) from error
+    if tokenizer.eos_token_id is None:
+        raise ConfigError(f"{flag}: the tokenizer of {name!r} has no end token (eos_token); answers would never end")
+    return tokenizer
+
+
+def padding_id(tokenizer: Any) -> int:
+    """What fills the unused places of a batch.
+
+    Padding is masked from attention and loss, so any id computes the same; a tokenizer without a pad token keeps
+    having none, and the model's config is not touched: a new `pad_token_id` there would silently stop the
+    gradient of that token's embedding (torch.nn.Embedding's `padding_idx`).
+    """
+    return tokenizer.pad_token_id if tokenizer.pad_token_id is not None else tokenizer.eos_token_id
+
+
+def tokenize_pairs(
+    rows: Iterable[Mapping[str, Any]], tokenizer: Any, to_pair: Callable[[Mapping[str, Any]], PromptAndAnswer]
+) -> list[dict[str, list[int]]]:
+    """`[bos] prompt answer eos`; the answer and eos are learned."""
+    pairs = [to_pair(row) for row in rows]
+    if not pairs:
+        return []
+    start = [] if tokenizer.bos_token_id is None else [tokenizer.bos_token_id]
+    # One call for all prompts and one for all answers: fast tokenizers then work on all cores.
+    prompts = tokenizer([pair.prompt for pair in pairs], add_special_tokens=False)["input_ids"]
+    answers = tokenizer([pair.answer for pair in pairs], add_special_tokens=False)["input_ids"]
+    examples = []
+    for prompt, answer in zip(prompts, answers, strict=True):
+        prompt, answer = start + prompt, [*answer, tokenizer.eos_token_id]
+        examples.append({"input_ids": prompt + answer, "labels": [IGNORE_INDEX] * len(prompt) + answer})
+    return examples
