@@ -6,7 +6,6 @@ import shutil
 from pathlib import Path
 from typing import Any
 
-import torch
 from peft import PeftModel
 from torch import nn
 from torch.distributed.checkpoint.state_dict import StateDictOptions, get_model_state_dict
@@ -38,7 +37,7 @@ def export_model(model: nn.Module, tokenizer: Any, run_folder: Path) -> Path:
         shutil.rmtree(temporary, ignore_errors=True)
         if isinstance(inner, PeftModel):
             # False: no embedding is ever trained here, and "auto" would ask the hub about the base model.
-            inner.save_pretrained(temporary, state_dict=state_dict, save_embedding_layers=False)
+            inner.save_pretrained(str(temporary), state_dict=state_dict, save_embedding_layers=False)
         else:
             inner.save_pretrained(temporary, state_dict=state_dict, max_shard_size="5GB")
         tokenizer.save_pretrained(temporary)
@@ -53,7 +52,7 @@ def export_model(model: nn.Module, tokenizer: Any, run_folder: Path) -> Path:
     return on_rank_zero(write)
 
 
-def _gathered_state_dict(model: nn.Module) -> dict[str, torch.Tensor]:
+def _gathered_state_dict(model: Any) -> dict[str, Any]:
     """Whole tensors on rank 0's host, nothing elsewhere; of a model with adapters only what was trained."""
     options = StateDictOptions(
         full_state_dict=True, cpu_offload=True, ignore_frozen_params=isinstance(model, PeftModel)

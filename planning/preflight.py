@@ -24,12 +24,13 @@ def check_environment(config: RunConfig, env: Environment) -> None:
         raise ConfigError(f"--one_gpu: {env.world_size} processes were started; start one, or leave the flag out")
     if train.enable_fsdp and not env.launched:
         raise ConfigError(
-            "--enable_fsdp: needs torchrun; start with: torchrun --nproc_per_node NUMBER_OF_GPUS finetuning.py --enable_fsdp ..."
+            "--enable_fsdp: needs torchrun; start with: torchrun --nproc_per_node NUMBER_OF_GPUS finetuning.py "
+            "--enable_fsdp ..."
         )
     if torch.cuda.is_available() and env.local_world_size > torch.cuda.device_count():
         raise ConfigError(
-            f"--nproc_per_node: {env.local_world_size} processes on this machine, but it has {torch.cuda.device_count()} "
-            "GPU(s); start one process per GPU"
+            f"--nproc_per_node: {env.local_world_size} processes on this machine, but it has "
+            f"{torch.cuda.device_count()} GPU(s); start one process per GPU"
         )
     check_run_folder(config)
 
@@ -65,7 +66,7 @@ def resolve_context_length(config: RunConfig, model_config: Any) -> tuple[int, l
         return asked, []
     if config.was_given("train_config.context_length"):
         raise ConfigError(
-            f"--context_length: {asked} is more than the {positions} positions of this model (max_position_embeddings); "
-            f"give at most {positions}"
+            f"--context_length: {asked} is more than the {positions} positions of this model "
+            f"(max_position_embeddings); give at most {positions}"
         )
     return positions, [f"context_length: {positions}, all that this model has positions for"]

@@ -28,6 +28,7 @@ def apply_activation_checkpointing(model: Any, mode: str) -> None:
         return
     if not getattr(model, "supports_gradient_checkpointing", False):
         raise ConfigError(
-            f"--activation_checkpointing: {type(model).__name__} does not support it; give --activation_checkpointing off"
+            f"--activation_checkpointing: {type(model).__name__} does not support it; "
+            "give --activation_checkpointing off"
         )
     enable_activation_checkpointing(model)

@@ -28,9 +28,8 @@ def load_model_config(config: RunConfig) -> PretrainedConfig:
         return AutoConfig.from_pretrained(train.model_name, trust_remote_code=train.trust_remote_code)
     except Exception as error:
         reason = " ".join(str(error).split())[:300]
-        raise ConfigError(
-            f"--model_name: {train.model_name!r} is neither a model folder here nor a hub model that can be reached ({reason})"
-        ) from error
+        what = "cannot be read" if folder.is_dir() else "is neither a folder here nor a hub model that can be reached"
+        raise ConfigError(f"--model_name: {train.model_name!r} {what} ({reason})") from error
 
 
 def _check_folder(folder: Path, *, needs_weights: bool) -> None:
@@ -40,8 +39,8 @@ def _check_folder(folder: Path, *, needs_weights: bool) -> None:
         return
     if any(folder.glob("*.bin")) or any(folder.glob("*.pt")) or any(folder.glob("*.pth")):
         raise ConfigError(
-            f"--model_name: {folder} holds pickled weights only, which can run code when read; if you trust them, convert them: "
-            f"python -c \"from transformers import AutoModelForCausalLM as M; M.from_pretrained('{folder}')"
+            f"--model_name: {folder} holds pickled weights only, which can run code when read; "
+            f"if you trust them, convert them: python -c \"from transformers import AutoModelForCausalLM as M; M.from_pretrained('{folder}')"
             f".save_pretrained('{folder}')\""
         )
     raise ConfigError(
@@ -105,8 +104,8 @@ def grow_embeddings(model: Any, tokenizer: Any, *, use_peft: bool) -> list[str]:
         return []
     if use_peft:
         raise ConfigError(
-            f"--tokenizer_name: the tokenizer has {len(tokenizer)} tokens, the model {rows}, and an adapter cannot hold new "
-            "embeddings; resize and save the base model first, or train without --use_peft"
+            f"--tokenizer_name: the tokenizer has {len(tokenizer)} tokens, the model {rows}, and an adapter cannot "
+            "hold new embeddings; resize and save the base model first, or train without --use_peft"
         )
     model.resize_token_embeddings(len(tokenizer))
     return [f"embeddings grown from {rows} to {len(tokenizer)} rows: the tokenizer has more tokens than the model"]

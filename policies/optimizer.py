@@ -10,8 +10,6 @@ from transformers import get_scheduler
 from configs.errors import ConfigError
 from configs.run import RunConfig
 
-DEFAULT_SGD_MOMENTUM = 0.9
-
 
 def build_optimizer(model: nn.Module, config: RunConfig) -> Optimizer:
     """The optimizer over what is trainable, and nothing else; one fused kernel steps all of it.
@@ -24,7 +22,7 @@ def build_optimizer(model: nn.Module, config: RunConfig) -> Optimizer:
     if not parameters:
         raise ConfigError("--use_peft: nothing is trainable in this model; check the adapter or the frozen layers")
     if config.fsdp_config.optimizer == "SGD":
-        momentum = DEFAULT_SGD_MOMENTUM if train.momentum is None else train.momentum
+        momentum = train.momentum or 0.0
         return SGD(parameters, lr=train.lr, momentum=momentum, weight_decay=train.weight_decay, fused=True)
     return AdamW(parameters, lr=train.lr, weight_decay=train.weight_decay, fused=True)
 

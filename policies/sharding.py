@@ -66,8 +66,8 @@ def _hybrid_mesh_shape(config: RunConfig, env: Environment) -> tuple[int, int]:
     replicas = fsdp.replica_group_size or max(1, world_size // sharding)
     if replicas * sharding != world_size:
         raise ConfigError(
-            f"--fsdp_config.sharding_group_size: {replicas} copies x {sharding} ranks is not the world size {world_size}; "
-            "give group sizes whose product it is, or leave them 0"
+            f"--fsdp_config.sharding_group_size: {replicas} copies x {sharding} ranks is not the world "
+            f"size {world_size}; give group sizes whose product it is, or leave them 0"
         )
     return replicas, sharding
 
@@ -88,7 +88,8 @@ def shard(
     for unit in units:
         fully_shard(unit, mesh=mesh, mp_policy=precision.policy, reshard_after_forward=layout.reshard_after_forward)
     # The root's own parameters (norm, head) are needed again at once in backward: never reshard them in between.
-    return fully_shard(model, mesh=mesh, mp_policy=precision.policy, reshard_after_forward=False)
+    fully_shard(model, mesh=mesh, mp_policy=precision.policy, reshard_after_forward=False)
+    return model
 
 
 def accumulates_unsharded(config: RunConfig, layout: Layout, model: nn.Module, device: torch.device) -> bool:

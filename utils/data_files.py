@@ -65,8 +65,8 @@ def find_file(flag: str, path: Path, split: str) -> Path:
             raise ConfigError(f"--{flag}.data_path: {path} is none of {', '.join(READERS)}")
         if split != "train":
             raise ConfigError(
-                f"--{flag}.data_path: {path} is one file, so there is no validation split; give a folder with train.* and "
-                "validation.*, or --run_validation False"
+                f"--{flag}.data_path: {path} is one file, so there is no validation split; "
+                "give a folder with train.* and validation.*, or --run_validation False"
             )
         return path
     if not path.is_dir():

@@ -89,7 +89,10 @@ def log_line(event: dict[str, Any], *, num_steps: int, peak_gib: float) -> str:
 
 
 def write_metrics_data(folder: Path, events: Iterable[dict[str, Any]]) -> None:
-    """`--save_metrics`: llama-recipes' JSON of eight lists. A val step is one evaluation, a val epoch an epoch's last."""
+    """`--save_metrics`: llama-recipes' JSON of eight lists.
+
+    A val step is one evaluation, a val epoch an epoch's last.
+    """
     events = list(events)
     steps = [event["loss"] for event in events if event["event"] == "train"]
     epochs = [event for event in events if event["event"] == "epoch"]

@@ -49,7 +49,8 @@ def check_run_folder(config: RunConfig) -> None:
     held = [entry for entry in RUN_ENTRIES if (folder / entry).exists()]
     if train.output_dir and held and not train.overwrite:
         raise ConfigError(
-            f"--output_dir: {folder} already holds a run ({', '.join(held)}); give another folder, or --overwrite to replace it"
+            f"--output_dir: {folder} already holds a run ({', '.join(held)}); "
+            "give another folder, or --overwrite to replace it"
         )
 
 

@@ -20,15 +20,18 @@ def start_summary(config: RunConfig, env: Environment, facts: dict[str, Any], re
     """
     train = config.train_config
     lines = [
-        f"model: {train.model_name}, {facts['num_parameters']:,} parameters, {facts['num_trainable_parameters']:,} trained",
+        f"model: {train.model_name}, {facts['num_parameters']:,} parameters, "
+        f"{facts['num_trainable_parameters']:,} trained",
         f"layout: {resolved['sharding_strategy']} over {env.world_size} process(es) on {env.device.type}, "
         f"{resolved['precision']}, activation checkpointing {resolved['activation_checkpointing']}",
-        f"steps: {facts['num_steps']} ({facts['steps_per_epoch']} per epoch) of {resolved['global_batch_size']} rows = "
-        f"{train.batch_size_training} per micro-batch x {resolved['gradient_accumulation_steps']} x {env.world_size} ranks",
+        f"steps: {facts['num_steps']} ({facts['steps_per_epoch']} per epoch) of {resolved['global_batch_size']} rows "
+        f"= {train.batch_size_training} per micro-batch x {resolved['gradient_accumulation_steps']} x "
+        f"{env.world_size} ranks",
     ]
     if facts["num_train_rows"] < env.world_size:
         lines.append(
-            f"warning: {facts['num_train_rows']} training row(s) for {env.world_size} ranks: some ranks have nothing to do"
+            f"warning: {facts['num_train_rows']} training row(s) for {env.world_size} ranks: "
+            "some ranks have nothing to do"
         )
     if not train.save_model:
         lines.append("save_model is False: the trained weights will not be kept")
@@ -36,7 +39,7 @@ def start_summary(config: RunConfig, env: Environment, facts: dict[str, Any], re
 
 
 def print_end_table(events: Iterable[dict[str, Any]], *, world_size: int, device_type: str) -> None:
-    """The run in one glance: what held the memory at each phase (the fullest rank, last observed step), and the results."""
+    """The run in one glance: what held the memory at each phase of the last observed step, and the results."""
     events = list(events)
     memory = [event for event in events if event["event"] == "memory"]
     console = Console(highlight=False)

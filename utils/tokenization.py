@@ -31,8 +31,8 @@ def load_tokenizer(config: RunConfig) -> PreTrainedTokenizerBase:
     except Exception as error:
         reason = " ".join(str(error).split())[:200]
         raise ConfigError(
-            f"{flag}: no tokenizer could be loaded from {name!r} ({reason}); give a folder or hub name that has one with "
-            "--tokenizer_name"
+            f"{flag}: no tokenizer could be loaded from {name!r} ({reason}); give a folder or hub name that "
+            "has one with --tokenizer_name"
         ) from error
     if tokenizer.eos_token_id is None:
         raise ConfigError(f"{flag}: the tokenizer of {name!r} has no end token (eos_token); answers would never end")
