@@ -86,8 +86,8 @@ def train_step(
         on_phase: called at each of `utils.memory.PHASES`.
 
     Returns:
-        Loss (mean over the label tokens of the global batch) and gradient norm before clipping: fp32 scalars on the
-        device, the same on every rank.
+        Loss (mean over the label tokens of the global batch) and gradient norm before clipping: fp32 scalars in host
+        memory, the same on every rank.
 
     Raises:
         NonFiniteError: on every rank, with weights and optimizer states as they were.
@@ -109,7 +109,9 @@ def train_step(
     torch.distributed.all_reduce(loss)
     clips = config.train_config.gradient_clipping
     grad_norm = clip_grad_norm(parameters, config.train_config.gradient_clipping_threshold if clips else None)
-    if not torch.isfinite(loss + grad_norm):  # the one place where the host waits for the device
+    # The one place where the host waits for the device; the update itself then runs beside the next step's start.
+    loss, grad_norm = torch.stack([loss, grad_norm]).cpu().unbind()
+    if not (torch.isfinite(loss) and torch.isfinite(grad_norm)):
         bad = [not math.isfinite(micro_loss) for micro_loss in losses]
         rows = [row for batch, is_bad in zip(micro_batches, bad, strict=True) if is_bad for row in batch.source_rows]
         raise NonFiniteError(rows)
@@ -185,29 +187,26 @@ def train(job: Job) -> None:
     if config.eval_before_training:
         validate(epoch=0)
     for epoch in range(1, config.num_epochs + 1):
-        epoch_started, epoch_loss_sum, epoch_tokens, eval_loss = time.perf_counter(), 0.0, 0.0, None
+        epoch_started, epoch_loss_sum, epoch_tokens = time.perf_counter(), 0.0, 0
         steps_left = min(len(job.train_loader), job.num_steps - step)
         last_step_of_epoch = step + steps_left
         batches = job.train_loader.epoch(epoch - 1)
-        for _ in tqdm(range(steps_left), desc=f"epoch {epoch}/{config.num_epochs}", disable=not env.is_rank_zero):
+        bar = tqdm(range(steps_left), desc=f"epoch {epoch}/{config.num_epochs}", disable=not env.is_rank_zero)
+        for _ in bar:
             step_started = time.perf_counter()
             micro_batches = next(batches)
             data_wait = time.perf_counter() - step_started
             step += 1
-            num_label_tokens, num_tokens, num_pairs = sum_on_host(
-                sum(batch.num_label_tokens for batch in micro_batches),
-                sum(batch.num_tokens for batch in micro_batches),
-                sum(batch.num_attended_pairs for batch in micro_batches),
-            )
+            counts = task.count_globally(micro_batches)
             lr = job.scheduler.get_last_lr()[0]
             job.ledger.observe(is_observed_step(step, last_of_epoch=step == last_step_of_epoch))
             try:
-                loss_tensor, norm_tensor = train_step(
+                loss, grad_norm = train_step(
                     model,
                     micro_batches,
                     job.optimizer,
                     job.config,
-                    num_label_tokens=num_label_tokens,
+                    num_label_tokens=counts.num_label_tokens,
                     world_size=env.world_size,
                     accumulate_unsharded=job.accumulate_unsharded,
                     on_phase=job.ledger.record,
@@ -215,26 +214,26 @@ def train(job: Job) -> None:
             except NonFiniteError as error:
                 raise TrainingError(describe_non_finite(step, error, micro_batches)) from None
             job.scheduler.step()
-            loss, grad_norm = torch.stack([loss_tensor, norm_tensor]).tolist()
             seconds = time.perf_counter() - step_started
-            epoch_loss_sum, epoch_tokens = epoch_loss_sum + loss * num_label_tokens, epoch_tokens + num_label_tokens
+            epoch_loss_sum += loss.item() * counts.num_label_tokens
+            epoch_tokens += counts.num_label_tokens
+            rates = job.flops.rates(counts.num_tokens, counts.num_attended_pairs, seconds, env.world_size)
             event = {
                 "step": step,
                 "epoch": epoch,
-                "loss": loss,
-                "perplexity": perplexity(loss),
-                "grad_norm": grad_norm,
+                "loss": loss.item(),
+                "perplexity": perplexity(loss.item()),
+                "grad_norm": grad_norm.item(),
                 "lr": lr,
-                "num_label_tokens": int(num_label_tokens),
-                "num_tokens": int(num_tokens),
+                "num_label_tokens": counts.num_label_tokens,
+                "num_tokens": counts.num_tokens,
                 "step_seconds": seconds,
-                "tokens_per_second": num_tokens / seconds,
-                "tokens_per_second_per_device": num_tokens / seconds / env.world_size,
-                "model_tflops_per_device": job.flops.count(num_tokens, num_pairs) / seconds / env.world_size / 1e12,
+                **rates,
                 "data_wait_seconds": data_wait,
             }
             metrics.write("train", **event)
             write_memory(job, step)
+            bar.set_postfix_str(f"loss {event['loss']:.4f}", refresh=False)
             if step == 1 or step % log_every_steps == 0 or step == job.num_steps:
                 say(env, log_line(event, num_steps=job.num_steps, peak_gib=job.ledger.peak_gib()))
             if config.eval_every_steps and step % config.eval_every_steps == 0 and step != last_step_of_epoch:
@@ -245,8 +244,8 @@ def train(job: Job) -> None:
         metrics.write("epoch", epoch=epoch, seconds=epoch_seconds, train_loss=train_loss, eval_loss=eval_loss)
         if step >= job.num_steps:
             break
-    if job.eval_loader is None and config.save_model:
-        save(job, step)
+    if config.save_model and not math.isfinite(best_loss):
+        save(job, step)  # no validation, or none that was finite: the last weights
     if config.dist_checkpoint_root_folder and config.save_model:
         folder = Path(config.dist_checkpoint_root_folder) / config.dist_checkpoint_folder
         save_sharded(model, job.optimizer if config.save_optimizer else None, folder)
@@ -392,13 +391,13 @@ def main(argv: Sequence[str]) -> int:
             print_rank_zero(env, help_text())
         else:
             run(parse_flags(argv), env)
-        return 0
+        status = 0
     except ConfigError as error:
-        return end_with_error(env, str(error), REFUSED)
+        status = end_with_error(env, str(error), REFUSED)
     except TrainingError as error:
-        return end_with_error(env, str(error), FAILED)
-    finally:
-        stop_process_group()
+        status = end_with_error(env, str(error), FAILED)
+    stop_process_group()  # not after any other error: ranks that wait in a collective would make this wait too
+    return status
 
 
 if __name__ == "__main__":

@@ -48,8 +48,8 @@ def _load_adapter(model: nn.Module, path: str) -> Any:
         raise ConfigError(f"--from_peft_checkpoint: {path} holds no adapter_config.json; give a saved adapter's folder")
     if not (folder / "adapter_model.safetensors").is_file():
         raise ConfigError(
-            f"--from_peft_checkpoint: {path} holds no adapter_model.safetensors; load the adapter with peft and save it "
-            "again with save_pretrained"
+            f"--from_peft_checkpoint: {path} holds no adapter_model.safetensors; "
+            "load the adapter with peft and save it again with save_pretrained"
         )
     try:
         return peft.PeftModel.from_pretrained(model, str(folder), is_trainable=True)

@@ -10,6 +10,7 @@ from transformers import AutoConfig, PretrainedConfig
 
 from configs.errors import ConfigError
 from configs.run import RunConfig
+from utils.hub import check_on_hub
 
 
 def load_model_config(config: RunConfig) -> PretrainedConfig:
@@ -24,12 +25,13 @@ def load_model_config(config: RunConfig) -> PretrainedConfig:
         raise ConfigError(f"--model_name: there is no folder {train.model_name}")
     if folder.is_dir():
         _check_folder(folder, needs_weights=not train.random_weights)
+    else:
+        check_on_hub("--model_name", train.model_name, "model")
     try:
         return AutoConfig.from_pretrained(train.model_name, trust_remote_code=train.trust_remote_code)
     except Exception as error:
         reason = " ".join(str(error).split())[:300]
-        what = "cannot be read" if folder.is_dir() else "is neither a folder here nor a hub model that can be reached"
-        raise ConfigError(f"--model_name: {train.model_name!r} {what} ({reason})") from error
+        raise ConfigError(f"--model_name: the config of {train.model_name!r} cannot be read ({reason})") from error
 
 
 def _check_folder(folder: Path, *, needs_weights: bool) -> None:
@@ -40,7 +42,8 @@ def _check_folder(folder: Path, *, needs_weights: bool) -> None:
     if any(folder.glob("*.bin")) or any(folder.glob("*.pt")) or any(folder.glob("*.pth")):
         raise ConfigError(
             f"--model_name: {folder} holds pickled weights only, which can run code when read; "
-            f"if you trust them, convert them: python -c \"from transformers import AutoModelForCausalLM as M; M.from_pretrained('{folder}')"
+            f"if you trust them, convert them: "
+            f"python -c \"from transformers import AutoModelForCausalLM as M; M.from_pretrained('{folder}')"
             f".save_pretrained('{folder}')\""
         )
     raise ConfigError(

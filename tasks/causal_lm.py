@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import nn
 from transformers import AutoModelForCausalLM
 
 from utils.dataloader import Document
+from utils.distributed import sum_on_host
 from utils.examples import IGNORE_INDEX
 
 AUTO_MODEL = AutoModelForCausalLM
@@ -92,6 +94,20 @@ class Collator:
             num_attended_pairs=num_attended_pairs,
             source_rows=tuple(source for row in rows for _, _, source in row),
         )
+
+
+class BatchCounts(NamedTuple):
+    """What a global batch holds, all ranks and micro-batches together."""
+
+    num_label_tokens: int
+    num_tokens: int
+    num_attended_pairs: int
+
+
+def count_globally(micro_batches: Sequence[MicroBatch]) -> BatchCounts:
+    """Every rank must call this; it does not touch the device."""
+    fields = BatchCounts._fields
+    return BatchCounts(*map(int, sum_on_host(*(sum(getattr(b, field) for b in micro_batches) for field in fields))))
 
 
 def summed_loss(model: nn.Module, batch: MicroBatch) -> torch.Tensor:

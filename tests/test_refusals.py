@@ -67,7 +67,7 @@ class Bench:
 
     def flags(self, *given: str) -> list[str]:
         """Working flags, less those that `given` replaces."""
-        working = {"--model_name": self.model, "--output_dir": self.output}
+        working = {"--model_name": self.model, "--output_dir": self.output, "--num_workers_dataloader": 0}
         if "--dataset" not in given:
             working["--samsum_dataset.data_path"] = self.samples
         return [str(part) for item in working.items() if item[0] not in given for part in item] + list(given)
@@ -182,7 +182,7 @@ def test_a_flag_without_its_value_is_refused(bench: Bench, flag: str) -> None:
         ("--max_train_step", "-3"),
         ("--max_eval_step", "-1"),
         ("--num_workers_dataloader", "-1"),
-        ("--lr", "-1e-4"),
+        ("--lr", "-0.5"),
         ("--lr", "0"),
         ("--weight_decay", "-0.1"),
         ("--warmup_steps", "-1"),

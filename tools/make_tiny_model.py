@@ -74,7 +74,7 @@ def make_tiny_model(
     num_heads: int = 4,
     max_position_embeddings: int = 2048,
     rope_theta: float = 10000.0,
-    initializer_range: float = 0.02,
+    initializer_range: float = 0.05,
     seed: int = 0,
 ) -> Path:
     """Save the model and its tokenizer under `out`; the same arguments give the same weights.
@@ -121,7 +121,7 @@ def main() -> None:
     parser.add_argument("--num_heads", type=int, default=4)
     parser.add_argument("--max_position_embeddings", type=int, default=2048)
     parser.add_argument("--rope_theta", type=float, default=10000.0)
-    parser.add_argument("--initializer_range", type=float, default=0.02)
+    parser.add_argument("--initializer_range", type=float, default=0.05)
     parser.add_argument("--seed", type=int, default=0)
     args = parser.parse_args()
     out = make_tiny_model(**vars(args))

@@ -8,6 +8,7 @@ from pathlib import Path
 import datasets
 
 from configs.errors import ConfigError
+from utils.hub import check_on_hub
 
 READERS = {".jsonl": "json", ".json": "json", ".csv": "csv", ".parquet": "parquet"}
 
@@ -29,6 +30,7 @@ def load_split(
     source = hub_name
     try:
         if data_path is None:
+            check_on_hub(f"--{flag}.data_path", hub_name, "dataset")
             rows = datasets.load_dataset(hub_name, split=split)
         else:
             file = find_file(flag, Path(data_path).expanduser(), split)

@@ -96,8 +96,9 @@ def _take_slice(rows: Any, split_slice: str | None) -> Any:
         return rows
     if not hasattr(rows, "__len__"):
         raise ConfigError("--split_slice: needs a dataset with a length; this recipe returns an iterator")
-    share = float(split_slice[:-1]) / 100 if split_slice.endswith("%") else int(split_slice) / max(1, len(rows))
-    count = min(max(1, round(len(rows) * share)), len(rows))
+    percentage = split_slice.removesuffix("%")
+    count = int(split_slice) if percentage == split_slice else max(1, round(len(rows) * float(percentage) / 100))
+    count = min(count, len(rows))
     return rows.select(range(count)) if hasattr(rows, "select") else [rows[i] for i in range(count)]
 
 
@@ -182,7 +183,7 @@ def check_token_ids(examples: Examples, vocab_size: int, split: str) -> None:
         position = int(np.argmax(wrong))
         document = int(np.searchsorted(examples.offsets, position, side="right") - 1)
         raise ConfigError(
-            f"dataset ({split}), row {examples.source_rows[document]}: token id {examples.input_ids[position]} or label "
-            f"{examples.labels[position]} is outside the model's vocabulary of {vocab_size}; "
+            f"dataset ({split}), row {examples.source_rows[document]}: token id {examples.input_ids[position]} or "
+            f"label {examples.labels[position]} is outside the model's vocabulary of {vocab_size}; "
             "is it another tokenizer's?"
         )

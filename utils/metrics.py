@@ -62,9 +62,16 @@ class StepFlops:
 
     def count(self, num_tokens: float, num_attended_pairs: float) -> float:
         """FLOPs of forward and backward over so many tokens."""
-        return (
-            num_tokens * (4 * self.num_weights + 2 * self.num_trained_weights) + 3 * num_attended_pairs * self.per_pair
-        )
+        of_weights = num_tokens * (4 * self.num_weights + 2 * self.num_trained_weights)
+        return of_weights + 3 * num_attended_pairs * self.per_pair
+
+    def rates(self, num_tokens: int, num_attended_pairs: int, seconds: float, world_size: int) -> dict[str, float]:
+        """Speed of a step of so many tokens over all ranks, as the `train` event names it."""
+        return {
+            "tokens_per_second": num_tokens / seconds,
+            "tokens_per_second_per_device": num_tokens / seconds / world_size,
+            "model_tflops_per_device": self.count(num_tokens, num_attended_pairs) / seconds / world_size / 1e12,
+        }
 
 
 def end_facts(events: list[dict[str, Any]]) -> dict[str, Any]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
+from pathlib import Path
 from typing import Any, NamedTuple
 
 from transformers import AutoTokenizer, PreTrainedTokenizerBase
@@ -10,6 +11,7 @@ from transformers import AutoTokenizer, PreTrainedTokenizerBase
 from configs.errors import ConfigError
 from configs.run import RunConfig
 from utils.examples import IGNORE_INDEX
+from utils.hub import check_on_hub
 
 
 class PromptAndAnswer(NamedTuple):
@@ -26,6 +28,8 @@ def load_tokenizer(config: RunConfig) -> PreTrainedTokenizerBase:
     train = config.train_config
     name = train.tokenizer_name or train.model_name
     flag = "--tokenizer_name" if train.tokenizer_name else "--model_name"
+    if train.tokenizer_name and not Path(name).expanduser().is_dir():
+        check_on_hub(flag, name, "model")
     try:
         tokenizer = AutoTokenizer.from_pretrained(name, trust_remote_code=train.trust_remote_code)
     except Exception as error:

@@ -1,4 +1,4 @@
-"""One global batch: losses and gradient norms are those of a plain loop, however the batch is cut and the model laid out."""
+"""Losses and gradient norms are those of a plain loop, however the batch is cut and the model is laid out."""
 
 from __future__ import annotations
 
@@ -32,10 +32,12 @@ class Case:
     strategy: str
     method: str
     batching: str
+    extra: tuple[str, ...] = ()
 
     def __str__(self) -> str:
         ranks, micro_batch, accumulation = self.split
-        return f"{ranks}x{micro_batch}x{accumulation}-{self.strategy}-{self.method}-{self.batching}"
+        extra = "".join(f"-{word}" for word in self.extra if word[0] != "-")
+        return f"{ranks}x{micro_batch}x{accumulation}-{self.strategy}-{self.method}-{self.batching}{extra}"
 
     def flags(self, model: Path, output: Path) -> list[str]:
         _, micro_batch, accumulation = self.split
@@ -56,13 +58,24 @@ class Case:
             flags += ["--enable_fsdp", "--fsdp_config.sharding_strategy", self.strategy]
         if self.strategy == "HYBRID_SHARD":
             flags += ["--fsdp_config.sharding_group_size", "2", "--fsdp_config.replica_group_size", "2"]
-        return flags + (LORA if self.method == "lora" else [])
+        if self.batching == "packing":
+            flags += ["--loss_chunk_size", "50"]  # several chunks; the padded cases have one
+        return [*flags, *(LORA if self.method == "lora" else []), *self.extra]
 
 
 CASES = [
     Case(split, strategy, method, batching)
     for split in SPLITS
     for strategy, method, batching in itertools.product(STRATEGIES[split[0]], ["full", "lora"], ["packing", "padding"])
+]
+SHARDED_GRADIENTS = ("--accumulate_unsharded", "False")
+CASES += [
+    Case((2, 1, 4), "FULL_SHARD", "full", "packing", SHARDED_GRADIENTS),
+    Case((2, 1, 4), "SHARD_GRAD_OP", "lora", "padding", SHARDED_GRADIENTS),
+    Case((4, 1, 2), "HYBRID_SHARD", "full", "padding"),
+    Case((4, 1, 2), "HYBRID_SHARD", "full", "packing", SHARDED_GRADIENTS),
+    Case((1, 2, 4), "SINGLE", "full", "packing", ("--activation_checkpointing", "full")),
+    Case((2, 4, 1), "FULL_SHARD", "full", "packing", ("--activation_checkpointing", "off")),
 ]
 # One of every kind goes through torchrun (or python, for one process) instead of the persistent group.
 COMMAND_LINE_CASES = [
@@ -76,6 +89,7 @@ COMMAND_LINE_CASES = [
     Case((4, 2, 1), "HYBRID_SHARD", "full", "packing"),
     Case((4, 2, 1), "FULL_SHARD", "lora", "padding"),
     Case((4, 2, 1), "NO_SHARD", "lora", "packing"),
+    Case((2, 1, 4), "FULL_SHARD", "full", "packing", ("--compile",)),
 ]
 
 

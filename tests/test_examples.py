@@ -1,0 +1,168 @@
+"""What a recipe returns: checked, cut to length, counted, and refused with the row's number where it is wrong."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+from typing import Any
+
+import datasets
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from configs.errors import ConfigError
+from utils.examples import Examples, build_examples, check_token_ids, load_examples
+
+
+def build(*rows: Any, context_length: int = 8) -> Examples:
+    return build_examples(rows, name="test", context_length=context_length)
+
+
+def row(ids: Any, labels: Any = None, **more: Any) -> dict[str, Any]:
+    return {"input_ids": ids, "labels": ids if labels is None else labels, **more}
+
+
+def take(num_rows: int, split_slice: str | None, *, hugging_face: bool = False) -> Examples:
+    rows: Any = [row([index % 100, 1]) for index in range(num_rows)]
+    rows = datasets.Dataset.from_list(rows) if hugging_face else rows
+    return load_examples(lambda *_: rows, SimpleNamespace(), None, "train", split_slice=split_slice, context_length=8)
+
+
+DOCUMENT = st.lists(st.tuples(st.integers(0, 99), st.booleans(), st.booleans()), max_size=14)
+
+
+@given(documents=st.lists(DOCUMENT, min_size=1, max_size=12), context_length=st.integers(8, 10))
+@settings(max_examples=200, deadline=None)
+def test_every_row_is_kept_cut_or_counted(documents: list[Any], context_length: int) -> None:
+    """Against a plain loop over lists."""
+    rows, kept, cut_tokens, truncated, empty, unlearnable = [], [], 0, 0, 0, 0
+    for index, document in enumerate(documents):
+        ids = [token for token, _, _ in document]
+        labels = [token if learned else -100 for token, learned, _ in document]
+        mask = [int(seen) for _, _, seen in document]
+        rows.append({"input_ids": ids, "labels": labels, "attention_mask": mask})
+        ids = [token for token, seen in zip(ids, mask, strict=True) if seen]
+        labels = [-100, *[label for label, seen in zip(labels, mask, strict=True) if seen][1:]]
+        if not ids:
+            empty += 1
+        elif all(label == -100 for label in labels[:context_length]):
+            unlearnable += 1
+        else:
+            truncated += len(ids) > context_length
+            cut_tokens += max(0, len(ids) - context_length)
+            kept.append((index, ids[:context_length], labels[:context_length]))
+    if not kept:
+        with pytest.raises(ConfigError, match="none of its"):
+            build(*rows, context_length=context_length)
+        return
+    examples = build(*rows, context_length=context_length)
+    found = [(int(s), *(p.tolist() for p in examples.document(i))) for i, s in enumerate(examples.source_rows)]
+    assert found == kept
+    assert len(examples) == len(kept)
+    assert examples.lengths.tolist() == [len(ids) for _, ids, _ in kept]
+    assert (examples.num_truncated, examples.num_tokens_cut) == (truncated, cut_tokens)
+    assert (examples.num_empty, examples.num_without_label) == (empty, unlearnable)
+
+
+def test_what_was_cut_and_left_out_is_said() -> None:
+    examples = build(row(list(range(20))), row([5] * 9, [-100] * 8 + [5]), row([]), row([1, 2]))
+    lines = "\n".join(examples.describe("train"))
+    assert "2 samples, 10 tokens, 8 of them learned" in lines
+    assert "1 samples were longer than context_length and lost their last 12 tokens" in lines
+    assert "1 samples left out: no token to learn" in lines
+    assert "1 samples left out: no tokens" in lines
+
+
+def test_tokens_with_a_zero_attention_mask_are_removed() -> None:
+    examples = build(row([9, 9, 4, 5, 6, 9], [9, 9, -100, 5, 6, 9], attention_mask=[0, 0, 1, 1, 1, 0]))
+    ids, labels = examples.document(0)
+    assert ids.tolist() == [4, 5, 6]
+    assert labels.tolist() == [-100, 5, 6]
+
+
+@pytest.mark.parametrize(
+    "ids", [[1.0, 2.0], ["1", "2"], [True, False], [[1, 2], [3, 4]], [1, None], np.array([1.0, 2.0]), [1, [2, 3]]]
+)
+def test_ids_that_are_not_whole_numbers_are_refused(ids: Any) -> None:
+    with pytest.raises(ConfigError, match="row 1"):
+        build(row([1, 2]), row(ids))
+
+
+@pytest.mark.parametrize("ids", [[1, 2, 3], np.array([1, 2, 3]), torch.tensor([1, 2, 3]), (1, 2, 3)])
+def test_ids_may_be_lists_arrays_or_tensors(ids: Any) -> None:
+    assert build(row(ids)).document(0)[0].tolist() == [1, 2, 3]
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        {"input_ids": [1, 2, 3], "labels": [1, 2]},
+        {"input_ids": [1, 2], "labels": [1, 2], "attention_mask": [1]},
+        {"input_ids": [1, 2]},
+        {"labels": [1, 2]},
+        {"text": "hello"},
+        [1, 2],
+    ],
+)
+def test_columns_that_are_missing_or_of_unequal_length_are_refused_with_the_rows_number(wrong: Any) -> None:
+    with pytest.raises(ConfigError, match="row 1"):
+        build(row([1, 2]), wrong)
+
+
+def test_a_dataset_without_rows_is_refused() -> None:
+    with pytest.raises(ConfigError, match="empty"):
+        build()
+
+
+@pytest.mark.parametrize(
+    ("input_ids", "labels"),
+    [([3, 100], [3, 4]), ([3, 4], [3, 100]), ([3, -1], [3, 4]), ([3, 4], [3, -5]), ([3, 2**32 + 7], [3, 4])],
+)
+def test_a_token_outside_the_vocabulary_is_refused_with_the_rows_number(input_ids: Any, labels: Any) -> None:
+    def read() -> None:
+        check_token_ids(build(row([1, 2]), row([]), row(input_ids, labels)), 100, "train")
+
+    with pytest.raises(ConfigError, match="row 2"):
+        read()
+
+
+def test_the_whole_vocabulary_is_allowed() -> None:
+    check_token_ids(build(row([0, 99], [-100, 99])), 100, "train")
+
+
+@pytest.mark.parametrize(
+    ("num_rows", "split_slice", "kept"),
+    [
+        (14732, "1%", 147),
+        (818, "1%", 8),
+        (14732, "10", 10),
+        (818, "10", 10),
+        (5, "10", 5),
+        (5, "1%", 1),
+        (40, "100%", 40),
+        (1000, "0.5%", 5),
+        (40, None, 40),
+    ],
+)
+def test_split_slice_takes_so_many_samples_or_such_a_share(num_rows: int, split_slice: str, kept: int) -> None:
+    examples = take(num_rows, split_slice)
+    assert len(examples) == kept
+    assert examples.source_rows.tolist() == list(range(kept))
+
+
+def test_split_slice_cuts_a_hugging_face_dataset_the_same_way() -> None:
+    assert take(818, "1%", hugging_face=True).input_ids.tolist() == take(818, "1%").input_ids.tolist()
+
+
+def test_a_recipe_that_fails_or_returns_nothing_is_refused_by_name() -> None:
+    def broken(*_: Any) -> Any:
+        raise KeyError("dialogue")
+
+    def forgetful(*_: Any) -> Any:
+        return None
+
+    for recipe in (broken, forgetful):
+        with pytest.raises(ConfigError, match=recipe.__name__):
+            load_examples(recipe, None, None, "train", split_slice=None, context_length=8)
