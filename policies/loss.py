@@ -17,7 +17,7 @@ from torch import nn
 from torch.utils.checkpoint import checkpoint
 from transformers.modeling_outputs import BaseModelOutputWithPast
 
-IGNORE_INDEX = -100
+from utils.labels import IGNORE_INDEX, shift_left
 
 
 def summed_cross_entropy(logits: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
@@ -33,13 +33,11 @@ def summed_cross_entropy(logits: torch.Tensor, targets: torch.Tensor) -> torch.T
     return F.cross_entropy(logits.float(), targets, ignore_index=IGNORE_INDEX, reduction="sum")
 
 
-def shift_left(labels: torch.Tensor) -> torch.Tensor:
-    """The next token of every position, [batch, seq] -> [batch, seq]; nothing follows the last."""
-    return F.pad(labels[:, 1:], (0, 1), value=IGNORE_INDEX)
-
-
 def use_summed_loss(model: Any, chunk_size: int) -> None:
     """From here on `model(..., labels=labels)` returns the summed loss alone; without labels it is as before.
+
+    `label_positions` ([n], see `utils.labels`) spares the head all other positions: of a dialogue and its summary,
+    nine tenths.
 
     The forward of this one instance is replaced, inside whatever later wraps it, because sharded weights are whole
     only while their module's own forward runs. The head of each chunk is the model's own code: its forward is
@@ -53,12 +51,16 @@ def use_summed_loss(model: Any, chunk_size: int) -> None:
     decoder = model.get_decoder()
 
     @functools.wraps(own_forward)
-    def forward(*args: Any, labels: torch.Tensor | None = None, **kwargs: Any) -> Any:
+    def forward(
+        *args: Any, labels: torch.Tensor | None = None, label_positions: torch.Tensor | None = None, **kwargs: Any
+    ) -> Any:
         if labels is None:
             return own_forward(*args, **kwargs)
         hidden = decoder(*args, **kwargs)[0]
         hidden = hidden.reshape(1, -1, hidden.shape[-1])
         targets = shift_left(labels).reshape(-1)
+        if label_positions is not None:
+            hidden, targets = hidden[:, label_positions], targets[label_positions]
 
         def chunk_loss(hidden_chunk: torch.Tensor, target_chunk: torch.Tensor) -> torch.Tensor:
             with _decoder_returns(decoder, hidden_chunk):

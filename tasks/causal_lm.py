@@ -12,7 +12,7 @@ from transformers import AutoModelForCausalLM
 
 from utils.dataloader import Document
 from utils.distributed import sum_on_host
-from utils.examples import IGNORE_INDEX
+from utils.labels import IGNORE_INDEX, learned_positions
 
 AUTO_MODEL = AutoModelForCausalLM
 
@@ -24,6 +24,7 @@ class MicroBatch:
     input_ids: torch.Tensor  # int64 [batch, seq]
     labels: torch.Tensor  # int64 [batch, seq], not shifted, -100 = not learned
     position_ids: torch.Tensor  # int64 [batch, seq], restarting at 0 with every document
+    label_positions: torch.Tensor  # int64 [n], where something is learned in the flattened [batch x seq]
     attention_mask: torch.Tensor | None  # int64 [batch, seq], 1 = token; None under packing
     num_tokens: int  # without padding
     num_label_tokens: int
@@ -43,6 +44,7 @@ class MicroBatch:
             input_ids=function(self.input_ids),
             labels=function(self.labels),
             position_ids=function(self.position_ids),
+            label_positions=function(self.label_positions),
             attention_mask=None if self.attention_mask is None else function(self.attention_mask),
         )
 
@@ -88,6 +90,7 @@ class Collator:
             input_ids=input_ids,
             labels=labels,
             position_ids=position_ids,
+            label_positions=learned_positions(labels),
             attention_mask=None if self.packing else attention_mask,
             num_tokens=sum(lengths),
             num_label_tokens=int((labels != IGNORE_INDEX).sum()),
@@ -117,6 +120,7 @@ def summed_loss(model: nn.Module, batch: MicroBatch) -> torch.Tensor:
         attention_mask=batch.attention_mask,
         position_ids=batch.position_ids,
         labels=batch.labels,
+        label_positions=batch.label_positions,
         use_cache=False,
     )
 

@@ -29,17 +29,17 @@ DATA = ROOT / "datasets/samples/dialogue_summary"
 FLAGS = {
     "--batching_strategy": "packing",
     "--context_length": "512",
-    "--batch_size_training": "4",
-    "--num_epochs": "8",
-    "--lr": "3e-3",
+    "--batch_size_training": "1",
+    "--num_epochs": "2",
+    "--lr": "1.5e-3",
     "--scheduler": "cosine",
-    "--warmup_steps": "20",
+    "--warmup_steps": "50",
     "--gradient_clipping": "True",
     "--fsdp_config.fsdp_activation_checkpointing": "False",
     "--eval_before_training": "True",
-    "--val_batch_size": "8",
+    "--val_batch_size": "4",
     "--num_workers_dataloader": "0",
-    "--log_every_steps": "50",
+    "--log_every_steps": "100",
 }
 
 

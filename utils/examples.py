@@ -9,8 +9,7 @@ from typing import Any
 import numpy as np
 
 from configs.errors import ConfigError
-
-IGNORE_INDEX = -100
+from utils.labels import IGNORE_INDEX
 
 
 @dataclass(frozen=True)

@@ -10,8 +10,8 @@ from transformers import AutoTokenizer, PreTrainedTokenizerBase
 
 from configs.errors import ConfigError
 from configs.run import RunConfig
-from utils.examples import IGNORE_INDEX
 from utils.hub import check_on_hub
+from utils.labels import IGNORE_INDEX
 
 
 class PromptAndAnswer(NamedTuple):

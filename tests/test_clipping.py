@@ -1,0 +1,75 @@
+"""The gradient norm is the exact one, whatever the gradients' dtype, and clipping is torch's."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import nn
+
+from policies.clipping import clip_grad_norm
+
+SHAPES = [(7,), (3, 5), (64, 33), (1,), (128, 128), (2, 3, 4)]
+
+
+def make_parameters(seed: int, scale: float, dtype: torch.dtype = torch.float32) -> list[nn.Parameter]:
+    generator = torch.Generator().manual_seed(seed)
+    parameters = [nn.Parameter(torch.zeros(shape, dtype=dtype)) for shape in SHAPES]
+    for parameter in parameters[:-1]:  # the last took no part in this step
+        parameter.grad = (scale * torch.randn(parameter.shape, generator=generator)).to(dtype)
+    return parameters
+
+
+def exact_norm(parameters: list[nn.Parameter]) -> float:
+    return torch.cat([p.grad.double().flatten() for p in parameters if p.grad is not None]).norm().item()
+
+
+@given(seed=st.integers(0, 10**6), scale=st.floats(1e-6, 1e6), threshold=st.floats(1e-3, 1e3))
+@settings(max_examples=60, deadline=None)
+def test_norm_and_clipped_gradients_are_torchs_own(seed: int, scale: float, threshold: float) -> None:
+    ours, theirs = make_parameters(seed, scale), make_parameters(seed, scale)
+    norm = clip_grad_norm(ours, threshold)
+    wanted = torch.nn.utils.clip_grad_norm_(theirs, threshold)
+    assert norm.item() == pytest.approx(wanted.item(), rel=1e-5)
+    for parameter, other in zip(ours[:-1], theirs[:-1], strict=True):
+        assert torch.allclose(parameter.grad, other.grad, rtol=1e-5, atol=0)
+    assert ours[-1].grad is None
+
+
+@pytest.mark.parametrize("seed", range(5))
+@pytest.mark.parametrize("scale", [1e-3, 1.0, 100.0])
+def test_norm_of_bf16_gradients_is_not_rounded_to_bf16(seed: int, scale: float) -> None:
+    parameters = make_parameters(seed, scale, torch.bfloat16)
+    wanted = exact_norm(parameters)
+    norm = clip_grad_norm(parameters, None)
+    assert norm.dtype == torch.float32
+    assert norm.item() == pytest.approx(wanted, rel=1e-4)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_without_a_threshold_gradients_stay_as_they_are(dtype: torch.dtype) -> None:
+    parameters, untouched = make_parameters(0, 100.0, dtype), make_parameters(0, 100.0, dtype)
+    clip_grad_norm(parameters, None)
+    for parameter, other in zip(parameters[:-1], untouched[:-1], strict=True):
+        assert torch.equal(parameter.grad, other.grad)
+
+
+def test_bf16_gradients_are_clipped_to_the_threshold_and_stay_bf16() -> None:
+    parameters = make_parameters(0, 100.0, torch.bfloat16)
+    clip_grad_norm(parameters, 0.5)
+    assert exact_norm(parameters) == pytest.approx(0.5, rel=5e-3)
+    assert parameters[0].grad.dtype == torch.bfloat16
+
+
+@pytest.mark.parametrize("value", [float("nan"), float("inf")])
+def test_a_gradient_that_is_not_finite_shows_in_the_norm(value: float) -> None:
+    parameters = make_parameters(0, 1.0)
+    parameters[1].grad[0, 0] = value
+    assert not clip_grad_norm(parameters, 1.0).isfinite()
+
+
+def test_gradients_that_are_all_zero_have_norm_zero_and_stay_zero() -> None:
+    parameters = make_parameters(0, 0.0)
+    assert clip_grad_norm(parameters, 1.0).item() == 0
+    assert not any(parameter.grad.any() for parameter in parameters[:-1])

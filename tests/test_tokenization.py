@@ -1,0 +1,171 @@
+"""Prompts and answers as tokens, and tokenizers that lack a pad token, gain one, or outgrow the model."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
+
+import finetuning
+from configs.errors import ConfigError
+from configs.flags import parse_flags
+from policies.loading import grow_embeddings, load_model, load_model_config
+from policies.loss import use_summed_loss
+from tasks.causal_lm import AUTO_MODEL, Collator, summed_loss
+from tests import random_documents
+from tests.processes import train_events
+from utils.tokenization import PromptAndAnswer, load_tokenizer, padding_id, tokenize_pairs
+
+CPU = torch.device("cpu")
+ROWS = [{"q": "Summarize this dialog:\nAnna: Hi!\n", "a": "Anna says hi."}, {"q": "", "a": "Bob left."}]
+
+
+@pytest.fixture
+def tokenizer(tiny_model: Path) -> Any:
+    return AutoTokenizer.from_pretrained(tiny_model)
+
+
+@pytest.fixture
+def save_tokenizer(tiny_model: Path, tmp_path: Path) -> Callable[..., Path]:
+    """A copy of the tiny tokenizer with another pad token."""
+
+    def save(pad_token: str | None) -> Path:
+        tokenizer = AutoTokenizer.from_pretrained(tiny_model)
+        if pad_token is not None:
+            tokenizer.add_special_tokens({"pad_token": pad_token})
+        folder = tmp_path / f"tokenizer-{pad_token}".replace("<", "").replace(">", "")
+        tokenizer.save_pretrained(folder)
+        return folder
+
+    return save
+
+
+def to_pair(row: Any) -> PromptAndAnswer:
+    return PromptAndAnswer(row["q"], row["a"])
+
+
+def load_tiny(folder: Path) -> Any:
+    config = parse_flags(["--model_name", str(folder)])
+    return load_model(config, load_model_config(config), AUTO_MODEL, torch.float32, CPU)
+
+
+def train(model: Path, tokenizer: Path, output: Path, *flags: str) -> list[float]:
+    """Losses of three steps on random documents."""
+    argv = ["--model_name", str(model), "--tokenizer_name", str(tokenizer), "--output_dir", str(output)]
+    argv += ["--dataset", f"{random_documents.__file__}:get_custom_dataset", "--run_validation", "False"]
+    argv += ["--num_workers_dataloader", "0", "--context_length", "64", "--max_train_step", "3", "--lr", "1e-2", *flags]
+    assert finetuning.main(argv) == 0
+    return [event["loss"] for event in train_events(output)]
+
+
+def test_the_answer_and_its_end_are_learned_and_the_prompt_is_not(tokenizer: Any) -> None:
+    for row, example in zip(ROWS, tokenize_pairs(ROWS, tokenizer, to_pair), strict=True):
+        ids, labels = example["input_ids"], example["labels"]
+        prompt = [tokenizer.bos_token_id, *tokenizer.encode(row["q"], add_special_tokens=False)]
+        answer = [*tokenizer.encode(row["a"], add_special_tokens=False), tokenizer.eos_token_id]
+        assert ids == prompt + answer
+        assert labels == [-100] * len(prompt) + answer
+        assert ids[0] == tokenizer.bos_token_id
+        assert ids.count(tokenizer.bos_token_id) == 1
+        assert ids.count(tokenizer.eos_token_id) == 1
+
+
+def test_a_tokenizer_without_a_start_token_starts_with_the_prompt(tokenizer: Any) -> None:
+    tokenizer.bos_token = None
+    example = tokenize_pairs(ROWS, tokenizer, to_pair)[0]
+    assert example["input_ids"][0] == tokenizer.encode(ROWS[0]["q"], add_special_tokens=False)[0]
+
+
+def test_no_rows_are_no_examples(tokenizer: Any) -> None:
+    assert tokenize_pairs([], tokenizer, to_pair) == []
+
+
+def test_a_tokenizer_without_an_end_token_is_refused(tokenizer: Any, tmp_path: Path) -> None:
+    tokenizer.eos_token = None
+    tokenizer.save_pretrained(tmp_path)
+    with pytest.raises(ConfigError, match=r"--tokenizer_name.*eos_token"):
+        load_tokenizer(parse_flags(["--model_name", "anything", "--tokenizer_name", str(tmp_path)]))
+
+
+def test_a_missing_pad_token_stays_missing_and_the_end_token_fills(tiny_model: Path) -> None:
+    tokenizer = load_tokenizer(parse_flags(["--model_name", str(tiny_model)]))
+    assert tokenizer.pad_token_id is None
+    assert padding_id(tokenizer) == tokenizer.eos_token_id
+    assert tokenizer.pad_token_id is None
+    tokenizer.pad_token = "<unk>"
+    assert padding_id(tokenizer) == tokenizer.unk_token_id
+
+
+def test_the_end_tokens_embedding_is_trained(tiny_model: Path, tokenizer: Any) -> None:
+    """With `padding_idx` its gradient would be zero, without a word."""
+    model = load_tiny(tiny_model)
+    assert model.config.pad_token_id is None
+    assert model.get_input_embeddings().padding_idx is None
+    # Untied, so that the head gives this row no gradient of its own.
+    model.lm_head.weight = torch.nn.Parameter(model.lm_head.weight.detach().clone())
+    use_summed_loss(model, 0)
+    end = tokenizer.eos_token_id
+    ids = torch.tensor([5, 6, end, 7, 8, 9]).int().numpy()
+    summed_loss(model, Collator(packing=False, padding_id=padding_id(tokenizer))([[(ids, ids, 0)]])).backward()
+    assert model.get_input_embeddings().weight.grad[end].abs().max() > 0
+
+
+@pytest.mark.parametrize("batching", ["padding", "packing"])
+@pytest.mark.parametrize("pad_token", ["<unk>", "</s>", "<pad>"], ids=["one it had", "the end token", "a new one"])
+def test_a_pad_token_changes_nothing_that_the_model_computes(
+    pad_token: str, batching: str, tiny_model: Path, save_tokenizer: Callable[..., Path], tmp_path: Path
+) -> None:
+    flags = ("--batching_strategy", batching)
+    without = train(tiny_model, save_tokenizer(None), tmp_path / "without", *flags)
+    with_one = train(tiny_model, save_tokenizer(pad_token), tmp_path / "with", *flags)
+    assert with_one == pytest.approx(without, rel=1e-6)
+    for run in ("without", "with"):
+        saved = AutoModelForCausalLM.from_pretrained(tmp_path / run / "model")
+        assert saved.config.pad_token_id is None
+        assert saved.get_input_embeddings().padding_idx is None
+        assert saved.config.vocab_size == AutoConfig.from_pretrained(tiny_model).vocab_size
+    assert AutoTokenizer.from_pretrained(tmp_path / "without/model").pad_token is None
+    assert AutoTokenizer.from_pretrained(tmp_path / "with/model").pad_token == pad_token
+
+
+def test_an_adapter_trains_with_a_tokenizer_that_only_gained_a_pad_token(
+    tiny_model: Path, save_tokenizer: Callable[..., Path], tmp_path: Path
+) -> None:
+    flags = ("--use_peft", "--lora_config.lora_dropout", "0", "--batching_strategy", "padding")
+    without = train(tiny_model, save_tokenizer(None), tmp_path / "without", *flags)
+    assert train(tiny_model, save_tokenizer("<pad>"), tmp_path / "with", *flags) == pytest.approx(without, rel=1e-6)
+
+
+def test_embeddings_grow_where_the_tokenizer_outgrew_the_model(tiny_model: Path, tokenizer: Any) -> None:
+    model = load_tiny(tiny_model)
+    rows = model.get_input_embeddings().num_embeddings
+    before = {name: tensor.clone() for name, tensor in model.state_dict().items()}
+    tokenizer.add_tokens(["<user>", "<assistant>", "<tool>"])
+    lines = grow_embeddings(model, tokenizer, use_peft=False)
+    assert len(lines) == 1
+    assert str(rows) in lines[0]
+    assert model.config.vocab_size == model.get_input_embeddings().num_embeddings == rows + 3
+    for name, tensor in model.state_dict().items():
+        assert torch.equal(tensor[: len(before[name])], before[name]), name
+        assert tensor.isfinite().all()
+    assert model.get_output_embeddings().weight is model.get_input_embeddings().weight
+
+
+def test_embeddings_of_a_model_with_rows_to_spare_do_not_shrink(tiny_model: Path, tokenizer: Any) -> None:
+    model = load_tiny(tiny_model)
+    model.resize_token_embeddings(len(tokenizer) + 8)
+    before = model.get_input_embeddings().weight.clone()
+    tokenizer.add_tokens(["<user>"])
+    assert grow_embeddings(model, tokenizer, use_peft=False) == []
+    assert grow_embeddings(model, tokenizer, use_peft=True) == []
+    assert torch.equal(model.get_input_embeddings().weight, before)
+
+
+def test_an_adapter_refuses_tokens_that_the_model_does_not_have(tiny_model: Path, tokenizer: Any) -> None:
+    tokenizer.add_tokens(["<user>"])
+    with pytest.raises(ConfigError, match="--tokenizer_name"):
+        grow_embeddings(load_tiny(tiny_model), tokenizer, use_peft=True)
