@@ -48,7 +48,9 @@ def test_weights_are_in_the_dtype_that_was_asked_for(
 
 
 @pytest.mark.parametrize("asked", DTYPES)
-def test_random_weights_are_in_the_dtype_that_was_asked_for(asked: torch.dtype, tiny_model: Path, tmp_path: Path) -> None:
+def test_random_weights_are_in_the_dtype_that_was_asked_for(
+    asked: torch.dtype, tiny_model: Path, tmp_path: Path
+) -> None:
     """Also where config.json says another one."""
     AutoModelForCausalLM.from_pretrained(tiny_model, dtype=torch.bfloat16).save_pretrained(tmp_path)
     assert {parameter.dtype for parameter in load(tmp_path, asked, "--random_weights").parameters()} == {asked}

@@ -30,7 +30,7 @@ FLAGS = {
     "--batching_strategy": "packing",
     "--context_length": "512",
     "--batch_size_training": "1",
-    "--num_epochs": "2",
+    "--num_epochs": "3",
     "--lr": "1.5e-3",
     "--scheduler": "cosine",
     "--warmup_steps": "50",

@@ -53,6 +53,7 @@ class Case:
             "False",
         ]
         flags += ["--max_train_step", str(NUM_STEPS), "--num_epochs", "4", "--num_workers_dataloader", "0"]
+        flags += ["--mixed_precision", "False"]  # fp32 on GPUs too
         flags += ["--gradient_clipping", "--gradient_clipping_threshold", "0.5"]
         if self.strategy != "SINGLE":
             flags += ["--enable_fsdp", "--fsdp_config.sharding_strategy", self.strategy]
