@@ -10,13 +10,19 @@ import pytest
 from tests.processes import ProcessGroup
 from tools.make_tiny_model import make_tiny_model
 
+TINY = {"vocab_size": 600, "hidden_size": 32, "intermediate_size": 64, "num_layers": 2, "num_heads": 4}
+
 
 @pytest.fixture(scope="session")
 def tiny_model(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A Llama of two small layers, untied, with a tokenizer made from the samples."""
-    folder = tmp_path_factory.mktemp("models") / "tiny"
-    make_tiny_model(folder, vocab_size=600, hidden_size=32, intermediate_size=64, num_layers=2, num_heads=4)
-    return folder
+    return make_tiny_model(tmp_path_factory.mktemp("models") / "tiny", tie_word_embeddings=False, **TINY)
+
+
+@pytest.fixture(scope="session")
+def tied_model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The same, its head sharing the embedding's weight."""
+    return make_tiny_model(tmp_path_factory.mktemp("models") / "tied", tie_word_embeddings=True, **TINY)
 
 
 @pytest.fixture(scope="session")

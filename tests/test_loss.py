@@ -192,6 +192,23 @@ def test_recomputed_layers_change_neither_loss_nor_gradients(name: str) -> None:
         assert torch.allclose(parameter.grad, other.grad, rtol=1e-5, atol=1e-6)
 
 
+@pytest.mark.parametrize("chunk_size", [0, 7])
+def test_naming_the_label_positions_changes_neither_loss_nor_gradients(chunk_size: int) -> None:
+    """They only spare the head the positions at which nothing is learned."""
+    reference = make_model("gemma2")
+    model = copy.deepcopy(reference)
+    for each in (reference, model):
+        use_summed_loss(each, chunk_size)
+    batch = make_batch()
+    inputs = {"input_ids": batch.input_ids, "attention_mask": batch.attention_mask, "labels": batch.labels}
+    wanted, loss = reference(**inputs), summed_loss(model, batch)
+    wanted.backward()
+    loss.backward()
+    assert loss.item() == pytest.approx(wanted.item(), rel=1e-6)
+    for parameter, other in zip(model.parameters(), reference.parameters(), strict=True):
+        assert torch.allclose(parameter.grad, other.grad, rtol=1e-4, atol=1e-6)
+
+
 def test_bf16_logits_are_summed_in_fp32() -> None:
     generator = torch.Generator().manual_seed(0)
     logits = (4 * torch.randn(500, VOCAB, generator=generator)).bfloat16()

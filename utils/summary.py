@@ -38,11 +38,13 @@ def start_summary(config: RunConfig, env: Environment, facts: dict[str, Any], re
     return lines
 
 
-def print_end_table(events: Iterable[dict[str, Any]], *, world_size: int, device_type: str) -> None:
+def print_end_table(
+    events: Iterable[dict[str, Any]], *, world_size: int, device_type: str, console: Console | None = None
+) -> None:
     """The run in one glance: what held the memory at each phase of the last observed step, and the results."""
     events = list(events)
     memory = [event for event in events if event["event"] == "memory"]
-    console = Console(highlight=False)
+    console = console or Console(highlight=False)
     if not console.is_terminal:
         console.width = 110  # a log file has no width of its own
     if memory:

@@ -95,9 +95,15 @@ COMMAND_LINE_CASES = [
 
 
 @pytest.fixture(scope="module")
-def references(tiny_model: Path) -> dict[tuple[str, str], list[tuple[float, float]]]:
+def models(tiny_model: Path, tied_model: Path) -> dict[str, Path]:
+    """Untied and tied embeddings are sharded differently: each takes half of the cases."""
+    return {"packing": tiny_model, "padding": tied_model}
+
+
+@pytest.fixture(scope="module")
+def references(models: dict[str, Path]) -> dict[tuple[str, str], list[tuple[float, float]]]:
     return {
-        (method, batching): reference_run(tiny_model, method, batching)
+        (method, batching): reference_run(models[batching], method, batching)
         for method, batching in itertools.product(["full", "lora"], ["packing", "padding"])
     }
 
@@ -150,16 +156,18 @@ def assert_agrees(output: Path, reference: list[tuple[float, float]]) -> None:
 
 @pytest.mark.parametrize("case", CASES, ids=str)
 def test_losses_and_grad_norms_are_those_of_a_plain_loop(
-    case: Case, references: dict, tiny_model: Path, process_group: ProcessGroup, tmp_path: Path
+    case: Case, references: dict, models: dict[str, Path], process_group: ProcessGroup, tmp_path: Path
 ) -> None:
-    process_group.train(case.flags(tiny_model, tmp_path / "run"), world_size=case.split[0])
+    process_group.train(case.flags(models[case.batching], tmp_path / "run"), world_size=case.split[0])
     assert_agrees(tmp_path / "run", references[case.method, case.batching])
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("case", COMMAND_LINE_CASES, ids=str)
-def test_so_they_are_through_the_command_line(case: Case, references: dict, tiny_model: Path, tmp_path: Path) -> None:
+def test_so_they_are_through_the_command_line(
+    case: Case, references: dict, models: dict[str, Path], tmp_path: Path
+) -> None:
     launched = case.split[0] > 1 or case.strategy != "SINGLE"
-    done = run_command(*case.flags(tiny_model, tmp_path / "run"), nproc=case.split[0] if launched else None)
+    done = run_command(*case.flags(models[case.batching], tmp_path / "run"), nproc=case.split[0] if launched else None)
     assert done.returncode == 0, done.stderr
     assert_agrees(tmp_path / "run", references[case.method, case.batching])

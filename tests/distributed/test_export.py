@@ -1,0 +1,202 @@
+"""The saved folder: plain transformers and peft load it and find the weights that the run evaluated."""
+
+from __future__ import annotations
+
+import itertools
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+import yaml
+from peft import PeftModel
+from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
+
+from tests import random_documents
+from tests.processes import ProcessGroup, read_metrics, train_events
+
+LAYOUTS = {"SINGLE": (1, []), "NO_SHARD": (2, []), "FULL_SHARD": (2, ["--enable_fsdp"])}
+TIES, METHODS = ("tied", "untied"), ("full", "lora")
+LORA = ["--use_peft", "--lora_config.r", "4", "--lora_config.lora_dropout", "0"]
+LORA += ["--lora_config.target_modules", "q_proj,v_proj,down_proj"]
+TOLERANCE = 1e-5
+
+
+@pytest.fixture(scope="module")
+def models(tiny_model: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
+    """The tiny model, whose embeddings are tied, and one like it with a head of its own."""
+    config = AutoConfig.from_pretrained(tiny_model)
+    assert config.tie_word_embeddings
+    config.tie_word_embeddings = False
+    untied = tmp_path_factory.mktemp("untied")
+    torch.manual_seed(1)
+    AutoModelForCausalLM.from_config(config, dtype=torch.float32).save_pretrained(untied)
+    AutoTokenizer.from_pretrained(tiny_model).save_pretrained(untied)
+    return {"tied": tiny_model, "untied": untied}
+
+
+def flags_of(model: Path, output: Path, *flags: str) -> list[str]:
+    common = ["--model_name", str(model), "--output_dir", str(output), "--num_workers_dataloader", "0"]
+    common += ["--dataset", f"{random_documents.__file__}:get_custom_dataset", "--context_length", "96"]
+    return [*common, "--batch_size_training", "1", "--global_batch_size", "4", *flags]
+
+
+@pytest.fixture(scope="module")
+def runs(models: dict[str, Path], process_group: ProcessGroup, tmp_path_factory: pytest.TempPathFactory) -> dict:
+    folders = {}
+    for layout, tie, method in itertools.product(LAYOUTS, TIES, METHODS):
+        ranks, flags = LAYOUTS[layout]
+        folder = tmp_path_factory.mktemp("export") / "run"
+        flags = [*flags, "--max_train_step", "4", "--lr", "5e-3", *(LORA if method == "lora" else [])]
+        process_group.train(flags_of(models[tie], folder, *flags), ranks)
+        folders[layout, tie, method] = folder
+    return folders
+
+
+def load_plain(run: Path, base: Path) -> Any:
+    """As a user would: nothing of the project's."""
+    if (run / "model").exists():
+        return AutoModelForCausalLM.from_pretrained(run / "model", dtype=torch.float32)
+    return PeftModel.from_pretrained(AutoModelForCausalLM.from_pretrained(base, dtype=torch.float32), run / "adapter")
+
+
+def plain_eval_loss(model: Any) -> float:
+    """Mean loss over the validation set's label tokens, one document at a time."""
+    total, count = 0.0, 0
+    with torch.no_grad():
+        for document in random_documents.get_custom_dataset(None, None, "validation"):
+            logits = model(input_ids=torch.tensor([document["input_ids"]])).logits[0, :-1]
+            targets = torch.tensor(document["labels"][1:])
+            total += F.cross_entropy(logits, targets, reduction="sum").item()
+            count += int((targets != -100).sum())
+    return total / count
+
+
+def eval_events(run: Path) -> list[dict[str, Any]]:
+    return [event for event in read_metrics(run) if event["event"] == "eval"]
+
+
+CASES = list(itertools.product(LAYOUTS, TIES, METHODS))
+
+
+@pytest.mark.parametrize(("layout", "tie", "method"), CASES)
+def test_the_saved_folder_has_the_loss_that_the_run_evaluated(
+    layout: str, tie: str, method: str, runs: dict, models: dict[str, Path]
+) -> None:
+    run = runs[layout, tie, method]
+    loss = plain_eval_loss(load_plain(run, models[tie]).eval())
+    assert loss == pytest.approx(eval_events(run)[-1]["loss"], rel=TOLERANCE)
+    assert loss != pytest.approx(plain_eval_loss(AutoModelForCausalLM.from_pretrained(models[tie])), rel=1e-4)
+
+
+@pytest.mark.parametrize(("tie", "method"), itertools.product(TIES, METHODS))
+def test_every_layout_saves_the_same_weights(tie: str, method: str, runs: dict, models: dict[str, Path]) -> None:
+    wanted = load_plain(runs["SINGLE", tie, method], models[tie]).state_dict()
+    for layout in ("NO_SHARD", "FULL_SHARD"):
+        found = load_plain(runs[layout, tie, method], models[tie]).state_dict()
+        assert found.keys() == wanted.keys()
+        for name, tensor in wanted.items():
+            assert (found[name] - tensor).abs().max() < 1e-4, f"{layout}: {name}"
+
+
+@pytest.mark.parametrize(("layout", "tie"), itertools.product(LAYOUTS, TIES))
+def test_the_saved_config_is_the_base_models_own(layout: str, tie: str, runs: dict, models: dict[str, Path]) -> None:
+    """The class that wraps the model in training is not the model's, and what training switches off is not its wish."""
+    saved = json.loads((runs[layout, tie, "full"] / "model/config.json").read_text())
+    base = json.loads((models[tie] / "config.json").read_text())
+    assert saved["architectures"] == ["LlamaForCausalLM"]
+    assert saved == base
+
+
+@pytest.mark.parametrize(("layout", "tie", "method"), CASES)
+def test_the_tokenizer_is_beside_the_weights(
+    layout: str, tie: str, method: str, runs: dict, models: dict[str, Path]
+) -> None:
+    saved = AutoTokenizer.from_pretrained(runs[layout, tie, method] / ("model" if method == "full" else "adapter"))
+    base = AutoTokenizer.from_pretrained(models[tie])
+    text = "Anna: shall we meet at 6?\nBob: yes!"
+    assert saved(text).input_ids == base(text).input_ids
+    assert (saved.bos_token, saved.eos_token, saved.pad_token) == (base.bos_token, base.eos_token, base.pad_token)
+    assert len(saved) == len(base)
+
+
+@pytest.mark.parametrize(("layout", "tie"), itertools.product(LAYOUTS, TIES))
+def test_an_adapter_folder_holds_the_adapter_alone_and_names_its_base(
+    layout: str, tie: str, runs: dict, models: dict[str, Path]
+) -> None:
+    folder = runs[layout, tie, "lora"] / "adapter"
+    assert not list(folder.glob("model*.safetensors"))
+    assert (folder / "adapter_model.safetensors").stat().st_size < 100_000
+    settings = json.loads((folder / "adapter_config.json").read_text())
+    assert settings["base_model_name_or_path"] == str(models[tie])
+    assert settings["inference_mode"] is True
+    assert settings["r"] == 4
+
+
+@pytest.mark.parametrize(("layout", "tie", "method"), CASES)
+def test_a_finished_run_leaves_this_and_nothing_half_written(layout: str, tie: str, method: str, runs: dict) -> None:
+    run = runs[layout, tie, method]
+    weights = "model" if method == "full" else "adapter"
+    assert sorted(path.name for path in run.iterdir()) == sorted([weights, "metrics.jsonl", "run.yaml"])
+    assert yaml.safe_load((run / "run.yaml").read_text())["saved"] == {"step": 4, "folder": weights}
+
+
+@pytest.mark.parametrize(("layout", "tie"), itertools.product(LAYOUTS, TIES))
+def test_training_goes_on_from_a_saved_adapter(
+    layout: str, tie: str, runs: dict, models: dict[str, Path], process_group: ProcessGroup, tmp_path: Path
+) -> None:
+    before = runs[layout, tie, "lora"]
+    ranks, flags = LAYOUTS[layout]
+    flags = [*flags, "--use_peft", "--from_peft_checkpoint", str(before / "adapter"), "--eval_before_training"]
+    flags += ["--max_train_step", "3", "--lr", "1e-2"]
+    process_group.train(flags_of(models[tie], tmp_path / "run", *flags), ranks)
+    assert eval_events(tmp_path / "run")[0]["loss"] == pytest.approx(eval_events(before)[-1]["loss"], rel=TOLERANCE)
+    steps = train_events(tmp_path / "run")
+    assert all(event["grad_norm"] > 0 for event in steps)
+    after = load_plain(tmp_path / "run", models[tie])
+    assert plain_eval_loss(after) == pytest.approx(eval_events(tmp_path / "run")[-1]["loss"], rel=TOLERANCE)
+
+
+@pytest.mark.parametrize("method", METHODS)
+@pytest.mark.parametrize("layout", ["SINGLE", "FULL_SHARD"])
+def test_the_best_evaluations_weights_are_kept_and_not_the_last(
+    layout: str, method: str, models: dict[str, Path], process_group: ProcessGroup, tmp_path: Path
+) -> None:
+    """The learning rate rises until the run gets worse."""
+    ranks, flags = LAYOUTS[layout]
+    flags = [*flags, "--eval_every_steps", "2", "--max_train_step", "18", "--warmup_steps", "18"]
+    flags += ["--lr", "0.3", *(LORA if method == "lora" else [])]
+    run = tmp_path / "run"
+    process_group.train(flags_of(models["tied"], run, *flags), ranks)
+    evals = eval_events(run)
+    best = min(evals, key=lambda event: event["loss"])
+    assert best["loss"] < evals[-1]["loss"] - 0.01, "the run did not get worse: the test shows nothing"
+    assert best is not evals[0]
+    loss = plain_eval_loss(load_plain(run, models["tied"]).eval())
+    assert loss == pytest.approx(best["loss"], rel=TOLERANCE)
+    assert yaml.safe_load((run / "run.yaml").read_text())["saved"]["step"] == best["step"]
+    assert read_metrics(run)[-1]["best_eval_loss"] == best["loss"]
+    assert not list(run.glob("*.incomplete"))
+    assert not list(run.glob("*.replaced"))
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_without_validation_the_last_weights_are_saved(
+    layout: str, models: dict[str, Path], process_group: ProcessGroup, tmp_path: Path
+) -> None:
+    ranks, flags = LAYOUTS[layout]
+    process_group.train(
+        flags_of(models["tied"], tmp_path / "a", *flags, "--run_validation", "False", "--max_train_step", "4"), ranks
+    )
+    process_group.train(flags_of(models["tied"], tmp_path / "b", *flags, "--max_train_step", "4"), ranks)
+    found, wanted = load_plain(tmp_path / "a", models["tied"]), load_plain(tmp_path / "b", models["tied"])
+    for name, tensor in wanted.state_dict().items():
+        assert torch.allclose(found.state_dict()[name], tensor, atol=1e-6), name
+
+
+def test_save_model_false_saves_nothing(models: dict[str, Path], process_group: ProcessGroup, tmp_path: Path) -> None:
+    flags = ["--save_model", "False", "--max_train_step", "1"]
+    process_group.train(flags_of(models["tied"], tmp_path / "run", *flags), 1)
+    assert sorted(path.name for path in (tmp_path / "run").iterdir()) == ["metrics.jsonl", "run.yaml"]
