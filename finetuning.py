@@ -33,6 +33,7 @@ from configs.run import RunConfig
 from planning.preflight import batch_layout, check_environment, resolve_context_length
 from policies import apply_policies
 from policies.activation_checkpointing import checkpointing_mode
+from policies.attention import check_packing_isolates
 from policies.clipping import clip_grad_norm
 from policies.mixed_precision import resolve_precision
 from policies.optimizer import build_optimizer, build_scheduler
@@ -57,7 +58,7 @@ from utils.quiet import quiet_libraries
 from utils.run_folder import add_to_run_yaml, create_run_folder
 from utils.seeding import seed_everything
 from utils.summary import print_end_table, start_summary
-from utils.tokenization import load_tokenizer, padding_id
+from utils.tokenization import load_tokenizer, num_rows_needed, padding_id
 
 
 class NonFiniteError(Exception):
@@ -217,7 +218,7 @@ def train(job: Job) -> None:
             seconds = time.perf_counter() - step_started
             epoch_loss_sum += loss.item() * counts.num_label_tokens
             epoch_tokens += counts.num_label_tokens
-            rates = job.flops.rates(counts.num_tokens, counts.num_attended_pairs, seconds, env.world_size)
+            rates = job.flops.rates(counts, seconds, env.world_size)
             event = {
                 "step": step,
                 "epoch": epoch,
@@ -276,7 +277,7 @@ def describe_non_finite(step: int, error: NonFiniteError, micro_batches: Sequenc
         suspects, what = sorted(row for rows in every for row in rows), "gradient"
     return (
         f"step {step}: the {what} is not finite, and the update was not made; rows of the training data in it: "
-        f"{', '.join(map(str, suspects))}. Look at those rows, or lower --lr, or give --gradient_clipping"
+        f"{', '.join(str(row + 1) for row in suspects)}. Look at those rows, or lower --lr, or give --gradient_clipping"
     )
 
 
@@ -301,7 +302,7 @@ def prepare(config: RunConfig, env: Environment) -> Job:
     model_config = loading.load_model_config(config)
     context_length, length_notes = resolve_context_length(config, model_config)
     tokenizer = load_tokenizer(config)
-    vocab_size = max(model_config.get_text_config().vocab_size, len(tokenizer))
+    vocab_size = max(model_config.get_text_config().vocab_size, num_rows_needed(tokenizer))
     data = load_data(config, tokenizer, vocab_size=vocab_size, context_length=context_length)
     print_rank_zero(env, *config.notes, *notes, *length_notes, *data.notes)
 
@@ -313,7 +314,9 @@ def prepare(config: RunConfig, env: Environment) -> Job:
     model = apply_policies(model, config, precision=precision, layout=layout, env=env)
     optimizer = build_optimizer(model, config)
     packing = train_config.batching_strategy == "packing"
-    collate = task.Collator(packing=packing, padding_id=padding_id(tokenizer))
+    if packing:
+        check_packing_isolates(model, vocab_size, env.device)
+    collate = task.Collator(packing=packing, padding_id=padding_id(tokenizer, vocab_size))
     train_loader, eval_loader = make_loaders(data, config, batches, env, collate)
     num_steps = len(train_loader) * train_config.num_epochs
     if train_config.max_train_step:

@@ -52,9 +52,16 @@ def export_model(model: nn.Module, tokenizer: Any, run_folder: Path) -> Path:
     return on_rank_zero(write)
 
 
+def keep_trained(model: nn.Module, state_dict: dict[str, Any]) -> dict[str, Any]:
+    """The trained entries alone; torch's own option leaves the second name of a frozen tied weight in."""
+    trained = {name for name, p in model.named_parameters(remove_duplicate=False) if p.requires_grad}
+    return {name: value for name, value in state_dict.items() if name in trained}
+
+
 def _gathered_state_dict(model: Any) -> dict[str, Any]:
     """Whole tensors on rank 0's host, nothing elsewhere; of a model with adapters only what was trained."""
     options = StateDictOptions(
         full_state_dict=True, cpu_offload=True, ignore_frozen_params=isinstance(model, PeftModel)
     )
-    return get_model_state_dict(model, options=options)
+    state_dict = get_model_state_dict(model, options=options)
+    return keep_trained(model, state_dict) if isinstance(model, PeftModel) else state_dict

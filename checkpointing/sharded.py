@@ -11,6 +11,7 @@ from torch import nn
 from torch.distributed.checkpoint.state_dict import StateDictOptions, get_model_state_dict, get_optimizer_state_dict
 from torch.optim import Optimizer
 
+from checkpointing.export import keep_trained
 from policies.sharding import unwrap
 
 
@@ -24,7 +25,7 @@ def save_sharded(model: nn.Module, optimizer: Optimizer | None, folder: Path) ->
     """
     options = StateDictOptions(ignore_frozen_params=True)
     inner = unwrap(model)
-    state: dict[str, Any] = {"model": get_model_state_dict(inner, options=options)}
+    state: dict[str, Any] = {"model": keep_trained(inner, get_model_state_dict(inner, options=options))}
     if optimizer is not None:
         state["optimizer"] = get_optimizer_state_dict(inner, optimizer, options=options)
     marker = folder / "COMPLETE"

@@ -29,7 +29,6 @@ def apply_policies(
         The model to call: `model(..., labels=labels)` gives the summed loss.
     """
     causal_lm = model
-    causal_lm.config.use_cache = False  # a KV cache would let attention cross packed documents
     # The loss comes before all else: its code runs inside whatever wraps the model, where sharded weights are whole.
     use_summed_loss(causal_lm, config.train_config.loss_chunk_size)
     layers, units = find_layers(causal_lm), find_units(causal_lm)  # sharding renames their classes

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +22,7 @@ def apply_adapters(model: nn.Module, config: RunConfig) -> Any:
     train, lora = config.train_config, config.lora_config
     if train.from_peft_checkpoint:
         return _load_adapter(model, train.from_peft_checkpoint)
+    _check_targets(model, lora.target_modules)
     settings = peft.LoraConfig(
         r=lora.r,
         lora_alpha=lora.lora_alpha,
@@ -28,18 +30,20 @@ def apply_adapters(model: nn.Module, config: RunConfig) -> Any:
         target_modules=list(lora.target_modules),
         task_type="CAUSAL_LM",
     )
-    try:
-        return peft.get_peft_model(model, settings)
-    except ValueError as error:
-        if "not found in the base model" not in str(error) and "No modules were targeted" not in str(error):
-            raise
-        names = sorted(
-            {name.rpartition(".")[2] for name, module in model.named_modules() if isinstance(module, nn.Linear)}
-        )
-        raise ConfigError(
-            f"--lora_config.target_modules: {', '.join(lora.target_modules)} match nothing in this model; "
-            f"its linear layers are {', '.join(names)}"
-        ) from error
+    return peft.get_peft_model(model, settings)
+
+
+def _check_targets(model: nn.Module, targets: Sequence[str]) -> None:
+    """Every name must match a module; peft itself is content with one of them."""
+    names = [name for name, _ in model.named_modules()]
+    for target in targets:
+        if not any(name == target or name.endswith(f".{target}") for name in names):
+            matrices = [name for name, parameter in model.named_parameters() if parameter.dim() == 2]
+            linear = {name.removesuffix(".weight").rpartition(".")[2] for name in matrices}
+            raise ConfigError(
+                f"--lora_config.target_modules: {target} matches nothing in this model; name some of "
+                f"{', '.join(sorted(linear))}"
+            )
 
 
 def _load_adapter(model: nn.Module, path: str) -> Any:

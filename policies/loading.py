@@ -10,7 +10,8 @@ from transformers import AutoConfig, PretrainedConfig
 
 from configs.errors import ConfigError
 from configs.run import RunConfig
-from utils.hub import check_on_hub
+from utils.hub import check_on_hub, explain
+from utils.tokenization import num_rows_needed
 
 
 def load_model_config(config: RunConfig) -> PretrainedConfig:
@@ -30,8 +31,7 @@ def load_model_config(config: RunConfig) -> PretrainedConfig:
     try:
         return AutoConfig.from_pretrained(train.model_name, trust_remote_code=train.trust_remote_code)
     except Exception as error:
-        reason = " ".join(str(error).split())[:300]
-        raise ConfigError(f"--model_name: the config of {train.model_name!r} cannot be read ({reason})") from error
+        raise ConfigError(f"--model_name: {train.model_name!r} cannot be read ({explain(error)})") from error
 
 
 def _check_folder(folder: Path, *, needs_weights: bool) -> None:
@@ -80,10 +80,7 @@ def load_model(
         )
     except Exception as error:
         flag = "--use_fast_kernels" if "attention" in str(error) and train.use_fast_kernels else "--model_name"
-        reason = " ".join(str(error).split())[:300]
-        raise ConfigError(
-            f"{flag}: {train.model_name} could not be loaded ({type(error).__name__}: {reason})"
-        ) from error
+        raise ConfigError(f"{flag}: {train.model_name} could not be loaded ({explain(error)})") from error
     missing = sorted(report.get("missing_keys", ()))
     if missing:
         raise ConfigError(
@@ -102,13 +99,13 @@ def grow_embeddings(model: Any, tokenizer: Any, *, use_peft: bool) -> list[str]:
     Raises:
         ConfigError: under LoRA, whose adapter could not hold the new rows.
     """
-    rows = model.get_input_embeddings().num_embeddings
-    if len(tokenizer) <= rows:
+    rows, needed = model.get_input_embeddings().num_embeddings, num_rows_needed(tokenizer)
+    if needed <= rows:
         return []
     if use_peft:
         raise ConfigError(
-            f"--tokenizer_name: the tokenizer has {len(tokenizer)} tokens, the model {rows}, and an adapter cannot "
+            f"--tokenizer_name: the tokenizer has {needed} tokens, the model {rows}, and an adapter cannot "
             "hold new embeddings; resize and save the base model first, or train without --use_peft"
         )
-    model.resize_token_embeddings(len(tokenizer))
-    return [f"embeddings grown from {rows} to {len(tokenizer)} rows: the tokenizer has more tokens than the model"]
+    model.resize_token_embeddings(needed)
+    return [f"embeddings grown from {rows} to {needed} rows: the tokenizer has more tokens than the model"]

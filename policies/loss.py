@@ -80,12 +80,20 @@ def use_summed_loss(model: Any, chunk_size: int) -> None:
     model.forward = forward
 
 
+class _Hidden(BaseModelOutputWithPast):
+    """A decoder's output whose other fields are None, whichever of them the head's code asks for."""
+
+    def __getattr__(self, name: str) -> None:
+        if name.startswith("__"):
+            raise AttributeError(name)
+
+
 @contextmanager
 def _decoder_returns(decoder: nn.Module, hidden: torch.Tensor) -> Iterator[None]:
     """While this lasts, calling `decoder` returns `hidden` ([1, tokens, hidden_size]) without computing anything."""
     had_own = "forward" in decoder.__dict__
     before = decoder.forward
-    decoder.forward = lambda *args, **kwargs: BaseModelOutputWithPast(last_hidden_state=hidden)
+    decoder.forward = lambda *args, **kwargs: _Hidden(last_hidden_state=hidden)
     try:
         yield
     finally:

@@ -12,7 +12,7 @@ from configs.run import RunConfig
 
 
 def build_optimizer(model: nn.Module, config: RunConfig) -> Optimizer:
-    """The optimizer over what is trainable, and nothing else; one fused kernel steps all of it.
+    """The optimizer over what is trainable, and nothing else, stepping all tensors together.
 
     Raises:
         ConfigError: where nothing is trainable.
@@ -23,7 +23,8 @@ def build_optimizer(model: nn.Module, config: RunConfig) -> Optimizer:
         raise ConfigError("--use_peft: nothing is trainable in this model; check the adapter or the frozen layers")
     if config.fsdp_config.optimizer == "SGD":
         momentum = train.momentum or 0.0
-        return SGD(parameters, lr=train.lr, momentum=momentum, weight_decay=train.weight_decay, fused=True)
+        # foreach: torch 2.13 has no sharding rule for the fused kernel of SGD.
+        return SGD(parameters, lr=train.lr, momentum=momentum, weight_decay=train.weight_decay, foreach=True)
     return AdamW(parameters, lr=train.lr, weight_decay=train.weight_decay, fused=True)
 
 

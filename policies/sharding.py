@@ -60,13 +60,13 @@ def choose_layout(config: RunConfig, precision: Precision, env: Environment) -> 
 def _hybrid_mesh_shape(config: RunConfig, env: Environment) -> tuple[int, int]:
     fsdp, world_size = config.fsdp_config, env.world_size
     if fsdp.replica_group_size and not fsdp.sharding_group_size:
-        sharding = world_size // fsdp.replica_group_size
+        flag, sharding = "replica_group_size", max(1, world_size // fsdp.replica_group_size)
     else:
-        sharding = fsdp.sharding_group_size or env.local_world_size
+        flag, sharding = "sharding_group_size", fsdp.sharding_group_size or env.local_world_size
     replicas = fsdp.replica_group_size or max(1, world_size // sharding)
     if replicas * sharding != world_size:
         raise ConfigError(
-            f"--fsdp_config.sharding_group_size: {replicas} copies x {sharding} ranks is not the world "
+            f"--fsdp_config.{flag}: {replicas} copies x {sharding} ranks is not the world "
             f"size {world_size}; give group sizes whose product it is, or leave them 0"
         )
     return replicas, sharding

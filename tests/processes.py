@@ -51,7 +51,7 @@ def _serve(rank: int, connection: Any) -> None:
     import finetuning
 
     while (request := connection.recv()) is not None:
-        argv, world_size, port = request
+        number, argv, world_size, port = request
         os.environ.update(
             RANK=str(rank),
             LOCAL_RANK=str(rank),
@@ -67,7 +67,9 @@ def _serve(rank: int, connection: Any) -> None:
             except BaseException:
                 traceback.print_exc()
                 status = 1
-        connection.send(Outcome(status, out.getvalue(), err.getvalue()))
+        if torch.distributed.is_initialized():
+            torch.distributed.destroy_process_group()
+        connection.send((number, Outcome(status, out.getvalue(), err.getvalue())))
 
 
 class ProcessGroup:
@@ -75,7 +77,7 @@ class ProcessGroup:
 
     def __init__(self, size: int) -> None:
         context = multiprocessing.get_context("spawn")
-        self.connections, self.processes = [], []
+        self.connections, self.processes, self.number = [], [], 0
         for rank in range(size):
             ours, theirs = context.Pipe()
             process = context.Process(target=_serve, args=(rank, theirs), daemon=False)
@@ -85,14 +87,17 @@ class ProcessGroup:
 
     def run(self, argv: Sequence[str], world_size: int, timeout_seconds: float = 300) -> list[Outcome]:
         """Run with these flags on `world_size` ranks; the outcomes by rank."""
-        port = free_port()
+        port, self.number = free_port(), self.number + 1
         for connection in self.connections[:world_size]:
-            connection.send((list(argv), world_size, port))
+            connection.send((self.number, list(argv), world_size, port))
         outcomes = []
         for rank, connection in enumerate(self.connections[:world_size]):
-            if not connection.poll(timeout_seconds):
-                raise TimeoutError(f"rank {rank} did not end within {timeout_seconds} s: {argv}")
-            outcomes.append(connection.recv())
+            number = 0
+            while number != self.number:  # a reply that is older belongs to a run that was given up
+                if not connection.poll(timeout_seconds):
+                    raise TimeoutError(f"rank {rank} did not end within {timeout_seconds} s: {argv}")
+                number, outcome = connection.recv()
+            outcomes.append(outcome)
         return outcomes
 
     def train(self, argv: Sequence[str], world_size: int) -> list[Outcome]:

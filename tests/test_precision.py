@@ -9,6 +9,7 @@ import pytest
 import torch
 from safetensors.torch import load_file
 from torch.distributed.checkpoint import FileSystemReader
+from transformers import AutoModelForCausalLM
 
 from configs.flags import parse_flags
 from policies.mixed_precision import resolve_precision
@@ -90,12 +91,15 @@ def stored_dtypes(run: Path) -> dict[str, torch.dtype]:
 
 @pytest.mark.parametrize("layout", LAYOUTS)
 @pytest.mark.parametrize("mode", ["fp32", "bf16-mixed", "bf16-true"])
-def test_weights_and_optimizer_states_are_bf16_under_pure_bf16_alone(mode: str, layout: str, runs: dict) -> None:
+def test_weights_and_optimizer_states_are_bf16_under_pure_bf16_alone(
+    mode: str, layout: str, runs: dict, tiny_model: Path
+) -> None:
     wanted = BF16 if mode == "bf16-true" else FP32
     run = runs[mode, layout, "full"]
     assert {tensor.dtype for tensor in load_file(run / "model/model.safetensors").values()} == {wanted}
     states = {key: dtype for key, dtype in stored_dtypes(run).items() if "exp_avg" in key}
-    assert len(states) == 2 * 20  # tied: 20 weights, two averages each
+    num_weights = len(list(AutoModelForCausalLM.from_pretrained(tiny_model).parameters()))
+    assert len(states) == 2 * num_weights  # two averages each
     assert set(states.values()) == {wanted}
     assert {dtype for key, dtype in stored_dtypes(run).items() if key.startswith("model.")} == {wanted}
 

@@ -140,8 +140,14 @@ def test_an_adapter_trains_with_a_tokenizer_that_only_gained_a_pad_token(
     assert train(tiny_model, save_tokenizer("<pad>"), tmp_path / "with", *flags) == pytest.approx(without, rel=1e-6)
 
 
-def test_embeddings_grow_where_the_tokenizer_outgrew_the_model(tiny_model: Path, tokenizer: Any) -> None:
-    model = load_tiny(tiny_model)
+@pytest.mark.parametrize("tied", [True, False], ids=["tied", "untied"])
+def test_embeddings_grow_where_the_tokenizer_outgrew_the_model(
+    tied: bool, tiny_model: Path, tokenizer: Any, tmp_path: Path
+) -> None:
+    config = AutoConfig.from_pretrained(tiny_model)
+    config.tie_word_embeddings = tied
+    AutoModelForCausalLM.from_config(config).save_pretrained(tmp_path)
+    model = load_tiny(tmp_path)
     rows = model.get_input_embeddings().num_embeddings
     before = {name: tensor.clone() for name, tensor in model.state_dict().items()}
     tokenizer.add_tokens(["<user>", "<assistant>", "<tool>"])
@@ -152,7 +158,8 @@ def test_embeddings_grow_where_the_tokenizer_outgrew_the_model(tiny_model: Path,
     for name, tensor in model.state_dict().items():
         assert torch.equal(tensor[: len(before[name])], before[name]), name
         assert tensor.isfinite().all()
-    assert model.get_output_embeddings().weight is model.get_input_embeddings().weight
+    assert len(model.get_output_embeddings().weight) == rows + 3
+    assert (model.get_output_embeddings().weight is model.get_input_embeddings().weight) == tied
 
 
 def test_embeddings_of_a_model_with_rows_to_spare_do_not_shrink(tiny_model: Path, tokenizer: Any) -> None:

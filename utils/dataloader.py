@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
+import torch
 from torch.utils.data import DataLoader, Dataset, Sampler
 
 from utils.examples import Examples
@@ -119,6 +120,7 @@ class StepLoader:
             num_workers=num_workers,
             persistent_workers=num_workers > 0,
             pin_memory=pin_memory,
+            generator=torch.Generator(),  # not the global one: reading data must not change dropout
         )
 
     def __len__(self) -> int:

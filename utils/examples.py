@@ -11,6 +11,8 @@ import numpy as np
 from configs.errors import ConfigError
 from utils.labels import IGNORE_INDEX
 
+LIMITS = np.iinfo(np.int32)
+
 
 @dataclass(frozen=True)
 class Examples:
@@ -23,7 +25,7 @@ class Examples:
     input_ids: np.ndarray  # int32 [tokens]
     labels: np.ndarray  # int32 [tokens]
     offsets: np.ndarray  # int64 [documents + 1]
-    source_rows: np.ndarray  # int64 [documents]: the row of the data file, for error messages
+    source_rows: np.ndarray  # int64 [documents]: the row of the data, from 0; messages count from 1
     num_truncated: int = 0
     num_tokens_cut: int = 0
     num_without_label: int = 0
@@ -79,14 +81,15 @@ def load_examples(
     name = f"{getattr(recipe, '__name__', 'recipe')}, split {split!r}"
     try:
         rows = recipe(dataset_config, tokenizer, split)
+        if rows is None:
+            raise ConfigError(f"dataset ({name}): the function returned nothing; return a list of tokenised rows")
+        if not isinstance(rows, Iterable):
+            raise ConfigError(f"dataset ({name}): the function returned {type(rows).__name__}; return a list of rows")
+        return build_examples(_take_slice(rows, split_slice), name=name, context_length=context_length)
     except ConfigError:
         raise
-    except Exception as error:
-        raise ConfigError(f"dataset ({name}): {type(error).__name__}: {' '.join(str(error).split())}") from error
-    if rows is None:
-        raise ConfigError(f"dataset ({name}): the function returned nothing; return a list of tokenised rows")
-    rows = _take_slice(rows, split_slice)
-    return build_examples(rows, name=name, context_length=context_length)
+    except (Exception, SystemExit) as error:  # the recipe's own code runs here, a generator's while it is read
+        raise ConfigError(f"dataset ({name}): {type(error).__name__}: {error}") from error
 
 
 def _take_slice(rows: Any, split_slice: str | None) -> Any:
@@ -113,7 +116,7 @@ def build_examples(rows: Iterable[Mapping[str, Any]], *, name: str, context_leng
     num_truncated = num_tokens_cut = num_without_label = num_empty = num_rows = 0
     for index, row in enumerate(rows):
         num_rows += 1
-        ids, targets = _read_row(row, f"dataset ({name}), row {index}")
+        ids, targets = _read_row(row, f"dataset ({name}), row {index + 1}")
         if len(ids) == 0:
             num_empty += 1
             continue
@@ -164,9 +167,14 @@ def _read_row(row: Mapping[str, Any], where: str) -> tuple[np.ndarray, np.ndarra
 
 
 def _whole_numbers(values: Any, where: str) -> np.ndarray:
-    array = np.asarray(values)
+    try:
+        array = np.asarray(values)
+    except ValueError:
+        array = np.empty(1, dtype=object)  # lists of unequal lengths
     if array.size and array.dtype.kind not in "iu":
         raise ConfigError(f"{where}: input_ids and labels must be lists of whole numbers, found {array.dtype}")
+    if array.size and (array.min() < LIMITS.min or array.max() > LIMITS.max):
+        raise ConfigError(f"{where}: {array.max()} is no token id; is it another tokenizer's?")
     return array.astype(np.int32)
 
 
@@ -182,7 +190,7 @@ def check_token_ids(examples: Examples, vocab_size: int, split: str) -> None:
         position = int(np.argmax(wrong))
         document = int(np.searchsorted(examples.offsets, position, side="right") - 1)
         raise ConfigError(
-            f"dataset ({split}), row {examples.source_rows[document]}: token id {examples.input_ids[position]} or "
+            f"dataset ({split}), row {examples.source_rows[document] + 1}: token id {examples.input_ids[position]} or "
             f"label {examples.labels[position]} is outside the model's vocabulary of {vocab_size}; "
             "is it another tokenizer's?"
         )

@@ -1,4 +1,4 @@
-"""One quick question to the Hugging Face hub, before a library asks it for most of a minute."""
+"""The Hugging Face hub: one quick question before a library asks for most of a minute, and its errors in short."""
 
 from __future__ import annotations
 
@@ -27,8 +27,16 @@ def check_on_hub(flag: str, name: str, kind: str) -> None:
         api = HfApi()
         (api.model_info if kind == "model" else api.dataset_info)(name, timeout=TIMEOUT_SECONDS)
     except Exception as error:
-        reason = " ".join(str(error).split())[:200]
-        raise ConfigError(f"{flag}: {name!r} is no folder here, and the hub does not give it ({reason})") from error
+        raise ConfigError(
+            f"{flag}: {name!r} is no folder here, and the hub does not give it ({explain(error)})"
+        ) from error
+
+
+def explain(error: Exception) -> str:
+    """A library's error in a few words; of some only what to do."""
+    if "trust_remote_code" in str(error):
+        return "it needs code that came with it; if you trust that code, give --trust_remote_code"
+    return f"{type(error).__name__}: {' '.join(str(error).split())[:300]}"
 
 
 def _is_cached(name: str, kind: str) -> bool:

@@ -6,7 +6,9 @@ import json
 import math
 from collections.abc import Iterable
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
+
+from torch import nn
 
 
 class MetricsFile:
@@ -39,39 +41,57 @@ def perplexity(loss: float) -> float:
     return math.exp(loss) if loss < 700 else math.inf
 
 
+class Counts(Protocol):
+    """What a step's tokens were, over all ranks (`tasks.causal_lm.BatchCounts`)."""
+
+    @property
+    def num_tokens(self) -> int: ...
+    @property
+    def num_label_tokens(self) -> int: ...
+    @property
+    def num_attended_pairs(self) -> int: ...
+
+
 class StepFlops:
     """Model FLOPs of a step: what the mathematics needs, recomputation not counted.
 
-    Per token, a matrix of n weights costs 2n in forward and 2n for the gradient of its input, and 2n more for its own
-    gradient where it is trained; attention costs 4 x heads x head_dim per layer and visited (query, key) pair in
-    forward and twice that in backward (Chowdhery et al., "PaLM", 2022, appendix B, with causal pairs counted exactly).
+    A matrix of n weights costs 2n per token in forward, 2n for its input's gradient, and 2n more for its own gradient
+    where it is trained; the head only meets tokens that are learned. Attention costs 4 x heads x head_dim per layer and
+    visited (query, key) pair in forward and twice that in backward (Chowdhery et al., "PaLM", 2022, appendix B, with
+    causal pairs counted exactly).
     """
 
     def __init__(self, model: Any) -> None:
-        """Counts weights of a model that is not sharded yet; embeddings that only look rows up cost nothing."""
-        embedding = model.get_input_embeddings()
-        tied = model.get_output_embeddings() is not None and model.get_output_embeddings().weight is embedding.weight
-        lookups = set() if tied else {id(parameter) for parameter in embedding.parameters()}
+        head = model.get_output_embeddings()
+        head_weights = {id(parameter) for parameter in head.parameters()} if head is not None else set()
+        lookups = {id(m.weight) for m in model.modules() if isinstance(m, nn.Embedding)} - head_weights
         matrices = [p for p in model.parameters() if p.dim() > 1 and id(p) not in lookups]
-        self.num_weights = sum(parameter.numel() for parameter in matrices)
-        self.num_trained_weights = sum(parameter.numel() for parameter in matrices if parameter.requires_grad)
+        self.per_label_token = sum(_flops_per_token(p) for p in matrices if id(p) in head_weights)
+        self.per_token = sum(_flops_per_token(p) for p in matrices if id(p) not in head_weights)
         text = model.config.get_text_config()
         heads = getattr(text, "num_attention_heads", 0)
         head_dim = getattr(text, "head_dim", None) or getattr(text, "hidden_size", 0) // max(1, heads)
-        self.per_pair = 4 * heads * head_dim * getattr(text, "num_hidden_layers", 0)
+        self.per_pair = 3 * 4 * heads * head_dim * getattr(text, "num_hidden_layers", 0)
 
-    def count(self, num_tokens: float, num_attended_pairs: float) -> float:
+    def count(self, counts: Counts) -> float:
         """FLOPs of forward and backward over so many tokens."""
-        of_weights = num_tokens * (4 * self.num_weights + 2 * self.num_trained_weights)
-        return of_weights + 3 * num_attended_pairs * self.per_pair
+        return (
+            counts.num_tokens * self.per_token
+            + counts.num_label_tokens * self.per_label_token
+            + counts.num_attended_pairs * self.per_pair
+        )
 
-    def rates(self, num_tokens: int, num_attended_pairs: int, seconds: float, world_size: int) -> dict[str, float]:
-        """Speed of a step of so many tokens over all ranks, as the `train` event names it."""
+    def rates(self, counts: Counts, seconds: float, world_size: int) -> dict[str, float]:
+        """The step's speed, as the `train` event names it."""
         return {
-            "tokens_per_second": num_tokens / seconds,
-            "tokens_per_second_per_device": num_tokens / seconds / world_size,
-            "model_tflops_per_device": self.count(num_tokens, num_attended_pairs) / seconds / world_size / 1e12,
+            "tokens_per_second": counts.num_tokens / seconds,
+            "tokens_per_second_per_device": counts.num_tokens / seconds / world_size,
+            "model_tflops_per_device": self.count(counts) / seconds / world_size / 1e12,
         }
+
+
+def _flops_per_token(parameter: nn.Parameter) -> int:
+    return parameter.numel() * (6 if parameter.requires_grad else 4)
 
 
 def end_facts(events: list[dict[str, Any]]) -> dict[str, Any]:
@@ -112,6 +132,9 @@ def write_metrics_data(folder: Path, events: Iterable[dict[str, Any]]) -> None:
         "val_epoch_loss": val_epochs,
     }
     lists |= {
-        name.replace("loss", "perplexity"): [perplexity(loss) for loss in losses] for name, losses in lists.items()
+        name.replace("loss", "perplexity"): [
+            None if loss is None else _json_number(perplexity(loss)) for loss in losses
+        ]
+        for name, losses in lists.items()
     }
     (folder / "metrics_data.json").write_text(json.dumps(lists, indent=1))

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import warnings
+
 import datasets
 import transformers
 
@@ -10,6 +12,8 @@ from utils.distributed import Environment
 
 def quiet_libraries(env: Environment) -> None:
     """Leave only rank 0 to speak for the libraries, or every line would come once per rank."""
+    # peft 0.21 asks transformers by an old name; nothing that the user could change.
+    warnings.filterwarnings("ignore", message="`is_gradient_checkpointing` is deprecated", category=FutureWarning)
     if env.is_rank_zero:
         return
     datasets.disable_progress_bars()

@@ -57,7 +57,7 @@ def load_recipe_module(file: Path) -> ModuleType:
     os.environ[_PATHS_VARIABLE] = json.dumps(paths | {name: str(file)})
     try:
         return importlib.import_module(name)
-    except Exception as error:
+    except (Exception, SystemExit) as error:
         raise ConfigError(f"--dataset: {file} could not be imported ({type(error).__name__}: {error})") from error
 
 

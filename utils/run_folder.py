@@ -39,19 +39,31 @@ def check_run_folder(config: RunConfig) -> None:
     """
     train = config.train_config
     folder = Path(train.output_dir).expanduser() if train.output_dir else Path("outputs")
-    existing = folder
-    while not existing.exists():
-        existing = existing.parent
-    if not existing.is_dir():
-        raise ConfigError(f"--output_dir: {existing} is a file, not a folder; give another folder")
-    if not os.access(existing, os.W_OK | os.X_OK):
-        raise ConfigError(f"--output_dir: {existing} cannot be written; give a folder that can")
+    _check_writable("--output_dir", folder)
+    if train.dist_checkpoint_root_folder:
+        _check_writable("--dist_checkpoint_root_folder", Path(train.dist_checkpoint_root_folder))
+        copy = Path(train.dist_checkpoint_root_folder) / train.dist_checkpoint_folder
+        if (copy / "COMPLETE").exists() and not train.overwrite:
+            raise ConfigError(
+                f"--dist_checkpoint_folder: {copy} already holds a checkpoint; give another folder, or --overwrite"
+            )
     held = [entry for entry in RUN_ENTRIES if (folder / entry).exists()]
     if train.output_dir and held and not train.overwrite:
         raise ConfigError(
             f"--output_dir: {folder} already holds a run ({', '.join(held)}); "
             "give another folder, or --overwrite to replace it"
         )
+
+
+def _check_writable(flag: str, folder: Path) -> None:
+    """Refuse a folder that could not be made or written, by the nearest one above it that exists."""
+    existing = folder
+    while not existing.exists():
+        existing = existing.parent
+    if not existing.is_dir():
+        raise ConfigError(f"{flag}: {existing} is a file, not a folder; give another folder")
+    if not os.access(existing, os.W_OK | os.X_OK):
+        raise ConfigError(f"{flag}: {existing} cannot be written; give a folder that can")
 
 
 def create_run_folder(config: RunConfig, env: Environment, resolved: dict[str, Any]) -> Path:

@@ -10,7 +10,7 @@ from transformers import AutoTokenizer, PreTrainedTokenizerBase
 
 from configs.errors import ConfigError
 from configs.run import RunConfig
-from utils.hub import check_on_hub
+from utils.hub import check_on_hub, explain
 from utils.labels import IGNORE_INDEX
 
 
@@ -33,9 +33,8 @@ def load_tokenizer(config: RunConfig) -> PreTrainedTokenizerBase:
     try:
         tokenizer = AutoTokenizer.from_pretrained(name, trust_remote_code=train.trust_remote_code)
     except Exception as error:
-        reason = " ".join(str(error).split())[:200]
         raise ConfigError(
-            f"{flag}: no tokenizer could be loaded from {name!r} ({reason}); give a folder or hub name that "
+            f"{flag}: no tokenizer could be loaded from {name!r} ({explain(error)}); give a folder or hub name that "
             "has one with --tokenizer_name"
         ) from error
     if tokenizer.eos_token_id is None:
@@ -43,14 +42,20 @@ def load_tokenizer(config: RunConfig) -> PreTrainedTokenizerBase:
     return tokenizer
 
 
-def padding_id(tokenizer: Any) -> int:
-    """What fills the unused places of a batch.
+def num_rows_needed(tokenizer: Any) -> int:
+    """Rows that an embedding must have for this tokenizer; a last token that only pads needs none."""
+    return len(tokenizer) - (tokenizer.pad_token_id == len(tokenizer) - 1)
+
+
+def padding_id(tokenizer: Any, vocab_size: int) -> int:
+    """What fills the unused places of a batch: the pad token if the model has a row for it, else the end token.
 
     Padding is masked from attention and loss, so any id computes the same; a tokenizer without a pad token keeps
     having none, and the model's config is not touched: a new `pad_token_id` there would silently stop the
     gradient of that token's embedding (torch.nn.Embedding's `padding_idx`).
     """
-    return tokenizer.pad_token_id if tokenizer.pad_token_id is not None else tokenizer.eos_token_id
+    has_pad = tokenizer.pad_token_id is not None and tokenizer.pad_token_id < vocab_size
+    return tokenizer.pad_token_id if has_pad else tokenizer.eos_token_id
 
 
 def tokenize_pairs(

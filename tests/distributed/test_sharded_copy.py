@@ -35,13 +35,14 @@ def keys(copy: Path) -> set[str]:
     return set(FileSystemReader(copy).read_metadata().state_dict_metadata)
 
 
+@pytest.mark.parametrize("tie", ["tied", "untied"])
 @pytest.mark.parametrize("layout", LAYOUTS)
 def test_a_plain_model_in_one_process_loads_the_copy(
-    layout: str, tiny_model: Path, process_group: ProcessGroup, tmp_path: Path
+    layout: str, tie: str, models: dict[str, Path], process_group: ProcessGroup, tmp_path: Path
 ) -> None:
-    copy = train(process_group, layout, tiny_model, tmp_path) / "fine-tuned"
+    copy = train(process_group, layout, models[tie], tmp_path) / "fine-tuned"
     assert (copy / "COMPLETE").exists()
-    model = AutoModelForCausalLM.from_pretrained(tiny_model, dtype=torch.float32)
+    model = AutoModelForCausalLM.from_pretrained(models[tie], dtype=torch.float32)
     state: dict[str, Any] = {"model": model.state_dict()}
     dcp.load(state, checkpoint_id=copy)
     model.load_state_dict(state["model"])
@@ -86,16 +87,22 @@ def test_optimizer_states_of_every_layout_are_the_same(
     assert torch.allclose(found[2], found[0], atol=1e-6)
 
 
+@pytest.fixture(scope="module")
+def models(tiny_model: Path, tied_model: Path) -> dict[str, Path]:
+    return {"tied": tied_model, "untied": tiny_model}
+
+
+@pytest.mark.parametrize("tie", ["tied", "untied"])
 @pytest.mark.parametrize("layout", LAYOUTS)
 def test_of_an_adapter_the_copy_holds_the_adapter_alone(
-    layout: str, tiny_model: Path, process_group: ProcessGroup, tmp_path: Path
+    layout: str, tie: str, models: dict[str, Path], process_group: ProcessGroup, tmp_path: Path
 ) -> None:
-    copy = train(process_group, layout, tiny_model, tmp_path, *LORA) / "fine-tuned"
+    copy = train(process_group, layout, models[tie], tmp_path, *LORA) / "fine-tuned"
     assert (copy / "COMPLETE").exists()
     saved = keys(copy)
     assert len(saved) == 2 * 2 * 2
     assert all("lora_" in key for key in saved)
-    base = AutoModelForCausalLM.from_pretrained(tiny_model, dtype=torch.float32)
+    base = AutoModelForCausalLM.from_pretrained(models[tie], dtype=torch.float32)
     wanted = PeftModel.from_pretrained(base, tmp_path / "run/adapter").state_dict()
     state = {
         "model": {key.removeprefix("model."): torch.zeros_like(wanted[key.removeprefix("model.")]) for key in saved}
