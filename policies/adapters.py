@@ -36,14 +36,14 @@ def apply_adapters(model: nn.Module, config: RunConfig) -> Any:
 def _check_targets(model: nn.Module, targets: Sequence[str]) -> None:
     """Every name must match a module; peft itself is content with one of them."""
     names = [name for name, _ in model.named_modules()]
-    for target in targets:
-        if not any(name == target or name.endswith(f".{target}") for name in names):
-            matrices = [name for name, parameter in model.named_parameters() if parameter.dim() == 2]
-            linear = {name.removesuffix(".weight").rpartition(".")[2] for name in matrices}
-            raise ConfigError(
-                f"--lora_config.target_modules: {target} matches nothing in this model; name some of "
-                f"{', '.join(sorted(linear))}"
-            )
+    unknown = [t for t in targets if not any(name == t or name.endswith(f".{t}") for name in names)]
+    if unknown:
+        matrices = [name for name, parameter in model.named_parameters() if parameter.dim() == 2]
+        known = {name.removesuffix(".weight").rpartition(".")[2] for name in matrices}
+        raise ConfigError(
+            f"--lora_config.target_modules: {', '.join(unknown)} match nothing in this model; "
+            f"name some of {', '.join(sorted(known))}"
+        )
 
 
 def _load_adapter(model: nn.Module, path: str) -> Any:

@@ -86,7 +86,7 @@ def test_tokens_with_a_zero_attention_mask_are_removed() -> None:
     "ids", [[1.0, 2.0], ["1", "2"], [True, False], [[1, 2], [3, 4]], [1, None], np.array([1.0, 2.0]), [1, [2, 3]]]
 )
 def test_ids_that_are_not_whole_numbers_are_refused(ids: Any) -> None:
-    with pytest.raises(ConfigError, match="row 1"):
+    with pytest.raises(ConfigError, match="row 2"):
         build(row([1, 2]), row(ids))
 
 
@@ -107,7 +107,7 @@ def test_ids_may_be_lists_arrays_or_tensors(ids: Any) -> None:
     ],
 )
 def test_columns_that_are_missing_or_of_unequal_length_are_refused_with_the_rows_number(wrong: Any) -> None:
-    with pytest.raises(ConfigError, match="row 1"):
+    with pytest.raises(ConfigError, match="row 2"):
         build(row([1, 2]), wrong)
 
 
@@ -124,7 +124,7 @@ def test_a_token_outside_the_vocabulary_is_refused_with_the_rows_number(input_id
     def read() -> None:
         check_token_ids(build(row([1, 2]), row([]), row(input_ids, labels)), 100, "train")
 
-    with pytest.raises(ConfigError, match="row 2"):
+    with pytest.raises(ConfigError, match="row 3"):
         read()
 
 

@@ -13,6 +13,7 @@ import pytest
 import transformers
 from transformers import AutoModelForCausalLM
 
+from tasks.causal_lm import BatchCounts
 from tests.processes import ProcessGroup, read_metrics
 from utils.metrics import MetricsFile, StepFlops, end_facts, perplexity, write_metrics_data
 
@@ -153,11 +154,12 @@ def test_a_run_without_evaluation_says_so_with_null(padded: Run) -> None:
 
 def test_model_flops_are_those_of_the_formula(packed: Run, padded: Run) -> None:
     """Tied Llama: 2 layers of 4 x 32 x 32 + 3 x 32 x 64 weights, a head of 600 x 32; 55 pairs per document and head."""
-    weights = 2 * (4 * 32 * 32 + 3 * 32 * 64) + 600 * 32
-    per_document = 10 * 6 * weights + 3 * 55 * 4 * 32 * 2
+    layers, head = 2 * (4 * 32 * 32 + 3 * 32 * 64), 600 * 32
+    per_document = 10 * 6 * layers + 3 * 55 * 4 * 32 * 2
     for event in packed.of("train") + padded.of("train"):
         flops = event["model_tflops_per_device"] * 1e12 * event["step_seconds"] * 2
-        assert flops == pytest.approx(event["num_tokens"] / 10 * per_document, rel=1e-6)
+        of_head = 6 * head * event["num_label_tokens"]  # only where something is learned
+        assert flops == pytest.approx(event["num_tokens"] / 10 * per_document + of_head, rel=1e-6)
 
 
 def test_save_metrics_writes_the_eight_lists(packed: Run, padded: Run) -> None:
@@ -196,7 +198,8 @@ PER_PAIR = 3 * 4 * 16 * 3  # forward and twice in backward; 4 x heads x head_dim
 
 @pytest.mark.parametrize("tied", [True, False])
 def test_flops_of_full_training_by_hand(tied: bool) -> None:
-    assert StepFlops(small_llama(tied=tied)).count(100, 900) == 100 * 6 * (3 * LAYER + HEAD) + 900 * PER_PAIR
+    flops = StepFlops(small_llama(tied=tied)).count(BatchCounts(30, 100, 900))
+    assert flops == 100 * 6 * 3 * LAYER + 30 * 6 * HEAD + 900 * PER_PAIR
 
 
 @pytest.mark.parametrize("tied", [True, False])
@@ -205,13 +208,14 @@ def test_flops_of_lora_by_hand(tied: bool) -> None:
     settings = peft.LoraConfig(r=4, target_modules=["q_proj", "down_proj"])
     model = peft.get_peft_model(small_llama(tied=tied), settings)
     adapters = 3 * (4 * (16 + 16) + 4 * (24 + 16))
-    assert StepFlops(model).count(100, 900) == 100 * (4 * (3 * LAYER + HEAD) + 6 * adapters) + 900 * PER_PAIR
+    flops = StepFlops(model).count(BatchCounts(30, 100, 900))
+    assert flops == 100 * (4 * 3 * LAYER + 6 * adapters) + 30 * 4 * HEAD + 900 * PER_PAIR
 
 
 def test_position_embeddings_that_only_look_rows_up_cost_nothing() -> None:
     config = transformers.GPT2Config(vocab_size=50, n_embd=16, n_layer=1, n_head=4, n_positions=64)
     weights = 16 * 48 + 16 * 16 + 2 * 16 * 64 + 50 * 16
-    assert StepFlops(AutoModelForCausalLM.from_config(config)).count(10, 0) == 10 * 6 * weights
+    assert StepFlops(AutoModelForCausalLM.from_config(config)).count(BatchCounts(10, 10, 0)) == 10 * 6 * weights
 
 
 @pytest.mark.parametrize("value", [math.nan, math.inf, -math.inf])

@@ -529,13 +529,13 @@ def test_a_recipe_that_cannot_be_imported_is_refused_with_the_reason(bench: Benc
         ("return [{'input_ids': [5, 6], 'labels': [5, 6], 'attention_mask': [1]}]", ["one length"]),
         ("return [{'input_ids': [5.5, 6.0], 'labels': [5, 6]}]", ["whole numbers"]),
         ("return [{'input_ids': 'Hi', 'labels': 'Hi'}]", ["whole numbers"]),
-        ("return [{'input_ids': [[5], [5, 6]], 'labels': [5, 6]}]", ["row 0"]),
+        ("return [{'input_ids': [[5], [5, 6]], 'labels': [5, 6]}]", ["row 1"]),
         ("return [{'input_ids': [5, None], 'labels': [5, 6]}]", ["whole numbers"]),
         ("return [{'input_ids': [5, 6], 'labels': [-100, -100]}]", ["label"]),
         ("return [{'input_ids': [], 'labels': []}]", ["1 rows"]),
         (
             "return [{'input_ids': [5, 6], 'labels': [5, 6]}, {'input_ids': [5, 600], 'labels': [5, 6]}]",
-            ["row 1", "600"],
+            ["row 2", "600"],
         ),
         ("return [{'input_ids': [5, 6], 'labels': [5, 1234]}]", ["1234", "vocabulary"]),
         ("return [{'input_ids': [5, -1], 'labels': [5, 6]}]", ["-1", "vocabulary"]),
@@ -652,7 +652,7 @@ def test_a_loss_that_is_not_finite_ends_the_run_and_names_step_and_rows(bench: B
     assert "Traceback" not in outcome.stderr
     (line,) = error_lines(outcome.stderr)
     assert "step 2" in line
-    rows = np.random.default_rng([5, 0]).permutation(12)[3:6]
+    rows = np.random.default_rng([5, 0]).permutation(12)[3:6] + 1  # counted from 1
     assert f": {', '.join(map(str, sorted(rows)))}." in line
     events = read_metrics(bench.output)
     assert [event["step"] for event in events if event["event"] == "train"] == [1]
@@ -685,7 +685,7 @@ def test_only_the_row_at_fault_is_named(bench: Bench, world_size: int) -> None:
     step = np.random.default_rng([1, 0]).permutation(12).tolist().index(7) // 4 + 1
     (line,) = error_lines(outcomes[0].stderr)
     assert f"step {step}:" in line
-    assert ": 7." in line
+    assert ": 8." in line  # counted from 1
     events = read_metrics(bench.output)
     assert [event["step"] for event in events if event["event"] == "train"] == list(range(1, step))
     assert events[-1]["status"] == "failed"

@@ -94,10 +94,11 @@ def test_a_tokenizer_without_an_end_token_is_refused(tokenizer: Any, tmp_path: P
 def test_a_missing_pad_token_stays_missing_and_the_end_token_fills(tiny_model: Path) -> None:
     tokenizer = load_tokenizer(parse_flags(["--model_name", str(tiny_model)]))
     assert tokenizer.pad_token_id is None
-    assert padding_id(tokenizer) == tokenizer.eos_token_id
+    assert padding_id(tokenizer, 600) == tokenizer.eos_token_id
     assert tokenizer.pad_token_id is None
     tokenizer.pad_token = "<unk>"
-    assert padding_id(tokenizer) == tokenizer.unk_token_id
+    assert padding_id(tokenizer, 600) == tokenizer.unk_token_id
+    assert padding_id(tokenizer, tokenizer.unk_token_id) == tokenizer.eos_token_id, "a pad token without a row"
 
 
 def test_the_end_tokens_embedding_is_trained(tiny_model: Path, tokenizer: Any) -> None:
@@ -110,7 +111,7 @@ def test_the_end_tokens_embedding_is_trained(tiny_model: Path, tokenizer: Any) -
     use_summed_loss(model, 0)
     end = tokenizer.eos_token_id
     ids = torch.tensor([5, 6, end, 7, 8, 9]).int().numpy()
-    summed_loss(model, Collator(packing=False, padding_id=padding_id(tokenizer))([[(ids, ids, 0)]])).backward()
+    summed_loss(model, Collator(packing=False, padding_id=padding_id(tokenizer, 600))([[(ids, ids, 0)]])).backward()
     assert model.get_input_embeddings().weight.grad[end].abs().max() > 0
 
 
