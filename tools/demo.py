@@ -35,6 +35,7 @@ FLAGS = {
     "--scheduler": "cosine",
     "--warmup_steps": "50",
     "--gradient_clipping": "True",
+    "--fsdp_config.sharding_strategy": "SHARD_GRAD_OP",  # on CPU, gathering is what sharding costs
     "--fsdp_config.fsdp_activation_checkpointing": "False",
     "--eval_before_training": "True",
     "--val_batch_size": "4",
