@@ -51,7 +51,14 @@ from utils.distributed import (
     stop_process_group,
     sum_on_host,
 )
-from utils.failures import FAILED, REFUSED, TrainingError, end_with_error
+from utils.failures import (
+    FAILED,
+    REFUSED,
+    NonFiniteError,
+    TrainingError,
+    describe_non_finite,
+    end_with_error,
+)
 from utils.memory import MemoryLedger, is_observed_step
 from utils.metrics import MetricsFile, StepFlops, end_facts, log_line, perplexity, write_metrics_data
 from utils.quiet import quiet_libraries
@@ -59,14 +66,6 @@ from utils.run_folder import add_to_run_yaml, create_run_folder
 from utils.seeding import seed_everything
 from utils.summary import print_end_table, start_summary
 from utils.tokenization import load_tokenizer, num_rows_needed, padding_id
-
-
-class NonFiniteError(Exception):
-    """The loss or the gradient is not finite; raised on every rank, before the update. Holds this rank's suspects."""
-
-    def __init__(self, source_rows: list[int]) -> None:
-        super().__init__(source_rows)
-        self.source_rows = source_rows
 
 
 def train_step(
@@ -213,7 +212,8 @@ def train(job: Job) -> None:
                     on_phase=job.ledger.record,
                 )
             except NonFiniteError as error:
-                raise TrainingError(describe_non_finite(step, error, micro_batches)) from None
+                every_row = [row for batch in micro_batches for row in batch.source_rows]
+                raise TrainingError(describe_non_finite(step, error, every_row)) from None
             job.scheduler.step()
             seconds = time.perf_counter() - step_started
             epoch_loss_sum += loss.item() * counts.num_label_tokens
@@ -266,19 +266,6 @@ def write_memory(job: Job, step: int) -> None:
         for rank, entries in enumerate(gather_to_all(job.ledger.take())):
             for entry in entries:
                 job.metrics.write("memory", step=step, rank=rank, **entry)
-
-
-def describe_non_finite(step: int, error: NonFiniteError, micro_batches: Sequence[task.MicroBatch]) -> str:
-    """Name the samples whose loss is not finite, or all of the step's where only the gradient is not."""
-    suspects = sorted(row for rows in gather_to_all(error.source_rows) for row in rows)
-    what = "loss"
-    if not suspects:
-        every = gather_to_all([row for batch in micro_batches for row in batch.source_rows])
-        suspects, what = sorted(row for rows in every for row in rows), "gradient"
-    return (
-        f"step {step}: the {what} is not finite, and the update was not made; rows of the training data in it: "
-        f"{', '.join(str(row + 1) for row in suspects)}. Look at those rows, or lower --lr, or give --gradient_clipping"
-    )
 
 
 def save(job: Job, step: int) -> None:
@@ -396,10 +383,13 @@ def main(argv: Sequence[str]) -> int:
             run(parse_flags(argv), env)
         status = 0
     except ConfigError as error:
-        status = end_with_error(env, str(error), REFUSED)
+        status = end_with_error(env, error, REFUSED)
     except TrainingError as error:
-        status = end_with_error(env, str(error), FAILED)
-    stop_process_group()  # not after any other error: ranks that wait in a collective would make this wait too
+        status = end_with_error(env, error, FAILED)
+    except Exception as error:
+        # One rank's alone, perhaps: the others may wait in a collective, and leaving the group would wait for them.
+        return end_with_error(env, error, FAILED)
+    stop_process_group()
     return status
 
 

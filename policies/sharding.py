@@ -27,6 +27,7 @@ from torch.nn.parallel import DistributedDataParallel
 from configs.errors import ConfigError
 from configs.run import RunConfig
 from policies.mixed_precision import Precision
+from utils.compat import no_buffer_sync
 from utils.distributed import Environment
 
 
@@ -81,7 +82,7 @@ def shard(
         if layout.kind == "plain":
             return model
         # Gradients live in the buckets that are reduced, not beside them; ranks start equal, buffers stay so.
-        return DistributedDataParallel(model, gradient_as_bucket_view=True, broadcast_buffers=False)
+        return DistributedDataParallel(model, gradient_as_bucket_view=True, **no_buffer_sync())
     mesh = init_device_mesh(device.type, layout.mesh_shape, mesh_dim_names=("replicate", "shard"))
     if layout.mesh_shape[0] == 1:
         mesh = mesh["shard"]

@@ -15,20 +15,8 @@ from transformers import AutoModelForCausalLM
 from policies.activation_checkpointing import apply_activation_checkpointing
 from policies.loss import shift_left, summed_cross_entropy, use_summed_loss
 from tasks.causal_lm import Collator, MicroBatch, summed_loss
+from tests.small_configs import SMALL, VOCAB
 
-VOCAB = 97
-SMALL = {
-    "vocab_size": VOCAB,
-    "hidden_size": 32,
-    "intermediate_size": 48,
-    "num_hidden_layers": 2,
-    "num_attention_heads": 4,
-    "num_key_value_heads": 2,
-    "max_position_embeddings": 128,
-    "pad_token_id": None,
-    "bos_token_id": 1,
-    "eos_token_id": 2,
-}
 OPT = {
     "vocab_size": VOCAB,
     "hidden_size": 32,

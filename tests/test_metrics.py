@@ -14,21 +14,11 @@ import transformers
 from transformers import AutoModelForCausalLM
 
 from tasks.causal_lm import BatchCounts
+from tests.contract import KEYS
 from tests.processes import ProcessGroup, read_metrics
 from utils.metrics import MetricsFile, StepFlops, end_facts, perplexity, write_metrics_data
 
 GIB = 2**30
-KEYS = {
-    "start": "world_size num_parameters num_trainable_parameters num_train_samples num_eval_samples num_train_rows "
-    "steps_per_epoch num_steps",
-    "train": "step epoch loss perplexity grad_norm lr num_label_tokens num_tokens step_seconds tokens_per_second "
-    "tokens_per_second_per_device model_tflops_per_device data_wait_seconds",
-    "eval": "step epoch loss perplexity num_label_tokens",
-    "memory": "step phase rank params_gib grads_gib optimizer_gib activations_gib other_gib allocated_gib "
-    "peak_allocated_gib reserved_gib optimizer_cpu_gib host_rss_gib num_alloc_retries",
-    "epoch": "epoch seconds train_loss eval_loss",
-    "end": "step status seconds peak_allocated_gib best_eval_loss",
-}
 # Nine documents of 10 tokens, of which the last i + 1 are learned; three packed rows of three.
 RECIPE = """
 def get_custom_dataset(dataset_config, tokenizer, split):

@@ -19,22 +19,10 @@ from policies.loss import use_summed_loss
 from tasks.causal_lm import Collator, MicroBatch, summed_loss
 from tests import random_documents
 from tests.processes import train_events
+from tests.small_configs import SMALL, VOCAB
 from utils.packing import pack_best_fit
 
-VOCAB = 97
 TOLERANCE = 1e-5
-SMALL = {
-    "vocab_size": VOCAB,
-    "hidden_size": 32,
-    "intermediate_size": 48,
-    "num_hidden_layers": 2,
-    "num_attention_heads": 4,
-    "num_key_value_heads": 2,
-    "max_position_embeddings": 128,
-    "pad_token_id": None,
-    "bos_token_id": 1,
-    "eos_token_id": 2,
-}
 SMALL_GPT2 = {"vocab_size": VOCAB, "n_embd": 32, "n_layer": 2, "n_head": 4, "n_positions": 128}
 NO_DROPOUT = {"resid_pdrop": 0.0, "embd_pdrop": 0.0, "attn_pdrop": 0.0}
 CONFIGS: dict[str, Any] = {

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import inspect
 from typing import Any
+
+from torch.nn.parallel import DistributedDataParallel
 
 
 def enable_activation_checkpointing(model: Any) -> None:
@@ -15,3 +18,12 @@ def enable_activation_checkpointing(model: Any) -> None:
         model.activation_checkpointing_enable(activation_checkpointing_kwargs={"use_reentrant": False})
     else:
         model.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
+
+
+def no_buffer_sync() -> dict[str, Any]:
+    """The option of DistributedDataParallel that leaves buffers alone in forward.
+
+    torch 2.13 renamed `broadcast_buffers` to `forward_sync_buffers`. Ends when requirements.txt asks for torch 2.13.
+    """
+    names = inspect.signature(DistributedDataParallel).parameters
+    return {"forward_sync_buffers" if "forward_sync_buffers" in names else "broadcast_buffers": False}
