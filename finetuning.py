@@ -37,7 +37,7 @@ from policies.attention import check_packing_isolates
 from policies.clipping import clip_grad_norm
 from policies.mixed_precision import resolve_precision
 from policies.optimizer import build_optimizer, build_scheduler
-from policies.sharding import accumulates_unsharded, choose_layout, gradient_sync, unwrap
+from policies.sharding import accumulates_unsharded, choose_layout, gradient_sync, reshard, unwrap
 from tasks import causal_lm as task
 from utils.data import load_data, make_loaders
 from utils.dataloader import StepLoader
@@ -135,6 +135,7 @@ def evaluate(model: nn.Module, loader: StepLoader, device: torch.device, *, show
             total += task.summed_loss(model, batch.to(device))
             count += batch.num_label_tokens
     model.train()
+    reshard(model)
     loss_sum, num_label_tokens = sum_on_host(total.item(), count)
     return loss_sum / max(1.0, num_label_tokens), int(num_label_tokens)
 

@@ -6,6 +6,7 @@ import torch
 from torch import nn
 
 from configs.errors import ConfigError
+from policies.sharding import reshard
 from utils.labels import learned_positions
 
 PROBE_LENGTH = 24
@@ -39,6 +40,7 @@ def check_packing_isolates(model: nn.Module, vocab_size: int, device: torch.devi
         for document in (first, other)
     ]
     model.train(training)
+    reshard(model)
     if abs(losses[0] - losses[1]) > 1e-6 * abs(losses[0]):
         raise ConfigError(
             "--batching_strategy: with this model the documents of a packed row would see each other; "

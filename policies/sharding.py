@@ -131,6 +131,16 @@ def gradient_sync(model: nn.Module, *, is_last: bool, accumulate_unsharded: bool
     yield
 
 
+def reshard(model: nn.Module) -> None:
+    """After a forward without backward: shard again what backward would have, which may be the whole model.
+
+    Until then its parameters would be the gathered ones, in memory and to whoever asks for them.
+    """
+    for module in model.modules():
+        if isinstance(module, FSDPModule):
+            module.reshard()
+
+
 def unwrap(model: nn.Module) -> nn.Module:
     """The model itself, without DistributedDataParallel around it (`fully_shard` wraps nothing)."""
     return model.module if isinstance(model, DistributedDataParallel) else model
