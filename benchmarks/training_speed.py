@@ -17,6 +17,7 @@ import tempfile
 import time
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 from transformers import LlamaConfig
 
@@ -24,7 +25,7 @@ from tools.make_tiny_model import make_tiny_model
 
 ROOT = Path(__file__).resolve().parent.parent
 WARMUP_STEPS = 5
-SHAPES = {
+SHAPES: dict[str, dict[str, Any]] = {
     "tiny": {"hidden_size": 64, "intermediate_size": 128, "num_hidden_layers": 2, "num_attention_heads": 4},
     # TinyLlama-1.1B (Zhang et al., 2024), from its published config.json
     "tinyllama": {
