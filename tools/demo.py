@@ -31,6 +31,7 @@ FLAGS = {
     "--context_length": "512",
     "--batch_size_training": "1",
     "--num_epochs": "3",
+    "--max_train_step": "1000",
     "--lr": "1.5e-3",
     "--scheduler": "cosine",
     "--warmup_steps": "50",
