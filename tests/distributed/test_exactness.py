@@ -36,7 +36,7 @@ class Case:
 
     def __str__(self) -> str:
         ranks, micro_batch, accumulation = self.split
-        extra = "".join(f"-{word}" for word in self.extra if word[0] != "-")
+        extra = "".join(f"-{word.strip('-')}" for word in self.extra)
         return f"{ranks}x{micro_batch}x{accumulation}-{self.strategy}-{self.method}-{self.batching}{extra}"
 
     def flags(self, model: Path, output: Path) -> list[str]:
