@@ -7,7 +7,7 @@ from torch import nn
 
 from configs.errors import ConfigError
 from policies.sharding import reshard
-from utils.labels import learned_positions
+from utils.labels import IGNORE_INDEX, learned_positions
 
 PROBE_LENGTH = 24
 
@@ -24,8 +24,8 @@ def check_packing_isolates(model: nn.Module, vocab_size: int, device: torch.devi
     """
     generator = torch.Generator().manual_seed(0)
     first, other, second = torch.randint(0, vocab_size, (3, PROBE_LENGTH), generator=generator)
-    labels = torch.cat([torch.full_like(first, -100), second])[None]
-    labels[0, PROBE_LENGTH] = -100
+    labels = torch.cat([torch.full_like(first, IGNORE_INDEX), second])[None]
+    labels[0, PROBE_LENGTH] = IGNORE_INDEX  # a first token follows nothing
     training = model.training
     model.eval()
     # Eager: compiled layers would specialise for the shape of the probe, and for two shapes turn to dynamic ones.

@@ -7,7 +7,6 @@ srun with torchrun's variables all set the same ones; without them the run is on
 from __future__ import annotations
 
 import os
-import sys
 from collections.abc import Callable
 from dataclasses import dataclass
 from datetime import timedelta
@@ -79,11 +78,11 @@ def stop_process_group() -> None:
         dist.destroy_process_group()
 
 
-def print_rank_zero(env: Environment, *lines: str, file: Any = None) -> None:
+def print_rank_zero(env: Environment, *lines: str) -> None:
     """Print lines on rank 0 only."""
     if env.is_rank_zero:
         for line in lines:
-            print(line, file=file or sys.stdout, flush=True)
+            print(line, flush=True)
 
 
 def sum_on_host(*values: float) -> list[float]:
@@ -96,7 +95,7 @@ def sum_on_host(*values: float) -> list[float]:
 def gather_to_all(value: T) -> list[T]:
     """`value` of every rank, by rank."""
     gathered: list[Any] = [None] * dist.get_world_size()
-    dist.all_gather_object(gathered, value, group=None)
+    dist.all_gather_object(gathered, value)
     return gathered
 
 
