@@ -18,6 +18,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from utils.failures import FAILED, REFUSED, TrainingError, end_unless_flags_hold, end_with_error
+
+if __name__ == "__main__":
+    end_unless_flags_hold(sys.argv[1:])  # before the imports below, which take seconds: at once
+
 import torch
 from torch import nn
 from torch.optim import Optimizer
@@ -28,7 +33,7 @@ import policies.loading as loading
 from checkpointing.export import export_model
 from checkpointing.sharded import save_sharded
 from configs.errors import ConfigError
-from configs.flags import help_text, parse_flags, wants_help
+from configs.flags import parse_flags
 from configs.run import RunConfig
 from planning.preflight import batch_layout, check_environment, resolve_context_length
 from policies import apply_policies
@@ -41,26 +46,11 @@ from policies.sharding import accumulates_unsharded, choose_layout, gradient_syn
 from tasks import causal_lm as task
 from utils.data import load_data, make_loaders
 from utils.dataloader import StepLoader
-from utils.distributed import (
-    Environment,
-    gather_to_all,
-    on_rank_zero,
-    print_rank_zero,
-    read_environment,
-    start_process_group,
-    stop_process_group,
-    sum_on_host,
-)
-from utils.failures import (
-    FAILED,
-    REFUSED,
-    NonFiniteError,
-    TrainingError,
-    describe_non_finite,
-    end_with_error,
-)
+from utils.distributed import gather_to_all, on_rank_zero, start_process_group, stop_process_group, sum_on_host
+from utils.environment import Environment, print_rank_zero, read_environment
 from utils.memory import MemoryLedger, is_observed_step
 from utils.metrics import MetricsFile, StepFlops, end_facts, log_line, perplexity, write_metrics_data
+from utils.non_finite import NonFiniteError, describe_non_finite
 from utils.quiet import quiet_libraries
 from utils.run_folder import add_to_run_yaml, create_run_folder
 from utils.seeding import seed_everything
@@ -378,10 +368,7 @@ def main(argv: Sequence[str]) -> int:
     env = read_environment()
     quiet_libraries(env)
     try:
-        if wants_help(argv):
-            print_rank_zero(env, help_text())
-        else:
-            run(parse_flags(argv), env)
+        run(parse_flags(argv), env)
         status = 0
     except ConfigError as error:
         status = end_with_error(env, error, REFUSED)

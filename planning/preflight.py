@@ -9,7 +9,7 @@ import torch
 from configs.errors import ConfigError
 from configs.run import RunConfig
 from utils.dataloader import BatchLayout
-from utils.distributed import Environment
+from utils.environment import Environment
 from utils.run_folder import check_run_folder
 
 

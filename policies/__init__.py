@@ -14,7 +14,7 @@ from policies.loss import use_summed_loss
 from policies.mixed_precision import Precision
 from policies.sharding import Layout, shard
 from policies.wrapping import find_layers, find_units
-from utils.distributed import Environment
+from utils.environment import Environment
 
 
 def apply_policies(

@@ -28,7 +28,7 @@ from configs.errors import ConfigError
 from configs.run import RunConfig
 from policies.mixed_precision import Precision
 from utils.compat import no_buffer_sync
-from utils.distributed import Environment
+from utils.environment import Environment
 
 
 @dataclass(frozen=True)

@@ -11,7 +11,8 @@ from typing import Any
 from configs.errors import ConfigError
 from configs.run import RunConfig
 from utils.dataloader import BatchLayout, Rows, StepLoader, make_rows
-from utils.distributed import Environment, gather_to_all
+from utils.distributed import gather_to_all
+from utils.environment import Environment
 from utils.examples import Examples, check_token_ids, load_examples
 from utils.recipes import find_recipe
 

@@ -1,14 +1,8 @@
-"""Who this process is among the others, and the few collectives the run needs.
-
-The only module that reads the launcher's environment variables. torchrun, `accelerate launch` and
-srun with torchrun's variables all set the same ones; without them the run is one process.
-"""
+"""The process group, and the few collectives that a run needs on the host."""
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable
-from dataclasses import dataclass
 from datetime import timedelta
 from typing import Any, TypeVar
 
@@ -16,43 +10,9 @@ import torch
 import torch.distributed as dist
 
 from configs.errors import ConfigError
+from utils.environment import Environment
 
 T = TypeVar("T")
-
-
-@dataclass(frozen=True)
-class Environment:
-    """This process's place, as the launcher tells it."""
-
-    rank: int
-    local_rank: int
-    world_size: int
-    local_world_size: int
-    launched: bool  # by torchrun or its like; False for `python finetuning.py`
-
-    @property
-    def is_rank_zero(self) -> bool:
-        return self.rank == 0
-
-    @property
-    def device(self) -> torch.device:
-        if torch.cuda.is_available():
-            return torch.device("cuda", self.local_rank)
-        return torch.device("cpu")
-
-
-def read_environment() -> Environment:
-    """Ranks and world size from RANK, LOCAL_RANK, WORLD_SIZE and LOCAL_WORLD_SIZE; one process without them."""
-    if "RANK" not in os.environ or "WORLD_SIZE" not in os.environ:
-        return Environment(rank=0, local_rank=0, world_size=1, local_world_size=1, launched=False)
-    world_size = int(os.environ["WORLD_SIZE"])
-    return Environment(
-        rank=int(os.environ["RANK"]),
-        local_rank=int(os.environ.get("LOCAL_RANK", "0")),
-        world_size=world_size,
-        local_world_size=int(os.environ.get("LOCAL_WORLD_SIZE", str(world_size))),
-        launched=True,
-    )
 
 
 def start_process_group(env: Environment) -> None:
@@ -76,13 +36,6 @@ def start_process_group(env: Environment) -> None:
 def stop_process_group() -> None:
     if dist.is_initialized():
         dist.destroy_process_group()
-
-
-def print_rank_zero(env: Environment, *lines: str) -> None:
-    """Print lines on rank 0 only."""
-    if env.is_rank_zero:
-        for line in lines:
-            print(line, flush=True)
 
 
 def sum_on_host(*values: float) -> list[float]:

@@ -9,7 +9,8 @@ import traceback
 from collections.abc import Sequence
 
 from configs.errors import ConfigError
-from utils.distributed import Environment, gather_to_all
+from configs.flags import help_text, parse_flags, wants_help
+from utils.environment import Environment, print_rank_zero, read_environment
 
 REFUSED, FAILED = 2, 1
 GRACE_SECONDS = 10
@@ -19,30 +20,16 @@ class TrainingError(Exception):
     """Training cannot go on; the message is all that the user needs. Raised on every rank."""
 
 
-class NonFiniteError(Exception):
-    """The loss or the gradient is not finite; raised on every rank, before the update. Holds this rank's suspects."""
-
-    def __init__(self, source_rows: list[int]) -> None:
-        super().__init__(source_rows)
-        self.source_rows = source_rows
-
-
-def describe_non_finite(step: int, error: NonFiniteError, rows_of_step: Sequence[int]) -> str:
-    """Name the rows whose loss is not finite, or all of the step's where only the gradient is not.
-
-    Every rank must call this.
-
-    Args:
-        rows_of_step: this rank's rows of the training data in that step, counted from 0; the message counts from 1.
-    """
-    what, suspects = "loss", gather_to_all(error.source_rows)
-    if not any(suspects):
-        what, suspects = "gradient", gather_to_all(list(rows_of_step))
-    rows = ", ".join(str(row + 1) for row in sorted(row for rows in suspects for row in rows))
-    return (
-        f"step {step}: the {what} is not finite, and the update was not made; rows of the training data in it: {rows}. "
-        "Look at those rows, or lower --lr, or give --gradient_clipping"
-    )
+def end_unless_flags_hold(argv: Sequence[str]) -> None:
+    """End the process where these flags are refused or ask for help; for the time before torch is imported."""
+    env = read_environment()
+    if wants_help(argv):
+        print_rank_zero(env, help_text())
+        sys.exit(0)
+    try:
+        parse_flags(argv)
+    except ConfigError as error:
+        sys.exit(end_with_error(env, error, REFUSED))
 
 
 def end_with_error(env: Environment, error: Exception, status: int) -> int:

@@ -7,7 +7,7 @@ import warnings
 import datasets
 import transformers
 
-from utils.distributed import Environment
+from utils.environment import Environment
 
 
 def quiet_libraries(env: Environment) -> None:

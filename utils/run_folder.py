@@ -17,7 +17,7 @@ import yaml
 
 from configs.errors import ConfigError
 from configs.run import RunConfig
-from utils.distributed import Environment
+from utils.environment import Environment
 
 RUN_ENTRIES = (
     "run.yaml",

@@ -9,7 +9,7 @@ from rich.console import Console
 from rich.table import Table
 
 from configs.run import RunConfig
-from utils.distributed import Environment
+from utils.environment import Environment
 
 
 def start_summary(config: RunConfig, env: Environment, facts: dict[str, Any], resolved: dict[str, Any]) -> list[str]:
