@@ -43,6 +43,7 @@ from policies.clipping import clip_grad_norm
 from policies.mixed_precision import resolve_precision
 from policies.optimizer import build_optimizer, build_scheduler
 from policies.sharding import accumulates_unsharded, choose_layout, gradient_sync, reshard, unwrap
+from policies.weights import find_weights
 from tasks import causal_lm as task
 from utils.data import load_data, make_loaders
 from utils.dataloader import StepLoader
@@ -287,9 +288,12 @@ def prepare(config: RunConfig, env: Environment) -> Job:
     start_process_group(env)
     data.check_same_on_all_ranks()
     seed_everything(train_config.seed)
-    model = loading.load_model(config, model_config, task.AUTO_MODEL, precision.storage_dtype, env.device)
-    print_rank_zero(env, *loading.grow_embeddings(model, tokenizer, use_peft=train_config.use_peft))
-    model = apply_policies(model, config, precision=precision, layout=layout, env=env)
+    dtype = precision.storage_dtype
+    model = loading.build_model(config, model_config, task.AUTO_MODEL, dtype)
+    growth_notes = loading.grow_embeddings(model, tokenizer, use_peft=train_config.use_peft)
+    weights = find_weights(config, model, task.AUTO_MODEL, dtype, env, num_rows=num_rows_needed(tokenizer))
+    print_rank_zero(env, *growth_notes, weights.note)
+    model = apply_policies(model, config, precision=precision, layout=layout, weights=weights, env=env)
     optimizer = build_optimizer(model, config)
     packing = train_config.batching_strategy == "packing"
     if packing:

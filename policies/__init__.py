@@ -12,18 +12,19 @@ from policies.adapters import apply_adapters
 from policies.compilation import compile_layers
 from policies.loss import use_summed_loss
 from policies.mixed_precision import Precision
-from policies.sharding import Layout, shard
+from policies.sharding import Layout, replicate, shard
+from policies.weights import Weights, materialise
 from policies.wrapping import find_layers, find_units
 from utils.environment import Environment
 
 
 def apply_policies(
-    model: Any, config: RunConfig, *, precision: Precision, layout: Layout, env: Environment
+    model: Any, config: RunConfig, *, precision: Precision, layout: Layout, weights: Weights, env: Environment
 ) -> nn.Module:
-    """Everything that is done to a loaded model before it trains, in the order that each step needs.
+    """Everything that is done to a model before it trains, in the order that each step needs.
 
     Args:
-        model: as `policies.loading.load_model` returns it, the same weights on every rank.
+        model: as `policies.loading.build_model` returns it, on the meta device.
 
     Returns:
         The model to call: `model(..., labels=labels)` gives the summed loss.
@@ -37,11 +38,21 @@ def apply_policies(
     if config.train_config.use_peft:
         model = apply_adapters(model, config)
     # 2. freeze: adapters froze what they need frozen
-    # 3. precision: weights were loaded in their storage dtype; the policy that casts belongs to sharding
+    # 3. precision: weights have their storage dtype since they were built; the policy that casts belongs to sharding
     # 4. activation checkpointing
     apply_activation_checkpointing(causal_lm, checkpointing_mode(config))
     # 5. compile, inside the hooks that sharding adds
     if config.train_config.compile:
         compile_layers(layers)
     # 6. shard
-    return shard(model, units, layout, precision, env.device)
+    shard(model, units, layout, precision, env.device)
+    # 7. materialise weights; DistributedDataParallel goes around real ones
+    materialise(
+        model,
+        causal_lm,
+        weights,
+        parameter_device=env.device,
+        compute_device=env.device,
+        show_progress=env.is_rank_zero,
+    )
+    return replicate(model, layout)

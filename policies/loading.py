@@ -1,12 +1,15 @@
-"""Weights into memory: from a Hugging Face folder or hub name, or random ones from its config alone."""
+"""The model as its config.json describes it, without weights: those come last, when every rank knows its part of them
+(policies/weights.py)."""
 
 from __future__ import annotations
 
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
 import torch
-from transformers import AutoConfig, PretrainedConfig
+from accelerate import init_empty_weights
+from transformers import AutoConfig, GenerationConfig, PretrainedConfig
 
 from configs.errors import ConfigError
 from configs.run import RunConfig
@@ -29,9 +32,15 @@ def load_model_config(config: RunConfig) -> PretrainedConfig:
     else:
         check_on_hub("--model_name", train.model_name, "model")
     try:
-        return AutoConfig.from_pretrained(train.model_name, trust_remote_code=train.trust_remote_code)
+        model_config = AutoConfig.from_pretrained(train.model_name, trust_remote_code=train.trust_remote_code)
     except Exception as error:
         raise ConfigError(f"--model_name: {train.model_name!r} cannot be read ({explain(error)})") from error
+    if getattr(model_config, "quantization_config", None) is not None:
+        raise ConfigError(
+            f"--model_name: the weights of {train.model_name} are stored quantized, and such weights cannot be "
+            "trained; give the full-precision model"
+        )
+    return model_config
 
 
 def _check_folder(folder: Path, *, needs_weights: bool) -> None:
@@ -51,43 +60,41 @@ def _check_folder(folder: Path, *, needs_weights: bool) -> None:
     )
 
 
-def load_model(
-    config: RunConfig, model_config: PretrainedConfig, auto_model: Any, dtype: torch.dtype, device: torch.device
-) -> Any:
-    """The model with its weights in `dtype`, in host memory; random weights are made on the device.
+def build_model(config: RunConfig, model_config: PretrainedConfig, auto_model: Any, dtype: torch.dtype) -> Any:
+    """The model with its parameters, in `dtype`, on the meta device: they have shapes and no values yet.
 
-    Every rank gets the same weights: it reads the same files, or draws them from the same seed.
+    Buffers are real. Many of them are computed when the model is built and are in no checkpoint, so they could not be
+    read later.
 
     Raises:
-        ConfigError: where the weights cannot be read or do not cover the model.
+        ConfigError: where the config does not describe a model that can be built.
     """
     train = config.train_config
-    attention = {"attn_implementation": "sdpa"} if train.use_fast_kernels else {}
     try:
-        if train.random_weights:
-            with torch.device(device):
-                return auto_model.from_config(
-                    model_config, dtype=dtype, trust_remote_code=train.trust_remote_code, **attention
-                )
-        model, report = auto_model.from_pretrained(
-            train.model_name,
-            config=model_config,
-            dtype=dtype,
-            use_safetensors=True,
-            trust_remote_code=train.trust_remote_code,
-            output_loading_info=True,
-            **attention,
-        )
+        with init_empty_weights(include_buffers=False):
+            model = auto_model.from_config(
+                model_config, dtype=dtype, trust_remote_code=train.trust_remote_code, **attention_settings(config)
+            )
     except Exception as error:
-        flag = "--use_fast_kernels" if "attention" in str(error) and train.use_fast_kernels else "--model_name"
-        raise ConfigError(f"{flag}: {train.model_name} could not be loaded ({explain(error)})") from error
-    missing = sorted(report.get("missing_keys", ()))
-    if missing:
-        raise ConfigError(
-            f"--model_name: the weights of {train.model_name} lack {len(missing)} tensors, {missing[0]} first; they "
-            "would be trained from random values. Is this a complete checkpoint of this model?"
-        )
+        raise explain_failed_load(config, error) from error
+    model.tie_weights()  # accelerate makes a new parameter of every one, and so unties them
+    model.name_or_path = model.config._name_or_path = train.model_name
+    if model.can_generate():
+        with suppress(OSError):  # without generation_config.json, the one made from config.json stays
+            model.generation_config = GenerationConfig.from_pretrained(train.model_name)
     return model
+
+
+def attention_settings(config: RunConfig) -> dict[str, Any]:
+    """What `from_config` and `from_pretrained` are told about attention."""
+    return {"attn_implementation": "sdpa"} if config.train_config.use_fast_kernels else {}
+
+
+def explain_failed_load(config: RunConfig, error: Exception) -> ConfigError:
+    """The refusal that a library's error in building or reading the model comes to."""
+    train = config.train_config
+    flag = "--use_fast_kernels" if "attention" in str(error) and train.use_fast_kernels else "--model_name"
+    return ConfigError(f"{flag}: {train.model_name} could not be loaded ({explain(error)})")
 
 
 def grow_embeddings(model: Any, tokenizer: Any, *, use_peft: bool) -> list[str]:
@@ -107,5 +114,5 @@ def grow_embeddings(model: Any, tokenizer: Any, *, use_peft: bool) -> list[str]:
             f"--tokenizer_name: the tokenizer has {needed} tokens, the model {rows}, and an adapter cannot "
             "hold new embeddings; resize and save the base model first, or train without --use_peft"
         )
-    model.resize_token_embeddings(needed)
+    model.resize_token_embeddings(needed, mean_resizing=False)  # shapes alone; policies.weights gives the values
     return [f"embeddings grown from {rows} to {needed} rows: the tokenizer has more tokens than the model"]

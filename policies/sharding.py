@@ -75,14 +75,10 @@ def _hybrid_mesh_shape(config: RunConfig, env: Environment) -> tuple[int, int]:
 
 def shard(
     model: nn.Module, units: Sequence[nn.Module], layout: Layout, precision: Precision, device: torch.device
-) -> nn.Module:
-    """Lay the model out on the ranks and put it on the device. All ranks must hold the same weights."""
+) -> None:
+    """Cut the model's parameters over the ranks, where the layout does. They may be on the meta device still."""
     if layout.kind != "fully_shard":
-        model.to(device)
-        if layout.kind == "plain":
-            return model
-        # Gradients live in the buckets that are reduced, not beside them; ranks start equal, buffers stay so.
-        return DistributedDataParallel(model, gradient_as_bucket_view=True, **no_buffer_sync())
+        return
     mesh = init_device_mesh(device.type, layout.mesh_shape, mesh_dim_names=("replicate", "shard"))
     if layout.mesh_shape[0] == 1:
         mesh = mesh["shard"]
@@ -90,7 +86,14 @@ def shard(
         fully_shard(unit, mesh=mesh, mp_policy=precision.policy, reshard_after_forward=layout.reshard_after_forward)
     # The root's own parameters (norm, head) are needed again at once in backward: never reshard them in between.
     fully_shard(model, mesh=mesh, mp_policy=precision.policy, reshard_after_forward=False)
-    return model
+
+
+def replicate(model: nn.Module, layout: Layout) -> nn.Module:
+    """Wrap a model that has its weights in DistributedDataParallel, where the layout is that."""
+    if layout.kind != "ddp":
+        return model
+    # Gradients live in the buckets that are reduced, not beside them; ranks start equal, buffers stay so.
+    return DistributedDataParallel(model, gradient_as_bucket_view=True, **no_buffer_sync())
 
 
 def accumulates_unsharded(config: RunConfig, layout: Layout, model: nn.Module, device: torch.device) -> bool:

@@ -78,3 +78,25 @@ def on_rank_zero(action: Callable[[], T]) -> T:
         kind, message = outcome[1]
         raise ConfigError(message) if kind == "refused" else RuntimeError(f"rank 0 failed: {message}")
     return outcome[0]
+
+
+def one_rank_per_node_first(env: Environment, action: Callable[[], T]) -> T:
+    """The result of `action` on every rank; the others of a node begin when its first has ended.
+
+    So a file that is downloaded is downloaded once per node.
+
+    Raises:
+        ConfigError: on all ranks, where `action` refused on any.
+    """
+    result: Any = None
+    for first in (True, False):
+        refusal = None
+        if (env.local_rank == 0) == first:
+            try:
+                result = action()
+            except ConfigError as error:
+                refusal = str(error)
+        refusals = [message for message in gather_to_all(refusal) if message is not None]
+        if refusals:
+            raise ConfigError(refusals[0])
+    return result

@@ -11,6 +11,7 @@ import peft
 import pytest
 import torch
 import torch.nn.functional as F
+from peft.tuners.lora import LoraLayer
 from transformers import AutoModelForCausalLM
 
 from tests import random_documents
@@ -115,6 +116,10 @@ def reference_run(model_folder: Path, method: str, batching: str) -> list[tuple[
     if method == "lora":
         settings = peft.LoraConfig(r=4, lora_alpha=32, lora_dropout=0.0, target_modules=LORA[-1].split(","))
         model = peft.get_peft_model(model, settings)
+        torch.manual_seed(SEED)  # the adapters' values are a function of the seed alone
+        for layer in model.modules():
+            if isinstance(layer, LoraLayer):
+                layer.reset_lora_parameters("default", init_lora_weights=True)
     parameters = [parameter for parameter in model.parameters() if parameter.requires_grad]
     optimizer = torch.optim.AdamW(parameters, lr=LR, weight_decay=0.0)
     documents = random_documents.get_custom_dataset(None, None, "train")
