@@ -88,6 +88,8 @@ def _note_what_has_no_effect(config: RunConfig) -> RunConfig:
     own = config.fsdp_config.fsdp_activation_checkpointing
     if mode is not None and config.was_given("fsdp_config.fsdp_activation_checkpointing") and own != (mode != "off"):
         config = _noted(config, f"--activation_checkpointing {mode} holds, not --fsdp_activation_checkpointing {own}")
+    if config.was_given("train_config.low_cpu_fsdp") and not config.train_config.low_cpu_fsdp:
+        config = _noted(config, "--low_cpu_fsdp False has no effect: no layout lets every rank load the whole model")
     if not config.train_config.run_validation:
         for name in ("train_config.val_batch_size", "train_config.max_eval_step"):
             if config.was_given(name):

@@ -32,8 +32,7 @@ class TrainConfig:
     enable_fsdp: bool = setting(False, "shard model, gradients and optimizer over the ranks")
     low_cpu_fsdp: bool = setting(
         False,
-        "read the weights once per node instead of once per rank",
-        later="leave it out (each rank then loads the weights by itself)",
+        "let no rank hold the whole model in host memory when it is loaded; every layout does so, with and without it",
     )
     one_gpu: bool = setting(False, "insist on one process; a larger world size is refused")
     mixed_precision: bool = setting(True, "compute in half precision on fp32 master weights; False: all fp32")

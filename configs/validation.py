@@ -11,6 +11,7 @@ from configs.run import DATASETS, SETTINGS, RunConfig
 
 # What each setting may say without --enable_fsdp, because it then holds anyway.
 _HOLDS_WITHOUT_FSDP: dict[str, tuple[Any, ...]] = {
+    "train_config.low_cpu_fsdp": (False,),
     "fsdp_config.sharding_strategy": ("NO_SHARD",),
     "fsdp_config.hsdp": (False,),
     "fsdp_config.accumulate_unsharded": ("auto", "True"),

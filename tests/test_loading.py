@@ -2,36 +2,30 @@
 
 from __future__ import annotations
 
+import json
 import re
 import shutil
 import subprocess
 import sys
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
-from transformers import AutoModelForCausalLM
+from transformers import AutoConfig, AutoModelForCausalLM
 
 from configs.errors import ConfigError
-from configs.flags import parse_flags
-from policies.loading import load_model, load_model_config
-from tasks.causal_lm import AUTO_MODEL
-from utils.seeding import seed_everything
+from tests import random_documents
+from tests.families import FAMILIES, make_model
+from tests.loaded import load, load_model
+from tests.processes import ProcessGroup, train_events
 
-CPU = torch.device("cpu")
 DTYPES = [torch.float32, torch.bfloat16]
 
 
 @pytest.fixture
 def model_copy(tiny_model: Path, tmp_path: Path) -> Path:
     return Path(shutil.copytree(tiny_model, tmp_path / "copy"))
-
-
-def load(folder: Path, dtype: torch.dtype = torch.float32, *flags: str) -> Any:
-    config = parse_flags(["--model_name", str(folder), *flags])
-    return load_model(config, load_model_config(config), AUTO_MODEL, dtype, CPU)
 
 
 @pytest.mark.parametrize("asked", DTYPES)
@@ -41,7 +35,7 @@ def test_weights_are_in_the_dtype_that_was_asked_for(
 ) -> None:
     reference = AutoModelForCausalLM.from_pretrained(tiny_model, dtype=stored)
     reference.save_pretrained(tmp_path)
-    model = load(tmp_path, asked)
+    model = load_model(tmp_path, dtype=asked)
     for name, parameter in model.named_parameters():
         assert parameter.dtype == asked, name
         assert torch.equal(parameter, reference.get_parameter(name).to(asked)), name
@@ -53,7 +47,9 @@ def test_random_weights_are_in_the_dtype_that_was_asked_for(
 ) -> None:
     """Also where config.json says another one."""
     AutoModelForCausalLM.from_pretrained(tiny_model, dtype=torch.bfloat16).save_pretrained(tmp_path)
-    assert {parameter.dtype for parameter in load(tmp_path, asked, "--random_weights").parameters()} == {asked}
+    assert {parameter.dtype for parameter in load_model(tmp_path, "--random_weights", dtype=asked).parameters()} == {
+        asked
+    }
 
 
 def test_random_weights_need_config_json_alone_and_are_a_function_of_the_seed(model_copy: Path) -> None:
@@ -61,8 +57,7 @@ def test_random_weights_need_config_json_alone_and_are_a_function_of_the_seed(mo
         file.unlink()
 
     def draw(seed: int) -> dict[str, torch.Tensor]:
-        seed_everything(seed)
-        return load(model_copy, torch.float32, "--random_weights").state_dict()
+        return load_model(model_copy, "--random_weights", "--seed", str(seed)).state_dict()
 
     first, again, other = draw(1), draw(1), draw(2)
     assert all(torch.equal(tensor, again[name]) for name, tensor in first.items())
@@ -76,7 +71,7 @@ def test_a_checkpoint_that_lacks_a_tensor_is_refused_by_its_name(model_copy: Pat
     del tensors["model.layers.1.mlp.up_proj.weight"]
     save_file(tensors, file, metadata={"format": "pt"})
     with pytest.raises(ConfigError, match=r"--model_name: .* lack 1 tensors, model\.layers\.1\.mlp\.up_proj\.weight"):
-        load(model_copy)
+        load_model(model_copy)
 
 
 def test_a_checkpoint_of_another_shape_is_refused(model_copy: Path) -> None:
@@ -85,27 +80,27 @@ def test_a_checkpoint_of_another_shape_is_refused(model_copy: Path) -> None:
     tensors["model.norm.weight"] = torch.ones(5)
     save_file(tensors, file, metadata={"format": "pt"})
     with pytest.raises(ConfigError, match="--model_name"):
-        load(model_copy)
+        load_model(model_copy)
 
 
 def test_a_damaged_checkpoint_is_refused(model_copy: Path) -> None:
     file = model_copy / "model.safetensors"
     file.write_bytes(file.read_bytes()[:1000])
     with pytest.raises(ConfigError, match="--model_name"):
-        load(model_copy)
+        load_model(model_copy)
 
 
 def test_pickled_weights_are_refused_with_a_command_that_converts_them(model_copy: Path) -> None:
-    wanted = load(model_copy).state_dict()
+    wanted = load_model(model_copy).state_dict()
     (model_copy / "model.safetensors").unlink()
-    torch.save(wanted, model_copy / "pytorch_model.bin")
+    torch.save(dict(wanted), model_copy / "pytorch_model.bin")
     with pytest.raises(ConfigError, match="pickled weights") as refusal:
-        load(model_copy)
+        load_model(model_copy)
     command = re.search(r'python -c "(.*)"', str(refusal.value))
     assert command
     done = subprocess.run([sys.executable, "-c", command[1]], capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
-    found = load(model_copy).state_dict()
+    found = load_model(model_copy).state_dict()
     assert all(torch.equal(tensor, found[name]) for name, tensor in wanted.items())
 
 
@@ -116,9 +111,94 @@ def test_a_folder_that_is_no_model_is_refused(files: list[str], message: str, ti
     for name in files:
         shutil.copy(tiny_model / name, tmp_path)
     with pytest.raises(ConfigError, match=message):
-        load(tmp_path)
+        load_model(tmp_path)
 
 
 def test_a_folder_that_does_not_exist_is_refused(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="there is no folder"):
-        load(tmp_path / "nowhere")
+        load_model(tmp_path / "nowhere")
+
+
+def test_a_checkpoint_of_several_files_is_read_from_all_of_them(tiny_model: Path, tmp_path: Path) -> None:
+    reference = AutoModelForCausalLM.from_pretrained(tiny_model)
+    reference.save_pretrained(tmp_path, max_shard_size="40KB")
+    assert len(list(tmp_path.glob("*.safetensors"))) > 2
+    model, weights, _ = load(tmp_path)
+    assert f"of {len(list(tmp_path.glob('*.safetensors')))} safetensors" in weights.note
+    assert all(torch.equal(model.state_dict()[name], tensor) for name, tensor in reference.state_dict().items())
+
+
+def test_a_quantized_checkpoint_is_refused(model_copy: Path) -> None:
+    settings = json.loads((model_copy / "config.json").read_text())
+    settings["quantization_config"] = {"quant_method": "fp8"}
+    (model_copy / "config.json").write_text(json.dumps(settings))
+    with pytest.raises(ConfigError, match=r"--model_name: .* stored quantized"):
+        load_model(model_copy)
+
+
+def test_generation_settings_come_with_the_weights(model_copy: Path) -> None:
+    (model_copy / "generation_config.json").write_text(json.dumps({"temperature": 0.3, "do_sample": True}))
+    assert load_model(model_copy).generation_config.temperature == 0.3
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("family", FAMILIES)
+def test_every_family_is_as_transformers_loads_it(family: str, dtype: torch.dtype, tmp_path: Path) -> None:
+    """Parameters, buffers that no file holds, and what shares a weight; whatever the names in the file."""
+    make_model(family).save_pretrained(tmp_path)
+    reference = AutoModelForCausalLM.from_pretrained(tmp_path, dtype=dtype)
+    model, weights, _ = load(tmp_path, dtype=dtype)
+    assert ("rank 0 reads" in weights.note) == (family in ("gpt_neox", "mixtral"))
+    for kind in ("named_parameters", "named_buffers"):
+        wanted = dict(getattr(reference, kind)(remove_duplicate=False))
+        found = dict(getattr(model, kind)(remove_duplicate=False))
+        assert found.keys() == wanted.keys()
+        for name, tensor in wanted.items():
+            assert found[name].dtype == tensor.dtype, name
+            assert torch.equal(found[name], tensor), name
+    assert len(list(model.parameters())) == len(list(reference.parameters())), "what is tied"
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_random_weights_of_every_family_are_spread_as_its_own_initialisation_spreads_them(
+    family: str, tmp_path: Path
+) -> None:
+    make_model(family).save_pretrained(tmp_path)
+    torch.manual_seed(0)
+    reference = AutoModelForCausalLM.from_config(AutoConfig.from_pretrained(tmp_path), dtype=torch.float32)
+    model = load_model(tmp_path, "--random_weights")
+    for name, wanted in reference.named_parameters():
+        found = model.get_parameter(name)
+        assert found.isfinite().all(), name
+        assert found.mean().item() == pytest.approx(wanted.mean().item(), abs=5e-3), name
+        assert found.std().item() == pytest.approx(wanted.std().item(), rel=0.15, abs=1e-6), name
+
+
+def test_random_weights_are_the_same_under_every_layout(
+    tied_model: Path, process_group: ProcessGroup, tmp_path: Path
+) -> None:
+    layouts = {
+        "alone": ([], 1),
+        "copies": ([], 2),
+        "shards": (["--enable_fsdp"], 2),
+        "groups": (["--enable_fsdp", "--hsdp", "--sharding_group_size", "2"], 4),
+    }
+    losses = {}
+    for name, (flags, world_size) in layouts.items():
+        common = ["--model_name", str(tied_model), "--random_weights", "--output_dir", str(tmp_path / name)]
+        common += ["--dataset", f"{random_documents.__file__}:get_custom_dataset", "--run_validation", "False"]
+        common += [
+            "--context_length",
+            "64",
+            "--max_train_step",
+            "2",
+            "--save_model",
+            "False",
+            "--use_peft",
+            "--lora_dropout",
+            "0",
+        ]
+        common += ["--global_batch_size", "8", "--batch_size_training", "2", "--num_workers_dataloader", "0"]
+        process_group.train([*common, *flags], world_size)
+        losses[name] = [event["loss"] for event in train_events(tmp_path / name)]
+    assert all(found == pytest.approx(losses["alone"], abs=1e-6) for found in losses.values()), losses

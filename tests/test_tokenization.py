@@ -13,10 +13,11 @@ from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
 import finetuning
 from configs.errors import ConfigError
 from configs.flags import parse_flags
-from policies.loading import grow_embeddings, load_model, load_model_config
+from policies.loading import build_model, grow_embeddings, load_model_config
 from policies.loss import use_summed_loss
 from tasks.causal_lm import AUTO_MODEL, Collator, summed_loss
 from tests import random_documents
+from tests.loaded import load
 from tests.processes import train_events
 from utils.tokenization import PromptAndAnswer, load_tokenizer, padding_id, tokenize_pairs
 
@@ -48,9 +49,9 @@ def to_pair(row: Any) -> PromptAndAnswer:
     return PromptAndAnswer(row["q"], row["a"])
 
 
-def load_tiny(folder: Path) -> Any:
+def build(folder: Path) -> Any:
     config = parse_flags(["--model_name", str(folder)])
-    return load_model(config, load_model_config(config), AUTO_MODEL, torch.float32, CPU)
+    return build_model(config, load_model_config(config), AUTO_MODEL, torch.float32)
 
 
 def train(model: Path, tokenizer: Path, output: Path, *flags: str) -> list[float]:
@@ -103,7 +104,7 @@ def test_a_missing_pad_token_stays_missing_and_the_end_token_fills(tiny_model: P
 
 def test_the_end_tokens_embedding_is_trained(tiny_model: Path, tokenizer: Any) -> None:
     """With `padding_idx` its gradient would be zero, without a word."""
-    model = load_tiny(tiny_model)
+    model = load(tiny_model)[0]
     assert model.config.pad_token_id is None
     assert model.get_input_embeddings().padding_idx is None
     # Untied, so that the head gives this row no gradient of its own.
@@ -148,11 +149,11 @@ def test_embeddings_grow_where_the_tokenizer_outgrew_the_model(
     config = AutoConfig.from_pretrained(tiny_model)
     config.tie_word_embeddings = tied
     AutoModelForCausalLM.from_config(config).save_pretrained(tmp_path)
-    model = load_tiny(tmp_path)
-    rows = model.get_input_embeddings().num_embeddings
-    before = {name: tensor.clone() for name, tensor in model.state_dict().items()}
+    before = AutoModelForCausalLM.from_pretrained(tmp_path, dtype=torch.float32).state_dict()
+    rows = len(before["model.embed_tokens.weight"])
     tokenizer.add_tokens(["<user>", "<assistant>", "<tool>"])
-    lines = grow_embeddings(model, tokenizer, use_peft=False)
+    model, weights, lines = load(tmp_path, tokenizer=tokenizer)
+    assert "rank 0 reads" in weights.note
     assert len(lines) == 1
     assert str(rows) in lines[0]
     assert model.config.vocab_size == model.get_input_embeddings().num_embeddings == rows + 3
@@ -164,16 +165,15 @@ def test_embeddings_grow_where_the_tokenizer_outgrew_the_model(
 
 
 def test_embeddings_of_a_model_with_rows_to_spare_do_not_shrink(tiny_model: Path, tokenizer: Any) -> None:
-    model = load_tiny(tiny_model)
-    model.resize_token_embeddings(len(tokenizer) + 8)
-    before = model.get_input_embeddings().weight.clone()
+    model = build(tiny_model)
+    model.resize_token_embeddings(len(tokenizer) + 8, mean_resizing=False)
     tokenizer.add_tokens(["<user>"])
     assert grow_embeddings(model, tokenizer, use_peft=False) == []
     assert grow_embeddings(model, tokenizer, use_peft=True) == []
-    assert torch.equal(model.get_input_embeddings().weight, before)
+    assert model.get_input_embeddings().num_embeddings == len(tokenizer) + 7
 
 
 def test_an_adapter_refuses_tokens_that_the_model_does_not_have(tiny_model: Path, tokenizer: Any) -> None:
     tokenizer.add_tokens(["<user>"])
     with pytest.raises(ConfigError, match="--tokenizer_name"):
-        grow_embeddings(load_tiny(tiny_model), tokenizer, use_peft=True)
+        grow_embeddings(build(tiny_model), tokenizer, use_peft=True)

@@ -125,6 +125,8 @@ DOCUMENTED_COMMANDS = [
     "--enable_fsdp --use_peft --peft_method lora --output_dir O --use_fast_kernels",
     "--enable_fsdp --dist_checkpoint_root_folder model_checkpoints --dist_checkpoint_folder fine-tuned --pure_bf16 "
     "--use_fast_kernels",
+    "--enable_fsdp --low_cpu_fsdp --pure_bf16 --batch_size_training 1 --dist_checkpoint_root_folder c "
+    "--dist_checkpoint_folder fine-tuned",
     "--enable_fsdp --use_peft --peft_method lora --dataset samsum_dataset --save_model "
     "--dist_checkpoint_root_folder model_checkpoints --dist_checkpoint_folder fine-tuned --pure_bf16 --output_dir O",
     "--split_slice 1% --use_peft --quantization False --use_fp16 False",
@@ -146,11 +148,6 @@ def test_documented_commands_parse(line):
 @pytest.mark.parametrize(
     ("line", "name"),
     [
-        (
-            "--enable_fsdp --low_cpu_fsdp --pure_bf16 --batch_size_training 1 --dist_checkpoint_root_folder c "
-            "--dist_checkpoint_folder fine-tuned",
-            "--low_cpu_fsdp",
-        ),
         ("--enable_fsdp --use_peft --dataset alpaca_dataset --pure_bf16", "--dataset"),
         ("--split_slice 1% --use_peft --quantization True --use_fp16 False", "--quantization"),
         ("--split_slice 1% --use_peft --quantization False --use_fp16 True", "--use_fp16"),

@@ -140,7 +140,6 @@ def test_settings_that_hold_together_are_accepted(line):
 
 
 LATER = {
-    "--low_cpu_fsdp": "--low_cpu_fsdp",
     "--use_fp16 True": "--use_fp16",
     "--freeze_layers": "--freeze_layers",
     "--num_freeze_layers 2": "--num_freeze_layers",

@@ -1,0 +1,152 @@
+"""Host memory that loading takes: a bf16 checkpoint into fp32 shards on several CPU processes.
+
+    python -m benchmarks.loading_memory --nproc 4
+
+Prints, for each way to load, the most anonymous (private) memory that all processes held together at one time above
+what they held after their imports, the sharded model included. One copy is the model's weights in fp32. Pages of the
+files are mapped, belong to the page cache and are not counted.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import re
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from transformers import AutoModelForCausalLM, LlamaConfig
+
+from configs.flags import parse_flags
+from policies import apply_policies
+from policies.loading import build_model, load_model_config
+from policies.mixed_precision import resolve_precision
+from policies.sharding import choose_layout, shard
+from policies.weights import find_weights
+from policies.wrapping import find_units
+from tasks.causal_lm import AUTO_MODEL
+from utils.distributed import start_process_group, stop_process_group
+from utils.environment import read_environment
+
+MIB = 2**20
+WAYS = {
+    "--low_cpu_fsdp": ["--enable_fsdp", "--low_cpu_fsdp"],
+    "without the flag": ["--enable_fsdp"],
+    "from_pretrained on every rank, then sharded": None,  # what a plain script does
+}
+SHAPES: dict[str, dict[str, Any]] = {
+    "500m": {
+        "vocab_size": 32000,
+        "hidden_size": 1536,
+        "intermediate_size": 4096,
+        "num_hidden_layers": 14,
+        "num_attention_heads": 12,
+    },
+    "tiny": {
+        "vocab_size": 600,
+        "hidden_size": 64,
+        "intermediate_size": 128,
+        "num_hidden_layers": 2,
+        "num_attention_heads": 4,
+    },
+}
+
+
+def anonymous_bytes(pid: int) -> int:
+    """Private memory of a process, without pages of files; 0 where it has ended."""
+    try:
+        status = Path(f"/proc/{pid}/status").read_text()
+    except OSError:
+        return 0
+    found = re.search(r"RssAnon:\s+(\d+) kB", status)
+    return int(found[1]) * 1024 if found else 0
+
+
+def load(way: str, model: str) -> None:
+    """Load the model in this process, one of several, as the given way does."""
+    flags, env = WAYS[way], read_environment()
+    config = parse_flags(["--model_name", model, *(flags or ["--enable_fsdp"])])
+    precision, _ = resolve_precision(config, env.device)
+    layout = choose_layout(config, precision, env)
+    if flags is None:
+        whole = AutoModelForCausalLM.from_pretrained(model, dtype=precision.storage_dtype)
+        shard(whole, find_units(whole), layout, precision, env.device)
+        return
+    meta = build_model(config, load_model_config(config), AUTO_MODEL, precision.storage_dtype)
+    weights = find_weights(config, meta, AUTO_MODEL, precision.storage_dtype, env, num_rows=0)
+    apply_policies(meta, config, precision=precision, layout=layout, weights=weights, env=env)
+
+
+def work(way: str, model: str, folder: Path) -> None:
+    """One process: note its memory after its imports, load, note the seconds."""
+    env = read_environment()
+    start_process_group(env)
+    pid = os.getpid()
+    (folder / f"{pid}.tmp").write_text(str(anonymous_bytes(pid)))
+    (folder / f"{pid}.tmp").rename(folder / f"{pid}.baseline")
+    dist.barrier()
+    time.sleep(1)  # for the parent to see every file
+    started = time.perf_counter()
+    load(way, model)
+    dist.barrier()
+    seconds = time.perf_counter() - started
+    time.sleep(0.2)
+    if env.is_rank_zero:
+        (folder / "seconds").write_text(str(seconds))
+    stop_process_group()
+
+
+def measure(way: str, model: Path, nproc: int) -> tuple[float, float]:
+    """Peak of all processes together above their baselines, in bytes, and the seconds to load."""
+    with tempfile.TemporaryDirectory() as name:
+        folder = Path(name)
+        command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc_per_node", str(nproc)]
+        command += ["-m", "benchmarks.loading_memory", f"--worker={way}", "--model", str(model), "--folder", name]
+        with subprocess.Popen(command, env=os.environ | {"OMP_NUM_THREADS": "1"}) as process:
+            peak = 0
+            while process.poll() is None:
+                baselines = {int(file.stem): int(file.read_text()) for file in folder.glob("*.baseline")}
+                if len(baselines) == nproc:
+                    peak = max(peak, sum(max(0, anonymous_bytes(pid) - base) for pid, base in baselines.items()))
+                time.sleep(0.002)
+        if process.returncode:
+            raise SystemExit(f"{' '.join(command)} ended with {process.returncode}")
+        return peak, float((folder / "seconds").read_text())
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--nproc", type=int, default=4)
+    parser.add_argument("--shape", choices=sorted(SHAPES), default="500m")
+    parser.add_argument("--json", action="store_true", help="print the copies as one JSON object")
+    for name in ("worker", "model", "folder"):
+        parser.add_argument(f"--{name}", help=argparse.SUPPRESS)
+    options = parser.parse_args()
+    if options.worker:
+        return work(options.worker, options.model, Path(options.folder))
+    with tempfile.TemporaryDirectory() as name:
+        config = LlamaConfig(**SHAPES[options.shape], tie_word_embeddings=False)
+        model = AutoModelForCausalLM.from_config(config, dtype=torch.bfloat16)
+        copy = 4 * sum(parameter.numel() for parameter in model.parameters())
+        model.save_pretrained(name, max_shard_size="300MB")
+        del model
+        rows = {way: measure(way, Path(name), options.nproc) for way in WAYS}
+    if options.json:
+        print(json.dumps({way: peak / copy for way, (peak, _) in rows.items()}))
+        return None
+    print(f"{copy / 4:,.0f} parameters, one fp32 copy is {copy / MIB:,.0f} MiB, {options.nproc} processes\n")
+    print("| loading | peak of all processes, MiB | copies | seconds |\n|---|---|---|---|")
+    for way, (peak, seconds) in rows.items():
+        print(f"| {way} | {peak / MIB:,.0f} | {peak / copy:.2f} | {seconds:.1f} |")
+    return None
+
+
+if __name__ == "__main__":
+    main()
