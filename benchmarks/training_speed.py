@@ -1,8 +1,11 @@
 """Speed and memory of real runs of finetuning.py with random weights of a named shape, as a table.
 
-    python -m benchmarks.training_speed --rows tinyllama-full tinyllama-lora --nproc 1
+    python -m benchmarks.training_speed --rows tinyllama-full tinyllama-lora
+    python -m benchmarks.training_speed --rows layouts
 
-Every row is one command, printed before it runs; tokens/s is the median over the steps after warm-up.
+Every row is one command, printed before it runs; tokens/s is the median over the steps after warm-up. Rows for one GPU
+run side by side, one on each GPU that there is. Rows of one global batch see the same tokens at each step: their losses
+are compared with those of the first of them.
 """
 
 from __future__ import annotations
@@ -14,11 +17,12 @@ import statistics
 import subprocess
 import sys
 import tempfile
-import time
-from dataclasses import dataclass, field
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
+import torch
 from transformers import LlamaConfig
 
 from tools.make_tiny_model import make_tiny_model
@@ -46,7 +50,18 @@ SHAPES: dict[str, dict[str, Any]] = {
         "vocab_size": 128256,
         "rope_theta": 500000.0,
     },
+    # Llama-3.1-70B (Meta, 2024), from its published config.json
+    "llama70b": {
+        "hidden_size": 8192,
+        "intermediate_size": 28672,
+        "num_hidden_layers": 80,
+        "num_attention_heads": 64,
+        "num_key_value_heads": 8,
+        "vocab_size": 128256,
+        "rope_theta": 500000.0,
+    },
 }
+SHAPES["llama70b-60layers"] = SHAPES["llama70b"] | {"num_hidden_layers": 60}
 LORA = ["--use_peft"]
 
 
@@ -56,18 +71,45 @@ class Row:
     micro_batch: int
     length: int
     flags: list[str] = field(default_factory=list)
+    nproc: int = 1
+    accumulation: int = 1
+
+    @property
+    def global_batch(self) -> int:
+        return self.micro_batch * self.accumulation * self.nproc
 
 
+COMPILED, FSDP = ["--pure_bf16", "--compile"], ["--enable_fsdp", "--compile"]
+STRATEGIES = {
+    "full_shard": [],
+    "shard_grad_op": ["--sharding_strategy", "SHARD_GRAD_OP"],
+    "hybrid_shard": ["--hsdp", "--sharding_group_size", "2"],
+    "no_shard": ["--sharding_strategy", "NO_SHARD"],
+}
+CHECKPOINTING = {"": ["--activation_checkpointing", "off"], "-ac": ["--activation_checkpointing", "full"]}
 ROWS = {
     "tiny-full": Row("tiny", 2, 128),
     "tiny-lora": Row("tiny", 2, 128, LORA),
+    "tiny-4": Row("tiny", 2, 128, FSDP, nproc=4),
     "tinyllama-full": Row("tinyllama", 8, 2048, ["--pure_bf16"]),
-    "tinyllama-full-compiled": Row("tinyllama", 8, 2048, ["--pure_bf16", "--compile"]),
+    "tinyllama-full-compiled": Row("tinyllama", 8, 2048, COMPILED),
     "tinyllama-mixed": Row("tinyllama", 8, 2048),
     "tinyllama-lora": Row("tinyllama", 8, 2048, LORA),
     "tinyllama-lora-compiled": Row("tinyllama", 8, 2048, [*LORA, "--compile"]),
-    "llama8b-full": Row("llama8b", 2, 4096, ["--pure_bf16"]),
-    "llama8b-lora": Row("llama8b", 2, 4096, LORA),
+    "llama70b-4": Row("llama70b-60layers", 1, 4096, [*FSDP, "--pure_bf16", "--low_cpu_fsdp"], nproc=4),
+    "llama70b-8": Row("llama70b", 1, 4096, [*FSDP, "--pure_bf16", "--low_cpu_fsdp"], nproc=8),
+}
+for ac, flags in CHECKPOINTING.items():
+    ROWS[f"llama8b-full{ac}"] = Row("llama8b", 2, 4096, [*COMPILED, *flags])
+    ROWS[f"llama8b-lora{ac}"] = Row("llama8b", 2, 4096, [*LORA, "--compile", *flags])
+    for strategy, more in STRATEGIES.items():
+        ROWS[f"llama8b-full-4-{strategy}{ac}"] = Row("llama8b", 2, 4096, [*FSDP, *more, "--pure_bf16", *flags], nproc=4)
+    ROWS[f"llama8b-lora-4{ac}"] = Row("llama8b", 2, 4096, [*FSDP, *LORA, *flags], nproc=4)
+    ROWS[f"llama8b-mixed-4{ac}"] = Row("llama8b", 2, 4096, [*FSDP, *flags], nproc=4)
+# What the losses of the rows over four GPUs are compared with: the same global batch on one.
+ROWS["llama8b-full-batch8"] = Row("llama8b", 2, 4096, COMPILED, accumulation=4)
+SUITES = {
+    "layouts": ["tinyllama-full-compiled", *(name for name in ROWS if name.startswith("llama8b"))],
 }
 
 
@@ -80,66 +122,101 @@ def make_shape(folder: Path, shape: str) -> None:
     ).save_pretrained(folder)
 
 
-def measure(name: str, nproc: int, steps: int, extra: list[str], folder: Path) -> dict[str, str]:
-    row = ROWS[name]
+def run(name: str, row: Row, steps: int, extra: list[str], folder: Path, gpu: int | None) -> list[dict[str, Any]]:
+    """The events of one run; none where it failed, which is printed.
+
+    Args:
+        gpu: the one to run on, for rows of one; None leaves them all visible.
+    """
     model, output = folder / row.shape, folder / f"run-{name}"
-    if not model.exists():
-        make_shape(model, row.shape)
     flags = ["--model_name", str(model), "--random_weights", "--output_dir", str(output), "--overwrite"]
     flags += ["--dataset", str(ROOT / "benchmarks/random_rows.py:get_rows"), "--run_validation", "False"]
     flags += ["--context_length", str(row.length), "--batch_size_training", str(row.micro_batch)]
+    flags += ["--gradient_accumulation_steps", str(row.accumulation)]
     flags += ["--max_train_step", str(steps), "--num_epochs", "100", "--save_model", "False", *row.flags, *extra]
-    launcher = ["-m", "torch.distributed.run", "--standalone", "--nproc_per_node", str(nproc)] if nproc > 1 else []
+    several = row.nproc > 1 or "--enable_fsdp" in flags
+    launcher = ["-m", "torch.distributed.run", "--standalone", "--nproc_per_node", str(row.nproc)] if several else []
     command = [sys.executable, *launcher, str(ROOT / "finetuning.py"), *flags]
     print("$", " ".join(command), flush=True)
-    rows = row.micro_batch * nproc * steps
-    environment = os.environ | {"ROW_LENGTH": str(row.length), "NUM_ROWS": str(rows)}
-    started = time.perf_counter()
+    environment = os.environ | {"ROW_LENGTH": str(row.length), "NUM_ROWS": str(row.global_batch * steps)}
+    if gpu is not None:
+        environment["CUDA_VISIBLE_DEVICES"] = str(gpu)
     done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
-    wall = time.perf_counter() - started
     if done.returncode:
-        print(done.stdout[-2000:], done.stderr[-3000:], flush=True)
-        return {
-            "row": name,
-            "GPUs": str(nproc),
-            "flags": " ".join(row.flags + extra),
-            "result": f"exit {done.returncode}",
-        }
-    events = [json.loads(line) for line in (output / "metrics.jsonl").read_text().splitlines()]
+        print(f"{name}: exit {done.returncode}\n", done.stdout[-2000:], done.stderr[-3000:], flush=True)
+        return []
+    return [json.loads(line) for line in (output / "metrics.jsonl").read_text().splitlines()]
+
+
+def run_all(names: list[str], rows: dict[str, Row], steps: int, extra: list[str]) -> dict[str, list[dict[str, Any]]]:
+    """Every row's events; rows for one GPU in as many lanes as there are GPUs, the others one after the other."""
+    lanes = max(1, torch.cuda.device_count())
+    with tempfile.TemporaryDirectory() as name:
+        folder = Path(name)
+        for shape in {rows[name].shape for name in names}:
+            make_shape(folder / shape, shape)
+        alone = [name for name in names if rows[name].nproc == 1 and lanes > 1]
+
+        def run_lane(lane: int) -> dict[str, list[dict[str, Any]]]:
+            return {name: run(name, rows[name], steps, extra, folder, lane) for name in alone[lane::lanes]}
+
+        with ThreadPoolExecutor(lanes) as executor:
+            events = {name: found for lane in executor.map(run_lane, range(lanes)) for name, found in lane.items()}
+        return events | {n: run(n, rows[n], steps, extra, folder, None) for n in names if n not in alone}
+
+
+def summarise(name: str, row: Row, extra: list[str], events: list[dict[str, Any]]) -> dict[str, str]:
+    cells = {"row": name, "GPUs": str(row.nproc), "flags": " ".join(row.flags + extra)}
+    if not events:
+        return cells | {"tokens/s/GPU": "failed"}
     train = [event for event in events if event["event"] == "train"]
     steady = train[min(WARMUP_STEPS, len(train) - 1) :]
-    speed = statistics.median(event["tokens_per_second_per_device"] for event in steady)
-    tflops = statistics.median(event["model_tflops_per_device"] for event in steady)
-    peak = max(event["peak_allocated_gib"] for event in events if event["event"] == "memory")
+    memory = [event for event in events if event["event"] == "memory"]
     wait = sum(event["data_wait_seconds"] for event in steady) / sum(event["step_seconds"] for event in steady)
-    return {
-        "row": name,
-        "GPUs": str(nproc),
-        "flags": " ".join(row.flags + extra),
-        "tokens/s/GPU": f"{speed:,.0f}",
-        "TFLOP/s": f"{tflops:.0f}",
-        "peak GiB": f"{peak:.1f}",
+    return cells | {
+        "tokens/s/GPU": f"{statistics.median(event['tokens_per_second_per_device'] for event in steady):,.0f}",
+        "TFLOP/s": f"{statistics.median(event['model_tflops_per_device'] for event in steady):.0f}",
+        "peak GiB": f"{max(event['peak_allocated_gib'] for event in memory):.1f}",
+        "host GiB": f"{max(event['host_rss_gib'] for event in memory):.1f}",
         "data wait": f"{100 * wait:.1f} %",
         "loss": f"{train[0]['loss']:.3f} -> {train[-1]['loss']:.3f}",
-        "wall s": f"{wall:.0f}",
     }
+
+
+def compare_losses(names: list[str], rows: dict[str, Row], events: dict[str, list[dict[str, Any]]]) -> list[str]:
+    """Per shape, global batch and kind of weights: how far each row's losses are from the first row's, at most."""
+    lines = []
+    groups: dict[tuple[str, int, bool], list[str]] = {}
+    for name in names:
+        if events[name]:
+            groups.setdefault((rows[name].shape, rows[name].global_batch, "--use_peft" in rows[name].flags), []).append(
+                name
+            )
+    for group in groups.values():
+        losses = {name: [event["loss"] for event in events[name] if event["event"] == "train"] for name in group}
+        for name in group[1:]:
+            apart = max(abs(a - b) for a, b in zip(losses[name], losses[group[0]], strict=False))
+            lines.append(f"loss of {name}: at most {apart:.4f} from {group[0]}'s at any step")
+    return lines
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--rows", nargs="+", choices=sorted(ROWS), required=True)
-    parser.add_argument("--nproc", type=int, default=1)
+    parser.add_argument("--rows", nargs="+", choices=sorted([*ROWS, *SUITES]), required=True)
+    parser.add_argument("--nproc", type=int, help="processes, instead of those of the row")
     parser.add_argument("--steps", type=int, default=30)
     parser.add_argument("--flags", default="", help="flags of finetuning.py to add to every row, in one string")
     options = parser.parse_args()
-    with tempfile.TemporaryDirectory() as folder:
-        table = [
-            measure(name, options.nproc, options.steps, options.flags.split(), Path(folder)) for name in options.rows
-        ]
-    headings = list(dict.fromkeys(key for result in table for key in result))
+    names = [name for asked in options.rows for name in SUITES.get(asked, [asked])]
+    rows = {name: replace(ROWS[name], nproc=options.nproc or ROWS[name].nproc) for name in names}
+    extra = options.flags.split()
+    events = run_all(names, rows, options.steps, extra)
+    table = [summarise(name, rows[name], extra, events[name]) for name in names]
+    headings = list(dict.fromkeys(key for cells in table for key in cells))
     print("| " + " | ".join(headings) + " |\n|" + "---|" * len(headings))
-    for result in table:
-        print("| " + " | ".join(result.get(heading, "") for heading in headings) + " |")
+    for cells in table:
+        print("| " + " | ".join(cells.get(heading, "") for heading in headings) + " |")
+    print("\n".join(compare_losses(names, rows, events)))
 
 
 if __name__ == "__main__":
