@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import shutil
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -39,7 +41,8 @@ def export_model(model: nn.Module, tokenizer: Any, run_folder: Path) -> Path:
             # False: no embedding is ever trained here, and "auto" would ask the hub about the base model.
             inner.save_pretrained(str(temporary), state_dict=state_dict, save_embedding_layers=False)
         else:
-            inner.save_pretrained(temporary, state_dict=state_dict, max_shard_size="5GB")
+            with _own_class(inner):
+                inner.save_pretrained(temporary, state_dict=state_dict, max_shard_size="5GB")
         tokenizer.save_pretrained(temporary)
         replaced = folder.with_name(folder.name + ".replaced")
         shutil.rmtree(replaced, ignore_errors=True)
@@ -64,4 +67,27 @@ def _gathered_state_dict(model: Any) -> dict[str, Any]:
         full_state_dict=True, cpu_offload=True, ignore_frozen_params=isinstance(model, PeftModel)
     )
     state_dict = get_model_state_dict(model, options=options)
-    return keep_trained(model, state_dict) if isinstance(model, PeftModel) else state_dict
+    if isinstance(model, PeftModel):
+        return keep_trained(model, state_dict)
+    # Gathering made a copy for every name of a tied weight. Names that share one tensor again are saved once.
+    first_names: dict[int, str] = {}
+    for name, parameter in model.named_parameters(remove_duplicate=False):
+        first_name = first_names.setdefault(id(parameter), name)
+        if name in state_dict:
+            state_dict[name] = state_dict[first_name]
+    return state_dict
+
+
+@contextmanager
+def _own_class(model: nn.Module) -> Iterator[None]:
+    """While this lasts, a model that `fully_shard` gave another class has its own again.
+
+    By the class's name and module transformers looks up what a family's tensors are called in files.
+    """
+    sharded_class = type(model)
+    bases = (base for base in sharded_class.__mro__ if issubclass(base, nn.Module))
+    model.__class__ = next(base for base in bases if not issubclass(base, FSDPModule))
+    try:
+        yield
+    finally:
+        model.__class__ = sharded_class

@@ -6,9 +6,13 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+import torch
 
 from tests.processes import ProcessGroup
 from tools.make_tiny_model import make_tiny_model
+
+# Models this small gain nothing from more threads, which wait, spinning, for cores that others use.
+torch.set_num_threads(1)
 
 TINY = {"vocab_size": 600, "hidden_size": 32, "intermediate_size": 64, "num_layers": 2, "num_heads": 4}
 

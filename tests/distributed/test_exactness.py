@@ -6,25 +6,16 @@ import itertools
 from dataclasses import dataclass
 from pathlib import Path
 
-import numpy as np
-import peft
 import pytest
-import torch
-import torch.nn.functional as F
-from peft.tuners.lora import LoraLayer
-from transformers import AutoModelForCausalLM
 
-from tests import random_documents
-from tests.processes import ProcessGroup, run_command, train_events
-from utils.packing import pack_best_fit
+from tests.processes import ProcessGroup, run_command
+from tests.reference import assert_agrees, flags_for, lora_flags, reference_run
 
-NUM_STEPS, GLOBAL_BATCH, CONTEXT_LENGTH, LR, SEED = 10, 8, 96, 5e-3, 3
-TOLERANCE = 2e-5
+NUM_STEPS = 10
 SPLITS = [(1, 8, 1), (1, 2, 4), (1, 1, 8), (2, 4, 1), (2, 1, 4), (4, 2, 1)]  # ranks, micro-batch, accumulation
 STRATEGIES = {1: ["SINGLE", "FULL_SHARD"], 2: ["FULL_SHARD", "SHARD_GRAD_OP", "NO_SHARD"]}
 STRATEGIES[4] = [*STRATEGIES[2], "HYBRID_SHARD"]
-LORA = ["--use_peft", "--lora_config.r", "4", "--lora_config.lora_dropout", "0", "--lora_config.target_modules"]
-LORA.append("q_proj,v_proj,down_proj")
+LORA_TARGETS = ("q_proj", "v_proj", "down_proj")
 
 
 @dataclass(frozen=True)
@@ -42,27 +33,16 @@ class Case:
 
     def flags(self, model: Path, output: Path) -> list[str]:
         _, micro_batch, accumulation = self.split
-        flags = ["--model_name", str(model), "--output_dir", str(output), "--seed", str(SEED), "--lr", str(LR)]
-        flags += ["--dataset", f"{random_documents.__file__}:get_custom_dataset", "--run_validation", "False"]
+        flags = flags_for(model, output, batching=self.batching, num_steps=NUM_STEPS)
         flags += ["--batch_size_training", str(micro_batch), "--gradient_accumulation_steps", str(accumulation)]
-        flags += [
-            "--batching_strategy",
-            self.batching,
-            "--context_length",
-            str(CONTEXT_LENGTH),
-            "--save_model",
-            "False",
-        ]
-        flags += ["--max_train_step", str(NUM_STEPS), "--num_epochs", "4", "--num_workers_dataloader", "0"]
-        flags += ["--mixed_precision", "False"]  # fp32 on GPUs too
-        flags += ["--gradient_clipping", "--gradient_clipping_threshold", "0.5"]
+        flags += ["--run_validation", "False", "--save_model", "False"]
         if self.strategy != "SINGLE":
             flags += ["--enable_fsdp", "--fsdp_config.sharding_strategy", self.strategy]
         if self.strategy == "HYBRID_SHARD":
             flags += ["--fsdp_config.sharding_group_size", "2", "--fsdp_config.replica_group_size", "2"]
         if self.batching == "packing":
             flags += ["--loss_chunk_size", "50"]  # several chunks; the padded cases have one
-        return [*flags, *(LORA if self.method == "lora" else []), *self.extra]
+        return [*flags, *(lora_flags(LORA_TARGETS) if self.method == "lora" else []), *self.extra]
 
 
 CASES = [
@@ -104,59 +84,14 @@ def models(tiny_model: Path, tied_model: Path) -> dict[str, Path]:
 @pytest.fixture(scope="module")
 def references(models: dict[str, Path]) -> dict[tuple[str, str], list[tuple[float, float]]]:
     return {
-        (method, batching): reference_run(models[batching], method, batching)
+        (method, batching): reference_run(
+            models[batching],
+            batching=batching,
+            num_steps=NUM_STEPS,
+            lora_targets=LORA_TARGETS if method == "lora" else (),
+        )
         for method, batching in itertools.product(["full", "lora"], ["packing", "padding"])
     }
-
-
-def reference_run(model_folder: Path, method: str, batching: str) -> list[tuple[float, float]]:
-    """A plain loop: one document at a time, torch's own AdamW and clipping, nothing of the project's computing."""
-    torch.manual_seed(SEED)
-    model = AutoModelForCausalLM.from_pretrained(model_folder, dtype=torch.float32)
-    if method == "lora":
-        settings = peft.LoraConfig(r=4, lora_alpha=32, lora_dropout=0.0, target_modules=LORA[-1].split(","))
-        model = peft.get_peft_model(model, settings)
-        torch.manual_seed(SEED)  # the adapters' values are a function of the seed alone
-        for layer in model.modules():
-            if isinstance(layer, LoraLayer):
-                layer.reset_lora_parameters("default", init_lora_weights=True)
-    parameters = [parameter for parameter in model.parameters() if parameter.requires_grad]
-    optimizer = torch.optim.AdamW(parameters, lr=LR, weight_decay=0.0)
-    documents = random_documents.get_custom_dataset(None, None, "train")
-    if batching == "packing":
-        rows = pack_best_fit([len(document["input_ids"]) for document in documents], CONTEXT_LENGTH)
-    else:
-        rows = [[index] for index in range(len(documents))]
-    steps_per_epoch = -(-len(rows) // GLOBAL_BATCH)
-    results = []
-    for step in range(NUM_STEPS):
-        epoch, step_of_epoch = divmod(step, steps_per_epoch)
-        for group in optimizer.param_groups:
-            group["lr"] = LR * 0.85**epoch
-        order = np.random.default_rng([SEED, epoch]).permutation(len(rows))
-        chosen = order[step_of_epoch * GLOBAL_BATCH :][:GLOBAL_BATCH]
-        batch = [documents[index] for row in chosen for index in rows[row]]
-        num_label_tokens = sum(label != -100 for document in batch for label in document["labels"][1:])
-        loss_sum = 0.0
-        for document in batch:
-            logits = model(input_ids=torch.tensor([document["input_ids"]])).logits[0, :-1]
-            targets = torch.tensor(document["labels"][1:])
-            loss = F.cross_entropy(logits, targets, reduction="sum", ignore_index=-100)
-            (loss / num_label_tokens).backward()
-            loss_sum += loss.item()
-        grad_norm = torch.nn.utils.clip_grad_norm_(parameters, 0.5)
-        optimizer.step()
-        optimizer.zero_grad()
-        results.append((loss_sum / num_label_tokens, grad_norm.item()))
-    return results
-
-
-def assert_agrees(output: Path, reference: list[tuple[float, float]]) -> None:
-    events = train_events(output)
-    assert [event["step"] for event in events] == list(range(1, NUM_STEPS + 1))
-    for event, (loss, grad_norm) in zip(events, reference, strict=True):
-        assert event["loss"] == pytest.approx(loss, rel=TOLERANCE), f"loss of step {event['step']}"
-        assert event["grad_norm"] == pytest.approx(grad_norm, rel=TOLERANCE), f"grad norm of step {event['step']}"
 
 
 @pytest.mark.parametrize("case", CASES, ids=str)

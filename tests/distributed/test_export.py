@@ -9,13 +9,13 @@ from typing import Any
 
 import pytest
 import torch
-import torch.nn.functional as F
 import yaml
 from peft import PeftModel
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from tests import random_documents
 from tests.processes import ProcessGroup, read_metrics, train_events
+from tests.reference import plain_eval_loss
 
 LAYOUTS = {"SINGLE": (1, []), "NO_SHARD": (2, []), "FULL_SHARD": (2, ["--enable_fsdp"])}
 TIES, METHODS = ("tied", "untied"), ("full", "lora")
@@ -52,18 +52,6 @@ def load_plain(run: Path, base: Path) -> Any:
     if (run / "model").exists():
         return AutoModelForCausalLM.from_pretrained(run / "model", dtype=torch.float32)
     return PeftModel.from_pretrained(AutoModelForCausalLM.from_pretrained(base, dtype=torch.float32), run / "adapter")
-
-
-def plain_eval_loss(model: Any) -> float:
-    """Mean loss over the validation set's label tokens, one document at a time."""
-    total, count = 0.0, 0
-    with torch.no_grad():
-        for document in random_documents.get_custom_dataset(None, None, "validation"):
-            logits = model(input_ids=torch.tensor([document["input_ids"]])).logits[0, :-1]
-            targets = torch.tensor(document["labels"][1:])
-            total += F.cross_entropy(logits, targets, reduction="sum").item()
-            count += int((targets != -100).sum())
-    return total / count
 
 
 def eval_events(run: Path) -> list[dict[str, Any]]:

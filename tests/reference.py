@@ -1,0 +1,104 @@
+"""What a run is compared with: a plain loop on one process, and the flags that ask the project for the same work."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+
+import numpy as np
+import peft
+import pytest
+import torch
+import torch.nn.functional as F
+from peft.tuners.lora import LoraLayer
+from transformers import AutoModelForCausalLM
+
+from tests import random_documents
+from tests.processes import train_events
+from utils.packing import pack_best_fit
+
+GLOBAL_BATCH, CONTEXT_LENGTH, LR, SEED = 8, 96, 5e-3, 3
+TOLERANCE = 2e-5
+
+
+def flags_for(model: Path, output: Path, *, batching: str, num_steps: int) -> list[str]:
+    """The reference's work; the caller says how it is cut into a global batch of 8 rows, and laid out."""
+    flags = ["--model_name", str(model), "--output_dir", str(output), "--seed", str(SEED), "--lr", str(LR)]
+    flags += ["--dataset", f"{random_documents.__file__}:get_custom_dataset"]
+    flags += ["--batching_strategy", batching, "--context_length", str(CONTEXT_LENGTH)]
+    flags += ["--max_train_step", str(num_steps), "--num_epochs", "4", "--num_workers_dataloader", "0"]
+    flags += ["--mixed_precision", "False"]  # fp32 on GPUs too
+    return [*flags, "--gradient_clipping", "--gradient_clipping_threshold", "0.5"]
+
+
+def lora_flags(targets: Sequence[str]) -> list[str]:
+    flags = ["--use_peft", "--lora_config.r", "4", "--lora_config.lora_dropout", "0"]
+    return [*flags, "--lora_config.target_modules", ",".join(targets)]
+
+
+def reference_run(
+    model_folder: Path, *, batching: str, num_steps: int, lora_targets: Sequence[str] = ()
+) -> list[tuple[float, float]]:
+    """A plain loop: one document at a time, torch's own AdamW and clipping, nothing of the project's computing.
+
+    Returns:
+        For each step, the mean loss over the label tokens of the global batch, and the gradient norm before clipping.
+    """
+    torch.manual_seed(SEED)
+    model = AutoModelForCausalLM.from_pretrained(model_folder, dtype=torch.float32)
+    if lora_targets:
+        settings = peft.LoraConfig(r=4, lora_alpha=32, lora_dropout=0.0, target_modules=list(lora_targets))
+        model = peft.get_peft_model(model, settings)
+        torch.manual_seed(SEED)  # the adapters' values are a function of the seed alone
+        for layer in model.modules():
+            if isinstance(layer, LoraLayer):
+                layer.reset_lora_parameters("default", init_lora_weights=True)
+    parameters = [parameter for parameter in model.parameters() if parameter.requires_grad]
+    optimizer = torch.optim.AdamW(parameters, lr=LR, weight_decay=0.0)
+    documents = random_documents.get_custom_dataset(None, None, "train")
+    if batching == "packing":
+        rows = pack_best_fit([len(document["input_ids"]) for document in documents], CONTEXT_LENGTH)
+    else:
+        rows = [[index] for index in range(len(documents))]
+    steps_per_epoch = -(-len(rows) // GLOBAL_BATCH)
+    results = []
+    for step in range(num_steps):
+        epoch, step_of_epoch = divmod(step, steps_per_epoch)
+        for group in optimizer.param_groups:
+            group["lr"] = LR * 0.85**epoch
+        order = np.random.default_rng([SEED, epoch]).permutation(len(rows))
+        chosen = order[step_of_epoch * GLOBAL_BATCH :][:GLOBAL_BATCH]
+        batch = [documents[index] for row in chosen for index in rows[row]]
+        num_label_tokens = sum(label != -100 for document in batch for label in document["labels"][1:])
+        loss_sum = 0.0
+        for document in batch:
+            logits = model(input_ids=torch.tensor([document["input_ids"]])).logits[0, :-1]
+            targets = torch.tensor(document["labels"][1:])
+            loss = F.cross_entropy(logits, targets, reduction="sum", ignore_index=-100)
+            (loss / num_label_tokens).backward()
+            loss_sum += loss.item()
+        grad_norm = torch.nn.utils.clip_grad_norm_(parameters, 0.5)
+        optimizer.step()
+        optimizer.zero_grad()
+        results.append((loss_sum / num_label_tokens, grad_norm.item()))
+    return results
+
+
+def assert_agrees(output: Path, reference: list[tuple[float, float]]) -> None:
+    events = train_events(output)
+    assert [event["step"] for event in events] == list(range(1, len(reference) + 1))
+    for event, (loss, grad_norm) in zip(events, reference, strict=True):
+        assert event["loss"] == pytest.approx(loss, rel=TOLERANCE), f"loss of step {event['step']}"
+        assert event["grad_norm"] == pytest.approx(grad_norm, rel=TOLERANCE), f"grad norm of step {event['step']}"
+
+
+def plain_eval_loss(model: torch.nn.Module) -> float:
+    """Mean loss over the validation set's label tokens, one document at a time."""
+    total, count = 0.0, 0
+    with torch.no_grad():
+        for document in random_documents.get_custom_dataset(None, None, "validation"):
+            logits = model(input_ids=torch.tensor([document["input_ids"]])).logits[0, :-1]
+            targets = torch.tensor(document["labels"][1:])
+            total += F.cross_entropy(logits, targets, reduction="sum").item()
+            count += int((targets != -100).sum())
+    return total / count
