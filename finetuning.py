@@ -12,13 +12,14 @@ from __future__ import annotations
 
 import math
 import sys
+import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from utils.failures import FAILED, REFUSED, TrainingError, end_unless_flags_hold, end_with_error
+from utils.failures import FAILED, REFUSED, TrainingError, end_unless_flags_hold, end_with_error, leave
 
 if __name__ == "__main__":
     end_unless_flags_hold(sys.argv[1:])  # before the imports below, which take seconds: at once
@@ -57,6 +58,7 @@ from utils.run_folder import add_to_run_yaml, create_run_folder
 from utils.seeding import seed_everything
 from utils.summary import print_end_table, start_summary
 from utils.tokenization import load_tokenizer, num_rows_needed, padding_id
+from utils.watchdog import Watchdog
 
 
 def train_step(
@@ -113,7 +115,7 @@ def train_step(
 
 
 @torch.no_grad()
-def evaluate(model: nn.Module, loader: StepLoader, device: torch.device, *, show_progress: bool) -> tuple[float, int]:
+def evaluate(model: nn.Module, steps: Iterable[list[task.MicroBatch]], device: torch.device) -> tuple[float, int]:
     """Mean loss over every label token of the validation set, and their number.
 
     Every rank takes part in every batch (an empty one where rows ran out), so none waits for another.
@@ -121,7 +123,7 @@ def evaluate(model: nn.Module, loader: StepLoader, device: torch.device, *, show
     model.eval()
     total = torch.zeros((), device=device)
     count = 0
-    for micro_batches in tqdm(loader.epoch(0), desc="eval", total=len(loader), leave=False, disable=not show_progress):
+    for micro_batches in steps:
         for batch in micro_batches:
             total += task.summed_loss(model, batch.to(device))
             count += batch.num_label_tokens
@@ -149,6 +151,7 @@ class Job:
     ledger: MemoryLedger
     folder: Path
     metrics: MetricsFile
+    watchdog: Watchdog
 
 
 def train(job: Job) -> None:
@@ -166,7 +169,9 @@ def train(job: Job) -> None:
         nonlocal best_loss
         if job.eval_loader is None:
             return None
-        loss, num_label_tokens = evaluate(model, job.eval_loader, env.device, show_progress=env.is_rank_zero)
+        steps, total = job.watchdog.each(job.eval_loader.epoch(0), step, "evaluating"), len(job.eval_loader)
+        bar = tqdm(steps, desc="eval", total=total, leave=False, disable=not env.is_rank_zero)
+        loss, num_label_tokens = evaluate(model, bar, env.device)
         ppl = perplexity(loss)
         metrics.write("eval", step=step, epoch=epoch, loss=loss, perplexity=ppl, num_label_tokens=num_label_tokens)
         say(env, f"eval | step {step} | epoch {epoch} | loss {loss:.4f} | perplexity {ppl:.3f}")
@@ -185,10 +190,11 @@ def train(job: Job) -> None:
         batches = job.train_loader.epoch(epoch - 1)
         bar = tqdm(range(steps_left), desc=f"epoch {epoch}/{config.num_epochs}", disable=not env.is_rank_zero)
         for _ in bar:
+            step += 1
+            job.watchdog.at(step, "training")
             step_started = time.perf_counter()
             micro_batches = next(batches)
             data_wait = time.perf_counter() - step_started
-            step += 1
             counts = task.count_globally(micro_batches)
             lr = job.scheduler.get_last_lr()[0]
             job.ledger.observe(is_observed_step(step, last_of_epoch=step == last_step_of_epoch))
@@ -241,6 +247,7 @@ def train(job: Job) -> None:
         save(job, step)  # no validation, or none that was finite: the last weights
     if config.dist_checkpoint_root_folder and config.save_model:
         folder = Path(config.dist_checkpoint_root_folder) / config.dist_checkpoint_folder
+        job.watchdog.at(step, "saving")
         save_sharded(model, job.optimizer if config.save_optimizer else None, folder)
         say(env, f"sharded copy of the trained weights: {folder}")
 
@@ -262,12 +269,13 @@ def write_memory(job: Job, step: int) -> None:
 
 def save(job: Job, step: int) -> None:
     """The weights as they are now, in Hugging Face format."""
+    job.watchdog.at(step, "saving")
     folder = export_model(job.model, job.tokenizer, job.folder)
     if job.env.is_rank_zero:
         add_to_run_yaml(job.folder, saved={"step": step, "folder": folder.name})
 
 
-def prepare(config: RunConfig, env: Environment) -> Job:
+def prepare(config: RunConfig, env: Environment, watchdog: Watchdog) -> Job:
     """Everything that trains, in the order in which a mistake is cheapest: flags, files, data, weights, run folder.
 
     Raises:
@@ -286,6 +294,7 @@ def prepare(config: RunConfig, env: Environment) -> Job:
     print_rank_zero(env, *config.notes, *notes, *length_notes, *data.notes)
 
     start_process_group(env)
+    watchdog.start(train_config.step_timeout_seconds)
     data.check_same_on_all_ranks()
     seed_everything(train_config.seed)
     dtype = precision.storage_dtype
@@ -329,6 +338,7 @@ def prepare(config: RunConfig, env: Environment) -> Job:
         "global_batch_size": batches.global_batch_size,
     }
     folder = on_rank_zero(lambda: create_run_folder(config, env, resolved))
+    watchdog.traces = folder / "traces"
     metrics = MetricsFile(folder / "metrics.jsonl" if env.is_rank_zero else None)
     metrics.write("start", **facts)
     print_rank_zero(env, *start_summary(config, env, facts, resolved), f"run folder: {folder}")
@@ -347,20 +357,28 @@ def prepare(config: RunConfig, env: Environment) -> Job:
         ledger=MemoryLedger(model, optimizer, env.device),
         folder=folder,
         metrics=metrics,
+        watchdog=watchdog,
     )
 
 
-def run(config: RunConfig, env: Environment) -> None:
+def run(config: RunConfig, env: Environment, watchdog: Watchdog) -> None:
     """One run, from its settings to the table at its end."""
-    job = prepare(config, env)
-    started, status = time.perf_counter(), "failed"
+    job = prepare(config, env, watchdog)
+    started, end_is_written = time.perf_counter(), threading.Lock()
+
+    def write_end(status: str) -> None:
+        if end_is_written.acquire(blocking=False):
+            seconds = time.perf_counter() - started
+            job.metrics.write("end", **end_facts(job.metrics.read()), status=status, seconds=seconds)
+
+    watchdog.before_leaving = lambda: write_end("failed")
     try:
         train(job)
-        status = "finished"
+        write_end("finished")
     finally:
-        events = job.metrics.read()
-        job.metrics.write("end", **end_facts(events), status=status, seconds=time.perf_counter() - started)
+        write_end("failed")  # where it is not written yet
     if env.is_rank_zero:
+        events = job.metrics.read()
         if config.tracking_config.save_metrics:
             write_metrics_data(job.folder, events)
         print_end_table(events, world_size=env.world_size, device_type=env.device.type)
@@ -371,19 +389,23 @@ def main(argv: Sequence[str]) -> int:
     """Exit status: 0 finished, 1 failed, 2 refused before it started."""
     env = read_environment()
     quiet_libraries(env)
+    watchdog = Watchdog(env)
     try:
-        run(parse_flags(argv), env)
+        run(parse_flags(argv), env, watchdog)
+        watchdog.stop()
         status = 0
     except ConfigError as error:
-        status = end_with_error(env, error, REFUSED)
+        status = end_with_error(env, error, REFUSED, watchdog)
     except TrainingError as error:
-        status = end_with_error(env, error, FAILED)
+        status = end_with_error(env, error, FAILED, watchdog)
     except Exception as error:
         # One rank's alone, perhaps: the others may wait in a collective, and leaving the group would wait for them.
-        return end_with_error(env, error, FAILED)
+        return end_with_error(env, error, FAILED, watchdog)
     stop_process_group()
     return status
 
 
 if __name__ == "__main__":
-    sys.exit(main(sys.argv[1:]))
+    status = main(sys.argv[1:])
+    if status:
+        leave(status)

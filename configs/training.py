@@ -98,6 +98,14 @@ class TrainConfig:
         1.0, "largest global gradient norm (gradient_clipping)", exclusive_minimum=0
     )
     seed: int = setting(42, "seed of every random choice", minimum=0, maximum=2**32 - 1)
+    step_timeout_seconds: int | None = setting(
+        None,
+        "end the run where a rank stands still for so long in a step after the first; 0: for an hour, as anywhere "
+        "else; unset: for 300 s, or 3 x the longest step so far",
+        unit="seconds",
+        minimum=0,
+        maximum=3600,
+    )
 
     # Evaluation
     run_validation: bool = setting(True, "evaluate at each epoch's end")

@@ -28,6 +28,7 @@ from configs.errors import ConfigError
 from configs.run import RunConfig
 from policies.mixed_precision import Precision
 from utils.compat import no_buffer_sync
+from utils.distributed import set_timeouts
 from utils.environment import Environment
 
 
@@ -80,6 +81,7 @@ def shard(
     if layout.kind != "fully_shard":
         return
     mesh = init_device_mesh(device.type, layout.mesh_shape, mesh_dim_names=("replicate", "shard"))
+    set_timeouts()  # of the mesh's own groups
     if layout.mesh_shape[0] == 1:
         mesh = mesh["shard"]
     for unit in units:

@@ -10,11 +10,14 @@ import os
 import socket
 import subprocess
 import sys
+import time
 import traceback
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
+
+import psutil
 
 ROOT = Path(__file__).resolve().parent.parent
 
@@ -121,16 +124,58 @@ def command(*flags: str, nproc: int | None = None) -> list[str]:
     return [sys.executable, *launcher, str(ROOT / "finetuning.py"), *flags]
 
 
+def _variables(environment: dict[str, str]) -> dict[str, str]:
+    variables = {key: value for key, value in os.environ.items() if key not in ("RANK", "WORLD_SIZE", "LOCAL_RANK")}
+    return variables | {"OMP_NUM_THREADS": "1", "TOKENIZERS_PARALLELISM": "false", **environment}
+
+
+class RunningCommand:
+    """The command line, running: under torchrun, or as so many processes that no launcher ends, as under srun."""
+
+    def __init__(self, *flags: str, world_size: int, torchrun: bool, log: Path) -> None:
+        self.log, argv = log, command(*flags, nproc=world_size if torchrun else None)
+        environments: list[dict[str, str]] = [{}]
+        if not torchrun:
+            shared = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port()), "WORLD_SIZE": str(world_size)}
+            environments = [shared | {"RANK": str(rank), "LOCAL_RANK": str(rank)} for rank in range(world_size)]
+        with open(log, "w") as file:
+            self.started = [
+                subprocess.Popen(argv, cwd=ROOT, env=_variables(environment), stdout=file, stderr=file)
+                for environment in environments
+            ]
+
+    def processes(self) -> list[psutil.Process]:
+        """What was started, and what that started, as far as it still runs."""
+        found = []
+        for started in self.started:
+            with contextlib.suppress(psutil.NoSuchProcess):
+                process = psutil.Process(started.pid)
+                found += [process, *process.children(recursive=True)]
+        return [process for process in found if process.status() != psutil.STATUS_ZOMBIE]
+
+    def rank(self, rank: int) -> psutil.Process:
+        """The process that is this rank."""
+        is_rank = [process for process in self.processes() if process.environ().get("RANK") == str(rank)]
+        return min(is_rank, key=psutil.Process.create_time)  # its DataLoader workers have its variables, too
+
+    def wait(self, timeout_seconds: float) -> list[int]:
+        """The exit statuses of what was started, when all have ended."""
+        deadline = time.monotonic() + timeout_seconds
+        return [started.wait(max(0.1, deadline - time.monotonic())) for started in self.started]
+
+    def kill(self) -> None:
+        for process in self.processes():
+            process.kill()
+
+
 def run_command(
     *flags: str, nproc: int | None = None, cwd: Path = ROOT, timeout_seconds: float = 300, **environment: str
 ) -> subprocess.CompletedProcess[str]:
     """Run the command line itself, one thread per process, and wait for its end."""
-    variables = {key: value for key, value in os.environ.items() if key not in ("RANK", "WORLD_SIZE", "LOCAL_RANK")}
-    variables |= {"OMP_NUM_THREADS": "1", "TOKENIZERS_PARALLELISM": "false", **environment}
     return subprocess.run(
         command(*flags, nproc=nproc),
         cwd=cwd,
-        env=variables,
+        env=_variables(environment),
         capture_output=True,
         text=True,
         timeout=timeout_seconds,

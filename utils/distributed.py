@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable
 from datetime import timedelta
 from typing import Any, TypeVar
@@ -25,17 +26,38 @@ def start_process_group(env: Environment) -> None:
     if env.device.type == "cuda":
         torch.cuda.set_device(env.device)
         backend, device_id = "cpu:gloo,cuda:nccl", env.device
-    timeout = timedelta(minutes=30)
+    os.environ.setdefault("TORCH_FR_BUFFER_SIZE", "2000")  # the last collectives, for what a hang leaves behind
+    timeout = timedelta(minutes=30)  # until every rank is there; those that tokenise longest come last
     if env.launched:
         dist.init_process_group(backend, timeout=timeout, device_id=device_id)
     else:
         store = dist.HashStore()
         dist.init_process_group(backend, store=store, rank=0, world_size=1, timeout=timeout, device_id=device_id)
+    set_timeouts()
+
+
+def set_timeouts() -> None:
+    """Let collectives of every group, those of a mesh included, wait for 70 minutes.
+
+    The watchdog's longest limit is an hour, and it says more; so it comes first.
+    """
+    for group in list(dist.distributed_c10d._world.pg_map):
+        dist.distributed_c10d._set_pg_timeout(timedelta(minutes=70), group)
 
 
 def stop_process_group() -> None:
     if dist.is_initialized():
         dist.destroy_process_group()
+
+
+def num_collectives(*, leaving_out: dist.ProcessGroup) -> int:
+    """How many collectives this rank has entered, over all groups but one. Any thread may ask."""
+    total = 0
+    for group in list(dist.distributed_c10d._world.pg_map):
+        for device in group._device_types if group is not leaving_out else []:
+            backend: Any = group._get_backend(device)
+            total += backend._get_sequence_number_for_group()
+    return total
 
 
 def sum_on_host(*values: float) -> list[float]:

@@ -2,18 +2,33 @@
 
 from __future__ import annotations
 
+import multiprocessing
+import os
 import signal
 import sys
 import time
 import traceback
 from collections.abc import Sequence
+from typing import TYPE_CHECKING, NoReturn
 
 from configs.errors import ConfigError
 from configs.flags import help_text, parse_flags, wants_help
 from utils.environment import Environment, print_rank_zero, read_environment
 
+if TYPE_CHECKING:
+    from utils.watchdog import Watchdog
+
 REFUSED, FAILED = 2, 1
-GRACE_SECONDS = 10
+GRACE_SECONDS = 10  # for a launcher to end all ranks, and for rank 0 to speak for all
+_LOST_SECONDS = 45  # for the watchdogs to find out which rank ended
+_LOST_WORDS = (  # gloo's, NCCL's, and the store's
+    "Connection closed by peer",
+    "Connection reset by peer",
+    "Connection was likely closed",
+    "Broken pipe",
+    "remote process",
+    "Application timeout caused pair closure",
+)
 
 
 class TrainingError(Exception):
@@ -32,26 +47,34 @@ def end_unless_flags_hold(argv: Sequence[str]) -> None:
         sys.exit(end_with_error(env, error, REFUSED))
 
 
-def end_with_error(env: Environment, error: Exception, status: int) -> int:
+def end_with_error(env: Environment, error: Exception, status: int, watchdog: Watchdog | None = None) -> int:
     """Print one `error:` line, from one rank, and return the exit status; under it, where from, if it was unforeseen.
 
-    The launcher ends all ranks as soon as one has failed, so the others first give rank 0 time to speak. If it does not
-    end by then, the failure was theirs alone, and they say it.
+    The launcher ends all ranks as soon as one has failed, so the others first give rank 0 time to speak. If neither it
+    nor the watchdogs say by then what happened, the failure was theirs alone, and they say it.
     """
     message, start = str(error), ""
     if not isinstance(error, ConfigError | TrainingError):
         start = "\n"  # below a progress bar
         message = f"{type(error).__name__}: {error}\n{''.join(traceback.format_exception(error))}"
-    if not env.is_rank_zero or _is_of_another_rank(error):
-        signal.signal(signal.SIGTERM, lambda *_: sys.exit(status))
-        time.sleep(GRACE_SECONDS)
+    is_of_another_rank = any(words in str(error) for words in _LOST_WORDS)
+    if not env.is_rank_zero or is_of_another_rank:
+        signal.signal(signal.SIGTERM, lambda *_: leave(status))
+        if watchdog is None:
+            time.sleep(GRACE_SECONDS)
+        elif watchdog.others_tell(_LOST_SECONDS if is_of_another_rank else GRACE_SECONDS):
+            return status
         message = f"rank {env.rank}: {message}"
     print(f"{start}error: {message}", file=sys.stderr, flush=True)
+    if watchdog is not None:
+        watchdog.has_told()
     return status
 
 
-def _is_of_another_rank(error: Exception) -> bool:
-    """Whether this rank only lost its connection to one that had ended, which gloo and nccl say in these words."""
-    return any(
-        words in str(error) for words in ("Connection closed by peer", "Connection reset by peer", "remote process")
-    )
+def leave(status: int) -> NoReturn:
+    """End this process at once: no exit handler may wait for ranks that are gone, nor for threads that are stuck."""
+    for worker in multiprocessing.active_children():
+        worker.kill()
+    for stream in (sys.stdout, sys.stderr):
+        stream.flush()
+    os._exit(status)

@@ -27,6 +27,7 @@ RUN_ENTRIES = (
     "adapter",
     "checkpoints",
     "tensorboard",
+    "traces",
     "report.html",
 )
 

@@ -1,0 +1,204 @@
+"""Ends a run whose ranks cannot go on, and says which rank failed and where, once.
+
+The timeouts of collectives cannot do it alone: they name no rank, NCCL's abort the process without a line of ours, and
+NCCL does not notice a peer that was killed. So each rank has a thread that reports to rank 0 every few seconds, over a
+gloo group of its own: where the main thread is, for how long it has not moved, how many collectives it has entered.
+Rank 0 answers with what all of them do next. A rank that died is a closed connection, whatever the main threads are
+doing; one that hangs is reported by its own watchdog. The main thread only notes where it is (`watchdog.at`).
+"""
+
+from __future__ import annotations
+
+import contextlib
+import faulthandler
+import json
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import asdict, replace
+from datetime import timedelta
+from pathlib import Path
+from typing import IO, Any, NoReturn, TypeVar
+
+import torch
+import torch.distributed as dist
+
+from utils.distributed import num_collectives
+from utils.environment import Environment
+from utils.failures import FAILED, GRACE_SECONDS, leave
+from utils.progress import LONG_SECONDS, Progress, Stillness
+from utils.traces import close_stacks, open_stacks, where_main_thread_is, write_traces
+from utils.verdict import Report, State, Verdict, judge, judge_lost
+
+T = TypeVar("T")
+
+INTERVAL_SECONDS = 5
+_MESSAGE_BYTES = 1024
+
+
+class LostRank(Exception):
+    """A rank's watchdog closed its connection, or has been silent for so many seconds."""
+
+    def __init__(self, rank: int, silent_seconds: float | None) -> None:
+        super().__init__(rank, silent_seconds)
+        self.rank, self.silent_seconds = rank, silent_seconds
+
+
+class Watchdog:
+    """This rank's thread. With one process there is nothing to watch."""
+
+    def __init__(self, env: Environment) -> None:
+        self.env = env
+        self.progress = Progress()
+        self.traces: Path | None = None  # the folder for what a hang leaves
+        self.before_leaving: Callable[[], None] = lambda: None  # called where the main thread cannot end by itself
+        self._state: State = "running"
+        self._thread: threading.Thread | None = None
+        self._woken, self._told_by_others = threading.Event(), threading.Event()
+
+    def start(self, step_timeout_seconds: int | None) -> None:
+        """Watch from now on. Every rank must call this, right after the process group has started."""
+        self.progress = Progress(step_timeout_seconds)
+        if self.env.world_size > 1:
+            group = dist.new_group(backend="gloo", timeout=timedelta(seconds=2 * LONG_SECONDS))
+            self._thread = threading.Thread(target=self._watch, args=(group, open_stacks()), daemon=True)
+            self._thread.start()
+
+    def at(self, step: int, activity: str) -> None:
+        """Note where the main thread is: in `step` ("training"), or at something else after it."""
+        self.progress.at(step, activity)
+
+    def each(self, items: Iterable[T], step: int, activity: str) -> Iterator[T]:
+        """The items; each of them is a move."""
+        for item in items:
+            self.at(step, activity)
+            yield item
+
+    def stop(self) -> None:
+        """The run has finished: wait until every rank says so."""
+        self._enter("finished")
+        if self._thread is not None:
+            self._thread.join()
+
+    def others_tell(self, seconds: float) -> bool:
+        """This rank holds an error. Let the others speak for so long; True where the user has been told."""
+        self._enter("failing")
+        return self._told_by_others.wait(seconds)
+
+    def has_told(self) -> None:
+        """This rank has told the user why the run ends, so the others need not."""
+        self._enter("told")
+        if self._thread is not None:
+            self._thread.join(3 * INTERVAL_SECONDS)
+
+    def _enter(self, state: State) -> None:
+        self._state = state
+        self._woken.set()
+
+    def _watch(self, group: dist.ProcessGroup, stacks: IO[bytes]) -> None:
+        """The thread: rounds until the run ends."""
+        stillness, verdict = Stillness(INTERVAL_SECONDS), Verdict("go")
+        while verdict.kind == "go":
+            if self._woken.wait(INTERVAL_SECONDS):
+                time.sleep(0.02)  # the end has begun: look often
+            position, limit = self.progress.position, self.progress.limit_seconds()
+            report = Report(
+                state=self._state,
+                place=str(position),
+                where=where_main_thread_is()[:120],
+                num_collectives=num_collectives(leaving_out=group),
+                still_seconds=stillness.seconds(position),
+                limit_seconds=limit,
+            )
+            # Should something hold even this thread up, a thread of C shows the stacks, on stderr.
+            faulthandler.dump_traceback_later(limit + 15, file=2)
+            verdict = (self._lead if self.env.is_rank_zero else self._follow)(group, report)
+        faulthandler.cancel_dump_traceback_later()
+        if verdict.kind == "over":
+            self._end(verdict)
+        elif verdict.kind == "hang":
+            self._end_hang(verdict, stacks)
+        close_stacks(stacks)
+
+    def _lead(self, group: dist.ProcessGroup, report: Report) -> Verdict:
+        """Rank 0's round: every rank's report, then one verdict for all."""
+        reports, lost = [report], dict[int, float | None]()
+        for rank in range(1, self.env.world_size):
+            try:
+                patience = 30 if lost else report.limit_seconds + 30
+                reports.append(Report(**_receive(group, rank, patience)))
+            except LostRank as error:
+                lost[rank] = error.silent_seconds
+        verdict = judge_lost(lost, report.place) if lost else judge(reports)
+        for rank in set(range(1, self.env.world_size)) - set(lost):
+            with contextlib.suppress(LostRank):  # the next round finds out
+                _send(group, rank, asdict(replace(verdict, message="")), 30)
+        return verdict
+
+    def _follow(self, group: dist.ProcessGroup, report: Report) -> Verdict:
+        """The round of any other rank."""
+        try:
+            _send(group, 0, asdict(report), report.limit_seconds + 60)
+            return Verdict(**_receive(group, 0, report.limit_seconds + 60))
+        except LostRank as error:
+            return judge_lost({0: error.silent_seconds}, report.place)
+
+    def _end(self, verdict: Verdict) -> None:
+        """A rank is gone, or has told its error: end this one too, after what a launcher would do and say."""
+        if self._state == "told":
+            return
+        main_ends_by_itself = self._state == "failing"
+        if not main_ends_by_itself:
+            self.before_leaving()
+        if verdict.ranks or not main_ends_by_itself:
+            time.sleep(GRACE_SECONDS if verdict.ranks else 5)
+        self._say(verdict)
+        self._told_by_others.set()
+        if not main_ends_by_itself:
+            leave(FAILED)
+
+    def _end_hang(self, verdict: Verdict, stacks: IO[bytes]) -> NoReturn:
+        """The main thread may be anywhere, and stay there: leave traces, and end the process from here."""
+        place = ""
+        if self.traces is not None:
+            try:
+                write_traces(self.traces, self.env.rank, stacks)
+                place = f". Stacks and last collectives of every rank: {self.traces}"
+            except OSError as error:
+                place = f". No traces: {error}"
+        self._say(replace(verdict, message=verdict.message and verdict.message + place))
+        self.before_leaving()
+        # Those at fault end first, and are what a launcher reports; none ends before the others have written, too.
+        time.sleep(3 if self.env.rank in verdict.ranks else 6)
+        leave(FAILED)
+
+    def _say(self, verdict: Verdict) -> None:
+        """Print the message: rank 0, or without it one rank per machine."""
+        if verdict.message and (self.env.rank in (0, 1) or self.env.local_rank == 0):
+            print(f"\nerror: {verdict.message}", file=sys.stderr, flush=True)
+
+
+def _send(group: dist.ProcessGroup, rank: int, values: dict[str, Any], seconds: float) -> None:
+    data = bytearray(json.dumps(values).encode().ljust(_MESSAGE_BYTES))
+    _wait(lambda: group.send([torch.frombuffer(data, dtype=torch.uint8)], rank, 0), rank, seconds)
+
+
+def _receive(group: dist.ProcessGroup, rank: int, seconds: float) -> dict[str, Any]:
+    data = torch.zeros(_MESSAGE_BYTES, dtype=torch.uint8)
+    _wait(lambda: group.recv([data], rank, 0), rank, seconds)
+    return json.loads(data.numpy().tobytes())
+
+
+def _wait(start: Callable[[], dist.Work], rank: int, seconds: float) -> None:
+    """Start a transfer with `rank` and wait for its end.
+
+    Raises:
+        LostRank: where the connection is closed or there was no answer in time.
+    """
+    started = time.monotonic()
+    try:
+        start().wait(timedelta(seconds=seconds))
+    except RuntimeError:  # gloo has no finer one
+        waited = time.monotonic() - started
+        raise LostRank(rank, waited if waited > 0.9 * seconds else None) from None
