@@ -37,7 +37,16 @@ from policies.attention import check_packing_isolates
 from policies.clipping import clip_grad_norm
 from policies.mixed_precision import resolve_precision
 from policies.optimizer import build_optimizer, build_scheduler
-from policies.sharding import accumulates_unsharded, choose_layout, gradient_sync, reshard, unwrap
+from policies.optimizer_offload import share_out_cores
+from policies.sharding import (
+    accumulates_unsharded,
+    choose_layout,
+    gradient_sync,
+    num_units,
+    reshard,
+    unit_notes,
+    unwrap,
+)
 from tasks import causal_lm as task
 from utils.data import load_data, make_loaders
 from utils.dataloader import StepLoader
@@ -74,6 +83,7 @@ def train_step(
     optimizer: Optimizer,
     config: RunConfig,
     *,
+    device: torch.device,
     num_label_tokens: float,
     world_size: int,
     accumulate_unsharded: bool,
@@ -82,6 +92,7 @@ def train_step(
     """One optimizer step over this rank's micro-batches of the global batch.
 
     Args:
+        device: where to compute; parameters may live elsewhere.
         num_label_tokens: label tokens of the global batch, all ranks and micro-batches together.
         on_phase: called at each of `utils.memory.PHASES`.
 
@@ -93,7 +104,6 @@ def train_step(
         NonFiniteError: on every rank, with weights and optimizer states as they were.
     """
     parameters = [parameter for group in optimizer.param_groups for parameter in group["params"]]
-    device = parameters[0].device
     losses = []
     on_phase("before_forward")
     for index, batch in enumerate(micro_batches):
@@ -207,6 +217,7 @@ def train(job: Job) -> None:
                     micro_batches,
                     job.optimizer,
                     job.config,
+                    device=env.device,
                     num_label_tokens=counts.num_label_tokens,
                     world_size=env.world_size,
                     accumulate_unsharded=job.accumulate_unsharded,
@@ -301,6 +312,7 @@ def prepare(config: RunConfig, env: Environment) -> Job:
     print_rank_zero(env, *loading.grow_embeddings(model, tokenizer, use_peft=train_config.use_peft))
     model = apply_policies(model, config, precision=precision, layout=layout, env=env)
     optimizer = build_optimizer(model, config)
+    print_rank_zero(env, *unit_notes(model, config), *share_out_cores(config, env))
     packing = train_config.batching_strategy == "packing"
     if packing:
         check_packing_isolates(model, vocab_size, env.device)
@@ -328,6 +340,7 @@ def prepare(config: RunConfig, env: Environment) -> Job:
         "precision": precision.name,
         "sharding_strategy": layout.strategy,
         "mesh_shape": list(layout.mesh_shape),
+        "num_units": num_units(model),
         "activation_checkpointing": checkpointing_mode(config),
         "accumulate_unsharded": accumulate_unsharded,
         "context_length": context_length,
