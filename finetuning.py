@@ -310,9 +310,10 @@ def prepare(config: RunConfig, env: Environment) -> Job:
     seed_everything(train_config.seed)
     model = loading.load_model(config, model_config, task.AUTO_MODEL, precision.storage_dtype, env.device)
     print_rank_zero(env, *loading.grow_embeddings(model, tokenizer, use_peft=train_config.use_peft))
+    checkpointing, checkpointing_notes = checkpointing_mode(config, model)
     model = apply_policies(model, config, precision=precision, layout=layout, env=env)
     optimizer = build_optimizer(model, config)
-    print_rank_zero(env, *unit_notes(model, config), *share_out_cores(config, env))
+    print_rank_zero(env, *checkpointing_notes, *unit_notes(model, config), *share_out_cores(config, env))
     packing = train_config.batching_strategy == "packing"
     if packing:
         check_packing_isolates(model, vocab_size, env.device)
@@ -341,7 +342,7 @@ def prepare(config: RunConfig, env: Environment) -> Job:
         "sharding_strategy": layout.strategy,
         "mesh_shape": list(layout.mesh_shape),
         "num_units": num_units(model),
-        "activation_checkpointing": checkpointing_mode(config),
+        "activation_checkpointing": checkpointing,
         "accumulate_unsharded": accumulate_unsharded,
         "context_length": context_length,
         "gradient_accumulation_steps": batches.gradient_accumulation_steps,

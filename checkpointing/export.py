@@ -6,6 +6,7 @@ import shutil
 from pathlib import Path
 from typing import Any
 
+import torch.distributed as dist
 from peft import PeftModel
 from torch import nn
 from torch.distributed.checkpoint.state_dict import StateDictOptions, get_model_state_dict
@@ -59,9 +60,11 @@ def keep_trained(model: nn.Module, state_dict: dict[str, Any]) -> dict[str, Any]
 
 
 def _gathered_state_dict(model: Any) -> dict[str, Any]:
-    """Whole tensors on rank 0's host, nothing elsewhere; of a model with adapters only what was trained."""
-    options = StateDictOptions(
-        full_state_dict=True, cpu_offload=True, ignore_frozen_params=isinstance(model, PeftModel)
-    )
-    state_dict = get_model_state_dict(model, options=options)
-    return keep_trained(model, state_dict) if isinstance(model, PeftModel) else state_dict
+    """Whole tensors on rank 0's host, nothing elsewhere; of a model with adapters only these, the frozen ones too."""
+    if not isinstance(model, PeftModel):
+        return get_model_state_dict(model, options=StateDictOptions(full_state_dict=True, cpu_offload=True))
+    prefix = str(model.base_model.prefix)
+    adapters: dict[str, Any] = {name: t for name, t in get_model_state_dict(model).items() if prefix in name}
+    # Shards may be in host memory, where the mesh's backend gathers nothing.
+    whole = ((name, shard.to(shard.device_mesh.device_type).full_tensor()) for name, shard in adapters.items())
+    return {name: tensor.cpu() for name, tensor in whole if dist.get_rank() == 0}

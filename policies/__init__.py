@@ -43,7 +43,7 @@ def apply_policies(
         freeze_layers(model, causal_lm.get_decoder(), config.train_config.num_freeze_layers)
     # 3. precision: weights were loaded in their storage dtype; the policy that casts belongs to sharding
     # 4. activation checkpointing
-    apply_activation_checkpointing(causal_lm, checkpointing_mode(config))
+    apply_activation_checkpointing(causal_lm, checkpointing_mode(config, causal_lm)[0])
     # 5. compile, inside the hooks that sharding adds
     if config.train_config.compile:
         compile_layers(layers)

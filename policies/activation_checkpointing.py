@@ -24,11 +24,24 @@ from policies.wrapping import find_layers
 MATRIX_PRODUCTS = (torch.ops.aten.mm.default, torch.ops.aten.addmm.default)
 
 
-def checkpointing_mode(config: RunConfig) -> str:
-    """`off`, `selective` or `full`: --activation_checkpointing, else fsdp_activation_checkpointing under FSDP."""
-    if config.train_config.activation_checkpointing is not None:
-        return config.train_config.activation_checkpointing
-    return "full" if config.train_config.enable_fsdp and config.fsdp_config.fsdp_activation_checkpointing else "off"
+def checkpointing_mode(config: RunConfig, model: Any) -> tuple[str, list[str]]:
+    """`off`, `selective` or `full`: --activation_checkpointing, else fsdp_activation_checkpointing under FSDP.
+
+    Returns:
+        The mode, and lines to print: a default that the model cannot follow is `off`.
+
+    Raises:
+        ConfigError: where the flag asks for what the model cannot.
+    """
+    train, fsdp = config.train_config, config.fsdp_config
+    asked = train.activation_checkpointing
+    mode = asked or ("full" if train.enable_fsdp and fsdp.fsdp_activation_checkpointing else "off")
+    if mode == "off" or (getattr(model, "supports_gradient_checkpointing", False) and find_layers(model)):
+        return mode, []
+    reason = f"{type(model).__name__} does not support it"
+    if asked or config.was_given("fsdp_config.fsdp_activation_checkpointing"):
+        raise ConfigError(f"--activation_checkpointing: {reason}; give --activation_checkpointing off")
+    return "off", [f"activation_checkpointing: off, {reason}"]
 
 
 def apply_activation_checkpointing(model: Any, mode: str) -> None:
@@ -38,32 +51,24 @@ def apply_activation_checkpointing(model: Any, mode: str) -> None:
     and stands, unlike the switch of transformers before 5.20 or so, inside the hooks of sharding, which then do not run
     again, and inside what is compiled: around compiled code, selective checkpointing would keep tensors that this code
     writes over.
-
-    Raises:
-        ConfigError: where the model cannot.
     """
     if mode == "off":
         return
-    layers: list[Any] = find_layers(model)
-    if not layers or not getattr(model, "supports_gradient_checkpointing", False):
-        raise ConfigError(
-            f"--activation_checkpointing: {type(model).__name__} does not support it; "
-            "give --activation_checkpointing off"
-        )
     options: Any = {"context_fn": selective_contexts} if mode == "selective" else {}
 
     def forward(layer: Any, *args: Any, **kwargs: Any) -> Any:
         return checkpoint(partial(type(layer).forward, layer, **kwargs), *args, use_reentrant=False, **options)
 
-    for layer in layers:
-        layer.forward = MethodType(forward, layer)  # one function for all: a compiled graph serves all layers
+    for layer in find_layers(model):
+        layer.forward = MethodType(forward, layer)  # one function for all: so one compiled graph serves all layers
 
 
 def selective_contexts() -> tuple[Any, Any]:
-    """What one checkpointed layer runs in, in forward and when it is computed again, as torchtitan does.
+    """What one checkpointed layer runs in, in forward and when it is computed again, after torchtitan.
 
-    Of every two matrix products the second is kept. So the last of a layer often is not, and need not be computed again
-    either, because nothing in the layer's backward asks for it; and of an adapter the small inner product is kept.
+    Of every two matrix products the second is kept (there: the first). So the last of a layer often is not, and need
+    not be computed again either, because nothing in the layer's backward asks for it; and of an adapter the small inner
+    product is kept.
     """
     num_products = {False: 0, True: 0}  # in forward, and when computing again: some versions of torch ask there too
 
