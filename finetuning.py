@@ -43,7 +43,16 @@ from policies.attention import check_packing_isolates
 from policies.clipping import clip_grad_norm
 from policies.mixed_precision import resolve_precision
 from policies.optimizer import build_optimizer, build_scheduler
-from policies.sharding import accumulates_unsharded, choose_layout, gradient_sync, reshard, unwrap
+from policies.optimizer_offload import share_out_cores
+from policies.sharding import (
+    accumulates_unsharded,
+    choose_layout,
+    gradient_sync,
+    num_units,
+    reshard,
+    unit_notes,
+    unwrap,
+)
 from policies.weights import find_weights
 from tasks import causal_lm as task
 from utils.data import load_data, make_loaders
@@ -67,6 +76,7 @@ def train_step(
     optimizer: Optimizer,
     config: RunConfig,
     *,
+    device: torch.device,
     num_label_tokens: float,
     world_size: int,
     accumulate_unsharded: bool,
@@ -75,6 +85,7 @@ def train_step(
     """One optimizer step over this rank's micro-batches of the global batch.
 
     Args:
+        device: where to compute; parameters may live elsewhere.
         num_label_tokens: label tokens of the global batch, all ranks and micro-batches together.
         on_phase: called at each of `utils.memory.PHASES`.
 
@@ -86,7 +97,6 @@ def train_step(
         NonFiniteError: on every rank, with weights and optimizer states as they were.
     """
     parameters = [parameter for group in optimizer.param_groups for parameter in group["params"]]
-    device = parameters[0].device
     losses = []
     on_phase("before_forward")
     for index, batch in enumerate(micro_batches):
@@ -204,6 +214,7 @@ def train(job: Job) -> None:
                     micro_batches,
                     job.optimizer,
                     job.config,
+                    device=env.device,
                     num_label_tokens=counts.num_label_tokens,
                     world_size=env.world_size,
                     accumulate_unsharded=job.accumulate_unsharded,
@@ -302,8 +313,10 @@ def prepare(config: RunConfig, env: Environment, watchdog: Watchdog) -> Job:
     growth_notes = loading.grow_embeddings(model, tokenizer, use_peft=train_config.use_peft)
     weights = find_weights(config, model, task.AUTO_MODEL, dtype, env, num_rows=num_rows_needed(tokenizer))
     print_rank_zero(env, *growth_notes, weights.note)
+    checkpointing, checkpointing_notes = checkpointing_mode(config, model)
     model = apply_policies(model, config, precision=precision, layout=layout, weights=weights, env=env)
     optimizer = build_optimizer(model, config)
+    print_rank_zero(env, *checkpointing_notes, *unit_notes(model, config), *share_out_cores(config, env))
     packing = train_config.batching_strategy == "packing"
     if packing:
         check_packing_isolates(model, vocab_size, env.device)
@@ -331,7 +344,8 @@ def prepare(config: RunConfig, env: Environment, watchdog: Watchdog) -> Job:
         "precision": precision.name,
         "sharding_strategy": layout.strategy,
         "mesh_shape": list(layout.mesh_shape),
-        "activation_checkpointing": checkpointing_mode(config),
+        "num_units": num_units(model),
+        "activation_checkpointing": checkpointing,
         "accumulate_unsharded": accumulate_unsharded,
         "context_length": context_length,
         "gradient_accumulation_steps": batches.gradient_accumulation_steps,

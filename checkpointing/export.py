@@ -8,6 +8,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+import torch.distributed as dist
 from peft import PeftModel
 from torch import nn
 from torch.distributed.checkpoint.state_dict import StateDictOptions, get_model_state_dict
@@ -62,13 +63,14 @@ def keep_trained(model: nn.Module, state_dict: dict[str, Any]) -> dict[str, Any]
 
 
 def _gathered_state_dict(model: Any) -> dict[str, Any]:
-    """Whole tensors on rank 0's host, nothing elsewhere; of a model with adapters only what was trained."""
-    options = StateDictOptions(
-        full_state_dict=True, cpu_offload=True, ignore_frozen_params=isinstance(model, PeftModel)
-    )
-    state_dict = get_model_state_dict(model, options=options)
+    """Whole tensors on rank 0's host, nothing elsewhere; of a model with adapters only these, the frozen ones too."""
     if isinstance(model, PeftModel):
-        return keep_trained(model, state_dict)
+        prefix = str(model.base_model.prefix)
+        adapters: dict[str, Any] = {name: t for name, t in get_model_state_dict(model).items() if prefix in name}
+        # Shards may be in host memory, where the mesh's backend gathers nothing.
+        whole = ((name, shard.to(shard.device_mesh.device_type).full_tensor()) for name, shard in adapters.items())
+        return {name: tensor.cpu() for name, tensor in whole if dist.get_rank() == 0}
+    state_dict = get_model_state_dict(model, options=StateDictOptions(full_state_dict=True, cpu_offload=True))
     # Gathering made a copy for every name of a tied weight. Names that share one tensor again are saved once.
     first_names: dict[int, str] = {}
     for name, parameter in model.named_parameters(remove_duplicate=False):

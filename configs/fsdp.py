@@ -31,10 +31,19 @@ class FsdpConfig:
     fsdp_activation_checkpointing: bool = setting(
         True, "under --enable_fsdp, recompute each layer's activations in the backward pass"
     )
+    wrap: Literal["layer", "root"] = setting(
+        "layer",
+        "what is gathered at a time: one layer, or root, the whole model at once: fewer and larger transfers, all "
+        "weights and gradients whole in device memory",
+    )
     fsdp_cpu_offload: bool = setting(
         False,
-        "keep parameters, gradients and optimizer state in host memory",
-        later="leave it out; --use_peft or --optimizer SGD need less memory",
+        "keep parameters, gradients and optimizer state in host memory; what a layer computes with is copied to the "
+        "device, the optimizer steps on the CPU",
+    )
+    optimizer_cpu_offload: bool = setting(
+        False,
+        "keep only the optimizer's state in host memory and step on the CPU; holds without --enable_fsdp too",
     )
     mixed_precision: bool = setting(True, "as train_config.mixed_precision; the two always agree")
     use_fp16: bool = setting(

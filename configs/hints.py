@@ -10,7 +10,9 @@ _MODEL = "--model_name"
 _PEFT = "--use_peft, with --lora_config.r, .lora_alpha, .target_modules and .lora_dropout"
 _QUANTIZATION = "--quantization 4bit|8bit"
 _SHARDING = "--enable_fsdp with --sharding_strategy FULL_SHARD|SHARD_GRAD_OP|NO_SHARD|HYBRID_SHARD"
-_CHECKPOINTING = "--activation_checkpointing off|full"
+_CHECKPOINTING = "--activation_checkpointing off|selective|full"
+_OFFLOAD = "--fsdp_cpu_offload (weights too, under --enable_fsdp) or --optimizer_cpu_offload"
+_UNITS = "--wrap layer|root (the layers are found in the model)"
 _CLIPPING = "--gradient_clipping with --gradient_clipping_threshold"
 _KERNELS = "--use_fast_kernels"
 _EVALUATION = "--run_validation True|False and --eval_every_steps (optimizer steps)"
@@ -113,12 +115,19 @@ HINTS: dict[str, str] = {
     "quantize": _QUANTIZATION,
     "load_in_4bit": _QUANTIZATION,
     "load_in_8bit": _QUANTIZATION,
+    "freeze": "--freeze_layers with --num_freeze_layers",
     # Layout
     "fsdp": _SHARDING,
     "use_fsdp": _SHARDING,
     "strategy": _SHARDING,
     "ddp": "--enable_fsdp False (several processes then replicate the model)",
-    "cpu_offload": "--fsdp_cpu_offload",
+    "cpu_offload": _OFFLOAD,
+    "offload": _OFFLOAD,
+    "offload_params": _OFFLOAD,
+    "offload_optimizer": _OFFLOAD,
+    "auto_wrap_policy": _UNITS,
+    "fsdp_auto_wrap_policy": _UNITS,
+    "fsdp_transformer_layer_cls_to_wrap": _UNITS,
     "act_ckpt": _CHECKPOINTING,
     "gradient_checkpointing": _CHECKPOINTING,
     "use_gradient_checkpointing": _CHECKPOINTING,

@@ -19,10 +19,11 @@ class TrainConfig:
     compile: bool = setting(False, "compile each decoder layer with torch.compile")
     activation_checkpointing: Literal["off", "full", "selective", "auto"] | None = setting(
         None,
-        "recompute activations in the backward pass instead of keeping them; unset: as fsdp_activation_checkpointing "
-        "says under --enable_fsdp, else off",
-        later="use full or off",
-        later_values=("selective", "auto"),
+        "recompute activations in the backward pass instead of keeping them: all of a layer (full), or all but what "
+        "attention and every second matrix product gave (selective); unset: as fsdp_activation_checkpointing says "
+        "under --enable_fsdp, else off",
+        later="use off, selective or full",
+        later_values=("auto",),
     )
     loss_chunk_size: int = setting(
         1024, "tokens whose logits exist at a time; 0: those of the whole batch at once", unit="tokens", minimum=0
@@ -50,12 +51,10 @@ class TrainConfig:
     from_peft_checkpoint: str = setting("", "adapter folder to train on from; empty: a new adapter")
     freeze_layers: bool = setting(
         False,
-        "freeze the first num_freeze_layers layers",
-        later="leave it out, or give --use_peft to train few weights",
+        "leave the first num_freeze_layers decoder layers as they are, their adapters included; embeddings, later "
+        "layers, last norm and head train as without it",
     )
-    num_freeze_layers: int = setting(
-        1, "layers to freeze", unit="layers", minimum=1, later="leave it out: --freeze_layers comes with it"
-    )
+    num_freeze_layers: int = setting(1, "decoder layers to freeze (freeze_layers)", unit="layers", minimum=1)
 
     # Data
     dataset: str = setting(

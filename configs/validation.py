@@ -16,6 +16,8 @@ _HOLDS_WITHOUT_FSDP: dict[str, tuple[Any, ...]] = {
     "fsdp_config.hsdp": (False,),
     "fsdp_config.accumulate_unsharded": ("auto", "True"),
     "fsdp_config.fsdp_activation_checkpointing": (False,),
+    "fsdp_config.wrap": ("layer",),
+    "fsdp_config.fsdp_cpu_offload": (False,),
 }
 _CUSTOM_FILE = re.compile(r"[^:]+\.py(:[^\W\d]\w*)?")
 
@@ -26,7 +28,7 @@ def validate(config: RunConfig) -> None:
     Raises:
         ConfigError: for the first conflict, or for a setting that this version does not have yet.
     """
-    _check_adapters(config)
+    _check_what_is_trained(config)
     _check_precision(config)
     _check_layout(config)
     _check_batches_and_schedule(config)
@@ -35,7 +37,7 @@ def validate(config: RunConfig) -> None:
     _check_not_yet_available(config)
 
 
-def _check_adapters(config: RunConfig) -> None:
+def _check_what_is_trained(config: RunConfig) -> None:
     train = config.train_config
     lora = sorted(name for name in config.given if name.startswith("lora_config."))
     if config.quantization_config.quantization and not train.use_peft:
@@ -43,6 +45,8 @@ def _check_adapters(config: RunConfig) -> None:
             "--quantization: quantized weights cannot be trained, so nothing would be trainable and the loss would "
             "never fall; add --use_peft to train an adapter on them, or give --quantization False"
         )
+    if config.was_given("train_config.num_freeze_layers") and not train.freeze_layers:
+        raise ConfigError("--num_freeze_layers: nothing is frozen without --freeze_layers; add it, or leave this out")
     if not train.use_peft:
         for name in (*lora, "train_config.peft_method", "train_config.from_peft_checkpoint"):
             if config.was_given(name) and config.value(name) != "":
@@ -85,6 +89,13 @@ def _check_layout(config: RunConfig) -> None:
     if fsdp.accumulate_unsharded == "False" and fsdp.sharding_strategy == "NO_SHARD":
         raise ConfigError(
             "--accumulate_unsharded: False cannot hold under NO_SHARD, which shards nothing; leave it out"
+        )
+    if fsdp.wrap == "root" and fsdp.sharding_strategy == "NO_SHARD":
+        raise ConfigError("--wrap: root cannot hold under NO_SHARD, which gathers nothing; leave one of them out")
+    if fsdp.fsdp_cpu_offload and fsdp.optimizer_cpu_offload:
+        raise ConfigError(
+            "--optimizer_cpu_offload: --fsdp_cpu_offload already keeps the optimizer on the CPU, with the weights; "
+            "leave one of them out"
         )
 
 

@@ -10,6 +10,7 @@ from configs.run import RunConfig
 from policies.activation_checkpointing import apply_activation_checkpointing, checkpointing_mode
 from policies.adapters import apply_adapters
 from policies.compilation import compile_layers
+from policies.freezing import freeze_layers
 from policies.loss import use_summed_loss
 from policies.mixed_precision import Precision
 from policies.sharding import Layout, replicate, shard
@@ -32,15 +33,18 @@ def apply_policies(
     causal_lm = model
     # The loss comes before all else: its code runs inside whatever wraps the model, where sharded weights are whole.
     use_summed_loss(causal_lm, config.train_config.loss_chunk_size)
-    layers, units = find_layers(causal_lm), find_units(causal_lm)  # sharding renames their classes
+    # Found now: sharding renames their classes.
+    layers, units = find_layers(causal_lm), find_units(causal_lm, config.fsdp_config.wrap)
 
     # 1. PEFT
     if config.train_config.use_peft:
         model = apply_adapters(model, config)
     # 2. freeze: adapters froze what they need frozen
+    if config.train_config.freeze_layers:
+        freeze_layers(model, causal_lm.get_decoder(), config.train_config.num_freeze_layers)
     # 3. precision: weights have their storage dtype since they were built; the policy that casts belongs to sharding
     # 4. activation checkpointing
-    apply_activation_checkpointing(causal_lm, checkpointing_mode(config))
+    apply_activation_checkpointing(causal_lm, checkpointing_mode(config, causal_lm)[0])
     # 5. compile, inside the hooks that sharding adds
     if config.train_config.compile:
         compile_layers(layers)
@@ -51,7 +55,7 @@ def apply_policies(
         model,
         causal_lm,
         weights,
-        parameter_device=env.device,
+        parameter_device=layout.parameter_device(env.device),
         compute_device=env.device,
         show_progress=env.is_rank_zero,
     )

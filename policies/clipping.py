@@ -17,11 +17,12 @@ def clip_grad_norm(parameters: Iterable[nn.Parameter], max_norm: float | None) -
     local shards at once, with one all-reduce of one number.
 
     Args:
-        parameters: those that are trained; each either whole on every rank, or a DTensor of one and the same mesh.
+        parameters: those that are trained; each either whole on every rank, or a DTensor of one and the same mesh,
+            whose gradients may be in host memory while the mesh is one of GPUs.
         max_norm: gradients are scaled down to it where their norm is larger; None leaves them.
 
     Returns:
-        fp32 scalar, the same on every rank.
+        fp32 scalar, the same on every rank, on the device of the mesh (of the gradients where there is none).
     """
     gradients = [parameter.grad for parameter in parameters if parameter.grad is not None]
     shards = [gradient.to_local() if isinstance(gradient, DTensor) else gradient for gradient in gradients]
@@ -29,11 +30,12 @@ def clip_grad_norm(parameters: Iterable[nn.Parameter], max_norm: float | None) -
     total = torch.stack(norms).square().sum()
     if isinstance(gradients[0], DTensor):
         mesh, placements = gradients[0].device_mesh, gradients[0].placements
+        total = total.to(mesh.device_type)  # nccl reduces nothing in host memory
         for dim, placement in enumerate(placements):
             if isinstance(placement, Shard):
                 dist.all_reduce(total, group=mesh.get_group(dim))
     norm = total.sqrt()
     if max_norm is not None:
         # As torch.nn.utils.clip_grads_with_norm_: no branch on the value, so no wait for the device.
-        torch._foreach_mul_(shards, torch.clamp(max_norm / (norm + 1e-6), max=1.0))
+        torch._foreach_mul_(shards, torch.clamp(max_norm / (norm + 1e-6), max=1.0).to(shards[0].device))
     return norm

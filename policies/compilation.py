@@ -2,11 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Sequence
 
 from torch import nn
 
+from configs.errors import ConfigError
 
-def compile_layers(layers: Iterable[nn.Module]) -> None:
+
+def compile_layers(layers: Sequence[nn.Module]) -> None:
+    """Compile each layer at its first call.
+
+    Raises:
+        ConfigError: where there is none.
+    """
+    if not layers:
+        raise ConfigError("--compile: this model names no repeated layers, which are what is compiled; leave it out")
     for layer in layers:
         layer.compile()

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
+import torch
 from torch import nn
 from torch.optim import SGD, AdamW, Optimizer
 from torch.optim.lr_scheduler import LambdaLR, LRScheduler
@@ -9,10 +12,11 @@ from transformers import get_scheduler
 
 from configs.errors import ConfigError
 from configs.run import RunConfig
+from policies.optimizer_offload import CPUOffloadOptimizer
 
 
 def build_optimizer(model: nn.Module, config: RunConfig) -> Optimizer:
-    """The optimizer over what is trainable, and nothing else, stepping all tensors together.
+    """The optimizer over what is trainable, and nothing else, stepping all tensors together; on the CPU where asked.
 
     Raises:
         ConfigError: where nothing is trainable.
@@ -21,11 +25,15 @@ def build_optimizer(model: nn.Module, config: RunConfig) -> Optimizer:
     parameters = [parameter for parameter in model.parameters() if parameter.requires_grad]
     if not parameters:
         raise ConfigError("--use_peft: nothing is trainable in this model; check the adapter or the frozen layers")
-    if config.fsdp_config.optimizer == "SGD":
-        momentum = train.momentum or 0.0
-        # foreach: torch 2.13 has no sharding rule for the fused kernel of SGD.
-        return SGD(parameters, lr=train.lr, momentum=momentum, weight_decay=train.weight_decay, foreach=True)
-    return AdamW(parameters, lr=train.lr, weight_decay=train.weight_decay, fused=True)
+
+    def make(tensors: Sequence[torch.Tensor]) -> Optimizer:
+        if config.fsdp_config.optimizer == "SGD":
+            momentum = train.momentum or 0.0
+            # foreach: torch 2.13 has no sharding rule for the fused kernel of SGD.
+            return SGD(tensors, lr=train.lr, momentum=momentum, weight_decay=train.weight_decay, foreach=True)
+        return AdamW(tensors, lr=train.lr, weight_decay=train.weight_decay, fused=True)
+
+    return CPUOffloadOptimizer(parameters, make) if config.fsdp_config.optimizer_cpu_offload else make(parameters)
 
 
 def build_scheduler(optimizer: Optimizer, config: RunConfig, *, steps_per_epoch: int, num_steps: int) -> LRScheduler:

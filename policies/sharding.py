@@ -8,8 +8,8 @@
 | NO_SHARD      | always whole                 | nothing: every rank holds a copy      |
 
 NO_SHARD is DistributedDataParallel where weights are computed in the dtype they are stored in, and `fully_shard` over
-groups of one rank where they are cast. One process that casts is the same thing with one rank: the policy that
-casts is the same in every layout, and so are its numbers.
+groups of one rank where they are cast, or where they live in host memory. One process that casts is the same thing with
+one rank: the policy that casts is the same in every layout, and so are its numbers.
 """
 
 from __future__ import annotations
@@ -17,11 +17,12 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import nn
 from torch.distributed.device_mesh import init_device_mesh
-from torch.distributed.fsdp import FSDPModule, fully_shard
+from torch.distributed.fsdp import CPUOffloadPolicy, FSDPModule, OffloadPolicy, fully_shard
 from torch.nn.parallel import DistributedDataParallel
 
 from configs.errors import ConfigError
@@ -40,6 +41,11 @@ class Layout:
     strategy: str  # as on the command line; "SINGLE" for one process without FSDP
     mesh_shape: tuple[int, int]
     reshard_after_forward: bool
+    cpu_offload: bool = False  # parameters, gradients and optimizer states in host memory
+
+    def parameter_device(self, device: torch.device) -> torch.device:
+        """Where parameters live between the computations of a rank that computes on `device`."""
+        return torch.device("cpu") if self.cpu_offload else device
 
 
 def choose_layout(config: RunConfig, precision: Precision, env: Environment) -> Layout:
@@ -48,15 +54,17 @@ def choose_layout(config: RunConfig, precision: Precision, env: Environment) -> 
     Raises:
         ConfigError: where HYBRID_SHARD's groups do not fit the world size.
     """
-    fsdp, world_size = config.fsdp_config, env.world_size
+    fsdp, world_size, offload = config.fsdp_config, env.world_size, config.fsdp_config.fsdp_cpu_offload
     if not config.train_config.enable_fsdp or fsdp.sharding_strategy == "NO_SHARD":
         strategy = "SINGLE" if world_size == 1 and not config.train_config.enable_fsdp else "NO_SHARD"
-        kind = "fully_shard" if precision.casts else ("ddp" if world_size > 1 else "plain")
-        return Layout(kind, strategy, (world_size, 1), reshard_after_forward=False)
+        kind = "fully_shard" if precision.casts or offload else ("ddp" if world_size > 1 else "plain")
+        # A whole copy per rank in host memory has to go back there after use, or it would be on the device as well.
+        return Layout(kind, strategy, (world_size, 1), reshard_after_forward=offload, cpu_offload=offload)
     if fsdp.hsdp or fsdp.sharding_strategy == "HYBRID_SHARD":
-        return Layout("fully_shard", "HYBRID_SHARD", _hybrid_mesh_shape(config, env), reshard_after_forward=True)
+        mesh_shape = _hybrid_mesh_shape(config, env)
+        return Layout("fully_shard", "HYBRID_SHARD", mesh_shape, reshard_after_forward=True, cpu_offload=offload)
     reshard = fsdp.sharding_strategy == "FULL_SHARD"
-    return Layout("fully_shard", fsdp.sharding_strategy, (1, world_size), reshard_after_forward=reshard)
+    return Layout("fully_shard", fsdp.sharding_strategy, (1, world_size), reshard, cpu_offload=offload)
 
 
 def _hybrid_mesh_shape(config: RunConfig, env: Environment) -> tuple[int, int]:
@@ -84,10 +92,13 @@ def shard(
     set_timeouts()  # of the mesh's own groups
     if layout.mesh_shape[0] == 1:
         mesh = mesh["shard"]
+    # Pinned memory is what lets copies run beside computing; without a GPU there is nothing to pin it for.
+    offload = CPUOffloadPolicy(pin_memory=device.type == "cuda") if layout.cpu_offload else OffloadPolicy()
+    policies: dict[str, Any] = {"mesh": mesh, "mp_policy": precision.policy, "offload_policy": offload}
     for unit in units:
-        fully_shard(unit, mesh=mesh, mp_policy=precision.policy, reshard_after_forward=layout.reshard_after_forward)
+        fully_shard(unit, reshard_after_forward=layout.reshard_after_forward, **policies)
     # The root's own parameters (norm, head) are needed again at once in backward: never reshard them in between.
-    fully_shard(model, mesh=mesh, mp_policy=precision.policy, reshard_after_forward=False)
+    fully_shard(model, reshard_after_forward=False, **policies)
 
 
 def replicate(model: nn.Module, layout: Layout) -> nn.Module:
@@ -96,6 +107,18 @@ def replicate(model: nn.Module, layout: Layout) -> nn.Module:
         return model
     # Gradients live in the buckets that are reduced, not beside them; ranks start equal, buffers stay so.
     return DistributedDataParallel(model, gradient_as_bucket_view=True, **no_buffer_sync())
+
+
+def num_units(model: nn.Module) -> int:
+    """Modules that are gathered one at a time, the root among them; 0 where nothing is gathered."""
+    return sum(isinstance(module, FSDPModule) for module in model.modules())
+
+
+def unit_notes(model: nn.Module, config: RunConfig) -> list[str]:
+    """A line where layers were to be gathered one at a time and the model has none that it names as such."""
+    if num_units(model) != 1 or config.fsdp_config.wrap == "root":
+        return []
+    return ["wrap: this model names no repeated layers; it is gathered as one unit, all of its weights at a time"]
 
 
 def accumulates_unsharded(config: RunConfig, layout: Layout, model: nn.Module, device: torch.device) -> bool:

@@ -22,13 +22,14 @@ def has_tied_embeddings(model: Any) -> bool:
     return head is not None and head.weight is embeddings.weight
 
 
-def find_units(model: Any) -> list[nn.Module]:
+def find_units(model: Any, wrap: str = "layer") -> list[nn.Module]:
     """Modules that are gathered one at a time; what none of them holds belongs to the root unit.
 
-    The input embedding is a unit of its own unless it shares its weight with the head: shared parameters must
-    stay in one unit. The head stays in the root unit, where the loss needs it.
+    Empty with `wrap` "root" or where the model names no layers: the root unit is then the whole model. The input
+    embedding is a unit of its own unless it shares its weight with the head: shared parameters must stay in one unit.
+    The head stays in the root unit, where the loss needs it.
     """
-    units = find_layers(model)
+    units = find_layers(model) if wrap == "layer" else []
     if units and not has_tied_embeddings(model):
         units.append(model.get_input_embeddings())
     return units

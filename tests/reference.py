@@ -37,9 +37,12 @@ def lora_flags(targets: Sequence[str]) -> list[str]:
 
 
 def reference_run(
-    model_folder: Path, *, batching: str, num_steps: int, lora_targets: Sequence[str] = ()
+    model_folder: Path, *, batching: str, num_steps: int, lora_targets: Sequence[str] = (), num_frozen: int = 0
 ) -> list[tuple[float, float]]:
     """A plain loop: one document at a time, torch's own AdamW and clipping, nothing of the project's computing.
+
+    Args:
+        num_frozen: so many layers of a Llama are not trained, from the first on.
 
     Returns:
         For each step, the mean loss over the label tokens of the global batch, and the gradient norm before clipping.
@@ -53,6 +56,9 @@ def reference_run(
         for layer in model.modules():
             if isinstance(layer, LoraLayer):
                 layer.reset_lora_parameters("default", init_lora_weights=True)
+    for name, parameter in model.named_parameters():
+        if any(f".layers.{index}." in name for index in range(num_frozen)):
+            parameter.requires_grad = False
     parameters = [parameter for parameter in model.parameters() if parameter.requires_grad]
     optimizer = torch.optim.AdamW(parameters, lr=LR, weight_decay=0.0)
     documents = random_documents.get_custom_dataset(None, None, "train")

@@ -13,11 +13,17 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from tests import random_documents
 from tests.processes import ProcessGroup, read_metrics
-from utils.memory import PHASES, is_observed_step, local_bytes
+from utils.memory import PHASES, MemoryLedger, is_observed_step, local_bytes
 
 GIB = 2**30
 FP32 = 4
-LAYOUTS = {"one process": (1, []), "NO_SHARD": (2, []), "FULL_SHARD": (2, ["--enable_fsdp"])}
+LAYOUTS = {
+    "one process": (1, []),
+    "NO_SHARD": (2, []),
+    "FULL_SHARD": (2, ["--enable_fsdp"]),
+    "FULL_SHARD, offloaded": (2, ["--enable_fsdp", "--fsdp_cpu_offload"]),
+    "FULL_SHARD, optimizer offloaded": (2, ["--enable_fsdp", "--optimizer_cpu_offload"]),
+}
 OBSERVED = [1, 2, 29, 50, 58]  # 58 rows, two a step: epochs of 29 steps
 COMPONENTS = ("params_gib", "grads_gib", "optimizer_gib", "activations_gib", "other_gib")
 
@@ -64,14 +70,12 @@ def hand_count(folder: Path, layout: str, rank: int) -> tuple[int, int, int]:
     Sharded, a tensor's rows are dealt out in chunks of ceil(rows / ranks); parameters and gradients keep room for a
     whole chunk on the last rank too, AdamW's averages do not.
     """
+    sharded = layout.startswith("FULL_SHARD")
     model = AutoModelForCausalLM.from_pretrained(folder)
     buffers = sum(buffer.nbytes for buffer in model.buffers())
     shapes = [parameter.shape for parameter in model.parameters()]
-    chunks = [(shape[0] + 1) // 2 if layout == "FULL_SHARD" else shape[0] for shape in shapes]
-    shares = [
-        shape[0] - chunk if layout == "FULL_SHARD" and rank == 1 else chunk
-        for shape, chunk in zip(shapes, chunks, strict=True)
-    ]
+    chunks = [(shape[0] + 1) // 2 if sharded else shape[0] for shape in shapes]
+    shares = [shape[0] - chunk if sharded and rank == 1 else chunk for shape, chunk in zip(shapes, chunks, strict=True)]
     room = sum(chunk * shape[1:].numel() for shape, chunk in zip(shapes, chunks, strict=True))
     own = sum(share * shape[1:].numel() for shape, share in zip(shapes, shares, strict=True))
     steps = FP32 * len(shapes)  # AdamW keeps the step of every parameter as a tensor of one number
@@ -141,3 +145,28 @@ def test_a_storage_that_several_tensors_share_counts_once() -> None:
     assert local_bytes([weight, weight[:3], tied.weight, None])["cpu"] == 4000
     assert local_bytes([weight, torch.zeros(5, dtype=torch.bfloat16)])["cpu"] == 4010
     assert local_bytes([])["cpu"] == 0
+
+
+class LedgerOfAGpu(MemoryLedger):
+    """As on a GPU where 5000 bytes are allocated."""
+
+    def _allocator(self) -> tuple[int, int, float, int]:
+        return 5000, 6000, 7000.0, 0
+
+
+def test_what_lives_in_host_memory_is_not_counted_as_the_gpus() -> None:
+    model = nn.Linear(10, 20)
+    optimizer = torch.optim.AdamW(model.parameters(), fused=True)
+    ledger = LedgerOfAGpu(model, optimizer, torch.device("cuda"))
+    ledger.observe(True)
+    ledger.record("before_forward")
+    model(torch.ones(1, 10)).sum().backward()
+    ledger.record("after_backward")
+    optimizer.step()
+    ledger.record("after_optimizer_step")
+    entries = ledger.take()
+    for entry in entries:
+        assert [entry[name] for name in COMPONENTS[:3]] == [0, 0, 0]
+        assert sum(entry[name] for name in COMPONENTS) == entry["allocated_gib"] == 5000 / GIB
+    states = 2 * 4 * (10 * 20 + 20) + 2 * 4  # two averages, and a step for each parameter
+    assert [entry["optimizer_cpu_gib"] * GIB for entry in entries] == [0, 0, states]

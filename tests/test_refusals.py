@@ -608,6 +608,9 @@ def test_a_folder_that_holds_a_run_is_refused_until_overwrite_is_given(bench: Be
         ("--enable_fsdp --hsdp --fsdp_config.replica_group_size 2", ["replica_group_size"]),
         ("--fsdp_config.sharding_strategy HYBRID_SHARD", ["--sharding_strategy", "--enable_fsdp"]),
         ("--quantization True", ["--quantization", "--use_peft"]),
+        ("--freeze_layers --num_freeze_layers 3", ["--num_freeze_layers", "3 layers", "has 2", "at most 2"]),
+        ("--use_peft --freeze_layers --num_freeze_layers 2", ["--num_freeze_layers", "nothing is trainable"]),
+        ("--fsdp_cpu_offload", ["--fsdp_cpu_offload", "--enable_fsdp"]),
     ],
 )
 def test_a_layout_that_does_not_fit_one_rank_is_refused(bench: Bench, given: str, named: list[str]) -> None:

@@ -110,7 +110,8 @@ def test_documented_settings_have_their_documented_defaults(name, default):
         ("accumulate_unsharded", ["auto", "True", "False"]),
         ("sharding_strategy", ["FULL_SHARD", "SHARD_GRAD_OP", "NO_SHARD", "HYBRID_SHARD"]),
         ("checkpoint_type", ["SHARDED_STATE_DICT"]),
-        ("activation_checkpointing", ["off", "full"]),
+        ("activation_checkpointing", ["off", "selective", "full"]),
+        ("wrap", ["layer", "root"]),
         ("peft_method", ["lora"]),
     ],
 )
@@ -132,6 +133,8 @@ DOCUMENTED_COMMANDS = [
     "--split_slice 1% --use_peft --quantization False --use_fp16 False",
     "--split_slice 1% --quantization False --use_fp16 False",
     "--split_slice 1% --enable_fsdp --quantization False --use_fp16 False",
+    "--split_slice 1% --enable_fsdp --quantization False --use_fp16 False --fsdp_config.fsdp_cpu_offload True",
+    "--split_slice 10 --enable_fsdp --quantization False --use_fp16 False --fsdp_config.fsdp_cpu_offload True",
     "--split_slice 1% --enable_fsdp --quantization False --use_fp16 False --fsdp_config.optimizer SGD",
 ]
 
@@ -151,7 +154,6 @@ def test_documented_commands_parse(line):
         ("--enable_fsdp --use_peft --dataset alpaca_dataset --pure_bf16", "--dataset"),
         ("--split_slice 1% --use_peft --quantization True --use_fp16 False", "--quantization"),
         ("--split_slice 1% --use_peft --quantization False --use_fp16 True", "--use_fp16"),
-        ("--enable_fsdp --fsdp_config.fsdp_cpu_offload True", "--fsdp_cpu_offload"),
     ],
 )
 def test_documented_commands_of_a_later_version_say_so(line, name):

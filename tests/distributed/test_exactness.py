@@ -26,6 +26,11 @@ class Case:
     batching: str
     extra: tuple[str, ...] = ()
 
+    @property
+    def num_frozen(self) -> int:
+        """Layers that --freeze_layers freezes: its default, one of two."""
+        return 1 if "--freeze_layers" in self.extra else 0
+
     def __str__(self) -> str:
         ranks, micro_batch, accumulation = self.split
         extra = "".join(f"-{word.strip('-')}" for word in self.extra)
@@ -59,6 +64,38 @@ CASES += [
     Case((1, 2, 4), "SINGLE", "full", "packing", ("--activation_checkpointing", "full")),
     Case((2, 4, 1), "FULL_SHARD", "full", "packing", ("--activation_checkpointing", "off")),
 ]
+OFFLOAD, CPU_STEP, FREEZE = ("--fsdp_cpu_offload",), ("--optimizer_cpu_offload",), ("--freeze_layers",)
+SELECTIVE, ROOT = ("--activation_checkpointing", "selective"), ("--fsdp_config.wrap", "root")
+CASES += [
+    Case((1, 2, 4), "FULL_SHARD", "full", "padding", OFFLOAD),
+    Case((2, 1, 4), "FULL_SHARD", "full", "packing", (*OFFLOAD, *SHARDED_GRADIENTS)),
+    Case((2, 1, 4), "FULL_SHARD", "lora", "packing", OFFLOAD),
+    Case((2, 4, 1), "SHARD_GRAD_OP", "full", "packing", OFFLOAD),
+    Case((2, 1, 4), "NO_SHARD", "full", "padding", OFFLOAD),
+    Case((4, 1, 2), "HYBRID_SHARD", "lora", "padding", OFFLOAD),
+    Case((1, 2, 4), "SINGLE", "full", "packing", CPU_STEP),
+    Case((1, 8, 1), "SINGLE", "lora", "padding", CPU_STEP),
+    Case((2, 1, 4), "FULL_SHARD", "full", "padding", CPU_STEP),
+    Case((2, 1, 4), "NO_SHARD", "full", "packing", CPU_STEP),
+    Case((4, 2, 1), "SHARD_GRAD_OP", "lora", "packing", CPU_STEP),
+    Case((2, 1, 4), "FULL_SHARD", "full", "packing", ROOT),
+    Case((2, 4, 1), "SHARD_GRAD_OP", "full", "padding", ROOT),
+    Case((4, 1, 2), "HYBRID_SHARD", "lora", "packing", ROOT),
+    Case((1, 2, 4), "SINGLE", "full", "packing", SELECTIVE),
+    Case((2, 1, 4), "FULL_SHARD", "full", "padding", SELECTIVE),
+    Case((2, 1, 4), "NO_SHARD", "lora", "padding", SELECTIVE),
+    Case((4, 2, 1), "FULL_SHARD", "lora", "packing", SELECTIVE),
+    Case((1, 2, 4), "SINGLE", "full", "packing", FREEZE),
+    Case((1, 2, 4), "SINGLE", "lora", "packing", FREEZE),
+    Case((2, 1, 4), "NO_SHARD", "full", "padding", FREEZE),
+    Case((2, 1, 4), "NO_SHARD", "lora", "packing", FREEZE),
+    Case((2, 1, 4), "FULL_SHARD", "full", "packing", FREEZE),
+    Case((2, 1, 4), "FULL_SHARD", "lora", "padding", FREEZE),
+    Case((2, 1, 4), "SHARD_GRAD_OP", "lora", "packing", (*FREEZE, *SHARDED_GRADIENTS)),
+    Case((4, 1, 2), "HYBRID_SHARD", "full", "padding", FREEZE),
+    Case((4, 2, 1), "FULL_SHARD", "lora", "packing", (*FREEZE, *OFFLOAD, *SELECTIVE, *ROOT)),
+    Case((2, 1, 4), "FULL_SHARD", "full", "packing", (*FREEZE, *CPU_STEP, *SELECTIVE)),
+]
 # One of every kind goes through torchrun (or python, for one process) instead of the persistent group.
 COMMAND_LINE_CASES = [
     Case((1, 8, 1), "SINGLE", "full", "packing"),
@@ -72,6 +109,7 @@ COMMAND_LINE_CASES = [
     Case((4, 2, 1), "FULL_SHARD", "lora", "padding"),
     Case((4, 2, 1), "NO_SHARD", "lora", "packing"),
     Case((2, 1, 4), "FULL_SHARD", "full", "packing", ("--compile",)),
+    Case((1, 2, 4), "SINGLE", "full", "packing", ("--compile", *SELECTIVE)),
 ]
 
 
@@ -82,15 +120,16 @@ def models(tiny_model: Path, tied_model: Path) -> dict[str, Path]:
 
 
 @pytest.fixture(scope="module")
-def references(models: dict[str, Path]) -> dict[tuple[str, str], list[tuple[float, float]]]:
+def references(models: dict[str, Path]) -> dict[tuple[str, str, int], list[tuple[float, float]]]:
     return {
-        (method, batching): reference_run(
+        (method, batching, num_frozen): reference_run(
             models[batching],
             batching=batching,
             num_steps=NUM_STEPS,
             lora_targets=LORA_TARGETS if method == "lora" else (),
+            num_frozen=num_frozen,
         )
-        for method, batching in itertools.product(["full", "lora"], ["packing", "padding"])
+        for method, batching, num_frozen in itertools.product(["full", "lora"], ["packing", "padding"], [0, 1])
     }
 
 
@@ -99,7 +138,7 @@ def test_losses_and_grad_norms_are_those_of_a_plain_loop(
     case: Case, references: dict, models: dict[str, Path], process_group: ProcessGroup, tmp_path: Path
 ) -> None:
     process_group.train(case.flags(models[case.batching], tmp_path / "run"), world_size=case.split[0])
-    assert_agrees(tmp_path / "run", references[case.method, case.batching])
+    assert_agrees(tmp_path / "run", references[case.method, case.batching, case.num_frozen])
 
 
 @pytest.mark.slow
@@ -110,4 +149,4 @@ def test_so_they_are_through_the_command_line(
     launched = case.split[0] > 1 or case.strategy != "SINGLE"
     done = run_command(*case.flags(models[case.batching], tmp_path / "run"), nproc=case.split[0] if launched else None)
     assert done.returncode == 0, done.stderr
-    assert_agrees(tmp_path / "run", references[case.method, case.batching])
+    assert_agrees(tmp_path / "run", references[case.method, case.batching, case.num_frozen])
