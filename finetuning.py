@@ -36,7 +36,7 @@ from checkpointing.sharded import save_sharded
 from configs.errors import ConfigError
 from configs.flags import parse_flags
 from configs.run import RunConfig
-from planning.preflight import batch_layout, check_environment, resolve_context_length
+from planning.preflight import batch_layout, check_environment, resolve_context_length, resolve_num_steps
 from policies import apply_policies
 from policies.activation_checkpointing import checkpointing_mode
 from policies.attention import check_packing_isolates
@@ -62,11 +62,14 @@ from utils.environment import Environment, print_rank_zero, read_environment
 from utils.memory import MemoryLedger, is_observed_step
 from utils.metrics import MetricsFile, StepFlops, end_facts, log_line, perplexity, write_metrics_data
 from utils.non_finite import NonFiniteError, describe_non_finite
+from utils.profiling import StepRecorder, step_recorder
 from utils.quiet import quiet_libraries
+from utils.run_facts import run_facts
 from utils.run_folder import add_to_run_yaml, create_run_folder
 from utils.seeding import seed_everything
-from utils.summary import print_end_table, start_summary
+from utils.summary import end_summary, print_for_people, start_table, start_warnings
 from utils.tokenization import load_tokenizer, num_rows_needed, padding_id
+from utils.trackers import open_trackers
 from utils.watchdog import Watchdog
 
 
@@ -159,6 +162,7 @@ class Job:
     accumulate_unsharded: bool
     flops: StepFlops
     ledger: MemoryLedger
+    recorder: StepRecorder
     folder: Path
     metrics: MetricsFile
     watchdog: Watchdog
@@ -209,17 +213,18 @@ def train(job: Job) -> None:
             lr = job.scheduler.get_last_lr()[0]
             job.ledger.observe(is_observed_step(step, last_of_epoch=step == last_step_of_epoch))
             try:
-                loss, grad_norm = train_step(
-                    model,
-                    micro_batches,
-                    job.optimizer,
-                    job.config,
-                    device=env.device,
-                    num_label_tokens=counts.num_label_tokens,
-                    world_size=env.world_size,
-                    accumulate_unsharded=job.accumulate_unsharded,
-                    on_phase=job.ledger.record,
-                )
+                with job.recorder(step, counts):
+                    loss, grad_norm = train_step(
+                        model,
+                        micro_batches,
+                        job.optimizer,
+                        job.config,
+                        device=env.device,
+                        num_label_tokens=counts.num_label_tokens,
+                        world_size=env.world_size,
+                        accumulate_unsharded=job.accumulate_unsharded,
+                        on_phase=job.ledger.record,
+                    )
             except NonFiniteError as error:
                 every_row = [row for batch in micro_batches for row in batch.source_rows]
                 raise TrainingError(describe_non_finite(step, error, every_row)) from None
@@ -303,6 +308,7 @@ def prepare(config: RunConfig, env: Environment, watchdog: Watchdog) -> Job:
     vocab_size = max(model_config.get_text_config().vocab_size, num_rows_needed(tokenizer))
     data = load_data(config, tokenizer, vocab_size=vocab_size, context_length=context_length)
     print_rank_zero(env, *config.notes, *notes, *length_notes, *data.notes)
+    num_steps = resolve_num_steps(config, batches.num_steps(len(data.train_rows)))
 
     start_process_group(env)
     watchdog.start(train_config.step_timeout_seconds)
@@ -313,6 +319,7 @@ def prepare(config: RunConfig, env: Environment, watchdog: Watchdog) -> Job:
     growth_notes = loading.grow_embeddings(model, tokenizer, use_peft=train_config.use_peft)
     weights = find_weights(config, model, task.AUTO_MODEL, dtype, env, num_rows=num_rows_needed(tokenizer))
     print_rank_zero(env, *growth_notes, weights.note)
+    architecture = type(model).__name__  # sharding and adapters rename it
     checkpointing, checkpointing_notes = checkpointing_mode(config, model)
     model = apply_policies(model, config, precision=precision, layout=layout, weights=weights, env=env)
     optimizer = build_optimizer(model, config)
@@ -322,17 +329,15 @@ def prepare(config: RunConfig, env: Environment, watchdog: Watchdog) -> Job:
         check_packing_isolates(model, vocab_size, env.device)
     collate = task.Collator(packing=packing, padding_id=padding_id(tokenizer, vocab_size))
     train_loader, eval_loader = make_loaders(data, config, batches, env, collate)
-    num_steps = len(train_loader) * train_config.num_epochs
-    if train_config.max_train_step:
-        num_steps = min(num_steps, train_config.max_train_step)
     scheduler = build_scheduler(optimizer, config, steps_per_epoch=len(train_loader), num_steps=num_steps)
     seed_everything(train_config.seed, env.rank)
     model.train()
 
-    facts = {
+    facts = run_facts(model, architecture, data, env)
+    start = {
         "world_size": env.world_size,
-        "num_parameters": sum(parameter.numel() for parameter in model.parameters()),
-        "num_trainable_parameters": sum(p.numel() for p in model.parameters() if p.requires_grad),
+        "num_parameters": facts["model"]["num_parameters"],
+        "num_trainable_parameters": facts["model"]["num_trainable_parameters"],
         "num_train_samples": len(data.train),
         "num_eval_samples": 0 if data.evaluation is None else len(data.evaluation),
         "num_train_rows": len(data.train_rows),
@@ -351,11 +356,16 @@ def prepare(config: RunConfig, env: Environment, watchdog: Watchdog) -> Job:
         "gradient_accumulation_steps": batches.gradient_accumulation_steps,
         "global_batch_size": batches.global_batch_size,
     }
-    folder = on_rank_zero(lambda: create_run_folder(config, env, resolved))
+    folder = on_rank_zero(lambda: create_run_folder(config, env, resolved, facts))
     watchdog.traces = folder / "traces"
-    metrics = MetricsFile(folder / "metrics.jsonl" if env.is_rank_zero else None)
-    metrics.write("start", **facts)
-    print_rank_zero(env, *start_summary(config, env, facts, resolved), f"run folder: {folder}")
+    metrics = MetricsFile(None)
+    if env.is_rank_zero:
+        print_for_people("", start_table(config, env, start, resolved, facts), "")
+        print_rank_zero(env, *start_warnings(config, start), f"run folder: {folder}")
+        trackers = open_trackers(config, folder, resolved | start, tqdm.write)
+        metrics = MetricsFile(folder / "metrics.jsonl", trackers)
+    metrics.write("start", **start)
+    flops = StepFlops(unwrap(model))
     return Job(
         config=config,
         env=env,
@@ -367,8 +377,9 @@ def prepare(config: RunConfig, env: Environment, watchdog: Watchdog) -> Job:
         eval_loader=eval_loader,
         num_steps=num_steps,
         accumulate_unsharded=accumulate_unsharded,
-        flops=StepFlops(unwrap(model)),
+        flops=flops,
         ledger=MemoryLedger(model, optimizer, env.device),
+        recorder=step_recorder(config, env, folder, flops, lambda line: say(env, line)),
         folder=folder,
         metrics=metrics,
         watchdog=watchdog,
@@ -395,7 +406,7 @@ def run(config: RunConfig, env: Environment, watchdog: Watchdog) -> None:
         events = job.metrics.read()
         if config.tracking_config.save_metrics:
             write_metrics_data(job.folder, events)
-        print_end_table(events, world_size=env.world_size, device_type=env.device.type)
+        print_for_people(*end_summary(events, job.folder, device_type=env.device.type))
         print(f"finished: {job.folder}", flush=True)
 
 

@@ -34,6 +34,7 @@ def validate(config: RunConfig) -> None:
     _check_batches_and_schedule(config)
     _check_data(config)
     _check_evaluation_and_results(config)
+    _check_recording(config)
     _check_not_yet_available(config)
 
 
@@ -144,7 +145,7 @@ def _is_slice(text: str) -> bool:
 
 
 def _check_evaluation_and_results(config: RunConfig) -> None:
-    train, tracking = config.train_config, config.tracking_config
+    train = config.train_config
     for field in ("eval_every_steps", "eval_before_training"):
         if getattr(train, field) and not train.run_validation:
             raise ConfigError(f"--{field}: nothing is evaluated with --run_validation False; leave one of them out")
@@ -160,8 +161,17 @@ def _check_evaluation_and_results(config: RunConfig) -> None:
             )
     if train.resume != "False" and train.overwrite:
         raise ConfigError("--resume: cannot hold together with --overwrite, which starts afresh; leave one of them out")
+
+
+def _check_recording(config: RunConfig) -> None:
+    tracking = config.tracking_config
     if tracking.flop_counter and tracking.use_profiler:
         raise ConfigError("--flop_counter: cannot count while --use_profiler records; leave one of them out")
+    if tracking.flop_counter and config.train_config.compile:
+        raise ConfigError("--flop_counter: cannot see into what --compile compiles; leave one of them out")
+    for name, needed in (("flop_counter_start", "flop_counter"), ("profiler_dir", "use_profiler")):
+        if getattr(tracking, name) != SETTINGS[f"tracking_config.{name}"].default and not getattr(tracking, needed):
+            raise ConfigError(f"--{name}: nothing is recorded without --{needed}; add it, or leave this out")
 
 
 def _check_not_yet_available(config: RunConfig) -> None:

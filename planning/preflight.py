@@ -10,7 +10,9 @@ from configs.errors import ConfigError
 from configs.run import RunConfig
 from utils.dataloader import BatchLayout
 from utils.environment import Environment
+from utils.profiling import num_steps_needed
 from utils.run_folder import check_run_folder
+from utils.trackers import check_packages
 
 
 def check_environment(config: RunConfig, env: Environment) -> None:
@@ -32,6 +34,7 @@ def check_environment(config: RunConfig, env: Environment) -> None:
             f"--nproc_per_node: {env.local_world_size} processes on this machine, but it has "
             f"{torch.cuda.device_count()} GPU(s); start one process per GPU"
         )
+    check_packages(config)
     check_run_folder(config)
 
 
@@ -52,6 +55,31 @@ def batch_layout(config: RunConfig, env: Environment) -> BatchLayout:
                 f"(batch_size_training) x {env.world_size} ranks"
             )
     return BatchLayout(train.batch_size_training, accumulation, env.world_size)
+
+
+def resolve_num_steps(config: RunConfig, steps_per_epoch: int) -> int:
+    """Optimizer steps of the whole run.
+
+    Raises:
+        ConfigError: where it ends before what it was asked to record.
+    """
+    train, tracking = config.train_config, config.tracking_config
+    num_steps = steps_per_epoch * train.num_epochs
+    if train.max_train_step:
+        num_steps = min(num_steps, train.max_train_step)
+    needed = num_steps_needed(tracking)
+    if num_steps < needed:
+        remedy = "raise --max_train_step" if train.max_train_step == num_steps else "raise --num_epochs"
+        if tracking.use_profiler:
+            raise ConfigError(
+                f"--use_profiler: the run has {num_steps} optimizer steps, and needs more than {needed - 1} for the "
+                f"profiler to wait, warm up and record; {remedy}, or leave it out"
+            )
+        raise ConfigError(
+            f"--flop_counter_start: the run has {num_steps} optimizer steps, so step {needed} would never be counted; "
+            f"{remedy}, or give --flop_counter_start {num_steps}"
+        )
+    return num_steps
 
 
 def resolve_context_length(config: RunConfig, model_config: Any) -> tuple[int, list[str]]:

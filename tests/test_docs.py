@@ -4,20 +4,22 @@ from __future__ import annotations
 
 import re
 import shlex
+from collections.abc import Iterable
 from pathlib import Path
 
 import pytest
 
 from configs.flags import parse_flags
-from tests.processes import ROOT
+from tests.processes import ROOT, run_command
 
+TRACKING = ROOT / "docs/tracking.md"
 DOCUMENTS = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").glob("*.md"))]
 
 
-def commands() -> list[str]:
+def commands(documents: Iterable[Path] = DOCUMENTS) -> list[str]:
     """Every line of a code block that starts finetuning.py."""
     found = []
-    for document in DOCUMENTS:
+    for document in documents:
         for block in re.findall(r"```\w*\n(.*?)```", document.read_text(), flags=re.DOTALL):
             found += [line for line in block.splitlines() if re.match(r"(python|torchrun)\b.* finetuning\.py ", line)]
     return found
@@ -42,3 +44,28 @@ def test_links_lead_somewhere(document: Path) -> None:
 
 def test_the_folder_of_recipes_never_hides_the_library() -> None:
     assert not (ROOT / "datasets/__init__.py").exists()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("command", dict.fromkeys(commands([TRACKING])))
+def test_a_command_that_tracks_runs_as_written(
+    command: str, tiny_model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    words = shlex.split(command)
+    nproc = int(words[words.index("--nproc_per_node") + 1]) if words[0] == "torchrun" else None
+    flags = words[words.index("finetuning.py") + 1 :]
+    flags[flags.index("--model_name") + 1] = str(tiny_model)
+    flags += ["--samsum_dataset.data_path", str(ROOT / "datasets/samples/dialogue_summary"), "--split_slice", "300"]
+    flags += ["--context_length", "256"]
+    done = run_command(*flags, nproc=nproc, cwd=tmp_path, WANDB_MODE="offline")
+    assert done.returncode == 0, done.stderr
+    (folder,) = (tmp_path / "outputs").iterdir()
+    asked = {"--use_profiler": "profiler", "--use_tensorboard": "tensorboard", "--use_wandb": "wandb"}
+    for flag in set(asked) & set(flags):
+        assert any((folder / asked[flag]).iterdir())
+    if "--flop_counter" in flags:
+        assert "flop counter | step 3 | counted " in done.stdout
+    (folder).rename(tmp_path / "outputs/run")
+    monkeypatch.chdir(tmp_path)
+    (snippet,) = re.findall(r"```python\n(.*?)```", TRACKING.read_text(), flags=re.DOTALL)
+    exec(snippet, {})

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import re
+import shlex
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -114,7 +115,7 @@ def assert_run_folder_keeps_its_contract(folder: Path, *, world_size: int, num_s
     assert notes["world_size"] == world_size
     assert notes["settings"]["train_config"]["num_epochs"] == DEFAULT_EPOCHS
     assert {"torch", "transformers", "peft"} <= set(notes["versions"])
-    assert notes["command"][0] == "finetuning.py"
+    assert "finetuning.py" in shlex.split(notes["command"])
     best = min(of["eval"], key=lambda event: event["loss"])
     assert notes["saved"] == {"step": best["step"], "folder": "adapter" if (folder / "adapter").exists() else "model"}
 

@@ -7,6 +7,8 @@ srun with torchrun's variables all set the same ones; without them the run is on
 from __future__ import annotations
 
 import os
+import shlex
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -49,6 +51,15 @@ def read_environment() -> Environment:
         local_world_size=int(os.environ.get("LOCAL_WORLD_SIZE", str(world_size))),
         launched=True,
     )
+
+
+def launch_command(env: Environment, script: str, flags: Sequence[str]) -> str:
+    """What was typed to start this run, as far as the environment tells: torchrun says that it was it."""
+    launcher = [] if env.launched else ["python"]
+    if "TORCHELASTIC_RUN_ID" in os.environ:
+        nodes = str(env.world_size // env.local_world_size)
+        launcher = ["torchrun", "--nnodes", nodes, "--nproc_per_node", str(env.local_world_size)]
+    return shlex.join([*launcher, script, *flags])
 
 
 def print_rank_zero(env: Environment, *lines: str) -> None:

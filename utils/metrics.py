@@ -10,13 +10,18 @@ from typing import Any, Protocol
 
 from torch import nn
 
+from utils.trackers import Trackers
+
 
 class MetricsFile:
-    """metrics.jsonl: one JSON object per line, one write per line, numbers never strings, non-finite as null."""
+    """metrics.jsonl: one JSON object per line, one write per line, numbers never strings, non-finite as null.
 
-    def __init__(self, path: Path | None) -> None:
+    The trackers get the same events; `end` is the last, with which they are closed.
+    """
+
+    def __init__(self, path: Path | None, trackers: Trackers | None = None) -> None:
         """Append to `path`; None (every rank but 0) writes nothing."""
-        self.path = path
+        self.path, self.trackers = path, trackers or Trackers()
 
     def write(self, event: str, **values: Any) -> None:
         if self.path is None:
@@ -24,6 +29,7 @@ class MetricsFile:
         line = json.dumps({"event": event} | {name: _json_number(value) for name, value in values.items()}) + "\n"
         with open(self.path, "a", encoding="utf-8") as file:
             file.write(line)
+        self.trackers.write(event, values)
 
     def read(self) -> list[dict[str, Any]]:
         """All lines so far; nothing where nothing is written."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 import platform
 import shutil
@@ -12,12 +13,11 @@ from importlib import metadata
 from pathlib import Path
 from typing import Any
 
-import torch
 import yaml
 
 from configs.errors import ConfigError
 from configs.run import RunConfig
-from utils.environment import Environment
+from utils.environment import Environment, launch_command
 
 RUN_ENTRIES = (
     "run.yaml",
@@ -28,6 +28,8 @@ RUN_ENTRIES = (
     "checkpoints",
     "tensorboard",
     "traces",
+    "wandb",
+    "profiler",
     "report.html",
 )
 
@@ -48,6 +50,8 @@ def check_run_folder(config: RunConfig) -> None:
             raise ConfigError(
                 f"--dist_checkpoint_folder: {copy} already holds a checkpoint; give another folder, or --overwrite"
             )
+    if config.tracking_config.profiler_dir:
+        _check_writable("--profiler_dir", Path(config.tracking_config.profiler_dir).expanduser())
     held = [entry for entry in RUN_ENTRIES if (folder / entry).exists()]
     if train.output_dir and held and not train.overwrite:
         raise ConfigError(
@@ -67,8 +71,13 @@ def _check_writable(flag: str, folder: Path) -> None:
         raise ConfigError(f"{flag}: {existing} cannot be written; give a folder that can")
 
 
-def create_run_folder(config: RunConfig, env: Environment, resolved: dict[str, Any]) -> Path:
+def create_run_folder(
+    config: RunConfig, env: Environment, resolved: dict[str, Any], facts: dict[str, dict[str, Any]]
+) -> Path:
     """Make the folder with its run.yaml, without the entries of an earlier run where `--overwrite` says so.
+
+    Args:
+        resolved: what the settings came to on this machine. facts: what else run.yaml shows, by section.
 
     Raises:
         ConfigError: where the file system refuses.
@@ -83,7 +92,7 @@ def create_run_folder(config: RunConfig, env: Environment, resolved: dict[str, A
                 shutil.rmtree(path)
             else:
                 path.unlink(missing_ok=True)
-        _write_run_yaml(folder, config, env, resolved)
+        _write_run_yaml(folder, config, env, resolved, facts)
     except OSError as error:
         raise ConfigError(f"--output_dir: {folder} cannot be written ({error}); give a folder that can") from error
     return folder
@@ -96,20 +105,21 @@ def _default_folder(config: RunConfig) -> Path:
     return Path("outputs") / f"{model}-{dataset}-{datetime.now():%Y%m%d-%H%M%S}"
 
 
-def _write_run_yaml(folder: Path, config: RunConfig, env: Environment, resolved: dict[str, Any]) -> None:
+def _write_run_yaml(
+    folder: Path, config: RunConfig, env: Environment, resolved: dict[str, Any], facts: dict[str, dict[str, Any]]
+) -> None:
     """Every setting, what it came to on this machine, and what a rerun would need to know."""
     packages = ("torch", "transformers", "peft", "datasets", "accelerate", "tokenizers", "safetensors")
-    device = torch.cuda.get_device_name(env.device) if env.device.type == "cuda" else platform.processor() or "CPU"
     contents = {
         "settings": config.to_dict(),
         "given": sorted(config.given),
         "resolved": resolved,
+        **facts,
         "world_size": env.world_size,
         "local_world_size": env.local_world_size,
-        "device": f"{env.device.type}: {device}",
         "versions": {"python": platform.python_version()} | {name: metadata.version(name) for name in packages},
         "git_commit": _git_commit(),
-        "command": [Path(sys.argv[0]).name, *sys.argv[1:]],
+        "command": launch_command(env, Path(sys.argv[0]).name, sys.argv[1:]),
         "started": datetime.now().astimezone().isoformat(timespec="seconds"),
     }
     _write_atomically(folder / "run.yaml", contents)
@@ -117,13 +127,29 @@ def _write_run_yaml(folder: Path, config: RunConfig, env: Environment, resolved:
 
 def add_to_run_yaml(folder: Path, **entries: Any) -> None:
     """Note something that was only known later, such as the step whose weights were saved."""
-    contents = yaml.safe_load((folder / "run.yaml").read_text())
-    _write_atomically(folder / "run.yaml", contents | entries)
+    _write_atomically(folder / "run.yaml", read_run_yaml(folder) | entries)
+
+
+def read_run_yaml(folder: Path) -> dict[str, Any]:
+    return yaml.safe_load((folder / "run.yaml").read_text())
+
+
+class _RunDumper(yaml.SafeDumper):
+    """Plain lists on one line, as a person would write them; long texts unbroken, so that they can be copied."""
+
+
+_RunDumper.add_representer(
+    list,
+    lambda dumper, values: dumper.represent_sequence(
+        "tag:yaml.org,2002:seq", values, flow_style=not any(isinstance(value, dict | list) for value in values)
+    ),
+)
 
 
 def _write_atomically(path: Path, contents: dict[str, Any]) -> None:
     temporary = path.with_suffix(".tmp")
-    temporary.write_text(yaml.safe_dump(contents, sort_keys=False, allow_unicode=True))
+    text = yaml.dump(contents, Dumper=_RunDumper, sort_keys=False, allow_unicode=True, width=math.inf)
+    temporary.write_text(text)
     temporary.replace(path)
 
 

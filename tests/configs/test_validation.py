@@ -111,6 +111,9 @@ def parse(line: str = "") -> RunConfig:
         ("--dist_checkpoint_folder f", "--dist_checkpoint_folder: it names a folder below", "add that"),
         ("--resume auto --overwrite", "--resume: cannot hold together with --overwrite", "leave one"),
         ("--flop_counter --use_profiler", "--flop_counter: cannot count while --use_profiler", "leave one"),
+        ("--flop_counter --compile", "--flop_counter: cannot see into what --compile compiles", "leave one"),
+        ("--flop_counter_start 4", "--flop_counter_start: nothing is recorded without --flop_counter", "add it"),
+        ("--profiler_dir d", "--profiler_dir: nothing is recorded without --use_profiler", "add it"),
     ],
 )
 def test_settings_in_conflict_are_refused_with_reason_and_remedy(line, start, remedy):
@@ -153,6 +156,9 @@ def test_settings_in_conflict_are_refused_with_reason_and_remedy(line, start, re
         "--quantization none",
         "--dataset custom_dataset",
         "--num_workers_dataloader 0 --loss_chunk_size 0 --weight_decay 0",
+        "--use_wandb --use_tensorboard --use_profiler --profiler_dir d",
+        "--flop_counter --flop_counter_start 1",
+        "--flop_counter False --flop_counter_start 3 --use_profiler False",
     ],
 )
 def test_settings_that_hold_together_are_accepted(line):
@@ -171,12 +177,6 @@ LATER = {
     "--checkpoint_type FULL_STATE_DICT": "--checkpoint_type: FULL_STATE_DICT is",
     "--fsdp_config.optimizer anyprecision": "--optimizer: anyprecision is",
     "--use_peft --quantization 8bit": "--quantization",
-    "--use_wandb": "--use_wandb",
-    "--use_tensorboard": "--use_tensorboard",
-    "--flop_counter": "--flop_counter",
-    "--flop_counter_start 4": "--flop_counter_start",
-    "--use_profiler": "--use_profiler",
-    "--profiler_dir d": "--profiler_dir",
 }
 
 

@@ -1,0 +1,104 @@
+"""What a run is made of: its model, its data and the devices of all its ranks, for run.yaml and the start summary."""
+
+from __future__ import annotations
+
+import platform
+import socket
+from collections import Counter
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import psutil
+import torch
+from torch import nn
+
+from utils.data import RunData
+from utils.distributed import gather_to_all
+from utils.environment import Environment
+from utils.examples import Examples
+from utils.labels import IGNORE_INDEX
+
+GIB = 2**30
+
+
+def run_facts(model: nn.Module, architecture: str, data: RunData, env: Environment) -> dict[str, Any]:
+    """Every rank must call this.
+
+    Args:
+        architecture: the model's class before anything wrapped it.
+    """
+    return {"model": _model_facts(model, architecture), "data": _data_facts(data), "devices": _device_facts(env)}
+
+
+def _model_facts(model: nn.Module, architecture: str) -> dict[str, Any]:
+    """Names and counts, of whole tensors however they are sharded."""
+    parameters = list(model.parameters())
+    dtypes: Counter[str] = Counter()
+    for parameter in parameters:
+        dtypes[str(parameter.dtype).removeprefix("torch.")] += parameter.numel()
+    return {
+        "architecture": architecture,
+        "num_parameters": sum(dtypes.values()),
+        "num_trainable_parameters": sum(p.numel() for p in parameters if p.requires_grad),
+        "num_parameters_by_dtype": dict(dtypes.most_common()),
+    }
+
+
+def _data_facts(data: RunData) -> dict[str, Any]:
+    """Samples, tokens and rows of both splits; a validation split that is not there is None."""
+    validation = None
+    if data.evaluation is not None and data.eval_rows is not None:
+        validation = _split_facts(data.evaluation) | {"num_rows": len(data.eval_rows)}
+    return {"train": _split_facts(data.train) | {"num_rows": len(data.train_rows)}, "validation": validation}
+
+
+def _split_facts(examples: Examples) -> dict[str, int]:
+    return {
+        "num_samples": len(examples),
+        "num_tokens": len(examples.input_ids),
+        "num_label_tokens": int((examples.labels != IGNORE_INDEX).sum()),
+    }
+
+
+class _Device(NamedTuple):
+    host: str
+    device: str
+    memory_gib: float  # of the device; on CPU the host's
+    allocated_gib: float | None
+    host_rss_gib: float
+
+
+def _device_facts(env: Environment) -> list[dict[str, Any]]:
+    """One entry for each host and kind of device, with its ranks.
+
+    The lists are by rank: what each holds now on its GPU (`allocated_gib`, not there on CPU) and in host memory.
+    """
+    groups: dict[tuple[str, str, float], dict[str, Any]] = {}
+    for rank, own in enumerate(gather_to_all(_own_device(env))):
+        place = {"host": own.host, "device": own.device, "memory_gib": own.memory_gib}
+        group = groups.setdefault((own.host, own.device, own.memory_gib), place)
+        group.setdefault("ranks", []).append(rank)
+        if own.allocated_gib is not None:
+            group.setdefault("allocated_gib", []).append(own.allocated_gib)
+        group.setdefault("host_rss_gib", []).append(own.host_rss_gib)
+    return list(groups.values())
+
+
+def _own_device(env: Environment) -> _Device:
+    resident = round(psutil.Process().memory_info().rss / GIB, 2)
+    if env.device.type == "cuda":
+        properties = torch.cuda.get_device_properties(env.device)
+        allocated = round(torch.cuda.memory_allocated(env.device) / GIB, 2)
+        total = round(properties.total_memory / GIB, 1)
+        return _Device(socket.gethostname(), properties.name, total, allocated, resident)
+    total = round(psutil.virtual_memory().total / GIB, 1)
+    return _Device(socket.gethostname(), _cpu_name(), total, None, resident)
+
+
+def _cpu_name() -> str:
+    cpuinfo = Path("/proc/cpuinfo")
+    if cpuinfo.is_file():
+        for line in cpuinfo.read_text(errors="replace").splitlines():
+            if line.startswith("model name"):
+                return line.partition(":")[2].strip()
+    return platform.processor() or platform.machine() or "CPU"
