@@ -318,4 +318,4 @@ def _keep_part(target: torch.Tensor, whole: torch.Tensor) -> None:
 
 
 def _progress(total: int, unit: str, show: bool) -> tqdm:
-    return tqdm(desc="weights", total=total, unit=unit, unit_scale=unit == "B", leave=False, disable=not show)
+    return tqdm(desc="weights", total=total, unit=unit, unit_scale=unit == "B", disable=not show)
