@@ -64,7 +64,7 @@ from utils.metrics import MetricsFile, StepFlops, end_facts, log_line, perplexit
 from utils.non_finite import NonFiniteError, describe_non_finite
 from utils.profiling import StepRecorder, step_recorder
 from utils.quiet import quiet_libraries
-from utils.run_facts import run_facts
+from utils.run_facts import run_facts, start_event
 from utils.run_folder import add_to_run_yaml, create_run_folder
 from utils.seeding import seed_everything
 from utils.summary import end_summary, print_for_people, start_table, start_warnings
@@ -334,16 +334,7 @@ def prepare(config: RunConfig, env: Environment, watchdog: Watchdog) -> Job:
     model.train()
 
     facts = run_facts(model, architecture, data, env)
-    start = {
-        "world_size": env.world_size,
-        "num_parameters": facts["model"]["num_parameters"],
-        "num_trainable_parameters": facts["model"]["num_trainable_parameters"],
-        "num_train_samples": len(data.train),
-        "num_eval_samples": 0 if data.evaluation is None else len(data.evaluation),
-        "num_train_rows": len(data.train_rows),
-        "steps_per_epoch": len(train_loader),
-        "num_steps": num_steps,
-    }
+    start = start_event(facts, env, steps_per_epoch=len(train_loader), num_steps=num_steps)
     accumulate_unsharded = accumulates_unsharded(config, layout, model, env.device)
     resolved = {
         "precision": precision.name,

@@ -30,6 +30,21 @@ def run_facts(model: nn.Module, architecture: str, data: RunData, env: Environme
     return {"model": _model_facts(model, architecture), "data": _data_facts(data), "devices": _device_facts(env)}
 
 
+def start_event(facts: dict[str, Any], env: Environment, *, steps_per_epoch: int, num_steps: int) -> dict[str, int]:
+    """The numbers with which metrics.jsonl begins."""
+    model, train, validation = facts["model"], facts["data"]["train"], facts["data"]["validation"]
+    return {
+        "world_size": env.world_size,
+        "num_parameters": model["num_parameters"],
+        "num_trainable_parameters": model["num_trainable_parameters"],
+        "num_train_samples": train["num_samples"],
+        "num_eval_samples": validation["num_samples"] if validation else 0,
+        "num_train_rows": train["num_rows"],
+        "steps_per_epoch": steps_per_epoch,
+        "num_steps": num_steps,
+    }
+
+
 def _model_facts(model: nn.Module, architecture: str) -> dict[str, Any]:
     """Names and counts, of whole tensors however they are sharded."""
     parameters = list(model.parameters())

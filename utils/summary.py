@@ -47,8 +47,8 @@ def _model(config: RunConfig, model: dict[str, Any]) -> str:
     by_dtype = model["num_parameters_by_dtype"]
     count = f"{model['num_parameters']:,}"
     dtypes = ", ".join(dtype if len(by_dtype) == 1 else f"{n:,} in {dtype}" for dtype, n in by_dtype.items())
-    weights = "random weights" if config.train_config.random_weights else config.train_config.model_name
-    return f"{weights} ({model['architecture']}), {count} parameters, {dtypes}"
+    random = ", random weights" if config.train_config.random_weights else ""
+    return f"{config.train_config.model_name} ({model['architecture']}{random}), {count} parameters ({dtypes})"
 
 
 def _trained(config: RunConfig, model: dict[str, Any]) -> str:

@@ -15,7 +15,7 @@ from typing import Any, Protocol, cast
 from configs.errors import ConfigError
 from configs.run import RunConfig
 
-REQUIREMENTS = {"use_tensorboard": "tensorboard>=2.18,<3", "use_wandb": "wandb>=0.28,<0.40"}
+REQUIREMENTS = {"use_tensorboard": "tensorboard>=2.18,<3", "use_wandb": "wandb>=0.29,<0.40"}
 """The package that each flag needs, as in requirements-tracking.txt."""
 
 FINISH_SECONDS = 8.0  # for W&B's last uploads; the other ranks wait ten before they report a failure themselves
