@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import re
+import shutil
 import shlex
 from collections.abc import Sequence
 from pathlib import Path
@@ -174,10 +175,11 @@ def test_lora_over_four_ranks_writes_an_adapter(more: str, tiny_model: Path, few
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize("more", ["--use_fast_kernels", "--low_cpu_fsdp --batch_size_training 1"])
 def test_full_fine_tuning_over_eight_ranks_writes_a_sharded_copy(
-    tiny_model: Path, few_samples: Path, tmp_path: Path
+    more: str, tiny_model: Path, few_samples: Path, tmp_path: Path
 ) -> None:
-    line = f"--enable_fsdp {SHARDED_COPY} --use_fast_kernels"
+    line = f"--enable_fsdp {more} {SHARDED_COPY}"
     run_documented(line, tiny_model, few_samples, None, nproc=8, cwd=tmp_path)
     (folder,) = (tmp_path / "outputs").iterdir()
     assert re.fullmatch(r"tiny-samsum-[0-9]{8}-[0-9]{6}", folder.name)
@@ -251,6 +253,16 @@ def test_the_start_of_samsum_trains(line: str, nproc: int | None, tiny_model: Pa
     states_per_weight = 1 if "SGD" in line else 2  # SGD's momentum, or AdamW's two moments, as large as the gradients
     for state, gradient in zip(states, trained, strict=True):
         assert state == pytest.approx(states_per_weight * gradient, rel=0.01)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("more", ["", " --low_cpu_fsdp True"], ids=["as-it-is", "low-cpu"])
+def test_a_larger_model_is_the_same_command(more: str, tiny_model: Path, tmp_path: Path) -> None:
+    model = Path(shutil.copytree(tiny_model, tmp_path / "model-13b"))
+    line = "--split_slice 1% --enable_fsdp --quantization False --use_fp16 False --fsdp_config.optimizer SGD" + more
+    run_documented(line, model, SAMPLES, tmp_path / "run", nproc=4, cwd=tmp_path)
+    num_samples = [round(number_of_lines(SAMPLES / f"{split}.jsonl") / 100) for split in ("train", "validation")]
+    assert_run_folder_keeps_its_contract(tmp_path / "run", world_size=4, num_samples=tuple(num_samples))
 
 
 def test_help_explains_every_flag_and_writes_nothing(tmp_path: Path) -> None:

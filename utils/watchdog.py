@@ -16,6 +16,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Iterable, Iterator
+from concurrent.futures import FIRST_EXCEPTION, Future, wait
 from dataclasses import asdict, replace
 from datetime import timedelta
 from pathlib import Path
@@ -38,11 +39,7 @@ _MESSAGE_BYTES = 1024
 
 
 class LostRank(Exception):
-    """A rank's watchdog closed its connection, or has been silent for so many seconds."""
-
-    def __init__(self, rank: int, silent_seconds: float | None) -> None:
-        super().__init__(rank, silent_seconds)
-        self.rank, self.silent_seconds = rank, silent_seconds
+    """The connection to another rank's watchdog has closed."""
 
 
 class Watchdog:
@@ -102,17 +99,15 @@ class Watchdog:
         while verdict.kind == "go":
             if self._woken.wait(INTERVAL_SECONDS):
                 time.sleep(0.02)  # the end has begun: look often
-            position, limit = self.progress.position, self.progress.limit_seconds()
+            position = self.progress.position
             report = Report(
                 state=self._state,
                 place=str(position),
                 where=where_main_thread_is()[:120],
                 num_collectives=num_collectives(leaving_out=group),
                 still_seconds=stillness.seconds(position),
-                limit_seconds=limit,
+                limit_seconds=self.progress.limit_seconds(),
             )
-            # Should something hold even this thread up, a thread of C shows the stacks, on stderr.
-            faulthandler.dump_traceback_later(limit + 15, file=2)
             verdict = (self._lead if self.env.is_rank_zero else self._follow)(group, report)
         faulthandler.cancel_dump_traceback_later()
         if verdict.kind == "over":
@@ -123,26 +118,24 @@ class Watchdog:
 
     def _lead(self, group: dist.ProcessGroup, report: Report) -> Verdict:
         """Rank 0's round: every rank's report, then one verdict for all."""
-        reports, lost = [report], dict[int, float | None]()
-        for rank in range(1, self.env.world_size):
-            try:
-                patience = 30 if lost else report.limit_seconds + 30
-                reports.append(Report(**_receive(group, rank, patience)))
-            except LostRank as error:
-                lost[rank] = error.silent_seconds
-        verdict = judge_lost(lost, report.place) if lost else judge(reports)
-        for rank in set(range(1, self.env.world_size)) - set(lost):
-            with contextlib.suppress(LostRank):  # the next round finds out
-                _send(group, rank, asdict(replace(verdict, message="")), 30)
+        others = range(1, self.env.world_size)
+        receiving = {rank: _in_background(_receive, group, rank) for rank in others}
+        lost = _lost(receiving, report, margin_seconds=30)
+        verdict = judge_lost(lost, report.place) if lost else judge([report, *(receiving[r].result() for r in others)])
+        message = replace(verdict, message="")
+        wait([_in_background(_send, group, rank, message) for rank in others if rank not in lost], timeout=30)
         return verdict
 
     def _follow(self, group: dist.ProcessGroup, report: Report) -> Verdict:
         """The round of any other rank."""
-        try:
-            _send(group, 0, asdict(report), report.limit_seconds + 60)
-            return Verdict(**_receive(group, 0, report.limit_seconds + 60))
-        except LostRank as error:
-            return judge_lost({0: error.silent_seconds}, report.place)
+
+        def exchange() -> Verdict:
+            _send(group, 0, report)
+            return _receive(group, 0)
+
+        answer = _in_background(exchange)
+        lost = _lost({0: answer}, report, margin_seconds=60)
+        return judge_lost(lost, report.place) if lost else answer.result()
 
     def _end(self, verdict: Verdict) -> None:
         """A rank is gone, or has told its error: end this one too, after what a launcher would do and say."""
@@ -150,7 +143,7 @@ class Watchdog:
             return
         main_ends_by_itself = self._state == "failing"
         if not main_ends_by_itself:
-            self.before_leaving()
+            self._write_end()
         if verdict.ranks or not main_ends_by_itself:
             time.sleep(GRACE_SECONDS if verdict.ranks else 5)
         self._say(verdict)
@@ -164,11 +157,11 @@ class Watchdog:
         if self.traces is not None:
             try:
                 write_traces(self.traces, self.env.rank, stacks)
-                place = f". Stacks and last collectives of every rank: {self.traces}"
+                place = f". Stacks and last collectives of the ranks: {self.traces}"
             except OSError as error:
                 place = f". No traces: {error}"
         self._say(replace(verdict, message=verdict.message and verdict.message + place))
-        self.before_leaving()
+        self._write_end()
         # Those at fault end first, and are what a launcher reports; none ends before the others have written, too.
         time.sleep(3 if self.env.rank in verdict.ranks else 6)
         leave(FAILED)
@@ -176,29 +169,66 @@ class Watchdog:
     def _say(self, verdict: Verdict) -> None:
         """Print the message: rank 0, or without it one rank per machine."""
         if verdict.message and (self.env.rank in (0, 1) or self.env.local_rank == 0):
-            print(f"\nerror: {verdict.message}", file=sys.stderr, flush=True)
+            with contextlib.suppress(OSError):  # nobody listens
+                print(f"\nerror: {verdict.message}", file=sys.stderr, flush=True)
+
+    def _write_end(self) -> None:
+        with contextlib.suppress(OSError):  # a full disk must not keep the process
+            self.before_leaving()
 
 
-def _send(group: dist.ProcessGroup, rank: int, values: dict[str, Any], seconds: float) -> None:
-    data = bytearray(json.dumps(values).encode().ljust(_MESSAGE_BYTES))
-    _wait(lambda: group.send([torch.frombuffer(data, dtype=torch.uint8)], rank, 0), rank, seconds)
+def _in_background(function: Callable[..., T], *args: Any) -> Future[T]:
+    """Call `function` in a thread of its own, which nothing waits for at the end of the process.
 
-
-def _receive(group: dist.ProcessGroup, rank: int, seconds: float) -> dict[str, Any]:
-    data = torch.zeros(_MESSAGE_BYTES, dtype=torch.uint8)
-    _wait(lambda: group.recv([data], rank, 0), rank, seconds)
-    return json.loads(data.numpy().tobytes())
-
-
-def _wait(start: Callable[[], dist.Work], rank: int, seconds: float) -> None:
-    """Start a transfer with `rank` and wait for its end.
-
-    Raises:
-        LostRank: where the connection is closed or there was no answer in time.
+    A wait inside gloo that ends for a timeout would close its connections to all ranks.
     """
-    started = time.monotonic()
+    future: Future[T] = Future()
+
+    def run() -> None:
+        try:
+            future.set_result(function(*args))
+        except LostRank as error:
+            future.set_exception(error)
+
+    threading.Thread(target=run, daemon=True).start()
+    return future
+
+
+def _lost(transfers: dict[int, Future[Any]], report: Report, *, margin_seconds: float) -> dict[int, float | None]:
+    """Wait for transfers with other ranks.
+
+    Returns:
+        Nothing when all are done. Else the ranks whose connection has closed (None), or, if there is none, those that
+        have been silent for longer than any may be, and for how many seconds.
+    """
+    waited = 0.0  # time in which this process was stopped does not count
+    while True:
+        # Should something hold even this thread up, a thread of C shows the stacks, on stderr.
+        faulthandler.dump_traceback_later(report.limit_seconds + 15, file=2)
+        _, pending = wait(transfers.values(), timeout=INTERVAL_SECONDS, return_when=FIRST_EXCEPTION)
+        closed = [rank for rank, transfer in transfers.items() if transfer.done() and transfer.exception() is not None]
+        if closed or not pending:
+            return dict.fromkeys(closed)
+        waited += INTERVAL_SECONDS
+        if waited > report.limit_seconds + margin_seconds:
+            return {rank: waited for rank, transfer in transfers.items() if transfer in pending}
+
+
+def _send(group: dist.ProcessGroup, rank: int, message: Report | Verdict) -> None:
+    data = bytearray(json.dumps(asdict(message)).encode().ljust(_MESSAGE_BYTES))
+    _transfer(lambda: group.send([torch.frombuffer(data, dtype=torch.uint8)], rank, 0))
+
+
+def _receive(group: dist.ProcessGroup, rank: int) -> Any:
+    """A rank's Report, or rank 0's Verdict."""
+    data = torch.zeros(_MESSAGE_BYTES, dtype=torch.uint8)
+    _transfer(lambda: group.recv([data], rank, 0))
+    values = json.loads(data.numpy().tobytes())
+    return Verdict(**values) if "kind" in values else Report(**values)
+
+
+def _transfer(start: Callable[[], dist.Work]) -> None:
     try:
-        start().wait(timedelta(seconds=seconds))
-    except RuntimeError:  # gloo has no finer one
-        waited = time.monotonic() - started
-        raise LostRank(rank, waited if waited > 0.9 * seconds else None) from None
+        start().wait(timedelta(days=7))
+    except RuntimeError as error:  # gloo has no finer one
+        raise LostRank from error
