@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import math
 import re
-import shutil
 import shlex
+import shutil
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
