@@ -129,6 +129,13 @@ def _variables(environment: dict[str, str]) -> dict[str, str]:
     return variables | {"OMP_NUM_THREADS": "1", "TOKENIZERS_PARALLELISM": "false", **environment}
 
 
+def _runs(process: psutil.Process) -> bool:
+    try:
+        return bool(process.status() != psutil.STATUS_ZOMBIE)
+    except psutil.NoSuchProcess:
+        return False
+
+
 class RunningCommand:
     """The command line, running: under torchrun, or as so many processes that no launcher ends, as under srun."""
 
@@ -151,7 +158,7 @@ class RunningCommand:
             with contextlib.suppress(psutil.NoSuchProcess):
                 process = psutil.Process(started.pid)
                 found += [process, *process.children(recursive=True)]
-        return [process for process in found if process.status() != psutil.STATUS_ZOMBIE]
+        return [process for process in found if _runs(process)]
 
     def rank(self, rank: int) -> psutil.Process:
         """The process that is this rank."""
@@ -165,7 +172,8 @@ class RunningCommand:
 
     def kill(self) -> None:
         for process in self.processes():
-            process.kill()
+            with contextlib.suppress(psutil.NoSuchProcess):
+                process.kill()
 
 
 def run_command(

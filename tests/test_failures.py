@@ -140,10 +140,10 @@ def test_an_error_of_all_ranks_is_shown_once(start: Start, tmp_path: Path) -> No
 @pytest.mark.slow
 @pytest.mark.parametrize("torchrun", [True, False])
 def test_a_rank_that_sleeps_for_ever_is_named_and_leaves_traces(start: Start, tmp_path: Path, torchrun: bool) -> None:
-    """A first step may take longer than the timeout: there, code compiles."""
-    plant = "if rank == '1' and num_reads == 1:\n        time.sleep(15)\n"
-    plant += "    if rank == '1' and num_reads == 4:\n        sleep_for_ever()"
-    # With a DataLoader worker it is the worker that sleeps.
+    """With torchrun in its main process, after a slow first step (code compiles there); without, in its worker."""
+    plant = "if rank == '1' and num_reads == 4:\n        sleep_for_ever()"
+    if torchrun:
+        plant += "\n    if rank == '1' and num_reads == 1:\n        time.sleep(15)"
     run = start(plant, "--step_timeout_seconds", "8", "--enable_fsdp", num_workers=not torchrun, torchrun=torchrun)
     wait_for_step(run, tmp_path / "run", 1)
     log, (error,) = wait_for_end(run)
