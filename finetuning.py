@@ -41,6 +41,7 @@ from policies import apply_policies
 from policies.activation_checkpointing import checkpointing_mode
 from policies.attention import check_packing_isolates
 from policies.clipping import clip_grad_norm
+from policies.loss import loss_notes
 from policies.mixed_precision import resolve_precision
 from policies.optimizer import build_optimizer, build_scheduler
 from policies.optimizer_offload import share_out_cores
@@ -307,14 +308,14 @@ def prepare(config: RunConfig, env: Environment, watchdog: Watchdog) -> Job:
     tokenizer = load_tokenizer(config)
     vocab_size = max(model_config.get_text_config().vocab_size, num_rows_needed(tokenizer))
     data = load_data(config, tokenizer, vocab_size=vocab_size, context_length=context_length)
-    print_rank_zero(env, *config.notes, *notes, *length_notes, *data.notes)
+    print_rank_zero(env, *config.notes, *notes, *length_notes, *loss_notes(model_config), *data.notes)
     num_steps = resolve_num_steps(config, batches.num_steps(len(data.train_rows)))
 
     start_process_group(env)
     watchdog.start(train_config.step_timeout_seconds)
     data.check_same_on_all_ranks()
     seed_everything(train_config.seed)
-    dtype = precision.storage_dtype
+    load_started, dtype = time.perf_counter(), precision.storage_dtype
     model = loading.build_model(config, model_config, task.AUTO_MODEL, dtype)
     growth_notes = loading.grow_embeddings(model, tokenizer, use_peft=train_config.use_peft)
     weights = find_weights(config, model, task.AUTO_MODEL, dtype, env, num_rows=num_rows_needed(tokenizer))
@@ -322,6 +323,7 @@ def prepare(config: RunConfig, env: Environment, watchdog: Watchdog) -> Job:
     architecture = type(model).__name__  # sharding and adapters rename it
     checkpointing, checkpointing_notes = checkpointing_mode(config, model)
     model = apply_policies(model, config, precision=precision, layout=layout, weights=weights, env=env)
+    load_seconds = time.perf_counter() - load_started
     optimizer = build_optimizer(model, config)
     print_rank_zero(env, *checkpointing_notes, *unit_notes(model, config), *share_out_cores(config, env))
     packing = train_config.batching_strategy == "packing"
@@ -333,7 +335,7 @@ def prepare(config: RunConfig, env: Environment, watchdog: Watchdog) -> Job:
     seed_everything(train_config.seed, env.rank)
     model.train()
 
-    facts = run_facts(model, architecture, data, env)
+    facts = run_facts(model, architecture, data, env, load_seconds=load_seconds)
     start = start_event(facts, env, steps_per_epoch=len(train_loader), num_steps=num_steps)
     accumulate_unsharded = accumulates_unsharded(config, layout, model, env.device)
     resolved = {

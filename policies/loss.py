@@ -33,6 +33,13 @@ def summed_cross_entropy(logits: torch.Tensor, targets: torch.Tensor) -> torch.T
     return F.cross_entropy(logits.float(), targets, ignore_index=IGNORE_INDEX, reduction="sum")
 
 
+def loss_notes(model_config: Any) -> list[str]:
+    """A line for a mixture of experts whose config asks for a loss of its router too: that is not trained here."""
+    if getattr(model_config.get_text_config(), "output_router_logits", False):
+        return ["output_router_logits: the router's auxiliary loss is not added; cross-entropy alone is trained"]
+    return []
+
+
 def use_summed_loss(model: Any, chunk_size: int) -> None:
     """From here on `model(..., labels=labels)` returns the summed loss alone; without labels it is as before.
 

@@ -13,7 +13,7 @@ import transformers
 from transformers import AutoModelForCausalLM
 
 from policies.activation_checkpointing import apply_activation_checkpointing
-from policies.loss import shift_left, summed_cross_entropy, use_summed_loss
+from policies.loss import loss_notes, shift_left, summed_cross_entropy, use_summed_loss
 from tasks.causal_lm import Collator, MicroBatch, summed_loss
 from tests.small_configs import SMALL, VOCAB
 
@@ -208,3 +208,10 @@ def test_bf16_logits_are_summed_in_fp32() -> None:
 def test_labels_shift_by_one_and_nothing_follows_the_last() -> None:
     labels = torch.tensor([[1, 2, -100, 4], [5, -100, 7, 8]])
     assert shift_left(labels).tolist() == [[2, -100, 4, -100], [-100, 7, 8, -100]]
+
+
+@pytest.mark.parametrize("asked", [False, True])
+def test_a_routers_own_loss_is_said_to_be_left_out(asked: bool) -> None:
+    notes = loss_notes(transformers.MixtralConfig(output_router_logits=asked))
+    assert len(notes) == asked
+    assert all("output_router_logits" in note for note in notes)

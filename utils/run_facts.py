@@ -21,13 +21,17 @@ from utils.labels import IGNORE_INDEX
 GIB = 2**30
 
 
-def run_facts(model: nn.Module, architecture: str, data: RunData, env: Environment) -> dict[str, Any]:
+def run_facts(
+    model: nn.Module, architecture: str, data: RunData, env: Environment, *, load_seconds: float
+) -> dict[str, Any]:
     """Every rank must call this.
 
     Args:
         architecture: the model's class before anything wrapped it.
+        load_seconds: what it took to build, shard and fill the model.
     """
-    return {"model": _model_facts(model, architecture), "data": _data_facts(data), "devices": _device_facts(env)}
+    model_facts = _model_facts(model, architecture) | {"load_seconds": round(load_seconds, 2)}
+    return {"model": model_facts, "data": _data_facts(data), "devices": _device_facts(env)}
 
 
 def start_event(facts: dict[str, Any], env: Environment, *, steps_per_epoch: int, num_steps: int) -> dict[str, int]:
