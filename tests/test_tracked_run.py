@@ -132,6 +132,7 @@ def test_each_rank_leaves_a_trace_of_three_steps(run: Run) -> None:
 def test_run_yaml_says_what_ran_where_and_how_to_run_it_again(run: Run, tiny_model: Path) -> None:
     notes = yaml.safe_load((run.folder / "run.yaml").read_text())
     parameters = 2 * 600 * 32 + 2 * (4 * 32 * 32 + 3 * 32 * 64 + 2 * 32) + 32
+    assert 0 < notes["model"].pop("load_seconds") < 600
     assert notes["model"] == {
         "architecture": "LlamaForCausalLM",
         "num_parameters": parameters,
