@@ -19,7 +19,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from utils.failures import FAILED, REFUSED, TrainingError, end_unless_flags_hold, end_with_error, leave
+from utils.exit_status import FAILED, REFUSED, leave
+from utils.failures import TrainingError, end_unless_flags_hold, end_with_error
 
 if __name__ == "__main__":
     end_unless_flags_hold(sys.argv[1:])  # before the imports below, which take seconds: at once

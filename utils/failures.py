@@ -2,25 +2,21 @@
 
 from __future__ import annotations
 
-import contextlib
-import multiprocessing
-import os
 import signal
 import sys
 import time
 import traceback
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, NoReturn
+from typing import TYPE_CHECKING
 
 from configs.errors import ConfigError
 from configs.flags import help_text, parse_flags, wants_help
 from utils.environment import Environment, print_rank_zero, read_environment
+from utils.exit_status import GRACE_SECONDS, REFUSED, leave
 
 if TYPE_CHECKING:
     from utils.watchdog import Watchdog
 
-REFUSED, FAILED = 2, 1
-GRACE_SECONDS = 10  # for a launcher to end all ranks, and for rank 0 to speak for all
 _LOST_SECONDS = 45  # for the watchdogs to find out which rank ended
 _LOST_WORDS = (  # gloo's, NCCL's, and the store's
     "Connection closed by peer",
@@ -70,13 +66,3 @@ def end_with_error(env: Environment, error: Exception, status: int, watchdog: Wa
     if watchdog is not None:
         watchdog.has_told()
     return status
-
-
-def leave(status: int) -> NoReturn:
-    """End this process at once: no exit handler may wait for ranks that are gone, nor for threads that are stuck."""
-    for worker in multiprocessing.active_children():
-        worker.kill()
-    for stream in (sys.stdout, sys.stderr):
-        with contextlib.suppress(OSError):
-            stream.flush()
-    os._exit(status)

@@ -27,7 +27,7 @@ import torch.distributed as dist
 
 from utils.distributed import num_collectives
 from utils.environment import Environment
-from utils.failures import FAILED, GRACE_SECONDS, leave
+from utils.exit_status import FAILED, GRACE_SECONDS, leave
 from utils.progress import LONG_SECONDS, Progress, Stillness
 from utils.traces import close_stacks, open_stacks, where_main_thread_is, write_traces
 from utils.verdict import Report, State, Verdict, judge, judge_lost
