@@ -27,10 +27,10 @@ demo: $(VENV)/.installed
 	$(BIN)/python -m tools.demo
 
 test: $(VENV)/.installed-dev
-	$(BIN)/python -m pytest -q -m "not slow"
+	$(BIN)/python -m pytest -q -m "not slow" --durations 15
 
 test-slow: $(VENV)/.installed-dev
-	$(BIN)/python -m pytest -q -m slow
+	$(BIN)/python -m pytest -q -m slow --durations 15
 
 lint: $(VENV)/.installed-dev
 	$(BIN)/ruff check .
