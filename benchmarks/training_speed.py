@@ -3,9 +3,9 @@
     python -m benchmarks.training_speed --rows tinyllama-full tinyllama-lora
     python -m benchmarks.training_speed --rows layouts
 
-Every row is one command, printed before it runs; tokens/s is the median over the steps after warm-up. Rows for one GPU
-run side by side, one on each GPU that there is. Rows of one global batch see the same tokens at each step: their losses
-are compared with those of the first of them.
+Every row is one command, printed before it runs; tokens/s is the median over the steps after warm-up, what is held is
+of one rank after backward. Rows for one GPU run side by side, one on each GPU that there is. Rows of one global batch
+see the same tokens at each step: their losses are compared with those of the first of them.
 """
 
 from __future__ import annotations
@@ -172,11 +172,14 @@ def summarise(name: str, row: Row, extra: list[str], events: list[dict[str, Any]
     train = [event for event in events if event["event"] == "train"]
     steady = train[min(WARMUP_STEPS, len(train) - 1) :]
     memory = [event for event in events if event["event"] == "memory"]
+    backward = [event for event in memory if event["phase"] == "after_backward"]
+    held = " + ".join(f"{backward[-1][f'{part}_gib']:.2f}" for part in ("params", "grads", "optimizer"))
     wait = sum(event["data_wait_seconds"] for event in steady) / sum(event["step_seconds"] for event in steady)
     return cells | {
         "tokens/s/GPU": f"{statistics.median(event['tokens_per_second_per_device'] for event in steady):,.0f}",
         "TFLOP/s": f"{statistics.median(event['model_tflops_per_device'] for event in steady):.0f}",
         "peak GiB": f"{max(event['peak_allocated_gib'] for event in memory):.1f}",
+        "params + grads + optimizer GiB": held,
         "host GiB": f"{max(event['host_rss_gib'] for event in memory):.1f}",
         "data wait": f"{100 * wait:.1f} %",
         "loss": f"{train[0]['loss']:.3f} -> {train[-1]['loss']:.3f}",
