@@ -10,19 +10,10 @@ import torch
 import transformers
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
+from tests.small_configs import COMMON, GPT2, GPT_NEOX, OPT, SMALL
+
 VOCAB = 600
-LLAMA_LIKE = {
-    "vocab_size": VOCAB,
-    "hidden_size": 32,
-    "intermediate_size": 48,
-    "num_hidden_layers": 2,
-    "num_attention_heads": 4,
-    "num_key_value_heads": 2,
-    "max_position_embeddings": 128,
-    "bos_token_id": 1,
-    "eos_token_id": 2,
-    "pad_token_id": None,
-}
+LLAMA_LIKE = SMALL | {"vocab_size": VOCAB}
 ATTENTION = ("q_proj", "v_proj")
 
 
@@ -60,60 +51,23 @@ FAMILIES: dict[str, Family] = {
     ),
     "phi3": Family(transformers.Phi3Config(**LLAMA_LIKE), "model.layers", ("qkv_proj", "gate_up_proj")),
     "gpt2": Family(
-        transformers.GPT2Config(
-            vocab_size=VOCAB,
-            n_embd=32,
-            n_layer=2,
-            n_head=4,
-            n_positions=128,
-            resid_pdrop=0.0,
-            embd_pdrop=0.0,
-            attn_pdrop=0.0,
-            bos_token_id=1,
-            eos_token_id=2,
-        ),
+        transformers.GPT2Config(**GPT2, vocab_size=VOCAB),
         "transformer.h",
         ("c_attn", "c_fc"),
     ),
     "opt": Family(
-        transformers.OPTConfig(
-            vocab_size=VOCAB,
-            hidden_size=32,
-            word_embed_proj_dim=16,
-            num_hidden_layers=2,
-            num_attention_heads=4,
-            ffn_dim=48,
-            max_position_embeddings=128,
-            dropout=0.0,
-        ),
+        transformers.OPTConfig(**OPT, vocab_size=VOCAB, word_embed_proj_dim=16),
         "model.decoder.layers",
         (*ATTENTION, "fc1"),
         packs=False,
     ),
     "gpt_neox": Family(
-        transformers.GPTNeoXConfig(
-            vocab_size=VOCAB,
-            hidden_size=32,
-            intermediate_size=48,
-            num_hidden_layers=2,
-            num_attention_heads=4,
-            max_position_embeddings=128,
-            bos_token_id=1,
-            eos_token_id=2,
-        ),
+        transformers.GPTNeoXConfig(**GPT_NEOX, vocab_size=VOCAB),
         "gpt_neox.layers",
         ("query_key_value", "dense_h_to_4h"),
     ),
     "falcon": Family(
-        transformers.FalconConfig(
-            vocab_size=VOCAB,
-            hidden_size=32,
-            num_hidden_layers=2,
-            num_attention_heads=4,
-            max_position_embeddings=128,
-            bos_token_id=1,
-            eos_token_id=2,
-        ),
+        transformers.FalconConfig(**COMMON, vocab_size=VOCAB, bos_token_id=1, eos_token_id=2),
         "transformer.h",
         ("query_key_value", "dense_h_to_4h"),
         packs=False,
@@ -124,12 +78,9 @@ FAMILIES: dict[str, Family] = {
     # It names no module that must not be split: one unit.
     "biogpt": Family(
         transformers.BioGptConfig(
+            **COMMON,
             vocab_size=VOCAB,
-            hidden_size=32,
             intermediate_size=48,
-            num_hidden_layers=2,
-            num_attention_heads=4,
-            max_position_embeddings=128,
             hidden_dropout_prob=0.0,
             attention_probs_dropout_prob=0.0,
         ),

@@ -15,47 +15,18 @@ from transformers import AutoModelForCausalLM
 from policies.activation_checkpointing import apply_activation_checkpointing
 from policies.loss import loss_notes, shift_left, summed_cross_entropy, use_summed_loss
 from tasks.causal_lm import Collator, MicroBatch, summed_loss
-from tests.small_configs import SMALL, VOCAB
+from tests.small_configs import GPT2, GPT_NEOX, OPT, SMALL, VOCAB
 
-OPT = {
-    "vocab_size": VOCAB,
-    "hidden_size": 32,
-    "num_hidden_layers": 2,
-    "num_attention_heads": 4,
-    "ffn_dim": 48,
-    "max_position_embeddings": 128,
-    "dropout": 0.0,
-}
 CONFIGS: dict[str, Any] = {
     "llama": transformers.LlamaConfig(**SMALL, tie_word_embeddings=False),
     "llama-tied": transformers.LlamaConfig(**SMALL, tie_word_embeddings=True),
     "gemma2": transformers.Gemma2Config(**SMALL, head_dim=8, final_logit_softcapping=2.0),
-    "gpt2": transformers.GPT2Config(
-        vocab_size=VOCAB,
-        n_embd=32,
-        n_layer=2,
-        n_head=4,
-        n_positions=128,
-        resid_pdrop=0.0,
-        embd_pdrop=0.0,
-        attn_pdrop=0.0,
-        bos_token_id=1,
-        eos_token_id=2,
-    ),
-    "opt": transformers.OPTConfig(**OPT, word_embed_proj_dim=32),
-    "opt-projected": transformers.OPTConfig(**OPT, word_embed_proj_dim=16),
+    "gpt2": transformers.GPT2Config(**GPT2, vocab_size=VOCAB),
+    "opt": transformers.OPTConfig(**OPT, vocab_size=VOCAB, word_embed_proj_dim=32),
+    "opt-projected": transformers.OPTConfig(**OPT, vocab_size=VOCAB, word_embed_proj_dim=16),
     "cohere": transformers.CohereConfig(**SMALL, logit_scale=0.3),
     "granite": transformers.GraniteConfig(**SMALL, logits_scaling=0.25),
-    "gpt-neox": transformers.GPTNeoXConfig(
-        vocab_size=VOCAB,
-        hidden_size=32,
-        intermediate_size=48,
-        num_hidden_layers=2,
-        num_attention_heads=4,
-        max_position_embeddings=128,
-        bos_token_id=1,
-        eos_token_id=2,
-    ),
+    "gpt-neox": transformers.GPTNeoXConfig(**GPT_NEOX, vocab_size=VOCAB),
     "mixtral": transformers.MixtralConfig(**SMALL, num_local_experts=2),
     "starcoder": transformers.GPTBigCodeConfig(
         vocab_size=VOCAB,

@@ -17,8 +17,7 @@ from utils.distributed import gather_to_all
 from utils.environment import Environment
 from utils.examples import Examples
 from utils.labels import IGNORE_INDEX
-
-GIB = 2**30
+from utils.memory import GIB
 
 
 def run_facts(
