@@ -323,7 +323,9 @@ def prepare(config: RunConfig, env: Environment, watchdog: Watchdog) -> Job:
     print_rank_zero(env, *growth_notes, weights.note)
     architecture = type(model).__name__  # sharding and adapters rename it
     checkpointing, checkpointing_notes = checkpointing_mode(config, model)
-    model = apply_policies(model, config, precision=precision, layout=layout, weights=weights, env=env)
+    model = apply_policies(
+        model, config, precision=precision, layout=layout, checkpointing=checkpointing, weights=weights, env=env
+    )
     load_seconds = time.perf_counter() - load_started
     optimizer = build_optimizer(model, config)
     print_rank_zero(env, *checkpointing_notes, *unit_notes(model, config), *share_out_cores(config, env))

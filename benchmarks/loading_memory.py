@@ -26,6 +26,7 @@ from transformers import AutoModelForCausalLM, LlamaConfig
 
 from configs.flags import parse_flags
 from policies import apply_policies
+from policies.activation_checkpointing import checkpointing_mode
 from policies.loading import build_model, load_model_config
 from policies.mixed_precision import resolve_precision
 from policies.sharding import choose_layout, shard
@@ -81,7 +82,10 @@ def load(way: str, model: str) -> None:
         return
     meta = build_model(config, load_model_config(config), AUTO_MODEL, precision.storage_dtype)
     weights = find_weights(config, meta, AUTO_MODEL, precision.storage_dtype, env, num_rows=0)
-    apply_policies(meta, config, precision=precision, layout=layout, weights=weights, env=env)
+    checkpointing, _ = checkpointing_mode(config, meta)
+    apply_policies(
+        meta, config, precision=precision, layout=layout, checkpointing=checkpointing, weights=weights, env=env
+    )
 
 
 def work(way: str, model: str, folder: Path) -> None:

@@ -7,7 +7,7 @@ from typing import Any
 from torch import nn
 
 from configs.run import RunConfig
-from policies.activation_checkpointing import apply_activation_checkpointing, checkpointing_mode
+from policies.activation_checkpointing import apply_activation_checkpointing
 from policies.adapters import apply_adapters
 from policies.compilation import compile_layers
 from policies.freezing import freeze_layers
@@ -20,12 +20,20 @@ from utils.environment import Environment
 
 
 def apply_policies(
-    model: Any, config: RunConfig, *, precision: Precision, layout: Layout, weights: Weights, env: Environment
+    model: Any,
+    config: RunConfig,
+    *,
+    precision: Precision,
+    layout: Layout,
+    checkpointing: str,
+    weights: Weights,
+    env: Environment,
 ) -> nn.Module:
     """Everything that is done to a model before it trains, in the order that each step needs.
 
     Args:
         model: as `policies.loading.build_model` returns it, on the meta device.
+        checkpointing: what `policies.activation_checkpointing.checkpointing_mode` says of it.
 
     Returns:
         The model to call: `model(..., labels=labels)` gives the summed loss.
@@ -44,7 +52,7 @@ def apply_policies(
         freeze_layers(model, causal_lm.get_decoder(), config.train_config.num_freeze_layers)
     # 3. precision: weights have their storage dtype since they were built; the policy that casts belongs to sharding
     # 4. activation checkpointing
-    apply_activation_checkpointing(causal_lm, checkpointing_mode(config, causal_lm)[0])
+    apply_activation_checkpointing(causal_lm, checkpointing)
     # 5. compile, inside the hooks that sharding adds
     if config.train_config.compile:
         compile_layers(layers)
