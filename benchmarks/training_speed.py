@@ -5,7 +5,8 @@
 
 Every row is one command, printed before it runs; tokens/s is the median over the steps after warm-up, what is held is
 of one rank after backward. Rows for one GPU run side by side, one on each GPU that there is. Rows of one global batch
-see the same tokens at each step: their losses are compared with those of the first of them.
+see the same tokens at each step: their losses are compared with those of the first of them. With --output_dir the run
+folders are kept, and rows that finished there are read instead of run again: the table can be made in several calls.
 """
 
 from __future__ import annotations
@@ -108,6 +109,10 @@ for ac, flags in CHECKPOINTING.items():
     ROWS[f"llama8b-mixed-4{ac}"] = Row("llama8b", 2, 4096, [*FSDP, *flags], nproc=4)
 # What the losses of the rows over four GPUs are compared with: the same global batch on one.
 ROWS["llama8b-full-batch8"] = Row("llama8b", 2, 4096, COMPILED, accumulation=4)
+ROWS["llama8b-lora-batch8"] = Row("llama8b", 2, 4096, [*LORA, "--compile"], accumulation=4)
+# fp32 weights, gradients and moments of 8B parameters are 120 GiB: one GPU needs its moments in host memory.
+OFFLOADED = ["--optimizer_cpu_offload", "--activation_checkpointing", "full"]
+ROWS["llama8b-mixed-batch8"] = Row("llama8b", 2, 4096, ["--compile", *OFFLOADED], accumulation=4)
 SUITES = {
     "layouts": ["tinyllama-full-compiled", *(name for name in ROWS if name.startswith("llama8b"))],
 }
@@ -123,12 +128,15 @@ def make_shape(folder: Path, shape: str) -> None:
 
 
 def run(name: str, row: Row, steps: int, extra: list[str], folder: Path, gpu: int | None) -> list[dict[str, Any]]:
-    """The events of one run; none where it failed, which is printed.
+    """The events of one run, or of the one that finished in `folder` before; none where it failed, which is printed.
 
     Args:
         gpu: the one to run on, for rows of one; None leaves them all visible.
     """
     model, output = folder / row.shape, folder / f"run-{name}"
+    before = read_events(output)
+    if before and before[-1].get("status") == "finished":
+        return before
     flags = ["--model_name", str(model), "--random_weights", "--output_dir", str(output), "--overwrite"]
     flags += ["--dataset", str(ROOT / "benchmarks/random_rows.py:get_rows"), "--run_validation", "False"]
     flags += ["--context_length", str(row.length), "--batch_size_training", str(row.micro_batch)]
@@ -145,24 +153,32 @@ def run(name: str, row: Row, steps: int, extra: list[str], folder: Path, gpu: in
     if done.returncode:
         print(f"{name}: exit {done.returncode}\n", done.stdout[-2000:], done.stderr[-3000:], flush=True)
         return []
-    return [json.loads(line) for line in (output / "metrics.jsonl").read_text().splitlines()]
+    events = read_events(output)
+    print(f"{name}:", *summarise(name, row, extra, events).values(), sep=" | ", flush=True)
+    return events
 
 
-def run_all(names: list[str], rows: dict[str, Row], steps: int, extra: list[str]) -> dict[str, list[dict[str, Any]]]:
+def read_events(run_folder: Path) -> list[dict[str, Any]]:
+    metrics = run_folder / "metrics.jsonl"
+    return [json.loads(line) for line in metrics.read_text().splitlines()] if metrics.exists() else []
+
+
+def run_all(
+    names: list[str], rows: dict[str, Row], steps: int, extra: list[str], folder: Path
+) -> dict[str, list[dict[str, Any]]]:
     """Every row's events; rows for one GPU in as many lanes as there are GPUs, the others one after the other."""
     lanes = max(1, torch.cuda.device_count())
-    with tempfile.TemporaryDirectory() as name:
-        folder = Path(name)
-        for shape in {rows[name].shape for name in names}:
+    for shape in {rows[name].shape for name in names}:
+        if not (folder / shape).exists():
             make_shape(folder / shape, shape)
-        alone = [name for name in names if rows[name].nproc == 1 and lanes > 1]
+    alone = [name for name in names if rows[name].nproc == 1 and lanes > 1]
 
-        def run_lane(lane: int) -> dict[str, list[dict[str, Any]]]:
-            return {name: run(name, rows[name], steps, extra, folder, lane) for name in alone[lane::lanes]}
+    def run_lane(lane: int) -> dict[str, list[dict[str, Any]]]:
+        return {name: run(name, rows[name], steps, extra, folder, lane) for name in alone[lane::lanes]}
 
-        with ThreadPoolExecutor(lanes) as executor:
-            events = {name: found for lane in executor.map(run_lane, range(lanes)) for name, found in lane.items()}
-        return events | {n: run(n, rows[n], steps, extra, folder, None) for n in names if n not in alone}
+    with ThreadPoolExecutor(lanes) as executor:
+        events = {name: found for lane in executor.map(run_lane, range(lanes)) for name, found in lane.items()}
+    return events | {n: run(n, rows[n], steps, extra, folder, None) for n in names if n not in alone}
 
 
 def summarise(name: str, row: Row, extra: list[str], events: list[dict[str, Any]]) -> dict[str, str]:
@@ -187,14 +203,14 @@ def summarise(name: str, row: Row, extra: list[str], events: list[dict[str, Any]
 
 
 def compare_losses(names: list[str], rows: dict[str, Row], events: dict[str, list[dict[str, Any]]]) -> list[str]:
-    """Per shape, global batch and kind of weights: how far each row's losses are from the first row's, at most."""
+    """Per shape, global batch, kind of weights and precision: how far a row's losses are from the first's, at most."""
     lines = []
-    groups: dict[tuple[str, int, bool], list[str]] = {}
+    groups: dict[tuple[Any, ...], list[str]] = {}
     for name in names:
         if events[name]:
-            groups.setdefault((rows[name].shape, rows[name].global_batch, "--use_peft" in rows[name].flags), []).append(
-                name
-            )
+            row = rows[name]
+            kind = ("--use_peft" in row.flags, "--pure_bf16" in row.flags)
+            groups.setdefault((row.shape, row.global_batch, *kind), []).append(name)
     for group in groups.values():
         losses = {name: [event["loss"] for event in events[name] if event["event"] == "train"] for name in group}
         for name in group[1:]:
@@ -209,11 +225,14 @@ def main() -> None:
     parser.add_argument("--nproc", type=int, help="processes, instead of those of the row")
     parser.add_argument("--steps", type=int, default=30)
     parser.add_argument("--flags", default="", help="flags of finetuning.py to add to every row, in one string")
+    parser.add_argument("--output_dir", help="keep the run folders here, and read those that are there already")
     options = parser.parse_args()
     names = [name for asked in options.rows for name in SUITES.get(asked, [asked])]
     rows = {name: replace(ROWS[name], nproc=options.nproc or ROWS[name].nproc) for name in names}
     extra = options.flags.split()
-    events = run_all(names, rows, options.steps, extra)
+    with tempfile.TemporaryDirectory() as temporary:
+        folder = Path(options.output_dir or temporary)
+        events = run_all(names, rows, options.steps, extra, folder)
     table = [summarise(name, rows[name], extra, events[name]) for name in names]
     headings = list(dict.fromkeys(key for cells in table for key in cells))
     print("| " + " | ".join(headings) + " |\n|" + "---|" * len(headings))
