@@ -40,7 +40,7 @@ from configs.run import RunConfig
 from planning.preflight import batch_layout, check_environment, resolve_context_length, resolve_num_steps
 from policies import apply_policies
 from policies.activation_checkpointing import checkpointing_mode
-from policies.attention import check_packing_isolates
+from policies.attention import BY_OFFSETS, check_packing_isolates, choose_attention
 from policies.clipping import clip_grad_norm
 from policies.loss import loss_notes
 from policies.mixed_precision import resolve_precision
@@ -318,9 +318,11 @@ def prepare(config: RunConfig, env: Environment, watchdog: Watchdog) -> Job:
     seed_everything(train_config.seed)
     load_started, dtype = time.perf_counter(), precision.storage_dtype
     model = loading.build_model(config, model_config, task.AUTO_MODEL, dtype)
+    attention_notes = choose_attention(model, config, precision, env.device)
+    attention = model.config.get_text_config()._attn_implementation
     growth_notes = loading.grow_embeddings(model, tokenizer, use_peft=train_config.use_peft)
     weights = find_weights(config, model, task.AUTO_MODEL, dtype, env, num_rows=num_rows_needed(tokenizer))
-    print_rank_zero(env, *growth_notes, weights.note)
+    print_rank_zero(env, *attention_notes, *growth_notes, weights.note)
     architecture = type(model).__name__  # sharding and adapters rename it
     checkpointing, checkpointing_notes = checkpointing_mode(config, model)
     model = apply_policies(
@@ -330,9 +332,11 @@ def prepare(config: RunConfig, env: Environment, watchdog: Watchdog) -> Job:
     optimizer = build_optimizer(model, config)
     print_rank_zero(env, *checkpointing_notes, *unit_notes(model, config), *share_out_cores(config, env))
     packing = train_config.batching_strategy == "packing"
+    collate = task.Collator(
+        packing=packing, padding_id=padding_id(tokenizer, vocab_size), offsets=attention == BY_OFFSETS
+    )
     if packing:
-        check_packing_isolates(model, vocab_size, env.device)
-    collate = task.Collator(packing=packing, padding_id=padding_id(tokenizer, vocab_size))
+        check_packing_isolates(model, lambda rows: task.summed_loss(model, collate(rows).to(env.device)), vocab_size)
     train_loader, eval_loader = make_loaders(data, config, batches, env, collate)
     scheduler = build_scheduler(optimizer, config, steps_per_epoch=len(train_loader), num_steps=num_steps)
     seed_everything(train_config.seed, env.rank)
@@ -347,6 +351,7 @@ def prepare(config: RunConfig, env: Environment, watchdog: Watchdog) -> Job:
         "mesh_shape": list(layout.mesh_shape),
         "num_units": num_units(model),
         "activation_checkpointing": checkpointing,
+        "attention": attention,
         "accumulate_unsharded": accumulate_unsharded,
         "context_length": context_length,
         "gradient_accumulation_steps": batches.gradient_accumulation_steps,

@@ -15,7 +15,11 @@ class TrainConfig:
     tokenizer_name: str | None = setting(None, "tokenizer folder or hub name; unset: the model's own")
     random_weights: bool = setting(False, "build the model from its config.json alone: for benchmarks and tests")
     trust_remote_code: bool = setting(False, "let code that was downloaded with the model run")
-    use_fast_kernels: bool = setting(False, "ask for the fused attention kernels")
+    use_fast_kernels: bool = setting(
+        False,
+        "insist on fused attention kernels; unset: where the model has them; False: packed rows get a dense mask, no "
+        "variable-length flash attention",
+    )
     compile: bool = setting(False, "compile each decoder layer with torch.compile")
     activation_checkpointing: Literal["off", "full", "selective", "auto"] | None = setting(
         None,

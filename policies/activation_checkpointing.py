@@ -84,7 +84,7 @@ def selective_contexts() -> tuple[Any, Any]:
 
 def is_attention(op: Any) -> bool:
     """By name: every device has its own fused kernels."""
-    return "scaled_dot_product" in str(op)
+    return "scaled_dot_product" in str(op) or "varlen_attn" in str(op)
 
 
 def draws_random_numbers(op: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:

@@ -1,46 +1,159 @@
-"""Attention: documents of a packed row must not see each other, and some models cannot keep them apart."""
+"""Attention: documents of a packed row must not see each other, by the cheapest means that the run's device has.
+
+Position ids that restart tell transformers where documents begin; eager and SDPA attention then get a dense mask,
+made once per forward pass. Where the device has variable-length flash attention, the documents' offsets, made once per
+batch, take the mask's place: nothing is computed between documents then, and nothing of the size [seq, seq] is held.
+"""
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
 import torch
 from torch import nn
+from torch.nn.attention.varlen import varlen_attn
+from transformers import AttentionInterface, AttentionMaskInterface
+from transformers.integrations.sdpa_attention import sdpa_attention_forward
+from transformers.masking_utils import sdpa_mask
 
 from configs.errors import ConfigError
+from configs.run import RunConfig
+from policies.mixed_precision import Precision, has_bf16
 from policies.sharding import reshard
-from utils.labels import IGNORE_INDEX, learned_positions
+from utils.compat import GROUPED_HEADS
+from utils.labels import IGNORE_INDEX
+
+BY_OFFSETS = "packed_by_offsets"
+"""The name under which transformers knows `attention_by_offsets`."""
 
 PROBE_LENGTH = 24
+UNSUPPORTED = ("softcap", "s_aux", "position_bias", "cache")  # what a model may hand to attention, and flash has not
+
+
+def choose_attention(model: Any, config: RunConfig, precision: Precision, device: torch.device) -> list[str]:
+    """Let a packed run's model tell documents apart by offsets, where model and device can.
+
+    Args:
+        model: as built; its config says what transformers chose for it.
+
+    Returns:
+        Lines to print.
+    """
+    train = config.train_config
+    declined = config.was_given("train_config.use_fast_kernels") and not train.use_fast_kernels
+    if train.batching_strategy != "packing" or declined or not has_bf16(device):
+        return []
+    if precision.compute_dtype == torch.float32:
+        return ["attention: flash kernels have no fp32; packed rows get a dense mask, which is slower"]
+    obstacle = what_hinders_offsets(model)
+    if obstacle:
+        return [f"attention: {obstacle}; packed rows get a dense mask, which is slower"]
+    AttentionInterface.register(BY_OFFSETS, attention_by_offsets)
+    AttentionMaskInterface.register(BY_OFFSETS, mask_of_padded_rows)
+    model.set_attn_implementation(BY_OFFSETS)
+    return ["attention: packed documents are told apart by their offsets (variable-length flash attention)"]
+
+
+def what_hinders_offsets(model: Any) -> str | None:
+    """Why this model's attention cannot go through `attention_by_offsets`; None where it can."""
+    config = model.config.get_text_config()
+    name = type(model).__name__
+    dropout = max(getattr(config, key, 0.0) or 0.0 for key in ("attention_dropout", "attn_pdrop"))
+    head_dim = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
+    # What flash attention supports follows its calling convention: windows come as an argument, not in a mask.
+    follows = getattr(model, "_supports_attention_backend", False) and getattr(model, "_supports_flash_attn", False)
+    if not follows or config._attn_implementation != "sdpa":
+        return f"{name} has no flash attention in transformers"
+    if not set(getattr(config, "layer_types", None) or ()) <= {"full_attention", "sliding_attention"}:
+        return f"{name} has layers of other kinds than full and sliding attention"
+    if dropout > 0:
+        return f"{name} drops out attention, which the flash kernel does not"
+    if hasattr(config, "v_head_dim") or head_dim > 256 or head_dim % 8:
+        return f"the flash kernel does not take the heads of {name}"
+    return None
+
+
+def attention_by_offsets(
+    module: nn.Module,
+    query: torch.Tensor,
+    key: torch.Tensor,
+    value: torch.Tensor,
+    attention_mask: torch.Tensor | None,
+    dropout: float = 0.0,
+    scaling: float | None = None,
+    sliding_window: int | None = None,
+    cu_seq_lens_q: torch.Tensor | None = None,
+    max_length_q: int | None = None,
+    kernel: Callable[..., Any] = varlen_attn,
+    **kwargs: Any,
+) -> tuple[torch.Tensor, None]:
+    """Causal attention inside documents, in the form of transformers' attention functions.
+
+    A batch without offsets (padded rows, generation) goes to SDPA as ever.
+
+    Args:
+        query: [batch, heads, seq, head_dim]; key and value may have fewer heads.
+        cu_seq_lens_q: int32 [documents + 1], where documents begin in the flattened [batch x seq], and their end.
+        max_length_q: tokens of the longest document.
+
+    Returns:
+        [batch, seq, heads, head_dim], and no attention weights.
+    """
+    if cu_seq_lens_q is None:
+        return sdpa_attention_forward(
+            module, query, key, value, attention_mask, dropout=dropout, scaling=scaling, **kwargs
+        )
+    present = [name for name in UNSUPPORTED if kwargs.get(name) is not None]
+    if attention_mask is not None or dropout > 0 or present:
+        raise ValueError(f"attention by offsets takes no mask, no dropout and no {', '.join(present) or 'bias'}")
+    rows, _, length, _ = query.shape
+    query, key, value = (tensor.transpose(1, 2).flatten(0, 1) for tensor in (query, key, value))
+    window = -1 if sliding_window is None else sliding_window - 1  # tokens before the query's own
+    output = kernel(
+        query,
+        key,
+        value,
+        cu_seq_lens_q,
+        cu_seq_lens_q,
+        max_length_q,
+        max_length_q,
+        scale=scaling,
+        window_size=(window, 0),
+        **GROUPED_HEADS,
+    )
+    return output.unflatten(0, (rows, length)), None
+
+
+def mask_of_padded_rows(**kwargs: Any) -> torch.Tensor | None:
+    """SDPA's mask for padded rows, [batch, 1, seq, seq]; none for packed ones, which come with offsets."""
+    return None if kwargs.get("attention_mask") is None else sdpa_mask(**kwargs)
 
 
 @torch.no_grad()
-def check_packing_isolates(model: nn.Module, vocab_size: int, device: torch.device) -> None:
+def check_packing_isolates(
+    model: nn.Module, summed_loss_of: Callable[[list[list[Any]]], torch.Tensor], vocab_size: int
+) -> None:
     """Pack two documents into a row, change the first, and refuse if that changes the loss of the second.
 
-    Position ids that restart tell transformers where documents begin, but a few models (OPT, Falcon, BLOOM and MPT in
-    transformers 5.23) do not hand them to the attention mask, and leak without an error. Every rank must call this.
+    A few models (OPT, Falcon, BLOOM and MPT in transformers 5.23) do not hand position ids to the attention mask, and
+    leak without an error. Every rank must call this.
+
+    Args:
+        summed_loss_of: rows of documents -> their loss, by the collation and the forward pass that training uses.
 
     Raises:
         ConfigError: where packing would leak.
     """
-    generator = torch.Generator().manual_seed(0)
-    first, other, second = torch.randint(0, vocab_size, (3, PROBE_LENGTH), generator=generator)
-    labels = torch.cat([torch.full_like(first, IGNORE_INDEX), second])[None]
-    labels[0, PROBE_LENGTH] = IGNORE_INDEX  # a first token follows nothing
+    generator = np.random.default_rng(0)
+    first, other, second = generator.integers(0, vocab_size, (3, PROBE_LENGTH), dtype=np.int32)
+    nothing = np.full_like(first, IGNORE_INDEX)
     training = model.training
     model.eval()
     # Eager: compiled layers would specialise for the shape of the probe, and for two shapes turn to dynamic ones.
     with torch.compiler.set_stance("force_eager"):
-        losses = [
-            model(
-                input_ids=torch.cat([document, second])[None].to(device),
-                attention_mask=None,
-                position_ids=torch.arange(PROBE_LENGTH).repeat(1, 2).to(device),
-                labels=labels.to(device),
-                label_positions=learned_positions(labels).to(device),
-                use_cache=False,
-            ).item()
-            for document in (first, other)
-        ]
+        losses = [summed_loss_of([[(document, nothing, 0), (second, second, 1)]]).item() for document in (first, other)]
     model.train(training)
     reshard(model)
     if abs(losses[0] - losses[1]) > 1e-6 * abs(losses[0]):

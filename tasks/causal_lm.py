@@ -30,6 +30,8 @@ class MicroBatch:
     num_label_tokens: int
     num_attended_pairs: int  # (query, key) pairs that causal attention inside documents visits
     source_rows: tuple[int, ...]  # rows of the data file
+    document_offsets: torch.Tensor | None = None  # int32 [documents + 1] in the flattened [batch x seq]
+    longest_document: int = 0  # tokens; 0 without offsets
 
     def to(self, device: torch.device) -> MicroBatch:
         return self._map(lambda tensor: tensor.to(device, non_blocking=True))
@@ -46,6 +48,7 @@ class MicroBatch:
             position_ids=function(self.position_ids),
             label_positions=function(self.label_positions),
             attention_mask=None if self.attention_mask is None else function(self.attention_mask),
+            document_offsets=None if self.document_offsets is None else function(self.document_offsets),
         )
 
 
@@ -61,6 +64,7 @@ class Collator:
 
     packing: bool
     padding_id: int
+    offsets: bool = False  # bring `document_offsets` along, for attention that goes by them
 
     def __call__(self, rows: list[list[Document]]) -> MicroBatch:
         # An empty micro-batch (fewer rows than ranks) becomes two tokens with nothing to learn.
@@ -86,6 +90,8 @@ class Collator:
                 position_ids[index, start:] = torch.arange(shape[1] - start)
         if not rows:
             attention_mask[:] = 1  # a row without any visible token would be all NaN in some attention kernels
+        document_offsets = _document_offsets(position_ids) if self.offsets else None
+        longest_document = 0 if document_offsets is None else int(document_offsets.diff().max())
         return MicroBatch(
             input_ids=input_ids,
             labels=labels,
@@ -96,7 +102,15 @@ class Collator:
             num_label_tokens=int((labels != IGNORE_INDEX).sum()),
             num_attended_pairs=num_attended_pairs,
             source_rows=tuple(source for row in rows for _, _, source in row),
+            document_offsets=document_offsets,
+            longest_document=longest_document,
         )
+
+
+def _document_offsets(position_ids: torch.Tensor) -> torch.Tensor:
+    """Where documents begin in the flattened [batch x seq], and where the last ends: int32 [documents + 1]."""
+    starts = (position_ids.reshape(-1) == 0).nonzero().squeeze(1)
+    return torch.cat([starts, torch.tensor([position_ids.numel()])]).to(torch.int32)
 
 
 class BatchCounts(NamedTuple):
@@ -115,6 +129,10 @@ def count_globally(micro_batches: Sequence[MicroBatch]) -> BatchCounts:
 
 def summed_loss(model: nn.Module, batch: MicroBatch) -> torch.Tensor:
     """Sum of next-token cross-entropy over the batch's label tokens, fp32 scalar (see `policies.loss`)."""
+    offsets: dict[str, Any] = {}
+    if batch.document_offsets is not None:
+        offsets = dict.fromkeys(("cu_seq_lens_q", "cu_seq_lens_k"), batch.document_offsets)
+        offsets |= dict.fromkeys(("max_length_q", "max_length_k"), batch.longest_document)
     return model(
         input_ids=batch.input_ids,
         attention_mask=batch.attention_mask,
@@ -122,6 +140,7 @@ def summed_loss(model: nn.Module, batch: MicroBatch) -> torch.Tensor:
         labels=batch.labels,
         label_positions=batch.label_positions,
         use_cache=False,
+        **offsets,
     )
 
 

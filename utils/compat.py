@@ -5,6 +5,7 @@ from __future__ import annotations
 import inspect
 from typing import Any
 
+from torch.nn.attention.varlen import varlen_attn
 from torch.nn.parallel import DistributedDataParallel
 
 
@@ -15,3 +16,12 @@ def no_buffer_sync() -> dict[str, Any]:
     """
     names = inspect.signature(DistributedDataParallel).parameters
     return {"forward_sync_buffers" if "forward_sync_buffers" in names else "broadcast_buffers": False}
+
+
+GROUPED_HEADS: dict[str, Any] = (
+    {"enable_gqa": True} if "enable_gqa" in inspect.signature(varlen_attn).parameters else {}
+)
+"""The option that lets `varlen_attn` take fewer key than query heads.
+
+Added in torch 2.12; before, the kernel takes them without being told. Ends when requirements.txt asks for torch 2.12.
+"""
