@@ -1,6 +1,7 @@
-"""A recipe for speed and memory runs: rows of random tokens, every one learned, all exactly `ROW_LENGTH` long.
+"""Recipes for speed and memory runs: random tokens, every one learned, `NUM_ROWS` times `ROW_LENGTH` of them.
 
-finetuning.py ... --dataset benchmarks/random_rows.py:get_rows       (ROW_LENGTH=2048 NUM_ROWS=512 by default)
+finetuning.py ... --dataset benchmarks/random_rows.py:get_rows         (ROW_LENGTH=2048 NUM_ROWS=512 by default)
+finetuning.py ... --dataset benchmarks/random_rows.py:get_documents
 """
 
 from __future__ import annotations
@@ -12,8 +13,21 @@ import numpy as np
 
 
 def get_rows(dataset_config: Any, tokenizer: Any, split: str) -> list[dict[str, np.ndarray]]:
-    """Rows drawn from the tokenizer's vocabulary, the same in every process."""
-    length, count = int(os.environ.get("ROW_LENGTH", "2048")), int(os.environ.get("NUM_ROWS", "512"))
-    generator = np.random.default_rng(0)
-    rows = generator.integers(3, len(tokenizer), size=(count, length))
+    """Rows of one exact length, the same in every process."""
+    length, count = _size()
+    rows = np.random.default_rng(0).integers(3, len(tokenizer), size=(count, length))
     return [{"input_ids": row, "labels": row} for row in rows]
+
+
+def get_documents(dataset_config: Any, tokenizer: Any, split: str) -> list[dict[str, np.ndarray]]:
+    """As many tokens in documents as long as SAMSum's: half of them below 150 tokens, one in a hundred above 1,000."""
+    length, count = _size()
+    generator = np.random.default_rng(0)
+    lengths = np.clip(generator.lognormal(np.log(150), 0.8, size=count * length // 150), 4, length).astype(int)
+    lengths = lengths[: int(np.searchsorted(np.cumsum(lengths), count * length)) + 1]
+    drawn = (generator.integers(3, len(tokenizer), size=length) for length in lengths)
+    return [{"input_ids": document, "labels": document} for document in drawn]
+
+
+def _size() -> tuple[int, int]:
+    return int(os.environ.get("ROW_LENGTH", "2048")), int(os.environ.get("NUM_ROWS", "512"))

@@ -74,6 +74,7 @@ class Row:
     flags: list[str] = field(default_factory=list)
     nproc: int = 1
     accumulation: int = 1
+    recipe: str = "get_rows"
 
     @property
     def global_batch(self) -> int:
@@ -100,6 +101,10 @@ ROWS = {
     "llama70b-4": Row("llama70b-60layers", 1, 4096, [*FSDP, "--pure_bf16", "--low_cpu_fsdp"], nproc=4),
     "llama70b-8": Row("llama70b", 1, 4096, [*FSDP, "--pure_bf16", "--low_cpu_fsdp"], nproc=8),
 }
+# Documents as long as SAMSum's, packed; and with the dense attention mask that other tools give them.
+ROWS["tiny-packed"] = Row("tiny", 2, 128, recipe="get_documents")
+ROWS["tinyllama-packed"] = Row("tinyllama", 8, 2048, COMPILED, recipe="get_documents")
+ROWS["tinyllama-packed-dense"] = replace(ROWS["tinyllama-packed"], flags=[*COMPILED, "--use_fast_kernels", "False"])
 for ac, flags in CHECKPOINTING.items():
     ROWS[f"llama8b-full{ac}"] = Row("llama8b", 2, 4096, [*COMPILED, *flags])
     ROWS[f"llama8b-lora{ac}"] = Row("llama8b", 2, 4096, [*LORA, "--compile", *flags])
@@ -114,6 +119,7 @@ ROWS["llama8b-lora-batch8"] = Row("llama8b", 2, 4096, [*LORA, "--compile"], accu
 OFFLOADED = ["--optimizer_cpu_offload", "--activation_checkpointing", "full"]
 ROWS["llama8b-mixed-batch8"] = Row("llama8b", 2, 4096, ["--compile", *OFFLOADED], accumulation=4)
 SUITES = {
+    "packed": ["tinyllama-packed", "tinyllama-packed-dense", "tinyllama-full-compiled"],
     "layouts": ["tinyllama-full-compiled", *(name for name in ROWS if name.startswith("llama8b"))],
 }
 
@@ -138,7 +144,7 @@ def run(name: str, row: Row, steps: int, extra: list[str], folder: Path, gpu: in
     if before and before[-1].get("status") == "finished":
         return before
     flags = ["--model_name", str(model), "--random_weights", "--output_dir", str(output), "--overwrite"]
-    flags += ["--dataset", str(ROOT / "benchmarks/random_rows.py:get_rows"), "--run_validation", "False"]
+    flags += ["--dataset", f"{ROOT}/benchmarks/random_rows.py:{row.recipe}", "--run_validation", "False"]
     flags += ["--context_length", str(row.length), "--batch_size_training", str(row.micro_batch)]
     flags += ["--gradient_accumulation_steps", str(row.accumulation)]
     flags += ["--max_train_step", str(steps), "--num_epochs", "100", "--save_model", "False", *row.flags, *extra]
