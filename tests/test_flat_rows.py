@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from configs.errors import ConfigError
 from tests.test_examples import DOCUMENTS, row, to_rows
 from utils.examples import Truncation, build_examples
-from utils.flat_rows import FlatRows, flatten_columns, flatten
+from utils.flat_rows import FlatRows, flatten, flatten_columns
 
 
 def outcome(rows: Any, truncation: Truncation) -> Any:

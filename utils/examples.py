@@ -110,23 +110,31 @@ def _take_slice(rows: Any, split_slice: str | None) -> Any:
 
 
 def build_examples(
-    rows: Iterable[Mapping[str, Any]], *, name: str, context_length: int, truncation: Truncation = "right"
+    rows: Iterable[Mapping[str, Any]],
+    *,
+    name: str,
+    context_length: int,
+    truncation: Truncation = "right",
+    first_row: int = 0,
+    is_part: bool = False,
 ) -> Examples:
     """Check rows of `input_ids`, `labels` and optional `attention_mask`; cut, count, and leave out what has no label.
 
     Args:
         truncation: what becomes of a row longer than `context_length`: its first tokens are kept (right), its last
             (left), the row is left out (drop), or the data is refused (error).
+        first_row: the first row's place in the data, from 0.
+        is_part: whether more rows may follow, so that nothing may be left of these.
 
     Raises:
         ConfigError: missing columns, columns of unequal length, values that are not integers, a row that is too long
             under `error`, or nothing left.
     """
-    flat = flatten(rows, name)
-    if len(flat) == 0:
+    flat = flatten(rows, name, first_row)
+    if len(flat) == 0 and not is_part:
         raise ConfigError(f"dataset ({name}): it is empty; check the path and the split")
-    examples = cut_rows(flat, name=name, context_length=context_length, truncation=truncation)
-    if len(examples) == 0:
+    examples = cut_rows(flat, name=name, context_length=context_length, truncation=truncation, first_row=first_row)
+    if len(examples) == 0 and not is_part:
         raise ConfigError(
             f"dataset ({name}): none of its {len(flat)} rows has a token to learn within context_length "
             f"{context_length}; raise --context_length or check the labels"
@@ -134,7 +142,7 @@ def build_examples(
     return examples
 
 
-def cut_rows(flat: FlatRows, *, name: str, context_length: int, truncation: Truncation) -> Examples:
+def cut_rows(flat: FlatRows, *, name: str, context_length: int, truncation: Truncation, first_row: int = 0) -> Examples:
     """Rows within `context_length` that have something to learn; the others cut, or left out, and counted.
 
     Raises:
@@ -146,7 +154,7 @@ def cut_rows(flat: FlatRows, *, name: str, context_length: int, truncation: Trun
     if truncation == "error" and too_long.any():
         index = int(np.argmax(too_long))
         raise ConfigError(
-            f"dataset ({name}), row {index + 1}: {lengths[index]} tokens are more than --context_length "
+            f"dataset ({name}), row {first_row + index + 1}: {lengths[index]} tokens are more than --context_length "
             f"{context_length}; raise it, or give --truncation right, left or drop"
         )
     if truncation == "left":
@@ -168,7 +176,7 @@ def cut_rows(flat: FlatRows, *, name: str, context_length: int, truncation: Trun
         input_ids=flat.input_ids[is_token_kept],
         labels=labels,
         offsets=offsets,
-        source_rows=np.flatnonzero(kept),
+        source_rows=np.flatnonzero(kept) + first_row,
         num_truncated=int(too_long[kept].sum()),
         num_tokens_cut=num_tokens_cut,
         num_too_long=int(is_dropped.sum()),

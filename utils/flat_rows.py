@@ -35,10 +35,13 @@ class FlatRows:
         return cls(np.concatenate([*input_ids, none]), np.concatenate([*labels, none]), offsets)
 
 
-def flatten(rows: Iterable[Mapping[str, Any]], name: str) -> FlatRows:
+def flatten(rows: Iterable[Mapping[str, Any]], name: str, first_row: int = 0) -> FlatRows:
     """Rows of `input_ids`, `labels` and optional `attention_mask`, without the tokens that the mask hides.
 
     A Hugging Face dataset is read column by column, where nothing is wrong with it; everything else, row by row.
+
+    Args:
+        first_row: the first row's place in the data, from 0.
 
     Raises:
         ConfigError: for the first row with columns that are missing, of unequal length or not of whole numbers.
@@ -48,7 +51,7 @@ def flatten(rows: Iterable[Mapping[str, Any]], name: str) -> FlatRows:
         if flat is not None:
             return flat
     input_ids, labels, lengths = [], [], []
-    for index, row in enumerate(rows):
+    for index, row in enumerate(rows, first_row):
         ids, targets = _read_row(row, f"dataset ({name}), row {index + 1}")
         input_ids.append(ids)
         labels.append(targets)

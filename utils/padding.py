@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from dataclasses import dataclass
 from typing import Any
 
@@ -15,13 +16,15 @@ class PaddedWidth:
     A model may have no positions beyond `limit` (context_length), so the limit goes before the multiple.
     """
 
-    multiple_of: int = 1
-    limit: int | None = None
+    multiple_of: int
+    limit: int
 
     def of(self, longest: Any) -> Any:
         """Width in tokens, of one length or of an array of them."""
-        rounded = -(-longest // self.multiple_of) * self.multiple_of
-        return rounded if self.limit is None else np.minimum(rounded, self.limit)
+        return np.minimum(-(-longest // self.multiple_of) * self.multiple_of, self.limit)
+
+
+EXACT = PaddedWidth(multiple_of=1, limit=sys.maxsize)
 
 
 def padding_share(lengths: np.ndarray, rows_per_micro_batch: int, width: PaddedWidth) -> float:
