@@ -40,6 +40,14 @@ class MicroBatch:
         """Called by the DataLoader."""
         return self._map(lambda tensor: tensor.pin_memory())
 
+    def __getstate__(self) -> dict[str, Any]:
+        """By value: a pipe takes a batch sooner than torch hands over a file descriptor for each of its tensors."""
+        return {name: value.numpy() if torch.is_tensor(value) else value for name, value in vars(self).items()}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        tensors = {name: torch.from_numpy(value) for name, value in state.items() if isinstance(value, np.ndarray)}
+        vars(self).update(state | tensors)
+
     def _map(self, function: Any) -> MicroBatch:
         return replace(
             self,

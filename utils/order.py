@@ -40,7 +40,7 @@ def epoch_order(
         [_longest_first(window.reshape(-1), lengths).reshape(-1, global_batch_size) for window in windows]
     )
     rest = _longest_first(shuffled[num_in_batches:], lengths)
-    return np.concatenate([generator.permutation(batches).reshape(-1), rest])
+    return np.concatenate([batches[generator.permutation(num_batches)].reshape(-1), rest])
 
 
 def _longest_first(rows: np.ndarray, lengths: np.ndarray) -> np.ndarray:

@@ -135,7 +135,7 @@ def read_run_yaml(folder: Path) -> dict[str, Any]:
 
 
 class _RunDumper(yaml.SafeDumper):
-    """Lists on one line and texts line by line, as a person would write them; lines unbroken, so that they can be copied."""
+    """Plain lists on one line, texts line by line, as a person would write them; lines unbroken, for copying."""
 
 
 _RunDumper.add_representer(
