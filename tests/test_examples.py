@@ -30,7 +30,9 @@ def take(num_rows: int, split_slice: str | None, *, hugging_face: bool = False) 
     return load_examples(lambda *_: rows, SimpleNamespace(), None, "train", split_slice=split_slice, context_length=8)
 
 
-DOCUMENT = st.lists(st.tuples(st.integers(0, 99), st.booleans(), st.booleans()), max_size=14)
+# Of any length up to 24 tokens, few of them hidden: a third of the documents is longer than a row.
+TOKEN = st.tuples(st.integers(0, 99), st.booleans(), st.integers(0, 9).map(bool))
+DOCUMENT = st.integers(0, 24).flatmap(lambda length: st.lists(TOKEN, min_size=length, max_size=length))
 
 
 DOCUMENTS = st.lists(DOCUMENT, min_size=1, max_size=12)
@@ -101,6 +103,11 @@ def test_what_was_cut_and_left_out_is_said() -> None:
     assert "1 samples left out: no tokens" in lines
     assert "2 samples left out: longer" in "\n".join(build(*rows, truncation="drop").describe("train"))
     assert build(row([1, 2])).describe("train") == []
+
+
+def test_labels_that_someone_shifted_are_noticed() -> None:
+    shifted = build(row([1, 2, 3, 4], [2, 3, 4, -100]), row([6, 7]))
+    assert "warning: 2 of 3 labels are not the token at their place" in "\n".join(shifted.describe("train"))
 
 
 def test_tokens_with_a_zero_attention_mask_are_removed() -> None:

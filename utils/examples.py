@@ -64,6 +64,14 @@ class Examples:
             )
         if self.num_empty:
             lines.append(f"{split}: {self.num_empty} samples left out: no tokens")
+        is_learned = self.labels != IGNORE_INDEX
+        num_learned = int(is_learned.sum())
+        num_others = int((is_learned & (self.labels != self.input_ids)).sum())
+        if 2 * num_others > num_learned:
+            lines.append(
+                f"{split}: warning: {num_others:,} of {num_learned:,} labels are not the token at their place; labels "
+                "are not shifted by the recipe, each stands where its token does"
+            )
         return lines
 
 
@@ -168,12 +176,14 @@ def cut_rows(flat: FlatRows, *, name: str, context_length: int, truncation: Trun
     kept &= learned
     lengths_kept = (ends - starts)[kept]
     num_tokens_cut = int((lengths[kept] - lengths_kept).sum())
-    is_token_kept = _covered(starts[kept], ends[kept], len(flat.labels))
-    labels = flat.labels[is_token_kept]
+    input_ids, labels = flat.input_ids, flat.labels.copy()
+    if len(labels) != lengths_kept.sum():
+        is_token_kept = _covered(starts[kept], ends[kept], len(labels))
+        input_ids, labels = input_ids[is_token_kept], labels[is_token_kept]
     offsets = np.concatenate([[0], np.cumsum(lengths_kept)]).astype(np.int64)
     labels[offsets[:-1]] = IGNORE_INDEX  # a first token follows nothing
     return Examples(
-        input_ids=flat.input_ids[is_token_kept],
+        input_ids=input_ids,
         labels=labels,
         offsets=offsets,
         source_rows=np.flatnonzero(kept) + first_row,
