@@ -61,9 +61,11 @@ from utils.data import load_data, make_loaders
 from utils.dataloader import StepLoader
 from utils.distributed import gather_to_all, on_rank_zero, start_process_group, stop_process_group, sum_on_host
 from utils.environment import Environment, print_rank_zero, read_environment
+from utils.look import look
 from utils.memory import MemoryLedger, is_observed_step
 from utils.metrics import MetricsFile, StepFlops, end_facts, log_line, perplexity, write_metrics_data
 from utils.non_finite import NonFiniteError, describe_non_finite
+from utils.padding import PaddedWidth
 from utils.profiling import StepRecorder, step_recorder
 from utils.quiet import quiet_libraries
 from utils.run_facts import run_facts, start_event
@@ -310,6 +312,8 @@ def prepare(config: RunConfig, env: Environment, watchdog: Watchdog) -> Job:
     vocab_size = max(model_config.get_text_config().vocab_size, num_rows_needed(tokenizer))
     data = load_data(config, tokenizer, vocab_size=vocab_size, context_length=context_length)
     print_rank_zero(env, *config.notes, *notes, *length_notes, *loss_notes(model_config), *data.notes)
+    width = PaddedWidth(train_config.pad_to_multiple_of, context_length)
+    data_facts = look(data, tokenizer, config, batches, width, env)
     num_steps = resolve_num_steps(config, batches.num_steps(len(data.train_rows)))
 
     start_process_group(env)
@@ -333,7 +337,10 @@ def prepare(config: RunConfig, env: Environment, watchdog: Watchdog) -> Job:
     print_rank_zero(env, *checkpointing_notes, *unit_notes(model, config), *share_out_cores(config, env))
     packing = train_config.batching_strategy == "packing"
     collate = task.Collator(
-        packing=packing, padding_id=padding_id(tokenizer, vocab_size), offsets=attention == BY_OFFSETS
+        packing=packing,
+        padding_id=padding_id(tokenizer, vocab_size),
+        width=width,
+        offsets=attention == BY_OFFSETS,
     )
     if packing:
         check_packing_isolates(model, lambda rows: task.summed_loss(model, collate(rows).to(env.device)), vocab_size)
@@ -342,7 +349,7 @@ def prepare(config: RunConfig, env: Environment, watchdog: Watchdog) -> Job:
     seed_everything(train_config.seed, env.rank)
     model.train()
 
-    facts = run_facts(model, architecture, data, env, load_seconds=load_seconds)
+    facts = run_facts(model, architecture, data_facts, env, load_seconds=load_seconds)
     start = start_event(facts, env, steps_per_epoch=len(train_loader), num_steps=num_steps)
     accumulate_unsharded = accumulates_unsharded(config, layout, model, env.device)
     resolved = {

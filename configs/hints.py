@@ -71,6 +71,8 @@ HINTS: dict[str, str] = {
     "cutoff_len": _LENGTH,
     "packing": "--batching_strategy packing|padding",
     "sample_packing": "--batching_strategy packing|padding",
+    "group_by_length": "--batching_strategy padding (batches then hold samples of like length)",
+    "truncation_side": "--truncation right|left|drop|error",
     "pad_to_max_length": "--batching_strategy packing|padding",
     "num_workers": "--num_workers_dataloader",
     "dataloader_num_workers": "--num_workers_dataloader",

@@ -73,7 +73,19 @@ class TrainConfig:
     batching_strategy: Literal["packing", "padding"] = setting(
         "packing", "fill rows of context_length with several samples, or pad one sample per row"
     )
-    context_length: int = setting(4096, "longest row; longer samples are cut", unit="tokens", minimum=8)
+    context_length: int = setting(4096, "longest row; for longer samples see truncation", unit="tokens", minimum=8)
+    truncation: Literal["right", "left", "drop", "error"] = setting(
+        "right",
+        "what becomes of a sample longer than context_length: keep its first tokens (right), its last (left), leave "
+        "it out (drop), or end the run (error)",
+    )
+    pad_to_multiple_of: int = setting(
+        8,
+        "round the width of a batch up to a multiple of so many tokens, though never above context_length",
+        unit="tokens",
+        minimum=1,
+    )
+    show_sample: bool = setting(True, "print the first training sample, what is learned of it marked")
     num_workers_dataloader: int = setting(1, "data loading processes per rank; 0: none", unit="processes", minimum=0)
 
     # Batches

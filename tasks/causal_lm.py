@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
+import numpy as np
 import torch
 from torch import nn
 from transformers import AutoModelForCausalLM
@@ -13,6 +14,7 @@ from transformers import AutoModelForCausalLM
 from utils.dataloader import Document
 from utils.distributed import sum_on_host
 from utils.labels import IGNORE_INDEX, learned_positions
+from utils.padding import EXACT, PaddedWidth
 
 AUTO_MODEL = AutoModelForCausalLM
 
@@ -40,6 +42,14 @@ class MicroBatch:
         """Called by the DataLoader."""
         return self._map(lambda tensor: tensor.pin_memory())
 
+    def __getstate__(self) -> dict[str, Any]:
+        """By value: a pipe takes a batch sooner than torch hands over a file descriptor for each of its tensors."""
+        return {name: value.numpy() if torch.is_tensor(value) else value for name, value in vars(self).items()}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        tensors = {name: torch.from_numpy(value) for name, value in state.items() if isinstance(value, np.ndarray)}
+        vars(self).update(state | tensors)
+
     def _map(self, function: Any) -> MicroBatch:
         return replace(
             self,
@@ -54,7 +64,7 @@ class MicroBatch:
 
 @dataclass(frozen=True)
 class Collator:
-    """Rows of documents -> a MicroBatch, padded on the right to the longest row.
+    """Rows of documents -> a MicroBatch, padded on the right to the width that its longest row asks for.
 
     Under packing the model gets position ids that restart with every document and no attention mask: that is how
     transformers knows the documents of a row apart (with a mask, or with a KV cache, attention would cross
@@ -64,53 +74,48 @@ class Collator:
 
     packing: bool
     padding_id: int
+    width: PaddedWidth = EXACT
     offsets: bool = False  # bring `document_offsets` along, for attention that goes by them
 
     def __call__(self, rows: list[list[Document]]) -> MicroBatch:
+        documents = [document for row in rows for document in row]
+        lengths = np.array([len(ids) for ids, _, _ in documents], dtype=np.int64)
         # An empty micro-batch (fewer rows than ranks) becomes two tokens with nothing to learn.
-        lengths = [sum(len(ids) for ids, _, _ in row) for row in rows] or [0]
-        shape = (len(lengths), max(2, *lengths))
-        input_ids = torch.full(shape, self.padding_id, dtype=torch.int64)
-        labels = torch.full(shape, IGNORE_INDEX, dtype=torch.int64)
-        position_ids = torch.arange(shape[1]).repeat(shape[0], 1)
-        attention_mask = torch.zeros(shape, dtype=torch.int64)
-        num_attended_pairs = 0
-        for index, row in enumerate(rows):
-            start = 0
-            for ids, targets, _ in row:
-                end = start + len(ids)
-                input_ids[index, start:end] = torch.from_numpy(ids)
-                labels[index, start:end] = torch.from_numpy(targets)
-                labels[index, start] = IGNORE_INDEX  # a first token follows nothing
-                position_ids[index, start:end] = torch.arange(len(ids))
-                attention_mask[index, start:end] = 1
-                num_attended_pairs += len(ids) * (len(ids) + 1) // 2
-                start = end
-            if self.packing:
-                position_ids[index, start:] = torch.arange(shape[1] - start)
-        if not rows:
-            attention_mask[:] = 1  # a row without any visible token would be all NaN in some attention kernels
-        document_offsets = _document_offsets(position_ids) if self.offsets else None
-        longest_document = 0 if document_offsets is None else int(document_offsets.diff().max())
+        row_lengths = np.array([sum(len(ids) for ids, _, _ in row) for row in rows] or [0])
+        shape = (len(row_lengths), max(2, int(self.width.of(row_lengths.max()))))
+        places = np.arange(shape[1])
+        is_token = places < row_lengths[:, None]
+        input_ids = np.full(shape, self.padding_id, dtype=np.int64)
+        labels = np.full(shape, IGNORE_INDEX, dtype=np.int64)
+        position_ids = places - self.packing * row_lengths[:, None]  # where padding is one more document, from 0 on
+        if documents:
+            starts = np.cumsum(lengths) - lengths
+            targets = np.concatenate([targets for _, targets, _ in documents])
+            targets[starts] = IGNORE_INDEX  # a first token follows nothing
+            input_ids[is_token] = np.concatenate([ids for ids, _, _ in documents])
+            labels[is_token] = targets
+            position_ids[is_token] = np.arange(len(targets)) - np.repeat(starts, lengths)
+        else:
+            is_token[:] = True  # a row without any visible token would be all NaN in some attention kernels
+        offsets = _document_offsets(position_ids) if self.offsets else None
         return MicroBatch(
-            input_ids=input_ids,
-            labels=labels,
-            position_ids=position_ids,
-            label_positions=learned_positions(labels),
-            attention_mask=None if self.packing else attention_mask,
-            num_tokens=sum(lengths),
+            input_ids=torch.from_numpy(input_ids),
+            labels=torch.from_numpy(labels),
+            position_ids=torch.from_numpy(position_ids),
+            label_positions=learned_positions(torch.from_numpy(labels)),
+            attention_mask=None if self.packing else torch.from_numpy(is_token.astype(np.int64)),
+            num_tokens=int(lengths.sum()),
             num_label_tokens=int((labels != IGNORE_INDEX).sum()),
-            num_attended_pairs=num_attended_pairs,
-            source_rows=tuple(source for row in rows for _, _, source in row),
-            document_offsets=document_offsets,
-            longest_document=longest_document,
+            num_attended_pairs=int((lengths * (lengths + 1) // 2).sum()),
+            source_rows=tuple(source for _, _, source in documents),
+            document_offsets=None if offsets is None else torch.from_numpy(offsets),
+            longest_document=0 if offsets is None else int(np.diff(offsets).max()),
         )
 
 
-def _document_offsets(position_ids: torch.Tensor) -> torch.Tensor:
+def _document_offsets(position_ids: np.ndarray) -> np.ndarray:
     """Where documents begin in the flattened [batch x seq], and where the last ends: int32 [documents + 1]."""
-    starts = (position_ids.reshape(-1) == 0).nonzero().squeeze(1)
-    return torch.cat([starts, torch.tensor([position_ids.numel()])]).to(torch.int32)
+    return np.append(np.flatnonzero(position_ids == 0), position_ids.size).astype(np.int32)
 
 
 class BatchCounts(NamedTuple):

@@ -72,7 +72,8 @@ def reference_run(
         epoch, step_of_epoch = divmod(step, steps_per_epoch)
         for group in optimizer.param_groups:
             group["lr"] = LR * 0.85**epoch
-        order = np.random.default_rng([SEED, epoch]).permutation(len(rows))
+        lengths = None if batching == "packing" else [len(document["input_ids"]) for document in documents]
+        order = reference_order(len(rows), epoch, lengths)
         chosen = order[step_of_epoch * GLOBAL_BATCH :][:GLOBAL_BATCH]
         batch = [documents[index] for row in chosen for index in rows[row]]
         num_label_tokens = sum(label != -100 for document in batch for label in document["labels"][1:])
@@ -88,6 +89,23 @@ def reference_run(
         optimizer.zero_grad()
         results.append((loss_sum / num_label_tokens, grad_norm.item()))
     return results
+
+
+def reference_order(num_rows: int, epoch: int, lengths: Sequence[int] | None) -> list[int]:
+    """Rows are shuffled; with lengths, global batches of neighbours in length inside each of four windows are too."""
+    generator = np.random.default_rng([SEED, epoch])
+    order = generator.permutation(num_rows).tolist()
+    if lengths is None:
+        return order
+    num_batches = num_rows // GLOBAL_BATCH
+    sizes = [num_batches // 4 + (window < num_batches % 4) for window in range(4)]
+    batches, start = [], 0
+    for size in sizes:
+        window = sorted(order[start : start + size * GLOBAL_BATCH], key=lambda row: -lengths[row])
+        batches += [window[at : at + GLOBAL_BATCH] for at in range(0, len(window), GLOBAL_BATCH)]
+        start += size * GLOBAL_BATCH
+    rest = sorted(order[start:], key=lambda row: -lengths[row])
+    return [row for batch in generator.permutation(len(batches)) for row in batches[batch]] + rest
 
 
 def assert_agrees(output: Path, reference: list[tuple[float, float]]) -> None:

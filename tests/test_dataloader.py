@@ -97,6 +97,24 @@ def test_without_a_seed_rows_come_in_file_order() -> None:
     assert [step[0] for step in StepSampler(5, BatchLayout(2, 1, 1), 0, None).steps()] == [[0, 1], [2, 3], [4]]
 
 
+@given(num_rows=NUM_ROWS, layout=LAYOUTS, epoch=st.integers(0, 3))
+@settings(max_examples=50, deadline=None)
+def test_packed_rows_are_shuffled_and_no_more(num_rows: int, layout: BatchLayout, epoch: int) -> None:
+    rows = make_rows(make_examples(num_rows), batching_strategy="packing", context_length=11)
+    loader = StepLoader(rows, layout, rank=0, seed=5, collate=source_rows)
+    loader.sampler.epoch = epoch
+    shuffled = np.random.default_rng([5, epoch]).permutation(len(rows))
+    assert loader.sampler.order().tolist() == shuffled.tolist()
+
+
+def test_a_document_that_an_epoch_holds_twice_is_in_two_places() -> None:
+    documents = np.array([2, 0, 2, 1, 2])
+    for strategy in ("packing", "padding"):
+        rows = make_rows(make_examples(3), batching_strategy=strategy, context_length=7, documents=documents)
+        assert sorted(source for i in range(len(rows)) for _, _, source in rows[i]) == [0, 1, 2, 2, 2]
+        assert rows.lengths.tolist() == [sum(len(ids) for ids, _, _ in rows[i]) for i in range(len(rows))]
+
+
 def make_examples(num_rows: int) -> Examples:
     rows = [{"input_ids": [index, 5, 6], "labels": [index, 5, 6]} for index in range(num_rows)]
     return build_examples(rows, name="test", context_length=8)

@@ -13,11 +13,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from configs.errors import ConfigError
-from utils.examples import Examples, build_examples, check_token_ids, load_examples
+from utils.examples import Examples, Truncation, build_examples, check_token_ids, load_examples
 
 
-def build(*rows: Any, context_length: int = 8) -> Examples:
-    return build_examples(rows, name="test", context_length=context_length)
+def build(*rows: Any, context_length: int = 8, truncation: Truncation = "right") -> Examples:
+    return build_examples(rows, name="test", context_length=context_length, truncation=truncation)
 
 
 def row(ids: Any, labels: Any = None, **more: Any) -> dict[str, Any]:
@@ -30,49 +30,84 @@ def take(num_rows: int, split_slice: str | None, *, hugging_face: bool = False) 
     return load_examples(lambda *_: rows, SimpleNamespace(), None, "train", split_slice=split_slice, context_length=8)
 
 
-DOCUMENT = st.lists(st.tuples(st.integers(0, 99), st.booleans(), st.booleans()), max_size=14)
+# Of any length up to 24 tokens, few of them hidden: a third of the documents is longer than a row.
+TOKEN = st.tuples(st.integers(0, 99), st.booleans(), st.integers(0, 9).map(bool))
+DOCUMENT = st.integers(0, 24).flatmap(lambda length: st.lists(TOKEN, min_size=length, max_size=length))
 
 
-@given(documents=st.lists(DOCUMENT, min_size=1, max_size=12), context_length=st.integers(8, 10))
-@settings(max_examples=200, deadline=None)
-def test_every_row_is_kept_cut_or_counted(documents: list[Any], context_length: int) -> None:
+DOCUMENTS = st.lists(DOCUMENT, min_size=1, max_size=12)
+
+
+def to_rows(documents: list[Any]) -> list[dict[str, list[int]]]:
+    """Of documents, lists of (token, whether it is learned, whether it is seen)."""
+    return [
+        {
+            "input_ids": [token for token, _, _ in document],
+            "labels": [token if learned else -100 for token, learned, _ in document],
+            "attention_mask": [int(seen) for _, _, seen in document],
+        }
+        for document in documents
+    ]
+
+
+@given(
+    documents=DOCUMENTS,
+    context_length=st.integers(8, 10),
+    truncation=st.sampled_from(["right", "left", "drop", "error"]),
+)
+@settings(max_examples=300, deadline=None)
+def test_every_row_is_kept_cut_or_counted(documents: list[Any], context_length: int, truncation: Truncation) -> None:
     """Against a plain loop over lists."""
-    rows, kept, cut_tokens, truncated, empty, unlearnable = [], [], 0, 0, 0, 0
+    kept, cut_tokens, truncated, too_long, empty, unlearnable = [], 0, 0, 0, 0, 0
+    first_too_long = None
     for index, document in enumerate(documents):
-        ids = [token for token, _, _ in document]
-        labels = [token if learned else -100 for token, learned, _ in document]
-        mask = [int(seen) for _, _, seen in document]
-        rows.append({"input_ids": ids, "labels": labels, "attention_mask": mask})
-        ids = [token for token, seen in zip(ids, mask, strict=True) if seen]
-        labels = [-100, *[label for label, seen in zip(labels, mask, strict=True) if seen][1:]]
+        ids = [token for token, _, seen in document if seen]
+        labels = [token if learned else -100 for token, learned, seen in document if seen]
+        is_too_long = len(ids) > context_length
+        if is_too_long and first_too_long is None:
+            first_too_long = index
+        part = slice(-context_length, None) if truncation == "left" else slice(context_length)
         if not ids:
             empty += 1
-        elif all(label == -100 for label in labels[:context_length]):
+        elif is_too_long and truncation == "drop":
+            too_long += 1
+        elif all(label == -100 for label in labels[part][1:]):
             unlearnable += 1
         else:
-            truncated += len(ids) > context_length
+            truncated += is_too_long
             cut_tokens += max(0, len(ids) - context_length)
-            kept.append((index, ids[:context_length], labels[:context_length]))
+            kept.append((index, ids[part], [-100, *labels[part][1:]]))
+    rows = to_rows(documents)
+    if truncation == "error" and first_too_long is not None:
+        with pytest.raises(ConfigError, match=rf"row {first_too_long + 1}: \d+ tokens are more"):
+            build(*rows, context_length=context_length, truncation=truncation)
+        return
     if not kept:
         with pytest.raises(ConfigError, match="none of its"):
-            build(*rows, context_length=context_length)
+            build(*rows, context_length=context_length, truncation=truncation)
         return
-    examples = build(*rows, context_length=context_length)
+    examples = build(*rows, context_length=context_length, truncation=truncation)
     found = [(int(s), *(p.tolist() for p in examples.document(i))) for i, s in enumerate(examples.source_rows)]
     assert found == kept
     assert len(examples) == len(kept)
     assert examples.lengths.tolist() == [len(ids) for _, ids, _ in kept]
     assert (examples.num_truncated, examples.num_tokens_cut) == (truncated, cut_tokens)
-    assert (examples.num_empty, examples.num_without_label) == (empty, unlearnable)
+    assert (examples.num_too_long, examples.num_empty, examples.num_without_label) == (too_long, empty, unlearnable)
 
 
 def test_what_was_cut_and_left_out_is_said() -> None:
-    examples = build(row(list(range(20))), row([5] * 9, [-100] * 8 + [5]), row([]), row([1, 2]))
-    lines = "\n".join(examples.describe("train"))
-    assert "2 samples, 10 tokens, 8 of them learned" in lines
-    assert "1 samples were longer than context_length and lost their last 12 tokens" in lines
+    rows = [row(list(range(20))), row([5] * 9, [-100] * 8 + [5]), row([]), row([1, 2])]
+    lines = "\n".join(build(*rows).describe("train"))
+    assert "1 samples were longer than context_length and were cut (--truncation), by 12 tokens in all" in lines
     assert "1 samples left out: no token to learn" in lines
     assert "1 samples left out: no tokens" in lines
+    assert "2 samples left out: longer" in "\n".join(build(*rows, truncation="drop").describe("train"))
+    assert build(row([1, 2])).describe("train") == []
+
+
+def test_labels_that_someone_shifted_are_noticed() -> None:
+    shifted = build(row([1, 2, 3, 4], [2, 3, 4, -100]), row([6, 7]))
+    assert "warning: 2 of 3 labels are not the token at their place" in "\n".join(shifted.describe("train"))
 
 
 def test_tokens_with_a_zero_attention_mask_are_removed() -> None:

@@ -52,7 +52,8 @@ def flags(model: Path, folder: Path, *given: str) -> list[str]:
     recipe = folder.parent / "recipe.py"
     recipe.write_text(RECIPE)
     words = ["--model_name", str(model), "--output_dir", str(folder), "--dataset", f"{recipe}:get_rows"]
-    words += ["--batching_strategy", "padding", "--run_validation", "False", "--save_model", "False"]
+    words += ["--batching_strategy", "padding", "--pad_to_multiple_of", "1"]  # the ten tokens of a row, and no padding
+    words += ["--run_validation", "False", "--save_model", "False"]
     return [*words, "--num_workers_dataloader", "0", *given]
 
 

@@ -120,7 +120,7 @@ def test_each_rank_leaves_a_trace_of_three_steps(run: Run) -> None:
         updates = [e for e in events if e["name"].startswith("Optimizer.step#AdamW") and e["cat"] == "user_annotation"]
         assert len(updates) == 3
         products = [event["args"] for event in events if event["name"] == "aten::mm"]
-        assert [[20, 32], [32, 64]] in [args["Input Dims"] for args in products]  # two rows of ten tokens
+        assert [[32, 32], [32, 64]] in [args["Input Dims"] for args in products]  # two rows of ten tokens, padded to 16
         assert any("FSDP::" in name for name in names)
         assert "[memory]" in names
     assert f"profiler | steps 4 to 6 | a trace of each rank in {run.folder / 'profiler'}" in run.done.stdout
@@ -143,7 +143,10 @@ def test_run_yaml_says_what_ran_where_and_how_to_run_it_again(run: Run, tiny_mod
         "num_samples": 32,
         "num_tokens": 320,
         "num_label_tokens": 288,  # nothing precedes a document's first
+        **dict.fromkeys(("num_truncated", "num_tokens_cut", "num_too_long", "num_without_label", "num_empty"), 0),
+        "lengths": dict.fromkeys(("min", "p50", "p90", "p99", "max"), 10),
         "num_rows": 32,
+        "padding_share": 0.375,  # ten of sixteen places
     }
     (group,) = notes["devices"]
     assert group["ranks"] == [0, 1]

@@ -61,6 +61,7 @@ def load_data(config: RunConfig, tokenizer: Any, *, vocab_size: int, context_len
             split_names[split],
             split_slice=train_config.split_slice,
             context_length=context_length,
+            truncation=train_config.truncation,
         )
         check_token_ids(examples, vocab_size, split)
         notes.extend(examples.describe(split))
@@ -81,9 +82,6 @@ def load_data(config: RunConfig, tokenizer: Any, *, vocab_size: int, context_len
         eval_rows = make_rows(evaluation, batching_strategy=strategy, context_length=context_length)
         if train_config.max_eval_step:
             eval_rows = eval_rows.first(train_config.max_eval_step * train_config.val_batch_size)
-    if strategy == "packing":
-        fill = 100 * len(train.input_ids) / (len(train_rows) * context_length)
-        notes.append(f"train: packed into {len(train_rows)} rows of {context_length} tokens, {fill:.1f} % full")
     return RunData(train, evaluation, train_rows, eval_rows, tuple(notes))
 
 
@@ -96,7 +94,7 @@ def _is_one_file(dataset_config: Any) -> bool:
 def make_loaders(
     data: RunData, config: RunConfig, layout: BatchLayout, env: Environment, collate: Callable[..., Any]
 ) -> tuple[StepLoader, StepLoader | None]:
-    """The training loader, shuffled by seed and epoch, and the validation loader, in file order."""
+    """The training loader, shuffled by seed and epoch, and the validation loader, in the same order every time."""
     options: dict[str, Any] = {
         "rank": env.rank,
         "collate": collate,

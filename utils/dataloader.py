@@ -17,37 +17,57 @@ import torch
 from torch.utils.data import DataLoader, Dataset, Sampler
 
 from utils.examples import Examples
+from utils.order import epoch_order
 from utils.packing import pack_best_fit
 
 Document = tuple[np.ndarray, np.ndarray, int]  # input_ids [length], labels [length], row of the data file
 
 
 class Rows(Dataset[list[Document]]):
-    """Rows of a batch: each a list of documents, one under padding, several under packing."""
+    """Rows of a batch: each a list of documents, one under padding, several under packing.
 
-    def __init__(self, examples: Examples, documents_of_row: Sequence[Sequence[int]]) -> None:
-        self.examples = examples
-        self.documents_of_row = documents_of_row
+    Row i holds `documents[offsets[i]:offsets[i + 1]]`: flat arrays, which forked workers share, where a list would be
+    copied to each of them by the counting of its references.
+    """
+
+    def __init__(self, examples: Examples, documents: np.ndarray, offsets: np.ndarray, *, packed: bool) -> None:
+        self.examples, self.documents, self.offsets, self.packed = examples, documents, offsets, packed
 
     def __len__(self) -> int:
-        return len(self.documents_of_row)
+        return len(self.offsets) - 1
+
+    @property
+    def lengths(self) -> np.ndarray:
+        """Tokens of each row, int64 [rows]."""
+        before = np.concatenate([[0], np.cumsum(self.examples.lengths[self.documents])])
+        return np.diff(before[self.offsets])
 
     def first(self, num_rows: int) -> Rows:
         """The first rows alone."""
-        return Rows(self.examples, self.documents_of_row[:num_rows])
+        return Rows(self.examples, self.documents, self.offsets[: num_rows + 1], packed=self.packed)
 
     def __getitem__(self, index: int) -> list[Document]:
         return [
             (*self.examples.document(document), int(self.examples.source_rows[document]))
-            for document in self.documents_of_row[index]
+            for document in self.documents[self.offsets[index] : self.offsets[index + 1]]
         ]
 
 
-def make_rows(examples: Examples, *, batching_strategy: str, context_length: int) -> Rows:
-    """Packing places documents into rows once, so that every epoch has the same number of rows; epochs shuffle rows."""
-    if batching_strategy == "packing":
-        return Rows(examples, pack_best_fit(examples.lengths.tolist(), context_length))
-    return Rows(examples, [[index] for index in range(len(examples))])
+def make_rows(
+    examples: Examples, *, batching_strategy: str, context_length: int, documents: np.ndarray | None = None
+) -> Rows:
+    """Packing places documents into rows once, so that every epoch has the same number of rows; epochs shuffle rows.
+
+    Args:
+        documents: which documents an epoch holds, int64 [n], some perhaps several times; unset: each once.
+    """
+    if documents is None:
+        documents = np.arange(len(examples))
+    if batching_strategy == "padding":
+        return Rows(examples, documents, np.arange(len(documents) + 1), packed=False)
+    rows = pack_best_fit(examples.lengths[documents], context_length)
+    offsets = np.concatenate([[0], np.cumsum([len(row) for row in rows])]).astype(np.int64)
+    return Rows(examples, documents[np.concatenate(rows)], offsets, packed=True)
 
 
 @dataclass(frozen=True)
@@ -67,6 +87,10 @@ class BatchLayout:
         """Optimizer steps of an epoch; the last may hold fewer rows."""
         return -(-num_rows // self.global_batch_size)
 
+    def num_micro_batches(self, num_rows: int) -> int:
+        """Micro-batches of one step of so many rows, the same on every rank."""
+        return -(-num_rows // (self.rows_per_micro_batch * self.world_size))
+
     def cut(self, rows: Sequence[int], rank: int) -> list[list[int]]:
         """This rank's micro-batches of one step's rows; the same number on every rank, some perhaps empty."""
         size, stride = self.rows_per_micro_batch, self.rows_per_micro_batch * self.world_size
@@ -74,23 +98,26 @@ class BatchLayout:
 
 
 class StepSampler(Sampler[list[int]]):
-    """One rank's micro-batches of an epoch, in order."""
+    """One rank's micro-batches of an epoch, in order, from `first_step` on."""
 
-    def __init__(self, num_rows: int, layout: BatchLayout, rank: int, seed: int | None) -> None:
-        self.num_rows, self.layout, self.rank, self.seed = num_rows, layout, rank, seed
-        self.epoch = 0
+    def __init__(
+        self, num_rows: int, layout: BatchLayout, rank: int, seed: int | None, lengths: np.ndarray | None = None
+    ) -> None:
+        self.num_rows, self.layout, self.rank, self.seed, self.lengths = num_rows, layout, rank, seed, lengths
+        self.epoch = self.first_step = 0
 
     def order(self) -> np.ndarray:
-        """All rows in this epoch's order; in file order without a seed."""
-        if self.seed is None:
-            return np.arange(self.num_rows)
-        return np.random.default_rng([self.seed, self.epoch]).permutation(self.num_rows)
+        """All rows in this epoch's order, see `utils.order`."""
+        size = self.layout.global_batch_size
+        return epoch_order(
+            self.num_rows, seed=self.seed, epoch=self.epoch, global_batch_size=size, lengths=self.lengths
+        )
 
     def steps(self) -> Iterator[list[list[int]]]:
         """Per optimizer step, this rank's micro-batches."""
-        order, size = self.order().tolist(), self.layout.global_batch_size
-        for start in range(0, self.num_rows, size):
-            yield self.layout.cut(order[start : start + size], self.rank)
+        order, size = self.order(), self.layout.global_batch_size
+        for start in range(self.first_step * size, self.num_rows, size):
+            yield self.layout.cut(order[start : start + size].tolist(), self.rank)
 
     def __iter__(self) -> Iterator[list[int]]:
         for micro_batches in self.steps():
@@ -98,7 +125,10 @@ class StepSampler(Sampler[list[int]]):
 
 
 class StepLoader:
-    """Iterates over an epoch's optimizer steps; each is the list of this rank's micro-batches."""
+    """Iterates over an epoch's optimizer steps; each is the list of this rank's micro-batches.
+
+    Packed rows, alike in length, are shuffled; padded rows come in global batches of like length (`utils.order`).
+    """
 
     def __init__(
         self,
@@ -112,7 +142,7 @@ class StepLoader:
         pin_memory: bool = False,
     ) -> None:
         self.rows, self.layout = rows, layout
-        self.sampler = StepSampler(len(rows), layout, rank, seed)
+        self.sampler = StepSampler(len(rows), layout, rank, seed, None if rows.packed else rows.lengths)
         self.loader = DataLoader(
             rows,
             batch_sampler=self.sampler,
@@ -126,9 +156,11 @@ class StepLoader:
     def __len__(self) -> int:
         return self.layout.num_steps(len(self.rows))
 
-    def epoch(self, epoch: int) -> Iterator[list[Any]]:
-        """The steps of an epoch (counted from 0)."""
-        self.sampler.epoch = epoch
+    def epoch(self, epoch: int, first_step: int = 0) -> Iterator[list[Any]]:
+        """The steps of an epoch, both counted from 0: what a whole epoch gives from `first_step` on."""
+        self.sampler.epoch, self.sampler.first_step = epoch, first_step
         batches = iter(self.loader)
-        for micro_batches in self.sampler.steps():
-            yield [next(batches) for _ in micro_batches]
+        size, num_rows = self.layout.global_batch_size, len(self.rows)
+        for start in range(first_step * size, num_rows, size):
+            num_micro_batches = self.layout.num_micro_batches(min(size, num_rows - start))
+            yield [next(batches) for _ in range(num_micro_batches)]

@@ -1,17 +1,18 @@
-"""Tokenised examples: what a recipe returned, checked, cut to length and counted."""
+"""Tokenised examples: what a recipe returned, cut to length and counted."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 
 from configs.errors import ConfigError
+from utils.flat_rows import FlatRows, flatten
 from utils.labels import IGNORE_INDEX
 
-LIMITS = np.iinfo(np.int32)
+Truncation = Literal["right", "left", "drop", "error"]
 
 
 @dataclass(frozen=True)
@@ -28,6 +29,7 @@ class Examples:
     source_rows: np.ndarray  # int64 [documents]: the row of the data, from 0; messages count from 1
     num_truncated: int = 0
     num_tokens_cut: int = 0
+    num_too_long: int = 0  # left out
     num_without_label: int = 0
     num_empty: int = 0
 
@@ -45,15 +47,16 @@ class Examples:
         return self.input_ids[part], self.labels[part]
 
     def describe(self, split: str) -> list[str]:
-        """What was kept and what was left out, for the start of the run."""
-        lines = [
-            f"{split}: {len(self)} samples, {len(self.input_ids):,} tokens, "
-            f"{int((self.labels != IGNORE_INDEX).sum()):,} of them learned"
-        ]
+        """What was cut and what was left out, for the start of the run; nothing where all is whole."""
+        lines = []
         if self.num_truncated:
             lines.append(
-                f"{split}: {self.num_truncated} samples were longer than context_length and lost their last "
-                f"{self.num_tokens_cut:,} tokens in all"
+                f"{split}: {self.num_truncated} samples were longer than context_length and were cut (--truncation), "
+                f"by {self.num_tokens_cut:,} tokens in all"
+            )
+        if self.num_too_long:
+            lines.append(
+                f"{split}: {self.num_too_long} samples left out: longer than context_length (--truncation drop)"
             )
         if self.num_without_label:
             lines.append(
@@ -61,6 +64,14 @@ class Examples:
             )
         if self.num_empty:
             lines.append(f"{split}: {self.num_empty} samples left out: no tokens")
+        is_learned = self.labels != IGNORE_INDEX
+        num_learned = int(is_learned.sum())
+        num_others = int((is_learned & (self.labels != self.input_ids)).sum())
+        if 2 * num_others > num_learned:
+            lines.append(
+                f"{split}: warning: {num_others:,} of {num_learned:,} labels are not the token at their place; labels "
+                "are not shifted by the recipe, each stands where its token does"
+            )
         return lines
 
 
@@ -72,6 +83,7 @@ def load_examples(
     *,
     split_slice: str | None,
     context_length: int,
+    truncation: Truncation = "right",
 ) -> Examples:
     """Run a recipe for one split and check what it returns.
 
@@ -85,7 +97,8 @@ def load_examples(
             raise ConfigError(f"dataset ({name}): the function returned nothing; return a list of tokenised rows")
         if not isinstance(rows, Iterable):
             raise ConfigError(f"dataset ({name}): the function returned {type(rows).__name__}; return a list of rows")
-        return build_examples(_take_slice(rows, split_slice), name=name, context_length=context_length)
+        rows = _take_slice(rows, split_slice)
+        return build_examples(rows, name=name, context_length=context_length, truncation=truncation)
     except ConfigError:
         raise
     except (Exception, SystemExit) as error:  # the recipe's own code runs here, a generator's while it is read
@@ -104,78 +117,101 @@ def _take_slice(rows: Any, split_slice: str | None) -> Any:
     return rows.select(range(count)) if hasattr(rows, "select") else [rows[i] for i in range(count)]
 
 
-def build_examples(rows: Iterable[Mapping[str, Any]], *, name: str, context_length: int) -> Examples:
+def build_examples(
+    rows: Iterable[Mapping[str, Any]],
+    *,
+    name: str,
+    context_length: int,
+    truncation: Truncation = "right",
+    first_row: int = 0,
+    is_part: bool = False,
+) -> Examples:
     """Check rows of `input_ids`, `labels` and optional `attention_mask`; cut, count, and leave out what has no label.
 
+    Args:
+        truncation: what becomes of a row longer than `context_length`: its first tokens are kept (right), its last
+            (left), the row is left out (drop), or the data is refused (error).
+        first_row: the first row's place in the data, from 0.
+        is_part: whether more rows may follow, so that nothing may be left of these.
+
     Raises:
-        ConfigError: missing columns, columns of unequal length, values that are not integers, or nothing left.
+        ConfigError: missing columns, columns of unequal length, values that are not integers, a row that is too long
+            under `error`, or nothing left.
     """
-    input_ids: list[np.ndarray] = []
-    labels: list[np.ndarray] = []
-    source_rows: list[int] = []
-    num_truncated = num_tokens_cut = num_without_label = num_empty = num_rows = 0
-    for index, row in enumerate(rows):
-        num_rows += 1
-        ids, targets = _read_row(row, f"dataset ({name}), row {index + 1}")
-        if len(ids) == 0:
-            num_empty += 1
-            continue
-        was_cut = len(ids) > context_length
-        num_cut_here = max(0, len(ids) - context_length)
-        ids, targets = ids[:context_length], targets[:context_length].copy()
-        targets[0] = IGNORE_INDEX
-        if not (targets != IGNORE_INDEX).any():
-            num_without_label += 1
-            continue
-        num_truncated += was_cut
-        num_tokens_cut += num_cut_here
-        input_ids.append(ids)
-        labels.append(targets)
-        source_rows.append(index)
-    if num_rows == 0:
+    flat = flatten(rows, name, first_row)
+    if len(flat) == 0 and not is_part:
         raise ConfigError(f"dataset ({name}): it is empty; check the path and the split")
-    if not input_ids:
+    examples = cut_rows(flat, name=name, context_length=context_length, truncation=truncation, first_row=first_row)
+    if len(examples) == 0 and not is_part:
         raise ConfigError(
-            f"dataset ({name}): none of its {num_rows} rows has a token to learn within context_length "
+            f"dataset ({name}): none of its {len(flat)} rows has a token to learn within context_length "
             f"{context_length}; raise --context_length or check the labels"
         )
+    return examples
+
+
+def cut_rows(flat: FlatRows, *, name: str, context_length: int, truncation: Truncation, first_row: int = 0) -> Examples:
+    """Rows within `context_length` that have something to learn; the others cut, or left out, and counted.
+
+    Raises:
+        ConfigError: for the first row that is too long, under `error`.
+    """
+    starts, ends = flat.offsets[:-1], flat.offsets[1:]
+    lengths = ends - starts
+    too_long = lengths > context_length
+    if truncation == "error" and too_long.any():
+        index = int(np.argmax(too_long))
+        raise ConfigError(
+            f"dataset ({name}), row {first_row + index + 1}: {lengths[index]} tokens are more than --context_length "
+            f"{context_length}; raise it, or give --truncation right, left or drop"
+        )
+    if truncation == "left":
+        starts = np.maximum(starts, ends - context_length)
+    else:
+        ends = np.minimum(ends, starts + context_length)
+    is_empty, is_dropped = lengths == 0, too_long & (truncation == "drop")
+    kept = ~is_empty & ~is_dropped
+    learned = _learns_anything(flat.labels, starts, ends)
+    num_without_label = int((kept & ~learned).sum())
+    kept &= learned
+    lengths_kept = (ends - starts)[kept]
+    num_tokens_cut = int((lengths[kept] - lengths_kept).sum())
+    input_ids, labels = flat.input_ids, flat.labels.copy()
+    if len(labels) != lengths_kept.sum():
+        is_token_kept = _covered(starts[kept], ends[kept], len(labels))
+        input_ids, labels = input_ids[is_token_kept], labels[is_token_kept]
+    offsets = np.concatenate([[0], np.cumsum(lengths_kept)]).astype(np.int64)
+    labels[offsets[:-1]] = IGNORE_INDEX  # a first token follows nothing
     return Examples(
-        input_ids=np.concatenate(input_ids),
-        labels=np.concatenate(labels),
-        offsets=np.concatenate([[0], np.cumsum([len(ids) for ids in input_ids])]).astype(np.int64),
-        source_rows=np.array(source_rows, dtype=np.int64),
-        num_truncated=num_truncated,
+        input_ids=input_ids,
+        labels=labels,
+        offsets=offsets,
+        source_rows=np.flatnonzero(kept) + first_row,
+        num_truncated=int(too_long[kept].sum()),
         num_tokens_cut=num_tokens_cut,
+        num_too_long=int(is_dropped.sum()),
         num_without_label=num_without_label,
-        num_empty=num_empty,
+        num_empty=int(is_empty.sum()),
     )
 
 
-def _read_row(row: Mapping[str, Any], where: str) -> tuple[np.ndarray, np.ndarray]:
-    if not isinstance(row, Mapping) or "input_ids" not in row or "labels" not in row:
-        found = sorted(row) if isinstance(row, Mapping) else type(row).__name__
-        raise ConfigError(f"{where}: needs input_ids and labels (tokenised, labels not shifted), found {found}")
-    ids, targets = _whole_numbers(row["input_ids"], where), _whole_numbers(row["labels"], where)
-    mask = row.get("attention_mask")
-    kept = np.ones(ids.shape, dtype=bool) if mask is None else np.asarray(mask).astype(bool)
-    if not ids.shape == targets.shape == kept.shape or ids.ndim != 1:
-        raise ConfigError(
-            f"{where}: input_ids, labels and attention_mask must have one length; "
-            f"found {ids.shape}, {targets.shape} and {kept.shape}"
-        )
-    return ids[kept], targets[kept]
+def _learns_anything(labels: np.ndarray, starts: np.ndarray, ends: np.ndarray) -> np.ndarray:
+    """Whether a row has a label after its first token, bool [rows]; rows are slices of labels and do not overlap."""
+    has_second = ends - starts > 1
+    found = np.zeros(len(starts), dtype=bool)
+    if has_second.any():
+        bounds = np.stack([starts[has_second] + 1, ends[has_second]], axis=1).reshape(-1)
+        is_learned = np.append(labels != IGNORE_INDEX, False)  # the last row's end must be an index
+        found[has_second] = np.logical_or.reduceat(is_learned, bounds)[::2]
+    return found
 
 
-def _whole_numbers(values: Any, where: str) -> np.ndarray:
-    try:
-        array = np.asarray(values)
-    except ValueError:
-        array = np.empty(1, dtype=object)  # lists of unequal lengths
-    if array.size and array.dtype.kind not in "iu":
-        raise ConfigError(f"{where}: input_ids and labels must be lists of whole numbers, found {array.dtype}")
-    if array.size and (array.min() < LIMITS.min or array.max() > LIMITS.max):
-        raise ConfigError(f"{where}: {array.max()} is no token id; is it another tokenizer's?")
-    return array.astype(np.int32)
+def _covered(starts: np.ndarray, ends: np.ndarray, num_tokens: int) -> np.ndarray:
+    """Which tokens are in one of the slices, bool [num_tokens]; slices hold something and do not overlap."""
+    steps = np.zeros(num_tokens + 1, dtype=np.int8)
+    steps[starts] += 1
+    steps[ends] -= 1
+    return np.cumsum(steps[:-1], dtype=np.int8).view(bool)
 
 
 def check_token_ids(examples: Examples, vocab_size: int, split: str) -> None:

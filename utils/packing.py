@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from bisect import bisect_left, insort
 from collections.abc import Sequence
 
+import numpy as np
 
-def pack_best_fit(lengths: Sequence[int], row_length: int) -> list[list[int]]:
+
+def pack_best_fit(lengths: Sequence[int] | np.ndarray, row_length: int) -> list[list[int]]:
     """Put every document, whole, into the open row it fills best; open a new row where it fits none.
 
     Best-fit decreasing: documents are placed longest first, ties in the given order, which fills rows to within
@@ -20,20 +21,36 @@ def pack_best_fit(lengths: Sequence[int], row_length: int) -> list[list[int]]:
     Returns:
         For each row, the indices of its documents.
     """
-    rows: list[list[int]] = []
-    spaces: list[tuple[int, int]] = []  # (free tokens, row), sorted
-    for index in sorted(range(len(lengths)), key=lambda i: -lengths[i]):
-        length = lengths[index]
-        if not 0 < length <= row_length:
-            raise ValueError(f"document {index} has {length} tokens; a row holds 1 to {row_length}")
-        position = bisect_left(spaces, (length, 0))
-        if position == len(spaces):
-            rows.append([index])
-            free, row = row_length - length, len(rows) - 1
-        else:
-            free, row = spaces.pop(position)
-            rows[row].append(index)
-            free -= length
-        if free > 0:
-            insort(spaces, (free, row))
-    return rows
+    lengths = np.asarray(lengths, dtype=np.int64)
+    wrong = (lengths <= 0) | (lengths > row_length)
+    if wrong.any():
+        index = int(np.argmax(wrong))
+        raise ValueError(f"document {index} has {lengths[index]} tokens; a row holds 1 to {row_length}")
+    longest_first = np.argsort(-lengths, kind="stable")
+    distinct, counts = np.unique(lengths, return_counts=True)
+    row_of = np.empty(len(lengths), dtype=np.int64)  # by place in longest_first
+    rows_with: dict[int, list[int]] = {}  # free tokens -> open rows
+    spaces = 0  # a set as bits: bit n is set where rows_with[n] holds a row. The smallest that fits is one shift away.
+    num_rows = place = 0
+    for length, count in zip(distinct[::-1].tolist(), counts[::-1].tolist(), strict=True):
+        end = place + count
+        while place < end:
+            fitting = spaces >> length
+            if fitting:
+                free = length + (fitting & -fitting).bit_length() - 1
+                row = rows_with[free].pop()
+                if not rows_with[free]:
+                    spaces ^= 1 << free
+            else:
+                free, row = row_length, num_rows
+                num_rows += 1
+            # What is left of the row that fits best fits the next document of this length best too, while it fits.
+            num_placed = min(free // length, end - place)
+            row_of[place : place + num_placed] = row
+            place += num_placed
+            free -= num_placed * length
+            if free:
+                rows_with.setdefault(free, []).append(row)
+                spaces |= 1 << free
+    documents = longest_first[np.argsort(row_of, kind="stable")]
+    return [part.tolist() for part in np.split(documents, np.cumsum(np.bincount(row_of))[:-1])] if num_rows else []

@@ -12,25 +12,23 @@ import psutil
 import torch
 from torch import nn
 
-from utils.data import RunData
 from utils.distributed import gather_to_all
 from utils.environment import Environment
-from utils.examples import Examples
-from utils.labels import IGNORE_INDEX
 from utils.memory import GIB
 
 
 def run_facts(
-    model: nn.Module, architecture: str, data: RunData, env: Environment, *, load_seconds: float
+    model: nn.Module, architecture: str, data: dict[str, Any], env: Environment, *, load_seconds: float
 ) -> dict[str, Any]:
     """Every rank must call this.
 
     Args:
         architecture: the model's class before anything wrapped it.
+        data: of `utils.look`.
         load_seconds: what it took to build, shard and fill the model.
     """
     model_facts = _model_facts(model, architecture) | {"load_seconds": round(load_seconds, 2)}
-    return {"model": model_facts, "data": _data_facts(data), "devices": _device_facts(env)}
+    return {"model": model_facts, "data": data, "devices": _device_facts(env)}
 
 
 def start_event(facts: dict[str, Any], env: Environment, *, steps_per_epoch: int, num_steps: int) -> dict[str, int]:
@@ -59,22 +57,6 @@ def _model_facts(model: nn.Module, architecture: str) -> dict[str, Any]:
         "num_parameters": sum(dtypes.values()),
         "num_trainable_parameters": sum(p.numel() for p in parameters if p.requires_grad),
         "num_parameters_by_dtype": dict(dtypes.most_common()),
-    }
-
-
-def _data_facts(data: RunData) -> dict[str, Any]:
-    """Samples, tokens and rows of both splits; a validation split that is not there is None."""
-    validation = None
-    if data.evaluation is not None and data.eval_rows is not None:
-        validation = _split_facts(data.evaluation) | {"num_rows": len(data.eval_rows)}
-    return {"train": _split_facts(data.train) | {"num_rows": len(data.train_rows)}, "validation": validation}
-
-
-def _split_facts(examples: Examples) -> dict[str, int]:
-    return {
-        "num_samples": len(examples),
-        "num_tokens": len(examples.input_ids),
-        "num_label_tokens": int((examples.labels != IGNORE_INDEX).sum()),
     }
 
 

@@ -135,7 +135,7 @@ def read_run_yaml(folder: Path) -> dict[str, Any]:
 
 
 class _RunDumper(yaml.SafeDumper):
-    """Plain lists on one line, as a person would write them; long texts unbroken, so that they can be copied."""
+    """Plain lists on one line, texts line by line, as a person would write them; lines unbroken, for copying."""
 
 
 _RunDumper.add_representer(
@@ -143,6 +143,12 @@ _RunDumper.add_representer(
     lambda dumper, values: dumper.represent_sequence(
         "tag:yaml.org,2002:seq", values, flow_style=not any(isinstance(value, dict | list) for value in values)
     ),
+)
+
+
+_RunDumper.add_representer(
+    str,
+    lambda dumper, text: dumper.represent_scalar("tag:yaml.org,2002:str", text, style="|" if "\n" in text else None),
 )
 
 

@@ -25,9 +25,6 @@ def start_table(
     Args:
         start: the `start` event. resolved: what the settings came to on this machine. facts: `utils.run_facts`.
     """
-    table = Table(box=None, show_header=False, pad_edge=False)
-    table.add_column(style="bold")
-    table.add_column(overflow="fold")
     rows = {
         "model": _model(config, facts["model"]),
         "trained": _trained(config, facts["model"]),
@@ -38,6 +35,14 @@ def start_table(
         "data": f"{config.train_config.dataset}: {_data(config, resolved, facts['data'])}",
         "steps": _steps(config, start, resolved, env.world_size),
     }
+    return table_of(rows)
+
+
+def table_of(rows: dict[str, str]) -> Table:
+    """Subjects and what there is to say of them."""
+    table = Table(box=None, show_header=False, pad_edge=False)
+    table.add_column(style="bold")
+    table.add_column(overflow="fold")
     for subject, text in rows.items():
         table.add_row(subject, text)
     return table
