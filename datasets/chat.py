@@ -3,7 +3,7 @@
 torchrun --nproc_per_node 2 finetuning.py --enable_fsdp --model_name M --dataset chat_dataset
     --chat_dataset.data_path my_chats/
 
-The assistant's turns are learned, each with the token that ends it; system, user and tool turns are not. See utils/chat.py.
+The assistant's turns are learned, each with the token that ends it; system, user and tool turns are not.
 """
 
 from __future__ import annotations

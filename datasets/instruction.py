@@ -2,8 +2,8 @@
 
 python finetuning.py --model_name M --dataset instruction_dataset --instruction_dataset.data_path my_tasks.jsonl
 
-`prompt`/`completion` are taken as they are; `instruction`/`input`/`output` get Alpaca's prompt; `question`/`answer` become
-"Question: ...\\nAnswer: ...". --instruction_dataset.prompt_template writes the prompt otherwise.
+`prompt`/`completion` are taken as they are, `instruction`/`input`/`output` get Alpaca's prompt, `question`/`answer` the
+one below; --instruction_dataset.prompt_template writes it otherwise.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from utils.prompts import alpaca_prompt
 from utils.tokenized_rows import tokenize_rows
 
 PAIRS = {"prompt": "completion", "instruction": "output", "question": "answer"}
-TEMPLATES = {"question": "Question: {prompt}\nAnswer: "}
+TEMPLATES = {"question": "Question: {prompt}\nAnswer:\n"}
 
 
 def get_instruction_dataset(dataset_config: Any, tokenizer: Any, split: str) -> Any:

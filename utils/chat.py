@@ -67,7 +67,7 @@ def chat_pieces(turns: Any, tools: Any, tokenizer: Any) -> list[Piece]:
         tools: what the conversation may call, passed to the template; a list, its JSON, or None.
 
     Raises:
-        BadRow: where it is no conversation, the assistant has no turn, or the template does not tell which part is whose.
+        BadRow: where it is no conversation, has no assistant turn, or the template does not tell which part is whose.
     """
     messages = _read_turns(turns)
     tools = _read_tools(tools)
@@ -90,7 +90,8 @@ def chat_pieces(turns: Any, tools: Any, tokenizer: Any) -> list[Piece]:
 
 
 def _marked_by_template(messages: list[Message], tools: Any, tokenizer: Any) -> tuple[str, list[tuple[int, int]]]:
-    rendered, marks = render_jinja_template(
+    render: Any = render_jinja_template  # its annotation says str
+    rendered, marks = render(
         [messages],
         tools=tools,
         chat_template=tokenizer.get_chat_template(tools=tools),

@@ -24,11 +24,16 @@ class Source:
     """Rows with the columns that a recipe asked for, and how messages call them."""
 
     rows: Any  # datasets.Dataset or IterableDataset
-    name: str  # the flag and the place that it gave
+    flag: str  # what gave the place: "--samsum_dataset.data_path"
+    place: str  # file, folder, glob or name on the hub
     columns: tuple[str, ...]
     text_columns: tuple[str, ...]  # those that must hold text in every row
     settings: str  # the recipe's own settings
     row_numbers: np.ndarray | None = None  # int64 [rows], of the place; None: as they come
+
+    @property
+    def name(self) -> str:
+        return f"{self.flag}: {self.place}"
 
     def row_number(self, index: int) -> int:
         """Where a row stands in its place, from 1, over all files in their order."""
@@ -59,11 +64,11 @@ def load_split(
     """
     is_training = split == dataset_config.train_split
     place = locate(flag, dataset_config, hub_name, kinds)
-    name = f"--{flag}.data_path: {place}"
     takes_fraction = not place.has_split(split) and not is_training and validation_fraction(flag, dataset_config) > 0
-    if isinstance(place, Files) and not takes_fraction:
-        files = place.files_of(split)
-        name = f"--{flag}.data_path: {', '.join(str(file) for file in files[:1]) if len(files) == 1 else place}"
+    name_of_place = str(place)
+    if isinstance(place, Files) and not takes_fraction and len(files := place.files_of(split)) == 1:
+        name_of_place = str(files[0])
+    name = f"--{flag}.data_path: {name_of_place}"
     streams = dataset_config.streaming and is_training
     rows = _read(name, place, dataset_config.train_split if takes_fraction else split, streams, reader_options)
     columns = _choose_columns(name, rows, text_columns, other_columns)
@@ -76,7 +81,15 @@ def load_split(
     if takes_fraction or (is_training and not streams and sets_rows_aside(flag, dataset_config, place)):
         row_numbers = _part(name, flag, dataset_config, len(rows), aside=takes_fraction)
         rows = rows.select(row_numbers)
-    return Source(rows, name, tuple(columns), tuple(text_columns), settings, row_numbers)
+    return Source(
+        rows=rows,
+        flag=f"--{flag}.data_path",
+        place=name_of_place,
+        columns=tuple(columns),
+        text_columns=tuple(text_columns),
+        settings=settings,
+        row_numbers=row_numbers,
+    )
 
 
 def validation_fraction(flag: str, dataset_config: DataSource) -> float:
@@ -155,8 +168,9 @@ def _read(name: str, place: Files | Saved | Hub, split: str, streams: bool, opti
     except ConfigError:
         raise
     except Exception as error:
-        if found := next((found for file in files if (found := broken_json(file))), None):
-            raise ConfigError(f"--{place.flag}.data_path: {found}; mend it, or give another file") from error
+        broken = next((found for file in files if (found := broken_json(file))), "")
+        if broken:
+            raise ConfigError(f"--{place.flag}.data_path: {broken}; mend it, or give another file") from error
         if isinstance(place, Hub) and "Unknown split" in str(error):
             found = " ".join(str(error).split())
             raise ConfigError(f"{name}: {found}; name one with --{place.flag}.train_split or .test_split") from error

@@ -1,4 +1,4 @@
-"""What a data path means: files, a folder that `save_to_disk` wrote, or a name on the hub; and which splits are there."""
+"""What a data path means (files, what `save_to_disk` wrote, or a name on the hub), and which splits are there."""
 
 from __future__ import annotations
 

@@ -51,7 +51,7 @@ def tokenize_rows(source: Source, tokenizer: Any, to_pieces: ToPieces, *, by_tem
         tokenized = tokenize_marked(samples, tokenizer, start=start, end=end)
         return {"input_ids": [row.input_ids for row in tokenized], "labels": [row.labels for row in tokenized]}
 
-    options = {"batched": True, "with_indices": True, "batch_size": BATCH_SIZE}
+    options: dict[str, Any] = {"batched": True, "with_indices": True, "batch_size": BATCH_SIZE}
     options |= {"remove_columns": list(source.columns)}
     if isinstance(source.rows, datasets.IterableDataset):
         return source.rows.map(tokenize, **options)
@@ -65,7 +65,7 @@ def tokenize_rows(source: Source, tokenizer: Any, to_pieces: ToPieces, *, by_tem
             new_fingerprint=fingerprint,
             cache_file_name=str(cache_file),
             load_from_cache_file=True,
-            desc=f"tokenizing {source.name}",
+            desc=f"tokenizing {source.place}",
         )
 
 
@@ -125,7 +125,7 @@ def _held_by_one_process(source: Source, fingerprint: str) -> Iterator[Path]:
         try:
             lock.acquire(timeout=_QUIET_WAIT_SECONDS)
         except Timeout:
-            print(f"waiting for another process, which tokenizes {source.name} ({lock.lock_file})", flush=True)
+            print(f"waiting for another process, which tokenizes {source.place} ({lock.lock_file})", flush=True)
             lock.acquire()
     except OSError as error:
         raise ConfigError(
