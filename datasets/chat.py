@@ -30,8 +30,8 @@ def get_chat_dataset(dataset_config: Any, tokenizer: Any, split: str) -> Any:
     turns = next((column for column in columns if column in source.columns), None)
     if turns is None:
         raise ConfigError(
-            f"{source.name} has no column {' or '.join(columns)}; name the column of the turns with "
-            "--chat_dataset.messages_column"
+            f"{source.name} has no column {' or '.join(columns)}; it has {', '.join(source.all_columns)}: "
+            "name the column of the turns with --chat_dataset.messages_column"
         )
     return tokenize_rows(
         source, tokenizer, partial(to_pieces, turns=turns, tools=tools, tokenizer=tokenizer), by_template=True

@@ -39,7 +39,7 @@ def get_instruction_dataset(dataset_config: Any, tokenizer: Any, split: str) -> 
     missing = [name for name in (prompt, answer, about) if name and name not in there]
     if missing:
         raise ConfigError(
-            f"{source.name} has no column {', '.join(missing)}; name its columns with "
+            f"{source.name} has no column {', '.join(missing)}; it has {', '.join(source.all_columns)}: name them with "
             "--instruction_dataset.prompt_column and .completion_column"
         )
     columns = {"prompt": prompt, "about": about, "answer": answer, "template": template}

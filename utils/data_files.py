@@ -27,6 +27,7 @@ class Source:
     flag: str  # what gave the place: "--samsum_dataset.data_path"
     place: str  # file, folder, glob or name on the hub
     columns: tuple[str, ...]
+    all_columns: tuple[str, ...]  # those of the place, for messages
     text_columns: tuple[str, ...]  # those that must hold text in every row
     settings: str  # the recipe's own settings
     row_numbers: np.ndarray | None = None  # int64 [rows], of the place; None: as they come
@@ -64,14 +65,19 @@ def load_split(
     """
     is_training = split == dataset_config.train_split
     place = locate(flag, dataset_config, hub_name, kinds)
-    takes_fraction = not place.has_split(split) and not is_training and validation_fraction(flag, dataset_config) > 0
+    has_fraction = validation_fraction(flag, dataset_config) > 0
+    takes_fraction = has_fraction and not is_training and not place.has_split(split)
     name_of_place = str(place)
     if isinstance(place, Files) and not takes_fraction and len(files := place.files_of(split)) == 1:
         name_of_place = str(files[0])
     name = f"--{flag}.data_path: {name_of_place}"
     streams = dataset_config.streaming and is_training
     rows = _read(name, place, dataset_config.train_split if takes_fraction else split, streams, reader_options)
-    columns = _choose_columns(name, rows, text_columns, other_columns)
+    all_columns = column_names(rows)
+    missing = [column for column in text_columns if column not in all_columns]
+    if missing:
+        raise ConfigError(f"{name} has no column {', '.join(missing)}; it has {', '.join(all_columns) or 'none'}")
+    columns = [column for column in all_columns if column in (*text_columns, *other_columns)]
     if not streams and not len(rows):
         raise ConfigError(f"{name} is empty: it holds no rows")
     rows = rows.select_columns(columns)
@@ -86,6 +92,7 @@ def load_split(
         flag=f"--{flag}.data_path",
         place=name_of_place,
         columns=tuple(columns),
+        all_columns=tuple(all_columns),
         text_columns=tuple(text_columns),
         settings=settings,
         row_numbers=row_numbers,
@@ -178,14 +185,6 @@ def _read(name: str, place: Files | Saved | Hub, split: str, streams: bool, opti
         raise ConfigError(
             f"{name} could not be read ({reason}); check it, or give another with --{place.flag}.data_path"
         ) from error
-
-
-def _choose_columns(name: str, rows: Any, needed: Sequence[str], wanted: Sequence[str]) -> list[str]:
-    there = column_names(rows)
-    missing = [column for column in needed if column not in there]
-    if missing:
-        raise ConfigError(f"{name} has no column {', '.join(missing)}; it has {', '.join(there) or 'none'}")
-    return [column for column in there if column in (*needed, *wanted)]
 
 
 def column_names(rows: Any) -> list[str]:
