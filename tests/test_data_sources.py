@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import pickle
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -263,6 +264,7 @@ def test_a_stream_gives_the_rows_that_reading_whole_gives(tokenizer: Any, tmp_pa
     whole = tokenized("alpaca", config, tokenizer)
     stream = tokenized("alpaca", replace(config, streaming=True), tokenizer)
     assert isinstance(stream, datasets.IterableDataset)
+    stream = pickle.loads(pickle.dumps(stream))  # as it reaches a worker process that is spawned
     for streamed, row in zip(stream, whole, strict=True):
         assert list(streamed["input_ids"]) == row["input_ids"]
         assert list(streamed["labels"]) == row["labels"]

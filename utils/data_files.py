@@ -180,7 +180,10 @@ def _read(name: str, place: Files | Saved | Hub, split: str, streams: bool, opti
             raise ConfigError(f"--{place.flag}.data_path: {broken}; mend it, or give another file") from error
         if isinstance(place, Hub) and "Unknown split" in str(error):
             found = " ".join(str(error).split())
-            raise ConfigError(f"{name}: {found}; name one with --{place.flag}.train_split or .test_split") from error
+            raise ConfigError(
+                f"{name}: {found}; name one with --{place.flag}.train_split or .test_split, or evaluate on a share of "
+                f"the training rows with --{place.flag}.validation_fraction 0.05"
+            ) from error
         reason = " ".join(str(error.__cause__ or error).split())[:300]
         raise ConfigError(
             f"{name} could not be read ({reason}); check it, or give another with --{place.flag}.data_path"

@@ -26,7 +26,6 @@ class Files:
     flag: str
     path: str
     by_split: dict[str, list[Path]]
-    train_split: str
     has_splits: bool
 
     def __str__(self) -> str:
@@ -126,11 +125,11 @@ def locate(flag: str, dataset_config: DataSource, hub_name: str | None, kinds: S
         return _files_of_folder(flag, local, dataset_config, kinds)
     if local.is_file():
         _check_kind(flag, local, kinds)
-        return Files(flag, path, {train_split: [local]}, train_split, has_splits=False)
+        return Files(flag, path, {train_split: [local]}, has_splits=False)
     if has_magic(path):
         found = sorted(Path(name) for name in glob(str(local), recursive=True))
         files = _one_kind(flag, path, [file for file in found if file.is_file()], kinds)
-        return Files(flag, path, {train_split: files}, train_split, has_splits=False)
+        return Files(flag, path, {train_split: files}, has_splits=False)
     if _HUB_NAME.fullmatch(path) and local.suffix not in READERS:
         return Hub(flag, path, dataset_config.hub_config)
     raise ConfigError(f"--{flag}.data_path: {path} does not exist")
@@ -143,9 +142,9 @@ def _files_of_folder(flag: str, folder: Path, config: DataSource, kinds: Sequenc
         if files := _files_of_split(flag, folder, split, kinds):
             by_split[split] = files
     if by_split:
-        return Files(flag, str(folder), by_split, config.train_split, has_splits=True)
+        return Files(flag, str(folder), by_split, has_splits=True)
     files = _one_kind(flag, str(folder), sorted(folder.iterdir()), kinds)
-    return Files(flag, str(folder), {config.train_split: files}, config.train_split, has_splits=False)
+    return Files(flag, str(folder), {config.train_split: files}, has_splits=False)
 
 
 def _files_of_split(flag: str, folder: Path, split: str, kinds: Sequence[str]) -> list[Path]:

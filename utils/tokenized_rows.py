@@ -6,6 +6,7 @@ import inspect
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -46,11 +47,7 @@ def tokenize_rows(source: Source, tokenizer: Any, to_pieces: ToPieces, *, by_tem
     start = [] if by_template or tokenizer.bos_token_id is None else [tokenizer.bos_token_id]
     end = [] if by_template else [tokenizer.eos_token_id]
 
-    def tokenize(batch: Mapping[str, Sequence[Any]], indices: Sequence[int]) -> dict[str, list[Any]]:
-        samples = list(_pieces_of(source, batch, indices, to_pieces))
-        tokenized = tokenize_marked(samples, tokenizer, start=start, end=end)
-        return {"input_ids": [row.input_ids for row in tokenized], "labels": [row.labels for row in tokenized]}
-
+    tokenize = _Tokenize(replace(source, rows=None), to_pieces, tokenizer, start, end)
     options: dict[str, Any] = {"batched": True, "with_indices": True, "batch_size": BATCH_SIZE}
     options |= {"remove_columns": list(source.columns)}
     if isinstance(source.rows, datasets.IterableDataset):
@@ -69,18 +66,32 @@ def tokenize_rows(source: Source, tokenizer: Any, to_pieces: ToPieces, *, by_tem
         )
 
 
-def _pieces_of(
-    source: Source, batch: Mapping[str, Sequence[Any]], indices: Sequence[int], to_pieces: ToPieces
-) -> Iterator[Sequence[Piece]]:
-    for index, values in zip(indices, zip(*(batch[name] for name in source.columns), strict=True), strict=True):
-        row = dict(zip(source.columns, values, strict=True))
-        try:
-            for name in source.text_columns:
-                if not isinstance(row[name], str):
-                    raise BadRow(f"column {name} is not text but {_kind(row[name])}")
-            yield to_pieces(row)
-        except BadRow as error:
-            raise ConfigError(f"{source.name}, row {source.row_number(index)}: {error}") from error
+@dataclass(frozen=True)
+class _Tokenize:
+    """What `map` calls with a batch of columns. A class, so that a stream can be sent to a worker process."""
+
+    source: Source  # without its rows
+    to_pieces: ToPieces
+    tokenizer: Any
+    start: list[int]
+    end: list[int]
+
+    def __call__(self, batch: Mapping[str, Sequence[Any]], indices: Sequence[int]) -> dict[str, list[Any]]:
+        samples = list(self._pieces(batch, indices))
+        tokenized = tokenize_marked(samples, self.tokenizer, start=self.start, end=self.end)
+        return {"input_ids": [row.input_ids for row in tokenized], "labels": [row.labels for row in tokenized]}
+
+    def _pieces(self, batch: Mapping[str, Sequence[Any]], indices: Sequence[int]) -> Iterator[Sequence[Piece]]:
+        source = self.source
+        for index, values in zip(indices, zip(*(batch[name] for name in source.columns), strict=True), strict=True):
+            row = dict(zip(source.columns, values, strict=True))
+            try:
+                for name in source.text_columns:
+                    if not isinstance(row[name], str):
+                        raise BadRow(f"column {name} is not text but {_kind(row[name])}")
+                yield self.to_pieces(row)
+            except BadRow as error:
+                raise ConfigError(f"{source.name}, row {source.row_number(index)}: {error}") from error
 
 
 def _kind(value: Any) -> str:
