@@ -79,7 +79,7 @@ def _entry(left: str, meaning: str) -> str:
     return textwrap.fill(
         meaning,
         _WIDTH,
-        initial_indent=f"  {left}".ljust(_COLUMN),
+        initial_indent=f"  {left} ".ljust(_COLUMN),
         subsequent_indent=" " * _COLUMN,
         break_on_hyphens=False,
     )

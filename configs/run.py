@@ -3,7 +3,15 @@
 from dataclasses import asdict, dataclass, field, fields, is_dataclass
 from typing import Any, get_type_hints
 
-from configs.datasets import AlpacaDataset, CustomDataset, GrammarDataset, SamsumDataset
+from configs.datasets import (
+    AlpacaDataset,
+    ChatDataset,
+    CustomDataset,
+    GrammarDataset,
+    InstructionDataset,
+    SamsumDataset,
+    TextDataset,
+)
 from configs.fsdp import FsdpConfig
 from configs.peft import LoraConfig
 from configs.quantization import QuantizationConfig
@@ -27,6 +35,9 @@ class RunConfig:
     samsum_dataset: SamsumDataset = field(default_factory=SamsumDataset)
     alpaca_dataset: AlpacaDataset = field(default_factory=AlpacaDataset)
     grammar_dataset: GrammarDataset = field(default_factory=GrammarDataset)
+    chat_dataset: ChatDataset = field(default_factory=ChatDataset)
+    instruction_dataset: InstructionDataset = field(default_factory=InstructionDataset)
+    text_dataset: TextDataset = field(default_factory=TextDataset)
     custom_dataset: CustomDataset = field(default_factory=CustomDataset)
     tracking_config: TrackingConfig = field(default_factory=TrackingConfig)
     given: frozenset[str] = frozenset()

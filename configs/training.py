@@ -63,9 +63,8 @@ class TrainConfig:
     # Data
     dataset: str = setting(
         "samsum_dataset",
-        "samsum_dataset, alpaca_dataset, grammar_dataset, custom_dataset, or in short FILE.py:FUNCTION",
-        later="use samsum_dataset, or your own data with --dataset FILE.py:FUNCTION",
-        later_values=("alpaca_dataset", "grammar_dataset"),
+        "samsum_dataset, alpaca_dataset, grammar_dataset, chat_dataset, instruction_dataset, text_dataset, "
+        "custom_dataset, or in short FILE.py:FUNCTION",
     )
     split_slice: str | None = setting(
         None, "use only the start of both splits: a percentage (1%) or a number of samples (10)", unit="% or samples"

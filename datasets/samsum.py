@@ -6,10 +6,12 @@ torchrun --nproc_per_node 2 finetuning.py --enable_fsdp --model_name M --dataset
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
 from utils.data_files import load_split
-from utils.tokenization import PromptAndAnswer, tokenize_pairs
+from utils.marked_text import Piece
+from utils.tokenized_rows import tokenize_rows
 
 HUB_NAME = "knkarthick/samsum"
 PROMPT = "Summarize this dialog:\n{dialogue}\n---\nSummary:\n"
@@ -17,7 +19,11 @@ PROMPT = "Summarize this dialog:\n{dialogue}\n---\nSummary:\n"
 
 def get_samsum_dataset(dataset_config: Any, tokenizer: Any, split: str) -> Any:
     """Tokenised rows (`input_ids`, `labels`); the prompt is not learned, the summary and its end token are."""
-    rows = load_split("samsum_dataset", dataset_config.data_path, HUB_NAME, split, columns=("dialogue", "summary"))
-    return tokenize_pairs(
-        rows, tokenizer, lambda row: PromptAndAnswer(PROMPT.format(dialogue=row["dialogue"]), row["summary"])
+    source = load_split(
+        "samsum_dataset", dataset_config, split, text_columns=("dialogue", "summary"), hub_name=HUB_NAME
     )
+    return tokenize_rows(source, tokenizer, to_pieces)
+
+
+def to_pieces(row: Mapping[str, Any]) -> list[Piece]:
+    return [Piece(PROMPT.format(dialogue=row["dialogue"]), False), Piece(row["summary"], True)]

@@ -2,16 +2,22 @@
 
 from __future__ import annotations
 
+import json
 import re
 import shlex
 from collections.abc import Iterable
 from pathlib import Path
+from typing import Any
 
 import pytest
+from transformers import AutoTokenizer
 
+from configs.datasets import CustomDataset
 from configs.flags import parse_flags
 from tests.processes import ROOT, run_command
+from utils.examples import build_examples
 
+DATASETS = ROOT / "docs/datasets.md"
 TRACKING = ROOT / "docs/tracking.md"
 DOCUMENTS = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").glob("*.md"))]
 
@@ -69,3 +75,32 @@ def test_a_command_that_tracks_runs_as_written(
     monkeypatch.chdir(tmp_path)
     (snippet,) = re.findall(r"```python\n(.*?)```", TRACKING.read_text(), flags=re.DOTALL)
     exec(snippet, {})
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("command", [command for command in commands([DATASETS]) if "datasets/" in command])
+def test_a_command_on_the_sample_files_runs_as_written(command: str, tiny_model: Path, tmp_path: Path) -> None:
+    words = shlex.split(command)
+    flags = words[words.index("finetuning.py") + 1 :]
+    flags[flags.index("--model_name") + 1] = str(tiny_model)
+    flags += ["--max_train_step", "1", "--context_length", "512", "--output_dir", str(tmp_path / "run")]
+    done = run_command(*flags, cwd=ROOT)
+    assert done.returncode == 0, done.stderr
+
+
+def test_the_recipe_of_ten_lines_works_as_written(tiny_model: Path, tmp_path: Path) -> None:
+    (snippet,) = re.findall(r"```python\n(.*?)```", DATASETS.read_text(), flags=re.DOTALL)
+    assert len([line for line in snippet.splitlines() if line.strip()]) <= 10
+    rows = [{"q": f"{number} and 1?", "a": str(number + 1)} for number in range(40)]
+    (tmp_path / "rows.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    recipe: dict[str, Any] = {}
+    exec(snippet, recipe)
+    tokenizer = AutoTokenizer.from_pretrained(tiny_model)
+    config = CustomDataset(data_path=str(tmp_path / "rows.jsonl"))
+    for split, number in (("train", 38), ("validation", 2)):
+        data = recipe["get_custom_dataset"](config, tokenizer, split)
+        examples = build_examples(data, name="ten lines", context_length=64)
+        assert len(examples) == number
+        ids, labels = examples.document(0)
+        assert ids[0] == tokenizer.bos_token_id
+        assert labels[-1] == tokenizer.eos_token_id

@@ -24,6 +24,14 @@ def test_the_script_makes_the_shipped_files_byte_for_byte(tmp_path: Path) -> Non
         assert (tmp_path / name).read_bytes() == (SAMPLES / "dialogue_summary" / name).read_bytes()
 
 
+def test_the_files_of_other_formats_are_what_their_script_makes(tmp_path: Path) -> None:
+    command = [sys.executable, str(SAMPLES / "make_format_samples.py"), "--out", str(tmp_path)]
+    subprocess.run(command, check=True, timeout=120)
+    made = {file.name: file.read_bytes() for file in tmp_path.iterdir()}
+    assert made == {name: (SAMPLES / "formats" / name).read_bytes() for name in made}
+    assert len(made) == 5
+
+
 def test_there_are_enough_samples_and_none_is_in_both_splits() -> None:
     train, validation = read("train"), read("validation")
     assert len(train) >= 2000

@@ -1,4 +1,4 @@
-"""Prompts and answers as tokens, and tokenizers that lack a pad token, gain one, or outgrow the model."""
+"""Tokenizers that lack a pad token, gain one, or outgrow the model."""
 
 from __future__ import annotations
 
@@ -19,10 +19,9 @@ from tasks.causal_lm import AUTO_MODEL, Collator, summed_loss
 from tests import random_documents
 from tests.loaded import load
 from tests.processes import train_events
-from utils.tokenization import PromptAndAnswer, load_tokenizer, padding_id, tokenize_pairs
+from utils.tokenization import load_tokenizer, padding_id
 
 CPU = torch.device("cpu")
-ROWS = [{"q": "Summarize this dialog:\nAnna: Hi!\n", "a": "Anna says hi."}, {"q": "", "a": "Bob left."}]
 
 
 @pytest.fixture
@@ -45,10 +44,6 @@ def save_tokenizer(tiny_model: Path, tmp_path: Path) -> Callable[..., Path]:
     return save
 
 
-def to_pair(row: Any) -> PromptAndAnswer:
-    return PromptAndAnswer(row["q"], row["a"])
-
-
 def build(folder: Path) -> Any:
     config = parse_flags(["--model_name", str(folder)])
     return build_model(config, load_model_config(config), AUTO_MODEL, torch.float32)
@@ -61,28 +56,6 @@ def train(model: Path, tokenizer: Path, output: Path, *flags: str) -> list[float
     argv += ["--num_workers_dataloader", "0", "--context_length", "64", "--max_train_step", "3", "--lr", "1e-2", *flags]
     assert finetuning.main(argv) == 0
     return [event["loss"] for event in train_events(output)]
-
-
-def test_the_answer_and_its_end_are_learned_and_the_prompt_is_not(tokenizer: Any) -> None:
-    for row, example in zip(ROWS, tokenize_pairs(ROWS, tokenizer, to_pair), strict=True):
-        ids, labels = example["input_ids"], example["labels"]
-        prompt = [tokenizer.bos_token_id, *tokenizer.encode(row["q"], add_special_tokens=False)]
-        answer = [*tokenizer.encode(row["a"], add_special_tokens=False), tokenizer.eos_token_id]
-        assert ids == prompt + answer
-        assert labels == [-100] * len(prompt) + answer
-        assert ids[0] == tokenizer.bos_token_id
-        assert ids.count(tokenizer.bos_token_id) == 1
-        assert ids.count(tokenizer.eos_token_id) == 1
-
-
-def test_a_tokenizer_without_a_start_token_starts_with_the_prompt(tokenizer: Any) -> None:
-    tokenizer.bos_token = None
-    example = tokenize_pairs(ROWS, tokenizer, to_pair)[0]
-    assert example["input_ids"][0] == tokenizer.encode(ROWS[0]["q"], add_special_tokens=False)[0]
-
-
-def test_no_rows_are_no_examples(tokenizer: Any) -> None:
-    assert tokenize_pairs([], tokenizer, to_pair) == []
 
 
 def test_a_tokenizer_without_an_end_token_is_refused(tokenizer: Any, tmp_path: Path) -> None:

@@ -5,11 +5,11 @@ from __future__ import annotations
 import zlib
 from collections.abc import Callable
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 from configs.errors import ConfigError
 from configs.run import RunConfig
+from utils.data_files import has_validation
 from utils.dataloader import BatchLayout, Rows, StepLoader, make_rows
 from utils.distributed import gather_to_all
 from utils.environment import Environment
@@ -69,10 +69,12 @@ def load_data(config: RunConfig, tokenizer: Any, *, vocab_size: int, context_len
 
     train = load("train")
     validates = train_config.run_validation
-    if validates and _is_one_file(dataset_config) and not config.was_given("train_config.run_validation"):
+    name = train_config.dataset
+    if validates and not _has_validation(name, dataset_config) and not config.was_given("train_config.run_validation"):
         validates = False
         notes.append(
-            f"validation: none, since {dataset_config.data_path} is one file; a folder with validation.* has it"
+            f"validation: none, since {dataset_config.data_path} holds training rows alone; "
+            f"--{name}.validation_fraction 0.05 keeps some of them for it"
         )
     evaluation = load("validation") if validates else None
     strategy = train_config.batching_strategy
@@ -85,10 +87,9 @@ def load_data(config: RunConfig, tokenizer: Any, *, vocab_size: int, context_len
     return RunData(train, evaluation, train_rows, eval_rows, tuple(notes))
 
 
-def _is_one_file(dataset_config: Any) -> bool:
-    """Whether a built-in recipe was pointed at a single file, which has no validation split."""
-    path = getattr(dataset_config, "data_path", None)
-    return path is not None and not hasattr(dataset_config, "file") and Path(path).expanduser().is_file()
+def _has_validation(name: str, dataset_config: Any) -> bool:
+    """Whether there may be a validation split; of a user's own recipe, its function knows."""
+    return name == "custom_dataset" or has_validation(name, dataset_config)
 
 
 def make_loaders(

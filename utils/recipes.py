@@ -22,6 +22,7 @@ from typing import Any
 
 from configs.errors import ConfigError
 from configs.run import RunConfig
+from utils.user_collator import with_collator
 
 BUILT_IN_FOLDER = Path(__file__).resolve().parent.parent / "datasets"
 _PATHS_VARIABLE = "FINETUNING_RECIPE_PATHS"
@@ -77,13 +78,14 @@ def find_recipe(config: RunConfig) -> tuple[Callable[..., Any], Any, dict[str, s
         file, _, function_name = dataset_config.file.partition(":")
         function_name = function_name or "get_custom_dataset"
         path = Path(file).expanduser()
-        splits = {"train": dataset_config.train_split, "validation": dataset_config.test_split}
     else:
         path = BUILT_IN_FOLDER / f"{name.removesuffix('_dataset')}.py"
         function_name = f"get_{name}"
-        splits = {"train": "train", "validation": "validation"}
+    splits = {"train": dataset_config.train_split, "validation": dataset_config.test_split}
     module = load_recipe_module(path)
     function = getattr(module, function_name, None)
     if not callable(function):
         raise ConfigError(f"--{name}.file: {path} has no function {function_name}; name one as file.py:function")
+    if callable(get_data_collator := getattr(module, "get_data_collator", None)):
+        function = with_collator(function, get_data_collator)
     return function, dataset_config, splits

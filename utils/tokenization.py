@@ -1,22 +1,15 @@
-"""The tokenizer of a run, and prompt-answer pairs as token ids."""
+"""The tokenizer of a run, and what its special tokens are used for."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 from transformers import AutoTokenizer, PreTrainedTokenizerBase
 
 from configs.errors import ConfigError
 from configs.run import RunConfig
 from utils.hub import check_on_hub, explain
-from utils.labels import IGNORE_INDEX
-
-
-class PromptAndAnswer(NamedTuple):
-    prompt: str
-    answer: str
 
 
 def load_tokenizer(config: RunConfig) -> PreTrainedTokenizerBase:
@@ -56,21 +49,3 @@ def padding_id(tokenizer: Any, vocab_size: int) -> int:
     """
     has_pad = tokenizer.pad_token_id is not None and tokenizer.pad_token_id < vocab_size
     return tokenizer.pad_token_id if has_pad else tokenizer.eos_token_id
-
-
-def tokenize_pairs(
-    rows: Iterable[Mapping[str, Any]], tokenizer: Any, to_pair: Callable[[Mapping[str, Any]], PromptAndAnswer]
-) -> list[dict[str, list[int]]]:
-    """`[bos] prompt answer eos`; the answer and eos are learned."""
-    pairs = [to_pair(row) for row in rows]
-    if not pairs:
-        return []
-    start = [] if tokenizer.bos_token_id is None else [tokenizer.bos_token_id]
-    # One call for all prompts and one for all answers: fast tokenizers then work on all cores.
-    prompts = tokenizer([pair.prompt for pair in pairs], add_special_tokens=False)["input_ids"]
-    answers = tokenizer([pair.answer for pair in pairs], add_special_tokens=False)["input_ids"]
-    examples = []
-    for prompt, answer in zip(prompts, answers, strict=True):
-        prompt, answer = start + prompt, [*answer, tokenizer.eos_token_id]
-        examples.append({"input_ids": prompt + answer, "labels": [IGNORE_INDEX] * len(prompt) + answer})
-    return examples

@@ -155,6 +155,9 @@ def test_settings_in_conflict_are_refused_with_reason_and_remedy(line, start, re
         "--save_optimizer --dist_checkpoint_root_folder d",
         "--quantization none",
         "--dataset custom_dataset",
+        "--dataset alpaca_dataset",
+        "--dataset grammar_dataset --grammar_dataset.data_path d",
+        "--dataset chat_dataset --chat_dataset.data_path d --chat_dataset.chat_template f",
         "--num_workers_dataloader 0 --loss_chunk_size 0 --weight_decay 0",
         "--use_wandb --use_tensorboard --use_profiler --profiler_dir d",
         "--flop_counter --flop_counter_start 1",
@@ -168,8 +171,6 @@ def test_settings_that_hold_together_are_accepted(line):
 LATER = {
     "--use_fp16 True": "--use_fp16",
     "--use_peft --peft_method llama_adapter": "--peft_method: llama_adapter is",
-    "--dataset alpaca_dataset": "--dataset: alpaca_dataset is",
-    "--dataset grammar_dataset --grammar_dataset.data_path d": "--dataset: grammar_dataset is",
     "--resume": "--resume",
     "--resume True": "--resume",
     "--resume outputs/a": "--resume",

@@ -1,0 +1,53 @@
+"""How long tokenising takes, and how much memory: SAMSum-like rows through the real recipe.
+
+    python -m benchmarks.tokenizing [--rows 200000] [--vocab_size 8192]
+
+The dialogues are the sample ones, each made another by a word of its own; the tokenizer is trained on them. Prints the
+seconds of reading and tokenising, of the second time, when both are found again, and the peak of this process's memory.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import resource
+import tempfile
+import time
+from pathlib import Path
+
+import fire
+
+from tools.make_tiny_model import DEFAULT_DATA, make_tokenizer, read_texts
+
+
+def write_rows(file: Path, num_rows: int) -> None:
+    """The sample dialogues again and again, no two the same."""
+    samples = [json.loads(line) for line in (DEFAULT_DATA / "train.jsonl").read_text(encoding="utf-8").splitlines()]
+    with open(file, "w", encoding="utf-8") as lines:
+        for number in range(num_rows):
+            sample = samples[number % len(samples)]
+            dialogue = f"{sample['dialogue']}\nAnna: {number}"
+            lines.write(json.dumps({"dialogue": dialogue, "summary": sample["summary"]}) + "\n")
+
+
+def main(rows: int = 200_000, vocab_size: int = 8192) -> None:
+    with tempfile.TemporaryDirectory() as folder:
+        os.environ["HF_HOME"] = folder  # before the library is imported: its cache is to be empty, and to go
+        from configs.datasets import SamsumDataset
+        from utils.recipes import BUILT_IN_FOLDER, load_recipe_module
+
+        file = Path(folder) / "train.jsonl"
+        write_rows(file, rows)
+        tokenizer = make_tokenizer(read_texts(DEFAULT_DATA), vocab_size)
+        recipe = load_recipe_module(BUILT_IN_FOLDER / "samsum.py").get_samsum_dataset
+        for what in ("read and tokenized", "found again"):
+            started = time.perf_counter()
+            data = recipe(SamsumDataset(data_path=str(file)), tokenizer, "train")
+            print(f"{rows:,} rows {what} in {time.perf_counter() - started:.1f} s")
+        peak_gib = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 2**20
+        num_tokens = sum(len(ids) for batch in data.with_format("arrow").iter(10_000) for ids in batch["input_ids"])
+        print(f"{num_tokens:,} tokens, {num_tokens / rows:.0f} a row; peak of resident memory {peak_gib:.2f} GiB")
+
+
+if __name__ == "__main__":
+    fire.Fire(main)

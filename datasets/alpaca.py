@@ -1,0 +1,35 @@
+"""Alpaca: instructions, perhaps an input, and answers (`instruction`, `input`, `output`), as in alpaca_data.json.
+
+python finetuning.py --model_name M --dataset alpaca_dataset --alpaca_dataset.data_path alpaca_data.json
+
+One file has no validation split: 1 % of its rows, always the same ones, are kept out of training and evaluated on.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from utils.data_files import load_split
+from utils.marked_text import Piece
+from utils.prompts import alpaca_prompt
+from utils.tokenized_rows import tokenize_rows
+
+HUB_NAME = "tatsu-lab/alpaca"
+
+
+def get_alpaca_dataset(dataset_config: Any, tokenizer: Any, split: str) -> Any:
+    """Tokenised rows (`input_ids`, `labels`); Alpaca's prompt is not learned, the answer and its end token are."""
+    source = load_split(
+        "alpaca_dataset",
+        dataset_config,
+        split,
+        text_columns=("instruction", "output"),
+        other_columns=("input",),
+        hub_name=HUB_NAME,
+    )
+    return tokenize_rows(source, tokenizer, to_pieces)
+
+
+def to_pieces(row: Mapping[str, Any]) -> list[Piece]:
+    return [Piece(alpaca_prompt(row["instruction"], row.get("input") or ""), False), Piece(row["output"], True)]

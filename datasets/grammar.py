@@ -1,0 +1,25 @@
+"""Grammar: sentences and their corrections (`input`, `target`), as a csv or any other table.
+
+python finetuning.py --model_name M --dataset grammar_dataset --grammar_dataset.data_path my_sentences/
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from utils.data_files import load_split
+from utils.marked_text import Piece
+from utils.tokenized_rows import tokenize_rows
+
+PROMPT = "Correct this to standard English: {input}\n---\nCorrected: "
+
+
+def get_grammar_dataset(dataset_config: Any, tokenizer: Any, split: str) -> Any:
+    """Tokenised rows (`input_ids`, `labels`); the prompt is not learned, the correction and its end token are."""
+    source = load_split("grammar_dataset", dataset_config, split, text_columns=("input", "target"))
+    return tokenize_rows(source, tokenizer, to_pieces)
+
+
+def to_pieces(row: Mapping[str, Any]) -> list[Piece]:
+    return [Piece(PROMPT.format(input=row["input"]), False), Piece(row["target"], True)]

@@ -1,0 +1,33 @@
+"""Plain text, all of it learned: .txt files, or a column `text` of any table.
+
+python finetuning.py --model_name M --dataset text_dataset --text_dataset.data_path 'books/*.txt'
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from functools import partial
+from typing import Any
+
+from utils.data_files import load_split
+from utils.data_paths import READERS
+from utils.marked_text import Piece
+from utils.tokenized_rows import tokenize_rows
+
+
+def get_text_dataset(dataset_config: Any, tokenizer: Any, split: str) -> Any:
+    """Tokenised rows (`input_ids`, `labels`), each ended with the end token."""
+    column = dataset_config.text_column
+    source = load_split(
+        "text_dataset",
+        dataset_config,
+        split,
+        text_columns=(column,),
+        kinds=tuple(READERS),
+        sample_by=dataset_config.sample_by,
+    )
+    return tokenize_rows(source, tokenizer, partial(to_pieces, column=column))
+
+
+def to_pieces(row: Mapping[str, Any], *, column: str) -> list[Piece]:
+    return [Piece(row[column], True)]
