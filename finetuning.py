@@ -69,6 +69,7 @@ from utils.quiet import quiet_libraries
 from utils.run_facts import run_facts, start_event
 from utils.run_folder import add_to_run_yaml, create_run_folder
 from utils.seeding import seed_everything
+from utils.stream_loader import StreamLoader
 from utils.summary import end_summary, print_for_people, start_table, start_warnings
 from utils.tokenization import load_tokenizer, num_rows_needed, padding_id
 from utils.trackers import open_trackers
@@ -158,7 +159,7 @@ class Job:
     model: nn.Module
     optimizer: Optimizer
     scheduler: LRScheduler
-    train_loader: StepLoader
+    train_loader: StepLoader | StreamLoader
     eval_loader: StepLoader | None
     num_steps: int
     accumulate_unsharded: bool
@@ -229,7 +230,7 @@ def train(job: Job) -> None:
                     )
             except NonFiniteError as error:
                 every_row = [row for batch in micro_batches for row in batch.source_rows]
-                raise TrainingError(describe_non_finite(step, error, every_row)) from None
+                raise TrainingError(describe_non_finite(step, error, every_row, config.datasets)) from None
             job.scheduler.step()
             seconds = time.perf_counter() - step_started
             epoch_loss_sum += loss.item() * counts.num_label_tokens
@@ -310,7 +311,7 @@ def prepare(config: RunConfig, env: Environment, watchdog: Watchdog) -> Job:
     vocab_size = max(model_config.get_text_config().vocab_size, num_rows_needed(tokenizer))
     data = load_data(config, tokenizer, vocab_size=vocab_size, context_length=context_length)
     print_rank_zero(env, *config.notes, *notes, *length_notes, *loss_notes(model_config), *data.notes)
-    num_steps = resolve_num_steps(config, batches.num_steps(len(data.train_rows)))
+    num_steps = resolve_num_steps(config, data.steps_per_epoch(batches))
 
     start_process_group(env)
     watchdog.start(train_config.step_timeout_seconds)
@@ -333,7 +334,7 @@ def prepare(config: RunConfig, env: Environment, watchdog: Watchdog) -> Job:
     if packing:
         check_packing_isolates(model, vocab_size, env.device)
     collate = task.Collator(packing=packing, padding_id=padding_id(tokenizer, vocab_size))
-    train_loader, eval_loader = make_loaders(data, config, batches, env, collate)
+    train_loader, eval_loader = make_loaders(data, config, batches, env, collate, lambda line: say(env, line))
     scheduler = build_scheduler(optimizer, config, steps_per_epoch=len(train_loader), num_steps=num_steps)
     seed_everything(train_config.seed, env.rank)
     model.train()

@@ -4,6 +4,8 @@ from dataclasses import dataclass
 
 from configs.setting import setting
 
+STREAMING = "read the training samples as they are needed, so that they may be more than fit into memory"
+
 
 @dataclass(frozen=True)
 class SamsumDataset:
@@ -12,6 +14,7 @@ class SamsumDataset:
     data_path: str | None = setting(
         None, "a file, or a folder with train.* and validation.*; unset: knkarthick/samsum from the Hugging Face hub"
     )
+    streaming: bool = setting(False, STREAMING)
 
 
 @dataclass(frozen=True)
@@ -19,6 +22,7 @@ class AlpacaDataset:
     """Instructions and their answers (--dataset alpaca_dataset)."""
 
     data_path: str | None = setting(None, "a file, or a folder with train.* and validation.*")
+    streaming: bool = setting(False, STREAMING)
 
 
 @dataclass(frozen=True)
@@ -26,6 +30,7 @@ class GrammarDataset:
     """Sentences and their corrections (--dataset grammar_dataset)."""
 
     data_path: str | None = setting(None, "a file, or a folder with train.* and validation.*")
+    streaming: bool = setting(False, STREAMING)
 
 
 @dataclass(frozen=True)
@@ -38,3 +43,4 @@ class CustomDataset:
     data_path: str | None = setting(None, "a file or folder that the function may read")
     train_split: str = setting("train", "split name that the function gets for training")
     test_split: str = setting("validation", "split name that the function gets for evaluation")
+    streaming: bool = setting(False, STREAMING)

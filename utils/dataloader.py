@@ -43,11 +43,20 @@ class Rows(Dataset[list[Document]]):
         ]
 
 
-def make_rows(examples: Examples, *, batching_strategy: str, context_length: int) -> Rows:
-    """Packing places documents into rows once, so that every epoch has the same number of rows; epochs shuffle rows."""
+def make_rows(
+    examples: Examples, *, batching_strategy: str, context_length: int, documents: np.ndarray | None = None
+) -> Rows:
+    """Packing places documents into rows once, so that every epoch has the same number of rows; epochs shuffle rows.
+
+    Args:
+        documents: which documents an epoch holds, int64 [n], some perhaps several times; unset: each once.
+    """
+    if documents is None:
+        documents = np.arange(len(examples))
     if batching_strategy == "packing":
-        return Rows(examples, pack_best_fit(examples.lengths.tolist(), context_length))
-    return Rows(examples, [[index] for index in range(len(examples))])
+        packed = pack_best_fit(examples.lengths[documents].tolist(), context_length)
+        return Rows(examples, [documents[row].tolist() for row in packed])
+    return Rows(examples, documents[:, None].tolist())
 
 
 @dataclass(frozen=True)

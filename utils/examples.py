@@ -104,8 +104,14 @@ def _take_slice(rows: Any, split_slice: str | None) -> Any:
     return rows.select(range(count)) if hasattr(rows, "select") else [rows[i] for i in range(count)]
 
 
-def build_examples(rows: Iterable[Mapping[str, Any]], *, name: str, context_length: int) -> Examples:
+def build_examples(
+    rows: Iterable[Mapping[str, Any]], *, name: str, context_length: int, first_row: int = 0, is_part: bool = False
+) -> Examples:
     """Check rows of `input_ids`, `labels` and optional `attention_mask`; cut, count, and leave out what has no label.
+
+    Args:
+        first_row: the first row's place in the data, from 0.
+        is_part: whether more rows may follow, so that nothing may be left of these.
 
     Raises:
         ConfigError: missing columns, columns of unequal length, values that are not integers, or nothing left.
@@ -114,7 +120,7 @@ def build_examples(rows: Iterable[Mapping[str, Any]], *, name: str, context_leng
     labels: list[np.ndarray] = []
     source_rows: list[int] = []
     num_truncated = num_tokens_cut = num_without_label = num_empty = num_rows = 0
-    for index, row in enumerate(rows):
+    for index, row in enumerate(rows, first_row):
         num_rows += 1
         ids, targets = _read_row(row, f"dataset ({name}), row {index + 1}")
         if len(ids) == 0:
@@ -132,16 +138,16 @@ def build_examples(rows: Iterable[Mapping[str, Any]], *, name: str, context_leng
         input_ids.append(ids)
         labels.append(targets)
         source_rows.append(index)
-    if num_rows == 0:
+    if num_rows == 0 and not is_part:
         raise ConfigError(f"dataset ({name}): it is empty; check the path and the split")
-    if not input_ids:
+    if not input_ids and not is_part:
         raise ConfigError(
             f"dataset ({name}): none of its {num_rows} rows has a token to learn within context_length "
             f"{context_length}; raise --context_length or check the labels"
         )
     return Examples(
-        input_ids=np.concatenate(input_ids),
-        labels=np.concatenate(labels),
+        input_ids=np.concatenate([np.empty(0, dtype=np.int32), *input_ids]),
+        labels=np.concatenate([np.empty(0, dtype=np.int32), *labels]),
         offsets=np.concatenate([[0], np.cumsum([len(ids) for ids in input_ids])]).astype(np.int64),
         source_rows=np.array(source_rows, dtype=np.int64),
         num_truncated=num_truncated,

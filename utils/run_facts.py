@@ -5,9 +5,11 @@ from __future__ import annotations
 import platform
 import socket
 from collections import Counter
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any, NamedTuple
 
+import numpy as np
 import psutil
 import torch
 from torch import nn
@@ -33,8 +35,10 @@ def run_facts(
     return {"model": model_facts, "data": _data_facts(data), "devices": _device_facts(env)}
 
 
-def start_event(facts: dict[str, Any], env: Environment, *, steps_per_epoch: int, num_steps: int) -> dict[str, int]:
-    """The numbers with which metrics.jsonl begins."""
+def start_event(
+    facts: dict[str, Any], env: Environment, *, steps_per_epoch: int, num_steps: int
+) -> dict[str, int | None]:
+    """The numbers with which metrics.jsonl begins; None where a stream does not know them."""
     model, train, validation = facts["model"], facts["data"]["train"], facts["data"]["validation"]
     return {
         "world_size": env.world_size,
@@ -67,14 +71,24 @@ def _data_facts(data: RunData) -> dict[str, Any]:
     validation = None
     if data.evaluation is not None and data.eval_rows is not None:
         validation = _split_facts(data.evaluation) | {"num_rows": len(data.eval_rows)}
-    return {"train": _split_facts(data.train) | {"num_rows": len(data.train_rows)}, "validation": validation}
+    return {"train": _train_facts(data), "validation": validation}
 
 
-def _split_facts(examples: Examples) -> dict[str, int]:
+def _train_facts(data: RunData) -> dict[str, Any]:
+    if data.train_rows is None:
+        return {"streamed": True, "num_samples": None, "num_rows": None}
+    facts = _split_facts(data.train, data.documents) | {"num_rows": len(data.train_rows)}
+    return facts | ({"mix": [asdict(part) for part in data.mix]} if data.mix else {})
+
+
+def _split_facts(examples: Examples, documents: np.ndarray | None = None) -> dict[str, int]:
+    """Counts over `documents`, where not every sample occurs once."""
+    num_label_tokens = np.add.reduceat(examples.labels != IGNORE_INDEX, examples.offsets[:-1], dtype=np.int64)
+    chosen = slice(None) if documents is None else documents
     return {
-        "num_samples": len(examples),
-        "num_tokens": len(examples.input_ids),
-        "num_label_tokens": int((examples.labels != IGNORE_INDEX).sum()),
+        "num_samples": len(examples) if documents is None else len(documents),
+        "num_tokens": int(examples.lengths[chosen].sum()),
+        "num_label_tokens": int(num_label_tokens[chosen].sum()),
     }
 
 
