@@ -32,6 +32,7 @@ from utils.environment import read_environment
 from utils.tokenization import load_tokenizer, padding_id
 
 MIB = 2**20
+SAMPLES = Path(__file__).parent.parent / "datasets/samples/dialogue_summary/validation.jsonl"  # for their words
 TEXTS = 20_000  # different dialogues; the file repeats them
 TINY: dict[str, Any] = {"hidden_size": 32, "intermediate_size": 64, "num_layers": 1, "num_heads": 4}
 
@@ -39,11 +40,10 @@ TINY: dict[str, Any] = {"hidden_size": 32, "intermediate_size": 64, "num_layers"
 def write_dialogues(path: Path, num_bytes: int) -> int:
     """So many bytes of random dialogues (lengths lognormal, as those of SAMSum are); returns their number."""
     rng = np.random.default_rng(0)
-    letters = list("etaoinshrdlu")
-    words = ["".join(rng.choice(letters, size=length)) for length in rng.integers(2, 9, size=3000)]
-    lengths = np.clip(rng.lognormal(np.log(20), 0.7, size=TEXTS), 3, 300).astype(int)
+    words = SAMPLES.read_text(encoding="utf-8").split()
+    lengths = np.clip(rng.lognormal(np.log(90), 0.7, size=TEXTS), 10, 1200).astype(int)
     lines = [
-        json.dumps({"dialogue": " ".join(rng.choice(words, size=n)), "summary": " ".join(rng.choice(words, size=4))})
+        json.dumps({"dialogue": " ".join(rng.choice(words, size=n)), "summary": " ".join(rng.choice(words, size=20))})
         for n in lengths
     ]
     written, num_rows = 0, 0
@@ -123,7 +123,7 @@ def main() -> None:
     if options.data:
         return read(options)
     with tempfile.TemporaryDirectory() as name:
-        model = make_tiny_model(Path(name) / "model", tie_word_embeddings=True, vocab_size=600, **TINY)
+        model = make_tiny_model(Path(name) / "model", tie_word_embeddings=True, vocab_size=8000, **TINY)
         data = Path(name) / "train.jsonl"
         num_rows = write_dialogues(data, int(options.gib * 2**30))
         command = [sys.executable, "-m", "benchmarks.streaming_memory", "--model", str(model), "--data", str(data)]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any, NamedTuple
 
@@ -79,6 +80,7 @@ class StreamLoader:
             batch_size=None,
             collate_fn=_as_it_is,
             num_workers=self.num_workers,
+            worker_init_fn=_share_memory,
             pin_memory=self.pin_memory,
             generator=torch.Generator(),  # not the global one: reading data must not change dropout
         )
@@ -88,6 +90,11 @@ class StreamLoader:
             for line in lines:
                 self.say(line)
             yield micro_batches
+
+
+def _share_memory(worker: int) -> None:
+    """Let the garbage collector leave alone what was there before the fork: its marks would copy every page of it."""
+    gc.freeze()
 
 
 def _as_it_is(step: Any) -> Any:
