@@ -25,6 +25,7 @@ def adapt(config: RunConfig) -> RunConfig:
     config = _agree_on_shared_fields(config)
     config = _fill_momentum(config)
     config = _name_hybrid_sharding_twice(config)
+    config = _make_a_stream_one_epoch(config)
     return _note_what_has_no_effect(config)
 
 
@@ -89,6 +90,13 @@ def _name_hybrid_sharding_twice(config: RunConfig) -> RunConfig:
     if fsdp.sharding_strategy == "HYBRID_SHARD" and not config.was_given("fsdp_config.hsdp"):
         return replace(config, fsdp_config=replace(fsdp, hsdp=True))
     return config
+
+
+def _make_a_stream_one_epoch(config: RunConfig) -> RunConfig:
+    """Nobody knows where an epoch of a stream ends; --num_epochs is refused where it was given."""
+    if not config.streams or config.was_given("train_config.num_epochs"):
+        return config
+    return replace(config, train_config=replace(config.train_config, num_epochs=1))
 
 
 def _note_what_has_no_effect(config: RunConfig) -> RunConfig:
