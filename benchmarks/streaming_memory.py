@@ -69,7 +69,7 @@ def get_dialogues(dataset_config: Any, tokenizer: Any, split: str) -> Any:
             "labels": [[-100] * len(prompt) + answer for prompt, answer in pairs],
         }
 
-    return rows.map(tokenize, batched=True, remove_columns=["dialogue", "summary"])
+    return rows.map(tokenize, batched=True, batch_size=256, remove_columns=["dialogue", "summary"])
 
 
 def read(options: argparse.Namespace) -> None:
