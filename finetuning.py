@@ -71,6 +71,7 @@ from utils.quiet import quiet_libraries
 from utils.run_facts import run_facts, start_event
 from utils.run_folder import add_to_run_yaml, create_run_folder
 from utils.seeding import seed_everything
+from utils.stream_loader import StreamLoader
 from utils.summary import end_summary, print_for_people, start_table, start_warnings
 from utils.tokenization import load_tokenizer, num_rows_needed, padding_id
 from utils.trackers import open_trackers
@@ -160,7 +161,7 @@ class Job:
     model: nn.Module
     optimizer: Optimizer
     scheduler: LRScheduler
-    train_loader: StepLoader
+    train_loader: StepLoader | StreamLoader
     eval_loader: StepLoader | None
     num_steps: int
     accumulate_unsharded: bool
@@ -231,7 +232,7 @@ def train(job: Job) -> None:
                     )
             except NonFiniteError as error:
                 every_row = [row for batch in micro_batches for row in batch.source_rows]
-                raise TrainingError(describe_non_finite(step, error, every_row)) from None
+                raise TrainingError(describe_non_finite(step, error, every_row, config.datasets)) from None
             job.scheduler.step()
             seconds = time.perf_counter() - step_started
             epoch_loss_sum += loss.item() * counts.num_label_tokens
@@ -314,7 +315,7 @@ def prepare(config: RunConfig, env: Environment, watchdog: Watchdog) -> Job:
     print_rank_zero(env, *config.notes, *notes, *length_notes, *loss_notes(model_config), *data.notes)
     width = PaddedWidth(train_config.pad_to_multiple_of, context_length)
     data_facts = look(data, tokenizer, config, batches, width, env)
-    num_steps = resolve_num_steps(config, batches.num_steps(len(data.train_rows)))
+    num_steps = resolve_num_steps(config, data.steps_per_epoch(batches))
 
     start_process_group(env)
     watchdog.start(train_config.step_timeout_seconds)
@@ -344,7 +345,7 @@ def prepare(config: RunConfig, env: Environment, watchdog: Watchdog) -> Job:
     )
     if packing:
         check_packing_isolates(model, lambda rows: task.summed_loss(model, collate(rows).to(env.device)), vocab_size)
-    train_loader, eval_loader = make_loaders(data, config, batches, env, collate)
+    train_loader, eval_loader = make_loaders(data, config, batches, env, collate, lambda line: say(env, line))
     scheduler = build_scheduler(optimizer, config, steps_per_epoch=len(train_loader), num_steps=num_steps)
     seed_everything(train_config.seed, env.rank)
     model.train()

@@ -25,21 +25,31 @@ def adapt(config: RunConfig) -> RunConfig:
     config = _agree_on_shared_fields(config)
     config = _fill_momentum(config)
     config = _name_hybrid_sharding_twice(config)
+    config = _make_a_stream_one_epoch(config)
     return _note_what_has_no_effect(config)
 
 
 def _expand_dataset(config: RunConfig) -> RunConfig:
     """`--dataset f.py:function` -> `--dataset custom_dataset --custom_dataset.file f.py:function`."""
-    file = config.train_config.dataset
-    if not _CUSTOM_FILE.fullmatch(file):
+    names = config.train_config.datasets
+    files = [name for name in names if _CUSTOM_FILE.fullmatch(name)]
+    if not files:
         return config
+    if len(files) > 1:
+        raise ConfigError(
+            f"--dataset: {' and '.join(files)} are two custom datasets, and a run has one; "
+            "let one function return the samples of both"
+        )
+    (file,) = files
     if config.was_given("custom_dataset.file") and config.custom_dataset.file != file:
         raise ConfigError(
             f"--dataset: {file} is not --custom_dataset.file {config.custom_dataset.file}; give one of the two"
         )
     return replace(
         config,
-        train_config=replace(config.train_config, dataset="custom_dataset"),
+        train_config=replace(
+            config.train_config, dataset=",".join("custom_dataset" if name == file else name for name in names)
+        ),
         custom_dataset=replace(config.custom_dataset, file=file),
         given=config.given | {"custom_dataset.file"},
     )
@@ -82,6 +92,13 @@ def _name_hybrid_sharding_twice(config: RunConfig) -> RunConfig:
     return config
 
 
+def _make_a_stream_one_epoch(config: RunConfig) -> RunConfig:
+    """Nobody knows where an epoch of a stream ends; --num_epochs is refused where it was given."""
+    if not config.streams or config.was_given("train_config.num_epochs"):
+        return config
+    return replace(config, train_config=replace(config.train_config, num_epochs=1))
+
+
 def _note_what_has_no_effect(config: RunConfig) -> RunConfig:
     """Settings that were given and act only where another setting lets them."""
     mode = config.train_config.activation_checkpointing
@@ -90,6 +107,18 @@ def _note_what_has_no_effect(config: RunConfig) -> RunConfig:
         config = _noted(config, f"--activation_checkpointing {mode} holds, not --fsdp_activation_checkpointing {own}")
     if config.was_given("train_config.low_cpu_fsdp") and not config.train_config.low_cpu_fsdp:
         config = _noted(config, "--low_cpu_fsdp False has no effect: no layout lets every rank load the whole model")
+    if config.streams:
+        if config.train_config.num_workers_dataloader > 1:
+            config = _noted(
+                config,
+                f"--num_workers_dataloader {config.train_config.num_workers_dataloader} holds for validation; one "
+                "process per rank reads the stream",
+            )
+        if config.train_config.scheduler == "step":
+            config = _noted(
+                config,
+                "--scheduler step leaves lr as it is, since a stream has no epochs; cosine and linear lower it",
+            )
     if not config.train_config.run_validation:
         for name in ("train_config.val_batch_size", "train_config.max_eval_step"):
             if config.was_given(name):

@@ -92,3 +92,4 @@ class CustomDataset(DataSource):
     data_path: str | None = setting(None, "a file or folder that the function may read")
     train_split: str = setting("train", "split name that the function gets for training")
     test_split: str = setting("validation", "split name that the function gets for evaluation")
+    streaming: bool = setting(False, STREAMING)

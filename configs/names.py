@@ -10,9 +10,11 @@ for _dotted in SETTINGS:
     _field = _dotted.split(".")[1]
     _DOTTED_BY_FIELD[_field] = (*_DOTTED_BY_FIELD.get(_field, ()), _dotted)
 
-# Fields that each dataset has for itself: setting them in all datasets at once would be a guess.
+# Fields that each dataset has for itself: setting them in all datasets at once would be a guess. A switch is none.
 _DATASET_FIELDS = {
-    field for field, names in _DOTTED_BY_FIELD.items() if len(names) > 1 and names[0].split(".")[0] in DATASETS
+    field
+    for field, names in _DOTTED_BY_FIELD.items()
+    if len(names) > 1 and names[0].split(".")[0] in DATASETS and SETTINGS[names[0]].kind is not bool
 }
 
 

@@ -54,6 +54,11 @@ class RunConfig:
             raise KeyError(name)
         return name in self.given
 
+    @property
+    def streams(self) -> bool:
+        """Whether the training samples are read as a stream."""
+        return any(getattr(self, name).streaming for name in self.train_config.datasets if name in DATASETS)
+
     def to_dict(self) -> dict[str, dict[str, Any]]:
         """Every setting by section and name, in plain types: what run.yaml shows."""
         return {

@@ -64,7 +64,15 @@ class TrainConfig:
     dataset: str = setting(
         "samsum_dataset",
         "samsum_dataset, alpaca_dataset, grammar_dataset, chat_dataset, instruction_dataset, text_dataset, "
-        "custom_dataset, or in short FILE.py:FUNCTION",
+        "custom_dataset, or in short FILE.py:FUNCTION; several as a,b",
+    )
+    dataset_weights: tuple[float, ...] = setting(
+        (),
+        "shares of the samples, one for each dataset of --dataset; empty: every sample of all once per epoch",
+        exclusive_minimum=0,
+    )
+    shuffle_buffer_size: int = setting(
+        10_000, "samples of a streamed dataset held in host memory to draw from (streaming)", unit="samples", minimum=1
     )
     split_slice: str | None = setting(
         None, "use only the start of both splits: a percentage (1%) or a number of samples (10)", unit="% or samples"
@@ -145,3 +153,8 @@ class TrainConfig:
     )
     dist_checkpoint_folder: str = setting("fine-tuned", "name of that copy below dist_checkpoint_root_folder")
     save_optimizer: bool = setting(False, "put the optimizer's state beside that copy")
+
+    @property
+    def datasets(self) -> tuple[str, ...]:
+        """The names in `dataset`."""
+        return tuple(name.strip() for name in self.dataset.split(","))

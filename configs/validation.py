@@ -33,6 +33,8 @@ def validate(config: RunConfig) -> None:
     _check_layout(config)
     _check_batches_and_schedule(config)
     _check_data(config)
+    _check_mix(config)
+    _check_streaming(config)
     _check_evaluation_and_results(config)
     _check_recording(config)
     _check_not_yet_available(config)
@@ -119,13 +121,16 @@ def _check_batches_and_schedule(config: RunConfig) -> None:
 
 def _check_data(config: RunConfig) -> None:
     train = config.train_config
-    if train.dataset not in DATASETS:
-        near = get_close_matches(train.dataset, DATASETS, n=1)
-        hint = f"did you mean {near[0]}?" if near else "or give your own as FILE.py:FUNCTION"
-        raise ConfigError(f"--dataset: {train.dataset!r} is not one of {', '.join(DATASETS)}; {hint}")
+    for name in train.datasets:
+        if name not in DATASETS:
+            near = get_close_matches(name, DATASETS, n=1)
+            hint = f"did you mean {near[0]}?" if near else "or give your own as FILE.py:FUNCTION"
+            raise ConfigError(f"--dataset: {name!r} is not one of {', '.join(DATASETS)}; {hint}")
+        if train.datasets.count(name) > 1:
+            raise ConfigError(f"--dataset: {name} is named twice; name each once, with --dataset_weights for its share")
     for name in sorted(config.given):
-        section = name.split(".")[0]
-        if section in DATASETS and section != train.dataset:
+        section, field = name.split(".")
+        if section in DATASETS and section not in train.datasets and not _is_set_in_all(config, field):
             raise ConfigError(f"--{name}: the chosen dataset is {train.dataset}; add --dataset {section}")
     if not _CUSTOM_FILE.fullmatch(config.custom_dataset.file):
         raise ConfigError(
@@ -135,6 +140,53 @@ def _check_data(config: RunConfig) -> None:
         raise ConfigError(
             f"--split_slice: {train.split_slice!r} is neither a percentage of the samples nor a number of them; "
             "give one like 1%, up to 100%, or one like 10"
+        )
+
+
+def _is_set_in_all(config: RunConfig, field: str) -> bool:
+    """Whether the field was given for every dataset that has it, as a bare flag does."""
+    names = [name for section in DATASETS if (name := f"{section}.{field}") in SETTINGS]
+    return len(names) > 1 and all(config.was_given(name) for name in names)
+
+
+def _check_mix(config: RunConfig) -> None:
+    train = config.train_config
+    if not train.dataset_weights:
+        return
+    if len(train.datasets) == 1:
+        raise ConfigError("--dataset_weights: there is one dataset; name several with --dataset a,b, or leave this out")
+    if len(train.dataset_weights) != len(train.datasets):
+        raise ConfigError(
+            f"--dataset_weights: {len(train.dataset_weights)} weights for {len(train.datasets)} datasets "
+            f"({train.dataset}); give one for each"
+        )
+
+
+def _check_streaming(config: RunConfig) -> None:
+    train = config.train_config
+    if not config.streams:
+        if config.was_given("train_config.shuffle_buffer_size"):
+            raise ConfigError("--shuffle_buffer_size: only a stream has a buffer; add --streaming, or leave this out")
+        return
+    whole = [name for name in train.datasets if not getattr(config, name).streaming]
+    if whole:
+        raise ConfigError(
+            f"--streaming: {', '.join(whole)} would be read whole beside a stream; "
+            "give --streaming for all, or for none"
+        )
+    if not train.max_train_step:
+        raise ConfigError(
+            "--streaming: needs --max_train_step, since nobody knows how long a stream is; give the optimizer steps "
+            "after which the run ends"
+        )
+    for field in ("num_epochs", "gamma"):
+        if config.was_given(f"train_config.{field}"):
+            raise ConfigError(
+                f"--{field}: a stream has no epochs, and --max_train_step alone ends the run; leave this out"
+            )
+    if train.split_slice is not None and train.split_slice.endswith("%"):
+        raise ConfigError(
+            f"--split_slice: {train.split_slice} of a stream is unknown, since its length is; give a number of samples"
         )
 
 

@@ -53,7 +53,7 @@ def expected(kind: Any) -> str:
     if get_origin(kind) is Literal:
         words = "one of " + ", ".join(get_args(kind))
     elif get_origin(kind) is tuple:
-        words = "a list like a,b"
+        words = "a list like 0.7,0.3" if get_args(kind)[0] is float else "a list like a,b"
     else:
         words = {bool: "True or False", int: "a whole number", float: "a number", str: "text"}[kind]
     return f"{words} or None" if optional else words
@@ -76,7 +76,7 @@ def _without_none(kind: Any) -> tuple[Any, bool]:
 def _convert(raw: str | list[str], kind: Any) -> Any:
     kind, optional = _without_none(kind)
     if get_origin(kind) is tuple:
-        return _items(raw)
+        return tuple(_convert(item, get_args(kind)[0]) for item in _items(raw))
     if not isinstance(raw, str):
         raise ValueError(f"a list is not {expected(kind)}")
     if optional and raw.lower() in _NONE:
@@ -119,6 +119,9 @@ def _items(raw: str | list[str]) -> tuple[str, ...]:
 
 
 def _check_range(value: Any, setting: Setting) -> None:
+    if isinstance(value, tuple):
+        for item in value:
+            _check_range(item, setting)
     if isinstance(value, bool) or not isinstance(value, int | float):
         return
     unit = f" ({setting.unit})" if setting.unit else ""

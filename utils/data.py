@@ -1,11 +1,12 @@
-"""The data of a run: both splits through the recipe, as rows, as loaders."""
+"""The data of a run: every dataset's splits through their recipes, as rows, as loaders."""
 
 from __future__ import annotations
 
-import zlib
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
+
+import numpy as np
 
 from configs.errors import ConfigError
 from configs.run import RunConfig
@@ -14,18 +15,35 @@ from utils.dataloader import BatchLayout, Rows, StepLoader, make_rows
 from utils.distributed import gather_to_all
 from utils.environment import Environment
 from utils.examples import Examples, check_token_ids, load_examples
+from utils.mixing import MixPart, join_examples, mix, mixed_documents
 from utils.recipes import find_recipe
+from utils.stream_loader import StreamLoader
+from utils.streaming import Stream, StreamSource, fingerprint
 
 
 @dataclass(frozen=True)
 class RunData:
-    """Samples, and the rows they were packed or padded into. The evaluation parts are None without validation."""
+    """Samples, and the rows they were packed or padded into.
+
+    The training parts are those of the whole set, or, for a stream, its first documents, and there are no rows yet.
+    The evaluation parts are None without validation.
+    """
 
     train: Examples
     evaluation: Examples | None
-    train_rows: Rows
+    train_rows: Rows | None
     eval_rows: Rows | None
+    stream: Stream | None
+    mix: tuple[MixPart, ...]  # what each dataset gives to an epoch; empty for one dataset, and for a stream
+    documents: np.ndarray | None  # int64 [n]: the samples of an epoch, where datasets are mixed, some several times
     notes: tuple[str, ...]  # what was kept and what was left out
+
+    def steps_per_epoch(self, layout: BatchLayout) -> int:
+        """Optimizer steps of an epoch; a streamed run is one epoch."""
+        if self.train_rows is None:
+            assert self.stream is not None
+            return self.stream.num_steps
+        return layout.num_steps(len(self.train_rows))
 
     def check_same_on_all_ranks(self) -> None:
         """Every rank must have read the same data, or ranks would train on overlapping rows.
@@ -33,10 +51,8 @@ class RunData:
         Raises:
             ConfigError: on every rank, where they differ.
         """
-        fingerprint = zlib.crc32(self.train.labels.tobytes(), zlib.crc32(self.train.input_ids.tobytes()))
-        if self.evaluation is not None:
-            fingerprint = zlib.crc32(self.evaluation.input_ids.tobytes(), fingerprint)
-        if len(set(gather_to_all(fingerprint))) > 1:
+        splits = [split for split in (self.train, self.evaluation) if split is not None]
+        if len(set(gather_to_all(fingerprint(splits)))) > 1:
             raise ConfigError(
                 "--dataset: the ranks did not read the same data; a recipe must return the same rows in every process "
                 "(seed its random choices, sort what it lists)"
@@ -44,65 +60,128 @@ class RunData:
 
 
 def load_data(config: RunConfig, tokenizer: Any, *, vocab_size: int, context_length: int) -> RunData:
-    """Read, tokenise and check both splits, and place them into rows.
+    """Read, tokenise and check both splits of every dataset, and place them into rows; of a stream, look at its start.
 
     Raises:
         ConfigError: where a split cannot be trained on.
     """
     train_config = config.train_config
-    recipe, dataset_config, split_names = find_recipe(config)
+    names, strategy = train_config.datasets, train_config.batching_strategy
     notes: list[str] = []
 
-    def load(split: str) -> Examples:
+    def load(name: str, split: str) -> Examples:
+        recipe, dataset_config, split_names = find_recipe(config, name)
         examples = load_examples(
             recipe,
-            dataset_config,
+            replace(dataset_config, streaming=False),
             tokenizer,
             split_names[split],
             split_slice=train_config.split_slice,
             context_length=context_length,
             truncation=train_config.truncation,
         )
-        check_token_ids(examples, vocab_size, split)
-        notes.extend(examples.describe(split))
+        label = split if len(names) == 1 else f"{name}, {split}"
+        check_token_ids(examples, vocab_size, label)
+        notes.extend(examples.describe(label))
         return examples
 
-    train = load("train")
-    validates = train_config.run_validation
-    name = train_config.dataset
-    if validates and not _has_validation(name, dataset_config) and not config.was_given("train_config.run_validation"):
-        validates = False
-        notes.append(
-            f"validation: none, since {dataset_config.data_path} holds training rows alone; "
-            f"--{name}.validation_fraction 0.05 keeps some of them for it"
-        )
-    evaluation = load("validation") if validates else None
-    strategy = train_config.batching_strategy
-    train_rows = make_rows(train, batching_strategy=strategy, context_length=context_length)
+    train_rows, stream, documents = None, None, None
+    parts: list[MixPart] = []
+    if config.streams:
+        stream = _stream(config, tokenizer, vocab_size=vocab_size, context_length=context_length)
+        heads = stream.head()
+        train = join_examples(heads)
+        notes.extend(stream.describe(heads))
+    else:
+        train_parts = [load(name, "train") for name in names]
+        train = join_examples(train_parts)
+        sizes = [len(part) for part in train_parts]
+        del train_parts  # joined, they are there twice
+        if len(names) > 1:
+            parts = mix(names, sizes, train_config.dataset_weights)
+            documents = mixed_documents(sizes, [part.num_samples for part in parts], train_config.seed)
+            notes.append("mix: " + "; ".join(map(str, parts)))
+        train_rows = make_rows(train, batching_strategy=strategy, context_length=context_length, documents=documents)
+    validated = [name for name in names if _validates(config, name, notes)]
+    evaluation = join_examples([load(name, "validation") for name in validated]) if validated else None
     eval_rows = None
     if evaluation is not None:
         eval_rows = make_rows(evaluation, batching_strategy=strategy, context_length=context_length)
         if train_config.max_eval_step:
             eval_rows = eval_rows.first(train_config.max_eval_step * train_config.val_batch_size)
-    return RunData(train, evaluation, train_rows, eval_rows, tuple(notes))
+    return RunData(train, evaluation, train_rows, eval_rows, stream, tuple(parts), documents, tuple(notes))
 
 
-def _has_validation(name: str, dataset_config: Any) -> bool:
-    """Whether there may be a validation split; of a user's own recipe, its function knows."""
-    return name == "custom_dataset" or has_validation(name, dataset_config)
+def _stream(config: RunConfig, tokenizer: Any, *, vocab_size: int, context_length: int) -> Stream:
+    train_config = config.train_config
+    sources = []
+    for name in train_config.datasets:
+        recipe, dataset_config, split_names = find_recipe(config, name)
+        sources.append(
+            StreamSource(
+                dataset=name,
+                recipe=recipe,
+                dataset_config=dataset_config,
+                tokenizer=tokenizer,
+                split=split_names["train"],
+                context_length=context_length,
+                vocab_size=vocab_size,
+                truncation=train_config.truncation,
+                max_rows=int(train_config.split_slice) if train_config.split_slice else None,
+            )
+        )
+    return Stream(
+        sources=tuple(sources),
+        weights=train_config.dataset_weights,
+        seed=train_config.seed,
+        shuffle_buffer_size=train_config.shuffle_buffer_size,
+        packing=train_config.batching_strategy == "packing",
+        context_length=context_length,
+        num_steps=train_config.max_train_step,
+    )
+
+
+def _validates(config: RunConfig, name: str, notes: list[str]) -> bool:
+    """Whether a dataset has a validation split to evaluate on; of a user's own recipe, its function knows."""
+    if not config.train_config.run_validation:
+        return False
+    dataset_config = getattr(config, name)
+    if name == "custom_dataset" or config.was_given("train_config.run_validation"):
+        return True
+    if has_validation(name, dataset_config):
+        return True
+    notes.append(
+        f"validation: none, since {dataset_config.data_path} holds training rows alone; "
+        f"--{name}.validation_fraction 0.05 keeps some of them for it"
+    )
+    return False
 
 
 def make_loaders(
-    data: RunData, config: RunConfig, layout: BatchLayout, env: Environment, collate: Callable[..., Any]
-) -> tuple[StepLoader, StepLoader | None]:
-    """The training loader, shuffled by seed and epoch, and the validation loader, in the same order every time."""
+    data: RunData,
+    config: RunConfig,
+    layout: BatchLayout,
+    env: Environment,
+    collate: Callable[..., Any],
+    say: Callable[[str], None],
+) -> tuple[StepLoader | StreamLoader, StepLoader | None]:
+    """The training loader, shuffled by seed and epoch, and the validation loader, in the same order every time.
+
+    Args:
+        say: prints what a stream tells on its way.
+    """
     options: dict[str, Any] = {
         "rank": env.rank,
         "collate": collate,
         "num_workers": config.train_config.num_workers_dataloader,
         "pin_memory": env.device.type == "cuda",
     }
-    train_loader = StepLoader(data.train_rows, layout, seed=config.train_config.seed, **options)
+    train_loader: StepLoader | StreamLoader
+    if data.stream is not None:
+        train_loader = StreamLoader(data.stream, layout, say=say, **options)
+    else:
+        assert data.train_rows is not None
+        train_loader = StepLoader(data.train_rows, layout, seed=config.train_config.seed, **options)
     if data.eval_rows is None:
         return train_loader, None
     eval_layout = BatchLayout(config.train_config.val_batch_size, 1, env.world_size)

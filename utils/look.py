@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from typing import Any
 
 import numpy as np
@@ -38,8 +38,11 @@ def look(
         first training sample as text.
     """
     pieces = sample_pieces(data.train, tokenizer)
-    train = split_figures(data.train) | {"num_rows": len(data.train_rows)}
-    train |= row_figures(data.train_rows, layout, width, seed=config.train_config.seed)
+    train: dict[str, Any] = {"streamed": True, "num_samples": None, "num_rows": None}
+    if data.train_rows is not None:
+        train = split_figures(data.train, data.documents) | {"num_rows": len(data.train_rows)}
+        train |= row_figures(data.train_rows, layout, width, seed=config.train_config.seed)
+        train |= {"mix": [asdict(part) for part in data.mix]} if data.mix else {}
     validation = None
     if data.evaluation is not None and data.eval_rows is not None:
         validation = split_figures(data.evaluation) | {"num_rows": len(data.eval_rows)}
@@ -49,7 +52,9 @@ def look(
         if config.train_config.show_sample:
             sample = coloured(pieces) if console.is_terminal else marked(pieces)
             print_for_people("", "first training sample, what is learned of it marked:", sample, console=console)
-        print_for_people("", figures_table(figures), "", console=console)
+        table = figures_table(figures)
+        if table.row_count:
+            print_for_people("", table, "", console=console)
     return figures | {"first_sample": marked(pieces)}
 
 
@@ -102,13 +107,19 @@ def coloured(pieces: list[Piece]) -> Text:
     return Text.assemble(*((piece.text, "bold green" if piece.is_learned else "") for piece in pieces))
 
 
-def split_figures(examples: Examples) -> dict[str, Any]:
-    """What a split holds and what was cut or left out; lengths are tokens of a sample."""
-    lengths = np.percentile(examples.lengths, list(PERCENTILES.values()), method="inverted_cdf")
+def split_figures(examples: Examples, documents: np.ndarray | None = None) -> dict[str, Any]:
+    """What a split holds and what was cut or left out; lengths are tokens of a sample.
+
+    Args:
+        documents: which of them an epoch holds, where not each of them once.
+    """
+    chosen = np.arange(len(examples)) if documents is None else documents
+    num_label_tokens = np.add.reduceat(examples.labels != IGNORE_INDEX, examples.offsets[:-1], dtype=np.int64)
+    lengths = np.percentile(examples.lengths[chosen], list(PERCENTILES.values()), method="inverted_cdf")
     return {
-        "num_samples": len(examples),
-        "num_tokens": len(examples.input_ids),
-        "num_label_tokens": int((examples.labels != IGNORE_INDEX).sum()),
+        "num_samples": len(chosen),
+        "num_tokens": int(examples.lengths[chosen].sum()),
+        "num_label_tokens": int(num_label_tokens[chosen].sum()),
         "num_truncated": examples.num_truncated,
         "num_tokens_cut": examples.num_tokens_cut,
         "num_too_long": examples.num_too_long,
@@ -130,7 +141,7 @@ def row_figures(rows: Rows, layout: BatchLayout, width: PaddedWidth, *, seed: in
 
 def figures_table(data: dict[str, Any]) -> Table:
     """What the start table does not say: learned tokens, lengths, and how full the rows are."""
-    splits = {name: figures for name, figures in data.items() if figures}
+    splits = {name: figures for name, figures in data.items() if figures and not figures.get("streamed")}
     rows = {
         "learned": "\n".join(f"{name} {_learned(figures)}" for name, figures in splits.items()),
         "lengths": "\n".join(f"{name} {_lengths(figures['lengths'])}" for name, figures in splits.items()),

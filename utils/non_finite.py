@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from utils.distributed import gather_to_all
+from utils.mixing import describe_row
 
 
 class NonFiniteError(Exception):
@@ -15,18 +16,20 @@ class NonFiniteError(Exception):
         self.source_rows = source_rows
 
 
-def describe_non_finite(step: int, error: NonFiniteError, rows_of_step: Sequence[int]) -> str:
+def describe_non_finite(step: int, error: NonFiniteError, rows_of_step: Sequence[int], datasets: Sequence[str]) -> str:
     """Name the rows whose loss is not finite, or all of the step's where only the gradient is not.
 
     Every rank must call this.
 
     Args:
-        rows_of_step: this rank's rows of the training data in that step, counted from 0; the message counts from 1.
+        rows_of_step: this rank's rows of the training data in that step, counted from 0 (`utils.mixing.global_row`);
+            the message counts from 1.
+        datasets: the run's.
     """
     what, suspects = "loss", gather_to_all(error.source_rows)
     if not any(suspects):
         what, suspects = "gradient", gather_to_all(list(rows_of_step))
-    rows = ", ".join(str(row + 1) for row in sorted(row for rows in suspects for row in rows))
+    rows = ", ".join(describe_row(row, datasets) for row in sorted(row for rows in suspects for row in rows))
     return (
         f"step {step}: the {what} is not finite, and the update was not made; rows of the training data in it: {rows}. "
         "Look at those rows, or lower --lr, or give --gradient_clipping"

@@ -62,8 +62,11 @@ def load_recipe_module(file: Path) -> ModuleType:
         raise ConfigError(f"--dataset: {file} could not be imported ({type(error).__name__}: {error})") from error
 
 
-def find_recipe(config: RunConfig) -> tuple[Callable[..., Any], Any, dict[str, str]]:
+def find_recipe(config: RunConfig, name: str | None = None) -> tuple[Callable[..., Any], Any, dict[str, str]]:
     """The recipe of a run.
+
+    Args:
+        name: one of the run's datasets; unset: the only one.
 
     Returns:
         The function `(dataset_config, tokenizer, split)`, its dataset config, and the names that the recipe gives
@@ -72,7 +75,7 @@ def find_recipe(config: RunConfig) -> tuple[Callable[..., Any], Any, dict[str, s
     Raises:
         ConfigError: where the file or the function does not exist.
     """
-    name = config.train_config.dataset
+    name = name or config.train_config.dataset
     dataset_config = getattr(config, name)
     if name == "custom_dataset":
         file, _, function_name = dataset_config.file.partition(":")

@@ -31,8 +31,10 @@ def run_facts(
     return {"model": model_facts, "data": data, "devices": _device_facts(env)}
 
 
-def start_event(facts: dict[str, Any], env: Environment, *, steps_per_epoch: int, num_steps: int) -> dict[str, int]:
-    """The numbers with which metrics.jsonl begins."""
+def start_event(
+    facts: dict[str, Any], env: Environment, *, steps_per_epoch: int, num_steps: int
+) -> dict[str, int | None]:
+    """The numbers with which metrics.jsonl begins; None where a stream does not know them."""
     model, train, validation = facts["model"], facts["data"]["train"], facts["data"]["validation"]
     return {
         "world_size": env.world_size,

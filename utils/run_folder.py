@@ -101,7 +101,7 @@ def create_run_folder(
 def _default_folder(config: RunConfig) -> Path:
     """`outputs/MODEL-DATASET-TIME`."""
     model = Path(config.train_config.model_name.rstrip("/")).name
-    dataset = config.train_config.dataset.removesuffix("_dataset")
+    dataset = "-".join(name.removesuffix("_dataset") for name in config.train_config.datasets)
     return Path("outputs") / f"{model}-{dataset}-{datetime.now():%Y%m%d-%H%M%S}"
 
 

@@ -117,14 +117,16 @@ def _data(config: RunConfig, resolved: dict[str, Any], data: dict[str, Any]) -> 
     def split(name: str, part: dict[str, Any]) -> str:
         return f"{name} {part['num_samples']:,} samples, {part['num_tokens']:,} tokens, {part['num_rows']:,} rows"
 
+    train = "train streamed" if data["train"].get("streamed") else split("train", data["train"])
     strategy, length = config.train_config.batching_strategy, resolved["context_length"]
     validation = split("validation", data["validation"]) if data["validation"] else "no validation"
-    return f"{split('train', data['train'])}; {validation} ({strategy}, rows of at most {length} tokens)"
+    return f"{train}; {validation} ({strategy}, rows of at most {length} tokens)"
 
 
 def _steps(config: RunConfig, start: dict[str, Any], resolved: dict[str, Any], world_size: int) -> str:
+    epoch = "passes over the stream are said as they end" if config.streams else f"{start['steps_per_epoch']} per epoch"
     return (
-        f"{start['num_steps']} ({start['steps_per_epoch']} per epoch) of {resolved['global_batch_size']} rows "
+        f"{start['num_steps']} ({epoch}) of {resolved['global_batch_size']} rows "
         f"= {config.train_config.batch_size_training} per micro-batch x {resolved['gradient_accumulation_steps']} "
         f"x {world_size} ranks"
     )
@@ -133,7 +135,7 @@ def _steps(config: RunConfig, start: dict[str, Any], resolved: dict[str, Any], w
 def start_warnings(config: RunConfig, start: dict[str, Any]) -> list[str]:
     """What to think about before the run is waited for."""
     lines = []
-    if start["num_train_rows"] < start["world_size"]:
+    if start["num_train_rows"] is not None and start["num_train_rows"] < start["world_size"]:
         lines.append(
             f"warning: {start['num_train_rows']} training row(s) for {start['world_size']} ranks: "
             "some ranks have nothing to do"

@@ -388,7 +388,7 @@ def test_help_lists_every_flag_with_its_default_in_lines_that_fit():
         start = re.search(rf" --({re.escape(dotted)}|{setting.name}) (BOOL|INT|FLOAT|TEXT|CHOICE|LIST) ", words)
         assert start, dotted
         entry = words[start.start() :].split("]")[0]
-        default = {None: "unset", "": "empty", ("q_proj", "v_proj"): "q_proj,v_proj"}.get(
+        default = {None: "unset", "": "empty", (): "empty", ("q_proj", "v_proj"): "q_proj,v_proj"}.get(
             setting.default, setting.default
         )
         assert ("required" if setting.is_required else f"default {default}") in entry

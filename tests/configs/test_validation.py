@@ -100,6 +100,39 @@ def parse(line: str = "") -> RunConfig:
             "--samsum_dataset.data_path: the chosen dataset is custom",
             "add",
         ),
+        (
+            "--dataset samsum_dataset,samsum_dataset",
+            "--dataset: samsum_dataset is named twice",
+            "--dataset_weights",
+        ),
+        ("--dataset samsum_dataset,sum", "--dataset: 'sum' is not one of", "FILE.py:FUNCTION"),
+        ("--dataset a.py,b.py:f", "--dataset: a.py and b.py:f are two custom datasets", "one function"),
+        (
+            "--dataset samsum_dataset,f.py --alpaca_dataset.data_path d",
+            "--alpaca_dataset.data_path: the chosen dataset is samsum_dataset,custom_dataset",
+            "add --dataset alpaca_dataset",
+        ),
+        ("--dataset_weights 0.5", "--dataset_weights: there is one dataset", "name several"),
+        (
+            "--dataset samsum_dataset,f.py --dataset_weights 0.5,0.3,0.2",
+            "--dataset_weights: 3 weights for 2 datasets",
+            "give one for each",
+        ),
+        ("--streaming", "--streaming: needs --max_train_step", "give the optimizer steps"),
+        (
+            "--dataset samsum_dataset,f.py --max_train_step 5 --samsum_dataset.streaming",
+            "--streaming: custom_dataset would be read whole beside a stream",
+            "give --streaming for all",
+        ),
+        ("--streaming --max_train_step 5 --num_epochs 2", "--num_epochs: a stream has no epochs", "leave this out"),
+        ("--streaming --max_train_step 5 --gamma 0.9", "--gamma: a stream has no epochs", "leave this out"),
+        ("--streaming --max_train_step 5 --split_slice 1%", "--split_slice: 1% of a stream is unknown", "a number"),
+        ("--shuffle_buffer_size 5", "--shuffle_buffer_size: only a stream has a buffer", "add --streaming"),
+        (
+            "--alpaca_dataset.streaming --max_train_step 5",
+            "--alpaca_dataset.streaming: the chosen dataset is samsum_dataset",
+            "add --dataset",
+        ),
         ("--split_slice 0%", "--split_slice: '0%' is neither", "like 1%"),
         ("--split_slice 101%", "--split_slice: '101%' is neither", "like 1%"),
         ("--split_slice 0", "--split_slice: '0' is neither", "like 1%"),
@@ -158,6 +191,11 @@ def test_settings_in_conflict_are_refused_with_reason_and_remedy(line, start, re
         "--dataset alpaca_dataset",
         "--dataset grammar_dataset --grammar_dataset.data_path d",
         "--dataset chat_dataset --chat_dataset.data_path d --chat_dataset.chat_template f",
+        "--dataset samsum_dataset,f.py:g --dataset_weights 0.7,0.3 --samsum_dataset.data_path d",
+        "--dataset 'samsum_dataset, custom_dataset' --custom_dataset.file f.py",
+        "--streaming --max_train_step 5 --shuffle_buffer_size 9 --split_slice 10",
+        "--samsum_dataset.streaming --max_train_step 5",
+        "--streaming False",
         "--num_workers_dataloader 0 --loss_chunk_size 0 --weight_decay 0",
         "--use_wandb --use_tensorboard --use_profiler --profiler_dir d",
         "--flop_counter --flop_counter_start 1",
@@ -274,3 +312,29 @@ def test_a_config_built_in_code_is_validated_alike():
     validate(RunConfig(TrainConfig(model_name="M")))
     with pytest.raises(ConfigError, match=r"^--dataset: 'x'"):
         validate(RunConfig(TrainConfig(model_name="M", dataset="x")))
+
+
+def test_several_datasets_are_a_list_with_one_custom_file_at_most():
+    config = parse("--dataset samsum_dataset,f.py:g --dataset_weights 7,3")
+    assert config.train_config.datasets == ("samsum_dataset", "custom_dataset")
+    assert config.custom_dataset.file == "f.py:g"
+    assert config.train_config.dataset_weights == (7.0, 3.0)
+
+
+@pytest.mark.parametrize("weights", ["0,1", "-1,2", "a,b", "1,,2", "1,nan"])
+def test_weights_are_positive_numbers(weights):
+    with pytest.raises(ConfigError, match=r"^--dataset_weights: "):
+        parse(f"--dataset samsum_dataset,f.py --dataset_weights={weights}")
+
+
+def test_a_bare_streaming_streams_every_dataset_and_a_stream_is_one_epoch():
+    config = parse("--dataset samsum_dataset,f.py --streaming --max_train_step 7 --num_workers_dataloader 3")
+    assert config.streams
+    assert config.samsum_dataset.streaming
+    assert config.custom_dataset.streaming
+    assert config.train_config.num_epochs == 1
+    notes = "\n".join(config.notes)
+    assert "--streaming set in samsum_dataset and" in notes
+    assert "--num_workers_dataloader 3 holds for validation; one process per rank reads the stream" in notes
+    assert "--scheduler step leaves lr as it is" in notes
+    assert not parse("--streaming False").streams
