@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pickle
 import re
 from collections import Counter
 from collections.abc import Iterator
@@ -184,6 +185,18 @@ def test_an_iterable_dataset_is_read_whole_in_a_worker_process() -> None:
     assert sorted(ids for step in steps for row in step for ids, _ in row) == sorted(
         (shard, index) for shard in range(3) for index in range(10)
     )
+
+
+def lazily_mapped(*_: Any) -> Any:
+    rows = datasets.Dataset.from_list([{"input_ids": [index, 5]} for index in range(6)]).to_iterable_dataset()
+    return rows.map(lambda row: {"labels": row["input_ids"]})
+
+
+def test_a_source_that_was_read_can_be_sent_to_a_process_that_is_spawned() -> None:
+    before = source([], recipe=lazily_mapped)
+    first = next(before.blocks(0))
+    after = pickle.loads(pickle.dumps(before))
+    assert next(after.blocks(0)).input_ids.tolist() == first.input_ids.tolist()
 
 
 def test_a_recipe_that_is_a_generator_is_called_again_for_each_pass() -> None:

@@ -43,6 +43,10 @@ class StreamSource:
     max_rows: int | None = None
     kept: Any = field(default=None, repr=False)  # what the recipe returned, where it can be read again
 
+    def __getstate__(self) -> dict[str, Any]:
+        """For a reading process that is spawned: it asks the recipe itself, whose rows may not be picklable."""
+        return self.__dict__ | {"kept": None}
+
     @property
     def name(self) -> str:
         return f"{getattr(self.recipe, '__name__', 'recipe')}, split {self.split!r}"
