@@ -344,7 +344,12 @@ def prepare(config: RunConfig, env: Environment, watchdog: Watchdog) -> Job:
         offsets=attention == BY_OFFSETS,
     )
     if packing:
-        check_packing_isolates(model, lambda rows: task.summed_loss(model, collate(rows).to(env.device)), vocab_size)
+        check_packing_isolates(
+            model,
+            lambda rows: task.summed_loss(model, collate(rows).to(env.device)),
+            vocab_size=vocab_size,
+            row_length=context_length,
+        )
     train_loader, eval_loader = make_loaders(data, config, batches, env, collate, lambda line: say(env, line))
     scheduler = build_scheduler(optimizer, config, steps_per_epoch=len(train_loader), num_steps=num_steps)
     seed_everything(train_config.seed, env.rank)

@@ -28,7 +28,7 @@ from utils.labels import IGNORE_INDEX
 BY_OFFSETS = "packed_by_offsets"
 """The name under which transformers knows `attention_by_offsets`."""
 
-PROBE_LENGTH = 24
+PROBE_LENGTH = 24  # tokens of a document at most
 UNSUPPORTED = ("softcap", "s_aux", "position_bias", "cache")  # what a model may hand to attention, and flash has not
 
 
@@ -133,7 +133,7 @@ def mask_of_padded_rows(**kwargs: Any) -> torch.Tensor | None:
 
 @torch.no_grad()
 def check_packing_isolates(
-    model: nn.Module, summed_loss_of: Callable[[list[list[Any]]], torch.Tensor], vocab_size: int
+    model: nn.Module, summed_loss_of: Callable[[list[list[Any]]], torch.Tensor], *, vocab_size: int, row_length: int
 ) -> None:
     """Pack two documents into a row, change the first, and refuse if that changes the loss of the second.
 
@@ -141,13 +141,15 @@ def check_packing_isolates(
     leak without an error. Every rank must call this.
 
     Args:
+        row_length: tokens that a row of the run holds.
         summed_loss_of: rows of documents -> their loss, by the collation and the forward pass that training uses.
 
     Raises:
         ConfigError: where packing would leak.
     """
     generator = np.random.default_rng(0)
-    first, other, second = generator.integers(0, vocab_size, (3, PROBE_LENGTH), dtype=np.int32)
+    length = min(PROBE_LENGTH, row_length // 2)
+    first, other, second = generator.integers(0, vocab_size, (3, length), dtype=np.int32)
     nothing = np.full_like(first, IGNORE_INDEX)
     training = model.training
     model.eval()
