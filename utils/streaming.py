@@ -17,6 +17,7 @@ from typing import Any
 import datasets
 import numpy as np
 
+import utils.recipes  # noqa: F401  (a reading process that is spawned finds recipes through its import hook)
 from configs.errors import ConfigError
 from utils.dataloader import Document
 from utils.examples import Examples, Truncation, build_examples, check_token_ids
