@@ -19,7 +19,6 @@ import time
 from pathlib import Path
 from typing import Any
 
-import datasets
 import numpy as np
 import psutil
 
@@ -40,7 +39,7 @@ TINY: dict[str, Any] = {"hidden_size": 32, "intermediate_size": 64, "num_layers"
 def write_dialogues(path: Path, num_bytes: int) -> int:
     """So many bytes of random dialogues (lengths lognormal, as those of SAMSum are); returns their number."""
     rng = np.random.default_rng(0)
-    words = SAMPLES.read_text(encoding="utf-8").split()
+    words = np.array(SAMPLES.read_text(encoding="utf-8").split())
     lengths = np.clip(rng.lognormal(np.log(90), 0.7, size=TEXTS), 10, 1200).astype(int)
     lines = [
         json.dumps({"dialogue": " ".join(rng.choice(words, size=n)), "summary": " ".join(rng.choice(words, size=20))})
@@ -55,29 +54,12 @@ def write_dialogues(path: Path, num_bytes: int) -> int:
     return num_rows
 
 
-def get_dialogues(dataset_config: Any, tokenizer: Any, split: str) -> Any:
-    """The recipe: `dialogue` is read, `summary` and the end token are learned."""
-    rows = datasets.load_dataset("json", data_files=dataset_config.data_path, split="train", streaming=True)
-
-    def tokenize(batch: dict[str, list[str]]) -> dict[str, list[list[int]]]:
-        prompts = tokenizer(batch["dialogue"], add_special_tokens=False)["input_ids"]
-        answers = tokenizer(batch["summary"], add_special_tokens=False)["input_ids"]
-        answers = [[*answer, tokenizer.eos_token_id] for answer in answers]
-        pairs = list(zip(prompts, answers, strict=True))
-        return {
-            "input_ids": [prompt + answer for prompt, answer in pairs],
-            "labels": [[-100] * len(prompt) + answer for prompt, answer in pairs],
-        }
-
-    return rows.map(tokenize, batched=True, batch_size=256, remove_columns=["dialogue", "summary"])
-
-
 def read(options: argparse.Namespace) -> None:
     """The reading process: say "ready" after the imports, read one pass or as long as allowed, print the figures."""
     print("ready", flush=True)
     sys.stdin.readline()
-    flags = ["--model_name", options.model, "--dataset", f"{__file__}:get_dialogues", "--streaming"]
-    flags += ["--custom_dataset.data_path", options.data, "--max_train_step", str(10**9), "--norun_validation"]
+    flags = ["--model_name", options.model, "--dataset", "samsum_dataset", "--streaming", "--norun_validation"]
+    flags += ["--samsum_dataset.data_path", options.data, "--max_train_step", str(10**9)]
     flags += ["--num_workers_dataloader", str(options.num_workers), "--context_length", "2048"]
     config, env = parse_flags(flags), read_environment()
     tokenizer = load_tokenizer(config)

@@ -150,10 +150,10 @@ def _validates(config: RunConfig, name: str, notes: list[str]) -> bool:
         return True
     if has_validation(name, dataset_config):
         return True
-    notes.append(
-        f"validation: none, since {dataset_config.data_path} holds training rows alone; "
-        f"--{name}.validation_fraction 0.05 keeps some of them for it"
-    )
+    remedy = f"--{name}.validation_fraction 0.05 keeps some of them for it"
+    if config.streams:
+        remedy = "a folder with validation.* beside train.* has it"
+    notes.append(f"validation: none, since {dataset_config.data_path} holds training rows alone; {remedy}")
     return False
 
 

@@ -24,6 +24,7 @@ from utils.marked_text import BadRow, Piece, tokenize_marked
 ToPieces = Callable[[Mapping[str, Any]], Sequence[Piece]]
 
 BATCH_SIZE = 1000  # rows per call of the tokenizer, which then works on all cores
+STREAM_BATCH_SIZE = 256  # rows of a stream are held in host memory beside it: 1000 cost 60 MiB more
 _HEAD_START_SECONDS = 1.0  # for the process that shows progress
 _QUIET_WAIT_SECONDS = 5.0
 _MADE_BY = (marked_text, chat, prompts)  # the code that decides, beside the recipe's own, what the tokens are
@@ -48,15 +49,15 @@ def tokenize_rows(source: Source, tokenizer: Any, to_pieces: ToPieces, *, by_tem
     end = [] if by_template else [tokenizer.eos_token_id]
 
     tokenize = _Tokenize(replace(source, rows=None), to_pieces, tokenizer, start, end)
-    options: dict[str, Any] = {"batched": True, "with_indices": True, "batch_size": BATCH_SIZE}
-    options |= {"remove_columns": list(source.columns)}
+    options: dict[str, Any] = {"batched": True, "with_indices": True, "remove_columns": list(source.columns)}
     if isinstance(source.rows, datasets.IterableDataset):
-        return source.rows.map(tokenize, **options)
+        return source.rows.map(tokenize, batch_size=STREAM_BATCH_SIZE, **options)
     fingerprint = _fingerprint(source, tokenizer, to_pieces, [start, end])
     int32_lists = datasets.List(datasets.Value("int32"))
     with _held_by_one_process(source, fingerprint) as cache_file:
         return source.rows.map(
             tokenize,
+            batch_size=BATCH_SIZE,
             **options,
             features=datasets.Features({"input_ids": int32_lists, "labels": int32_lists}),
             new_fingerprint=fingerprint,
