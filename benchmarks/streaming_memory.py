@@ -1,10 +1,11 @@
 """Host memory and speed of streaming: a JSONL file larger than memory should be through the loader of a run.
 
-    python -m benchmarks.streaming_memory --gib 5 [--num_workers 1] [--minutes 10]
+    python -m benchmarks.streaming_memory --gib 5 [--num_workers 1] [--minutes 10] [--other_bytes 8000]
 
-Writes a file of random dialogues to a temporary folder, and reads it in another process as a run with --streaming does:
-tokenised, shuffled in the buffer, packed. Prints the most anonymous (private) memory that this process and its reading
-process held together above what they held after their imports, and how fast rows came. No model is there.
+Writes a file of random dialogues, with a column of `other_bytes` that is read and not trained on, to a temporary
+folder, and reads it in another process as a run with --streaming does: tokenised, shuffled in the buffer, packed.
+Prints the most anonymous (private) memory that this process and its reading process held together above what they held
+after their imports, and how fast rows came. No model is there.
 """
 
 from __future__ import annotations
@@ -36,7 +37,7 @@ TEXTS = 20_000  # different dialogues; the file repeats them
 TINY: dict[str, Any] = {"hidden_size": 32, "intermediate_size": 64, "num_layers": 1, "num_heads": 4}
 
 
-def write_dialogues(path: Path, num_bytes: int) -> int:
+def write_dialogues(path: Path, num_bytes: int, other_bytes: int) -> int:
     """So many bytes of random dialogues (lengths lognormal, as those of SAMSum are); returns their number."""
     rng = np.random.default_rng(0)
     words = np.array(SAMPLES.read_text(encoding="utf-8").split())
@@ -45,6 +46,9 @@ def write_dialogues(path: Path, num_bytes: int) -> int:
         json.dumps({"dialogue": " ".join(rng.choice(words, size=n)), "summary": " ".join(rng.choice(words, size=20))})
         for n in lengths
     ]
+    if other_bytes:
+        other = " ".join(rng.choice(words, size=other_bytes))[:other_bytes]
+        lines = [json.dumps(json.loads(line) | {"other": other}) for line in lines]
     written, num_rows = 0, 0
     with open(path, "w", encoding="utf-8") as file:
         while written < num_bytes:
@@ -99,6 +103,7 @@ def main() -> None:
     parser.add_argument("--gib", type=float, default=5)
     parser.add_argument("--num_workers", type=int, default=1)
     parser.add_argument("--minutes", type=float, default=float("inf"), help="read no longer than this")
+    parser.add_argument("--other_bytes", type=int, default=0, help="of a column beside the text, in every row")
     for name in ("data", "model"):
         parser.add_argument(f"--{name}", help=argparse.SUPPRESS)
     options = parser.parse_args()
@@ -107,7 +112,7 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as name:
         model = make_tiny_model(Path(name) / "model", tie_word_embeddings=True, vocab_size=8000, **TINY)
         data = Path(name) / "train.jsonl"
-        num_rows = write_dialogues(data, int(options.gib * 2**30))
+        num_rows = write_dialogues(data, int(options.gib * 2**30), options.other_bytes)
         command = [sys.executable, "-m", "benchmarks.streaming_memory", "--model", str(model), "--data", str(data)]
         command += ["--num_workers", str(options.num_workers), "--minutes", str(options.minutes)]
         pipes: dict[str, Any] = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "text": True}

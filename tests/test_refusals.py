@@ -779,6 +779,12 @@ def test_python_refuses_a_model_name_that_is_neither_here_nor_to_be_reached(benc
     assert "no-such-model" in message
 
 
+def test_python_refuses_a_dataset_that_is_neither_here_nor_to_be_reached(bench: Bench) -> None:
+    message = run_refused(bench, "--dataset", "alpaca_dataset", "--alpaca_dataset.data_path", "nobody/nothing")
+    assert "--alpaca_dataset.data_path" in message
+    assert "nobody/nothing" in message
+
+
 def test_python_refuses_an_output_folder_on_a_read_only_file_system(bench: Bench) -> None:
     within, place = unwritable(bench.folder / "mounted")
     message = run_refused(bench, "--output_dir", str(place / "below" / "run"), within=within)
