@@ -715,6 +715,7 @@ def run_refused(bench: Bench, *given: str, nproc: int | None = None, within: Seq
     assert not [words for words in commands if any(str(bench.folder) in word for word in words)], "left behind"
     lines = error_lines(done.stderr)
     assert len(lines) == 1, done.stderr
+    assert "Failed to load" not in done.stderr, "a library's own words beside ours"
     assert 'finetuning.py", line' not in done.stderr, "a traceback of this project"
     if nproc is None:
         assert done.returncode == 2, done.stderr

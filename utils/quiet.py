@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import warnings
 
 import datasets
@@ -14,6 +15,8 @@ def quiet_libraries(env: Environment) -> None:
     """Leave only rank 0 to speak for the libraries, or every line would come once per rank."""
     # peft 0.21 asks transformers by an old name; nothing that the user could change.
     warnings.filterwarnings("ignore", message="`is_gradient_checkpointing` is deprecated", category=FutureWarning)
+    # Readers of files log what they raise, and the refusal says it with file and line.
+    logging.getLogger("datasets.packaged_modules").setLevel(logging.CRITICAL)
     if env.is_rank_zero:
         return
     datasets.disable_progress_bars()
