@@ -22,6 +22,7 @@ import psutil
 import pyarrow as pa
 import torch
 
+from benchmarks.random_rows import samsum_like_lengths
 from tasks.causal_lm import Collator
 from utils.dataloader import BatchLayout, StepLoader, make_rows
 from utils.examples import build_examples
@@ -33,7 +34,7 @@ from utils.padding import PaddedWidth
 def samsum_like(num_documents: int) -> datasets.Dataset:
     """Random tokens in documents of lognormal length, median 150 tokens, the last fifth of each learned."""
     generator = np.random.default_rng(0)
-    lengths = np.clip(generator.lognormal(np.log(150), 0.8, num_documents), 4, 2048).astype(np.int64)
+    lengths = samsum_like_lengths(generator, num_documents, longest=2048)
     offsets = np.concatenate([[0], np.cumsum(lengths)])
     ids = generator.integers(3, 32000, offsets[-1], dtype=np.int32)
     place = np.arange(offsets[-1]) - np.repeat(offsets[:-1], lengths)

@@ -20,13 +20,18 @@ def get_rows(dataset_config: Any, tokenizer: Any, split: str) -> list[dict[str, 
 
 
 def get_documents(dataset_config: Any, tokenizer: Any, split: str) -> list[dict[str, np.ndarray]]:
-    """As many tokens in documents as long as SAMSum's: half of them below 150 tokens, one in a hundred above 1,000."""
+    """As many tokens in documents as long as SAMSum's."""
     length, count = _size()
     generator = np.random.default_rng(0)
-    lengths = np.clip(generator.lognormal(np.log(150), 0.8, size=count * length // 150), 4, length).astype(int)
+    lengths = samsum_like_lengths(generator, count * length // 150, longest=length)
     lengths = lengths[: int(np.searchsorted(np.cumsum(lengths), count * length)) + 1]
     drawn = (generator.integers(3, len(tokenizer), size=length) for length in lengths)
     return [{"input_ids": document, "labels": document} for document in drawn]
+
+
+def samsum_like_lengths(generator: np.random.Generator, count: int, *, longest: int) -> np.ndarray:
+    """Half of them below 150 tokens, one in a hundred above 1,000: int64 [count]."""
+    return np.clip(generator.lognormal(np.log(150), 0.8, count), 4, longest).astype(np.int64)
 
 
 def _size() -> tuple[int, int]:

@@ -9,12 +9,13 @@ one below; --instruction_dataset.prompt_template writes it otherwise.
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
 from configs.errors import ConfigError
 from utils.data_files import load_split
-from utils.marked_text import BadRow, Piece
+from utils.marked_text import Piece
 from utils.prompts import alpaca_prompt
 from utils.tokenized_rows import tokenize_rows
 
@@ -43,15 +44,13 @@ def get_instruction_dataset(dataset_config: Any, tokenizer: Any, split: str) -> 
             "--instruction_dataset.prompt_column and .completion_column"
         )
     columns = {"prompt": prompt, "about": about, "answer": answer, "template": template}
+    source = replace(source, text_columns=(prompt, answer))  # known by now; tokenize_rows sees to it that they are text
     return tokenize_rows(source, tokenizer, partial(to_pieces, **columns))
 
 
 def to_pieces(
     row: Mapping[str, Any], *, prompt: str, about: str | None, answer: str, template: str | None
 ) -> list[Piece]:
-    for name in (prompt, answer):
-        if not isinstance(row[name], str):
-            raise BadRow(f"column {name} is not text")
     text, subject = row[prompt], (row[about] or "") if about else ""
     template = template.replace("\\n", "\n") if template is not None else TEMPLATES.get(prompt)
     if template is not None:
