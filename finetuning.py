@@ -14,8 +14,9 @@ import math
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -31,17 +32,27 @@ from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler
 from tqdm import tqdm
 
-import policies.loading as loading
 from checkpointing.export import export_model
-from checkpointing.sharded import save_sharded
+from checkpointing.fingerprint import base_fingerprint
+from checkpointing.huggingface_files import config_facts, huggingface_files
+from checkpointing.resume import (
+    check_settings,
+    find_checkpoints,
+    load_checkpoint,
+    open_checkpoint,
+    resolve_resume,
+    take_up_results,
+)
+from checkpointing.saving import CheckpointSaver, choose_keep_last
+from checkpointing.state import TrainState
 from configs.errors import ConfigError
 from configs.flags import parse_flags
 from configs.run import RunConfig
 from planning.preflight import batch_layout, check_environment, resolve_context_length, resolve_num_steps
-from policies import apply_policies
-from policies.activation_checkpointing import checkpointing_mode
-from policies.attention import BY_OFFSETS, check_packing_isolates, choose_attention
+from policies.attention import BY_OFFSETS, check_packing_isolates
+from policies.building import build_for_training
 from policies.clipping import clip_grad_norm
+from policies.loading import load_model_config
 from policies.loss import loss_notes
 from policies.mixed_precision import resolve_precision
 from policies.optimizer import build_optimizer, build_scheduler
@@ -55,7 +66,6 @@ from policies.sharding import (
     unit_notes,
     unwrap,
 )
-from policies.weights import find_weights
 from tasks import causal_lm as task
 from utils.data import load_data, make_loaders
 from utils.dataloader import StepLoader
@@ -69,8 +79,9 @@ from utils.padding import PaddedWidth
 from utils.profiling import StepRecorder, step_recorder
 from utils.quiet import quiet_libraries
 from utils.run_facts import run_facts, start_event
-from utils.run_folder import add_to_run_yaml, create_run_folder
+from utils.run_folder import add_to_run_yaml, checkpoint_root, create_run_folder
 from utils.seeding import seed_everything
+from utils.stopping import StopRequests
 from utils.stream_loader import StreamLoader
 from utils.summary import end_summary, print_for_people, start_table, start_warnings
 from utils.tokenization import load_tokenizer, num_rows_needed, padding_id
@@ -153,7 +164,7 @@ def evaluate(model: nn.Module, steps: Iterable[list[task.MicroBatch]], device: t
 
 @dataclass(frozen=True)
 class Job:
-    """What prepare() built and train() uses."""
+    """What prepare() built and train() uses; all of it stays but the state, which train() moves on."""
 
     config: RunConfig
     env: Environment
@@ -165,6 +176,8 @@ class Job:
     eval_loader: StepLoader | None
     num_steps: int
     accumulate_unsharded: bool
+    state: TrainState
+    saver: CheckpointSaver
     flops: StepFlops
     ledger: MemoryLedger
     recorder: StepRecorder
@@ -173,104 +186,170 @@ class Job:
     watchdog: Watchdog
 
 
-def train(job: Job) -> None:
-    """The loop: epochs of optimizer steps, evaluation, and the best weights saved as they come.
+def train(job: Job, stopping: StopRequests) -> str:
+    """The loop: epochs of optimizer steps, and after each what is due: evaluation, checkpoint, or an early end.
+
+    Returns:
+        "finished", or "stopped" on request, after a checkpoint.
 
     Raises:
-        TrainingError: where an update would not be finite; it names the samples.
+        TrainingError: where an update would not be finite; it names the samples. Or where it was to stop and could not
+            write a checkpoint.
     """
-    config, env, model, metrics = job.config.train_config, job.env, job.model, job.metrics
-    log_every_steps = job.config.tracking_config.log_every_steps
-    step, best_loss = 0, math.inf
-
-    def validate(epoch: int) -> float | None:
-        """Evaluate, write it down, and save the weights where they are the best so far."""
-        nonlocal best_loss
-        if job.eval_loader is None:
-            return None
-        steps, total = job.watchdog.each(job.eval_loader.epoch(0), step, "evaluating"), len(job.eval_loader)
-        bar = tqdm(steps, desc="eval", total=total, leave=False, disable=not env.is_rank_zero)
-        loss, num_label_tokens = evaluate(model, bar, env.device)
-        ppl = perplexity(loss)
-        metrics.write("eval", step=step, epoch=epoch, loss=loss, perplexity=ppl, num_label_tokens=num_label_tokens)
-        say(env, f"eval | step {step} | epoch {epoch} | loss {loss:.4f} | perplexity {ppl:.3f}")
-        if step > 0 and loss < best_loss:
-            best_loss = loss
-            if config.save_model:
-                save(job, step)
-        return loss
-
-    if config.eval_before_training:
-        validate(epoch=0)
-    for epoch in range(1, config.num_epochs + 1):
-        epoch_started, epoch_loss_sum, epoch_tokens = time.perf_counter(), 0.0, 0
-        steps_left = min(len(job.train_loader), job.num_steps - step)
-        last_step_of_epoch = step + steps_left
-        batches = job.train_loader.epoch(epoch - 1)
-        bar = tqdm(range(steps_left), desc=f"epoch {epoch}/{config.num_epochs}", disable=not env.is_rank_zero)
-        for _ in bar:
-            step += 1
-            job.watchdog.at(step, "training")
-            step_started = time.perf_counter()
-            micro_batches = next(batches)
-            data_wait = time.perf_counter() - step_started
-            counts = task.count_globally(micro_batches)
-            lr = job.scheduler.get_last_lr()[0]
-            job.ledger.observe(is_observed_step(step, last_of_epoch=step == last_step_of_epoch))
-            try:
-                with job.recorder(step, counts):
-                    loss, grad_norm = train_step(
-                        model,
-                        micro_batches,
-                        job.optimizer,
-                        job.config,
-                        device=env.device,
-                        num_label_tokens=counts.num_label_tokens,
-                        world_size=env.world_size,
-                        accumulate_unsharded=job.accumulate_unsharded,
-                        on_phase=job.ledger.record,
-                    )
-            except NonFiniteError as error:
-                every_row = [row for batch in micro_batches for row in batch.source_rows]
-                raise TrainingError(describe_non_finite(step, error, every_row, config.datasets)) from None
-            job.scheduler.step()
-            seconds = time.perf_counter() - step_started
-            epoch_loss_sum += loss.item() * counts.num_label_tokens
-            epoch_tokens += counts.num_label_tokens
-            rates = job.flops.rates(counts, seconds, env.world_size)
-            event = {
-                "step": step,
-                "epoch": epoch,
-                "loss": loss.item(),
-                "perplexity": perplexity(loss.item()),
-                "grad_norm": grad_norm.item(),
-                "lr": lr,
-                "num_label_tokens": counts.num_label_tokens,
-                "num_tokens": counts.num_tokens,
-                "step_seconds": seconds,
-                **rates,
-                "data_wait_seconds": data_wait,
-            }
-            metrics.write("train", **event)
-            write_memory(job, step)
-            bar.set_postfix_str(f"loss {event['loss']:.4f}", refresh=False)
-            if step == 1 or step % log_every_steps == 0 or step == job.num_steps:
-                say(env, log_line(event, num_steps=job.num_steps, peak_gib=job.ledger.peak_gib()))
-            if config.eval_every_steps and step % config.eval_every_steps == 0 and step != last_step_of_epoch:
-                validate(epoch)
-        eval_loss = validate(epoch)
-        epoch_seconds = time.perf_counter() - epoch_started
-        train_loss = epoch_loss_sum / max(1.0, epoch_tokens)
-        metrics.write("epoch", epoch=epoch, seconds=epoch_seconds, train_loss=train_loss, eval_loss=eval_loss)
-        if step >= job.num_steps:
-            break
-    if config.save_model and not math.isfinite(best_loss):
-        save(job, step)  # no validation, or none that was finite: the last weights
+    config, state, saver = job.config.train_config, job.state, job.saver
+    if config.eval_before_training and state.step == 0:
+        state.eval_due = True
+    if not settle(job, stopping):
+        return stop_early(job, stopping)
+    while state.step < job.num_steps:
+        steps_left = min(len(job.train_loader) - state.step_of_epoch, job.num_steps - state.step)
+        batches = job.train_loader.epoch(state.epoch - 1, state.step_of_epoch)
+        name, first = f"epoch {state.epoch}/{config.num_epochs}", state.step_of_epoch
+        bar = tqdm(total=first + steps_left, initial=first, desc=name, disable=not job.env.is_rank_zero)
+        for index in range(steps_left):
+            is_last_of_epoch = index == steps_left - 1
+            loss = run_step(job, batches, last_of_epoch=is_last_of_epoch)
+            bar.set_postfix_str(f"loss {loss:.4f}", refresh=False)
+            bar.update()
+            saver.after_step()
+            asked = stopping.agree(saver.due_by_time())
+            state.epoch_end_due = is_last_of_epoch
+            state.eval_due = state.epoch_end_due or (
+                config.eval_every_steps > 0 and state.step % config.eval_every_steps == 0
+            )
+            if asked.stop or not settle(job, stopping):
+                bar.close()
+                return stop_early(job, stopping)
+            is_best = config.keep_best and state.best_step == state.step
+            is_last = state.step == job.num_steps
+            if (
+                asked.flags[0]
+                or is_best
+                or saver.due_at(state.step)
+                or (is_last_of_epoch and saver.due_at_epoch_end)
+                or (is_last and saver.due_at_end)
+            ):
+                job.watchdog.at(state.step, "saving")
+                saver.save(state, best=is_best)
+        bar.close()
+    if config.save_model and not math.isfinite(state.best_eval_loss):
+        save(job)  # no validation, or none that was finite: the last weights
     if config.dist_checkpoint_root_folder and config.save_model:
-        folder = Path(config.dist_checkpoint_root_folder) / config.dist_checkpoint_folder
-        job.watchdog.at(step, "saving")
-        save_sharded(model, job.optimizer if config.save_optimizer else None, folder)
-        say(env, f"sharded copy of the trained weights: {folder}")
+        job.watchdog.at(state.step, "saving")
+        saver.save_copy(state)
+    job.watchdog.at(state.step, "saving")
+    saver.close()
+    return "finished"
+
+
+def run_step(job: Job, batches: Iterator[list[task.MicroBatch]], *, last_of_epoch: bool) -> float:
+    """One optimizer step and its lines in metrics.jsonl; returns its loss."""
+    config, env, state = job.config, job.env, job.state
+    state.step += 1
+    job.watchdog.at(state.step, "training")
+    step_started = time.perf_counter()
+    micro_batches = next(batches)
+    data_wait = time.perf_counter() - step_started
+    counts = task.count_globally(micro_batches)
+    lr = job.scheduler.get_last_lr()[0]
+    job.ledger.observe(is_observed_step(state.step, last_of_epoch=last_of_epoch))
+    try:
+        with job.recorder(state.step, counts):
+            loss, grad_norm = train_step(
+                job.model,
+                micro_batches,
+                job.optimizer,
+                config,
+                device=env.device,
+                num_label_tokens=counts.num_label_tokens,
+                world_size=env.world_size,
+                accumulate_unsharded=job.accumulate_unsharded,
+                on_phase=job.ledger.record,
+            )
+    except NonFiniteError as error:
+        every_row = [row for batch in micro_batches for row in batch.source_rows]
+        message = describe_non_finite(state.step, error, every_row, config.train_config.datasets)
+        raise TrainingError(message) from None
+    job.scheduler.step()
+    seconds = time.perf_counter() - step_started
+    state.count_step(seconds, loss.item(), counts.num_label_tokens, counts.num_tokens)
+    event = {
+        "step": state.step,
+        "epoch": state.epoch,
+        "loss": loss.item(),
+        "perplexity": perplexity(loss.item()),
+        "grad_norm": grad_norm.item(),
+        "lr": lr,
+        "num_label_tokens": counts.num_label_tokens,
+        "num_tokens": counts.num_tokens,
+        "step_seconds": seconds,
+        **job.flops.rates(counts, seconds, env.world_size),
+        "data_wait_seconds": data_wait,
+    }
+    job.metrics.write("train", **event)
+    write_memory(job)
+    if state.step == 1 or state.step % config.tracking_config.log_every_steps == 0 or state.step == job.num_steps:
+        say(env, log_line(event, num_steps=job.num_steps, peak_gib=job.ledger.peak_gib()))
+    return loss.item()
+
+
+def settle(job: Job, stopping: StopRequests) -> bool:
+    """Do what is due after a step: evaluate, end the epoch. False where a stop came first, and it stays due."""
+    state = job.state
+    eval_loss = None
+    if state.eval_due and job.eval_loader is not None:
+        started = time.perf_counter()
+        eval_loss = validate(job, job.eval_loader, stopping)
+        state.count_seconds(time.perf_counter() - started)
+        if eval_loss is None:
+            return False
+    state.eval_due = False
+    if state.epoch_end_due:
+        train_loss = state.epoch_loss_sum / max(1, state.epoch_label_tokens)
+        seconds = state.epoch_seconds
+        job.metrics.write("epoch", epoch=state.epoch, seconds=seconds, train_loss=train_loss, eval_loss=eval_loss)
+        state.epoch_end_due = False
+        if state.step_of_epoch == len(job.train_loader):  # else --max_train_step cut it, and may be raised one day
+            state.begin_next_epoch()
+    return True
+
+
+def validate(job: Job, eval_loader: StepLoader, stopping: StopRequests) -> float | None:
+    """Evaluate, write it down, and save the weights where they are the best so far; None where a stop came first."""
+    env, state = job.env, job.state
+    epoch = state.epoch if state.step else 0
+    steps = stopping.until_asked(job.watchdog.each(eval_loader.epoch(0), state.step, "evaluating"))
+    bar = tqdm(steps, desc="eval", total=len(eval_loader), leave=False, disable=not env.is_rank_zero)
+    loss, num_label_tokens = evaluate(job.model, bar, env.device)
+    if steps.cut_short:
+        return None
+    ppl = perplexity(loss)
+    job.metrics.write(
+        "eval", step=state.step, epoch=epoch, loss=loss, perplexity=ppl, num_label_tokens=num_label_tokens
+    )
+    say(env, f"eval | step {state.step} | epoch {epoch} | loss {loss:.4f} | perplexity {ppl:.3f}")
+    if state.step > 0 and loss < state.best_eval_loss:
+        state.best_eval_loss, state.best_step = loss, state.step
+        if job.config.train_config.save_model:
+            save(job)
+    return loss
+
+
+def stop_early(job: Job, stopping: StopRequests) -> str:
+    """Save the run as it is, for it to go on from here."""
+    job.watchdog.at(job.state.step, "saving")
+    job.saver.save(job.state)
+    if not job.saver.wait():
+        raise TrainingError(f"asked to stop by {stopping.asked}, and the checkpoint could not be written")
+    job.saver.close()
+    given = job.config.was_given("train_config.output_dir")
+    where = "" if given else f" --output_dir {job.folder}"
+    say(
+        job.env,
+        f"stopped by {stopping.asked} after step {job.state.step} of {job.num_steps}; to go on, give the same command "
+        f"with --resume auto{where}",
+    )
+    return "stopped"
 
 
 def say(env: Environment, line: str) -> None:
@@ -280,20 +359,20 @@ def say(env: Environment, line: str) -> None:
         sys.stdout.flush()
 
 
-def write_memory(job: Job, step: int) -> None:
+def write_memory(job: Job) -> None:
     """The ledger's figures of every rank, on the steps that were observed."""
     if job.ledger.active:
         for rank, entries in enumerate(gather_to_all(job.ledger.take())):
             for entry in entries:
-                job.metrics.write("memory", step=step, rank=rank, **entry)
+                job.metrics.write("memory", step=job.state.step, rank=rank, **entry)
 
 
-def save(job: Job, step: int) -> None:
+def save(job: Job) -> None:
     """The weights as they are now, in Hugging Face format."""
-    job.watchdog.at(step, "saving")
+    job.watchdog.at(job.state.step, "saving")
     folder = export_model(job.model, job.tokenizer, job.folder)
     if job.env.is_rank_zero:
-        add_to_run_yaml(job.folder, saved={"step": step, "folder": folder.name})
+        add_to_run_yaml(job.folder, saved={"step": job.state.step, "folder": folder.name})
 
 
 def prepare(config: RunConfig, env: Environment, watchdog: Watchdog) -> Job:
@@ -302,17 +381,21 @@ def prepare(config: RunConfig, env: Environment, watchdog: Watchdog) -> Job:
     Raises:
         ConfigError: where the run is refused; nothing has been written.
     """
+    config = resolve_resume(config, env)
     train_config = config.train_config
     check_environment(config, env)
-    batches = batch_layout(config, env)
+    found = find_checkpoints(config, env)
+    checkpoint = open_checkpoint(found, env, every_file=False)
+    batches, batch_notes = batch_layout(config, env, checkpoint.global_batch_size if checkpoint else None)
     precision, notes = resolve_precision(config, env.device)
     layout = choose_layout(config, precision, env)
-    model_config = loading.load_model_config(config)
+    model_config = load_model_config(config)
     context_length, length_notes = resolve_context_length(config, model_config)
     tokenizer = load_tokenizer(config)
     vocab_size = max(model_config.get_text_config().vocab_size, num_rows_needed(tokenizer))
     data = load_data(config, tokenizer, vocab_size=vocab_size, context_length=context_length)
-    print_rank_zero(env, *config.notes, *notes, *length_notes, *loss_notes(model_config), *data.notes)
+    notes += [*batch_notes, *length_notes, *loss_notes(model_config), *data.notes]
+    print_rank_zero(env, *config.notes, *notes)
     width = PaddedWidth(train_config.pad_to_multiple_of, context_length)
     data_facts = look(data, tokenizer, config, batches, width, env)
     num_steps = resolve_num_steps(config, data.steps_per_epoch(batches))
@@ -320,28 +403,20 @@ def prepare(config: RunConfig, env: Environment, watchdog: Watchdog) -> Job:
     start_process_group(env)
     watchdog.start(train_config.step_timeout_seconds)
     data.check_same_on_all_ranks()
+    checkpoint = open_checkpoint(found, env, every_file=True)
     seed_everything(train_config.seed)
-    load_started, dtype = time.perf_counter(), precision.storage_dtype
-    model = loading.build_model(config, model_config, task.AUTO_MODEL, dtype)
-    attention_notes = choose_attention(model, config, precision, env.device)
-    attention = model.config.get_text_config()._attn_implementation
-    growth_notes = loading.grow_embeddings(model, tokenizer, use_peft=train_config.use_peft)
-    weights = find_weights(config, model, task.AUTO_MODEL, dtype, env, num_rows=num_rows_needed(tokenizer))
-    print_rank_zero(env, *attention_notes, *growth_notes, weights.note)
-    architecture = type(model).__name__  # sharding and adapters rename it
-    checkpointing, checkpointing_notes = checkpointing_mode(config, model)
-    model = apply_policies(
-        model, config, precision=precision, layout=layout, checkpointing=checkpointing, weights=weights, env=env
+    built = build_for_training(
+        config, model_config, tokenizer, task.AUTO_MODEL, precision=precision, layout=layout, env=env
     )
-    load_seconds = time.perf_counter() - load_started
+    model = built.model
     optimizer = build_optimizer(model, config)
-    print_rank_zero(env, *checkpointing_notes, *unit_notes(model, config), *share_out_cores(config, env))
+    print_rank_zero(env, *unit_notes(model, config), *share_out_cores(config, env))
     packing = train_config.batching_strategy == "packing"
     collate = task.Collator(
         packing=packing,
         padding_id=padding_id(tokenizer, vocab_size),
         width=width,
-        offsets=attention == BY_OFFSETS,
+        offsets=built.attention == BY_OFFSETS,
     )
     if packing:
         check_packing_isolates(
@@ -350,12 +425,31 @@ def prepare(config: RunConfig, env: Environment, watchdog: Watchdog) -> Job:
             vocab_size=vocab_size,
             row_length=context_length,
         )
-    train_loader, eval_loader = make_loaders(data, config, batches, env, collate, lambda line: say(env, line))
+    say_above_bar = partial(say, env)
+    train_loader, eval_loader = make_loaders(data, config, batches, env, collate, say_above_bar)
     scheduler = build_scheduler(optimizer, config, steps_per_epoch=len(train_loader), num_steps=num_steps)
     seed_everything(train_config.seed, env.rank)
     model.train()
 
-    facts = run_facts(model, architecture, data_facts, env, load_seconds=load_seconds)
+    files = huggingface_files(model, tokenizer)
+    matching = {
+        "settings": config.to_dict(),
+        "precision": precision.name,
+        "global_batch_size": batches.global_batch_size,
+        "num_steps": num_steps,
+        "steps_per_epoch": len(train_loader),
+        "model_config": config_facts(files),
+        "base_fingerprint": on_rank_zero(lambda: base_fingerprint(config, model)),
+        "data_fingerprint": data.fingerprint(),
+    }
+    state = TrainState()
+    if checkpoint is not None:
+        print_rank_zero(env, *check_settings(checkpoint, config, matching))
+        state = load_checkpoint(checkpoint, model, optimizer, scheduler, config, env)
+    keep_last, disk_notes = on_rank_zero(lambda: choose_keep_last(config, model))
+    print_rank_zero(env, *disk_notes)
+
+    facts = run_facts(model, built.architecture, data_facts, env, load_seconds=built.load_seconds)
     start = start_event(facts, env, steps_per_epoch=len(train_loader), num_steps=num_steps)
     accumulate_unsharded = accumulates_unsharded(config, layout, model, env.device)
     resolved = {
@@ -363,14 +457,17 @@ def prepare(config: RunConfig, env: Environment, watchdog: Watchdog) -> Job:
         "sharding_strategy": layout.strategy,
         "mesh_shape": list(layout.mesh_shape),
         "num_units": num_units(model),
-        "activation_checkpointing": checkpointing,
-        "attention": attention,
+        "activation_checkpointing": built.checkpointing,
+        "attention": built.attention,
         "accumulate_unsharded": accumulate_unsharded,
         "context_length": context_length,
         "gradient_accumulation_steps": batches.gradient_accumulation_steps,
         "global_batch_size": batches.global_batch_size,
     }
-    folder = on_rank_zero(lambda: create_run_folder(config, env, resolved, facts))
+    resumed = None if checkpoint is None else checkpoint.summary(env)
+    folder = on_rank_zero(lambda: create_run_folder(config, env, resolved, facts, resumed))
+    if checkpoint is not None:
+        take_up_results(checkpoint, state, folder, num_steps)
     watchdog.traces = folder / "traces"
     metrics = MetricsFile(None)
     if env.is_rank_zero:
@@ -378,6 +475,21 @@ def prepare(config: RunConfig, env: Environment, watchdog: Watchdog) -> Job:
         print_rank_zero(env, *start_warnings(config, start), f"run folder: {folder}")
         trackers = open_trackers(config, folder, resolved | start, tqdm.write)
         metrics = MetricsFile(folder / "metrics.jsonl", trackers)
+    saver = CheckpointSaver(
+        config,
+        env,
+        checkpoint_root(config, folder),
+        model=model,
+        optimizer=optimizer,
+        scheduler=scheduler,
+        facts=matching,
+        files=files,
+        keep_last=keep_last,
+        say=say_above_bar,
+        write_event=partial(metrics.write, "checkpoint"),
+    )
+    watchdog.beside.append(saver.group)
+    saver.begin(checkpoint)
     metrics.write("start", **start)
     flops = StepFlops(unwrap(model))
     return Job(
@@ -391,9 +503,11 @@ def prepare(config: RunConfig, env: Environment, watchdog: Watchdog) -> Job:
         eval_loader=eval_loader,
         num_steps=num_steps,
         accumulate_unsharded=accumulate_unsharded,
+        state=state,
+        saver=saver,
         flops=flops,
         ledger=MemoryLedger(model, optimizer, env.device),
-        recorder=step_recorder(config, env, folder, flops, lambda line: say(env, line)),
+        recorder=step_recorder(config, env, folder, flops, say_above_bar),
         folder=folder,
         metrics=metrics,
         watchdog=watchdog,
@@ -403,7 +517,7 @@ def prepare(config: RunConfig, env: Environment, watchdog: Watchdog) -> Job:
 def run(config: RunConfig, env: Environment, watchdog: Watchdog) -> None:
     """One run, from its settings to the table at its end."""
     job = prepare(config, env, watchdog)
-    started, end_is_written = time.perf_counter(), threading.Lock()
+    started, end_is_written = time.perf_counter() - job.state.seconds, threading.Lock()
 
     def write_end(status: str) -> None:
         if end_is_written.acquire(blocking=False):
@@ -412,8 +526,12 @@ def run(config: RunConfig, env: Environment, watchdog: Watchdog) -> None:
 
     watchdog.before_leaving = lambda: write_end("failed")
     try:
-        train(job)
-        write_end("finished")
+        with StopRequests(env, job.folder) as stopping:
+            status = train(job, stopping)
+        write_end(status)
+    except TrainingError:
+        job.saver.close()  # on every rank alike: what was begun may still become a checkpoint
+        raise
     finally:
         write_end("failed")  # where it is not written yet
     if env.is_rank_zero:
@@ -421,7 +539,7 @@ def run(config: RunConfig, env: Environment, watchdog: Watchdog) -> None:
         if config.tracking_config.save_metrics:
             write_metrics_data(job.folder, events)
         print_for_people(*end_summary(events, job.folder, device_type=env.device.type))
-        print(f"finished: {job.folder}", flush=True)
+        print(f"{status}: {job.folder}", flush=True)
 
 
 def main(argv: Sequence[str]) -> int:

@@ -1,37 +1,32 @@
-"""The sharded copy of the trained state that `--dist_checkpoint_root_folder` asks for at the end of a run."""
+"""The copy of the final state that `--dist_checkpoint_root_folder` asks for at the end of a run."""
 
 from __future__ import annotations
 
+import json
+from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
 
+import torch
 import torch.distributed as dist
-import torch.distributed.checkpoint as dcp
-from torch import nn
-from torch.distributed.checkpoint.state_dict import StateDictOptions, get_model_state_dict, get_optimizer_state_dict
-from torch.optim import Optimizer
 
-from checkpointing.export import keep_trained
-from policies.sharding import unwrap
+from checkpointing.folder import COMPLETE, sync_folder, write_synced
+from checkpointing.writing import Contents, write_contents
+from utils.distributed import on_rank_zero
 
 
-def save_sharded(model: nn.Module, optimizer: Optimizer | None, folder: Path) -> None:
-    """Every rank writes its own shards; the file COMPLETE says that all of them are there.
+def save_copy(folder: Path, tensors: Mapping[str, torch.Tensor], files: Mapping[str, bytes], *, full: bool) -> None:
+    """Write a checkpoint's files into this very folder; COMPLETE says that all are there. Every rank must call this."""
 
-    Trained parameters only, so the copy of an adapter is as small as the adapter. Every rank must call this.
+    def begin() -> None:
+        folder.mkdir(parents=True, exist_ok=True)
+        (folder / COMPLETE).unlink(missing_ok=True)
 
-    Args:
-        optimizer: its states are written too; None leaves them out (`--save_optimizer False`).
-    """
-    options = StateDictOptions(ignore_frozen_params=True)
-    inner = unwrap(model)
-    state: dict[str, Any] = {"model": keep_trained(inner, get_model_state_dict(inner, options=options))}
-    if optimizer is not None:
-        state["optimizer"] = get_optimizer_state_dict(inner, optimizer, options=options)
-    marker = folder / "COMPLETE"
+    on_rank_zero(begin)
+    written = write_contents(folder, Contents(tensors, full=full, rng=None, files=files))
+
+    def end() -> None:
+        write_synced(folder / COMPLETE, json.dumps({"files": written}, indent=1).encode())
+        sync_folder(folder)
+
     if dist.get_rank() == 0:
-        marker.unlink(missing_ok=True)
-    dist.barrier()
-    dcp.save(state, checkpoint_id=folder)
-    if dist.get_rank() == 0:
-        marker.touch()
+        end()

@@ -57,7 +57,5 @@ class FsdpConfig:
     )
     checkpoint_type: Literal["SHARDED_STATE_DICT", "FULL_STATE_DICT"] = setting(
         "SHARDED_STATE_DICT",
-        "form of the training checkpoints",
-        later="leave it out; save_model writes the whole model in Hugging Face format",
-        later_values=("FULL_STATE_DICT",),
+        "form of the checkpoints: each rank writes its own shards, or rank 0 one file, gathered in its host memory",
     )

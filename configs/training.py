@@ -143,16 +143,31 @@ class TrainConfig:
     overwrite: bool = setting(False, "let the run replace an earlier one in output_dir")
     resume: str = setting(
         "False",
-        "continue an earlier run: auto (the one in output_dir), the path of a checkpoint, or False",
-        later="leave it out; --overwrite or another --output_dir starts afresh",
+        "continue an earlier run: auto (from the newest checkpoint in output_dir, if there is one), the path of a run or "
+        "a checkpoint, or False; a job that torchrun or Slurm restarted resumes by itself",
         bare="auto",
+    )
+    resume_anyway: bool = setting(False, "resume though settings have changed that change the result")
+    save_every_steps: int | None = setting(
+        None, "write a checkpoint every so many optimizer steps; 0: never; unset: at each epoch's end", minimum=0
+    )
+    save_every_minutes: float = setting(
+        30.0, "write a checkpoint when the last one is so old, too; 0: never", unit="minutes", minimum=0
+    )
+    keep_last: int = setting(2, "checkpoints to keep, the newest", unit="checkpoints", minimum=1)
+    keep_best: bool = setting(False, "write a checkpoint at every best evaluation so far, and keep the last such one")
+    async_save: Literal["auto", "True", "False"] = setting(
+        "auto",
+        "write checkpoints beside training, from a copy in host memory; auto: on GPUs, where host memory has room",
+        bare="True",
     )
     save_model: bool = setting(True, "save the weights, or the adapter, in Hugging Face format")
     dist_checkpoint_root_folder: str | None = setting(
-        None, "folder for a sharded copy of the final model; unset: no such copy"
+        None,
+        "where checkpoints go instead of output_dir/checkpoints, and a copy of the final model; unset: no copy",
     )
-    dist_checkpoint_folder: str = setting("fine-tuned", "name of that copy below dist_checkpoint_root_folder")
-    save_optimizer: bool = setting(False, "put the optimizer's state beside that copy")
+    dist_checkpoint_folder: str = setting("fine-tuned", "name of that folder below dist_checkpoint_root_folder")
+    save_optimizer: bool = setting(False, "put the optimizer's state into that copy (checkpoints always hold it)")
 
     @property
     def datasets(self) -> tuple[str, ...]:

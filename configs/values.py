@@ -21,6 +21,7 @@ _SPELLINGS: dict[str, dict[str, str]] = {
     "quantization": {**dict.fromkeys(_TRUE, "4bit"), **dict.fromkeys(_FALSE, "none")},
     "resume": {**dict.fromkeys(_TRUE, "auto"), **dict.fromkeys((*_FALSE, *_NONE), "False"), "auto": "auto"},
     "accumulate_unsharded": {**dict.fromkeys(_TRUE, "True"), **dict.fromkeys(_FALSE, "False")},
+    "async_save": {**dict.fromkeys(_TRUE, "True"), **dict.fromkeys(_FALSE, "False")},
     "from_peft_checkpoint": dict.fromkeys(_NONE, ""),
 }
 

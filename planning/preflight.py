@@ -38,23 +38,39 @@ def check_environment(config: RunConfig, env: Environment) -> None:
     check_run_folder(config)
 
 
-def batch_layout(config: RunConfig, env: Environment) -> BatchLayout:
-    """How the global batch is cut over these ranks.
+def batch_layout(config: RunConfig, env: Environment, resumed_size: int | None) -> tuple[BatchLayout, list[str]]:
+    """How the global batch is cut over these ranks, and lines to print.
+
+    Args:
+        resumed_size: rows of the global batch of the checkpoint that the run goes on from: it stays as it is.
 
     Raises:
-        ConfigError: where --global_batch_size does not divide.
+        ConfigError: where the global batch does not divide.
     """
     train = config.train_config
-    accumulation = train.gradient_accumulation_steps
-    if train.global_batch_size is not None:
-        rows = train.batch_size_training * env.world_size
-        accumulation, rest = divmod(train.global_batch_size, rows)
-        if rest or not accumulation:
-            raise ConfigError(
-                f"--global_batch_size: {train.global_batch_size} rows is no multiple of {train.batch_size_training} "
-                f"(batch_size_training) x {env.world_size} ranks"
-            )
-    return BatchLayout(train.batch_size_training, accumulation, env.world_size)
+    if train.global_batch_size is None and resumed_size is None:
+        return BatchLayout(train.batch_size_training, train.gradient_accumulation_steps, env.world_size), []
+    size = train.global_batch_size or resumed_size
+    if resumed_size is not None and size != resumed_size:
+        raise ConfigError(
+            f"--global_batch_size: the checkpoint was trained with {resumed_size} rows per optimizer step, and its "
+            f"place in the data is counted in these; give {resumed_size}, or leave it out"
+        )
+    assert size is not None
+    accumulation, rest = divmod(size, train.batch_size_training * env.world_size)
+    if rest or not accumulation:
+        flag = "--global_batch_size: " if resumed_size is None else "--resume: the checkpoint's global batch of "
+        raise ConfigError(
+            f"{flag}{size} rows is no multiple of {train.batch_size_training} (batch_size_training) x "
+            f"{env.world_size} ranks; give another --batch_size_training"
+        )
+    notes = []
+    if train.global_batch_size is None and accumulation != train.gradient_accumulation_steps:
+        notes = [
+            f"gradient_accumulation_steps: {accumulation} instead of {train.gradient_accumulation_steps}: a resumed "
+            f"run keeps its global batch of {size} rows"
+        ]
+    return BatchLayout(train.batch_size_training, accumulation, env.world_size), notes
 
 
 def resolve_num_steps(config: RunConfig, steps_per_epoch: int) -> int:

@@ -88,7 +88,7 @@ class WholeWeights:
                 else:
                     tensor = torch.empty(target.shape, device=device, dtype=target.dtype)
                 dist.broadcast(tensor, src=0)
-                _keep_part(target, tensor)
+                keep_part(target, tensor)
                 bar.update(tensor.nbytes)
 
 
@@ -152,7 +152,7 @@ def _draw(modules: list[nn.Module], owner: PreTrainedModel, undrawn: set[int], d
             undrawn.remove(id(parameter))
             if whole.isnan().any():  # the model forgot it
                 whole.normal_(std=0.02)
-            _keep_part(parameter, whole)
+            keep_part(parameter, whole)
 
 
 def plain_name(name: str) -> str:
@@ -168,7 +168,7 @@ def _local_part(target: torch.Tensor) -> tuple[torch.Tensor, tuple[slice, ...]]:
     return target.to_local(), tuple(slice(o, o + size) for o, size in zip(offset, shape, strict=True))
 
 
-def _keep_part(target: torch.Tensor, whole: torch.Tensor) -> None:
+def keep_part(target: torch.Tensor, whole: torch.Tensor) -> None:
     local, index = _local_part(target)
     local.copy_(whole[index])
 

@@ -120,19 +120,28 @@ def find_weights(
     return WholeWeights(read_whole, difference)
 
 
+def weight_files(model_name: str) -> list[Path]:
+    """The safetensors files of a model's folder, or of the hub's model of that name; none where it has none."""
+    single = cached_file(model_name, SAFE_WEIGHTS_NAME, _raise_exceptions_for_missing_entries=False)
+    if single is not None:
+        return [Path(single)]
+    index = cached_file(model_name, SAFE_WEIGHTS_INDEX_NAME, _raise_exceptions_for_missing_entries=False)
+    if index is None:
+        return []
+    return [Path(path) for path in get_checkpoint_shard_files(model_name, index)[0]]
+
+
 def _match_files(model_name: str, model: Any) -> tuple[dict[str, Stored], str]:
     """Where each of the model's tensors is stored, or in what the files differ from the model."""
-    single = cached_file(model_name, SAFE_WEIGHTS_NAME, _raise_exceptions_for_missing_entries=False)
-    index = cached_file(model_name, SAFE_WEIGHTS_INDEX_NAME, _raise_exceptions_for_missing_entries=False)
-    if single is None and index is None:
+    paths = weight_files(model_name)
+    if not paths:
         return {}, f"there is neither {SAFE_WEIGHTS_NAME} nor {SAFE_WEIGHTS_INDEX_NAME}"
-    paths = [single] if single is not None else get_checkpoint_shard_files(model_name, index)[0]
     held: dict[str, tuple[Path, list[int], str]] = {}
     for path in paths:
         with safe_open(path, framework="pt") as file:
             for key in file.keys():  # noqa: SIM118 - a reader of files, not a dict
                 piece = file.get_slice(key)
-                held[key] = Path(path), piece.get_shape(), piece.get_dtype()
+                held[key] = path, piece.get_shape(), piece.get_dtype()
 
     names_of: dict[int, list[str]] = {}  # several, where modules share a parameter: files hold it by any of them
     for name, parameter in model.named_parameters(remove_duplicate=False):

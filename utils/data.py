@@ -45,6 +45,10 @@ class RunData:
             return self.stream.num_steps
         return layout.num_steps(len(self.train_rows))
 
+    def fingerprint(self) -> int:
+        """Of the training samples; of a stream, of its first ones."""
+        return fingerprint([self.train])
+
     def check_same_on_all_ranks(self) -> None:
         """Every rank must have read the same data, or ranks would train on overlapping rows.
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from datetime import timedelta
 from typing import Any, TypeVar
 
@@ -50,11 +50,18 @@ def stop_process_group() -> None:
         dist.destroy_process_group()
 
 
-def num_collectives(*, leaving_out: dist.ProcessGroup) -> int:
-    """How many collectives this rank has entered, over all groups but one. Any thread may ask."""
-    total = 0
+def new_host_group() -> dist.ProcessGroup:
+    """All ranks once more, over gloo: for a thread whose collectives must not meet those of the main thread."""
+    group = dist.new_group(backend="gloo")
+    set_timeouts()
+    return group
+
+
+def num_collectives(*, leaving_out: Iterable[dist.ProcessGroup]) -> int:
+    """How many collectives this rank has entered, over all groups but these. Any thread may ask."""
+    total, left_out = 0, [id(group) for group in leaving_out]
     for group in list(dist.distributed_c10d._world.pg_map):
-        for device in group._device_types if group is not leaving_out else []:
+        for device in group._device_types if id(group) not in left_out else []:
             backend: Any = group._get_backend(device)
             total += backend._get_sequence_number_for_group()
     return total
@@ -67,14 +74,14 @@ def sum_on_host(*values: float) -> list[float]:
     return totals.tolist()
 
 
-def gather_to_all(value: T) -> list[T]:
+def gather_to_all(value: T, group: dist.ProcessGroup | None = None) -> list[T]:
     """`value` of every rank, by rank."""
     gathered: list[Any] = [None] * dist.get_world_size()
-    dist.all_gather_object(gathered, value)
+    dist.all_gather_object(gathered, value, group=group)
     return gathered
 
 
-def on_rank_zero(action: Callable[[], T]) -> T:
+def on_rank_zero(action: Callable[[], T], group: dist.ProcessGroup | None = None) -> T:
     """Run `action` on rank 0 only and return its result, or raise its refusal, on every rank.
 
     Without this a rank that fails alone would leave the others waiting in their next collective.
@@ -93,7 +100,7 @@ def on_rank_zero(action: Callable[[], T]) -> T:
         except Exception as error:
             failure = error
             outcome[1] = ("failed", f"{type(error).__name__}: {error}")
-    dist.broadcast_object_list(outcome, src=0)
+    dist.broadcast_object_list(outcome, src=0, group=group)
     if failure is not None:
         raise failure
     if outcome[1] is not None:

@@ -16,6 +16,9 @@ if TYPE_CHECKING:
     import torch
 
 
+_RESTART_COUNTS = ("TORCHELASTIC_RESTART_COUNT", "SLURM_RESTART_COUNT")
+
+
 @dataclass(frozen=True)
 class Environment:
     """This process's place, as the launcher tells it."""
@@ -25,6 +28,8 @@ class Environment:
     world_size: int
     local_world_size: int
     launched: bool  # by torchrun or its like; False for `python finetuning.py`
+    job: str | None = None  # what the launcher calls this job, the same after it restarted it
+    restarted: bool = False  # by torchrun (--max-restarts) or Slurm (requeue)
 
     @property
     def is_rank_zero(self) -> bool:
@@ -41,8 +46,13 @@ class Environment:
 
 def read_environment() -> Environment:
     """Ranks and world size from RANK, LOCAL_RANK, WORLD_SIZE and LOCAL_WORLD_SIZE; one process without them."""
+    slurm_job = os.environ.get("SLURM_JOB_ID")
+    job = f"slurm-{slurm_job}" if slurm_job else os.environ.get("TORCHELASTIC_RUN_ID")
+    restarted = any(int(os.environ.get(name) or 0) > 0 for name in _RESTART_COUNTS)
     if "RANK" not in os.environ or "WORLD_SIZE" not in os.environ:
-        return Environment(rank=0, local_rank=0, world_size=1, local_world_size=1, launched=False)
+        return Environment(
+            rank=0, local_rank=0, world_size=1, local_world_size=1, launched=False, job=job, restarted=restarted
+        )
     world_size = int(os.environ["WORLD_SIZE"])
     return Environment(
         rank=int(os.environ["RANK"]),
@@ -50,6 +60,8 @@ def read_environment() -> Environment:
         world_size=world_size,
         local_world_size=int(os.environ.get("LOCAL_WORLD_SIZE", str(world_size))),
         launched=True,
+        job=job,
+        restarted=restarted,
     )
 
 

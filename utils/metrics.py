@@ -38,6 +38,28 @@ class MetricsFile:
         return [json.loads(line) for line in self.path.read_text(encoding="utf-8").splitlines()]
 
 
+def keep_until(source: Path, target: Path, *, step: int, epoch: int) -> None:
+    """Write to `target` what `source` holds of a run up to a step: what a resumed run goes on after.
+
+    Later lines go, and with them the end of the run that it had not reached, and a torn last line.
+
+    Args:
+        epoch: the first whose end had not been reached.
+    """
+    kept = []
+    for line in source.read_text(encoding="utf-8", errors="replace").splitlines():
+        try:
+            event = json.loads(line)
+        except ValueError:
+            continue
+        is_later = event.get("step", 0) > step or (event["event"] == "epoch" and event["epoch"] >= epoch)
+        if event["event"] != "end" and not is_later:
+            kept.append(line + "\n")
+    temporary = target.with_suffix(".tmp")
+    temporary.write_text("".join(kept), encoding="utf-8")
+    temporary.replace(target)
+
+
 def _json_number(value: Any) -> Any:
     return None if isinstance(value, float) and not math.isfinite(value) else value
 

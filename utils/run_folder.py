@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import glob
 import math
 import os
 import platform
@@ -45,19 +46,43 @@ def check_run_folder(config: RunConfig) -> None:
     _check_writable("--output_dir", folder)
     if train.dist_checkpoint_root_folder:
         _check_writable("--dist_checkpoint_root_folder", Path(train.dist_checkpoint_root_folder))
-        copy = Path(train.dist_checkpoint_root_folder) / train.dist_checkpoint_folder
-        if (copy / "COMPLETE").exists() and not train.overwrite:
+        copy = checkpoint_root(config, folder)
+        is_held = any(path.exists() for path in (copy / "COMPLETE", *copy.glob("step-*/COMPLETE")))
+        if is_held and not train.overwrite and train.resume == "False":
             raise ConfigError(
                 f"--dist_checkpoint_folder: {copy} already holds a checkpoint; give another folder, or --overwrite"
             )
     if config.tracking_config.profiler_dir:
         _check_writable("--profiler_dir", Path(config.tracking_config.profiler_dir).expanduser())
-    held = [entry for entry in RUN_ENTRIES if (folder / entry).exists()]
-    if train.output_dir and held and not train.overwrite:
+    if train.output_dir and not train.overwrite and train.resume == "False" and (held := held_entries(folder)):
         raise ConfigError(
             f"--output_dir: {folder} already holds a run ({', '.join(held)}); "
-            "give another folder, or --overwrite to replace it"
+            "give another folder, --resume auto to go on with it, or --overwrite to replace it"
         )
+
+
+def held_entries(folder: Path) -> list[str]:
+    """What lies there of an earlier run."""
+    return [entry for entry in RUN_ENTRIES if (folder / entry).exists()]
+
+
+def checkpoint_root(config: RunConfig, folder: Path) -> Path:
+    """Where a run with this folder has its checkpoints."""
+    train = config.train_config
+    if train.dist_checkpoint_root_folder:
+        return Path(train.dist_checkpoint_root_folder).expanduser() / train.dist_checkpoint_folder
+    return folder / "checkpoints"
+
+
+def latest_run_folder(config: RunConfig, *, job: str | None) -> Path | None:
+    """The newest of the folders that runs of this model and dataset got without --output_dir.
+
+    Args:
+        job: only those of this job of the launcher; unset: any.
+    """
+    name = _default_folder(config).name.rsplit("-", 2)[0]
+    folders = sorted(Path("outputs").glob(f"{glob.escape(name)}-????????-??????/run.yaml"), reverse=True)
+    return next((path.parent for path in folders if job is None or read_run_yaml(path.parent).get("job") == job), None)
 
 
 def _check_writable(flag: str, folder: Path) -> None:
@@ -72,30 +97,56 @@ def _check_writable(flag: str, folder: Path) -> None:
 
 
 def create_run_folder(
-    config: RunConfig, env: Environment, resolved: dict[str, Any], facts: dict[str, dict[str, Any]]
+    config: RunConfig,
+    env: Environment,
+    resolved: dict[str, Any],
+    facts: dict[str, dict[str, Any]],
+    resumed: dict[str, Any] | None = None,
 ) -> Path:
-    """Make the folder with its run.yaml, without the entries of an earlier run where `--overwrite` says so.
+    """Make the folder with its run.yaml, or go on with the one that is there.
+
+    Entries of an earlier run go where `--overwrite` says so. Where `--resume auto` found no checkpoint to go on from,
+    saved weights stay until they are replaced.
 
     Args:
         resolved: what the settings came to on this machine. facts: what else run.yaml shows, by section.
+        resumed: what run.yaml tells of the resume; unset: the run starts afresh.
 
     Raises:
         ConfigError: where the file system refuses.
     """
     train = config.train_config
     folder = Path(train.output_dir).expanduser() if train.output_dir else _default_folder(config)
+    earlier: dict[str, Any] = {}
     try:
         folder.mkdir(parents=True, exist_ok=True)
-        for entry in RUN_ENTRIES:
-            path = folder / entry
-            if path.is_dir():
-                shutil.rmtree(path)
-            else:
-                path.unlink(missing_ok=True)
-        _write_run_yaml(folder, config, env, resolved, facts)
+        if resumed is not None and (folder / "run.yaml").is_file():
+            before = read_run_yaml(folder)
+            earlier = {name: before[name] for name in ("saved", "started") if name in before}
+            earlier["resumed"] = [*before.get("resumed", []), resumed]
+        elif resumed is not None:
+            earlier["resumed"] = [resumed]
+        else:
+            _forget_checkpoints(checkpoint_root(config, folder))
+            kept = () if train.overwrite else ("model", "adapter")
+            for entry in RUN_ENTRIES:
+                path = folder / entry
+                if path.is_dir() and entry not in kept:
+                    shutil.rmtree(path)
+                elif path.is_file():
+                    path.unlink()
+        _write_run_yaml(folder, config, env, resolved, facts, earlier)
     except OSError as error:
         raise ConfigError(f"--output_dir: {folder} cannot be written ({error}); give a folder that can") from error
     return folder
+
+
+def _forget_checkpoints(root: Path) -> None:
+    """Those of an earlier run, which the first restart of this one would go on from."""
+    for path in root.glob("step-*"):
+        shutil.rmtree(path)
+    for name in ("latest", "best"):
+        (root / name).unlink(missing_ok=True)
 
 
 def _default_folder(config: RunConfig) -> Path:
@@ -106,7 +157,12 @@ def _default_folder(config: RunConfig) -> Path:
 
 
 def _write_run_yaml(
-    folder: Path, config: RunConfig, env: Environment, resolved: dict[str, Any], facts: dict[str, dict[str, Any]]
+    folder: Path,
+    config: RunConfig,
+    env: Environment,
+    resolved: dict[str, Any],
+    facts: dict[str, dict[str, Any]],
+    earlier: dict[str, Any],
 ) -> None:
     """Every setting, what it came to on this machine, and what a rerun would need to know."""
     packages = ("torch", "transformers", "peft", "datasets", "accelerate", "tokenizers", "safetensors")
@@ -120,9 +176,16 @@ def _write_run_yaml(
         "versions": {"python": platform.python_version()} | {name: metadata.version(name) for name in packages},
         "git_commit": _git_commit(),
         "command": launch_command(env, Path(sys.argv[0]).name, sys.argv[1:]),
-        "started": datetime.now().astimezone().isoformat(timespec="seconds"),
+        "job": env.job,
+        "started": now(),
+        **earlier,
     }
     _write_atomically(folder / "run.yaml", contents)
+
+
+def now() -> str:
+    """The time as run.yaml writes it."""
+    return datetime.now().astimezone().isoformat(timespec="seconds")
 
 
 def add_to_run_yaml(folder: Path, **entries: Any) -> None:

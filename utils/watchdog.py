@@ -50,6 +50,7 @@ class Watchdog:
         self.progress = Progress()
         self.traces: Path | None = None  # the folder for what a hang leaves
         self.before_leaving: Callable[[], None] = lambda: None  # called where the main thread cannot end by itself
+        self.beside: list[dist.ProcessGroup] = []  # groups of other threads, which say nothing about the main thread
         self._state: State = "running"
         self._thread: threading.Thread | None = None
         self._woken, self._told_by_others = threading.Event(), threading.Event()
@@ -104,7 +105,7 @@ class Watchdog:
                 state=self._state,
                 place=str(position),
                 where=where_main_thread_is()[:120],
-                num_collectives=num_collectives(leaving_out=group),
+                num_collectives=num_collectives(leaving_out=[group, *self.beside]),
                 still_seconds=stillness.seconds(position),
                 limit_seconds=self.progress.limit_seconds(),
             )

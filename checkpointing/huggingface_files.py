@@ -1,0 +1,44 @@
+"""The small files that make weights a Hugging Face model; every checkpoint carries them, to stand for itself."""
+
+from __future__ import annotations
+
+import copy
+import json
+import tempfile
+from pathlib import Path
+from typing import Any
+
+from peft import PeftModel
+from torch import nn
+from torch.distributed.fsdp import FSDPModule
+
+from policies.sharding import unwrap
+
+FOLDER = "huggingface"
+
+
+def huggingface_files(model: nn.Module, tokenizer: Any) -> dict[str, bytes]:
+    """config.json, generation_config.json, the tokenizer's files and adapter_config.json, by their paths."""
+    inner: Any = unwrap(model)
+    with tempfile.TemporaryDirectory() as temporary:
+        folder = Path(temporary)
+        if isinstance(inner, PeftModel):
+            settings = copy.copy(inner.peft_config[inner.active_adapter])
+            settings.inference_mode = True
+            settings.save_pretrained(str(folder))
+            inner = inner.get_base_model()
+        own_class = next(base for base in type(inner).__mro__ if not issubclass(base, FSDPModule))
+        config = copy.deepcopy(inner.config)
+        config.architectures = [own_class.__name__]
+        config.dtype = inner.dtype
+        config.save_pretrained(folder)
+        if inner.can_generate():
+            inner.generation_config.save_pretrained(folder)
+        tokenizer.save_pretrained(folder)
+        return {f"{FOLDER}/{path.name}": path.read_bytes() for path in sorted(folder.iterdir()) if path.is_file()}
+
+
+def config_facts(files: dict[str, bytes]) -> dict[str, Any]:
+    """What config.json says of the model, not of where it came from or what wrote it."""
+    config = json.loads(files[f"{FOLDER}/config.json"])
+    return {name: value for name, value in config.items() if name not in ("_name_or_path", "transformers_version")}

@@ -1,0 +1,283 @@
+"""When a checkpoint is written, and how little the loop is held up by it."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import time
+from collections.abc import Callable, Mapping
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import Any, cast
+
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.distributed.tensor import DTensor
+from torch.optim import Optimizer
+from torch.optim.lr_scheduler import LRScheduler
+
+from checkpointing.folder import STATE, checkpoints, remove_leftovers, step_folder
+from checkpointing.host_copy import HostCopy, has_room
+from checkpointing.resume import Checkpoint
+from checkpointing.sharded import save_copy
+from checkpointing.state import (
+    TrainState,
+    local_tensor,
+    model_tensors,
+    optimizer_numbers,
+    optimizer_tensors_by_name,
+)
+from checkpointing.writing import CheckpointError, Contents, num_bytes, write_checkpoint
+from configs.errors import ConfigError
+from configs.run import RunConfig
+from utils.distributed import gather_to_all, new_host_group, on_rank_zero
+from utils.environment import Environment
+from utils.memory import GIB
+from utils.run_folder import checkpoint_root
+from utils.seeding import rng_state
+
+
+@dataclass
+class _Save:
+    """One that was begun."""
+
+    step: int
+    started: float
+    blocked_seconds: float
+    future: Future[tuple[int, float]]  # bytes, seconds
+
+
+class CheckpointSaver:
+    """Writes the run's checkpoints. All methods but `due_by_time` are called by every rank alike.
+
+    A save that fails is said, and the run goes on: the next one tries again. One save at a time is in flight.
+    """
+
+    def __init__(
+        self,
+        config: RunConfig,
+        env: Environment,
+        root: Path,
+        *,
+        model: nn.Module,
+        optimizer: Optimizer,
+        scheduler: LRScheduler,
+        facts: Mapping[str, Any],
+        files: Mapping[str, bytes],
+        keep_last: int,
+        say: Callable[[str], None],
+        write_event: Callable[..., None],
+    ) -> None:
+        """
+        Args:
+            root: where the checkpoints are.
+            facts: what state.json holds beside the state: what a resumed run must have in common with this one.
+            files: small ones that every checkpoint carries, by their paths in it.
+            say: prints a line on rank 0. write_event: writes a line of metrics.jsonl there.
+        """
+        self.config, self.env, self.root = config, env, root
+        self.model, self.optimizer, self.scheduler = model, optimizer, scheduler
+        self.facts, self.files, self.keep_last = facts, files, keep_last
+        self.say, self.write_event = say, write_event
+        self.full = config.fsdp_config.checkpoint_type == "FULL_STATE_DICT"
+        self.group = new_host_group()
+        self.runs_beside = False
+        self._thread = ThreadPoolExecutor(1, "checkpoint")
+        self._host_copy = HostCopy()
+        self._room: Future[None] | None = None  # made for that copy
+        self._in_flight: _Save | None = None
+        self._last_began = time.monotonic()
+        self.tried_step = self.saved_step = -1
+
+    def begin(self, resumed: Checkpoint | None) -> None:
+        """Before the first step: no leftovers on the disk, and whether host memory has room for a copy."""
+        if resumed is not None and resumed.folder.parent.resolve() == self.root.resolve():
+            self.tried_step = self.saved_step = resumed.step
+        on_rank_zero(lambda: remove_leftovers(self.root))
+        self.runs_beside = self._may_run_beside()
+
+    def _may_run_beside(self) -> bool:
+        asked = self.config.train_config.async_save
+        if asked == "False" or (asked == "auto" and self.env.device.type == "cpu"):
+            return False
+        num_bytes = planned_bytes(self.model, self.config, local=not self.full)
+        fits = all(gather_to_all(has_room(num_bytes, self.env.local_world_size)))
+        if not fits and asked == "True":
+            raise ConfigError(
+                f"--async_save: needs {num_bytes / GIB:.1f} GiB of free host memory per rank for a copy of the state; "
+                "leave it out to save while training waits"
+            )
+        if not fits:
+            self.say(
+                f"async_save: False, since {num_bytes / GIB:.1f} GiB of host memory per rank are not free; "
+                "training waits while checkpoints are written"
+            )
+        return fits
+
+    def due_at(self, step: int) -> bool:
+        """Whether --save_every_steps wants one after this step."""
+        every = self.config.train_config.save_every_steps
+        return bool(every and step % every == 0)
+
+    @property
+    def due_at_epoch_end(self) -> bool:
+        return self.config.train_config.save_every_steps is None
+
+    @property
+    def due_at_end(self) -> bool:
+        """Whether the finished run is kept too, for one that goes on from it."""
+        return self.config.train_config.save_every_steps != 0
+
+    def due_by_time(self) -> bool:
+        """Whether --save_every_minutes wants one now; rank 0's clock is the one that counts."""
+        minutes = self.config.train_config.save_every_minutes
+        return minutes > 0 and time.monotonic() - self._last_began > 60 * minutes
+
+    def save(self, state: TrainState, *, best: bool = False) -> None:
+        """Write a checkpoint of the run as it is now; returns as soon as training may go on."""
+        if self.tried_step == state.step and not best:
+            return
+        began = time.monotonic()
+        self.wait()
+        self._last_began, self.tried_step = time.monotonic(), state.step
+        tensors = self._tensors()
+        if self.full:
+            tensors = _gathered(tensors)
+        elif self.runs_beside:
+            if self._room is not None:
+                self._room.result()
+            tensors = self._host_copy.take(tensors)
+        files = {STATE: self.state_json(state), **self.files}
+        contents = Contents(tensors, full=self.full, rng=rng_state(), files=files)
+        folder = step_folder(self.root, state.step)
+        write = partial(write_checkpoint, folder, contents, group=self.group, keep_last=self.keep_last, best=best)
+        future: Future[tuple[int, float]] = self._thread.submit(_timed, write)
+        if not self.runs_beside:
+            future.exception()  # wait for the end, whichever it is
+        self._in_flight = _Save(state.step, began, time.monotonic() - began, future)
+        if not self.runs_beside:
+            self.wait()
+
+    def after_step(self) -> None:
+        """Tell of a save that has ended. Rank 0 alone sees when: nothing here is agreed upon.
+
+        After the first step, when the optimizer has its states, host memory is prepared for a copy, beside training.
+        """
+        if self.runs_beside and not self.full and self._room is None:
+            self._room = self._thread.submit(self._host_copy.prepare, self._tensors())
+        if self._in_flight is not None and self._in_flight.future.done():
+            self.wait()
+
+    def wait(self) -> bool:
+        """Wait for the save in flight; whether the last that was tried is complete, the same on every rank."""
+        save, self._in_flight = self._in_flight, None
+        if save is not None:
+            try:
+                size, seconds = save.future.result()
+                self.saved_step = save.step
+                self.write_event(step=save.step, seconds=seconds, blocked_seconds=save.blocked_seconds, bytes=size)
+                self.say(
+                    f"checkpoint | step {save.step} | {size / GIB:.3f} GiB in {seconds:.1f} s, training waited "
+                    f"{save.blocked_seconds:.2f} s"
+                )
+            except CheckpointError as error:
+                self.say(
+                    f"checkpoint of step {save.step} failed: {error}; the run goes on, and the next one tries again"
+                )
+        return self.saved_step == self.tried_step
+
+    def save_copy(self, state: TrainState) -> None:
+        """Leave the final model in the checkpoints' folder itself, as --dist_checkpoint_root_folder asks."""
+        self.wait()
+        has_optimizer = self.config.train_config.save_optimizer
+        tensors = self._tensors() if has_optimizer else model_tensors(self.model)
+        files = {STATE: self.state_json(state, has_optimizer=has_optimizer), **self.files}
+        save_copy(self.root, _gathered(tensors) if self.full else tensors, files, full=self.full)
+        self.say(f"copy of the final weights: {self.root}")
+
+    def close(self) -> None:
+        """After the last save."""
+        self.wait()
+        self._thread.shutdown()
+        self._host_copy.close()
+
+    def _tensors(self) -> dict[str, torch.Tensor]:
+        return model_tensors(self.model) | optimizer_tensors_by_name(self.model, self.optimizer)
+
+    def state_json(self, state: TrainState, *, has_optimizer: bool = True) -> bytes:
+        values = {
+            "state": state.to_dict(),
+            "scheduler": self.scheduler.state_dict(),
+            "optimizer_numbers": optimizer_numbers(self.model, self.optimizer),
+            "has_optimizer": has_optimizer,
+            "world_size": self.env.world_size,
+            **self.facts,
+        }
+        return json.dumps(values, indent=1).encode()
+
+
+def _timed(write: Callable[[], int]) -> tuple[int, float]:
+    started = time.monotonic()
+    return write(), time.monotonic() - started
+
+
+def _gathered(tensors: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+    """Whole tensors in rank 0's host memory, nothing elsewhere. Every rank must call this."""
+    is_rank_zero, whole = dist.get_rank() == 0, {}
+    for name, tensor in tensors.items():
+        if isinstance(tensor, DTensor):
+            # Shards may be in host memory, where the mesh's backend gathers nothing.
+            tensor = cast(DTensor, tensor.to(tensor.device_mesh.device_type)).full_tensor()
+        if is_rank_zero:
+            whole[name] = tensor.to("cpu", copy=True)
+    return whole
+
+
+def planned_bytes(model: nn.Module, config: RunConfig, *, local: bool = False) -> int:
+    """Of the tensors of a checkpoint: the model's, and what the optimizer will hold after its first step.
+
+    Args:
+        local: this rank's part of them alone.
+    """
+    states_per_weight = {"SGD": 1 if config.train_config.momentum else 0}.get(config.fsdp_config.optimizer, 2)
+
+    def size(tensor: torch.Tensor) -> int:
+        return local_tensor(tensor).nbytes if local else tensor.numel() * tensor.element_size()
+
+    trained = sum(size(p.detach()) for p in model.parameters() if p.requires_grad)
+    return sum(map(size, model_tensors(model).values())) + states_per_weight * trained
+
+
+def choose_keep_last(config: RunConfig, model: nn.Module) -> tuple[int, list[str]]:
+    """How many checkpoints the disk has room for, up to --keep_last, and lines to print. Reads the disk.
+
+    Raises:
+        ConfigError: where it has not even room for one beside the one being written, or for --keep_last where given.
+    """
+    train = config.train_config
+    if train.save_every_steps == 0 and not train.save_every_minutes:
+        return train.keep_last, []
+    root = existing = checkpoint_root(config, Path(train.output_dir or "outputs").expanduser())
+    while not existing.exists():
+        existing = existing.parent
+    free = shutil.disk_usage(existing).free
+    size = planned_bytes(model, config)
+    export = num_bytes(model_tensors(model)) if train.save_model else 0
+    held = len(checkpoints(root))
+    extra = 2 if train.keep_best else 1  # the one being written, and the best
+    fewest = train.keep_last if config.was_given("train_config.keep_last") else 1
+    for keep_last in range(train.keep_last, fewest - 1, -1):
+        if max(1, keep_last + extra - held) * size + export <= free:
+            if keep_last == train.keep_last:
+                return keep_last, []
+            return keep_last, [
+                f"keep_last: {keep_last}: {root} has {free / GIB:.1f} GiB free, a checkpoint needs {size / GIB:.1f}"
+            ]
+    raise ConfigError(
+        f"--keep_last: {fewest} and {extra} more of {size / GIB:.2f} GiB each, and {export / GIB:.2f} GiB of weights, do "
+        f"not fit on the disk of {root}, which has {free / GIB:.2f} GiB free; free some, give another --output_dir, or "
+        "--save_every_steps 0 --save_every_minutes 0 to write no checkpoints"
+    )

@@ -1,0 +1,213 @@
+"""One checkpoint onto the disk: all of it, or nothing."""
+
+from __future__ import annotations
+
+import io
+import os
+import shutil
+import zlib
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+import torch.distributed.checkpoint as dcp
+from torch.distributed.checkpoint import FileSystemWriter
+from torch.distributed.checkpoint.api import CheckpointException
+from torch.distributed.checkpoint.filesystem import FileSystem
+
+from checkpointing.folder import (
+    FileFacts,
+    checksum,
+    keep_only,
+    point_to,
+    publish,
+    sync_folder,
+    temporary_folder,
+    write_synced,
+)
+from utils.distributed import gather_to_all, on_rank_zero
+from utils.memory import GIB
+
+FULL_FILE = "state.pt"
+
+
+class CheckpointError(Exception):
+    """A checkpoint could not be written; the message says why. Raised on every rank."""
+
+
+@dataclass(frozen=True)
+class Contents:
+    """What one rank gives to a checkpoint."""
+
+    tensors: Mapping[str, torch.Tensor]  # sharded as in the model, or, of a full one, whole on rank 0
+    full: bool  # one file, written by rank 0
+    rng: Mapping[str, Any] | None  # this rank's generators
+    files: Mapping[str, bytes]  # the small ones; rank 0's are written
+
+
+def write_checkpoint(
+    folder: Path, contents: Contents, *, group: dist.ProcessGroup | None = None, keep_last: int, best: bool = False
+) -> int:
+    """Write a checkpoint beside the earlier ones, and delete of these what need not be kept. Every rank must call this.
+
+    Args:
+        group: for its collectives.
+        best: whether it is of the best evaluation so far.
+
+    Returns:
+        Its bytes, all ranks together.
+
+    Raises:
+        CheckpointError: on every rank, where any rank failed; earlier checkpoints are as they were.
+    """
+    temporary = temporary_folder(folder)
+    try:
+        on_rank_zero(lambda: _begin(temporary, num_bytes(contents.tensors)), group)
+        files = write_contents(temporary, contents, group=group)
+
+        def end() -> int:
+            size = publish(folder, files)
+            if best:
+                point_to(folder, "best")
+            keep_only(folder.parent, folder, keep_last)
+            return size
+
+        return on_rank_zero(end, group)
+    except CheckpointException as error:  # no Exception, and its own message is a traceback of every rank
+        _give_up(temporary, group)
+        rank, (cause, _) = next(iter(error.failures.items()))
+        raise CheckpointError(f"rank {rank}: {cause}") from error
+    except (CheckpointError, OSError, RuntimeError) as error:
+        _give_up(temporary, group)
+        raise CheckpointError(str(error)) from error
+
+
+def write_contents(folder: Path, contents: Contents, *, group: dist.ProcessGroup | None = None) -> dict[str, FileFacts]:
+    """Write the files into a folder that exists, each synced. Every rank must call this.
+
+    Returns:
+        All files of all ranks by name.
+    """
+    if not all(gather_to_all(folder.is_dir(), group)):
+        raise CheckpointError(
+            f"{folder.parent} is not the same folder on all nodes; it must be on a shared file system"
+        )
+    facts: dict[str, FileFacts] = {}
+    if not contents.full:
+        writer = _ChecksummingWriter(folder)
+        dcp.save(dict(contents.tensors), storage_writer=writer, process_group=group)
+        facts |= writer.fs.facts
+    failure = None
+    try:
+        facts |= _write_small(folder, contents)
+        if dist.get_rank() == 0 and not contents.full:
+            facts[".metadata"] = checksum(folder / ".metadata")
+    except Exception as error:
+        failure = f"rank {dist.get_rank()}: {error}"
+    every = gather_to_all((facts, failure), group)
+    for _, failed in every:
+        if failed is not None:
+            raise CheckpointError(failed)
+    return {name: file for files, _ in every for name, file in files.items()}
+
+
+def _write_small(folder: Path, contents: Contents) -> dict[str, FileFacts]:
+    """This rank's files besides its shards; a full checkpoint is one of rank 0's."""
+    rank, facts = dist.get_rank(), {}
+    if contents.rng is not None:
+        buffer = io.BytesIO()
+        torch.save(dict(contents.rng), buffer)
+        facts[rng_file(rank)] = write_synced(folder / rng_file(rank), buffer.getvalue())
+    if rank != 0:
+        return facts
+    if contents.full:
+        with open(folder / FULL_FILE, "wb") as file:
+            stream = _Checksummed(file)
+            torch.save(dict(contents.tensors), stream)
+            os.fsync(file.fileno())
+            facts[FULL_FILE] = stream.facts()
+    for name, data in contents.files.items():
+        (folder / name).parent.mkdir(exist_ok=True)
+        facts[name] = write_synced(folder / name, data)
+    return facts
+
+
+def rng_file(rank: int) -> str:
+    return f"rng-{rank:05d}.pt"
+
+
+def num_bytes(tensors: Mapping[str, torch.Tensor]) -> int:
+    """Of the whole tensors, however they are sharded."""
+    return sum(tensor.numel() * tensor.element_size() for tensor in tensors.values())
+
+
+def _begin(temporary: Path, size: int) -> None:
+    temporary.parent.mkdir(parents=True, exist_ok=True)
+    shutil.rmtree(temporary, ignore_errors=True)
+    free = shutil.disk_usage(temporary.parent).free
+    if free < size:
+        raise CheckpointError(
+            f"{temporary.parent} has {free / GIB:.2f} GiB free, and a checkpoint needs {size / GIB:.2f} GiB"
+        )
+    temporary.mkdir()
+    sync_folder(temporary.parent)
+
+
+def _give_up(temporary: Path, group: dist.ProcessGroup | None) -> None:
+    """Free what the attempt took, when no rank writes any more."""
+    dist.barrier(group)
+    if dist.get_rank() == 0:
+        shutil.rmtree(temporary, ignore_errors=True)
+
+
+class _Checksummed:
+    """A file being written, of which the checksum is known at once."""
+
+    def __init__(self, file: Any) -> None:
+        self.file, self.crc32, self.size = file, 0, 0
+
+    def write(self, data: Any) -> int:
+        with memoryview(data) as view:
+            self.crc32 = zlib.crc32(view, self.crc32)
+            self.size += view.nbytes
+            rest = view.cast("B")
+            while rest:
+                rest = rest[self.file.write(rest) :]
+            return view.nbytes
+
+    def facts(self) -> FileFacts:
+        return {"bytes": self.size, "crc32": f"{self.crc32:08x}"}
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.file, name)
+
+
+class _ChecksummingFileSystem(FileSystem):
+    """Opens files for torch.distributed.checkpoint, and knows afterwards what was written into them."""
+
+    def __init__(self) -> None:
+        self.facts: dict[str, FileFacts] = {}
+
+    @contextmanager
+    def create_stream(self, path: str | os.PathLike, mode: str) -> Iterator[Any]:
+        with super().create_stream(path, mode) as stream:
+            if mode != "wb" or Path(path).suffix != ".distcp":
+                yield stream
+                return
+            checksummed = _Checksummed(stream)
+            yield checksummed
+            self.facts[Path(path).name] = checksummed.facts()
+
+
+class _ChecksummingWriter(FileSystemWriter):
+    """One file per rank, written by one thread: of several, torch would lose the errors."""
+
+    fs: _ChecksummingFileSystem
+
+    def __init__(self, path: Path) -> None:
+        super().__init__(path, thread_count=1)
+        self.fs = _ChecksummingFileSystem()

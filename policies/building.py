@@ -1,0 +1,64 @@
+"""The model of a run, from its config.json to trained and frozen weights on the hardware."""
+
+from __future__ import annotations
+
+import time
+from dataclasses import dataclass
+from typing import Any
+
+from torch import nn
+
+from configs.run import RunConfig
+from policies import apply_policies
+from policies.activation_checkpointing import checkpointing_mode
+from policies.attention import choose_attention
+from policies.loading import build_model, grow_embeddings
+from policies.mixed_precision import Precision
+from policies.sharding import Layout
+from policies.weights import find_weights
+from utils.environment import Environment, print_rank_zero
+from utils.tokenization import num_rows_needed
+
+
+@dataclass(frozen=True)
+class BuiltModel:
+    """A model that can be called, and what the settings came to for it."""
+
+    model: nn.Module
+    architecture: str  # its class; sharding and adapters rename it
+    attention: str
+    checkpointing: str
+    load_seconds: float
+
+
+def build_for_training(
+    config: RunConfig,
+    model_config: Any,
+    tokenizer: Any,
+    auto_model: Any,
+    *,
+    precision: Precision,
+    layout: Layout,
+    env: Environment,
+) -> BuiltModel:
+    """Build, adapt, shard and fill the model; what was adapted is printed. Every rank must call this.
+
+    Args:
+        auto_model: the transformers class that builds such models, of the task.
+
+    Raises:
+        ConfigError: on every rank, where the model cannot be built, read or trained so.
+    """
+    started, dtype = time.perf_counter(), precision.storage_dtype
+    model = build_model(config, model_config, auto_model, dtype)
+    notes = choose_attention(model, config, precision, env.device)
+    attention = model.config.get_text_config()._attn_implementation
+    notes += grow_embeddings(model, tokenizer, use_peft=config.train_config.use_peft)
+    weights = find_weights(config, model, auto_model, dtype, env, num_rows=num_rows_needed(tokenizer))
+    checkpointing, checkpointing_notes = checkpointing_mode(config, model)
+    print_rank_zero(env, *notes, weights.note, *checkpointing_notes)
+    architecture = type(model).__name__
+    model = apply_policies(
+        model, config, precision=precision, layout=layout, checkpointing=checkpointing, weights=weights, env=env
+    )
+    return BuiltModel(model, architecture, attention, checkpointing, time.perf_counter() - started)
