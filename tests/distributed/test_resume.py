@@ -174,7 +174,9 @@ def test_the_global_batch_is_the_checkpoints_and_accumulation_follows(
     moved = as_if_killed_after(3, tmp_path / "whole", tmp_path / "moved")
     given[given.index("--output_dir") + 1] = str(moved)
     outcome = process_group.train([*given, "--resume", "auto"], 1)[0]
-    assert "gradient_accumulation_steps: 4 instead of 2: a resumed run keeps its global batch of 4 rows" in outcome.stdout
+    assert (
+        "gradient_accumulation_steps: 4 instead of 2: a resumed run keeps its global batch of 4 rows" in outcome.stdout
+    )
     assert [r[2] for r in results(moved)] == pytest.approx([r[2] for r in results(tmp_path / "whole")], rel=1e-5)
     shutil.rmtree(moved)
     as_if_killed_after(3, tmp_path / "whole", moved)
