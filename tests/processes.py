@@ -118,10 +118,12 @@ class ProcessGroup:
             process.kill()
 
 
-def command(*flags: str, nproc: int | None = None) -> list[str]:
-    """`python finetuning.py ...`, or torchrun with so many processes."""
+def command(
+    *flags: str, nproc: int | None = None, script: str = "finetuning.py", options: Sequence[str] = ()
+) -> list[str]:
+    """`python finetuning.py ...`, or torchrun with so many processes and these options."""
     launcher = [] if nproc is None else ["-m", "torch.distributed.run", "--standalone", "--nproc_per_node", str(nproc)]
-    return [sys.executable, *launcher, str(ROOT / "finetuning.py"), *flags]
+    return [sys.executable, *launcher, *options, str(ROOT / script), *flags]
 
 
 def _variables(environment: dict[str, str]) -> dict[str, str]:
@@ -137,19 +139,33 @@ def _runs(process: psutil.Process) -> bool:
 
 
 class RunningCommand:
-    """The command line, running: under torchrun, or as so many processes that no launcher ends, as under srun."""
+    """The command line, running: under torchrun, or as so many processes that no launcher ends, as under srun.
 
-    def __init__(self, *flags: str, world_size: int, torchrun: bool, log: Path) -> None:
-        self.log, argv = log, command(*flags, nproc=world_size if torchrun else None)
+    What is started is one process group, as from a shell.
+    """
+
+    def __init__(
+        self,
+        *flags: str,
+        world_size: int,
+        torchrun: bool,
+        log: Path,
+        script: str = "finetuning.py",
+        options: Sequence[str] = (),
+    ) -> None:
+        nproc = world_size if torchrun else None
+        self.log, argv = log, command(*flags, nproc=nproc, script=script, options=options)
         environments: list[dict[str, str]] = [{}]
         if not torchrun:
             shared = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port()), "WORLD_SIZE": str(world_size)}
             environments = [shared | {"RANK": str(rank), "LOCAL_RANK": str(rank)} for rank in range(world_size)]
+        self.started: list[subprocess.Popen[bytes]] = []
         with open(log, "w") as file:
-            self.started = [
-                subprocess.Popen(argv, cwd=ROOT, env=_variables(environment), stdout=file, stderr=file)
-                for environment in environments
-            ]
+            for environment in environments:
+                group = self.started[0].pid if self.started else 0
+                variables = _variables(environment)
+                started = subprocess.Popen(argv, cwd=ROOT, env=variables, stdout=file, stderr=file, process_group=group)
+                self.started.append(started)
 
     def processes(self) -> list[psutil.Process]:
         """What was started, and what that started, as far as it still runs."""

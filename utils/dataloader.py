@@ -19,6 +19,7 @@ from torch.utils.data import DataLoader, Dataset, Sampler
 from utils.examples import Examples
 from utils.order import epoch_order
 from utils.packing import pack_best_fit
+from utils.workers import stop_signals_held_back, watch_parent
 
 Document = tuple[np.ndarray, np.ndarray, int]  # input_ids [length], labels [length], row of the data file
 
@@ -149,6 +150,7 @@ class StepLoader:
             collate_fn=collate,
             num_workers=num_workers,
             persistent_workers=num_workers > 0,
+            worker_init_fn=watch_parent,
             pin_memory=pin_memory,
             generator=torch.Generator(),  # not the global one: reading data must not change dropout
         )
@@ -159,7 +161,8 @@ class StepLoader:
     def epoch(self, epoch: int, first_step: int = 0) -> Iterator[list[Any]]:
         """The steps of an epoch, both counted from 0: what a whole epoch gives from `first_step` on."""
         self.sampler.epoch, self.sampler.first_step = epoch, first_step
-        batches = iter(self.loader)
+        with stop_signals_held_back():
+            batches = iter(self.loader)
         size, num_rows = self.layout.global_batch_size, len(self.rows)
         for start in range(first_step * size, num_rows, size):
             num_micro_batches = self.layout.num_micro_batches(min(size, num_rows - start))

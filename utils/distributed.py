@@ -74,6 +74,13 @@ def sum_on_host(*values: float) -> list[float]:
     return totals.tolist()
 
 
+def max_on_host(*values: int) -> list[int]:
+    """The largest of each over all ranks; never touches the device."""
+    largest = torch.tensor(values, dtype=torch.int64)
+    dist.all_reduce(largest, op=dist.ReduceOp.MAX)
+    return largest.tolist()
+
+
 def gather_to_all(value: T, group: dist.ProcessGroup | None = None) -> list[T]:
     """`value` of every rank, by rank."""
     gathered: list[Any] = [None] * dist.get_world_size()

@@ -14,6 +14,7 @@ from utils.dataloader import BatchLayout
 from utils.failures import TrainingError
 from utils.stream_rows import Row
 from utils.streaming import Stream
+from utils.workers import stop_signals_held_back, watch_parent
 
 
 class StreamedStep(NamedTuple):
@@ -80,11 +81,13 @@ class StreamLoader:
             batch_size=None,
             collate_fn=_as_it_is,
             num_workers=self.num_workers,
-            worker_init_fn=_share_memory,
+            worker_init_fn=_start_worker,
             pin_memory=self.pin_memory,
             generator=torch.Generator(),  # not the global one: reading data must not change dropout
         )
-        for micro_batches, lines, failure in loader:
+        with stop_signals_held_back():
+            batches = iter(loader)
+        for micro_batches, lines, failure in batches:
             if failure is not None:
                 raise TrainingError(failure)
             for line in lines:
@@ -92,9 +95,9 @@ class StreamLoader:
             yield micro_batches
 
 
-def _share_memory(worker: int) -> None:
-    """Let the garbage collector leave alone what was there before the fork: its marks would copy every page of it."""
-    gc.freeze()
+def _start_worker(worker: int) -> None:
+    gc.freeze()  # what was there before the fork: the collector's marks would copy every page of it
+    watch_parent(worker)
 
 
 def _as_it_is(step: Any) -> Any:
