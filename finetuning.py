@@ -32,7 +32,7 @@ from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler
 from tqdm import tqdm
 
-from checkpointing.export import export_model
+from checkpointing.export import WriteError, export_model
 from checkpointing.fingerprint import base_fingerprint
 from checkpointing.huggingface_files import config_facts, huggingface_files
 from checkpointing.resume import (
@@ -232,8 +232,9 @@ def train(job: Job, stopping: StopRequests) -> str:
                 job.watchdog.at(state.step, "saving")
                 saver.save(state, best=is_best)
         bar.close()
-    if config.save_model and not math.isfinite(state.best_eval_loss):
-        save(job)  # no validation, or none that was finite: the last weights
+    if config.save_model and not math.isfinite(state.best_eval_loss) and not save(job):
+        # There was no validation, or none that was finite: the last weights.
+        raise TrainingError("the trained weights could not be saved; free the disk and give --resume auto")
     if config.dist_checkpoint_root_folder and config.save_model:
         job.watchdog.at(state.step, "saving")
         saver.save_copy(state)
@@ -328,10 +329,8 @@ def validate(job: Job, eval_loader: StepLoader, stopping: StopRequests) -> float
         "eval", step=state.step, epoch=epoch, loss=loss, perplexity=ppl, num_label_tokens=num_label_tokens
     )
     say(env, f"eval | step {state.step} | epoch {epoch} | loss {loss:.4f} | perplexity {ppl:.3f}")
-    if state.step > 0 and loss < state.best_eval_loss:
+    if state.step > 0 and loss < state.best_eval_loss and (not job.config.train_config.save_model or save(job)):
         state.best_eval_loss, state.best_step = loss, state.step
-        if job.config.train_config.save_model:
-            save(job)
     return loss
 
 
@@ -367,12 +366,16 @@ def write_memory(job: Job) -> None:
                 job.metrics.write("memory", step=job.state.step, rank=rank, **entry)
 
 
-def save(job: Job) -> None:
-    """The weights as they are now, in Hugging Face format."""
+def save(job: Job) -> bool:
+    """The weights as they are now, in Hugging Face format. Where they cannot be written this is said, on every rank."""
     job.watchdog.at(job.state.step, "saving")
-    folder = export_model(job.model, job.tokenizer, job.folder)
-    if job.env.is_rank_zero:
-        add_to_run_yaml(job.folder, saved={"step": job.state.step, "folder": folder.name})
+    try:
+        folder = export_model(job.model, job.tokenizer, job.folder)
+        on_rank_zero(lambda: add_to_run_yaml(job.folder, saved={"step": job.state.step, "folder": folder.name}))
+    except WriteError as error:
+        say(job.env, f"weights of step {job.state.step} could not be saved ({error}); the earlier ones stay")
+        return False
+    return True
 
 
 def prepare(config: RunConfig, env: Environment, watchdog: Watchdog) -> Job:

@@ -32,9 +32,8 @@ def summarise(events: list[dict[str, Any]]) -> list[str]:
             during.append(steps[step])
             busy.add(step)
         slowed = f"{statistics.mean(during):.3f}" if during else "-"
-        lines.append(
-            f"| {save['step']} | {save['bytes'] / GB:.1f} | {save['seconds']:.2f} | {save['blocked_seconds']:.2f} | {slowed} |"
-        )
+        cells = (save["step"], f"{save['bytes'] / GB:.1f}", f"{save['seconds']:.2f}", f"{save['blocked_seconds']:.2f}")
+        lines.append("| " + " | ".join(map(str, (*cells, slowed))) + " |")
     free = [seconds for step, seconds in steps.items() if step > 3 and step not in busy]
     return [*lines, f"step without a save in flight: mean {statistics.mean(free):.3f} s of {len(free)}"]
 
@@ -57,10 +56,8 @@ def main() -> None:
             if events:
                 tables.append((beside, summarise(events)))
     for beside, lines in tables:
-        print(
-            f"\nasync_save {beside}\n\n| step | GB | seconds | training waited s | steps meanwhile s |\n|---|---|---|---|---|"
-        )
-        print("\n".join(lines))
+        print(f"\nasync_save {beside}\n\n| step | GB | seconds | training waited s | steps meanwhile s |")
+        print("\n".join(["|---|---|---|---|---|", *lines]))
 
 
 if __name__ == "__main__":

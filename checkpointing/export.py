@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import shutil
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -18,6 +18,10 @@ from policies.sharding import unwrap
 from utils.distributed import on_rank_zero
 
 
+class WriteError(Exception):
+    """Weights could not be written; the message says why."""
+
+
 def export_folder(run_folder: Path, model: nn.Module) -> Path:
     return run_folder / ("adapter" if isinstance(unwrap(model), PeftModel) else "model")
 
@@ -30,36 +34,45 @@ def export_model(model: nn.Module, tokenizer: Any, run_folder: Path) -> Path:
 
     Returns:
         The folder: `adapter/` where the model has adapters, else `model/`.
+
+    Raises:
+        WriteError: on every rank, where the disk does not take them; an earlier folder is as it was.
     """
     folder = export_folder(run_folder, model)
     inner: Any = unwrap(model)
     state_dict = _gathered_state_dict(inner) if isinstance(inner, FSDPModule) else inner.state_dict()
 
-    def write() -> Path:
-        temporary = folder.with_name(folder.name + ".incomplete")
+    reason = on_rank_zero(lambda: _replace(folder, lambda temporary: _write(inner, state_dict, tokenizer, temporary)))
+    if reason:
+        raise WriteError(reason)
+    return folder
+
+
+def _write(model: Any, state_dict: dict[str, Any], tokenizer: Any, folder: Path) -> None:
+    if isinstance(model, PeftModel):
+        # False: no embedding is ever trained here, and "auto" would ask the hub about the base model.
+        model.save_pretrained(str(folder), state_dict=state_dict, save_embedding_layers=False)
+    else:
+        with _own_class(model):
+            model.save_pretrained(folder, state_dict=state_dict, max_shard_size="5GB")
+    tokenizer.save_pretrained(folder)
+
+
+def _replace(folder: Path, write: Callable[[Path], None]) -> str:
+    """Put a folder in the place of an earlier one when it is whole; returns why that failed, or ""."""
+    temporary, replaced = folder.with_name(folder.name + ".incomplete"), folder.with_name(folder.name + ".replaced")
+    try:
         shutil.rmtree(temporary, ignore_errors=True)
-        if isinstance(inner, PeftModel):
-            # False: no embedding is ever trained here, and "auto" would ask the hub about the base model.
-            inner.save_pretrained(str(temporary), state_dict=state_dict, save_embedding_layers=False)
-        else:
-            with _own_class(inner):
-                inner.save_pretrained(temporary, state_dict=state_dict, max_shard_size="5GB")
-        tokenizer.save_pretrained(temporary)
-        replaced = folder.with_name(folder.name + ".replaced")
+        write(temporary)
         shutil.rmtree(replaced, ignore_errors=True)
         if folder.exists():
             folder.rename(replaced)
         temporary.rename(folder)
         shutil.rmtree(replaced, ignore_errors=True)
-        return folder
-
-    return on_rank_zero(write)
-
-
-def keep_trained(model: nn.Module, state_dict: dict[str, Any]) -> dict[str, Any]:
-    """The trained entries alone; torch's own option leaves the second name of a frozen tied weight in."""
-    trained = {name for name, p in model.named_parameters(remove_duplicate=False) if p.requires_grad}
-    return {name: value for name, value in state_dict.items() if name in trained}
+        return ""
+    except Exception as error:  # a full disk is an OSError, a SafetensorError or a plain Exception, by who writes
+        shutil.rmtree(temporary, ignore_errors=True)
+        return " ".join(str(error).split()) or type(error).__name__
 
 
 def _gathered_state_dict(model: Any) -> dict[str, Any]:

@@ -302,7 +302,8 @@ def _load_tensors(
 ) -> None:
     stored = _FullFile(checkpoint.folder) if (checkpoint.folder / FULL_FILE).is_file() else _Shards(checkpoint.folder)
     targets, parameters = model_tensors(model), trained_parameters(model)
-    _compare({n: f for n, f in stored.facts.items() if n.startswith(MODEL)}, targets)
+    second_names = model_tensors(model, every_name=True).keys() - targets.keys()
+    _compare({n: f for n, f in stored.facts.items() if n.startswith(MODEL) and n not in second_names}, targets)
     if not any(name.startswith(OPTIMIZER) for name in stored.facts) and checkpoint.values["has_optimizer"] is False:
         raise ConfigError("it holds no optimizer state (a copy made without --save_optimizer); give a step checkpoint")
     states: dict[str, dict[str, torch.Tensor]] = {name: {} for name in parameters}

@@ -35,7 +35,7 @@ from configs.errors import ConfigError
 from configs.run import RunConfig
 from utils.distributed import gather_to_all, new_host_group, on_rank_zero
 from utils.environment import Environment
-from utils.memory import GIB
+from utils.memory import readable
 from utils.run_folder import checkpoint_root
 from utils.seeding import rng_state
 
@@ -107,12 +107,12 @@ class CheckpointSaver:
         fits = all(gather_to_all(has_room(num_bytes, self.env.local_world_size)))
         if not fits and asked == "True":
             raise ConfigError(
-                f"--async_save: needs {num_bytes / GIB:.1f} GiB of free host memory per rank for a copy of the state; "
+                f"--async_save: needs {readable(num_bytes)} of free host memory per rank for a copy of the state; "
                 "leave it out to save while training waits"
             )
         if not fits:
             self.say(
-                f"async_save: False, since {num_bytes / GIB:.1f} GiB of host memory per rank are not free; "
+                f"async_save: False, since {readable(num_bytes)} of host memory per rank are not free; "
                 "training waits while checkpoints are written"
             )
         return fits
@@ -180,7 +180,7 @@ class CheckpointSaver:
                 self.saved_step = save.step
                 self.write_event(step=save.step, seconds=seconds, blocked_seconds=save.blocked_seconds, bytes=size)
                 self.say(
-                    f"checkpoint | step {save.step} | {size / GIB:.3f} GiB in {seconds:.1f} s, training waited "
+                    f"checkpoint | step {save.step} | {readable(size)} in {seconds:.1f} s, training waited "
                     f"{save.blocked_seconds:.2f} s"
                 )
             except CheckpointError as error:
@@ -193,7 +193,9 @@ class CheckpointSaver:
         """Leave the final model in the checkpoints' folder itself, as --dist_checkpoint_root_folder asks."""
         self.wait()
         has_optimizer = self.config.train_config.save_optimizer
-        tensors = self._tensors() if has_optimizer else model_tensors(self.model)
+        tensors = model_tensors(self.model, every_name=True)
+        if has_optimizer:
+            tensors |= optimizer_tensors_by_name(self.model, self.optimizer)
         files = {STATE: self.state_json(state, has_optimizer=has_optimizer), **self.files}
         save_copy(self.root, _gathered(tensors) if self.full else tensors, files, full=self.full)
         self.say(f"copy of the final weights: {self.root}")
@@ -274,10 +276,10 @@ def choose_keep_last(config: RunConfig, model: nn.Module) -> tuple[int, list[str
             if keep_last == train.keep_last:
                 return keep_last, []
             return keep_last, [
-                f"keep_last: {keep_last}: {root} has {free / GIB:.1f} GiB free, a checkpoint needs {size / GIB:.1f}"
+                f"keep_last: {keep_last}: {root} has {readable(free)} free, a checkpoint needs {readable(size)}"
             ]
     raise ConfigError(
-        f"--keep_last: {fewest} and {extra} more of {size / GIB:.2f} GiB each, and {export / GIB:.2f} GiB of weights, do "
-        f"not fit on the disk of {root}, which has {free / GIB:.2f} GiB free; free some, give another --output_dir, or "
+        f"--keep_last: {fewest} and {extra} more of {readable(size)} each and {readable(export)} of weights do "
+        f"not fit on the disk of {root}, which has {readable(free)} free; free some, give another --output_dir, or "
         "--save_every_steps 0 --save_every_minutes 0 to write no checkpoints"
     )

@@ -63,16 +63,20 @@ class TrainState:
         return state
 
 
-def model_tensors(model: nn.Module) -> dict[str, torch.Tensor]:
+def model_tensors(model: nn.Module, *, every_name: bool = False) -> dict[str, torch.Tensor]:
     """Of a model with adapters what is trained; of any other every parameter and every buffer that is saved.
 
-    So an adapter's checkpoint needs its base, and any other stands for itself. A tied weight has one name, its first.
+    So an adapter's checkpoint needs its base, and any other stands for itself.
+
+    Args:
+        every_name: a tied weight under each of its names, as a plain model's state_dict has it; else under the first.
     """
     inner = unwrap(model)
     if isinstance(inner, PeftModel):
         return {MODEL + name: p.detach() for name, p in inner.named_parameters() if p.requires_grad}
     parameters = dict(inner.named_parameters(remove_duplicate=False))
-    tensors = {MODEL + name: p.detach() for name, p in inner.named_parameters()}
+    named = parameters if every_name else dict(inner.named_parameters())
+    tensors = {MODEL + name: p.detach() for name, p in named.items()}
     buffers = inner.state_dict()
     return tensors | {MODEL + name: tensor for name, tensor in buffers.items() if name not in parameters}
 

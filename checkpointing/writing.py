@@ -30,7 +30,7 @@ from checkpointing.folder import (
     write_synced,
 )
 from utils.distributed import gather_to_all, on_rank_zero
-from utils.memory import GIB
+from utils.memory import readable
 
 FULL_FILE = "state.pt"
 
@@ -77,10 +77,6 @@ def write_checkpoint(
             return size
 
         return on_rank_zero(end, group)
-    except CheckpointException as error:  # no Exception, and its own message is a traceback of every rank
-        _give_up(temporary, group)
-        rank, (cause, _) = next(iter(error.failures.items()))
-        raise CheckpointError(f"rank {rank}: {cause}") from error
     except (CheckpointError, OSError, RuntimeError) as error:
         _give_up(temporary, group)
         raise CheckpointError(str(error)) from error
@@ -98,9 +94,7 @@ def write_contents(folder: Path, contents: Contents, *, group: dist.ProcessGroup
         )
     facts: dict[str, FileFacts] = {}
     if not contents.full:
-        writer = _ChecksummingWriter(folder)
-        dcp.save(dict(contents.tensors), storage_writer=writer, process_group=group)
-        facts |= writer.fs.facts
+        facts |= _write_shards(folder, contents.tensors, group)
     failure = None
     try:
         facts |= _write_small(folder, contents)
@@ -115,6 +109,19 @@ def write_contents(folder: Path, contents: Contents, *, group: dist.ProcessGroup
     return {name: file for files, _ in every for name, file in files.items()}
 
 
+def _write_shards(
+    folder: Path, tensors: Mapping[str, torch.Tensor], group: dist.ProcessGroup | None
+) -> dict[str, FileFacts]:
+    writer = _ChecksummingWriter(folder)
+    try:
+        dcp.save(dict(tensors), storage_writer=writer, process_group=group)
+    except CheckpointException as error:  # no Exception; raised on every rank, with the tracebacks of those that failed
+        causes = gather_to_all(writer.fs.cause, group)
+        rank, (cause, _) = next(iter(error.failures.items()))
+        raise CheckpointError(f"rank {rank}: {causes[rank] or cause}") from error
+    return writer.fs.facts
+
+
 def _write_small(folder: Path, contents: Contents) -> dict[str, FileFacts]:
     """This rank's files besides its shards; a full checkpoint is one of rank 0's."""
     rank, facts = dist.get_rank(), {}
@@ -127,8 +134,11 @@ def _write_small(folder: Path, contents: Contents) -> dict[str, FileFacts]:
     if contents.full:
         with open(folder / FULL_FILE, "wb") as file:
             stream = _Checksummed(file)
-            torch.save(dict(contents.tensors), stream)
-            os.fsync(file.fileno())
+            try:
+                torch.save(dict(contents.tensors), stream)
+                os.fsync(file.fileno())
+            except RuntimeError as error:
+                raise CheckpointError(stream.cause or str(error)) from error
             facts[FULL_FILE] = stream.facts()
     for name, data in contents.files.items():
         (folder / name).parent.mkdir(exist_ok=True)
@@ -150,9 +160,7 @@ def _begin(temporary: Path, size: int) -> None:
     shutil.rmtree(temporary, ignore_errors=True)
     free = shutil.disk_usage(temporary.parent).free
     if free < size:
-        raise CheckpointError(
-            f"{temporary.parent} has {free / GIB:.2f} GiB free, and a checkpoint needs {size / GIB:.2f} GiB"
-        )
+        raise CheckpointError(f"{temporary.parent} has {readable(free)} free, and a checkpoint needs {readable(size)}")
     temporary.mkdir()
     sync_folder(temporary.parent)
 
@@ -165,18 +173,25 @@ def _give_up(temporary: Path, group: dist.ProcessGroup | None) -> None:
 
 
 class _Checksummed:
-    """A file being written, of which the checksum is known at once."""
+    """A file being written, of which the checksum is known at once.
+
+    `cause` keeps the system's reason for a failed write, in place of which torch says where it was in the file.
+    """
 
     def __init__(self, file: Any) -> None:
-        self.file, self.crc32, self.size = file, 0, 0
+        self.file, self.crc32, self.size, self.cause = file, 0, 0, ""
 
     def write(self, data: Any) -> int:
         with memoryview(data) as view:
             self.crc32 = zlib.crc32(view, self.crc32)
             self.size += view.nbytes
             rest = view.cast("B")
-            while rest:
-                rest = rest[self.file.write(rest) :]
+            try:
+                while rest:
+                    rest = rest[self.file.write(rest) :]
+            except OSError as error:
+                self.cause = str(error)
+                raise
             return view.nbytes
 
     def facts(self) -> FileFacts:
@@ -191,6 +206,7 @@ class _ChecksummingFileSystem(FileSystem):
 
     def __init__(self) -> None:
         self.facts: dict[str, FileFacts] = {}
+        self.cause = ""
 
     @contextmanager
     def create_stream(self, path: str | os.PathLike, mode: str) -> Iterator[Any]:
@@ -199,7 +215,10 @@ class _ChecksummingFileSystem(FileSystem):
                 yield stream
                 return
             checksummed = _Checksummed(stream)
-            yield checksummed
+            try:
+                yield checksummed
+            finally:
+                self.cause = checksummed.cause
             self.facts[Path(path).name] = checksummed.facts()
 
 

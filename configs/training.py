@@ -146,8 +146,8 @@ class TrainConfig:
     overwrite: bool = setting(False, "let the run replace an earlier one in output_dir")
     resume: str = setting(
         "False",
-        "continue an earlier run: auto (from the newest checkpoint in output_dir, if there is one), the path of a run or "
-        "a checkpoint, or False; a job that torchrun or Slurm restarted resumes by itself",
+        "continue an earlier run: auto (from the newest checkpoint in output_dir, if there is one), the path of a run "
+        "or a checkpoint, or False; a job that torchrun or Slurm restarted resumes by itself",
         bare="auto",
     )
     resume_anyway: bool = setting(False, "resume though settings have changed that change the result")

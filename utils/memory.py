@@ -44,6 +44,11 @@ def optimizer_tensors(optimizer: Optimizer) -> Iterable[torch.Tensor]:
         yield from (value for value in state.values() if isinstance(value, torch.Tensor))
 
 
+def readable(num_bytes: float) -> str:
+    """A size for people: "14.96 GiB", "0.68 MiB"."""
+    return f"{num_bytes / GIB:.2f} GiB" if num_bytes >= GIB / 10 else f"{num_bytes / 2**20:.2f} MiB"
+
+
 class MemoryLedger:
     """Collects one rank's figures; `take` hands them over as `memory` events without step and rank."""
 

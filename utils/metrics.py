@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import math
+import os
 from collections.abc import Iterable
 from pathlib import Path
 from typing import Any, Protocol
@@ -16,19 +18,26 @@ from utils.trackers import Trackers
 class MetricsFile:
     """metrics.jsonl: one JSON object per line, one write per line, numbers never strings, non-finite as null.
 
-    The trackers get the same events; `end` is the last, with which they are closed.
+    The trackers get the same events; `end` is the last, with which they are closed. A full disk does not end the run:
+    lines wait until they can be written.
     """
 
     def __init__(self, path: Path | None, trackers: Trackers | None = None) -> None:
         """Append to `path`; None (every rank but 0) writes nothing."""
         self.path, self.trackers = path, trackers or Trackers()
+        self._waiting = b""  # lines that the disk did not take
 
     def write(self, event: str, **values: Any) -> None:
         if self.path is None:
             return
         line = json.dumps({"event": event} | {name: _json_number(value) for name, value in values.items()}) + "\n"
-        with open(self.path, "a", encoding="utf-8") as file:
-            file.write(line)
+        could_write, self._waiting = not self._waiting, self._waiting + line.encode()
+        try:
+            append_whole(self.path, self._waiting)
+            self._waiting = b""
+        except OSError as error:
+            if could_write:
+                self.trackers.say(f"{self.path} cannot be written ({error.strerror}); its lines wait until it can be")
         self.trackers.write(event, values)
 
     def read(self) -> list[dict[str, Any]]:
@@ -36,6 +45,22 @@ class MetricsFile:
         if self.path is None or not self.path.exists():
             return []
         return [json.loads(line) for line in self.path.read_text(encoding="utf-8").splitlines()]
+
+
+def append_whole(path: Path, data: bytes) -> None:
+    """Append all of the data or nothing of it.
+
+    Raises:
+        OSError: where there is no room, or the file cannot be opened.
+    """
+    with open(path, "ab", buffering=0) as file:
+        end = file.seek(0, os.SEEK_END)
+        try:
+            if file.write(data) < len(data):
+                raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        except OSError:
+            file.truncate(end)
+            raise
 
 
 def keep_until(source: Path, target: Path, *, step: int, epoch: int) -> None:

@@ -30,7 +30,7 @@ SHARDED = ["--enable_fsdp"]
 
 
 def flags_of(model: Path, output: Path, *flags: str) -> list[str]:
-    """Four rows a step and a checkpoint every third, unless the flags say otherwise; a checkpoint in mid-epoch is kept."""
+    """Four rows a step and a checkpoint every third, unless the flags say otherwise."""
     defaults = {
         "--model_name": str(model),
         "--output_dir": str(output),

@@ -126,4 +126,5 @@ def test_an_earlier_copy_in_the_folder_is_replaced(
 
 
 def test_without_save_model_there_is_no_copy(tiny_model: Path, process_group: ProcessGroup, tmp_path: Path) -> None:
-    assert not train(process_group, "SINGLE", tiny_model, tmp_path, "--save_model", "False").exists()
+    copy = train(process_group, "SINGLE", tiny_model, tmp_path, "--save_model", "False") / "fine-tuned"
+    assert sorted(path.name for path in copy.iterdir()) == ["latest", "step-00000004"]
