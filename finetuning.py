@@ -80,7 +80,7 @@ from utils.profiling import StepRecorder, step_recorder
 from utils.quiet import quiet_libraries
 from utils.run_facts import run_facts, start_event
 from utils.run_folder import add_to_run_yaml, checkpoint_root, create_run_folder
-from utils.seeding import seed_everything
+from utils.seeding import seed_everything, use_deterministic_kernels
 from utils.stopping import StopRequests
 from utils.stream_loader import StreamLoader
 from utils.summary import end_summary, print_for_people, start_table, start_warnings
@@ -383,6 +383,8 @@ def prepare(config: RunConfig, env: Environment, watchdog: Watchdog) -> Job:
     """
     config = resolve_resume(config, env)
     train_config = config.train_config
+    if train_config.deterministic:
+        use_deterministic_kernels()
     check_environment(config, env)
     found = find_checkpoints(config, env)
     checkpoint = open_checkpoint(found, env, every_file=False)

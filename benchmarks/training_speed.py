@@ -147,7 +147,10 @@ def run(name: str, row: Row, steps: int, extra: list[str], folder: Path, gpu: in
     flags += ["--dataset", f"{ROOT}/benchmarks/random_rows.py:{row.recipe}", "--run_validation", "False"]
     flags += ["--context_length", str(row.length), "--batch_size_training", str(row.micro_batch)]
     flags += ["--gradient_accumulation_steps", str(row.accumulation)]
-    flags += ["--max_train_step", str(steps), "--num_epochs", "100", "--save_model", "False", *row.flags, *extra]
+    flags += ["--max_train_step", str(steps), "--num_epochs", "100", "--save_model", "False"]
+    if "--save_every_steps" not in extra:
+        flags += ["--save_every_steps", "0", "--save_every_minutes", "0"]
+    flags += [*row.flags, *extra]
     several = row.nproc > 1 or "--enable_fsdp" in flags
     launcher = ["-m", "torch.distributed.run", "--standalone", "--nproc_per_node", str(row.nproc)] if several else []
     command = [sys.executable, *launcher, str(ROOT / "finetuning.py"), *flags]

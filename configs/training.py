@@ -120,6 +120,9 @@ class TrainConfig:
         1.0, "largest global gradient norm (gradient_clipping)", exclusive_minimum=0
     )
     seed: int = setting(42, "seed of every random choice", minimum=0, maximum=2**32 - 1)
+    deterministic: bool = setting(
+        False, "have the same run give the same bits on the same devices, with slower kernels where that needs them"
+    )
     step_timeout_seconds: int | None = setting(
         None,
         "end the run where a rank stands still for so long in a step after the first; 0: for an hour, as anywhere "

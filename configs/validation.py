@@ -211,6 +211,10 @@ def _check_evaluation_and_results(config: RunConfig) -> None:
             raise ConfigError(
                 "--dist_checkpoint_folder: it names a folder below --dist_checkpoint_root_folder; add that, too"
             )
+    if train.keep_best and not train.run_validation:
+        raise ConfigError("--keep_best: nothing is evaluated with --run_validation False; leave one of them out")
+    if train.resume_anyway and train.resume == "False" and config.was_given("train_config.resume"):
+        raise ConfigError("--resume_anyway: cannot hold together with --resume False; leave one of them out")
     if train.resume != "False" and train.overwrite:
         raise ConfigError("--resume: cannot hold together with --overwrite, which starts afresh; leave one of them out")
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import random
 from typing import Any, cast
 
@@ -19,6 +20,13 @@ def seed_everything(seed: int, rank: int = 0) -> None:
     random.seed(seed)
     np.random.seed(seed)
     torch.manual_seed(seed)
+
+
+def use_deterministic_kernels() -> None:
+    """Have every operation give the same bits each time on one device; one that cannot warns. Before CUDA starts."""
+    os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")  # without it cuBLAS picks workspaces as they come
+    torch.use_deterministic_algorithms(True, warn_only=True)
+    torch.backends.cudnn.benchmark = False
 
 
 def rng_state() -> dict[str, Any]:

@@ -77,7 +77,7 @@ class Trackers:
             self._guard(name, tracker.write, self._step, scalars(event, values))
         if event == "end":
             for name, tracker in list(self.trackers.items()):
-                self._guard(name, tracker.close, finished=values["status"] == "finished")
+                self._guard(name, tracker.close, finished=values["status"] != "failed")
             self.trackers.clear()
 
     def _guard(self, name: str, action: Callable[..., Any], *args: Any, **options: Any) -> None:

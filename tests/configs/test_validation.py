@@ -185,6 +185,10 @@ def test_settings_in_conflict_are_refused_with_reason_and_remedy(line, start, re
         "--split_slice 10",
         "--resume False --overwrite",
         "--resume ''",
+        "--resume",
+        "--resume auto --resume_anyway",
+        "--resume outputs/a --save_every_steps 5 --save_every_minutes 0 --keep_last 1 --keep_best --async_save",
+        "--checkpoint_type FULL_STATE_DICT --save_every_steps 0",
         "--save_optimizer --dist_checkpoint_root_folder d",
         "--quantization none",
         "--dataset custom_dataset",
@@ -209,11 +213,7 @@ def test_settings_that_hold_together_are_accepted(line):
 LATER = {
     "--use_fp16 True": "--use_fp16",
     "--use_peft --peft_method llama_adapter": "--peft_method: llama_adapter is",
-    "--resume": "--resume",
-    "--resume True": "--resume",
-    "--resume outputs/a": "--resume",
     "--activation_checkpointing auto": "--activation_checkpointing: auto is",
-    "--checkpoint_type FULL_STATE_DICT": "--checkpoint_type: FULL_STATE_DICT is",
     "--fsdp_config.optimizer anyprecision": "--optimizer: anyprecision is",
     "--use_peft --quantization 8bit": "--quantization",
 }

@@ -1,0 +1,273 @@
+"""A resumed run is the run that was never interrupted: bit for bit on the same ranks, to rounding on others."""
+
+from __future__ import annotations
+
+import itertools
+import json
+import shutil
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import load_file
+
+from checkpointing.folder import checkpoints, damage
+from tests import random_documents
+from tests.processes import ProcessGroup, read_metrics, train_events
+
+NUM_STEPS = 8
+FEATURES = {
+    "full": ["--gradient_clipping", "--gradient_clipping_threshold", "0.5"],
+    "lora": ["--use_peft", "--lora_config.r", "4", "--lora_config.lora_dropout", "0.3"],
+}
+BATCHING = {
+    "packing": ["--batching_strategy", "packing"],
+    "padding": ["--batching_strategy", "padding"],
+    "streaming": ["--streaming", "--batching_strategy", "packing"],
+}
+SHARDED = ["--enable_fsdp"]
+
+
+def flags_of(model: Path, output: Path, *flags: str) -> list[str]:
+    """Four rows a step and a checkpoint every third, unless the flags say otherwise; a checkpoint in mid-epoch is kept."""
+    defaults = {
+        "--model_name": str(model),
+        "--output_dir": str(output),
+        "--dataset": f"{random_documents.__file__}:get_custom_dataset",
+        "--num_workers_dataloader": "0",
+        "--context_length": "96",
+        "--batch_size_training": "1",
+        "--global_batch_size": "4",
+        "--lr": "5e-3",
+        "--max_train_step": str(NUM_STEPS),
+        "--save_every_steps": "3",
+        "--keep_last": "9",
+    }
+    return [*(word for flag, value in defaults.items() if flag not in flags for word in (flag, value)), *flags]
+
+
+def as_if_killed_after(step: int, run: Path, folder: Path) -> Path:
+    """What lies on the disk when a run was killed some time after its checkpoint of this step."""
+    shutil.copytree(run, folder)
+    for checkpoint in checkpoints(folder / "checkpoints"):
+        if not checkpoint.name.endswith(f"{step:08d}"):
+            shutil.rmtree(checkpoint)
+    (folder / f"checkpoints/step-{step + 3:08d}.incomplete").mkdir()
+    lines = (folder / "metrics.jsonl").read_text().splitlines(keepends=True)
+    (folder / "metrics.jsonl").write_text("".join(lines[:-2]) + lines[-2][:30])
+    return folder
+
+
+def results(run: Path) -> list[tuple[Any, ...]]:
+    """What a step came to, without its times."""
+    return [(e["step"], e["epoch"], e["loss"], e["grad_norm"], e["lr"], e["num_tokens"]) for e in train_events(run)]
+
+
+def weights(run: Path) -> dict[str, torch.Tensor]:
+    folder = run / "model" if (run / "model").exists() else run / "adapter"
+    return load_file(next(folder.glob("*.safetensors")))
+
+
+def assert_bit_equal(run: Path, wanted: Path) -> None:
+    assert results(run) == results(wanted)
+    found, expected = weights(run), weights(wanted)
+    assert found.keys() == expected.keys()
+    assert all(torch.equal(found[name], tensor) for name, tensor in expected.items())
+
+
+@pytest.mark.parametrize(("features", "batching", "ranks"), itertools.product(FEATURES, BATCHING, (1, 2)))
+def test_a_resumed_run_is_bit_equal_to_one_that_was_not_interrupted(
+    features: str, batching: str, ranks: int, tiny_model: Path, process_group: ProcessGroup, tmp_path: Path
+) -> None:
+    given = [*FEATURES[features], *BATCHING[batching], *(SHARDED if ranks > 1 else []), "--run_validation", "False"]
+    process_group.train(flags_of(tiny_model, tmp_path / "whole", *given), ranks)
+    killed = as_if_killed_after(3, tmp_path / "whole", tmp_path / "killed")
+    outcome = process_group.train(flags_of(tiny_model, killed, *given, "--resume", "auto"), ranks)[0]
+    assert f"resume: from {killed / 'checkpoints/step-00000003'}, after step 3" in outcome.stdout
+    assert_bit_equal(killed, tmp_path / "whole")
+
+
+@pytest.mark.parametrize("ranks", [1, 2])
+def test_evaluations_and_the_best_weights_are_those_of_the_uninterrupted_run(
+    ranks: int, tiny_model: Path, process_group: ProcessGroup, tmp_path: Path
+) -> None:
+    """The learning rate makes the run worse at its end, and the best evaluation is before the kill or after it."""
+    given = ["--eval_every_steps", "2", "--eval_before_training", "--warmup_steps", "8", "--lr", "0.3"]
+    process_group.train(flags_of(tiny_model, tmp_path / "whole", *given), ranks)
+    for step in (3, 6):
+        process_group.train(flags_of(tiny_model, tmp_path / f"kept{step}", *given), ranks)
+        killed = as_if_killed_after(step, tmp_path / f"kept{step}", tmp_path / f"killed{step}")
+        process_group.train(flags_of(tiny_model, killed, *given, "--resume", "auto"), ranks)
+        assert_bit_equal(killed, tmp_path / "whole")
+        evals, wanted = (
+            [(e["step"], e["epoch"], e["loss"]) for e in read_metrics(run) if e["event"] == "eval"]
+            for run in (killed, tmp_path / "whole")
+        )
+        assert evals == wanted
+        kinds = [event["event"] for event in read_metrics(killed)]
+        assert (kinds.count("end"), kinds.count("epoch")) == (1, 1)
+
+
+def test_a_run_that_was_raised_is_bit_equal_to_one_that_was_longer_from_the_start(
+    tiny_model: Path, process_group: ProcessGroup, tmp_path: Path
+) -> None:
+    whole, short = tmp_path / "whole", tmp_path / "short"
+    process_group.train(flags_of(tiny_model, whole, "--run_validation", "False"), 1)
+    process_group.train(flags_of(tiny_model, short, "--run_validation", "False", "--max_train_step", "5"), 1)
+    process_group.train(flags_of(tiny_model, short, "--run_validation", "False", "--resume", "auto"), 1)
+    assert_bit_equal(short, whole)
+
+
+def test_several_epochs_go_on_in_the_epoch_where_they_were(
+    tiny_model: Path, process_group: ProcessGroup, tmp_path: Path
+) -> None:
+    given = ["--global_batch_size", "32", "--num_epochs", "3", "--max_train_step", "0"]
+    process_group.train(flags_of(tiny_model, tmp_path / "whole", *given), 1)
+    assert results(tmp_path / "whole")[-1][:2] == (9, 3)
+    for step in (3, 6, 9):  # the ends of epochs: before or after what is due there
+        killed = as_if_killed_after(step, tmp_path / "whole", tmp_path / f"killed{step}")
+        process_group.train(flags_of(tiny_model, killed, *given, "--resume", "auto"), 1)
+        assert_bit_equal(killed, tmp_path / "whole")
+        epochs, wanted = (
+            [(e["epoch"], e["train_loss"], e["eval_loss"]) for e in read_metrics(run) if e["event"] == "epoch"]
+            for run in (killed, tmp_path / "whole")
+        )
+        assert epochs == wanted
+
+
+ELSEWHERE = {
+    "2 ranks to 1": (2, SHARDED, 1, []),
+    "1 rank to 4": (1, [], 4, SHARDED),
+    "FULL_SHARD to NO_SHARD": (2, SHARDED, 2, []),
+    "NO_SHARD to FULL_SHARD": (2, [], 2, SHARDED),
+    "FULL_SHARD to HYBRID_SHARD": (2, SHARDED, 4, [*SHARDED, "--hsdp", "--sharding_group_size", "2"]),
+    "onto CPU offload": (2, SHARDED, 2, [*SHARDED, "--fsdp_cpu_offload"]),
+    "off CPU offload": (2, [*SHARDED, "--fsdp_cpu_offload"], 1, []),
+    "onto an offloaded optimizer": (1, [], 2, [*SHARDED, "--optimizer_cpu_offload"]),
+    "off an offloaded optimizer": (2, [*SHARDED, "--optimizer_cpu_offload"], 2, SHARDED),
+}
+
+
+@pytest.mark.parametrize("kind", ["SHARDED_STATE_DICT", "FULL_STATE_DICT"])
+@pytest.mark.parametrize("case", ELSEWHERE)
+def test_a_run_goes_on_elsewhere_with_the_same_losses(
+    case: str, kind: str, tied_model: Path, process_group: ProcessGroup, tmp_path: Path
+) -> None:
+    ranks, layout, ranks_after, layout_after = ELSEWHERE[case]
+    given = ["--run_validation", "False", "--checkpoint_type", kind, "--batching_strategy", "padding"]
+    process_group.train(flags_of(tied_model, tmp_path / "whole", *given, *layout), ranks)
+    moved = as_if_killed_after(3, tmp_path / "whole", tmp_path / "moved")
+    process_group.train(flags_of(tied_model, moved, *given, *layout_after, "--resume", "auto"), ranks_after)
+    for found, wanted in zip(results(moved), results(tmp_path / "whole"), strict=True):
+        assert found[:2] == wanted[:2]
+        assert found[2:4] == pytest.approx(wanted[2:4], rel=1e-5)
+
+
+def test_the_global_batch_is_the_checkpoints_and_accumulation_follows(
+    tiny_model: Path, process_group: ProcessGroup, tmp_path: Path
+) -> None:
+    given = [*flags_of(tiny_model, tmp_path / "whole", "--run_validation", "False")]
+    cut = given.index("--global_batch_size")
+    given = [*given[:cut], *given[cut + 2 :], "--gradient_accumulation_steps", "2"]
+    process_group.train(given, 2)
+    moved = as_if_killed_after(3, tmp_path / "whole", tmp_path / "moved")
+    given[given.index("--output_dir") + 1] = str(moved)
+    outcome = process_group.train([*given, "--resume", "auto"], 1)[0]
+    assert (
+        "gradient_accumulation_steps: 4 instead of 2: a resumed run keeps its global batch of 4 rows" in outcome.stdout
+    )
+    assert [r[2] for r in results(moved)] == pytest.approx([r[2] for r in results(tmp_path / "whole")], rel=1e-5)
+    shutil.rmtree(moved)
+    as_if_killed_after(3, tmp_path / "whole", moved)
+    refused = process_group.run([*given, "--resume", "auto"], 3)[0]
+    assert refused.status == 2
+    assert "--resume: the checkpoint's global batch of 4 rows is no multiple of 1 (batch_size" in refused.stderr
+
+
+def test_a_finished_run_has_nothing_left_to_do(tiny_model: Path, process_group: ProcessGroup, tmp_path: Path) -> None:
+    process_group.train(flags_of(tiny_model, tmp_path / "run"), 1)
+    before = [event for event in read_metrics(tmp_path / "run") if event["event"] not in ("start", "end")]
+    process_group.train(flags_of(tiny_model, tmp_path / "run", "--resume", "auto"), 1)
+    after = [event for event in read_metrics(tmp_path / "run") if event["event"] not in ("start", "end")]
+    assert after == before
+
+
+def test_auto_with_nothing_to_resume_starts_afresh(
+    tiny_model: Path, process_group: ProcessGroup, tmp_path: Path
+) -> None:
+    given = flags_of(tiny_model, tmp_path / "run", "--run_validation", "False", "--resume", "auto")
+    process_group.train(given, 1)
+    assert len(results(tmp_path / "run")) == NUM_STEPS
+    killed_early = tmp_path / "early"
+    killed_early.mkdir()
+    (killed_early / "run.yaml").write_text("settings: {}\n")
+    (killed_early / "metrics.jsonl").write_text('{"event": "train", "step": 1}\n')
+    given[given.index("--output_dir") + 1] = str(killed_early)
+    process_group.train(given, 1)
+    assert results(killed_early) == results(tmp_path / "run")
+
+
+def test_a_path_may_be_a_checkpoint_or_a_run_and_goes_on_in_another_folder(
+    tiny_model: Path, process_group: ProcessGroup, tmp_path: Path
+) -> None:
+    whole = tmp_path / "whole"
+    process_group.train(flags_of(tiny_model, whole), 1)
+    for number, path in enumerate((whole / "checkpoints/step-00000003", as_if_killed_after(3, whole, tmp_path / "k"))):
+        other = tmp_path / f"other{number}"
+        process_group.train(flags_of(tiny_model, other, "--resume", str(path)), 1)
+        assert_bit_equal(other, whole)
+    assert len(train_events(whole)) == NUM_STEPS
+
+
+def test_going_back_gives_up_the_later_checkpoints_when_there_is_a_new_one(
+    tiny_model: Path, process_group: ProcessGroup, tmp_path: Path
+) -> None:
+    run = tmp_path / "run"
+    process_group.train(flags_of(tiny_model, run), 1)
+    names = [folder.name for folder in checkpoints(run / "checkpoints")]
+    assert names == ["step-00000008", "step-00000006", "step-00000003"]
+    back = ["--resume", str(run / "checkpoints/step-00000003"), "--max_train_step", "5"]
+    process_group.train(flags_of(tiny_model, run, *back), 1)
+    assert [folder.name for folder in checkpoints(run / "checkpoints")] == ["step-00000005", "step-00000003"]
+    assert (run / "checkpoints/latest").read_text() == "step-00000005\n"
+
+
+@pytest.mark.parametrize("kind", ["SHARDED_STATE_DICT", "FULL_STATE_DICT"])
+@pytest.mark.parametrize("beside", ["True", "False"])
+def test_saving_beside_training_keeps_the_state_of_its_step(
+    beside: str, kind: str, tiny_model: Path, process_group: ProcessGroup, tmp_path: Path
+) -> None:
+    given = ["--run_validation", "False", "--async_save", beside, "--checkpoint_type", kind, *SHARDED]
+    process_group.train(flags_of(tiny_model, tmp_path / "whole", *given, "--save_every_steps", "1"), 2)
+    names = [folder.name for folder in checkpoints(tmp_path / "whole/checkpoints")]
+    assert names == [f"step-{step:08d}" for step in range(NUM_STEPS, 0, -1)]
+    saved = [event["step"] for event in read_metrics(tmp_path / "whole") if event["event"] == "checkpoint"]
+    assert saved == list(range(1, NUM_STEPS + 1))
+    killed = as_if_killed_after(7, tmp_path / "whole", tmp_path / "killed")
+    process_group.train(flags_of(tiny_model, killed, *given, "--resume", "auto"), 2)
+    assert_bit_equal(killed, tmp_path / "whole")
+
+
+def test_the_best_evaluations_checkpoint_is_kept(tiny_model: Path, process_group: ProcessGroup, tmp_path: Path) -> None:
+    given = ["--eval_every_steps", "1", "--warmup_steps", "8", "--lr", "0.3", "--keep_best", "--keep_last", "1"]
+    process_group.train(flags_of(tiny_model, tmp_path / "run", *given), 1)
+    evals = {e["step"]: e["loss"] for e in read_metrics(tmp_path / "run") if e["event"] == "eval"}
+    best = min(evals, key=lambda step: evals[step])
+    assert best < NUM_STEPS - 1
+    root = tmp_path / "run/checkpoints"
+    assert [folder.name for folder in checkpoints(root)] == [f"step-{NUM_STEPS:08d}", f"step-{best:08d}"]
+    assert (root / "best").read_text() == f"step-{best:08d}\n"
+    assert json.loads((root / f"step-{best:08d}/state.json").read_text())["state"]["best_eval_loss"] == evals[best]
+
+
+def test_every_complete_checkpoint_lists_what_is_in_it(
+    tiny_model: Path, process_group: ProcessGroup, tmp_path: Path
+) -> None:
+    process_group.train(flags_of(tiny_model, tmp_path / "run", *SHARDED), 2)
+    for folder in checkpoints(tmp_path / "run/checkpoints"):
+        assert damage(folder) == ""
+        listed = json.loads((folder / "COMPLETE").read_text())["files"]
+        found = {str(path.relative_to(folder)) for path in folder.rglob("*") if path.is_file()}
+        assert found == {"COMPLETE", *listed}
+        assert {"__0_0.distcp", "__1_0.distcp", ".metadata", "rng-00000.pt", "rng-00001.pt"} <= found
