@@ -100,6 +100,10 @@ class StopRequests:
                 self.file.unlink(missing_ok=True)
         return Agreement(bool(self.asked), tuple(map(bool, agreed)))
 
+    def unanswered(self) -> bool:
+        """Whether this rank was signalled and the ranks have not agreed: for good, where one of them is gone."""
+        return bool(self._signal) and not self.asked
+
     def until_asked(self, items: Iterable[T]) -> UntilAsked[T]:
         """The items, as many on every rank, until any rank is asked to stop."""
         return UntilAsked(self, items)

@@ -50,6 +50,9 @@ class Watchdog:
         self.progress = Progress()
         self.traces: Path | None = None  # the folder for what a hang leaves
         self.before_leaving: Callable[[], None] = lambda: None  # called where the main thread cannot end by itself
+        self.was_signalled: Callable[[], bool] = lambda: (
+            False
+        )  # whether a launcher would have ended this process by now
         self.beside: list[dist.ProcessGroup] = []  # groups of other threads, which say nothing about the main thread
         self._state: State = "running"
         self._thread: threading.Thread | None = None
@@ -146,11 +149,19 @@ class Watchdog:
         if not main_ends_by_itself:
             self._write_end()
         if verdict.ranks or not main_ends_by_itself:
-            time.sleep(GRACE_SECONDS if verdict.ranks else 5)
+            self._let_launcher_end_it(GRACE_SECONDS if verdict.ranks else 5)
         self._say(verdict)
         self._told_by_others.set()
         if not main_ends_by_itself:
             leave(FAILED)
+
+    def _let_launcher_end_it(self, seconds: float) -> None:
+        """A launcher that has seen a rank end tells the user and sends SIGTERM, which the loop takes for a request."""
+        deadline = time.monotonic() + seconds
+        while time.monotonic() < deadline:
+            if self.was_signalled():
+                leave(FAILED)
+            time.sleep(0.1)
 
     def _end_hang(self, verdict: Verdict, stacks: IO[bytes]) -> NoReturn:
         """The main thread may be anywhere, and stay there: leave traces, and end the process from here."""

@@ -1,0 +1,252 @@
+"""Kill a run again and again, resume it each time, and compare it with one that was left alone.
+
+    python -m benchmarks.kill_and_resume --kills 20 [--ranks 2] [--seed 0] [--folder F] [flags of finetuning.py]
+
+Trains a tiny model with a checkpoint after every step. Every rank gets SIGKILL: in every second launch while a
+checkpoint is being written, in the others at any moment, loading included. After each kill every folder that holds
+COMPLETE must hold what COMPLETE lists, and no more work may be lost than the step in progress and the one being saved.
+In the end losses, gradient norms, learning rates and weights must be those of the run that was left alone, bit for bit.
+Prints a table; exit status 1 where anything of this does not hold.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import random
+import re
+import shutil
+import socket
+import subprocess
+import sys
+import tempfile
+import time
+import zlib
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import psutil
+
+from tools.make_tiny_model import make_tiny_model
+
+ROOT = Path(__file__).resolve().parent.parent
+LIMIT_SECONDS = 300
+COMPARED = ("step", "epoch", "loss", "grad_norm", "lr", "num_label_tokens", "num_tokens")
+RECIPE = """
+import random
+
+def get_rows(dataset_config, tokenizer, split):
+    draw = random.Random(split)
+    rows = [[draw.randrange(5, 500) for _ in range(draw.randrange(5, 60))] for _ in range({num_rows})]
+    return [{{"input_ids": row, "labels": row}} for row in rows]
+"""
+
+
+class Unsound(Exception):
+    """A checkpoint, or a resumed run, is not what it must be."""
+
+
+@dataclass
+class Kill:
+    """What one launch left when it was killed."""
+
+    where: str
+    trained_step: int  # the last that metrics.jsonl holds
+    saved_step: int  # of the newest complete checkpoint
+    num_complete: int
+    writing: bool  # a checkpoint was half written
+
+
+class Ranks:
+    """The command on so many ranks, without a launcher, which would end what a kill has left."""
+
+    def __init__(self, flags: Sequence[str], world_size: int, log: Path) -> None:
+        with socket.socket() as listener:
+            listener.bind(("127.0.0.1", 0))
+            port = listener.getsockname()[1]
+        variables = os.environ | {"OMP_NUM_THREADS": "1", "TOKENIZERS_PARALLELISM": "false"}
+        variables |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port), "WORLD_SIZE": str(world_size)}
+        argv, self.log = [sys.executable, str(ROOT / "finetuning.py"), *flags], log
+        with open(log, "a") as file:
+            self.started = [
+                subprocess.Popen(
+                    argv, env=variables | {"RANK": str(rank), "LOCAL_RANK": str(rank)}, stdout=file, stderr=file
+                )
+                for rank in range(world_size)
+            ]
+
+    def wait_until(self, condition: Callable[[], bool]) -> None:
+        """Look every millisecond.
+
+        Raises:
+            Unsound: where the run ends first.
+        """
+        deadline = time.monotonic() + LIMIT_SECONDS
+        while not condition():
+            if time.monotonic() > deadline or any(process.poll() is not None for process in self.started):
+                self.kill()
+                raise Unsound(f"a launch ended, or hung, before it was to be killed; see {self.log}")
+            time.sleep(0.001)
+
+    def kill(self) -> None:
+        """SIGKILL to every rank.
+
+        Raises:
+            Unsound: where a process that a rank had started stays.
+        """
+        ranks = [psutil.Process(process.pid) for process in self.started if process.poll() is None]
+        workers = [worker for rank in ranks for worker in rank.children(recursive=True)]
+        for process in self.started:
+            process.kill()
+        for process in self.started:
+            process.wait()
+        _gone, alive = psutil.wait_procs(workers, timeout=30)
+        if alive:
+            raise Unsound(f"processes stay after their rank was killed: {alive}")
+
+    def finish(self) -> None:
+        """
+        Raises:
+            Unsound: where a rank does not end with status 0.
+        """
+        statuses = [process.wait(LIMIT_SECONDS) for process in self.started]
+        if any(statuses):
+            raise Unsound(f"the run ended with {statuses}; see {self.log}")
+
+
+def train_events(run: Path) -> list[dict[str, Any]]:
+    """The lines of training steps; a last line that a kill has torn is none."""
+    path = run / "metrics.jsonl"
+    lines = path.read_text().splitlines(keepends=True) if path.exists() else []
+    events = [json.loads(line) for line in lines if line.endswith("\n")]
+    return [event for event in events if event["event"] == "train"]
+
+
+def last_trained(run: Path) -> int:
+    events = train_events(run)
+    return int(events[-1]["step"]) if events else 0
+
+
+def newest_written(run: Path) -> int:
+    """The highest step whose checkpoint is being written now, or 0."""
+    found = (run / "checkpoints").glob("step-*.incomplete")
+    return max((int(re.sub(r"\D", "", path.name)) for path in found), default=0)
+
+
+def check_checkpoints(run: Path) -> list[int]:
+    """The steps of the folders that hold COMPLETE, each verified.
+
+    Raises:
+        Unsound: where one does not hold what it lists.
+    """
+    steps = []
+    for complete in sorted((run / "checkpoints").glob("step-*/COMPLETE")):
+        if complete.parent.suffix == ".incomplete":
+            continue  # about to get its name: not a checkpoint yet
+        for name, facts in json.loads(complete.read_text())["files"].items():
+            data = (complete.parent / name).read_bytes()
+            if {"bytes": len(data), "crc32": f"{zlib.crc32(data):08x}"} != facts:
+                raise Unsound(f"{complete.parent / name} is not what COMPLETE lists")
+        steps.append(int(complete.parent.name.removeprefix("step-")))
+    return steps
+
+
+def launch_and_kill(flags: Sequence[str], run: Path, world_size: int, in_save: bool, draw: random.Random) -> Kill:
+    """One launch, killed; what it left is checked.
+
+    Raises:
+        Unsound: where it does not hold.
+    """
+    before = last_trained(run)
+    ranks = Ranks(flags, world_size, run.parent / "killed.log")
+    if in_save:
+        where, target = "saving", before + draw.randint(1, 3)
+        ranks.wait_until(lambda: newest_written(run) >= target)
+        time.sleep(draw.choice([0.0, draw.uniform(0, 0.02)]))
+    elif draw.random() < 0.25:
+        where, seconds = "loading", time.monotonic() + draw.uniform(0, 5)
+        ranks.wait_until(lambda: time.monotonic() > seconds)
+    else:
+        where = "anywhere"
+        ranks.wait_until(lambda: last_trained(run) > before)
+        time.sleep(draw.uniform(0, 0.4))
+    ranks.kill()
+    complete = check_checkpoints(run)
+    kill = Kill(where, last_trained(run), max(complete, default=0), len(complete), bool(newest_written(run)))
+    if kill.trained_step - kill.saved_step > 2:
+        raise Unsound(f"step {kill.trained_step} was trained, and step {kill.saved_step} is the last that was saved")
+    return kill
+
+
+def compare(whole: Path, killed: Path) -> None:
+    """
+    Raises:
+        Unsound: where the two runs differ in a step's figures or in a byte of the weights.
+    """
+    ours, theirs = (
+        [{name: event[name] for name in COMPARED} for event in train_events(run)] for run in (killed, whole)
+    )
+    if ours != theirs:
+        first = next((a["step"] for a, b in zip(theirs, ours, strict=False) if a != b), min(len(ours), len(theirs)) + 1)
+        raise Unsound(f"the runs differ in step {first}; they have {len(theirs)} and {len(ours)} steps")
+    files = sorted(path.name for path in (whole / "model").iterdir() if path.suffix == ".safetensors")
+    for name in files:
+        if (whole / "model" / name).read_bytes() != (killed / "model" / name).read_bytes():
+            raise Unsound(f"{name} differs")
+    if not files:
+        raise Unsound(f"{whole / 'model'} holds no weights")
+
+
+def kill_and_resume(options: argparse.Namespace, given: Sequence[str], folder: Path) -> None:
+    """
+    Raises:
+        Unsound: where anything does not hold.
+    """
+    draw, num_steps = random.Random(options.seed), 10 * options.kills + 10
+    model = make_tiny_model(folder / "tiny", vocab_size=600, hidden_size=32, intermediate_size=64)
+    recipe = folder / "recipe.py"
+    recipe.write_text(RECIPE.format(num_rows=num_steps * options.ranks // 2))  # so that there are two epochs
+    flags = ["--model_name", str(model), "--dataset", f"{recipe}:get_rows", "--batching_strategy", "padding"]
+    flags += ["--batch_size_training", "1", "--num_epochs", "2", "--run_validation", "False", "--lr", "1e-2"]
+    flags += ["--save_every_steps", "1", "--resume", "auto", "--enable_fsdp", *given, "--output_dir"]
+    whole, killed = folder / "whole", folder / "killed"
+    Ranks([*flags, str(whole)], options.ranks, folder / "whole.log").finish()
+    print("  kill  where      trained  saved  lost  complete  half written", flush=True)
+    flags.append(str(killed))
+    for number in range(1, options.kills + 1):
+        kill = launch_and_kill(flags, killed, options.ranks, number % 2 == 1, draw)
+        lost = kill.trained_step - kill.saved_step
+        figures = f"{kill.trained_step:7}  {kill.saved_step:5}  {lost:4}  {kill.num_complete:8}"
+        print(f"  {number:4}  {kill.where:9}  {figures}  {'yes' if kill.writing else 'no'}", flush=True)
+    Ranks(flags, options.ranks, folder / "killed.log").finish()
+    check_checkpoints(killed)
+    compare(whole, killed)
+    print(
+        f"{num_steps} steps on {options.ranks} rank(s), {options.kills} kills: equal to the run left alone, bit for bit"
+    )
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--kills", type=int, default=20)
+    parser.add_argument("--ranks", type=int, default=2)
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--folder", type=Path, help="for models and runs; unset: a temporary one")
+    options, given = parser.parse_known_args()
+    folder = options.folder or Path(tempfile.mkdtemp())
+    folder.mkdir(parents=True, exist_ok=True)
+    try:
+        kill_and_resume(options, given, folder)
+    except Unsound as error:
+        print(f"error: {error}; all of it is in {folder}", file=sys.stderr)
+        return 1
+    if options.folder is None:
+        shutil.rmtree(folder)
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
