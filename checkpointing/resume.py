@@ -29,7 +29,7 @@ from policies.weight_sources import keep_part
 from utils.distributed import gather_to_all, on_rank_zero
 from utils.environment import Environment, print_rank_zero
 from utils.metrics import keep_until
-from utils.run_folder import checkpoint_root, latest_run_folder, now, read_run_yaml
+from utils.run_folder import check_unfinished, checkpoint_root, latest_run_folder, now, read_run_yaml
 from utils.seeding import seed_everything, set_rng_state
 
 MAY_CHANGE = frozenset(
@@ -124,11 +124,13 @@ def find_checkpoints(config: RunConfig, env: Environment) -> list[Path]:
     if train.output_dir is not None and (train.resume == "auto" or env.restarted):
         own = checkpoints(checkpoint_root(config, Path(train.output_dir).expanduser()))
     if train.resume == "auto" or own:
+        if not own:
+            check_unfinished(config)
         return own
     path = Path(train.resume).expanduser()
-    if (path / COMPLETE).is_file() and (path / STATE).is_file():
-        return [path]
     found = checkpoints(path) or checkpoints(path / "checkpoints")
+    if not found and (path / COMPLETE).is_file() and (path / STATE).is_file():
+        return [path]
     if not found:
         what = "is not there" if not path.exists() else f"holds no complete checkpoint (no {COMPLETE} in it)"
         raise ConfigError(

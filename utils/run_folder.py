@@ -61,6 +61,21 @@ def check_run_folder(config: RunConfig) -> None:
         )
 
 
+def check_unfinished(config: RunConfig) -> None:
+    """Refuse to start a finished run again because --resume auto finds nothing to go on from.
+
+    Raises:
+        ConfigError: with the remedy.
+    """
+    folder = Path(config.train_config.output_dir or "").expanduser()
+    metrics = folder / "metrics.jsonl"
+    if config.train_config.output_dir and metrics.is_file() and b'"status": "finished"' in metrics.read_bytes()[-4096:]:
+        raise ConfigError(
+            f"--resume: {folder} holds a finished run without checkpoints, so there is nothing to go on from; "
+            "--overwrite trains it anew"
+        )
+
+
 def held_entries(folder: Path) -> list[str]:
     """What lies there of an earlier run."""
     return [entry for entry in RUN_ENTRIES if (folder / entry).exists()]
