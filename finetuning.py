@@ -532,6 +532,7 @@ def run(config: RunConfig, env: Environment, watchdog: Watchdog) -> None:
     watchdog.before_leaving = lambda: write_end("failed")
     try:
         with StopRequests(env, job.folder) as stopping:
+            watchdog.was_signalled = stopping.unanswered
             status = train(job, stopping)
         write_end(status)
     except TrainingError:
