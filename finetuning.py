@@ -36,7 +36,7 @@ from checkpointing.export import WriteError, export_model
 from checkpointing.fingerprint import base_fingerprint
 from checkpointing.huggingface_files import config_facts, huggingface_files
 from checkpointing.resume import (
-    check_settings,
+    check_same,
     find_checkpoints,
     load_checkpoint,
     open_checkpoint,
@@ -409,6 +409,9 @@ def prepare(config: RunConfig, env: Environment, watchdog: Watchdog) -> Job:
     watchdog.start(train_config.step_timeout_seconds)
     data.check_same_on_all_ranks()
     checkpoint = open_checkpoint(found, env, every_file=True)
+    known = {"precision": precision.name, "data_fingerprint": data.fingerprint()}
+    if checkpoint is not None:
+        print_rank_zero(env, *check_same(checkpoint, config, known, num_steps=num_steps))
     seed_everything(train_config.seed)
     built = build_for_training(
         config, model_config, tokenizer, task.AUTO_MODEL, precision=precision, layout=layout, env=env
@@ -437,19 +440,11 @@ def prepare(config: RunConfig, env: Environment, watchdog: Watchdog) -> Job:
     model.train()
 
     files = huggingface_files(model, tokenizer)
-    matching = {
-        "settings": config.to_dict(),
-        "precision": precision.name,
-        "global_batch_size": batches.global_batch_size,
-        "num_steps": num_steps,
-        "steps_per_epoch": len(train_loader),
-        "model_config": config_facts(files),
-        "base_fingerprint": on_rank_zero(lambda: base_fingerprint(config, model)),
-        "data_fingerprint": data.fingerprint(),
-    }
+    base = on_rank_zero(lambda: base_fingerprint(config, model))
+    known_of_model = {"model_config": config_facts(files), "base_fingerprint": base}
     state = TrainState()
     if checkpoint is not None:
-        print_rank_zero(env, *check_settings(checkpoint, config, matching))
+        print_rank_zero(env, *check_same(checkpoint, config, known_of_model))
         state = load_checkpoint(checkpoint, model, optimizer, scheduler, config, env)
     keep_last, disk_notes = on_rank_zero(lambda: choose_keep_last(config, model))
     print_rank_zero(env, *disk_notes)
@@ -478,7 +473,7 @@ def prepare(config: RunConfig, env: Environment, watchdog: Watchdog) -> Job:
     if env.is_rank_zero:
         print_for_people("", start_table(config, env, start, resolved, facts), "")
         print_rank_zero(env, *start_warnings(config, start), f"run folder: {folder}")
-        trackers = open_trackers(config, folder, resolved | start, tqdm.write)
+        trackers = open_trackers(config, folder, resolved | start, tqdm.write, after_step=state.step)
         metrics = MetricsFile(folder / "metrics.jsonl", trackers)
     saver = CheckpointSaver(
         config,
@@ -487,7 +482,13 @@ def prepare(config: RunConfig, env: Environment, watchdog: Watchdog) -> Job:
         model=model,
         optimizer=optimizer,
         scheduler=scheduler,
-        facts=matching,
+        facts={
+            "settings": config.to_dict(),
+            "global_batch_size": batches.global_batch_size,
+            "num_steps": num_steps,
+            **known,
+            **known_of_model,
+        },
         files=files,
         keep_last=keep_last,
         say=say_above_bar,

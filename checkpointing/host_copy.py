@@ -60,6 +60,6 @@ class HostCopy:
         self._copies.clear()
 
 
-def has_room(num_bytes: int, local_world_size: int) -> bool:
-    """Whether this machine's memory holds such a copy for each of its ranks, and a tenth more."""
-    return 1.1 * num_bytes * local_world_size < psutil.virtual_memory().available
+def has_room(num_bytes: int, num_copies: int) -> bool:
+    """Whether this machine's memory holds so many copies of this size, and a tenth more."""
+    return 1.1 * num_bytes * num_copies < psutil.virtual_memory().available

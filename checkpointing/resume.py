@@ -187,11 +187,14 @@ def _shared_damage(folder: Path, env: Environment) -> str:
     return next((found for found in gather_to_all(reason) if found), "")
 
 
-def check_settings(checkpoint: Checkpoint, config: RunConfig, facts: Mapping[str, Any]) -> list[str]:
-    """Refuse to go on with settings that would change the result.
+def check_same(
+    checkpoint: Checkpoint, config: RunConfig, facts: Mapping[str, Any], *, num_steps: int | None = None
+) -> list[str]:
+    """Refuse to go on where the result would be another.
 
     Args:
-        facts: what state.json holds beside the settings and must match, as the saver got it.
+        facts: what is known of precision, data or model by now, as the saver is told of it.
+        num_steps: of the whole run; where given, the settings are compared, too.
 
     Returns:
         Lines to print: with --resume_anyway, what has changed.
@@ -199,6 +202,25 @@ def check_settings(checkpoint: Checkpoint, config: RunConfig, facts: Mapping[str
     Raises:
         ConfigError: which names every difference.
     """
+    differences = [] if num_steps is None else _settings_that_differ(checkpoint, config, num_steps)
+    differences += [_FACTS[name] for name, value in facts.items() if value != checkpoint.values[name]]
+    if differences and not config.train_config.resume_anyway:
+        raise ConfigError(
+            f"--resume: what differs from {checkpoint.folder} would change the result: {', '.join(differences)}; "
+            "give what was given there, or --resume_anyway"
+        )
+    return [f"resume_anyway: {text}" for text in differences]
+
+
+_FACTS = {
+    "precision": "the precision",
+    "data_fingerprint": "the training data: other samples",
+    "model_config": "--model_name: another config.json",
+    "base_fingerprint": "--model_name: other weights than those under the checkpoint's adapter or frozen layers",
+}
+
+
+def _settings_that_differ(checkpoint: Checkpoint, config: RunConfig, num_steps: int) -> list[str]:
     saved, now = checkpoint.values["settings"], config.to_dict()
     unused = {name for name in DATASETS if name not in config.train_config.datasets}
     differences = [
@@ -210,26 +232,12 @@ def check_settings(checkpoint: Checkpoint, config: RunConfig, facts: Mapping[str
         and name != "data_path"
         and value != saved.get(section, {}).get(name, value)
     ]
-    if config.train_config.scheduler in ("cosine", "linear") and facts["num_steps"] != checkpoint.values["num_steps"]:
+    if config.train_config.scheduler in ("cosine", "linear") and num_steps != checkpoint.values["num_steps"]:
         differences.append(
-            f"{facts['num_steps']} optimizer steps (there {checkpoint.values['num_steps']}), over which "
+            f"{num_steps} optimizer steps (there {checkpoint.values['num_steps']}), over which "
             f"--scheduler {config.train_config.scheduler} lowers lr"
         )
-    what = {
-        "model_config": "--model_name: another config.json",
-        "base_fingerprint": "--model_name: other weights than those under the checkpoint's adapter or frozen layers",
-        "data_fingerprint": "the training data: other samples",
-        "precision": "the precision",
-    }
-    differences += [text for name, text in what.items() if facts[name] != checkpoint.values[name]]
-    if not differences:
-        return []
-    if not config.train_config.resume_anyway:
-        raise ConfigError(
-            f"--resume: what differs from {checkpoint.folder} would change the result: {', '.join(differences)}; "
-            "give what was given there, or --resume_anyway"
-        )
-    return [f"resume_anyway: {text}" for text in differences]
+    return differences
 
 
 def _shown(value: Any) -> str:

@@ -104,7 +104,8 @@ class CheckpointSaver:
         if asked == "False" or (asked == "auto" and self.env.device.type == "cpu"):
             return False
         num_bytes = planned_bytes(self.model, self.config, local=not self.full)
-        fits = all(gather_to_all(has_room(num_bytes, self.env.local_world_size)))
+        num_copies = 1 if self.full else self.env.local_world_size
+        fits = all(gather_to_all(has_room(num_bytes, num_copies)))
         if not fits and asked == "True":
             raise ConfigError(
                 f"--async_save: needs {readable(num_bytes)} of free host memory per rank for a copy of the state; "

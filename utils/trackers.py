@@ -88,15 +88,18 @@ class Trackers:
             self.say(f"{name}: {_first_line(error)}; the run goes on without it")
 
 
-def open_trackers(config: RunConfig, folder: Path, facts: Mapping[str, Any], say: Callable[[str], None]) -> Trackers:
+def open_trackers(
+    config: RunConfig, folder: Path, facts: Mapping[str, Any], say: Callable[[str], None], *, after_step: int = 0
+) -> Trackers:
     """The trackers that were asked for, on the one rank that writes.
 
     Args:
         folder: the run's. facts: what is worth keeping beside the settings, as numbers, strings and lists of them.
+        after_step: the step that a resumed run goes on after: TensorBoard drops what it has of later ones.
     """
     trackers, tracking = Trackers(say), config.tracking_config
     if tracking.use_tensorboard:
-        trackers.open("TensorBoard", lambda: TensorBoard(folder / "tensorboard", config, facts))
+        trackers.open("TensorBoard", lambda: TensorBoard(folder / "tensorboard", config, facts, after_step))
     if tracking.use_wandb:
         trackers.open("Weights & Biases", lambda: WandB(folder, config, facts, say))
     return trackers
@@ -105,11 +108,13 @@ def open_trackers(config: RunConfig, folder: Path, facts: Mapping[str, Any], say
 class TensorBoard:
     """An event file below RUN/tensorboard; settings are its hyperparameters."""
 
-    def __init__(self, folder: Path, config: RunConfig, facts: Mapping[str, Any]) -> None:
+    def __init__(self, folder: Path, config: RunConfig, facts: Mapping[str, Any], after_step: int) -> None:
         from torch.utils.tensorboard import SummaryWriter
         from torch.utils.tensorboard.summary import hparams
 
-        self.writer = cast(Any, SummaryWriter(str(folder), flush_secs=10))  # torch's types call its file_writer None
+        self.writer = cast(
+            Any, SummaryWriter(str(folder), flush_secs=10, purge_step=after_step + 1 if after_step else None)
+        )  # torch's types call its file_writer None
         settings = {f"{s}.{name}": value for s, fields in config.to_dict().items() for name, value in fields.items()}
         plain = {
             name: value if isinstance(value, int | float) and not isinstance(value, bool) else str(value)
