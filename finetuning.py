@@ -43,7 +43,7 @@ from checkpointing.resume import (
     resolve_resume,
     take_up_results,
 )
-from checkpointing.saving import CheckpointSaver, choose_keep_last
+from checkpointing.saving import CheckpointSaver, choose_keep_last, planned_bytes
 from checkpointing.state import TrainState
 from configs.errors import ConfigError
 from configs.flags import parse_flags
@@ -463,6 +463,8 @@ def prepare(config: RunConfig, env: Environment, watchdog: Watchdog) -> Job:
         "context_length": context_length,
         "gradient_accumulation_steps": batches.gradient_accumulation_steps,
         "global_batch_size": batches.global_batch_size,
+        "keep_last": keep_last,
+        "checkpoint_bytes": planned_bytes(model, config),
     }
     resumed = None if checkpoint is None else checkpoint.summary(env)
     folder = on_rank_zero(lambda: create_run_folder(config, env, resolved, facts, resumed))

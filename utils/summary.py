@@ -12,6 +12,7 @@ from rich.table import Table
 
 from configs.run import RunConfig
 from utils.environment import Environment
+from utils.memory import readable
 from utils.run_folder import read_run_yaml
 
 LOG_WIDTH = 110  # a log file has no width of its own
@@ -34,6 +35,7 @@ def start_table(
         "devices": "; ".join(_device(group) for group in facts["devices"]),
         "data": f"{config.train_config.dataset}: {_data(config, resolved, facts['data'])}",
         "steps": _steps(config, start, resolved, env.world_size),
+        "checkpoints": _checkpoints(config, resolved),
     }
     return table_of(rows)
 
@@ -130,6 +132,21 @@ def _steps(config: RunConfig, start: dict[str, Any], resolved: dict[str, Any], w
         f"= {config.train_config.batch_size_training} per micro-batch x {resolved['gradient_accumulation_steps']} "
         f"x {world_size} ranks"
     )
+
+
+def _checkpoints(config: RunConfig, resolved: dict[str, Any]) -> str:
+    train = config.train_config
+    times = {
+        "at each epoch's end": train.save_every_steps is None,
+        f"every {train.save_every_steps} steps": bool(train.save_every_steps),
+        f"every {train.save_every_minutes:g} minutes": bool(train.save_every_minutes),
+        "at the best evaluation": train.keep_best,
+    }
+    when = [text for text, holds in times.items() if holds]
+    if not when:
+        return "none, but where the run is asked to stop"
+    size = readable(resolved["checkpoint_bytes"])
+    return f"{', '.join(when)}; the last {resolved['keep_last']} are kept, about {size} each"
 
 
 def start_warnings(config: RunConfig, start: dict[str, Any]) -> list[str]:
