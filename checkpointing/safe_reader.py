@@ -1,0 +1,140 @@
+"""Reading a folder of torch.distributed.checkpoint without running code from it.
+
+torch reads `.metadata` with pickle, and entries that are no tensors with `torch.load(weights_only=False)`: a forged
+folder could run anything. Here the first may name nothing but what such an index is made of, and the second are never
+read.
+"""
+
+from __future__ import annotations
+
+import collections
+import pathlib
+import pickle
+from pathlib import Path, PurePosixPath
+from typing import Any
+
+import torch
+from torch.distributed._shard.sharded_tensor import metadata as sharded_tensor
+from torch.distributed.checkpoint import FileSystemReader, filesystem, metadata
+from torch.distributed.checkpoint.metadata import Metadata, StorageMeta
+from torch.distributed.checkpoint.planner import LoadItemType, LoadPlan, LoadPlanner
+from torch.futures import Future
+
+from configs.errors import ConfigError
+
+_CLASSES = {
+    metadata: (
+        "Metadata",
+        "TensorStorageMetadata",
+        "BytesStorageMetadata",
+        "ChunkStorageMetadata",
+        "TensorProperties",
+        "MetadataIndex",
+        "StorageMeta",
+        "_MEM_FORMAT_ENCODING",
+    ),
+    sharded_tensor: ("TensorProperties", "MEM_FORMAT_ENCODING"),  # what torch before 2.3 wrote
+    filesystem: ("_StorageInfo", "_StoragePrefix"),
+    collections: ("OrderedDict",),
+    torch: ("Size", *(name for name, value in vars(torch).items() if isinstance(value, torch.dtype))),
+    torch.serialization: ("_get_layout",),  # from a layout's name to the layout
+    # Where the checkpoint was saved, as the writer was told.
+    pathlib: ("PosixPath", "WindowsPath", "PurePosixPath", "PureWindowsPath"),
+}
+_ALLOWED: dict[tuple[str, str], Any] = {
+    (module.__name__, name): getattr(module, name) for module, names in _CLASSES.items() for name in names
+}
+_ALLOWED |= {("pathlib._local", name): getattr(pathlib, name) for name in _CLASSES[pathlib]}  # Python 3.13
+
+
+class _MetadataUnpickler(pickle.Unpickler):
+    def find_class(self, module: str, name: str) -> Any:
+        if (module, name) not in _ALLOWED:
+            raise pickle.UnpicklingError(f"it asks for {module}.{name}, which no index of tensors needs")
+        return _ALLOWED[module, name]
+
+
+class SafeFileSystemReader(FileSystemReader):
+    """A FileSystemReader for folders that one need not trust; it reads `.metadata` once and keeps it.
+
+    Call `read_metadata` yourself before `dcp.load(state, storage_reader=reader)`: it raises ConfigError as it is,
+    whereas `load` wraps errors into CheckpointException, which is no Exception.
+    """
+
+    def __init__(self, path: str | Path) -> None:
+        super().__init__(path)
+        self._metadata: Metadata | None = None
+
+    def reset(self, checkpoint_id: Any = None) -> None:
+        super().reset(checkpoint_id)
+        if checkpoint_id:
+            self._metadata = None
+
+    def read_metadata(self, *_args: Any, **_settings: Any) -> Metadata:
+        """The index of all tensors, every place that it names checked against the files that are there.
+
+        Raises:
+            ConfigError: where it is missing, damaged or forged, or where a file is missing or cut off.
+        """
+        if self._metadata is None:
+            self._metadata = _read_index(Path(self.path))
+        assert self._metadata.storage_meta is not None
+        self._metadata.storage_meta.load_id = self.load_id
+        return self._metadata
+
+    def read_data(self, plan: LoadPlan, planner: LoadPlanner) -> Future[None]:
+        """As torch does it, for tensors.
+
+        Raises:
+            ConfigError: for an entry that is none; torch would unpickle it.
+        """
+        for item in plan.items:
+            if item.type == LoadItemType.BYTE_IO:
+                raise ConfigError(
+                    f"{self.path}: {item.storage_index.fqn} is not a tensor but a pickle, which is not read because it "
+                    "could run code; is this a checkpoint of this model?"
+                )
+        return super().read_data(plan, planner)
+
+
+def _read_index(folder: Path) -> Metadata:
+    path = folder / ".metadata"
+    try:
+        with open(path, "rb") as file:
+            index = _MetadataUnpickler(file).load()
+    except FileNotFoundError:
+        raise ConfigError(f"{folder} holds no .metadata, so it is no sharded checkpoint; give one's folder") from None
+    except OSError as error:
+        raise ConfigError(f"{path} cannot be read ({error})") from error
+    except Exception as error:  # whatever a damaged pickle may lead to
+        raise ConfigError(f"{path} is refused: {error or type(error).__name__}; copy the checkpoint again") from error
+    try:
+        _check_places(index, folder)
+    except (AttributeError, TypeError, ValueError) as error:
+        raise ConfigError(f"{path} is refused: it is not an index of tensors ({error})") from error
+    index.storage_meta = getattr(index, "storage_meta", None) or StorageMeta()
+    return index
+
+
+def _check_places(index: Metadata, folder: Path) -> None:
+    """Every piece of every tensor has its place, inside the folder, in a file that reaches so far."""
+    sizes: dict[str, int] = {}
+    for place in index.storage_data.values():
+        name, offset, length = place.relative_path, place.offset, place.length
+        if PurePosixPath(name).name != name or name == ".." or min(offset, length) < 0:
+            raise ValueError(f"it leads to {name!r}, outside the folder")
+        if name not in sizes:
+            file = folder / name
+            if not file.is_file():
+                raise ConfigError(f"{folder}: {name} is missing; copy the whole folder again")
+            sizes[name] = file.stat().st_size
+        if offset + length > sizes[name]:
+            raise ConfigError(
+                f"{folder}: {name} is cut off at {sizes[name]} bytes, and {offset + length} are needed; "
+                "copy the whole folder again"
+            )
+    for name, entry in index.state_dict_metadata.items():
+        if isinstance(entry, metadata.TensorStorageMetadata):
+            for chunk in entry.chunks:
+                if metadata.MetadataIndex(name, chunk.offsets) not in index.storage_data:
+                    raise ValueError(f"it says of a part of {name} not where it is")
