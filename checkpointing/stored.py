@@ -6,23 +6,20 @@ Nothing is run from the files, nothing needs a process group, and nothing holds 
 from __future__ import annotations
 
 import math
-import warnings
 from collections.abc import Iterable
 from pathlib import Path
 from typing import Protocol
 
 import torch
-import torch.distributed.checkpoint as dcp
 from safetensors import safe_open
-from torch.distributed.checkpoint.api import CheckpointException
-from torch.distributed.checkpoint.metadata import TensorStorageMetadata
+from torch.distributed.checkpoint.metadata import ChunkStorageMetadata, MetadataIndex, TensorStorageMetadata
 
 from checkpointing.safe_reader import SafeFileSystemReader
 from checkpointing.safetensors_file import Entry, read_entries
 from configs.errors import ConfigError
 
 _PREFIX = "model."  # of the model's tensors, beside `optimizer.`
-_REMAP_BYTES = 256 << 20  # a mapped file's pages count as this process's memory until it is mapped anew
+_REMAP_BYTES = 64 << 20  # a mapped file's pages count as this process's memory until it is mapped anew
 
 
 class StoredTensors(Protocol):
@@ -46,6 +43,7 @@ class ShardedTensors:
         self._reader = SafeFileSystemReader(folder)
         metadata = self._reader.read_metadata()
         self.index: dict[str, Entry] = {}
+        self._chunks: dict[str, list[ChunkStorageMetadata]] = {}
         for key, entry in metadata.state_dict_metadata.items():
             if not key.startswith(_PREFIX) or not isinstance(entry, TensorStorageMetadata):
                 continue
@@ -53,6 +51,7 @@ class ShardedTensors:
             if sum(math.prod(chunk.sizes) for chunk in entry.chunks) != math.prod(entry.size):
                 raise ConfigError(f"{folder}: the parts of {key} do not make up the whole; copy the folder again")
             self.index[key.removeprefix(_PREFIX)] = Entry(tuple(entry.size), entry.properties.dtype)
+            self._chunks[key.removeprefix(_PREFIX)] = entry.chunks
         if not self.index:
             raise ConfigError(f"{folder} holds no tensors named {_PREFIX}*; is this a checkpoint of a model?")
         places = metadata.storage_data.items()
@@ -60,16 +59,16 @@ class ShardedTensors:
         self.files = sorted(folder / name for name in names)
 
     def read(self, name: str) -> torch.Tensor:
-        tensor = torch.empty(self.index[name].shape, dtype=self.index[name].dtype)
-        try:
-            with warnings.catch_warnings():
-                warnings.filterwarnings("ignore", message="torch.distributed is")  # one process is what we want
-                dcp.load({_PREFIX + name: tensor}, storage_reader=self._reader, no_dist=True)
-        except CheckpointException as error:
-            reason = next(iter(error.failures.values()))[0]
-            raise ConfigError(
-                f"{self._reader.path}: {name} cannot be read ({reason}); copy the folder again"
-            ) from error
+        entry = self.index[name]
+        tensor = torch.empty(entry.shape, dtype=entry.dtype)
+        for chunk in self._chunks[name]:
+            piece = self._reader.read_piece(MetadataIndex(_PREFIX + name, chunk.offsets))
+            if piece.shape != chunk.sizes or piece.dtype != entry.dtype:
+                raise ConfigError(f"{self._reader.path}: a part of {name} is not what the index says; copy it again")
+            if chunk.sizes == tensor.shape:
+                return piece
+            ranges = zip(chunk.offsets, chunk.sizes, strict=True)
+            tensor[tuple(slice(offset, offset + size) for offset, size in ranges)] = piece
         return tensor
 
 
