@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shlex
 import shutil
 from dataclasses import replace
 from pathlib import Path
@@ -22,8 +23,9 @@ from checkpointing.sources import find_source
 from tests import random_documents
 from tests.checkpoints import changed, complete, load_plain, logits, save_checkpoint, with_lora
 from tests.families import make_model, save_family
-from tests.processes import ProcessGroup
+from tests.processes import ROOT, ProcessGroup
 from tools.export import main
+from tools.generate import main as generate
 from tools.make_tiny_model import make_tiny_model
 
 KINDS = ("SHARDED_STATE_DICT", "FULL_STATE_DICT")
@@ -403,3 +405,42 @@ def test_an_adapter_that_changed_its_base_is_not_merged(lora_checkpoint: Path, t
     path.write_text(json.dumps(json.loads(path.read_text()) | {"init_lora_weights": "pissa"}))
     complete(lora_checkpoint)
     assert "began as pissa" in refusal(capsys, lora_checkpoint, tmp_path / "out", "--merge")
+
+
+# The page
+
+
+def documented(tool: str) -> list[list[str]]:
+    page = (ROOT / "docs/export.md").read_text()
+    lines = [shlex.split(line, comments=True) for line in page.splitlines() if line.startswith(f"python -m {tool} ")]
+    return [line[3:] for line in lines]
+
+
+def test_the_documented_commands_run_as_written(
+    tiny_model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Capture
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    model = changed(AutoModelForCausalLM.from_pretrained(tiny_model))
+    lora = with_lora(tiny_model)
+    for run, trained in (("run", model), ("lora", lora)):
+        save_checkpoint(tmp_path / f"outputs/{run}/checkpoints/step-00000020", trained, tiny_model)
+    lora.save_pretrained(tmp_path / "outputs/lora/adapter")
+    old = save_checkpoint(tmp_path / "old/fine-tuned-model", model, tiny_model)
+    shutil.rmtree(old / "huggingface")
+    for name in ("COMPLETE", "state.json", "rng-00000.pt"):
+        (old / name).unlink()
+    (old / "train_params.yaml").write_text(f"model_name: {tiny_model}\n")
+    torch.save(model.state_dict(), tmp_path / "old/model-0.pt")
+    shutil.copytree(tiny_model, tmp_path / "base-model")
+    (tmp_path / "prompts.jsonl").write_text('{"prompt": "Hi!"}\n')
+    exports, answers = documented("tools.export"), documented("tools.generate")
+    assert len(exports) == 8
+    assert len(answers) == 3
+    for argv in exports:
+        assert main(argv) == 0, argv
+        folder = Path(argv[argv.index("--to") + 1])
+        assert (folder / "adapter_model.safetensors").exists() or logits(load_plain(folder)).isfinite().all()
+    for argv in answers:
+        capsys.readouterr()
+        assert generate([*argv, "--max_new_tokens", "2"]) == 0, argv
+        assert capsys.readouterr().out

@@ -21,6 +21,7 @@ from checkpointing.convert import plan_export, write_export
 from checkpointing.sources import find_source
 from checkpointing.verify import check_logits
 from configs.errors import ConfigError
+from utils.compat import return_freed_tensors
 from utils.exit_status import FAILED, REFUSED
 from utils.failures import TrainingError
 from utils.quiet import quiet_tool
@@ -75,6 +76,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--base", help="the model that training started from, where the checkpoint does not say it")
     given = parser.parse_args(argv)
     quiet_tool()
+    return_freed_tensors()
     try:
         dtype = DTYPES[given.dtype] if given.dtype else None
         export(given.path, given.to.expanduser(), merge=given.merge, dtype=dtype, verify=given.verify, base=given.base)
