@@ -76,7 +76,7 @@ def write_model_files(
     advance: Callable[[int], object],
     *,
     stem: str = "model",
-    max_file_size: str = MAX_FILE_SIZE,
+    max_file_size: int | str = MAX_FILE_SIZE,
 ) -> dict[str, str]:
     """Write tensors into files of at most that size, with an index where there are several, as save_pretrained does.
 
