@@ -161,14 +161,14 @@ def open_base(name: str) -> SafetensorsTensors:
     return SafetensorsTensors(Path(path) for path in paths)
 
 
-def save_tokenizer(settings: str, folder: Path) -> None:
-    """Copy the tokenizer through transformers, if there is one.
+def load_tokenizer(settings: str) -> Any:
+    """The tokenizer in a folder, or on the hub.
 
     Raises:
-        ConfigError: where it needs code that came with it, or is damaged.
+        ConfigError: where there is none that can be read without code that came with it.
     """
     try:
-        AutoTokenizer.from_pretrained(settings).save_pretrained(folder)
+        return AutoTokenizer.from_pretrained(settings)
     except Exception as error:
         raise ConfigError(f"no tokenizer can be read from {settings} ({explain(error)}); copy it there") from error
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import shutil
 from collections import Counter
 from collections.abc import Callable, Sequence
@@ -24,9 +25,9 @@ from checkpointing.blueprint import (
     find_stored,
     is_stored_as_named,
     load_pretrained,
+    load_tokenizer,
     load_whole,
     open_base,
-    save_tokenizer,
 )
 from checkpointing.safetensors_file import MAX_FILE_SIZE, Entry, check_model_files, write_model_files
 from checkpointing.sources import Source
@@ -42,6 +43,7 @@ class Plan:
     """What a folder will hold, and where it comes from."""
 
     source: Source
+    tokenizer: Any
     entries: dict[str, Entry]  # by the name in the files
     read: Callable[[str], torch.Tensor]
     save_config: Callable[[Path], object]
@@ -152,6 +154,7 @@ def _plan_model(
 
     return Plan(
         source,
+        load_tokenizer(source.tokenizer),
         entries,
         lambda name: cast(name, read(name), entries[name].dtype),
         save_config,
@@ -169,6 +172,7 @@ def _plan_adapter(source: Source, dtype: torch.dtype | None) -> Plan:
     config.base_model_name_or_path = source.base or config.base_model_name_or_path
     return Plan(
         source,
+        load_tokenizer(source.tokenizer),
         entries,
         lambda name: cast(name, tensors[name], entries[name].dtype),
         lambda folder: config.save_pretrained(str(folder)),
@@ -213,6 +217,27 @@ def cast(name: str, tensor: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
     return result
 
 
+def check_place(folder: Path, num_bytes: int = 0) -> None:
+    """Refuse a folder that exists, or a disk on which it has no room.
+
+    Raises:
+        ConfigError: with the remedy.
+    """
+    if folder.exists():
+        raise ConfigError(f"--to: {folder} exists already; give another folder, or remove it")
+    parent = folder.absolute().parent
+    while not parent.exists():
+        parent = parent.parent
+    if not parent.is_dir() or not os.access(parent, os.W_OK | os.X_OK):
+        raise ConfigError(f"--to: {parent} cannot be written; give a folder that can")
+    free = shutil.disk_usage(parent).free
+    if free < num_bytes:
+        raise ConfigError(
+            f"--to: {parent} has {free / 1e9:.1f} GB free, and {num_bytes / 1e9:.1f} GB are needed; free some, or give "
+            "another disk"
+        )
+
+
 def write_export(
     plan: Plan, folder: Path, progress: Callable[[str, int], Any], verify: Callable[[Path], object] | None = None
 ) -> None:
@@ -223,37 +248,29 @@ def write_export(
             raises where it does not like it.
 
     Raises:
-        ConfigError: where the folder exists, the disk is too small, or the source is damaged.
+        ConfigError: where the folder exists, the disk is too small, or the source is damaged; nothing was written.
         TrainingError: where what was written is not what it should be. Then no folder is left.
     """
-    if folder.exists():
-        raise ConfigError(f"--to: {folder} exists already; give another folder, or remove it")
+    check_place(folder, plan.num_bytes)
+    check_bytes = sum(path.stat().st_size for path, _ in plan.source.checksums)
+    with progress("checksums", check_bytes) as bar:
+        plan.source.check(bar.update)
     temporary = folder.with_name(folder.name + ".incomplete")
     try:
-        folder.parent.mkdir(parents=True, exist_ok=True)
         shutil.rmtree(temporary, ignore_errors=True)
-        free = shutil.disk_usage(folder.parent).free
-        if free < plan.num_bytes:
-            raise ConfigError(
-                f"--to: {folder.parent} has {free / 1e9:.1f} GB free, and {plan.num_bytes / 1e9:.1f} GB are needed; "
-                "free some, or give another disk"
-            )
-        check_bytes = sum(path.stat().st_size for path, _ in plan.source.checksums)
-        with progress("checksums", check_bytes) as bar:
-            plan.source.check(bar.update)
-        temporary.mkdir()
+        temporary.mkdir(parents=True)
         with progress("writing", plan.num_bytes) as bar:
             digests = write_model_files(
                 temporary, plan.entries, plan.read, bar.update, stem=plan.stem, max_file_size=plan.max_file_size
             )
         plan.save_config(temporary)
-        save_tokenizer(plan.source.tokenizer, temporary)
+        plan.tokenizer.save_pretrained(temporary)
         with progress("reading back", plan.num_bytes) as bar:
             check_model_files(temporary, plan.entries, digests, bar.update)
         if verify is not None:
             verify(temporary)
         temporary.rename(folder)
     except OSError as error:
-        raise ConfigError(f"--to: {folder} cannot be written ({error}); give a folder that can") from error
+        raise TrainingError(f"--to: {folder} cannot be written ({error})") from error
     finally:
         shutil.rmtree(temporary, ignore_errors=True)

@@ -366,6 +366,28 @@ def test_a_full_disk_is_refused_before_it_is_full(
     assert "GB free" in refusal(capsys, checkpoint, tmp_path / "out")
 
 
+def test_a_place_that_cannot_be_written_is_refused(checkpoint: Path, tmp_path: Path, capsys: Capture) -> None:
+    (tmp_path / "file").touch()
+    assert "--to: " in refusal(capsys, checkpoint, tmp_path / "file/out")
+    export(checkpoint, tmp_path / "new/folders/out")
+
+
+def test_a_checkpoint_without_a_tokenizer_is_refused_before_it_is_written(
+    checkpoint: Path, tmp_path: Path, capsys: Capture
+) -> None:
+    for path in (checkpoint / "huggingface").glob("tokenizer*"):
+        path.unlink()
+    complete(checkpoint)
+    assert "no tokenizer" in refusal(capsys, checkpoint, tmp_path / "out")
+
+
+def test_what_was_left_by_an_interrupted_export_is_replaced(checkpoint: Path, tmp_path: Path) -> None:
+    (tmp_path / "out.incomplete").mkdir()
+    (tmp_path / "out.incomplete/model-00002-of-00002.safetensors").write_bytes(b"half")
+    folder = export(checkpoint, tmp_path / "out")
+    assert [path.name for path in folder.glob("*.safetensors")] == ["model.safetensors"]
+
+
 def test_a_checkpoint_of_another_model_is_refused(
     checkpoint: Path, tied_model: Path, tmp_path: Path, capsys: Capture
 ) -> None:

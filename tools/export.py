@@ -17,7 +17,7 @@ from typing import Any
 import torch
 from tqdm import tqdm
 
-from checkpointing.convert import plan_export, write_export
+from checkpointing.convert import check_place, plan_export, write_export
 from checkpointing.sources import find_source
 from checkpointing.verify import check_logits
 from configs.errors import ConfigError
@@ -35,8 +35,7 @@ def export(path: Path, to: Path, *, merge: bool, dtype: torch.dtype | None, veri
     Raises:
         ConfigError, TrainingError: see `checkpointing.convert`.
     """
-    if to.exists():
-        raise ConfigError(f"--to: {to} exists already; give another folder, or remove it")
+    check_place(to)
     source = find_source(path, base)
     print(f"from {source.path}", flush=True)
     plan = plan_export(source, merge=merge, dtype=dtype)

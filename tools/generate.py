@@ -17,15 +17,14 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from transformers import AutoTokenizer
 
+from checkpointing.blueprint import load_tokenizer
 from checkpointing.sources import find_source
 from checkpointing.verify import load_model
 from configs.errors import ConfigError
 from tasks.causal_lm import generate
 from utils.chat import chat_pieces
 from utils.exit_status import REFUSED
-from utils.hub import explain
 from utils.marked_text import BadRow
 from utils.quiet import quiet_tool
 
@@ -79,12 +78,8 @@ def load(path: Path, base: str | None) -> tuple[Any, Any]:
     source.check(lambda num_bytes: None)
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
     dtype = torch.bfloat16 if device.type == "cuda" and torch.cuda.is_bf16_supported() else torch.float32
-    model = load_model(source, dtype).to(device)
-    try:
-        tokenizer = AutoTokenizer.from_pretrained(source.tokenizer)
-    except Exception as error:
-        raise ConfigError(f"no tokenizer can be read from {source.tokenizer} ({explain(error)})") from error
-    return model, tokenizer
+    tokenizer = load_tokenizer(source.tokenizer)
+    return load_model(source, dtype).to(device), tokenizer
 
 
 def answer_all(given: argparse.Namespace) -> None:
