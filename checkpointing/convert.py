@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from peft.tuners.tuners_utils import BaseTunerLayer
+from peft.tuners.lora import LoraLayer
 from torch import nn
 from transformers.core_model_loading import revert_weight_conversion
 from transformers.utils import GENERATION_CONFIG_NAME, cached_file
@@ -116,7 +116,7 @@ def _plan_merged_whole(source: Source, config: Any, base: StoredTensors, dtype: 
     notes = [note]
     uses = Counter(id(parameter) for _, parameter in adapted.named_parameters(remove_duplicate=False))
     for path, layer in adapted.named_modules():
-        for name, parameter in layer.get_base_layer().named_parameters() if isinstance(layer, BaseTunerLayer) else ():
+        for name, parameter in layer.get_base_layer().named_parameters() if isinstance(layer, LoraLayer) else ():
             if uses[id(parameter)] > 1:
                 owner, _, attribute = name.rpartition(".")
                 own = nn.Parameter(parameter.detach().clone(), requires_grad=False)

@@ -116,6 +116,7 @@ ADAPTERS: dict[str, dict[str, Any]] = {
     "embeddings": {"target_modules": ["embed_tokens", "down_proj"]},
     "norms too": {"modules_to_save": ["norm"]},
     "new tokens": {"trainable_token_indices": [5, 17]},
+    "embeddings, and norms too": {"target_modules": ["embed_tokens", "v_proj"], "modules_to_save": ["norm"]},
 }
 
 
@@ -131,6 +132,22 @@ def test_merged_it_says_what_the_adapter_says_on_its_base(
     folder = export(checkpoint, tmp_path / "out", "--merge", "--verify")
     assert (logits(load_plain(folder)) - wanted).abs().max() < FP32_ROUNDING
     assert not list(folder.glob("adapter*"))
+    apart = {"embed_tokens", "lm_head"} & set(settings.get("target_modules", ()))
+    stays_tied = tie == "tied" and not apart
+    assert load_plain(folder).config.tie_word_embeddings == stays_tied
+    assert ("lm_head.weight" in load_file(folder / "model.safetensors")) != stays_tied
+
+
+def test_a_layer_is_merged_anew_each_time_it_is_read(tmp_path: Path, tiny_model: Path) -> None:
+    """GPT-2's layers have biases: weight and bias are two readings of one layer."""
+    base = save_family("gpt2", tmp_path / "base", tiny_model)
+    checkpoint = save_checkpoint(tmp_path / "lora", with_lora(base, target_modules=["c_attn"]), base)
+    plan = plan_export(find_source(checkpoint), merge=True, dtype=None)
+    weight, bias = "transformer.h.1.attn.c_attn.weight", "transformer.h.1.attn.c_attn.bias"
+    first = plan.read(weight)
+    assert not torch.equal(first, load_plain(base).state_dict()[weight])
+    assert torch.equal(plan.read(bias), load_plain(base).state_dict()[bias])
+    assert torch.equal(plan.read(weight), first)
 
 
 def test_merged_it_has_the_dtype_of_the_bases_files_and_is_rounded_once(tiny_model: Path, tmp_path: Path) -> None:

@@ -78,12 +78,15 @@ def test_chat_shows_the_prompt_as_a_users_turn(tmp_path: Path, capsys: Capture) 
     assert main([str(folder), "--prompt", "Hi!", "--chat"]) == 2
     assert "no chat template" in capsys.readouterr().err
     tokenizer.chat_template = FAMILIES["Llama-2"].template
-    tokenizer.save_pretrained(folder)
     shown = as_user_turn(tokenizer, "Hi!")
     assert shown == "<s>[INST] Hi! [/INST]"
     model = AutoModelForCausalLM.from_pretrained(folder)
+    with torch.no_grad():
+        model.model.layers[0].self_attn.q_proj.weight.mul_(20)  # so that each token's place matters
+    model.save_pretrained(folder)
+    tokenizer.save_pretrained(folder)
     wanted = expected(model, folder, shown, bos=False)
-    assert wanted != expected(model, folder, "Hi!")
+    assert wanted not in (expected(model, folder, "Hi!"), expected(model, folder, shown))
     assert answer(capsys, folder, "--prompt", "Hi!", "--chat").strip() == wanted
 
 

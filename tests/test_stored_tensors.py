@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import pickle
 from pathlib import Path
 from typing import Any
 
@@ -152,6 +153,16 @@ def test_a_file_that_is_cut_off_is_refused(kind: str, tmp_path: Path) -> None:
     readers["safetensors"] = lambda file: SafetensorsTensors([file])
     with pytest.raises(ConfigError, match=r"cut off|cannot be read"):
         readers.get(kind, PickledTensors)(path)
+
+
+def test_an_index_that_leaves_out_a_part_of_a_tensor_is_refused(tmp_path: Path) -> None:
+    store("sharded", tmp_path, {"a": torch.randn(4, 4)})
+    path = tmp_path / "copy/.metadata"
+    index = pickle.loads(path.read_bytes())
+    index.state_dict_metadata["model.a"].chunks[0].sizes = torch.Size([3, 4])
+    path.write_bytes(pickle.dumps(index))
+    with pytest.raises(ConfigError, match=r"the parts of model\.a do not make up the whole"):
+        ShardedTensors(tmp_path / "copy")
 
 
 def test_quantized_files_are_refused(tmp_path: Path) -> None:
