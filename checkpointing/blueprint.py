@@ -33,7 +33,7 @@ def build_blueprint(settings: str, *, num_rows: int | None = None) -> Any:
     if not Path(settings).expanduser().is_dir():
         check_on_hub("--base", settings, "model")
     try:
-        config = AutoConfig.from_pretrained(settings)
+        config = AutoConfig.from_pretrained(settings, trust_remote_code=False)
         auto_model: Any = AutoModelForCausalLM
         if type(config) not in AutoModelForCausalLM._model_mapping:
             auto_model = getattr(transformers, config.architectures[0])
@@ -168,7 +168,7 @@ def load_tokenizer(settings: str) -> Any:
         ConfigError: where there is none that can be read without code that came with it.
     """
     try:
-        return AutoTokenizer.from_pretrained(settings)
+        return AutoTokenizer.from_pretrained(settings, trust_remote_code=False)
     except Exception as error:
         raise ConfigError(f"no tokenizer can be read from {settings} ({explain(error)}); copy it there") from error
 
@@ -181,7 +181,9 @@ def load_pretrained(name: str, dtype: torch.dtype) -> Any:
     """
     try:
         auto_model: Any = AutoModelForCausalLM
-        model, report = auto_model.from_pretrained(name, dtype=dtype, output_loading_info=True)
+        model, report = auto_model.from_pretrained(
+            name, dtype=dtype, use_safetensors=True, trust_remote_code=False, output_loading_info=True
+        )
     except Exception as error:
         raise ConfigError(f"the model {name} cannot be loaded ({explain(error)}); name another by --base") from error
     if missing := sorted(report.get("missing_keys", ())):

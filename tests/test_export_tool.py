@@ -419,6 +419,17 @@ def test_a_checkpoint_of_another_model_is_refused(
     assert "holds model.layers.1" in refusal(capsys, checkpoint, tmp_path / "out")
 
 
+def test_code_that_lies_beside_a_config_is_not_run(checkpoint: Path, tmp_path: Path, capsys: Capture) -> None:
+    settings = checkpoint / "huggingface"
+    config = json.loads((settings / "config.json").read_text()) | {"model_type": "mine"}
+    (settings / "config.json").write_text(json.dumps(config | {"auto_map": {"AutoConfig": "mine.Config"}}))
+    witness = tmp_path / "witness"
+    (settings / "mine.py").write_text(f"open({str(witness)!r}, 'w')\nclass Config: pass\n")
+    complete(checkpoint)
+    assert "describes no model" in refusal(capsys, checkpoint, tmp_path / "out")
+    assert not witness.exists()
+
+
 def test_numbers_that_fp16_cannot_hold_fail(tiny_model: Path, tmp_path: Path, capsys: Capture) -> None:
     model = AutoModelForCausalLM.from_pretrained(tiny_model)
     with torch.no_grad():
