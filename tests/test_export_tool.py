@@ -221,16 +221,24 @@ def test_large_models_are_cut_into_files_with_an_index(
     assert torch.equal(logits(load_plain(folder)), logits(model))
 
 
-RUNS = {1: [], 2: ["--enable_fsdp"], 4: ["--enable_fsdp"]}
+HYBRID = ["--enable_fsdp", "--sharding_strategy", "HYBRID_SHARD", "--sharding_group_size", "2"]
+RUNS = {
+    "one": (1, []),
+    "two": (2, ["--enable_fsdp"]),
+    "four": (4, ["--enable_fsdp"]),
+    "replicated": (2, []),
+    "hybrid": (4, HYBRID),
+}
 
 
 @pytest.mark.parametrize("precision", ["--mixed_precision False", "--pure_bf16"])
 @pytest.mark.parametrize("tie", TIES)
-@pytest.mark.parametrize("ranks", RUNS)
+@pytest.mark.parametrize("layout", RUNS)
 def test_the_copy_that_a_run_leaves_is_the_model_that_it_saved(
-    ranks: int, tie: str, precision: str, models: dict[str, Path], process_group: ProcessGroup, tmp_path: Path
+    layout: str, tie: str, precision: str, models: dict[str, Path], process_group: ProcessGroup, tmp_path: Path
 ) -> None:
-    flags = ["--model_name", str(models[tie]), "--output_dir", str(tmp_path / "run"), *RUNS[ranks], *precision.split()]
+    ranks, layout_flags = RUNS[layout]
+    flags = ["--model_name", str(models[tie]), "--output_dir", str(tmp_path / "run"), *layout_flags, *precision.split()]
     flags += ["--dataset", f"{random_documents.__file__}:get_custom_dataset", "--run_validation", "False"]
     flags += ["--num_workers_dataloader", "0", "--context_length", "96", "--max_train_step", "2", "--lr", "5e-3"]
     flags += ["--batch_size_training", "1", "--global_batch_size", "4"]
