@@ -15,7 +15,7 @@ import os
 import re
 import shutil
 import zlib
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -35,6 +35,11 @@ def temporary_folder(folder: Path) -> Path:
     return folder.with_name(folder.name + _INCOMPLETE)
 
 
+def is_step_folder(folder: Path) -> bool:
+    """By its name; it need not be complete."""
+    return _STEP.fullmatch(folder.name) is not None
+
+
 def step_of(folder: Path) -> int:
     """The step in the folder's name."""
     match = _STEP.fullmatch(folder.name)
@@ -47,10 +52,6 @@ def checkpoints(root: Path) -> list[Path]:
     """Those that say they are complete, newest first."""
     folders = [path.parent for path in root.glob(f"step-*/{COMPLETE}") if _STEP.fullmatch(path.parent.name)]
     return sorted(folders, key=step_of, reverse=True)
-
-
-def holds_checkpoints(root: Path) -> bool:
-    return bool(checkpoints(root))
 
 
 def write_synced(path: Path, data: bytes) -> FileFacts:
@@ -71,12 +72,13 @@ def sync_folder(folder: Path) -> None:
         os.close(descriptor)
 
 
-def checksum(path: Path) -> FileFacts:
-    """Size and CRC-32 of a file, read in pieces."""
+def checksum(path: Path, advance: Callable[[int], object] = lambda num_bytes: None) -> FileFacts:
+    """Size and CRC-32 of a file, read in pieces; `advance` is told the bytes of each."""
     value = size = 0
-    with open(path, "rb") as file:
+    with open(path, "rb", buffering=0) as file:
         while piece := file.read(2**22):
             value, size = zlib.crc32(piece, value), size + len(piece)
+            advance(len(piece))
     return {"bytes": size, "crc32": f"{value:08x}"}
 
 

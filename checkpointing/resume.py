@@ -29,7 +29,14 @@ from policies.weight_sources import keep_part
 from utils.distributed import gather_to_all, on_rank_zero
 from utils.environment import Environment, print_rank_zero
 from utils.metrics import keep_until
-from utils.run_folder import check_unfinished, checkpoint_root, latest_run_folder, now, read_run_yaml
+from utils.run_folder import (
+    check_unfinished,
+    checkpoint_root,
+    checkpoint_root_of,
+    latest_run_folder,
+    now,
+    read_run_yaml,
+)
 from utils.seeding import seed_everything, set_rng_state
 
 MAY_CHANGE = frozenset(
@@ -128,7 +135,7 @@ def find_checkpoints(config: RunConfig, env: Environment) -> list[Path]:
             check_unfinished(config)
         return own
     path = Path(train.resume).expanduser()
-    found = checkpoints(path) or checkpoints(path / "checkpoints")
+    found = checkpoints(path) or checkpoints(checkpoint_root_of(path))
     if not found and (path / COMPLETE).is_file() and (path / STATE).is_file():
         return [path]
     if not found:

@@ -96,6 +96,26 @@ class SafeFileSystemReader(FileSystemReader):
                 )
         return super().read_data(plan, planner)
 
+    def read_piece(self, index: metadata.MetadataIndex) -> torch.Tensor:
+        """One stored piece of a tensor, straight from its file; `dcp.load` would hold it twice while copying it.
+
+        Raises:
+            ConfigError: where it is damaged.
+        """
+        place = self.read_metadata().storage_data[index]
+        path = Path(self.path) / place.relative_path
+        if getattr(place, "transform_descriptors", None):
+            raise ConfigError(f"{path} is compressed; save the checkpoint without extensions of torch's writer")
+        try:
+            with open(path, "rb") as file:
+                piece: Any = torch.load(self._slice_file(file, place), map_location="cpu", weights_only=True)
+        except Exception as error:
+            reason = " ".join(str(error).split())[:200]
+            raise ConfigError(f"{path}: {index.fqn} cannot be read ({reason}); copy the folder again") from error
+        if not torch.is_tensor(piece):
+            raise ConfigError(f"{path}: {index.fqn} is not a tensor; copy the folder again")
+        return piece
+
 
 def _read_index(folder: Path) -> Metadata:
     path = folder / ".metadata"

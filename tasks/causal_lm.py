@@ -150,16 +150,33 @@ def summed_loss(model: nn.Module, batch: MicroBatch) -> torch.Tensor:
 
 
 @torch.no_grad()
-def generate(model: Any, tokenizer: Any, prompt: str, *, max_new_tokens: int) -> str:
-    """The model's greedy answer to a prompt. The model is one process's, not sharded."""
-    start = [] if tokenizer.bos_token_id is None else [tokenizer.bos_token_id]
+def generate(
+    model: Any,
+    tokenizer: Any,
+    prompt: str,
+    *,
+    max_new_tokens: int,
+    temperature: float = 0.0,
+    add_bos: bool = True,
+    more_end_ids: Sequence[int] = (),
+) -> str:
+    """The model's answer to a prompt. The model is one process's, not sharded.
+
+    Args:
+        temperature: 0 takes the likeliest token each time; above, torch's random state decides.
+        add_bos: put the tokenizer's first token before the prompt, as training does except under a chat template.
+        more_end_ids: tokens that end the answer, beside the tokenizer's end token.
+    """
+    start = [] if tokenizer.bos_token_id is None or not add_bos else [tokenizer.bos_token_id]
     ids = torch.tensor([start + tokenizer.encode(prompt, add_special_tokens=False)], device=model.device)
+    sampling = {"temperature": temperature, "top_k": 0, "top_p": 1.0} if temperature > 0 else {}
     output = model.generate(
-        ids,
+        input_ids=ids,
         attention_mask=torch.ones_like(ids),
         max_new_tokens=max_new_tokens,
-        do_sample=False,
-        eos_token_id=tokenizer.eos_token_id,
+        do_sample=temperature > 0,
+        eos_token_id=[tokenizer.eos_token_id, *more_end_ids],
         pad_token_id=tokenizer.eos_token_id,
+        **sampling,
     )
     return tokenizer.decode(output[0, ids.shape[1] :], skip_special_tokens=True).strip()

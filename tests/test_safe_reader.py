@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import os
 import pickle
 import random
 from pathlib import Path
@@ -18,16 +17,7 @@ from torch.distributed.checkpoint.metadata import Metadata, TensorStorageMetadat
 
 from checkpointing.safe_reader import SafeFileSystemReader
 from configs.errors import ConfigError
-
-
-class Command:
-    """Unpickling this runs a command."""
-
-    def __init__(self, witness: Path) -> None:
-        self.witness = witness
-
-    def __reduce__(self) -> tuple[Any, tuple[str]]:
-        return os.system, (f"touch {self.witness}",)
+from tests.checkpoints import Command
 
 
 @pytest.fixture

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import ctypes
 import inspect
 from typing import Any
 
@@ -16,6 +18,19 @@ def no_buffer_sync() -> dict[str, Any]:
     """
     names = inspect.signature(DistributedDataParallel).parameters
     return {"forward_sync_buffers" if "forward_sync_buffers" in names else "broadcast_buffers": False}
+
+
+def return_freed_tensors() -> None:
+    """From now on, glibc gives the memory of every freed tensor back to the system.
+
+    It would otherwise learn to keep blocks of up to 32 MB, and what is left of torch's aligned ones does not fit the
+    next request: merging layer by layer, it kept two thirds of a model of 700 MB. Without glibc this does nothing.
+    """
+    with contextlib.suppress(OSError, AttributeError):
+        ctypes.CDLL(None).mallopt(_M_MMAP_THRESHOLD, 1 << 20)
+
+
+_M_MMAP_THRESHOLD = -3  # in malloc.h
 
 
 GROUPED_HEADS: dict[str, Any] = (

@@ -11,10 +11,21 @@ import transformers
 from utils.environment import Environment
 
 
-def quiet_libraries(env: Environment) -> None:
-    """Leave only rank 0 to speak for the libraries, or every line would come once per rank."""
+def quiet_tool() -> None:
+    """For a command beside training, whose own lines say what happens."""
+    _ignore_old_names()
+    transformers.utils.logging.set_verbosity_error()
+    transformers.utils.logging.disable_progress_bar()
+
+
+def _ignore_old_names() -> None:
     # peft 0.21 asks transformers by an old name; nothing that the user could change.
     warnings.filterwarnings("ignore", message="`is_gradient_checkpointing` is deprecated", category=FutureWarning)
+
+
+def quiet_libraries(env: Environment) -> None:
+    """Leave only rank 0 to speak for the libraries, or every line would come once per rank."""
+    _ignore_old_names()
     # Readers of files log what they raise, and the refusal says it with file and line.
     logging.getLogger("datasets.packaged_modules").setLevel(logging.CRITICAL)
     if env.is_rank_zero:

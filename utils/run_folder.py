@@ -89,6 +89,16 @@ def checkpoint_root(config: RunConfig, folder: Path) -> Path:
     return folder / "checkpoints"
 
 
+def checkpoint_root_of(run: Path) -> Path:
+    """Where the run in this folder has, or had, its checkpoints, by its run.yaml."""
+    train: dict[str, Any] = {}
+    if (run / "run.yaml").is_file():
+        train = (read_run_yaml(run).get("settings") or {}).get("train_config") or {}
+    if train.get("dist_checkpoint_root_folder"):
+        return Path(train["dist_checkpoint_root_folder"]).expanduser() / train["dist_checkpoint_folder"]
+    return run / "checkpoints"
+
+
 def latest_run_folder(config: RunConfig, *, job: str | None) -> Path | None:
     """The newest of the folders that runs of this model and dataset got without --output_dir.
 

@@ -1,0 +1,112 @@
+"""Checkpoint folders for tests, laid out as a run lays them out, of models that stand in for trained ones."""
+
+from __future__ import annotations
+
+import json
+import os
+import zlib
+from pathlib import Path
+from typing import Any
+
+import peft
+import torch
+import torch.distributed.checkpoint as dcp
+from torch import nn
+from transformers import AutoModelForCausalLM, AutoTokenizer
+
+
+class Command:
+    """Unpickling this runs a command."""
+
+    def __init__(self, witness: Path) -> None:
+        self.witness = witness
+
+    def __reduce__(self) -> tuple[Any, tuple[str]]:
+        return os.system, (f"touch {self.witness}",)
+
+
+def changed(model: Any, seed: int = 0) -> Any:
+    """The model with values that no other has, as if it had been trained; a new adapter's second factor is zero."""
+    generator = torch.Generator().manual_seed(seed)
+    with torch.no_grad():
+        for parameter in model.parameters():
+            if parameter.requires_grad:
+                parameter.add_(0.05 * torch.randn(parameter.shape, generator=generator).to(parameter.dtype))
+    return model.eval()
+
+
+def flat_state(model: Any, *, optimizer: bool = False) -> dict[str, torch.Tensor]:
+    """What a training checkpoint holds: trained parameters of adapters, else everything; shared weights once."""
+    has_adapters = isinstance(model, peft.PeftModel)
+    state = {f"model.{n}": p.detach() for n, p in model.named_parameters() if p.requires_grad or not has_adapters}
+    parameters = {name for name, _ in model.named_parameters(remove_duplicate=False)}
+    if not has_adapters:
+        state |= {f"model.{n}": t for n, t in model.state_dict().items() if n not in parameters}
+    if optimizer:
+        moments = ("exp_avg", "exp_avg_sq")
+        names = [name.removeprefix("model.") for name in state]
+        state |= {f"optimizer.state.{n}.{key}": torch.randn(7) for n in names for key in moments}
+    return state
+
+
+def save_settings(folder: Path, model: Any, base: Path) -> None:
+    """huggingface/, and the state.json that names the base."""
+    inner = model.get_base_model() if isinstance(model, peft.PeftModel) else model
+    inner.config.save_pretrained(folder / "huggingface")
+    if isinstance(model, peft.PeftModel):
+        model.peft_config["default"].base_model_name_or_path = str(base)
+        model.peft_config["default"].save_pretrained(str(folder / "huggingface"))
+    AutoTokenizer.from_pretrained(base).save_pretrained(folder / "huggingface")
+    settings = {"train_config": {"model_name": str(base)}}
+    (folder / "state.json").write_text(json.dumps({"step": 20, "epoch": 1, "world_size": 1, "settings": settings}))
+
+
+def complete(folder: Path) -> None:
+    """COMPLETE, by the files that are there."""
+    files = {
+        str(path.relative_to(folder)): {
+            "bytes": path.stat().st_size,
+            "crc32": f"{zlib.crc32(path.read_bytes()):08x}",
+        }
+        for path in sorted(folder.rglob("*"))
+        if path.is_file() and path.name != "COMPLETE"
+    }
+    (folder / "COMPLETE").write_text(json.dumps({"files": files}))
+
+
+def save_checkpoint(
+    folder: Path, model: Any, base: Path, *, kind: str = "SHARDED_STATE_DICT", optimizer: bool = True
+) -> Path:
+    """A training checkpoint, saved by one process."""
+    folder.mkdir(parents=True)
+    state = flat_state(model, optimizer=optimizer)
+    if kind == "FULL_STATE_DICT":
+        torch.save(state, folder / "state.pt")
+    else:
+        dcp.save(state, checkpoint_id=folder, no_dist=True)
+    save_settings(folder, model, base)
+    torch.save({}, folder / "rng-00000.pt")
+    complete(folder)
+    return folder
+
+
+def with_lora(base: Path | nn.Module, dtype: torch.dtype = torch.float32, **settings: Any) -> Any:
+    """A model with an adapter that changes what it says."""
+    model = base if isinstance(base, nn.Module) else AutoModelForCausalLM.from_pretrained(base, dtype=dtype)
+    settings = {"r": 4, "lora_alpha": 8, "target_modules": ["q_proj", "v_proj"], "task_type": "CAUSAL_LM"} | settings
+    return changed(peft.get_peft_model(model, peft.LoraConfig(**settings)))
+
+
+@torch.no_grad()
+def logits(model: Any) -> torch.Tensor:
+    """fp32 [2, 24, vocab], of tokens that every test's models have."""
+    ids = torch.randint(60, (2, 24), generator=torch.Generator().manual_seed(5))
+    return model.eval()(input_ids=ids, use_cache=False).logits.float()
+
+
+def load_plain(folder: Path, dtype: torch.dtype | str = torch.float32) -> Any:
+    """As a user would, with nothing of ours; every tensor found, and none too many."""
+    auto: Any = AutoModelForCausalLM
+    model, report = auto.from_pretrained(folder, dtype=dtype, output_loading_info=True)
+    assert not any(report[kind] for kind in ("missing_keys", "unexpected_keys", "mismatched_keys")), report
+    return model

@@ -1,0 +1,89 @@
+"""A run, a checkpoint or an adapter, turned into a folder that Hugging Face's libraries load.
+
+    python -m tools.export RUN_OR_CHECKPOINT --to DIR [--merge] [--dtype bf16|fp16|fp32] [--verify] [--base FOLDER]
+
+One process, no GPU, and no more memory than the largest tensors need (docs/export.md says when it is more).
+Exit status: 0 exported, 2 refused before anything was written, 1 failed; DIR is there only after 0.
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+from tqdm import tqdm
+
+from checkpointing.convert import check_place, plan_export, write_export
+from checkpointing.sources import find_source
+from checkpointing.verify import check_logits
+from configs.errors import ConfigError
+from utils.compat import return_freed_tensors
+from utils.exit_status import FAILED, REFUSED
+from utils.failures import TrainingError
+from utils.quiet import quiet_tool
+
+DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16, "fp32": torch.float32}
+
+
+def export(path: Path, to: Path, *, merge: bool, dtype: torch.dtype | None, verify: bool, base: str | None) -> None:
+    """Write the folder and say what it is.
+
+    Raises:
+        ConfigError, TrainingError: see `checkpointing.convert`.
+    """
+    check_place(to)
+    source = find_source(path, base)
+    print(f"from {source.path}", flush=True)
+    plan = plan_export(source, merge=merge, dtype=dtype)
+    for note in plan.notes:
+        print(note, flush=True)
+
+    def check(folder: Path) -> None:
+        found = check_logits(source, folder, merged=merge, dtype=plan.dtype if plan.rounds else torch.float32)
+        print(
+            f"verified: logits differ by at most {found.largest:.3g} (rounding to {_short(found.dtype)} explains "
+            f"{found.explained:.3g}; the largest is {found.largest_logit:.3g})",
+            flush=True,
+        )
+
+    write_export(plan, to, _bar, check if verify else None)
+    size = f"{len(plan.entries)} tensors, {plan.num_bytes / 1e9:.3g} GB, {_short(plan.dtype)}"
+    print(f"exported: {to} ({size}; every tensor read back)")
+
+
+def _bar(what: str, num_bytes: int) -> Any:
+    return tqdm(total=num_bytes, desc=what, unit="B", unit_scale=True, unit_divisor=1000, disable=not num_bytes)
+
+
+def _short(dtype: torch.dtype) -> str:
+    return next((name for name, known in DTYPES.items() if known == dtype), str(dtype).removeprefix("torch."))
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    parser = argparse.ArgumentParser(
+        prog="python -m tools.export", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("path", type=Path, help="a run, a checkpoint's folder or .pt file, or an adapter's folder")
+    parser.add_argument("--to", type=Path, required=True, help="the folder to make; it must not exist")
+    parser.add_argument("--merge", action="store_true", help="merge a LoRA adapter into its base model")
+    parser.add_argument("--dtype", choices=DTYPES, help="of the weights; default: as stored; merged: as the base's")
+    parser.add_argument("--verify", action="store_true", help="compare logits too; takes the whole model in fp32")
+    parser.add_argument("--base", help="the model that training started from, where the checkpoint does not say it")
+    given = parser.parse_args(argv)
+    quiet_tool()
+    return_freed_tensors()
+    try:
+        dtype = DTYPES[given.dtype] if given.dtype else None
+        export(given.path, given.to.expanduser(), merge=given.merge, dtype=dtype, verify=given.verify, base=given.base)
+    except (ConfigError, TrainingError) as error:
+        print(f"error: {error}", file=sys.stderr)
+        return REFUSED if isinstance(error, ConfigError) else FAILED
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

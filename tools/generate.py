@@ -1,0 +1,134 @@
+"""What a trained model answers: an exported folder, an adapter, a run or a checkpoint, as it is.
+
+    python -m tools.generate RUN_OR_FOLDER --prompt "..." [--prompts FILE] [--chat]
+                             [--max_new_tokens 128] [--temperature 0] [--seed 0] [--base FOLDER]
+
+FILE holds one prompt per line, or JSON lines with "prompt". With --chat each prompt is a user's turn in the tokenizer's
+chat template. Temperature 0 takes the likeliest token each time. On a GPU where there is one.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from checkpointing.blueprint import load_tokenizer
+from checkpointing.sources import find_source
+from checkpointing.verify import load_model
+from configs.errors import ConfigError
+from tasks.causal_lm import generate
+from utils.chat import chat_pieces
+from utils.exit_status import REFUSED
+from utils.marked_text import BadRow
+from utils.quiet import quiet_tool
+
+
+def read_prompts(file: Path) -> list[str]:
+    """One per line, or of each JSON line its "prompt"; empty lines are left out.
+
+    Raises:
+        ConfigError: where the file cannot be read, holds none, or a JSON line has none.
+    """
+    try:
+        lines = [line for line in file.expanduser().read_text(encoding="utf-8").split("\n") if line.strip()]
+    except (OSError, UnicodeDecodeError) as error:
+        raise ConfigError(f"--prompts: {file} cannot be read ({error}); name a text file") from error
+    if not lines:
+        raise ConfigError(f"--prompts: {file} holds no prompt; write one per line")
+    if file.suffix not in (".jsonl", ".json"):
+        return lines
+    prompts = []
+    for number, line in enumerate(lines, 1):
+        try:
+            prompts.append(json.loads(line)["prompt"])
+        except (ValueError, KeyError, TypeError) as error:
+            raise ConfigError(f'--prompts: {file}, line {number}, is no JSON with "prompt" ({error})') from error
+    return prompts
+
+
+def as_user_turn(tokenizer: Any, prompt: str) -> str:
+    """The prompt as the chat template shows it to the model, up to where the assistant speaks."""
+    turns = [{"role": "user", "content": prompt}]
+    return tokenizer.apply_chat_template(turns, tokenize=False, add_generation_prompt=True)
+
+
+def turn_end_ids(tokenizer: Any) -> list[int]:
+    """The token that ends the assistant's turn, as training learned it; it need not be the tokenizer's end token."""
+    turns = [{"role": "user", "content": "a"}, {"role": "assistant", "content": "b"}]
+    try:
+        learned = [piece.text for piece in chat_pieces(turns, None, tokenizer) if piece.learned]
+    except BadRow:
+        return []
+    return tokenizer.encode(learned[-1], add_special_tokens=False)[-1:]
+
+
+def load(path: Path, base: str | None) -> tuple[Any, Any]:
+    """The model, on the device where it will answer, and its tokenizer.
+
+    Raises:
+        ConfigError: where there is none, or it is not whole.
+    """
+    source = find_source(path, base)
+    source.check(lambda num_bytes: None)
+    device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    dtype = torch.bfloat16 if device.type == "cuda" and torch.cuda.is_bf16_supported() else torch.float32
+    tokenizer = load_tokenizer(source.tokenizer)
+    return load_model(source, dtype).to(device), tokenizer
+
+
+def answer_all(given: argparse.Namespace) -> None:
+    """Print each prompt's answer, under the prompt where there are several."""
+    prompts = [*given.prompt, *(read_prompts(given.prompts) if given.prompts else [])]
+    if not prompts:
+        raise ConfigError("--prompt: there is nothing to answer; give --prompt TEXT or --prompts FILE")
+    if given.temperature < 0 or given.max_new_tokens < 1:
+        raise ConfigError("--temperature must be 0 or more, and --max_new_tokens 1 or more")
+    model, tokenizer = load(given.path, given.base)
+    if given.chat and not tokenizer.chat_template:
+        raise ConfigError(f"--chat: the tokenizer of {given.path} has no chat template; leave --chat out")
+    more_end_ids = turn_end_ids(tokenizer) if given.chat else []
+    torch.manual_seed(given.seed)
+    for prompt in prompts:
+        shown = as_user_turn(tokenizer, prompt) if given.chat else prompt
+        text = generate(
+            model,
+            tokenizer,
+            shown,
+            max_new_tokens=given.max_new_tokens,
+            temperature=given.temperature,
+            add_bos=not given.chat,  # a template brings its own
+            more_end_ids=more_end_ids,
+        )
+        print(f"> {prompt}\n{text}\n" if len(prompts) > 1 else text, flush=True)
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    parser = argparse.ArgumentParser(
+        prog="python -m tools.generate", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("path", type=Path, help="an exported folder, an adapter's folder, a run, or a checkpoint")
+    parser.add_argument("--prompt", action="append", default=[], help="may be given several times")
+    parser.add_argument("--prompts", type=Path, help='a file: one per line, or .jsonl with "prompt"')
+    parser.add_argument("--max_new_tokens", type=int, default=128, help="where an answer is cut off (128)")
+    parser.add_argument("--temperature", type=float, default=0.0, help="0: the likeliest token each time (default)")
+    parser.add_argument("--seed", type=int, default=0, help="of what is drawn where the temperature is above 0")
+    parser.add_argument("--chat", action="store_true", help="each prompt is a user's turn in the chat template")
+    parser.add_argument("--base", help="the base model, where it is not where the checkpoint says")
+    given = parser.parse_args(argv)
+    quiet_tool()
+    try:
+        answer_all(given)
+    except ConfigError as error:
+        print(f"error: {error}", file=sys.stderr)
+        return REFUSED
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
