@@ -361,7 +361,7 @@ def test_a_base_of_another_size_is_refused(lora_checkpoint: Path, tmp_path: Path
 @pytest.mark.parametrize("has_sizes", [True, False])
 @pytest.mark.parametrize("damage", ["missing", "cut off"])
 def test_a_shard_that_is_missing_or_cut_off_is_refused(
-    damage: str, has_sizes: bool, checkpoint: Path, tmp_path: Path, capsys: Capture
+    damage: str, has_sizes: bool, checkpoint: Path, tiny_model: Path, tmp_path: Path, capsys: Capture
 ) -> None:
     shard = checkpoint / "__0_0.distcp"
     if damage == "missing":
@@ -369,8 +369,10 @@ def test_a_shard_that_is_missing_or_cut_off_is_refused(
     else:
         os.truncate(shard, shard.stat().st_size - 100)
     if not has_sizes:  # as llama-recipes' have none
-        (checkpoint / "COMPLETE").write_text("")
-    assert "__0_0.distcp" in refusal(capsys, checkpoint, tmp_path / "out")
+        (checkpoint / "COMPLETE").unlink()
+        (checkpoint / "state.json").unlink()
+        checkpoint = checkpoint.rename(tmp_path / "fine-tuned")
+    assert "__0_0.distcp" in refusal(capsys, checkpoint, tmp_path / "out", "--base", str(tiny_model))
 
 
 @pytest.mark.parametrize("kind", KINDS)
