@@ -43,7 +43,7 @@ from checkpointing.resume import (
     resolve_resume,
     take_up_results,
 )
-from checkpointing.saving import CheckpointSaver, choose_keep_last, planned_bytes
+from checkpointing.saving import CheckpointSaver, choose_keep_last, is_due, planned_bytes
 from checkpointing.state import TrainState
 from configs.errors import ConfigError
 from configs.flags import parse_flags
@@ -205,33 +205,27 @@ def train(job: Job, stopping: StopRequests) -> str:
         steps_left = min(len(job.train_loader) - state.step_of_epoch, job.num_steps - state.step)
         batches = job.train_loader.epoch(state.epoch - 1, state.step_of_epoch)
         name, first = f"epoch {state.epoch}/{config.num_epochs}", state.step_of_epoch
-        bar = tqdm(total=first + steps_left, initial=first, desc=name, disable=not job.env.is_rank_zero)
-        for index in range(steps_left):
-            is_last_of_epoch = index == steps_left - 1
-            loss = run_step(job, batches, last_of_epoch=is_last_of_epoch)
-            bar.set_postfix_str(f"loss {loss:.4f}", refresh=False)
-            bar.update()
-            saver.after_step()
-            asked = stopping.agree(saver.due_by_time())
-            state.epoch_end_due = is_last_of_epoch
-            state.eval_due = state.epoch_end_due or (
-                config.eval_every_steps > 0 and state.step % config.eval_every_steps == 0
-            )
-            if asked.stop or not settle(job, stopping):
-                bar.close()
-                return stop_early(job, stopping)
-            is_best = config.keep_best and state.best_step == state.step
-            is_last = state.step == job.num_steps
-            if (
-                asked.flags[0]
-                or is_best
-                or saver.due_at(state.step)
-                or (is_last_of_epoch and saver.due_at_epoch_end)
-                or (is_last and saver.due_at_end)
-            ):
-                job.watchdog.at(state.step, "saving")
-                saver.save(state, best=is_best)
-        bar.close()
+        total, is_quiet = first + steps_left, not job.env.is_rank_zero
+        with tqdm(total=total, initial=first, desc=name, disable=is_quiet) as bar:
+            for index in range(steps_left):
+                is_last_of_epoch = index == steps_left - 1
+                loss = run_step(job, batches, last_of_epoch=is_last_of_epoch)
+                bar.set_postfix_str(f"loss {loss:.4f}", refresh=False)
+                bar.update()
+                saver.after_step()
+                asked = stopping.agree(saver.due_by_time())
+                state.epoch_end_due = is_last_of_epoch
+                state.eval_due = is_last_of_epoch or is_due(state.step, config.eval_every_steps)
+                if asked.stop or not settle(job, stopping):
+                    return stop_early(job, stopping)
+                is_best = config.keep_best and state.best_step == state.step
+                if (
+                    asked.flags[0]
+                    or is_best
+                    or saver.due(state.step, ends_epoch=is_last_of_epoch, ends_run=state.step == job.num_steps)
+                ):
+                    job.watchdog.at(state.step, "saving")
+                    saver.save(state, best=is_best)
     if config.save_model and not math.isfinite(state.best_eval_loss) and not save(job):
         # There was no validation, or none that was finite: the last weights.
         raise TrainingError("the trained weights could not be saved; free the disk and give --resume auto")

@@ -118,19 +118,13 @@ class CheckpointSaver:
             )
         return fits
 
-    def due_at(self, step: int) -> bool:
-        """Whether --save_every_steps wants one after this step."""
+    def due(self, step: int, *, ends_epoch: bool, ends_run: bool) -> bool:
+        """Whether --save_every_steps wants one after this step: every so many, and at the run's end, for a run that
+        goes on from there; or, unset, at each epoch's end."""
         every = self.config.train_config.save_every_steps
-        return bool(every and step % every == 0)
-
-    @property
-    def due_at_epoch_end(self) -> bool:
-        return self.config.train_config.save_every_steps is None
-
-    @property
-    def due_at_end(self) -> bool:
-        """Whether the finished run is kept too, for one that goes on from it."""
-        return self.config.train_config.save_every_steps != 0
+        if every is None:
+            return ends_epoch
+        return is_due(step, every) or (every > 0 and ends_run)
 
     def due_by_time(self) -> bool:
         """Whether --save_every_minutes wants one now; rank 0's clock is the one that counts."""
@@ -220,6 +214,11 @@ class CheckpointSaver:
             **self.facts,
         }
         return json.dumps(values, indent=1).encode()
+
+
+def is_due(step: int, every: int) -> bool:
+    """Whether something that happens every so many steps, or never where that is 0, happens after this one."""
+    return every > 0 and step % every == 0
 
 
 def _timed(write: Callable[[], int]) -> tuple[int, float]:

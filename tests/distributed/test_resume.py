@@ -271,3 +271,16 @@ def test_every_complete_checkpoint_lists_what_is_in_it(
         found = {str(path.relative_to(folder)) for path in folder.rglob("*") if path.is_file()}
         assert found == {"COMPLETE", *listed}
         assert {"__0_0.distcp", "__1_0.distcp", ".metadata", "rng-00000.pt", "rng-00001.pt"} <= found
+
+
+def test_a_checkpoint_is_written_when_the_last_one_is_old_enough(
+    tiny_model: Path, process_group: ProcessGroup, tmp_path: Path
+) -> None:
+    """By rank 0's clock, at the same step on all ranks."""
+    given = ["--save_every_steps", "0", "--save_every_minutes", "0.000001", "--run_validation", "False", *SHARDED]
+    process_group.train(flags_of(tiny_model, tmp_path / "run", *given), 2)
+    steps = [event["step"] for event in read_metrics(tmp_path / "run") if event["event"] == "checkpoint"]
+    assert steps == list(range(1, NUM_STEPS + 1))
+    given[given.index("0.000001")] = "1000"
+    process_group.train(flags_of(tiny_model, tmp_path / "seldom", *given), 2)
+    assert not (tmp_path / "seldom/checkpoints").exists()
