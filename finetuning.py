@@ -43,7 +43,7 @@ from checkpointing.resume import (
     resolve_resume,
     take_up_results,
 )
-from checkpointing.saving import CheckpointSaver, choose_keep_last, is_due, planned_bytes
+from checkpointing.saving import CheckpointSaver, choose_async, choose_keep_last, is_due, planned_bytes
 from checkpointing.state import TrainState
 from configs.errors import ConfigError
 from configs.flags import parse_flags
@@ -441,7 +441,8 @@ def prepare(config: RunConfig, env: Environment, watchdog: Watchdog) -> Job:
         print_rank_zero(env, *check_same(checkpoint, config, known_of_model))
         state = load_checkpoint(checkpoint, model, optimizer, scheduler, config, env)
     keep_last, disk_notes = on_rank_zero(lambda: choose_keep_last(config, model))
-    print_rank_zero(env, *disk_notes)
+    runs_beside, memory_notes = choose_async(config, env, model)
+    print_rank_zero(env, *disk_notes, *memory_notes)
 
     facts = run_facts(model, built.architecture, data_facts, env, load_seconds=built.load_seconds)
     start = start_event(facts, env, steps_per_epoch=len(train_loader), num_steps=num_steps)
@@ -487,6 +488,7 @@ def prepare(config: RunConfig, env: Environment, watchdog: Watchdog) -> Job:
         },
         files=files,
         keep_last=keep_last,
+        runs_beside=runs_beside,
         say=say_above_bar,
         write_event=partial(metrics.write, "checkpoint"),
     )

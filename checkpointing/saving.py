@@ -35,6 +35,7 @@ from configs.errors import ConfigError
 from configs.run import RunConfig
 from utils.distributed import gather_to_all, new_host_group, on_rank_zero
 from utils.environment import Environment
+from utils.failures import TrainingError
 from utils.memory import readable
 from utils.run_folder import checkpoint_root
 from utils.seeding import rng_state
@@ -68,6 +69,7 @@ class CheckpointSaver:
         facts: Mapping[str, Any],
         files: Mapping[str, bytes],
         keep_last: int,
+        runs_beside: bool,
         say: Callable[[str], None],
         write_event: Callable[..., None],
     ) -> None:
@@ -76,6 +78,7 @@ class CheckpointSaver:
             root: where the checkpoints are.
             facts: what state.json holds beside the state: what a resumed run must have in common with this one.
             files: small ones that every checkpoint carries, by their paths in it.
+            runs_beside: whether training goes on while a checkpoint is written.
             say: prints a line on rank 0. write_event: writes a line of metrics.jsonl there.
         """
         self.config, self.env, self.root = config, env, root
@@ -84,7 +87,7 @@ class CheckpointSaver:
         self.say, self.write_event = say, write_event
         self.full = config.fsdp_config.checkpoint_type == "FULL_STATE_DICT"
         self.group = new_host_group()
-        self.runs_beside = False
+        self.runs_beside = runs_beside
         self._thread = ThreadPoolExecutor(1, "checkpoint")
         self._host_copy = HostCopy()
         self._room: Future[None] | None = None  # made for that copy
@@ -93,30 +96,10 @@ class CheckpointSaver:
         self.tried_step = self.saved_step = -1
 
     def begin(self, resumed: Checkpoint | None) -> None:
-        """Before the first step: no leftovers on the disk, and whether host memory has room for a copy."""
+        """Before the first step: what the run goes on from counts as saved, and no leftovers stay on the disk."""
         if resumed is not None and resumed.folder.parent.resolve() == self.root.resolve():
             self.tried_step = self.saved_step = resumed.step
         on_rank_zero(lambda: remove_leftovers(self.root))
-        self.runs_beside = self._may_run_beside()
-
-    def _may_run_beside(self) -> bool:
-        asked = self.config.train_config.async_save
-        if asked == "False" or (asked == "auto" and self.env.device.type == "cpu"):
-            return False
-        num_bytes = planned_bytes(self.model, self.config, local=not self.full)
-        num_copies = 1 if self.full else self.env.local_world_size
-        fits = all(gather_to_all(has_room(num_bytes, num_copies)))
-        if not fits and asked == "True":
-            raise ConfigError(
-                f"--async_save: needs {readable(num_bytes)} of free host memory per rank for a copy of the state; "
-                "leave it out to save while training waits"
-            )
-        if not fits:
-            self.say(
-                f"async_save: False, since {readable(num_bytes)} of host memory per rank are not free; "
-                "training waits while checkpoints are written"
-            )
-        return fits
 
     def due(self, step: int, *, ends_epoch: bool, ends_run: bool) -> bool:
         """Whether --save_every_steps wants one after this step: every so many, and at the run's end, for a run that
@@ -127,24 +110,22 @@ class CheckpointSaver:
         return is_due(step, every) or (every > 0 and ends_run)
 
     def due_by_time(self) -> bool:
-        """Whether --save_every_minutes wants one now; rank 0's clock is the one that counts."""
+        """Whether --save_every_minutes wants one now; by rank 0's clock, which it has to tell the others."""
         minutes = self.config.train_config.save_every_minutes
-        return minutes > 0 and time.monotonic() - self._last_began > 60 * minutes
+        return self.env.is_rank_zero and minutes > 0 and time.monotonic() - self._last_began > 60 * minutes
 
     def save(self, state: TrainState, *, best: bool = False) -> None:
         """Write a checkpoint of the run as it is now; returns as soon as training may go on."""
-        if self.tried_step == state.step and not best:
-            return
         began = time.monotonic()
         self.wait()
+        if self.saved_step == state.step and not best:
+            return
         self._last_began, self.tried_step = time.monotonic(), state.step
         tensors = self._tensors()
         if self.full:
             tensors = _gathered(tensors)
         elif self.runs_beside:
-            if self._room is not None:
-                self._room.result()
-            tensors = self._host_copy.take(tensors)
+            tensors = self._copied(tensors)
         files = {STATE: self.state_json(state), **self.files}
         contents = Contents(tensors, full=self.full, rng=rng_state(), files=files)
         folder = step_folder(self.root, state.step)
@@ -185,14 +166,21 @@ class CheckpointSaver:
         return self.saved_step == self.tried_step
 
     def save_copy(self, state: TrainState) -> None:
-        """Leave the final model in the checkpoints' folder itself, as --dist_checkpoint_root_folder asks."""
+        """Leave the final model in the checkpoints' folder itself, as --dist_checkpoint_root_folder asks.
+
+        Raises:
+            TrainingError: on every rank, where it cannot be written.
+        """
         self.wait()
         has_optimizer = self.config.train_config.save_optimizer
         tensors = model_tensors(self.model, every_name=True)
         if has_optimizer:
             tensors |= optimizer_tensors_by_name(self.model, self.optimizer)
         files = {STATE: self.state_json(state, has_optimizer=has_optimizer), **self.files}
-        save_copy(self.root, _gathered(tensors) if self.full else tensors, files, full=self.full)
+        try:
+            save_copy(self.root, _gathered(tensors) if self.full else tensors, files, full=self.full)
+        except CheckpointError as error:
+            raise TrainingError(f"the copy of the final weights could not be written: {error}") from error
         self.say(f"copy of the final weights: {self.root}")
 
     def close(self) -> None:
@@ -200,6 +188,18 @@ class CheckpointSaver:
         self.wait()
         self._thread.shutdown()
         self._host_copy.close()
+
+    def _copied(self, tensors: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+        """A copy in host memory; where there is no more room for one the tensors themselves, and training waits."""
+        try:
+            if self._room is not None:
+                self._room.result()
+            return self._host_copy.take(tensors)
+        except (MemoryError, RuntimeError) as error:
+            self.runs_beside = False
+            self._host_copy.close()
+            self.say(f"async_save: False from now on: {' '.join(str(error).split())[:200]}")
+            return tensors
 
     def _tensors(self) -> dict[str, torch.Tensor]:
         return model_tensors(self.model) | optimizer_tensors_by_name(self.model, self.optimizer)
@@ -251,6 +251,30 @@ def planned_bytes(model: nn.Module, config: RunConfig, *, local: bool = False) -
 
     trained = sum(size(p.detach()) for p in model.parameters() if p.requires_grad)
     return sum(map(size, model_tensors(model).values())) + states_per_weight * trained
+
+
+def choose_async(config: RunConfig, env: Environment, model: nn.Module) -> tuple[bool, list[str]]:
+    """Whether checkpoints are written beside training, and lines to print. Every rank must call this.
+
+    Raises:
+        ConfigError: on every rank, where --async_save was given and host memory has no room for a copy of the state.
+    """
+    asked, full = config.train_config.async_save, config.fsdp_config.checkpoint_type == "FULL_STATE_DICT"
+    if asked == "False" or (asked == "auto" and env.device.type == "cpu"):
+        return False, []
+    size = planned_bytes(model, config, local=not full)
+    fits = all(gather_to_all(has_room(size, num_copies=1 if full else env.local_world_size)))
+    if not fits and asked == "True":
+        raise ConfigError(
+            f"--async_save: needs {readable(size)} of free host memory per rank for a copy of the state; "
+            "leave it out to save while training waits"
+        )
+    if not fits:
+        return False, [
+            f"async_save: False, since {readable(size)} of host memory per rank are not free; training waits while "
+            "checkpoints are written"
+        ]
+    return True, []
 
 
 def choose_keep_last(config: RunConfig, model: nn.Module) -> tuple[int, list[str]]:

@@ -7,26 +7,30 @@ from collections.abc import Mapping
 from pathlib import Path
 
 import torch
-import torch.distributed as dist
 
 from checkpointing.folder import COMPLETE, sync_folder, write_synced
-from checkpointing.writing import Contents, write_contents
+from checkpointing.writing import CheckpointError, Contents, write_contents
 from utils.distributed import on_rank_zero
 
 
 def save_copy(folder: Path, tensors: Mapping[str, torch.Tensor], files: Mapping[str, bytes], *, full: bool) -> None:
-    """Write a checkpoint's files into this very folder; COMPLETE says that all are there. Every rank must call this."""
+    """Write a checkpoint's files into this very folder; COMPLETE says that all are there. Every rank must call this.
+
+    Raises:
+        CheckpointError: on every rank, where any rank failed.
+    """
 
     def begin() -> None:
         folder.mkdir(parents=True, exist_ok=True)
         (folder / COMPLETE).unlink(missing_ok=True)
 
-    on_rank_zero(begin)
-    written = write_contents(folder, Contents(tensors, full=full, rng=None, files=files))
-
     def end() -> None:
         write_synced(folder / COMPLETE, json.dumps({"files": written}, indent=1).encode())
         sync_folder(folder)
 
-    if dist.get_rank() == 0:
-        end()
+    try:
+        on_rank_zero(begin)
+        written = write_contents(folder, Contents(tensors, full=full, rng=None, files=files))
+        on_rank_zero(end)
+    except (OSError, RuntimeError) as error:
+        raise CheckpointError(str(error)) from error
