@@ -8,11 +8,15 @@ from __future__ import annotations
 import json
 import re
 import signal
+import time
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
 import pytest
+import torch.distributed as dist
 
 from checkpointing.folder import checkpoints, damage
 from tests.distributed.test_resume import SHARDED, assert_bit_equal, flags_of
@@ -24,6 +28,8 @@ from tests.processes import (
     train_events,
     wait_until,
 )
+from utils.distributed import _store_of_this_attempt
+from utils.environment import Environment
 
 pytestmark = pytest.mark.slow
 
@@ -220,3 +226,23 @@ def test_torchrun_restarts_a_run_whose_ranks_are_killed_and_it_finds_its_own_che
     assert read_metrics(run())[-1]["status"] == "finished"
     process_group.train(many_steps(tiny_model, whole, *given), 2)
     assert_bit_equal(run(), whole)
+
+
+def test_ranks_that_come_before_rank_0_do_not_meet_what_an_earlier_attempt_left_in_the_launchers_store() -> None:
+    """torchrun's store outlives its restarts, and with it the addresses of the ranks that are gone."""
+    server = dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
+    limit = timedelta(seconds=60)
+
+    def join(rank: int) -> dist.Store:
+        client = dist.TCPStore("127.0.0.1", server.port, is_master=False, timeout=limit)
+        env = Environment(rank=rank, local_rank=rank, world_size=3, local_world_size=3, launched=True)
+        return _store_of_this_attempt(client, env, limit)
+
+    with ThreadPoolExecutor(3) as threads:
+        for attempt in range(3):
+            joining = [threads.submit(join, 1), threads.submit(join, 2)]
+            time.sleep(3)
+            stores = [threads.submit(join, 0).result(), *(future.result() for future in joining)]
+            assert not any(store.check(["address"]) for store in stores)
+            stores[0].set("address", str(attempt))
+            assert [store.get("address") for store in stores] == [str(attempt).encode()] * 3
