@@ -33,6 +33,7 @@ from utils.run_folder import (
     check_unfinished,
     checkpoint_root,
     checkpoint_root_of,
+    folder_of_job,
     latest_run_folder,
     now,
     read_run_yaml,
@@ -95,15 +96,18 @@ class Checkpoint:
 def resolve_resume(config: RunConfig, env: Environment) -> RunConfig:
     """Where a resumed run goes on writing; and a job that its launcher restarted goes on where it was.
 
+    Where it had not come as far as a folder of its own, it does what it did the first time: what it was refused, or was
+    to overwrite, is another run.
+
     Raises:
         ConfigError: where --resume names nothing.
     """
     train, notes = config.train_config, list(config.notes)
-    if env.restarted and not config.was_given("train_config.resume"):
-        train = replace(train, resume="auto", overwrite=False)
+    if env.restarted and not config.was_given("train_config.resume") and (own := folder_of_job(config, env)):
+        train = replace(train, resume="auto", overwrite=False, output_dir=str(own))
         notes.append("resume: auto, since the launcher has restarted this job")
-    if train.resume == "auto" and train.output_dir is None:
-        folder = latest_run_folder(config, job=env.job if env.restarted else None)
+    elif train.resume == "auto" and train.output_dir is None:
+        folder = (env.restarted and folder_of_job(config, env)) or latest_run_folder(config)
         train = replace(train, output_dir=str(folder) if folder else None)
     elif train.resume not in ("auto", "False") and train.output_dir is None:
         folder = run_folder_of(Path(train.resume).expanduser())

@@ -12,7 +12,7 @@ import subprocess
 import sys
 import time
 import traceback
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -152,6 +152,7 @@ class RunningCommand:
         log: Path,
         script: str = "finetuning.py",
         options: Sequence[str] = (),
+        cwd: Path = ROOT,
     ) -> None:
         nproc = world_size if torchrun else None
         self.log, argv = log, command(*flags, nproc=nproc, script=script, options=options)
@@ -164,7 +165,7 @@ class RunningCommand:
             for environment in environments:
                 group = self.started[0].pid if self.started else 0
                 variables = _variables(environment)
-                started = subprocess.Popen(argv, cwd=ROOT, env=variables, stdout=file, stderr=file, process_group=group)
+                started = subprocess.Popen(argv, cwd=cwd, env=variables, stdout=file, stderr=file, process_group=group)
                 self.started.append(started)
 
     def processes(self) -> list[psutil.Process]:
@@ -190,6 +191,20 @@ class RunningCommand:
         for process in self.processes():
             with contextlib.suppress(psutil.NoSuchProcess):
                 process.kill()
+
+
+def wait_until(condition: Callable[[], bool], run: RunningCommand) -> None:
+    """Look until it holds; the run must not end before."""
+    deadline = time.monotonic() + 300
+    while not condition():
+        assert time.monotonic() < deadline, run.log.read_text()
+        assert run.processes(), run.log.read_text()
+        time.sleep(0.02)
+
+
+def assert_all_gone(processes: list[psutil.Process]) -> None:
+    _gone, alive = psutil.wait_procs(processes, timeout=30)
+    assert not alive, alive
 
 
 def run_command(

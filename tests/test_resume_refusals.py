@@ -14,6 +14,7 @@ from checkpointing.resume import MAY_CHANGE
 from configs.run import SETTINGS
 from tests.distributed.test_resume import as_if_killed_after, flags_of, results
 from tests.processes import ProcessGroup, run_command
+from utils.run_folder import add_to_run_yaml
 
 LORA = ["--use_peft", "--lora_config.r", "4"]
 PLAIN = ["--run_validation", "False"]
@@ -190,12 +191,43 @@ def test_a_job_that_was_restarted_goes_on_by_itself_and_replaces_nothing(
     runs: dict[str, Path], tiny_model: Path, tmp_path: Path
 ) -> None:
     """Even with --overwrite, which the command that is run again still holds; by torchrun, and by Slurm."""
-    restarts = ({"TORCHELASTIC_RESTART_COUNT": "1"}, {"SLURM_RESTART_COUNT": "1", "SLURM_JOB_ID": "7"})
-    for number, variables in enumerate(restarts):
+    restarts = (
+        (None, {"TORCHELASTIC_RESTART_COUNT": "1"}),
+        ("slurm-7", {"SLURM_RESTART_COUNT": "1", "SLURM_JOB_ID": "7"}),
+    )
+    for number, (job, variables) in enumerate(restarts):
         run = tmp_path / f"run{number}"
         shutil.copytree(runs["full"], run)
+        add_to_run_yaml(run, job=job)
         done = run_command(*flags_of(tiny_model, run, *PLAIN, "--overwrite"), **variables)
         assert done.returncode == 0, done.stderr
         assert "resume: auto, since the launcher has restarted this job" in done.stdout
         assert f"resume: from {run}/checkpoints/step-00000003" in done.stdout
         assert results(run) == results(runs["full"].parent / "whole-full")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("job", "started", "flags"),
+    [
+        ("none", "2026-01-01T00:00:00+00:00", []),
+        ("none", "2026-01-01T00:00:00+00:00", ["--overwrite"]),
+        ("another", None, ["--overwrite"]),
+    ],
+)
+def test_a_job_that_was_restarted_before_it_had_a_folder_does_not_go_on_with_another_run(
+    job: str, started: str | None, flags: list[str], runs: dict[str, Path], tiny_model: Path, tmp_path: Path
+) -> None:
+    """It is refused, or overwrites, as it was told; torchrun calls every job "none" that is not given an id."""
+    run = tmp_path / "run"
+    shutil.copytree(runs["full"], run)
+    add_to_run_yaml(run, job=job, **({"started": started} if started else {}))
+    restart = {"TORCHELASTIC_RESTART_COUNT": "1", "TORCHELASTIC_RUN_ID": "none"}
+    done = run_command(*flags_of(tiny_model, run, *PLAIN, *flags), **restart)
+    if flags:
+        assert done.returncode == 0, done.stderr
+        assert "resume" not in done.stdout
+        assert results(run) == results(runs["full"].parent / "whole-full")
+    else:
+        assert done.returncode == 2
+        assert "already holds a run" in done.stderr

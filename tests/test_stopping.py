@@ -19,7 +19,7 @@ from typing import Any
 import psutil
 import pytest
 
-from tests.processes import RunningCommand, read_metrics, train_events
+from tests.processes import RunningCommand, assert_all_gone, read_metrics, train_events, wait_until
 from utils.dataloader import BatchLayout, StepLoader, make_rows
 from utils.distributed import start_process_group, stop_process_group
 from utils.environment import Environment
@@ -48,14 +48,6 @@ def start(tmp_path: Path) -> Iterator[Start]:
         running.kill()
 
 
-def wait_until(condition: Callable[[], bool], run: RunningCommand) -> None:
-    deadline = time.monotonic() + LIMIT_SECONDS
-    while not condition():
-        assert time.monotonic() < deadline, run.log.read_text()
-        assert run.processes(), run.log.read_text()
-        time.sleep(0.02)
-
-
 def step_of(folder: Path) -> int:
     """The last step that rank 0 has ended."""
     with contextlib.suppress(OSError, ValueError):
@@ -78,11 +70,6 @@ def assert_stopped_together(ranks: list[dict[str, Any]], log: str, world_size: i
     assert asked is None or ranks[0]["asked"] == asked
     assert 'Traceback (most recent call last):\n  File "' + str(Path(__file__).parent) not in log
     assert "DataLoader worker" not in log
-
-
-def assert_all_gone(processes: list[psutil.Process]) -> None:
-    _gone, alive = psutil.wait_procs(processes, timeout=30)
-    assert not alive, alive
 
 
 def send(run: RunningCommand, number: signal.Signals, to: str) -> None:

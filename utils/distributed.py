@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import os
+import time
 from collections.abc import Callable, Iterable
 from datetime import timedelta
 from typing import Any, TypeVar
+from uuid import uuid4
 
 import torch
 import torch.distributed as dist
+from torch.distributed.rendezvous import rendezvous
 
 from configs.errors import ConfigError
 from utils.environment import Environment
@@ -28,12 +31,45 @@ def start_process_group(env: Environment) -> None:
         backend, device_id = "cpu:gloo,cuda:nccl", env.device
     os.environ.setdefault("TORCH_FR_BUFFER_SIZE", "2000")  # the last collectives, for what a hang leaves behind
     timeout = timedelta(minutes=30)  # until every rank is there; those that tokenise longest come last
+    store: dist.Store = dist.HashStore()
     if env.launched:
-        dist.init_process_group(backend, timeout=timeout, device_id=device_id)
-    else:
-        store = dist.HashStore()
-        dist.init_process_group(backend, store=store, rank=0, world_size=1, timeout=timeout, device_id=device_id)
+        launchers, _, _ = next(rendezvous("env://", env.rank, env.world_size, timeout=timeout))
+        store = _store_of_this_attempt(launchers, env, timeout)
+    dist.init_process_group(
+        backend, store=store, rank=env.rank, world_size=env.world_size, timeout=timeout, device_id=device_id
+    )
     set_timeouts()
+
+
+def _store_of_this_attempt(store: dist.Store, env: Environment, timeout: timedelta) -> dist.Store:
+    """The launcher's store, without what an earlier attempt of the same job left in it.
+
+    torchrun keeps one store over its restarts (https://github.com/pytorch/pytorch/issues/135712). A rank that reads
+    rank 0's entries before rank 0 has renewed them connects to a process that is gone: gloo fails, NCCL hangs. Nor do
+    nodes agree on how often the job was restarted. So rank 0 gives the attempt a name, and tells every rank that it
+    heard from that this is the one: which an attempt that is over tells nobody.
+
+    Raises:
+        DistStoreError: where not every rank came within the time.
+    """
+    name = uuid4().hex
+    if env.is_rank_zero:
+        store.set("attempt", name)
+        for rank in range(1, env.world_size):
+            store.wait([f"{name}/{rank}"], timeout)
+            store.set(f"{name}/{store.get(f'{name}/{rank}').decode()}", "")
+        return dist.PrefixStore(name, store)
+    deadline = time.monotonic() + timeout.total_seconds()
+    while True:
+        store.wait(["attempt"], timeout)
+        attempt = store.get("attempt").decode()
+        store.set(f"{attempt}/{env.rank}", name)
+        try:
+            store.wait([f"{attempt}/{name}"], timedelta(seconds=2))
+            return dist.PrefixStore(attempt, store)
+        except dist.DistStoreError:
+            if time.monotonic() > deadline:
+                raise
 
 
 def set_timeouts() -> None:

@@ -6,17 +6,20 @@ srun with torchrun's variables all set the same ones; without them the run is on
 
 from __future__ import annotations
 
+import contextlib
 import os
 import shlex
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+import psutil
+
 if TYPE_CHECKING:
     import torch
 
 
-_RESTART_COUNTS = ("TORCHELASTIC_RESTART_COUNT", "SLURM_RESTART_COUNT")
+_RESTARTS_OF_TORCHRUN, _RESTARTS_OF_SLURM = "TORCHELASTIC_RESTART_COUNT", "SLURM_RESTART_COUNT"
 
 
 @dataclass(frozen=True)
@@ -30,6 +33,8 @@ class Environment:
     launched: bool  # by torchrun or its like; False for `python finetuning.py`
     job: str | None = None  # what the launcher calls this job, the same after it restarted it
     restarted: bool = False  # by torchrun (--max-restarts) or Slurm (requeue)
+    launched_at: float = 0.0  # when the launcher that restarted it began, seconds since the epoch; 0: not known, or on
+    # several machines, whose clocks and launchers differ
 
     @property
     def is_rank_zero(self) -> bool:
@@ -48,10 +53,22 @@ def read_environment() -> Environment:
     """Ranks and world size from RANK, LOCAL_RANK, WORLD_SIZE and LOCAL_WORLD_SIZE; one process without them."""
     slurm_job = os.environ.get("SLURM_JOB_ID")
     job = f"slurm-{slurm_job}" if slurm_job else os.environ.get("TORCHELASTIC_RUN_ID")
-    restarted = any(int(os.environ.get(name) or 0) > 0 for name in _RESTART_COUNTS)
+    by_torchrun, by_slurm = (int(os.environ.get(name) or 0) > 0 for name in (_RESTARTS_OF_TORCHRUN, _RESTARTS_OF_SLURM))
+    restarted = by_torchrun or by_slurm
+    on_one_machine = os.environ.get("WORLD_SIZE") == os.environ.get("LOCAL_WORLD_SIZE")
+    launched_at = 0.0
+    if by_torchrun and not by_slurm and on_one_machine:  # a requeued job has a new torchrun
+        launched_at = _torchrun_began()
     if "RANK" not in os.environ or "WORLD_SIZE" not in os.environ:
         return Environment(
-            rank=0, local_rank=0, world_size=1, local_world_size=1, launched=False, job=job, restarted=restarted
+            rank=0,
+            local_rank=0,
+            world_size=1,
+            local_world_size=1,
+            launched=False,
+            job=job,
+            restarted=restarted,
+            launched_at=launched_at,
         )
     world_size = int(os.environ["WORLD_SIZE"])
     return Environment(
@@ -62,7 +79,19 @@ def read_environment() -> Environment:
         launched=True,
         job=job,
         restarted=restarted,
+        launched_at=launched_at,
     )
+
+
+def _torchrun_began() -> float:
+    """Seconds since the epoch; 0 where it cannot be found. A script of the user's may stand between it and this."""
+    with contextlib.suppress(psutil.Error):
+        process = psutil.Process().parent()
+        while process is not None and _RESTARTS_OF_TORCHRUN in process.environ():
+            process = process.parent()
+        if process is not None:
+            return process.create_time()
+    return 0.0
 
 
 def launch_command(env: Environment, script: str, flags: Sequence[str]) -> str:

@@ -99,15 +99,32 @@ def checkpoint_root_of(run: Path) -> Path:
     return run / "checkpoints"
 
 
-def latest_run_folder(config: RunConfig, *, job: str | None) -> Path | None:
-    """The newest of the folders that runs of this model and dataset got without --output_dir.
+def latest_run_folder(config: RunConfig) -> Path | None:
+    """The newest of the folders that runs of this model and dataset got without --output_dir."""
+    return next(iter(_default_folders(config)), None)
 
-    Args:
-        job: only those of this job of the launcher; unset: any.
-    """
+
+def folder_of_job(config: RunConfig, env: Environment) -> Path | None:
+    """The run folder that this job wrote before its launcher restarted it."""
+    given = config.train_config.output_dir
+    folders = _default_folders(config) if given is None else [Path(given).expanduser()]
+    return next((folder for folder in folders if _is_of_job(folder, env)), None)
+
+
+def _is_of_job(folder: Path, env: Environment) -> bool:
+    """By the job's name, and, since torchrun calls every job "none" that is not given one, by the time on one machine."""
+    if not (folder / "run.yaml").is_file():
+        return False
+    run = read_run_yaml(folder)
+    began = run["resumed"][-1]["time"] if "resumed" in run else run["started"]
+    return run.get("job") == env.job and datetime.fromisoformat(began).timestamp() >= int(env.launched_at)
+
+
+def _default_folders(config: RunConfig) -> list[Path]:
+    """Those that runs of this model and dataset got without --output_dir, newest first."""
     name = _default_folder(config).name.rsplit("-", 2)[0]
-    folders = sorted(Path("outputs").glob(f"{glob.escape(name)}-????????-??????/run.yaml"), reverse=True)
-    return next((path.parent for path in folders if job is None or read_run_yaml(path.parent).get("job") == job), None)
+    found = Path("outputs").glob(f"{glob.escape(name)}-????????-??????/run.yaml")
+    return sorted((path.parent for path in found), reverse=True)
 
 
 def _check_writable(flag: str, folder: Path) -> None:
