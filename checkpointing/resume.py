@@ -33,6 +33,7 @@ from utils.run_folder import (
     check_unfinished,
     checkpoint_root,
     checkpoint_root_of,
+    held_entries,
     latest_run_folder,
     now,
     read_run_yaml,
@@ -127,23 +128,56 @@ def find_checkpoints(config: RunConfig, env: Environment) -> list[Path]:
     train = config.train_config
     if train.resume == "False":
         return []
-    own = []
-    if train.output_dir is not None and (train.resume == "auto" or env.restarted):
-        own = checkpoints(checkpoint_root(config, Path(train.output_dir).expanduser()))
-    if train.resume == "auto" or own:
+    run = None if train.output_dir is None else Path(train.output_dir).expanduser()
+    own = [] if run is None else next(filter(None, map(checkpoints, _own_roots(config, run))), [])
+    if train.resume == "auto":
+        own = own or _begun_from(run)
         if not own:
             check_unfinished(config)
+        return own
+    if own and env.restarted:
         return own
     path = Path(train.resume).expanduser()
     found = checkpoints(path) or checkpoints(checkpoint_root_of(path))
     if not found and (path / COMPLETE).is_file() and (path / STATE).is_file():
-        return [path]
+        found = [path]
     if not found:
         what = "is not there" if not path.exists() else f"holds no complete checkpoint (no {COMPLETE} in it)"
         raise ConfigError(
             f"--resume: {path} {what}; give a run folder, a folder like checkpoints/step-00000020, or auto"
         )
+    if run is not None:
+        _check_holds_no_other_run(run, found, _own_roots(config, run), has_own=bool(own))
     return found
+
+
+def _own_roots(config: RunConfig, run: Path) -> list[Path]:
+    """Where the run in this folder may have checkpoints: where it will write them, and where it did so far."""
+    return [checkpoint_root(config, run), checkpoint_root_of(run), run / "checkpoints"]
+
+
+def _check_holds_no_other_run(run: Path, found: list[Path], own_roots: list[Path], *, has_own: bool) -> None:
+    """Refuse to go on from a checkpoint in the folder of a run that it is not of, whose results would be lost.
+
+    A run that began from this very checkpoint, and has none of its own yet, may begin again.
+    """
+    roots = {root.resolve() for root in own_roots}
+    is_own = not roots.isdisjoint({found[0].resolve(), found[0].resolve().parent})
+    begins_again = not has_own and [path.resolve() for path in _begun_from(run)] == [found[0].resolve()]
+    if not is_own and not begins_again and (held := held_entries(run)):
+        raise ConfigError(
+            f"--output_dir: {run} already holds a run that {found[0]} is not of ({', '.join(held)}); "
+            "give another folder, or --resume auto to go on with that run"
+        )
+
+
+def _begun_from(run: Path | None) -> list[Path]:
+    """The checkpoint that a run without any of its own went on from, if it is still there."""
+    if run is None or not (run / "run.yaml").is_file():
+        return []
+    resumed = read_run_yaml(run).get("resumed") or []
+    folder = Path(resumed[-1]["from"]) if resumed else None
+    return [folder] if folder is not None and (folder / COMPLETE).is_file() else []
 
 
 def open_checkpoint(folders: list[Path], env: Environment, *, every_file: bool) -> Checkpoint | None:

@@ -1,0 +1,69 @@
+"""Where a resumed run finds its checkpoints, and what it leaves alone: nothing of another run is written over."""
+
+from __future__ import annotations
+
+import shutil
+from pathlib import Path
+
+import pytest
+
+from checkpointing.folder import checkpoints
+from tests.distributed.test_resume import as_if_killed_after, assert_bit_equal, flags_of
+from tests.processes import ProcessGroup
+
+PLAIN = ["--run_validation", "False"]
+
+
+@pytest.fixture(scope="module")
+def whole(tiny_model: Path, process_group: ProcessGroup, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    run = tmp_path_factory.mktemp("whole") / "run"
+    process_group.train(flags_of(tiny_model, run, *PLAIN), 1)
+    return run
+
+
+def contents(folder: Path) -> list[tuple[Path, int]]:
+    return sorted((path, path.stat().st_mtime_ns) for path in folder.rglob("*") if path.is_file())
+
+
+def test_a_run_whose_checkpoints_go_elsewhere_from_now_on_goes_on_from_those_it_has(
+    whole: Path, tiny_model: Path, process_group: ProcessGroup, tmp_path: Path
+) -> None:
+    """There, and back again; even where it ends before it has written one in the new place."""
+    run = as_if_killed_after(3, whole, tmp_path / "run")
+    elsewhere = ["--dist_checkpoint_root_folder", str(tmp_path / "elsewhere")]
+    unsaved = ["--save_every_steps", "0", "--max_train_step", "4"]
+    process_group.train(flags_of(tiny_model, run, *PLAIN, *elsewhere, *unsaved, "--resume", "auto"), 1)
+    moved = process_group.train(
+        flags_of(tiny_model, run, *PLAIN, *elsewhere, "--max_train_step", "6", "--resume", "auto"), 1
+    )[0]
+    assert f"resume: from {run}/checkpoints/step-00000003" in moved.stdout
+    assert [folder.name for folder in checkpoints(tmp_path / "elsewhere/fine-tuned")] == ["step-00000006"]
+    shutil.rmtree(run / "checkpoints")
+    back = process_group.train(flags_of(tiny_model, run, *PLAIN, "--resume", "auto"), 1)[0]
+    assert f"resume: from {tmp_path}/elsewhere/fine-tuned/step-00000006" in back.stdout
+    assert_bit_equal(run, whole)
+
+
+def test_a_run_that_began_from_another_ones_checkpoint_and_has_none_yet_begins_from_it_again(
+    whole: Path, tiny_model: Path, process_group: ProcessGroup, tmp_path: Path
+) -> None:
+    from_path = ["--resume", str(whole / "checkpoints/step-00000003")]
+    unsaved = ["--save_every_steps", "0", "--max_train_step", "4"]
+    process_group.train(flags_of(tiny_model, tmp_path / "run", *PLAIN, *unsaved, *from_path), 1)
+    process_group.train(flags_of(tiny_model, tmp_path / "run", *PLAIN, "--resume", "auto"), 1)
+    assert_bit_equal(tmp_path / "run", whole)
+
+
+def test_a_checkpoint_of_one_run_does_not_go_on_in_the_folder_of_another(
+    whole: Path, tiny_model: Path, process_group: ProcessGroup, tmp_path: Path
+) -> None:
+    """Nor over what a run has written that itself began from that checkpoint."""
+    from_path = ["--resume", str(whole / "checkpoints/step-00000003")]
+    process_group.train(flags_of(tiny_model, tmp_path / "other", *PLAIN, "--seed", "1"), 1)
+    process_group.train(flags_of(tiny_model, tmp_path / "began", *PLAIN, *from_path), 1)
+    for run in (tmp_path / "other", tmp_path / "began"):
+        before = contents(run)
+        outcome = process_group.run(flags_of(tiny_model, run, *PLAIN, *from_path), 1)[0]
+        assert outcome.status == 2
+        assert f"--output_dir: {run} already holds a run" in outcome.stderr
+        assert contents(run) == before
