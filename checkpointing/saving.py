@@ -19,7 +19,7 @@ from torch.distributed.tensor import DTensor
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler
 
-from checkpointing.folder import STATE, checkpoints, remove_leftovers, step_folder
+from checkpointing.folder import STATE, checkpoints, give_up_after, remove_leftovers, step_folder
 from checkpointing.host_copy import HostCopy, has_room
 from checkpointing.resume import Checkpoint
 from checkpointing.sharded import save_copy
@@ -97,6 +97,8 @@ class CheckpointSaver:
         if resumed is not None and resumed.folder.parent.resolve() == self.root.resolve():
             self.tried_step = self.saved_step = resumed.step
         on_rank_zero(lambda: remove_leftovers(self.root))
+        if resumed is not None:
+            on_rank_zero(lambda: give_up_after(self.root, resumed.step))
         self.runs_beside = self._may_run_beside()
 
     def _may_run_beside(self) -> bool:

@@ -73,7 +73,7 @@ def write_checkpoint(
             size = publish(folder, files)
             if best:
                 point_to(folder, "best")
-            keep_only(folder.parent, folder, keep_last)
+            keep_only(folder.parent, keep_last)
             return size
 
         return on_rank_zero(end, group)

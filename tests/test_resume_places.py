@@ -67,3 +67,24 @@ def test_a_checkpoint_of_one_run_does_not_go_on_in_the_folder_of_another(
         assert outcome.status == 2
         assert f"--output_dir: {run} already holds a run" in outcome.stderr
         assert contents(run) == before
+
+
+def test_a_run_that_went_back_never_goes_on_from_the_course_it_gave_up(
+    whole: Path, tiny_model: Path, process_group: ProcessGroup, tmp_path: Path
+) -> None:
+    """Even where it ends before its first new checkpoint, or passes by steps that the given-up course had saved."""
+    run = tmp_path / "run"
+    shutil.copytree(whole, run)
+    root = run / "checkpoints"
+    (root / "best").write_text("step-00000006\n")
+    back = ["--resume", str(root / "step-00000003"), "--save_every_steps", "0"]
+    process_group.train(flags_of(tiny_model, run, *PLAIN, *back, "--max_train_step", "4"), 1)
+    assert {path.name for path in root.glob("step-*")} == {
+        "step-00000003",
+        "step-00000006.given-up",
+        "step-00000008.given-up",
+    }
+    assert not (root / "best").exists()
+    again = flags_of(tiny_model, run, *PLAIN, "--resume", "auto", "--save_every_steps", "7", "--max_train_step", "7")
+    assert "after step 3" in process_group.train(again, 1)[0].stdout
+    assert {path.name for path in root.glob("step-*")} == {"step-00000003", "step-00000007"}
