@@ -199,8 +199,12 @@ def train(job: Job, stopping: StopRequests) -> str:
     config, state, saver = job.config.train_config, job.state, job.saver
     if config.eval_before_training and state.step == 0:
         state.eval_due = True
+    eval_was_due = state.eval_due
     if not settle(job, stopping):
         return stop_early(job, stopping)
+    if eval_was_due and config.keep_best and state.best_step == state.step > 0:  # a stop had come before it
+        job.watchdog.at(state.step, "saving")
+        saver.save(state, best=True)
     while state.step < job.num_steps:
         steps_left = min(len(job.train_loader) - state.step_of_epoch, job.num_steps - state.step)
         batches = job.train_loader.epoch(state.epoch - 1, state.step_of_epoch)

@@ -321,16 +321,21 @@ def load_checkpoint(
 def take_up_results(checkpoint: Checkpoint, state: TrainState, folder: Path, num_steps: int) -> None:
     """Let the run folder tell of the run up to the checkpoint, and nothing after it. Every rank must call this.
 
-    Where the best evaluation's weights are not in the folder, since a later one that is now given up replaced them or
-    the run goes on in another folder, the next evaluation counts as the best.
+    Where the best evaluation's weights are not in the folder, since a later one that is now given up replaced them,
+    someone deleted them, or the run goes on in another folder, the next evaluation counts as the best.
     """
 
     def on_rank() -> bool:
         before = run_folder_of(checkpoint.folder) or folder
-        unfinished = state.epoch if state.step < num_steps else state.epoch + 1
+        unfinished = state.epoch if state.step < num_steps or state.epoch_end_due else state.epoch + 1
         if (before / "metrics.jsonl").is_file():
-            keep_until(before / "metrics.jsonl", folder / "metrics.jsonl", step=state.step, epoch=unfinished)
-        return read_run_yaml(folder).get("saved", {}).get("step", 0) == state.best_step
+            source, target = before / "metrics.jsonl", folder / "metrics.jsonl"
+            keep_until(source, target, step=state.step, epoch=unfinished, eval_due=state.eval_due)
+        run_yaml = read_run_yaml(folder)
+        if not run_yaml["settings"]["train_config"]["save_model"]:
+            return before.resolve() == folder.resolve()
+        saved = run_yaml.get("saved", {"step": 0, "folder": "."})
+        return saved["step"] == state.best_step and (folder / saved["folder"]).is_dir()
 
     if not on_rank_zero(on_rank):
         state.best_eval_loss = math.inf
