@@ -100,7 +100,8 @@ def resolve_resume(config: RunConfig, env: Environment) -> RunConfig:
         ConfigError: where --resume names nothing.
     """
     train, notes = config.train_config, list(config.notes)
-    if env.restarted and not config.was_given("train_config.resume"):
+    replaces = train.overwrite and _is_of_another_job(train.output_dir, env)
+    if env.restarted and not config.was_given("train_config.resume") and not replaces:
         train = replace(train, resume="auto", overwrite=False)
         notes.append("resume: auto, since the launcher has restarted this job")
     if train.resume == "auto" and train.output_dir is None:
@@ -114,9 +115,20 @@ def resolve_resume(config: RunConfig, env: Environment) -> RunConfig:
     return replace(config, train_config=train, notes=tuple(notes))
 
 
+def _is_of_another_job(output_dir: str | None, env: Environment) -> bool:
+    """Whether the run there is surely not of this job, which then failed before it replaced it, as it was told to."""
+    folder = Path(output_dir or "").expanduser()
+    if output_dir is None or not (folder / "run.yaml").is_file():
+        return False
+    job = read_run_yaml(folder).get("job")
+    return job != env.job and not {job, env.job} & {None, "none"}  # torchrun's name for a job that was given none
+
+
 def run_folder_of(path: Path) -> Path | None:
     """The run folder that a path is, or lies in."""
-    return next((folder for folder in (path, *path.parents) if (folder / "run.yaml").is_file()), None)
+    return next(
+        (folder for folder in (path.absolute(), *path.absolute().parents) if (folder / "run.yaml").is_file()), None
+    )
 
 
 def find_checkpoints(config: RunConfig, env: Environment) -> list[Path]:

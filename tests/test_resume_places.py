@@ -8,8 +8,11 @@ from pathlib import Path
 import pytest
 
 from checkpointing.folder import checkpoints
+from checkpointing.resume import resolve_resume, run_folder_of
+from configs.flags import parse_flags
 from tests.distributed.test_resume import as_if_killed_after, assert_bit_equal, flags_of
 from tests.processes import ProcessGroup
+from utils.environment import Environment
 
 PLAIN = ["--run_validation", "False"]
 
@@ -88,3 +91,30 @@ def test_a_run_that_went_back_never_goes_on_from_the_course_it_gave_up(
     again = flags_of(tiny_model, run, *PLAIN, "--resume", "auto", "--save_every_steps", "7", "--max_train_step", "7")
     assert "after step 3" in process_group.train(again, 1)[0].stdout
     assert {path.name for path in root.glob("step-*")} == {"step-00000003", "step-00000007"}
+
+
+def test_a_path_is_found_to_be_of_its_run_from_inside_it_too(
+    whole: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(whole / "checkpoints")
+    assert run_folder_of(Path("step-00000003")) == whole
+
+
+@pytest.mark.parametrize(
+    ("job", "earlier", "resume"),
+    [
+        ("slurm-7", "slurm-6", "False"),
+        ("slurm-7", "slurm-7", "auto"),
+        ("none", "slurm-7", "auto"),
+        ("slurm-7", "null", "auto"),
+    ],
+)
+def test_a_job_restarted_before_it_overwrote_an_earlier_run_overwrites_it(
+    job: str, earlier: str, resume: str, tmp_path: Path
+) -> None:
+    """Its own run it goes on with; where it is not sure whose the run is, too."""
+    (tmp_path / "run.yaml").write_text(f"job: {earlier}\n")
+    config = parse_flags(["--model_name", "m", "--output_dir", str(tmp_path), "--overwrite"])
+    env = Environment(0, 0, 1, 1, launched=True, job=job, restarted=True)
+    train = resolve_resume(config, env).train_config
+    assert (train.resume, train.overwrite) == (resume, resume == "False")
