@@ -241,7 +241,10 @@ def train(job: Job, stopping: StopRequests) -> str:
         raise TrainingError("the trained weights could not be saved; free the disk and give --resume auto")
     if config.dist_checkpoint_root_folder and config.save_model:
         job.watchdog.at(state.step, "saving")
-        saver.save_copy(state)
+        if not saver.save_copy(state):
+            raise TrainingError(
+                "the copy of the final weights could not be written; free the disk and give --resume auto"
+            )
     job.watchdog.at(state.step, "saving")
     saver.close()
     return "finished"
@@ -375,10 +378,20 @@ def save(job: Job) -> bool:
     job.watchdog.at(job.state.step, "saving")
     try:
         folder = export_model(job.model, job.tokenizer, job.folder)
-        on_rank_zero(lambda: add_to_run_yaml(job.folder, saved={"step": job.state.step, "folder": folder.name}))
     except WriteError as error:
         say(job.env, f"weights of step {job.state.step} could not be saved ({error}); the earlier ones stay")
         return False
+
+    def note() -> None:
+        try:
+            add_to_run_yaml(job.folder, saved={"step": job.state.step, "folder": folder.name})
+        except OSError as error:
+            say(
+                job.env,
+                f"run.yaml cannot be written ({error.strerror}): {folder} holds the weights of step {job.state.step}",
+            )
+
+    on_rank_zero(note)
     return True
 
 

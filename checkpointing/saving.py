@@ -192,16 +192,25 @@ class CheckpointSaver:
                 )
         return self.saved_step == self.tried_step
 
-    def save_copy(self, state: TrainState) -> None:
-        """Leave the final model in the checkpoints' folder itself, as --dist_checkpoint_root_folder asks."""
+    def save_copy(self, state: TrainState) -> bool:
+        """Leave the final model in the checkpoints' folder itself, as --dist_checkpoint_root_folder asks.
+
+        Returns:
+            Whether it is there, the same on every rank.
+        """
         self.wait()
         has_optimizer = self.config.train_config.save_optimizer
         tensors = model_tensors(self.model, every_name=True)
         if has_optimizer:
             tensors |= optimizer_tensors_by_name(self.model, self.optimizer)
         files = {STATE: self.state_json(state, has_optimizer=has_optimizer), **self.files}
-        save_copy(self.root, _gathered(tensors) if self.full else tensors, files, full=self.full)
+        try:
+            save_copy(self.root, _gathered(tensors) if self.full else tensors, files, full=self.full)
+        except (CheckpointError, OSError, RuntimeError) as error:
+            self.say(f"copy of the final weights: {self.root} cannot be written: {error}")
+            return False
         self.say(f"copy of the final weights: {self.root}")
+        return True
 
     def close(self) -> None:
         """After the last save."""

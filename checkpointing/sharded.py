@@ -7,10 +7,9 @@ from collections.abc import Mapping
 from pathlib import Path
 
 import torch
-import torch.distributed as dist
 
 from checkpointing.folder import COMPLETE, sync_folder, write_synced
-from checkpointing.writing import Contents, write_contents
+from checkpointing.writing import FULL_FILE, Contents, write_contents
 from utils.distributed import on_rank_zero
 
 
@@ -20,6 +19,8 @@ def save_copy(folder: Path, tensors: Mapping[str, torch.Tensor], files: Mapping[
     def begin() -> None:
         folder.mkdir(parents=True, exist_ok=True)
         (folder / COMPLETE).unlink(missing_ok=True)
+        for tensors in (folder / FULL_FILE, folder / ".metadata", *folder.glob("*.distcp")):
+            tensors.unlink(missing_ok=True)  # an earlier copy's, perhaps of the other kind or of more ranks
 
     on_rank_zero(begin)
     written = write_contents(folder, Contents(tensors, full=full, rng=None, files=files))
@@ -28,5 +29,4 @@ def save_copy(folder: Path, tensors: Mapping[str, torch.Tensor], files: Mapping[
         write_synced(folder / COMPLETE, json.dumps({"files": written}, indent=1).encode())
         sync_folder(folder)
 
-    if dist.get_rank() == 0:
-        end()
+    on_rank_zero(end)

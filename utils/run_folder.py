@@ -219,7 +219,12 @@ def add_to_run_yaml(folder: Path, **entries: Any) -> None:
 
 
 def read_run_yaml(folder: Path) -> dict[str, Any]:
-    return yaml.safe_load((folder / "run.yaml").read_text())
+    """What is in run.yaml; nothing where it is damaged, as by a machine that went down: no run needs it to go on."""
+    try:
+        values = yaml.safe_load((folder / "run.yaml").read_text(encoding="utf-8"))
+    except (ValueError, yaml.YAMLError):
+        return {}
+    return values if isinstance(values, dict) else {}
 
 
 class _RunDumper(yaml.SafeDumper):
@@ -243,7 +248,10 @@ _RunDumper.add_representer(
 def _write_atomically(path: Path, contents: dict[str, Any]) -> None:
     temporary = path.with_suffix(".tmp")
     text = yaml.dump(contents, Dumper=_RunDumper, sort_keys=False, allow_unicode=True, width=math.inf)
-    temporary.write_text(text)
+    with open(temporary, "w", encoding="utf-8") as file:
+        file.write(text)
+        file.flush()
+        os.fsync(file.fileno())
     temporary.replace(path)
 
 
