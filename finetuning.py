@@ -199,8 +199,12 @@ def train(job: Job, stopping: StopRequests) -> str:
     config, state, saver = job.config.train_config, job.state, job.saver
     if config.eval_before_training and state.step == 0:
         state.eval_due = True
+    eval_was_due = state.eval_due
     if not settle(job, stopping):
         return stop_early(job, stopping)
+    if eval_was_due and config.keep_best and state.best_step == state.step > 0:  # a stop had come before it
+        job.watchdog.at(state.step, "saving")
+        saver.save(state, best=True)
     while state.step < job.num_steps:
         steps_left = min(len(job.train_loader) - state.step_of_epoch, job.num_steps - state.step)
         batches = job.train_loader.epoch(state.epoch - 1, state.step_of_epoch)
@@ -231,7 +235,10 @@ def train(job: Job, stopping: StopRequests) -> str:
         raise TrainingError("the trained weights could not be saved; free the disk and give --resume auto")
     if config.dist_checkpoint_root_folder and config.save_model:
         job.watchdog.at(state.step, "saving")
-        saver.save_copy(state)
+        if not saver.save_copy(state):
+            raise TrainingError(
+                "the copy of the final weights could not be written; free the disk and give --resume auto"
+            )
     job.watchdog.at(state.step, "saving")
     saver.close()
     return "finished"
@@ -365,10 +372,20 @@ def save(job: Job) -> bool:
     job.watchdog.at(job.state.step, "saving")
     try:
         folder = export_model(job.model, job.tokenizer, job.folder)
-        on_rank_zero(lambda: add_to_run_yaml(job.folder, saved={"step": job.state.step, "folder": folder.name}))
     except WriteError as error:
         say(job.env, f"weights of step {job.state.step} could not be saved ({error}); the earlier ones stay")
         return False
+
+    def note() -> None:
+        try:
+            add_to_run_yaml(job.folder, saved={"step": job.state.step, "folder": folder.name})
+        except OSError as error:
+            say(
+                job.env,
+                f"run.yaml cannot be written ({error.strerror}): {folder} holds the weights of step {job.state.step}",
+            )
+
+    on_rank_zero(note)
     return True
 
 

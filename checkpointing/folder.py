@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import Any
 
 COMPLETE, LATEST, BEST, STATE = "COMPLETE", "latest", "best", "state.json"
-_INCOMPLETE = ".incomplete"
+_INCOMPLETE, _GIVEN_UP = ".incomplete", ".given-up"
 _STEP = re.compile(r"step-(\d{8,})")
 
 FileFacts = dict[str, Any]  # {"bytes": int, "crc32": "8 hex digits"}
@@ -96,8 +96,8 @@ def publish(folder: Path, files: Mapping[str, FileFacts]) -> int:
         sync_folder(inner)
     write_synced(temporary / COMPLETE, json.dumps({"files": dict(files)}, indent=1).encode())
     sync_folder(temporary)
-    if folder.exists():  # the same step, of a future that was given up by resuming from an earlier one
-        remove(folder)
+    if folder.exists():  # the same step, once more; deleting it would take a while without any of this name
+        _set_aside(folder)
     temporary.rename(folder)
     sync_folder(folder.parent)
     point_to(folder, LATEST)
@@ -125,18 +125,37 @@ def remove(folder: Path) -> None:
     shutil.rmtree(folder, ignore_errors=True)
 
 
-def keep_only(root: Path, newest: Path, keep_last: int) -> None:
-    """Delete what is older than the last `keep_last` up to `newest`, and what is later: a future that was given up."""
+def keep_only(root: Path, keep_last: int) -> None:
+    """Delete what is older than the last `keep_last`, but for the best one, and what was given up."""
     best = pointed_to(root, BEST)
-    kept = [folder for folder in checkpoints(root) if step_of(folder) <= step_of(newest)][:keep_last]
-    for folder in checkpoints(root):
-        if folder not in kept and (folder.name != best or step_of(folder) > step_of(newest)):
+    for folder in checkpoints(root)[keep_last:]:
+        if folder.name != best:
             remove(folder)
+    for folder in root.glob(f"step-*{_GIVEN_UP}"):
+        remove(folder)
+
+
+def give_up_after(root: Path, step: int) -> None:
+    """Let later checkpoints be none any more: a run goes on from this step, and they are not of its course.
+
+    They keep their contents, under other names, until the run has a new one.
+    """
+    for folder in checkpoints(root):
+        if step_of(folder) > step:
+            if pointed_to(root, BEST) == folder.name:
+                (root / BEST).unlink()
+            _set_aside(folder)
+
+
+def _set_aside(folder: Path) -> None:
+    aside = folder.with_name(folder.name + _GIVEN_UP)
+    shutil.rmtree(aside, ignore_errors=True)
+    folder.rename(aside)
 
 
 def remove_leftovers(root: Path) -> None:
     """Delete what a run that was killed left half written, or half deleted."""
-    for folder in root.glob("step-*"):
+    for folder in set(root.glob("step-*")) - set(root.glob(f"step-*{_GIVEN_UP}")):
         is_whole = _STEP.fullmatch(folder.name) and (folder / COMPLETE).is_file()
         if folder.is_dir() and not is_whole:
             shutil.rmtree(folder, ignore_errors=True)

@@ -34,6 +34,7 @@ from utils.run_folder import (
     checkpoint_root,
     checkpoint_root_of,
     folder_of_job,
+    held_entries,
     latest_run_folder,
     now,
     read_run_yaml,
@@ -119,7 +120,9 @@ def resolve_resume(config: RunConfig, env: Environment) -> RunConfig:
 
 def run_folder_of(path: Path) -> Path | None:
     """The run folder that a path is, or lies in."""
-    return next((folder for folder in (path, *path.parents) if (folder / "run.yaml").is_file()), None)
+    return next(
+        (folder for folder in (path.absolute(), *path.absolute().parents) if (folder / "run.yaml").is_file()), None
+    )
 
 
 def find_checkpoints(config: RunConfig, env: Environment) -> list[Path]:
@@ -131,23 +134,56 @@ def find_checkpoints(config: RunConfig, env: Environment) -> list[Path]:
     train = config.train_config
     if train.resume == "False":
         return []
-    own = []
-    if train.output_dir is not None and (train.resume == "auto" or env.restarted):
-        own = checkpoints(checkpoint_root(config, Path(train.output_dir).expanduser()))
-    if train.resume == "auto" or own:
+    run = None if train.output_dir is None else Path(train.output_dir).expanduser()
+    own = [] if run is None else next(filter(None, map(checkpoints, _own_roots(config, run))), [])
+    if train.resume == "auto":
+        own = own or _begun_from(run)
         if not own:
             check_unfinished(config)
+        return own
+    if own and env.restarted:
         return own
     path = Path(train.resume).expanduser()
     found = checkpoints(path) or checkpoints(checkpoint_root_of(path))
     if not found and (path / COMPLETE).is_file() and (path / STATE).is_file():
-        return [path]
+        found = [path]
     if not found:
         what = "is not there" if not path.exists() else f"holds no complete checkpoint (no {COMPLETE} in it)"
         raise ConfigError(
             f"--resume: {path} {what}; give a run folder, a folder like checkpoints/step-00000020, or auto"
         )
+    if run is not None:
+        _check_holds_no_other_run(run, found, _own_roots(config, run), has_own=bool(own))
     return found
+
+
+def _own_roots(config: RunConfig, run: Path) -> list[Path]:
+    """Where the run in this folder may have checkpoints: where it will write them, and where it did so far."""
+    return [checkpoint_root(config, run), checkpoint_root_of(run), run / "checkpoints"]
+
+
+def _check_holds_no_other_run(run: Path, found: list[Path], own_roots: list[Path], *, has_own: bool) -> None:
+    """Refuse to go on from a checkpoint in the folder of a run that it is not of, whose results would be lost.
+
+    A run that began from this very checkpoint, and has none of its own yet, may begin again.
+    """
+    roots = {root.resolve() for root in own_roots}
+    is_own = not roots.isdisjoint({found[0].resolve(), found[0].resolve().parent})
+    begins_again = not has_own and [path.resolve() for path in _begun_from(run)] == [found[0].resolve()]
+    if not is_own and not begins_again and (held := held_entries(run)):
+        raise ConfigError(
+            f"--output_dir: {run} already holds a run that {found[0]} is not of ({', '.join(held)}); "
+            "give another folder, or --resume auto to go on with that run"
+        )
+
+
+def _begun_from(run: Path | None) -> list[Path]:
+    """The checkpoint that a run without any of its own went on from, if it is still there."""
+    if run is None or not (run / "run.yaml").is_file():
+        return []
+    resumed = read_run_yaml(run).get("resumed") or []
+    folder = Path(resumed[-1]["from"]) if resumed else None
+    return [folder] if folder is not None and (folder / COMPLETE).is_file() else []
 
 
 def open_checkpoint(folders: list[Path], env: Environment, *, every_file: bool) -> Checkpoint | None:
@@ -291,16 +327,21 @@ def load_checkpoint(
 def take_up_results(checkpoint: Checkpoint, state: TrainState, folder: Path, num_steps: int) -> None:
     """Let the run folder tell of the run up to the checkpoint, and nothing after it. Every rank must call this.
 
-    Where the best evaluation's weights are not in the folder, since a later one that is now given up replaced them or
-    the run goes on in another folder, the next evaluation counts as the best.
+    Where the best evaluation's weights are not in the folder, since a later one that is now given up replaced them,
+    someone deleted them, or the run goes on in another folder, the next evaluation counts as the best.
     """
 
     def on_rank() -> bool:
         before = run_folder_of(checkpoint.folder) or folder
-        unfinished = state.epoch if state.step < num_steps else state.epoch + 1
+        unfinished = state.epoch if state.step < num_steps or state.epoch_end_due else state.epoch + 1
         if (before / "metrics.jsonl").is_file():
-            keep_until(before / "metrics.jsonl", folder / "metrics.jsonl", step=state.step, epoch=unfinished)
-        return read_run_yaml(folder).get("saved", {}).get("step", 0) == state.best_step
+            source, target = before / "metrics.jsonl", folder / "metrics.jsonl"
+            keep_until(source, target, step=state.step, epoch=unfinished, eval_due=state.eval_due)
+        run_yaml = read_run_yaml(folder)
+        if not run_yaml["settings"]["train_config"]["save_model"]:
+            return before.resolve() == folder.resolve()
+        saved = run_yaml.get("saved", {"step": 0, "folder": "."})
+        return saved["step"] == state.best_step and (folder / saved["folder"]).is_dir()
 
     if not on_rank_zero(on_rank):
         state.best_eval_loss = math.inf

@@ -19,7 +19,7 @@ from torch.distributed.tensor import DTensor
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler
 
-from checkpointing.folder import STATE, checkpoints, remove_leftovers, step_folder
+from checkpointing.folder import STATE, checkpoints, give_up_after, remove_leftovers, step_folder
 from checkpointing.host_copy import HostCopy, has_room
 from checkpointing.resume import Checkpoint
 from checkpointing.sharded import save_copy
@@ -35,7 +35,6 @@ from configs.errors import ConfigError
 from configs.run import RunConfig
 from utils.distributed import gather_to_all, new_host_group, on_rank_zero
 from utils.environment import Environment
-from utils.failures import TrainingError
 from utils.memory import readable
 from utils.run_folder import checkpoint_root
 from utils.seeding import rng_state
@@ -100,6 +99,8 @@ class CheckpointSaver:
         if resumed is not None and resumed.folder.parent.resolve() == self.root.resolve():
             self.tried_step = self.saved_step = resumed.step
         on_rank_zero(lambda: remove_leftovers(self.root))
+        if resumed is not None:
+            on_rank_zero(lambda: give_up_after(self.root, resumed.step))
 
     def due(self, step: int, *, ends_epoch: bool, ends_run: bool) -> bool:
         """Whether --save_every_steps wants one after this step: every so many, and at the run's end, for a run that
@@ -165,11 +166,11 @@ class CheckpointSaver:
                 )
         return self.saved_step == self.tried_step
 
-    def save_copy(self, state: TrainState) -> None:
+    def save_copy(self, state: TrainState) -> bool:
         """Leave the final model in the checkpoints' folder itself, as --dist_checkpoint_root_folder asks.
 
-        Raises:
-            TrainingError: on every rank, where it cannot be written.
+        Returns:
+            Whether it is there, the same on every rank.
         """
         self.wait()
         has_optimizer = self.config.train_config.save_optimizer
@@ -180,8 +181,10 @@ class CheckpointSaver:
         try:
             save_copy(self.root, _gathered(tensors) if self.full else tensors, files, full=self.full)
         except CheckpointError as error:
-            raise TrainingError(f"the copy of the final weights could not be written: {error}") from error
+            self.say(f"copy of the final weights: {self.root} cannot be written: {error}")
+            return False
         self.say(f"copy of the final weights: {self.root}")
+        return True
 
     def close(self) -> None:
         """After the last save."""

@@ -9,7 +9,7 @@ from pathlib import Path
 import torch
 
 from checkpointing.folder import COMPLETE, sync_folder, write_synced
-from checkpointing.writing import CheckpointError, Contents, write_contents
+from checkpointing.writing import FULL_FILE, CheckpointError, Contents, write_contents
 from utils.distributed import on_rank_zero
 
 
@@ -23,6 +23,8 @@ def save_copy(folder: Path, tensors: Mapping[str, torch.Tensor], files: Mapping[
     def begin() -> None:
         folder.mkdir(parents=True, exist_ok=True)
         (folder / COMPLETE).unlink(missing_ok=True)
+        for tensors in (folder / FULL_FILE, folder / ".metadata", *folder.glob("*.distcp")):
+            tensors.unlink(missing_ok=True)  # an earlier copy's, perhaps of the other kind or of more ranks
 
     def end() -> None:
         write_synced(folder / COMPLETE, json.dumps({"files": written}, indent=1).encode())

@@ -73,7 +73,7 @@ def write_checkpoint(
             size = publish(folder, files)
             if best:
                 point_to(folder, "best")
-            keep_only(folder.parent, folder, keep_last)
+            keep_only(folder.parent, keep_last)
             return size
 
         return on_rank_zero(end, group)
@@ -88,7 +88,7 @@ def write_contents(folder: Path, contents: Contents, *, group: dist.ProcessGroup
     Returns:
         All files of all ranks by name.
     """
-    if not all(gather_to_all(folder.is_dir(), group)):
+    if not all(gather_to_all(os.path.isdir(folder), group)):  # Path.is_dir raises where a server is gone, on one rank
         raise CheckpointError(
             f"{folder.parent} is not the same folder on all nodes; it must be on a shared file system"
         )

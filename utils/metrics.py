@@ -63,13 +63,14 @@ def append_whole(path: Path, data: bytes) -> None:
             raise
 
 
-def keep_until(source: Path, target: Path, *, step: int, epoch: int) -> None:
+def keep_until(source: Path, target: Path, *, step: int, epoch: int, eval_due: bool = False) -> None:
     """Write to `target` what `source` holds of a run up to a step: what a resumed run goes on after.
 
     Later lines go, and with them the end of the run that it had not reached, and a torn last line.
 
     Args:
-        epoch: the first whose end had not been reached.
+        epoch: the first whose end had not been reached. eval_due: whether the step's evaluation is still to be done;
+            a session that was killed later may have done it.
     """
     kept = []
     for line in source.read_text(encoding="utf-8", errors="replace").splitlines():
@@ -78,6 +79,7 @@ def keep_until(source: Path, target: Path, *, step: int, epoch: int) -> None:
         except ValueError:
             continue
         is_later = event.get("step", 0) > step or (event["event"] == "epoch" and event["epoch"] >= epoch)
+        is_later = is_later or (eval_due and event["event"] == "eval" and event["step"] == step)
         if event["event"] != "end" and not is_later:
             kept.append(line + "\n")
     temporary = target.with_suffix(".tmp")

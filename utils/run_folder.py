@@ -112,12 +112,14 @@ def folder_of_job(config: RunConfig, env: Environment) -> Path | None:
 
 
 def _is_of_job(folder: Path, env: Environment) -> bool:
-    """By the job's name, and, since torchrun calls every job "none" that is not given one, by the time on one machine."""
+    """By the job's name, and, since torchrun calls every job "none" that is given none, by the time on one machine."""
     if not (folder / "run.yaml").is_file():
         return False
     run = read_run_yaml(folder)
+    if "started" not in run or run.get("job") != env.job:
+        return False
     began = run["resumed"][-1]["time"] if "resumed" in run else run["started"]
-    return run.get("job") == env.job and datetime.fromisoformat(began).timestamp() >= int(env.launched_at)
+    return datetime.fromisoformat(began).timestamp() >= int(env.launched_at)
 
 
 def _default_folders(config: RunConfig) -> list[Path]:
@@ -236,7 +238,12 @@ def add_to_run_yaml(folder: Path, **entries: Any) -> None:
 
 
 def read_run_yaml(folder: Path) -> dict[str, Any]:
-    return yaml.safe_load((folder / "run.yaml").read_text())
+    """What is in run.yaml; nothing where it is damaged, as by a machine that went down: no run needs it to go on."""
+    try:
+        values = yaml.safe_load((folder / "run.yaml").read_text(encoding="utf-8"))
+    except (ValueError, yaml.YAMLError):
+        return {}
+    return values if isinstance(values, dict) else {}
 
 
 class _RunDumper(yaml.SafeDumper):
@@ -260,7 +267,10 @@ _RunDumper.add_representer(
 def _write_atomically(path: Path, contents: dict[str, Any]) -> None:
     temporary = path.with_suffix(".tmp")
     text = yaml.dump(contents, Dumper=_RunDumper, sort_keys=False, allow_unicode=True, width=math.inf)
-    temporary.write_text(text)
+    with open(temporary, "w", encoding="utf-8") as file:
+        file.write(text)
+        file.flush()
+        os.fsync(file.fileno())
     temporary.replace(path)
 
 
