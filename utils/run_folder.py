@@ -119,7 +119,7 @@ def _is_of_job(folder: Path, env: Environment) -> bool:
     if "started" not in run or run.get("job") != env.job:
         return False
     began = run["resumed"][-1]["time"] if "resumed" in run else run["started"]
-    return datetime.fromisoformat(began).timestamp() >= int(env.launched_at)
+    return datetime.fromisoformat(str(began)).timestamp() >= int(env.launched_at)
 
 
 def _default_folders(config: RunConfig) -> list[Path]:
