@@ -294,7 +294,9 @@ def choose_keep_last(config: RunConfig, model: nn.Module) -> tuple[int, list[str
         existing = existing.parent
     free = shutil.disk_usage(existing).free
     size = planned_bytes(model, config)
-    export = num_bytes(model_tensors(model)) if train.save_model else 0
+    export = (
+        2 * num_bytes(model_tensors(model)) if train.save_model else 0
+    )  # an earlier one stays until the new is whole
     held = len(checkpoints(root))
     extra = 2 if train.keep_best else 1  # the one being written, and the best
     fewest = train.keep_last if config.was_given("train_config.keep_last") else 1
