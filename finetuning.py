@@ -32,17 +32,12 @@ from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler
 from tqdm import tqdm
 
+from checkpointing.comparison import check_same
 from checkpointing.export import WriteError, export_model
+from checkpointing.finding import find_checkpoints, open_checkpoint, resolve_resume
 from checkpointing.fingerprint import base_fingerprint
 from checkpointing.huggingface_files import config_facts, huggingface_files
-from checkpointing.resume import (
-    check_same,
-    find_checkpoints,
-    load_checkpoint,
-    open_checkpoint,
-    resolve_resume,
-    take_up_results,
-)
+from checkpointing.resume import load_checkpoint, take_up_results
 from checkpointing.saving import CheckpointSaver, choose_async, choose_keep_last, is_due, planned_bytes
 from checkpointing.state import TrainState
 from configs.errors import ConfigError

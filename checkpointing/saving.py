@@ -19,9 +19,9 @@ from torch.distributed.tensor import DTensor
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler
 
+from checkpointing.finding import Checkpoint
 from checkpointing.folder import STATE, checkpoints, give_up_after, remove_leftovers, step_folder
 from checkpointing.host_copy import HostCopy, has_room
-from checkpointing.resume import Checkpoint
 from checkpointing.sharded import save_copy
 from checkpointing.state import (
     TrainState,

@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
+from checkpointing.finding import resolve_resume, run_folder_of
 from checkpointing.folder import checkpoints
-from checkpointing.resume import resolve_resume, run_folder_of
 from configs.flags import parse_flags
 from tests.distributed.test_resume import as_if_killed_after, assert_bit_equal, flags_of
 from tests.processes import ProcessGroup

@@ -10,7 +10,7 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from checkpointing.resume import MAY_CHANGE
+from checkpointing.comparison import MAY_CHANGE
 from configs.run import SETTINGS
 from tests.distributed.test_resume import as_if_killed_after, flags_of, results
 from tests.processes import ProcessGroup, run_command

@@ -91,12 +91,8 @@ def checkpoint_root(config: RunConfig, folder: Path) -> Path:
 
 def checkpoint_root_of(run: Path) -> Path:
     """Where the run in this folder has, or had, its checkpoints, by its run.yaml."""
-    train: dict[str, Any] = {}
-    if (run / "run.yaml").is_file():
-        train = (read_run_yaml(run).get("settings") or {}).get("train_config") or {}
-    if train.get("dist_checkpoint_root_folder"):
-        return Path(train["dist_checkpoint_root_folder"]).expanduser() / train["dist_checkpoint_folder"]
-    return run / "checkpoints"
+    elsewhere = read_run_yaml(run).get("checkpoints") if (run / "run.yaml").is_file() else None
+    return Path(elsewhere) if elsewhere else run / "checkpoints"
 
 
 def latest_run_folder(config: RunConfig) -> Path | None:
@@ -221,6 +217,9 @@ def _write_run_yaml(
         "git_commit": _git_commit(),
         "command": launch_command(env, Path(sys.argv[0]).name, sys.argv[1:]),
         "job": env.job,
+        # Only where they are not in this folder, which may be moved with them; absolute, since nobody stays where a run
+        # was started.
+        "checkpoints": str(root.absolute()) if (root := checkpoint_root(config, folder)).parent != folder else None,
         "started": now(),
         **earlier,
     }

@@ -1,0 +1,186 @@
+"""Which checkpoint a run goes on from, and in which folder: found, and every byte of it read before it is used."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from checkpointing.folder import COMPLETE, STATE, checkpoints, damage, listed_files
+from configs.errors import ConfigError
+from configs.run import RunConfig
+from utils.distributed import gather_to_all
+from utils.environment import Environment, print_rank_zero
+from utils.run_folder import (
+    check_unfinished,
+    checkpoint_root,
+    checkpoint_root_of,
+    folder_of_job,
+    held_entries,
+    latest_run_folder,
+    now,
+    read_run_yaml,
+)
+
+_SMALL_BYTES = 2**24
+
+
+@dataclass(frozen=True)
+class Checkpoint:
+    """A complete checkpoint, and its state.json."""
+
+    folder: Path
+    values: dict[str, Any]
+
+    @property
+    def step(self) -> int:
+        return int(self.values["state"]["step"])
+
+    @property
+    def global_batch_size(self) -> int:
+        return int(self.values["global_batch_size"])
+
+    def summary(self, env: Environment) -> dict[str, Any]:
+        """What run.yaml tells of going on from here."""
+        return {"from": str(self.folder), "step": self.step, "world_size": env.world_size, "time": now()}
+
+
+def resolve_resume(config: RunConfig, env: Environment) -> RunConfig:
+    """Where a resumed run goes on writing; and a job that its launcher restarted goes on where it was.
+
+    Where it had not come as far as a folder of its own, it does what it did the first time: what it was refused, or was
+    to overwrite, is another run.
+
+    Raises:
+        ConfigError: where --resume names nothing.
+    """
+    train, notes = config.train_config, list(config.notes)
+    if env.restarted and not config.was_given("train_config.resume") and (own := folder_of_job(config, env)):
+        train = replace(train, resume="auto", overwrite=False, output_dir=str(own))
+        notes.append("resume: auto, since the launcher has restarted this job")
+    elif train.resume == "auto" and train.output_dir is None:
+        folder = (env.restarted and folder_of_job(config, env)) or latest_run_folder(config)
+        train = replace(train, output_dir=str(folder) if folder else None)
+    elif train.resume not in ("auto", "False") and train.output_dir is None:
+        folder = run_folder_of(Path(train.resume).expanduser())
+        if folder is None:
+            raise ConfigError(f"--resume: {train.resume} is in no run folder; give --output_dir for what comes")
+        train = replace(train, output_dir=str(folder))
+    return replace(config, train_config=train, notes=tuple(notes))
+
+
+def run_folder_of(path: Path) -> Path | None:
+    """The run folder that a path is, or lies in."""
+    return next(
+        (folder for folder in (path.absolute(), *path.absolute().parents) if (folder / "run.yaml").is_file()), None
+    )
+
+
+def find_checkpoints(config: RunConfig, env: Environment) -> list[Path]:
+    """Those that could be resumed from, in the order in which to try; none where a run is to start afresh.
+
+    Raises:
+        ConfigError: where --resume names something that is no checkpoint.
+    """
+    train = config.train_config
+    if train.resume == "False":
+        return []
+    run = None if train.output_dir is None else Path(train.output_dir).expanduser()
+    own = [] if run is None else next(filter(None, map(checkpoints, _own_roots(config, run))), [])
+    if train.resume == "auto":
+        own = own or _begun_from(run)
+        if not own:
+            check_unfinished(config)
+        return own
+    if own and env.restarted:
+        return own
+    path = Path(train.resume).expanduser()
+    found = checkpoints(path) or checkpoints(checkpoint_root_of(path))
+    if not found and (path / COMPLETE).is_file() and (path / STATE).is_file():
+        found = [path]
+    if not found:
+        what = "is not there" if not path.exists() else f"holds no complete checkpoint (no {COMPLETE} in it)"
+        raise ConfigError(
+            f"--resume: {path} {what}; give a run folder, a folder like checkpoints/step-00000020, or auto"
+        )
+    if run is not None:
+        _check_holds_no_other_run(run, found, _own_roots(config, run), has_own=bool(own))
+    return found
+
+
+def _own_roots(config: RunConfig, run: Path) -> list[Path]:
+    """Where the run in this folder may have checkpoints: where it will write them, and where it did so far."""
+    return [checkpoint_root(config, run), checkpoint_root_of(run), run / "checkpoints"]
+
+
+def _check_holds_no_other_run(run: Path, found: list[Path], own_roots: list[Path], *, has_own: bool) -> None:
+    """Refuse to go on from a checkpoint in the folder of a run that it is not of, whose results would be lost.
+
+    A run that began from this very checkpoint, and has none of its own yet, may begin again.
+    """
+    roots = {root.resolve() for root in own_roots}
+    is_own = not roots.isdisjoint({found[0].resolve(), found[0].resolve().parent})
+    begins_again = not has_own and [path.resolve() for path in _begun_from(run)] == [found[0].resolve()]
+    if not is_own and not begins_again and (held := held_entries(run)):
+        raise ConfigError(
+            f"--output_dir: {run} already holds a run that {found[0]} is not of ({', '.join(held)}); "
+            "give another folder, or --resume auto to go on with that run"
+        )
+
+
+def _begun_from(run: Path | None) -> list[Path]:
+    """The checkpoint that a run without any of its own went on from, if it is still there."""
+    if run is None or not (run / "run.yaml").is_file():
+        return []
+    resumed = read_run_yaml(run).get("resumed") or []
+    folder = Path(resumed[-1]["from"]) if resumed else None
+    return [folder] if folder is not None and (folder / COMPLETE).is_file() else []
+
+
+def open_checkpoint(folders: list[Path], env: Environment, *, every_file: bool) -> Checkpoint | None:
+    """The first that is undamaged; what is wrong with those before it is printed.
+
+    Args:
+        every_file: read all of every file, each rank its share, and agree with the other ranks; else only the small
+            files, without asking anyone.
+
+    Raises:
+        ConfigError: where all are damaged.
+    """
+    if every_file and len(set(gather_to_all(tuple(folder.name for folder in folders)))) > 1:
+        raise ConfigError(
+            "--resume: the ranks do not find the same checkpoints; --output_dir must be on a file system that all "
+            "nodes share"
+        )
+    reason = ""
+    for folder in folders:
+        reason = _shared_damage(folder, env) if every_file else _damage_of_small_files(folder)
+        if not reason:
+            return Checkpoint(folder, json.loads((folder / STATE).read_bytes()))
+        if every_file or folder is folders[-1]:
+            print_rank_zero(env, f"checkpoint: {folder} is damaged: {reason}")
+    if folders:
+        raise ConfigError(
+            f"--resume: {folders[-1]} is damaged ({reason}), and there is no other; give another checkpoint, or "
+            "--overwrite to start afresh"
+        )
+    return None
+
+
+def _damage_of_small_files(folder: Path) -> str:
+    try:
+        files = listed_files(folder)
+    except ValueError as error:
+        return str(error)
+    return damage(folder, [name for name, facts in files.items() if facts["bytes"] < _SMALL_BYTES])
+
+
+def _shared_damage(folder: Path, env: Environment) -> str:
+    """As `damage`; the contents of each file are read by one rank."""
+    reason = ""
+    try:
+        reason = damage(folder, sorted(listed_files(folder))[env.rank :: env.world_size])
+    except ValueError as error:
+        reason = str(error)
+    return next((found for found in gather_to_all(reason) if found), "")
