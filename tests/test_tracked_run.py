@@ -175,9 +175,10 @@ def test_the_start_is_one_table_of_plain_lines(run: Run, tiny_model: Path) -> No
     )
     assert text.split(" data ")[1] == (
         "custom_dataset: train 32 samples, 320 tokens, 32 rows; validation 5 samples, 50 tokens, 5 rows "
-        "(padding, rows of at most 2048 tokens) steps 8 (8 per epoch) of 4 rows = 2 per micro-batch x 1 x 2 ranks"
+        "(padding, rows of at most 2048 tokens) steps 8 (8 per epoch) of 4 rows = 2 per micro-batch x 1 x 2 ranks "
+        "checkpoints at each epoch's end, every 30 minutes; the last 2 are kept, about 0.68 MiB each"
     )
-    subjects = ["model", "trained", "layout", "compute", "optimizer", "devices", "data", "steps"]
+    subjects = ["model", "trained", "layout", "compute", "optimizer", "devices", "data", "steps", "checkpoints"]
     assert [line.split()[0] for line in table if not line.startswith("    ")] == subjects
 
 
