@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass, fields
 from typing import Any
 
@@ -89,6 +90,19 @@ def optimizer_tensors_by_name(model: nn.Module, optimizer: Optimizer) -> dict[st
         for key, value in optimizer.state.get(parameter, {}).items()
         if isinstance(value, torch.Tensor)
     }
+
+
+def nested(tensors: Mapping[str, torch.Tensor]) -> dict[str, Any]:
+    """The same as dictionaries in dictionaries, as torch's own tools give a checkpoint back: `state["model"][name]`.
+
+    torch.distributed.checkpoint joins their keys again to the names that they have here.
+    """
+    state: dict[str, Any] = {"model": {n.removeprefix(MODEL): t for n, t in tensors.items() if n.startswith(MODEL)}}
+    for name, tensor in tensors.items():
+        if name.startswith(OPTIMIZER):
+            parameter, _, key = name.removeprefix(OPTIMIZER).rpartition(".")
+            state.setdefault("optimizer", {"state": {}})["state"].setdefault(parameter, {})[key] = tensor
+    return state
 
 
 def trained_parameters(model: nn.Module) -> dict[str, nn.Parameter]:

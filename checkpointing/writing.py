@@ -29,6 +29,7 @@ from checkpointing.folder import (
     temporary_folder,
     write_synced,
 )
+from checkpointing.state import nested
 from utils.distributed import gather_to_all, on_rank_zero
 from utils.memory import readable
 
@@ -114,7 +115,7 @@ def _write_shards(
 ) -> dict[str, FileFacts]:
     writer = _ChecksummingWriter(folder)
     try:
-        dcp.save(dict(tensors), storage_writer=writer, process_group=group)
+        dcp.save(nested(tensors), storage_writer=writer, process_group=group)
     except CheckpointException as error:  # no Exception; raised on every rank, with the tracebacks of those that failed
         causes = gather_to_all(writer.fs.cause, group)
         rank, (cause, _) = next(iter(error.failures.items()))
