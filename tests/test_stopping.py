@@ -307,9 +307,10 @@ def test_a_worker_that_reads_for_ever_ends_with_its_loader() -> None:
     examples = build_examples(documents, name="test", context_length=8)
     rows = make_rows(examples, batching_strategy="padding", context_length=8)
     loader = StepLoader(rows, BatchLayout(1, 1, 1), rank=0, seed=None, collate=stuck_after_first, num_workers=1)
+    others = psutil.Process().children()  # of other tests
     batches = loader.epoch(0)
     next(batches)
-    (worker,) = psutil.Process().children()
+    (worker,) = set(psutil.Process().children()) - set(others)
     worker.send_signal(signal.SIGINT)
     time.sleep(2)
     assert worker.is_running()
