@@ -25,7 +25,6 @@ from checkpointing.host_copy import HostCopy, has_room
 from checkpointing.sharded import save_copy
 from checkpointing.state import (
     TrainState,
-    local_tensor,
     model_tensors,
     optimizer_numbers,
     optimizer_tensors_by_name,
@@ -33,7 +32,7 @@ from checkpointing.state import (
 from checkpointing.writing import CheckpointError, Contents, num_bytes, write_checkpoint
 from configs.errors import ConfigError
 from configs.run import RunConfig
-from utils.distributed import gather_to_all, new_host_group, on_rank_zero
+from utils.distributed import gather_to_all, local_tensor, new_host_group, on_rank_zero
 from utils.environment import Environment
 from utils.memory import readable
 from utils.run_folder import checkpoint_root
@@ -45,7 +44,6 @@ class _Save:
     """One that was begun."""
 
     step: int
-    started: float
     blocked_seconds: float
     future: Future[tuple[int, float]]  # bytes, seconds
 
@@ -134,7 +132,7 @@ class CheckpointSaver:
         future: Future[tuple[int, float]] = self._thread.submit(_timed, write)
         if not self.runs_beside:
             future.exception()  # wait for the end, whichever it is
-        self._in_flight = _Save(state.step, began, time.monotonic() - began, future)
+        self._in_flight = _Save(state.step, time.monotonic() - began, future)
         if not self.runs_beside:
             self.wait()
 

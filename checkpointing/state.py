@@ -10,7 +10,6 @@ from typing import Any
 import torch
 from peft import PeftModel
 from torch import nn
-from torch.distributed.tensor import DTensor
 from torch.optim import Optimizer
 
 from policies.sharding import unwrap
@@ -108,11 +107,6 @@ def nested(tensors: Mapping[str, torch.Tensor]) -> dict[str, Any]:
 def trained_parameters(model: nn.Module) -> dict[str, nn.Parameter]:
     """By name, in the order in which the optimizer has them."""
     return {name: parameter for name, parameter in unwrap(model).named_parameters() if parameter.requires_grad}
-
-
-def local_tensor(tensor: torch.Tensor) -> torch.Tensor:
-    """This rank's part of a tensor that may be sharded."""
-    return tensor.to_local() if isinstance(tensor, DTensor) else tensor
 
 
 def optimizer_numbers(model: nn.Module, optimizer: Optimizer) -> dict[str, dict[str, float]]:

@@ -20,6 +20,7 @@ from torch.distributed.checkpoint.api import CheckpointException
 from torch.distributed.checkpoint.filesystem import FileSystem
 
 from checkpointing.folder import (
+    BEST,
     FileFacts,
     checksum,
     keep_only,
@@ -73,7 +74,7 @@ def write_checkpoint(
         def end() -> int:
             size = publish(folder, files)
             if best:
-                point_to(folder, "best")
+                point_to(folder, BEST)
             keep_only(folder.parent, keep_last)
             return size
 

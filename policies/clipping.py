@@ -9,6 +9,8 @@ import torch.distributed as dist
 from torch import nn
 from torch.distributed.tensor import DTensor, Shard
 
+from utils.distributed import local_tensor
+
 
 def clip_grad_norm(parameters: Iterable[nn.Parameter], max_norm: float | None) -> torch.Tensor:
     """The 2-norm of all gradients together, over all ranks, before clipping.
@@ -25,7 +27,7 @@ def clip_grad_norm(parameters: Iterable[nn.Parameter], max_norm: float | None) -
         fp32 scalar, the same on every rank, on the device of the mesh (of the gradients where there is none).
     """
     gradients = [parameter.grad for parameter in parameters if parameter.grad is not None]
-    shards = [gradient.to_local() if isinstance(gradient, DTensor) else gradient for gradient in gradients]
+    shards = [local_tensor(gradient) for gradient in gradients]
     norms = torch._foreach_norm(shards, 2, dtype=torch.float32)
     total = torch.stack(norms).square().sum()
     if isinstance(gradients[0], DTensor):

@@ -12,10 +12,10 @@ from typing import Any
 
 import torch
 from torch import nn
-from torch.distributed.tensor import DTensor
 from torch.optim import Optimizer
 
 from configs.run import RunConfig
+from utils.distributed import local_tensor
 from utils.environment import Environment
 
 BUCKET_BYTES = 2**28  # stepped on at once: large enough for all cores, small enough for copies to run beside steps
@@ -57,7 +57,7 @@ class CPUOffloadOptimizer(Optimizer):
             for parameter in bucket:
                 copy = self._copies[parameter]
                 copy.grad = None
-                _local(parameter).copy_(_local(copy), non_blocking=True)
+                local_tensor(parameter).copy_(local_tensor(copy), non_blocking=True)
                 if copy in self._optimizer.state:
                     self.state[parameter] = self._optimizer.state[copy]
 
@@ -78,11 +78,11 @@ class CPUOffloadOptimizer(Optimizer):
     def _copy_down(self, bucket: list[nn.Parameter]) -> torch.cuda.Event | None:
         """Start to copy a bucket to the host; returns what tells that it is there (None: it is)."""
         for parameter in bucket:
-            _local(self._gradients[parameter]).copy_(_local(parameter.grad), non_blocking=True)
+            local_tensor(self._gradients[parameter]).copy_(local_tensor(parameter.grad), non_blocking=True)
             if parameter not in self._current:
-                _local(self._copies[parameter]).copy_(_local(parameter), non_blocking=True)
+                local_tensor(self._copies[parameter]).copy_(local_tensor(parameter), non_blocking=True)
                 self._current.add(parameter)
-        device = _local(bucket[0]).device
+        device = local_tensor(bucket[0]).device
         return torch.cuda.current_stream(device).record_event() if device.type == "cuda" else None
 
     def _buckets(self) -> Iterator[list[nn.Parameter]]:
@@ -93,7 +93,7 @@ class CPUOffloadOptimizer(Optimizer):
             if parameter.grad is None:
                 continue
             bucket.append(parameter)
-            num_bytes += _local(parameter).nbytes
+            num_bytes += local_tensor(parameter).nbytes
             if num_bytes >= BUCKET_BYTES:
                 yield bucket
                 bucket, num_bytes = [], 0
@@ -101,14 +101,10 @@ class CPUOffloadOptimizer(Optimizer):
             yield bucket
 
 
-def _local(tensor: Any) -> torch.Tensor:
-    return tensor.to_local() if isinstance(tensor, DTensor) else tensor
-
-
 @torch.no_grad()
 def _empty_on_host(parameter: nn.Parameter) -> torch.Tensor:
     """Room in host memory for such a tensor, sharded as it is; pinned where a GPU copies to it and from it."""
-    return torch.empty_like(parameter, device="cpu", pin_memory=_local(parameter).device.type == "cuda")
+    return torch.empty_like(parameter, device="cpu", pin_memory=local_tensor(parameter).device.type == "cuda")
 
 
 def share_out_cores(config: RunConfig, env: Environment) -> list[str]:

@@ -12,6 +12,7 @@ from uuid import uuid4
 import torch
 import torch.distributed as dist
 from torch.distributed.rendezvous import rendezvous
+from torch.distributed.tensor import DTensor
 
 from configs.errors import ConfigError
 from utils.environment import Environment
@@ -101,6 +102,11 @@ def num_collectives(*, leaving_out: Iterable[dist.ProcessGroup]) -> int:
             backend: Any = group._get_backend(device)
             total += backend._get_sequence_number_for_group()
     return total
+
+
+def local_tensor(tensor: Any) -> torch.Tensor:
+    """This rank's part of a tensor that may be sharded."""
+    return tensor.to_local() if isinstance(tensor, DTensor) else tensor
 
 
 def sum_on_host(*values: float) -> list[float]:

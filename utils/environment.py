@@ -59,24 +59,15 @@ def read_environment() -> Environment:
     launched_at = 0.0
     if by_torchrun and not by_slurm and on_one_machine:  # a requeued job has a new torchrun
         launched_at = _torchrun_began()
-    if "RANK" not in os.environ or "WORLD_SIZE" not in os.environ:
-        return Environment(
-            rank=0,
-            local_rank=0,
-            world_size=1,
-            local_world_size=1,
-            launched=False,
-            job=job,
-            restarted=restarted,
-            launched_at=launched_at,
-        )
-    world_size = int(os.environ["WORLD_SIZE"])
+    launched = "RANK" in os.environ and "WORLD_SIZE" in os.environ
+    of_launcher = os.environ if launched else {}
+    world_size = int(of_launcher.get("WORLD_SIZE", "1"))
     return Environment(
-        rank=int(os.environ["RANK"]),
-        local_rank=int(os.environ.get("LOCAL_RANK", "0")),
+        rank=int(of_launcher.get("RANK", "0")),
+        local_rank=int(of_launcher.get("LOCAL_RANK", "0")),
         world_size=world_size,
-        local_world_size=int(os.environ.get("LOCAL_WORLD_SIZE", str(world_size))),
-        launched=True,
+        local_world_size=int(of_launcher.get("LOCAL_WORLD_SIZE", str(world_size))),
+        launched=launched,
         job=job,
         restarted=restarted,
         launched_at=launched_at,

@@ -15,8 +15,9 @@ from typing import Any
 import psutil
 import torch
 from torch import nn
-from torch.distributed.tensor import DTensor
 from torch.optim import Optimizer
+
+from utils.distributed import local_tensor
 
 GIB = 2**30
 PHASES = ("before_forward", "after_forward", "after_backward", "after_optimizer_step")
@@ -29,7 +30,7 @@ def local_bytes(tensors: Iterable[torch.Tensor | None]) -> dict[str, int]:
     for tensor in tensors:
         if tensor is None:
             continue
-        local = tensor.to_local() if isinstance(tensor, DTensor) else tensor
+        local = local_tensor(tensor)
         storage = local.untyped_storage()
         key = (local.device.type, storage.data_ptr())
         if storage.nbytes() == 0 or key in seen:
