@@ -52,6 +52,7 @@ from policies.loss import loss_notes
 from policies.mixed_precision import resolve_precision
 from policies.optimizer import build_optimizer, build_scheduler
 from policies.optimizer_offload import share_out_cores
+from policies.quantization import resolve_quantization
 from policies.sharding import (
     accumulates_unsharded,
     choose_layout,
@@ -400,6 +401,7 @@ def prepare(config: RunConfig, env: Environment, watchdog: Watchdog) -> Job:
     batches, batch_notes = batch_layout(config, env, checkpoint.global_batch_size if checkpoint else None)
     precision, notes = resolve_precision(config, env.device)
     layout = choose_layout(config, precision, env)
+    quantization = resolve_quantization(config, precision, layout, env.device)
     model_config = load_model_config(config)
     context_length, length_notes = resolve_context_length(config, model_config)
     tokenizer = load_tokenizer(config)
@@ -420,7 +422,14 @@ def prepare(config: RunConfig, env: Environment, watchdog: Watchdog) -> Job:
         print_rank_zero(env, *check_same(checkpoint, config, known, num_steps=num_steps))
     seed_everything(train_config.seed)
     built = build_for_training(
-        config, model_config, tokenizer, task.AUTO_MODEL, precision=precision, layout=layout, env=env
+        config,
+        model_config,
+        tokenizer,
+        task.AUTO_MODEL,
+        precision=precision,
+        quantization=quantization,
+        layout=layout,
+        env=env,
     )
     model = built.model
     optimizer = build_optimizer(model, config)

@@ -29,6 +29,7 @@ from policies import apply_policies
 from policies.activation_checkpointing import checkpointing_mode
 from policies.loading import build_model, load_model_config
 from policies.mixed_precision import resolve_precision
+from policies.quantization import resolve_quantization
 from policies.sharding import choose_layout, shard
 from policies.weights import find_weights
 from policies.wrapping import find_units
@@ -84,7 +85,14 @@ def load(way: str, model: str) -> None:
     weights = find_weights(config, meta, AUTO_MODEL, precision.storage_dtype, env, num_rows=0)
     checkpointing, _ = checkpointing_mode(config, meta)
     apply_policies(
-        meta, config, precision=precision, layout=layout, checkpointing=checkpointing, weights=weights, env=env
+        meta,
+        config,
+        precision=precision,
+        quantization=resolve_quantization(config, precision, layout, env.device),
+        layout=layout,
+        checkpointing=checkpointing,
+        weights=weights,
+        env=env,
     )
 
 

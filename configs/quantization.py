@@ -8,11 +8,20 @@ from configs.setting import setting
 
 @dataclass(frozen=True)
 class QuantizationConfig:
-    """Quantized base weights; need --use_peft."""
+    """Quantized base weights, by bitsandbytes; need --use_peft."""
 
     quantization: Literal["4bit", "8bit"] | None = setting(
-        None,
-        "bits per frozen weight; True means 4bit, False none",
-        later="leave it out; --use_peft --pure_bf16 needs the least memory now",
-        bare="True",
+        None, "bits per frozen weight of a linear layer; True means 4bit, False none", bare="True"
+    )
+    quant_type: Literal["nf4", "fp4"] = setting("nf4", "the sixteen values that 4 bits stand for (4bit)")
+    use_double_quant: bool = setting(
+        False, "store the scales of 4-bit blocks in 8 bits, too: 0.37 bits per weight less (4bit)"
+    )
+    compute_dtype: Literal["fp32", "bf16", "fp16"] | None = setting(
+        None, "dtype that quantized weights are multiplied in; unset: that of the run's precision"
+    )
+    quant_storage: Literal["auto", "uint8", "bf16", "fp16", "fp32"] = setting(
+        "auto",
+        "dtype of the tensors that hold the packed bytes; auto: uint8, or fp32 where this version of torch does not "
+        "shard integers",
     )

@@ -13,10 +13,11 @@ from policies.compilation import compile_layers
 from policies.freezing import freeze_layers
 from policies.loss import use_summed_loss
 from policies.mixed_precision import Precision
+from policies.quantization import Quantization, quantize_linears
 from policies.sharding import Layout, replicate, shard
 from policies.weights import Weights, materialise
 from policies.wrapping import find_layers, find_units
-from utils.environment import Environment
+from utils.environment import Environment, print_rank_zero
 
 
 def apply_policies(
@@ -24,6 +25,7 @@ def apply_policies(
     config: RunConfig,
     *,
     precision: Precision,
+    quantization: Quantization | None,
     layout: Layout,
     checkpointing: str,
     weights: Weights,
@@ -44,7 +46,9 @@ def apply_policies(
     # Found now: sharding renames their classes.
     layers, units = find_layers(causal_lm), find_units(causal_lm, config.fsdp_config.wrap)
 
-    # 1. PEFT
+    # 1. PEFT, on quantized layers or plain ones
+    if quantization is not None:
+        print_rank_zero(env, quantize_linears(causal_lm, quantization))
     if config.train_config.use_peft:
         model = apply_adapters(model, config)
     # 2. freeze: adapters froze what they need frozen

@@ -25,7 +25,8 @@ MATRIX_PRODUCTS = (torch.ops.aten.mm.default, torch.ops.aten.addmm.default)
 
 
 def checkpointing_mode(config: RunConfig, model: Any) -> tuple[str, list[str]]:
-    """`off`, `selective` or `full`: --activation_checkpointing, else fsdp_activation_checkpointing under FSDP.
+    """`off`, `selective` or `full`: --activation_checkpointing, else fsdp_activation_checkpointing under FSDP; without
+    it `full` for a quantized base.
 
     Returns:
         The mode, and lines to print: a default that the model cannot follow is `off`.
@@ -35,7 +36,9 @@ def checkpointing_mode(config: RunConfig, model: Any) -> tuple[str, list[str]]:
     """
     train, fsdp = config.train_config, config.fsdp_config
     asked = train.activation_checkpointing
-    mode = asked or ("full" if train.enable_fsdp and fsdp.fsdp_activation_checkpointing else "off")
+    # Who quantizes is short of memory, and most of what is left is activations.
+    by_default = fsdp.fsdp_activation_checkpointing if train.enable_fsdp else config.quantization_config.quantization
+    mode = asked or ("full" if by_default else "off")
     if mode == "off" or (getattr(model, "supports_gradient_checkpointing", False) and find_layers(model)):
         return mode, []
     reason = f"{type(model).__name__} does not support it"

@@ -14,6 +14,7 @@ from policies.activation_checkpointing import checkpointing_mode
 from policies.attention import choose_attention
 from policies.loading import build_model, grow_embeddings
 from policies.mixed_precision import Precision
+from policies.quantization import Quantization
 from policies.sharding import Layout
 from policies.weights import find_weights
 from utils.environment import Environment, print_rank_zero
@@ -38,6 +39,7 @@ def build_for_training(
     auto_model: Any,
     *,
     precision: Precision,
+    quantization: Quantization | None,
     layout: Layout,
     env: Environment,
 ) -> BuiltModel:
@@ -59,6 +61,13 @@ def build_for_training(
     print_rank_zero(env, *notes, weights.note, *checkpointing_notes)
     architecture = type(model).__name__
     model = apply_policies(
-        model, config, precision=precision, layout=layout, checkpointing=checkpointing, weights=weights, env=env
+        model,
+        config,
+        precision=precision,
+        quantization=quantization,
+        layout=layout,
+        checkpointing=checkpointing,
+        weights=weights,
+        env=env,
     )
     return BuiltModel(model, architecture, attention, checkpointing, time.perf_counter() - started)

@@ -20,6 +20,9 @@ from torch.distributed.fsdp import MixedPrecisionPolicy
 from configs.errors import ConfigError
 from configs.run import RunConfig
 
+DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16, "uint8": torch.uint8}
+"""By the names that flags give them."""
+
 
 @dataclass(frozen=True)
 class Precision:

@@ -17,7 +17,30 @@ from torch.distributed.tensor._utils import compute_local_shape_and_global_offse
 from tqdm import tqdm
 from transformers import PreTrainedModel
 
+from policies.quantization import QuantizedLinear
 from utils.distributed import on_rank_zero
+
+
+@dataclass(frozen=True)
+class Target:
+    """A parameter or buffer that is to get its value."""
+
+    tensor: torch.Tensor  # sharded or whole, as the layout keeps it
+    linear: QuantizedLinear | None = None  # whose packed weight it is, if it is one
+
+    @property
+    def shape(self) -> torch.Size:
+        """Of the value, whole and not packed."""
+        return self.tensor.shape if self.linear is None else self.linear.plain_shape
+
+    @property
+    def dtype(self) -> torch.dtype:
+        """That the value will be rounded to, at least."""
+        return self.tensor.dtype if self.linear is None else self.linear.quantization.compute_dtype
+
+    def keep(self, whole: torch.Tensor) -> None:
+        """Take this rank's part of the value. A packed weight needs it on the device that quantizes."""
+        keep_part(self.tensor, whole if self.linear is None else self.linear.quantize(whole))
 
 
 class Weights(Protocol):
@@ -27,7 +50,7 @@ class Weights(Protocol):
     def note(self) -> str:
         """A line to print."""
 
-    def fill(self, model: Any, targets: dict[str, torch.Tensor], device: torch.device, *, show_progress: bool) -> None:
+    def fill(self, model: Any, targets: dict[str, Target], device: torch.device, *, show_progress: bool) -> None:
         """Write the values of `targets`, sharded or whole, by their names in the plain model. All ranks call this."""
 
 
@@ -49,18 +72,32 @@ class FileWeights:
         num_files = len({where.path for where in self.stored.values()})
         return f"weights: each rank reads its own part of {num_files} safetensors file(s)"
 
-    def fill(self, model: Any, targets: dict[str, torch.Tensor], device: torch.device, *, show_progress: bool) -> None:
-        parts = [(self.stored[name], *_local_part(target)) for name, target in targets.items() if name in self.stored]
-        total = sum(local.nbytes for _, local, _ in parts)
-        with _progress(total, "B", show_progress) as bar:
-            for path in dict.fromkeys(where.path for where, _, _ in parts):
+    def fill(self, model: Any, targets: dict[str, Target], device: torch.device, *, show_progress: bool) -> None:
+        targets = {name: target for name, target in targets.items() if name in self.stored}
+        with _progress(sum(self._bytes_read(target) for target in targets.values()), "B", show_progress) as bar:
+            for path in dict.fromkeys(self.stored[name].path for name in targets):
                 with safe_open(path, framework="pt") as file:
-                    for where, local, index in parts:
-                        if where.path == path and local.numel():
-                            # A slice is read into memory of its own and freed at once; the rest stays on disk.
-                            piece = file.get_slice(where.key)[index] if index else file.get_tensor(where.key)
-                            local.copy_(piece)
-                            bar.update(local.nbytes)
+                    for name, target in targets.items():
+                        if self.stored[name].path == path:
+                            self._read(file, self.stored[name].key, target, device)
+                            bar.update(self._bytes_read(target))
+
+    @staticmethod
+    def _read(file: Any, key: str, target: Target, device: torch.device) -> None:
+        """What is read has memory of its own and is freed at once; the rest stays on disk."""
+        if target.linear is not None:
+            # Blocks and their scales are those of the whole weight, so every rank quantizes all of it, one at a time.
+            target.keep(file.get_tensor(key).to(device, target.dtype))
+            return
+        local, index = _local_part(target.tensor)
+        if local.numel():
+            local.copy_(file.get_slice(key)[index] if index else file.get_tensor(key))
+
+    @staticmethod
+    def _bytes_read(target: Target) -> int:
+        if target.linear is not None:
+            return target.shape.numel() * target.dtype.itemsize
+        return _local_part(target.tensor)[0].nbytes
 
 
 @dataclass(frozen=True)
@@ -76,11 +113,11 @@ class WholeWeights:
             f"weights: rank 0 reads them all and sends each rank its part (files unlike the model: {self.difference})"
         )
 
-    def fill(self, model: Any, targets: dict[str, torch.Tensor], device: torch.device, *, show_progress: bool) -> None:
+    def fill(self, model: Any, targets: dict[str, Target], device: torch.device, *, show_progress: bool) -> None:
         whole: dict[str, torch.Tensor] = {}
         on_rank_zero(lambda: whole.update(self.read()))
         with _progress(
-            sum(target.numel() * target.element_size() for target in targets.values()), "B", show_progress
+            sum(target.shape.numel() * target.dtype.itemsize for target in targets.values()), "B", show_progress
         ) as bar:
             for name, target in targets.items():
                 if dist.get_rank() == 0:
@@ -88,7 +125,7 @@ class WholeWeights:
                 else:
                     tensor = torch.empty(target.shape, device=device, dtype=target.dtype)
                 dist.broadcast(tensor, src=0)
-                keep_part(target, tensor)
+                target.keep(tensor)
                 bar.update(tensor.nbytes)
 
 
@@ -102,8 +139,8 @@ class RandomWeights:
     def note(self) -> str:
         return "weights: random"
 
-    def fill(self, model: Any, targets: dict[str, torch.Tensor], device: torch.device, *, show_progress: bool) -> None:
-        undrawn = {id(target) for target in targets.values()}
+    def fill(self, model: Any, targets: dict[str, Target], device: torch.device, *, show_progress: bool) -> None:
+        undrawn = {id(target.tensor): target for target in targets.values()}
         owners = {name: module for name, module in model.named_modules() if isinstance(module, PreTrainedModel)}
         parts = list(_parts_to_draw(model))
         with _progress(len(parts), "part", show_progress) as bar:
@@ -131,13 +168,16 @@ def _parts_to_draw(model: nn.Module) -> Iterator[tuple[str, list[nn.Module]]]:
             yield name, [module]
 
 
-def _draw(modules: list[nn.Module], owner: PreTrainedModel, undrawn: set[int], device: torch.device) -> None:
+def _draw(modules: list[nn.Module], owner: PreTrainedModel, undrawn: dict[int, Target], device: torch.device) -> None:
     """Let the model's own initialisation write into whole fp32 tensors that stand in for the parameters meanwhile."""
     stand_ins: list[tuple[nn.Module, str, nn.Parameter, nn.Parameter]] = []
     for module in modules:
         for key, parameter in module._parameters.items():
             if parameter is not None:
-                whole = torch.full(parameter.shape, torch.nan, device=device, dtype=torch.float32)
+                shape = parameter.shape
+                if isinstance(module, QuantizedLinear) and key == "weight":
+                    shape = module.plain_shape
+                whole = torch.full(shape, torch.nan, device=device, dtype=torch.float32)
                 stand_ins.append((module, key, parameter, nn.Parameter(whole, requires_grad=False)))
     try:
         for module, key, _, whole in stand_ins:
@@ -148,11 +188,11 @@ def _draw(modules: list[nn.Module], owner: PreTrainedModel, undrawn: set[int], d
         for module, key, parameter, _ in stand_ins:
             module._parameters[key] = parameter
     for _, _, parameter, whole in stand_ins:
-        if id(parameter) in undrawn:  # neither an adapter's, nor drawn already by another module that shares it
-            undrawn.remove(id(parameter))
+        target = undrawn.pop(id(parameter), None)  # none: an adapter's, or drawn by another module that shares it
+        if target is not None:
             if whole.isnan().any():  # the model forgot it
                 whole.normal_(std=0.02)
-            keep_part(parameter, whole)
+            target.keep(whole)
 
 
 def plain_name(name: str) -> str:

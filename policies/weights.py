@@ -27,7 +27,8 @@ from transformers.utils.hub import get_checkpoint_shard_files
 from configs.errors import ConfigError
 from configs.run import RunConfig
 from policies.loading import attention_settings, explain_failed_load
-from policies.weight_sources import FileWeights, RandomWeights, Stored, Weights, WholeWeights, plain_name
+from policies.quantization import QuantizedLinear, gathering_changes_nothing
+from policies.weight_sources import FileWeights, RandomWeights, Stored, Target, Weights, WholeWeights, plain_name
 from utils.distributed import gather_to_all, one_rank_per_node_first
 from utils.environment import Environment
 
@@ -62,10 +63,16 @@ def materialise(
                 empty = torch.empty_like(parameter, device=parameter_device)
                 torch.utils.swap_tensors(parameter, nn.Parameter(empty, parameter.requires_grad))
         model.to(compute_device)  # adapters and buffers
-    targets: dict[str, torch.Tensor] = {plain_name(name): causal_lm.get_parameter(name) for name in names}
-    targets |= {plain_name(name): causal_lm.get_buffer(name) for name in _persistent_buffers(causal_lm)}
-    with torch.no_grad():
+    targets = {plain_name(name): _target(causal_lm, name) for name in names}
+    targets |= {plain_name(name): Target(causal_lm.get_buffer(name)) for name in _persistent_buffers(causal_lm)}
+    with torch.no_grad(), gathering_changes_nothing(model):
         weights.fill(causal_lm, targets, compute_device, show_progress=show_progress)
+
+
+def _target(model: Any, name: str) -> Target:
+    owner = model.get_submodule(name.rpartition(".")[0])
+    packed = isinstance(owner, QuantizedLinear) and name.endswith(".weight")
+    return Target(model.get_parameter(name), owner if packed else None)
 
 
 def find_weights(

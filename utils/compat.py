@@ -7,8 +7,10 @@ import ctypes
 import inspect
 from typing import Any
 
+import torch
 from torch.nn.attention.varlen import varlen_attn
 from torch.nn.parallel import DistributedDataParallel
+from torch.torch_version import TorchVersion
 
 
 def no_buffer_sync() -> dict[str, Any]:
@@ -39,4 +41,10 @@ GROUPED_HEADS: dict[str, Any] = (
 """The option that lets `varlen_attn` take fewer key than query heads.
 
 Added in torch 2.12; before, the kernel takes them without being told. Ends when requirements.txt asks for torch 2.12.
+"""
+
+SHARDS_INTEGERS: bool = TorchVersion(torch.__version__) >= "2.12"
+"""Whether `fully_shard` takes parameters of integer types; before 2.12 it asks them to require gradients, and fails.
+
+Ends when requirements.txt asks for torch 2.12.
 """

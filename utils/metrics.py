@@ -12,6 +12,7 @@ from typing import Any, Protocol
 
 from torch import nn
 
+from utils.parameters import Counted, count_weights
 from utils.trackers import Trackers
 
 
@@ -120,9 +121,9 @@ class StepFlops:
         head = model.get_output_embeddings()
         head_weights = {id(parameter) for parameter in head.parameters()} if head is not None else set()
         lookups = {id(m.weight) for m in model.modules() if isinstance(m, nn.Embedding)} - head_weights
-        matrices = [p for p in model.parameters() if p.dim() > 1 and id(p) not in lookups]
-        self.per_label_token = sum(_flops_per_token(p) for p in matrices if id(p) in head_weights)
-        self.per_token = sum(_flops_per_token(p) for p in matrices if id(p) not in head_weights)
+        matrices = [m for m in count_weights(model) if m.parameter.dim() > 1 and id(m.parameter) not in lookups]
+        self.per_label_token = sum(_flops_per_token(m) for m in matrices if id(m.parameter) in head_weights)
+        self.per_token = sum(_flops_per_token(m) for m in matrices if id(m.parameter) not in head_weights)
         text = model.config.get_text_config()
         heads = getattr(text, "num_attention_heads", 0)
         head_dim = getattr(text, "head_dim", None) or getattr(text, "hidden_size", 0) // max(1, heads)
@@ -145,8 +146,8 @@ class StepFlops:
         }
 
 
-def _flops_per_token(parameter: nn.Parameter) -> int:
-    return parameter.numel() * (6 if parameter.requires_grad else 4)
+def _flops_per_token(matrix: Counted) -> int:
+    return matrix.num_weights * (6 if matrix.parameter.requires_grad else 4)
 
 
 def end_facts(events: list[dict[str, Any]]) -> dict[str, Any]:

@@ -15,6 +15,7 @@ from torch import nn
 from utils.distributed import gather_to_all
 from utils.environment import Environment
 from utils.memory import GIB
+from utils.parameters import count_weights
 
 
 def run_facts(
@@ -50,14 +51,14 @@ def start_event(
 
 def _model_facts(model: nn.Module, architecture: str) -> dict[str, Any]:
     """Names and counts, of whole tensors however they are sharded."""
-    parameters = list(model.parameters())
+    counted = list(count_weights(model))
     dtypes: Counter[str] = Counter()
-    for parameter in parameters:
-        dtypes[str(parameter.dtype).removeprefix("torch.")] += parameter.numel()
+    for _, num_weights, stored_as in counted:
+        dtypes[stored_as] += num_weights
     return {
         "architecture": architecture,
         "num_parameters": sum(dtypes.values()),
-        "num_trainable_parameters": sum(p.numel() for p in parameters if p.requires_grad),
+        "num_trainable_parameters": sum(n for parameter, n, _ in counted if parameter.requires_grad),
         "num_parameters_by_dtype": dict(dtypes.most_common()),
     }
 

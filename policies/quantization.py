@@ -1,0 +1,308 @@
+"""Linear layers whose frozen weights are stored in 4 or 8 bits, by bitsandbytes' kernels.
+
+bitsandbytes' own modules keep what belongs to a packed weight on the parameter, which `fully_shard` replaces by a plain
+one: gathered, they would have to be put together again in every forward. Here the packed weight is a plain parameter
+from the start, and its statistics (absmax and the like) are buffers of the module, whole on every rank. So the same
+forward serves every layout, and compiles without graph breaks.
+
+| bits | of the weights                                                      | their scales, bits per weight       |
+|------|----------------------------------------------------------------------|-------------------------------------|
+| 4    | nf4 or fp4, in blocks of 64 (QLoRA, https://arxiv.org/abs/2305.14314) | 0.5; 0.127 with double quantization |
+| 8    | int8, by rows (LLM.int8(), https://arxiv.org/abs/2208.07339)          | 32 per row                          |
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import nn
+from torch.distributed.fsdp import FSDPModule
+
+from configs.errors import ConfigError
+from configs.run import RunConfig
+from policies.mixed_precision import DTYPES, Precision
+from policies.sharding import Layout
+from utils.bitsandbytes_import import import_bitsandbytes
+from utils.compat import SHARDS_INTEGERS
+from utils.distributed import gather_to_all
+
+BLOCK = 64  # weights that share an absmax
+NESTED_BLOCK = 256  # absmax values that share one, with double quantization; the only number that the kernels take
+INT8_THRESHOLD = 6.0  # inputs larger than this are multiplied in half precision, as transformers has it
+
+
+@dataclass(frozen=True)
+class Quantization:
+    """What a run's quantized weights are."""
+
+    bits: int
+    quant_type: str  # "nf4", "fp4" or "int8"
+    use_double_quant: bool
+    compute_dtype: torch.dtype
+    storage_dtype: torch.dtype  # of the tensor that holds the packed bytes; nothing is computed in it
+
+    @property
+    def name(self) -> str:
+        return self.quant_type + (" with double quantization" if self.use_double_quant else "")
+
+
+def resolve_quantization(
+    config: RunConfig, precision: Precision, layout: Layout, device: torch.device
+) -> Quantization | None:
+    """The run's quantization; None where there is none.
+
+    Raises:
+        ConfigError: without bitsandbytes, on a device that it does not serve, and where packed weights of this kind
+            cannot be sharded.
+    """
+    settings = config.quantization_config
+    if settings.quantization is None:
+        return None
+    import_bitsandbytes("--quantization")
+    quantization = Quantization(
+        bits=4 if settings.quantization == "4bit" else 8,
+        quant_type=settings.quant_type if settings.quantization == "4bit" else "int8",
+        use_double_quant=settings.use_double_quant and settings.quantization == "4bit",
+        compute_dtype=DTYPES[settings.compute_dtype] if settings.compute_dtype else precision.compute_dtype,
+        storage_dtype=_storage_dtype(settings.quant_storage, layout),
+    )
+    _try_on(device, quantization)
+    return quantization
+
+
+def _storage_dtype(asked: str, layout: Layout) -> torch.dtype:
+    """uint8, unless sharding takes floating-point tensors alone: fp32 then, which every copy leaves as it is.
+
+    (A copy of bf16 or fp16 goes through fp32 in some kernels, and changes the bits of what looks like a NaN.)
+    """
+    shards = layout.kind == "fully_shard"
+    if asked == "auto":
+        return torch.float32 if shards and not SHARDS_INTEGERS else torch.uint8
+    if asked == "uint8" and shards and not SHARDS_INTEGERS:
+        raise ConfigError(
+            f"--quant_storage: torch {torch.__version__} does not shard uint8, 2.12 and later do; leave it out for fp32"
+        )
+    return DTYPES[asked]
+
+
+def _try_on(device: torch.device, quantization: Quantization) -> None:
+    """Quantize and multiply once: whether bitsandbytes serves a device is best asked by using it there."""
+    needed = (6, 0) if quantization.bits == 4 else (7, 5)
+    if device.type == "cuda" and torch.cuda.get_device_capability(device) < needed:
+        raise ConfigError(
+            f"--quantization: {quantization.bits}bit needs compute capability {needed[0]}.{needed[1]} or more, and "
+            f"this GPU has {'.'.join(map(str, torch.cuda.get_device_capability(device)))}; "
+            + ("give --quantization 4bit" if quantization.bits == 8 else "leave it out")
+        )
+    try:
+        linear = QuantizedLinear(nn.Linear(BLOCK, BLOCK, bias=False, device="meta"), quantization)
+        packed = linear.quantize(torch.ones(BLOCK, BLOCK, device=device))
+        linear.weight = nn.Parameter(packed, requires_grad=False)
+        inputs = torch.ones(2, BLOCK, device=device, dtype=quantization.compute_dtype, requires_grad=True)
+        linear(inputs).sum().backward()
+    except Exception as error:
+        reason = " ".join(str(error).split())[:300]
+        raise ConfigError(
+            f"--quantization: bitsandbytes does not work on this device ({reason}); leave it out, or install a "
+            "bitsandbytes that is built for it"
+        ) from error
+
+
+class QuantizedLinear(nn.Linear):
+    """A linear layer on a packed weight. It has no value until what `quantize` returns is copied into `weight`.
+
+    Attributes:
+        weight: [packed elements, 1] of the storage dtype, frozen; sharded like any other parameter.
+        in_features, out_features: of the weight that it stands for.
+    """
+
+    def __init__(self, linear: nn.Linear, quantization: Quantization) -> None:
+        nn.Module.__init__(self)
+        self.in_features, self.out_features = linear.in_features, linear.out_features
+        self.quantization = quantization
+        elements_per_weight = 8 // quantization.bits * quantization.storage_dtype.itemsize
+        if self.num_weights % elements_per_weight:
+            raise ConfigError(
+                f"--quant_storage: {self.out_features} x {self.in_features} weights do not fill whole elements of "
+                f"{quantization.storage_dtype}; give uint8"
+            )
+        packed = torch.empty(
+            self.num_weights // elements_per_weight, 1, dtype=quantization.storage_dtype, device="meta"
+        )
+        self.weight = nn.Parameter(packed, requires_grad=False)
+        self.register_parameter("bias", linear.bias)
+        self.on_quantized: Callable[[torch.Tensor], None] | None = None  # is shown the packed values
+
+    @property
+    def plain_shape(self) -> torch.Size:
+        return torch.Size((self.out_features, self.in_features))
+
+    @property
+    def num_weights(self) -> int:
+        return self.out_features * self.in_features
+
+    @property
+    def stored_as(self) -> str:
+        return self.quantization.name
+
+    @torch.no_grad()
+    def quantize(self, whole: torch.Tensor) -> torch.Tensor:
+        """Keep the statistics of a whole weight, [out_features, in_features], and return its packed values.
+
+        The values are rounded to the compute dtype first, as transformers does, so that the same checkpoint gives the
+        same bytes here and there.
+        """
+        packed = self._pack(whole.to(self.quantization.compute_dtype).contiguous()).view(-1)
+        packed = packed.view(self.quantization.storage_dtype).view(-1, 1)
+        if self.on_quantized is not None:
+            self.on_quantized(packed)
+        return packed
+
+    def _pack(self, whole: torch.Tensor) -> torch.Tensor:
+        """Bytes; the statistics become buffers."""
+        from bitsandbytes import functional
+
+        settings = self.quantization
+        if settings.bits == 8:
+            packed, scale, _ = functional.int8_vectorwise_quant(whole.to(torch.float16))
+            self.register_buffer("scale", scale, persistent=False)
+            return packed
+        packed, state = functional.quantize_4bit(
+            whole, blocksize=BLOCK, compress_statistics=settings.use_double_quant, quant_type=settings.quant_type
+        )
+        self.register_buffer("absmax", state.absmax, persistent=False)
+        self.register_buffer("code", state.code, persistent=False)
+        if settings.use_double_quant:
+            self.register_buffer("offset", state.offset, persistent=False)
+            self.register_buffer("nested_absmax", state.state2.absmax, persistent=False)
+            self.register_buffer("nested_code", state.state2.code, persistent=False)
+        return packed
+
+    def forward(self, inputs: torch.Tensor) -> torch.Tensor:
+        """[..., in_features] -> [..., out_features], of the inputs' dtype, computed in the compute dtype."""
+        import bitsandbytes
+
+        computed = inputs.to(self.quantization.compute_dtype)
+        bias = None if self.bias is None else self.bias.to(computed.dtype)
+        if self.quantization.bits == 8:
+            outputs = bitsandbytes.matmul(computed, self.weight, state=self._int8_state(), bias=bias)
+        else:
+            outputs = bitsandbytes.matmul_4bit(computed, self._bytes(), bias=bias, quant_state=self._state())
+        return outputs.to(inputs.dtype)
+
+    def dequantize(self) -> torch.Tensor:
+        """The weight that is multiplied with, [out_features, in_features], in the compute dtype."""
+        if self.weight.is_meta:
+            return torch.empty(self.plain_shape, dtype=self.quantization.compute_dtype, device="meta")
+        from bitsandbytes import functional
+
+        if self.quantization.bits == 8:
+            state = self._int8_state()
+            return functional.int8_vectorwise_dequant(state.CB, state.SCB).to(self.quantization.compute_dtype)
+        return functional.dequantize_4bit(self._bytes(), self._state())
+
+    @property
+    def W_q(self) -> torch.Tensor:
+        """The packed weight, under the name by which peft tells that a layer has a `dequantize` (as HQQ's have)."""
+        return self.weight
+
+    def _bytes(self) -> torch.Tensor:
+        return self.weight.view(torch.uint8).view(-1, 1)
+
+    def _state(self) -> Any:
+        from bitsandbytes.functional import QuantState
+
+        nested = self.quantization.use_double_quant
+        return QuantState(
+            absmax=self.absmax,
+            shape=self.plain_shape,
+            code=self.code,
+            blocksize=BLOCK,
+            quant_type=self.quantization.quant_type,
+            dtype=self.quantization.compute_dtype,
+            offset=self.offset if nested else None,
+            state2=QuantState(
+                absmax=self.nested_absmax, code=self.nested_code, blocksize=NESTED_BLOCK, dtype=torch.float32
+            )
+            if nested
+            else None,
+        )
+
+    def _int8_state(self) -> Any:
+        from bitsandbytes import MatmulLtState
+
+        state = MatmulLtState()
+        state.CB, state.SCB = self.weight.view(torch.int8).view(self.plain_shape), self.scale
+        state.has_fp16_weights, state.threshold = False, INT8_THRESHOLD
+        return state
+
+    def extra_repr(self) -> str:
+        return f"in_features={self.in_features}, out_features={self.out_features}, {self.stored_as}"
+
+
+def quantize_linears(model: Any, quantization: Quantization) -> str:
+    """Put a QuantizedLinear in the place of every linear layer but the output head, which is on the meta device still.
+
+    Returns:
+        A line to print.
+
+    Raises:
+        ConfigError: where there is none.
+    """
+    head = model.get_output_embeddings()
+    linears = [
+        (name, module) for name, module in model.named_modules() if type(module) is nn.Linear and module is not head
+    ]
+    if not linears:
+        raise ConfigError(
+            f"--quantization: {type(model).__name__} has no torch.nn.Linear layers to quantize; leave it out"
+        )
+    num_weights = sum(parameter.numel() for parameter in model.parameters())
+    for name, module in linears:
+        parent, _, child = name.rpartition(".")
+        setattr(model.get_submodule(parent), child, QuantizedLinear(module, quantization))
+    quantized = sum(module.weight.numel() for _, module in linears)
+    return (
+        f"quantization: {quantization.name}, {quantized / 1e6:,.1f} of {num_weights / 1e6:,.1f} million weights: all "
+        "linear layers but the output head"
+    )
+
+
+@contextmanager
+def gathering_changes_nothing(model: nn.Module) -> Iterator[None]:
+    """While this lasts, weights are filled in; after it, what one unit gathers must be what was quantized.
+
+    Sharded packed weights pass through copies and collectives that were written for numbers. A single changed bit would
+    go unnoticed otherwise: training on a base that is slightly another one looks like training.
+
+    Raises:
+        ConfigError: on every rank.
+    """
+    units = [unit for unit in model.modules() if isinstance(unit, FSDPModule) and unit is not model]
+    of_units = ((unit, [m for m in unit.modules() if isinstance(m, QuantizedLinear)]) for unit in (*units, model))
+    unit, linears = next(((unit, linears) for unit, linears in of_units if linears), (None, []))
+    if not isinstance(unit, FSDPModule):
+        yield
+        return
+    quantized: dict[QuantizedLinear, torch.Tensor] = {}
+    for linear in linears:
+        linear.on_quantized = lambda packed, linear=linear: quantized.update({linear: packed.view(torch.uint8).cpu()})
+    yield
+    for linear in linears:
+        linear.on_quantized = None
+    unit.unshard()
+    different = sum((linear.weight.view(torch.uint8).cpu() != quantized[linear]).sum().item() for linear in linears)
+    unit.reshard()
+    num_bytes = sum(packed.numel() for packed in quantized.values())
+    storage = linears[0].weight.dtype
+    worst = max(gather_to_all(different))
+    if worst:
+        raise ConfigError(
+            f"--quantization: gathering changed {worst} of {num_bytes} bytes of packed weights "
+            f"(torch {torch.__version__}, stored as {storage}); give another --quant_storage, torch 2.12 or later with "
+            "uint8, or --sharding_strategy NO_SHARD"
+        )
