@@ -35,6 +35,7 @@ MAY_CHANGE = frozenset(
             *("fsdp_activation_checkpointing", "wrap", "fsdp_cpu_offload", "optimizer_cpu_offload"),
             "checkpoint_type",
         ),
+        "quantization_config": ("quant_storage",),
     }.items()
     for name in names
 )

@@ -48,6 +48,13 @@ def _check_what_is_trained(config: RunConfig) -> None:
             "--quantization: quantized weights cannot be trained, so nothing would be trainable and the loss would "
             "never fall; add --use_peft to train an adapter on them, or give --quantization False"
         )
+    for field in ("quant_type", "use_double_quant", "compute_dtype", "quant_storage"):
+        if not config.was_given(f"quantization_config.{field}"):
+            continue
+        if not config.quantization_config.quantization:
+            raise ConfigError(f"--{field}: nothing is quantized without --quantization; add it, or leave this out")
+        if config.quantization_config.quantization == "8bit" and field in ("quant_type", "use_double_quant"):
+            raise ConfigError(f"--{field}: 8bit has one kind only; give --quantization 4bit, or leave this out")
     if config.was_given("train_config.num_freeze_layers") and not train.freeze_layers:
         raise ConfigError("--num_freeze_layers: nothing is frozen without --freeze_layers; add it, or leave this out")
     if not train.use_peft:

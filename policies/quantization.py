@@ -32,7 +32,7 @@ from utils.distributed import gather_to_all
 
 BLOCK = 64  # weights that share an absmax
 NESTED_BLOCK = 256  # absmax values that share one, with double quantization; the only number that the kernels take
-INT8_THRESHOLD = 6.0  # inputs larger than this are multiplied in half precision, as transformers has it
+INT8_MAX = 127
 
 
 @dataclass(frozen=True)
@@ -91,13 +91,6 @@ def _storage_dtype(asked: str, layout: Layout) -> torch.dtype:
 
 def _try_on(device: torch.device, quantization: Quantization) -> None:
     """Quantize and multiply once: whether bitsandbytes serves a device is best asked by using it there."""
-    needed = (6, 0) if quantization.bits == 4 else (7, 5)
-    if device.type == "cuda" and torch.cuda.get_device_capability(device) < needed:
-        raise ConfigError(
-            f"--quantization: {quantization.bits}bit needs compute capability {needed[0]}.{needed[1]} or more, and "
-            f"this GPU has {'.'.join(map(str, torch.cuda.get_device_capability(device)))}; "
-            + ("give --quantization 4bit" if quantization.bits == 8 else "leave it out")
-        )
     try:
         linear = QuantizedLinear(nn.Linear(BLOCK, BLOCK, bias=False, device="meta"), quantization)
         packed = linear.quantize(torch.ones(BLOCK, BLOCK, device=device))
@@ -189,7 +182,8 @@ class QuantizedLinear(nn.Linear):
         computed = inputs.to(self.quantization.compute_dtype)
         bias = None if self.bias is None else self.bias.to(computed.dtype)
         if self.quantization.bits == 8:
-            outputs = bitsandbytes.matmul(computed, self.weight, state=self._int8_state(), bias=bias)
+            outputs = _Int8Linear.apply(computed, self.weight.view(torch.int8).view(self.plain_shape), self.scale)
+            outputs = outputs if bias is None else outputs + bias
         else:
             outputs = bitsandbytes.matmul_4bit(computed, self._bytes(), bias=bias, quant_state=self._state())
         return outputs.to(inputs.dtype)
@@ -198,11 +192,11 @@ class QuantizedLinear(nn.Linear):
         """The weight that is multiplied with, [out_features, in_features], in the compute dtype."""
         if self.weight.is_meta:
             return torch.empty(self.plain_shape, dtype=self.quantization.compute_dtype, device="meta")
+        if self.quantization.bits == 8:
+            int8 = self.weight.view(torch.int8).view(self.plain_shape)
+            return _dequantize_int8(int8, self.scale, self.quantization.compute_dtype)
         from bitsandbytes import functional
 
-        if self.quantization.bits == 8:
-            state = self._int8_state()
-            return functional.int8_vectorwise_dequant(state.CB, state.SCB).to(self.quantization.compute_dtype)
         return functional.dequantize_4bit(self._bytes(), self._state())
 
     @property
@@ -216,7 +210,10 @@ class QuantizedLinear(nn.Linear):
     def _state(self) -> Any:
         from bitsandbytes.functional import QuantState
 
-        nested = self.quantization.use_double_quant
+        offset = nested = None
+        if self.quantization.use_double_quant:
+            offset, codes = self.offset, {"absmax": self.nested_absmax, "code": self.nested_code}
+            nested = QuantState(**codes, blocksize=NESTED_BLOCK, dtype=torch.float32)
         return QuantState(
             absmax=self.absmax,
             shape=self.plain_shape,
@@ -224,24 +221,37 @@ class QuantizedLinear(nn.Linear):
             blocksize=BLOCK,
             quant_type=self.quantization.quant_type,
             dtype=self.quantization.compute_dtype,
-            offset=self.offset if nested else None,
-            state2=QuantState(
-                absmax=self.nested_absmax, code=self.nested_code, blocksize=NESTED_BLOCK, dtype=torch.float32
-            )
-            if nested
-            else None,
+            offset=offset,
+            state2=nested,
         )
-
-    def _int8_state(self) -> Any:
-        from bitsandbytes import MatmulLtState
-
-        state = MatmulLtState()
-        state.CB, state.SCB = self.weight.view(torch.int8).view(self.plain_shape), self.scale
-        state.has_fp16_weights, state.threshold = False, INT8_THRESHOLD
-        return state
 
     def extra_repr(self) -> str:
         return f"in_features={self.in_features}, out_features={self.out_features}, {self.stored_as}"
+
+
+class _Int8Linear(torch.autograd.Function):
+    """Inputs times a dequantized int8 weight, which is not kept for backward: dequantized again there.
+
+    bitsandbytes does the same on CPUs and in every backward. Its product of int8 inputs on GPUs is left aside: it rounds
+    the inputs too, and which of their columns it spares depends on all rows of the batch, so documents that have nothing
+    to do with each other would change each other's loss.
+    """
+
+    @staticmethod
+    def forward(ctx: Any, inputs: torch.Tensor, int8: torch.Tensor, scale: torch.Tensor) -> torch.Tensor:
+        ctx.save_for_backward(int8, scale)
+        return nn.functional.linear(inputs, _dequantize_int8(int8, scale, inputs.dtype))
+
+    @staticmethod
+    def backward(ctx: Any, *grads: torch.Tensor) -> tuple[torch.Tensor, None, None]:
+        int8, scale = ctx.saved_tensors
+        (grad,) = grads
+        return grad @ _dequantize_int8(int8, scale, grad.dtype), None, None
+
+
+def _dequantize_int8(int8: torch.Tensor, scale: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
+    """[out, in] from int8 [out, in] and the largest absolute value of each row, [out]."""
+    return int8.to(dtype).mul_((scale / INT8_MAX).unsqueeze(1))  # in place: rounded once, with the scale in fp32
 
 
 def quantize_linears(model: Any, quantization: Quantization) -> str:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import peft
@@ -11,7 +12,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 from peft.tuners.lora import LoraLayer
-from transformers import AutoModelForCausalLM
+from transformers import AutoModelForCausalLM, BitsAndBytesConfig
 
 from tests import random_documents
 from tests.processes import train_events
@@ -37,18 +38,25 @@ def lora_flags(targets: Sequence[str]) -> list[str]:
 
 
 def reference_run(
-    model_folder: Path, *, batching: str, num_steps: int, lora_targets: Sequence[str] = (), num_frozen: int = 0
+    model_folder: Path,
+    *,
+    batching: str,
+    num_steps: int,
+    lora_targets: Sequence[str] = (),
+    num_frozen: int = 0,
+    quantization: BitsAndBytesConfig | None = None,
 ) -> list[tuple[float, float]]:
     """A plain loop: one document at a time, torch's own AdamW and clipping, nothing of the project's computing.
 
     Args:
         num_frozen: so many layers of a Llama are not trained, from the first on.
+        quantization: of the base, by transformers and bitsandbytes, with their own layers.
 
     Returns:
         For each step, the mean loss over the label tokens of the global batch, and the gradient norm before clipping.
     """
     torch.manual_seed(SEED)
-    model = AutoModelForCausalLM.from_pretrained(model_folder, dtype=torch.float32)
+    model = quantized_by_transformers(model_folder, quantization)
     if lora_targets:
         settings = peft.LoraConfig(r=4, lora_alpha=32, lora_dropout=0.0, target_modules=list(lora_targets))
         model = peft.get_peft_model(model, settings)
@@ -89,6 +97,11 @@ def reference_run(
         optimizer.zero_grad()
         results.append((loss_sum / num_label_tokens, grad_norm.item()))
     return results
+
+
+def quantized_by_transformers(model_folder: Path, quantization: BitsAndBytesConfig | None) -> Any:
+    options = {} if quantization is None else {"quantization_config": quantization, "device_map": "cpu"}
+    return AutoModelForCausalLM.from_pretrained(model_folder, dtype=torch.float32, **options)
 
 
 def reference_order(num_rows: int, epoch: int, lengths: Sequence[int] | None) -> list[int]:

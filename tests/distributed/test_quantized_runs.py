@@ -1,0 +1,158 @@
+"""QLoRA runs: losses and gradient norms are those of transformers' and peft's own quantized model, in every layout."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+import peft
+import pytest
+import torch
+import yaml
+from transformers import AutoTokenizer, BitsAndBytesConfig
+
+from tests.distributed.test_resume import as_if_killed_after, assert_bit_equal, flags_of
+from tests.processes import ProcessGroup, read_metrics, train_events
+from tests.reference import (
+    assert_agrees,
+    flags_for,
+    lora_flags,
+    plain_eval_loss,
+    quantized_by_transformers,
+    reference_run,
+)
+from tools.make_tiny_model import make_tiny_model
+
+NUM_STEPS = 6
+TARGETS = ("q_proj", "v_proj", "down_proj")
+SHARDED = ("--enable_fsdp",)
+FLAGS = {
+    "nf4": ["--quantization", "4bit"],
+    "fp4 double": ["--quantization", "4bit", "--quant_type", "fp4", "--use_double_quant"],
+    "int8": ["--quantization", "8bit"],
+}
+
+
+def by_transformers(kind: str) -> BitsAndBytesConfig:
+    if kind == "int8":
+        return BitsAndBytesConfig(load_in_8bit=True)
+    double = kind.endswith("double")
+    return BitsAndBytesConfig(
+        load_in_4bit=True,
+        bnb_4bit_quant_type=kind[:3],
+        bnb_4bit_use_double_quant=double,
+        bnb_4bit_compute_dtype=torch.float32,
+    )
+
+
+@dataclass(frozen=True)
+class Case:
+    kind: str
+    ranks: int
+    extra: tuple[str, ...] = ()
+
+    def __str__(self) -> str:
+        return f"{self.kind}-{self.ranks}{''.join(self.extra)}"
+
+
+CASES = [
+    *(Case(kind, 1) for kind in FLAGS),
+    *(Case(kind, 2) for kind in FLAGS),
+    *(Case(kind, 2, SHARDED) for kind in FLAGS),
+    *(Case("nf4", 2, (*SHARDED, "--quant_storage", storage)) for storage in ("fp32", "bf16", "fp16")),
+    Case("int8", 2, (*SHARDED, "--quant_storage", "fp32")),
+    Case("nf4", 2, (*SHARDED, "--fsdp_cpu_offload")),
+    Case("fp4 double", 4, (*SHARDED, "--sharding_strategy", "HYBRID_SHARD", "--sharding_group_size", "2")),
+    Case("nf4", 2, (*SHARDED, "--sharding_strategy", "SHARD_GRAD_OP", "--wrap", "root")),
+    Case("nf4", 1, ("--activation_checkpointing", "selective")),
+]
+
+
+@pytest.fixture(scope="module")
+def wider_model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Rows of 64, as bitsandbytes' blocks: so that 8-bit kernels take them too."""
+    folder = tmp_path_factory.mktemp("models") / "wider"
+    sizes = {"vocab_size": 600, "hidden_size": 64, "intermediate_size": 96, "num_layers": 2, "num_heads": 4}
+    return make_tiny_model(folder, tie_word_embeddings=False, **sizes)
+
+
+@pytest.fixture(scope="module")
+def references(wider_model: Path) -> dict[str, list[tuple[float, float]]]:
+    return {
+        kind: reference_run(
+            wider_model,
+            batching="packing",
+            num_steps=NUM_STEPS,
+            lora_targets=TARGETS,
+            quantization=by_transformers(kind),
+        )
+        for kind in FLAGS
+    }
+
+
+@pytest.mark.parametrize("case", CASES, ids=str)
+def test_losses_and_gradients_are_those_of_the_unsharded_model(
+    case: Case, references: dict, wider_model: Path, process_group: ProcessGroup, tmp_path: Path
+) -> None:
+    flags = flags_for(wider_model, tmp_path / "run", batching="packing", num_steps=NUM_STEPS)
+    flags += ["--batch_size_training", "1", "--global_batch_size", "8", "--run_validation", "False"]
+    process_group.train([*flags, *lora_flags(TARGETS), *FLAGS[case.kind], *case.extra], case.ranks)
+    assert_agrees(tmp_path / "run", references[case.kind])
+    if case.ranks > 1 and case.extra:
+        return
+    facts = yaml.safe_load((tmp_path / "run/run.yaml").read_text())["model"]
+    (start,) = (event for event in read_metrics(tmp_path / "run") if event["event"] == "start")
+    plain = quantized_by_transformers(wider_model, None)
+    num_adapter = start["num_trainable_parameters"]
+    assert start["num_parameters"] == sum(p.numel() for p in plain.parameters()) + num_adapter
+    name = case.kind.replace("double", "with double quantization")
+    quantized = sum(p.numel() for n, p in plain.named_parameters() if "_proj" in n)
+    assert facts["num_parameters_by_dtype"][name] == quantized
+
+
+def test_the_adapter_gives_the_same_loss_on_the_base_that_transformers_quantizes(
+    wider_model: Path, process_group: ProcessGroup, tmp_path: Path
+) -> None:
+    flags = flags_for(wider_model, tmp_path / "run", batching="packing", num_steps=60)
+    flags += ["--batch_size_training", "4", *lora_flags(["all-linear"][:0] or TARGETS), *FLAGS["fp4 double"], *SHARDED]
+    process_group.train(flags, 2)
+    losses = [event["loss"] for event in train_events(tmp_path / "run")]
+    assert sum(losses[-10:]) < 0.97 * sum(losses[:10])
+    adapted = peft.PeftModel.from_pretrained(
+        quantized_by_transformers(wider_model, by_transformers("fp4 double")), str(tmp_path / "run/adapter")
+    ).eval()
+    for module in adapted.modules():
+        if hasattr(module, "support_avx512bf16_for_cpu"):
+            module.support_avx512bf16_for_cpu = False  # it would pack the weights anew, in evaluation
+    evals = [event["loss"] for event in read_metrics(tmp_path / "run") if event["event"] == "eval"]
+    assert min(evals) == pytest.approx(plain_eval_loss(adapted), rel=2e-5)
+    assert AutoTokenizer.from_pretrained(tmp_path / "run/adapter")
+
+
+@pytest.mark.parametrize("kind", ["nf4", "int8"])
+def test_a_resumed_run_is_bit_equal(kind: str, wider_model: Path, process_group: ProcessGroup, tmp_path: Path) -> None:
+    given = [*FLAGS[kind], "--use_peft", "--lora_config.r", "4", "--enable_fsdp", "--run_validation", "False"]
+    process_group.train(flags_of(wider_model, tmp_path / "whole", *given), 2)
+    killed = as_if_killed_after(3, tmp_path / "whole", tmp_path / "killed")
+    process_group.train(flags_of(wider_model, killed, *given, "--resume", "auto"), 2)
+    assert_bit_equal(killed, tmp_path / "whole")
+    other = as_if_killed_after(3, tmp_path / "whole", tmp_path / "other")
+    changed = process_group.run(
+        flags_of(wider_model, other, *given[2:], "--quantization", "4bit", "--quant_type", "fp4", "--resume", "auto"), 2
+    )
+    assert [outcome.status for outcome in changed] == [2, 2]
+    assert "--quant_type fp4 (there nf4)" in changed[0].stderr
+
+
+def test_random_weights_are_quantized_alike_in_every_layout(
+    wider_model: Path, process_group: ProcessGroup, tmp_path: Path
+) -> None:
+    losses = []
+    for ranks, extra in ((1, ()), (2, SHARDED), (2, ())):
+        output = tmp_path / f"{ranks}{len(extra)}"
+        flags = flags_for(wider_model, output, batching="packing", num_steps=3)
+        flags += ["--global_batch_size", "8", "--run_validation", "False", "--random_weights", *lora_flags(TARGETS)]
+        process_group.train([*flags, "--batch_size_training", "4", *FLAGS["nf4"], *extra], ranks)
+        losses.append([event["loss"] for event in train_events(output)])
+    assert losses[1] == pytest.approx(losses[0], rel=2e-6)
+    assert losses[2] == pytest.approx(losses[0], rel=2e-6)
