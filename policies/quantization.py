@@ -111,7 +111,17 @@ class QuantizedLinear(nn.Linear):
     Attributes:
         weight: [packed elements, 1] of the storage dtype, frozen; sharded like any other parameter.
         in_features, out_features: of the weight that it stands for.
+        scale: 8 bits: the largest absolute value of each row, fp32 [out_features].
+        absmax, code: 4 bits: the scale of each block, and the values that the sixteen codes stand for; with double
+            quantization absmax is uint8, and `offset`, `nested_absmax` and `nested_code` say what it stands for.
     """
+
+    scale: torch.Tensor
+    absmax: torch.Tensor
+    code: torch.Tensor
+    offset: torch.Tensor
+    nested_absmax: torch.Tensor
+    nested_code: torch.Tensor
 
     def __init__(self, linear: nn.Linear, quantization: Quantization) -> None:
         nn.Module.__init__(self)
@@ -232,9 +242,9 @@ class QuantizedLinear(nn.Linear):
 class _Int8Linear(torch.autograd.Function):
     """Inputs times a dequantized int8 weight, which is not kept for backward: dequantized again there.
 
-    bitsandbytes does the same on CPUs and in every backward. Its product of int8 inputs on GPUs is left aside: it rounds
-    the inputs too, and which of their columns it spares depends on all rows of the batch, so documents that have nothing
-    to do with each other would change each other's loss.
+    bitsandbytes does the same on CPUs and in every backward. Its product of int8 inputs on GPUs is left aside: it
+    rounds the inputs too, and which of their columns it spares depends on all rows of the batch, so that documents
+    which have nothing to do with each other would change each other's loss.
     """
 
     @staticmethod

@@ -121,9 +121,9 @@ def test_all_linear_layers_but_the_head_are_quantized() -> None:
     kinds = {name: type(module) for name, module in model.named_modules() if isinstance(module, nn.Linear)}
     assert kinds == {"layers.0.0": QuantizedLinear, "layers.1.0": QuantizedLinear, "head": nn.Linear}
     assert "nf4" in note
-    with pytest.raises(ConfigError, match="--quantization: LayerNorm has no torch.nn.Linear"):
-        norm = nn.LayerNorm(8)
-        norm.get_output_embeddings = lambda: None
+    norm = nn.LayerNorm(8)
+    norm.get_output_embeddings = lambda: None
+    with pytest.raises(ConfigError, match=r"--quantization: LayerNorm has no torch.nn.Linear"):
         quantize_linears(norm, Quantization(4, "nf4", False, FP32, torch.uint8))
 
 
@@ -131,9 +131,8 @@ def test_all_linear_layers_but_the_head_are_quantized() -> None:
 def test_a_bit_that_changes_on_the_way_to_the_gathered_weight_is_found(damage: bool) -> None:
     with single_process():
         model = Model()
-        whole = {
-            name: module.weight.detach() for name, module in model.named_modules() if isinstance(module, nn.Linear)
-        }
+        linears = {name: module for name, module in model.named_modules() if isinstance(module, nn.Linear)}
+        whole = {name: module.weight.detach() for name, module in linears.items()}
         quantize_linears(model, Quantization(4, "nf4", False, FP32, torch.uint8))
         for layer in model.layers:
             fully_shard(layer)

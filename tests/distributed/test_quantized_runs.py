@@ -57,12 +57,14 @@ class Case:
 
 CASES = [
     *(Case(kind, 1) for kind in FLAGS),
-    *(Case(kind, 2) for kind in FLAGS),
     *(Case(kind, 2, SHARDED) for kind in FLAGS),
+    Case("fp4 double", 4, (*SHARDED, "--sharding_strategy", "HYBRID_SHARD", "--sharding_group_size", "2")),
+]
+SLOW_CASES = [
+    *(Case(kind, 2) for kind in FLAGS),
     *(Case("nf4", 2, (*SHARDED, "--quant_storage", storage)) for storage in ("fp32", "bf16", "fp16")),
     Case("int8", 2, (*SHARDED, "--quant_storage", "fp32")),
     Case("nf4", 2, (*SHARDED, "--fsdp_cpu_offload")),
-    Case("fp4 double", 4, (*SHARDED, "--sharding_strategy", "HYBRID_SHARD", "--sharding_group_size", "2")),
     Case("nf4", 2, (*SHARDED, "--sharding_strategy", "SHARD_GRAD_OP", "--wrap", "root")),
     Case("nf4", 1, ("--activation_checkpointing", "selective")),
 ]
@@ -90,7 +92,9 @@ def references(wider_model: Path) -> dict[str, list[tuple[float, float]]]:
     }
 
 
-@pytest.mark.parametrize("case", CASES, ids=str)
+@pytest.mark.parametrize(
+    "case", [*CASES, *(pytest.param(case, marks=pytest.mark.slow) for case in SLOW_CASES)], ids=str
+)
 def test_losses_and_gradients_are_those_of_the_unsharded_model(
     case: Case, references: dict, wider_model: Path, process_group: ProcessGroup, tmp_path: Path
 ) -> None:
@@ -113,17 +117,14 @@ def test_losses_and_gradients_are_those_of_the_unsharded_model(
 def test_the_adapter_gives_the_same_loss_on_the_base_that_transformers_quantizes(
     wider_model: Path, process_group: ProcessGroup, tmp_path: Path
 ) -> None:
-    flags = flags_for(wider_model, tmp_path / "run", batching="packing", num_steps=60)
-    flags += ["--batch_size_training", "4", *lora_flags(["all-linear"][:0] or TARGETS), *FLAGS["fp4 double"], *SHARDED]
+    flags = flags_for(wider_model, tmp_path / "run", batching="packing", num_steps=90)
+    flags += ["--batch_size_training", "4", *lora_flags(TARGETS), *FLAGS["fp4 double"], *SHARDED]
     process_group.train(flags, 2)
     losses = [event["loss"] for event in train_events(tmp_path / "run")]
-    assert sum(losses[-10:]) < 0.97 * sum(losses[:10])
+    assert sum(losses[-10:]) < 0.98 * sum(losses[:10])
     adapted = peft.PeftModel.from_pretrained(
         quantized_by_transformers(wider_model, by_transformers("fp4 double")), str(tmp_path / "run/adapter")
     ).eval()
-    for module in adapted.modules():
-        if hasattr(module, "support_avx512bf16_for_cpu"):
-            module.support_avx512bf16_for_cpu = False  # it would pack the weights anew, in evaluation
     evals = [event["loss"] for event in read_metrics(tmp_path / "run") if event["event"] == "eval"]
     assert min(evals) == pytest.approx(plain_eval_loss(adapted), rel=2e-5)
     assert AutoTokenizer.from_pretrained(tmp_path / "run/adapter")
