@@ -51,6 +51,15 @@ SHAPES: dict[str, dict[str, Any]] = {
         "vocab_size": 128256,
         "rope_theta": 500000.0,
     },
+    # Llama-2-13B (Meta, 2023), from its published config.json
+    "llama13b": {
+        "hidden_size": 5120,
+        "intermediate_size": 13824,
+        "num_hidden_layers": 40,
+        "num_attention_heads": 40,
+        "num_key_value_heads": 40,
+        "vocab_size": 32000,
+    },
     # Llama-3.1-70B (Meta, 2024), from its published config.json
     "llama70b": {
         "hidden_size": 8192,
@@ -66,6 +75,15 @@ SHAPES["llama70b-60layers"] = SHAPES["llama70b"] | {"num_hidden_layers": 60}
 LORA = ["--use_peft"]
 
 
+WITH_LESS_MEMORY = """
+import runpy, sys, torch
+total = torch.cuda.get_device_properties(0).total_memory
+torch.cuda.set_per_process_memory_fraction(float(sys.argv[1]) * 2**30 / total)
+sys.argv = sys.argv[2:]
+runpy.run_path(sys.argv[0], run_name="__main__")
+"""
+
+
 @dataclass(frozen=True)
 class Row:
     shape: str
@@ -75,6 +93,7 @@ class Row:
     nproc: int = 1
     accumulation: int = 1
     recipe: str = "get_rows"
+    gpu_memory_gib: float | None = None  # let one process have no more, as if its GPU were smaller
 
     @property
     def global_batch(self) -> int:
@@ -112,6 +131,23 @@ for ac, flags in CHECKPOINTING.items():
         ROWS[f"llama8b-full-4-{strategy}{ac}"] = Row("llama8b", 2, 4096, [*FSDP, *more, "--pure_bf16", *flags], nproc=4)
     ROWS[f"llama8b-lora-4{ac}"] = Row("llama8b", 2, 4096, [*FSDP, *LORA, *flags], nproc=4)
     ROWS[f"llama8b-mixed-4{ac}"] = Row("llama8b", 2, 4096, [*FSDP, *flags], nproc=4)
+# QLoRA; the 70B shape as it is, on one GPU and over several.
+QLORA = [*LORA, "--quantization", "4bit"]
+for ac, flags in CHECKPOINTING.items():
+    ROWS[f"llama8b-qlora{ac}"] = Row("llama8b", 2, 4096, [*QLORA, "--compile", *flags])
+SHARDED_QLORA = [*QLORA, *FSDP, "--use_double_quant"]
+ROWS["llama8b-qlora-double"] = Row("llama8b", 2, 4096, [*QLORA, "--compile", "--use_double_quant"])
+for nproc in (2, 4):
+    ROWS[f"llama8b-qlora-double-{nproc}"] = Row("llama8b", 2, 4096, SHARDED_QLORA, nproc=nproc)
+    ROWS[f"llama70b-qlora-{nproc}"] = Row("llama70b", 1, 4096, SHARDED_QLORA, nproc=nproc)
+ROWS["llama70b-qlora"] = Row("llama70b", 1, 4096, [*QLORA, "--use_double_quant"])
+# What a GPU of 80 GB (74.5 GiB) holds of the 13B shape: not AdamW with its states.
+for name, flags in {
+    "adamw": [],
+    "sgd": ["--optimizer", "SGD", "--momentum", "0"],
+    "adamw-offload": ["--optimizer_cpu_offload"],
+}.items():
+    ROWS[f"llama13b-{name}"] = Row("llama13b", 1, 512, ["--pure_bf16", *flags], gpu_memory_gib=74.5)
 # What the losses of the rows over four GPUs are compared with: the same global batch on one.
 ROWS["llama8b-full-batch8"] = Row("llama8b", 2, 4096, COMPILED, accumulation=4)
 ROWS["llama8b-lora-batch8"] = Row("llama8b", 2, 4096, [*LORA, "--compile"], accumulation=4)
@@ -120,6 +156,7 @@ OFFLOADED = ["--optimizer_cpu_offload", "--activation_checkpointing", "full"]
 ROWS["llama8b-mixed-batch8"] = Row("llama8b", 2, 4096, ["--compile", *OFFLOADED], accumulation=4)
 SUITES = {
     "packed": ["tinyllama-packed", "tinyllama-packed-dense", "tinyllama-full-compiled"],
+    "13b": [name for name in ROWS if name.startswith("llama13b")],
     "layouts": ["tinyllama-full-compiled", *(name for name in ROWS if name.startswith("llama8b"))],
 }
 
@@ -156,6 +193,8 @@ def run(name: str, row: Row, steps: int, extra: list[str], folder: Path, gpu: in
     command = [sys.executable, *launcher, str(ROOT / "finetuning.py"), *flags]
     print("$", " ".join(command), flush=True)
     environment = os.environ | {"ROW_LENGTH": str(row.length), "NUM_ROWS": str(row.global_batch * steps)}
+    if row.gpu_memory_gib:
+        command = [sys.executable, "-c", WITH_LESS_MEMORY, str(row.gpu_memory_gib), *command[1:]]
     if gpu is not None:
         environment["CUDA_VISIBLE_DEVICES"] = str(gpu)
     done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
