@@ -13,7 +13,7 @@ forward serves every layout, and compiles without graph breaks.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
@@ -187,15 +187,15 @@ class QuantizedLinear(nn.Linear):
 
     def forward(self, inputs: torch.Tensor) -> torch.Tensor:
         """[..., in_features] -> [..., out_features], of the inputs' dtype, computed in the compute dtype."""
-        import bitsandbytes
-
         computed = inputs.to(self.quantization.compute_dtype)
-        bias = None if self.bias is None else self.bias.to(computed.dtype)
         if self.quantization.bits == 8:
-            outputs = _Int8Linear.apply(computed, self.weight.view(torch.int8).view(self.plain_shape), self.scale)
-            outputs = outputs if bias is None else outputs + bias
+            outputs = linear_8bit(computed, self._int8(), self.scale)
         else:
-            outputs = bitsandbytes.matmul_4bit(computed, self._bytes(), bias=bias, quant_state=self._state())
+            outputs = linear_4bit(
+                computed, self._bytes(), self._statistics(), list(self.plain_shape), self.quantization.quant_type
+            )
+        if self.bias is not None:
+            outputs = outputs + self.bias.to(outputs.dtype)
         return outputs.to(inputs.dtype)
 
     def dequantize(self) -> torch.Tensor:
@@ -203,11 +203,11 @@ class QuantizedLinear(nn.Linear):
         if self.weight.is_meta:
             return torch.empty(self.plain_shape, dtype=self.quantization.compute_dtype, device="meta")
         if self.quantization.bits == 8:
-            int8 = self.weight.view(torch.int8).view(self.plain_shape)
-            return _dequantize_int8(int8, self.scale, self.quantization.compute_dtype)
-        from bitsandbytes import functional
-
-        return functional.dequantize_4bit(self._bytes(), self._state())
+            return _dequantize_8bit(self._int8(), self.scale, self.quantization.compute_dtype)
+        shape, quant_type = self.plain_shape, self.quantization.quant_type
+        return _dequantize_4bit(
+            self._bytes(), self._statistics(), shape, quant_type, dtype=self.quantization.compute_dtype
+        )
 
     @property
     def W_q(self) -> torch.Tensor:
@@ -217,50 +217,103 @@ class QuantizedLinear(nn.Linear):
     def _bytes(self) -> torch.Tensor:
         return self.weight.view(torch.uint8).view(-1, 1)
 
-    def _state(self) -> Any:
-        from bitsandbytes.functional import QuantState
+    def _int8(self) -> torch.Tensor:
+        return self.weight.view(torch.int8).view(self.plain_shape)
 
-        offset = nested = None
-        if self.quantization.use_double_quant:
-            offset, codes = self.offset, {"absmax": self.nested_absmax, "code": self.nested_code}
-            nested = QuantState(**codes, blocksize=NESTED_BLOCK, dtype=torch.float32)
-        return QuantState(
-            absmax=self.absmax,
-            shape=self.plain_shape,
-            code=self.code,
-            blocksize=BLOCK,
-            quant_type=self.quantization.quant_type,
-            dtype=self.quantization.compute_dtype,
-            offset=offset,
-            state2=nested,
-        )
+    def _statistics(self) -> list[torch.Tensor]:
+        nested = [self.offset, self.nested_absmax, self.nested_code] if self.quantization.use_double_quant else []
+        return [self.absmax, self.code, *nested]
 
     def extra_repr(self) -> str:
         return f"in_features={self.in_features}, out_features={self.out_features}, {self.stored_as}"
 
 
-class _Int8Linear(torch.autograd.Function):
-    """Inputs times a dequantized int8 weight, which is not kept for backward: dequantized again there.
+# The products are operators of their own for torch, not autograd functions: what is compiled then knows each as one
+# node, which activation checkpointing computes again. Of an autograd function torch 2.11 keeps the output instead.
+
+
+@torch.library.custom_op("quantization::linear_4bit", mutates_args=())
+def linear_4bit(
+    inputs: torch.Tensor, packed: torch.Tensor, statistics: list[torch.Tensor], shape: list[int], quant_type: str
+) -> torch.Tensor:
+    """[..., in] times a packed weight of `shape` [out, in], by bitsandbytes: [..., out].
+
+    Args:
+        packed: uint8 [bytes, 1].
+        statistics: of `QuantizedLinear`: absmax and code, and what double quantization adds.
+    """
+    absmax, _, *nested = statistics
+    gemm = torch.ops.bitsandbytes.gemm_4bit.default
+    if not nested:
+        return gemm(inputs, packed, shape, absmax, BLOCK, quant_type)
+    offset, nested_absmax, nested_code = nested
+    codes = {"absmax_8bit": absmax, "absmax_code": nested_code, "absmax_offset": offset}
+    return gemm(inputs, packed, shape, nested_absmax, BLOCK, quant_type, **codes)
+
+
+@linear_4bit.register_fake
+def _(
+    inputs: torch.Tensor, packed: torch.Tensor, statistics: list[torch.Tensor], shape: list[int], quant_type: str
+) -> torch.Tensor:
+    return inputs.new_empty((*inputs.shape[:-1], shape[0]))
+
+
+def _keep_packed_4bit(ctx: Any, inputs: tuple[Any, ...], output: torch.Tensor) -> None:
+    _, packed, statistics, ctx.shape, ctx.quant_type = inputs
+    ctx.save_for_backward(packed, *statistics)
+
+
+def _backward_4bit(ctx: Any, grad: torch.Tensor) -> tuple[Any, ...]:
+    packed, *statistics = ctx.saved_tensors
+    weight = _dequantize_4bit(packed, statistics, ctx.shape, ctx.quant_type, dtype=grad.dtype)
+    return grad @ weight, None, [None] * len(statistics), None, None
+
+
+linear_4bit.register_autograd(_backward_4bit, setup_context=_keep_packed_4bit)
+
+
+def _dequantize_4bit(
+    packed: torch.Tensor, statistics: Sequence[torch.Tensor], shape: Sequence[int], quant_type: str, dtype: torch.dtype
+) -> torch.Tensor:
+    """[out, in], as bitsandbytes' own backward has it."""
+    absmax, _, *nested = statistics
+    if nested:
+        offset, nested_absmax, nested_code = nested
+        operator = torch.ops.bitsandbytes.dequantize_blockwise.default
+        absmax = operator(absmax, nested_absmax, nested_code, NESTED_BLOCK, torch.float32) + offset
+    return torch.ops.bitsandbytes.dequantize_4bit.default(packed, absmax, BLOCK, quant_type, list(shape), dtype)
+
+
+@torch.library.custom_op("quantization::linear_8bit", mutates_args=())
+def linear_8bit(inputs: torch.Tensor, int8: torch.Tensor, scale: torch.Tensor) -> torch.Tensor:
+    """[..., in] times the weight that int8 [out, in] and scale [out] stand for, which is not kept: [..., out].
 
     bitsandbytes does the same on CPUs and in every backward. Its product of int8 inputs on GPUs is left aside: it
     rounds the inputs too, and which of their columns it spares depends on all rows of the batch, so that documents
     which have nothing to do with each other would change each other's loss.
     """
-
-    @staticmethod
-    def forward(ctx: Any, inputs: torch.Tensor, int8: torch.Tensor, scale: torch.Tensor) -> torch.Tensor:
-        ctx.save_for_backward(int8, scale)
-        return nn.functional.linear(inputs, _dequantize_int8(int8, scale, inputs.dtype))
-
-    @staticmethod
-    def backward(ctx: Any, *grads: torch.Tensor) -> tuple[torch.Tensor, None, None]:
-        int8, scale = ctx.saved_tensors
-        (grad,) = grads
-        return grad @ _dequantize_int8(int8, scale, grad.dtype), None, None
+    return nn.functional.linear(inputs, _dequantize_8bit(int8, scale, inputs.dtype))
 
 
-def _dequantize_int8(int8: torch.Tensor, scale: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
-    """[out, in] from int8 [out, in] and the largest absolute value of each row, [out]."""
+@linear_8bit.register_fake
+def _(inputs: torch.Tensor, int8: torch.Tensor, scale: torch.Tensor) -> torch.Tensor:
+    return inputs.new_empty((*inputs.shape[:-1], int8.shape[0]))
+
+
+def _keep_packed_8bit(ctx: Any, inputs: tuple[torch.Tensor, ...], output: torch.Tensor) -> None:
+    ctx.save_for_backward(*inputs[1:])
+
+
+def _backward_8bit(ctx: Any, grad: torch.Tensor) -> tuple[torch.Tensor, None, None]:
+    int8, scale = ctx.saved_tensors
+    return grad @ _dequantize_8bit(int8, scale, grad.dtype), None, None
+
+
+linear_8bit.register_autograd(_backward_8bit, setup_context=_keep_packed_8bit)
+
+
+def _dequantize_8bit(int8: torch.Tensor, scale: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
+    """[out, in]; `scale` is the largest absolute value of each row."""
     return int8.to(dtype).mul_((scale / INT8_MAX).unsqueeze(1))  # in place: rounded once, with the scale in fp32
 
 
