@@ -73,3 +73,21 @@ def test_gradients_that_are_all_zero_have_norm_zero_and_stay_zero() -> None:
     parameters = make_parameters(0, 0.0)
     assert clip_grad_norm(parameters, 1.0).item() == 0
     assert not any(parameter.grad.any() for parameter in parameters[:-1])
+
+
+@given(
+    seed=st.integers(0, 10**6),
+    size=st.floats(1e-6, 1e6),
+    threshold=st.one_of(st.none(), st.floats(1e-3, 1e3)),
+    exponent=st.integers(0, 40),
+)
+@settings(max_examples=60, deadline=None)
+def test_a_scaled_loss_gives_the_norm_and_the_gradients_of_the_loss_itself(
+    seed: int, size: float, threshold: float | None, exponent: int
+) -> None:
+    plain, scaled = make_parameters(seed, size), make_parameters(seed, size)
+    for parameter in scaled[:-1]:
+        parameter.grad *= 2.0**exponent
+    assert clip_grad_norm(scaled, threshold, scale=2.0**exponent).item() == clip_grad_norm(plain, threshold).item()
+    for parameter, other in zip(scaled[:-1], plain[:-1], strict=True):
+        assert torch.equal(parameter.grad, other.grad)
