@@ -14,6 +14,7 @@ from transformers import AutoModelForCausalLM
 import policies.mixed_precision
 from configs.errors import ConfigError
 from configs.flags import parse_flags
+from policies.adapters import apply_adapters, store_adapters
 from policies.mixed_precision import resolve_precision
 from tests import random_documents
 from tests.processes import ProcessGroup, read_metrics, train_events
@@ -112,19 +113,24 @@ def test_bf16_adapters_are_refused_beside_a_model_that_computes_in_something_els
         resolve_precision(config, CPU)
 
 
+def flags_of(model: Path, folder: Path) -> list[str]:
+    """Eight steps on the same few documents."""
+    flags = ["--model_name", str(model), "--output_dir", str(folder), "--max_train_step", "8", "--lr", "5e-3"]
+    flags += ["--dataset", f"{random_documents.__file__}:get_few_documents", "--context_length", "96"]
+    return [*flags, "--batch_size_training", "1", "--global_batch_size", "4", "--num_workers_dataloader", "0"]
+
+
 @pytest.fixture(scope="module")
 def runs(tiny_model: Path, process_group: ProcessGroup, tmp_path_factory: pytest.TempPathFactory) -> dict:
-    """The folder of each run, by mode, layout and method: eight steps on the same few documents."""
+    """The folder of each run, by mode, layout and method."""
     folders = {}
     for mode, layout, method in KINDS:
         ranks, flags = LAYOUTS[layout]
         folder = tmp_path_factory.mktemp("precision") / "run"
-        flags = ["--model_name", str(tiny_model), "--output_dir", str(folder), *flags, *FLAGS_OF_MODE[mode]]
-        flags += ["--dataset", f"{random_documents.__file__}:get_few_documents", "--max_train_step", "8"]
-        flags += ["--batch_size_training", "1", "--global_batch_size", "4", "--context_length", "96", "--lr", "5e-3"]
-        flags += ["--num_workers_dataloader", "0", "--save_optimizer"]
+        flags = [*flags_of(tiny_model, folder), *flags, *FLAGS_OF_MODE[mode], *FLAGS_OF_METHOD[method]]
+        flags += ["--save_optimizer"]
         flags += ["--dist_checkpoint_root_folder", str(folder.parent), "--dist_checkpoint_folder", "sharded"]
-        process_group.train(flags + FLAGS_OF_METHOD[method], ranks)
+        process_group.train(flags, ranks)
         folders[mode, layout, method] = folder
     return folders
 
@@ -183,6 +189,47 @@ def test_mixed_precision_is_the_same_in_every_layout(mode: str, method: str, run
     losses = [[e["loss"] for e in train_events(runs[mode, layout, method])] for layout in LAYOUTS]
     assert losses[1] == pytest.approx(losses[0], rel=2e-3)
     assert losses[2] == pytest.approx(losses[0], rel=2e-3)
+
+
+@pytest.mark.parametrize(
+    ("ranks", "method", "flags"),
+    [
+        (4, "full", "--enable_fsdp --hsdp --sharding_group_size 2 --accumulate_unsharded False"),
+        (2, "full", "--enable_fsdp --sharding_strategy SHARD_GRAD_OP --accumulate_unsharded False"),
+        (2, "full", "--enable_fsdp --fsdp_cpu_offload"),
+        (2, "lora", "--enable_fsdp --fsdp_cpu_offload --wrap root"),
+        (2, "full", "--optimizer_cpu_offload --activation_checkpointing full"),
+        (1, "lora", "--optimizer_cpu_offload --activation_checkpointing selective"),
+        (1, "full", "--loss_chunk_size 20"),
+    ],
+)
+def test_fp16_stays_close_to_fp32_under_every_policy(
+    ranks: int, method: str, flags: str, runs: dict, tiny_model: Path, process_group: ProcessGroup, tmp_path: Path
+) -> None:
+    argv = [*flags_of(tiny_model, tmp_path / "run"), *FLAGS_OF_METHOD[method], *flags.split(), "--use_fp16"]
+    process_group.train([*argv, "--run_validation", "False", "--save_model", "False"], ranks)
+    found, wanted = train_events(tmp_path / "run"), train_events(runs["fp32", "one process", method])
+    for name, largest in (("loss", LARGEST_DIFFERENCE["fp16-mixed"]), ("grad_norm", 1e-2)):
+        assert [event[name] for event in found] == pytest.approx([event[name] for event in wanted], rel=largest)
+
+
+def test_a_seed_draws_the_same_adapters_in_bf16_rounded_and_a_saved_one_is_rounded_alike(
+    runs: dict, tiny_model: Path
+) -> None:
+    def adapters(*flags: str, dtype: torch.dtype) -> dict[str, torch.Tensor]:
+        model = AutoModelForCausalLM.from_pretrained(tiny_model)
+        adapted = apply_adapters(model, parse_flags(["--model_name", str(tiny_model), "--use_peft", *flags]))
+        store_adapters(adapted, dtype)
+        assert {p.dtype for p in adapted.parameters() if not p.requires_grad} == {FP32}
+        return {name: p.detach() for name, p in adapted.named_parameters() if p.requires_grad}
+
+    saved = runs["fp32", "one process", "lora"] / "adapter"
+    for flags in (["--seed", "5"], ["--from_peft_checkpoint", str(saved)]):
+        fp32, bf16 = adapters(*flags, dtype=FP32), adapters(*flags, dtype=BF16)
+        assert fp32.keys() == bf16.keys()
+        for name, tensor in fp32.items():
+            assert tensor.dtype == FP32
+            assert torch.equal(bf16[name], tensor.to(BF16))
 
 
 @pytest.mark.parametrize(("layout", "method"), itertools.product(LAYOUTS, ["full", "lora"]))
