@@ -49,6 +49,7 @@ from policies.building import build_for_training
 from policies.clipping import clip_grad_norm
 from policies.loading import load_model_config
 from policies.loss import loss_notes
+from policies.loss_scaling import LossScaler
 from policies.mixed_precision import resolve_precision
 from policies.optimizer import build_optimizer, build_scheduler
 from policies.optimizer_offload import share_out_cores
@@ -89,6 +90,7 @@ def train_step(
     model: nn.Module,
     micro_batches: Sequence[task.MicroBatch],
     optimizer: Optimizer,
+    scaler: LossScaler,
     config: RunConfig,
     *,
     device: torch.device,
@@ -106,7 +108,8 @@ def train_step(
 
     Returns:
         Loss (mean over the label tokens of the global batch) and gradient norm before clipping: fp32 scalars in host
-        memory, the same on every rank.
+        memory, the same on every rank. Where the norm is not finite, fp16 overflowed and no update was made: weights
+        and optimizer states are as they were, and the next step has a smaller loss scale.
 
     Raises:
         NonFiniteError: on every rank, with weights and optimizer states as they were.
@@ -120,20 +123,25 @@ def train_step(
             loss = task.summed_loss(model, batch.to(device)) / num_label_tokens
             if index == 0:
                 on_phase("after_forward")
-            (loss * world_size).backward()  # ranks' gradients are averaged: this makes it their sum
+            # Ranks' gradients are averaged: times their number it is the sum.
+            (loss * (world_size * scaler.scale)).backward()
         losses.append(loss.detach())
     on_phase("after_backward")
     loss = torch.stack(losses).sum()
     torch.distributed.all_reduce(loss)
     clips = config.train_config.gradient_clipping
-    grad_norm = clip_grad_norm(parameters, config.train_config.gradient_clipping_threshold if clips else None)
+    max_norm = config.train_config.gradient_clipping_threshold if clips else None
+    grad_norm = clip_grad_norm(parameters, max_norm, scale=scaler.scale)
     # The one place where the host waits for the device; the update itself then runs beside the next step's start.
     loss, grad_norm = torch.stack([loss, grad_norm]).cpu().unbind()
-    if not (torch.isfinite(loss) and torch.isfinite(grad_norm)):
+    overflowed = not math.isfinite(grad_norm)
+    if not math.isfinite(loss) or (overflowed and not scaler.can_fall):
         bad = [not math.isfinite(micro_loss) for micro_loss in losses]
         rows = [row for batch, is_bad in zip(micro_batches, bad, strict=True) if is_bad for row in batch.source_rows]
         raise NonFiniteError(rows)
-    optimizer.step()
+    if not overflowed:
+        optimizer.step()
+    scaler.update(overflowed=overflowed)
     on_phase("after_optimizer_step")
     optimizer.zero_grad(set_to_none=True)
     return loss, grad_norm
@@ -168,6 +176,7 @@ class Job:
     model: nn.Module
     optimizer: Optimizer
     scheduler: LRScheduler
+    scaler: LossScaler
     train_loader: StepLoader | StreamLoader
     eval_loader: StepLoader | None
     num_steps: int
@@ -249,7 +258,7 @@ def run_step(job: Job, batches: Iterator[list[task.MicroBatch]], *, last_of_epoc
     micro_batches = next(batches)
     data_wait = time.perf_counter() - step_started
     counts = task.count_globally(micro_batches)
-    lr = job.scheduler.get_last_lr()[0]
+    lr, loss_scale = job.scheduler.get_last_lr()[0], job.scaler.scale
     job.ledger.observe(is_observed_step(state.step, last_of_epoch=last_of_epoch))
     try:
         with job.recorder(state.step, counts):
@@ -257,6 +266,7 @@ def run_step(job: Job, batches: Iterator[list[task.MicroBatch]], *, last_of_epoc
                 job.model,
                 micro_batches,
                 job.optimizer,
+                job.scaler,
                 config,
                 device=env.device,
                 num_label_tokens=counts.num_label_tokens,
@@ -266,7 +276,9 @@ def run_step(job: Job, batches: Iterator[list[task.MicroBatch]], *, last_of_epoc
             )
     except NonFiniteError as error:
         every_row = [row for batch in micro_batches for row in batch.source_rows]
-        message = describe_non_finite(state.step, error, every_row, config.train_config.datasets)
+        message = describe_non_finite(
+            state.step, error, every_row, config.train_config.datasets, is_fp16=job.scaler.active
+        )
         raise TrainingError(message) from None
     job.scheduler.step()
     seconds = time.perf_counter() - step_started
@@ -283,9 +295,13 @@ def run_step(job: Job, batches: Iterator[list[task.MicroBatch]], *, last_of_epoc
         "step_seconds": seconds,
         **job.flops.rates(counts, seconds, env.world_size),
         "data_wait_seconds": data_wait,
+        **({"loss_scale": loss_scale} if job.scaler.active else {}),
     }
     job.metrics.write("train", **event)
     write_memory(job)
+    if not math.isfinite(grad_norm):
+        scales = f"loss scale {loss_scale:g} -> {job.scaler.scale:g}"
+        say(env, f"step {state.step}: fp16 gradients overflowed: no update, {scales}")
     if state.step == 1 or state.step % config.tracking_config.log_every_steps == 0 or state.step == job.num_steps:
         say(env, log_line(event, num_steps=job.num_steps, peak_gib=job.ledger.peak_gib()))
     return loss.item()
@@ -450,6 +466,7 @@ def prepare(config: RunConfig, env: Environment, watchdog: Watchdog) -> Job:
         )
     say_above_bar = partial(say, env)
     train_loader, eval_loader = make_loaders(data, config, batches, env, collate, say_above_bar)
+    scaler = LossScaler(active=precision.scales_loss)
     scheduler = build_scheduler(optimizer, config, steps_per_epoch=len(train_loader), num_steps=num_steps)
     seed_everything(train_config.seed, env.rank)
     model.train()
@@ -460,7 +477,7 @@ def prepare(config: RunConfig, env: Environment, watchdog: Watchdog) -> Job:
     state = TrainState()
     if checkpoint is not None:
         print_rank_zero(env, *check_same(checkpoint, config, known_of_model))
-        state = load_checkpoint(checkpoint, model, optimizer, scheduler, config, env)
+        state = load_checkpoint(checkpoint, model, optimizer, scheduler, scaler, config, env)
     keep_last, disk_notes = on_rank_zero(lambda: choose_keep_last(config, model))
     runs_beside, memory_notes = choose_async(config, env, model)
     print_rank_zero(env, *disk_notes, *memory_notes)
@@ -500,6 +517,7 @@ def prepare(config: RunConfig, env: Environment, watchdog: Watchdog) -> Job:
         model=model,
         optimizer=optimizer,
         scheduler=scheduler,
+        scaler=scaler,
         facts={
             "settings": config.to_dict(),
             "global_batch_size": batches.global_batch_size,
@@ -524,6 +542,7 @@ def prepare(config: RunConfig, env: Environment, watchdog: Watchdog) -> Job:
         model=model,
         optimizer=optimizer,
         scheduler=scheduler,
+        scaler=scaler,
         train_loader=train_loader,
         eval_loader=eval_loader,
         num_steps=num_steps,

@@ -22,6 +22,7 @@ from checkpointing.state import MODEL, OPTIMIZER, TrainState, model_tensors, tra
 from checkpointing.writing import FULL_FILE, rng_file
 from configs.errors import ConfigError
 from configs.run import RunConfig
+from policies.loss_scaling import LossScaler
 from policies.weight_sources import keep_part
 from utils.distributed import gather_to_all, on_rank_zero
 from utils.environment import Environment, print_rank_zero
@@ -35,6 +36,7 @@ def load_checkpoint(
     model: nn.Module,
     optimizer: Optimizer,
     scheduler: LRScheduler,
+    scaler: LossScaler,
     config: RunConfig,
     env: Environment,
 ) -> TrainState:
@@ -53,6 +55,7 @@ def load_checkpoint(
     if failures:
         raise ConfigError(f"--resume: {checkpoint.folder} cannot be loaded: {' '.join(failures[0].split())}")
     _load_schedule(scheduler, optimizer, checkpoint.values["scheduler"])
+    scaler.load_state_dict(checkpoint.values.get("loss_scaler"))  # earlier versions wrote none
     print_rank_zero(env, f"resume: from {checkpoint.folder}, after step {checkpoint.step}")
     own = checkpoint.folder / rng_file(env.rank)
     if checkpoint.values["world_size"] == env.world_size and own.is_file():

@@ -32,6 +32,7 @@ from checkpointing.state import (
 from checkpointing.writing import CheckpointError, Contents, num_bytes, write_checkpoint
 from configs.errors import ConfigError
 from configs.run import RunConfig
+from policies.loss_scaling import LossScaler
 from utils.distributed import gather_to_all, local_tensor, new_host_group, on_rank_zero
 from utils.environment import Environment
 from utils.memory import readable
@@ -63,6 +64,7 @@ class CheckpointSaver:
         model: nn.Module,
         optimizer: Optimizer,
         scheduler: LRScheduler,
+        scaler: LossScaler,
         facts: Mapping[str, Any],
         files: Mapping[str, bytes],
         keep_last: int,
@@ -79,7 +81,7 @@ class CheckpointSaver:
             say: prints a line on rank 0. write_event: writes a line of metrics.jsonl there.
         """
         self.config, self.env, self.root = config, env, root
-        self.model, self.optimizer, self.scheduler = model, optimizer, scheduler
+        self.model, self.optimizer, self.scheduler, self.scaler = model, optimizer, scheduler, scaler
         self.facts, self.files, self.keep_last = facts, files, keep_last
         self.say, self.write_event = say, write_event
         self.full = config.fsdp_config.checkpoint_type == "FULL_STATE_DICT"
@@ -209,6 +211,7 @@ class CheckpointSaver:
         values = {
             "state": state.to_dict(),
             "scheduler": self.scheduler.state_dict(),
+            "loss_scaler": self.scaler.state_dict(),
             "optimizer_numbers": optimizer_numbers(self.model, self.optimizer),
             "has_optimizer": has_optimizer,
             "world_size": self.env.world_size,

@@ -46,11 +46,7 @@ class FsdpConfig:
         "keep only the optimizer's state in host memory and step on the CPU; holds without --enable_fsdp too",
     )
     mixed_precision: bool = setting(True, "as train_config.mixed_precision; the two always agree")
-    use_fp16: bool = setting(
-        False,
-        "as train_config.use_fp16; the two always agree",
-        later="leave it out for bf16, or give --mixed_precision False for fp32",
-    )
+    use_fp16: bool = setting(False, "as train_config.use_fp16; the two always agree")
     pure_bf16: bool = setting(False, "weights, gradients and optimizer state all in bf16")
     optimizer: Literal["AdamW", "SGD", "anyprecision"] = setting(
         "AdamW", "optimizer", later="use --optimizer AdamW", later_values=("anyprecision",)

@@ -117,6 +117,8 @@ HINTS: dict[str, str] = {
     "quantize": _QUANTIZATION,
     "load_in_4bit": _QUANTIZATION,
     "load_in_8bit": _QUANTIZATION,
+    "lora_dtype": "--peft_dtype fp32|bf16",
+    "autocast_adapter_dtype": "--peft_dtype fp32|bf16",
     "freeze": "--freeze_layers with --num_freeze_layers",
     # Layout
     "fsdp": _SHARDING,

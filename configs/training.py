@@ -43,14 +43,16 @@ class TrainConfig:
     mixed_precision: bool = setting(True, "compute in half precision on fp32 master weights; False: all fp32")
     use_fp16: bool = setting(
         False,
-        "let the half precision be fp16, with a gradient scaler",
-        later="leave it out for bf16, or give --mixed_precision False for fp32",
+        "let the half precision be fp16, with a loss scale; unset: on cards that have no bf16; False: fp32 on those",
     )
 
     # Adapters and frozen layers
     use_peft: bool = setting(False, "train an adapter and leave the model's own weights as they are")
     peft_method: Literal["lora", "llama_adapter"] = setting(
         "lora", "kind of adapter", later="use --peft_method lora", later_values=("llama_adapter",)
+    )
+    peft_dtype: Literal["fp32", "bf16"] = setting(
+        "fp32", "store and train adapters in this, and their optimizer states; bf16 where the model computes in bf16"
     )
     from_peft_checkpoint: str = setting("", "adapter folder to train on from; empty: a new adapter")
     freeze_layers: bool = setting(

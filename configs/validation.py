@@ -58,7 +58,8 @@ def _check_what_is_trained(config: RunConfig) -> None:
     if config.was_given("train_config.num_freeze_layers") and not train.freeze_layers:
         raise ConfigError("--num_freeze_layers: nothing is frozen without --freeze_layers; add it, or leave this out")
     if not train.use_peft:
-        for name in (*lora, "train_config.peft_method", "train_config.from_peft_checkpoint"):
+        of_adapters = ("peft_method", "peft_dtype", "from_peft_checkpoint")
+        for name in (*lora, *(f"train_config.{field}" for field in of_adapters)):
             if config.was_given(name) and config.value(name) != "":
                 raise ConfigError(f"{flag(name)}: there is no adapter without --use_peft; add it, or leave this out")
     if lora and train.from_peft_checkpoint:
@@ -77,6 +78,11 @@ def _check_precision(config: RunConfig) -> None:
             )
     if fsdp.pure_bf16 and train.use_fp16:
         raise ConfigError("--pure_bf16: cannot hold together with --use_fp16 True; leave one of them out")
+    if train.use_fp16 and not train.mixed_precision:
+        raise ConfigError(
+            "--use_fp16: True cannot hold together with --mixed_precision False, which computes in fp32; "
+            "leave one of them out"
+        )
     asked_to_mix = config.was_given("train_config.mixed_precision") or config.was_given("fsdp_config.mixed_precision")
     if fsdp.pure_bf16 and train.mixed_precision and asked_to_mix:
         raise ConfigError("--pure_bf16: cannot hold together with --mixed_precision True; leave one of them out")

@@ -8,7 +8,7 @@ from torch import nn
 
 from configs.run import RunConfig
 from policies.activation_checkpointing import apply_activation_checkpointing
-from policies.adapters import apply_adapters
+from policies.adapters import apply_adapters, store_adapters
 from policies.compilation import compile_layers
 from policies.freezing import freeze_layers
 from policies.loss import use_summed_loss
@@ -51,6 +51,7 @@ def apply_policies(
         print_rank_zero(env, quantize_linears(causal_lm, quantization))
     if config.train_config.use_peft:
         model = apply_adapters(model, config)
+        store_adapters(model, precision.adapter_dtype)
     # 2. freeze: adapters froze what they need frozen
     if config.train_config.freeze_layers:
         freeze_layers(model, causal_lm.get_decoder(), config.train_config.num_freeze_layers)

@@ -38,6 +38,13 @@ def apply_adapters(model: nn.Module, config: RunConfig) -> Any:
     return _draw_adapters(peft.get_peft_model(model, settings), train.seed)
 
 
+def store_adapters(model: Any, dtype: torch.dtype) -> None:
+    """Round the adapters, which were drawn or read in fp32: a seed gives the same ones in either dtype."""
+    for parameter in model.parameters():
+        if parameter.requires_grad:
+            parameter.data = parameter.data.to(dtype)
+
+
 def _draw_adapters(model: Any, seed: int) -> Any:
     """Draw adapters that peft had put on the meta device, beside the weights that are there; peft draws them."""
     with torch.random.fork_rng([]):

@@ -5,14 +5,16 @@
 | fp32       | fp32            | fp32           | fp32    | fp32               |
 | bf16-true  | bf16            | bf16           | bf16    | fp32 (bf16 in DDP) |
 | bf16-mixed | fp32            | bf16           | bf16    | fp32               |
+| fp16-mixed | fp32            | fp16           | fp16    | fp32               |
 
-Adapters are trained in fp32 and peft computes them in it, whatever the base: so LoRA never needs a cast policy.
-What the checkpoint's dtype happens to be decides nothing.
+Adapters are trained in fp32, or in bf16 where --peft_dtype says so, and peft computes them in that, whatever the base:
+so LoRA never needs a cast policy. What the checkpoint's dtype happens to be decides nothing. fp16-mixed has a loss
+scale (policies/loss_scaling.py).
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch.distributed.fsdp import MixedPrecisionPolicy
@@ -26,14 +28,20 @@ DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16, 
 
 @dataclass(frozen=True)
 class Precision:
-    name: str  # "fp32", "bf16-true" or "bf16-mixed"
-    storage_dtype: torch.dtype  # of the weights as loaded (adapters are made in fp32)
+    name: str  # "fp32", "bf16-true", "bf16-mixed" or "fp16-mixed"
+    storage_dtype: torch.dtype  # of the weights as loaded (adapters have their own)
     compute_dtype: torch.dtype
+    adapter_dtype: torch.dtype = torch.float32
 
     @property
     def casts(self) -> bool:
         """Whether weights are cast for computing, which only `fully_shard` does here."""
         return self.storage_dtype != self.compute_dtype
+
+    @property
+    def scales_loss(self) -> bool:
+        """Whether small gradients would be rounded to zero without a loss scale."""
+        return self.compute_dtype == torch.float16
 
     @property
     def policy(self) -> MixedPrecisionPolicy:
@@ -49,28 +57,43 @@ def resolve_precision(config: RunConfig, device: torch.device) -> tuple[Precisio
     """The run's precision and the lines to print about what was adapted.
 
     Raises:
-        ConfigError: where only fp16 would do.
+        ConfigError: where adapters were to be bf16 and the model computes in something else.
     """
+    precision, notes = _precision_of_model(config, device)
+    if config.train_config.peft_dtype == "fp32":
+        return precision, notes
+    if precision.compute_dtype != torch.bfloat16:
+        raise ConfigError(
+            f"--peft_dtype: bf16 adapters need a model that computes in bf16, and this run is {precision.name}; "
+            "give --mixed_precision True or --pure_bf16, or leave this out"
+        )
+    return replace(precision, adapter_dtype=torch.bfloat16), notes
+
+
+def _precision_of_model(config: RunConfig, device: torch.device) -> tuple[Precision, list[str]]:
     train, fsdp = config.train_config, config.fsdp_config
+    lacks_bf16 = device.type == "cuda" and not has_bf16(device)
     if fsdp.pure_bf16:
-        notes = []
-        if device.type == "cuda" and not has_bf16(device):
-            notes = ["pure_bf16: this card has no bf16; it is emulated and slow"]
+        notes = ["pure_bf16: this card has no bf16; it is emulated and slow"] if lacks_bf16 else []
         return Precision("bf16-true", torch.bfloat16, torch.bfloat16), notes
-    asked = config.was_given("train_config.mixed_precision") or config.was_given("fsdp_config.mixed_precision")
-    mixed = train.mixed_precision and fsdp.mixed_precision
     fp32 = Precision("fp32", torch.float32, torch.float32)
-    if not mixed:
+    if not train.mixed_precision:
         return fp32, []
+    # A frozen base has its computing dtype at once: the same numbers as casting it every time, from half the memory.
+    bf16, fp16 = (
+        Precision(name, dtype if train.use_peft else torch.float32, dtype)
+        for name, dtype in (("bf16-mixed", torch.bfloat16), ("fp16-mixed", torch.float16))
+    )
+    if train.use_fp16:
+        return fp16, []
+    asked, declined_fp16 = (
+        config.was_given(f"train_config.{name}") or config.was_given(f"fsdp_config.{name}")
+        for name in ("mixed_precision", "use_fp16")
+    )
     if device.type == "cpu" and not asked:
         return fp32, ["mixed_precision: computing in fp32 on CPU; --mixed_precision True asks for bf16"]
-    if device.type == "cuda" and not has_bf16(device):
-        fp16_declined = config.was_given("train_config.use_fp16") or config.was_given("fsdp_config.use_fp16")
-        if fp16_declined:
-            return fp32, ["mixed_precision: this card has no bf16 and use_fp16 is False: computing in fp32"]
-        raise ConfigError(
-            "--mixed_precision: this card has no bf16, and fp16 is not available in this version yet; "
-            "give --mixed_precision False for fp32"
-        )
-    storage = torch.bfloat16 if train.use_peft else torch.float32
-    return Precision("bf16-mixed", storage, torch.bfloat16), []
+    if lacks_bf16 and declined_fp16:
+        return fp32, ["mixed_precision: this card has no bf16 and use_fp16 is False: computing in fp32"]
+    if lacks_bf16:
+        return fp16, ["use_fp16: this card has no bf16: computing in fp16 with a loss scale; False means fp32"]
+    return bf16, []

@@ -12,4 +12,7 @@ KEYS = {
     "epoch": "epoch seconds train_loss eval_loss",
     "end": "step status seconds peak_allocated_gib best_eval_loss",
 }
+FP16_KEYS = {"train": "loss_scale"}
+"""What events have besides under fp16."""
+
 PHASES = ["before_forward", "after_forward", "after_backward", "after_optimizer_step"]

@@ -19,3 +19,9 @@ def get_custom_dataset(dataset_config: Any, tokenizer: Any, split: str) -> list[
         labels[: int(generator.integers(0, length - 1))] = -100
         rows.append({"input_ids": ids.tolist(), "labels": labels.tolist()})
     return rows
+
+
+def get_few_documents(dataset_config: Any, tokenizer: Any, split: str) -> list[dict[str, list[int]]]:
+    """Eight of them over and over, which can be learned."""
+    documents = get_custom_dataset(dataset_config, tokenizer, "train")[:8]
+    return documents * 30 if split == "train" else documents

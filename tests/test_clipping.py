@@ -73,3 +73,31 @@ def test_gradients_that_are_all_zero_have_norm_zero_and_stay_zero() -> None:
     parameters = make_parameters(0, 0.0)
     assert clip_grad_norm(parameters, 1.0).item() == 0
     assert not any(parameter.grad.any() for parameter in parameters[:-1])
+
+
+@given(
+    seed=st.integers(0, 10**6),
+    size=st.floats(1e-6, 1e6),
+    threshold=st.one_of(st.none(), st.floats(1e-3, 1e3)),
+    exponent=st.integers(0, 24),
+)
+@settings(max_examples=60, deadline=None)
+def test_a_scaled_loss_gives_the_norm_and_the_gradients_of_the_loss_itself(
+    seed: int, size: float, threshold: float | None, exponent: int
+) -> None:
+    plain, scaled = make_parameters(seed, size), make_parameters(seed, size)
+    for parameter in scaled[:-1]:
+        parameter.grad *= 2.0**exponent
+    norm = clip_grad_norm(scaled, threshold, scale=2.0**exponent)
+    assert norm.item() == pytest.approx(clip_grad_norm(plain, threshold).item(), rel=1e-6)
+    for parameter, other in zip(scaled[:-1], plain[:-1], strict=True):
+        assert torch.allclose(parameter.grad, other.grad, rtol=1e-6, atol=0)
+
+
+def test_a_scale_of_two_to_the_n_changes_no_bit_of_gradients_that_are_not_clipped() -> None:
+    plain, scaled = make_parameters(0, 1.0), make_parameters(0, 1.0)
+    for parameter in scaled[:-1]:
+        parameter.grad *= 2.0**16
+    clip_grad_norm(scaled, None, scale=2.0**16)
+    for parameter, other in zip(scaled[:-1], plain[:-1], strict=True):
+        assert torch.equal(parameter.grad, other.grad)

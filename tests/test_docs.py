@@ -19,6 +19,7 @@ from utils.examples import build_examples
 
 DATASETS = ROOT / "docs/datasets.md"
 TRACKING = ROOT / "docs/tracking.md"
+PRECISION = ROOT / "docs/precision.md"
 DOCUMENTS = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").glob("*.md"))]
 
 
@@ -85,6 +86,18 @@ def test_a_command_on_the_sample_files_runs_as_written(command: str, tiny_model:
     flags[flags.index("--model_name") + 1] = str(tiny_model)
     flags += ["--max_train_step", "1", "--context_length", "512", "--output_dir", str(tmp_path / "run")]
     done = run_command(*flags, cwd=ROOT)
+    assert done.returncode == 0, done.stderr
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("command", commands([PRECISION]))
+def test_a_command_that_chooses_a_precision_runs_as_written(command: str, tiny_model: Path, tmp_path: Path) -> None:
+    words = shlex.split(command)
+    nproc = int(words[words.index("--nproc_per_node") + 1]) if words[0] == "torchrun" else None
+    flags = words[words.index("finetuning.py") + 1 :]
+    flags[flags.index("--model_name") + 1] = str(tiny_model)
+    flags += ["--samsum_dataset.data_path", str(ROOT / "datasets/samples/dialogue_summary"), "--split_slice", "20"]
+    done = run_command(*flags, "--context_length", "256", "--output_dir", str(tmp_path / "run"), nproc=nproc)
     assert done.returncode == 0, done.stderr
 
 

@@ -20,7 +20,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from configs.names import find
 from configs.run import SETTINGS
-from tests.contract import KEYS, PHASES
+from tests.contract import FP16_KEYS, KEYS, PHASES
 from tests.processes import ROOT, read_metrics, run_command
 
 SAMPLES = ROOT / "datasets/samples/dialogue_summary"
@@ -55,11 +55,13 @@ def run_documented(
 def assert_run_folder_keeps_its_contract(folder: Path, *, world_size: int, num_samples: tuple[int, int]) -> None:
     """run.yaml and metrics.jsonl of a finished run with default schedule, epochs and learning rate."""
     events = read_metrics(folder)
+    is_fp16 = yaml.safe_load((folder / "run.yaml").read_text())["resolved"]["precision"] == "fp16-mixed"
     of = {name: [event for event in events if event["event"] == name] for name in KEYS}
     assert sum(map(len, of.values())) == len(events), "an event of another name"
     for name, keys in KEYS.items():
         for event in of[name]:
-            assert set(event) == {"event", *keys.split()}, name
+            of_fp16 = FP16_KEYS.get(name, "").split() if is_fp16 else []
+            assert set(event) == {"event", *keys.split(), *of_fp16}, name
     assert [events[0]["event"], events[-1]["event"]] == ["start", "end"]
     (start,), (end,) = of["start"], of["end"]
 
@@ -217,20 +219,26 @@ def number_of_lines(file: Path) -> int:
     ("line", "nproc"),
     [
         ("--split_slice 1% --use_peft --quantization False --use_fp16 False", None),
+        ("--split_slice 1% --use_peft --quantization False --use_fp16 True", None),
         ("--split_slice 1% --quantization False --use_fp16 False", None),
+        ("--split_slice 1% --quantization False --use_fp16 True", None),
         ("--split_slice 1% --enable_fsdp --quantization False --use_fp16 False", 4),
         (
             "--split_slice 1% --enable_fsdp --quantization False --use_fp16 False --fsdp_config.optimizer SGD",
             4,
         ),
+        ("--split_slice 1% --enable_fsdp --quantization False --use_fp16 True --fsdp_config.optimizer SGD", 4),
         ("--split_slice 1% --enable_fsdp --quantization False --use_fp16 False --fsdp_config.fsdp_cpu_offload True", 4),
         ("--split_slice 10 --enable_fsdp --quantization False --use_fp16 False --fsdp_config.fsdp_cpu_offload True", 4),
     ],
     ids=[
         "one-process-lora",
+        "one-process-lora-fp16",
         "one-process-full",
+        "one-process-full-fp16",
         "four-ranks-full",
         "four-ranks-full-SGD",
+        "four-ranks-full-SGD-fp16",
         "four-ranks-full-offload",
         "four-ranks-full-offload-ten-samples",
     ],

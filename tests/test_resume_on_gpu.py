@@ -19,6 +19,7 @@ CASES = {
     "full": [],
     "compiled": ["--compile", "--batching_strategy", "padding"],
     "bf16": ["--pure_bf16"],
+    "fp16": ["--use_fp16"],
     "lora": ["--use_peft", "--lora_config.lora_dropout", "0.3", "--batching_strategy", "padding"],
 }
 

@@ -26,6 +26,8 @@ def _ignore_old_names() -> None:
 def quiet_libraries(env: Environment) -> None:
     """Leave only rank 0 to speak for the libraries, or every line would come once per rank."""
     _ignore_old_names()
+    # fp16's first steps may make no update; the learning rate moves on with the step.
+    warnings.filterwarnings("ignore", message=r"Detected call of `lr_scheduler.step\(\)` before", category=UserWarning)
     # Readers of files log what they raise, and the refusal says it with file and line.
     logging.getLogger("datasets.packaged_modules").setLevel(logging.CRITICAL)
     if env.is_rank_zero:

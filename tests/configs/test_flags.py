@@ -131,6 +131,7 @@ DOCUMENTED_COMMANDS = [
     "--enable_fsdp --use_peft --peft_method lora --dataset samsum_dataset --save_model "
     "--dist_checkpoint_root_folder model_checkpoints --dist_checkpoint_folder fine-tuned --pure_bf16 --output_dir O",
     "--split_slice 1% --use_peft --quantization False --use_fp16 False",
+    "--split_slice 1% --use_peft --quantization False --use_fp16 True",
     "--split_slice 1% --quantization False --use_fp16 False",
     "--split_slice 1% --enable_fsdp --quantization False --use_fp16 False",
     "--split_slice 1% --enable_fsdp --quantization False --use_fp16 False --fsdp_config.fsdp_cpu_offload True",
@@ -152,7 +153,6 @@ def test_documented_commands_parse(line):
     ("line", "name"),
     [
         ("--split_slice 1% --use_peft --quantization True --use_fp16 False", "--quantization"),
-        ("--split_slice 1% --use_peft --quantization False --use_fp16 True", "--use_fp16"),
     ],
 )
 def test_documented_commands_of_a_later_version_say_so(line, name):

@@ -39,6 +39,9 @@ def parse(line: str = "") -> RunConfig:
         ("--pure_bf16 --mixed_precision True", "--pure_bf16: cannot hold together with --mixed_precision", "leave one"),
         ("--pure_bf16 --fsdp_config.mixed_precision True", "--pure_bf16: cannot hold together with", "leave one"),
         ("--pure_bf16 --use_fp16 True", "--pure_bf16: cannot hold together with --use_fp16", "leave one"),
+        ("--use_fp16 --mixed_precision False", "--use_fp16: True cannot hold together with --mixed_precision", "leave"),
+        ("--fsdp_config.use_fp16 True --fsdp_config.mixed_precision False", "--use_fp16: True cannot hold", "leave"),
+        ("--peft_dtype fp32", "--peft_dtype: there is no adapter without --use_peft", "add it"),
         (
             "--enable_fsdp --hsdp --sharding_strategy SHARD_GRAD_OP",
             "--hsdp: True cannot hold together with --sharding_strategy SHARD_GRAD_OP",
@@ -168,6 +171,9 @@ def test_settings_in_conflict_are_refused_with_reason_and_remedy(line, start, re
         "--pure_bf16 --optimizer SGD",
         "--pure_bf16 --mixed_precision False",
         "--mixed_precision True --use_fp16 False",
+        "--mixed_precision True --use_fp16",
+        "--use_peft --use_fp16 --peft_dtype fp32",
+        "--use_peft --pure_bf16 --peft_dtype bf16",
         "--enable_fsdp --one_gpu",
         "--enable_fsdp --hsdp --sharding_strategy HYBRID_SHARD --sharding_group_size 2 --replica_group_size 2",
         "--use_peft --from_peft_checkpoint d",
@@ -211,7 +217,6 @@ def test_settings_that_hold_together_are_accepted(line):
 
 
 LATER = {
-    "--use_fp16 True": "--use_fp16",
     "--use_peft --peft_method llama_adapter": "--peft_method: llama_adapter is",
     "--activation_checkpointing auto": "--activation_checkpointing: auto is",
     "--fsdp_config.optimizer anyprecision": "--optimizer: anyprecision is",

@@ -14,6 +14,8 @@ from safetensors.torch import load_file
 
 from checkpointing.folder import checkpoints, damage
 from tests import random_documents
+from tests.checkpoints import complete
+from tests.overflowing import make_overflowing_model, write_recipe
 from tests.processes import ProcessGroup, read_metrics, train_events
 
 NUM_STEPS = 8
@@ -61,7 +63,8 @@ def as_if_killed_after(step: int, run: Path, folder: Path) -> Path:
 
 def results(run: Path) -> list[tuple[Any, ...]]:
     """What a step came to, without its times."""
-    return [(e["step"], e["epoch"], e["loss"], e["grad_norm"], e["lr"], e["num_tokens"]) for e in train_events(run)]
+    names = ("step", "epoch", "loss", "grad_norm", "lr", "num_tokens", "loss_scale")
+    return [tuple(event.get(name) for name in names) for event in train_events(run)]
 
 
 def weights(run: Path) -> dict[str, torch.Tensor]:
@@ -162,6 +165,55 @@ def test_a_run_goes_on_elsewhere_with_the_same_losses(
     for found, wanted in zip(results(moved), results(tmp_path / "whole"), strict=True):
         assert found[:2] == wanted[:2]
         assert found[2:4] == pytest.approx(wanted[2:4], rel=1e-5)
+
+
+FP16 = {  # rows that overflow, ranks and features, then ranks and features after the kill, and the scale at the kill
+    "FULL_SHARD": ("i == 7", 2, SHARDED, 2, SHARDED, 2.0**15),
+    "LoRA under DDP": ("i == 7", 2, FEATURES["lora"], 2, FEATURES["lora"], 2.0**15),
+    "2 ranks to 1": ("i == 7", 2, SHARDED, 1, [], 2.0**15),
+    "1 rank to NO_SHARD": ("i == 7", 1, [], 2, [], 2.0**15),
+    "no update yet": ("True", 2, SHARDED, 2, SHARDED, 2.0**13),
+}
+
+
+@pytest.mark.parametrize("case", FP16)
+def test_the_loss_scale_of_fp16_goes_on_where_it_was(
+    case: str, tiny_model: Path, process_group: ProcessGroup, tmp_path: Path
+) -> None:
+    """Once an epoch, of three steps, a row overflows; or every row of every step."""
+    condition, ranks, features, ranks_after, features_after, scale = FP16[case]
+    model = make_overflowing_model(tiny_model, tmp_path / "model")
+    given = ["--use_fp16", "--dataset", write_recipe(tmp_path / "recipe.py", condition), "--run_validation", "False"]
+    given += ["--batching_strategy", "padding"]
+    process_group.train(flags_of(model, tmp_path / "whole", *given, *features), ranks)
+    killed = as_if_killed_after(3, tmp_path / "whole", tmp_path / "killed")
+    saved = json.loads((killed / "checkpoints/step-00000003/state.json").read_text())["loss_scaler"]
+    last_overflow = max(step for step, _, _, grad_norm, *_ in results(tmp_path / "whole")[:3] if grad_norm is None)
+    assert saved == {"scale": scale, "growth_tracker": 3 - last_overflow}
+    process_group.train(flags_of(model, killed, *given, *features_after, "--resume", "auto"), ranks_after)
+    found, wanted = results(killed), results(tmp_path / "whole")
+    assert len({r[-1] for r in wanted}) >= 3  # it changes before the kill and after it
+    if (ranks, features) == (ranks_after, features_after):
+        assert_bit_equal(killed, tmp_path / "whole")
+    assert [(r[0], r[1], *r[4:]) for r in found] == [(r[0], r[1], *r[4:]) for r in wanted]
+    for place in (2, 3):
+        values, expected = ([r[place] or 0.0 for r in rows] for rows in (found, wanted))
+        assert values == pytest.approx(expected, rel=1e-3)
+
+
+def test_a_checkpoint_of_a_version_without_a_loss_scale_is_resumed(
+    tiny_model: Path, process_group: ProcessGroup, tmp_path: Path
+) -> None:
+    process_group.train(flags_of(tiny_model, tmp_path / "whole", "--run_validation", "False"), 1)
+    killed = as_if_killed_after(3, tmp_path / "whole", tmp_path / "killed")
+    file = killed / "checkpoints/step-00000003/state.json"
+    state = json.loads(file.read_text())
+    assert state.pop("loss_scaler") is None
+    del state["settings"]["train_config"]["peft_dtype"]
+    file.write_text(json.dumps(state))
+    complete(file.parent)
+    process_group.train(flags_of(tiny_model, killed, "--run_validation", "False", "--resume", "auto"), 1)
+    assert_bit_equal(killed, tmp_path / "whole")
 
 
 def test_the_global_batch_is_the_checkpoints_and_accumulation_follows(
