@@ -15,7 +15,6 @@ from checkpointing.stored import PickledTensors, SafetensorsTensors, ShardedTens
 from configs.errors import ConfigError
 from utils.run_folder import checkpoint_root_of
 
-
 _ADAPTERS = (".lora_", ".adaption_", "prompt_encoder.")  # what names of adapters hold
 
 

@@ -79,6 +79,11 @@ def _check_adapter(config: RunConfig) -> None:
         raise ConfigError(
             f"--target_modules: {ALL_LINEAR} names every linear layer but the head by itself; give it alone, or a list"
         )
+    if config.lora_config.use_dora and train.compile:
+        raise ConfigError(
+            "--use_dora: torch.compile cannot see through peft's DoRA, so layers would run in pieces, most of them not "
+            "compiled; leave --compile out"
+        )
     if train.peft_method == "prefix":
         _check_prefix(config)
 
@@ -99,6 +104,11 @@ def _check_prefix(config: RunConfig) -> None:
                 f"{flag(name)}: --peft_method prefix hands the prefix over in a cache, which a layer that is computed "
                 f"again would fill twice; leave this out, or give {off}"
             )
+    if train.compile:
+        raise ConfigError(
+            "--compile: --peft_method prefix hands the prefix over in a cache that is another for each layer, so most "
+            "layers would not be compiled; leave one of them out"
+        )
     if train.freeze_layers:
         raise ConfigError(
             "--freeze_layers: --peft_method prefix trains nothing inside layers, so there is nothing to freeze; "

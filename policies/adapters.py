@@ -28,19 +28,7 @@ _OWN_NAMES = {"LORA": "lora_", "ADAPTION_PROMPT": "adaption_", "PREFIX_TUNING": 
 # Ways of starting an adapter that take something out of the base's weights: the base alone is then another model.
 _CHANGED_BASE = ("pissa", "olora", "corda", "loftq", "lora_ga")
 # Families whose attention takes a prefix from the cache as peft hands it over; tests hold each of them to it.
-PREFIX_MODELS = (
-    "falcon",
-    "gemma2",
-    "gemma3_text",
-    "gpt2",
-    "gpt_neox",
-    "llama",
-    "mistral",
-    "opt",
-    "phi3",
-    "qwen2",
-    "qwen3",
-)
+PREFIX_MODELS = ("gemma2", "gemma3_text", "gpt2", "gpt_neox", "llama", "mistral", "opt", "phi3", "qwen2", "qwen3")
 
 
 def apply_adapters(model: nn.Module, config: RunConfig) -> Any:
@@ -194,7 +182,7 @@ def _load_adapter(model: nn.Module, config: RunConfig) -> Any:
     except Exception as error:
         raise ConfigError(f"--from_peft_checkpoint: the settings in {path} cannot be read ({_line(error)})") from error
     method = config.train_config.peft_method
-    _check_saved(model, path, settings, method)
+    _check_saved(model, path, settings, config)
     settings.inference_mode = False
     if method == "lora":
         settings.init_lora_weights = True  # no other way of starting: what it starts from is read
@@ -214,12 +202,13 @@ def _load_adapter(model: nn.Module, config: RunConfig) -> Any:
     return adapted
 
 
-def _check_saved(model: Any, path: str, settings: Any, asked: str) -> None:
+def _check_saved(model: Any, path: str, settings: Any, config: RunConfig) -> None:
     """Refuse adapters that could not be trained on here as they were made."""
+    asked, compiled = config.train_config.peft_method, config.train_config.compile
     method = _METHODS.get(settings.peft_type)
     if method is None:
         raise ConfigError(
-            f"--from_peft_checkpoint: {path} is an adapter of the kind {settings.peft_type}; "
+            f"--from_peft_checkpoint: {path} is an adapter of the kind {settings.peft_type.value}; "
             "LoRA, LLaMA-Adapter and prefix tuning are trained here"
         )
     if method != asked:
@@ -238,6 +227,8 @@ def _check_saved(model: Any, path: str, settings: Any, asked: str) -> None:
             f"--from_peft_checkpoint: {path} began as {start}, which changed the base's weights too; convert it to "
             "plain LoRA with peft's save_pretrained(path_initial_model_for_weight_conversion=...)"
         )
+    if getattr(settings, "use_dora", False) and compiled:
+        raise ConfigError(f"--compile: torch.compile cannot see through the DoRA in {path}; leave it out")
     if method == "lora" and (more := _more_than_lora(settings)):
         raise ConfigError(
             f"--from_peft_checkpoint: {path} was made with {', '.join(more)}, and only LoRA's own factors and DoRA's "

@@ -10,7 +10,9 @@ import peft
 import pytest
 import torch
 import torch.nn.functional as F
+from peft.tuners.adaption_prompt.layer import AdaptedAttention, AdaptedAttentionGPT
 from peft.tuners.lora import LoraLayer
+from peft.tuners.prefix_tuning import PrefixEncoder
 from transformers import AutoModelForCausalLM
 
 from tests import random_documents
@@ -37,11 +39,18 @@ def lora_flags(targets: Sequence[str]) -> list[str]:
 
 
 def reference_run(
-    model_folder: Path, *, batching: str, num_steps: int, lora_targets: Sequence[str] = (), num_frozen: int = 0
+    model_folder: Path,
+    *,
+    batching: str,
+    num_steps: int,
+    lora_targets: Sequence[str] = (),
+    adapter: peft.PeftConfig | None = None,
+    num_frozen: int = 0,
 ) -> list[tuple[float, float]]:
     """A plain loop: one document at a time, torch's own AdamW and clipping, nothing of the project's computing.
 
     Args:
+        lora_targets: the layers of an adapter as `lora_flags` makes it. adapter: any other, as peft is told of it.
         num_frozen: so many layers of a Llama are not trained, from the first on.
 
     Returns:
@@ -50,12 +59,17 @@ def reference_run(
     torch.manual_seed(SEED)
     model = AutoModelForCausalLM.from_pretrained(model_folder, dtype=torch.float32)
     if lora_targets:
-        settings = peft.LoraConfig(r=4, lora_alpha=32, lora_dropout=0.0, target_modules=list(lora_targets))
-        model = peft.get_peft_model(model, settings)
+        adapter = peft.LoraConfig(r=4, lora_alpha=32, lora_dropout=0.0, target_modules=list(lora_targets))
+    if adapter is not None:
+        model = peft.get_peft_model(model, adapter)
         torch.manual_seed(SEED)  # the adapters' values are a function of the seed alone
         for layer in model.modules():
             if isinstance(layer, LoraLayer):
                 layer.reset_lora_parameters("default", init_lora_weights=True)
+            elif isinstance(layer, AdaptedAttention | AdaptedAttentionGPT | PrefixEncoder):
+                torch.nn.init.normal_(
+                    layer.embedding.weight if isinstance(layer, PrefixEncoder) else layer.adaption_prompt
+                )
     for name, parameter in model.named_parameters():
         if any(f".layers.{index}." in name for index in range(num_frozen)):
             parameter.requires_grad = False
