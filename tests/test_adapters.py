@@ -108,8 +108,10 @@ def load_plain(folder: Path, base: Path) -> Any:
 def test_every_layout_trains_as_a_plain_loop_with_peft(adapter: str, runs: dict, model_folder: Path) -> None:
     batching, settings = batching_of(adapter), ADAPTERS[adapter][1]()
     reference = reference_run(model_folder, batching=batching, num_steps=NUM_STEPS, adapter=settings)
+    single = [event["loss"] for event in train_events(runs[adapter, "SINGLE"])]
     for layout in LAYOUTS:
         assert_agrees(runs[adapter, layout], reference)
+        assert [event["loss"] for event in train_events(runs[adapter, layout])] == pytest.approx(single, rel=1e-6)
     base = AutoModelForCausalLM.from_pretrained(model_folder, dtype=torch.float32).eval()
     assert eval_losses(runs[adapter, "SINGLE"])[-1] < plain_eval_loss(base) - 1e-3, "it learned nothing"
 
@@ -125,6 +127,27 @@ def test_plain_peft_loads_what_every_layout_saves(adapter: str, runs: dict, mode
         )
         assert saved(run).keys() == wanted.keys()
         assert all((saved(run)[name] - tensor).abs().max() < 2e-4 for name, tensor in wanted.items())
+
+
+@pytest.mark.parametrize(
+    ("adapter", "ranks", "flags"),
+    [
+        ("dora", 4, "--hsdp --sharding_group_size 2"),
+        ("dora", 2, "--fsdp_cpu_offload --wrap root"),
+        ("dora", 2, "--sharding_strategy SHARD_GRAD_OP --activation_checkpointing selective"),
+        ("llama_adapter", 4, "--activation_checkpointing selective"),
+        ("prefix", 4, "--hsdp --sharding_group_size 2 --optimizer_cpu_offload"),
+    ],
+)
+def test_other_layouts_change_nothing(
+    adapter: str, ranks: int, flags: str, runs: dict, model_folder: Path, process_group: ProcessGroup, tmp_path: Path
+) -> None:
+    given = flags_of(model_folder, tmp_path / "run", adapter, ranks=ranks)
+    process_group.train([*given, "--enable_fsdp", *flags.split()], ranks)
+    for found, wanted in zip(train_events(tmp_path / "run"), train_events(runs[adapter, "SINGLE"]), strict=True):
+        assert found["loss"] == pytest.approx(wanted["loss"], rel=1e-5)
+        assert found["grad_norm"] == pytest.approx(wanted["grad_norm"], rel=2e-5)
+    assert all((saved(tmp_path / "run")[n] - t).abs().max() < 2e-4 for n, t in saved(runs[adapter, "SINGLE"]).items())
 
 
 @pytest.mark.parametrize(("adapter", "layout"), itertools.product(("dora", "llama_adapter", "prefix"), LAYOUTS))
@@ -420,5 +443,6 @@ def test_a_documented_command_trains(
     flags = [str(ROOT / word) if word.endswith(".yaml") else word for word in flags]
     flags += ["--samsum_dataset.data_path", str(ROOT / "datasets/samples/dialogue_summary"), "--split_slice", "60"]
     flags += ["--max_train_step", "2", "--output_dir", str(tmp_path / "run"), "--num_workers_dataloader", "0"]
+    flags += ["--context_length", "96"]
     process_group.train(flags, int(words[words.index("--nproc_per_node") + 1]) if words[0] == "torchrun" else 1)
     assert plain_eval_loss(load_plain(tmp_path / "run/adapter", model_folder)) > 0
