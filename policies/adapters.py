@@ -10,7 +10,6 @@ from typing import Any
 
 import peft
 import torch
-from peft.tuners.adaption_prompt.config import TRANSFORMERS_MODEL_CONFIG
 from peft.tuners.adaption_prompt.layer import AdaptedAttention, AdaptedAttentionGPT
 from peft.tuners.lora import LoraLayer
 from peft.tuners.prefix_tuning import PrefixEncoder
@@ -27,7 +26,9 @@ _METHODS = {"LORA": "lora", "ADAPTION_PROMPT": "llama_adapter", "PREFIX_TUNING":
 _OWN_NAMES = {"LORA": "lora_", "ADAPTION_PROMPT": "adaption_", "PREFIX_TUNING": "prompt_encoder."}
 # Ways of starting an adapter that take something out of the base's weights: the base alone is then another model.
 _CHANGED_BASE = ("pissa", "olora", "corda", "loftq", "lora_ga")
-# Families whose attention takes a prefix from the cache as peft hands it over; tests hold each of them to it.
+# Types of models for which peft knows how attention takes gated prompts.
+LLAMA_ADAPTER_MODELS = ("gpt2", "llama", "mistral")
+# Those whose attention takes a prefix from the cache as peft hands it over; tests hold each to it.
 PREFIX_MODELS = ("gemma2", "gemma3_text", "gpt2", "gpt_neox", "llama", "mistral", "opt", "phi3", "qwen2", "qwen3")
 
 
@@ -103,11 +104,10 @@ def _llama_adapter(model: Any, config: RunConfig) -> peft.PeftConfig:
 
 def _check_llama_adapter(model: Any) -> None:
     text = model.config.get_text_config()
-    if model.config.model_type not in TRANSFORMERS_MODEL_CONFIG:
-        known = ", ".join(sorted(TRANSFORMERS_MODEL_CONFIG))
+    if model.config.model_type not in LLAMA_ADAPTER_MODELS:
         raise ConfigError(
-            f"--peft_method: peft has LLaMA-Adapter for {known} models, not for {model.config.model_type}; "
-            "give --peft_method lora"
+            f"--peft_method: peft has LLaMA-Adapter for {', '.join(LLAMA_ADAPTER_MODELS)} models, not for "
+            f"{model.config.model_type}; give --peft_method lora"
         )
     head_dim = getattr(text, "head_dim", None) or text.hidden_size // text.num_attention_heads
     if head_dim * text.num_attention_heads != text.hidden_size:

@@ -23,8 +23,9 @@ from configs.errors import ConfigError
 from configs.flags import parse_flags
 from configs.peft import LoraConfig
 from planning.preflight import resolve_context_length
+from policies.activation_checkpointing import checkpointing_mode
 from policies.adapter_targets import choose_targets
-from policies.adapters import PREFIX_MODELS, apply_adapters
+from policies.adapters import PREFIX_MODELS, adapter_notes, apply_adapters
 from policies.dora import set_magnitudes
 from tests.distributed.test_resume import as_if_killed_after, assert_bit_equal
 from tests.families import FAMILIES, make_model, save_family
@@ -374,8 +375,18 @@ def test_llama_adapter_is_refused_where_heads_are_wider_than_the_model() -> None
 
 
 def test_the_default_number_of_adapted_layers_shrinks_to_the_models() -> None:
-    adapted = apply_adapters(make_model("llama"), config_of("--peft_method", "llama_adapter"))
+    model, config = make_model("llama"), config_of("--peft_method", "llama_adapter")
+    assert adapter_notes(model, config) == ["adapter_layers: 2, all that this model has"]
+    adapted = apply_adapters(model, config)
     assert sum("adaption_gate" in name for name, _ in adapted.named_parameters()) == 2
+
+
+def test_under_a_prefix_the_default_of_checkpointing_activations_is_off_and_said() -> None:
+    prefix = ["--peft_method", "prefix", "--batching_strategy", "padding"]
+    assert checkpointing_mode(config_of(*prefix), make_model("llama")) == ("off", [])
+    mode, notes = checkpointing_mode(config_of(*prefix, "--enable_fsdp"), make_model("llama"))
+    assert mode == "off"
+    assert notes[0].startswith("activation_checkpointing: off, ")
 
 
 def test_a_prefix_takes_positions_from_the_rows() -> None:
