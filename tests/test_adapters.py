@@ -136,7 +136,7 @@ def test_plain_peft_loads_what_every_layout_saves(adapter: str, runs: dict, mode
         ("dora", 4, "--hsdp --sharding_group_size 2"),
         ("dora", 2, "--fsdp_cpu_offload --wrap root"),
         ("dora", 2, "--sharding_strategy SHARD_GRAD_OP --activation_checkpointing selective"),
-        ("llama_adapter", 4, "--activation_checkpointing selective"),
+        ("llama_adapter", 4, "--hsdp --sharding_group_size 2 --activation_checkpointing selective"),
         ("prefix", 4, "--hsdp --sharding_group_size 2 --optimizer_cpu_offload"),
     ],
 )
