@@ -16,10 +16,9 @@ from checkpointing.safetensors_file import Entry
 from checkpointing.sources import Source
 from checkpointing.stored import StoredTensors
 from configs.errors import ConfigError
+from policies.adapters import began_by_changing_the_base
 
 _MODEL_PREFIX = "base_model.model."
-# Ways of starting an adapter that take something out of the base's weights: the base alone is then another model.
-_CHANGED_BASE = ("pissa", "olora", "corda", "loftq", "lora_ga")
 
 
 def load_adapter_config(source: Source) -> Any:
@@ -32,8 +31,7 @@ def load_adapter_config(source: Source) -> Any:
         config: Any = peft.PeftConfig.from_pretrained(str(source.adapter_config))
     except Exception as error:
         raise ConfigError(f"{source.adapter_config}/adapter_config.json cannot be read ({error})") from error
-    start = str(getattr(config, "init_lora_weights", ""))
-    if start.lower().startswith(_CHANGED_BASE):
+    if start := began_by_changing_the_base(config):
         raise ConfigError(
             f"{source.path}: this adapter began as {start}, which changed the base's weights too; convert it to plain "
             "LoRA with peft's save_pretrained(path_initial_model_for_weight_conversion=...)"
@@ -43,7 +41,7 @@ def load_adapter_config(source: Source) -> Any:
 
 
 def put_adapter(model: Any, source: Source, config: Any) -> tuple[Any, dict[str, torch.Tensor]]:
-    """Put the source's adapter on a model, which may be on the meta device; the adapter is real, and fp32.
+    """Put the source's adapter on a model, which may be on the meta device; the adapter is real, for inference.
 
     Returns:
         The PeftModel, and the adapter's tensors as they are stored, under the names that an adapter folder has.
@@ -59,10 +57,16 @@ def put_adapter(model: Any, source: Source, config: Any) -> tuple[Any, dict[str,
         names = [name for name, parameter in adapted.named_parameters() if id(parameter) not in of_base]
         for name in names:
             owner, _, attribute = name.rpartition(".")
-            empty = torch.empty(adapted.get_parameter(name).shape, dtype=torch.float32)
+            parameter = adapted.get_parameter(name)
+            # A prompt of LLaMA-Adapter is computed in the model's dtype, everything else of peft's in its own.
+            dtype = parameter.dtype if config.peft_type == "ADAPTION_PROMPT" else torch.float32
+            empty = torch.empty(parameter.shape, dtype=dtype)
             setattr(adapted.get_submodule(owner), attribute, nn.Parameter(empty, requires_grad=False))
         tensors = {name: source.tensors.read(name) for name in source.tensors.index}
-        if not source.in_peft_format:
+        if config.is_prompt_learning and not source.in_peft_format:
+            (prompt,) = tensors.values()
+            tensors = {"prompt_embeddings": prompt}
+        elif not source.in_peft_format:
             tensors = peft.get_peft_model_state_dict(adapted, state_dict=tensors, save_embedding_layers=False)
             if len(tensors) != len(source.tensors.index):
                 raise ConfigError(f"{source.path}: some of its tensors are no adapter's; {remedy}")
@@ -72,6 +76,8 @@ def put_adapter(model: Any, source: Source, config: Any) -> tuple[Any, dict[str,
     except Exception as error:
         reason = " ".join(str(error).split())[:300]
         raise ConfigError(f"{source.path}: its adapter does not fit the base model ({reason}); {remedy}") from error
+    if config.is_prompt_learning:  # peft itself insists on the one tensor
+        return adapted.eval(), tensors
     missing = sorted(set(names) & set(report.missing_keys))
     if missing or report.unexpected_keys:
         name, what = (missing[0], "lacks") if missing else (report.unexpected_keys[0], "holds, unlike the model,")

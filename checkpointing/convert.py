@@ -91,7 +91,9 @@ def _plan_merged(source: Source, dtype: torch.dtype | None) -> Plan:
     base = open_base(str(source.base))
     model, config = build_blueprint(str(source.base)), load_adapter_config(source)
     if config.peft_type != "LORA":
-        raise ConfigError(f"--merge: {source.path} is an adapter of the kind {config.peft_type}; only LoRA is merged")
+        raise ConfigError(
+            f"--merge: {source.path} is an adapter of the kind {config.peft_type.value}; only LoRA is merged"
+        )
     if not is_stored_as_named(model):
         return _plan_merged_whole(source, config, base, dtype, f"{_ONE_COPY}, in fp32")
     check_fit(model, base, f"the base model {source.base}", str(source.base))

@@ -14,6 +14,7 @@ from torch import nn
 from torch.distributed.checkpoint.state_dict import StateDictOptions, get_model_state_dict
 from torch.distributed.fsdp import FSDPModule
 
+from policies.adapters import own_name
 from policies.sharding import unwrap
 from utils.distributed import on_rank_zero
 
@@ -51,7 +52,8 @@ def export_model(model: nn.Module, tokenizer: Any, run_folder: Path) -> Path:
 def _write(model: Any, state_dict: dict[str, Any], tokenizer: Any, folder: Path) -> None:
     if isinstance(model, PeftModel):
         # False: no embedding is ever trained here, and "auto" would ask the hub about the base model.
-        model.save_pretrained(str(folder), state_dict=state_dict, save_embedding_layers=False)
+        with _whole_prefix(model, state_dict):
+            model.save_pretrained(str(folder), state_dict=state_dict, save_embedding_layers=False)
     else:
         with _own_class(model):
             model.save_pretrained(folder, state_dict=state_dict, max_shard_size="5GB")
@@ -78,8 +80,8 @@ def _replace(folder: Path, write: Callable[[Path], None]) -> str:
 def _gathered_state_dict(model: Any) -> dict[str, Any]:
     """Whole tensors on rank 0's host, nothing elsewhere; of a model with adapters only these, the frozen ones too."""
     if isinstance(model, PeftModel):
-        prefix = str(model.base_model.prefix)
-        adapters: dict[str, Any] = {name: t for name, t in get_model_state_dict(model).items() if prefix in name}
+        own = own_name(model)
+        adapters: dict[str, Any] = {name: t for name, t in get_model_state_dict(model).items() if own in name}
         # Shards may be in host memory, where the mesh's backend gathers nothing.
         whole = ((name, shard.to(shard.device_mesh.device_type).full_tensor()) for name, shard in adapters.items())
         return {name: tensor.cpu() for name, tensor in whole if dist.get_rank() == 0}
@@ -91,6 +93,22 @@ def _gathered_state_dict(model: Any) -> dict[str, Any]:
         if name in state_dict:
             state_dict[name] = state_dict[first_name]
     return state_dict
+
+
+@contextmanager
+def _whole_prefix(model: Any, state_dict: dict[str, Any]) -> Iterator[None]:
+    """While this lasts a prefix that is sharded is whole: peft saves what its encoder gives, not the state_dict's."""
+    if not model.active_peft_config.is_prompt_learning:
+        yield
+        return
+    embedding = model.prompt_encoder[model.active_adapter].embedding
+    sharded = embedding.weight
+    (whole,) = (tensor for name, tensor in state_dict.items() if own_name(model) in name)
+    embedding.weight = nn.Parameter(whole, requires_grad=False)
+    try:
+        yield
+    finally:
+        embedding.weight = sharded
 
 
 @contextmanager

@@ -15,6 +15,8 @@ from checkpointing.stored import PickledTensors, SafetensorsTensors, ShardedTens
 from configs.errors import ConfigError
 from utils.run_folder import checkpoint_root_of
 
+_ADAPTERS = (".lora_", ".adaption_", "prompt_encoder.")  # what names of adapters hold
+
 
 @dataclass(frozen=True)
 class Source:
@@ -127,7 +129,7 @@ def _checkpoint(folder: Path, base: str | None, file: Path | None = None) -> Sou
         raise ConfigError(f"{folder} has neither .metadata nor state.pt; copy the whole folder again")
     settings = folder / SETTINGS
     adapter_config = settings if (settings / "adapter_config.json").is_file() else None
-    if adapter_config is None and any(".lora_" in name for name in tensors.index):
+    if adapter_config is None and any(own in name for name in tensors.index for own in _ADAPTERS):
         raise ConfigError(
             f"{folder} holds an adapter and no {SETTINGS}/adapter_config.json, which says how to apply it; "
             "take the run's adapter/ folder"

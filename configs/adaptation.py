@@ -107,6 +107,13 @@ def _note_what_has_no_effect(config: RunConfig) -> RunConfig:
         config = _noted(config, f"--activation_checkpointing {mode} holds, not --fsdp_activation_checkpointing {own}")
     if config.was_given("train_config.low_cpu_fsdp") and not config.train_config.low_cpu_fsdp:
         config = _noted(config, "--low_cpu_fsdp False has no effect: no layout lets every rank load the whole model")
+    lora = config.lora_config
+    if lora.use_dora and lora.lora_dropout > 0:
+        config = _noted(
+            config,
+            f"--use_dora with --lora_dropout {lora.lora_dropout:g} multiplies by every adapted weight twice, the "
+            "second time in fp32; --lora_dropout 0 spares that",
+        )
     if config.streams:
         if config.train_config.num_workers_dataloader > 1:
             config = _noted(

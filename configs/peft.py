@@ -1,8 +1,11 @@
-"""The adapter that --use_peft trains."""
+"""The adapter that --use_peft trains: one section for each --peft_method."""
 
 from dataclasses import dataclass
 
 from configs.setting import setting
+
+ALL_LINEAR = "all-linear"
+"""Stands for every linear layer but the output head, as in peft."""
 
 
 @dataclass(frozen=True)
@@ -10,10 +13,38 @@ class LoraConfig:
     """Low-rank adapters (https://arxiv.org/abs/2106.09685); need --use_peft."""
 
     r: int = setting(8, "rank of the two factors", minimum=1)
-    lora_alpha: int = setting(32, "scale of the adapter: its output is multiplied by lora_alpha / r", minimum=1)
+    lora_alpha: int = setting(
+        32,
+        "scale of the adapter: its output is multiplied by lora_alpha / r, with use_rslora by lora_alpha / sqrt(r)",
+        minimum=1,
+    )
     target_modules: tuple[str, ...] = setting(
-        ("q_proj", "v_proj"), "names of the linear layers that get an adapter, separated by commas"
+        ("q_proj", "v_proj"),
+        "names of the linear layers that get an adapter, separated by commas; all-linear: each but the output head",
     )
     lora_dropout: float = setting(
         0.05, "share of the adapter's inputs dropped in training", minimum=0, exclusive_maximum=1
     )
+    use_rslora: bool = setting(
+        False, "scale by lora_alpha / sqrt(r), so that a large r learns as fast (https://arxiv.org/abs/2312.03732)"
+    )
+    use_dora: bool = setting(
+        False, "train each output's magnitude apart from its direction; slower (https://arxiv.org/abs/2402.09353)"
+    )
+
+
+@dataclass(frozen=True)
+class LlamaAdapterConfig:
+    """Gated prompts (https://arxiv.org/abs/2303.16199); need --peft_method llama_adapter."""
+
+    adapter_len: int = setting(10, "prompt tokens of each adapted layer", unit="tokens", minimum=1)
+    adapter_layers: int = setting(
+        30, "layers that get a prompt, from the top; the default becomes all where there are fewer", minimum=1
+    )
+
+
+@dataclass(frozen=True)
+class PrefixConfig:
+    """Prefix tuning (https://arxiv.org/abs/2101.00190); needs --peft_method prefix."""
+
+    num_virtual_tokens: int = setting(30, "length of the prefix", unit="tokens", minimum=1)

@@ -13,7 +13,7 @@ from configs.datasets import (
     TextDataset,
 )
 from configs.fsdp import FsdpConfig
-from configs.peft import LoraConfig
+from configs.peft import LlamaAdapterConfig, LoraConfig, PrefixConfig
 from configs.quantization import QuantizationConfig
 from configs.setting import Setting, settings_of
 from configs.tracking import TrackingConfig
@@ -31,6 +31,8 @@ class RunConfig:
     train_config: TrainConfig
     fsdp_config: FsdpConfig = field(default_factory=FsdpConfig)
     lora_config: LoraConfig = field(default_factory=LoraConfig)
+    llama_adapter_config: LlamaAdapterConfig = field(default_factory=LlamaAdapterConfig)
+    prefix_config: PrefixConfig = field(default_factory=PrefixConfig)
     quantization_config: QuantizationConfig = field(default_factory=QuantizationConfig)
     samsum_dataset: SamsumDataset = field(default_factory=SamsumDataset)
     alpaca_dataset: AlpacaDataset = field(default_factory=AlpacaDataset)

@@ -48,8 +48,10 @@ class TrainConfig:
 
     # Adapters and frozen layers
     use_peft: bool = setting(False, "train an adapter and leave the model's own weights as they are")
-    peft_method: Literal["lora", "llama_adapter"] = setting(
-        "lora", "kind of adapter", later="use --peft_method lora", later_values=("llama_adapter",)
+    peft_method: Literal["lora", "llama_adapter", "prefix"] = setting(
+        "lora",
+        "kind of adapter: low-rank factors beside linear layers, gated prompts in the upper layers, or a prefix of "
+        "trained keys and values",
     )
     peft_dtype: Literal["fp32", "bf16"] = setting(
         "fp32", "store and train adapters in this, and their optimizer states; bf16 where the model computes in bf16"

@@ -7,6 +7,7 @@ from typing import Any
 from configs.adaptation import SHARED_FIELDS
 from configs.errors import ConfigError
 from configs.names import flag
+from configs.peft import ALL_LINEAR
 from configs.run import DATASETS, SETTINGS, RunConfig
 
 # What each setting may say without --enable_fsdp, because it then holds anyway.
@@ -19,6 +20,8 @@ _HOLDS_WITHOUT_FSDP: dict[str, tuple[Any, ...]] = {
     "fsdp_config.wrap": ("layer",),
     "fsdp_config.fsdp_cpu_offload": (False,),
 }
+# The section of each --peft_method.
+_SECTIONS_OF_ADAPTERS = {"lora": "lora_config", "llama_adapter": "llama_adapter_config", "prefix": "prefix_config"}
 _CUSTOM_FILE = re.compile(r"[^:]+\.py(:[^\W\d]\w*)?")
 
 
@@ -42,7 +45,6 @@ def validate(config: RunConfig) -> None:
 
 def _check_what_is_trained(config: RunConfig) -> None:
     train = config.train_config
-    lora = sorted(name for name in config.given if name.startswith("lora_config."))
     if config.quantization_config.quantization and not train.use_peft:
         raise ConfigError(
             "--quantization: quantized weights cannot be trained, so nothing would be trainable and the loss would "
@@ -57,14 +59,68 @@ def _check_what_is_trained(config: RunConfig) -> None:
             raise ConfigError(f"--{field}: 8bit has one kind only; give --quantization 4bit, or leave this out")
     if config.was_given("train_config.num_freeze_layers") and not train.freeze_layers:
         raise ConfigError("--num_freeze_layers: nothing is frozen without --freeze_layers; add it, or leave this out")
+    _check_adapter(config)
+
+
+def _check_adapter(config: RunConfig) -> None:
+    train = config.train_config
+    method_of = {section: method for method, section in _SECTIONS_OF_ADAPTERS.items()}
+    settings = sorted(name for name in config.given if name.split(".")[0] in method_of)
     if not train.use_peft:
         of_adapters = ("peft_method", "peft_dtype", "from_peft_checkpoint")
-        for name in (*lora, *(f"train_config.{field}" for field in of_adapters)):
+        for name in (*settings, *(f"train_config.{field}" for field in of_adapters)):
             if config.was_given(name) and config.value(name) != "":
                 raise ConfigError(f"{flag(name)}: there is no adapter without --use_peft; add it, or leave this out")
-    if lora and train.from_peft_checkpoint:
+        return
+    for name in settings:
+        method = method_of[name.split(".")[0]]
+        if method != train.peft_method:
+            raise ConfigError(
+                f"{flag(name)}: only --peft_method {method} has it, not {train.peft_method}; leave one of the two out"
+            )
+        if train.from_peft_checkpoint:
+            raise ConfigError(
+                f"{flag(name)}: the adapter in --from_peft_checkpoint keeps the settings it was made with; "
+                "leave one out"
+            )
+    if ALL_LINEAR in config.lora_config.target_modules and len(config.lora_config.target_modules) > 1:
         raise ConfigError(
-            f"{flag(lora[0])}: the adapter in --from_peft_checkpoint keeps the settings it was made with; leave one out"
+            f"--target_modules: {ALL_LINEAR} names every linear layer but the head by itself; give it alone, or a list"
+        )
+    if config.lora_config.use_dora and train.compile:
+        raise ConfigError(
+            "--use_dora: torch.compile cannot see through peft's DoRA, so layers would run in pieces, most of them not "
+            "compiled; leave --compile out"
+        )
+    if train.peft_method == "prefix":
+        _check_prefix(config)
+
+
+def _check_prefix(config: RunConfig) -> None:
+    train = config.train_config
+    if train.batching_strategy == "packing":
+        raise ConfigError(
+            "--peft_method: prefix gives each row one prefix, which the later documents of a packed row could not be "
+            "shown; add --batching_strategy padding"
+        )
+    for name, off in (
+        ("train_config.activation_checkpointing", "off"),
+        ("fsdp_config.fsdp_activation_checkpointing", False),
+    ):
+        if config.was_given(name) and config.value(name) not in (off, None):
+            raise ConfigError(
+                f"{flag(name)}: --peft_method prefix hands the prefix over in a cache, which a layer that is computed "
+                f"again would fill twice; leave this out, or give {off}"
+            )
+    if train.compile:
+        raise ConfigError(
+            "--compile: --peft_method prefix hands the prefix over in a cache that is another for each layer, so most "
+            "layers would not be compiled; leave one of them out"
+        )
+    if train.freeze_layers:
+        raise ConfigError(
+            "--freeze_layers: --peft_method prefix trains nothing inside layers, so there is nothing to freeze; "
+            "leave one of them out"
         )
 
 

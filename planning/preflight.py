@@ -8,6 +8,7 @@ import torch
 
 from configs.errors import ConfigError
 from configs.run import RunConfig
+from policies.adapters import num_virtual_tokens
 from utils.dataloader import BatchLayout
 from utils.environment import Environment
 from utils.profiling import num_steps_needed
@@ -104,13 +105,20 @@ def resolve_context_length(config: RunConfig, model_config: Any) -> tuple[int, l
     Raises:
         ConfigError: where a length was asked for that the model does not have.
     """
-    asked = config.train_config.context_length
+    asked, prefix = config.train_config.context_length, num_virtual_tokens(config)
     positions = getattr(model_config.get_text_config(), "max_position_embeddings", None)
-    if positions is None or asked <= positions:
+    if positions is None or asked + prefix <= positions:
         return asked, []
+    if prefix >= positions:
+        raise ConfigError(
+            f"--num_virtual_tokens: a prefix of {prefix} leaves no room in the {positions} positions of this model; "
+            "give fewer"
+        )
+    positions -= prefix
+    taken = f", less the prefix's {prefix}" if prefix else ""
     if config.was_given("train_config.context_length"):
         raise ConfigError(
             f"--context_length: {asked} is more than the {positions} positions of this model "
-            f"(max_position_embeddings); give at most {positions}"
+            f"(max_position_embeddings{taken}); give at most {positions}"
         )
-    return positions, [f"context_length: {positions}, all that this model has positions for"]
+    return positions, [f"context_length: {positions}, all that this model has positions for{taken}"]

@@ -10,6 +10,7 @@ from configs.run import RunConfig
 from policies.activation_checkpointing import apply_activation_checkpointing
 from policies.adapters import apply_adapters, store_adapters
 from policies.compilation import compile_layers
+from policies.dora import set_magnitudes
 from policies.freezing import freeze_layers
 from policies.loss import use_summed_loss
 from policies.mixed_precision import Precision
@@ -72,4 +73,6 @@ def apply_policies(
         compute_device=env.device,
         show_progress=env.is_rank_zero,
     )
+    if config.lora_config.use_dora:  # an adapter that is trained on from a folder has its own
+        set_magnitudes(model)
     return replicate(model, layout)

@@ -39,6 +39,9 @@ def checkpointing_mode(config: RunConfig, model: Any) -> tuple[str, list[str]]:
     # Who quantizes is short of memory, and most of what is left is activations.
     by_default = fsdp.fsdp_activation_checkpointing if train.enable_fsdp else config.quantization_config.quantization
     mode = asked or ("full" if by_default else "off")
+    if train.use_peft and train.peft_method == "prefix":  # validation has refused what was asked for
+        reason = "a layer that is computed again would add to the cache in which prefix tuning hands its prefix over"
+        return "off", [f"activation_checkpointing: off, {reason}"] if mode != "off" else []
     if mode == "off" or (getattr(model, "supports_gradient_checkpointing", False) and find_layers(model)):
         return mode, []
     reason = f"{type(model).__name__} does not support it"

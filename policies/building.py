@@ -11,6 +11,7 @@ from torch import nn
 from configs.run import RunConfig
 from policies import apply_policies
 from policies.activation_checkpointing import checkpointing_mode
+from policies.adapters import adapter_notes
 from policies.attention import choose_attention
 from policies.loading import build_model, grow_embeddings
 from policies.mixed_precision import Precision
@@ -56,6 +57,7 @@ def build_for_training(
     notes = choose_attention(model, config, precision, env.device)
     attention = model.config.get_text_config()._attn_implementation
     notes += grow_embeddings(model, tokenizer, use_peft=config.train_config.use_peft)
+    notes += adapter_notes(model, config)
     weights = find_weights(config, model, auto_model, dtype, env, num_rows=num_rows_needed(tokenizer))
     checkpointing, checkpointing_notes = checkpointing_mode(config, model)
     print_rank_zero(env, *notes, weights.note, *checkpointing_notes)

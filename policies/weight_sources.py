@@ -196,8 +196,12 @@ def _draw(modules: list[nn.Module], owner: PreTrainedModel, undrawn: dict[int, T
 
 
 def plain_name(name: str) -> str:
-    """A parameter's name in the model without adapters: peft puts a wrapped layer's own weights below `base_layer`."""
-    return name.replace(".base_layer", "")
+    """A parameter's name in the model without adapters.
+
+    peft puts a wrapped layer's own weights below `base_layer`, and a wrapped attention's, whose modules are called
+    `attn` or `self_attn`, below `model`.
+    """
+    return name.replace(".base_layer", "").replace("attn.model.", "attn.")
 
 
 def _local_part(target: torch.Tensor) -> tuple[torch.Tensor, tuple[slice, ...]]:

@@ -12,7 +12,9 @@ import peft
 import pytest
 import torch
 import torch.nn.functional as F
+from peft.tuners.adaption_prompt.layer import AdaptedAttention, AdaptedAttentionGPT
 from peft.tuners.lora import LoraLayer
+from peft.tuners.prefix_tuning import PrefixEncoder
 from torch import nn
 from transformers import AutoModelForCausalLM, BitsAndBytesConfig
 
@@ -45,12 +47,14 @@ def reference_run(
     batching: str,
     num_steps: int,
     lora_targets: Sequence[str] = (),
+    adapter: peft.PeftConfig | None = None,
     num_frozen: int = 0,
     quantization: BitsAndBytesConfig | None = None,
 ) -> list[tuple[float, float]]:
     """A plain loop: one document at a time, torch's own AdamW and clipping, nothing of the project's computing.
 
     Args:
+        lora_targets: the layers of an adapter as `lora_flags` makes it. adapter: any other, as peft is told of it.
         num_frozen: so many layers of a Llama are not trained, from the first on.
         quantization: of the base, by transformers and bitsandbytes, with their own layers.
 
@@ -60,12 +64,17 @@ def reference_run(
     torch.manual_seed(SEED)
     model = quantized_by_transformers(model_folder, quantization)
     if lora_targets:
-        settings = peft.LoraConfig(r=4, lora_alpha=32, lora_dropout=0.0, target_modules=list(lora_targets))
-        model = peft.get_peft_model(model, settings)
+        adapter = peft.LoraConfig(r=4, lora_alpha=32, lora_dropout=0.0, target_modules=list(lora_targets))
+    if adapter is not None:
+        model = peft.get_peft_model(model, adapter)
         torch.manual_seed(SEED)  # the adapters' values are a function of the seed alone
         for layer in model.modules():
             if isinstance(layer, LoraLayer):
                 layer.reset_lora_parameters("default", init_lora_weights=True)
+            elif isinstance(layer, AdaptedAttention | AdaptedAttentionGPT | PrefixEncoder):
+                torch.nn.init.normal_(
+                    layer.embedding.weight if isinstance(layer, PrefixEncoder) else layer.adaption_prompt
+                )
     for name, parameter in model.named_parameters():
         if any(f".layers.{index}." in name for index in range(num_frozen)):
             parameter.requires_grad = False

@@ -63,12 +63,20 @@ def _trained(config: RunConfig, model: dict[str, Any]) -> str:
     if trained == total:
         return "all parameters"
     what = f"{trained:,} parameters, {100 * trained / total:.2g} %"
-    lora = config.lora_config
     if config.train_config.from_peft_checkpoint:
         return f"{what}: the adapter of {config.train_config.from_peft_checkpoint}"
-    if config.train_config.use_peft:
-        return f"{what}: {config.train_config.peft_method} r={lora.r} on {', '.join(lora.target_modules)}"
-    return what
+    return f"{what}: {_adapter(config)}" if config.train_config.use_peft else what
+
+
+def _adapter(config: RunConfig) -> str:
+    lora, prompts = config.lora_config, config.llama_adapter_config
+    if config.train_config.peft_method == "llama_adapter":
+        return f"llama_adapter of {prompts.adapter_len} tokens in at most {prompts.adapter_layers} layers"
+    if config.train_config.peft_method == "prefix":
+        return f"prefix of {config.prefix_config.num_virtual_tokens} tokens"
+    kinds = (("rslora", lora.use_rslora), ("dora", lora.use_dora))
+    more = "".join(f" {name}" for name, used in kinds if used)
+    return f"lora{more} r={lora.r} on {', '.join(lora.target_modules)}"
 
 
 def _layout(env: Environment, resolved: dict[str, Any], devices: list[dict[str, Any]]) -> str:

@@ -79,6 +79,8 @@ DOCUMENTED_DEFAULTS = {
         "optimizer": "AdamW",
     },
     "lora_config": {"r": 8, "lora_alpha": 32, "target_modules": ("q_proj", "v_proj"), "lora_dropout": 0.05},
+    "llama_adapter_config": {"adapter_len": 10, "adapter_layers": 30},
+    "prefix_config": {"num_virtual_tokens": 30},
     "quantization_config": {"quantization": None},
     "tracking_config": {
         "use_wandb": False,
@@ -112,7 +114,7 @@ def test_documented_settings_have_their_documented_defaults(name, default):
         ("checkpoint_type", ["SHARDED_STATE_DICT"]),
         ("activation_checkpointing", ["off", "selective", "full"]),
         ("wrap", ["layer", "root"]),
-        ("peft_method", ["lora"]),
+        ("peft_method", ["lora", "llama_adapter"]),
     ],
 )
 def test_documented_choices_are_accepted(name, allowed):

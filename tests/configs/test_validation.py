@@ -17,6 +17,9 @@ def parse(line: str = "") -> RunConfig:
     return parse_flags(["--model_name", "M", *shlex.split(line)])
 
 
+PREFIX = "--use_peft --peft_method prefix --batching_strategy padding"
+
+
 @pytest.mark.parametrize(
     ("line", "start", "remedy"),
     [
@@ -26,11 +29,47 @@ def parse(line: str = "") -> RunConfig:
         ("--lora_config.r 8", "--r: there is no adapter without --use_peft", "add it"),
         ("--peft_method lora", "--peft_method: there is no adapter without --use_peft", "add it"),
         ("--from_peft_checkpoint d", "--from_peft_checkpoint: there is no adapter without --use_peft", "add it"),
+        ("--use_dora", "--use_dora: there is no adapter without --use_peft", "add it"),
+        ("--num_virtual_tokens 3", "--num_virtual_tokens: there is no adapter without --use_peft", "add it"),
         (
             "--use_peft --from_peft_checkpoint d --r 8",
             "--r: the adapter in --from_peft_checkpoint keeps",
             "leave one out",
         ),
+        (
+            "--use_peft --peft_method llama_adapter --from_peft_checkpoint d --adapter_len 8",
+            "--adapter_len: the adapter in --from_peft_checkpoint keeps",
+            "leave one out",
+        ),
+        (
+            "--use_peft --adapter_len 8",
+            "--adapter_len: only --peft_method llama_adapter has it, not lora",
+            "leave one of the two out",
+        ),
+        (
+            "--use_peft --peft_method llama_adapter --lora_config.r 8",
+            "--r: only --peft_method lora has it, not llama_adapter",
+            "leave one of the two out",
+        ),
+        (
+            "--use_peft --lora_config.target_modules all-linear,q_proj",
+            "--target_modules: all-linear names every linear layer but the head",
+            "give it alone",
+        ),
+        ("--use_peft --use_dora --compile", "--use_dora: torch.compile cannot see through", "leave --compile out"),
+        ("--use_peft --peft_method prefix", "--peft_method: prefix gives each row one", "--batching_strategy padding"),
+        (
+            f"{PREFIX} --activation_checkpointing selective",
+            "--activation_checkpointing: --peft_method prefix hands the prefix over in a cache",
+            "give off",
+        ),
+        (
+            f"{PREFIX} --enable_fsdp --fsdp_activation_checkpointing",
+            "--fsdp_activation_checkpointing: --peft_method prefix hands the prefix over in a cache",
+            "give False",
+        ),
+        (f"{PREFIX} --compile", "--compile: --peft_method prefix hands", "leave one"),
+        (f"{PREFIX} --freeze_layers", "--freeze_layers: --peft_method prefix trains nothing inside", "leave one"),
         (
             "--train_config.mixed_precision True --fsdp_config.mixed_precision False",
             "--mixed_precision: train_config says True and fsdp_config says False",
@@ -210,6 +249,10 @@ def test_settings_in_conflict_are_refused_with_reason_and_remedy(line, start, re
         "--use_wandb --use_tensorboard --use_profiler --profiler_dir d",
         "--flop_counter --flop_counter_start 1",
         "--flop_counter False --flop_counter_start 3 --use_profiler False",
+        f"{PREFIX} --enable_fsdp --activation_checkpointing off --fsdp_activation_checkpointing False",
+        f"{PREFIX} --num_virtual_tokens 5",
+        "--use_peft --use_dora --use_rslora --lora_config.target_modules all-linear",
+        "--use_peft --peft_method llama_adapter --adapter_len 4 --adapter_layers 2 --compile --freeze_layers",
     ],
 )
 def test_settings_that_hold_together_are_accepted(line):
@@ -217,10 +260,8 @@ def test_settings_that_hold_together_are_accepted(line):
 
 
 LATER = {
-    "--use_peft --peft_method llama_adapter": "--peft_method: llama_adapter is",
     "--activation_checkpointing auto": "--activation_checkpointing: auto is",
     "--fsdp_config.optimizer anyprecision": "--optimizer: anyprecision is",
-    "--use_peft --quantization 8bit": "--quantization",
 }
 
 
@@ -242,6 +283,12 @@ def test_every_setting_of_a_later_version_is_tried_above():
     ("line", "expected", "note"),
     [
         ("--optimizer SGD", {"train_config.momentum": 0.9}, "--momentum is 0.9 with --optimizer SGD"),
+        (
+            "--use_peft --use_dora",
+            {"lora_config.lora_dropout": 0.05},
+            "--use_dora with --lora_dropout 0.05 multiplies by every adapted weight twice, the second time in fp32; "
+            "--lora_dropout 0 spares that",
+        ),
         (
             "--enable_fsdp --hsdp",
             {"fsdp_config.sharding_strategy": "HYBRID_SHARD"},
