@@ -3,8 +3,9 @@
     python -m benchmarks.qlora --shape llama8b
 
 Makes a checkpoint of random bf16 weights of the shape (16 GB for llama8b), then fine-tunes it in 4 bits with LoRA r=8
-on q_proj and v_proj, with and without activation checkpointing; one row on each GPU that there is. `host GiB` is the most
-private memory that a process had while it ran, pages of files not counted. Needs trl and liger-kernel for the peer's rows.
+on q_proj and v_proj, with and without activation checkpointing; one row on each GPU that there is. `host GiB` is the
+most private memory that a process had while it ran, pages of files not counted. Needs trl and liger-kernel for the
+peer's rows.
 """
 
 from __future__ import annotations

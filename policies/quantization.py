@@ -63,6 +63,10 @@ def resolve_quantization(
     if settings.quantization is None:
         return None
     import_bitsandbytes("--quantization")
+    if settings.compute_dtype == "fp16" and precision.compute_dtype != torch.float16:
+        raise ConfigError(
+            "--compute_dtype: gradients would vanish in fp16 without its loss scale; add --use_fp16, or leave this out"
+        )
     quantization = Quantization(
         bits=4 if settings.quantization == "4bit" else 8,
         quant_type=settings.quant_type if settings.quantization == "4bit" else "int8",
