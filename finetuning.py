@@ -50,7 +50,7 @@ from policies.clipping import clip_grad_norm
 from policies.loading import load_model_config
 from policies.loss import loss_notes
 from policies.mixed_precision import resolve_precision
-from policies.optimizer import build_optimizer, build_scheduler
+from policies.optimizer import build_optimizer, build_scheduler, optimizer_notes
 from policies.optimizer_offload import share_out_cores
 from policies.sharding import (
     accumulates_unsharded,
@@ -424,7 +424,7 @@ def prepare(config: RunConfig, env: Environment, watchdog: Watchdog) -> Job:
     )
     model = built.model
     optimizer = build_optimizer(model, config)
-    print_rank_zero(env, *unit_notes(model, config), *share_out_cores(config, env))
+    print_rank_zero(env, *unit_notes(model, config), *optimizer_notes(model, config), *share_out_cores(config, env))
     packing = train_config.batching_strategy == "packing"
     collate = task.Collator(
         packing=packing,

@@ -1,0 +1,26 @@
+"""bitsandbytes, where a flag asks for it: it is imported then and not before, since it looks for a GPU's libraries."""
+
+from __future__ import annotations
+
+import logging
+from types import ModuleType
+
+from configs.errors import ConfigError
+
+
+def import_bitsandbytes(flag: str) -> ModuleType:
+    """The package, for the flag that needs it.
+
+    Raises:
+        ConfigError: where it is not installed, or cannot be imported.
+    """
+    # On CPU it logs that a faster kernel could be had from the hub; and of 8-bit products, each cast that it makes.
+    logging.getLogger("bitsandbytes").setLevel(logging.ERROR)
+    try:
+        import bitsandbytes
+    except Exception as error:  # what a library that does not fit this machine raises is of any kind
+        reason = "it is not installed" if isinstance(error, ModuleNotFoundError) else " ".join(str(error).split())[:300]
+        raise ConfigError(
+            f"{flag}: needs bitsandbytes ({reason}); pip install 'bitsandbytes>=0.50', or leave the flag out"
+        ) from error
+    return bitsandbytes
