@@ -25,13 +25,18 @@ def zero_state(
     is whole on every rank. A checkpoint is read by the same rule, into whatever layout.
     """
     device = device or local_tensor(parameter).device
-    if tuple(shape) == tuple(parameter.shape) and shape:
-        return torch.zeros_like(parameter.detach(), dtype=dtype, device=device)
-    if isinstance(parameter, DTensor) and len(shape) == parameter.dim() and shape[0] == parameter.shape[0]:
+    shape = tuple(shape)
+    if shape == tuple(parameter.shape):
+        state = torch.empty_like(parameter.detach(), dtype=dtype, device=device)
+    elif isinstance(parameter, DTensor) and len(shape) == parameter.dim() and shape[0] == parameter.shape[0]:
         mesh, placements = parameter.device_mesh, parameter.placements
-        rows = torch.distributed.tensor.zeros(*shape, dtype=dtype, device_mesh=mesh, placements=placements)
-        return rows if local_tensor(rows).device == device else torch.zeros_like(rows, device=device)
-    return torch.zeros(tuple(shape), dtype=dtype, device=device)
+        state = torch.distributed.tensor.empty(*shape, dtype=dtype, device_mesh=mesh, placements=placements)
+        if local_tensor(state).device != device:
+            state = torch.empty_like(state, device=device)
+    else:
+        state = torch.empty(shape, dtype=dtype, device=device)
+    local_tensor(state).zero_()
+    return state
 
 
 class LocalOptimizer(Optimizer):

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import math
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +15,6 @@ from torch.distributed.tensor import DTensor, distribute_tensor
 
 from configs.flags import parse_flags
 from policies.optimizer import build_optimizer, state_bytes
-from utils.distributed import local_tensor
 from utils.memory import local_bytes, optimizer_tensors
 
 # Rows that ranks cannot share equally, one row (LoRA of rank 1), experts, rows of whole blocks and others.
@@ -78,10 +76,9 @@ def largest_difference(model: Parameters, optimizer: Any, plain: Parameters, oth
     return weights, states
 
 
-def run(rank: int, folder: Path) -> None:
+def run(folder: Path) -> None:
     """Writes what it found, by optimizer, mesh and dtype: differences, and bytes of states held and foreseen."""
-    torch.set_num_threads(1)
-    dist.init_process_group("gloo", init_method=f"file://{folder}/store", rank=rank, world_size=2)
+    dist.init_process_group("gloo")
     found = {}
     meshes = {
         name: init_device_mesh("cpu", shape, mesh_dim_names=("replicate", "shard")) for name, shape in MESHES.items()
@@ -107,7 +104,5 @@ def run(rank: int, folder: Path) -> None:
                     ),
                     "held": local_bytes(optimizer_tensors(optimizer))["cpu"] - steps,
                     "foreseen": foreseen,
-                    "rows": [math.prod(local_tensor(parameter).shape) for parameter in model.values],
                 }
-    (folder / f"{rank}.json").write_text(json.dumps(found))
-    dist.destroy_process_group()
+    (folder / f"{dist.get_rank()}.json").write_text(json.dumps(found))

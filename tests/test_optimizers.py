@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import copy
+import re
 import sys
 from collections.abc import Iterator
-from typing import Any
+from typing import Any, get_args, get_type_hints
 
 import pytest
 import torch
@@ -19,15 +20,20 @@ from torch.optim import Optimizer
 
 from configs.errors import ConfigError
 from configs.flags import parse_flags
+from configs.fsdp import FsdpConfig
 from configs.run import RunConfig
 from policies import anyprecision
 from policies.adafactor import Adafactor
 from policies.anyprecision import AnyPrecisionAdamW
 from policies.optimizer import build_optimizer, build_scheduler, optimizer_notes, state_bytes
 from policies.optimizer_8bit import AdamW8bit
+from planning.preflight import check_environment
+from tests.processes import ROOT
 from utils.bitsandbytes_import import import_bitsandbytes
+from utils.environment import read_environment
 from utils.memory import local_bytes, optimizer_tensors
 
+PAGE = ROOT / "docs/optimizers.md"
 FP32, BF16, UINT8 = torch.float32, torch.bfloat16, torch.uint8
 OPTIMIZERS = {
     "AdamW": [],
@@ -149,6 +155,25 @@ def test_states_take_the_bytes_that_were_foreseen(name: str, dtype: torch.dtype)
     assert held == sum(state_bytes(parameter, settings_of_run) for parameter in model)
 
 
+def documented_bytes() -> list[tuple[str, float, float]]:
+    """Flags, bytes with fp32 weights and with bf16 weights."""
+    rows = re.findall(r"^\| `(--optimizer .*)` \|.*\| ([0-9.]+) \| ([0-9.]+) \|$", PAGE.read_text(), flags=re.MULTILINE)
+    return [(flags, float(fp32), float(bf16)) for flags, fp32, bf16 in rows]
+
+
+@pytest.mark.parametrize(("flags", "fp32", "bf16"), documented_bytes())
+def test_the_documented_bytes_are_those_of_the_states(flags: str, fp32: float, bf16: float) -> None:
+    for dtype, wanted in ((FP32, fp32), (BF16, bf16)):
+        weight = torch.empty(512, 4096, dtype=dtype, device="meta")
+        assert state_bytes(weight, config(*flags.split())) / weight.numel() == pytest.approx(wanted, abs=0.005)
+
+
+def test_every_optimizer_is_documented() -> None:
+    assert {flags.split()[1] for flags, *_ in documented_bytes()} == set(
+        get_args(get_type_hints(FsdpConfig)["optimizer"])
+    )
+
+
 @pytest.mark.parametrize("dtype", [FP32, BF16])
 def test_states_have_the_promised_dtypes(dtype: torch.dtype) -> None:
     def dtypes(*flags: str, shape: int = 4) -> dict[str, Any]:
@@ -187,6 +212,21 @@ def test_training_goes_on_from_a_state_dict_as_if_never_interrupted(name: str, d
             found = other.state[theirs][key]
             assert type(found) is type(value)
             assert not isinstance(value, torch.Tensor) or (found.dtype == value.dtype and torch.equal(found, value))
+
+
+@pytest.mark.parametrize("name", OPTIMIZERS)
+def test_every_optimizer_learns(name: str) -> None:
+    torch.manual_seed(0)
+    model, inputs = nn.Sequential(nn.Linear(16, 256), nn.Tanh(), nn.Linear(256, 16)), torch.randn(64, 16)
+    optimizer, wanted = build_optimizer(model, config(*OPTIMIZERS[name])), inputs.flip(1)
+    losses = []
+    for _ in range(60):
+        loss = (model(inputs) - wanted).square().mean()
+        loss.backward()
+        optimizer.step()
+        optimizer.zero_grad()
+        losses.append(loss.item())
+    assert losses[-1] < losses[0] / 3
 
 
 def test_norms_and_biases_decay_unless_told_otherwise() -> None:
@@ -249,6 +289,13 @@ def test_adamw_is_fused_on_the_cpu_under_cpu_offload(one_rank: None) -> None:
     names = {event.name for event in profile.events()}
     assert "aten::_fused_adamw_" in names
     assert not names & {"aten::addcdiv_", "aten::_foreach_addcdiv_"}
+
+
+def test_paged_states_need_a_gpu() -> None:
+    if torch.cuda.is_available():
+        pytest.skip("there is one")
+    with pytest.raises(ConfigError, match=r"^--optimizer: PagedAdamW8bit .* there is no GPU here; give AdamW8bit"):
+        check_environment(config("--optimizer", "PagedAdamW8bit"), read_environment())
 
 
 def test_without_bitsandbytes_the_flag_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
