@@ -140,6 +140,6 @@ def _sum_over_shards(tensors: Sequence[torch.Tensor], parameters: Sequence[nn.Pa
         return tensors
     together = torch.cat(list(tensors)).to(first.device_mesh.device_type)  # nccl reduces nothing in host memory
     for dim, placement in enumerate(first.placements):
-        if isinstance(placement, Shard):
+        if isinstance(placement, Shard) and first.device_mesh.size(dim) > 1:
             dist.all_reduce(together, group=first.device_mesh.get_group(dim))
     return together.to(tensors[0].device).split([tensor.numel() for tensor in tensors])

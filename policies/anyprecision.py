@@ -70,6 +70,13 @@ class AnyPrecisionAdamW(LocalOptimizer):
             if pieces:
                 _update(pieces, **_options(group))
 
+    def _take_up(self, parameter: nn.Parameter, state: dict[str, Any]) -> dict[str, Any]:
+        """In this optimizer's dtypes, though the states may be from one with others."""
+        taken: dict[str, Any] = {"step": state["step"]}
+        for key, dtype in self._dtypes.items():
+            taken[key] = state[key].to(dtype) if key in state else zero_state(parameter, parameter.shape, dtype)
+        return taken
+
     def _pieces(self, parameter: nn.Parameter) -> Iterator[_Piece]:
         if parameter.grad is None:
             return

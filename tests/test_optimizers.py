@@ -22,12 +22,12 @@ from configs.errors import ConfigError
 from configs.flags import parse_flags
 from configs.fsdp import FsdpConfig
 from configs.run import RunConfig
+from planning.preflight import check_environment
 from policies import anyprecision
 from policies.adafactor import Adafactor
 from policies.anyprecision import AnyPrecisionAdamW
 from policies.optimizer import build_optimizer, build_scheduler, optimizer_notes, state_bytes
 from policies.optimizer_8bit import AdamW8bit
-from planning.preflight import check_environment
 from tests.processes import ROOT
 from utils.bitsandbytes_import import import_bitsandbytes
 from utils.environment import read_environment
@@ -212,6 +212,21 @@ def test_training_goes_on_from_a_state_dict_as_if_never_interrupted(name: str, d
             found = other.state[theirs][key]
             assert type(found) is type(value)
             assert not isinstance(value, torch.Tensor) or (found.dtype == value.dtype and torch.equal(found, value))
+
+
+def test_anyprecision_takes_up_states_of_other_dtypes() -> None:
+    model = parameters()
+    optimizer = build_optimizer(model, config(*OPTIMIZERS["anyprecision"]))
+    train(model, optimizer, 5)
+    for name in ("anyprecision, Kahan", "anyprecision, fp32"):
+        other = build_optimizer(model, config(*OPTIMIZERS[name]))
+        other.load_state_dict(optimizer.state_dict())
+        train(model, other, 2)
+        fresh = build_optimizer(model, config(*OPTIMIZERS[name]))
+        train(model, fresh, 2)
+        for parameter in model:
+            kinds = {key: getattr(value, "dtype", None) for key, value in fresh.state[parameter].items()}
+            assert {key: getattr(value, "dtype", None) for key, value in other.state[parameter].items()} == kinds
 
 
 @pytest.mark.parametrize("name", OPTIMIZERS)

@@ -176,6 +176,18 @@ def test_a_resumed_run_is_bit_equal(name: str, layout: str, wide_model: Path, tm
     assert all(torch.equal(found[key], tensor) for key, tensor in wanted.items())
 
 
+def test_a_run_goes_on_with_its_states_paged(wide_model: Path, tmp_path: Path) -> None:
+    whole, killed = tmp_path / "whole", tmp_path / "killed"
+    run(wide_model, whole, 1, "--enable_fsdp", *OPTIMIZERS["AdamW8bit"])
+    shutil.copytree(whole, killed)
+    for checkpoint in checkpoints(killed / "checkpoints")[:2]:
+        shutil.rmtree(checkpoint)
+    resumed = ["--enable_fsdp", *OPTIMIZERS["PagedAdamW8bit"], "--resume", "auto", "--resume_anyway"]
+    run(wide_model, killed, 1, *resumed)
+    found, wanted = ([e["loss"] for e in train_events(folder)] for folder in (killed, whole))
+    assert found == wanted
+
+
 @pytest.mark.parametrize("name", OPTIMIZERS)
 def test_the_ledger_counts_the_states(name: str, wide_model: Path, tmp_path: Path) -> None:
     """On the GPU; paged ones, which torch's allocator does not know, as if they were all in host memory."""
