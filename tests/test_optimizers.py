@@ -89,7 +89,7 @@ def test_anyprecision_in_fp32_is_adamw(
     ours, theirs = parameters(shapes=shapes, seed=seed), parameters(shapes=shapes, seed=seed)
     dtypes = {"momentum_dtype": FP32, "variance_dtype": FP32, "use_kahan_summation": kahan}
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(anyprecision, "PIECE", piece)
+        patch.setitem(anyprecision.PIECES, "cpu", piece)
         train(ours, AnyPrecisionAdamW(ours, lr=0.1, weight_decay=weight_decay, **dtypes), 12, seed)
     train(theirs, torch.optim.AdamW(theirs, lr=0.1, weight_decay=weight_decay), 12, seed)
     assert largest_difference(ours, theirs) < 1e-5
