@@ -70,7 +70,8 @@ def name(request: pytest.FixtureRequest) -> str:
 def whole(name: str, wide_model: Path, process_group: ProcessGroup, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A run on two ranks, sharded, that was not interrupted."""
     folder = tmp_path_factory.mktemp("whole") / "run"
-    process_group.train([*flags_of(wide_model, folder, *RUN), *OPTIMIZERS[name], *SHARDED], 2)
+    beside = ["--async_save", "True"]
+    process_group.train([*flags_of(wide_model, folder, *RUN, *beside), *OPTIMIZERS[name], *SHARDED], 2)
     return folder
 
 
@@ -90,17 +91,34 @@ def test_losses_are_the_same_in_every_layout(
     assert_losses_agree(name, tmp_path / "run", whole)
 
 
-@pytest.mark.parametrize("offload", [[], ["--optimizer_cpu_offload"], ["--fsdp_cpu_offload"]], ids=lambda o: "".join(o))
+REFUSED = {("AdamW8bit", "--optimizer_cpu_offload"), ("AdamW8bit", "--fsdp_cpu_offload")}
+REFUSED |= {("Adafactor", "--optimizer_cpu_offload")}
+
+
+@pytest.mark.parametrize("offload", ["", "--optimizer_cpu_offload", "--fsdp_cpu_offload"])
 def test_a_resumed_run_is_bit_equal(
-    offload: list[str], name: str, whole: Path, wide_model: Path, process_group: ProcessGroup, tmp_path: Path
+    offload: str, name: str, whole: Path, wide_model: Path, process_group: ProcessGroup, tmp_path: Path
 ) -> None:
-    if name in {"--optimizer_cpu_offload": ("AdamW8bit", "Adafactor"), "--fsdp_cpu_offload": ("AdamW8bit",)}.get(
-        "".join(offload), ()
-    ):
-        pytest.skip("refused")
     killed = as_if_killed_after(3, whole, tmp_path / "killed")
-    flags = [*flags_of(wide_model, killed, *RUN, "--resume", "auto"), *OPTIMIZERS[name], *SHARDED, *offload]
+    flags = [*flags_of(wide_model, killed, *RUN, "--resume", "auto"), *OPTIMIZERS[name], *SHARDED, *offload.split()]
+    if (name, offload) in REFUSED:
+        outcome = process_group.run(flags, 2)[0]
+        assert outcome.status == 2
+        assert f"error: {offload}: " in outcome.stderr
+        return
     process_group.train(flags, 2)
+    assert_bit_equal(killed, whole)
+
+
+def test_so_it_is_through_checkpoints_of_one_file_written_beside_training(
+    name: str, whole: Path, wide_model: Path, process_group: ProcessGroup, tmp_path: Path
+) -> None:
+    killed = as_if_killed_after(3, whole, tmp_path / "killed")
+    flags = [*RUN, "--resume", "auto", "--checkpoint_type", "FULL_STATE_DICT", "--async_save", "True"]
+    flags += [*OPTIMIZERS[name], *SHARDED]
+    process_group.train(flags_of(wide_model, killed, *flags, "--max_train_step", "6"), 2)
+    assert (killed / "checkpoints/step-00000006/state.pt").is_file()
+    process_group.train(flags_of(wide_model, killed, *flags), 2)
     assert_bit_equal(killed, whole)
 
 
