@@ -22,9 +22,11 @@ from typing import Any
 
 from utils.exit_status import FAILED, REFUSED, leave
 from utils.failures import TrainingError, end_unless_flags_hold, end_with_error
+from utils.quiet import quiet_imports, quiet_libraries
 
 if __name__ == "__main__":
     end_unless_flags_hold(sys.argv[1:])  # before the imports below, which take seconds: at once
+    quiet_imports()
 
 import torch
 from torch import nn
@@ -51,7 +53,7 @@ from policies.loading import load_model_config
 from policies.loss import loss_notes
 from policies.loss_scaling import LossScaler
 from policies.mixed_precision import resolve_precision
-from policies.optimizer import build_optimizer, build_scheduler
+from policies.optimizer import build_optimizer, build_scheduler, optimizer_notes
 from policies.optimizer_offload import share_out_cores
 from policies.quantization import resolve_quantization
 from policies.sharding import (
@@ -74,7 +76,6 @@ from utils.metrics import MetricsFile, StepFlops, end_facts, log_line, perplexit
 from utils.non_finite import NonFiniteError, describe_non_finite
 from utils.padding import PaddedWidth
 from utils.profiling import StepRecorder, step_recorder
-from utils.quiet import quiet_libraries
 from utils.run_facts import run_facts, start_event
 from utils.run_folder import add_to_run_yaml, checkpoint_root, create_run_folder
 from utils.seeding import seed_everything, use_deterministic_kernels
@@ -449,7 +450,7 @@ def prepare(config: RunConfig, env: Environment, watchdog: Watchdog) -> Job:
     )
     model = built.model
     optimizer = build_optimizer(model, config)
-    print_rank_zero(env, *unit_notes(model, config), *share_out_cores(config, env))
+    print_rank_zero(env, *unit_notes(model, config), *optimizer_notes(model, config), *share_out_cores(config, env))
     packing = train_config.batching_strategy == "packing"
     collate = task.Collator(
         packing=packing,

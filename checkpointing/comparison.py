@@ -64,7 +64,19 @@ def check_same(
             f"--resume: what differs from {checkpoint.folder} would change the result: {', '.join(differences)}; "
             "give what was given there, or --resume_anyway"
         )
+    _check_states(checkpoint, config)
     return [f"resume_anyway: {text}" for text in differences]
+
+
+def _check_states(checkpoint: Checkpoint, config: RunConfig) -> None:
+    """Refuse another optimizer than the checkpoint's: its states mean nothing to it. What is paged is the same but for
+    where it is."""
+    there = checkpoint.values["settings"]["fsdp_config"]["optimizer"]
+    if there.removeprefix("Paged") != config.fsdp_config.optimizer.removeprefix("Paged"):
+        raise ConfigError(
+            f"--resume_anyway: {config.fsdp_config.optimizer} cannot go on with the states of {there} in "
+            f"{checkpoint.folder}; give --optimizer {there}, or train on from the run's weights with --model_name"
+        )
 
 
 _FACTS = {

@@ -23,6 +23,7 @@ from checkpointing.writing import FULL_FILE, rng_file
 from configs.errors import ConfigError
 from configs.run import RunConfig
 from policies.loss_scaling import LossScaler
+from policies.optimizer_states import zero_state
 from policies.weight_sources import keep_part
 from utils.distributed import gather_to_all, on_rank_zero
 from utils.environment import Environment, print_rank_zero
@@ -119,19 +120,20 @@ def _load_tensors(
         if name not in parameters:
             unknown.append(stored_name)
             continue
-        # A state of the parameter's shape is sharded as the parameter; any other is whole on every rank.
-        if shape == parameters[name].shape and parameters[name].dim():
-            like = parameters[name].detach()
-            target = torch.empty_like(like, dtype=dtype, device=optimizer_device or like.device)
-        else:
-            target = torch.empty(shape, dtype=dtype)
+        target = zero_state(parameters[name], shape, dtype, optimizer_device)
         targets[stored_name] = states[name][key] = target
     if unknown:
         raise ConfigError(f"extra: {', '.join(unknown)}")
     stored.load(targets)
     numbers = checkpoint.values["optimizer_numbers"]
-    indices = {name: index for index, name in enumerate(parameters)}
     groups = optimizer.state_dict()["param_groups"]
+    numbered = zip(
+        (parameter for group in optimizer.param_groups for parameter in group["params"]),
+        (index for group in groups for index in group["params"]),
+        strict=True,
+    )
+    index_of = dict(numbered)
+    indices = {name: index_of[parameter] for name, parameter in parameters.items()}
     full_states = {indices[name]: state | numbers.get(name, {}) for name, state in states.items() if state}
     optimizer.load_state_dict({"state": full_states, "param_groups": groups})
 

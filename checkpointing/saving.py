@@ -33,6 +33,7 @@ from checkpointing.writing import CheckpointError, Contents, num_bytes, write_ch
 from configs.errors import ConfigError
 from configs.run import RunConfig
 from policies.loss_scaling import LossScaler
+from policies.optimizer import state_bytes
 from utils.distributed import gather_to_all, local_tensor, new_host_group, on_rank_zero
 from utils.environment import Environment
 from utils.memory import readable
@@ -248,13 +249,12 @@ def planned_bytes(model: nn.Module, config: RunConfig, *, local: bool = False) -
     Args:
         local: this rank's part of them alone.
     """
-    states_per_weight = {"SGD": 1 if config.train_config.momentum else 0}.get(config.fsdp_config.optimizer, 2)
 
     def size(tensor: torch.Tensor) -> int:
         return local_tensor(tensor).nbytes if local else tensor.numel() * tensor.element_size()
 
-    trained = sum(size(p.detach()) for p in model.parameters() if p.requires_grad)
-    return sum(map(size, model_tensors(model).values())) + states_per_weight * trained
+    states = sum(state_bytes(p.detach(), config, local=local) for p in model.parameters() if p.requires_grad)
+    return sum(map(size, model_tensors(model).values())) + states
 
 
 def choose_async(config: RunConfig, env: Environment, model: nn.Module) -> tuple[bool, list[str]]:

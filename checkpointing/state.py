@@ -105,7 +105,7 @@ def nested(tensors: Mapping[str, torch.Tensor]) -> dict[str, Any]:
 
 
 def trained_parameters(model: nn.Module) -> dict[str, nn.Parameter]:
-    """By name, in the order in which the optimizer has them."""
+    """By name, in the model's order; the optimizer may have them in another, by groups."""
     return {name: parameter for name, parameter in unwrap(model).named_parameters() if parameter.requires_grad}
 
 

@@ -48,8 +48,19 @@ class FsdpConfig:
     mixed_precision: bool = setting(True, "as train_config.mixed_precision; the two always agree")
     use_fp16: bool = setting(False, "as train_config.use_fp16; the two always agree")
     pure_bf16: bool = setting(False, "weights, gradients and optimizer state all in bf16")
-    optimizer: Literal["AdamW", "SGD", "anyprecision"] = setting(
-        "AdamW", "optimizer", later="use --optimizer AdamW", later_values=("anyprecision",)
+    optimizer: Literal["AdamW", "SGD", "anyprecision", "AdamW8bit", "PagedAdamW8bit", "Adafactor"] = setting(
+        "AdamW",
+        "AdamW (fused), SGD, AdamW with states in bf16 (anyprecision) or in 8 bits (AdamW8bit; PagedAdamW8bit moves "
+        "them to host memory where the GPU's is full), or Adafactor: almost no states, and lr relative to the weights",
+    )
+    momentum_dtype: Literal["bf16", "fp32"] = setting("bf16", "dtype of the averages of gradients (anyprecision)")
+    variance_dtype: Literal["bf16", "fp32"] = setting(
+        "bf16", "dtype of the averages of squared gradients (anyprecision)"
+    )
+    use_kahan_summation: bool = setting(
+        False,
+        "keep what rounding takes from each update and add it to the next, 2 bytes per parameter: weights in bf16 then "
+        "learn from small updates (anyprecision)",
     )
     checkpoint_type: Literal["SHARDED_STATE_DICT", "FULL_STATE_DICT"] = setting(
         "SHARDED_STATE_DICT",

@@ -13,6 +13,7 @@ _SHARDING = "--enable_fsdp with --sharding_strategy FULL_SHARD|SHARD_GRAD_OP|NO_
 _CHECKPOINTING = "--activation_checkpointing off|selective|full"
 _OFFLOAD = "--fsdp_cpu_offload (weights too, under --enable_fsdp) or --optimizer_cpu_offload"
 _UNITS = "--wrap layer|root (the layers are found in the model)"
+_OPTIMIZER = "--optimizer AdamW|SGD|anyprecision|AdamW8bit|PagedAdamW8bit|Adafactor"
 _CLIPPING = "--gradient_clipping with --gradient_clipping_threshold"
 _KERNELS = "--use_fast_kernels"
 _EVALUATION = "--run_validation True|False and --eval_every_steps (optimizer steps)"
@@ -49,7 +50,13 @@ HINTS: dict[str, str] = {
     "num_train_epochs": _EPOCHS,
     "max_steps": _STEPS,
     "max_train_steps": _STEPS,
-    "optim": "--optimizer AdamW|SGD",
+    "optim": _OPTIMIZER,
+    "optimizer_name": _OPTIMIZER,
+    "optim_args": "--lr, --weight_decay, and --optimizer with its own flags",
+    "use_8bit_adam": "--optimizer AdamW8bit",
+    "use_8bit_optimizer": "--optimizer AdamW8bit",
+    "kahan_sum": "--optimizer anyprecision with --use_kahan_summation",
+    "no_decay": "--decay_norms_and_biases False",
     "lr_scheduler": "--scheduler step|cosine|linear|constant",
     "lr_scheduler_type": "--scheduler step|cosine|linear|constant",
     "warmup": "--warmup_steps (optimizer steps)",

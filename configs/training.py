@@ -116,6 +116,9 @@ class TrainConfig:
     gamma: float = setting(0.85, "factor on lr after each epoch (scheduler step)", exclusive_minimum=0, maximum=1)
     warmup_steps: int = setting(0, "optimizer steps over which lr rises from 0", unit="steps", minimum=0)
     weight_decay: float = setting(0.0, "weight decay of the optimizer", minimum=0)
+    decay_norms_and_biases: bool = setting(
+        True, "let weight_decay hold for parameters of one dimension too: the weights of norms, and biases"
+    )
     momentum: float | None = setting(
         None, "momentum of SGD; unset: 0.9 with --optimizer SGD", minimum=0, exclusive_maximum=1
     )

@@ -34,6 +34,7 @@ def validate(config: RunConfig) -> None:
     _check_what_is_trained(config)
     _check_precision(config)
     _check_layout(config)
+    _check_optimizer(config)
     _check_batches_and_schedule(config)
     _check_data(config)
     _check_mix(config)
@@ -171,6 +172,30 @@ def _check_layout(config: RunConfig) -> None:
         )
 
 
+def _check_optimizer(config: RunConfig) -> None:
+    train, fsdp = config.train_config, config.fsdp_config
+    name = fsdp.optimizer
+    if train.momentum is not None and name != "SGD":
+        raise ConfigError(f"--momentum: {name} has none; add --optimizer SGD, or leave this out")
+    for field in ("momentum_dtype", "variance_dtype", "use_kahan_summation"):
+        given = config.was_given(f"fsdp_config.{field}") and getattr(fsdp, field) is not False
+        if given and name != "anyprecision":
+            raise ConfigError(f"--{field}: only anyprecision has it; add --optimizer anyprecision, or leave this out")
+    if not train.decay_norms_and_biases and not train.weight_decay:
+        raise ConfigError("--decay_norms_and_biases: nothing decays with --weight_decay 0; give one, or leave this out")
+    for field in ("fsdp_cpu_offload", "optimizer_cpu_offload"):
+        if getattr(fsdp, field) and name in ("AdamW8bit", "PagedAdamW8bit"):
+            remedy = "leave this out" if name == "PagedAdamW8bit" else "give --optimizer PagedAdamW8bit instead of this"
+            raise ConfigError(
+                f"--{field}: 8-bit states save memory of the GPU, and this keeps them in the host's, where a step "
+                f"in 8 bits is slow; {remedy}, or --optimizer AdamW"
+            )
+    if fsdp.optimizer_cpu_offload and name == "Adafactor":
+        raise ConfigError(
+            "--optimizer_cpu_offload: Adafactor has next to no states to keep in host memory; leave one of them out"
+        )
+
+
 def _check_batches_and_schedule(config: RunConfig) -> None:
     train = config.train_config
     if train.global_batch_size is not None and config.was_given("train_config.gradient_accumulation_steps"):
@@ -180,10 +205,6 @@ def _check_batches_and_schedule(config: RunConfig) -> None:
         )
     if config.was_given("train_config.gamma") and train.scheduler != "step":
         raise ConfigError(f"--gamma: only --scheduler step uses it, not {train.scheduler}; leave one of the two out")
-    if train.momentum is not None and config.fsdp_config.optimizer != "SGD":
-        raise ConfigError(
-            f"--momentum: {config.fsdp_config.optimizer} has none; add --optimizer SGD, or leave this out"
-        )
     if config.was_given("train_config.gradient_clipping_threshold") and not train.gradient_clipping:
         raise ConfigError("--gradient_clipping_threshold: nothing is clipped without --gradient_clipping; add it, too")
 

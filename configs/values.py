@@ -15,6 +15,7 @@ _TRUE = ("true", "1", "yes", "on")
 _FALSE = ("false", "0", "no", "off")
 _NONE = ("none", "null", "")
 _NUMBER = re.compile(r"[+-]?([0-9]+\.?[0-9]*|\.[0-9]+)([eE][+-]?[0-9]{1,4})?")
+_DTYPES = {"bfloat16": "bf16", "float32": "fp32", "torch.bfloat16": "bf16", "torch.float32": "fp32"}
 
 # Other spellings of a few settings' values, in lower case.
 _SPELLINGS: dict[str, dict[str, str]] = {
@@ -23,6 +24,14 @@ _SPELLINGS: dict[str, dict[str, str]] = {
     "accumulate_unsharded": {**dict.fromkeys(_TRUE, "True"), **dict.fromkeys(_FALSE, "False")},
     "async_save": {**dict.fromkeys(_TRUE, "True"), **dict.fromkeys(_FALSE, "False")},
     "from_peft_checkpoint": dict.fromkeys(_NONE, ""),
+    "optimizer": {
+        **dict.fromkeys(("adamw_torch", "adamw_torch_fused", "adamw_hf"), "AdamW"),
+        **dict.fromkeys(("adamw_8bit", "adamw_bnb_8bit"), "AdamW8bit"),
+        **dict.fromkeys(("paged_adamw_8bit", "paged_adamw8bit"), "PagedAdamW8bit"),
+        **dict.fromkeys(("adamw_anyprecision", "anyprecision_adamw", "anyprecisionadamw"), "anyprecision"),
+    },
+    "momentum_dtype": _DTYPES,
+    "variance_dtype": _DTYPES,
 }
 
 

@@ -9,6 +9,7 @@ import torch
 from configs.errors import ConfigError
 from configs.run import RunConfig
 from policies.adapters import num_virtual_tokens
+from utils.bitsandbytes_import import import_bitsandbytes
 from utils.dataloader import BatchLayout
 from utils.environment import Environment
 from utils.profiling import num_steps_needed
@@ -36,7 +37,19 @@ def check_environment(config: RunConfig, env: Environment) -> None:
             f"{torch.cuda.device_count()} GPU(s); start one process per GPU"
         )
     check_packages(config)
+    _check_optimizer(config, env)
     check_run_folder(config)
+
+
+def _check_optimizer(config: RunConfig, env: Environment) -> None:
+    name = config.fsdp_config.optimizer
+    if name == "PagedAdamW8bit" and env.device.type != "cuda":
+        raise ConfigError(
+            "--optimizer: PagedAdamW8bit moves its states between the memory of a GPU and the host's, and there is no "
+            "GPU here; give AdamW8bit"
+        )
+    if name in ("AdamW8bit", "PagedAdamW8bit"):
+        import_bitsandbytes(f"--optimizer {name}")
 
 
 def batch_layout(config: RunConfig, env: Environment, resumed_size: int | None) -> tuple[BatchLayout, list[str]]:

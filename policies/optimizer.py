@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from typing import Any
 
 import torch
 from torch import nn
@@ -12,28 +12,111 @@ from transformers import get_scheduler
 
 from configs.errors import ConfigError
 from configs.run import RunConfig
+from policies.adafactor import Adafactor
+from policies.anyprecision import AnyPrecisionAdamW
+from policies.optimizer_8bit import BLOCK, AdamW8bit, PagedAdamW8bit, has_8bit_states
 from policies.optimizer_offload import CPUOffloadOptimizer
+from utils.distributed import local_tensor
+from utils.memory import readable
+
+DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16}
 
 
 def build_optimizer(model: nn.Module, config: RunConfig) -> Optimizer:
-    """The optimizer over what is trainable, and nothing else, stepping all tensors together; on the CPU where asked.
+    """The optimizer over what is trainable, and nothing else; on the CPU where asked.
+
+    Raises:
+        ConfigError: where nothing is trainable, or bitsandbytes is needed and not there.
+    """
+    train, fsdp = config.train_config, config.fsdp_config
+    common: dict[str, Any] = {"lr": train.lr, "weight_decay": train.weight_decay}
+
+    def make(groups: list[dict[str, Any]]) -> Optimizer:
+        match fsdp.optimizer:
+            case "AdamW":
+                return AdamW(groups, **common, fused=True)
+            case "SGD":
+                # foreach: torch 2.13 has no sharding rule for the fused kernel of SGD.
+                return SGD(groups, **common, momentum=train.momentum or 0.0, foreach=True)
+            case "anyprecision":
+                return AnyPrecisionAdamW(
+                    groups,
+                    **common,
+                    momentum_dtype=DTYPES[fsdp.momentum_dtype],
+                    variance_dtype=DTYPES[fsdp.variance_dtype],
+                    use_kahan_summation=fsdp.use_kahan_summation,
+                )
+            case "AdamW8bit":
+                return AdamW8bit(groups, **common)
+            case "PagedAdamW8bit":
+                return PagedAdamW8bit(groups, **common)
+            case "Adafactor":
+                return Adafactor(groups, **common)
+
+    groups = parameter_groups(model, config)
+    return CPUOffloadOptimizer(groups, make) if fsdp.optimizer_cpu_offload else make(groups)
+
+
+def parameter_groups(model: nn.Module, config: RunConfig) -> list[dict[str, Any]]:
+    """What is trained: in one group, or in two, of which the second, of norms and biases, does not decay.
 
     Raises:
         ConfigError: where nothing is trainable.
     """
-    train = config.train_config
     parameters = [parameter for parameter in model.parameters() if parameter.requires_grad]
     if not parameters:
         raise ConfigError("--use_peft: nothing is trainable in this model; check the adapter or the frozen layers")
+    if config.train_config.decay_norms_and_biases:
+        return [{"params": parameters}]
+    matrices = [parameter for parameter in parameters if parameter.dim() >= 2]
+    others = [parameter for parameter in parameters if parameter.dim() < 2]
+    groups: list[dict[str, Any]] = [{"params": matrices}, {"params": others, "weight_decay": 0.0}]
+    return [group for group in groups if group["params"]]
 
-    def make(tensors: Sequence[torch.Tensor]) -> Optimizer:
-        if config.fsdp_config.optimizer == "SGD":
-            momentum = train.momentum or 0.0
-            # foreach: torch 2.13 has no sharding rule for the fused kernel of SGD.
-            return SGD(tensors, lr=train.lr, momentum=momentum, weight_decay=train.weight_decay, foreach=True)
-        return AdamW(tensors, lr=train.lr, weight_decay=train.weight_decay, fused=True)
 
-    return CPUOffloadOptimizer(parameters, make) if config.fsdp_config.optimizer_cpu_offload else make(parameters)
+def optimizer_notes(model: nn.Module, config: RunConfig) -> list[str]:
+    """A line where 8-bit states were asked for and much of what is trained has them in 32 bits."""
+    if config.fsdp_config.optimizer not in ("AdamW8bit", "PagedAdamW8bit"):
+        return []
+    trained = [parameter for parameter in model.parameters() if parameter.requires_grad]
+    total = sum(parameter.numel() for parameter in trained)
+    exact = [parameter for parameter in trained if not has_8bit_states(parameter)]
+    num_exact = sum(parameter.numel() for parameter in exact)
+    if num_exact <= 0.05 * total:
+        return []
+    return [
+        f"optimizer: {num_exact:,} of {total:,} trained weights ({100 * num_exact / total:.2g} %), in {len(exact)} of "
+        f"{len(trained)} tensors, have optimizer states in 32 bits ({readable(8 * num_exact)}): 8 bits need rows that "
+        f"are a multiple of {BLOCK} long"
+    ]
+
+
+def state_bytes(parameter: torch.Tensor, config: RunConfig, *, local: bool = False) -> int:
+    """Of the states that the optimizer will have for a parameter after its first step, single numbers left out.
+
+    Args:
+        local: this rank's part of them alone.
+    """
+    fsdp = config.fsdp_config
+    shape = (local_tensor(parameter) if local else parameter).shape
+    num_elements = shape.numel()
+    match fsdp.optimizer:
+        case "AdamW":
+            return 2 * parameter.element_size() * num_elements
+        case "SGD":
+            return parameter.element_size() * num_elements if config.train_config.momentum else 0
+        case "anyprecision":
+            sizes = DTYPES[fsdp.momentum_dtype].itemsize + DTYPES[fsdp.variance_dtype].itemsize
+            return (sizes + (2 if fsdp.use_kahan_summation else 0)) * num_elements
+        case "AdamW8bit" | "PagedAdamW8bit":
+            if not has_8bit_states(parameter):
+                return 8 * num_elements
+            return 2 * num_elements + 8 * (num_elements // BLOCK)
+        case "Adafactor":
+            if parameter.dim() < 2:
+                return 4 * num_elements
+            num_matrices = shape[:-2].numel()  # of two dimensions, 1
+            return 4 * (shape[:-1].numel() + num_matrices * shape[-1])
 
 
 def build_scheduler(optimizer: Optimizer, config: RunConfig, *, steps_per_epoch: int, num_steps: int) -> LRScheduler:

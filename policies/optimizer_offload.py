@@ -7,7 +7,7 @@ the gradients down, steps there, and copies the weights up. The arithmetic is th
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
 import torch
@@ -32,14 +32,17 @@ class CPUOffloadOptimizer(Optimizer):
     """
 
     def __init__(
-        self, parameters: Iterable[nn.Parameter], make_optimizer: Callable[[Sequence[torch.Tensor]], Optimizer]
+        self, groups: Iterable[dict[str, Any]], make_optimizer: Callable[[list[dict[str, Any]]], Optimizer]
     ) -> None:
-        parameters = list(parameters)
+        groups = list(groups)
+        parameters = [parameter for group in groups for parameter in group["params"]]
         self._copies = {parameter: _empty_on_host(parameter) for parameter in parameters}
         self._gradients = {parameter: _empty_on_host(parameter) for parameter in parameters}
         self._current: set[nn.Parameter] = set()  # whose copies are what the parameter is
-        self._optimizer = make_optimizer(list(self._copies.values()))
-        super().__init__(parameters, self._optimizer.defaults)
+        self._optimizer = make_optimizer(
+            [group | {"params": [self._copies[parameter] for parameter in group["params"]]} for group in groups]
+        )
+        super().__init__(groups, self._optimizer.defaults)
 
     @torch.no_grad()
     def step(self, closure: None = None) -> None:  # type: ignore[override]

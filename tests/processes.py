@@ -46,7 +46,7 @@ class Outcome:
 
 
 def _serve(rank: int, connection: Any) -> None:
-    """A worker: run finetuning.main(argv), or what stands in for it, for each request, as one rank of a new group."""
+    """A worker: run finetuning.main(argv), or a function, for each request, as one rank of a fresh process group."""
     sys.path.insert(0, str(ROOT))
     import torch
 
@@ -54,7 +54,7 @@ def _serve(rank: int, connection: Any) -> None:
     import finetuning
 
     while (request := connection.recv()) is not None:
-        number, main, argv, world_size, port = request
+        number, argv, world_size, port = request
         os.environ.update(
             RANK=str(rank),
             LOCAL_RANK=str(rank),
@@ -66,7 +66,7 @@ def _serve(rank: int, connection: Any) -> None:
         out, err = io.StringIO(), io.StringIO()
         with contextlib.redirect_stdout(out), contextlib.redirect_stderr(err):
             try:
-                status = (main or finetuning.main)(argv)
+                status = finetuning.main(argv) if isinstance(argv, list) else argv() or 0
             except BaseException:
                 traceback.print_exc()
                 status = 1
@@ -89,19 +89,12 @@ class ProcessGroup:
             self.processes.append(process)
 
     def run(
-        self,
-        argv: Sequence[str],
-        world_size: int,
-        timeout_seconds: float = 300,
-        main: Callable[[Sequence[str]], int] | None = None,
+        self, argv: Sequence[str] | Callable[[], int | None], world_size: int, timeout_seconds: float = 300
     ) -> list[Outcome]:
-        """Run with these flags on `world_size` ranks; the outcomes by rank.
-
-        `main` is a module's function that stands in for finetuning.main; it returns the exit status.
-        """
+        """Run with these flags, or a function that can be pickled, on `world_size` ranks; the outcomes by rank."""
         port, self.number = free_port(), self.number + 1
         for connection in self.connections[:world_size]:
-            connection.send((self.number, main, list(argv), world_size, port))
+            connection.send((self.number, argv if callable(argv) else list(argv), world_size, port))
         outcomes = []
         for rank, connection in enumerate(self.connections[:world_size]):
             number = 0
@@ -112,7 +105,7 @@ class ProcessGroup:
             outcomes.append(outcome)
         return outcomes
 
-    def train(self, argv: Sequence[str], world_size: int) -> list[Outcome]:
+    def train(self, argv: Sequence[str] | Callable[[], int | None], world_size: int) -> list[Outcome]:
         """As `run`, for runs that must finish."""
         outcomes = self.run(argv, world_size)
         assert [outcome.status for outcome in outcomes] == [0] * world_size, "\n".join(o.stderr for o in outcomes)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -144,7 +145,7 @@ def test_where_one_rank_overflows_every_rank_leaves_out_that_update(
     layout: str, overflowing: Path, process_group: ProcessGroup, tmp_path: Path
 ) -> None:
     given = flags_of(overflowing, tmp_path / "run", "i == 7", *LAYOUTS[layout], "--gradient_clipping")
-    outcomes = process_group.run(given, 2, main=train_and_watch)
+    outcomes = process_group.run(partial(train_and_watch, given), 2)
     assert [outcome.status for outcome in outcomes] == [0, 0], outcomes[0].stderr
     seen: list[dict[str, Any]] = [torch.load(tmp_path / f"run/rank{rank}.pt") for rank in (0, 1)]
     events = train_events(tmp_path / "run")

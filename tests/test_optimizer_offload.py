@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -20,12 +20,14 @@ from torch.optim.lr_scheduler import LambdaLR
 
 import policies.optimizer_offload as optimizer_offload
 from configs.flags import parse_flags
+from policies.anyprecision import AnyPrecisionAdamW
 from policies.optimizer import build_optimizer
 from policies.optimizer_offload import CPUOffloadOptimizer
 from utils.memory import optimizer_tensors
 
-OPTIMIZERS: dict[str, Callable[[Sequence[torch.Tensor]], Optimizer]] = {
+OPTIMIZERS: dict[str, Callable[[Any], Optimizer]] = {
     "AdamW": lambda tensors: AdamW(tensors, lr=0.1, weight_decay=0.1, fused=True),
+    "anyprecision": lambda tensors: AnyPrecisionAdamW(tensors, lr=0.1, weight_decay=0.1, use_kahan_summation=True),
     "SGD": lambda tensors: SGD(tensors, lr=0.1, momentum=0.9, weight_decay=0.1, foreach=True),
     "SGD without momentum": lambda tensors: SGD(tensors, lr=0.1, foreach=True),
 }
@@ -34,6 +36,10 @@ OPTIMIZERS: dict[str, Callable[[Sequence[torch.Tensor]], Optimizer]] = {
 def make_model(dtype: torch.dtype = torch.float32) -> nn.Module:
     torch.manual_seed(0)
     return nn.Sequential(nn.Linear(5, 7), nn.Linear(7, 3), nn.Linear(3, 1)).to(dtype)
+
+
+def groups(model: nn.Module) -> list[dict[str, Any]]:
+    return [{"params": list(model.parameters())}]
 
 
 def train(model: nn.Module, optimizer: Optimizer, seed: int, num_steps: int, left_out: int = 0) -> None:
@@ -65,7 +71,7 @@ def test_weights_and_states_are_those_of_the_optimizer_inside(
 ) -> None:
     model, plain = make_model(dtype), make_model(dtype)
     offloaded, optimizer = (
-        CPUOffloadOptimizer(model.parameters(), OPTIMIZERS[name]),
+        CPUOffloadOptimizer(groups(model), OPTIMIZERS[name]),
         OPTIMIZERS[name]([*plain.parameters()]),
     )
     with pytest.MonkeyPatch.context() as patch:
@@ -77,7 +83,8 @@ def test_weights_and_states_are_those_of_the_optimizer_inside(
     assert ours["param_groups"] == theirs["param_groups"]
     assert ours["state"].keys() == theirs["state"].keys()
     for index, state in theirs["state"].items():
-        assert all(torch.equal(ours["state"][index][key], value) for key, value in state.items())
+        found = ours["state"][index]
+        assert all(torch.equal(torch.as_tensor(found[key]), torch.as_tensor(value)) for key, value in state.items())
     assert sum(map(torch.Tensor.numel, optimizer_tensors(offloaded))) == sum(
         map(torch.Tensor.numel, optimizer_tensors(optimizer))
     )
@@ -86,14 +93,14 @@ def test_weights_and_states_are_those_of_the_optimizer_inside(
 @pytest.mark.parametrize("name", OPTIMIZERS)
 def test_a_parameter_without_gradient_stays_as_it_is(name: str) -> None:
     model, plain = make_model(), make_model()
-    train(model, CPUOffloadOptimizer(model.parameters(), OPTIMIZERS[name]), seed=5, num_steps=8, left_out=2)
+    train(model, CPUOffloadOptimizer(groups(model), OPTIMIZERS[name]), seed=5, num_steps=8, left_out=2)
     train(plain, OPTIMIZERS[name]([*plain.parameters()]), seed=5, num_steps=8, left_out=2)
     assert_same(model, plain)
 
 
 def test_a_scheduler_sets_the_rate_of_the_steps() -> None:
     model = nn.Linear(1, 1, bias=False)
-    optimizer = CPUOffloadOptimizer(model.parameters(), OPTIMIZERS["SGD without momentum"])
+    optimizer = CPUOffloadOptimizer(groups(model), OPTIMIZERS["SGD without momentum"])
     scheduler = LambdaLR(optimizer, lambda step: 0.5**step)
     moved = []
     for _ in range(3):
@@ -108,9 +115,9 @@ def test_a_scheduler_sets_the_rate_of_the_steps() -> None:
 @pytest.mark.parametrize("name", OPTIMIZERS)
 def test_training_goes_on_from_a_state_dict_as_if_never_interrupted(name: str) -> None:
     model, other = make_model(), make_model()
-    optimizer = CPUOffloadOptimizer(model.parameters(), OPTIMIZERS[name])
+    optimizer = CPUOffloadOptimizer(groups(model), OPTIMIZERS[name])
     train(model, optimizer, seed=1, num_steps=5)
-    resumed = CPUOffloadOptimizer(other.parameters(), OPTIMIZERS[name])
+    resumed = CPUOffloadOptimizer(groups(other), OPTIMIZERS[name])
     train(other, resumed, seed=9, num_steps=2)  # has states and weights of its own
     resumed.load_state_dict(copy.deepcopy(optimizer.state_dict()))
     other.load_state_dict(model.state_dict())  # after the states
@@ -122,7 +129,7 @@ def test_training_goes_on_from_a_state_dict_as_if_never_interrupted(name: str) -
 
 def test_weights_loaded_before_the_first_step_are_the_ones_it_starts_from() -> None:
     model, plain = make_model(), make_model()
-    optimizer = CPUOffloadOptimizer(model.parameters(), OPTIMIZERS["AdamW"])
+    optimizer = CPUOffloadOptimizer(groups(model), OPTIMIZERS["AdamW"])
     for module in (model, plain):
         module.load_state_dict({name: torch.ones_like(tensor) for name, tensor in module.state_dict().items()})
     train(model, optimizer, seed=3, num_steps=2)
@@ -135,14 +142,14 @@ def test_distributed_checkpoints_hold_its_states_by_name_and_give_them_back(name
     dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
     try:
         model, other = make_model(), make_model()
-        optimizer = CPUOffloadOptimizer(model.parameters(), OPTIMIZERS[name])
+        optimizer = CPUOffloadOptimizer(groups(model), OPTIMIZERS[name])
         train(model, optimizer, seed=1, num_steps=5)
         weights, states = get_state_dict(model, optimizer)
         key = "exp_avg" if name == "AdamW" else "momentum_buffer"
         assert states["state"]["0.weight"][key].shape == (7, 5)
         dcp.save({"model": weights, "optimizer": states}, checkpoint_id=tmp_path)
 
-        resumed = CPUOffloadOptimizer(other.parameters(), OPTIMIZERS[name])
+        resumed = CPUOffloadOptimizer(groups(other), OPTIMIZERS[name])
         fresh: dict[str, Any] = dict(zip(("model", "optimizer"), get_state_dict(other, resumed), strict=True))
         dcp.load(fresh, checkpoint_id=tmp_path)
         set_state_dict(other, resumed, model_state_dict=fresh["model"], optim_state_dict=fresh["optimizer"])

@@ -148,7 +148,7 @@ def test_an_unknown_flag_is_refused_with_the_nearest_known_one(bench: Bench, giv
         ("--global_batch_size", "many"),
         ("--batching_strategy", "stack"),
         ("--fsdp_config.sharding_strategy", "ZERO3"),
-        ("--fsdp_config.optimizer", "Adafactor"),
+        ("--fsdp_config.optimizer", "adam_8bit"),
         ("--peft_method", "dora"),
         ("--fsdp_config.checkpoint_type", "PICKLE"),
         ("--scheduler", "triangle"),

@@ -103,6 +103,15 @@ def test_another_global_batch_is_refused_even_so(
     assert "--global_batch_size: the checkpoint was trained with 4 rows per optimizer step" in line
 
 
+def test_another_optimizer_is_refused_even_so(
+    runs: dict[str, Path], tiny_model: Path, process_group: ProcessGroup
+) -> None:
+    for name in ("SGD", "anyprecision"):
+        line = refusal(process_group, runs["full"], tiny_model, "--optimizer", name, "--resume_anyway")
+        assert f"--resume_anyway: {name} cannot go on with the states of AdamW in " in line
+        assert "give --optimizer AdamW" in line
+
+
 def test_other_weights_under_an_adapter_are_refused(
     runs: dict[str, Path], tiny_model: Path, process_group: ProcessGroup, tmp_path: Path
 ) -> None:

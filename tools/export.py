@@ -14,6 +14,11 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from utils.quiet import quiet_imports, quiet_tool
+
+if __name__ == "__main__":
+    quiet_imports()
+
 import torch
 from tqdm import tqdm
 
@@ -24,7 +29,6 @@ from configs.errors import ConfigError
 from utils.compat import return_freed_tensors
 from utils.exit_status import FAILED, REFUSED
 from utils.failures import TrainingError
-from utils.quiet import quiet_tool
 
 DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16, "fp32": torch.float32}
 

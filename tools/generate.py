@@ -16,6 +16,11 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from utils.quiet import quiet_imports, quiet_tool
+
+if __name__ == "__main__":
+    quiet_imports()
+
 import torch
 
 from checkpointing.blueprint import load_tokenizer
@@ -26,7 +31,6 @@ from tasks.causal_lm import generate
 from utils.chat import chat_pieces
 from utils.exit_status import REFUSED
 from utils.marked_text import BadRow
-from utils.quiet import quiet_tool
 
 
 def read_prompts(file: Path) -> list[str]:

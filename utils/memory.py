@@ -1,8 +1,8 @@
 """The memory ledger: what holds a rank's memory at the four phases of a step.
 
 No thread and no polling: the run calls `record` at a phase, on the few steps that are observed. On a GPU the
-allocator knows what is allocated; on CPU there is none to ask, so "allocated" is the process's resident memory,
-and "other" then includes the interpreter and its libraries.
+allocator knows what is allocated, but for paged optimizer states, which count as host memory; on CPU there is none to
+ask, so "allocated" is the process's resident memory, and "other" then includes the interpreter and its libraries.
 """
 
 from __future__ import annotations

@@ -5,14 +5,19 @@ from __future__ import annotations
 import logging
 import warnings
 
-import datasets
-import transformers
-
 from utils.environment import Environment
+
+
+def quiet_imports() -> None:
+    """Before the imports that take seconds: of what is logged while a library is imported, leave the errors."""
+    # peft imports bitsandbytes where it is installed, which on some CPUs tells of a faster kernel on the hub.
+    logging.getLogger("bitsandbytes").setLevel(logging.ERROR)
 
 
 def quiet_tool() -> None:
     """For a command beside training, whose own lines say what happens."""
+    import transformers
+
     _ignore_old_names()
     transformers.utils.logging.set_verbosity_error()
     transformers.utils.logging.disable_progress_bar()
@@ -25,6 +30,9 @@ def _ignore_old_names() -> None:
 
 def quiet_libraries(env: Environment) -> None:
     """Leave only rank 0 to speak for the libraries, or every line would come once per rank."""
+    import datasets
+    import transformers
+
     _ignore_old_names()
     # fp16's first steps may make no update; the learning rate moves on with the step.
     warnings.filterwarnings("ignore", message=r"Detected call of `lr_scheduler.step\(\)` before", category=UserWarning)

@@ -10,6 +10,7 @@ from typing import Any
 from rich.console import Console
 from rich.table import Table
 
+from configs.fsdp import FsdpConfig
 from configs.run import RunConfig
 from utils.environment import Environment
 from utils.memory import readable
@@ -105,10 +106,18 @@ def _optimizer(config: RunConfig) -> str:
     schedule = f"{train.scheduler} (gamma {train.gamma:g})" if train.scheduler == "step" else train.scheduler
     warmup = f" after {train.warmup_steps} steps of warm-up" if train.warmup_steps else ""
     clips = f"clipping at {train.gradient_clipping_threshold:g}" if train.gradient_clipping else "no clipping"
+    decays = "" if train.decay_norms_and_biases else " (not of norms and biases)"
     return (
-        f"{config.fsdp_config.optimizer}, lr {train.lr:g} {schedule}{warmup}, "
-        f"weight decay {train.weight_decay:g}, {clips}"
+        f"{_name(config.fsdp_config)}, lr {train.lr:g} {schedule}{warmup}, "
+        f"weight decay {train.weight_decay:g}{decays}, {clips}"
     )
+
+
+def _name(fsdp: FsdpConfig) -> str:
+    if fsdp.optimizer != "anyprecision":
+        return fsdp.optimizer
+    kahan = ", Kahan summation" if fsdp.use_kahan_summation else ""
+    return f"anyprecision (momentum {fsdp.momentum_dtype}, variance {fsdp.variance_dtype}{kahan})"
 
 
 def _device(group: dict[str, Any]) -> str:

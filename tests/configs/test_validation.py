@@ -122,6 +122,26 @@ PREFIX = "--use_peft --peft_method prefix --batching_strategy padding"
         ),
         ("--scheduler cosine --gamma 0.9", "--gamma: only --scheduler step uses it, not cosine", "leave one"),
         ("--momentum 0.5", "--momentum: AdamW has none", "add --optimizer SGD"),
+        ("--optimizer anyprecision --momentum 0.5", "--momentum: anyprecision has none", "add --optimizer SGD"),
+        ("--momentum_dtype bf16", "--momentum_dtype: only anyprecision has it", "add --optimizer anyprecision"),
+        ("--optimizer SGD --variance_dtype fp32", "--variance_dtype: only anyprecision", "or leave this out"),
+        ("--use_kahan_summation", "--use_kahan_summation: only anyprecision has it", "add --optimizer anyprecision"),
+        ("--decay_norms_and_biases False", "--decay_norms_and_biases: nothing decays", "give one, or leave"),
+        (
+            "--optimizer AdamW8bit --optimizer_cpu_offload",
+            "--optimizer_cpu_offload: 8-bit states save memory of the GPU",
+            "give --optimizer PagedAdamW8bit instead",
+        ),
+        (
+            "--enable_fsdp --optimizer PagedAdamW8bit --fsdp_cpu_offload",
+            "--fsdp_cpu_offload: 8-bit states save memory of the GPU",
+            "leave this out",
+        ),
+        (
+            "--optimizer Adafactor --optimizer_cpu_offload",
+            "--optimizer_cpu_offload: Adafactor has next to no states",
+            "leave one of them out",
+        ),
         ("--gradient_clipping_threshold 1", "--gradient_clipping_threshold: nothing is clipped", "add it"),
         ("--dataset samsum", "--dataset: 'samsum' is not one of", "did you mean samsum_dataset?"),
         ("--dataset wiki.csv", "--dataset: 'wiki.csv' is not one of", "FILE.py:FUNCTION"),
@@ -208,6 +228,12 @@ def test_settings_in_conflict_are_refused_with_reason_and_remedy(line, start, re
         "--sharding_strategy NO_SHARD",
         "--hsdp False --fsdp_activation_checkpointing False --sharding_group_size 0 --accumulate_unsharded True",
         "--pure_bf16 --optimizer SGD",
+        "--pure_bf16 --optimizer anyprecision --use_kahan_summation --momentum_dtype fp32 --variance_dtype fp32",
+        "--optimizer anyprecision --optimizer_cpu_offload --use_kahan_summation False",
+        "--use_kahan_summation False",
+        "--optimizer AdamW8bit --weight_decay 0.1 --decay_norms_and_biases False",
+        "--enable_fsdp --optimizer PagedAdamW8bit --use_peft",
+        "--enable_fsdp --optimizer Adafactor --fsdp_cpu_offload",
         "--pure_bf16 --mixed_precision False",
         "--mixed_precision True --use_fp16 False",
         "--mixed_precision True --use_fp16",
@@ -261,7 +287,6 @@ def test_settings_that_hold_together_are_accepted(line):
 
 LATER = {
     "--activation_checkpointing auto": "--activation_checkpointing: auto is",
-    "--fsdp_config.optimizer anyprecision": "--optimizer: anyprecision is",
 }
 
 

@@ -1,0 +1,120 @@
+"""The forward of LoRA layers that keeps less: peft's numbers, and not its copies."""
+
+from __future__ import annotations
+
+from functools import partial
+
+import peft
+import pytest
+import torch
+from torch import nn
+from torch.utils.checkpoint import checkpoint
+from transformers.pytorch_utils import Conv1D
+
+from policies.lora_memory import keep_inputs_as_they_are
+
+BF16, FP32 = torch.bfloat16, torch.float32
+
+
+class Model(nn.Module):
+    def __init__(self, kind: str) -> None:
+        super().__init__()
+        self.adapted = nn.Linear(48, 40) if kind == "Linear" else Conv1D(40, 48)
+
+
+def adapted(kind: str, dtype: torch.dtype, dropout: float, seed: int = 0) -> tuple[nn.Module, peft.tuners.lora.Linear]:
+    torch.manual_seed(seed)
+    model = Model(kind).to(dtype)
+    options = {"fan_in_fan_out": kind != "Linear", "init_lora_weights": False}
+    settings = peft.LoraConfig(r=4, lora_alpha=8, lora_dropout=dropout, target_modules=["adapted"], **options)
+    model = peft.get_peft_model(model, settings)  # casts adapters of half-precision bases to fp32
+    return model.train(), model.base_model.model.adapted
+
+
+def outputs_and_gradients(layer: nn.Module, inputs: torch.Tensor) -> list[torch.Tensor]:
+    inputs = inputs.clone().requires_grad_()
+    parameters = [p for p in layer.parameters() if p.requires_grad]
+    outputs = layer(inputs)
+    torch.manual_seed(9)
+    return [outputs, *torch.autograd.grad(outputs, [inputs, *parameters], torch.randn_like(outputs))]
+
+
+@pytest.mark.parametrize("kind", ["Linear", "Conv1D"])
+@pytest.mark.parametrize("dtype", [FP32, BF16])
+@pytest.mark.parametrize("seed", range(3))
+def test_outputs_and_gradients_are_peft_s(kind: str, dtype: torch.dtype, seed: int) -> None:
+    model, layer = adapted(kind, dtype, dropout=0.0, seed=seed)
+    inputs = torch.randn(2, 7, 48).to(dtype)
+    wanted = outputs_and_gradients(layer, inputs)
+    keep_inputs_as_they_are(model)
+    found = outputs_and_gradients(layer, inputs)
+    for tensor, expected in zip(found, wanted, strict=True):
+        assert tensor.dtype == expected.dtype
+        torch.testing.assert_close(tensor, expected)
+
+
+def test_dropout_takes_its_share_and_scales_the_rest() -> None:
+    model, layer = adapted("Linear", FP32, dropout=0.3)
+    keep_inputs_as_they_are(model)
+    inputs = torch.randn(4000, 48)
+    base = layer.base_layer(inputs)
+    a, b = layer.lora_A["default"].weight, layer.lora_B["default"].weight
+    whole = (inputs @ a.T) @ b.T * 2
+    torch.manual_seed(1)
+    dropped = layer(inputs) - base
+    torch.manual_seed(1)
+    kept = torch.empty_like(inputs, dtype=torch.bool).bernoulli_(0.7)
+    assert kept.float().mean().item() == pytest.approx(0.7, abs=0.01)
+    torch.testing.assert_close(dropped, (inputs * kept / 0.7 @ a.T) @ b.T * 2, rtol=1e-4, atol=1e-4)
+    assert (dropped.mean(0) - whole.mean(0)).abs().max() < 0.1
+    layer.eval()
+    torch.testing.assert_close(layer(inputs) - base, whole, rtol=1e-4, atol=1e-4)
+
+
+def kept_bytes(layer: nn.Module, inputs: torch.Tensor) -> int:
+    storages: dict[int, int] = {}
+    parameters = {p.untyped_storage().data_ptr() for p in layer.parameters()}
+
+    def keep(tensor: torch.Tensor) -> torch.Tensor:
+        if tensor.untyped_storage().data_ptr() not in parameters:
+            storages[tensor.untyped_storage().data_ptr()] = tensor.untyped_storage().nbytes()
+        return tensor
+
+    with torch.autograd.graph.saved_tensors_hooks(keep, lambda tensor: tensor):
+        layer(inputs)
+    return sum(storages.values())
+
+
+def test_of_a_half_precision_input_nothing_larger_is_kept() -> None:
+    model, layer = adapted("Linear", BF16, dropout=0.1)
+    inputs = torch.randn(256, 48).to(BF16).requires_grad_()
+    before = kept_bytes(layer, inputs)
+    keep_inputs_as_they_are(model)
+    low = 256 * 4 * 4  # what A gives, fp32 [256, r]
+    assert kept_bytes(layer, inputs) <= inputs.nbytes + inputs.numel() + 2 * low  # the input, a byte each for dropout
+    assert before >= 2 * inputs.nbytes
+
+
+@pytest.mark.parametrize("compiled", [False, True])
+def test_what_checkpointing_computes_again_drops_the_same(compiled: bool) -> None:
+    model, layer = adapted("Linear", FP32, dropout=0.5)
+    keep_inputs_as_they_are(model)
+    checkpointed = partial(checkpoint, layer, use_reentrant=False)
+    run = (
+        torch.compile(checkpointed, backend="aot_eager_decomp_partition", fullgraph=True) if compiled else checkpointed
+    )
+    inputs, probe = torch.randn(64, 48, requires_grad=True), torch.eye(64, 40)
+    torch.manual_seed(3)
+    outputs = run(inputs)
+    (found,) = torch.autograd.grad(outputs, layer.lora_A["default"].weight, probe)
+    # With what the outputs were made of, the gradient is known: d outputs / d A = scale * B^T probe^T dropped inputs.
+    torch.manual_seed(3)
+    again = layer(inputs)
+    if not compiled:  # compiled code draws other numbers
+        assert torch.equal(outputs, again)
+        (wanted,) = torch.autograd.grad(again, layer.lora_A["default"].weight, probe)
+        torch.testing.assert_close(found, wanted)
+    low = torch.linalg.lstsq(layer.lora_B["default"].weight * 2, (outputs - layer.base_layer(inputs)).T).solution.T
+    # loss = sum(probe * outputs) is linear in A: its value is the inner product of A and the gradient, if masks agree.
+    value = (probe * (low @ layer.lora_B["default"].weight.T * 2)).sum()
+    torch.testing.assert_close((found * layer.lora_A["default"].weight).sum(), value, rtol=1e-3, atol=1e-3)
