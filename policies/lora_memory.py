@@ -17,10 +17,9 @@ from torch import nn
 
 def keep_inputs_as_they_are(model: nn.Module) -> None:
     """Give every plain LoRA layer of the model a forward that computes the same and keeps less."""
-    layer: Any
-    for layer in model.modules():
-        if isinstance(layer, Linear) and not layer.lora_variant:
-            layer.forward = MethodType(_forward, layer)  # one function for all: one compiled graph serves all layers
+    plain: list[Any] = [m for m in model.modules() if isinstance(m, Linear) and not m.lora_variant]
+    for layer in plain:
+        layer.forward = MethodType(_forward, layer)  # one function for all: so one compiled graph serves all layers
 
 
 def _forward(layer: Any, inputs: torch.Tensor, *args: Any, **kwargs: Any) -> torch.Tensor:

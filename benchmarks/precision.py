@@ -1,0 +1,142 @@
+"""Every precision x full, LoRA and QLoRA x one GPU, FSDP2 and DDP: losses beside fp32's, and peak memory, as a table.
+
+    python -m benchmarks.precision --shape tinyllama --nproc 4
+
+First a model of the shape is trained from random weights on the samples, so that what is compared is a model that knows
+its task and not noise; then every row fine-tunes it for 50 steps on the same rows. Several runs share the GPUs, since
+only losses and memory are measured. `loss` is the mean of the last five steps.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import statistics
+import subprocess
+import sys
+import tempfile
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from benchmarks.training_speed import ROOT, SHAPES, make_shape, read_events
+
+PRECISIONS = {
+    "fp32": ["--mixed_precision", "False"],
+    "bf16-mixed": ["--mixed_precision", "True"],
+    "bf16-true": ["--pure_bf16"],
+    "fp16-mixed": ["--use_fp16"],
+}
+METHODS = {
+    "full": ["--lr", "2e-5"],
+    "LoRA": ["--lr", "2e-4", "--use_peft", "--lora_config.lora_dropout", "0"],
+    "QLoRA": ["--lr", "2e-4", "--use_peft", "--lora_config.lora_dropout", "0", "--quantization", "4bit"],
+}
+LAYOUTS = {
+    "one GPU": [],
+    "FSDP2": ["--enable_fsdp", "--fsdp_activation_checkpointing", "False"],
+    "DDP": [],
+}
+DATA = ["--samsum_dataset.data_path", f"{ROOT}/datasets/samples/dialogue_summary", "--context_length", "512"]
+KEEP_NOTHING = [
+    "--save_every_steps",
+    "0",
+    "--save_every_minutes",
+    "0",
+    "--num_epochs",
+    "1000",
+    "--show_sample",
+    "False",
+]
+LAST = 5
+
+
+@dataclass(frozen=True)
+class Row:
+    precision: str
+    method: str
+    layout: str
+
+    def flags(self) -> list[str]:
+        flags = [*PRECISIONS[self.precision], *METHODS[self.method], *LAYOUTS[self.layout]]
+        return flags if self.layout == "FSDP2" else [*flags, "--activation_checkpointing", "off"]
+
+
+def start(flags: list[str], nproc: int, gpu: int | None) -> str:
+    """One run; returns what it printed where it failed."""
+    launcher = ["-m", "torch.distributed.run", "--standalone", "--nproc_per_node", str(nproc)] if nproc > 1 else []
+    command = [sys.executable, *launcher, str(ROOT / "finetuning.py"), *flags]
+    environment = os.environ if gpu is None else os.environ | {"CUDA_VISIBLE_DEVICES": str(gpu)}
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
+    return "" if done.returncode == 0 else done.stdout[-800:] + done.stderr[-1500:]
+
+
+def train_base(folder: Path, shape: str, steps: int) -> Path:
+    """The model that all rows start from."""
+    make_shape(folder / "shape", shape)
+    flags = ["--model_name", str(folder / "shape"), "--random_weights", "--output_dir", str(folder / "base"), *DATA]
+    flags += ["--batch_size_training", "8", "--max_train_step", str(steps), "--lr", "2e-4", "--warmup_steps", "10"]
+    flags += [*KEEP_NOTHING, "--mixed_precision", "True", "--scheduler", "cosine", "--gradient_clipping"]
+    flags += ["--run_validation", "False", "--activation_checkpointing", "off"]
+    failure = start(flags, 1, 0 if torch.cuda.is_available() else None)
+    if failure:
+        sys.exit(f"training the base failed\n{failure}")
+    losses = [event["loss"] for event in read_events(folder / "base") if event["event"] == "train"]
+    print(f"base: loss {losses[0]:.3f} -> {statistics.mean(losses[-LAST:]):.3f} after {steps} steps", flush=True)
+    return folder / "base" / "model"
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--shape", choices=sorted(SHAPES), default="tinyllama")
+    parser.add_argument("--nproc", type=int, default=4)
+    parser.add_argument("--steps", type=int, default=50)
+    parser.add_argument("--base_steps", type=int, default=100)
+    parser.add_argument("--at_once", type=int, default=4, help="runs that share the GPUs")
+    options = parser.parse_args()
+    rows = [Row(p, m, layout) for layout in LAYOUTS for m in METHODS for p in PRECISIONS]
+    num_gpus = torch.cuda.device_count()
+    with tempfile.TemporaryDirectory() as temporary:
+        base = train_base(Path(temporary), options.shape, options.base_steps)
+
+        def run(index: int) -> list[dict[str, Any]]:
+            row, output = rows[index], Path(temporary) / f"run-{index}"
+            nproc = 1 if row.layout == "one GPU" else options.nproc
+            flags = ["--model_name", str(base), "--output_dir", str(output), *DATA, *KEEP_NOTHING, *row.flags()]
+            flags += ["--batch_size_training", str(8 // nproc), "--max_train_step", str(options.steps)]
+            flags += ["--run_validation", "False", "--save_model", "False"]
+            failure = start(flags, nproc, index % num_gpus if num_gpus and nproc == 1 else None)
+            if failure:
+                print(f"{row} failed\n{failure}", flush=True)
+                return []
+            return read_events(output)
+
+        with ThreadPoolExecutor(options.at_once) as executor:
+            found = dict(zip(rows, executor.map(run, range(len(rows))), strict=True))
+    print("\n| | | " + " | ".join(f"{p} loss | vs fp32 | peak GiB" for p in PRECISIONS) + " |")
+    print("|---" * (2 + 3 * len(PRECISIONS)) + "|")
+    for method in METHODS:
+        for layout in LAYOUTS:
+            cells = []
+            wanted = mean_loss(found[Row("fp32", method, "one GPU")])
+            for precision in PRECISIONS:
+                events = found[Row(precision, method, layout)]
+                if not events:
+                    cells.append("failed | |")
+                    continue
+                loss = mean_loss(events)
+                peak = max(event["peak_allocated_gib"] for event in events if event["event"] == "memory")
+                cells.append(f"{loss:.4f} | {100 * (loss / wanted - 1):+.2f} % | {peak:.2f}")
+            print(f"| {method} | {layout} | " + " | ".join(cells) + " |")
+
+
+def mean_loss(events: list[dict[str, Any]]) -> float:
+    losses = [event["loss"] for event in events if event["event"] == "train"]
+    return statistics.mean(losses[-LAST:]) if losses else float("nan")
+
+
+if __name__ == "__main__":
+    main()
