@@ -14,12 +14,11 @@ from configs.errors import ConfigError
 from configs.run import RunConfig
 from policies.adafactor import Adafactor
 from policies.anyprecision import AnyPrecisionAdamW
+from policies.mixed_precision import DTYPES
 from policies.optimizer_8bit import BLOCK, AdamW8bit, PagedAdamW8bit, has_8bit_states
 from policies.optimizer_offload import CPUOffloadOptimizer
 from utils.distributed import local_tensor
 from utils.memory import readable
-
-DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16}
 
 
 def build_optimizer(model: nn.Module, config: RunConfig) -> Optimizer:
