@@ -15,6 +15,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer, BitsAndBytesConfig
 
 from tests.checkpoints import load_plain, logits
 from tests.distributed.test_resume import as_if_killed_after, assert_bit_equal, flags_of
+from tests.families import FAMILIES, save_family
 from tests.processes import ProcessGroup, read_metrics, train_events
 from tests.reference import (
     assert_agrees,
@@ -97,6 +98,9 @@ def references(wider_model: Path) -> dict[str, list[tuple[float, float]]]:
     }
 
 
+# GPT-NeoX and Mixtral are stored under other names than the model's: rank 0 reads and sends whole weights.
+FAMILY_CASES = ["gpt_neox", "mixtral"]
+SLOW_FAMILY_CASES = [name for name in FAMILIES if name not in (*FAMILY_CASES, "gpt2", "falcon")]
 Reference = Callable[[str, str], list[tuple[float, float]]]
 
 
@@ -169,6 +173,24 @@ def test_every_kind_of_adapter_trains_on_quantized_weights_as_with_peft(
     flags += ["--batch_size_training", "1", "--global_batch_size", "8", "--run_validation", "False", "--use_peft"]
     process_group.train([*flags, *ADAPTERS[adapter][0], *FLAGS[case.kind], *case.extra], case.ranks)
     assert_agrees(tmp_path / "run", adapted_references(adapter, case.kind))
+
+
+@pytest.mark.parametrize(
+    "family", [*FAMILY_CASES, *(pytest.param(name, marks=pytest.mark.slow) for name in SLOW_FAMILY_CASES)]
+)
+def test_a_family_is_quantized_as_transformers_quantizes_it(
+    family: str, tiny_model: Path, process_group: ProcessGroup, tmp_path: Path
+) -> None:
+    model = save_family(family, tmp_path / "model", tiny_model)
+    targets = FAMILIES[family].lora_targets
+    batching = "packing" if FAMILIES[family].packs else "padding"
+    flags = flags_for(model, tmp_path / "run", batching=batching, num_steps=NUM_STEPS)
+    flags += ["--batch_size_training", "1", "--global_batch_size", "8", "--run_validation", "False"]
+    process_group.train([*flags, *lora_flags(targets), *FLAGS["nf4"], *SHARDED], 2)
+    reference = reference_run(
+        model, batching=batching, num_steps=NUM_STEPS, lora_targets=targets, quantization=by_transformers("nf4")
+    )
+    assert_agrees(tmp_path / "run", reference)
 
 
 @pytest.mark.parametrize("precision", ["--pure_bf16", "--use_fp16"])
