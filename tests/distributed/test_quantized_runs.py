@@ -194,7 +194,7 @@ def test_a_family_is_quantized_as_transformers_quantizes_it(
 
 
 @pytest.mark.parametrize("precision", ["--pure_bf16", "--use_fp16"])
-@pytest.mark.parametrize(("ranks", "extra"), [(1, ()), (2, SHARDED)], ids=["one", "sharded"])
+@pytest.mark.parametrize(("ranks", "extra"), [pytest.param(1, (), marks=pytest.mark.slow), (2, SHARDED)])
 def test_half_precision_stays_close(
     precision: str,
     ranks: int,
