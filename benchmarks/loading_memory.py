@@ -41,6 +41,7 @@ MIB = 2**20
 WAYS = {
     "--low_cpu_fsdp": ["--enable_fsdp", "--low_cpu_fsdp"],
     "without the flag": ["--enable_fsdp"],
+    "--use_peft --quantization 4bit": ["--enable_fsdp", "--use_peft", "--quantization", "4bit"],
     "from_pretrained on every rank, then sharded": None,  # what a plain script does
 }
 SHAPES: dict[str, dict[str, Any]] = {

@@ -9,6 +9,10 @@ _LENGTH = "--context_length (tokens)"
 _MODEL = "--model_name"
 _PEFT = "--use_peft, with --lora_config.r, .lora_alpha, .target_modules and .lora_dropout"
 _QUANTIZATION = "--quantization 4bit|8bit"
+_QUANT_TYPE = "--quant_type nf4|fp4, with --quantization 4bit"
+_DOUBLE_QUANT = "--use_double_quant, with --quantization 4bit"
+_QUANT_COMPUTE = "--compute_dtype fp32|bf16|fp16 (left out: that of the run)"
+_QUANT_STORAGE = "--quant_storage (left out: one that every layout copies unchanged)"
 _SHARDING = "--enable_fsdp with --sharding_strategy FULL_SHARD|SHARD_GRAD_OP|NO_SHARD|HYBRID_SHARD"
 _CHECKPOINTING = "--activation_checkpointing off|selective|full"
 _OFFLOAD = "--fsdp_cpu_offload (weights too, under --enable_fsdp) or --optimizer_cpu_offload"
@@ -128,6 +132,24 @@ HINTS: dict[str, str] = {
     "quantize": _QUANTIZATION,
     "load_in_4bit": _QUANTIZATION,
     "load_in_8bit": _QUANTIZATION,
+    "use_4bit": _QUANTIZATION,
+    "use_8bit": _QUANTIZATION,
+    "bits": _QUANTIZATION,
+    "quantization_bit": _QUANTIZATION,
+    "quant_bits": _QUANTIZATION,
+    "quantize_base": _QUANTIZATION,
+    "bnb_4bit_quant_type": _QUANT_TYPE,
+    "quantization_type": _QUANT_TYPE,
+    "bnb_4bit_use_double_quant": _DOUBLE_QUANT,
+    "double_quant": _DOUBLE_QUANT,
+    "double_quantization": _DOUBLE_QUANT,
+    "nested_quant": _DOUBLE_QUANT,
+    "use_nested_quant": _DOUBLE_QUANT,
+    "use_bnb_nested_quant": _DOUBLE_QUANT,
+    "bnb_4bit_compute_dtype": _QUANT_COMPUTE,
+    "bnb_compute_dtype": _QUANT_COMPUTE,
+    "bnb_4bit_quant_storage": _QUANT_STORAGE,
+    "bnb_4bit_quant_storage_dtype": _QUANT_STORAGE,
     "lora_dtype": "--peft_dtype fp32|bf16",
     "autocast_adapter_dtype": "--peft_dtype fp32|bf16",
     "freeze": "--freeze_layers with --num_freeze_layers",

@@ -15,7 +15,8 @@ from policies.freezing import freeze_layers
 from policies.lora_memory import keep_inputs_as_they_are
 from policies.loss import use_summed_loss
 from policies.mixed_precision import Precision
-from policies.quantization import Quantization, quantize_linears
+from policies.quantization import quantize_linears
+from policies.quantized_linear import Quantization
 from policies.sharding import Layout, replicate, shard
 from policies.weights import Weights, materialise
 from policies.wrapping import find_layers, find_units

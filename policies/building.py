@@ -15,7 +15,7 @@ from policies.adapters import adapter_notes
 from policies.attention import choose_attention
 from policies.loading import build_model, grow_embeddings
 from policies.mixed_precision import Precision
-from policies.quantization import Quantization
+from policies.quantized_linear import Quantization
 from policies.sharding import Layout
 from policies.weights import find_weights
 from utils.environment import Environment, print_rank_zero

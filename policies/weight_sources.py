@@ -17,7 +17,8 @@ from torch.distributed.tensor._utils import compute_local_shape_and_global_offse
 from tqdm import tqdm
 from transformers import PreTrainedModel
 
-from policies.quantization import QuantizedLinear
+from policies.quantized_linear import QuantizedLinear
+from utils.compat import return_free_memory
 from utils.distributed import on_rank_zero
 
 
@@ -41,6 +42,8 @@ class Target:
     def keep(self, whole: torch.Tensor) -> None:
         """Take this rank's part of the value. A packed weight needs it on the device that quantizes."""
         keep_part(self.tensor, whole if self.linear is None else self.linear.quantize(whole))
+        if self.linear is not None and whole.device.type == "cpu":
+            return_free_memory()  # quantizing there takes tensors of many sizes, between which packed bytes stay
 
 
 class Weights(Protocol):

@@ -27,7 +27,8 @@ from transformers.utils.hub import get_checkpoint_shard_files
 from configs.errors import ConfigError
 from configs.run import RunConfig
 from policies.loading import attention_settings, explain_failed_load
-from policies.quantization import QuantizedLinear, gathering_changes_nothing
+from policies.quantization import gathering_changes_nothing
+from policies.quantized_linear import QuantizedLinear
 from policies.weight_sources import FileWeights, RandomWeights, Stored, Target, Weights, WholeWeights, plain_name
 from utils.distributed import gather_to_all, one_rank_per_node_first
 from utils.environment import Environment

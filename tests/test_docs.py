@@ -20,6 +20,7 @@ from utils.examples import build_examples
 DATASETS = ROOT / "docs/datasets.md"
 TRACKING = ROOT / "docs/tracking.md"
 PRECISION = ROOT / "docs/precision.md"
+QUANTIZATION = ROOT / "docs/quantization.md"
 DOCUMENTS = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").glob("*.md"))]
 
 
@@ -90,7 +91,7 @@ def test_a_command_on_the_sample_files_runs_as_written(command: str, tiny_model:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("command", commands([PRECISION]))
+@pytest.mark.parametrize("command", commands([PRECISION, QUANTIZATION]))
 def test_a_command_that_chooses_a_precision_runs_as_written(command: str, tiny_model: Path, tmp_path: Path) -> None:
     words = shlex.split(command)
     nproc = int(words[words.index("--nproc_per_node") + 1]) if words[0] == "torchrun" else None

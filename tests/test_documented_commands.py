@@ -218,6 +218,7 @@ def number_of_lines(file: Path) -> int:
 @pytest.mark.parametrize(
     ("line", "nproc"),
     [
+        ("--split_slice 1% --use_peft --quantization True --use_fp16 True", None),
         ("--split_slice 1% --use_peft --quantization False --use_fp16 False", None),
         ("--split_slice 1% --use_peft --quantization False --use_fp16 True", None),
         ("--split_slice 1% --quantization False --use_fp16 False", None),
@@ -232,6 +233,7 @@ def number_of_lines(file: Path) -> int:
         ("--split_slice 10 --enable_fsdp --quantization False --use_fp16 False --fsdp_config.fsdp_cpu_offload True", 4),
     ],
     ids=[
+        "one-process-qlora-fp16",
         "one-process-lora",
         "one-process-lora-fp16",
         "one-process-full",

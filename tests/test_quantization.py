@@ -15,13 +15,8 @@ from configs.errors import ConfigError
 from configs.flags import parse_flags
 from policies import quantization as quantization_module
 from policies.mixed_precision import resolve_precision
-from policies.quantization import (
-    Quantization,
-    QuantizedLinear,
-    gathering_changes_nothing,
-    quantize_linears,
-    resolve_quantization,
-)
+from policies.quantization import gathering_changes_nothing, quantize_linears, resolve_quantization
+from policies.quantized_linear import Quantization, QuantizedLinear
 from policies.sharding import choose_layout
 from tests.loaded import single_process
 from utils.environment import Environment

@@ -20,6 +20,7 @@ import torch
 from safetensors.torch import load_file, save_file
 from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
 
+from tests.families import save_family
 from tests.processes import ROOT, ProcessGroup, command, read_metrics, run_command
 from utils.order import epoch_order
 
@@ -123,6 +124,7 @@ def test_the_flags_that_the_other_tests_spoil_do_run(bench: Bench) -> None:
         ("--micro_batch_size 4", ["--micro_batch_size", "--batch_size_training"]),
         ("--batch_size 4", ["--batch_size", "--batch_size_training"]),
         ("--precision bf16", ["--precision", "--pure_bf16"]),
+        ("--bnb_4bit_use_double_quant True", ["--bnb_4bit_use_double_quant", "--use_double_quant"]),
         ("--learning_rate 1e-4", ["--learning_rate", "--lr"]),
         ("stray", ["stray"]),
         ("--lr 1e-4 --lr 2e-4", ["--lr", "twice"]),
@@ -399,6 +401,54 @@ def test_a_checkpoint_without_a_usable_adapter_is_refused(bench: Bench, kind: st
     assert str(adapter) in message
 
 
+# Quantization
+
+
+@pytest.mark.parametrize(
+    "given",
+    [
+        "--quantization True --use_fp16 False",
+        "--quantization True --use_fp16 True",
+        "--quantization 8bit --enable_fsdp",
+    ],
+)
+def test_training_all_of_a_quantized_model_is_refused_before_the_model_is_looked_for(bench: Bench, given: str) -> None:
+    message = bench.refused("--split_slice", "1%", *given.split(), "--model_name", str(bench.folder / "absent"))
+    assert message.startswith("error: --quantization: quantized weights cannot be trained")
+    assert "add --use_peft" in message
+
+
+@pytest.mark.parametrize(
+    ("given", "start"),
+    [
+        ("--use_peft --quant_type fp4", "--quant_type: nothing is quantized without --quantization"),
+        ("--use_peft --quantization 8bit --use_double_quant", "--use_double_quant: 8bit has one kind only"),
+        ("--use_peft --quantization 4bit --compute_dtype fp16", "--compute_dtype: gradients would vanish in fp16"),
+        ("--use_peft --quantization 4bit --compute_dtype int8", "--compute_dtype: 'int8'"),
+    ],
+)
+def test_settings_that_quantization_cannot_keep_are_refused(bench: Bench, given: str, start: str) -> None:
+    assert bench.refused(*given.split()).startswith(f"error: {start}")
+
+
+def test_a_model_without_linear_layers_cannot_be_quantized(bench: Bench) -> None:
+    model = save_family("gpt2", bench.folder / "gpt2", bench.model)  # its layers are transformers' Conv1D
+    given = ["--use_peft", "--lora_config.target_modules", "c_attn", "--quantization", "4bit", "--enable_fsdp"]
+    message = bench.refused("--model_name", str(model), "--context_length", "96", *given, world_size=2)
+    assert message.startswith("error: --quantization: GPT2LMHeadModel has no torch.nn.Linear layers to quantize")
+
+
+@pytest.mark.parametrize("given", ["", "--use_peft --quantization 4bit"])
+def test_a_model_that_is_stored_quantized_is_refused(bench: Bench, given: str) -> None:
+    model = bench.copy_of_model()
+    settings = {"quant_method": "bitsandbytes", "load_in_4bit": True, "bnb_4bit_quant_type": "nf4"}
+    config = json.loads((model / "config.json").read_text()) | {"quantization_config": settings}
+    (model / "config.json").write_text(json.dumps(config))
+    message = bench.refused("--model_name", str(model), *given.split())
+    assert message.startswith(f"error: --model_name: the weights of {model} are stored quantized")
+    assert "full-precision model" in message
+
+
 # Data files
 
 
@@ -608,7 +658,6 @@ def test_a_folder_that_holds_a_run_is_refused_until_overwrite_is_given(bench: Be
         ("--enable_fsdp --hsdp --fsdp_config.sharding_group_size 2", ["sharding_group_size"]),
         ("--enable_fsdp --hsdp --fsdp_config.replica_group_size 2", ["replica_group_size"]),
         ("--fsdp_config.sharding_strategy HYBRID_SHARD", ["--sharding_strategy", "--enable_fsdp"]),
-        ("--quantization True", ["--quantization", "--use_peft"]),
         ("--freeze_layers --num_freeze_layers 3", ["--num_freeze_layers", "3 layers", "has 2", "at most 2"]),
         ("--use_peft --freeze_layers --num_freeze_layers 2", ["--num_freeze_layers", "nothing is trainable"]),
         ("--fsdp_cpu_offload", ["--fsdp_cpu_offload", "--enable_fsdp"]),

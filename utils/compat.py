@@ -35,6 +35,15 @@ def return_freed_tensors() -> None:
 _M_MMAP_THRESHOLD = -3  # in malloc.h
 
 
+def return_free_memory() -> None:
+    """Give back to the system, once, the memory of freed tensors that glibc keeps. Without glibc this does nothing.
+
+    Unlike the above it leaves later tensors alone: training in host memory uses the same memory again and again.
+    """
+    with contextlib.suppress(OSError, AttributeError):
+        ctypes.CDLL(None).malloc_trim(0)
+
+
 GROUPED_HEADS: dict[str, Any] = (
     {"enable_gqa": True} if "enable_gqa" in inspect.signature(varlen_attn).parameters else {}
 )

@@ -81,7 +81,13 @@ DOCUMENTED_DEFAULTS = {
     "lora_config": {"r": 8, "lora_alpha": 32, "target_modules": ("q_proj", "v_proj"), "lora_dropout": 0.05},
     "llama_adapter_config": {"adapter_len": 10, "adapter_layers": 30},
     "prefix_config": {"num_virtual_tokens": 30},
-    "quantization_config": {"quantization": None},
+    "quantization_config": {
+        "quantization": None,
+        "quant_type": "nf4",
+        "use_double_quant": False,
+        "compute_dtype": None,
+        "quant_storage": "auto",
+    },
     "tracking_config": {
         "use_wandb": False,
         "save_metrics": False,
@@ -115,6 +121,7 @@ def test_documented_settings_have_their_documented_defaults(name, default):
         ("activation_checkpointing", ["off", "selective", "full"]),
         ("wrap", ["layer", "root"]),
         ("peft_method", ["lora", "llama_adapter"]),
+        ("quantization_config.quantization", ["4bit", "8bit"]),
     ],
 )
 def test_documented_choices_are_accepted(name, allowed):
@@ -132,6 +139,8 @@ DOCUMENTED_COMMANDS = [
     "--dist_checkpoint_folder fine-tuned",
     "--enable_fsdp --use_peft --peft_method lora --dataset samsum_dataset --save_model "
     "--dist_checkpoint_root_folder model_checkpoints --dist_checkpoint_folder fine-tuned --pure_bf16 --output_dir O",
+    "--split_slice 1% --use_peft --quantization True --use_fp16 True",
+    "--split_slice 1% --use_peft --quantization True --use_fp16 False",
     "--split_slice 1% --use_peft --quantization False --use_fp16 False",
     "--split_slice 1% --use_peft --quantization False --use_fp16 True",
     "--split_slice 1% --quantization False --use_fp16 False",
@@ -148,19 +157,7 @@ def test_documented_commands_parse(line):
     assert config.train_config.enable_fsdp == ("--enable_fsdp" in line)
     assert config.train_config.use_peft == ("--use_peft" in line)
     assert config.fsdp_config.pure_bf16 == ("--pure_bf16" in line)
-    assert config.quantization_config.quantization is None
-
-
-@pytest.mark.parametrize(
-    ("line", "name"),
-    [
-        ("--split_slice 1% --use_peft --quantization True --use_fp16 False", "--quantization"),
-    ],
-)
-def test_documented_commands_of_a_later_version_say_so(line, name):
-    message = refusal(line)
-    assert message.startswith(name + ":")
-    assert "not available in this version yet; " in message
+    assert config.quantization_config.quantization == ("4bit" if "--quantization True" in line else None)
 
 
 @pytest.mark.parametrize(

@@ -23,9 +23,26 @@ PREFIX = "--use_peft --peft_method prefix --batching_strategy padding"
 @pytest.mark.parametrize(
     ("line", "start", "remedy"),
     [
-        ("--quantization True", "--quantization: quantized weights cannot be trained", "--use_peft"),
-        ("--quantization 4bit --use_fp16 True", "--quantization: quantized weights cannot be trained", "--use_peft"),
-        ("--quantization", "--quantization: quantized weights cannot be trained", "--use_peft"),
+        *(
+            (f"--split_slice 1% {given}", "--quantization: quantized weights cannot be trained", "add --use_peft")
+            for given in (
+                "--quantization True --use_fp16 False",
+                "--quantization True --use_fp16 True",
+                "--quantization 8bit --enable_fsdp",
+                "--quantization",
+            )
+        ),
+        *(
+            (f"--use_peft {given}", f"{given.split()[0]}: nothing is quantized without --quantization", "add it")
+            for given in ("--quant_type fp4", "--use_double_quant", "--compute_dtype bf16", "--quant_storage uint8")
+        ),
+        ("--use_peft --quantization False --quant_type nf4", "--quant_type: nothing is quantized", "leave this out"),
+        ("--use_peft --quantization 8bit --quant_type nf4", "--quant_type: 8bit has one kind", "--quantization 4bit"),
+        (
+            "--use_peft --quantization 8bit --use_double_quant",
+            "--use_double_quant: 8bit has one kind",
+            "--quantization 4bit",
+        ),
         ("--lora_config.r 8", "--r: there is no adapter without --use_peft", "add it"),
         ("--peft_method lora", "--peft_method: there is no adapter without --use_peft", "add it"),
         ("--from_peft_checkpoint d", "--from_peft_checkpoint: there is no adapter without --use_peft", "add it"),
@@ -262,6 +279,9 @@ def test_settings_in_conflict_are_refused_with_reason_and_remedy(line, start, re
         "--checkpoint_type FULL_STATE_DICT --save_every_steps 0",
         "--save_optimizer --dist_checkpoint_root_folder d",
         "--quantization none",
+        "--use_peft --quantization 4bit --quant_type fp4 --use_double_quant --quant_storage bf16 --compute_dtype bf16",
+        "--use_peft --quantization 8bit --quant_storage fp32 --compute_dtype fp16 --use_fp16",
+        "--use_peft --use_dora --quantization --enable_fsdp",
         "--dataset custom_dataset",
         "--dataset alpaca_dataset",
         "--dataset grammar_dataset --grammar_dataset.data_path d",
@@ -338,6 +358,11 @@ def test_every_setting_of_a_later_version_is_tried_above():
             "--enable_fsdp --fsdp_activation_checkpointing --activation_checkpointing off",
             {"train_config.activation_checkpointing": "off"},
             "--activation_checkpointing off holds, not --fsdp_activation_checkpointing True",
+        ),
+        (
+            "--use_peft --quantization True",
+            {"quantization_config.quantization": "4bit"},
+            "quantization True means 4bit",
         ),
         (
             "--norun_validation --val_batch_size 2",

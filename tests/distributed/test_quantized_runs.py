@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 
 import peft
 import pytest
 import torch
 import yaml
-from transformers import AutoTokenizer, BitsAndBytesConfig
+from transformers import AutoModelForCausalLM, AutoTokenizer, BitsAndBytesConfig
 
+from tests.checkpoints import load_plain, logits
 from tests.distributed.test_resume import as_if_killed_after, assert_bit_equal, flags_of
+from tests.families import FAMILIES, save_family
 from tests.processes import ProcessGroup, read_metrics, train_events
 from tests.reference import (
     assert_agrees,
@@ -21,6 +25,8 @@ from tests.reference import (
     quantized_by_transformers,
     reference_run,
 )
+from tests.test_adapters import ADAPTERS, batching_of
+from tools.export import main as export
 from tools.make_tiny_model import make_tiny_model
 
 NUM_STEPS = 6
@@ -92,6 +98,29 @@ def references(wider_model: Path) -> dict[str, list[tuple[float, float]]]:
     }
 
 
+# GPT-NeoX and Mixtral are stored under other names than the model's: rank 0 reads and sends whole weights.
+FAMILY_CASES = ["gpt_neox", "mixtral"]
+SLOW_FAMILY_CASES = [name for name in FAMILIES if name not in (*FAMILY_CASES, "gpt2")]
+Reference = Callable[[str, str], list[tuple[float, float]]]
+
+
+@pytest.fixture(scope="module")
+def adapted_references(wider_model: Path) -> Reference:
+    """By adapter and kind of quantization, each computed once."""
+
+    @cache
+    def reference(adapter: str, kind: str) -> list[tuple[float, float]]:
+        return reference_run(
+            wider_model,
+            batching=batching_of(adapter),
+            num_steps=NUM_STEPS,
+            adapter=ADAPTERS[adapter][1](),
+            quantization=by_transformers(kind),
+        )
+
+    return reference
+
+
 @pytest.mark.parametrize(
     "case", [*CASES, *(pytest.param(case, marks=pytest.mark.slow) for case in SLOW_CASES)], ids=str
 )
@@ -114,20 +143,115 @@ def test_losses_and_gradients_are_those_of_the_unsharded_model(
     assert facts["num_parameters_by_dtype"][name] == quantized
 
 
-def test_the_adapter_gives_the_same_loss_on_the_base_that_transformers_quantizes(
-    wider_model: Path, process_group: ProcessGroup, tmp_path: Path
+ADAPTED = [
+    ("dora", Case("nf4", 1)),
+    ("dora", Case("nf4", 2)),
+    *((adapter, Case("nf4", 2, SHARDED)) for adapter in ADAPTERS),
+    ("dora", Case("int8", 2, SHARDED)),
+]
+SLOW_ADAPTED = [
+    *((adapter, Case(kind, 1)) for adapter in ADAPTERS for kind in ("fp4 double", "int8")),
+    *((adapter, Case(kind, 2)) for adapter in ADAPTERS for kind in ("fp4 double", "int8")),
+    *((adapter, Case("nf4", 2, (*SHARDED, "--quant_storage", "bf16"))) for adapter in ADAPTERS),
+]
+
+
+@pytest.mark.parametrize(
+    ("adapter", "case"),
+    [*ADAPTED, *(pytest.param(*adapted, marks=pytest.mark.slow) for adapted in SLOW_ADAPTED)],
+    ids=str,
+)
+def test_every_kind_of_adapter_trains_on_quantized_weights_as_with_peft(
+    adapter: str,
+    case: Case,
+    adapted_references: Reference,
+    wider_model: Path,
+    process_group: ProcessGroup,
+    tmp_path: Path,
 ) -> None:
-    flags = flags_for(wider_model, tmp_path / "run", batching="packing", num_steps=90)
+    flags = flags_for(wider_model, tmp_path / "run", batching=batching_of(adapter), num_steps=NUM_STEPS)
+    flags += ["--batch_size_training", "1", "--global_batch_size", "8", "--run_validation", "False", "--use_peft"]
+    process_group.train([*flags, *ADAPTERS[adapter][0], *FLAGS[case.kind], *case.extra], case.ranks)
+    assert_agrees(tmp_path / "run", adapted_references(adapter, case.kind))
+
+
+@pytest.mark.parametrize(
+    "family", [*FAMILY_CASES, *(pytest.param(name, marks=pytest.mark.slow) for name in SLOW_FAMILY_CASES)]
+)
+def test_a_family_is_quantized_as_transformers_quantizes_it(
+    family: str, tiny_model: Path, process_group: ProcessGroup, tmp_path: Path
+) -> None:
+    model = save_family(family, tmp_path / "model", tiny_model)
+    targets = FAMILIES[family].lora_targets
+    batching = "packing" if FAMILIES[family].packs else "padding"
+    flags = flags_for(model, tmp_path / "run", batching=batching, num_steps=NUM_STEPS)
+    flags += ["--batch_size_training", "1", "--global_batch_size", "8", "--run_validation", "False"]
+    process_group.train([*flags, *lora_flags(targets), *FLAGS["nf4"], *SHARDED], 2)
+    reference = reference_run(
+        model, batching=batching, num_steps=NUM_STEPS, lora_targets=targets, quantization=by_transformers("nf4")
+    )
+    assert_agrees(tmp_path / "run", reference)
+
+
+@pytest.mark.parametrize("precision", ["--pure_bf16", "--use_fp16"])
+@pytest.mark.parametrize(("ranks", "extra"), [pytest.param(1, (), marks=pytest.mark.slow), (2, SHARDED)])
+def test_half_precision_stays_close(
+    precision: str,
+    ranks: int,
+    extra: tuple[str, ...],
+    references: dict,
+    wider_model: Path,
+    process_group: ProcessGroup,
+    tmp_path: Path,
+) -> None:
+    flags = flags_for(wider_model, tmp_path / "run", batching="packing", num_steps=NUM_STEPS)
+    if precision == "--use_fp16":
+        flags[flags.index("--mixed_precision") + 1] = "True"
+    flags += ["--batch_size_training", "1", "--global_batch_size", "8", "--run_validation", "False", precision]
+    process_group.train([*flags, *lora_flags(TARGETS), *FLAGS["nf4"], *extra], ranks)
+    losses = [event["loss"] for event in train_events(tmp_path / "run")]
+    assert losses == pytest.approx([loss for loss, _ in references["nf4"]], rel=5e-3)
+
+
+@pytest.fixture(scope="module")
+def longer_run(wider_model: Path, process_group: ProcessGroup, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Long enough for the loss to fall."""
+    output = tmp_path_factory.mktemp("longer") / "run"
+    flags = flags_for(wider_model, output, batching="packing", num_steps=90)
     flags += ["--batch_size_training", "4", *lora_flags(TARGETS), *FLAGS["fp4 double"], *SHARDED]
     process_group.train(flags, 2)
-    losses = [event["loss"] for event in train_events(tmp_path / "run")]
+    return output
+
+
+def test_the_adapter_gives_the_same_loss_on_the_base_that_transformers_quantizes(
+    longer_run: Path, wider_model: Path
+) -> None:
+    losses = [event["loss"] for event in train_events(longer_run)]
     assert sum(losses[-10:]) < 0.98 * sum(losses[:10])
     adapted = peft.PeftModel.from_pretrained(
-        quantized_by_transformers(wider_model, by_transformers("fp4 double")), str(tmp_path / "run/adapter")
+        quantized_by_transformers(wider_model, by_transformers("fp4 double")), str(longer_run / "adapter")
     ).eval()
-    evals = [event["loss"] for event in read_metrics(tmp_path / "run") if event["event"] == "eval"]
+    evals = [event["loss"] for event in read_metrics(longer_run) if event["event"] == "eval"]
     assert min(evals) == pytest.approx(plain_eval_loss(adapted), rel=2e-5)
-    assert AutoTokenizer.from_pretrained(tmp_path / "run/adapter")
+    assert AutoTokenizer.from_pretrained(longer_run / "adapter")
+
+
+@pytest.mark.parametrize("source", ["checkpoints", "adapter"])
+def test_the_adapter_is_merged_into_the_full_precision_base(
+    source: str, longer_run: Path, wider_model: Path, tmp_path: Path
+) -> None:
+    """Of a checkpoint, which holds the adapter alone, and of the folder that the run leaves."""
+    adapter, merged = longer_run / "adapter", tmp_path / "merged"
+    given = adapter
+    if source == "checkpoints":
+        given, adapter = max((longer_run / "checkpoints").glob("step-*")), tmp_path / "adapter"
+        assert export([str(given), "--to", str(adapter)]) == 0
+    assert export([str(given), "--to", str(merged), "--merge", "--verify"]) == 0
+    base = AutoModelForCausalLM.from_pretrained(wider_model, dtype=torch.float32)
+    before = logits(base)
+    wanted = logits(peft.PeftModel.from_pretrained(base, adapter))
+    assert (wanted - before).abs().max() > 0.01
+    assert (logits(load_plain(merged)) - wanted).abs().max() < 2e-6
 
 
 @pytest.mark.parametrize("kind", ["nf4", "int8"])

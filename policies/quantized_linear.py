@@ -1,0 +1,254 @@
+"""Linear layers whose frozen weights are stored in 4 or 8 bits, by bitsandbytes' kernels.
+
+bitsandbytes' own modules keep what belongs to a packed weight on the parameter, which `fully_shard` replaces by a plain
+one: gathered, they would have to be put together again in every forward. Here the packed weight is a plain parameter
+from the start, and its statistics (absmax and the like) are buffers of the module, whole on every rank. So the same
+forward serves every layout, and compiles without graph breaks.
+
+| bits | of the weights                                                      | their scales, bits per weight       |
+|------|----------------------------------------------------------------------|-------------------------------------|
+| 4    | nf4 or fp4, in blocks of 64 (QLoRA, https://arxiv.org/abs/2305.14314) | 0.5; 0.127 with double quantization |
+| 8    | int8, by rows (LLM.int8(), https://arxiv.org/abs/2208.07339)          | 32 per row                          |
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import nn
+
+from configs.errors import ConfigError
+
+BLOCK = 64  # weights that share an absmax
+NESTED_BLOCK = 256  # absmax values that share one, with double quantization; the only number that the kernels take
+INT8_MAX = 127
+
+
+@dataclass(frozen=True)
+class Quantization:
+    """What a run's quantized weights are."""
+
+    bits: int
+    quant_type: str  # "nf4", "fp4" or "int8"
+    use_double_quant: bool
+    compute_dtype: torch.dtype
+    storage_dtype: torch.dtype  # of the tensor that holds the packed bytes; nothing is computed in it
+
+    @property
+    def name(self) -> str:
+        return self.quant_type + (" with double quantization" if self.use_double_quant else "")
+
+
+class QuantizedLinear(nn.Linear):
+    """A linear layer on a packed weight. It has no value until what `quantize` returns is copied into `weight`.
+
+    Attributes:
+        weight: [packed elements, 1] of the storage dtype, frozen; sharded like any other parameter.
+        in_features, out_features: of the weight that it stands for.
+        scale: 8 bits: the largest absolute value of each row, fp32 [out_features].
+        absmax, code: 4 bits: the scale of each block, and the values that the sixteen codes stand for; with double
+            quantization absmax is uint8, and `offset`, `nested_absmax` and `nested_code` say what it stands for.
+    """
+
+    scale: torch.Tensor
+    absmax: torch.Tensor
+    code: torch.Tensor
+    offset: torch.Tensor
+    nested_absmax: torch.Tensor
+    nested_code: torch.Tensor
+
+    def __init__(self, linear: nn.Linear, quantization: Quantization) -> None:
+        nn.Module.__init__(self)
+        self.in_features, self.out_features = linear.in_features, linear.out_features
+        self.quantization = quantization
+        elements_per_weight = 8 // quantization.bits * quantization.storage_dtype.itemsize
+        if self.num_weights % elements_per_weight:
+            raise ConfigError(
+                f"--quant_storage: {self.out_features} x {self.in_features} weights do not fill whole elements of "
+                f"{quantization.storage_dtype}; give uint8"
+            )
+        packed = torch.empty(
+            self.num_weights // elements_per_weight, 1, dtype=quantization.storage_dtype, device="meta"
+        )
+        self.weight = nn.Parameter(packed, requires_grad=False)
+        self.register_parameter("bias", linear.bias)
+        self.on_quantized: Callable[[torch.Tensor], None] | None = None  # is shown the packed values
+
+    @property
+    def plain_shape(self) -> torch.Size:
+        return torch.Size((self.out_features, self.in_features))
+
+    @property
+    def num_weights(self) -> int:
+        return self.out_features * self.in_features
+
+    @property
+    def stored_as(self) -> str:
+        return self.quantization.name
+
+    @torch.no_grad()
+    def quantize(self, whole: torch.Tensor) -> torch.Tensor:
+        """Keep the statistics of a whole weight, [out_features, in_features], and return its packed values.
+
+        The values are rounded to the compute dtype first, as transformers does, so that the same checkpoint gives the
+        same bytes here and there.
+        """
+        packed = self._pack(whole.to(self.quantization.compute_dtype).contiguous()).view(-1)
+        packed = packed.view(self.quantization.storage_dtype).view(-1, 1)
+        if self.on_quantized is not None:
+            self.on_quantized(packed)
+        return packed
+
+    def _pack(self, whole: torch.Tensor) -> torch.Tensor:
+        """Bytes; the statistics become buffers."""
+        from bitsandbytes import functional
+
+        settings = self.quantization
+        if settings.bits == 8:
+            packed, scale, _ = functional.int8_vectorwise_quant(whole.to(torch.float16))
+            self.register_buffer("scale", scale, persistent=False)
+            return packed
+        packed, state = functional.quantize_4bit(
+            whole, blocksize=BLOCK, compress_statistics=settings.use_double_quant, quant_type=settings.quant_type
+        )
+        self.register_buffer("absmax", state.absmax, persistent=False)
+        self.register_buffer("code", state.code, persistent=False)
+        if settings.use_double_quant:
+            self.register_buffer("offset", state.offset, persistent=False)
+            self.register_buffer("nested_absmax", state.state2.absmax, persistent=False)
+            self.register_buffer("nested_code", state.state2.code, persistent=False)
+        return packed
+
+    def forward(self, inputs: torch.Tensor) -> torch.Tensor:
+        """[..., in_features] -> [..., out_features], of the inputs' dtype, computed in the compute dtype."""
+        computed = inputs.to(self.quantization.compute_dtype)
+        if self.quantization.bits == 8:
+            outputs = linear_8bit(computed, self._int8(), self.scale)
+        else:
+            outputs = linear_4bit(
+                computed, self._bytes(), self._statistics(), list(self.plain_shape), self.quantization.quant_type
+            )
+        if self.bias is not None:
+            outputs = outputs + self.bias.to(outputs.dtype)
+        return outputs.to(inputs.dtype)
+
+    def dequantize(self) -> torch.Tensor:
+        """The weight that is multiplied with, [out_features, in_features], in the compute dtype."""
+        if self.weight.is_meta:
+            return torch.empty(self.plain_shape, dtype=self.quantization.compute_dtype, device="meta")
+        if self.quantization.bits == 8:
+            return _dequantize_8bit(self._int8(), self.scale, self.quantization.compute_dtype)
+        shape, quant_type = self.plain_shape, self.quantization.quant_type
+        return _dequantize_4bit(
+            self._bytes(), self._statistics(), shape, quant_type, dtype=self.quantization.compute_dtype
+        )
+
+    @property
+    def W_q(self) -> torch.Tensor:
+        """The packed weight, under the name by which peft tells that a layer has a `dequantize` (as HQQ's have)."""
+        return self.weight
+
+    def _bytes(self) -> torch.Tensor:
+        return self.weight.view(torch.uint8).view(-1, 1)
+
+    def _int8(self) -> torch.Tensor:
+        return self.weight.view(torch.int8).view(self.plain_shape)
+
+    def _statistics(self) -> list[torch.Tensor]:
+        nested = [self.offset, self.nested_absmax, self.nested_code] if self.quantization.use_double_quant else []
+        return [self.absmax, self.code, *nested]
+
+    def extra_repr(self) -> str:
+        return f"in_features={self.in_features}, out_features={self.out_features}, {self.stored_as}"
+
+
+# The products are operators of their own for torch, not autograd functions: what is compiled then knows each as one
+# node, which activation checkpointing computes again. Of an autograd function torch 2.11 keeps the output instead.
+
+
+@torch.library.custom_op("quantization::linear_4bit", mutates_args=())
+def linear_4bit(
+    inputs: torch.Tensor, packed: torch.Tensor, statistics: list[torch.Tensor], shape: list[int], quant_type: str
+) -> torch.Tensor:
+    """[..., in] times a packed weight of `shape` [out, in], by bitsandbytes: [..., out].
+
+    Args:
+        packed: uint8 [bytes, 1].
+        statistics: of `QuantizedLinear`: absmax and code, and what double quantization adds.
+    """
+    absmax, _, *nested = statistics
+    gemm = torch.ops.bitsandbytes.gemm_4bit.default
+    if not nested:
+        return gemm(inputs, packed, shape, absmax, BLOCK, quant_type)
+    offset, nested_absmax, nested_code = nested
+    codes = {"absmax_8bit": absmax, "absmax_code": nested_code, "absmax_offset": offset}
+    return gemm(inputs, packed, shape, nested_absmax, BLOCK, quant_type, **codes)
+
+
+@linear_4bit.register_fake
+def _(
+    inputs: torch.Tensor, packed: torch.Tensor, statistics: list[torch.Tensor], shape: list[int], quant_type: str
+) -> torch.Tensor:
+    return inputs.new_empty((*inputs.shape[:-1], shape[0]))
+
+
+def _keep_packed_4bit(ctx: Any, inputs: tuple[Any, ...], output: torch.Tensor) -> None:
+    _, packed, statistics, ctx.shape, ctx.quant_type = inputs
+    ctx.save_for_backward(packed, *statistics)
+
+
+def _backward_4bit(ctx: Any, grad: torch.Tensor) -> tuple[Any, ...]:
+    packed, *statistics = ctx.saved_tensors
+    weight = _dequantize_4bit(packed, statistics, ctx.shape, ctx.quant_type, dtype=grad.dtype)
+    return grad @ weight, None, [None] * len(statistics), None, None
+
+
+linear_4bit.register_autograd(_backward_4bit, setup_context=_keep_packed_4bit)
+
+
+def _dequantize_4bit(
+    packed: torch.Tensor, statistics: Sequence[torch.Tensor], shape: Sequence[int], quant_type: str, dtype: torch.dtype
+) -> torch.Tensor:
+    """[out, in], as bitsandbytes' own backward has it."""
+    absmax, _, *nested = statistics
+    if nested:
+        offset, nested_absmax, nested_code = nested
+        operator = torch.ops.bitsandbytes.dequantize_blockwise.default
+        absmax = operator(absmax, nested_absmax, nested_code, NESTED_BLOCK, torch.float32) + offset
+    return torch.ops.bitsandbytes.dequantize_4bit.default(packed, absmax, BLOCK, quant_type, list(shape), dtype)
+
+
+@torch.library.custom_op("quantization::linear_8bit", mutates_args=())
+def linear_8bit(inputs: torch.Tensor, int8: torch.Tensor, scale: torch.Tensor) -> torch.Tensor:
+    """[..., in] times the weight that int8 [out, in] and scale [out] stand for, which is not kept: [..., out].
+
+    bitsandbytes does the same on CPUs and in every backward. Its product of int8 inputs on GPUs is left aside: it
+    rounds the inputs too, and which of their columns it spares depends on all rows of the batch, so that documents
+    which have nothing to do with each other would change each other's loss.
+    """
+    return nn.functional.linear(inputs, _dequantize_8bit(int8, scale, inputs.dtype))
+
+
+@linear_8bit.register_fake
+def _(inputs: torch.Tensor, int8: torch.Tensor, scale: torch.Tensor) -> torch.Tensor:
+    return inputs.new_empty((*inputs.shape[:-1], int8.shape[0]))
+
+
+def _keep_packed_8bit(ctx: Any, inputs: tuple[torch.Tensor, ...], output: torch.Tensor) -> None:
+    ctx.save_for_backward(*inputs[1:])
+
+
+def _backward_8bit(ctx: Any, grad: torch.Tensor) -> tuple[torch.Tensor, None, None]:
+    int8, scale = ctx.saved_tensors
+    return grad @ _dequantize_8bit(int8, scale, grad.dtype), None, None
+
+
+linear_8bit.register_autograd(_backward_8bit, setup_context=_keep_packed_8bit)
+
+
+def _dequantize_8bit(int8: torch.Tensor, scale: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
+    """[out, in]; `scale` is the largest absolute value of each row."""
+    return int8.to(dtype).mul_((scale / INT8_MAX).unsqueeze(1))  # in place: rounded once, with the scale in fp32
