@@ -90,7 +90,7 @@ def quantize_linears(model: Any, quantization: Quantization) -> str:
     """
     head = model.get_output_embeddings()
     linears = [
-        (name, module) for name, module in model.named_modules() if isinstance(module, nn.Linear) and module is not head
+        (name, module) for name, module in model.named_modules() if type(module) is nn.Linear and module is not head
     ]
     if not linears:
         raise ConfigError(

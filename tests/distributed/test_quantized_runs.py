@@ -100,7 +100,7 @@ def references(wider_model: Path) -> dict[str, list[tuple[float, float]]]:
 
 # GPT-NeoX and Mixtral are stored under other names than the model's: rank 0 reads and sends whole weights.
 FAMILY_CASES = ["gpt_neox", "mixtral"]
-SLOW_FAMILY_CASES = [name for name in FAMILIES if name not in (*FAMILY_CASES, "gpt2")]
+SLOW_FAMILY_CASES = [name for name in FAMILIES if name not in (*FAMILY_CASES, "gpt2", "falcon")]
 Reference = Callable[[str, str], list[tuple[float, float]]]
 
 
