@@ -18,10 +18,17 @@ from torch.utils.checkpoint import CheckpointPolicy, checkpoint, create_selectiv
 
 from configs.errors import ConfigError
 from configs.run import RunConfig
+from policies.lora_memory import PROJECT_DOWN
+from policies.quantized_linear import QUANTIZED_PRODUCTS
 from policies.wrapping import find_layers
 
 # Products with a weight. Attention's own (bmm) are as large as the sequence squared: never kept.
-MATRIX_PRODUCTS = (torch.ops.aten.mm.default, torch.ops.aten.addmm.default)
+MATRIX_PRODUCTS = (
+    torch.ops.aten.mm.default,
+    torch.ops.aten.addmm.default,
+    *QUANTIZED_PRODUCTS,
+    PROJECT_DOWN,
+)
 
 
 def checkpointing_mode(config: RunConfig, model: Any) -> tuple[str, list[str]]:

@@ -13,6 +13,7 @@ import torch
 import torch.nn.functional as F
 from peft.tuners.lora import Linear
 from torch import nn
+from torch.utils.flop_counter import register_flop_formula
 
 
 def keep_inputs_as_they_are(model: nn.Module) -> None:
@@ -47,7 +48,7 @@ def project_down(inputs: torch.Tensor, weight: torch.Tensor, kept: torch.Tensor 
     Returns:
         [..., r]
     """
-    return F.linear(_dropped(inputs, weight.dtype, kept, scale), weight)
+    return F.linear(_dropped(inputs, weight.dtype, kept), weight) * scale
 
 
 @project_down.register_fake
@@ -55,9 +56,9 @@ def _(inputs: torch.Tensor, weight: torch.Tensor, kept: torch.Tensor | None, sca
     return weight.new_empty((*inputs.shape[:-1], weight.shape[0]))
 
 
-def _dropped(inputs: torch.Tensor, dtype: torch.dtype, kept: torch.Tensor | None, scale: float) -> torch.Tensor:
+def _dropped(inputs: torch.Tensor, dtype: torch.dtype, kept: torch.Tensor | None) -> torch.Tensor:
     inputs = inputs.to(dtype)
-    return inputs if kept is None else inputs * kept * scale
+    return inputs if kept is None else inputs * kept
 
 
 def _keep(ctx: Any, inputs: tuple[Any, ...], output: torch.Tensor) -> None:
@@ -67,12 +68,20 @@ def _keep(ctx: Any, inputs: tuple[Any, ...], output: torch.Tensor) -> None:
 
 def _backward(ctx: Any, grad: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
     inputs, weight, kept = ctx.saved_tensors
+    grad = grad * ctx.scale  # here and in forward of [..., r], the smallest tensor
     grad_inputs = None
     if ctx.needs_input_grad[0]:
-        grad_inputs = grad @ weight
-        grad_inputs = (grad_inputs if kept is None else grad_inputs * kept * ctx.scale).to(inputs.dtype)
-    dropped = _dropped(inputs, weight.dtype, kept, ctx.scale)
+        grad_inputs = _dropped(grad @ weight, weight.dtype, kept).to(inputs.dtype)
+    dropped = _dropped(inputs, weight.dtype, kept)
     return grad_inputs, grad.flatten(0, -2).T @ dropped.flatten(0, -2), None, None
 
 
 project_down.register_autograd(_backward, setup_context=_keep)
+
+
+PROJECT_DOWN = torch.ops.lora.project_down.default
+
+
+@register_flop_formula(torch.ops.lora.project_down)
+def _(inputs: torch.Size, weight: torch.Size, *args: Any, **kwargs: Any) -> int:
+    return 2 * inputs.numel() * weight[0]

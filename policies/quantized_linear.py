@@ -19,6 +19,7 @@ from typing import Any
 
 import torch
 from torch import nn
+from torch.utils.flop_counter import register_flop_formula
 
 from configs.errors import ConfigError
 
@@ -252,3 +253,11 @@ linear_8bit.register_autograd(_backward_8bit, setup_context=_keep_packed_8bit)
 def _dequantize_8bit(int8: torch.Tensor, scale: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
     """[out, in]; `scale` is the largest absolute value of each row."""
     return int8.to(dtype).mul_((scale / INT8_MAX).unsqueeze(1))  # in place: rounded once, with the scale in fp32
+
+
+QUANTIZED_PRODUCTS = (torch.ops.quantization.linear_4bit.default, torch.ops.quantization.linear_8bit.default)
+
+
+@register_flop_formula([torch.ops.quantization.linear_4bit, torch.ops.quantization.linear_8bit])
+def _(inputs: torch.Size, *args: Any, out_shape: torch.Size, **kwargs: Any) -> int:
+    return 2 * inputs.numel() * out_shape[-1]

@@ -9,6 +9,7 @@ import pytest
 import torch
 from torch import nn
 from torch.utils.checkpoint import checkpoint
+from torch.utils.flop_counter import FlopCounterMode
 from transformers.pytorch_utils import Conv1D
 
 from policies.lora_memory import keep_inputs_as_they_are
@@ -51,6 +52,19 @@ def test_outputs_and_gradients_are_peft_s(kind: str, dtype: torch.dtype, seed: i
     for tensor, expected in zip(found, wanted, strict=True):
         assert tensor.dtype == expected.dtype
         torch.testing.assert_close(tensor, expected)
+
+
+def test_as_many_flops_are_counted_as_of_pefts_own() -> None:
+    model, layer = adapted("Linear", FP32, dropout=0.0)
+
+    def count() -> int:
+        with FlopCounterMode(display=False) as counter:
+            layer(torch.randn(5, 48, requires_grad=True)).sum().backward()
+        return counter.get_total_flops()
+
+    wanted = count()
+    keep_inputs_as_they_are(model)
+    assert count() == wanted > 0
 
 
 def test_dropout_takes_its_share_and_scales_the_rest() -> None:

@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 from torch import nn
 from torch.distributed.fsdp import fully_shard
 from torch.distributed.tensor import DTensor
+from torch.utils.flop_counter import FlopCounterMode
 
 from configs.errors import ConfigError
 from configs.flags import parse_flags
@@ -98,6 +99,18 @@ def test_a_layer_compiles_without_graph_breaks(kind: tuple[str, bool]) -> None:
     (found,) = torch.autograd.grad(compiled(inputs).sum(), inputs)
     (wanted,) = torch.autograd.grad(linear(inputs).sum(), inputs)
     torch.testing.assert_close(found, wanted)
+
+
+@pytest.mark.parametrize("kind", [("nf4", True), ("int8", False)], ids=str)
+def test_as_many_flops_are_counted_as_of_a_plain_layer(kind: tuple[str, bool]) -> None:
+    plain = nn.Linear(64, 32, bias=False).requires_grad_(False)
+
+    def count(linear: nn.Linear) -> int:
+        with FlopCounterMode(display=False) as counter:
+            linear(torch.randn(4, 3, 64, requires_grad=True)).sum().backward()
+        return counter.get_total_flops()
+
+    assert count(quantized(plain, kind)) == count(plain) == 2 * 2 * 4 * 3 * 64 * 32
 
 
 class Model(nn.Module):
