@@ -43,8 +43,10 @@ def checkpointing_mode(config: RunConfig, model: Any) -> tuple[str, list[str]]:
     """
     train, fsdp = config.train_config, config.fsdp_config
     asked = train.activation_checkpointing
-    # Who quantizes is short of memory, and most of what is left is activations.
-    by_default = fsdp.fsdp_activation_checkpointing if train.enable_fsdp else config.quantization_config.quantization
+    by_default = fsdp.fsdp_activation_checkpointing
+    if not train.enable_fsdp and not config.was_given("fsdp_config.fsdp_activation_checkpointing"):
+        # Who quantizes is short of memory, and most of what is left is activations.
+        by_default = config.quantization_config.quantization is not None
     mode = asked or ("full" if by_default else "off")
     if train.use_peft and train.peft_method == "prefix":  # validation has refused what was asked for
         reason = "a layer that is computed again would add to the cache in which prefix tuning hands its prefix over"

@@ -84,7 +84,7 @@ def optimizer_notes(model: nn.Module, config: RunConfig) -> list[str]:
     if num_exact <= 0.05 * total:
         return []
     return [
-        f"optimizer: {num_exact:,} of {total:,} trained weights ({100 * num_exact / total:.2g} %), in {len(exact)} of "
+        f"optimizer: {num_exact:,} of {total:,} trained weights ({100 * num_exact / total:.0f} %), in {len(exact)} of "
         f"{len(trained)} tensors, have optimizer states in 32 bits ({readable(8 * num_exact)}): 8 bits need rows that "
         f"are a multiple of {BLOCK} long"
     ]

@@ -117,10 +117,10 @@ def gathering_changes_nothing(model: nn.Module) -> Iterator[None]:
     Raises:
         ConfigError: on every rank.
     """
-    units = [unit for unit in model.modules() if isinstance(unit, FSDPModule) and unit is not model]
-    of_units = ((unit, [m for m in unit.modules() if isinstance(m, QuantizedLinear)]) for unit in (*units, model))
+    units = [unit for unit in reversed(list(model.modules())) if isinstance(unit, FSDPModule)]  # inner before outer
+    of_units = ((unit, [m for m in unit.modules() if isinstance(m, QuantizedLinear)]) for unit in units)
     unit, linears = next(((unit, linears) for unit, linears in of_units if linears), (None, []))
-    if not isinstance(unit, FSDPModule):
+    if unit is None:
         yield
         return
     quantized: dict[QuantizedLinear, torch.Tensor] = {}

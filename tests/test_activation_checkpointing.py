@@ -138,6 +138,25 @@ def test_attention_that_drops_out_is_computed_again_with_the_random_numbers_arou
     assert not draws_random_numbers(flash, (query, query, query, 0.0), {})
 
 
+@pytest.mark.parametrize(
+    ("flags", "mode"),
+    [
+        ("", "off"),
+        ("--enable_fsdp", "full"),
+        ("--enable_fsdp --fsdp_activation_checkpointing False", "off"),
+        ("--use_peft --quantization 4bit", "full"),
+        ("--use_peft --quantization 4bit --fsdp_activation_checkpointing False", "off"),
+        ("--use_peft --quantization 4bit --enable_fsdp --fsdp_activation_checkpointing False", "off"),
+        ("--use_peft --quantization 4bit --activation_checkpointing selective", "selective"),
+    ],
+)
+def test_what_is_unset_is_full_under_fsdp_and_on_quantized_weights_and_what_is_given_holds(
+    flags: str, mode: str
+) -> None:
+    model = AutoModelForCausalLM.from_config(MODELS["Llama"])
+    assert checkpointing_mode(parse_flags(["--model_name", "m", *flags.split()]), model) == (mode, [])
+
+
 def test_a_model_that_names_no_layers_adapts_the_default_and_refuses_the_flag() -> None:
     model = AutoModelForCausalLM.from_config(
         transformers.CTRLConfig(vocab_size=VOCAB, n_embd=32, dff=48, n_layer=2, n_head=4, n_positions=128)

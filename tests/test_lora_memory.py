@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from functools import partial
 
 import peft
@@ -13,6 +14,7 @@ from torch.utils.flop_counter import FlopCounterMode
 from transformers.pytorch_utils import Conv1D
 
 from policies.lora_memory import keep_inputs_as_they_are
+from tests.processes import ROOT
 
 BF16, FP32 = torch.bfloat16, torch.float32
 
@@ -107,6 +109,19 @@ def test_of_a_half_precision_input_nothing_larger_is_kept() -> None:
     low = 256 * 4 * 4  # what A gives, fp32 [256, r]
     assert kept_bytes(layer, inputs) <= inputs.nbytes + inputs.numel() + 2 * low  # the input, a byte each for dropout
     assert before >= 2 * inputs.nbytes
+
+
+def test_the_documented_bytes_are_kept() -> None:
+    """On an eighth of the documented layer's inputs, outputs, rank and tokens: a 64th of its bytes."""
+    page = (ROOT / "docs/adapters.md").read_text()
+    for kind, dropout in (("LoRA", 0.0), ("LoRA, dropout 0.05", 0.05)):
+        (documented,) = re.findall(rf"^\| {kind} \|.*\| (\d+) MiB \|$", page, flags=re.MULTILINE)
+        base = nn.ModuleDict({"adapted": nn.Linear(256, 256, bias=False, dtype=BF16)})
+        model = peft.get_peft_model(base, peft.LoraConfig(r=1, lora_dropout=dropout, target_modules=["adapted"]))
+        keep_inputs_as_they_are(model.train())
+        layer = model.base_model.model["adapted"]
+        kept = kept_bytes(layer, torch.randn(256, 256).to(BF16).requires_grad_()) + layer.base_layer.weight.nbytes
+        assert kept == pytest.approx(int(documented) * 2**20 / 64, rel=0.03)
 
 
 @pytest.mark.parametrize("compiled", [False, True])

@@ -135,14 +135,17 @@ def test_all_linear_layers_but_the_head_are_quantized() -> None:
         quantize_linears(norm, Quantization(4, "nf4", False, FP32, torch.uint8))
 
 
+@pytest.mark.parametrize("nested", [False, True])
 @pytest.mark.parametrize("damage", [False, True])
-def test_a_bit_that_changes_on_the_way_to_the_gathered_weight_is_found(damage: bool) -> None:
+def test_a_bit_that_changes_on_the_way_to_the_gathered_weight_is_found(damage: bool, nested: bool) -> None:
     with single_process():
         model = Model()
         linears = {name: module for name, module in model.named_modules() if isinstance(module, nn.Linear)}
         whole = {name: module.weight.detach() for name, module in linears.items()}
         quantize_linears(model, Quantization(4, "nf4", False, FP32, torch.uint8))
         for layer in model.layers:
+            if nested:
+                fully_shard(layer[0])
             fully_shard(layer)
         fully_shard(model)
         model._apply(lambda tensor: torch.empty_like(tensor, device=CPU) if tensor.is_meta else tensor)
@@ -154,7 +157,7 @@ def test_a_bit_that_changes_on_the_way_to_the_gathered_weight_is_found(damage: b
                         assert isinstance(linear.weight, DTensor)
                         local = linear.weight.to_local()
                         local.copy_(linear.quantize(whole[name]))
-                        if damage and name == "layers.0.0":
+                        if damage and name == "layers.1.0":
                             local[100] ^= 4
 
         if damage:
