@@ -19,6 +19,8 @@ from utils.bitsandbytes_import import import_bitsandbytes
 from utils.compat import SHARDS_INTEGERS
 from utils.distributed import gather_to_all
 
+NUM_COMPARED = 16  # packed weights
+
 
 def resolve_quantization(
     config: RunConfig, precision: Precision, layout: Layout, device: torch.device
@@ -74,8 +76,8 @@ def _try_on(device: torch.device, quantization: Quantization) -> None:
     except Exception as error:
         reason = " ".join(str(error).split())[:300]
         raise ConfigError(
-            f"--quantization: bitsandbytes does not work on this device ({reason}); leave it out, or install a "
-            "bitsandbytes that is built for it"
+            f"--quantization: bitsandbytes does not work on this device ({reason}); leave it out, or install a newer "
+            "bitsandbytes, or one that is built for the device"
         ) from error
 
 
@@ -111,6 +113,9 @@ def quantize_linears(model: Any, quantization: Quantization) -> str:
 def gathering_changes_nothing(model: nn.Module) -> Iterator[None]:
     """While this lasts, weights are filled in; after it, what one unit gathers must be what was quantized.
 
+    A unit is a layer mostly; of one that is the whole model as many weights are compared as a large layer has, since
+    their bytes are in host memory meanwhile.
+
     Sharded packed weights pass through copies and collectives that were written for numbers. A single changed bit would
     go unnoticed otherwise: training on a base that is slightly another one looks like training.
 
@@ -119,7 +124,7 @@ def gathering_changes_nothing(model: nn.Module) -> Iterator[None]:
     """
     units = [unit for unit in reversed(list(model.modules())) if isinstance(unit, FSDPModule)]  # inner before outer
     of_units = ((unit, [m for m in unit.modules() if isinstance(m, QuantizedLinear)]) for unit in units)
-    unit, linears = next(((unit, linears) for unit, linears in of_units if linears), (None, []))
+    unit, linears = next(((unit, linears[:NUM_COMPARED]) for unit, linears in of_units if linears), (None, []))
     if unit is None:
         yield
         return

@@ -67,9 +67,10 @@ class QuantizedLinear(nn.Linear):
         self.quantization = quantization
         elements_per_weight = 8 // quantization.bits * quantization.storage_dtype.itemsize
         if self.num_weights % elements_per_weight:
+            remedy = "--quantization 8bit" if quantization.storage_dtype.itemsize == 1 else "--quant_storage uint8"
             raise ConfigError(
-                f"--quant_storage: {self.out_features} x {self.in_features} weights do not fill whole elements of "
-                f"{quantization.storage_dtype}; give uint8"
+                f"--quantization: {self.out_features} x {self.in_features} weights do not fill whole elements of "
+                f"{quantization.storage_dtype}; give {remedy}"
             )
         packed = torch.empty(
             self.num_weights // elements_per_weight, 1, dtype=quantization.storage_dtype, device="meta"

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 from types import ModuleType
 
 from configs.errors import ConfigError
@@ -14,8 +13,6 @@ def import_bitsandbytes(flag: str) -> ModuleType:
     Raises:
         ConfigError: where it is not installed, or cannot be imported.
     """
-    # On CPU it logs that a faster kernel could be had from the hub; and of 8-bit products, each cast that it makes.
-    logging.getLogger("bitsandbytes").setLevel(logging.ERROR)
     try:
         import bitsandbytes
     except Exception as error:  # what a library that does not fit this machine raises is of any kind

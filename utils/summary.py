@@ -63,7 +63,7 @@ def _trained(config: RunConfig, model: dict[str, Any]) -> str:
     trained, total = model["num_trainable_parameters"], model["num_parameters"]
     if trained == total:
         return "all parameters"
-    what = f"{trained:,} parameters, {100 * trained / total:.2g} %"
+    what = f"{trained:,} parameters, {100 * trained / total:.3g} %"
     if config.train_config.from_peft_checkpoint:
         return f"{what}: the adapter of {config.train_config.from_peft_checkpoint}"
     return f"{what}: {_adapter(config)}" if config.train_config.use_peft else what
