@@ -207,8 +207,5 @@ def test_without_bitsandbytes_or_a_device_for_it_quantization_is_refused(monkeyp
 
 
 def test_weights_that_do_not_fill_whole_elements_are_refused() -> None:
-    with pytest.raises(
-        ConfigError,
-        match="--quantization: 3 x 5 weights do not fill whole elements of torch.uint8; give --quantization 8bit",
-    ):
+    with pytest.raises(ConfigError, match=r"--quantization: 3 x 5 weights .* torch\.uint8; give --quantization 8bit"):
         QuantizedLinear(nn.Linear(5, 3), Quantization(4, "nf4", False, FP32, torch.uint8))
