@@ -12,6 +12,7 @@ from peft import PeftModel
 from torch import nn
 from torch.optim import Optimizer
 
+from policies.adapters import own_name
 from policies.sharding import unwrap
 
 MODEL, OPTIMIZER = "model.", "optimizer.state."
@@ -64,7 +65,7 @@ class TrainState:
 
 
 def model_tensors(model: nn.Module, *, every_name: bool = False) -> dict[str, torch.Tensor]:
-    """Of a model with adapters what is trained; of any other every parameter and every buffer that is saved.
+    """Of a model with adapters these, frozen ones too; of any other every parameter and every buffer that is saved.
 
     So an adapter's checkpoint needs its base, and any other stands for itself.
 
@@ -73,7 +74,8 @@ def model_tensors(model: nn.Module, *, every_name: bool = False) -> dict[str, to
     """
     inner = unwrap(model)
     if isinstance(inner, PeftModel):
-        return {MODEL + name: p.detach() for name, p in inner.named_parameters() if p.requires_grad}
+        own = own_name(inner)
+        return {MODEL + name: p.detach() for name, p in inner.named_parameters() if own in name}
     parameters = dict(inner.named_parameters(remove_duplicate=False))
     named = parameters if every_name else dict(inner.named_parameters())
     tensors = {MODEL + name: p.detach() for name, p in named.items()}

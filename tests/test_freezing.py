@@ -17,6 +17,7 @@ from policies.freezing import freeze_layers
 from policies.optimizer import build_optimizer
 from tests import random_documents
 from tests.processes import ProcessGroup
+from tools.export import main as export
 
 LAYOUTS = {
     "SINGLE": (1, []),
@@ -65,6 +66,10 @@ def test_frozen_adapters_are_saved_as_they_were(
     assert after.keys() == before.keys()
     for name, tensor in after.items():
         assert torch.equal(tensor, before[name]) == (".layers.0." in name), name
+    assert export([str(second.parent / "checkpoints/step-00000003"), "--to", str(tmp_path / "exported")]) == 0
+    exported = load_file(tmp_path / "exported/adapter_model.safetensors")
+    assert exported.keys() == after.keys()
+    assert all(torch.equal(tensor, after[name]) for name, tensor in exported.items())
 
 
 def test_what_is_frozen_reaches_no_optimizer(tiny_model: Path) -> None:
