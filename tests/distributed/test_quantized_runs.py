@@ -150,9 +150,11 @@ ADAPTED = [
     ("dora", Case("int8", 2, SHARDED)),
 ]
 SLOW_ADAPTED = [
-    *((adapter, Case(kind, 1)) for adapter in ADAPTERS for kind in ("fp4 double", "int8")),
-    *((adapter, Case(kind, 2)) for adapter in ADAPTERS for kind in ("fp4 double", "int8")),
-    *((adapter, Case("nf4", 2, (*SHARDED, "--quant_storage", "bf16"))) for adapter in ADAPTERS),
+    ("rslora", Case("int8", 1)),
+    ("dora", Case("fp4 double", 1)),
+    ("dora", Case("nf4", 2, (*SHARDED, "--quant_storage", "bf16"))),
+    ("llama_adapter", Case("fp4 double", 2)),
+    ("prefix", Case("int8", 2)),
 ]
 
 
