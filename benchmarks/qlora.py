@@ -32,9 +32,9 @@ from transformers import AutoConfig, AutoModelForCausalLM
 
 from benchmarks.loading_memory import anonymous_bytes
 from benchmarks.training_speed import ROOT, SHAPES, WARMUP_STEPS, make_shape, read_events
+from utils.memory import GIB
 
-GIB = 2**30
-CHECKPOINTING = {"off": False, "full": True}
+CHECKPOINTING = ("off", "full")
 
 
 def make_checkpoint(folder: Path, shape: str) -> float:
@@ -97,7 +97,7 @@ def ours(
 def peer(model: Path, options: argparse.Namespace, gpu: int, checkpointing: str) -> dict[str, Any]:
     command = [sys.executable, "-m", "benchmarks.qlora_peer", str(model), "--length", str(options.length)]
     command += ["--micro_batch", str(options.micro_batch), "--steps", str(options.steps)]
-    command += ["--activation_checkpointing"] if CHECKPOINTING[checkpointing] else []
+    command += ["--activation_checkpointing"] if checkpointing == "full" else []
     printed, status, host = watched(command, visible(gpu))
     return json.loads(printed.splitlines()[-1]) | {"host_gib": host} if status == 0 else {"failed": printed[-1500:]}
 

@@ -21,7 +21,7 @@ import torch
 import trl
 from transformers import AutoModelForCausalLM, AutoTokenizer, BitsAndBytesConfig, TrainerCallback
 
-WARMUP_STEPS = 5
+from benchmarks.training_speed import WARMUP_STEPS
 
 
 class StepTimes(TrainerCallback):
@@ -46,7 +46,6 @@ def main() -> None:
     parser.add_argument("--micro_batch", type=int, default=2)
     parser.add_argument("--steps", type=int, default=12)
     parser.add_argument("--activation_checkpointing", action="store_true")
-    parser.add_argument("--no_liger", action="store_true")
     options = parser.parse_args()
     quantization = BitsAndBytesConfig(
         load_in_4bit=True, bnb_4bit_quant_type="nf4", bnb_4bit_compute_dtype=torch.bfloat16
@@ -73,7 +72,7 @@ def main() -> None:
                 max_length=options.length,
                 gradient_checkpointing=options.activation_checkpointing,
                 bf16=True,
-                use_liger_kernel=not options.no_liger,
+                use_liger_kernel=True,
                 optim="adamw_torch_fused",
                 report_to="none",
                 save_strategy="no",
