@@ -3,16 +3,15 @@
     python -m benchmarks.precision --shape tinyllama --nproc 4
 
 First a model of the shape is trained from random weights on the samples, so that what is compared is a model that knows
-its task and not noise; then every row fine-tunes it for 50 steps on the same rows. Several runs share the GPUs, since
-only losses and memory are measured. `loss` is the mean of the last five steps.
+its task and not noise; then every row fine-tunes it for 50 steps on the same rows. Since only losses and memory are
+measured, several runs share the GPUs, and, with fewer GPUs than --nproc, several processes of one run
+(benchmarks/launch.py). `loss` is the mean of the last five steps.
 """
 
 from __future__ import annotations
 
 import argparse
-import os
 import statistics
-import subprocess
 import sys
 import tempfile
 from concurrent.futures import ThreadPoolExecutor
@@ -22,7 +21,8 @@ from typing import Any
 
 import torch
 
-from benchmarks.training_speed import ROOT, SHAPES, make_shape, read_events
+from benchmarks.launch import ROOT, launch
+from benchmarks.training_speed import SHAPES, make_shape, read_events
 
 PRECISIONS = {
     "fp32": ["--mixed_precision", "False"],
@@ -66,15 +66,6 @@ class Row:
         return flags if self.layout == "FSDP2" else [*flags, "--activation_checkpointing", "off"]
 
 
-def start(flags: list[str], nproc: int, gpu: int | None) -> str:
-    """One run; returns what it printed where it failed."""
-    launcher = ["-m", "torch.distributed.run", "--standalone", "--nproc_per_node", str(nproc)] if nproc > 1 else []
-    command = [sys.executable, *launcher, str(ROOT / "finetuning.py"), *flags]
-    environment = os.environ if gpu is None else os.environ | {"CUDA_VISIBLE_DEVICES": str(gpu)}
-    done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
-    return "" if done.returncode == 0 else done.stdout[-800:] + done.stderr[-1500:]
-
-
 def train_base(folder: Path, shape: str, steps: int) -> Path:
     """The model that all rows start from."""
     make_shape(folder / "shape", shape)
@@ -82,7 +73,7 @@ def train_base(folder: Path, shape: str, steps: int) -> Path:
     flags += ["--batch_size_training", "8", "--max_train_step", str(steps), "--lr", "2e-4", "--warmup_steps", "10"]
     flags += [*KEEP_NOTHING, "--mixed_precision", "True", "--scheduler", "cosine", "--gradient_clipping"]
     flags += ["--run_validation", "False", "--activation_checkpointing", "off"]
-    failure = start(flags, 1, 0 if torch.cuda.is_available() else None)
+    failure = launch(flags, 1)
     if failure:
         sys.exit(f"training the base failed\n{failure}")
     losses = [event["loss"] for event in read_events(folder / "base") if event["event"] == "train"]
@@ -110,7 +101,8 @@ def main() -> None:
             flags = ["--model_name", str(base), "--output_dir", str(output), *DATA, *KEEP_NOTHING, *row.flags()]
             flags += ["--batch_size_training", str(8 // nproc), "--max_train_step", str(options.steps)]
             flags += ["--run_validation", "False", "--save_model", "False"]
-            failure = start(flags, nproc, index % num_gpus if num_gpus and nproc == 1 else None)
+            alone = {"CUDA_VISIBLE_DEVICES": str(index % num_gpus)} if num_gpus and nproc == 1 else {}
+            failure = launch(flags, nproc, alone)
             if failure:
                 print(f"{row} failed\n{failure}", flush=True)
                 return []

@@ -30,8 +30,9 @@ import torch
 import yaml
 from transformers import AutoConfig, AutoModelForCausalLM
 
+from benchmarks.launch import ROOT
 from benchmarks.loading_memory import anonymous_bytes
-from benchmarks.training_speed import ROOT, SHAPES, WARMUP_STEPS, make_shape, read_events
+from benchmarks.training_speed import SHAPES, WARMUP_STEPS, make_shape, read_events
 from utils.memory import GIB
 
 CHECKPOINTING = ("off", "full")

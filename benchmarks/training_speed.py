@@ -13,10 +13,7 @@ from __future__ import annotations
 
 import argparse
 import json
-import os
 import statistics
-import subprocess
-import sys
 import tempfile
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
@@ -26,9 +23,9 @@ from typing import Any
 import torch
 from transformers import LlamaConfig
 
+from benchmarks.launch import ROOT, launch
 from tools.make_tiny_model import make_tiny_model
 
-ROOT = Path(__file__).resolve().parent.parent
 WARMUP_STEPS = 5
 SHAPES: dict[str, dict[str, Any]] = {
     "tiny": {"hidden_size": 64, "intermediate_size": 128, "num_hidden_layers": 2, "num_attention_heads": 4},
@@ -188,18 +185,21 @@ def run(name: str, row: Row, steps: int, extra: list[str], folder: Path, gpu: in
     if "--save_every_steps" not in extra:
         flags += ["--save_every_steps", "0", "--save_every_minutes", "0"]
     flags += [*row.flags, *extra]
-    several = row.nproc > 1 or "--enable_fsdp" in flags
-    launcher = ["-m", "torch.distributed.run", "--standalone", "--nproc_per_node", str(row.nproc)] if several else []
-    command = [sys.executable, *launcher, str(ROOT / "finetuning.py"), *flags]
-    print("$", " ".join(command), flush=True)
-    environment = os.environ | {"ROW_LENGTH": str(row.length), "NUM_ROWS": str(row.global_batch * steps)}
-    if row.gpu_memory_gib:
-        command = [sys.executable, "-c", WITH_LESS_MEMORY, str(row.gpu_memory_gib), *command[1:]]
+    print(
+        "$",
+        f"torchrun --nproc_per_node {row.nproc}" if row.nproc > 1 else "python",
+        "finetuning.py",
+        *flags,
+        flush=True,
+    )
+    environment = {"ROW_LENGTH": str(row.length), "NUM_ROWS": str(row.global_batch * steps)}
     if gpu is not None:
         environment["CUDA_VISIBLE_DEVICES"] = str(gpu)
-    done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
-    if done.returncode:
-        print(f"{name}: exit {done.returncode}\n", done.stdout[-2000:], done.stderr[-3000:], flush=True)
+    less_memory = ["-c", WITH_LESS_MEMORY, str(row.gpu_memory_gib)] if row.gpu_memory_gib else []
+    by_torchrun = "--enable_fsdp" in flags
+    failure = launch(flags, row.nproc, environment, by_torchrun=by_torchrun, before_script=less_memory)
+    if failure:
+        print(f"{name}: {failure}", flush=True)
         return []
     events = read_events(output)
     print(f"{name}:", *summarise(name, row, extra, events).values(), sep=" | ", flush=True)

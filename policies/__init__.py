@@ -12,7 +12,7 @@ from policies.adapters import apply_adapters, store_adapters
 from policies.compilation import compile_layers
 from policies.dora import set_magnitudes
 from policies.freezing import freeze_layers
-from policies.lora_memory import keep_inputs_as_they_are
+from policies.lora_layers import use_lean_forward
 from policies.loss import use_summed_loss
 from policies.mixed_precision import Precision
 from policies.quantization import quantize_linears
@@ -55,7 +55,7 @@ def apply_policies(
     if config.train_config.use_peft:
         model = apply_adapters(model, config)
         store_adapters(model, precision.adapter_dtype)
-        keep_inputs_as_they_are(model)
+        use_lean_forward(model)
     # 2. freeze: adapters froze what they need frozen
     if config.train_config.freeze_layers:
         freeze_layers(model, causal_lm.get_decoder(), config.train_config.num_freeze_layers)

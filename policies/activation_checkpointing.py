@@ -18,7 +18,7 @@ from torch.utils.checkpoint import CheckpointPolicy, checkpoint, create_selectiv
 
 from configs.errors import ConfigError
 from configs.run import RunConfig
-from policies.lora_memory import PROJECT_DOWN
+from policies.lora_layers import LORA_PRODUCTS
 from policies.quantized_linear import QUANTIZED_PRODUCTS
 from policies.wrapping import find_layers
 
@@ -27,7 +27,7 @@ MATRIX_PRODUCTS = (
     torch.ops.aten.mm.default,
     torch.ops.aten.addmm.default,
     *QUANTIZED_PRODUCTS,
-    PROJECT_DOWN,
+    *LORA_PRODUCTS,
 )
 
 

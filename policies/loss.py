@@ -7,7 +7,7 @@ Logits of a long batch are often the largest tensor of a run ([batch x seq, voca
 from __future__ import annotations
 
 import functools
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
@@ -74,17 +74,56 @@ def use_summed_loss(model: Any, chunk_size: int) -> None:
                 logits = own_forward(input_ids=None, use_cache=False).logits
             return summed_cross_entropy(logits[0], target_chunk)
 
-        num_tokens = targets.numel()
-        if chunk_size == 0 or num_tokens <= chunk_size:
+        sizes = chunk_size or max(1, targets.numel())
+        chunks = list(zip(hidden.split(sizes, dim=1), targets.split(sizes), strict=True))
+        # fp16 gradients need the loss scale, which is not known before backward.
+        head_trains = any(p.requires_grad for p in _parameters_beside(decoder, model))
+        if hidden.requires_grad and hidden.dtype != torch.float16 and not head_trains:
+            return _LossOfFrozenHead.apply(hidden, chunks, chunk_loss)
+        if len(chunks) == 1:
             return chunk_loss(hidden, targets)
-        loss = hidden.new_zeros((), dtype=torch.float32)
-        for start in range(0, num_tokens, chunk_size):
-            part = slice(start, start + chunk_size)
-            # Recomputing a chunk's logits in backward is what keeps only one chunk's in memory.
-            loss = loss + checkpoint(chunk_loss, hidden[:, part], targets[part], use_reentrant=False)
-        return loss
+        # Recomputing a chunk's logits in backward is what keeps only one chunk's in memory.
+        return torch.stack([checkpoint(chunk_loss, *chunk, use_reentrant=False) for chunk in chunks]).sum()
 
     model.forward = forward
+
+
+def _parameters_beside(decoder: nn.Module, module: nn.Module) -> Iterator[nn.Parameter]:
+    """What the module computes with beside the decoder: its head's, which may be the embedding's too."""
+    if module is not decoder:
+        yield from module.parameters(recurse=False)
+        for child in module.children():
+            yield from _parameters_beside(decoder, child)
+
+
+class _LossOfFrozenHead(torch.autograd.Function):
+    """The loss of all chunks, where nothing but the decoder's output takes a gradient: that is computed with the loss,
+    chunk by chunk, so that no logits need be computed again.
+    """
+
+    @staticmethod
+    def forward(
+        ctx: Any,
+        hidden: torch.Tensor,
+        chunks: list[tuple[torch.Tensor, torch.Tensor]],
+        chunk_loss: Callable[[torch.Tensor, torch.Tensor], torch.Tensor],
+    ) -> torch.Tensor:
+        losses: list[torch.Tensor] = []
+        gradients: list[Any] = []
+        for hidden_chunk, target_chunk in chunks:
+            inputs = hidden_chunk.detach().requires_grad_()
+            with torch.enable_grad():
+                loss = chunk_loss(inputs, target_chunk)
+            loss.backward()
+            gradients.append(inputs.grad)
+            losses.append(loss.detach())
+        ctx.save_for_backward(torch.cat(gradients, dim=1))
+        return torch.stack(losses).sum()
+
+    @staticmethod
+    def backward(ctx: Any, grad: torch.Tensor) -> tuple[torch.Tensor, None, None]:
+        (gradient,) = ctx.saved_tensors
+        return gradient * grad, None, None
 
 
 class _Hidden(BaseModelOutputWithPast):

@@ -75,7 +75,7 @@ class Collator:
     packing: bool
     padding_id: int
     width: PaddedWidth = EXACT
-    offsets: bool = False  # bring `document_offsets` along, for attention that goes by them
+    offsets: bool = False  # bring `document_offsets` along where a row has several, for attention that goes by them
 
     def __call__(self, rows: list[list[Document]]) -> MicroBatch:
         documents = [document for row in rows for document in row]
@@ -97,7 +97,8 @@ class Collator:
             position_ids[is_token] = np.arange(len(targets)) - np.repeat(starts, lengths)
         else:
             is_token[:] = True  # a row without any visible token would be all NaN in some attention kernels
-        offsets = _document_offsets(position_ids) if self.offsets else None
+        # Rows of one document each need none: plain causal attention has the faster kernels.
+        offsets = _document_offsets(position_ids) if self.offsets and (position_ids == 0).sum() > shape[0] else None
         return MicroBatch(
             input_ids=torch.from_numpy(input_ids),
             labels=torch.from_numpy(labels),

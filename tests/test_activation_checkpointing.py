@@ -22,7 +22,7 @@ from policies.activation_checkpointing import (
     draws_random_numbers,
     is_attention,
 )
-from policies.lora_memory import keep_inputs_as_they_are
+from policies.lora_layers import use_lean_forward
 from policies.loss import use_summed_loss
 from tests.small_configs import SMALL, VOCAB
 
@@ -60,7 +60,7 @@ def make_model(mode: str, *, name: str = "Llama", lora: bool = False, backend: s
     if lora:
         targets = ["q_proj", "v_proj"] if name == "Llama" else ["c_attn"]
         model = peft.get_peft_model(model, peft.LoraConfig(r=4, lora_dropout=0.1, target_modules=targets))
-        keep_inputs_as_they_are(model)
+        use_lean_forward(model)
     apply_activation_checkpointing(causal_lm, mode)
     if backend:
         for layer in causal_lm.model.layers:
@@ -102,7 +102,7 @@ def test_selective_keeps_less_than_off_and_more_than_full(lora: bool) -> None:
             held[mode] = counter.total()
         loss.backward()
     assert held["full"] < 0.8 * held["selective"]
-    # With LoRA there is less to drop: its layers keep no copy of their input (policies/lora_memory.py).
+    # With LoRA there is less to drop: its layers keep no copy of their input (policies/lora_layers.py).
     assert held["selective"] < (0.65 if lora else 0.6) * held["off"]
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import weakref
 from typing import Any
 
 import numpy as np
@@ -10,6 +11,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 import transformers
+from torch.utils.flop_counter import FlopCounterMode
 from transformers import AutoModelForCausalLM
 
 from policies.activation_checkpointing import apply_activation_checkpointing
@@ -74,10 +76,21 @@ def reference_loss(model: Any, batch: MicroBatch) -> torch.Tensor:
     return F.cross_entropy(logits[:, :-1].flatten(0, 1), batch.labels[:, 1:].flatten(), reduction="sum")
 
 
+@pytest.mark.parametrize("frozen", ["nothing", "head"])
+def freeze_head(model: Any) -> None:
+    """All but the decoder, and the embedding where the head is tied to it."""
+    model.requires_grad_(False)
+    model.get_decoder().requires_grad_(True)
+    model.get_output_embeddings().requires_grad_(False)
+
+
+@pytest.mark.parametrize("frozen", ["nothing", "head"])
 @pytest.mark.parametrize("chunk_size", CHUNK_SIZES)
 @pytest.mark.parametrize("name", CONFIGS)
-def test_loss_and_gradients_are_those_of_cross_entropy_on_full_logits(name: str, chunk_size: int) -> None:
+def test_loss_and_gradients_are_those_of_cross_entropy_on_full_logits(name: str, chunk_size: int, frozen: str) -> None:
     reference = make_model(name)
+    if frozen == "head":
+        freeze_head(reference)
     model = copy.deepcopy(reference)
     use_summed_loss(model, chunk_size)
     batch = make_batch()
@@ -109,6 +122,34 @@ def test_a_batch_with_nothing_to_learn_has_a_loss_and_gradients_of_exactly_zero(
     for (key, parameter), other in zip(model.named_parameters(), wanted.parameters(), strict=True):
         if other.grad is not None:
             assert torch.equal(parameter.grad, torch.zeros_like(parameter)), key
+
+
+def flops_and_kept_logits(model: Any, chunk_size: int) -> tuple[int, int]:
+    """Of a forward and a backward pass; and how many tensors as wide as the vocabulary stay in between."""
+    use_summed_loss(model, chunk_size)
+    saved: list[weakref.ref[torch.Tensor]] = []
+
+    def keep(tensor: torch.Tensor) -> torch.Tensor:
+        saved.append(weakref.ref(tensor))
+        return tensor
+
+    with FlopCounterMode(display=False) as counter:
+        with torch.autograd.graph.saved_tensors_hooks(keep, lambda tensor: tensor):
+            loss = summed_loss(model, make_batch())
+        alive = [tensor for reference in saved if (tensor := reference()) is not None]
+        num_wide = sum(tensor.shape[-1:] == (VOCAB,) for tensor in alive)
+        loss.backward()
+    return counter.get_total_flops(), num_wide
+
+
+@pytest.mark.parametrize("chunk_size", [0, 7])
+def test_of_a_frozen_head_no_logits_are_kept_and_none_are_computed_again(chunk_size: int) -> None:
+    frozen = make_model("llama")
+    freeze_head(frozen)
+    trained_flops, trained_kept = flops_and_kept_logits(make_model("llama"), 0)
+    weight_gradient = 2 * make_batch().label_positions.numel() * frozen.get_output_embeddings().weight.numel()
+    assert trained_kept > 0
+    assert flops_and_kept_logits(frozen, chunk_size) == (trained_flops - weight_gradient, 0)
 
 
 @pytest.mark.parametrize("name", CONFIGS)

@@ -8,12 +8,14 @@ from functools import partial
 import peft
 import pytest
 import torch
+from hypothesis import given
+from hypothesis import strategies as st
 from torch import nn
 from torch.utils.checkpoint import checkpoint
 from torch.utils.flop_counter import FlopCounterMode
 from transformers.pytorch_utils import Conv1D
 
-from policies.lora_memory import keep_inputs_as_they_are
+from policies.lora_layers import _parts, project_down, project_up, use_lean_forward
 from tests.processes import ROOT
 
 BF16, FP32 = torch.bfloat16, torch.float32
@@ -49,7 +51,7 @@ def test_outputs_and_gradients_are_peft_s(kind: str, dtype: torch.dtype, seed: i
     model, layer = adapted(kind, dtype, dropout=0.0, seed=seed)
     inputs = torch.randn(2, 7, 48).to(dtype)
     wanted = outputs_and_gradients(layer, inputs)
-    keep_inputs_as_they_are(model)
+    use_lean_forward(model)
     found = outputs_and_gradients(layer, inputs)
     for tensor, expected in zip(found, wanted, strict=True):
         assert tensor.dtype == expected.dtype
@@ -65,13 +67,13 @@ def test_as_many_flops_are_counted_as_of_pefts_own() -> None:
         return counter.get_total_flops()
 
     wanted = count()
-    keep_inputs_as_they_are(model)
+    use_lean_forward(model)
     assert count() == wanted > 0
 
 
 def test_dropout_takes_its_share_and_scales_the_rest() -> None:
     model, layer = adapted("Linear", FP32, dropout=0.3)
-    keep_inputs_as_they_are(model)
+    use_lean_forward(model)
     inputs = torch.randn(4000, 48)
     base = layer.base_layer(inputs)
     a, b = layer.lora_A["default"].weight, layer.lora_B["default"].weight
@@ -105,7 +107,7 @@ def test_of_a_half_precision_input_nothing_larger_is_kept() -> None:
     model, layer = adapted("Linear", BF16, dropout=0.1)
     inputs = torch.randn(256, 48).to(BF16).requires_grad_()
     before = kept_bytes(layer, inputs)
-    keep_inputs_as_they_are(model)
+    use_lean_forward(model)
     low = 256 * 4 * 4  # what A gives, fp32 [256, r]
     assert kept_bytes(layer, inputs) <= inputs.nbytes + inputs.numel() + 2 * low  # the input, a byte each for dropout
     assert before >= 2 * inputs.nbytes
@@ -118,7 +120,7 @@ def test_the_documented_bytes_are_kept() -> None:
         (documented,) = re.findall(rf"^\| {kind} \|.*\| (\d+) MiB \|$", page, flags=re.MULTILINE)
         base = nn.ModuleDict({"adapted": nn.Linear(256, 256, bias=False, dtype=BF16)})
         model = peft.get_peft_model(base, peft.LoraConfig(r=1, lora_dropout=dropout, target_modules=["adapted"]))
-        keep_inputs_as_they_are(model.train())
+        use_lean_forward(model.train())
         layer = model.base_model.model["adapted"]
         kept = kept_bytes(layer, torch.randn(256, 256).to(BF16).requires_grad_()) + layer.base_layer.weight.nbytes
         assert kept == pytest.approx(int(documented) * 2**20 / 64, rel=0.03)
@@ -127,7 +129,7 @@ def test_the_documented_bytes_are_kept() -> None:
 @pytest.mark.parametrize("compiled", [False, True])
 def test_what_checkpointing_computes_again_drops_the_same(compiled: bool) -> None:
     model, layer = adapted("Linear", FP32, dropout=0.5)
-    keep_inputs_as_they_are(model)
+    use_lean_forward(model)
     checkpointed = partial(checkpoint, layer, use_reentrant=False)
     run = (
         torch.compile(checkpointed, backend="aot_eager_decomp_partition", fullgraph=True) if compiled else checkpointed
@@ -147,3 +149,43 @@ def test_what_checkpointing_computes_again_drops_the_same(compiled: bool) -> Non
     # loss = sum(probe * outputs) is linear in A: its value is the inner product of A and the gradient, if masks agree.
     value = (probe * (low @ layer.lora_B["default"].weight.T * 2)).sum()
     torch.testing.assert_close((found * layer.lora_A["default"].weight).sum(), value, rtol=1e-3, atol=1e-3)
+
+
+@given(st.lists(st.floats(width=32, allow_nan=False, allow_infinity=False, min_value=2**-90, max_value=2**90)))
+def test_an_fp32_number_is_the_sum_of_three_bf16_numbers(numbers: list[float]) -> None:
+    values = torch.tensor([*numbers, *(-number for number in numbers), 0.0])
+    parts = [part.double() for part in _parts(values, 3)]
+    assert torch.equal(sum(parts), values.double())
+    assert bool(((parts[0] + parts[1] - values.double()).abs() <= 2**-17 * values.double().abs()).all())
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
+@pytest.mark.parametrize("rank", [1, 8, 64])
+@pytest.mark.parametrize("share", [0.0, 0.1])
+def test_products_of_bf16_activations_are_as_exact_as_fp32_products(rank: int, share: float) -> None:
+    """Beside fp64: what is fp32 to fp32's accuracy over 4096 terms, what is bf16 to its rounding."""
+    generator = torch.Generator("cuda").manual_seed(rank)
+
+    def draw(*shape: int) -> torch.Tensor:
+        return torch.randn(shape, generator=generator, device="cuda")
+
+    inputs, base, probe = (draw(2, 2048, width).to(BF16) for width in (512, 384, 384))
+    leaves = [inputs, base, draw(rank, 512) / 23, draw(384, rank)]
+    kept = torch.rand(inputs.shape, generator=generator, device="cuda") >= share if share else None
+
+    def outputs(x: torch.Tensor, base: torch.Tensor, a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
+        return (base + project_up(project_down(x, a, kept, 1.25) * 2, b, BF16)).to(BF16)
+
+    def exact(x: torch.Tensor, base: torch.Tensor, a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
+        return base + (x if kept is None else x * kept) @ a.T * 2.5 @ b.T
+
+    for function in (outputs, torch.compile(outputs, fullgraph=True)):
+        found, gradients = torch.func.vjp(function, *leaves)
+        wanted, exact_gradients = torch.func.vjp(exact, *(leaf.double() for leaf in leaves))
+        pairs = zip([found, *gradients(probe)], [wanted, *exact_gradients(probe.double())], strict=True)
+        for tensor, expected in pairs:
+            error, largest = (tensor.double() - expected).abs(), expected.abs().max()
+            if tensor.dtype == FP32:
+                assert error.max() <= 2e-6 * largest
+            else:  # rounded once, and before that off by a hundredth of what rounding takes away
+                assert bool((error <= 2**-8 * expected.abs() + 2**-15 * largest).all())

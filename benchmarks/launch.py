@@ -1,0 +1,73 @@
+"""Starts finetuning.py for a benchmark: in one process, or by torchrun in several."""
+
+from __future__ import annotations
+
+import os
+import socket
+import subprocess
+import sys
+from collections.abc import Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import torch
+
+ROOT = Path(__file__).resolve().parent.parent
+SCRIPT = str(ROOT / "finetuning.py")
+
+
+def launch(
+    flags: Sequence[str],
+    nproc: int,
+    environment: Mapping[str, str] | None = None,
+    *,
+    by_torchrun: bool = False,
+    before_script: Sequence[str] = (),
+) -> str:
+    """Run it to its end.
+
+    With more processes than GPUs, several processes share each: NCCL refuses that on one machine, so they run as
+    several machines' (torchrun `--nnodes`), which all see the same GPUs. Losses and memory are those of as many GPUs;
+    speed is not, since what crosses machines goes through sockets.
+
+    Args:
+        environment: variables beside those that there are.
+        by_torchrun: one process too.
+        before_script: arguments of python that come before finetuning.py; for one process.
+
+    Returns:
+        What it printed last, where it failed; else nothing.
+    """
+    num_gpus = torch.cuda.device_count()
+    num_parts = -(-nproc // num_gpus) if num_gpus else 1
+    if nproc == 1 and not by_torchrun:
+        commands = [[sys.executable, *before_script, SCRIPT]]
+    elif num_parts == 1:
+        commands = [[*_torchrun(nproc), "--standalone", SCRIPT]]
+    else:
+        port = _free_port()
+        meeting = ["--nnodes", str(num_parts), "--master_addr", "127.0.0.1", "--master_port", str(port)]
+        commands = [
+            [*_torchrun(nproc // num_parts), *meeting, "--node_rank", str(part), SCRIPT] for part in range(num_parts)
+        ]
+
+    def run(part: int) -> str:
+        variables = dict(os.environ) | dict(environment or {})
+        if num_parts > 1:
+            variables |= {"NCCL_HOSTID": f"part-{part}", "NCCL_SOCKET_IFNAME": "lo"}
+        command = [*commands[part], *flags]
+        done = subprocess.run(command, env=variables, capture_output=True, text=True, check=False)
+        return f"exit {done.returncode}\n{done.stdout[-2000:]}\n{done.stderr[-3000:]}" if done.returncode else ""
+
+    with ThreadPoolExecutor(len(commands)) as executor:
+        return "\n".join(filter(None, executor.map(run, range(len(commands)))))
+
+
+def _torchrun(nproc: int) -> list[str]:
+    return [sys.executable, "-m", "torch.distributed.run", "--nproc_per_node", str(nproc)]
+
+
+def _free_port() -> int:
+    with socket.socket() as listener:
+        listener.bind(("127.0.0.1", 0))
+        return int(listener.getsockname()[1])

@@ -1,0 +1,172 @@
+"""LoRA layers that compute what peft's compute, keep less for backward, and multiply faster.
+
+Adapters are trained in fp32 beside a base that computes in bf16 or fp16. peft casts what they are multiplied with to
+fp32. Then the copy, dropped out, is the largest tensor that an adapted layer keeps, twice the size of its input, which
+is kept anyway; and fp32 products do without the tensor cores. Here the input is kept as it is. And since an fp32 number
+is the sum of three bf16 numbers, an adapter's products with bf16 activations are bf16 products summed up in fp32: as
+exact, and on tensor cores.
+"""
+
+from __future__ import annotations
+
+from types import MethodType
+from typing import Any
+
+import torch
+from peft.tuners.lora import Linear
+from torch import nn
+from torch.utils.flop_counter import register_flop_formula
+
+
+def use_lean_forward(model: nn.Module) -> None:
+    """Give every plain LoRA layer of the model a forward that computes the same, keeps less and is faster."""
+    plain: list[Any] = [m for m in model.modules() if isinstance(m, Linear) and _is_plain(m)]
+    for layer in plain:
+        layer.forward = MethodType(_forward, layer)  # one function for all: so one compiled graph serves all layers
+
+
+def _is_plain(layer: Any) -> bool:
+    return not layer.lora_variant and all(b.bias is None for b in layer.lora_B.values())
+
+
+def _forward(layer: Any, inputs: torch.Tensor, *args: Any, **kwargs: Any) -> torch.Tensor:
+    if layer.disable_adapters or layer.merged or "adapter_names" in kwargs:
+        return type(layer).forward(layer, inputs, *args, **kwargs)
+    outputs = base_outputs = layer.base_layer(inputs, *args, **kwargs)
+    for name in layer.active_adapters:
+        share = layer.lora_dropout[name].p if layer.training and hasattr(layer.lora_dropout[name], "p") else 0.0
+        # Drawn here, by an operator of torch's own: what is computed again for backward then draws the same.
+        kept = torch.empty_like(inputs, dtype=torch.bool).bernoulli_(1 - share) if share else None
+        low = project_down(inputs, layer.lora_A[name].weight, kept, 1 / (1 - share)) * layer.scaling[name]
+        outputs = outputs + project_up(low, layer.lora_B[name].weight, base_outputs.dtype)
+    return outputs.to(base_outputs.dtype)
+
+
+# Both are operators of their own for torch, not autograd functions, for the reason that policies/quantized_linear.py
+# gives; their backward is traced, so that what is compiled fuses its small parts.
+
+
+@torch.library.custom_op("lora::project_down", mutates_args=())
+def project_down(inputs: torch.Tensor, weight: torch.Tensor, kept: torch.Tensor | None, scale: float) -> torch.Tensor:
+    """The input, dropped out, times A: in the dtype of A, which the inputs are cast to and not kept in.
+
+    Args:
+        inputs: [..., in].
+        weight: A, [r, in].
+        kept: bool, as the inputs; None keeps all. scale: of what is kept.
+
+    Returns:
+        [..., r]
+    """
+    rows = _dropped(inputs, kept).flatten(0, -2)
+    return (_narrow_product(rows, weight.T) * scale).unflatten(0, inputs.shape[:-1])
+
+
+@project_down.register_fake
+def _(inputs: torch.Tensor, weight: torch.Tensor, kept: torch.Tensor | None, scale: float) -> torch.Tensor:
+    return weight.new_empty((*inputs.shape[:-1], weight.shape[0]))
+
+
+def _keep_down(ctx: Any, inputs: tuple[Any, ...], output: torch.Tensor) -> None:
+    activations, weight, kept, ctx.scale = inputs
+    ctx.save_for_backward(activations, weight, kept)
+
+
+def _backward_down(ctx: Any, grad: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
+    inputs, weight, kept = ctx.saved_tensors
+    grad = grad.flatten(0, -2) * ctx.scale  # here and in forward of [..., r], the smallest tensor
+    grad_inputs = grad_weight = None
+    if ctx.needs_input_grad[0]:
+        grad_inputs = _wide_product(grad, weight, inputs.dtype, inputs.dtype).view_as(inputs)
+        grad_inputs = _dropped(grad_inputs, kept)
+    if ctx.needs_input_grad[1]:
+        grad_weight = _narrow_product(_dropped(inputs, kept).flatten(0, -2).T, grad).T
+    return grad_inputs, grad_weight, None, None
+
+
+project_down.register_autograd(_backward_down, setup_context=_keep_down)
+
+
+@torch.library.custom_op("lora::project_up", mutates_args=())
+def project_up(low: torch.Tensor, weight: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
+    """What A gave times B.
+
+    Args:
+        low: [..., r].
+        weight: B, [out, r].
+        dtype: of the outputs that the product is added to. Their sum is rounded to it, and its gradient, which comes
+            as B's dtype, has values of it.
+
+    Returns:
+        [..., out], of B's dtype.
+    """
+    return _wide_product(low.flatten(0, -2), weight.T, dtype, weight.dtype).unflatten(0, low.shape[:-1])
+
+
+@project_up.register_fake
+def _(low: torch.Tensor, weight: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
+    return low.new_empty((*low.shape[:-1], weight.shape[0]))
+
+
+def _keep_up(ctx: Any, inputs: tuple[Any, ...], output: torch.Tensor) -> None:
+    low, weight, ctx.dtype = inputs
+    ctx.save_for_backward(low, weight)
+
+
+def _backward_up(ctx: Any, grad: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
+    low, weight = ctx.saved_tensors
+    rows = grad.flatten(0, -2).to(ctx.dtype)
+    grad_weight = _narrow_product(rows.T, low.flatten(0, -2)) if ctx.needs_input_grad[1] else None
+    return _narrow_product(rows, weight).view_as(low), grad_weight, None
+
+
+project_up.register_autograd(_backward_up, setup_context=_keep_up)
+
+
+def _dropped(values: torch.Tensor, kept: torch.Tensor | None) -> torch.Tensor:
+    # The values times the mask: a product of two dtypes takes torch's general kernel, three times as long.
+    return values if kept is None else torch.ops.aten.native_dropout_backward(values, kept, 1.0)
+
+
+def _narrow_product(left: torch.Tensor, right: torch.Tensor) -> torch.Tensor:
+    """[m, k] activations times [k, r] of an adapter's dtype: [m, r] in that dtype."""
+    if not _in_parts(left.dtype, right):
+        return left.to(right.dtype) @ right
+    parts = torch.cat(_parts(right, 3), dim=1)
+    return torch.mm(left, parts, out_dtype=torch.float32).unflatten(1, (3, -1)).sum(1)
+
+
+def _wide_product(left: torch.Tensor, right: torch.Tensor, rounded_to: torch.dtype, dtype: torch.dtype) -> torch.Tensor:
+    """[m, r] times [r, n], both of an adapter's dtype: [m, n] of `dtype`, no more exact than what it is rounded to."""
+    if not _in_parts(rounded_to, right):
+        return (left @ right).to(dtype)
+    # The three largest products of parts are off by about 2^-16, and bf16 rounds by 2^-8.
+    (l1, l2), (r1, r2) = _parts(left, 2), _parts(right, 2)
+    return torch.mm(torch.cat([l1, l1, l2], dim=1), torch.cat([r1, r2, r1], dim=0), out_dtype=dtype)
+
+
+def _in_parts(activations: torch.dtype, adapter: torch.Tensor) -> bool:
+    """Whether products of the two are computed in parts: CPUs compute bf16 slower than fp32."""
+    return adapter.is_cuda and activations == torch.bfloat16 and adapter.dtype == torch.float32
+
+
+def _parts(values: torch.Tensor, number: int) -> list[torch.Tensor]:
+    """bf16 tensors whose sum is the fp32 values: to 2^-8 by one, 2^-17 by two, exactly by three."""
+    parts = []
+    for _ in range(number):
+        parts.append(values.to(torch.bfloat16))
+        values = values - parts[-1]
+    return parts
+
+
+LORA_PRODUCTS = (torch.ops.lora.project_down.default, torch.ops.lora.project_up.default)
+
+
+@register_flop_formula(torch.ops.lora.project_down)
+def _(inputs: torch.Size, weight: torch.Size, *args: Any, **kwargs: Any) -> int:
+    return 2 * inputs.numel() * weight[0]
+
+
+@register_flop_formula(torch.ops.lora.project_up)
+def _(low: torch.Size, weight: torch.Size, *args: Any, **kwargs: Any) -> int:
+    return 2 * low.numel() * weight[0]
