@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from functools import partial
+from typing import Any
 
 import peft
 import pytest
@@ -179,13 +180,17 @@ def test_products_of_bf16_activations_are_as_exact_as_fp32_products(rank: int, s
     def exact(x: torch.Tensor, base: torch.Tensor, a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
         return base + (x if kept is None else x * kept) @ a.T * 2.5 @ b.T
 
+    def values_and_gradients(function: Any, leaves: list[torch.Tensor], probe: torch.Tensor) -> list[torch.Tensor]:
+        leaves = [leaf.detach().requires_grad_() for leaf in leaves]
+        found = function(*leaves)
+        return [found, *torch.autograd.grad(found, leaves, probe)]
+
+    wanted = values_and_gradients(exact, [leaf.double() for leaf in leaves], probe.double())
     for function in (outputs, torch.compile(outputs, fullgraph=True)):
-        found, gradients = torch.func.vjp(function, *leaves)
-        wanted, exact_gradients = torch.func.vjp(exact, *(leaf.double() for leaf in leaves))
-        pairs = zip([found, *gradients(probe)], [wanted, *exact_gradients(probe.double())], strict=True)
-        for tensor, expected in pairs:
+        found = values_and_gradients(function, leaves, probe)
+        for tensor, expected in zip(found, wanted, strict=True):
             error, largest = (tensor.double() - expected).abs(), expected.abs().max()
             if tensor.dtype == FP32:
-                assert error.max() <= 2e-6 * largest
+                assert error.max() <= 5e-6 * largest
             else:  # rounded once, and before that off by a hundredth of what rounding takes away
                 assert bool((error <= 2**-8 * expected.abs() + 2**-15 * largest).all())
