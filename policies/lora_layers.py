@@ -132,17 +132,16 @@ def _narrow_product(left: torch.Tensor, right: torch.Tensor) -> torch.Tensor:
     """[m, k] activations times [k, r] of an adapter's dtype: [m, r] in that dtype."""
     if not _in_parts(left.dtype, right):
         return left.to(right.dtype) @ right
-    parts = torch.cat(_parts(right, 3), dim=1)
-    return torch.mm(left, parts, out_dtype=torch.float32).unflatten(1, (3, -1)).sum(1)
+    return torch.mm(left, _bf16(_parts(right, 3), dim=1), out_dtype=torch.float32).unflatten(1, (3, -1)).sum(1)
 
 
 def _wide_product(left: torch.Tensor, right: torch.Tensor, rounded_to: torch.dtype, dtype: torch.dtype) -> torch.Tensor:
     """[m, r] times [r, n], both of an adapter's dtype: [m, n] of `dtype`, no more exact than what it is rounded to."""
     if not _in_parts(rounded_to, right):
         return (left @ right).to(dtype)
-    # The three largest products of parts are off by about 2^-16, and bf16 rounds by 2^-8.
+    # The three largest products of parts are off by about 2^-15, and bf16 rounds by 2^-8.
     (l1, l2), (r1, r2) = _parts(left, 2), _parts(right, 2)
-    return torch.mm(torch.cat([l1, l1, l2], dim=1), torch.cat([r1, r2, r1], dim=0), out_dtype=dtype)
+    return torch.mm(_bf16([l1, l1, l2], dim=1), _bf16([r1, r2, r1], dim=0), out_dtype=dtype)
 
 
 def _in_parts(activations: torch.dtype, adapter: torch.Tensor) -> bool:
@@ -151,12 +150,20 @@ def _in_parts(activations: torch.dtype, adapter: torch.Tensor) -> bool:
 
 
 def _parts(values: torch.Tensor, number: int) -> list[torch.Tensor]:
-    """bf16 tensors whose sum is the fp32 values: to 2^-8 by one, 2^-17 by two, exactly by three."""
+    """fp32 tensors whose sum is the values and of which all but the last are bf16 numbers; of three, the last is too.
+
+    The upper half of an fp32 number's bits is a bf16 number, and a third of its digits. It is taken by its bits, since
+    compiled code leaves out a cast to bf16 and back, and then nothing would be left for the other parts.
+    """
     parts = []
-    for _ in range(number):
-        parts.append(values.to(torch.bfloat16))
+    for _ in range(number - 1):
+        parts.append((values.view(torch.int32) & -(1 << 16)).view(torch.float32))
         values = values - parts[-1]
-    return parts
+    return [*parts, values]
+
+
+def _bf16(parts: list[torch.Tensor], dim: int) -> torch.Tensor:
+    return torch.cat(parts, dim).to(torch.bfloat16)
 
 
 LORA_PRODUCTS = (torch.ops.lora.project_down.default, torch.ops.lora.project_up.default)
