@@ -172,8 +172,10 @@ def test_an_fp32_number_is_the_sum_of_three_bf16_numbers(function: Any, numbers:
 def in_parts_on_cpu(monkeypatch: pytest.MonkeyPatch) -> None:
     """What GPUs compute, with the one product that CPUs do not have written out."""
 
+    own_mm = torch.mm
+
     def mm(left: torch.Tensor, right: torch.Tensor, *, out_dtype: torch.dtype) -> torch.Tensor:
-        return (left.double() @ right.double()).to(out_dtype)
+        return own_mm(left.double(), right.double()).to(out_dtype)
 
     monkeypatch.setattr(torch, "mm", mm)
     monkeypatch.setattr(lora_layers, "_in_parts", lambda activations, adapter: activations == BF16)
