@@ -15,7 +15,7 @@ from torch import nn
 from checkpointing.safetensors_file import Entry
 from checkpointing.sources import Source
 from checkpointing.stored import StoredTensors
-from configs.errors import ConfigError
+from configs.errors import ConfigError, in_one_line
 from policies.adapters import began_by_changing_the_base
 
 _MODEL_PREFIX = "base_model.model."
@@ -74,7 +74,7 @@ def put_adapter(model: Any, source: Source, config: Any) -> tuple[Any, dict[str,
     except ConfigError:
         raise
     except Exception as error:
-        reason = " ".join(str(error).split())[:300]
+        reason = in_one_line(error)
         raise ConfigError(f"{source.path}: its adapter does not fit the base model ({reason}); {remedy}") from error
     if config.is_prompt_learning:  # peft itself insists on the one tensor
         return adapted.eval(), tensors

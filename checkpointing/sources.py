@@ -13,9 +13,8 @@ from checkpointing.folder import COMPLETE, STATE, checkpoints, checksum, damage,
 from checkpointing.huggingface_files import FOLDER as SETTINGS
 from checkpointing.stored import PickledTensors, SafetensorsTensors, ShardedTensors, StoredTensors
 from configs.errors import ConfigError
+from policies.adapters import OWN_NAMES
 from utils.run_folder import checkpoint_root_of
-
-_ADAPTERS = (".lora_", ".adaption_", "prompt_encoder.")  # what names of adapters hold
 
 
 @dataclass(frozen=True)
@@ -129,7 +128,7 @@ def _checkpoint(folder: Path, base: str | None, file: Path | None = None) -> Sou
         raise ConfigError(f"{folder} has neither .metadata nor state.pt; copy the whole folder again")
     settings = folder / SETTINGS
     adapter_config = settings if (settings / "adapter_config.json").is_file() else None
-    if adapter_config is None and any(own in name for name in tensors.index for own in _ADAPTERS):
+    if adapter_config is None and any(own in name for name in tensors.index for own in OWN_NAMES.values()):
         raise ConfigError(
             f"{folder} holds an adapter and no {SETTINGS}/adapter_config.json, which says how to apply it; "
             "take the run's adapter/ folder"

@@ -16,14 +16,14 @@ from peft.tuners.prefix_tuning import PrefixEncoder
 from safetensors.torch import load_file
 from torch import nn
 
-from configs.errors import ConfigError
+from configs.errors import ConfigError, in_one_line
 from configs.run import RunConfig
 from policies.adapter_targets import choose_targets
 from policies.wrapping import find_layers
 
 # peft's names of what --peft_method names, and what the names of its parameters hold that no other name holds.
 _METHODS = {"LORA": "lora", "ADAPTION_PROMPT": "llama_adapter", "PREFIX_TUNING": "prefix"}
-_OWN_NAMES = {"LORA": "lora_", "ADAPTION_PROMPT": "adaption_", "PREFIX_TUNING": "prompt_encoder."}
+OWN_NAMES = {"LORA": "lora_", "ADAPTION_PROMPT": "adaption_", "PREFIX_TUNING": "prompt_encoder."}
 # Ways of starting an adapter that take something out of the base's weights: the base alone is then another model.
 _CHANGED_BASE = ("pissa", "olora", "corda", "loftq", "lora_ga")
 # Types of models for which peft knows how attention takes gated prompts.
@@ -59,7 +59,7 @@ def adapter_notes(model: Any, config: RunConfig) -> list[str]:
 
 def own_name(model: Any) -> str:
     """What the names of a PeftModel's own parameters hold, and those of the model under it do not."""
-    return _OWN_NAMES[model.peft_config[model.active_adapter].peft_type]
+    return OWN_NAMES[model.peft_config[model.active_adapter].peft_type]
 
 
 def num_virtual_tokens(config: RunConfig) -> int:
@@ -187,7 +187,9 @@ def _load_adapter(model: nn.Module, config: RunConfig) -> Any:
     try:
         settings: Any = peft.PeftConfig.from_pretrained(str(folder))
     except Exception as error:
-        raise ConfigError(f"--from_peft_checkpoint: the settings in {path} cannot be read ({_line(error)})") from error
+        raise ConfigError(
+            f"--from_peft_checkpoint: the settings in {path} cannot be read ({in_one_line(error)})"
+        ) from error
     method = config.train_config.peft_method
     _check_saved(model, path, settings, config)
     settings.inference_mode = False
@@ -198,7 +200,7 @@ def _load_adapter(model: nn.Module, config: RunConfig) -> Any:
         tensors = load_file(folder / "adapter_model.safetensors")
         report: Any = peft.set_peft_model_state_dict(adapted, tensors)
     except Exception as error:
-        raise ConfigError(f"--from_peft_checkpoint: {path} does not fit this model ({_line(error)})") from error
+        raise ConfigError(f"--from_peft_checkpoint: {path} does not fit this model ({in_one_line(error)})") from error
     if settings.is_prompt_learning:  # one tensor, and peft insists on it
         return adapted
     own = own_name(adapted)
@@ -257,7 +259,3 @@ def began_by_changing_the_base(settings: Any) -> str:
     """How an adapter was started, where that took something out of the base's weights; else empty."""
     start = str(getattr(settings, "init_lora_weights", ""))
     return start if start.lower().startswith(_CHANGED_BASE) else ""
-
-
-def _line(error: Exception) -> str:
-    return " ".join(str(error).split())[:300]

@@ -10,7 +10,7 @@ import torch
 from torch import nn
 from torch.distributed.fsdp import FSDPModule
 
-from configs.errors import ConfigError
+from configs.errors import ConfigError, in_one_line
 from configs.run import RunConfig
 from policies.mixed_precision import DTYPES, Precision
 from policies.quantized_linear import BLOCK, Quantization, QuantizedLinear
@@ -74,10 +74,9 @@ def _try_on(device: torch.device, quantization: Quantization) -> None:
         inputs = torch.ones(2, BLOCK, device=device, dtype=quantization.compute_dtype, requires_grad=True)
         linear(inputs).sum().backward()
     except Exception as error:
-        reason = " ".join(str(error).split())[:300]
         raise ConfigError(
-            f"--quantization: bitsandbytes does not work on this device ({reason}); leave it out, or install a newer "
-            "bitsandbytes, or one that is built for the device"
+            f"--quantization: bitsandbytes does not work on this device ({in_one_line(error)}); leave it out, or "
+            "install a newer bitsandbytes, or one that is built for the device"
         ) from error
 
 

@@ -9,6 +9,7 @@ import pytest
 import torch
 
 from tests.processes import ProcessGroup
+from tests.refusals import Bench, dialogues, write_lines
 from tools.make_tiny_model import make_tiny_model
 
 # Models this small gain nothing from more threads, which wait, spinning, for cores that others use.
@@ -34,3 +35,16 @@ def process_group() -> Iterator[ProcessGroup]:
     group = ProcessGroup(4)
     yield group
     group.close()
+
+
+@pytest.fixture(scope="session")
+def samples(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("dialogues")
+    write_lines(folder / "train.jsonl", dialogues(12))
+    write_lines(folder / "validation.jsonl", dialogues(3))
+    return folder
+
+
+@pytest.fixture
+def bench(tiny_model: Path, samples: Path, tmp_path: Path, process_group: ProcessGroup) -> Bench:
+    return Bench(tiny_model, samples, tmp_path, process_group)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from types import ModuleType
 
-from configs.errors import ConfigError
+from configs.errors import ConfigError, in_one_line
 
 
 def import_bitsandbytes(flag: str) -> ModuleType:
@@ -16,7 +16,7 @@ def import_bitsandbytes(flag: str) -> ModuleType:
     try:
         import bitsandbytes
     except Exception as error:  # what a library that does not fit this machine raises is of any kind
-        reason = "it is not installed" if isinstance(error, ModuleNotFoundError) else " ".join(str(error).split())[:300]
+        reason = "it is not installed" if isinstance(error, ModuleNotFoundError) else in_one_line(error)
         raise ConfigError(
             f"{flag}: needs bitsandbytes ({reason}); pip install 'bitsandbytes>=0.50', or leave the flag out"
         ) from error

@@ -12,7 +12,7 @@ import datasets
 import numpy as np
 
 from configs.datasets import DataSource
-from configs.errors import ConfigError
+from configs.errors import ConfigError, in_one_line
 from utils.data_paths import READERS, TABLES, Files, Hub, Saved, locate
 from utils.hub import check_on_hub
 
@@ -184,7 +184,7 @@ def _read(name: str, place: Files | Saved | Hub, split: str, streams: bool, opti
                 f"{name}: {found}; name one with --{place.flag}.train_split or .test_split, or evaluate on a share of "
                 f"the training rows with --{place.flag}.validation_fraction 0.05"
             ) from error
-        reason = " ".join(str(error.__cause__ or error).split())[:300]
+        reason = in_one_line(error.__cause__ or error)
         raise ConfigError(
             f"{name} could not be read ({reason}); check it, or give another with --{place.flag}.data_path"
         ) from error

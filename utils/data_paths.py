@@ -12,7 +12,7 @@ from typing import Any
 import datasets
 
 from configs.datasets import DataSource
-from configs.errors import ConfigError
+from configs.errors import ConfigError, in_one_line
 
 READERS = {".jsonl": "json", ".json": "json", ".csv": "csv", ".parquet": "parquet", ".txt": "text"}
 TABLES = (".jsonl", ".json", ".csv", ".parquet")
@@ -181,7 +181,7 @@ def _load_saved(flag: str, folder: Path) -> Any:
     try:
         return datasets.load_from_disk(str(folder))
     except Exception as error:
-        reason = " ".join(str(error).split())[:300]
+        reason = in_one_line(error)
         raise ConfigError(f"--{flag}.data_path: {folder} could not be read ({reason}); save it again") from error
 
 

@@ -7,7 +7,7 @@ from pathlib import Path
 import datasets
 from huggingface_hub import HfApi, try_to_load_from_cache
 
-from configs.errors import ConfigError
+from configs.errors import ConfigError, in_one_line
 
 TIMEOUT_SECONDS = 10.0
 
@@ -36,7 +36,7 @@ def explain(error: Exception) -> str:
     """A library's error in a few words; of some only what to do."""
     if "trust_remote_code" in str(error):
         return "it needs code that came with it; if you trust that code, give --trust_remote_code"
-    return f"{type(error).__name__}: {' '.join(str(error).split())[:300]}"
+    return f"{type(error).__name__}: {in_one_line(error)}"
 
 
 def _is_cached(name: str, kind: str) -> bool:

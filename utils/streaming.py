@@ -18,7 +18,7 @@ import datasets
 import numpy as np
 
 import utils.recipes  # noqa: F401  (a reading process that is spawned finds recipes through its import hook)
-from configs.errors import ConfigError
+from configs.errors import ConfigError, in_one_line
 from utils.dataloader import Document
 from utils.examples import Examples, Truncation, build_examples, check_token_ids
 from utils.labels import IGNORE_INDEX
@@ -103,7 +103,7 @@ class StreamSource:
 
 
 def _reason(error: BaseException) -> str:
-    return f"{type(error).__name__}: {' '.join(str(error.__cause__ or error).split())[:300]}"
+    return f"{type(error).__name__}: {in_one_line(error.__cause__ or error)}"
 
 
 class PassCounts:
