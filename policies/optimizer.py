@@ -74,10 +74,37 @@ def parameter_groups(model: nn.Module, config: RunConfig) -> list[dict[str, Any]
 
 
 def optimizer_notes(model: nn.Module, config: RunConfig) -> list[str]:
-    """A line where 8-bit states were asked for and much of what is trained has them in 32 bits."""
-    if config.fsdp_config.optimizer not in ("AdamW8bit", "PagedAdamW8bit"):
-        return []
+    """Lines for what an optimizer's name does not tell: updates that bf16 rounds away, states that have 32 bits."""
     trained = [parameter for parameter in model.parameters() if parameter.requires_grad]
+    notes = _lost_updates(trained, config)
+    return notes + _wide_states(trained) if config.fsdp_config.optimizer in _8BIT else notes
+
+
+_8BIT = ("AdamW8bit", "PagedAdamW8bit")
+_SAMPLE = 1 << 16  # weights of each tensor that are looked at
+
+
+def _lost_updates(trained: list[nn.Parameter], config: RunConfig) -> list[str]:
+    """A line where many of this rank's bf16 weights are too large for AdamW's updates, of about the learning rate each.
+
+    A bf16 number has 8 significant bits: what is below 1/512 of it never changes it.
+    """
+    fsdp, lr = config.fsdp_config, config.train_config.lr
+    if fsdp.optimizer not in ("AdamW", "anyprecision", *_8BIT) or fsdp.use_kahan_summation:
+        return []
+    samples = [local_tensor(p).detach().flatten()[:_SAMPLE] for p in trained if p.dtype == torch.bfloat16]
+    total = sum(sample.numel() for sample in samples)
+    lost = sum(int((sample.abs() > 512 * lr).sum()) for sample in samples)
+    if lost <= 0.1 * total:
+        return []
+    return [
+        f"optimizer: at --lr {lr:g}, {100 * lost / total:.0f} % of the trained bf16 weights are more than 500 times as "
+        "large as an update, which they round away; --optimizer anyprecision --use_kahan_summation keeps it"
+    ]
+
+
+def _wide_states(trained: list[nn.Parameter]) -> list[str]:
+    """A line where 8-bit states were asked for and much of what is trained has them in 32 bits."""
     total = sum(parameter.numel() for parameter in trained)
     exact = [parameter for parameter in trained if not has_8bit_states(parameter)]
     num_exact = sum(parameter.numel() for parameter in exact)

@@ -287,6 +287,32 @@ def test_a_line_tells_where_much_stays_in_32_bits() -> None:
     assert optimizer_notes(mixed, config()) == []
 
 
+def weights_of_a_model(dtype: torch.dtype) -> nn.Module:
+    torch.manual_seed(0)
+    model = nn.ModuleList([nn.Linear(64, 64, bias=False), nn.LayerNorm(64), nn.Linear(64, 256, bias=False)]).to(dtype)
+    for parameter in model.parameters():
+        nn.init.normal_(parameter, std=0.02)
+    return model
+
+
+@pytest.mark.parametrize("name", ["AdamW", "anyprecision", "AdamW8bit", "PagedAdamW8bit"])
+def test_a_line_tells_what_part_of_bf16_weights_no_update_changes(name: str) -> None:
+    def notes(dtype: torch.dtype, lr: float, *flags: str) -> list[str]:
+        settings = parse_flags(["--model_name", "m", "--lr", str(lr), "--optimizer", name, *flags])
+        return [line for line in optimizer_notes(weights_of_a_model(dtype), settings) if "round away" in line]
+
+    model, lr = weights_of_a_model(torch.bfloat16), 2e-5
+    weights = torch.cat([parameter.detach().flatten() for parameter in model.parameters()])
+    stuck = weights.abs() > 512 * lr
+    assert bool(((weights + lr == weights) & (weights - lr == weights))[stuck].all())
+    (line,) = notes(torch.bfloat16, lr)
+    assert f"{100 * stuck.double().mean():.0f} % of" in line
+    assert notes(torch.bfloat16, 1e-4) == []
+    assert notes(torch.float32, lr) == []
+    if name == "anyprecision":
+        assert notes(torch.bfloat16, lr, "--use_kahan_summation") == []
+
+
 @pytest.fixture
 def one_rank() -> Iterator[None]:
     dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
