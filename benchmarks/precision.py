@@ -88,9 +88,11 @@ def main() -> None:
     parser.add_argument("--steps", type=int, default=50)
     parser.add_argument("--base_steps", type=int, default=100)
     parser.add_argument("--methods", nargs="+", choices=list(METHODS), default=list(METHODS))
+    parser.add_argument("--layouts", nargs="+", choices=list(LAYOUTS), default=list(LAYOUTS))
     parser.add_argument("--at_once", type=int, default=4, help="runs that share the GPUs")
     options = parser.parse_args()
-    rows = [Row(p, m, layout) for layout in LAYOUTS for m in options.methods for p in PRECISIONS if is_of(p, m)]
+    layouts = list(dict.fromkeys(["one GPU", *options.layouts]))  # the first is what the others are compared with
+    rows = [Row(p, m, layout) for layout in layouts for m in options.methods for p in PRECISIONS if is_of(p, m)]
     num_gpus = torch.cuda.device_count()
     with tempfile.TemporaryDirectory() as temporary:
         base = train_base(Path(temporary), options.shape, options.base_steps)
@@ -106,14 +108,19 @@ def main() -> None:
             if failure:
                 print(f"{row} failed\n{failure}", flush=True)
                 return []
-            return read_events(output)
+            events = read_events(output)
+            print(
+                f"{row.method} | {row.layout} | {row.precision}: {mean_loss(events):.4f}, {peak_gib(events):.2f} GiB",
+                flush=True,
+            )
+            return events
 
         with ThreadPoolExecutor(options.at_once) as executor:
             found = dict(zip(rows, executor.map(run, range(len(rows))), strict=True))
     print("\n| | | " + " | ".join(f"{p} loss | vs fp32 | peak GiB" for p in PRECISIONS) + " |")
     print("|---" * (2 + 3 * len(PRECISIONS)) + "|")
     for method in options.methods:
-        for layout in LAYOUTS:
+        for layout in layouts:
             cells = []
             wanted = mean_loss(found[Row("fp32", method, "one GPU")])
             for precision in PRECISIONS:
@@ -125,14 +132,17 @@ def main() -> None:
                     cells.append("failed | |")
                     continue
                 loss = mean_loss(events)
-                peak = max(event["peak_allocated_gib"] for event in events if event["event"] == "memory")
-                cells.append(f"{loss:.4f} | {100 * (loss / wanted - 1):+.2f} % | {peak:.2f}")
+                cells.append(f"{loss:.4f} | {100 * (loss / wanted - 1):+.2f} % | {peak_gib(events):.2f}")
             print(f"| {method} | {layout} | " + " | ".join(cells) + " |")
 
 
 def is_of(precision: str, method: str) -> bool:
     """Adapters are trained in fp32: nothing is lost that Kahan summation could keep."""
     return "Kahan" not in precision or method == "full"
+
+
+def peak_gib(events: list[dict[str, Any]]) -> float:
+    return max(event["peak_allocated_gib"] for event in events if event["event"] == "memory")
 
 
 def mean_loss(events: list[dict[str, Any]]) -> float:
