@@ -46,7 +46,7 @@ from configs.errors import ConfigError
 from configs.flags import parse_flags
 from configs.run import RunConfig
 from planning.preflight import batch_layout, check_environment, resolve_context_length, resolve_num_steps
-from policies.attention import BY_OFFSETS, check_packing_isolates
+from policies.attention import check_packing_isolates
 from policies.building import build_for_training
 from policies.clipping import clip_grad_norm
 from policies.loading import load_model_config
@@ -456,7 +456,7 @@ def prepare(config: RunConfig, env: Environment, watchdog: Watchdog) -> Job:
         packing=packing,
         padding_id=padding_id(tokenizer, vocab_size),
         width=width,
-        offsets=built.attention == BY_OFFSETS,
+        offsets=built.offsets,
     )
     if packing:
         check_packing_isolates(

@@ -24,6 +24,7 @@ from policies.mixed_precision import Precision, has_bf16
 from policies.sharding import reshard
 from utils.compat import GROUPED_HEADS
 from utils.labels import IGNORE_INDEX
+from utils.packing import Offsets
 
 BY_OFFSETS = "packed_by_offsets"
 """The name under which transformers knows `attention_by_offsets`."""
@@ -54,6 +55,15 @@ def choose_attention(model: Any, config: RunConfig, precision: Precision, device
     AttentionMaskInterface.register(BY_OFFSETS, mask_of_padded_rows)
     model.set_attn_implementation(BY_OFFSETS)
     return ["attention: packed documents are told apart by their offsets (variable-length flash attention)"]
+
+
+def rows_that_need_offsets(model: Any) -> Offsets:
+    """Of which rows this model's attention needs the documents' offsets."""
+    config = model.config.get_text_config()
+    if config._attn_implementation != BY_OFFSETS:
+        return "none"
+    # Without offsets a row is one document to SDPA, whose causal kernel is the faster one, and knows no windows.
+    return "all" if getattr(config, "sliding_window", None) is not None else "shared"
 
 
 def what_hinders_offsets(model: Any) -> str | None:
@@ -91,7 +101,7 @@ def attention_by_offsets(
 ) -> tuple[torch.Tensor, None]:
     """Causal attention inside documents, in the form of transformers' attention functions.
 
-    A batch without offsets (padded rows, generation) goes to SDPA as ever.
+    A batch without offsets (padded rows, generation, rows of one document each) goes to SDPA as ever.
 
     Args:
         query: [batch, heads, seq, head_dim]; key and value may have fewer heads.

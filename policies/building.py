@@ -12,13 +12,14 @@ from configs.run import RunConfig
 from policies import apply_policies
 from policies.activation_checkpointing import checkpointing_mode
 from policies.adapters import adapter_notes
-from policies.attention import choose_attention
+from policies.attention import choose_attention, rows_that_need_offsets
 from policies.loading import build_model, grow_embeddings
 from policies.mixed_precision import Precision
 from policies.quantized_linear import Quantization
 from policies.sharding import Layout
 from policies.weights import find_weights
 from utils.environment import Environment, print_rank_zero
+from utils.packing import Offsets
 from utils.tokenization import num_rows_needed
 
 
@@ -29,6 +30,7 @@ class BuiltModel:
     model: nn.Module
     architecture: str  # its class; sharding and adapters rename it
     attention: str
+    offsets: Offsets  # the rows whose documents' offsets its attention needs
     checkpointing: str
     load_seconds: float
 
@@ -55,7 +57,7 @@ def build_for_training(
     started, dtype = time.perf_counter(), precision.storage_dtype
     model = build_model(config, model_config, auto_model, dtype)
     notes = choose_attention(model, config, precision, env.device)
-    attention = model.config.get_text_config()._attn_implementation
+    attention, offsets = model.config.get_text_config()._attn_implementation, rows_that_need_offsets(model)
     notes += grow_embeddings(model, tokenizer, use_peft=config.train_config.use_peft)
     notes += adapter_notes(model, config)
     weights = find_weights(config, model, auto_model, dtype, env, num_rows=num_rows_needed(tokenizer))
@@ -72,4 +74,4 @@ def build_for_training(
         weights=weights,
         env=env,
     )
-    return BuiltModel(model, architecture, attention, checkpointing, time.perf_counter() - started)
+    return BuiltModel(model, architecture, attention, offsets, checkpointing, time.perf_counter() - started)

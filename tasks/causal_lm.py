@@ -14,6 +14,7 @@ from transformers import AutoModelForCausalLM
 from utils.dataloader import Document
 from utils.distributed import sum_on_host
 from utils.labels import IGNORE_INDEX, learned_positions
+from utils.packing import Offsets
 from utils.padding import EXACT, PaddedWidth
 
 AUTO_MODEL = AutoModelForCausalLM
@@ -75,7 +76,7 @@ class Collator:
     packing: bool
     padding_id: int
     width: PaddedWidth = EXACT
-    offsets: bool = False  # bring `document_offsets` along where a row has several, for attention that goes by them
+    offsets: Offsets = "none"  # bring `document_offsets` along, for attention that goes by them
 
     def __call__(self, rows: list[list[Document]]) -> MicroBatch:
         documents = [document for row in rows for document in row]
@@ -97,8 +98,9 @@ class Collator:
             position_ids[is_token] = np.arange(len(targets)) - np.repeat(starts, lengths)
         else:
             is_token[:] = True  # a row without any visible token would be all NaN in some attention kernels
-        # Rows of one document each need none: plain causal attention has the faster kernels.
-        offsets = _document_offsets(position_ids) if self.offsets and (position_ids == 0).sum() > shape[0] else None
+        num_documents = (position_ids == 0).sum()  # what fills a row is one more
+        needs_offsets = self.offsets == "all" or (self.offsets == "shared" and num_documents > shape[0])
+        offsets = _document_offsets(position_ids) if needs_offsets else None
         return MicroBatch(
             input_ids=torch.from_numpy(input_ids),
             labels=torch.from_numpy(labels),

@@ -14,12 +14,14 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from transformers import AttentionInterface, AttentionMaskInterface, AutoModelForCausalLM
 
+import policies.attention
 from configs.flags import parse_flags
 from policies.attention import (
     BY_OFFSETS,
     attention_by_offsets,
     choose_attention,
     mask_of_padded_rows,
+    rows_that_need_offsets,
     what_hinders_offsets,
 )
 from policies.loss import use_summed_loss
@@ -95,18 +97,21 @@ def loss_and_gradients(model: Any, batch: MicroBatch, device: str = "cpu") -> tu
 
 @given(
     rows=st.lists(st.lists(st.integers(1, 9), min_size=1, max_size=5), min_size=1, max_size=4),
+    offsets=st.sampled_from(["shared", "all"]),
 )
 @settings(max_examples=100, deadline=None)
-def test_offsets_are_where_documents_begin_and_what_fills_a_row_is_one_more(rows: list[list[int]]) -> None:
+def test_offsets_are_where_documents_begin_and_what_fills_a_row_is_one_more(
+    rows: list[list[int]], offsets: Any
+) -> None:
     packed = [make_documents(lengths) for lengths in rows]
-    batch = Collator(packing=True, padding_id=0, offsets=True)(packed)
+    batch = Collator(packing=True, padding_id=0, offsets=offsets)(packed)
     width = batch.input_ids.shape[1]
     expected = [0]
     for lengths in rows:
         filled = [*lengths, width - sum(lengths)] if sum(lengths) < width else lengths
         for length in filled:
             expected.append(expected[-1] + length)
-    if len(expected) == len(rows) + 1:  # a document in every row: plain causal attention
+    if offsets == "shared" and len(expected) == len(rows) + 1:  # a document in every row: plain causal attention
         assert (batch.document_offsets, batch.longest_document) == (None, 0)
         return
     assert batch.document_offsets is not None
@@ -115,11 +120,14 @@ def test_offsets_are_where_documents_begin_and_what_fills_a_row_is_one_more(rows
     assert batch.longest_document == int(np.diff(expected).max())
 
 
+@pytest.mark.parametrize("one_each", [False, True])
 @pytest.mark.parametrize("name", CONFIGS)
-def test_packed_by_offsets_loss_and_gradients_are_the_sum_of_each_documents_alone(name: str) -> None:
-    """The documents are longer than the windows of Mistral and Gemma 3."""
-    documents = make_documents([7, 11, 5, 1, 9, 16, 13, 2])
-    rows = [documents[:3], documents[3:5], documents[5:]]
+def test_packed_by_offsets_loss_and_gradients_are_the_sum_of_each_documents_alone(
+    name: str, one_each: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The documents are longer than the windows of Mistral and Gemma 3. Rows may be one document each, too."""
+    documents = make_documents([15, 15, 15] if one_each else [7, 11, 5, 1, 9, 16, 13, 2])
+    rows = [[document] for document in documents] if one_each else [documents[:3], documents[3:5], documents[5:]]
     wanted_loss, wanted = 0.0, torch.zeros(())
     plain = make_model(name, "sdpa")
     use_summed_loss(plain, chunk_size=0)
@@ -128,7 +136,9 @@ def test_packed_by_offsets_loss_and_gradients_are_the_sum_of_each_documents_alon
         wanted_loss, wanted = wanted_loss + loss, wanted + gradients
     model = make_model(name, WRITTEN_OUT)
     use_summed_loss(model, chunk_size=0)
-    loss, gradients = loss_and_gradients(model, Collator(packing=True, padding_id=0, offsets=True)(rows))
+    monkeypatch.setattr(policies.attention, "BY_OFFSETS", WRITTEN_OUT)
+    collate = Collator(packing=True, padding_id=0, offsets=rows_that_need_offsets(model))
+    loss, gradients = loss_and_gradients(model, collate(rows))
     assert loss == pytest.approx(wanted_loss, rel=1e-5)
     assert (gradients - wanted).abs().max() <= 2e-5 * wanted.abs().max()
 
@@ -198,8 +208,8 @@ def test_on_a_gpu_in_bf16_packed_documents_are_as_near_to_fp32_as_documents_alon
     else:
         model.set_attn_implementation(attention)
     use_summed_loss(model, chunk_size=0)
-    batch = Collator(packing=True, padding_id=0, offsets=attention == BY_OFFSETS)(rows)
-    found = loss_and_gradients(model, batch, "cuda")[1]
+    collate = Collator(packing=True, padding_id=0, offsets=rows_that_need_offsets(model))
+    found = loss_and_gradients(model, collate(rows), "cuda")[1]
     far, unavoidable = (((other - truth).norm() / truth.norm()).item() for other in (found, noise))
     print(f"{name}, {attention}: {far:.2e} from fp32 packed, {unavoidable:.2e} alone")
     assert far <= 1.2 * unavoidable
@@ -209,7 +219,7 @@ def test_on_a_gpu_in_bf16_packed_documents_are_as_near_to_fp32_as_documents_alon
         row = [*make_documents([33])[:1], documents[1]]
         if changed:
             row[0] = (row[0][0][::-1].copy(), row[0][1], 0)
-        packed = Collator(packing=True, padding_id=0, offsets=attention == BY_OFFSETS)([row]).to(torch.device("cuda"))
+        packed = collate([row]).to(torch.device("cuda"))
         offsets = {}
         if packed.document_offsets is not None:
             offsets = {"cu_seq_lens_q": packed.document_offsets, "max_length_q": packed.longest_document}

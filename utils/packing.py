@@ -3,8 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Literal
 
 import numpy as np
+
+Offsets = Literal["none", "shared", "all"]
+"""Of which rows a model is told where documents begin: of none, of those that several documents share, or of all."""
 
 
 def pack_best_fit(lengths: Sequence[int] | np.ndarray, row_length: int) -> list[list[int]]:
