@@ -112,6 +112,8 @@ def attention_by_offsets(
         [batch, seq, heads, head_dim], and no attention weights.
     """
     if cu_seq_lens_q is None:
+        if attention_mask is None and sliding_window is not None and key.shape[2] > sliding_window:
+            raise ValueError("attention in windows takes offsets or a mask: SDPA's causal kernel knows no windows")
         return sdpa_attention_forward(
             module, query, key, value, attention_mask, dropout=dropout, scaling=scaling, **kwargs
         )

@@ -143,6 +143,15 @@ def test_packed_by_offsets_loss_and_gradients_are_the_sum_of_each_documents_alon
     assert (gradients - wanted).abs().max() <= 2e-5 * wanted.abs().max()
 
 
+@pytest.mark.parametrize("name", ["mistral", "gemma3"])
+def test_a_row_longer_than_the_window_without_offsets_is_an_error_and_not_another_model(name: str) -> None:
+    model = make_model(name, WRITTEN_OUT)
+    use_summed_loss(model, chunk_size=0)
+    batch = Collator(packing=True, padding_id=0, offsets="shared")([make_documents([15])])
+    with pytest.raises(ValueError, match="windows"):
+        summed_loss(model, batch)
+
+
 @pytest.mark.parametrize("name", CONFIGS)
 def test_padded_batches_and_generation_of_such_a_model_are_what_sdpa_makes_of_them(name: str) -> None:
     batch = Collator(packing=False, padding_id=0)([[document] for document in make_documents([7, 3, 12])])
