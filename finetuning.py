@@ -446,6 +446,7 @@ def prepare(config: RunConfig, env: Environment, watchdog: Watchdog) -> Job:
         precision=precision,
         quantization=quantization,
         layout=layout,
+        row_length=context_length,
         env=env,
     )
     model = built.model

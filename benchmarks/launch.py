@@ -35,12 +35,18 @@ def launch(
         by_torchrun: one process too.
         before_script: arguments of python that come before finetuning.py; for one process.
 
+    Raises:
+        ValueError: where the processes cannot be shared out evenly, or torchrun is given `before_script`.
+
     Returns:
         What it printed last, where it failed; else nothing.
     """
     num_gpus = torch.cuda.device_count()
     num_parts = -(-nproc // num_gpus) if num_gpus else 1
-    if nproc == 1 and not by_torchrun:
+    in_one_process = nproc == 1 and not by_torchrun
+    if nproc % num_parts or (before_script and not in_one_process):
+        raise ValueError(f"{nproc} processes cannot be started so on {num_gpus} GPUs")
+    if in_one_process:
         commands = [[sys.executable, *before_script, SCRIPT]]
     elif num_parts == 1:
         commands = [[*_torchrun(nproc), "--standalone", SCRIPT]]

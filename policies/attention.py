@@ -57,13 +57,13 @@ def choose_attention(model: Any, config: RunConfig, precision: Precision, device
     return ["attention: packed documents are told apart by their offsets (variable-length flash attention)"]
 
 
-def rows_that_need_offsets(model: Any) -> Offsets:
-    """Of which rows this model's attention needs the documents' offsets."""
+def rows_that_need_offsets(model: Any, row_length: int) -> Offsets:
+    """Of which rows, of `row_length` tokens at most, this model's attention needs the documents' offsets."""
     config = model.config.get_text_config()
     if config._attn_implementation != BY_OFFSETS:
         return "none"
     # Without offsets a row is one document to SDPA, whose causal kernel is the faster one, and knows no windows.
-    return "all" if getattr(config, "sliding_window", None) is not None else "shared"
+    return "all" if 0 < (getattr(config, "sliding_window", None) or 0) < row_length else "shared"
 
 
 def what_hinders_offsets(model: Any) -> str | None:

@@ -44,12 +44,14 @@ def build_for_training(
     precision: Precision,
     quantization: Quantization | None,
     layout: Layout,
+    row_length: int,
     env: Environment,
 ) -> BuiltModel:
     """Build, adapt, shard and fill the model; what was adapted is printed. Every rank must call this.
 
     Args:
         auto_model: the transformers class that builds such models, of the task.
+        row_length: tokens that a row of the run holds.
 
     Raises:
         ConfigError: on every rank, where the model cannot be built, read or trained so.
@@ -57,7 +59,7 @@ def build_for_training(
     started, dtype = time.perf_counter(), precision.storage_dtype
     model = build_model(config, model_config, auto_model, dtype)
     notes = choose_attention(model, config, precision, env.device)
-    attention, offsets = model.config.get_text_config()._attn_implementation, rows_that_need_offsets(model)
+    attention, offsets = model.config.get_text_config()._attn_implementation, rows_that_need_offsets(model, row_length)
     notes += grow_embeddings(model, tokenizer, use_peft=config.train_config.use_peft)
     notes += adapter_notes(model, config)
     weights = find_weights(config, model, auto_model, dtype, env, num_rows=num_rows_needed(tokenizer))

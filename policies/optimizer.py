@@ -81,7 +81,7 @@ def optimizer_notes(model: nn.Module, config: RunConfig) -> list[str]:
 
 
 _8BIT = ("AdamW8bit", "PagedAdamW8bit")
-_SAMPLE = 1 << 16  # weights of each tensor that are looked at
+_SAMPLE = 1 << 16  # weights of each tensor that are looked at, evenly spaced
 
 
 def _lost_updates(trained: list[nn.Parameter], config: RunConfig) -> list[str]:
@@ -92,9 +92,11 @@ def _lost_updates(trained: list[nn.Parameter], config: RunConfig) -> list[str]:
     fsdp, lr = config.fsdp_config, config.train_config.lr
     if fsdp.optimizer not in ("AdamW", "anyprecision", *_8BIT) or fsdp.use_kahan_summation:
         return []
-    samples = [local_tensor(p).detach().flatten()[:_SAMPLE] for p in trained if p.dtype == torch.bfloat16]
-    total = sum(sample.numel() for sample in samples)
-    lost = sum(int((sample.abs() > 512 * lr).sum()) for sample in samples)
+    total = lost = 0.0
+    for weights in (local_tensor(p).detach().flatten() for p in trained if p.dtype == torch.bfloat16 and p.numel()):
+        sample = weights[:: 1 + weights.numel() // _SAMPLE]
+        total += weights.numel()
+        lost += weights.numel() * (sample.abs() > 512 * lr).double().mean().item() if sample.numel() else 0.0
     if lost <= 0.1 * total:
         return []
     return [

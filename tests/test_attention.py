@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from functools import partial
 from typing import Any
 
@@ -72,7 +73,8 @@ def make_model(name: str, attention: str, dtype: torch.dtype = torch.float32) ->
     AttentionInterface.register(WRITTEN_OUT, partial(attention_by_offsets, kernel=written_out_kernel))
     AttentionMaskInterface.register(WRITTEN_OUT, mask_of_padded_rows)
     torch.manual_seed(0)
-    model = AutoModelForCausalLM.from_config(CONFIGS[name], dtype=torch.float32, attn_implementation="sdpa")
+    config = copy.deepcopy(CONFIGS[name])  # each model's own: the choice of attention is in it
+    model = AutoModelForCausalLM.from_config(config, dtype=torch.float32, attn_implementation="sdpa")
     with torch.no_grad():
         for parameter in model.parameters():
             if parameter.dim() > 1:
@@ -137,10 +139,22 @@ def test_packed_by_offsets_loss_and_gradients_are_the_sum_of_each_documents_alon
     model = make_model(name, WRITTEN_OUT)
     use_summed_loss(model, chunk_size=0)
     monkeypatch.setattr(policies.attention, "BY_OFFSETS", WRITTEN_OUT)
-    collate = Collator(packing=True, padding_id=0, offsets=rows_that_need_offsets(model))
+    collate = Collator(packing=True, padding_id=0, offsets=rows_that_need_offsets(model, 16))
     loss, gradients = loss_and_gradients(model, collate(rows))
     assert loss == pytest.approx(wanted_loss, rel=1e-5)
     assert (gradients - wanted).abs().max() <= 2e-5 * wanted.abs().max()
+
+
+@pytest.mark.parametrize(("window", "rows"), [(6, "all"), (15, "all"), (16, "shared"), (0, "shared"), (None, "shared")])
+def test_only_windows_shorter_than_a_row_need_the_offsets_of_every_row(window: int | None, rows: str) -> None:
+    config = transformers.MistralConfig(**SMALL, sliding_window=window)
+    config._attn_implementation = BY_OFFSETS
+    with torch.device("meta"):
+        model = transformers.MistralForCausalLM(transformers.MistralConfig(**SMALL))
+    model.config = config
+    assert rows_that_need_offsets(model, 16) == rows
+    config._attn_implementation = "sdpa"
+    assert rows_that_need_offsets(model, 16) == "none"
 
 
 @pytest.mark.parametrize("name", ["mistral", "gemma3"])
@@ -217,7 +231,7 @@ def test_on_a_gpu_in_bf16_packed_documents_are_as_near_to_fp32_as_documents_alon
     else:
         model.set_attn_implementation(attention)
     use_summed_loss(model, chunk_size=0)
-    collate = Collator(packing=True, padding_id=0, offsets=rows_that_need_offsets(model))
+    collate = Collator(packing=True, padding_id=0, offsets=rows_that_need_offsets(model, 400))
     found = loss_and_gradients(model, collate(rows), "cuda")[1]
     far, unavoidable = (((other - truth).norm() / truth.norm()).item() for other in (found, noise))
     print(f"{name}, {attention}: {far:.2e} from fp32 packed, {unavoidable:.2e} alone")

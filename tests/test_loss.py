@@ -76,7 +76,6 @@ def reference_loss(model: Any, batch: MicroBatch) -> torch.Tensor:
     return F.cross_entropy(logits[:, :-1].flatten(0, 1), batch.labels[:, 1:].flatten(), reduction="sum")
 
 
-@pytest.mark.parametrize("frozen", ["nothing", "head"])
 def freeze_head(model: Any) -> None:
     """All but the decoder, and the embedding where the head is tied to it."""
     model.requires_grad_(False)

@@ -295,6 +295,17 @@ def weights_of_a_model(dtype: torch.dtype) -> nn.Module:
     return model
 
 
+def test_all_of_a_large_tensor_is_looked_at_and_counts_by_its_size() -> None:
+    settings = parse_flags(["--model_name", "m", "--lr", "2e-5"])
+    model = nn.ModuleList([nn.Linear(512, 1024, bias=False), nn.Linear(64, 64, bias=False)]).to(torch.bfloat16)
+    for large in (slice(0, 512), slice(512, 1024), slice(0, 1024, 2)):
+        nn.init.constant_(model[1].weight, 1.0)
+        nn.init.zeros_(model[0].weight)
+        model[0].weight.data[large] = 1.0
+        (line,) = optimizer_notes(model, settings)
+        assert " 50 % of" in line
+
+
 @pytest.mark.parametrize("name", ["AdamW", "anyprecision", "AdamW8bit", "PagedAdamW8bit"])
 def test_a_line_tells_what_part_of_bf16_weights_no_update_changes(name: str) -> None:
     def notes(dtype: torch.dtype, lr: float, *flags: str) -> list[str]:
