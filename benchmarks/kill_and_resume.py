@@ -17,7 +17,6 @@ import os
 import random
 import re
 import shutil
-import socket
 import subprocess
 import sys
 import tempfile
@@ -30,9 +29,9 @@ from typing import Any
 
 import psutil
 
+from benchmarks.launch import SCRIPT, free_port
 from tools.make_tiny_model import make_tiny_model
 
-ROOT = Path(__file__).resolve().parent.parent
 LIMIT_SECONDS = 300
 COMPARED = ("step", "epoch", "loss", "grad_norm", "lr", "num_label_tokens", "num_tokens")
 RECIPE = """
@@ -64,12 +63,9 @@ class Ranks:
     """The command on so many ranks, without a launcher, which would end what a kill has left."""
 
     def __init__(self, flags: Sequence[str], world_size: int, log: Path) -> None:
-        with socket.socket() as listener:
-            listener.bind(("127.0.0.1", 0))
-            port = listener.getsockname()[1]
         variables = os.environ | {"OMP_NUM_THREADS": "1", "TOKENIZERS_PARALLELISM": "false"}
-        variables |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port), "WORLD_SIZE": str(world_size)}
-        argv, self.log = [sys.executable, str(ROOT / "finetuning.py"), *flags], log
+        variables |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port()), "WORLD_SIZE": str(world_size)}
+        argv, self.log = [sys.executable, SCRIPT, *flags], log
         with open(log, "a") as file:
             self.started = [
                 subprocess.Popen(

@@ -51,7 +51,7 @@ def launch(
     elif num_parts == 1:
         commands = [[*_torchrun(nproc), "--standalone", SCRIPT]]
     else:
-        port = _free_port()
+        port = free_port()
         meeting = ["--nnodes", str(num_parts), "--master_addr", "127.0.0.1", "--master_port", str(port)]
         commands = [
             [*_torchrun(nproc // num_parts), *meeting, "--node_rank", str(part), SCRIPT] for part in range(num_parts)
@@ -73,7 +73,8 @@ def _torchrun(nproc: int) -> list[str]:
     return [sys.executable, "-m", "torch.distributed.run", "--nproc_per_node", str(nproc)]
 
 
-def _free_port() -> int:
+def free_port() -> int:
+    """A port of this machine that nobody listened on a moment ago."""
     with socket.socket() as listener:
         listener.bind(("127.0.0.1", 0))
         return int(listener.getsockname()[1])

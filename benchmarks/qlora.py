@@ -88,7 +88,7 @@ def ours(
     events = read_events(output)
     train = [event for event in events if event["event"] == "train"][WARMUP_STEPS:]
     return {
-        "peak_gib": max(event["peak_allocated_gib"] for event in events if event["event"] == "memory"),
+        "peak_gib": events[-1]["peak_allocated_gib"],
         "tokens_per_second": statistics.median(event["tokens_per_second"] for event in train),
         "host_gib": host,
         "load_seconds": yaml.safe_load((output / "run.yaml").read_text())["model"]["load_seconds"],

@@ -185,18 +185,13 @@ def run(name: str, row: Row, steps: int, extra: list[str], folder: Path, gpu: in
     if "--save_every_steps" not in extra:
         flags += ["--save_every_steps", "0", "--save_every_minutes", "0"]
     flags += [*row.flags, *extra]
-    print(
-        "$",
-        f"torchrun --nproc_per_node {row.nproc}" if row.nproc > 1 else "python",
-        "finetuning.py",
-        *flags,
-        flush=True,
-    )
+    by_torchrun = row.nproc > 1 or "--enable_fsdp" in flags
+    launcher = f"torchrun --nproc_per_node {row.nproc}" if by_torchrun else "python"
+    print("$", launcher, "finetuning.py", *flags, flush=True)
     environment = {"ROW_LENGTH": str(row.length), "NUM_ROWS": str(row.global_batch * steps)}
     if gpu is not None:
         environment["CUDA_VISIBLE_DEVICES"] = str(gpu)
     less_memory = ["-c", WITH_LESS_MEMORY, str(row.gpu_memory_gib)] if row.gpu_memory_gib else []
-    by_torchrun = "--enable_fsdp" in flags
     failure = launch(flags, row.nproc, environment, by_torchrun=by_torchrun, before_script=less_memory)
     if failure:
         print(f"{name}: {failure}", flush=True)
@@ -242,7 +237,7 @@ def summarise(name: str, row: Row, extra: list[str], events: list[dict[str, Any]
     return cells | {
         "tokens/s/GPU": f"{statistics.median(event['tokens_per_second_per_device'] for event in steady):,.0f}",
         "TFLOP/s": f"{statistics.median(event['model_tflops_per_device'] for event in steady):.0f}",
-        "peak GiB": f"{max(event['peak_allocated_gib'] for event in memory):.1f}",
+        "peak GiB": f"{events[-1]['peak_allocated_gib']:.1f}",
         "params + grads + optimizer GiB": held,
         "host GiB": f"{max(event['host_rss_gib'] for event in memory):.1f}",
         "data wait": f"{100 * wait:.1f} %",

@@ -5,6 +5,8 @@ from typing import Literal
 
 from configs.setting import setting
 
+OPTIMIZERS_IN_8BIT = ("AdamW8bit", "PagedAdamW8bit")
+
 
 @dataclass(frozen=True)
 class FsdpConfig:

@@ -6,6 +6,7 @@ from typing import Any
 
 from configs.adaptation import SHARED_FIELDS
 from configs.errors import ConfigError
+from configs.fsdp import OPTIMIZERS_IN_8BIT
 from configs.names import flag
 from configs.peft import ALL_LINEAR
 from configs.run import DATASETS, SETTINGS, RunConfig
@@ -184,7 +185,7 @@ def _check_optimizer(config: RunConfig) -> None:
     if not train.decay_norms_and_biases and not train.weight_decay:
         raise ConfigError("--decay_norms_and_biases: nothing decays with --weight_decay 0; give one, or leave this out")
     for field in ("fsdp_cpu_offload", "optimizer_cpu_offload"):
-        if getattr(fsdp, field) and name in ("AdamW8bit", "PagedAdamW8bit"):
+        if getattr(fsdp, field) and name in OPTIMIZERS_IN_8BIT:
             remedy = "leave this out" if name == "PagedAdamW8bit" else "give --optimizer PagedAdamW8bit instead of this"
             raise ConfigError(
                 f"--{field}: 8-bit states save memory of the GPU, and this keeps them in the host's, where a step "

@@ -7,6 +7,7 @@ from typing import Any
 import torch
 
 from configs.errors import ConfigError
+from configs.fsdp import OPTIMIZERS_IN_8BIT
 from configs.run import RunConfig
 from policies.adapters import num_virtual_tokens
 from utils.bitsandbytes_import import import_bitsandbytes
@@ -48,7 +49,7 @@ def _check_optimizer(config: RunConfig, env: Environment) -> None:
             "--optimizer: PagedAdamW8bit moves its states between the memory of a GPU and the host's, and there is no "
             "GPU here; give AdamW8bit"
         )
-    if name in ("AdamW8bit", "PagedAdamW8bit"):
+    if name in OPTIMIZERS_IN_8BIT:
         import_bitsandbytes(f"--optimizer {name}")
 
 

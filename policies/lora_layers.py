@@ -37,7 +37,7 @@ def _forward(layer: Any, inputs: torch.Tensor, *args: Any, **kwargs: Any) -> tor
         share = layer.lora_dropout[name].p if layer.training and hasattr(layer.lora_dropout[name], "p") else 0.0
         # Drawn here, by an operator of torch's own: what is computed again for backward then draws the same.
         kept = torch.empty_like(inputs, dtype=torch.bool).bernoulli_(1 - share) if share else None
-        low = project_down(inputs, layer.lora_A[name].weight, kept, 1 / (1 - share)) * layer.scaling[name]
+        low = project_down(inputs, layer.lora_A[name].weight, kept, layer.scaling[name] / (1 - share))
         outputs = outputs + project_up(low, layer.lora_B[name].weight, base_outputs.dtype)
     return outputs.to(base_outputs.dtype)
 
@@ -53,7 +53,7 @@ def project_down(inputs: torch.Tensor, weight: torch.Tensor, kept: torch.Tensor 
     Args:
         inputs: [..., in].
         weight: A, [r, in].
-        kept: bool, as the inputs; None keeps all. scale: of what is kept.
+        kept: bool, as the inputs; None keeps all. scale: of the product.
 
     Returns:
         [..., r]

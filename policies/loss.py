@@ -74,8 +74,8 @@ def use_summed_loss(model: Any, chunk_size: int) -> None:
                 logits = own_forward(input_ids=None, use_cache=False).logits
             return summed_cross_entropy(logits[0], target_chunk)
 
-        sizes = chunk_size or max(1, targets.numel())
-        chunks = list(zip(hidden.split(sizes, dim=1), targets.split(sizes), strict=True))
+        size = chunk_size or max(1, targets.numel())
+        chunks = list(zip(hidden.split(size, dim=1), targets.split(size), strict=True))
         # fp16 gradients need the loss scale, which is not known before backward.
         head_trains = any(p.requires_grad for p in _parameters_beside(decoder, model))
         if hidden.requires_grad and hidden.dtype != torch.float16 and not head_trains:

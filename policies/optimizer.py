@@ -11,6 +11,7 @@ from torch.optim.lr_scheduler import LambdaLR, LRScheduler
 from transformers import get_scheduler
 
 from configs.errors import ConfigError
+from configs.fsdp import OPTIMIZERS_IN_8BIT
 from configs.run import RunConfig
 from policies.adafactor import Adafactor
 from policies.anyprecision import AnyPrecisionAdamW
@@ -76,11 +77,9 @@ def parameter_groups(model: nn.Module, config: RunConfig) -> list[dict[str, Any]
 def optimizer_notes(model: nn.Module, config: RunConfig) -> list[str]:
     """Lines for what an optimizer's name does not tell: updates that bf16 rounds away, states that have 32 bits."""
     trained = [parameter for parameter in model.parameters() if parameter.requires_grad]
-    notes = _lost_updates(trained, config)
-    return notes + _wide_states(trained) if config.fsdp_config.optimizer in _8BIT else notes
+    return [*_lost_updates(trained, config), *_wide_states(trained, config)]
 
 
-_8BIT = ("AdamW8bit", "PagedAdamW8bit")
 _SAMPLE = 1 << 16  # weights of each tensor that are looked at, evenly spaced
 
 
@@ -90,13 +89,14 @@ def _lost_updates(trained: list[nn.Parameter], config: RunConfig) -> list[str]:
     A bf16 number has 8 significant bits: what is below 1/512 of it never changes it.
     """
     fsdp, lr = config.fsdp_config, config.train_config.lr
-    if fsdp.optimizer not in ("AdamW", "anyprecision", *_8BIT) or fsdp.use_kahan_summation:
+    if fsdp.optimizer not in ("AdamW", "anyprecision", *OPTIMIZERS_IN_8BIT) or fsdp.use_kahan_summation:
         return []
     total = lost = 0.0
-    for weights in (local_tensor(p).detach().flatten() for p in trained if p.dtype == torch.bfloat16 and p.numel()):
-        sample = weights[:: 1 + weights.numel() // _SAMPLE]
-        total += weights.numel()
-        lost += weights.numel() * (sample.abs() > 512 * lr).double().mean().item() if sample.numel() else 0.0
+    for weights in (local_tensor(p).detach().flatten() for p in trained if p.dtype == torch.bfloat16):
+        if weights.numel():  # else this rank has no part of it
+            sample = weights[:: 1 + weights.numel() // _SAMPLE]
+            total += weights.numel()
+            lost += weights.numel() * (sample.abs() > 512 * lr).double().mean().item()
     if lost <= 0.1 * total:
         return []
     return [
@@ -105,8 +105,10 @@ def _lost_updates(trained: list[nn.Parameter], config: RunConfig) -> list[str]:
     ]
 
 
-def _wide_states(trained: list[nn.Parameter]) -> list[str]:
+def _wide_states(trained: list[nn.Parameter], config: RunConfig) -> list[str]:
     """A line where 8-bit states were asked for and much of what is trained has them in 32 bits."""
+    if config.fsdp_config.optimizer not in OPTIMIZERS_IN_8BIT:
+        return []
     total = sum(parameter.numel() for parameter in trained)
     exact = [parameter for parameter in trained if not has_8bit_states(parameter)]
     num_exact = sum(parameter.numel() for parameter in exact)
