@@ -17,6 +17,7 @@ from checkpointing.sources import Source
 from checkpointing.stored import SafetensorsTensors, StoredTensors
 from configs.errors import ConfigError
 from policies.weights import weight_files
+from utils.compat import attention_of_capped_scores
 from utils.hub import check_on_hub, explain
 
 
@@ -38,7 +39,7 @@ def build_blueprint(settings: str, *, num_rows: int | None = None) -> Any:
             auto_model = getattr(transformers, config.architectures[0])
         with init_empty_weights(include_buffers=False):
             build = getattr(auto_model, "from_config", None) or auto_model._from_config
-            model = build(config, dtype=torch.float32)
+            model = build(config, dtype=torch.float32, **attention_of_capped_scores(config))
     except Exception as error:
         raise ConfigError(f"{settings} describes no model ({explain(error)}); give its model with --base") from error
     if getattr(config, "quantization_config", None) is not None:
@@ -179,7 +180,12 @@ def load_pretrained(name: str, dtype: torch.dtype) -> Any:
     try:
         auto_model: Any = AutoModelForCausalLM
         model, report = auto_model.from_pretrained(
-            name, dtype=dtype, use_safetensors=True, trust_remote_code=False, output_loading_info=True
+            name,
+            dtype=dtype,
+            use_safetensors=True,
+            trust_remote_code=False,
+            output_loading_info=True,
+            **attention_of_capped_scores(AutoConfig.from_pretrained(name, trust_remote_code=False)),
         )
     except Exception as error:
         raise ConfigError(f"the model {name} cannot be loaded ({explain(error)}); name another by --base") from error

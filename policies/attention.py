@@ -22,7 +22,7 @@ from configs.errors import ConfigError
 from configs.run import RunConfig
 from policies.mixed_precision import Precision, has_bf16
 from policies.sharding import reshard
-from utils.compat import GROUPED_HEADS
+from utils.compat import GROUPED_HEADS, caps_scores
 from utils.labels import IGNORE_INDEX
 from utils.packing import Offsets
 
@@ -72,6 +72,8 @@ def what_hinders_offsets(model: Any) -> str | None:
     name = type(model).__name__
     dropout = max(getattr(config, key, 0.0) or 0.0 for key in ("attention_dropout", "attn_pdrop"))
     head_dim = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
+    if caps_scores(config):
+        return f"{name} soft-caps its attention scores, which the flash kernel does not"
     # What flash attention supports follows its calling convention: windows come as an argument, not in a mask.
     follows = getattr(model, "_supports_attention_backend", False) and getattr(model, "_supports_flash_attn", False)
     if not follows or config._attn_implementation != "sdpa":

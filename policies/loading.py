@@ -13,6 +13,7 @@ from transformers import AutoConfig, GenerationConfig, PretrainedConfig
 
 from configs.errors import ConfigError
 from configs.run import RunConfig
+from utils.compat import attention_of_capped_scores, caps_scores
 from utils.hub import check_on_hub, explain
 from utils.tokenization import num_rows_needed
 
@@ -70,10 +71,11 @@ def build_model(config: RunConfig, model_config: PretrainedConfig, auto_model: A
         ConfigError: where the config does not describe a model that can be built.
     """
     train = config.train_config
+    attention = attention_settings(config, model_config)
     try:
         with init_empty_weights(include_buffers=False):
             model = auto_model.from_config(
-                model_config, dtype=dtype, trust_remote_code=train.trust_remote_code, **attention_settings(config)
+                model_config, dtype=dtype, trust_remote_code=train.trust_remote_code, **attention
             )
     except Exception as error:
         raise explain_failed_load(config, error) from error
@@ -85,9 +87,20 @@ def build_model(config: RunConfig, model_config: PretrainedConfig, auto_model: A
     return model
 
 
-def attention_settings(config: RunConfig) -> dict[str, Any]:
-    """What `from_config` and `from_pretrained` are told about attention."""
-    return {"attn_implementation": "sdpa"} if config.train_config.use_fast_kernels else {}
+def attention_settings(config: RunConfig, model_config: PretrainedConfig) -> dict[str, Any]:
+    """What `from_config` and `from_pretrained` are told about attention.
+
+    Raises:
+        ConfigError: where SDPA is asked for, and cannot compute this model's attention.
+    """
+    if not config.train_config.use_fast_kernels:
+        return attention_of_capped_scores(model_config)
+    if caps_scores(model_config):
+        raise ConfigError(
+            f"--use_fast_kernels: SDPA cannot soft-cap attention scores, as {config.train_config.model_name} does "
+            "(attn_logit_softcapping); leave the flag out"
+        )
+    return {"attn_implementation": "sdpa"}
 
 
 def explain_failed_load(config: RunConfig, error: Exception) -> ConfigError:

@@ -112,7 +112,7 @@ def find_weights(
                 use_safetensors=True,
                 trust_remote_code=train.trust_remote_code,
                 output_loading_info=True,
-                **attention_settings(config),
+                **attention_settings(config, model.config),
             )
         except Exception as error:
             raise explain_failed_load(config, error) from error

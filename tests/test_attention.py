@@ -185,7 +185,7 @@ def test_padded_batches_and_generation_of_such_a_model_are_what_sdpa_makes_of_th
         (transformers.LlamaConfig(**SMALL, attention_dropout=0.1), "drops out"),
         (transformers.GPT2Config(**GPT2), None),
         (transformers.GPT2Config(**(GPT2 | {"attn_pdrop": 0.1})), "drops out"),
-        (transformers.Gemma2Config(**SMALL, head_dim=8), "no flash attention"),
+        (transformers.Gemma2Config(**SMALL, head_dim=8), "soft-caps"),
         (transformers.FalconConfig(vocab_size=VOCAB, hidden_size=32, num_attention_heads=4), "no flash attention"),
         (transformers.LlamaConfig(**SMALL, head_dim=12), "heads"),
     ],

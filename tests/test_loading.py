@@ -12,11 +12,12 @@ from pathlib import Path
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
-from transformers import AutoConfig, AutoModelForCausalLM
+from transformers import AutoConfig, AutoModelForCausalLM, Gemma2Config
 
+from checkpointing.blueprint import build_blueprint, load_pretrained
 from configs.errors import ConfigError
 from tests import random_documents
-from tests.families import FAMILIES, make_model
+from tests.families import FAMILIES, LLAMA_LIKE, make_model
 from tests.loaded import load, load_model
 from tests.processes import ProcessGroup, train_events
 
@@ -50,6 +51,21 @@ def test_random_weights_are_in_the_dtype_that_was_asked_for(
     assert {parameter.dtype for parameter in load_model(tmp_path, "--random_weights", dtype=asked).parameters()} == {
         asked
     }
+
+
+def test_soft_capped_attention_is_computed_whatever_transformers_would_choose(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Until 5.20 transformers chose SDPA for Gemma 2, and SDPA dropped the cap without a word."""
+    config = Gemma2Config(**LLAMA_LIKE, head_dim=8, query_pre_attn_scalar=8, attn_logit_softcapping=0.1)
+    reference = AutoModelForCausalLM.from_config(config, attn_implementation="eager")
+    reference.save_pretrained(tmp_path)
+    tokens = torch.arange(2, 22)[None]
+    wanted = reference(tokens).logits
+    monkeypatch.setattr(type(reference), "_supports_sdpa", True)
+    assert torch.equal(load_model(tmp_path)(tokens).logits, wanted)
+    assert torch.equal(load_pretrained(str(tmp_path), torch.float32)(tokens).logits, wanted)
+    assert build_blueprint(str(tmp_path)).config._attn_implementation == "eager"
 
 
 def test_random_weights_need_config_json_alone_and_are_a_function_of_the_seed(model_copy: Path) -> None:

@@ -57,3 +57,17 @@ SHARDS_INTEGERS: bool = TorchVersion(torch.__version__) >= "2.12"
 
 Ends when requirements.txt asks for torch 2.12.
 """
+
+
+def attention_of_capped_scores(model_config: Any) -> dict[str, Any]:
+    """What `from_config` and `from_pretrained` are told about attention whose scores are soft-capped, as Gemma 2's.
+
+    Until 5.20 transformers took SDPA for it, which left the cap out without a word: other losses, no error. Ends when
+    requirements.txt asks for transformers 5.21.
+    """
+    return {"attn_implementation": "eager"} if caps_scores(model_config) else {}
+
+
+def caps_scores(model_config: Any) -> bool:
+    """Whether this model's attention scores are soft-capped."""
+    return getattr(model_config.get_text_config(), "attn_logit_softcapping", None) is not None
