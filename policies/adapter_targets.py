@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 from difflib import get_close_matches
+from typing import Any
 
+import peft
+from peft.utils.transformers_weight_conversion import convert_peft_config_for_transformers
 from torch import nn
 from transformers.pytorch_utils import Conv1D
 
@@ -13,15 +16,17 @@ from configs.peft import ALL_LINEAR, LoraConfig
 LINEAR = (nn.Linear, Conv1D)  # by their class: the weight of a quantized one has another shape
 
 
-def choose_targets(model: nn.Module, lora: LoraConfig) -> str | list[str]:
-    """What peft is told: its keyword for all linear layers, or the names.
+def choose_targets(model: Any, lora: LoraConfig) -> list[str]:
+    """What peft is told: the names, since its own keyword for all linear layers means a mixture's experts too.
 
     Raises:
         ConfigError: where a name matches nothing, which peft would leave out in silence beside one that does, or
             something that takes no such adapter.
     """
     if lora.target_modules == (ALL_LINEAR,):
-        return ALL_LINEAR
+        head = model.get_output_embeddings()
+        linears = [name for name, module in model.named_modules() if isinstance(module, LINEAR) and module is not head]
+        return _refuse_names_of_experts(model, linears)
     takes = LINEAR if lora.use_dora else (*LINEAR, nn.Embedding)
     modules = {name: module for name, module in model.named_modules() if name}
     known = sorted({name.rpartition(".")[2] for name, module in modules.items() if isinstance(module, takes)})
@@ -40,4 +45,29 @@ def choose_targets(model: nn.Module, lora: LoraConfig) -> str | list[str]:
         raise ConfigError(
             f"--lora_config.target_modules: {', '.join(other)}: {kind} only; name some of {', '.join(known)}"
         )
-    return list(lora.target_modules)
+    return _refuse_names_of_experts(model, list(lora.target_modules))
+
+
+def _refuse_names_of_experts(model: Any, targets: list[str]) -> list[str]:
+    """The targets, none of which peft would move to experts that a mixture keeps in one tensor.
+
+    In some mixtures (qwen3_moe, deepseek_v3, ...) a dense layer or a shared expert has names, like `down_proj`, which
+    peft takes for older names of the experts: it would leave the layer without its adapter, and train the experts.
+    """
+    moved = []
+    for target in targets:
+        settings = peft.LoraConfig(target_modules=[target])
+        try:
+            convert_peft_config_for_transformers(settings, model=model, conversions=None)
+        except ValueError:  # one of two that are one tensor now
+            moved.append(target)
+        else:
+            moved += [target] if settings.target_parameters else []
+    if moved:
+        names = sorted({target.rpartition(".")[2] for target in moved})
+        others = sorted({target.rpartition(".")[2] for target in targets} - set(names)) or ["q_proj", "v_proj"]
+        raise ConfigError(
+            f"--lora_config.target_modules: peft takes {', '.join(names)} of {model.config.model_type} models for the "
+            f"experts, and would leave the linear layers of that name as they are; name some of {', '.join(others)}"
+        )
+    return targets

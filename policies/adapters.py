@@ -248,7 +248,7 @@ def _check_saved(model: Any, path: str, settings: Any, config: RunConfig) -> Non
 def _more_than_lora(settings: peft.LoraConfig) -> list[str]:
     """What an adapter trains, or computes, besides LoRA's factors and DoRA's magnitudes."""
     names = ["modules_to_save", "trainable_token_indices", "target_parameters", "layer_replication", "lora_bias"]
-    names += ["use_qalora", "alora_invocation_tokens", "arrow_config"]
+    names += ["use_qalora", "alora_invocation_tokens", "arrow_config", "ensure_weight_tying"]
     # peft marks other ways of computing, where it is new enough.
     names += [field.name for field in dataclasses.fields(settings) if field.metadata.get("is_lora_variant")]
     more = [name for name in dict.fromkeys(names) if name != "use_dora" and getattr(settings, name, None)]

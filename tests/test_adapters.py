@@ -13,6 +13,7 @@ from typing import Any
 import peft
 import pytest
 import torch
+import transformers
 from peft import PeftModel
 from peft.tuners.lora import LoraLayer
 from safetensors.torch import load_file
@@ -28,7 +29,7 @@ from policies.adapter_targets import choose_targets
 from policies.adapters import PREFIX_MODELS, adapter_notes, apply_adapters
 from policies.dora import set_magnitudes
 from tests.distributed.test_resume import as_if_killed_after, assert_bit_equal
-from tests.families import FAMILIES, make_model, save_family
+from tests.families import FAMILIES, LLAMA_LIKE, make_model, save_family
 from tests.processes import ROOT, ProcessGroup, read_metrics, train_events
 from tests.reference import assert_agrees, flags_for, plain_eval_loss, reference_run
 from tests.test_docs import commands
@@ -294,6 +295,26 @@ def test_all_linear_is_every_linear_layer_but_the_head(name: str) -> None:
     assert len([m for m in adapted.modules() if isinstance(m, LoraLayer)]) == 2 * (4 if name == "gpt2" else 7)
 
 
+def test_all_linear_leaves_experts_that_are_one_tensor_as_they_are() -> None:
+    """peft's own keyword takes them in, with a rank of its own, and cannot under the default dropout."""
+    adapted = apply_adapters(make_model("mixtral"), config_of("--lora_config.target_modules", "all-linear"))
+    found = {path.rpartition(".")[2] for path, module in adapted.named_modules() if isinstance(module, LoraLayer)}
+    assert found == {"q_proj", "k_proj", "v_proj", "o_proj"}
+    assert not adapted.peft_config["default"].target_parameters
+
+
+@pytest.mark.parametrize("targets", ["all-linear", "q_proj,down_proj", "up_proj,gate_proj"])
+def test_names_of_dense_layers_that_peft_takes_for_experts_are_refused(targets: str) -> None:
+    """It would adapt the experts of the other layers in place of these, in silence."""
+    config = transformers.Qwen3MoeConfig(
+        **LLAMA_LIKE, head_dim=8, num_experts=2, num_experts_per_tok=1, mlp_only_layers=[0]
+    )
+    model = AutoModelForCausalLM.from_config(config)
+    with pytest.raises(ConfigError, match=r"peft takes .* of qwen3_moe models for the experts.*q_proj"):
+        choose_targets(model, LoraConfig(target_modules=tuple(targets.split(","))))
+    assert choose_targets(model, LoraConfig(target_modules=("o_proj",))) == ["o_proj"]
+
+
 @pytest.mark.parametrize(
     ("targets", "start"),
     [
@@ -404,6 +425,7 @@ SAVED: dict[str, tuple[Any, str]] = {
     "prefix": (peft.PrefixTuningConfig(num_virtual_tokens=3), "another method; give --peft_method prefix"),
     "norms": (peft.LoraConfig(target_modules=["q_proj"], modules_to_save=["norm"]), "was made with modules_to_save"),
     "biases": (peft.LoraConfig(target_modules=["q_proj"], bias="all"), "was made with bias"),
+    "tied": (peft.LoraConfig(target_modules=["q_proj"], ensure_weight_tying=True), "made with ensure_weight_tying"),
     "pissa": (peft.LoraConfig(target_modules=["q_proj"], init_lora_weights="pissa"), "began as pissa"),
     "wider": (peft.LoraConfig(target_modules=["q_proj"], r=3), "does not fit this model"),
     "dora": (peft.LoraConfig(target_modules=["q_proj"], use_dora=True), "it lacks base_model"),

@@ -95,8 +95,10 @@ def _layout(env: Environment, resolved: dict[str, Any], devices: list[dict[str, 
 
 
 def _compute(config: RunConfig, resolved: dict[str, Any]) -> str:
+    quantized = config.quantization_config
+    apart = f" (quantized layers {quantized.compute_dtype})" if quantized.compute_dtype else ""
     return (
-        f"{resolved['precision']}, activation checkpointing {resolved['activation_checkpointing']}, "
+        f"{resolved['precision']}{apart}, activation checkpointing {resolved['activation_checkpointing']}, "
         f"{'compiled layers' if config.train_config.compile else 'not compiled'}"
     )
 

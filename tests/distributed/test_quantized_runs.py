@@ -195,7 +195,7 @@ def test_a_family_is_quantized_as_transformers_quantizes_it(
     assert_agrees(tmp_path / "run", reference)
 
 
-@pytest.mark.parametrize("precision", ["--pure_bf16", "--use_fp16"])
+@pytest.mark.parametrize("precision", ["--pure_bf16", "--use_fp16", "--compute_dtype bf16"])
 @pytest.mark.parametrize(("ranks", "extra"), [pytest.param(1, (), marks=pytest.mark.slow), (2, SHARDED)])
 def test_half_precision_stays_close(
     precision: str,
@@ -209,10 +209,11 @@ def test_half_precision_stays_close(
     flags = flags_for(wider_model, tmp_path / "run", batching="packing", num_steps=NUM_STEPS)
     if precision == "--use_fp16":
         flags[flags.index("--mixed_precision") + 1] = "True"
-    flags += ["--batch_size_training", "1", "--global_batch_size", "8", "--run_validation", "False", precision]
-    process_group.train([*flags, *lora_flags(TARGETS), *FLAGS["nf4"], *extra], ranks)
+    flags += ["--batch_size_training", "1", "--global_batch_size", "8", "--run_validation", "False", *precision.split()]
+    printed = process_group.train([*flags, *lora_flags(TARGETS), *FLAGS["nf4"], *extra], ranks)[0].stdout
     losses = [event["loss"] for event in train_events(tmp_path / "run")]
     assert losses == pytest.approx([loss for loss, _ in references["nf4"]], rel=5e-3)
+    assert ("fp32 (quantized layers bf16)" in printed) == (precision == "--compute_dtype bf16")
 
 
 @pytest.fixture(scope="module")
