@@ -1,8 +1,7 @@
 # make demo       build a tiny model, fine-tune it on the sample dialogues, show what it learned
 # make test       the fast tests            make test-slow  the slow ones
 # make lint       ruff, its format, types   make format     let ruff mend what it can
-# Each makes .venv and installs what it needs, once. (--no-compile: python compiles what it imports when it first does, which
-# takes a minute less than compiling every file that is installed.)
+# Each makes .venv and installs what it needs, once.
 
 PYTHON ?= python3
 VENV := .venv
@@ -16,11 +15,11 @@ $(VENV)/bin/python:
 	$(PYTHON) -m venv $(VENV)
 
 $(VENV)/.installed: requirements.txt | $(VENV)/bin/python
-	$(BIN)/python -m pip install --quiet --no-compile --requirement requirements.txt
+	$(BIN)/python -m pip install --quiet --requirement requirements.txt
 	@touch $@
 
 $(VENV)/.installed-dev: requirements-dev.txt requirements-tracking.txt $(VENV)/.installed
-	$(BIN)/python -m pip install --quiet --no-compile --requirement requirements-dev.txt
+	$(BIN)/python -m pip install --quiet --requirement requirements-dev.txt
 	@touch $@
 
 demo: $(VENV)/.installed
