@@ -15,6 +15,7 @@ import pytest
 from checkpointing.folder import checkpoints, checksum, damage, listed_files
 from tests.distributed.test_resume import NUM_STEPS, assert_bit_equal, flags_of, results
 from tests.processes import ROOT, ProcessGroup, command
+from tests.refusals import error_lines
 
 
 def cut_short(path: Path) -> None:
@@ -76,7 +77,7 @@ def test_when_every_checkpoint_is_damaged_the_run_is_refused_and_nothing_is_dele
         given = flags_of(tiny_model, run, "--enable_fsdp", "--run_validation", "False", "--resume", path)
         outcomes = process_group.run(given, 2)
         assert [outcome.status for outcome in outcomes] == [2, 2]
-        (line,) = [line for line in outcomes[0].stderr.splitlines() if line.startswith("error:")]
+        (line,) = error_lines(outcomes[0].stderr)
         assert "is damaged (__0_0.distcp has " in line
         assert "--overwrite" in line
     assert sorted((path, path.stat().st_mtime_ns) for path in run.rglob("*") if path.is_file()) == before

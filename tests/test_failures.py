@@ -15,6 +15,7 @@ import psutil
 import pytest
 
 from tests.processes import RunningCommand, read_metrics, train_events
+from tests.refusals import error_lines
 
 RECIPE = """
 import os
@@ -81,7 +82,7 @@ def wait_for_end(run: RunningCommand, *, limit_seconds: float = HANG_LIMIT_SECON
     _gone, alive = psutil.wait_procs(processes, timeout=10)
     assert not alive
     log = run.log.read_text()
-    return log, [line for line in log.splitlines() if line.startswith("error: ")]
+    return log, error_lines(log)
 
 
 @pytest.mark.slow

@@ -17,6 +17,7 @@ from torch.distributed.tensor import DTensor
 from policies.loss_scaling import FIRST_SCALE, LEAST_SCALE, LossScaler
 from tests.overflowing import SILENT, make_overflowing_model, write_recipe
 from tests.processes import ProcessGroup, read_metrics, train_events
+from tests.refusals import error_lines
 
 LORA = ["--use_peft", "--lora_config.r", "4", "--lora_config.lora_dropout", "0"]
 
@@ -178,7 +179,7 @@ def test_gradients_that_overflow_at_scale_1_end_the_run(
     given = flags_of(model, tmp_path / "run", "True", "--num_epochs", "9", "--save_every_steps", "0")
     (outcome,) = process_group.run(given, 1)
     assert outcome.status == 1
-    (line,) = [line for line in outcome.stderr.splitlines() if line.startswith("error:")]
+    (line,) = error_lines(outcome.stderr)
     assert line.startswith("error: step 17: the gradient is not finite, and the update was not made; rows of")
     assert "fp16 holds at most 65504" in line
     events = train_events(tmp_path / "run")
@@ -196,7 +197,7 @@ def test_a_loss_that_is_not_finite_ends_the_run_as_ever_and_says_what_fp16_holds
     given[given.index("--lr") + 1] = "1e9"
     (outcome,) = process_group.run(given, 1)
     assert outcome.status == 1
-    (line,) = [line for line in outcome.stderr.splitlines() if line.startswith("error:")]
+    (line,) = error_lines(outcome.stderr)
     assert line.startswith("error: step 2: the loss is not finite, and the update was not made; rows of")
     assert "fp16 holds at most 65504" in line
     assert [event["step"] for event in train_events(tmp_path / "run")] == [1]

@@ -12,6 +12,7 @@ import yaml
 from torch.utils.flop_counter import FlopCounterMode
 
 from tests.processes import ProcessGroup, read_metrics, train_events
+from tests.refusals import error_lines
 from tests.tracking_files import trace_events
 from utils.profiling import attention_formulas
 
@@ -153,7 +154,7 @@ def test_what_would_never_be_recorded_is_refused(
     argv = flags(tiny_model, tmp_path / "run", "--batch_size_training", "4", *given.split())
     outcome = process_group.run(argv, 1)[0]
     assert outcome.status == 2
-    (line,) = [line for line in outcome.stderr.splitlines() if line.startswith("error: ")]
+    (line,) = error_lines(outcome.stderr)
     for name in named:
         assert name in line
     assert not (tmp_path / "run").exists()

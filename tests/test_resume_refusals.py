@@ -14,6 +14,7 @@ from checkpointing.comparison import MAY_CHANGE
 from configs.run import SETTINGS
 from tests.distributed.test_resume import as_if_killed_after, flags_of, results
 from tests.processes import ProcessGroup, run_command
+from tests.refusals import error_lines
 from utils.run_folder import add_to_run_yaml
 
 LORA = ["--use_peft", "--lora_config.r", "4"]
@@ -36,7 +37,7 @@ def refusal(group: ProcessGroup, run: Path, model: Path, *flags: str) -> str:
     outcome = group.run(flags_of(model, run, *PLAIN, *given), 1)[0]
     assert outcome.status == 2, outcome.stdout + outcome.stderr
     assert sorted((path, path.stat().st_mtime_ns) for path in run.rglob("*") if path.is_file()) == before
-    (line,) = [line for line in outcome.stderr.splitlines() if line.startswith("error: ")]
+    (line,) = error_lines(outcome.stderr)
     assert "; " in line
     return line
 

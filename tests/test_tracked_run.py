@@ -15,6 +15,7 @@ import pytest
 import yaml
 
 from tests.processes import free_port, read_metrics, run_command
+from tests.refusals import error_lines
 from tests.tracking_files import (
     tensorboard_hyperparameters,
     tensorboard_scalars,
@@ -217,7 +218,7 @@ def test_a_package_that_is_not_installed_is_refused_with_the_command_that_instal
     done = run_command(*flags(tiny_model, tmp_path / "run", flag), cwd=tmp_path, PYTHONPATH=str(tmp_path))
     assert done.returncode == 2
     package = flag.removeprefix("--use_")
-    (line,) = [line for line in done.stderr.splitlines() if line.startswith("error: ")]
+    (line,) = error_lines(done.stderr)
     assert line.startswith(f"error: {flag}: needs the package {package}; pip install '{package}>=")
     assert not (tmp_path / "run").exists()
 
