@@ -33,6 +33,7 @@ from checkpointing.safetensors_file import MAX_FILE_SIZE, Entry, check_model_fil
 from checkpointing.sources import Source
 from checkpointing.stored import StoredTensors
 from configs.errors import ConfigError
+from utils.compat import must_be_exact
 from utils.failures import TrainingError
 
 _ONE_COPY = "transformers stores this family's tensors under other names, so one whole copy of the model is in memory"
@@ -143,7 +144,8 @@ def _plan_model(
     dtype: torch.dtype | None,
     notes: Sequence[str] = (),
 ) -> Plan:
-    entries = _cast_entries(stored, dtype)
+    exact = {name: entry for name, entry in stored.items() if must_be_exact(model, name)}
+    entries = _cast_entries(stored, dtype) | exact
     model.config.dtype = _common_dtype(entries)
     model.config.architectures = [type(model).__name__]
 

@@ -13,7 +13,7 @@ from transformers import AutoConfig, GenerationConfig, PretrainedConfig
 
 from configs.errors import ConfigError
 from configs.run import RunConfig
-from utils.compat import attention_of_capped_scores, caps_scores
+from utils.compat import attention_of_capped_scores, caps_scores, must_be_exact
 from utils.hub import check_on_hub, explain
 from utils.tokenization import num_rows_needed
 
@@ -79,12 +79,27 @@ def build_model(config: RunConfig, model_config: PretrainedConfig, auto_model: A
             )
     except Exception as error:
         raise explain_failed_load(config, error) from error
+    if model.config.get_text_config() is not model.config:
+        raise ConfigError(
+            f"--model_name: {train.model_name} is a {type(model).__name__}, a language model inside a larger one (of "
+            "images, say), and only plain language models are trained; save its language model alone and give that"
+        )
     model.tie_weights()  # accelerate makes a new parameter of every one, and so unties them
+    _keep_exact_buffers(model)
     model.name_or_path = model.config._name_or_path = train.model_name
     if model.can_generate():
         with suppress(OSError):  # without generation_config.json, the one made from config.json stays
             model.generation_config = GenerationConfig.from_pretrained(train.model_name)
     return model
+
+
+def _keep_exact_buffers(model: Any) -> None:
+    """In fp32 what the family must not have rounded, as `from_pretrained` keeps it: DeepSeek-V3's routers choose
+    experts by biases that differ by less than bf16 resolves."""
+    for module_name, module in model.named_modules():
+        for name, buffer in module.named_buffers(recurse=False):
+            if buffer.is_floating_point() and must_be_exact(model, f"{module_name}.{name}"):
+                setattr(module, name, buffer.float())
 
 
 def attention_settings(config: RunConfig, model_config: PretrainedConfig) -> dict[str, Any]:

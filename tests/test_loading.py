@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
-from transformers import AutoConfig, AutoModelForCausalLM, Gemma2Config
+from transformers import AutoConfig, AutoModelForCausalLM, DeepseekV3Config, Gemma2Config
 
 from checkpointing.blueprint import build_blueprint, load_pretrained
 from configs.errors import ConfigError
@@ -173,6 +173,21 @@ def test_every_family_is_as_transformers_loads_it(family: str, dtype: torch.dtyp
             assert found[name].dtype == tensor.dtype, name
             assert torch.equal(found[name], tensor), name
     assert len(list(model.parameters())) == len(list(reference.parameters())), "what is tied"
+
+
+def test_what_a_family_must_not_have_rounded_stays_in_fp32(tmp_path: Path) -> None:
+    """DeepSeek-V3's routers choose experts by biases that differ by less than bf16 resolves."""
+    heads = {"qk_rope_head_dim": 4, "v_head_dim": 8, "qk_nope_head_dim": 8, "q_lora_rank": 8, "kv_lora_rank": 8}
+    experts = {"n_routed_experts": 4, "num_experts_per_tok": 2, "n_group": 1, "topk_group": 1}
+    config = DeepseekV3Config(**LLAMA_LIKE, **heads, **experts, moe_intermediate_size=16, first_k_dense_replace=1)
+    model = AutoModelForCausalLM.from_config(config, dtype=torch.float32)
+    name, values = "model.layers.1.mlp.gate.e_score_correction_bias", torch.tensor([3.301, 3.302, 3.303, 3.304])
+    model.get_buffer(name).copy_(values)
+    model.save_pretrained(tmp_path)
+    loaded = load_model(tmp_path, dtype=torch.bfloat16)
+    assert torch.equal(loaded.get_buffer(name), values)
+    assert {parameter.dtype for parameter in loaded.parameters()} == {torch.bfloat16}
+    assert load_model(tmp_path, "--random_weights", dtype=torch.bfloat16).get_buffer(name).dtype == torch.float32
 
 
 @pytest.mark.parametrize("family", FAMILIES)

@@ -7,9 +7,9 @@ import json
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
-from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
+from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer, Gemma3Config, Gemma3TextConfig
 
-from tests.families import save_family
+from tests.families import LLAMA_LIKE, save_family
 from tests.refusals import Bench
 
 # Model folders
@@ -43,6 +43,18 @@ def test_a_model_config_that_says_nothing_is_refused(bench: Bench, text: str) ->
     message = bench.refused("--model_name", str(model))
     assert "--model_name" in message
     assert str(model) in message
+
+
+def test_a_language_model_inside_a_larger_one_is_refused(bench: Bench) -> None:
+    """Gemma 3 of 4B and more: its head cannot be called without its other parts, nor are these given what they take."""
+    model = bench.copy_of_model()
+    vision = {"hidden_size": 16, "intermediate_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2}
+    text = Gemma3TextConfig(**LLAMA_LIKE, head_dim=8).to_dict()
+    vision |= {"image_size": 28, "patch_size": 14}
+    Gemma3Config(text_config=text, vision_config=vision, mm_tokens_per_image=4).save_pretrained(model)
+    message = bench.refused("--model_name", str(model), "--random_weights")
+    assert "--model_name" in message
+    assert "Gemma3ForConditionalGeneration" in message
 
 
 def test_code_that_came_with_a_model_is_refused_and_does_not_run(bench: Bench) -> None:

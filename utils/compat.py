@@ -71,3 +71,11 @@ def attention_of_capped_scores(model_config: Any) -> dict[str, Any]:
 def caps_scores(model_config: Any) -> bool:
     """Whether this model's attention scores are soft-capped."""
     return getattr(model_config.get_text_config(), "attn_logit_softcapping", None) is not None
+
+
+def must_be_exact(model: Any, name: str) -> bool:
+    """Whether this family's tensor of that name is not to be rounded to half precision: transformers keeps it in fp32.
+
+    That holds for `from_pretrained` alone, `from_config` does not ask, and the list has no public name.
+    """
+    return any(part in name for part in getattr(model, "_keep_in_fp32_modules_strict", None) or ())
