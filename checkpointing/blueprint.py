@@ -107,6 +107,23 @@ def load_whole(model: Any, tensors: StoredTensors, dtype: torch.dtype | None = N
     return model.eval()
 
 
+def is_renamed_in_files(source: Source) -> bool:
+    """Whether it is a folder in Hugging Face format, of a family whose files name or fuse tensors unlike the model."""
+    in_files = isinstance(source.tensors, SafetensorsTensors) and not source.is_adapter
+    return in_files and not is_stored_as_named(build_blueprint(source.settings))
+
+
+def load_full(source: Source, dtype: torch.dtype | None = None) -> Any:
+    """The model of a full checkpoint, or of a folder in Hugging Face format; `dtype` as in `load_whole`.
+
+    Raises:
+        ConfigError: where the tensors are not this model's.
+    """
+    if is_renamed_in_files(source):
+        return load_pretrained(source.settings, dtype or "auto").eval()
+    return load_whole(blueprint_of(source), source.tensors, dtype)
+
+
 def check_fit(model: Any, tensors: StoredTensors, path: str, settings: str) -> None:
     """Refuse tensors that are not this model's.
 
@@ -171,7 +188,7 @@ def load_tokenizer(settings: str) -> Any:
         raise ConfigError(f"no tokenizer can be read from {settings} ({explain(error)}); copy it there") from error
 
 
-def load_pretrained(name: str, dtype: torch.dtype) -> Any:
+def load_pretrained(name: str, dtype: torch.dtype | str) -> Any:
     """A model from a Hugging Face folder or the hub, on the CPU.
 
     Raises:

@@ -23,7 +23,9 @@ from checkpointing.blueprint import (
     build_blueprint,
     check_fit,
     find_stored,
+    is_renamed_in_files,
     is_stored_as_named,
+    load_full,
     load_pretrained,
     load_tokenizer,
     load_whole,
@@ -80,6 +82,8 @@ def plan_export(source: Source, *, merge: bool, dtype: torch.dtype | None) -> Pl
 
 
 def _plan_full(source: Source, dtype: torch.dtype | None) -> Plan:
+    if is_renamed_in_files(source):
+        return _plan_whole(source, load_full(source), dtype, [_ONE_COPY])
     model = blueprint_of(source)
     if is_stored_as_named(model):
         stored_as = find_stored(model, source.tensors)

@@ -9,7 +9,7 @@ import peft
 import torch
 
 from checkpointing.adapters import load_adapter_config, put_adapter
-from checkpointing.blueprint import blueprint_of, load_pretrained, load_whole
+from checkpointing.blueprint import load_full, load_pretrained
 from checkpointing.sources import Source
 from configs.errors import ConfigError
 from utils.failures import TrainingError
@@ -34,7 +34,7 @@ def load_model(source: Source, dtype: torch.dtype = torch.float32) -> Any:
         ConfigError: where it cannot be loaded.
     """
     if not source.is_adapter:
-        return load_whole(blueprint_of(source), source.tensors, dtype)
+        return load_full(source, dtype)
     return put_adapter(load_pretrained(str(source.base), dtype), source, load_adapter_config(source))[0]
 
 

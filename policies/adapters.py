@@ -45,7 +45,12 @@ def apply_adapters(model: nn.Module, config: RunConfig) -> Any:
     if train.from_peft_checkpoint:
         return _load_adapter(model, config)
     make_settings = {"lora": _lora, "llama_adapter": _llama_adapter, "prefix": _prefix}[train.peft_method]
-    return _draw_adapters(peft.get_peft_model(model, make_settings(model, config)), train.seed)
+    settings = make_settings(model, config)
+    try:
+        adapted = peft.get_peft_model(model, settings)
+    except ValueError as error:  # some layers it takes in most families only
+        raise ConfigError(f"--use_peft: peft cannot adapt this model ({in_one_line(error)})") from error
+    return _draw_adapters(adapted, train.seed)
 
 
 def adapter_notes(model: Any, config: RunConfig) -> list[str]:

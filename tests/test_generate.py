@@ -8,11 +8,13 @@ from pathlib import Path
 import pytest
 import torch
 from peft import PeftModel
+from safetensors.torch import load_file
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from tasks.causal_lm import generate
 from tests.chat_templates import FAMILIES
 from tests.checkpoints import changed, save_checkpoint, with_lora
+from tests.families import save_family
 from tools.export import main as export
 from tools.generate import as_user_turn, main, read_prompts, turn_end_ids
 from tools.make_tiny_model import make_tiny_model
@@ -48,6 +50,20 @@ def test_every_kind_of_folder_gives_the_same_answer(tiny_model: Path, tmp_path: 
     wanted = expected(model, tiny_model, PROMPT)
     for folder in (run, run / "checkpoints/step-00000004", tmp_path / "out"):
         assert answer(capsys, folder, "--prompt", PROMPT).strip() == wanted
+
+
+@pytest.mark.parametrize("family", ["mixtral", "gpt_neox"])
+def test_so_does_a_family_whose_files_name_tensors_otherwise(
+    family: str, tiny_model: Path, tmp_path: Path, capsys: Capture
+) -> None:
+    folder = save_family(family, tmp_path / "model", tiny_model)
+    wanted = expected(AutoModelForCausalLM.from_pretrained(folder), folder, PROMPT)
+    assert answer(capsys, folder, "--prompt", PROMPT).strip() == wanted
+    assert export([str(folder), "--to", str(tmp_path / "half"), "--dtype", "bf16", "--verify"]) == 0
+    saved = load_file(tmp_path / "half/model.safetensors")
+    given = load_file(folder / "model.safetensors")
+    assert saved.keys() == given.keys()
+    assert all(torch.equal(saved[name], tensor.bfloat16()) for name, tensor in given.items())
 
 
 def test_an_adapter_answers_on_its_base(tiny_model: Path, tmp_path: Path, capsys: Capture) -> None:

@@ -7,7 +7,15 @@ import json
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
-from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer, Gemma3Config, Gemma3TextConfig
+from transformers import (
+    AutoConfig,
+    AutoModelForCausalLM,
+    AutoTokenizer,
+    Gemma3Config,
+    Gemma3TextConfig,
+    Llama4TextConfig,
+    Mamba2Config,
+)
 
 from tests.families import LLAMA_LIKE, save_family
 from tests.refusals import Bench
@@ -55,6 +63,24 @@ def test_a_language_model_inside_a_larger_one_is_refused(bench: Bench) -> None:
     message = bench.refused("--model_name", str(model), "--random_weights")
     assert "--model_name" in message
     assert "Gemma3ForConditionalGeneration" in message
+
+
+def test_a_model_whose_decoder_transformers_does_not_name_is_refused(bench: Bench) -> None:
+    model = bench.copy_of_model()
+    Llama4TextConfig(**LLAMA_LIKE, head_dim=8, num_local_experts=2).save_pretrained(model)
+    message = bench.refused("--model_name", str(model), "--random_weights")
+    assert "--model_name" in message
+    assert "Llama4ForCausalLM" in message
+
+
+def test_layers_that_peft_does_not_adapt_in_this_family_are_refused(bench: Bench) -> None:
+    model = bench.copy_of_model()
+    sizes = {"vocab_size": 600, "hidden_size": 32, "num_hidden_layers": 2, "num_heads": 4, "head_dim": 16}
+    Mamba2Config(**sizes, state_size=8, n_groups=2).save_pretrained(model)
+    flags = ["--use_peft", "--lora_config.target_modules", "all-linear", "--batching_strategy", "padding"]
+    message = bench.refused("--model_name", str(model), "--random_weights", *flags)
+    assert "--use_peft" in message
+    assert "out_proj" in message
 
 
 def test_code_that_came_with_a_model_is_refused_and_does_not_run(bench: Bench) -> None:
