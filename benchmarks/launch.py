@@ -14,6 +14,13 @@ import torch
 
 ROOT = Path(__file__).resolve().parent.parent
 SCRIPT = str(ROOT / "finetuning.py")
+# An all-reduce of 0.5 GiB over four processes on two GPUs: 0.050 s; with NCCL's own number of sockets 0.262 s.
+BETWEEN_PARTS = {
+    "NCCL_SOCKET_IFNAME": "lo",
+    "NCCL_NSOCKS_PERTHREAD": "2",
+    "NCCL_SOCKET_NTHREADS": "8",
+    "NCCL_MIN_NCHANNELS": "8",
+}
 
 
 def launch(
@@ -60,7 +67,7 @@ def launch(
     def run(part: int) -> str:
         variables = dict(os.environ) | dict(environment or {})
         if num_parts > 1:
-            variables |= {"NCCL_HOSTID": f"part-{part}", "NCCL_SOCKET_IFNAME": "lo"}
+            variables |= BETWEEN_PARTS | {"NCCL_HOSTID": f"part-{part}"}
         command = [*commands[part], *flags]
         done = subprocess.run(command, env=variables, capture_output=True, text=True, check=False)
         return f"exit {done.returncode}\n{done.stdout[-2000:]}\n{done.stderr[-3000:]}" if done.returncode else ""

@@ -108,19 +108,18 @@ def load_whole(model: Any, tensors: StoredTensors, dtype: torch.dtype | None = N
 
 
 def is_renamed_in_files(source: Source) -> bool:
-    """Whether it is a folder in Hugging Face format, of a family whose files name or fuse tensors unlike the model."""
-    in_files = isinstance(source.tensors, SafetensorsTensors) and not source.is_adapter
-    return in_files and not is_stored_as_named(build_blueprint(source.settings))
+    """Whether a whole model is a folder in Hugging Face format, whose files name or fuse tensors unlike the model."""
+    return isinstance(source.tensors, SafetensorsTensors) and not is_stored_as_named(build_blueprint(source.settings))
 
 
-def load_full(source: Source, dtype: torch.dtype | None = None) -> Any:
+def load_full(source: Source, dtype: torch.dtype) -> Any:
     """The model of a full checkpoint, or of a folder in Hugging Face format; `dtype` as in `load_whole`.
 
     Raises:
         ConfigError: where the tensors are not this model's.
     """
     if is_renamed_in_files(source):
-        return load_pretrained(source.settings, dtype or "auto").eval()
+        return load_pretrained(source.settings, dtype).eval()
     return load_whole(blueprint_of(source), source.tensors, dtype)
 
 

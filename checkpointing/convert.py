@@ -25,7 +25,6 @@ from checkpointing.blueprint import (
     find_stored,
     is_renamed_in_files,
     is_stored_as_named,
-    load_full,
     load_pretrained,
     load_tokenizer,
     load_whole,
@@ -83,7 +82,7 @@ def plan_export(source: Source, *, merge: bool, dtype: torch.dtype | None) -> Pl
 
 def _plan_full(source: Source, dtype: torch.dtype | None) -> Plan:
     if is_renamed_in_files(source):
-        return _plan_whole(source, load_full(source), dtype, [_ONE_COPY])
+        return _plan_whole(source, load_pretrained(source.settings, "auto"), dtype, [_ONE_COPY])
     model = blueprint_of(source)
     if is_stored_as_named(model):
         stored_as = find_stored(model, source.tensors)
