@@ -4,8 +4,8 @@
     python finetuning.py --model_name M --samsum_dataset.data_path my_dialogues/
     python finetuning.py --help
 
-The run, top to bottom: main() reads flags, prepare() builds everything that trains, train() is the loop,
-train_step() one optimizer step, evaluate() one pass over the validation set.
+The run, top to bottom: main() reads flags, prepare() (preparation.py) builds everything that trains, train() is the
+loop, train_step() one optimizer step, evaluate() one pass over the validation set.
 """
 
 from __future__ import annotations
@@ -15,10 +15,6 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass
-from functools import partial
-from pathlib import Path
-from typing import Any
 
 from utils.exit_status import FAILED, REFUSED, leave
 from utils.failures import TrainingError, end_unless_flags_hold, end_with_error
@@ -31,59 +27,27 @@ if __name__ == "__main__":
 import torch
 from torch import nn
 from torch.optim import Optimizer
-from torch.optim.lr_scheduler import LRScheduler
 from tqdm import tqdm
 
-from checkpointing.comparison import check_same
 from checkpointing.export import WriteError, export_model
-from checkpointing.finding import find_checkpoints, open_checkpoint, resolve_resume
-from checkpointing.fingerprint import base_fingerprint
-from checkpointing.huggingface_files import config_facts, huggingface_files
-from checkpointing.resume import load_checkpoint, take_up_results
-from checkpointing.saving import CheckpointSaver, choose_async, choose_keep_last, is_due, planned_bytes
-from checkpointing.state import TrainState
+from checkpointing.saving import is_due
 from configs.errors import ConfigError
 from configs.flags import parse_flags
 from configs.run import RunConfig
-from planning.preflight import batch_layout, check_environment, resolve_context_length, resolve_num_steps
-from policies.attention import check_packing_isolates
-from policies.building import build_for_training
 from policies.clipping import clip_grad_norm
-from policies.loading import load_model_config
-from policies.loss import loss_notes
 from policies.loss_scaling import LossScaler
-from policies.mixed_precision import resolve_precision
-from policies.optimizer import build_optimizer, build_scheduler, optimizer_notes
-from policies.optimizer_offload import share_out_cores
-from policies.quantization import resolve_quantization
-from policies.sharding import (
-    accumulates_unsharded,
-    choose_layout,
-    gradient_sync,
-    num_units,
-    reshard,
-    unit_notes,
-    unwrap,
-)
+from policies.sharding import gradient_sync, reshard
+from preparation import Job, prepare
 from tasks import causal_lm as task
-from utils.data import load_data, make_loaders
 from utils.dataloader import StepLoader
-from utils.distributed import gather_to_all, on_rank_zero, start_process_group, stop_process_group, sum_on_host
+from utils.distributed import gather_to_all, on_rank_zero, stop_process_group, sum_on_host
 from utils.environment import Environment, print_rank_zero, read_environment
-from utils.look import look
-from utils.memory import MemoryLedger, is_observed_step
-from utils.metrics import MetricsFile, StepFlops, end_facts, log_line, perplexity, write_metrics_data
+from utils.memory import is_observed_step
+from utils.metrics import end_facts, log_line, perplexity, write_metrics_data
 from utils.non_finite import NonFiniteError, describe_non_finite
-from utils.padding import PaddedWidth
-from utils.profiling import StepRecorder, step_recorder
-from utils.run_facts import run_facts, start_event
-from utils.run_folder import add_to_run_yaml, checkpoint_root, create_run_folder
-from utils.seeding import seed_everything, use_deterministic_kernels
+from utils.run_folder import add_to_run_yaml
 from utils.stopping import StopRequests
-from utils.stream_loader import StreamLoader
-from utils.summary import end_summary, print_for_people, start_table, start_warnings
-from utils.tokenization import load_tokenizer, num_rows_needed, padding_id
-from utils.trackers import open_trackers
+from utils.summary import end_summary, print_for_people
 from utils.watchdog import Watchdog
 
 
@@ -165,31 +129,6 @@ def evaluate(model: nn.Module, steps: Iterable[list[task.MicroBatch]], device: t
     reshard(model)
     loss_sum, num_label_tokens = sum_on_host(total.item(), count)
     return loss_sum / max(1.0, num_label_tokens), int(num_label_tokens)
-
-
-@dataclass(frozen=True)
-class Job:
-    """What prepare() built and train() uses; all of it stays but the state, which train() moves on."""
-
-    config: RunConfig
-    env: Environment
-    tokenizer: Any
-    model: nn.Module
-    optimizer: Optimizer
-    scheduler: LRScheduler
-    scaler: LossScaler
-    train_loader: StepLoader | StreamLoader
-    eval_loader: StepLoader | None
-    num_steps: int
-    accumulate_unsharded: bool
-    state: TrainState
-    saver: CheckpointSaver
-    flops: StepFlops
-    ledger: MemoryLedger
-    recorder: StepRecorder
-    folder: Path
-    metrics: MetricsFile
-    watchdog: Watchdog
 
 
 def train(job: Job, stopping: StopRequests) -> str:
@@ -302,9 +241,9 @@ def run_step(job: Job, batches: Iterator[list[task.MicroBatch]], *, last_of_epoc
     write_memory(job)
     if not math.isfinite(grad_norm):
         scales = f"loss scale {loss_scale:g} -> {job.scaler.scale:g}"
-        say(env, f"step {state.step}: fp16 gradients overflowed: no update, {scales}")
+        print_rank_zero(env, f"step {state.step}: fp16 gradients overflowed: no update, {scales}")
     if state.step == 1 or state.step % config.tracking_config.log_every_steps == 0 or state.step == job.num_steps:
-        say(env, log_line(event, num_steps=job.num_steps, peak_gib=job.ledger.peak_gib()))
+        print_rank_zero(env, log_line(event, num_steps=job.num_steps, peak_gib=job.ledger.peak_gib()))
     return loss.item()
 
 
@@ -342,7 +281,7 @@ def validate(job: Job, eval_loader: StepLoader, stopping: StopRequests) -> float
     job.metrics.write(
         "eval", step=state.step, epoch=epoch, loss=loss, perplexity=ppl, num_label_tokens=num_label_tokens
     )
-    say(env, f"eval | step {state.step} | epoch {epoch} | loss {loss:.4f} | perplexity {ppl:.3f}")
+    print_rank_zero(env, f"eval | step {state.step} | epoch {epoch} | loss {loss:.4f} | perplexity {ppl:.3f}")
     if state.step > 0 and loss < state.best_eval_loss and (not job.config.train_config.save_model or save(job)):
         state.best_eval_loss, state.best_step = loss, state.step
     return loss
@@ -357,19 +296,12 @@ def stop_early(job: Job, stopping: StopRequests) -> str:
     job.saver.close()
     given = job.config.was_given("train_config.output_dir")
     where = "" if given else f" --output_dir {job.folder}"
-    say(
+    print_rank_zero(
         job.env,
         f"stopped by {stopping.asked} after step {job.state.step} of {job.num_steps}; to go on, give the same command "
         f"with --resume auto{where}",
     )
     return "stopped"
-
-
-def say(env: Environment, line: str) -> None:
-    """A line on rank 0, above the progress bar."""
-    if env.is_rank_zero:
-        tqdm.write(line)
-        sys.stdout.flush()
 
 
 def write_memory(job: Job) -> None:
@@ -386,178 +318,22 @@ def save(job: Job) -> bool:
     try:
         folder = export_model(job.model, job.tokenizer, job.folder)
     except WriteError as error:
-        say(job.env, f"weights of step {job.state.step} could not be saved ({error}); the earlier ones stay")
+        print_rank_zero(
+            job.env, f"weights of step {job.state.step} could not be saved ({error}); the earlier ones stay"
+        )
         return False
 
     def note() -> None:
         try:
             add_to_run_yaml(job.folder, saved={"step": job.state.step, "folder": folder.name})
         except OSError as error:
-            say(
+            print_rank_zero(
                 job.env,
                 f"run.yaml cannot be written ({error.strerror}): {folder} holds the weights of step {job.state.step}",
             )
 
     on_rank_zero(note)
     return True
-
-
-def prepare(config: RunConfig, env: Environment, watchdog: Watchdog) -> Job:
-    """Everything that trains, in the order in which a mistake is cheapest: flags, files, data, weights, run folder.
-
-    Raises:
-        ConfigError: where the run is refused; nothing has been written.
-    """
-    config = resolve_resume(config, env)
-    train_config = config.train_config
-    if train_config.deterministic:
-        use_deterministic_kernels()
-    check_environment(config, env)
-    found = find_checkpoints(config, env)
-    checkpoint = open_checkpoint(found, env, every_file=False)
-    batches, batch_notes = batch_layout(config, env, checkpoint.global_batch_size if checkpoint else None)
-    precision, notes = resolve_precision(config, env.device)
-    layout = choose_layout(config, precision, env)
-    quantization = resolve_quantization(config, precision, layout, env.device)
-    model_config = load_model_config(config)
-    context_length, length_notes = resolve_context_length(config, model_config)
-    tokenizer = load_tokenizer(config)
-    vocab_size = max(model_config.get_text_config().vocab_size, num_rows_needed(tokenizer))
-    data = load_data(config, tokenizer, vocab_size=vocab_size, context_length=context_length)
-    notes += [*batch_notes, *length_notes, *loss_notes(model_config), *data.notes]
-    print_rank_zero(env, *config.notes, *notes)
-    width = PaddedWidth(train_config.pad_to_multiple_of, context_length)
-    data_facts = look(data, tokenizer, config, batches, width, env)
-    num_steps = resolve_num_steps(config, data.steps_per_epoch(batches))
-
-    start_process_group(env)
-    watchdog.start(train_config.step_timeout_seconds)
-    data.check_same_on_all_ranks()
-    checkpoint = open_checkpoint(found, env, every_file=True)
-    known = {"precision": precision.name, "data_fingerprint": data.fingerprint()}
-    if checkpoint is not None:
-        print_rank_zero(env, *check_same(checkpoint, config, known, num_steps=num_steps))
-    seed_everything(train_config.seed)
-    built = build_for_training(
-        config,
-        model_config,
-        tokenizer,
-        task.AUTO_MODEL,
-        precision=precision,
-        quantization=quantization,
-        layout=layout,
-        row_length=context_length,
-        env=env,
-    )
-    model = built.model
-    optimizer = build_optimizer(model, config)
-    print_rank_zero(env, *unit_notes(model, config), *optimizer_notes(model, config), *share_out_cores(config, env))
-    packing = train_config.batching_strategy == "packing"
-    collate = task.Collator(
-        packing=packing,
-        padding_id=padding_id(tokenizer, vocab_size),
-        width=width,
-        offsets=built.offsets,
-    )
-    if packing:
-        check_packing_isolates(
-            model,
-            lambda rows: task.summed_loss(model, collate(rows).to(env.device)),
-            vocab_size=vocab_size,
-            row_length=context_length,
-        )
-    say_above_bar = partial(say, env)
-    train_loader, eval_loader = make_loaders(data, config, batches, env, collate, say_above_bar)
-    scaler = LossScaler(active=precision.scales_loss)
-    scheduler = build_scheduler(optimizer, config, steps_per_epoch=len(train_loader), num_steps=num_steps)
-    seed_everything(train_config.seed, env.rank)
-    model.train()
-
-    files = huggingface_files(model, tokenizer)
-    base = on_rank_zero(lambda: base_fingerprint(config, model))
-    known_of_model = {"model_config": config_facts(files), "base_fingerprint": base}
-    state = TrainState()
-    if checkpoint is not None:
-        print_rank_zero(env, *check_same(checkpoint, config, known_of_model))
-        state = load_checkpoint(checkpoint, model, optimizer, scheduler, scaler, config, env)
-    keep_last, disk_notes = on_rank_zero(lambda: choose_keep_last(config, model))
-    runs_beside, memory_notes = choose_async(config, env, model)
-    print_rank_zero(env, *disk_notes, *memory_notes)
-
-    facts = run_facts(model, built.architecture, data_facts, env, load_seconds=built.load_seconds)
-    start = start_event(facts, env, steps_per_epoch=len(train_loader), num_steps=num_steps)
-    accumulate_unsharded = accumulates_unsharded(config, layout, model, env.device)
-    resolved = {
-        "precision": precision.name,
-        "sharding_strategy": layout.strategy,
-        "mesh_shape": list(layout.mesh_shape),
-        "num_units": num_units(model),
-        "activation_checkpointing": built.checkpointing,
-        "attention": built.attention,
-        "accumulate_unsharded": accumulate_unsharded,
-        "context_length": context_length,
-        "gradient_accumulation_steps": batches.gradient_accumulation_steps,
-        "global_batch_size": batches.global_batch_size,
-        "keep_last": keep_last,
-        "checkpoint_bytes": planned_bytes(model, config),
-    }
-    resumed = None if checkpoint is None else checkpoint.summary(env)
-    folder = on_rank_zero(lambda: create_run_folder(config, env, resolved, facts, resumed))
-    if checkpoint is not None:
-        take_up_results(checkpoint, state, folder, num_steps)
-    watchdog.traces = folder / "traces"
-    metrics = MetricsFile(None)
-    if env.is_rank_zero:
-        print_for_people("", start_table(config, env, start, resolved, facts), "")
-        print_rank_zero(env, *start_warnings(config, start), f"run folder: {folder}")
-        trackers = open_trackers(config, folder, resolved | start, tqdm.write, after_step=state.step)
-        metrics = MetricsFile(folder / "metrics.jsonl", trackers)
-    saver = CheckpointSaver(
-        config,
-        env,
-        checkpoint_root(config, folder),
-        model=model,
-        optimizer=optimizer,
-        scheduler=scheduler,
-        scaler=scaler,
-        facts={
-            "settings": config.to_dict(),
-            "global_batch_size": batches.global_batch_size,
-            "num_steps": num_steps,
-            **known,
-            **known_of_model,
-        },
-        files=files,
-        keep_last=keep_last,
-        runs_beside=runs_beside,
-        say=say_above_bar,
-        write_event=partial(metrics.write, "checkpoint"),
-    )
-    watchdog.beside.append(saver.group)
-    saver.begin(checkpoint)
-    metrics.write("start", **start)
-    flops = StepFlops(unwrap(model))
-    return Job(
-        config=config,
-        env=env,
-        tokenizer=tokenizer,
-        model=model,
-        optimizer=optimizer,
-        scheduler=scheduler,
-        scaler=scaler,
-        train_loader=train_loader,
-        eval_loader=eval_loader,
-        num_steps=num_steps,
-        accumulate_unsharded=accumulate_unsharded,
-        state=state,
-        saver=saver,
-        flops=flops,
-        ledger=MemoryLedger(model, optimizer, env.device),
-        recorder=step_recorder(config, env, folder, flops, say_above_bar),
-        folder=folder,
-        metrics=metrics,
-        watchdog=watchdog,
-    )
 
 
 def run(config: RunConfig, env: Environment, watchdog: Watchdog) -> None:

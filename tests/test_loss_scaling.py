@@ -104,6 +104,7 @@ def train_and_watch(argv: Sequence[str]) -> int:
     """finetuning.main for two epochs; leaves in the run folder what this rank saw of every step."""
     import finetuning
     from configs.flags import parse_flags
+    from preparation import prepare
     from utils.distributed import local_tensor
     from utils.environment import read_environment
     from utils.watchdog import Watchdog
@@ -115,7 +116,7 @@ def train_and_watch(argv: Sequence[str]) -> int:
 
     env = read_environment()
     watchdog = Watchdog(env)
-    job = finetuning.prepare(parse_flags(argv), env, watchdog)
+    job = prepare(parse_flags(argv), env, watchdog)
     steps = []
     for epoch in (0, 1):
         for micro_batches in job.train_loader.epoch(epoch, 0):

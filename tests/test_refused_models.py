@@ -187,14 +187,14 @@ def test_a_context_beyond_the_models_positions_is_refused(bench: Bench) -> None:
     assert str(positions) in message
 
 
-# Adapters
-
-
 def test_sdpa_for_attention_that_it_cannot_compute_is_refused(bench: Bench) -> None:
     model = save_family("gemma2", bench.folder / "gemma2", bench.model)
     message = bench.refused("--model_name", str(model), "--use_fast_kernels")
     assert message.startswith("error: --use_fast_kernels: SDPA cannot soft-cap attention scores")
     assert "leave the flag out" in message
+
+
+# Adapters
 
 
 def test_target_modules_that_match_nothing_are_refused_with_those_that_would(bench: Bench) -> None:

@@ -9,11 +9,13 @@ from __future__ import annotations
 import contextlib
 import os
 import shlex
+import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import psutil
+from tqdm import tqdm
 
 if TYPE_CHECKING:
     import torch
@@ -95,7 +97,8 @@ def launch_command(env: Environment, script: str, flags: Sequence[str]) -> str:
 
 
 def print_rank_zero(env: Environment, *lines: str) -> None:
-    """Print lines on rank 0 only."""
+    """Print lines on rank 0 only, above its progress bar where there is one."""
     if env.is_rank_zero:
         for line in lines:
-            print(line, flush=True)
+            tqdm.write(line)
+        sys.stdout.flush()

@@ -1,0 +1,240 @@
+"""What a run trains with, in the order in which a mistake is cheapest: flags, files, data, weights, run folder."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from torch import nn
+from torch.optim import Optimizer
+from torch.optim.lr_scheduler import LRScheduler
+from tqdm import tqdm
+
+from checkpointing.comparison import check_same
+from checkpointing.finding import find_checkpoints, open_checkpoint, resolve_resume
+from checkpointing.fingerprint import base_fingerprint
+from checkpointing.huggingface_files import config_facts, huggingface_files
+from checkpointing.resume import load_checkpoint, take_up_results
+from checkpointing.saving import CheckpointSaver, choose_async, choose_keep_last, planned_bytes
+from checkpointing.state import TrainState
+from configs.run import RunConfig
+from planning.preflight import batch_layout, check_environment, resolve_context_length, resolve_num_steps
+from policies.attention import check_packing_isolates
+from policies.building import build_for_training
+from policies.loading import load_model_config
+from policies.loss import loss_notes
+from policies.loss_scaling import LossScaler
+from policies.mixed_precision import resolve_precision
+from policies.optimizer import build_optimizer, build_scheduler, optimizer_notes
+from policies.optimizer_offload import share_out_cores
+from policies.quantization import resolve_quantization
+from policies.sharding import (
+    accumulates_unsharded,
+    choose_layout,
+    num_units,
+    unit_notes,
+    unwrap,
+)
+from tasks import causal_lm as task
+from utils.data import load_data, make_loaders
+from utils.dataloader import StepLoader
+from utils.distributed import on_rank_zero, start_process_group
+from utils.environment import Environment, print_rank_zero
+from utils.look import look
+from utils.memory import MemoryLedger
+from utils.metrics import MetricsFile, StepFlops
+from utils.padding import PaddedWidth
+from utils.profiling import StepRecorder, step_recorder
+from utils.run_facts import run_facts, start_event
+from utils.run_folder import checkpoint_root, create_run_folder
+from utils.seeding import seed_everything, use_deterministic_kernels
+from utils.stream_loader import StreamLoader
+from utils.summary import print_for_people, start_table, start_warnings
+from utils.tokenization import load_tokenizer, num_rows_needed, padding_id
+from utils.trackers import open_trackers
+from utils.watchdog import Watchdog
+
+
+@dataclass(frozen=True)
+class Job:
+    """What prepare() built and train() uses; all of it stays but the state, which train() moves on."""
+
+    config: RunConfig
+    env: Environment
+    tokenizer: Any
+    model: nn.Module
+    optimizer: Optimizer
+    scheduler: LRScheduler
+    scaler: LossScaler
+    train_loader: StepLoader | StreamLoader
+    eval_loader: StepLoader | None
+    num_steps: int
+    accumulate_unsharded: bool
+    state: TrainState
+    saver: CheckpointSaver
+    flops: StepFlops
+    ledger: MemoryLedger
+    recorder: StepRecorder
+    folder: Path
+    metrics: MetricsFile
+    watchdog: Watchdog
+
+
+def prepare(config: RunConfig, env: Environment, watchdog: Watchdog) -> Job:
+    """Everything that trains, in the order in which a mistake is cheapest: flags, files, data, weights, run folder.
+
+    Raises:
+        ConfigError: where the run is refused; nothing has been written.
+    """
+    config = resolve_resume(config, env)
+    train_config = config.train_config
+    if train_config.deterministic:
+        use_deterministic_kernels()
+    check_environment(config, env)
+    found = find_checkpoints(config, env)
+    checkpoint = open_checkpoint(found, env, every_file=False)
+    batches, batch_notes = batch_layout(config, env, checkpoint.global_batch_size if checkpoint else None)
+    precision, notes = resolve_precision(config, env.device)
+    layout = choose_layout(config, precision, env)
+    quantization = resolve_quantization(config, precision, layout, env.device)
+    model_config = load_model_config(config)
+    context_length, length_notes = resolve_context_length(config, model_config)
+    tokenizer = load_tokenizer(config)
+    vocab_size = max(model_config.get_text_config().vocab_size, num_rows_needed(tokenizer))
+    data = load_data(config, tokenizer, vocab_size=vocab_size, context_length=context_length)
+    notes += [*batch_notes, *length_notes, *loss_notes(model_config), *data.notes]
+    print_rank_zero(env, *config.notes, *notes)
+    width = PaddedWidth(train_config.pad_to_multiple_of, context_length)
+    data_facts = look(data, tokenizer, config, batches, width, env)
+    num_steps = resolve_num_steps(config, data.steps_per_epoch(batches))
+
+    start_process_group(env)
+    watchdog.start(train_config.step_timeout_seconds)
+    data.check_same_on_all_ranks()
+    checkpoint = open_checkpoint(found, env, every_file=True)
+    known = {"precision": precision.name, "data_fingerprint": data.fingerprint()}
+    if checkpoint is not None:
+        print_rank_zero(env, *check_same(checkpoint, config, known, num_steps=num_steps))
+    seed_everything(train_config.seed)
+    built = build_for_training(
+        config,
+        model_config,
+        tokenizer,
+        task.AUTO_MODEL,
+        precision=precision,
+        quantization=quantization,
+        layout=layout,
+        row_length=context_length,
+        env=env,
+    )
+    model = built.model
+    optimizer = build_optimizer(model, config)
+    print_rank_zero(env, *unit_notes(model, config), *optimizer_notes(model, config), *share_out_cores(config, env))
+    packing = train_config.batching_strategy == "packing"
+    collate = task.Collator(
+        packing=packing,
+        padding_id=padding_id(tokenizer, vocab_size),
+        width=width,
+        offsets=built.offsets,
+    )
+    if packing:
+        check_packing_isolates(
+            model,
+            lambda rows: task.summed_loss(model, collate(rows).to(env.device)),
+            vocab_size=vocab_size,
+            row_length=context_length,
+        )
+    say = partial(print_rank_zero, env)
+    train_loader, eval_loader = make_loaders(data, config, batches, env, collate, say)
+    scaler = LossScaler(active=precision.scales_loss)
+    scheduler = build_scheduler(optimizer, config, steps_per_epoch=len(train_loader), num_steps=num_steps)
+    seed_everything(train_config.seed, env.rank)
+    model.train()
+
+    files = huggingface_files(model, tokenizer)
+    base = on_rank_zero(lambda: base_fingerprint(config, model))
+    known_of_model = {"model_config": config_facts(files), "base_fingerprint": base}
+    state = TrainState()
+    if checkpoint is not None:
+        print_rank_zero(env, *check_same(checkpoint, config, known_of_model))
+        state = load_checkpoint(checkpoint, model, optimizer, scheduler, scaler, config, env)
+    keep_last, disk_notes = on_rank_zero(lambda: choose_keep_last(config, model))
+    runs_beside, memory_notes = choose_async(config, env, model)
+    print_rank_zero(env, *disk_notes, *memory_notes)
+
+    facts = run_facts(model, built.architecture, data_facts, env, load_seconds=built.load_seconds)
+    start = start_event(facts, env, steps_per_epoch=len(train_loader), num_steps=num_steps)
+    accumulate_unsharded = accumulates_unsharded(config, layout, model, env.device)
+    resolved = {
+        "precision": precision.name,
+        "sharding_strategy": layout.strategy,
+        "mesh_shape": list(layout.mesh_shape),
+        "num_units": num_units(model),
+        "activation_checkpointing": built.checkpointing,
+        "attention": built.attention,
+        "accumulate_unsharded": accumulate_unsharded,
+        "context_length": context_length,
+        "gradient_accumulation_steps": batches.gradient_accumulation_steps,
+        "global_batch_size": batches.global_batch_size,
+        "keep_last": keep_last,
+        "checkpoint_bytes": planned_bytes(model, config),
+    }
+    resumed = None if checkpoint is None else checkpoint.summary(env)
+    folder = on_rank_zero(lambda: create_run_folder(config, env, resolved, facts, resumed))
+    if checkpoint is not None:
+        take_up_results(checkpoint, state, folder, num_steps)
+    watchdog.traces = folder / "traces"
+    metrics = MetricsFile(None)
+    if env.is_rank_zero:
+        print_for_people("", start_table(config, env, start, resolved, facts), "")
+        print_rank_zero(env, *start_warnings(config, start), f"run folder: {folder}")
+        trackers = open_trackers(config, folder, resolved | start, tqdm.write, after_step=state.step)
+        metrics = MetricsFile(folder / "metrics.jsonl", trackers)
+    saver = CheckpointSaver(
+        config,
+        env,
+        checkpoint_root(config, folder),
+        model=model,
+        optimizer=optimizer,
+        scheduler=scheduler,
+        scaler=scaler,
+        facts={
+            "settings": config.to_dict(),
+            "global_batch_size": batches.global_batch_size,
+            "num_steps": num_steps,
+            **known,
+            **known_of_model,
+        },
+        files=files,
+        keep_last=keep_last,
+        runs_beside=runs_beside,
+        say=say,
+        write_event=partial(metrics.write, "checkpoint"),
+    )
+    watchdog.beside.append(saver.group)
+    saver.begin(checkpoint)
+    metrics.write("start", **start)
+    flops = StepFlops(unwrap(model))
+    return Job(
+        config=config,
+        env=env,
+        tokenizer=tokenizer,
+        model=model,
+        optimizer=optimizer,
+        scheduler=scheduler,
+        scaler=scaler,
+        train_loader=train_loader,
+        eval_loader=eval_loader,
+        num_steps=num_steps,
+        accumulate_unsharded=accumulate_unsharded,
+        state=state,
+        saver=saver,
+        flops=flops,
+        ledger=MemoryLedger(model, optimizer, env.device),
+        recorder=step_recorder(config, env, folder, flops, say),
+        folder=folder,
+        metrics=metrics,
+        watchdog=watchdog,
+    )
