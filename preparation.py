@@ -13,7 +13,7 @@ from torch.optim.lr_scheduler import LRScheduler
 from tqdm import tqdm
 
 from checkpointing.comparison import check_same
-from checkpointing.finding import find_checkpoints, open_checkpoint, resolve_resume
+from checkpointing.finding import Checkpoint, find_checkpoints, open_checkpoint, resolve_resume
 from checkpointing.fingerprint import base_fingerprint
 from checkpointing.huggingface_files import config_facts, huggingface_files
 from checkpointing.resume import load_checkpoint, take_up_results
@@ -22,24 +22,19 @@ from checkpointing.state import TrainState
 from configs.run import RunConfig
 from planning.preflight import batch_layout, check_environment, resolve_context_length, resolve_num_steps
 from policies.attention import check_packing_isolates
-from policies.building import build_for_training
+from policies.building import BuiltModel, build_for_training
 from policies.loading import load_model_config
 from policies.loss import loss_notes
 from policies.loss_scaling import LossScaler
-from policies.mixed_precision import resolve_precision
+from policies.mixed_precision import Precision, resolve_precision
 from policies.optimizer import build_optimizer, build_scheduler, optimizer_notes
 from policies.optimizer_offload import share_out_cores
 from policies.quantization import resolve_quantization
-from policies.sharding import (
-    accumulates_unsharded,
-    choose_layout,
-    num_units,
-    unit_notes,
-    unwrap,
-)
+from policies.quantized_linear import Quantization
+from policies.sharding import Layout, accumulates_unsharded, choose_layout, num_units, unit_notes, unwrap
 from tasks import causal_lm as task
-from utils.data import load_data, make_loaders
-from utils.dataloader import StepLoader
+from utils.data import RunData, load_data, make_loaders
+from utils.dataloader import BatchLayout, StepLoader
 from utils.distributed import on_rank_zero, start_process_group
 from utils.environment import Environment, print_rank_zero
 from utils.look import look
@@ -82,6 +77,36 @@ class Job:
     watchdog: Watchdog
 
 
+@dataclass(frozen=True)
+class Inputs:
+    """What is known of a run before other ranks are met and weights are read."""
+
+    batches: BatchLayout
+    precision: Precision
+    layout: Layout
+    quantization: Quantization | None
+    model_config: Any
+    context_length: int
+    tokenizer: Any
+    vocab_size: int
+    data: RunData
+    data_facts: dict[str, Any]
+    width: PaddedWidth
+    num_steps: int
+
+
+@dataclass(frozen=True)
+class Parts:
+    """What a run trains, and by what."""
+
+    built: BuiltModel
+    optimizer: Optimizer
+    scheduler: LRScheduler
+    scaler: LossScaler
+    train_loader: StepLoader | StreamLoader
+    eval_loader: StepLoader | None
+
+
 def prepare(config: RunConfig, env: Environment, watchdog: Watchdog) -> Job:
     """Everything that trains, in the order in which a mistake is cheapest: flags, files, data, weights, run folder.
 
@@ -94,88 +119,44 @@ def prepare(config: RunConfig, env: Environment, watchdog: Watchdog) -> Job:
         use_deterministic_kernels()
     check_environment(config, env)
     found = find_checkpoints(config, env)
-    checkpoint = open_checkpoint(found, env, every_file=False)
-    batches, batch_notes = batch_layout(config, env, checkpoint.global_batch_size if checkpoint else None)
-    precision, notes = resolve_precision(config, env.device)
-    layout = choose_layout(config, precision, env)
-    quantization = resolve_quantization(config, precision, layout, env.device)
-    model_config = load_model_config(config)
-    context_length, length_notes = resolve_context_length(config, model_config)
-    tokenizer = load_tokenizer(config)
-    vocab_size = max(model_config.get_text_config().vocab_size, num_rows_needed(tokenizer))
-    data = load_data(config, tokenizer, vocab_size=vocab_size, context_length=context_length)
-    notes += [*batch_notes, *length_notes, *loss_notes(model_config), *data.notes]
-    print_rank_zero(env, *config.notes, *notes)
-    width = PaddedWidth(train_config.pad_to_multiple_of, context_length)
-    data_facts = look(data, tokenizer, config, batches, width, env)
-    num_steps = resolve_num_steps(config, data.steps_per_epoch(batches))
+    inputs = read_inputs(config, env, open_checkpoint(found, env, every_file=False))
+    batches, num_steps = inputs.batches, inputs.num_steps
 
     start_process_group(env)
     watchdog.start(train_config.step_timeout_seconds)
-    data.check_same_on_all_ranks()
+    inputs.data.check_same_on_all_ranks()
     checkpoint = open_checkpoint(found, env, every_file=True)
-    known = {"precision": precision.name, "data_fingerprint": data.fingerprint()}
+    known = {"precision": inputs.precision.name, "data_fingerprint": inputs.data.fingerprint()}
     if checkpoint is not None:
         print_rank_zero(env, *check_same(checkpoint, config, known, num_steps=num_steps))
     seed_everything(train_config.seed)
-    built = build_for_training(
-        config,
-        model_config,
-        tokenizer,
-        task.AUTO_MODEL,
-        precision=precision,
-        quantization=quantization,
-        layout=layout,
-        row_length=context_length,
-        env=env,
-    )
-    model = built.model
-    optimizer = build_optimizer(model, config)
-    print_rank_zero(env, *unit_notes(model, config), *optimizer_notes(model, config), *share_out_cores(config, env))
-    packing = train_config.batching_strategy == "packing"
-    collate = task.Collator(
-        packing=packing,
-        padding_id=padding_id(tokenizer, vocab_size),
-        width=width,
-        offsets=built.offsets,
-    )
-    if packing:
-        check_packing_isolates(
-            model,
-            lambda rows: task.summed_loss(model, collate(rows).to(env.device)),
-            vocab_size=vocab_size,
-            row_length=context_length,
-        )
-    say = partial(print_rank_zero, env)
-    train_loader, eval_loader = make_loaders(data, config, batches, env, collate, say)
-    scaler = LossScaler(active=precision.scales_loss)
-    scheduler = build_scheduler(optimizer, config, steps_per_epoch=len(train_loader), num_steps=num_steps)
+    parts = build_parts(inputs, config, env)
+    built, model, steps_per_epoch = parts.built, parts.built.model, len(parts.train_loader)
     seed_everything(train_config.seed, env.rank)
-    model.train()
 
-    files = huggingface_files(model, tokenizer)
+    files = huggingface_files(model, inputs.tokenizer)
     base = on_rank_zero(lambda: base_fingerprint(config, model))
     known_of_model = {"model_config": config_facts(files), "base_fingerprint": base}
     state = TrainState()
     if checkpoint is not None:
         print_rank_zero(env, *check_same(checkpoint, config, known_of_model))
-        state = load_checkpoint(checkpoint, model, optimizer, scheduler, scaler, config, env)
+        state = load_checkpoint(checkpoint, model, parts.optimizer, parts.scheduler, parts.scaler, config, env)
     keep_last, disk_notes = on_rank_zero(lambda: choose_keep_last(config, model))
     runs_beside, memory_notes = choose_async(config, env, model)
     print_rank_zero(env, *disk_notes, *memory_notes)
 
-    facts = run_facts(model, built.architecture, data_facts, env, load_seconds=built.load_seconds)
-    start = start_event(facts, env, steps_per_epoch=len(train_loader), num_steps=num_steps)
-    accumulate_unsharded = accumulates_unsharded(config, layout, model, env.device)
+    facts = run_facts(model, built.architecture, inputs.data_facts, env, load_seconds=built.load_seconds)
+    start = start_event(facts, env, steps_per_epoch=steps_per_epoch, num_steps=num_steps)
+    accumulate_unsharded = accumulates_unsharded(config, inputs.layout, model, env.device)
     resolved = {
-        "precision": precision.name,
-        "sharding_strategy": layout.strategy,
-        "mesh_shape": list(layout.mesh_shape),
+        "precision": inputs.precision.name,
+        "sharding_strategy": inputs.layout.strategy,
+        "mesh_shape": list(inputs.layout.mesh_shape),
         "num_units": num_units(model),
         "activation_checkpointing": built.checkpointing,
         "attention": built.attention,
         "accumulate_unsharded": accumulate_unsharded,
-        "context_length": context_length,
+        "context_length": inputs.context_length,
         "gradient_accumulation_steps": batches.gradient_accumulation_steps,
         "global_batch_size": batches.global_batch_size,
         "keep_last": keep_last,
@@ -197,9 +178,9 @@ def prepare(config: RunConfig, env: Environment, watchdog: Watchdog) -> Job:
         env,
         checkpoint_root(config, folder),
         model=model,
-        optimizer=optimizer,
-        scheduler=scheduler,
-        scaler=scaler,
+        optimizer=parts.optimizer,
+        scheduler=parts.scheduler,
+        scaler=parts.scaler,
         facts={
             "settings": config.to_dict(),
             "global_batch_size": batches.global_batch_size,
@@ -210,7 +191,7 @@ def prepare(config: RunConfig, env: Environment, watchdog: Watchdog) -> Job:
         files=files,
         keep_last=keep_last,
         runs_beside=runs_beside,
-        say=say,
+        say=partial(print_rank_zero, env),
         write_event=partial(metrics.write, "checkpoint"),
     )
     watchdog.beside.append(saver.group)
@@ -220,21 +201,100 @@ def prepare(config: RunConfig, env: Environment, watchdog: Watchdog) -> Job:
     return Job(
         config=config,
         env=env,
-        tokenizer=tokenizer,
+        tokenizer=inputs.tokenizer,
         model=model,
-        optimizer=optimizer,
-        scheduler=scheduler,
-        scaler=scaler,
-        train_loader=train_loader,
-        eval_loader=eval_loader,
+        optimizer=parts.optimizer,
+        scheduler=parts.scheduler,
+        scaler=parts.scaler,
+        train_loader=parts.train_loader,
+        eval_loader=parts.eval_loader,
         num_steps=num_steps,
         accumulate_unsharded=accumulate_unsharded,
         state=state,
         saver=saver,
         flops=flops,
-        ledger=MemoryLedger(model, optimizer, env.device),
-        recorder=step_recorder(config, env, folder, flops, say),
+        ledger=MemoryLedger(model, parts.optimizer, env.device),
+        recorder=step_recorder(config, env, folder, flops, partial(print_rank_zero, env)),
         folder=folder,
         metrics=metrics,
         watchdog=watchdog,
+    )
+
+
+def read_inputs(config: RunConfig, env: Environment, checkpoint: Checkpoint | None) -> Inputs:
+    """What each rank can know and refuse alone, before the process group starts: no collective can time out while
+    someone tokenises.
+
+    Args:
+        checkpoint: that the run goes on from, its small files read.
+    """
+    train_config = config.train_config
+    batches, batch_notes = batch_layout(config, env, checkpoint.global_batch_size if checkpoint else None)
+    precision, notes = resolve_precision(config, env.device)
+    layout = choose_layout(config, precision, env)
+    quantization = resolve_quantization(config, precision, layout, env.device)
+    model_config = load_model_config(config)
+    context_length, length_notes = resolve_context_length(config, model_config)
+    tokenizer = load_tokenizer(config)
+    vocab_size = max(model_config.get_text_config().vocab_size, num_rows_needed(tokenizer))
+    data = load_data(config, tokenizer, vocab_size=vocab_size, context_length=context_length)
+    notes += [*batch_notes, *length_notes, *loss_notes(model_config), *data.notes]
+    print_rank_zero(env, *config.notes, *notes)
+    width = PaddedWidth(train_config.pad_to_multiple_of, context_length)
+    return Inputs(
+        batches=batches,
+        precision=precision,
+        layout=layout,
+        quantization=quantization,
+        model_config=model_config,
+        context_length=context_length,
+        tokenizer=tokenizer,
+        vocab_size=vocab_size,
+        data=data,
+        data_facts=look(data, tokenizer, config, batches, width, env),
+        width=width,
+        num_steps=resolve_num_steps(config, data.steps_per_epoch(batches)),
+    )
+
+
+def build_parts(inputs: Inputs, config: RunConfig, env: Environment) -> Parts:
+    """The model with its weights, what updates it and what feeds it. Every rank must call this."""
+    packing = config.train_config.batching_strategy == "packing"
+    built = build_for_training(
+        config,
+        inputs.model_config,
+        inputs.tokenizer,
+        task.AUTO_MODEL,
+        precision=inputs.precision,
+        quantization=inputs.quantization,
+        layout=inputs.layout,
+        row_length=inputs.context_length,
+        env=env,
+    )
+    model = built.model
+    optimizer = build_optimizer(model, config)
+    print_rank_zero(env, *unit_notes(model, config), *optimizer_notes(model, config), *share_out_cores(config, env))
+    collate = task.Collator(
+        packing=packing,
+        padding_id=padding_id(inputs.tokenizer, inputs.vocab_size),
+        width=inputs.width,
+        offsets=built.offsets,
+    )
+    if packing:
+        check_packing_isolates(
+            model,
+            lambda rows: task.summed_loss(model, collate(rows).to(env.device)),
+            vocab_size=inputs.vocab_size,
+            row_length=inputs.context_length,
+        )
+    say = partial(print_rank_zero, env)
+    train_loader, eval_loader = make_loaders(inputs.data, config, inputs.batches, env, collate, say)
+    model.train()
+    return Parts(
+        built=built,
+        optimizer=optimizer,
+        scheduler=build_scheduler(optimizer, config, steps_per_epoch=len(train_loader), num_steps=inputs.num_steps),
+        scaler=LossScaler(active=inputs.precision.scales_loss),
+        train_loader=train_loader,
+        eval_loader=eval_loader,
     )
