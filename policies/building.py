@@ -14,6 +14,7 @@ from policies.activation_checkpointing import checkpointing_mode
 from policies.adapters import adapter_notes
 from policies.attention import choose_attention, rows_that_need_offsets
 from policies.loading import build_model, grow_embeddings
+from policies.loss import check_head_alone
 from policies.mixed_precision import Precision
 from policies.quantized_linear import Quantization
 from policies.sharding import Layout
@@ -58,6 +59,7 @@ def build_for_training(
     """
     started, dtype = time.perf_counter(), precision.storage_dtype
     model = build_model(config, model_config, auto_model, dtype)
+    check_head_alone(model, config.train_config.model_name)
     notes = choose_attention(model, config, precision, env.device)
     attention, offsets = model.config.get_text_config()._attn_implementation, rows_that_need_offsets(model, row_length)
     notes += grow_embeddings(model, tokenizer, use_peft=config.train_config.use_peft)

@@ -8,7 +8,6 @@ from pathlib import Path
 from typing import Any
 
 import torch
-import transformers
 from accelerate import init_empty_weights
 from transformers import AutoConfig, GenerationConfig, PretrainedConfig
 
@@ -80,16 +79,6 @@ def build_model(config: RunConfig, model_config: PretrainedConfig, auto_model: A
             )
     except Exception as error:
         raise explain_failed_load(config, error) from error
-    if model.config.get_text_config() is not model.config:
-        raise ConfigError(
-            f"--model_name: {train.model_name} is a {type(model).__name__}, a language model inside a larger one (of "
-            "images, say), and only plain language models are trained; save its language model alone and give that"
-        )
-    if model.get_decoder() is model:
-        raise ConfigError(
-            f"--model_name: transformers {transformers.__version__} does not say where the decoder of "
-            f"{type(model).__name__} is, and the loss is computed after it; give a model of another family"
-        )
     model.tie_weights()  # accelerate makes a new parameter of every one, and so unties them
     _keep_exact_buffers(model)
     model.name_or_path = model.config._name_or_path = train.model_name

@@ -13,10 +13,12 @@ from typing import Any
 
 import torch
 import torch.nn.functional as F
+import transformers
 from torch import nn
 from torch.utils.checkpoint import checkpoint
 from transformers.modeling_outputs import BaseModelOutputWithPast
 
+from configs.errors import ConfigError
 from utils.labels import IGNORE_INDEX, shift_left
 
 
@@ -38,6 +40,24 @@ def loss_notes(model_config: Any) -> list[str]:
     if getattr(model_config.get_text_config(), "output_router_logits", False):
         return ["output_router_logits: the router's auxiliary loss is not added; cross-entropy alone is trained"]
     return []
+
+
+def check_head_alone(model: Any, model_name: str) -> None:
+    """That the head of this model can be called on what its decoder gave, as `use_summed_loss` does.
+
+    Raises:
+        ConfigError: where it cannot.
+    """
+    if model.config.get_text_config() is not model.config:
+        raise ConfigError(
+            f"--model_name: {model_name} is a {type(model).__name__}, a language model inside a larger one (of images, "
+            "say), and only plain language models are trained; save its language model alone and give that"
+        )
+    if model.get_decoder() is model:
+        raise ConfigError(
+            f"--model_name: transformers {transformers.__version__} does not say where the decoder of "
+            f"{type(model).__name__} is, and the loss is computed after it; give a model of another family"
+        )
 
 
 def use_summed_loss(model: Any, chunk_size: int) -> None:
