@@ -41,6 +41,18 @@ MAY_CHANGE = frozenset(
 )
 """Settings that do not change the result; every other one must be the checkpoint's, a new one too."""
 
+DECIDE_TENSORS = frozenset(
+    f"{section}.{name}"
+    for section, names in {
+        "train_config": ("use_peft", "peft_method", "peft_dtype"),
+        "lora_config": ("r", "target_modules", "use_dora"),
+        "llama_adapter_config": ("adapter_len", "adapter_layers"),
+        "prefix_config": ("num_virtual_tokens",),
+    }.items()
+    for name in names
+)
+"""Settings that decide which tensors a checkpoint holds, and in which shape: others than these cannot be loaded."""
+
 
 def check_same(
     checkpoint: Checkpoint, config: RunConfig, facts: Mapping[str, Any], *, num_steps: int | None = None
@@ -57,28 +69,54 @@ def check_same(
     Raises:
         ConfigError: which names every difference.
     """
-    differences = [] if num_steps is None else _settings_that_differ(checkpoint, config, num_steps)
-    differences += [_FACTS[name] for name, value in facts.items() if value != checkpoint.values[name]]
+    differences = {} if num_steps is None else _settings_that_differ(checkpoint, config, num_steps)
+    differences |= {name: _FACTS[name] for name in facts if _is_another(name, facts[name], checkpoint.values[name])}
+    texts = list(dict.fromkeys(differences.values()))  # a field of two sections has one flag
     if differences and not config.train_config.resume_anyway:
+        fits = DECIDE_TENSORS.isdisjoint(differences) and _fits_what_trains(checkpoint, config)
         raise ConfigError(
-            f"--resume: what differs from {checkpoint.folder} would change the result: {', '.join(differences)}; "
-            "give what was given there, or --resume_anyway"
+            f"--resume: what differs from {checkpoint.folder} would change the result: {', '.join(texts)}; "
+            f"give what was given there, or {'--resume_anyway' if fits else TRAIN_ON}"
         )
     _check_states(checkpoint, config)
-    return [f"resume_anyway: {text}" for text in differences]
+    return [f"resume_anyway: {text}" for text in texts]
+
+
+def _fits_what_trains(checkpoint: Checkpoint, config: RunConfig) -> bool:
+    """Whether it holds states of this optimizer for every weight that is trained now, in its dtype."""
+    saved, train = checkpoint.values["settings"], config.train_config
+    there = saved["train_config"]
+    num_frozen_there = there["num_freeze_layers"] if there["freeze_layers"] else 0
+    num_frozen = train.num_freeze_layers if train.freeze_layers else 0
+    same_dtype = train.use_peft or saved["fsdp_config"]["pure_bf16"] == config.fsdp_config.pure_bf16
+    return num_frozen <= num_frozen_there and same_dtype and _same_states(checkpoint, config)
+
+
+def _same_states(checkpoint: Checkpoint, config: RunConfig) -> bool:
+    """What is paged is the same but for where it is."""
+    there = checkpoint.values["settings"]["fsdp_config"]["optimizer"]
+    return bool(there.removeprefix("Paged") == config.fsdp_config.optimizer.removeprefix("Paged"))
+
+
+def _is_another(name: str, now: Any, there: Any) -> bool:
+    if name == "base_fingerprint":  # there is none where all weights are trained, and so kept
+        return None not in (now, there) and now != there
+    if name == "model_config":  # earlier versions wrote its dtype, which follows from the precision
+        there = {key: value for key, value in there.items() if key != "dtype"}
+    return bool(now != there)
 
 
 def _check_states(checkpoint: Checkpoint, config: RunConfig) -> None:
-    """Refuse another optimizer than the checkpoint's: its states mean nothing to it. What is paged is the same but for
-    where it is."""
-    there = checkpoint.values["settings"]["fsdp_config"]["optimizer"]
-    if there.removeprefix("Paged") != config.fsdp_config.optimizer.removeprefix("Paged"):
+    """Refuse another optimizer than the checkpoint's: its states mean nothing to it."""
+    if not _same_states(checkpoint, config):
+        there = checkpoint.values["settings"]["fsdp_config"]["optimizer"]
         raise ConfigError(
             f"--resume_anyway: {config.fsdp_config.optimizer} cannot go on with the states of {there} in "
-            f"{checkpoint.folder}; give --optimizer {there}, or train on from the run's weights with --model_name"
+            f"{checkpoint.folder}; give --optimizer {there}, or {TRAIN_ON}"
         )
 
 
+TRAIN_ON = "train on from the run's weights with --model_name (from an adapter with --from_peft_checkpoint)"
 _FACTS = {
     "precision": "the precision",
     "data_fingerprint": "the training data: other samples",
@@ -87,20 +125,20 @@ _FACTS = {
 }
 
 
-def _settings_that_differ(checkpoint: Checkpoint, config: RunConfig, num_steps: int) -> list[str]:
+def _settings_that_differ(checkpoint: Checkpoint, config: RunConfig, num_steps: int) -> dict[str, str]:
     saved, now = checkpoint.values["settings"], config.to_dict()
     unused = {name for name in DATASETS if name not in config.train_config.datasets}
-    differences = [
-        f"{flag(f'{section}.{name}')} {_shown(value)} (there {_shown(saved.get(section, {}).get(name))})"
+    differences = {
+        f"{section}.{name}": f"{flag(f'{section}.{name}')} {_shown(value)} (there {_shown(saved[section].get(name))})"
         for section, values in now.items()
         if section not in unused and section != "tracking_config"
         for name, value in values.items()
         if f"{section}.{name}" not in MAY_CHANGE
         and name != "data_path"
         and value != saved.get(section, {}).get(name, value)
-    ]
+    }
     if config.train_config.scheduler in ("cosine", "linear") and num_steps != checkpoint.values["num_steps"]:
-        differences.append(
+        differences["num_steps"] = (
             f"{num_steps} optimizer steps (there {checkpoint.values['num_steps']}), over which "
             f"--scheduler {config.train_config.scheduler} lowers lr"
         )

@@ -16,6 +16,7 @@ from torch.distributed.checkpoint.metadata import TensorStorageMetadata
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LambdaLR, LRScheduler
 
+from checkpointing.comparison import TRAIN_ON
 from checkpointing.finding import Checkpoint, run_folder_of
 from checkpointing.safe_reader import SafeFileSystemReader
 from checkpointing.state import MODEL, OPTIMIZER, TrainState, model_tensors, trained_parameters
@@ -123,7 +124,7 @@ def _load_tensors(
         target = zero_state(parameters[name], shape, dtype, optimizer_device)
         targets[stored_name] = states[name][key] = target
     if unknown:
-        raise ConfigError(f"extra: {', '.join(unknown)}")
+        raise ConfigError(f"extra: {', '.join(unknown)}; {_REMEDY}")
     stored.load(targets)
     numbers = checkpoint.values["optimizer_numbers"]
     groups = optimizer.state_dict()["param_groups"]
@@ -138,6 +139,7 @@ def _load_tensors(
     optimizer.load_state_dict({"state": full_states, "param_groups": groups})
 
 
+_REMEDY = f"give the settings and the model of the checkpoint, or {TRAIN_ON}"
 Facts = dict[str, tuple[torch.Size, torch.dtype]]
 
 
@@ -152,7 +154,7 @@ def _compare(stored: Facts, targets: Mapping[str, torch.Tensor]) -> None:
     ]
     parts = [f"{what}: {', '.join(names)}" for what, names in (("missing", missing), ("extra", extra)) if names]
     if parts + other:
-        raise ConfigError("; ".join(parts + other))
+        raise ConfigError("; ".join([*parts, *other, _REMEDY]))
 
 
 def _kind(shape: Iterable[int], dtype: torch.dtype) -> str:

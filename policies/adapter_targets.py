@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from difflib import get_close_matches
 from typing import Any
 
@@ -46,6 +47,20 @@ def choose_targets(model: Any, lora: LoraConfig) -> list[str]:
             f"--lora_config.target_modules: {', '.join(other)}: {kind} only; name some of {', '.join(known)}"
         )
     return _refuse_names_of_experts(model, list(lora.target_modules))
+
+
+def tied_notes(model: Any, targets: Sequence[str]) -> list[str]:
+    """A line for an adapter on an embedding or a head whose weight is the other's too."""
+    embedding, head = model.get_input_embeddings(), model.get_output_embeddings()
+    if head is None or head.weight is not embedding.weight:
+        return []
+    names = {module: name for name, module in model.named_modules()}
+    return [
+        f"LoRA on {names[adapted]}: {names[other]} has the same weight and no part in this adapter; merged, the model "
+        "stores two"
+        for adapted, other in ((embedding, head), (head, embedding))
+        if any(f".{names[adapted]}".endswith(f".{target}") for target in targets)
+    ]
 
 
 def _refuse_names_of_experts(model: Any, targets: list[str]) -> list[str]:

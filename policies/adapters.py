@@ -18,7 +18,7 @@ from torch import nn
 
 from configs.errors import ConfigError, in_one_line
 from configs.run import RunConfig
-from policies.adapter_targets import choose_targets
+from policies.adapter_targets import choose_targets, tied_notes
 from policies.wrapping import find_layers
 
 # peft's names of what --peft_method names, and what the names of its parameters hold that no other name holds.
@@ -54,12 +54,15 @@ def apply_adapters(model: nn.Module, config: RunConfig) -> Any:
 
 
 def adapter_notes(model: Any, config: RunConfig) -> list[str]:
-    """Lines to print of what a default came to on this model."""
+    """Lines to print of what the settings come to on this model."""
     train, asked = config.train_config, config.llama_adapter_config.adapter_layers
-    if not train.use_peft or train.peft_method != "llama_adapter" or train.from_peft_checkpoint:
+    if not train.use_peft or train.from_peft_checkpoint:
         return []
+    if train.peft_method == "lora":
+        return tied_notes(model, config.lora_config.target_modules)
     num_layers = len(find_layers(model.get_decoder()))
-    return [f"adapter_layers: {num_layers}, all that this model has"] if 0 < num_layers < asked else []
+    shrinks = train.peft_method == "llama_adapter" and 0 < num_layers < asked
+    return [f"adapter_layers: {num_layers}, all that this model has"] if shrinks else []
 
 
 def own_name(model: Any) -> str:

@@ -151,8 +151,8 @@ def check_packing_isolates(
 ) -> None:
     """Pack two documents into a row, change the first, and refuse if that changes the loss of the second.
 
-    A few models (OPT, Falcon, BLOOM and MPT in transformers 5.23) do not hand position ids to the attention mask, and
-    leak without an error. Every rank must call this.
+    A few models (OPT, Falcon, BLOOM, MPT and GPT-OSS in transformers 5.23) do not hand position ids to the attention
+    mask, and leak without an error. Every rank must call this.
 
     Args:
         row_length: tokens that a row of the run holds.

@@ -100,6 +100,15 @@ def test_a_name_that_cannot_be_adapted_is_refused_with_near_names(make: Any, tar
     assert str(caught.value).startswith(f"--lora_config.target_modules: {start}")
 
 
+@pytest.mark.parametrize("tied", [True, False])
+def test_an_adapter_on_one_of_two_that_share_a_weight_is_said(tied: bool) -> None:
+    settings = FAMILIES["llama"].config.to_dict() | {"tie_word_embeddings": tied}
+    model = AutoModelForCausalLM.from_config(type(FAMILIES["llama"].config)(**settings))
+    for targets, said in (("embed_tokens,q_proj", "LoRA on model.embed_tokens: lm_head has"), ("q_proj", "")):
+        notes = adapter_notes(model, config_of("--lora_config.target_modules", targets))
+        assert [note.startswith(said) for note in notes] == ([True] if tied and said else [])
+
+
 def test_dora_takes_no_embeddings() -> None:
     targets = ("embed_tokens", "q_proj")
     assert choose_targets(make_model("llama"), LoraConfig(target_modules=targets)) == [*targets]

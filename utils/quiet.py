@@ -18,14 +18,16 @@ def quiet_tool() -> None:
     """For a command beside training, whose own lines say what happens."""
     import transformers
 
-    _ignore_old_names()
+    _ignore_what_peft_says()
     transformers.utils.logging.set_verbosity_error()
     transformers.utils.logging.disable_progress_bar()
 
 
-def _ignore_old_names() -> None:
+def _ignore_what_peft_says() -> None:
     # peft 0.21 asks transformers by an old name; nothing that the user could change.
     warnings.filterwarnings("ignore", message="`is_gradient_checkpointing` is deprecated", category=FutureWarning)
+    # The run says in a line of its own what an adapter on a tied embedding means (policies/adapters.py).
+    warnings.filterwarnings("ignore", message="Model has `tie_word_embeddings=True` and a tied layer")
 
 
 def quiet_libraries(env: Environment) -> None:
@@ -33,7 +35,7 @@ def quiet_libraries(env: Environment) -> None:
     import datasets
     import transformers
 
-    _ignore_old_names()
+    _ignore_what_peft_says()
     # fp16's first steps may make no update; the learning rate moves on with the step.
     warnings.filterwarnings("ignore", message=r"Detected call of `lr_scheduler.step\(\)` before", category=UserWarning)
     # Readers of files log what they raise, and the refusal says it with file and line.
