@@ -56,8 +56,8 @@ def tied_notes(model: Any, targets: Sequence[str]) -> list[str]:
         return []
     names = {module: name for name, module in model.named_modules()}
     return [
-        f"LoRA on {names[adapted]}: {names[other]} has the same weight and no part in this adapter; merged, the model "
-        "stores two"
+        f"LoRA on {names[adapted]}: {names[other]} has the same weight, and this adapter is not its own; merged, the "
+        "model stores two"
         for adapted, other in ((embedding, head), (head, embedding))
         if any(f".{names[adapted]}".endswith(f".{target}") for target in targets)
     ]

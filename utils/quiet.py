@@ -26,7 +26,7 @@ def quiet_tool() -> None:
 def _ignore_what_peft_says() -> None:
     # peft 0.21 asks transformers by an old name; nothing that the user could change.
     warnings.filterwarnings("ignore", message="`is_gradient_checkpointing` is deprecated", category=FutureWarning)
-    # The run says in a line of its own what an adapter on a tied embedding means (policies/adapters.py).
+    # The run says in a line of its own what an adapter on a tied embedding means (policies/adapter_targets.py).
     warnings.filterwarnings("ignore", message="Model has `tie_word_embeddings=True` and a tied layer")
 
 
