@@ -10,7 +10,6 @@ from typing import Any
 from torch import nn
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler
-from tqdm import tqdm
 
 from checkpointing.comparison import check_same
 from checkpointing.finding import Checkpoint, find_checkpoints, open_checkpoint, resolve_resume
@@ -131,7 +130,7 @@ def prepare(config: RunConfig, env: Environment, watchdog: Watchdog) -> Job:
         print_rank_zero(env, *check_same(checkpoint, config, known, num_steps=num_steps))
     seed_everything(train_config.seed)
     parts = build_parts(inputs, config, env)
-    built, model, steps_per_epoch = parts.built, parts.built.model, len(parts.train_loader)
+    built, model, say = parts.built, parts.built.model, partial(print_rank_zero, env)
     seed_everything(train_config.seed, env.rank)
 
     files = huggingface_files(model, inputs.tokenizer)
@@ -146,7 +145,7 @@ def prepare(config: RunConfig, env: Environment, watchdog: Watchdog) -> Job:
     print_rank_zero(env, *disk_notes, *memory_notes)
 
     facts = run_facts(model, built.architecture, inputs.data_facts, env, load_seconds=built.load_seconds)
-    start = start_event(facts, env, steps_per_epoch=steps_per_epoch, num_steps=num_steps)
+    start = start_event(facts, env, steps_per_epoch=len(parts.train_loader), num_steps=num_steps)
     accumulate_unsharded = accumulates_unsharded(config, inputs.layout, model, env.device)
     resolved = {
         "precision": inputs.precision.name,
@@ -171,7 +170,7 @@ def prepare(config: RunConfig, env: Environment, watchdog: Watchdog) -> Job:
     if env.is_rank_zero:
         print_for_people("", start_table(config, env, start, resolved, facts), "")
         print_rank_zero(env, *start_warnings(config, start), f"run folder: {folder}")
-        trackers = open_trackers(config, folder, resolved | start, tqdm.write, after_step=state.step)
+        trackers = open_trackers(config, folder, resolved | start, say, after_step=state.step)
         metrics = MetricsFile(folder / "metrics.jsonl", trackers)
     saver = CheckpointSaver(
         config,
@@ -191,7 +190,7 @@ def prepare(config: RunConfig, env: Environment, watchdog: Watchdog) -> Job:
         files=files,
         keep_last=keep_last,
         runs_beside=runs_beside,
-        say=partial(print_rank_zero, env),
+        say=say,
         write_event=partial(metrics.write, "checkpoint"),
     )
     watchdog.beside.append(saver.group)
@@ -214,7 +213,7 @@ def prepare(config: RunConfig, env: Environment, watchdog: Watchdog) -> Job:
         saver=saver,
         flops=flops,
         ledger=MemoryLedger(model, parts.optimizer, env.device),
-        recorder=step_recorder(config, env, folder, flops, partial(print_rank_zero, env)),
+        recorder=step_recorder(config, env, folder, flops, say),
         folder=folder,
         metrics=metrics,
         watchdog=watchdog,

@@ -95,9 +95,14 @@ def main() -> None:
     rows = [Row("fp32", method, "one GPU") for method in options.methods]  # what the others are compared with
     wanted = product(options.methods, options.layouts, PRECISIONS)
     rows += [Row(precision, method, layout) for method, layout, precision in wanted if is_of(precision, method)]
-    settings = vars(options)
-    del settings["methods"], settings["layouts"]
-    measure(list(dict.fromkeys(rows)), **settings)
+    measure(
+        list(dict.fromkeys(rows)),
+        shape=options.shape,
+        nproc=options.nproc,
+        steps=options.steps,
+        base_steps=options.base_steps,
+        at_once=options.at_once,
+    )
 
 
 def measure(rows: list[Row], *, shape: str, nproc: int, steps: int, base_steps: int, at_once: int) -> None:

@@ -56,10 +56,15 @@ def build_blueprint(settings: str, *, num_rows: int | None = None) -> Any:
 def blueprint_of(source: Source) -> Any:
     """The model of a full checkpoint, with as many embeddings as the checkpoint has, if only it knows.
 
+    None for a folder in Hugging Face format whose files name or fuse tensors unlike the model: `load_pretrained` alone
+    reads that.
+
     Raises:
         ConfigError: where the checkpoint's tensors are not this model's.
     """
     model = build_blueprint(source.settings)
+    if isinstance(source.tensors, SafetensorsTensors) and not is_stored_as_named(model):
+        return None
     (embedding,) = [n for n, m in model.named_modules() if m is model.get_input_embeddings()]
     entry = source.tensors.index.get(f"{embedding}.weight")
     if entry and entry.shape[0] != model.get_input_embeddings().num_embeddings:
@@ -107,20 +112,16 @@ def load_whole(model: Any, tensors: StoredTensors, dtype: torch.dtype | None = N
     return model.eval()
 
 
-def is_renamed_in_files(source: Source) -> bool:
-    """Whether a whole model is a folder in Hugging Face format, whose files name or fuse tensors unlike the model."""
-    return isinstance(source.tensors, SafetensorsTensors) and not is_stored_as_named(build_blueprint(source.settings))
-
-
 def load_full(source: Source, dtype: torch.dtype) -> Any:
     """The model of a full checkpoint, or of a folder in Hugging Face format; `dtype` as in `load_whole`.
 
     Raises:
         ConfigError: where the tensors are not this model's.
     """
-    if is_renamed_in_files(source):
+    model = blueprint_of(source)
+    if model is None:
         return load_pretrained(source.settings, dtype).eval()
-    return load_whole(blueprint_of(source), source.tensors, dtype)
+    return load_whole(model, source.tensors, dtype)
 
 
 def check_fit(model: Any, tensors: StoredTensors, path: str, settings: str) -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from checkpointing.finding import Checkpoint
@@ -10,9 +10,13 @@ from configs.errors import ConfigError
 from configs.names import flag
 from configs.run import DATASETS, RunConfig
 
-MAY_CHANGE = frozenset(
-    f"{section}.{name}"
-    for section, names in {
+
+def _dotted(names_of: Mapping[str, Sequence[str]]) -> frozenset[str]:
+    return frozenset(f"{section}.{name}" for section, names in names_of.items() for name in names)
+
+
+MAY_CHANGE = _dotted(
+    {
         "train_config": (
             # compared by what they name: config.json, the base's weights, the tokens of the data
             *("model_name", "tokenizer_name", "trust_remote_code"),
@@ -36,20 +40,17 @@ MAY_CHANGE = frozenset(
             "checkpoint_type",
         ),
         "quantization_config": ("quant_storage",),
-    }.items()
-    for name in names
+    }
 )
 """Settings that do not change the result; every other one must be the checkpoint's, a new one too."""
 
-DECIDE_TENSORS = frozenset(
-    f"{section}.{name}"
-    for section, names in {
+DECIDE_TENSORS = _dotted(
+    {
         "train_config": ("use_peft", "peft_method", "peft_dtype"),
         "lora_config": ("r", "target_modules", "use_dora"),
         "llama_adapter_config": ("adapter_len", "adapter_layers"),
         "prefix_config": ("num_virtual_tokens",),
-    }.items()
-    for name in names
+    }
 )
 """Settings that decide which tensors a checkpoint holds, and in which shape: others than these cannot be loaded."""
 
@@ -73,7 +74,7 @@ def check_same(
     differences |= {name: _FACTS[name] for name in facts if _is_another(name, facts[name], checkpoint.values[name])}
     texts = list(dict.fromkeys(differences.values()))  # a field of two sections has one flag
     if differences and not config.train_config.resume_anyway:
-        fits = DECIDE_TENSORS.isdisjoint(differences) and _fits_what_trains(checkpoint, config)
+        fits = DECIDE_TENSORS.isdisjoint(differences) and _has_states(checkpoint, config)
         raise ConfigError(
             f"--resume: what differs from {checkpoint.folder} would change the result: {', '.join(texts)}; "
             f"give what was given there, or {'--resume_anyway' if fits else TRAIN_ON}"
@@ -82,7 +83,7 @@ def check_same(
     return [f"resume_anyway: {text}" for text in texts]
 
 
-def _fits_what_trains(checkpoint: Checkpoint, config: RunConfig) -> bool:
+def _has_states(checkpoint: Checkpoint, config: RunConfig) -> bool:
     """Whether it holds states of this optimizer for every weight that is trained now, in its dtype."""
     saved, train = checkpoint.values["settings"], config.train_config
     there = saved["train_config"]
@@ -101,8 +102,8 @@ def _same_states(checkpoint: Checkpoint, config: RunConfig) -> bool:
 def _is_another(name: str, now: Any, there: Any) -> bool:
     if name == "base_fingerprint":  # there is none where all weights are trained, and so kept
         return None not in (now, there) and now != there
-    if name == "model_config":  # earlier versions wrote its dtype, which follows from the precision
-        there = {key: value for key, value in there.items() if key != "dtype"}
+    if name == "model_config":  # its dtype follows from the precision, which is compared for itself
+        now, there = now | {"dtype": None}, there | {"dtype": None}
     return bool(now != there)
 
 

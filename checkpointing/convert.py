@@ -23,7 +23,6 @@ from checkpointing.blueprint import (
     build_blueprint,
     check_fit,
     find_stored,
-    is_renamed_in_files,
     is_stored_as_named,
     load_pretrained,
     load_tokenizer,
@@ -81,9 +80,9 @@ def plan_export(source: Source, *, merge: bool, dtype: torch.dtype | None) -> Pl
 
 
 def _plan_full(source: Source, dtype: torch.dtype | None) -> Plan:
-    if is_renamed_in_files(source):
-        return _plan_whole(source, load_pretrained(source.settings, "auto"), dtype, [_ONE_COPY])
     model = blueprint_of(source)
+    if model is None:
+        return _plan_whole(source, load_pretrained(source.settings, "auto"), dtype, [_ONE_COPY])
     if is_stored_as_named(model):
         stored_as = find_stored(model, source.tensors)
         entries = {name: source.tensors.index[stored_as[name]] for name in aliases(model) if name in stored_as}

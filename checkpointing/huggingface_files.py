@@ -15,7 +15,6 @@ from torch.distributed.fsdp import FSDPModule
 from policies.sharding import unwrap
 
 FOLDER = "huggingface"
-_OF_FILES = ("_name_or_path", "transformers_version", "dtype")
 
 
 def huggingface_files(model: nn.Module, tokenizer: Any) -> dict[str, bytes]:
@@ -40,6 +39,6 @@ def huggingface_files(model: nn.Module, tokenizer: Any) -> dict[str, bytes]:
 
 
 def config_facts(files: dict[str, bytes]) -> dict[str, Any]:
-    """What config.json says of the model, not of where it came from, what wrote it, or in which dtype."""
+    """What config.json says of the model, not of where it came from or what wrote it."""
     config = json.loads(files[f"{FOLDER}/config.json"])
-    return {name: value for name, value in config.items() if name not in _OF_FILES}
+    return {name: value for name, value in config.items() if name not in ("_name_or_path", "transformers_version")}

@@ -13,6 +13,7 @@ from transformers.pytorch_utils import Conv1D
 
 from configs.errors import ConfigError
 from configs.peft import ALL_LINEAR, LoraConfig
+from policies.wrapping import has_tied_embeddings
 
 LINEAR = (nn.Linear, Conv1D)  # by their class: the weight of a quantized one has another shape
 
@@ -32,7 +33,7 @@ def choose_targets(model: Any, lora: LoraConfig) -> list[str]:
     modules = {name: module for name, module in model.named_modules() if name}
     known = sorted({name.rpartition(".")[2] for name, module in modules.items() if isinstance(module, takes)})
     matched = {
-        target: [module for name, module in modules.items() if name == target or name.endswith(f".{target}")]
+        target: [module for name, module in modules.items() if _is_named(name, target)]
         for target in lora.target_modules
     }
     unknown = [target for target, found in matched.items() if not found]
@@ -49,17 +50,21 @@ def choose_targets(model: Any, lora: LoraConfig) -> list[str]:
     return _refuse_names_of_experts(model, list(lora.target_modules))
 
 
+def _is_named(name: str, target: str) -> bool:
+    return name == target or name.endswith(f".{target}")
+
+
 def tied_notes(model: Any, targets: Sequence[str]) -> list[str]:
     """A line for an adapter on an embedding or a head whose weight is the other's too."""
-    embedding, head = model.get_input_embeddings(), model.get_output_embeddings()
-    if head is None or head.weight is not embedding.weight:
+    if not has_tied_embeddings(model):
         return []
+    embedding, head = model.get_input_embeddings(), model.get_output_embeddings()
     names = {module: name for name, module in model.named_modules()}
     return [
         f"LoRA on {names[adapted]}: {names[other]} has the same weight, and this adapter is not its own; merged, the "
         "model stores two"
         for adapted, other in ((embedding, head), (head, embedding))
-        if any(f".{names[adapted]}".endswith(f".{target}") for target in targets)
+        if any(_is_named(names[adapted], target) for target in targets)
     ]
 
 

@@ -23,14 +23,13 @@ from tests.distributed.test_resume import as_if_killed_after, assert_bit_equal
 from tests.families import FAMILIES, make_model, save_family
 from tests.processes import ROOT, ProcessGroup, read_metrics, train_events
 from tests.reference import assert_agrees, flags_for, plain_eval_loss, reference_run
-from tests.test_apply_adapters import config_of
+from tests.test_apply_adapters import LINEAR, config_of
 from tests.test_docs import commands
 from tools.export import main as export_main
 
 NUM_STEPS = 6
 LAYOUTS = {"SINGLE": (1, []), "NO_SHARD": (2, []), "FULL_SHARD": (2, ["--enable_fsdp"])}
 LORA = ["--lora_config.r", "4", "--lora_config.lora_dropout", "0"]
-LINEAR = ["q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj"]
 # What the project is told of each adapter, and what peft is.
 ADAPTERS: dict[str, tuple[list[str], Callable[[], Any]]] = {
     "rslora": (

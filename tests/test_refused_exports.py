@@ -13,11 +13,9 @@ from safetensors.torch import load_file, save_file
 from transformers import AutoConfig, AutoModelForCausalLM
 
 from tests.checkpoints import changed, complete, save_checkpoint, with_lora
-from tests.test_export_tool import KINDS, export
+from tests.test_export_tool import KINDS, Capture, export
 from tools.export import main
 from tools.make_tiny_model import make_tiny_model
-
-Capture = pytest.CaptureFixture[str]
 
 
 def refusal(capsys: pytest.CaptureFixture[str], source: Path, to: Path, *flags: str, status: int = 2) -> str:
