@@ -16,8 +16,9 @@ import threading
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 
-from utils.exit_status import FAILED, REFUSED, leave
-from utils.failures import TrainingError, end_unless_flags_hold, end_with_error
+from supervision.exit_status import FAILED, REFUSED, leave
+from supervision.failures import end_unless_flags_hold, end_with_error
+from utils.errors import TrainingError
 from utils.quiet import quiet_imports, quiet_libraries
 
 if __name__ == "__main__":
@@ -29,26 +30,26 @@ from torch import nn
 from torch.optim import Optimizer
 from tqdm import tqdm
 
-from checkpointing.export import WriteError, export_model
+from checkpointing.model_folder import WriteError, export_model
 from checkpointing.saving import is_due
-from configs.errors import ConfigError
 from configs.flags import parse_flags
 from configs.run import RunConfig
+from data.loader import StepLoader
 from policies.clipping import clip_grad_norm
 from policies.loss_scaling import LossScaler
 from policies.sharding import gradient_sync, reshard
 from preparation import Job, prepare
+from reporting.memory_ledger import is_observed_step
+from reporting.metrics import end_facts, log_line, perplexity, write_metrics_data
+from reporting.run_folder import add_to_run_yaml
+from reporting.summary import end_summary, print_for_people
+from supervision.non_finite import NonFiniteError, describe_non_finite
+from supervision.stopping import StopRequests
+from supervision.watchdog import Watchdog
 from tasks import causal_lm as task
-from utils.dataloader import StepLoader
 from utils.distributed import gather_to_all, on_rank_zero, stop_process_group, sum_on_host
 from utils.environment import Environment, print_rank_zero, read_environment
-from utils.memory import is_observed_step
-from utils.metrics import end_facts, log_line, perplexity, write_metrics_data
-from utils.non_finite import NonFiniteError, describe_non_finite
-from utils.run_folder import add_to_run_yaml
-from utils.stopping import StopRequests
-from utils.summary import end_summary, print_for_people
-from utils.watchdog import Watchdog
+from utils.errors import ConfigError
 
 
 def train_step(
@@ -69,7 +70,7 @@ def train_step(
     Args:
         device: where to compute; parameters may live elsewhere.
         num_label_tokens: label tokens of the global batch, all ranks and micro-batches together.
-        on_phase: called at each of `utils.memory.PHASES`.
+        on_phase: called at each of `reporting.memory_ledger.PHASES`.
 
     Returns:
         Loss (mean over the label tokens of the global batch) and gradient norm before clipping: fp32 scalars in host

@@ -11,14 +11,19 @@ from torch import nn
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler
 
+from checkpointing.base_fingerprint import base_fingerprint
 from checkpointing.comparison import check_same
 from checkpointing.finding import Checkpoint, find_checkpoints, open_checkpoint, resolve_resume
-from checkpointing.fingerprint import base_fingerprint
 from checkpointing.huggingface_files import config_facts, huggingface_files
 from checkpointing.resume import load_checkpoint, take_up_results
 from checkpointing.saving import CheckpointSaver, choose_async, choose_keep_last, planned_bytes
 from checkpointing.state import TrainState
 from configs.run import RunConfig
+from data.loader import BatchLayout, StepLoader
+from data.padding import PaddedWidth
+from data.run_data import RunData, load_data, make_loaders
+from data.stream_loader import StreamLoader
+from data.tokenizer import load_tokenizer, num_rows_needed, padding_id
 from planning.preflight import batch_layout, check_environment, resolve_context_length, resolve_num_steps
 from policies.attention import check_packing_isolates
 from policies.building import BuiltModel, build_for_training
@@ -26,29 +31,24 @@ from policies.loading import load_model_config
 from policies.loss import loss_notes
 from policies.loss_scaling import LossScaler
 from policies.mixed_precision import Precision, resolve_precision
-from policies.optimizer import build_optimizer, build_scheduler, optimizer_notes
-from policies.optimizer_offload import share_out_cores
+from policies.optimizers.offload import share_out_cores
+from policies.optimizers.optimizer import build_optimizer, build_scheduler, optimizer_notes
 from policies.quantization import resolve_quantization
 from policies.quantized_linear import Quantization
 from policies.sharding import Layout, accumulates_unsharded, choose_layout, num_units, unit_notes, unwrap
+from reporting.data_preview import look
+from reporting.memory_ledger import MemoryLedger
+from reporting.metrics import MetricsFile, StepFlops
+from reporting.profiling import StepRecorder, step_recorder
+from reporting.run_facts import run_facts, start_event
+from reporting.run_folder import checkpoint_root, create_run_folder
+from reporting.summary import print_for_people, start_table, start_warnings
+from reporting.trackers import open_trackers
+from supervision.watchdog import Watchdog
 from tasks import causal_lm as task
-from utils.data import RunData, load_data, make_loaders
-from utils.dataloader import BatchLayout, StepLoader
 from utils.distributed import on_rank_zero, start_process_group
 from utils.environment import Environment, print_rank_zero
-from utils.look import look
-from utils.memory import MemoryLedger
-from utils.metrics import MetricsFile, StepFlops
-from utils.padding import PaddedWidth
-from utils.profiling import StepRecorder, step_recorder
-from utils.run_facts import run_facts, start_event
-from utils.run_folder import checkpoint_root, create_run_folder
 from utils.seeding import seed_everything, use_deterministic_kernels
-from utils.stream_loader import StreamLoader
-from utils.summary import print_for_people, start_table, start_warnings
-from utils.tokenization import load_tokenizer, num_rows_needed, padding_id
-from utils.trackers import open_trackers
-from utils.watchdog import Watchdog
 
 
 @dataclass(frozen=True)

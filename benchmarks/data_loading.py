@@ -23,12 +23,12 @@ import pyarrow as pa
 import torch
 
 from benchmarks.random_rows import samsum_like_lengths
+from data.loader import BatchLayout, StepLoader, make_rows
+from data.padding import PaddedWidth
+from data.sequences import build_examples
+from reporting.data_preview import row_figures
 from tasks.causal_lm import Collator
-from utils.dataloader import BatchLayout, StepLoader, make_rows
-from utils.examples import build_examples
-from utils.look import row_figures
-from utils.memory import GIB
-from utils.padding import PaddedWidth
+from utils.units import GIB
 
 
 def samsum_like(num_documents: int) -> datasets.Dataset:

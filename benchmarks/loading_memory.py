@@ -25,8 +25,8 @@ import torch.distributed as dist
 from transformers import AutoModelForCausalLM, LlamaConfig
 
 from configs.flags import parse_flags
-from policies import apply_policies
 from policies.activation_checkpointing import checkpointing_mode
+from policies.apply_policies import apply_policies
 from policies.loading import build_model, load_model_config
 from policies.mixed_precision import resolve_precision
 from policies.quantization import resolve_quantization

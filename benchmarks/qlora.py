@@ -33,7 +33,7 @@ from transformers import AutoConfig, AutoModelForCausalLM
 from benchmarks.launch import ROOT
 from benchmarks.loading_memory import anonymous_bytes
 from benchmarks.training_speed import SHAPES, WARMUP_STEPS, make_shape, read_events
-from utils.memory import GIB
+from utils.units import GIB
 
 CHECKPOINTING = ("off", "full")
 

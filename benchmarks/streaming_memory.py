@@ -24,12 +24,12 @@ import numpy as np
 import psutil
 
 from configs.flags import parse_flags
+from data.loader import BatchLayout
+from data.run_data import load_data, make_loaders
+from data.tokenizer import load_tokenizer, padding_id
 from tasks.causal_lm import Collator
 from tools.make_tiny_model import make_tiny_model
-from utils.data import load_data, make_loaders
-from utils.dataloader import BatchLayout
 from utils.environment import read_environment
-from utils.tokenization import load_tokenizer, padding_id
 
 MIB = 2**20
 SAMPLES = Path(__file__).parent.parent / "datasets/samples/dialogue_summary/validation.jsonl"  # for their words

@@ -34,7 +34,7 @@ def main(rows: int = 200_000, vocab_size: int = 8192) -> None:
     with tempfile.TemporaryDirectory() as folder:
         os.environ["HF_HOME"] = folder  # before the library is imported: its cache is to be empty, and to go
         from configs.datasets import SamsumDataset
-        from utils.recipes import BUILT_IN_FOLDER, load_recipe_module
+        from data.dataset_functions import BUILT_IN_FOLDER, load_recipe_module
 
         file = Path(folder) / "train.jsonl"
         write_rows(file, rows)

@@ -1,1 +1,0 @@
-"""What survives a run."""

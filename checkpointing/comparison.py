@@ -6,9 +6,9 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from checkpointing.finding import Checkpoint
-from configs.errors import ConfigError
 from configs.names import flag
 from configs.run import DATASETS, RunConfig
+from utils.errors import ConfigError
 
 
 def _dotted(names_of: Mapping[str, Sequence[str]]) -> frozenset[str]:

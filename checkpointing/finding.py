@@ -8,11 +8,8 @@ from pathlib import Path
 from typing import Any
 
 from checkpointing.folder import COMPLETE, STATE, checkpoints, damage, listed_files
-from configs.errors import ConfigError
 from configs.run import RunConfig
-from utils.distributed import gather_to_all
-from utils.environment import Environment, print_rank_zero
-from utils.run_folder import (
+from reporting.run_folder import (
     check_unfinished,
     checkpoint_root,
     checkpoint_root_of,
@@ -22,6 +19,9 @@ from utils.run_folder import (
     now,
     read_run_yaml,
 )
+from utils.distributed import gather_to_all
+from utils.environment import Environment, print_rank_zero
+from utils.errors import ConfigError
 
 _SMALL_BYTES = 2**24
 

@@ -21,15 +21,15 @@ from checkpointing.finding import Checkpoint, run_folder_of
 from checkpointing.safe_reader import SafeFileSystemReader
 from checkpointing.state import MODEL, OPTIMIZER, TrainState, model_tensors, trained_parameters
 from checkpointing.writing import FULL_FILE, rng_file
-from configs.errors import ConfigError
 from configs.run import RunConfig
 from policies.loss_scaling import LossScaler
-from policies.optimizer_states import zero_state
+from policies.optimizers.states import zero_state
 from policies.weight_sources import keep_part
+from reporting.metrics import keep_until
+from reporting.run_folder import read_run_yaml
 from utils.distributed import gather_to_all, on_rank_zero
 from utils.environment import Environment, print_rank_zero
-from utils.metrics import keep_until
-from utils.run_folder import read_run_yaml
+from utils.errors import ConfigError
 from utils.seeding import seed_everything, set_rng_state
 
 

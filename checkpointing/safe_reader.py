@@ -20,7 +20,7 @@ from torch.distributed.checkpoint.metadata import Metadata, StorageMeta
 from torch.distributed.checkpoint.planner import LoadItemType, LoadPlan, LoadPlanner
 from torch.futures import Future
 
-from configs.errors import ConfigError
+from utils.errors import ConfigError
 
 _CLASSES = {
     metadata: (

@@ -22,7 +22,7 @@ from torch.optim.lr_scheduler import LRScheduler
 from checkpointing.finding import Checkpoint
 from checkpointing.folder import STATE, checkpoints, give_up_after, remove_leftovers, step_folder
 from checkpointing.host_copy import HostCopy, has_room
-from checkpointing.sharded import save_copy
+from checkpointing.sharded_copy import save_copy
 from checkpointing.state import (
     TrainState,
     model_tensors,
@@ -30,15 +30,15 @@ from checkpointing.state import (
     optimizer_tensors_by_name,
 )
 from checkpointing.writing import CheckpointError, Contents, num_bytes, write_checkpoint
-from configs.errors import ConfigError
 from configs.run import RunConfig
 from policies.loss_scaling import LossScaler
-from policies.optimizer import state_bytes
+from policies.optimizers.optimizer import state_bytes
+from reporting.run_folder import checkpoint_root
 from utils.distributed import gather_to_all, local_tensor, new_host_group, on_rank_zero
 from utils.environment import Environment
-from utils.memory import readable
-from utils.run_folder import checkpoint_root
+from utils.errors import ConfigError
 from utils.seeding import rng_state
+from utils.units import readable
 
 
 @dataclass

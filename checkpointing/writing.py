@@ -32,7 +32,7 @@ from checkpointing.folder import (
 )
 from checkpointing.state import nested
 from utils.distributed import gather_to_all, on_rank_zero
-from utils.memory import readable
+from utils.units import readable
 
 FULL_FILE = "state.pt"
 

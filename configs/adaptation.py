@@ -3,9 +3,9 @@
 import re
 from dataclasses import replace
 
-from configs.errors import ConfigError
 from configs.names import flag
 from configs.run import RunConfig
+from utils.errors import ConfigError
 
 SHARED_FIELDS = ("mixed_precision", "use_fp16")
 """Fields that train_config and fsdp_config both have; they always agree."""

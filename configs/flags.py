@@ -8,13 +8,13 @@ import fire
 from fire.decorators import SetParseFn
 
 from configs.adaptation import adapt
-from configs.errors import ConfigError
 from configs.help import help_text
 from configs.names import explain_unknown, find, find_negated, flag
 from configs.recipe_file import Raw, read_recipe
 from configs.run import SECTIONS, SETTINGS, RunConfig
 from configs.validation import validate
 from configs.values import NO_VALUE, convert, is_true
+from utils.errors import ConfigError
 
 __all__ = ["help_text", "parse_flags", "wants_help"]
 

@@ -5,8 +5,8 @@ from pathlib import Path
 
 import yaml
 
-from configs.errors import ConfigError
 from configs.run import SECTIONS
+from utils.errors import ConfigError
 
 Raw = str | list[str]
 

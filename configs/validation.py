@@ -5,11 +5,11 @@ from difflib import get_close_matches
 from typing import Any
 
 from configs.adaptation import SHARED_FIELDS
-from configs.errors import ConfigError
 from configs.fsdp import OPTIMIZERS_IN_8BIT
 from configs.names import flag
 from configs.peft import ALL_LINEAR
 from configs.run import DATASETS, SETTINGS, RunConfig
+from utils.errors import ConfigError
 
 # What each setting may say without --enable_fsdp, because it then holds anyway.
 _HOLDS_WITHOUT_FSDP: dict[str, tuple[Any, ...]] = {

@@ -10,10 +10,10 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from utils.data_files import load_split
-from utils.marked_text import Piece
-from utils.prompts import alpaca_prompt
-from utils.tokenized_rows import tokenize_rows
+from data.files import load_split
+from data.loss_mask import Piece
+from data.prompts import alpaca_prompt
+from data.tokenizing import tokenize_rows
 
 HUB_NAME = "tatsu-lab/alpaca"
 

@@ -12,11 +12,11 @@ from collections.abc import Mapping
 from functools import partial
 from typing import Any
 
-from configs.errors import ConfigError
-from utils.chat import chat_pieces, use_template
-from utils.data_files import load_split
-from utils.marked_text import Piece
-from utils.tokenized_rows import tokenize_rows
+from data.chat import chat_pieces, use_template
+from data.files import load_split
+from data.loss_mask import Piece
+from data.tokenizing import tokenize_rows
+from utils.errors import ConfigError
 
 TURNS = ("messages", "conversations")
 

@@ -13,11 +13,11 @@ from dataclasses import replace
 from functools import partial
 from typing import Any
 
-from configs.errors import ConfigError
-from utils.data_files import load_split
-from utils.marked_text import Piece
-from utils.prompts import alpaca_prompt
-from utils.tokenized_rows import tokenize_rows
+from data.files import load_split
+from data.loss_mask import Piece
+from data.prompts import alpaca_prompt
+from data.tokenizing import tokenize_rows
+from utils.errors import ConfigError
 
 PAIRS = {"prompt": "completion", "instruction": "output", "question": "answer"}
 TEMPLATES = {"question": "Question: {prompt}\nAnswer:\n"}

@@ -9,9 +9,9 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from utils.data_files import load_split
-from utils.marked_text import Piece
-from utils.tokenized_rows import tokenize_rows
+from data.files import load_split
+from data.loss_mask import Piece
+from data.tokenizing import tokenize_rows
 
 HUB_NAME = "knkarthick/samsum"
 PROMPT = "Summarize this dialog:\n{dialogue}\n---\nSummary:\n"

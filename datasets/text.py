@@ -9,10 +9,10 @@ from collections.abc import Mapping
 from functools import partial
 from typing import Any
 
-from utils.data_files import load_split
-from utils.data_paths import READERS
-from utils.marked_text import Piece
-from utils.tokenized_rows import tokenize_rows
+from data.files import load_split
+from data.loss_mask import Piece
+from data.paths import READERS
+from data.tokenizing import tokenize_rows
 
 
 def get_text_dataset(dataset_config: Any, tokenizer: Any, split: str) -> Any:

@@ -1,1 +1,0 @@
-"""What a run will need, said before it runs."""

@@ -6,16 +6,16 @@ from typing import Any
 
 import torch
 
-from configs.errors import ConfigError
 from configs.fsdp import OPTIMIZERS_IN_8BIT
 from configs.run import RunConfig
+from data.loader import BatchLayout
 from policies.adapters import num_virtual_tokens
+from reporting.profiling import num_steps_needed
+from reporting.run_folder import check_run_folder
+from reporting.trackers import check_packages
 from utils.bitsandbytes_import import import_bitsandbytes
-from utils.dataloader import BatchLayout
 from utils.environment import Environment
-from utils.profiling import num_steps_needed
-from utils.run_folder import check_run_folder
-from utils.trackers import check_packages
+from utils.errors import ConfigError
 
 
 def check_environment(config: RunConfig, env: Environment) -> None:

@@ -16,11 +16,11 @@ from typing import Any
 import torch
 from torch.utils.checkpoint import CheckpointPolicy, checkpoint, create_selective_checkpoint_contexts
 
-from configs.errors import ConfigError
 from configs.run import RunConfig
 from policies.lora_layers import LORA_PRODUCTS
 from policies.quantized_linear import QUANTIZED_PRODUCTS
 from policies.wrapping import find_layers
+from utils.errors import ConfigError
 
 # Products with a weight. Attention's own (bmm) are as large as the sequence squared: never kept.
 MATRIX_PRODUCTS = (

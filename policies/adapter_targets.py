@@ -11,9 +11,9 @@ from peft.utils.transformers_weight_conversion import convert_peft_config_for_tr
 from torch import nn
 from transformers.pytorch_utils import Conv1D
 
-from configs.errors import ConfigError
 from configs.peft import ALL_LINEAR, LoraConfig
 from policies.wrapping import has_tied_embeddings
+from utils.errors import ConfigError
 
 LINEAR = (nn.Linear, Conv1D)  # by their class: the weight of a quantized one has another shape
 

@@ -16,10 +16,10 @@ from peft.tuners.prefix_tuning import PrefixEncoder
 from safetensors.torch import load_file
 from torch import nn
 
-from configs.errors import ConfigError, in_one_line
 from configs.run import RunConfig
 from policies.adapter_targets import choose_targets, tied_notes
 from policies.wrapping import find_layers
+from utils.errors import ConfigError, in_one_line
 
 # peft's names of what --peft_method names, and what the names of its parameters hold that no other name holds.
 _METHODS = {"LORA": "lora", "ADAPTION_PROMPT": "llama_adapter", "PREFIX_TUNING": "prefix"}

@@ -18,13 +18,13 @@ from transformers import AttentionInterface, AttentionMaskInterface
 from transformers.integrations.sdpa_attention import sdpa_attention_forward
 from transformers.masking_utils import sdpa_mask
 
-from configs.errors import ConfigError
 from configs.run import RunConfig
+from data.labels import IGNORE_INDEX
+from data.packing import Offsets
 from policies.mixed_precision import Precision, has_bf16
 from policies.sharding import reshard
 from utils.compat import GROUPED_HEADS, caps_scores
-from utils.labels import IGNORE_INDEX
-from utils.packing import Offsets
+from utils.errors import ConfigError
 
 BY_OFFSETS = "packed_by_offsets"
 """The name under which transformers knows `attention_by_offsets`."""

@@ -9,9 +9,11 @@ from typing import Any
 from torch import nn
 
 from configs.run import RunConfig
-from policies import apply_policies
+from data.packing import Offsets
+from data.tokenizer import num_rows_needed
 from policies.activation_checkpointing import checkpointing_mode
 from policies.adapters import adapter_notes
+from policies.apply_policies import apply_policies
 from policies.attention import choose_attention, rows_that_need_offsets
 from policies.loading import build_model, grow_embeddings
 from policies.loss import check_head_alone
@@ -20,8 +22,6 @@ from policies.quantized_linear import Quantization
 from policies.sharding import Layout
 from policies.weights import find_weights
 from utils.environment import Environment, print_rank_zero
-from utils.packing import Offsets
-from utils.tokenization import num_rows_needed
 
 
 @dataclass(frozen=True)

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from torch import nn
 
-from configs.errors import ConfigError
+from utils.errors import ConfigError
 
 
 def compile_layers(layers: Sequence[nn.Module]) -> None:

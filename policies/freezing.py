@@ -6,8 +6,8 @@ from typing import Any
 
 from torch import nn
 
-from configs.errors import ConfigError
 from policies.wrapping import find_layers
+from utils.errors import ConfigError
 
 
 def freeze_layers(model: nn.Module, decoder: Any, num_layers: int) -> None:

@@ -11,11 +11,11 @@ import torch
 from accelerate import init_empty_weights
 from transformers import AutoConfig, GenerationConfig, PretrainedConfig
 
-from configs.errors import ConfigError
 from configs.run import RunConfig
+from data.tokenizer import num_rows_needed
 from utils.compat import attention_of_capped_scores, caps_scores, must_be_exact
+from utils.errors import ConfigError
 from utils.hub import check_on_hub, explain
-from utils.tokenization import num_rows_needed
 
 
 def load_model_config(config: RunConfig) -> PretrainedConfig:

@@ -18,8 +18,8 @@ from torch import nn
 from torch.utils.checkpoint import checkpoint
 from transformers.modeling_outputs import BaseModelOutputWithPast
 
-from configs.errors import ConfigError
-from utils.labels import IGNORE_INDEX, shift_left
+from data.labels import IGNORE_INDEX, shift_left
+from utils.errors import ConfigError
 
 
 def summed_cross_entropy(logits: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
@@ -63,7 +63,7 @@ def check_head_alone(model: Any, model_name: str) -> None:
 def use_summed_loss(model: Any, chunk_size: int) -> None:
     """From here on `model(..., labels=labels)` returns the summed loss alone; without labels it is as before.
 
-    `label_positions` ([n], see `utils.labels`) spares the head all other positions: of a dialogue and its summary,
+    `label_positions` ([n], see `data.labels`) spares the head all other positions: of a dialogue and its summary,
     nine tenths.
 
     The forward of this one instance is replaced, inside whatever later wraps it, because sharded weights are whole

@@ -19,8 +19,8 @@ from dataclasses import dataclass, replace
 import torch
 from torch.distributed.fsdp import MixedPrecisionPolicy
 
-from configs.errors import ConfigError
 from configs.run import RunConfig
+from utils.errors import ConfigError
 
 DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16, "uint8": torch.uint8}
 """By the names that flags give them."""

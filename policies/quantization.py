@@ -10,7 +10,6 @@ import torch
 from torch import nn
 from torch.distributed.fsdp import FSDPModule
 
-from configs.errors import ConfigError, in_one_line
 from configs.run import RunConfig
 from policies.mixed_precision import DTYPES, Precision
 from policies.quantized_linear import BLOCK, Quantization, QuantizedLinear
@@ -18,6 +17,7 @@ from policies.sharding import Layout
 from utils.bitsandbytes_import import import_bitsandbytes
 from utils.compat import SHARDS_INTEGERS
 from utils.distributed import gather_to_all
+from utils.errors import ConfigError, in_one_line
 
 NUM_COMPARED = 16  # packed weights
 

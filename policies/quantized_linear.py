@@ -21,7 +21,7 @@ import torch
 from torch import nn
 from torch.utils.flop_counter import register_flop_formula
 
-from configs.errors import ConfigError
+from utils.errors import ConfigError
 
 BLOCK = 64  # weights that share an absmax
 NESTED_BLOCK = 256  # absmax values that share one, with double quantization; the only number that the kernels take

@@ -25,12 +25,12 @@ from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import CPUOffloadPolicy, FSDPModule, OffloadPolicy, fully_shard
 from torch.nn.parallel import DistributedDataParallel
 
-from configs.errors import ConfigError
 from configs.run import RunConfig
 from policies.mixed_precision import Precision
 from utils.compat import no_buffer_sync
 from utils.distributed import set_timeouts
 from utils.environment import Environment
+from utils.errors import ConfigError
 
 
 @dataclass(frozen=True)

@@ -24,7 +24,6 @@ from torch.distributed.fsdp import FSDPModule
 from transformers.utils import SAFE_WEIGHTS_INDEX_NAME, SAFE_WEIGHTS_NAME, cached_file
 from transformers.utils.hub import get_checkpoint_shard_files
 
-from configs.errors import ConfigError
 from configs.run import RunConfig
 from policies.loading import attention_settings, explain_failed_load
 from policies.quantization import gathering_changes_nothing
@@ -32,6 +31,7 @@ from policies.quantized_linear import QuantizedLinear
 from policies.weight_sources import FileWeights, RandomWeights, Stored, Target, Weights, WholeWeights, plain_name
 from utils.distributed import gather_to_all, one_rank_per_node_first
 from utils.environment import Environment
+from utils.errors import ConfigError
 
 # Element types of stored tensors that a copy converts exactly as transformers does.
 _PLAIN_DTYPES = {"F64", "F32", "F16", "BF16"}

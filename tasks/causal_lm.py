@@ -11,11 +11,11 @@ import torch
 from torch import nn
 from transformers import AutoModelForCausalLM
 
-from utils.dataloader import Document
+from data.labels import IGNORE_INDEX, learned_positions
+from data.loader import Document
+from data.packing import Offsets
+from data.padding import EXACT, PaddedWidth
 from utils.distributed import sum_on_host
-from utils.labels import IGNORE_INDEX, learned_positions
-from utils.packing import Offsets
-from utils.padding import EXACT, PaddedWidth
 
 AUTO_MODEL = AutoModelForCausalLM
 

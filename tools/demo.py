@@ -20,9 +20,9 @@ from pathlib import Path
 import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
+from data.dataset_functions import BUILT_IN_FOLDER, load_recipe_module
 from tasks.causal_lm import generate
 from tools.make_tiny_model import make_tiny_model
-from utils.recipes import BUILT_IN_FOLDER, load_recipe_module
 
 ROOT = Path(__file__).resolve().parent.parent
 DATA = ROOT / "datasets/samples/dialogue_summary"

@@ -22,13 +22,12 @@ if __name__ == "__main__":
 import torch
 from tqdm import tqdm
 
-from checkpointing.convert import check_place, plan_export, write_export
-from checkpointing.sources import find_source
-from checkpointing.verify import check_logits
-from configs.errors import ConfigError
+from checkpointing.exporting.convert import check_place, plan_export, write_export
+from checkpointing.exporting.sources import find_source
+from checkpointing.exporting.verify import check_logits
+from supervision.exit_status import FAILED, REFUSED
 from utils.compat import return_freed_tensors
-from utils.exit_status import FAILED, REFUSED
-from utils.failures import TrainingError
+from utils.errors import ConfigError, TrainingError
 
 DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16, "fp32": torch.float32}
 
@@ -37,7 +36,7 @@ def export(path: Path, to: Path, *, merge: bool, dtype: torch.dtype | None, veri
     """Write the folder and say what it is.
 
     Raises:
-        ConfigError, TrainingError: see `checkpointing.convert`.
+        ConfigError, TrainingError: see `checkpointing.exporting.convert`.
     """
     check_place(to)
     source = find_source(path, base)

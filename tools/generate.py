@@ -23,14 +23,14 @@ if __name__ == "__main__":
 
 import torch
 
-from checkpointing.blueprint import load_tokenizer
-from checkpointing.sources import find_source
-from checkpointing.verify import load_model
-from configs.errors import ConfigError
+from checkpointing.exporting.blueprint import load_tokenizer
+from checkpointing.exporting.sources import find_source
+from checkpointing.exporting.verify import load_model
+from data.chat import chat_pieces
+from data.loss_mask import BadRow
+from supervision.exit_status import REFUSED
 from tasks.causal_lm import generate
-from utils.chat import chat_pieces
-from utils.exit_status import REFUSED
-from utils.marked_text import BadRow
+from utils.errors import ConfigError
 
 
 def read_prompts(file: Path) -> list[str]:

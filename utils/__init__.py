@@ -1,1 +1,0 @@
-"""Helpers, one subject each."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from types import ModuleType
 
-from configs.errors import ConfigError, in_one_line
+from utils.errors import ConfigError, in_one_line
 
 
 def import_bitsandbytes(flag: str) -> ModuleType:

@@ -14,8 +14,8 @@ import torch.distributed as dist
 from torch.distributed.rendezvous import rendezvous
 from torch.distributed.tensor import DTensor
 
-from configs.errors import ConfigError
 from utils.environment import Environment
+from utils.errors import ConfigError
 
 T = TypeVar("T")
 

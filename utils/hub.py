@@ -7,7 +7,7 @@ from pathlib import Path
 import datasets
 from huggingface_hub import HfApi, try_to_load_from_cache
 
-from configs.errors import ConfigError, in_one_line
+from utils.errors import ConfigError, in_one_line
 
 TIMEOUT_SECONDS = 10.0
 

@@ -9,11 +9,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from configs.errors import ConfigError
 from configs.flags import help_text, parse_flags, wants_help
 from configs.hints import HINTS
 from configs.names import find
 from configs.run import SETTINGS, RunConfig
+from utils.errors import ConfigError
 
 
 def parse(line: str = "") -> RunConfig:

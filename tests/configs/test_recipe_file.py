@@ -2,8 +2,8 @@
 
 import pytest
 
-from configs.errors import ConfigError
 from configs.flags import parse_flags
+from utils.errors import ConfigError
 
 
 def parse(tmp_path, text, *flags):

@@ -5,12 +5,12 @@ import shlex
 
 import pytest
 
-from configs.errors import ConfigError
 from configs.flags import parse_flags
 from configs.run import SETTINGS, RunConfig
 from configs.training import TrainConfig
 from configs.validation import validate
 from configs.values import convert
+from utils.errors import ConfigError
 
 
 def parse(line: str = "") -> RunConfig:

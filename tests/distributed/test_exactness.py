@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.processes import ProcessGroup, run_command
-from tests.reference import assert_agrees, flags_for, lora_flags, reference_run
+from tests.helpers.processes import ProcessGroup, run_command
+from tests.helpers.reference import assert_agrees, flags_for, lora_flags, reference_run
 
 NUM_STEPS = 10
 SPLITS = [(1, 8, 1), (1, 2, 4), (1, 1, 8), (2, 4, 1), (2, 1, 4), (4, 2, 1)]  # ranks, micro-batch, accumulation

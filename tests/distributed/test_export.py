@@ -13,9 +13,9 @@ import yaml
 from peft import PeftModel
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
-from tests import random_documents
-from tests.processes import ProcessGroup, read_metrics, train_events
-from tests.reference import plain_eval_loss
+from tests.helpers import random_documents
+from tests.helpers.processes import ProcessGroup, read_metrics, train_events
+from tests.helpers.reference import plain_eval_loss
 
 LAYOUTS = {"SINGLE": (1, []), "NO_SHARD": (2, []), "FULL_SHARD": (2, ["--enable_fsdp"])}
 TIES, METHODS = ("tied", "untied"), ("full", "lora")

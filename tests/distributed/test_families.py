@@ -14,9 +14,9 @@ from safetensors import safe_open
 from transformers import AutoModelForCausalLM
 
 from policies.wrapping import has_tied_embeddings
-from tests.families import FAMILIES, save_family
-from tests.processes import ProcessGroup, read_metrics
-from tests.reference import assert_agrees, flags_for, lora_flags, plain_eval_loss, reference_run
+from tests.helpers.families import FAMILIES, save_family
+from tests.helpers.processes import ProcessGroup, read_metrics
+from tests.helpers.reference import assert_agrees, flags_for, lora_flags, plain_eval_loss, reference_run
 
 NUM_STEPS, NUM_RANKS = 5, 2
 EVAL_TOLERANCE = 1e-5

@@ -13,11 +13,11 @@ import torch
 import yaml
 from transformers import AutoModelForCausalLM, AutoTokenizer, BitsAndBytesConfig
 
-from tests.checkpoints import load_plain, logits
 from tests.distributed.test_resume import as_if_killed_after, assert_bit_equal, flags_of
-from tests.families import FAMILIES, save_family
-from tests.processes import ProcessGroup, read_metrics, train_events
-from tests.reference import (
+from tests.helpers.checkpoints import load_plain, logits
+from tests.helpers.families import FAMILIES, save_family
+from tests.helpers.processes import ProcessGroup, read_metrics, train_events
+from tests.helpers.reference import (
     assert_agrees,
     flags_for,
     lora_flags,
@@ -25,7 +25,7 @@ from tests.reference import (
     quantized_by_transformers,
     reference_run,
 )
-from tests.test_adapters import ADAPTERS, batching_of
+from tests.policies.test_adapter_runs import ADAPTERS, batching_of
 from tools.export import main as export
 from tools.make_tiny_model import make_tiny_model
 

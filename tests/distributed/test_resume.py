@@ -13,10 +13,10 @@ import torch
 from safetensors.torch import load_file
 
 from checkpointing.folder import checkpoints, damage
-from tests import random_documents
-from tests.checkpoints import complete
-from tests.overflowing import make_overflowing_model, write_recipe
-from tests.processes import ProcessGroup, read_metrics, train_events
+from tests.helpers import random_documents
+from tests.helpers.checkpoints import complete
+from tests.helpers.overflowing import make_overflowing_model, write_recipe
+from tests.helpers.processes import ProcessGroup, read_metrics, train_events
 
 NUM_STEPS = 8
 FEATURES = {

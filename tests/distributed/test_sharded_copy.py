@@ -12,8 +12,8 @@ from peft import PeftModel
 from torch.distributed.checkpoint import FileSystemReader
 from transformers import AutoModelForCausalLM
 
-from tests import random_documents
-from tests.processes import ProcessGroup
+from tests.helpers import random_documents
+from tests.helpers.processes import ProcessGroup
 
 LAYOUTS = {"SINGLE": (1, []), "NO_SHARD": (2, []), "FULL_SHARD": (2, ["--enable_fsdp"])}
 LORA = ["--use_peft", "--lora_config.r", "4", "--lora_config.lora_dropout", "0"]

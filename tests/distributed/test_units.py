@@ -10,8 +10,8 @@ import transformers
 import yaml
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
-from tests import random_documents
-from tests.processes import ProcessGroup, train_events
+from tests.helpers import random_documents
+from tests.helpers.processes import ProcessGroup, train_events
 
 
 def train(group: ProcessGroup, model: Path, output: Path, *flags: str, ranks: int) -> str:

@@ -11,8 +11,8 @@ import torch
 import torch.nn.functional as F
 from transformers import AutoModelForCausalLM
 
-from tests import random_documents
-from tests.processes import ProcessGroup, read_metrics
+from tests.helpers import random_documents
+from tests.helpers.processes import ProcessGroup, read_metrics
 
 CONTEXT_LENGTH = 64
 DOCUMENTS = random_documents.get_custom_dataset(None, None, "validation")  # 13, no multiple of any batch below

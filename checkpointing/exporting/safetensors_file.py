@@ -1,0 +1,174 @@
+"""Safetensors files written one tensor at a time: the library's own writer wants all of a file's tensors in memory.
+
+The format (https://huggingface.co/docs/safetensors): eight bytes with the length of a JSON header, the header with each
+tensor's dtype, shape and place, and the tensors' bytes without gaps. What was written is read back through the library.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import torch
+from huggingface_hub import split_torch_state_dict_into_shards
+from safetensors import SafetensorError, safe_open
+
+from utils.errors import ConfigError, TrainingError
+
+MAX_FILE_SIZE = "5GB"
+DTYPES = {
+    "F64": torch.float64,
+    "F32": torch.float32,
+    "F16": torch.float16,
+    "BF16": torch.bfloat16,
+    "I64": torch.int64,
+    "I32": torch.int32,
+    "I16": torch.int16,
+    "I8": torch.int8,
+    "U8": torch.uint8,
+    "BOOL": torch.bool,
+}
+_NAMES = {dtype: name for name, dtype in DTYPES.items()}
+_BLOCK_BYTES = 64 << 20  # of a tensor that is read back at a time
+
+
+class Entry(NamedTuple):
+    """A tensor without its values."""
+
+    shape: tuple[int, ...]
+    dtype: torch.dtype
+
+    @property
+    def nbytes(self) -> int:
+        return torch.Size(self.shape).numel() * self.dtype.itemsize
+
+
+def read_entries(path: Path) -> dict[str, Entry]:
+    """What a safetensors file holds.
+
+    Raises:
+        ConfigError: where it cannot be read, or holds a kind of numbers that no plain model has.
+    """
+    entries = {}
+    try:
+        with safe_open(path, framework="pt") as file:
+            for name in file.keys():  # noqa: SIM118 - a reader of files, not a dict
+                piece = file.get_slice(name)
+                if piece.get_dtype() not in DTYPES:
+                    raise ConfigError(
+                        f"{path}: {name} is stored as {piece.get_dtype()}, quantized; give the full-precision model"
+                    )
+                entries[name] = Entry(tuple(piece.get_shape()), DTYPES[piece.get_dtype()])
+    except (OSError, SafetensorError) as error:
+        raise ConfigError(f"{path} cannot be read ({error}); copy it again") from error
+    return entries
+
+
+def write_model_files(
+    folder: Path,
+    entries: dict[str, Entry],
+    read: Callable[[str], torch.Tensor],
+    advance: Callable[[int], object],
+    *,
+    stem: str = "model",
+    max_file_size: int | str = MAX_FILE_SIZE,
+) -> dict[str, str]:
+    """Write tensors into files of at most that size, with an index where there are several, as save_pretrained does.
+
+    Args:
+        read: gives a tensor by name, in the shape and dtype of its entry; it is freed once it is written.
+        advance: told how many bytes were written.
+
+    Returns:
+        The SHA-256 of each tensor's bytes as they were in memory, for `check_model_files`.
+    """
+    empty = {name: torch.empty(entry.shape, dtype=entry.dtype, device="meta") for name, entry in entries.items()}
+    split = split_torch_state_dict_into_shards(
+        empty, filename_pattern=f"{stem}{{suffix}}.safetensors", max_shard_size=max_file_size
+    )
+    digests: dict[str, str] = {}
+    for file_name, names in split.filename_to_tensors.items():
+        # Wider numbers first, so that every tensor is aligned.
+        ordered = sorted(names, key=lambda name: -entries[name].dtype.itemsize)
+        with open(folder / file_name, "wb", buffering=0) as file:
+            file.write(_header({name: entries[name] for name in ordered}))
+            for name in ordered:
+                tensor, entry = read(name), entries[name]
+                if (tuple(tensor.shape), tensor.dtype) != tuple(entry):
+                    raise TrainingError(f"{name} is {tuple(tensor.shape)} {tensor.dtype}, not {entry}, as was planned")
+                bytes_ = _bytes_of(tensor)
+                digests[name] = hashlib.sha256(bytes_).hexdigest()
+                _write_all(file.fileno(), bytes_, advance)
+                del tensor, bytes_
+            os.fsync(file.fileno())
+    if split.is_sharded:
+        index = {"metadata": split.metadata, "weight_map": split.tensor_to_filename}
+        (folder / f"{stem}.safetensors.index.json").write_text(json.dumps(index, indent=2, sort_keys=True) + "\n")
+    return digests
+
+
+def _bytes_of(tensor: torch.Tensor) -> memoryview:
+    array: Any = tensor.contiguous().reshape(-1).view(torch.uint8).numpy()
+    return memoryview(array)
+
+
+def _write_all(descriptor: int, bytes_: memoryview, advance: Callable[[int], object]) -> None:
+    while bytes_:
+        num_written = os.write(descriptor, bytes_[:_BLOCK_BYTES])
+        advance(num_written)
+        bytes_ = bytes_[num_written:]
+
+
+def _header(entries: dict[str, Entry]) -> bytes:
+    fields: dict[str, object] = {"__metadata__": {"format": "pt"}}
+    start = 0
+    for name, entry in entries.items():
+        end = start + entry.nbytes
+        fields[name] = {"dtype": _NAMES[entry.dtype], "shape": list(entry.shape), "data_offsets": [start, end]}
+        start = end
+    text = json.dumps(fields, separators=(",", ":")).encode()
+    text += b" " * (-len(text) % 8)
+    return len(text).to_bytes(8, "little") + text
+
+
+def check_model_files(
+    folder: Path, entries: dict[str, Entry], digests: dict[str, str], advance: Callable[[int], object]
+) -> None:
+    """Read every tensor back through the safetensors library and compare it with what was to be written, bit for bit.
+
+    Raises:
+        TrainingError: where a tensor is missing, differs, or is one too many.
+    """
+    found = set()
+    for path in sorted(folder.glob("*.safetensors")):
+        try:
+            for name, entry in read_entries(path).items():
+                digest = hashlib.sha256()
+                for block in _blocks(path, name, entry):
+                    digest.update(_bytes_of(block))
+                    advance(block.nbytes)
+                if entries.get(name) != entry or digests[name] != digest.hexdigest():
+                    raise TrainingError(
+                        f"{path.name}: {name} is not on disk what it was in memory; is the disk failing?"
+                    )
+                found.add(name)
+        except ConfigError as error:
+            raise TrainingError(f"what was written cannot be read back: {error}") from error
+    if missing := sorted(set(entries) - found):
+        raise TrainingError(f"{missing[0]} was not written ({len(missing)} tensors are missing)")
+
+
+def _blocks(path: Path, name: str, entry: Entry) -> Iterator[torch.Tensor]:
+    """A tensor's rows, some at a time; the file is mapped anew for each tensor, so that its pages do not add up."""
+    with safe_open(path, framework="pt") as file:
+        if entry.nbytes <= _BLOCK_BYTES:
+            yield file.get_tensor(name)
+            return
+        piece = file.get_slice(name)
+        num_rows = max(1, _BLOCK_BYTES * entry.shape[0] // entry.nbytes)
+        for first in range(0, entry.shape[0], num_rows):
+            yield piece[first : first + num_rows]

@@ -1,0 +1,192 @@
+"""What a path holds that can be exported or asked: a run, a checkpoint, one of llama-recipes, an adapter, a model."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+import yaml
+
+from checkpointing.exporting.stored import PickledTensors, SafetensorsTensors, ShardedTensors, StoredTensors
+from checkpointing.folder import COMPLETE, STATE, checkpoints, checksum, damage, is_step_folder, listed_files
+from checkpointing.huggingface_files import FOLDER as SETTINGS
+from policies.adapters import OWN_NAMES
+from reporting.run_folder import checkpoint_root_of
+from utils.errors import ConfigError
+
+
+@dataclass(frozen=True)
+class Source:
+    """Tensors, and the folders (or hub names) that say what to make of them."""
+
+    path: Path  # the checkpoint's folder or file
+    tensors: StoredTensors
+    settings: str  # where config.json and the tokenizer are: a folder or a hub name
+    base: str | None = None  # where an adapter's base model is
+    adapter_config: Path | None = None  # the folder of adapter_config.json
+    in_peft_format: bool = False  # names as in an adapter folder, not as in the model
+    checksums: tuple[tuple[Path, str], ...] = ()  # of the files that hold the tensors, CRC-32 in hex
+
+    @property
+    def is_adapter(self) -> bool:
+        return self.adapter_config is not None
+
+    @property
+    def tokenizer(self) -> str:
+        """The folder or hub name where the tokenizer is: beside the adapter, if it was saved there."""
+        beside = self.adapter_config
+        return str(beside) if beside and (beside / "tokenizer_config.json").is_file() else self.settings
+
+    def check(self, advance: Callable[[int], object]) -> None:
+        """Read the files that hold the tensors and compare their CRC-32 with what COMPLETE says.
+
+        Raises:
+            ConfigError: where one is damaged.
+        """
+        for path, expected in self.checksums:
+            found = checksum(path, advance)["crc32"]
+            if found != expected:
+                raise ConfigError(
+                    f"{path} is damaged (CRC-32 {found}, {COMPLETE} says {expected}); copy it again, or take an older "
+                    "checkpoint"
+                )
+
+
+def find_source(path: Path, base: str | None = None) -> Source:
+    """Look at a path; no tensor is read yet.
+
+    Args:
+        path: a run's folder, whose newest complete checkpoint is taken, else its adapter or model; a checkpoint's
+            folder; a `.pt` file; a folder with an adapter or a model in Hugging Face format.
+        base: where the model is that training started from, by folder or hub name, if the checkpoint does not say it
+            or says it wrongly.
+
+    Raises:
+        ConfigError: where there is nothing of the kind, or it is not whole.
+    """
+    path = path.expanduser()
+    if not path.exists():
+        raise ConfigError(f"{path} does not exist; give a run's folder, a checkpoint, or an adapter's folder")
+    if path.is_file():
+        return _checkpoint(path.parent, base, file=path)
+    if (path / "checkpoints").is_dir() or (path / "run.yaml").is_file():
+        path = _of_run(path)
+    if (path / ".metadata").is_file() or (path / "state.pt").is_file() or (path / STATE).is_file():
+        return _checkpoint(path, base)
+    if is_step_folder(path) or list(path.glob("*.distcp")):
+        raise _incomplete(path)
+    if (path / "adapter_config.json").is_file():
+        return _adapter(path, base)
+    if (path / "config.json").is_file():
+        files = list(path.glob("*.safetensors"))
+        if not files:
+            raise ConfigError(f"{path} holds no *.safetensors; give a checkpoint, or what save_pretrained wrote")
+        return Source(path, SafetensorsTensors(files), settings=str(path))
+    raise ConfigError(
+        f"{path} is not a checkpoint: it has neither .metadata, state.pt, adapter_config.json nor config.json; "
+        "give a run's folder, a checkpoint, or an adapter's folder"
+    )
+
+
+def _of_run(run: Path) -> Path:
+    """The newest complete checkpoint; without any, what the run saved in Hugging Face format."""
+    root = checkpoint_root_of(run)
+    if complete := checkpoints(root):
+        return complete[0]
+    for name in ("adapter", "model"):
+        if (run / name).is_dir():
+            return run / name
+    if begun := sorted(path for path in root.glob("step-*") if is_step_folder(path)):
+        raise _incomplete(begun[-1])
+    raise ConfigError(f"{run} holds a run that saved nothing yet; wait for its first checkpoint")
+
+
+def _incomplete(folder: Path) -> ConfigError:
+    return ConfigError(
+        f"{folder} is an incomplete checkpoint: it has no {COMPLETE}, so saving it was interrupted; take an older one"
+    )
+
+
+def _checkpoint(folder: Path, base: str | None, file: Path | None = None) -> Source:
+    """A checkpoint's folder, ours or of llama-recipes, or a loose file, which may lie anywhere."""
+    is_ours = file is None or file.name == "state.pt"
+    may_be_foreign = (folder / "train_params.yaml").is_file() or base is not None
+    looks_like_ours = (folder / STATE).is_file() or is_step_folder(folder)
+    if is_ours and not (folder / COMPLETE).is_file() and (looks_like_ours or not may_be_foreign):
+        raise _incomplete(folder)
+    checksums = _check_sizes(folder) if is_ours else {}
+    tensors: StoredTensors
+    if file is not None:
+        tensors = PickledTensors(file, "model." if is_ours else "")
+    elif (folder / ".metadata").is_file():
+        tensors = ShardedTensors(folder)
+    elif (folder / "state.pt").is_file():
+        tensors = PickledTensors(folder / "state.pt", "model.")
+    else:
+        raise ConfigError(f"{folder} has neither .metadata nor state.pt; copy the whole folder again")
+    settings = folder / SETTINGS
+    adapter_config = settings if (settings / "adapter_config.json").is_file() else None
+    if adapter_config is None and any(own in name for name in tensors.index for own in OWN_NAMES.values()):
+        raise ConfigError(
+            f"{folder} holds an adapter and no {SETTINGS}/adapter_config.json, which says how to apply it; "
+            "take the run's adapter/ folder"
+        )
+    started_from = base or _model_name(folder) or (_base_of(adapter_config) if adapter_config else None)
+    if not settings.is_dir() and started_from is None:
+        raise ConfigError(f"{file or folder} does not say which model it is of; give that model with --base")
+    return Source(
+        path=file or folder,
+        tensors=tensors,
+        settings=str(settings) if settings.is_dir() else str(started_from),
+        base=started_from,
+        adapter_config=adapter_config,
+        checksums=tuple((path, checksums[path]) for path in tensors.files if path in checksums),
+    )
+
+
+def _check_sizes(folder: Path) -> dict[Path, str]:
+    """The CRC-32 of each file by COMPLETE, whose sizes hold; nothing where there is none (llama-recipes has none)."""
+    if not (folder / COMPLETE).is_file():
+        return {}
+    if reason := damage(folder, names=[]):
+        raise ConfigError(f"{folder} is damaged: {reason}; copy the whole folder again, or take an older checkpoint")
+    return {folder / name: facts["crc32"] for name, facts in listed_files(folder).items()}
+
+
+def _model_name(folder: Path) -> str | None:
+    """What training started from: by our state.json, or by llama-recipes' train_params.yaml."""
+    try:
+        if (folder / STATE).is_file():
+            return json.loads((folder / STATE).read_text())["settings"]["train_config"]["model_name"]
+        if (folder / "train_params.yaml").is_file():
+            return str(yaml.safe_load((folder / "train_params.yaml").read_text())["model_name"])
+    except (ValueError, KeyError, TypeError, yaml.YAMLError) as error:
+        raise ConfigError(
+            f"{folder}: {STATE} or train_params.yaml does not say which model this is of "
+            f"({type(error).__name__}: {error}); give it with --base"
+        ) from error
+    return None
+
+
+def _adapter(folder: Path, base: str | None) -> Source:
+    file = folder / "adapter_model.safetensors"
+    if not file.is_file():
+        raise ConfigError(
+            f"{folder} holds no adapter_model.safetensors; load the adapter with peft and save it again with "
+            "save_pretrained"
+        )
+    base = base or _base_of(folder)
+    if not base:
+        raise ConfigError(f"{folder} does not say which model its adapter is for; give that model with --base")
+    tensors = SafetensorsTensors([file])
+    return Source(folder, tensors, settings=base, base=base, adapter_config=folder, in_peft_format=True)
+
+
+def _base_of(adapter: Path) -> str | None:
+    """The base model that an adapter's folder names."""
+    try:
+        return json.loads((adapter / "adapter_config.json").read_text()).get("base_model_name_or_path")
+    except (ValueError, AttributeError) as error:
+        raise ConfigError(f"{adapter}/adapter_config.json cannot be read ({error}); copy the folder again") from error

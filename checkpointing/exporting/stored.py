@@ -1,0 +1,134 @@
+"""The tensors of a checkpoint, of whatever kind: names, shapes and dtypes at once, values one at a time.
+
+Nothing is run from the files, nothing needs a process group, and nothing holds more than the tensor that is asked for.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Protocol
+
+import torch
+from safetensors import safe_open
+from torch.distributed.checkpoint.metadata import ChunkStorageMetadata, MetadataIndex, TensorStorageMetadata
+
+from checkpointing.exporting.safetensors_file import Entry, read_entries
+from checkpointing.safe_reader import SafeFileSystemReader
+from utils.errors import ConfigError
+
+_PREFIX = "model."  # of the model's tensors, beside `optimizer.`
+_REMAP_BYTES = 64 << 20  # a mapped file's pages count as this process's memory until it is mapped anew
+
+
+class StoredTensors(Protocol):
+    """A model's tensors, by their names in the model."""
+
+    index: dict[str, Entry]
+    files: list[Path]  # that hold them
+
+    def read(self, name: str) -> torch.Tensor:
+        """The tensor, in memory of its own on the CPU."""
+
+
+class ShardedTensors:
+    """A folder of torch.distributed.checkpoint with the keys `model.NAME`, saved by any number of ranks.
+
+    Raises:
+        ConfigError: where it cannot be trusted, is not complete, or holds no such keys.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        self._reader = SafeFileSystemReader(folder)
+        metadata = self._reader.read_metadata()
+        self.index: dict[str, Entry] = {}
+        self._chunks: dict[str, list[ChunkStorageMetadata]] = {}
+        for key, entry in metadata.state_dict_metadata.items():
+            if not key.startswith(_PREFIX) or not isinstance(entry, TensorStorageMetadata):
+                continue
+            # Ranks that all hold a tensor save it once.
+            if sum(math.prod(chunk.sizes) for chunk in entry.chunks) != math.prod(entry.size):
+                raise ConfigError(f"{folder}: the parts of {key} do not make up the whole; copy the folder again")
+            self.index[key.removeprefix(_PREFIX)] = Entry(tuple(entry.size), entry.properties.dtype)
+            self._chunks[key.removeprefix(_PREFIX)] = entry.chunks
+        if not self.index:
+            raise ConfigError(f"{folder} holds no tensors named {_PREFIX}*; is this a checkpoint of a model?")
+        places = metadata.storage_data.items()
+        names = {place.relative_path for key, place in places if key.fqn.removeprefix(_PREFIX) in self.index}
+        self.files = sorted(folder / name for name in names)
+
+    def read(self, name: str) -> torch.Tensor:
+        entry = self.index[name]
+        tensor = torch.empty(entry.shape, dtype=entry.dtype)
+        for chunk in self._chunks[name]:
+            piece = self._reader.read_piece(MetadataIndex(_PREFIX + name, chunk.offsets))
+            if piece.shape != chunk.sizes or piece.dtype != entry.dtype:
+                raise ConfigError(f"{self._reader.path}: a part of {name} is not what the index says; copy it again")
+            if chunk.sizes == tensor.shape:
+                return piece
+            ranges = zip(chunk.offsets, chunk.sizes, strict=True)
+            tensor[tuple(slice(offset, offset + size) for offset, size in ranges)] = piece
+        return tensor
+
+
+class PickledTensors:
+    """A file of `torch.save` that holds one flat dict of tensors.
+
+    Args:
+        prefix: of the keys that are the model's: "model." in our `state.pt`, nothing in a model's own state_dict.
+
+    Raises:
+        ConfigError: where it is damaged, or holds anything but tensors and plain values.
+    """
+
+    def __init__(self, path: Path, prefix: str = "") -> None:
+        self.files, self._path, self._prefix = [path], path, prefix
+        self._map()
+        names = [key.removeprefix(prefix) for key in self._mapped if key.startswith(prefix)]
+        if not names:
+            raise ConfigError(f"{path} holds no tensors named {prefix}*; give the state_dict of a model")
+        mapped = {name: self._mapped[prefix + name] for name in names}
+        self.index = {name: Entry(tuple(tensor.shape), tensor.dtype) for name, tensor in mapped.items()}
+
+    def _map(self) -> None:
+        try:
+            state = torch.load(self._path, map_location="cpu", mmap=True, weights_only=True)
+        except Exception as error:
+            reason = " ".join(str(error).split())[:200]
+            raise ConfigError(
+                f"{self._path} cannot be read without running code from it, or is damaged ({reason}); "
+                "give a file that torch.save made of the model's state_dict, of tensors alone"
+            ) from error
+        state = state if isinstance(state, dict) else {}
+        self._mapped = {name: t for name, t in state.items() if isinstance(name, str) and torch.is_tensor(t)}
+        self._num_read = 0
+
+    def read(self, name: str) -> torch.Tensor:
+        if self._num_read > _REMAP_BYTES:
+            self._mapped.clear()
+            self._map()
+        tensor = self._mapped[self._prefix + name].clone(memory_format=torch.contiguous_format)
+        self._num_read += tensor.nbytes
+        return tensor
+
+
+class SafetensorsTensors:
+    """The safetensors files of a Hugging Face folder.
+
+    Raises:
+        ConfigError: where one cannot be read.
+    """
+
+    def __init__(self, paths: Iterable[Path]) -> None:
+        self.files = sorted(paths)
+        self.index: dict[str, Entry] = {}
+        self._path_of: dict[str, Path] = {}
+        for path in self.files:
+            entries = read_entries(path)
+            self.index |= entries
+            self._path_of |= dict.fromkeys(entries, path)
+
+    def read(self, name: str) -> torch.Tensor:
+        with safe_open(self._path_of[name], framework="pt") as file:
+            return file.get_tensor(name).clone()

@@ -1,0 +1,186 @@
+"""Conversations through a tokenizer's chat template, as text of which the assistant's turns are learned.
+
+The template renders the whole conversation to one text. Which parts of it the assistant wrote says the template itself,
+where it has `{% generation %}`; else the text up to and without each of the assistant's turns says it, if those texts
+are beginnings of the whole, which is checked. A learned part reaches from the end of the generation prompt to the token
+that ends the turn.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from jinja2 import TemplateError
+from transformers.utils.chat_template_utils import render_jinja_template
+
+from data.loss_mask import BadRow, Piece
+from utils.errors import ConfigError
+
+_GENERATION = re.compile(r"\{%[-+]?\s*generation\s*[-+]?%\}")
+_REMEDY = "give a template that marks the assistant's parts with {% generation %} (--chat_dataset.chat_template FILE)"
+
+Message = dict[str, Any]
+
+# ShareGPT's `from` in the roles that templates know.
+_ROLES = {
+    "system": "system",
+    "human": "user",
+    "user": "user",
+    "gpt": "assistant",
+    "assistant": "assistant",
+    "function_call": "assistant",
+    "tool": "tool",
+    "observation": "tool",
+    "function_response": "tool",
+}
+
+
+def use_template(tokenizer: Any, file: str | None) -> None:
+    """Give the tokenizer the template in `file`, which is then saved with the trained model; None keeps its own.
+
+    Raises:
+        ConfigError: where the file cannot be read, or the tokenizer has no template.
+    """
+    if file is not None:
+        try:
+            tokenizer.chat_template = Path(file).expanduser().read_text(encoding="utf-8")
+        except (OSError, UnicodeDecodeError) as error:
+            raise ConfigError(
+                f"--chat_dataset.chat_template: {file} could not be read ({error}); name a file"
+            ) from error
+    if not tokenizer.chat_template:
+        raise ConfigError(
+            "--chat_dataset: the tokenizer has no chat template; give one with --chat_dataset.chat_template FILE, or "
+            "take a model whose tokenizer has one"
+        )
+
+
+def chat_pieces(turns: Any, tools: Any, tokenizer: Any) -> list[Piece]:
+    """A conversation's rendered text in parts; the assistant's are learned, each with the token that ends it.
+
+    Args:
+        turns: dicts with `role` and `content`, or, as ShareGPT has it, with `from` and `value`.
+        tools: what the conversation may call, passed to the template; a list, its JSON, or None.
+
+    Raises:
+        BadRow: where it is no conversation, has no assistant turn, or the template does not tell which part is whose.
+    """
+    messages = _read_turns(turns)
+    tools = _read_tools(tools)
+    if not any(message["role"] == "assistant" for message in messages):
+        raise BadRow("it has no assistant turn, so there is nothing to learn")
+    try:
+        if _GENERATION.search(tokenizer.get_chat_template(tools=tools)):
+            text, spans = _marked_by_template(messages, tools, tokenizer)
+        else:
+            text, spans = _found_by_beginnings(messages, tools, tokenizer)
+    except BadRow:
+        raise
+    except (TemplateError, TypeError, ValueError, KeyError) as error:
+        raise BadRow(f"the chat template does not take it ({type(error).__name__}: {error})") from error
+    pieces, position = [], 0
+    for first, last in spans:
+        pieces += [Piece(text[position:first], False), Piece(text[first:last], True)]
+        position = last
+    return [*pieces, Piece(text[position:], False)]
+
+
+def _marked_by_template(messages: list[Message], tools: Any, tokenizer: Any) -> tuple[str, list[tuple[int, int]]]:
+    render: Any = render_jinja_template  # its annotation says str
+    rendered, marks = render(
+        [messages],
+        tools=tools,
+        chat_template=tokenizer.get_chat_template(tools=tools),
+        return_assistant_tokens_mask=True,
+        **tokenizer.special_tokens_map,
+    )
+    text, spans = rendered[0], [tuple(span) for span in marks[0]]
+    if not spans:
+        raise BadRow("the chat template marks none of its turns with {% generation %}")
+    return text, [(first, _end_of_turn(text, first, last, tokenizer)) for first, last in spans]
+
+
+def _found_by_beginnings(messages: list[Message], tools: Any, tokenizer: Any) -> tuple[str, list[tuple[int, int]]]:
+    def render(number: int, *, prompts: bool) -> str:
+        return tokenizer.apply_chat_template(
+            messages[:number], tools=tools, tokenize=False, add_generation_prompt=prompts
+        )
+
+    text, spans = render(len(messages), prompts=False), []
+    for index, message in enumerate(messages):
+        if message["role"] != "assistant":
+            continue
+        if index == 0:
+            raise BadRow(f"it begins with the assistant's turn, where the chat template has no prompt; {_REMEDY}")
+        before = render(index, prompts=True)
+        upto = render(index + 1, prompts=False)
+        if not (text.startswith(upto) and upto.startswith(before)):
+            raise BadRow(
+                f"the chat template writes turn {index + 1} differently, or what stands before it, when other turns "
+                f"follow, so the assistant's part cannot be told; {_REMEDY}"
+            )
+        spans.append((len(before), _end_of_turn(text, len(before), len(upto), tokenizer)))
+    return text, spans
+
+
+def _end_of_turn(text: str, first: int, last: int, tokenizer: Any) -> int:
+    """Where the token stands that ends the turn text[first:last]; line ends behind it belong to what follows."""
+    turn = text[first:last].rstrip()
+    if not any(turn.endswith(token.content.strip()) for token in _special_tokens(tokenizer)):
+        raise BadRow(
+            f"the chat template ends the assistant's turn with no end token, so answers would never end; {_REMEDY}"
+        )
+    return first + len(turn)
+
+
+def _special_tokens(tokenizer: Any) -> list[Any]:
+    return [token for token in tokenizer.added_tokens_decoder.values() if token.special and token.content.strip()]
+
+
+def _read_turns(turns: Any) -> list[Message]:
+    if not isinstance(turns, Sequence) or isinstance(turns, str) or not turns:
+        raise BadRow("it needs a list of turns, each with role and content (or from and value)")
+    return [_read_turn(number, turn) for number, turn in enumerate(turns, 1)]
+
+
+def _read_turn(number: int, turn: Any) -> Message:
+    if not isinstance(turn, Mapping):
+        raise BadRow(f"turn {number} is not a dict with role and content but {type(turn).__name__}")
+    message = _without_nulls(turn)
+    if "role" not in message and "from" in message:
+        speaker = message.pop("from")
+        if speaker not in _ROLES:
+            raise BadRow(f"turn {number} is from {speaker!r}; known are {', '.join(_ROLES)}")
+        message = {"role": _ROLES[speaker], "content": message.pop("value", None), **message}
+    if not isinstance(message.get("role"), str):
+        raise BadRow(f"turn {number} has no role")
+    content = message.get("content")
+    if content is None and "tool_calls" in message:
+        return message
+    if not isinstance(content, str | list):
+        raise BadRow(f"turn {number} ({message['role']}) has no text in content")
+    return message
+
+
+def _without_nulls(value: Any) -> Any:
+    """Without the keys that are null: Arrow gives each dict of a column the keys of all of them."""
+    if isinstance(value, Mapping):
+        return {key: _without_nulls(item) for key, item in value.items() if item is not None}
+    return [_without_nulls(item) for item in value] if isinstance(value, list) else value
+
+
+def _read_tools(tools: Any) -> list[Any] | None:
+    if isinstance(tools, str) and tools.strip():
+        try:
+            tools = json.loads(tools)
+        except json.JSONDecodeError as error:
+            raise BadRow(f"its tools are no JSON ({error})") from error
+    if not tools:
+        return None
+    if not isinstance(tools, list):
+        raise BadRow(f"its tools are not a list but {type(tools).__name__}")
+    return _without_nulls(tools)

@@ -1,0 +1,219 @@
+"""The rows of one split, from files, a saved dataset or the hub, read by the Hugging Face library."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass, fields
+from pathlib import Path
+from typing import Any
+
+import datasets
+import numpy as np
+
+from configs.datasets import DataSource
+from data.paths import READERS, TABLES, Files, Hub, Saved, locate
+from utils.errors import ConfigError, in_one_line
+from utils.hub import check_on_hub
+
+_FRACTION_SEED = 0  # of its own: another --seed must not move rows between training and validation
+
+
+@dataclass(frozen=True)
+class Source:
+    """Rows with the columns that a recipe asked for, and how messages call them."""
+
+    rows: Any  # datasets.Dataset or IterableDataset
+    flag: str  # what gave the place: "--samsum_dataset.data_path"
+    place: str  # file, folder, glob or name on the hub
+    columns: tuple[str, ...]
+    all_columns: tuple[str, ...]  # those of the place, for messages
+    text_columns: tuple[str, ...]  # those that must hold text in every row
+    settings: str  # the recipe's own settings
+    row_numbers: np.ndarray | None = None  # int64 [rows], of the place; None: as they come
+
+    @property
+    def name(self) -> str:
+        return f"{self.flag}: {self.place}"
+
+    def row_number(self, index: int) -> int:
+        """Where a row stands in its place, from 1, over all files in their order."""
+        return 1 + int(index if self.row_numbers is None else self.row_numbers[index])
+
+
+def load_split(
+    flag: str,
+    dataset_config: DataSource,
+    split: str,
+    *,
+    text_columns: Sequence[str] = (),
+    other_columns: Sequence[str] = (),
+    hub_name: str | None = None,
+    kinds: Sequence[str] = TABLES,
+    **reader_options: Any,
+) -> Source:
+    """One split with the columns that the recipe needs.
+
+    Args:
+        flag: the dataset's name on the command line, for messages.
+        text_columns: columns that must be there and hold text. other_columns: those that may be there.
+        hub_name: what is read where `data_path` is not given.
+        kinds: ends of file names that the recipe can read. reader_options: for their reader.
+
+    Raises:
+        ConfigError: naming the place and what is wrong with it.
+    """
+    is_training = split == dataset_config.train_split
+    place = locate(flag, dataset_config, hub_name, kinds)
+    has_fraction = validation_fraction(flag, dataset_config) > 0
+    takes_fraction = has_fraction and not is_training and not place.has_split(split)
+    name_of_place = str(place)
+    if isinstance(place, Files) and not takes_fraction and len(files := place.files_of(split)) == 1:
+        name_of_place = str(files[0])
+    name = f"--{flag}.data_path: {name_of_place}"
+    streams = dataset_config.streaming and is_training
+    rows = _read(name, place, dataset_config.train_split if takes_fraction else split, streams, reader_options)
+    all_columns = column_names(rows)
+    missing = [column for column in text_columns if column not in all_columns]
+    if missing:
+        raise ConfigError(f"{name} has no column {', '.join(missing)}; it has {', '.join(all_columns) or 'none'}")
+    columns = [column for column in all_columns if column in (*text_columns, *other_columns)]
+    if not streams and not len(rows):
+        raise ConfigError(f"{name} is empty: it holds no rows")
+    rows = rows.select_columns(columns)
+    own = {field.name for field in fields(dataset_config)} - {field.name for field in fields(DataSource)}
+    settings = repr([(key, value) for key, value in asdict(dataset_config).items() if key in own])
+    row_numbers = None
+    if takes_fraction or (is_training and not streams and sets_rows_aside(flag, dataset_config, place)):
+        row_numbers = _part(name, flag, dataset_config, len(rows), aside=takes_fraction)
+        rows = rows.select(row_numbers)
+    return Source(
+        rows=rows,
+        flag=f"--{flag}.data_path",
+        place=name_of_place,
+        columns=tuple(columns),
+        all_columns=tuple(all_columns),
+        text_columns=tuple(text_columns),
+        settings=settings,
+        row_numbers=row_numbers,
+    )
+
+
+def validation_fraction(flag: str, dataset_config: DataSource) -> float:
+    """The share of the training rows that validates.
+
+    Raises:
+        ConfigError: where it was asked for and the training rows are a stream.
+    """
+    fraction = dataset_config.validation_fraction
+    if not dataset_config.streaming or not fraction:
+        return fraction
+    if fraction == type(dataset_config).validation_fraction:
+        return 0.0  # a default, which does not fit a stream
+    raise ConfigError(
+        f"--{flag}.validation_fraction: a stream's length is unknown, so no share of it can be set aside; "
+        f"give validation data of its own, or --run_validation False"
+    )
+
+
+def sets_rows_aside(flag: str, dataset_config: DataSource, place: Files | Saved | Hub) -> bool:
+    """Whether some training rows are the validation split.
+
+    Raises:
+        ConfigError: where a share was asked for and there is a validation split already.
+    """
+    fraction = validation_fraction(flag, dataset_config)
+    if not fraction or not place.has_split(dataset_config.test_split):
+        return fraction > 0
+    if fraction == type(dataset_config).validation_fraction:
+        return False  # a default, which the split that is there makes needless
+    raise ConfigError(
+        f"--{flag}.validation_fraction: {place} has the split {dataset_config.test_split}; leave this out to evaluate "
+        f"on it, or name a split that is not there with --{flag}.test_split"
+    )
+
+
+def has_validation(flag: str, dataset_config: DataSource) -> bool:
+    """Whether a built-in recipe would find validation rows; unknown counts as yes, and loading them will tell."""
+    place = locate(flag, dataset_config, "the/default", tuple(READERS))
+    return isinstance(place, Hub) or place.has_splits or validation_fraction(flag, dataset_config) > 0
+
+
+def _part(name: str, flag: str, dataset_config: DataSource, num_rows: int, *, aside: bool) -> np.ndarray:
+    """The rows that were set aside, or those that were not, in their order."""
+    count = max(1, round(num_rows * dataset_config.validation_fraction))
+    if count >= num_rows:
+        raise ConfigError(
+            f"--{flag}.validation_fraction: {dataset_config.validation_fraction} of the {num_rows} rows there are "
+            f"leaves none to train on; give more rows, a smaller share, or 0 ({name})"
+        )
+    chosen = np.zeros(num_rows, dtype=bool)
+    chosen[np.random.default_rng(_FRACTION_SEED).permutation(num_rows)[:count]] = True
+    return np.flatnonzero(chosen if aside else ~chosen)
+
+
+def _read(name: str, place: Files | Saved | Hub, split: str, streams: bool, options: dict[str, Any]) -> Any:
+    if isinstance(place, Hub):
+        check_on_hub(f"--{place.flag}.data_path", place.name, "dataset")
+    files = place.files_of(split) if isinstance(place, Files) else []
+    for file in files:
+        if file.stat().st_size == 0:
+            raise ConfigError(f"--{place.flag}.data_path: {file} is empty")
+    try:
+        if isinstance(place, Hub):
+            return datasets.load_dataset(place.name, place.config, split=split, streaming=streams)
+        if isinstance(place, Saved):
+            rows = place.rows_of(split)
+            return rows.to_iterable_dataset() if streams else rows
+        reader = READERS[files[0].suffix]
+        options = options if reader == "text" else {}
+        paths = [str(file) for file in files]
+        rows = datasets.load_dataset(reader, data_files=paths, split="train", streaming=streams, **options)
+        if streams:
+            next(iter(rows), None)  # a file that cannot be read is refused now, not in a worker
+        return rows
+    except ConfigError:
+        raise
+    except Exception as error:
+        broken = next((found for file in files if (found := broken_json(file))), "")
+        if broken:
+            raise ConfigError(f"--{place.flag}.data_path: {broken}; mend it, or give another file") from error
+        if isinstance(place, Hub) and "Unknown split" in str(error):
+            found = " ".join(str(error).split())
+            raise ConfigError(
+                f"{name}: {found}; name one with --{place.flag}.train_split or .test_split, or evaluate on a share of "
+                f"the training rows with --{place.flag}.validation_fraction 0.05"
+            ) from error
+        reason = in_one_line(error.__cause__ or error)
+        raise ConfigError(
+            f"{name} could not be read ({reason}); check it, or give another with --{place.flag}.data_path"
+        ) from error
+
+
+def column_names(rows: Any) -> list[str]:
+    """The columns of a dataset; those of the first row, where a stream does not say."""
+    return list(rows.column_names or next(iter(rows), {}))
+
+
+def broken_json(file: Path) -> str:
+    """Where a JSON file stops being one: `FILE, line N: reason`; empty where it does not."""
+    try:
+        if file.suffix == ".json":
+            text = file.read_text(encoding="utf-8")
+            if text.lstrip()[:1] == "[":
+                json.loads(text)
+                return ""
+        if file.suffix in (".json", ".jsonl"):
+            with open(file, encoding="utf-8") as lines:
+                for number, line in enumerate(lines, 1):
+                    try:
+                        value = json.loads(line) if line.strip() else {}
+                    except json.JSONDecodeError as error:
+                        return f"{file}, line {number}: broken JSON ({error.msg}, column {error.colno})"
+                    if not isinstance(value, dict):
+                        return f"{file}, line {number}: not a JSON object but {type(value).__name__}"
+    except json.JSONDecodeError as error:
+        return f"{file}, line {error.lineno}: broken JSON ({error.msg}, column {error.colno})"
+    except UnicodeDecodeError as error:
+        return f"{file}: not UTF-8 ({error.reason} at byte {error.start})"
+    return ""

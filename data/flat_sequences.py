@@ -1,0 +1,132 @@
+"""Tokenised rows as flat arrays, from whatever a recipe returned."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import datasets
+import numpy as np
+import pyarrow as pa
+
+from utils.errors import ConfigError
+
+LIMITS = np.iinfo(np.int32)
+ROWS_AT_A_TIME = 20_000  # of an Arrow table: bounds what is in memory beside the flat arrays
+
+
+@dataclass(frozen=True)
+class FlatRows:
+    """Rows end to end: row i is `input_ids[offsets[i]:offsets[i + 1]]`, and the same slice of `labels`."""
+
+    input_ids: np.ndarray  # int32 [tokens]
+    labels: np.ndarray  # int32 [tokens]
+    offsets: np.ndarray  # int64 [rows + 1]
+
+    def __len__(self) -> int:
+        return len(self.offsets) - 1
+
+    @classmethod
+    def from_parts(cls, input_ids: list[np.ndarray], labels: list[np.ndarray], lengths: list[np.ndarray]) -> FlatRows:
+        """Parts end to end; there may be none."""
+        none = np.empty(0, dtype=np.int32)
+        offsets = np.concatenate([[0], np.cumsum(np.concatenate([*lengths, none]))]).astype(np.int64)
+        return cls(np.concatenate([*input_ids, none]), np.concatenate([*labels, none]), offsets)
+
+
+def flatten(rows: Iterable[Mapping[str, Any]], name: str, first_row: int = 0) -> FlatRows:
+    """Rows of `input_ids`, `labels` and optional `attention_mask`, without the tokens that the mask hides.
+
+    A Hugging Face dataset is read column by column, where nothing is wrong with it; everything else, row by row.
+
+    Args:
+        first_row: the first row's place in the data, from 0.
+
+    Raises:
+        ConfigError: for the first row with columns that are missing, of unequal length or not of whole numbers.
+    """
+    if isinstance(rows, datasets.Dataset):
+        flat = flatten_columns(rows)
+        if flat is not None:
+            return flat
+    input_ids, labels, lengths = [], [], []
+    for index, row in enumerate(rows, first_row):
+        ids, targets = _read_row(row, f"dataset ({name}), row {index + 1}")
+        input_ids.append(ids)
+        labels.append(targets)
+        lengths.append(len(ids))
+    return FlatRows.from_parts(input_ids, labels, [np.array(lengths, dtype=np.int64)])
+
+
+def flatten_columns(dataset: datasets.Dataset) -> FlatRows | None:
+    """Read Arrow's buffers, without a Python object for each row; None where row by row would say what is wrong."""
+    names = [name for name in ("input_ids", "labels", "attention_mask") if name in dataset.format["columns"]]
+    if dataset.format["type"] == "custom" or names[:2] != ["input_ids", "labels"]:
+        return None  # a transform of the user's makes the rows when they are read, or a column is missing
+    if not all(_holds_whole_numbers(dataset.data.schema.field(name).type) for name in names):
+        return None
+    input_ids, labels, lengths = [], [], []
+    for table in dataset.select_columns(names).with_format("arrow").iter(ROWS_AT_A_TIME):
+        columns = [_read_column(table[name]) for name in names]
+        first = columns[0]
+        if first is None:
+            return None
+        values = []
+        for column in columns:
+            if column is None or not np.array_equal(column[1], first[1]):
+                return None
+            values.append(column[0])
+        num_tokens = first[1]
+        if len(names) == 3:
+            kept = values.pop() != 0
+            values = [column[kept] for column in values]
+            num_tokens = np.diff(np.concatenate([[0], np.cumsum(kept)])[np.concatenate([[0], np.cumsum(first[1])])])
+        input_ids.append(values[0])
+        labels.append(values[1])
+        lengths.append(num_tokens)
+    return FlatRows.from_parts(input_ids, labels, lengths)
+
+
+def _holds_whole_numbers(kind: pa.DataType) -> bool:
+    is_list = pa.types.is_list(kind) or pa.types.is_large_list(kind) or pa.types.is_fixed_size_list(kind)
+    return is_list and pa.types.is_integer(kind.value_type) and not pa.types.is_uint64(kind.value_type)
+
+
+def _read_column(column: pa.ChunkedArray) -> tuple[np.ndarray, np.ndarray] | None:
+    """Values, int32 [tokens], and their number in each row, int64 [rows]; None for a null or a number out of range."""
+    array = column.combine_chunks().cast(pa.large_list(pa.int64()))
+    values = array.flatten()
+    if array.null_count or values.null_count:
+        return None
+    numbers = values.to_numpy()
+    if len(numbers) and (numbers.min() < LIMITS.min or numbers.max() > LIMITS.max):
+        return None
+    return numbers.astype(np.int32), np.diff(array.offsets.to_numpy())
+
+
+def _read_row(row: Mapping[str, Any], where: str) -> tuple[np.ndarray, np.ndarray]:
+    if not isinstance(row, Mapping) or "input_ids" not in row or "labels" not in row:
+        found = sorted(row) if isinstance(row, Mapping) else type(row).__name__
+        raise ConfigError(f"{where}: needs input_ids and labels (tokenised, labels not shifted), found {found}")
+    ids, targets = _whole_numbers(row["input_ids"], where), _whole_numbers(row["labels"], where)
+    mask = row.get("attention_mask")
+    kept = np.ones(ids.shape, dtype=bool) if mask is None else np.asarray(mask).astype(bool)
+    if not ids.shape == targets.shape == kept.shape or ids.ndim != 1:
+        raise ConfigError(
+            f"{where}: input_ids, labels and attention_mask must have one length; "
+            f"found {ids.shape}, {targets.shape} and {kept.shape}"
+        )
+    return ids[kept], targets[kept]
+
+
+def _whole_numbers(values: Any, where: str) -> np.ndarray:
+    try:
+        array = np.asarray(values)
+    except ValueError:
+        array = np.empty(1, dtype=object)  # lists of unequal lengths
+    if array.size and array.dtype.kind not in "iu":
+        raise ConfigError(f"{where}: input_ids and labels must be lists of whole numbers, found {array.dtype}")
+    if array.size and (array.min() < LIMITS.min or array.max() > LIMITS.max):
+        raise ConfigError(f"{where}: {array.max()} is no token id; is it another tokenizer's?")
+    return array.astype(np.int32)

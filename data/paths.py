@@ -1,0 +1,192 @@
+"""What a data path means (files, what `save_to_disk` wrote, or a name on the hub), and which splits are there."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+from glob import glob, has_magic
+from pathlib import Path
+from typing import Any
+
+import datasets
+
+from configs.datasets import DataSource
+from utils.errors import ConfigError, in_one_line
+
+READERS = {".jsonl": "json", ".json": "json", ".csv": "csv", ".parquet": "parquet", ".txt": "text"}
+TABLES = (".jsonl", ".json", ".csv", ".parquet")
+_HUB_NAME = re.compile(r"[\w-][\w.-]*/[\w.-]+")
+
+
+@dataclass(frozen=True)
+class Files:
+    """Files by the split that they hold, or files without a split, which are trained on."""
+
+    flag: str
+    path: str
+    by_split: dict[str, list[Path]]
+    has_splits: bool
+
+    def __str__(self) -> str:
+        return self.path
+
+    def has_split(self, split: str) -> bool:
+        return split in self.by_split
+
+    def files_of(self, split: str) -> list[Path]:
+        """The files of a split.
+
+        Raises:
+            ConfigError: where there are none.
+        """
+        if split in self.by_split:
+            return self.by_split[split]
+        if self.has_splits:
+            there = ", ".join(file.name for files in self.by_split.values() for file in files)
+            raise ConfigError(
+                f"--{self.flag}.data_path: {self.path} needs {split}{{{','.join(READERS)}}}, and has {there}; name the "
+                f"splits that are there with --{self.flag}.train_split and .test_split"
+            )
+        raise ConfigError(_no_validation(self.flag, self.path))
+
+
+@dataclass(frozen=True)
+class Saved:
+    """What `save_to_disk` wrote: splits by name, or one dataset, which is trained on."""
+
+    flag: str
+    path: str
+    data: Any  # datasets.Dataset or DatasetDict
+    train_split: str
+
+    def __str__(self) -> str:
+        return self.path
+
+    @property
+    def has_splits(self) -> bool:
+        return isinstance(self.data, dict)
+
+    def has_split(self, split: str) -> bool:
+        return split in self.data if self.has_splits else split == self.train_split
+
+    def rows_of(self, split: str) -> Any:
+        """The rows of a split.
+
+        Raises:
+            ConfigError: where there are none.
+        """
+        if not self.has_split(split) and self.has_splits:
+            raise ConfigError(
+                f"--{self.flag}.data_path: {self.path} has no split {split}; it has {', '.join(self.data)}: name one "
+                f"with --{self.flag}.train_split or .test_split"
+            )
+        if not self.has_split(split):
+            raise ConfigError(_no_validation(self.flag, self.path))
+        return self.data[split] if self.has_splits else self.data
+
+
+@dataclass(frozen=True)
+class Hub:
+    """A dataset on the hub."""
+
+    flag: str
+    name: str
+    config: str | None
+
+    def __str__(self) -> str:
+        return self.name
+
+    def has_split(self, split: str) -> bool:
+        """Asks the hub."""
+        try:
+            return split in datasets.get_dataset_split_names(self.name, self.config)
+        except Exception:  # the reading that follows says what is wrong
+            return True
+
+
+def locate(flag: str, dataset_config: DataSource, hub_name: str | None, kinds: Sequence[str]) -> Files | Saved | Hub:
+    """Where the data is.
+
+    Raises:
+        ConfigError: where nothing is there, or nothing that `kinds` (ends of file names) name.
+    """
+    path, train_split = dataset_config.data_path, dataset_config.train_split
+    if path is None:
+        if hub_name is None:
+            raise ConfigError(
+                f"--{flag}.data_path: is required; give a file, a folder, a glob, or OWNER/NAME on the hub"
+            )
+        return Hub(flag, hub_name, dataset_config.hub_config)
+    local = Path(path).expanduser()
+    if local.is_dir():
+        if (local / "dataset_dict.json").is_file() or (local / "state.json").is_file():
+            return Saved(flag, path, _load_saved(flag, local), train_split)
+        return _files_of_folder(flag, local, dataset_config, kinds)
+    if local.is_file():
+        _check_kind(flag, local, kinds)
+        return Files(flag, path, {train_split: [local]}, has_splits=False)
+    if has_magic(path):
+        found = sorted(Path(name) for name in glob(str(local), recursive=True))
+        files = _one_kind(flag, path, [file for file in found if file.is_file()], kinds)
+        return Files(flag, path, {train_split: files}, has_splits=False)
+    if _HUB_NAME.fullmatch(path) and local.suffix not in READERS:
+        return Hub(flag, path, dataset_config.hub_config)
+    raise ConfigError(f"--{flag}.data_path: {path} does not exist")
+
+
+def _files_of_folder(flag: str, folder: Path, config: DataSource, kinds: Sequence[str]) -> Files:
+    """A folder of splits, where a file or a folder in it is named like one, else a folder of files."""
+    by_split = {}
+    for split in (config.train_split, config.test_split):
+        if files := _files_of_split(flag, folder, split, kinds):
+            by_split[split] = files
+    if by_split:
+        return Files(flag, str(folder), by_split, has_splits=True)
+    files = _one_kind(flag, str(folder), sorted(folder.iterdir()), kinds)
+    return Files(flag, str(folder), {config.train_split: files}, has_splits=False)
+
+
+def _files_of_split(flag: str, folder: Path, split: str, kinds: Sequence[str]) -> list[Path]:
+    """`train.jsonl`, or the shards `train-*.parquet`, or all of the folder `train/`."""
+    found = sorted(file for file in folder.glob(f"{split}.*") if file.suffix in kinds)
+    if len(found) > 1:
+        names = ", ".join(file.name for file in found)
+        raise ConfigError(f"--{flag}.data_path: {folder} has more than one {split}.*: {names}; leave one there")
+    found = found or sorted(file for file in folder.glob(f"{split}-*") if file.suffix in kinds)
+    if not found and (folder / split).is_dir():
+        found = sorted((folder / split).iterdir())
+    return _one_kind(flag, str(folder), found, kinds) if found else []
+
+
+def _one_kind(flag: str, path: str, files: list[Path], kinds: Sequence[str]) -> list[Path]:
+    """Those that can be read, all of one reader."""
+    readable = [file for file in files if file.is_file() and file.suffix in kinds]
+    if not readable:
+        raise ConfigError(f"--{flag}.data_path: {path} holds no {', '.join(kinds)} file; give files of these kinds")
+    if len({READERS[file.suffix] for file in readable}) > 1:
+        endings = ", ".join(sorted({file.suffix for file in readable}))
+        raise ConfigError(
+            f"--{flag}.data_path: {path} holds files of several kinds ({endings}); give one, like *.jsonl"
+        )
+    return readable
+
+
+def _check_kind(flag: str, file: Path, kinds: Sequence[str]) -> None:
+    if file.suffix not in kinds:
+        raise ConfigError(f"--{flag}.data_path: {file} is none of {', '.join(kinds)}")
+
+
+def _load_saved(flag: str, folder: Path) -> Any:
+    try:
+        return datasets.load_from_disk(str(folder))
+    except Exception as error:
+        reason = in_one_line(error)
+        raise ConfigError(f"--{flag}.data_path: {folder} could not be read ({reason}); save it again") from error
+
+
+def _no_validation(flag: str, path: str) -> str:
+    return (
+        f"--{flag}.data_path: {path} holds training rows alone, so there is no validation split; give a folder with "
+        f"train.* and validation.*, --{flag}.validation_fraction 0.05, or --run_validation False"
+    )

@@ -1,0 +1,155 @@
+"""AdamW with its averages in 8 bits, by bitsandbytes' kernels (Dettmers et al., arXiv 2110.02861), in every layout.
+
+bitsandbytes takes plain tensors, and quantizes blocks of 256 elements as they lie in memory. Here it gets each rank's
+own part of a parameter, and 8 bits are for parameters whose rows are made of whole blocks: no block then goes from one
+rank to the next, so that every layout and number of ranks computes the same, and a checkpoint of one is right in any
+other. All other parameters have averages in fp32. By itself bitsandbytes would decide by the size of the part, so that
+numbers would depend on the layout (https://github.com/pytorch/ao/issues/4912 is about the same in torchao).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any
+
+import torch
+from torch import nn
+
+from policies.optimizers.states import LocalOptimizer, zero_state
+from utils.bitsandbytes_import import import_bitsandbytes
+from utils.distributed import local_tensor
+
+BLOCK = 256  # elements that share a scale; fixed in bitsandbytes' kernels
+SMALLEST = 4096  # elements of the smallest parameter with 8-bit averages, as in bitsandbytes
+SMALLEST_PAGED = 100_000  # elements on this rank, as in bitsandbytes
+
+
+def has_8bit_states(parameter: torch.Tensor) -> bool:
+    """Whether its averages take 8 bits; a matter of the whole parameter, however it is sharded."""
+    num_elements = parameter.numel()
+    return parameter.dim() > 1 and num_elements >= SMALLEST and (num_elements // parameter.shape[0]) % BLOCK == 0
+
+
+class AdamW8bit(LocalOptimizer):
+    """States: `state1` and `state2`, of the parameter's shape, in uint8 with a scale per block, `absmax1` and `absmax2`
+    `[rows, ..., blocks of a row]`; or in fp32.
+
+    Paged, `state1` and `state2` are in memory that the driver moves between GPU and host as it is needed. To torch they
+    are tensors on the CPU.
+    """
+
+    def __init__(
+        self,
+        params: Iterable[Any],
+        *,
+        lr: float,
+        betas: tuple[float, float] = (0.9, 0.999),
+        eps: float = 1e-8,
+        weight_decay: float = 0.0,
+        paged: bool = False,
+    ) -> None:
+        super().__init__(params, {"lr": lr, "betas": betas, "eps": eps, "weight_decay": weight_decay})
+        self._paged = paged
+        self._functional: Any = import_bitsandbytes(f"--optimizer {type(self).__name__}").functional
+        self._qmaps: dict[torch.device, tuple[torch.Tensor, torch.Tensor]] = {}
+
+    @torch.no_grad()
+    def step(self, closure: None = None) -> None:  # type: ignore[override]
+        """Step on every parameter that has a gradient."""
+        for group in self.param_groups:
+            for parameter in group["params"]:
+                if parameter.grad is not None:
+                    self._update(parameter, group)
+        if self._paged:
+            # The host may read managed memory, for a checkpoint, only when the kernels are through with it.
+            torch.cuda.synchronize()
+
+    def _update(self, parameter: nn.Parameter, group: dict[str, Any]) -> None:
+        state = self.state[parameter]
+        if not state:
+            state.update(self._new_states(parameter))
+        state["step"] += 1
+        part = local_tensor(parameter).detach()
+        if not part.numel():
+            return
+        # The kernels read weight and gradient as the same dtype (fp32, bf16 or fp16), row by row.
+        weight, gradient = part.contiguous(), local_tensor(parameter.grad).to(part.dtype).contiguous()
+        state1, state2 = local_tensor(state["state1"]), local_tensor(state["state2"])
+        for average in (state1, state2):
+            if getattr(average, "is_paged", False):
+                self._functional.prefetch_tensor(average)
+        (beta1, beta2), eps, lr, decay = group["betas"], group["eps"], group["lr"], group["weight_decay"]
+        # These launch on the device's default stream, which is the one that gradients come from and weights go to.
+        if state1.dtype == torch.uint8:
+            scales = [local_tensor(state[key]).view(-1) for key in ("absmax1", "absmax2")]
+            self._functional.optimizer_update_8bit_blockwise(
+                "adam",
+                gradient,
+                weight,
+                state1,
+                state2,
+                beta1,
+                beta2,
+                0.0,
+                0.0,
+                eps,
+                state["step"],
+                lr,
+                *self._qmaps_on(weight.device),
+                *scales,
+                weight_decay=decay,
+            )
+        else:
+            self._functional.optimizer_update_32bit(
+                "adam", gradient, weight, state1, beta1, eps, state["step"], lr, state2, beta2, weight_decay=decay
+            )
+        if weight is not part and weight.data_ptr() != part.data_ptr():
+            part.copy_(weight)
+
+    def _take_up(self, parameter: nn.Parameter, state: dict[str, Any]) -> dict[str, Any]:
+        """Copied, for averages have to lie in memory that can be paged."""
+        own = self._new_states(parameter)
+        for key, value in state.items():
+            if isinstance(value, torch.Tensor):
+                local_tensor(own[key]).copy_(local_tensor(value))
+            else:
+                own[key] = value
+        return own
+
+    @torch.no_grad()
+    def _new_states(self, parameter: nn.Parameter) -> dict[str, Any]:
+        quantized = has_8bit_states(parameter)
+        dtype = torch.uint8 if quantized else torch.float32
+        state: dict[str, Any] = {"step": 0, "state1": self._average(parameter, dtype)}
+        state["state2"] = self._average(parameter, dtype)
+        if quantized:
+            num_rows = parameter.shape[0]
+            shape = (num_rows, *(1,) * (parameter.dim() - 2), parameter.numel() // num_rows // BLOCK)
+            state["absmax1"] = zero_state(parameter, shape, torch.float32)
+            state["absmax2"] = zero_state(parameter, shape, torch.float32)
+        return state
+
+    def _average(self, parameter: nn.Parameter, dtype: torch.dtype) -> torch.Tensor:
+        part = local_tensor(parameter)
+        if not self._paged or part.numel() < SMALLEST_PAGED:
+            return zero_state(parameter, parameter.shape, dtype)
+        average = torch.empty_like(parameter.detach(), dtype=dtype, device="cpu")
+        pages = self._functional.get_paged(*part.shape, dtype=dtype, device=part.device)
+        self._functional.fill(pages, 0)
+        local: Any = local_tensor(average).set_(pages)
+        local.is_paged, local.page_deviceid = True, part.device.index  # by which bitsandbytes knows such tensors
+        return average
+
+    def _qmaps_on(self, device: torch.device) -> tuple[torch.Tensor, torch.Tensor]:
+        """The values that 8 bits stand for, signed and unsigned."""
+        if device not in self._qmaps:
+            make = self._functional.create_dynamic_map
+            self._qmaps[device] = make(signed=True).to(device), make(signed=False).to(device)
+        return self._qmaps[device]
+
+
+class PagedAdamW8bit(AdamW8bit):
+    """The same, with `state1` and `state2` in paged memory."""
+
+    def __init__(self, params: Iterable[Any], **options: Any) -> None:
+        super().__init__(params, **options, paged=True)

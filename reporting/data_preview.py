@@ -1,0 +1,166 @@
+"""A look at the data before anything is trained on it: one sample as the model will see it, and the figures."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import asdict, dataclass
+from typing import Any
+
+import numpy as np
+from rich.console import Console
+from rich.table import Table
+from rich.text import Text
+
+from configs.run import RunConfig
+from data.labels import IGNORE_INDEX
+from data.loader import BatchLayout, Rows
+from data.order import epoch_order
+from data.padding import PaddedWidth, padding_share
+from data.run_data import RunData
+from data.sequences import Examples
+from reporting.summary import print_for_people, table_of
+from utils.environment import Environment
+
+SHOWN_TOKENS = 1000  # of a longer sample its beginning and its end are shown
+PERCENTILES = {"min": 0, "p50": 50, "p90": 90, "p99": 99, "max": 100}
+
+
+def look(
+    data: RunData, tokenizer: Any, config: RunConfig, layout: BatchLayout, width: PaddedWidth, env: Environment
+) -> dict[str, Any]:
+    """Print the first training sample, unless `--show_sample False`, and the figures, on rank 0.
+
+    Args:
+        width: how wide a training batch is; its limit is that of a row.
+
+    Returns:
+        The section `data` of run.yaml: figures of both splits, a validation split that is not there being None, and the
+        first training sample as text.
+    """
+    pieces = sample_pieces(data.train, tokenizer)
+    train: dict[str, Any] = {"streamed": True, "num_samples": None, "num_rows": None}
+    if data.train_rows is not None:
+        train = split_figures(data.train, data.documents) | {"num_rows": len(data.train_rows)}
+        train |= row_figures(data.train_rows, layout, width, seed=config.train_config.seed)
+        train |= {"mix": [asdict(part) for part in data.mix]} if data.mix else {}
+    validation = None
+    if data.evaluation is not None and data.eval_rows is not None:
+        validation = split_figures(data.evaluation) | {"num_rows": len(data.eval_rows)}
+    figures = {"train": train, "validation": validation}
+    if env.is_rank_zero:
+        console = Console(highlight=False)
+        if config.train_config.show_sample:
+            sample = coloured(pieces) if console.is_terminal else marked(pieces)
+            print_for_people("", "first training sample, what is learned of it marked:", sample, console=console)
+        table = figures_table(figures)
+        if table.row_count:
+            print_for_people("", table, "", console=console)
+    return figures | {"first_sample": marked(pieces)}
+
+
+@dataclass(frozen=True)
+class Piece:
+    """Tokens one after the other that are all learned, or all not, as text."""
+
+    text: str
+    is_learned: bool
+
+
+def sample_pieces(examples: Examples, tokenizer: Any) -> list[Piece]:
+    """The first sample as text, special tokens included; what cannot be shown is U+FFFD."""
+    ids, labels = examples.document(0)
+    learned = labels != IGNORE_INDEX
+    if len(ids) <= SHOWN_TOKENS:
+        return list(_pieces(tokenizer, ids, learned))
+    half = SHOWN_TOKENS // 2
+    gap = Piece(f"\n[... {len(ids) - 2 * half:,} tokens ...]\n", False)
+    return [
+        *_pieces(tokenizer, ids[:half], learned[:half]),
+        gap,
+        *_pieces(tokenizer, ids[-half:], learned[-half:]),
+    ]
+
+
+def _pieces(tokenizer: Any, ids: np.ndarray, learned: np.ndarray) -> Iterator[Piece]:
+    def decode(end: int) -> str:
+        return tokenizer.decode(ids[:end].tolist(), skip_special_tokens=False, clean_up_tokenization_spaces=False)
+
+    text = decode(len(ids))
+    ends = [*(np.flatnonzero(np.diff(learned)) + 1).tolist(), len(ids)]
+    start = 0
+    for end in ends:
+        # Decoded from the start, since spaces and characters of several tokens depend on what precedes them; a
+        # character that is not complete here (U+FFFD) belongs to the next piece.
+        stop = len(text) if end == len(ids) else max(start, min(len(text), len(decode(end).rstrip("\ufffd"))))
+        shown = "".join(c if c.isprintable() or c in "\n\t" else "\ufffd" for c in text[start:stop])
+        yield Piece(shown, bool(learned[end - 1]))
+        start = stop
+
+
+def marked(pieces: list[Piece]) -> str:
+    """For files and logs."""
+    return "".join(f"[learned]{piece.text}[/learned]" if piece.is_learned else piece.text for piece in pieces)
+
+
+def coloured(pieces: list[Piece]) -> Text:
+    """For terminals: what is learned is bold and green."""
+    return Text.assemble(*((piece.text, "bold green" if piece.is_learned else "") for piece in pieces))
+
+
+def split_figures(examples: Examples, documents: np.ndarray | None = None) -> dict[str, Any]:
+    """What a split holds and what was cut or left out; lengths are tokens of a sample.
+
+    Args:
+        documents: which of them an epoch holds, where not each of them once.
+    """
+    chosen = np.arange(len(examples)) if documents is None else documents
+    num_label_tokens = np.add.reduceat(examples.labels != IGNORE_INDEX, examples.offsets[:-1], dtype=np.int64)
+    lengths = np.percentile(examples.lengths[chosen], list(PERCENTILES.values()), method="inverted_cdf")
+    return {
+        "num_samples": len(chosen),
+        "num_tokens": int(examples.lengths[chosen].sum()),
+        "num_label_tokens": int(num_label_tokens[chosen].sum()),
+        "num_truncated": examples.num_truncated,
+        "num_tokens_cut": examples.num_tokens_cut,
+        "num_too_long": examples.num_too_long,
+        "num_without_label": examples.num_without_label,
+        "num_empty": examples.num_empty,
+        "lengths": dict(zip(PERCENTILES, lengths.astype(int).tolist(), strict=True)),
+    }
+
+
+def row_figures(rows: Rows, layout: BatchLayout, width: PaddedWidth, *, seed: int) -> dict[str, float]:
+    """How full the training rows are: the `fill` of packed rows, the `padding_share` of the first epoch's batches."""
+    lengths = rows.lengths
+    if rows.packed:
+        return {"fill": round(float(lengths.sum() / (len(rows) * width.limit)), 4)}
+    size = layout.global_batch_size
+    order = epoch_order(len(rows), seed=seed, epoch=0, global_batch_size=size, lengths=lengths)
+    return {"padding_share": round(padding_share(lengths[order], layout.rows_per_micro_batch, width), 4)}
+
+
+def figures_table(data: dict[str, Any]) -> Table:
+    """What the start table does not say: learned tokens, lengths, and how full the rows are."""
+    splits = {name: figures for name, figures in data.items() if figures and not figures.get("streamed")}
+    rows = {
+        "learned": "\n".join(f"{name} {_learned(figures)}" for name, figures in splits.items()),
+        "lengths": "\n".join(f"{name} {_lengths(figures['lengths'])}" for name, figures in splits.items()),
+    }
+    train = data["train"]
+    if "fill" in train:
+        rows["packing"] = f"training rows are {100 * train['fill']:.1f} % full"
+    if "padding_share" in train:
+        rows["padding"] = f"{100 * train['padding_share']:.1f} % of the training batches"
+    return table_of(rows)
+
+
+def _learned(figures: dict[str, Any]) -> str:
+    learned, total = figures["num_label_tokens"], figures["num_tokens"]
+    return f"{learned:,} of {total:,} tokens ({100 * learned / total:.0f} %)"
+
+
+def _lengths(lengths: dict[str, int]) -> str:
+    return (
+        f"{lengths['min']:,} to {lengths['max']:,} tokens, half up to {lengths['p50']:,}, "
+        f"90 % up to {lengths['p90']:,}, 99 % up to {lengths['p99']:,}"
+    )

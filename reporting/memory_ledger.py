@@ -1,0 +1,117 @@
+"""The memory ledger: what holds a rank's memory at the four phases of a step.
+
+No thread and no polling: the run calls `record` at a phase, on the few steps that are observed. On a GPU the
+allocator knows what is allocated, but for paged optimizer states, which count as host memory; on CPU there is none to
+ask, so "allocated" is the process's resident memory, and "other" then includes the interpreter and its libraries.
+"""
+
+from __future__ import annotations
+
+import math
+import resource
+from collections.abc import Iterable
+from typing import Any
+
+import psutil
+import torch
+from torch import nn
+from torch.optim import Optimizer
+
+from utils.distributed import local_tensor
+from utils.units import GIB
+
+PHASES = ("before_forward", "after_forward", "after_backward", "after_optimizer_step")
+
+
+def local_bytes(tensors: Iterable[torch.Tensor | None]) -> dict[str, int]:
+    """Bytes that this rank holds, by device type; a storage that several tensors share counts once."""
+    seen: set[tuple[str, int]] = set()
+    totals = {"cpu": 0, "cuda": 0}
+    for tensor in tensors:
+        if tensor is None:
+            continue
+        local = local_tensor(tensor)
+        storage = local.untyped_storage()
+        key = (local.device.type, storage.data_ptr())
+        if storage.nbytes() == 0 or key in seen:
+            continue
+        seen.add(key)
+        totals[local.device.type] = totals.get(local.device.type, 0) + storage.nbytes()
+    return totals
+
+
+def optimizer_tensors(optimizer: Optimizer) -> Iterable[torch.Tensor]:
+    for state in optimizer.state.values():
+        yield from (value for value in state.values() if isinstance(value, torch.Tensor))
+
+
+class MemoryLedger:
+    """Collects one rank's figures; `take` hands them over as `memory` events without step and rank."""
+
+    def __init__(self, model: nn.Module, optimizer: Optimizer, device: torch.device) -> None:
+        # Held from the start: while `fully_shard` has a unit gathered, the model names the gathered tensors instead.
+        self.parameters, self.buffers = list(model.parameters()), list(model.buffers())
+        self.optimizer, self.device = optimizer, device
+        self.active = False
+        self._entries: list[dict[str, Any]] = []
+        self._allocated_before_forward = 0
+
+    def observe(self, active: bool) -> None:
+        """Whether the coming step is recorded."""
+        self.active = active
+
+    def record(self, phase: str) -> None:
+        """Note the memory at one of PHASES; does nothing on steps that are not observed."""
+        if not self.active:
+            return
+        kind = self.device.type
+        params = local_bytes([*self.parameters, *self.buffers])[kind]
+        grads = local_bytes(parameter.grad for parameter in self.parameters)[kind]
+        states = local_bytes(optimizer_tensors(self.optimizer))
+        allocated, peak, reserved, retries = self._allocator()
+        if phase == "before_forward":
+            self._allocated_before_forward = allocated
+        activations = allocated - self._allocated_before_forward if phase == "after_forward" else 0
+        figures = {
+            "params_gib": params,
+            "grads_gib": grads,
+            "optimizer_gib": states[kind],
+            "activations_gib": activations,
+            "other_gib": allocated - params - grads - states[kind] - activations,
+            "allocated_gib": allocated,
+            "peak_allocated_gib": peak,
+            "reserved_gib": reserved,
+            "optimizer_cpu_gib": states["cpu"] if kind != "cpu" else 0,
+            "host_rss_gib": psutil.Process().memory_info().rss,
+        }
+        self._entries.append(
+            {"phase": phase} | {name: value / GIB for name, value in figures.items()} | {"num_alloc_retries": retries}
+        )
+
+    def take(self) -> list[dict[str, Any]]:
+        """The entries since the last call."""
+        entries, self._entries = self._entries, []
+        return entries
+
+    def peak_gib(self) -> float:
+        """The most this rank has had allocated so far."""
+        return self._allocator()[1] / GIB
+
+    def _allocator(self) -> tuple[int, int, float, int]:
+        """Bytes allocated now, at most, and reserved; and how often the allocator had to free its cache and retry."""
+        if self.device.type == "cuda":
+            stats = torch.cuda.memory_stats(self.device)
+            return (
+                torch.cuda.memory_allocated(self.device),
+                torch.cuda.max_memory_allocated(self.device),
+                torch.cuda.memory_reserved(self.device),
+                stats.get("num_alloc_retries", 0),
+            )
+        resident = psutil.Process().memory_info().rss
+        peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
+        return resident, max(peak, resident), math.nan, 0
+
+
+def is_observed_step(step: int, *, last_of_epoch: bool) -> bool:
+    """Steps 1, 2, multiples of 50 and the last of an epoch; counted from 1."""
+    return step <= 2 or step % 50 == 0 or last_of_epoch

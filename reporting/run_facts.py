@@ -1,0 +1,107 @@
+"""What a run is made of: its model, its data and the devices of all its ranks, for run.yaml and the start summary."""
+
+from __future__ import annotations
+
+import platform
+import socket
+from collections import Counter
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import psutil
+import torch
+from torch import nn
+
+from utils.distributed import gather_to_all
+from utils.environment import Environment
+from utils.parameters import count_weights
+from utils.units import GIB
+
+
+def run_facts(
+    model: nn.Module, architecture: str, data: dict[str, Any], env: Environment, *, load_seconds: float
+) -> dict[str, Any]:
+    """Every rank must call this.
+
+    Args:
+        architecture: the model's class before anything wrapped it.
+        data: of `reporting.data_preview`.
+        load_seconds: what it took to build, shard and fill the model.
+    """
+    model_facts = _model_facts(model, architecture) | {"load_seconds": round(load_seconds, 2)}
+    return {"model": model_facts, "data": data, "devices": _device_facts(env)}
+
+
+def start_event(
+    facts: dict[str, Any], env: Environment, *, steps_per_epoch: int, num_steps: int
+) -> dict[str, int | None]:
+    """The numbers with which metrics.jsonl begins; None where a stream does not know them."""
+    model, train, validation = facts["model"], facts["data"]["train"], facts["data"]["validation"]
+    return {
+        "world_size": env.world_size,
+        "num_parameters": model["num_parameters"],
+        "num_trainable_parameters": model["num_trainable_parameters"],
+        "num_train_samples": train["num_samples"],
+        "num_eval_samples": validation["num_samples"] if validation else 0,
+        "num_train_rows": train["num_rows"],
+        "steps_per_epoch": steps_per_epoch,
+        "num_steps": num_steps,
+    }
+
+
+def _model_facts(model: nn.Module, architecture: str) -> dict[str, Any]:
+    """Names and counts, of whole tensors however they are sharded."""
+    counted = list(count_weights(model))
+    dtypes: Counter[str] = Counter()
+    for _, num_weights, stored_as in counted:
+        dtypes[stored_as] += num_weights
+    return {
+        "architecture": architecture,
+        "num_parameters": sum(dtypes.values()),
+        "num_trainable_parameters": sum(n for parameter, n, _ in counted if parameter.requires_grad),
+        "num_parameters_by_dtype": dict(dtypes.most_common()),
+    }
+
+
+class _Device(NamedTuple):
+    host: str
+    device: str
+    memory_gib: float  # of the device; on CPU the host's
+    allocated_gib: float | None
+    host_rss_gib: float
+
+
+def _device_facts(env: Environment) -> list[dict[str, Any]]:
+    """One entry for each host and kind of device, with its ranks.
+
+    The lists are by rank: what each holds now on its GPU (`allocated_gib`, not there on CPU) and in host memory.
+    """
+    groups: dict[tuple[str, str, float], dict[str, Any]] = {}
+    for rank, own in enumerate(gather_to_all(_own_device(env))):
+        place = {"host": own.host, "device": own.device, "memory_gib": own.memory_gib}
+        group = groups.setdefault((own.host, own.device, own.memory_gib), place)
+        group.setdefault("ranks", []).append(rank)
+        if own.allocated_gib is not None:
+            group.setdefault("allocated_gib", []).append(own.allocated_gib)
+        group.setdefault("host_rss_gib", []).append(own.host_rss_gib)
+    return list(groups.values())
+
+
+def _own_device(env: Environment) -> _Device:
+    resident = round(psutil.Process().memory_info().rss / GIB, 2)
+    if env.device.type == "cuda":
+        properties = torch.cuda.get_device_properties(env.device)
+        allocated = round(torch.cuda.memory_allocated(env.device) / GIB, 2)
+        total = round(properties.total_memory / GIB, 1)
+        return _Device(socket.gethostname(), properties.name, total, allocated, resident)
+    total = round(psutil.virtual_memory().total / GIB, 1)
+    return _Device(socket.gethostname(), _cpu_name(), total, None, resident)
+
+
+def _cpu_name() -> str:
+    cpuinfo = Path("/proc/cpuinfo")
+    if cpuinfo.is_file():
+        for line in cpuinfo.read_text(errors="replace").splitlines():
+            if line.startswith("model name"):
+                return line.partition(":")[2].strip()
+    return platform.processor() or platform.machine() or "CPU"

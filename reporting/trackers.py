@@ -1,0 +1,189 @@
+"""TensorBoard and Weights & Biases: what metrics.jsonl gets, they get too, by step and under tidy names.
+
+Both are optional packages, imported only when asked for. What goes wrong with a tracker never ends a run: it is said
+once, and the run goes on without.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping
+from importlib import metadata
+from pathlib import Path
+from typing import Any, Protocol, cast
+
+from configs.run import RunConfig
+from utils.errors import ConfigError
+
+REQUIREMENTS = {"use_tensorboard": "tensorboard>=2.18,<3", "use_wandb": "wandb>=0.29,<0.40"}
+"""The package that each flag needs, as in requirements-tracking.txt."""
+
+FINISH_SECONDS = 8.0  # for W&B's last uploads; the other ranks wait ten before they report a failure themselves
+
+
+def check_packages(config: RunConfig) -> None:
+    """Refuse a tracker whose package is not there.
+
+    Raises:
+        ConfigError: with the command that installs it.
+    """
+    for name, requirement in REQUIREMENTS.items():
+        package = requirement.partition(">")[0]
+        # By its metadata: a folder of that name, such as an earlier run of W&B leaves, can be imported too.
+        if getattr(config.tracking_config, name) and not any(True for _ in metadata.distributions(name=package)):
+            raise ConfigError(f"--{name}: needs the package {package}; pip install '{requirement}'")
+
+
+def scalars(event: str, values: Mapping[str, Any]) -> dict[str, float]:
+    """An event's finite numbers: `train/loss`, `memory/rank0/after_backward/allocated_gib`."""
+    place = [event]
+    if "rank" in values:
+        place.append(f"rank{values['rank']}")
+    if "phase" in values:
+        place.append(values["phase"])
+    return {
+        "/".join((*place, name)): value
+        for name, value in values.items()
+        if name not in ("step", "rank", "phase") and isinstance(value, int | float) and math.isfinite(value)
+    }
+
+
+class Tracker(Protocol):
+    def write(self, step: int, values: dict[str, float]) -> None:
+        """Scalars of one step; steps never fall."""
+
+    def close(self, *, finished: bool) -> None:
+        """Everything is where it belongs when this returns."""
+
+
+class Trackers:
+    """Hands every event on to the trackers that work, and closes them with the `end` event."""
+
+    def __init__(self, say: Callable[[str], None] = print) -> None:
+        """`say` prints a line."""
+        self.say = say
+        self.trackers: dict[str, Tracker] = {}
+        self._step = 0
+
+    def open(self, name: str, make: Callable[[], Tracker]) -> None:
+        self._guard(name, lambda: self.trackers.update({name: make()}))
+
+    def write(self, event: str, values: Mapping[str, Any]) -> None:
+        """Events that name no step (`epoch`) belong to the last one; `start` is what the trackers were opened with."""
+        if event == "start":
+            return
+        self._step = values.get("step", self._step)
+        for name, tracker in list(self.trackers.items()):
+            self._guard(name, tracker.write, self._step, scalars(event, values))
+        if event == "end":
+            for name, tracker in list(self.trackers.items()):
+                self._guard(name, tracker.close, finished=values["status"] != "failed")
+            self.trackers.clear()
+
+    def _guard(self, name: str, action: Callable[..., Any], *args: Any, **options: Any) -> None:
+        try:
+            action(*args, **options)
+        except Exception as error:
+            self.trackers.pop(name, None)
+            self.say(f"{name}: {_first_line(error)}; the run goes on without it")
+
+
+def open_trackers(
+    config: RunConfig, folder: Path, facts: Mapping[str, Any], say: Callable[[str], None], *, after_step: int = 0
+) -> Trackers:
+    """The trackers that were asked for, on the one rank that writes.
+
+    Args:
+        folder: the run's. facts: what is worth keeping beside the settings, as numbers, strings and lists of them.
+        after_step: the step that a resumed run goes on after: TensorBoard drops what it has of later ones.
+    """
+    trackers, tracking = Trackers(say), config.tracking_config
+    if tracking.use_tensorboard:
+        trackers.open("TensorBoard", lambda: TensorBoard(folder / "tensorboard", config, facts, after_step))
+    if tracking.use_wandb:
+        trackers.open("Weights & Biases", lambda: WandB(folder, config, facts, say))
+    return trackers
+
+
+class TensorBoard:
+    """An event file below RUN/tensorboard; settings are its hyperparameters."""
+
+    def __init__(self, folder: Path, config: RunConfig, facts: Mapping[str, Any], after_step: int) -> None:
+        from torch.utils.tensorboard import SummaryWriter
+        from torch.utils.tensorboard.summary import hparams
+
+        self.writer = cast(
+            Any, SummaryWriter(str(folder), flush_secs=10, purge_step=after_step + 1 if after_step else None)
+        )  # torch's types call its file_writer None
+        settings = {f"{s}.{name}": value for s, fields in config.to_dict().items() for name, value in fields.items()}
+        plain = {
+            name: value if isinstance(value, int | float) and not isinstance(value, bool) else str(value)
+            for name, value in (settings | dict(facts)).items()
+        }
+        # Not add_hparams, which would put them into a run of their own, apart from the scalars.
+        experiment, start, self._end = hparams(plain, {"train/loss": 0, "eval/loss": 0})
+        self.writer.file_writer.add_summary(experiment)
+        self.writer.file_writer.add_summary(start)
+
+    def write(self, step: int, values: dict[str, float]) -> None:
+        for name, value in values.items():
+            self.writer.add_scalar(name, value, step)
+
+    def close(self, *, finished: bool) -> None:
+        if finished:
+            self.writer.file_writer.add_summary(self._end)
+        self.writer.close()
+
+
+class WandB:
+    """A run of Weights & Biases with its files in RUN/wandb; settings are its config.
+
+    Project, entity, mode and key come from W&B's own environment variables and login. Where there is no key or no
+    network, the run is recorded offline.
+    """
+
+    def __init__(self, folder: Path, config: RunConfig, facts: Mapping[str, Any], say: Callable[[str], None]) -> None:
+        import wandb
+
+        # Silent, or it would ask for a key on the terminal while the other ranks wait. Its copy of the console and
+        # its look at the git remote are switched off: a URL or a line of output may hold a secret.
+        settings = wandb.Settings(
+            silent=True,
+            console="off",
+            disable_git=True,
+            finish_timeout=FINISH_SECONDS,
+            finish_timeout_raises=True,
+        )
+        wandb.setup(settings=settings)
+        options: dict[str, Any] = {
+            "dir": str(folder),
+            "name": folder.resolve().name,
+            "config": config.to_dict() | {"facts": dict(facts)},
+            "settings": settings,
+        }
+        try:
+            self.run = wandb.init(**options)
+        except Exception as error:
+            say(f"Weights & Biases: {_first_line(error)}; recording offline")
+            self.run = wandb.init(**options, mode="offline")
+        self.run.define_metric("*", step_metric="step")
+        self.place = Path(self.run.dir).parent
+        if self.run.disabled:
+            say("Weights & Biases: switched off by WANDB_MODE")
+        elif self.run.offline:
+            say(f"Weights & Biases: recording offline; send it later with: wandb sync {self.place}")
+        else:
+            say(f"Weights & Biases: {self.run.url}")
+
+    def write(self, step: int, values: dict[str, float]) -> None:
+        self.run.log({"step": step} | values)
+
+    def close(self, *, finished: bool) -> None:
+        try:
+            self.run.finish(exit_code=0 if finished else 1)
+        except TimeoutError:
+            raise TimeoutError(f"not everything was sent in time; send it with: wandb sync {self.place}") from None
+
+
+def _first_line(error: Exception) -> str:
+    return f"{type(error).__name__}: {error}".splitlines()[0]

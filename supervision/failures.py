@@ -1,0 +1,64 @@
+"""How a run ends when it cannot go on: one line, once, and an exit status."""
+
+from __future__ import annotations
+
+import signal
+import sys
+import time
+import traceback
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+from configs.flags import help_text, parse_flags, wants_help
+from supervision.exit_status import GRACE_SECONDS, REFUSED, leave
+from utils.environment import Environment, print_rank_zero, read_environment
+from utils.errors import ConfigError, TrainingError
+
+if TYPE_CHECKING:
+    from supervision.watchdog import Watchdog
+
+_LOST_SECONDS = 45  # for the watchdogs to find out which rank ended
+_LOST_WORDS = (  # gloo's, NCCL's, and the store's
+    "Connection closed by peer",
+    "Connection reset by peer",
+    "Connection was likely closed",
+    "Broken pipe",
+    "remote process",
+    "Application timeout caused pair closure",
+)
+
+
+def end_unless_flags_hold(argv: Sequence[str]) -> None:
+    """End the process where these flags are refused or ask for help; for the time before torch is imported."""
+    env = read_environment()
+    if wants_help(argv):
+        print_rank_zero(env, help_text())
+        sys.exit(0)
+    try:
+        parse_flags(argv)
+    except ConfigError as error:
+        sys.exit(end_with_error(env, error, REFUSED))
+
+
+def end_with_error(env: Environment, error: Exception, status: int, watchdog: Watchdog | None = None) -> int:
+    """Print one `error:` line, from one rank, and return the exit status; under it, where from, if it was unforeseen.
+
+    The launcher ends all ranks as soon as one has failed, so the others first give rank 0 time to speak. If neither it
+    nor the watchdogs say by then what happened, the failure was theirs alone, and they say it.
+    """
+    message, start = str(error), ""
+    if not isinstance(error, ConfigError | TrainingError):
+        start = "\n"  # below a progress bar
+        message = f"{type(error).__name__}: {error}\n{''.join(traceback.format_exception(error))}"
+    is_of_another_rank = any(words in str(error) for words in _LOST_WORDS)
+    if not env.is_rank_zero or is_of_another_rank:
+        signal.signal(signal.SIGTERM, lambda *_: leave(status))
+        if watchdog is None:
+            time.sleep(GRACE_SECONDS)
+        elif watchdog.others_tell(_LOST_SECONDS if is_of_another_rank else GRACE_SECONDS):
+            return status
+        message = f"rank {env.rank}: {message}"
+    print(f"{start}error: {message}", file=sys.stderr, flush=True)
+    if watchdog is not None:
+        watchdog.has_told()
+    return status

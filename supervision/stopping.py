@@ -1,0 +1,174 @@
+"""Stopping on request: SIGTERM, SIGINT, SIGUSR1 or the file RUN/STOP, agreed upon by all ranks.
+
+Python runs a signal's handler when the main thread next runs Python, which a rank that waits in a collective does not.
+So the handler does nothing: the interpreter, in C, also writes the signal's number into a pipe at once, and a thread
+reads it there. It may take locks and print, and it can end a process whose main thread is stuck.
+"""
+
+from __future__ import annotations
+
+import atexit
+import contextlib
+import os
+import signal
+import sys
+import threading
+import time
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+from types import FrameType, TracebackType
+from typing import Any, Generic, NamedTuple, TypeVar
+
+import psutil
+
+from data.workers import STOP_SIGNALS
+from supervision.exit_status import leave
+from utils.distributed import max_on_host
+from utils.environment import Environment
+
+T = TypeVar("T")
+
+SAME_WISH_SECONDS = 1.0  # scancel reaches a rank directly, and again through torchrun: 2 ms later on one machine
+LOOK_SECONDS = 1.0  # how often rank 0 looks for the file: each look may be a request to a file server
+_FILE = 100  # beside the numbers of signals, what a rank was asked by
+_CODES = 1000
+
+
+class Agreement(NamedTuple):
+    """What all ranks know after `StopRequests.agree`."""
+
+    stop: bool
+    flags: tuple[bool, ...]  # for each flag given, whether any rank gave it as true
+
+
+class StopRequests:
+    """Listens, as a context around the loop, for requests to stop.
+
+    Outside of it signals do what they always do. Where one came inside, the handlers stay, since the launcher may
+    still repeat it: the run is about to end. Off the main thread, where Python allows no handlers, the file remains.
+    """
+
+    def __init__(self, env: Environment, folder: Path) -> None:
+        self.env, self.file = env, folder / "STOP"
+        self.asked = ""  # by what, in words, the same on every rank; empty until agreed upon
+        self._signal = 0  # the first that this rank received
+        self._next_look = 0.0
+        self._handlers: dict[signal.Signals, Any] = {}
+        self._wakeup_before = -1
+        self._pipe = (-1, -1)
+
+    def __enter__(self) -> StopRequests:
+        if self.env.is_rank_zero:
+            self._remove_stale_file()
+        if threading.current_thread() is threading.main_thread():
+            self._pipe = os.pipe()
+            os.set_blocking(self._pipe[1], False)
+            self._wakeup_before = signal.set_wakeup_fd(self._pipe[1], warn_on_full_buffer=False)
+            threading.Thread(target=self._listen, daemon=True).start()
+            for number in STOP_SIGNALS:
+                self._handlers[number] = signal.signal(number, _do_nothing)
+                signal.siginterrupt(number, False)  # system calls of libraries go on
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if not self._handlers:
+            return
+        if self._signal or self.asked:
+            atexit.register(_ignore_signals)  # while the interpreter ends, handlers are gone before the process is
+            return
+        for number, handler in self._handlers.items():
+            signal.signal(number, handler)
+        signal.set_wakeup_fd(self._wakeup_before)
+        os.write(self._pipe[1], bytes(1))  # no signal has this number: the thread's end
+        os.close(self._pipe[1])
+
+    def agree(self, *flags: bool) -> Agreement:
+        """Whether any rank was asked to stop, once per step; every rank must call this, with as many flags.
+
+        One all-reduce in host memory.
+        """
+        asked_by = self._signal
+        if not asked_by and self._file_is_there():
+            asked_by = _FILE
+        # The largest is that of the first rank that was asked.
+        mine = (self.env.world_size - self.env.rank) * _CODES + asked_by if asked_by else 0
+        first, *agreed = max_on_host(mine, *flags)
+        if first and not self.asked:
+            self.asked = self._in_words(first)
+            if self.env.is_rank_zero:
+                with contextlib.suppress(OSError):  # someone else's file, which may not be ours to delete
+                    self.file.unlink()
+        return Agreement(bool(self.asked), tuple(map(bool, agreed)))
+
+    def unanswered(self) -> bool:
+        """Whether this rank was signalled and the ranks have not agreed: for good, where one of them is gone."""
+        return bool(self._signal) and not self.asked
+
+    def until_asked(self, items: Iterable[T]) -> UntilAsked[T]:
+        """The items, as many on every rank, until any rank is asked to stop."""
+        return UntilAsked(self, items)
+
+    def _in_words(self, first: int) -> str:
+        code = first % _CODES
+        if code == _FILE:
+            return f"the file {self.file}"
+        rank = self.env.world_size - first // _CODES
+        return signal.Signals(code).name + (f" on rank {rank}" if self.env.world_size > 1 else "")
+
+    def _file_is_there(self) -> bool:
+        now = time.monotonic()
+        if not self.env.is_rank_zero or self.asked or now < self._next_look:
+            return False
+        self._next_look = now + LOOK_SECONDS
+        return os.path.exists(self.file)  # Path.exists raises where a file server does not answer: no reason to end
+
+    def _remove_stale_file(self) -> None:
+        """Remove a request that was meant for an earlier run; one made while this run was loading stands."""
+        if self.file.exists() and self.file.stat().st_mtime < psutil.Process().create_time():
+            self.file.unlink(missing_ok=True)
+            print(f"{self.file} is older than this run: removed", flush=True)
+
+    def _listen(self) -> None:
+        """The thread: note the first signal, and let one that comes later than its echoes end the process."""
+        first_at = 0.0
+        while number := os.read(self._pipe[0], 1)[0]:
+            if number not in STOP_SIGNALS:
+                continue  # SIGCHLD, which torch handles
+            name, now = signal.Signals(number).name, time.monotonic()
+            if not self._signal:
+                self._signal, first_at = number, now
+                self._say(f"{name}: the run ends after this step, with a checkpoint; once more, and it ends at once")
+            elif now - first_at > SAME_WISH_SECONDS:
+                self._say(f"{name} again: this ends at once, without a checkpoint")
+                leave(128 + number)
+        os.close(self._pipe[0])
+
+    def _say(self, line: str) -> None:
+        if self.env.is_rank_zero:
+            print(f"\n{line}", file=sys.stderr, flush=True)  # below a progress bar
+
+
+class UntilAsked(Generic[T]):
+    """Items that end early, on all ranks alike, where any rank is asked to stop."""
+
+    def __init__(self, requests: StopRequests, items: Iterable[T]) -> None:
+        self.requests, self.items = requests, items
+        self.cut_short = False  # whether items were left
+
+    def __iter__(self) -> Iterator[T]:
+        for item in self.items:
+            if self.requests.agree().stop:
+                self.cut_short = True
+                return
+            yield item
+
+
+def _do_nothing(number: int, frame: FrameType | None) -> None:
+    """What Python calls; see the top of this file."""
+
+
+def _ignore_signals() -> None:
+    for number in STOP_SIGNALS:
+        signal.signal(number, signal.SIG_IGN)

@@ -1,0 +1,87 @@
+"""What the ranks' reports mean: go on, or end, and the one line that says which rank failed and where."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+from supervision.progress import LONG_SECONDS
+
+State = Literal["running", "failing", "told", "finished"]
+"""Of a rank's main thread; failing: it holds an error and lets others speak first; told: the user has been told."""
+
+
+@dataclass(frozen=True)
+class Report:
+    """What a rank's watchdog says about its main thread."""
+
+    state: State
+    place: str  # step, or what it does outside of one
+    where: str  # the line of code
+    num_collectives: int  # entered so far, over all process groups
+    still_seconds: float  # since it was last seen moving
+    limit_seconds: float  # how long it may take where it is
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """What all ranks do next."""
+
+    kind: Literal["go", "finished", "over", "hang"]
+    ranks: tuple[int, ...] = ()  # those that failed
+    message: str = ""  # the line for the user; empty where a rank has printed its own
+
+
+def judge(reports: Sequence[Report]) -> Verdict:
+    """The verdict on every rank's report, by rank.
+
+    Every rank enters the same collectives in the same order, so when all stand still, those that have entered the
+    fewest are those that the others wait for.
+    """
+    states = [report.state for report in reports]
+    if "told" in states:
+        return Verdict("over")
+    if set(states) == {"finished"}:
+        return Verdict("finished")
+    if "failing" in states or all(report.still_seconds <= report.limit_seconds for report in reports):
+        return Verdict("go")
+    fewest = min(report.num_collectives for report in reports)
+    ranks = tuple(rank for rank, report in enumerate(reports) if report.num_collectives == fewest)
+    first, seconds = reports[ranks[0]], max(report.still_seconds for report in reports)
+    if len(ranks) == len(reports):
+        message = (
+            f"no rank went on for {seconds:.0f} s, all {first.place} and in the same collective ({first.where}): "
+            "the network between them does not carry it, or a step takes longer"
+        )
+    else:
+        message = f"{_names(ranks)} stopped {first.place} ({first.where}); the others waited {seconds:.0f} s"
+    if first.limit_seconds < LONG_SECONDS:
+        message += "; if a step may take so long: --step_timeout_seconds"
+    return Verdict("hang", ranks, message)
+
+
+def judge_lost(lost: dict[int, float | None], place: str) -> Verdict:
+    """The verdict where watchdogs do not report any more.
+
+    Args:
+        lost: by rank, for how many seconds it has been silent, or None where its connection has closed.
+        place: where this rank is, and they were, too: none gets ahead of the others.
+    """
+    closed = tuple(rank for rank, silent_seconds in lost.items() if silent_seconds is None)
+    if closed:
+        message = (
+            f"{_names(closed)} ended {place} (lost its connection); its own output says why; exit status -9 or "
+            "137 usually means that the machine ran out of host memory"
+        )
+        return Verdict("over", closed, message)
+    seconds = max(silent_seconds or 0 for silent_seconds in lost.values())
+    message = (
+        f"{_names(tuple(lost))} stopped answering {place}, {seconds:.0f} s ago: its machine is gone, or its "
+        "whole process stands still"
+    )
+    return Verdict("hang", tuple(lost), message)
+
+
+def _names(ranks: Sequence[int]) -> str:
+    return f"rank {ranks[0]}" if len(ranks) == 1 else f"ranks {', '.join(map(str, ranks))}"

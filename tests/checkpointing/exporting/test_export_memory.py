@@ -1,0 +1,82 @@
+"""An export takes the memory of the largest tensors, not of the model."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+from accelerate import init_empty_weights
+from transformers import AutoModelForCausalLM, AutoTokenizer, LlamaConfig
+
+from tests.helpers.checkpoints import changed, save_checkpoint, with_lora
+from tests.helpers.processes import ROOT
+
+# 16 layers of hidden size 1280: 500 million parameters, of which the embeddings are a sixth.
+LARGE = {"hidden_size": 1280, "intermediate_size": 5120, "num_hidden_layers": 16, "num_attention_heads": 20}
+MEDIUM = {"hidden_size": 512, "intermediate_size": 2048, "num_hidden_layers": 12, "num_attention_heads": 8}
+
+# What the allocator keeps of freed layers, some 140 MB however large the model, must not decide.
+LAYERED = {"hidden_size": 1024, "intermediate_size": 4096, "num_hidden_layers": 10, "num_attention_heads": 8}
+
+
+def make_model(sizes: dict[str, int], vocab_size: int) -> torch.nn.Module:
+    """Random values drawn at once: transformers' own initialisation takes a minute."""
+    with init_empty_weights(include_buffers=False):
+        model = AutoModelForCausalLM.from_config(LlamaConfig(vocab_size=vocab_size, **sizes), dtype=torch.float32)
+    for module in model.modules():
+        for name, parameter in module.named_parameters(recurse=False):
+            setattr(module, name, torch.nn.Parameter(torch.empty(parameter.shape).uniform_(-0.05, 0.05)))
+    return model
+
+
+def size_of(model: torch.nn.Module) -> int:
+    return sum(parameter.nbytes for parameter in model.parameters())
+
+
+def peak_bytes(small: Path, checkpoint: Path, to: Path, *flags: str) -> int:
+    argv = [sys.executable, "-m", "tests.helpers.export_memory", str(small), str(checkpoint), str(to), *flags]
+    done = subprocess.run(argv, cwd=ROOT, capture_output=True, text=True, timeout=500, check=False)
+    assert done.returncode == 0, done.stderr
+    return int(done.stdout.splitlines()[-1])
+
+
+@pytest.fixture
+def small(tiny_model: Path, tmp_path: Path) -> Path:
+    model = changed(AutoModelForCausalLM.from_pretrained(tiny_model))
+    return save_checkpoint(tmp_path / "small", model, tiny_model)
+
+
+@pytest.mark.parametrize("kind", ["SHARDED_STATE_DICT", pytest.param("FULL_STATE_DICT", marks=pytest.mark.slow)])
+def test_a_checkpoint_of_two_hundred_megabytes_takes_a_fraction_of_it(
+    kind: str, small: Path, tiny_model: Path, tmp_path: Path
+) -> None:
+    model = make_model(MEDIUM, 4000)
+    assert size_of(model) > 190e6
+    checkpoint = save_checkpoint(tmp_path / "checkpoint", model, tiny_model, kind=kind, optimizer=False)
+    assert peak_bytes(small, checkpoint, tmp_path / "out") < 0.5 * size_of(model)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("flags", [[], ["--dtype", "bf16"]], ids=["as it is", "bf16"])
+def test_a_checkpoint_of_500_million_parameters_takes_less_than_a_fifth_of_it(
+    flags: list[str], small: Path, tiny_model: Path, tmp_path: Path
+) -> None:
+    model = make_model(LARGE, 32000)
+    assert size_of(model) > 4 * 500e6
+    checkpoint = save_checkpoint(tmp_path / "checkpoint", model, tiny_model, optimizer=False)
+    assert peak_bytes(small, checkpoint, tmp_path / "out", *flags) < 0.2 * size_of(model)
+
+
+@pytest.mark.slow
+def test_merging_takes_a_layer_and_not_the_model(small: Path, tiny_model: Path, tmp_path: Path) -> None:
+    model = make_model(LAYERED, 4000)
+    model.save_pretrained(tmp_path / "base")
+    AutoTokenizer.from_pretrained(tiny_model).save_pretrained(tmp_path / "base")
+    small_lora = save_checkpoint(tmp_path / "small-lora", with_lora(tiny_model), tiny_model)
+    size = size_of(model)
+    targets = ["q_proj", "v_proj", "up_proj", "down_proj"]
+    lora = save_checkpoint(tmp_path / "lora", with_lora(model, target_modules=targets), tmp_path / "base")
+    assert peak_bytes(small_lora, lora, tmp_path / "out", "--merge") < 0.15 * size

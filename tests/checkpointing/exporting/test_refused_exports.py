@@ -1,0 +1,201 @@
+"""What tools.export refuses or fails on, with one line and nothing left behind."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+from transformers import AutoConfig, AutoModelForCausalLM
+
+from tests.checkpointing.exporting.test_export_tool import KINDS, Capture, export
+from tests.helpers.checkpoints import changed, complete, save_checkpoint, with_lora
+from tools.export import main
+from tools.make_tiny_model import make_tiny_model
+
+
+def refusal(capsys: pytest.CaptureFixture[str], source: Path, to: Path, *flags: str, status: int = 2) -> str:
+    """The one line that it ends with; nothing is left behind."""
+    before = sorted(path for path in to.parent.rglob("*"))
+    capsys.readouterr()
+    assert main([str(source), "--to", str(to), *flags]) == status
+    captured = capsys.readouterr()
+    assert sorted(path for path in to.parent.rglob("*")) == before
+    assert "exported" not in captured.out
+    (line,) = [line for line in captured.err.splitlines() if "error" in line]
+    assert line.startswith("error: ")
+    return line
+
+
+@pytest.fixture
+def checkpoint(tiny_model: Path, tmp_path: Path) -> Path:
+    model = changed(AutoModelForCausalLM.from_pretrained(tiny_model))
+    return save_checkpoint(tmp_path / "run/checkpoints/step-00000020", model, tiny_model)
+
+
+@pytest.fixture
+def lora_checkpoint(tiny_model: Path, tmp_path: Path) -> Path:
+    return save_checkpoint(tmp_path / "lora/checkpoints/step-00000020", with_lora(tiny_model), tiny_model)
+
+
+def test_a_folder_that_is_no_checkpoint_is_refused(tmp_path: Path, capsys: Capture) -> None:
+    (tmp_path / "empty").mkdir()
+    assert "is not a checkpoint" in refusal(capsys, tmp_path / "empty", tmp_path / "out")
+    assert "does not exist" in refusal(capsys, tmp_path / "nothing", tmp_path / "out")
+
+
+def test_an_incomplete_checkpoint_is_refused(checkpoint: Path, tmp_path: Path, capsys: Capture) -> None:
+    (checkpoint / "COMPLETE").unlink()
+    assert "incomplete" in refusal(capsys, checkpoint, tmp_path / "out")
+    assert "incomplete" in refusal(capsys, tmp_path / "run", tmp_path / "out")
+    (checkpoint / ".metadata").unlink()
+    assert "incomplete" in refusal(capsys, checkpoint, tmp_path / "out")
+
+
+def test_a_folder_that_exists_is_never_written_to(checkpoint: Path, tmp_path: Path, capsys: Capture) -> None:
+    (tmp_path / "out").mkdir()
+    (tmp_path / "out/mine").touch()
+    assert "exists already" in refusal(capsys, checkpoint, tmp_path / "out")
+    assert [path.name for path in (tmp_path / "out").iterdir()] == ["mine"]
+
+
+def test_merging_without_an_adapter_is_refused(checkpoint: Path, tmp_path: Path, capsys: Capture) -> None:
+    assert "--merge: " in refusal(capsys, checkpoint, tmp_path / "out", "--merge")
+
+
+def test_a_base_that_is_not_there_is_refused(
+    lora_checkpoint: Path, tmp_path: Path, capsys: Capture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    line = refusal(capsys, lora_checkpoint, tmp_path / "out", "--merge", "--base", str(tmp_path / "gone"))
+    assert "--base" in line
+    assert str(tmp_path / "gone") in line
+
+
+def test_a_base_that_lacks_tensors_is_refused(
+    lora_checkpoint: Path, tiny_model: Path, tmp_path: Path, capsys: Capture
+) -> None:
+    base = shutil.copytree(tiny_model, tmp_path / "base")
+    tensors = load_file(base / "model.safetensors")
+    del tensors["model.layers.1.mlp.up_proj.weight"]
+    save_file(tensors, base / "model.safetensors", metadata={"format": "pt"})
+    line = refusal(capsys, lora_checkpoint, tmp_path / "out", "--merge", "--base", str(base))
+    assert "lacks model.layers.1.mlp.up_proj.weight" in line
+
+
+def test_a_base_of_another_size_is_refused(lora_checkpoint: Path, tmp_path: Path, capsys: Capture) -> None:
+    other = make_tiny_model(tmp_path / "other", vocab_size=600, hidden_size=64, num_layers=2)
+    line = refusal(capsys, lora_checkpoint, tmp_path / "out", "--merge", "--base", str(other))
+    assert "does not fit the base model" in line
+
+
+@pytest.mark.parametrize("has_sizes", [True, False])
+@pytest.mark.parametrize("damage", ["missing", "cut off"])
+def test_a_shard_that_is_missing_or_cut_off_is_refused(
+    damage: str, has_sizes: bool, checkpoint: Path, tiny_model: Path, tmp_path: Path, capsys: Capture
+) -> None:
+    shard = checkpoint / "__0_0.distcp"
+    if damage == "missing":
+        shard.unlink()
+    else:
+        os.truncate(shard, shard.stat().st_size - 100)
+    if not has_sizes:  # as llama-recipes' have none
+        (checkpoint / "COMPLETE").unlink()
+        (checkpoint / "state.json").unlink()
+        checkpoint = checkpoint.rename(tmp_path / "fine-tuned")
+    assert "__0_0.distcp" in refusal(capsys, checkpoint, tmp_path / "out", "--base", str(tiny_model))
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_changed_byte_is_refused(kind: str, tiny_model: Path, tmp_path: Path, capsys: Capture) -> None:
+    model = AutoModelForCausalLM.from_pretrained(tiny_model)
+    checkpoint = save_checkpoint(tmp_path / "checkpoint", model, tiny_model, kind=kind)
+    file = checkpoint / ("state.pt" if kind == "FULL_STATE_DICT" else "__0_0.distcp")
+    content = bytearray(file.read_bytes())
+    content[len(content) // 2] ^= 1
+    file.write_bytes(content)
+    assert "is damaged" in refusal(capsys, checkpoint, tmp_path / "out")
+
+
+def test_a_full_disk_is_refused_before_it_is_full(
+    checkpoint: Path, tmp_path: Path, capsys: Capture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(shutil, "disk_usage", lambda path: shutil._ntuple_diskusage(10**6, 10**6 - 10**5, 10**5))
+    assert "GB free" in refusal(capsys, checkpoint, tmp_path / "out")
+
+
+def test_a_place_that_cannot_be_written_is_refused(checkpoint: Path, tmp_path: Path, capsys: Capture) -> None:
+    (tmp_path / "file").touch()
+    assert "--to: " in refusal(capsys, checkpoint, tmp_path / "file/out")
+    export(checkpoint, tmp_path / "new/folders/out")
+
+
+def test_a_checkpoint_without_a_tokenizer_is_refused_before_it_is_written(
+    checkpoint: Path, tmp_path: Path, capsys: Capture
+) -> None:
+    for path in (checkpoint / "huggingface").glob("tokenizer*"):
+        path.unlink()
+    complete(checkpoint)
+    assert "no tokenizer" in refusal(capsys, checkpoint, tmp_path / "out")
+
+
+def test_what_was_left_by_an_interrupted_export_is_replaced(checkpoint: Path, tmp_path: Path) -> None:
+    (tmp_path / "out.incomplete").mkdir()
+    (tmp_path / "out.incomplete/model-00002-of-00002.safetensors").write_bytes(b"half")
+    folder = export(checkpoint, tmp_path / "out")
+    assert [path.name for path in folder.glob("*.safetensors")] == ["model.safetensors"]
+
+
+def test_a_checkpoint_of_another_model_is_refused(
+    checkpoint: Path, tied_model: Path, tmp_path: Path, capsys: Capture
+) -> None:
+    config = AutoConfig.from_pretrained(checkpoint / "huggingface")
+    config.num_hidden_layers = 3
+    config.save_pretrained(checkpoint / "huggingface")
+    complete(checkpoint)
+    assert "lacks model.layers.2" in refusal(capsys, checkpoint, tmp_path / "out")
+    config.num_hidden_layers = 1
+    config.save_pretrained(checkpoint / "huggingface")
+    complete(checkpoint)
+    assert "holds model.layers.1" in refusal(capsys, checkpoint, tmp_path / "out")
+
+
+def test_code_that_lies_beside_a_config_is_not_run(checkpoint: Path, tmp_path: Path, capsys: Capture) -> None:
+    settings = checkpoint / "huggingface"
+    config = json.loads((settings / "config.json").read_text()) | {"model_type": "mine"}
+    (settings / "config.json").write_text(json.dumps(config | {"auto_map": {"AutoConfig": "mine.Config"}}))
+    witness = tmp_path / "witness"
+    (settings / "mine.py").write_text(f"open({str(witness)!r}, 'w')\nclass Config: pass\n")
+    complete(checkpoint)
+    assert "describes no model" in refusal(capsys, checkpoint, tmp_path / "out")
+    assert not witness.exists()
+
+
+def test_numbers_that_fp16_cannot_hold_fail(tiny_model: Path, tmp_path: Path, capsys: Capture) -> None:
+    model = AutoModelForCausalLM.from_pretrained(tiny_model)
+    with torch.no_grad():
+        model.model.layers[1].mlp.up_proj.weight[3, 5] = 70000
+    checkpoint = save_checkpoint(tmp_path / "checkpoint", model, tiny_model)
+    assert "up_proj" in refusal(capsys, checkpoint, tmp_path / "out", "--dtype", "fp16", status=1)
+
+
+def test_a_failed_verification_leaves_no_folder(tiny_model: Path, tmp_path: Path, capsys: Capture) -> None:
+    """A matrix so small that fp16 rounds it to nothing, and one so large that it matters."""
+    model = AutoModelForCausalLM.from_pretrained(tiny_model)
+    with torch.no_grad():
+        model.model.layers[1].mlp.up_proj.weight.mul_(1e-7)
+        model.model.layers[1].mlp.down_proj.weight.mul_(1e5)
+    checkpoint = save_checkpoint(tmp_path / "checkpoint", model, tiny_model)
+    line = refusal(capsys, checkpoint, tmp_path / "out", "--dtype", "fp16", "--verify", status=1)
+    assert "logits of the exported model differ by" in line
+    export(checkpoint, tmp_path / "out", "--dtype", "bf16", "--verify")
+
+
+def test_an_adapter_that_changed_its_base_is_not_merged(lora_checkpoint: Path, tmp_path: Path, capsys: Capture) -> None:
+    path = lora_checkpoint / "huggingface/adapter_config.json"
+    path.write_text(json.dumps(json.loads(path.read_text()) | {"init_lora_weights": "pissa"}))
+    complete(lora_checkpoint)
+    assert "began as pissa" in refusal(capsys, lora_checkpoint, tmp_path / "out", "--merge")

@@ -1,0 +1,119 @@
+"""Where a resumed run finds its checkpoints, and what it leaves alone: nothing of another run is written over."""
+
+from __future__ import annotations
+
+import shutil
+from pathlib import Path
+
+import pytest
+
+from checkpointing.finding import resolve_resume, run_folder_of
+from checkpointing.folder import checkpoints
+from configs.flags import parse_flags
+from tests.distributed.test_resume import as_if_killed_after, assert_bit_equal, flags_of
+from tests.helpers.processes import ProcessGroup
+from utils.environment import Environment
+
+PLAIN = ["--run_validation", "False"]
+
+
+@pytest.fixture(scope="module")
+def whole(tiny_model: Path, process_group: ProcessGroup, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    run = tmp_path_factory.mktemp("whole") / "run"
+    process_group.train(flags_of(tiny_model, run, *PLAIN), 1)
+    return run
+
+
+def contents(folder: Path) -> list[tuple[Path, int]]:
+    return sorted((path, path.stat().st_mtime_ns) for path in folder.rglob("*") if path.is_file())
+
+
+def test_a_run_whose_checkpoints_go_elsewhere_from_now_on_goes_on_from_those_it_has(
+    whole: Path, tiny_model: Path, process_group: ProcessGroup, tmp_path: Path
+) -> None:
+    """There, and back again; even where it ends before it has written one in the new place."""
+    run = as_if_killed_after(3, whole, tmp_path / "run")
+    elsewhere = ["--dist_checkpoint_root_folder", str(tmp_path / "elsewhere")]
+    unsaved = ["--save_every_steps", "0", "--max_train_step", "4"]
+    process_group.train(flags_of(tiny_model, run, *PLAIN, *elsewhere, *unsaved, "--resume", "auto"), 1)
+    moved = process_group.train(
+        flags_of(tiny_model, run, *PLAIN, *elsewhere, "--max_train_step", "6", "--resume", "auto"), 1
+    )[0]
+    assert f"resume: from {run}/checkpoints/step-00000003" in moved.stdout
+    assert [folder.name for folder in checkpoints(tmp_path / "elsewhere/fine-tuned")] == ["step-00000006"]
+    shutil.rmtree(run / "checkpoints")
+    back = process_group.train(flags_of(tiny_model, run, *PLAIN, "--resume", "auto"), 1)[0]
+    assert f"resume: from {tmp_path}/elsewhere/fine-tuned/step-00000006" in back.stdout
+    assert_bit_equal(run, whole)
+
+
+def test_a_run_that_began_from_another_ones_checkpoint_and_has_none_yet_begins_from_it_again(
+    whole: Path, tiny_model: Path, process_group: ProcessGroup, tmp_path: Path
+) -> None:
+    from_path = ["--resume", str(whole / "checkpoints/step-00000003")]
+    unsaved = ["--save_every_steps", "0", "--max_train_step", "4"]
+    process_group.train(flags_of(tiny_model, tmp_path / "run", *PLAIN, *unsaved, *from_path), 1)
+    process_group.train(flags_of(tiny_model, tmp_path / "run", *PLAIN, "--resume", "auto"), 1)
+    assert_bit_equal(tmp_path / "run", whole)
+
+
+def test_a_checkpoint_of_one_run_does_not_go_on_in_the_folder_of_another(
+    whole: Path, tiny_model: Path, process_group: ProcessGroup, tmp_path: Path
+) -> None:
+    """Nor over what a run has written that itself began from that checkpoint."""
+    from_path = ["--resume", str(whole / "checkpoints/step-00000003")]
+    process_group.train(flags_of(tiny_model, tmp_path / "other", *PLAIN, "--seed", "1"), 1)
+    process_group.train(flags_of(tiny_model, tmp_path / "began", *PLAIN, *from_path), 1)
+    for run in (tmp_path / "other", tmp_path / "began"):
+        before = contents(run)
+        outcome = process_group.run(flags_of(tiny_model, run, *PLAIN, *from_path), 1)[0]
+        assert outcome.status == 2
+        assert f"--output_dir: {run} already holds a run" in outcome.stderr
+        assert contents(run) == before
+
+
+def test_a_run_that_went_back_never_goes_on_from_the_course_it_gave_up(
+    whole: Path, tiny_model: Path, process_group: ProcessGroup, tmp_path: Path
+) -> None:
+    """Even where it ends before its first new checkpoint, or passes by steps that the given-up course had saved."""
+    run = tmp_path / "run"
+    shutil.copytree(whole, run)
+    root = run / "checkpoints"
+    (root / "best").write_text("step-00000006\n")
+    back = ["--resume", str(root / "step-00000003"), "--save_every_steps", "0"]
+    process_group.train(flags_of(tiny_model, run, *PLAIN, *back, "--max_train_step", "4"), 1)
+    assert {path.name for path in root.glob("step-*")} == {
+        "step-00000003",
+        "step-00000006.given-up",
+        "step-00000008.given-up",
+    }
+    assert not (root / "best").exists()
+    again = flags_of(tiny_model, run, *PLAIN, "--resume", "auto", "--save_every_steps", "7", "--max_train_step", "7")
+    assert "after step 3" in process_group.train(again, 1)[0].stdout
+    assert {path.name for path in root.glob("step-*")} == {"step-00000003", "step-00000007"}
+
+
+def test_a_path_is_found_to_be_of_its_run_from_inside_it_too(
+    whole: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(whole / "checkpoints")
+    assert run_folder_of(Path("step-00000003")) == whole
+
+
+@pytest.mark.parametrize(
+    ("job", "earlier", "resume"),
+    [
+        ("slurm-7", "slurm-6", "False"),
+        ("slurm-7", "null", "False"),
+        ("slurm-7", "slurm-7", "auto"),
+    ],
+)
+def test_a_job_restarted_before_it_overwrote_an_earlier_run_overwrites_it(
+    job: str, earlier: str, resume: str, tmp_path: Path
+) -> None:
+    """Its own run it goes on with."""
+    (tmp_path / "run.yaml").write_text(f"job: {earlier}\nstarted: 2026-01-01T00:00:00+00:00\n")
+    config = parse_flags(["--model_name", "m", "--output_dir", str(tmp_path), "--overwrite"])
+    env = Environment(0, 0, 1, 1, launched=True, job=job, restarted=True)
+    train = resolve_resume(config, env).train_config
+    assert (train.resume, train.overwrite) == (resume, resume == "False")

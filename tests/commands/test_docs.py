@@ -1,0 +1,120 @@
+"""What the documents say to type can be typed."""
+
+from __future__ import annotations
+
+import json
+import re
+import shlex
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from transformers import AutoTokenizer
+
+from configs.datasets import CustomDataset
+from configs.flags import parse_flags
+from data.sequences import build_examples
+from tests.helpers.processes import ROOT, run_command
+
+DATASETS = ROOT / "docs/datasets.md"
+TRACKING = ROOT / "docs/tracking.md"
+PRECISION = ROOT / "docs/precision.md"
+QUANTIZATION = ROOT / "docs/quantization.md"
+DOCUMENTS = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").glob("*.md"))]
+
+
+def commands(documents: Iterable[Path] = DOCUMENTS) -> list[str]:
+    """Every line of a code block that starts finetuning.py."""
+    found = []
+    for document in documents:
+        for block in re.findall(r"```\w*\n(.*?)```", document.read_text(), flags=re.DOTALL):
+            found += [line for line in block.splitlines() if re.match(r"(python|torchrun)\b.* finetuning\.py ", line)]
+    return found
+
+
+@pytest.mark.parametrize("command", commands())
+def test_a_documented_command_is_accepted(command: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(ROOT)
+    words = shlex.split(command)
+    parse_flags(words[words.index("finetuning.py") + 1 :])
+
+
+def test_the_readme_holds_ten_situations_at_least() -> None:
+    assert len(commands()) >= 10
+
+
+@pytest.mark.parametrize("document", DOCUMENTS, ids=lambda path: path.name)
+def test_links_lead_somewhere(document: Path) -> None:
+    for target in re.findall(r"\]\(([^)#]+)\)", document.read_text()):
+        assert target.startswith("http") or (document.parent / target).exists(), target
+
+
+def test_the_folder_of_recipes_never_hides_the_library() -> None:
+    assert not (ROOT / "datasets/__init__.py").exists()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("command", dict.fromkeys(commands([TRACKING])))
+def test_a_command_that_tracks_runs_as_written(
+    command: str, tiny_model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    words = shlex.split(command)
+    nproc = int(words[words.index("--nproc_per_node") + 1]) if words[0] == "torchrun" else None
+    flags = words[words.index("finetuning.py") + 1 :]
+    flags[flags.index("--model_name") + 1] = str(tiny_model)
+    flags += ["--samsum_dataset.data_path", str(ROOT / "datasets/samples/dialogue_summary"), "--split_slice", "300"]
+    flags += ["--context_length", "256"]
+    done = run_command(*flags, nproc=nproc, cwd=tmp_path, WANDB_MODE="offline")
+    assert done.returncode == 0, done.stderr
+    (folder,) = (tmp_path / "outputs").iterdir()
+    asked = {"--use_profiler": "profiler", "--use_tensorboard": "tensorboard", "--use_wandb": "wandb"}
+    for flag in set(asked) & set(flags):
+        assert any((folder / asked[flag]).iterdir())
+    if "--flop_counter" in flags:
+        assert "flop counter | step 3 | counted " in done.stdout
+    (folder).rename(tmp_path / "outputs/run")
+    monkeypatch.chdir(tmp_path)
+    (snippet,) = re.findall(r"```python\n(.*?)```", TRACKING.read_text(), flags=re.DOTALL)
+    exec(snippet, {})
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("command", [command for command in commands([DATASETS]) if "datasets/" in command])
+def test_a_command_on_the_sample_files_runs_as_written(command: str, tiny_model: Path, tmp_path: Path) -> None:
+    words = shlex.split(command)
+    flags = words[words.index("finetuning.py") + 1 :]
+    flags[flags.index("--model_name") + 1] = str(tiny_model)
+    flags += ["--max_train_step", "1", "--context_length", "512", "--output_dir", str(tmp_path / "run")]
+    done = run_command(*flags, cwd=ROOT)
+    assert done.returncode == 0, done.stderr
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("command", commands([PRECISION, QUANTIZATION]))
+def test_a_command_that_chooses_a_precision_runs_as_written(command: str, tiny_model: Path, tmp_path: Path) -> None:
+    words = shlex.split(command)
+    nproc = int(words[words.index("--nproc_per_node") + 1]) if words[0] == "torchrun" else None
+    flags = words[words.index("finetuning.py") + 1 :]
+    flags[flags.index("--model_name") + 1] = str(tiny_model)
+    flags += ["--samsum_dataset.data_path", str(ROOT / "datasets/samples/dialogue_summary"), "--split_slice", "20"]
+    done = run_command(*flags, "--context_length", "256", "--output_dir", str(tmp_path / "run"), nproc=nproc)
+    assert done.returncode == 0, done.stderr
+
+
+def test_the_recipe_of_ten_lines_works_as_written(tiny_model: Path, tmp_path: Path) -> None:
+    (snippet,) = re.findall(r"```python\n(.*?)```", DATASETS.read_text(), flags=re.DOTALL)
+    assert len([line for line in snippet.splitlines() if line.strip()]) <= 10
+    rows = [{"q": f"{number} and 1?", "a": str(number + 1)} for number in range(40)]
+    (tmp_path / "rows.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    recipe: dict[str, Any] = {}
+    exec(snippet, recipe)
+    tokenizer = AutoTokenizer.from_pretrained(tiny_model)
+    config = CustomDataset(data_path=str(tmp_path / "rows.jsonl"))
+    for split, number in (("train", 38), ("validation", 2)):
+        data = recipe["get_custom_dataset"](config, tokenizer, split)
+        examples = build_examples(data, name="ten lines", context_length=64)
+        assert len(examples) == number
+        ids, labels = examples.document(0)
+        assert ids[0] == tokenizer.bos_token_id
+        assert labels[-1] == tokenizer.eos_token_id

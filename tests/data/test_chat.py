@@ -1,0 +1,162 @@
+"""Chat: of a conversation exactly the assistant's turns are learned, each with the token that ends it."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from data.chat import chat_pieces, use_template
+from data.loss_mask import BadRow, tokenize_marked
+from tests.helpers.chat_templates import CHATML, FAMILIES, LLAMA_3
+from tests.helpers.tokenizers_of_kinds import byte_level
+from utils.errors import ConfigError
+
+TURNS = [
+    {"role": "user", "content": "What is the capital of France?"},
+    {"role": "assistant", "content": "Paris."},
+    {"role": "user", "content": "And of Peru? Paris."},
+    {"role": "assistant", "content": "Lima.\nAnna says so."},
+]
+SYSTEM = {"role": "system", "content": "Be brief, Bob."}
+# As LLAMA_3, with the assistant's part marked by the template itself.
+MARKED = """\
+{%- for message in messages -%}
+{{ (bos_token if loop.first else '') + '<|start_header_id|>' + message['role'] + '<|end_header_id|>\\n\\n' }}
+{%- if message['role'] == 'assistant' -%}
+{%- generation -%}{{ message['content'] | trim + '<|eot_id|>' }}{%- endgeneration -%}
+{%- else -%}{{ message['content'] | trim + '<|eot_id|>' }}{%- endif -%}
+{%- endfor -%}"""
+
+
+def learned_text(turns: list[dict[str, Any]], tokenizer: Any, tools: Any = None) -> list[str]:
+    """The learned parts of the whole conversation's tokens, decoded."""
+    (row,) = tokenize_marked([chat_pieces(turns, tools, tokenizer)], tokenizer)
+    whole = tokenizer.apply_chat_template(turns, tools=tools, return_dict=False)
+    assert row.input_ids.tolist() == whole, "the template's own tokens, start token included"
+    parts: list[list[int]] = [[]]
+    for token, label in zip(row.input_ids.tolist(), row.labels.tolist(), strict=True):
+        assert label in (token, -100)
+        if label != -100:
+            parts[-1].append(token)
+        elif parts[-1]:
+            parts.append([])
+    return [tokenizer.decode(part) for part in parts if part]
+
+
+@pytest.mark.parametrize(
+    ("name", "system"), [*((name, False) for name in FAMILIES), ("Llama-2", True), ("Llama-3", True), ("ChatML", True)]
+)
+def test_of_four_turns_the_assistants_are_learned_with_their_end_tokens(name: str, system: bool) -> None:
+    family = FAMILIES[name]
+    answers = [family.answer.format(turn["content"]) for turn in TURNS if turn["role"] == "assistant"]
+    learned = learned_text([SYSTEM, *TURNS] if system else TURNS, family.tokenizer())
+    assert [part.strip() for part in learned] == [answer.strip() for answer in answers]
+
+
+@pytest.mark.parametrize("name", FAMILIES)
+def test_the_learned_token_ids_are_the_answers_and_no_other(name: str) -> None:
+    """By ids: a conversation cut behind each answer's end token is what was learned up to there."""
+    tokenizer = FAMILIES[name].tokenizer()
+    (row,) = tokenize_marked([chat_pieces(TURNS, None, tokenizer)], tokenizer)
+    ids, learned = row.input_ids.tolist(), (row.labels != -100).tolist()
+    for number in (1, 3):
+        prompt = tokenizer.apply_chat_template(TURNS[:number], add_generation_prompt=True, return_dict=False)
+        assert ids[: len(prompt)] == prompt
+        assert not learned[len(prompt) - 1]
+        assert learned[len(prompt)]
+        end = len(prompt) + learned[len(prompt) :].index(False) if False in learned[len(prompt) :] else len(ids)
+        assert tokenizer.decode(ids[end - 1]).strip() == FAMILIES[name].answer.split("{}")[1].strip()
+
+
+def test_the_templates_own_marks_give_the_same() -> None:
+    family = FAMILIES["Llama-3"]
+    found = chat_pieces(TURNS, None, family.tokenizer())
+    marked = chat_pieces(TURNS, None, family.tokenizer(MARKED))
+    assert [piece for piece in marked if piece.text] == [piece for piece in found if piece.text]
+
+
+def test_a_template_that_rewrites_earlier_turns_is_fine_where_it_marks_them_and_refused_where_not() -> None:
+    """As some reasoning templates do: what the assistant thought is shown in its last turn alone."""
+    family = FAMILIES["Llama-3"]
+    forgets = "{%- set content = message['content'] if loop.last else message['content'].split('</think>')[-1] -%}"
+    turns = [dict(turn) for turn in TURNS]
+    turns[1]["content"] = "<think>France, so Paris</think>Paris."
+    rewritten = [template.replace("message['content'] | trim", "content | trim") for template in (LLAMA_3, MARKED)]
+    plain, marked = (text.replace("in messages -%}", "in messages -%}" + forgets, 1) for text in rewritten)
+    with pytest.raises(BadRow, match=r"turn 2 differently.*generation"):
+        chat_pieces(turns, None, family.tokenizer(plain))
+    answers = [piece.text for piece in chat_pieces(turns, None, family.tokenizer(marked)) if piece.learned]
+    assert answers == ["Paris.<|eot_id|>", "Lima.\nAnna says so.<|eot_id|>"]
+
+
+@pytest.mark.parametrize("template", [CHATML.replace("<|im_end|>", ""), MARKED.replace("<|eot_id|>", "")])
+def test_a_template_without_an_end_token_is_refused(template: str) -> None:
+    with pytest.raises(BadRow, match="never end"):
+        chat_pieces(TURNS, None, FAMILIES["ChatML"].tokenizer(template))
+
+
+def test_tools_and_tool_turns_are_passed_through_and_not_learned() -> None:
+    tokenizer = FAMILIES["ChatML"].tokenizer()
+    call = {"type": "function", "function": {"name": "weather", "arguments": {"city": "Lima"}}}
+    turns = [
+        {"role": "user", "content": "Is it raining in Lima?", "tool_calls": None},
+        {"role": "assistant", "content": "", "tool_calls": [call]},
+        {"role": "tool", "name": "weather", "content": "dry"},
+        {"role": "assistant", "content": "No."},
+    ]
+    tools = [{"type": "function", "function": {"name": "weather", "description": None, "parameters": {}}}]
+    pieces = chat_pieces(turns, tools, tokenizer)
+    learned = [piece.text for piece in pieces if piece.learned]
+    assert learned == [
+        '<tool_call>{"name": "weather", "arguments": {"city": "Lima"}}</tool_call><|im_end|>',
+        "No.<|im_end|>",
+    ]
+    text = "".join(piece.text for piece in pieces)
+    assert 'Tools: [{"type": "function"' in text
+    assert "description" not in text, "a key that Arrow filled with null"
+    assert "<|im_start|>tool\ndry<|im_end|>" in text
+    assert chat_pieces(turns, '[{"type": "function"}]', tokenizer)[0].text.count("Tools:") == 1
+
+
+def test_sharegpt_turns_are_the_same_conversation() -> None:
+    tokenizer = FAMILIES["ChatML"].tokenizer()
+    names = {"user": "human", "assistant": "gpt", "system": "system"}
+    turns = [{"from": names[turn["role"]], "value": turn["content"]} for turn in [SYSTEM, *TURNS]]
+    assert chat_pieces(turns, None, tokenizer) == chat_pieces([SYSTEM, *TURNS], None, tokenizer)
+
+
+@pytest.mark.parametrize(
+    ("turns", "reason"),
+    [
+        (TURNS[:1], "no assistant turn"),
+        ([], "list of turns"),
+        ("hello", "list of turns"),
+        (["hello"], "turn 1 is not a dict"),
+        ([{"role": "user"}, TURNS[1]], r"turn 1 \(user\) has no text"),
+        ([{"content": "hello"}], "turn 1 has no role"),
+        ([{"from": "robot", "value": "hello"}], "turn 1 is from 'robot'"),
+        (TURNS[1:], "begins with the assistant"),
+    ],
+)
+def test_what_is_no_conversation_is_refused_with_the_reason(turns: Any, reason: str) -> None:
+    with pytest.raises(BadRow, match=reason):
+        chat_pieces(turns, None, FAMILIES["ChatML"].tokenizer())
+
+
+def test_what_the_template_refuses_is_refused_in_its_words() -> None:
+    with pytest.raises(BadRow, match=r"must alternate"):
+        chat_pieces([TURNS[0], TURNS[0], TURNS[1]], None, FAMILIES["Llama-2"].tokenizer())
+
+
+def test_a_tokenizer_without_a_template_is_refused_or_given_one(tmp_path: Path) -> None:
+    tokenizer = byte_level()
+    with pytest.raises(ConfigError, match=r"--chat_dataset\.chat_template"):
+        use_template(tokenizer, None)
+    with pytest.raises(ConfigError, match="could not be read"):
+        use_template(tokenizer, str(tmp_path / "absent.jinja"))
+    (tmp_path / "chat.jinja").write_text(CHATML)
+    given = FAMILIES["ChatML"].tokenizer(LLAMA_3)
+    use_template(given, str(tmp_path / "chat.jinja"))
+    assert given.chat_template == CHATML

@@ -1,0 +1,104 @@
+"""A user's own recipe: llama-recipes' published shape runs unchanged, its data collator included."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+from transformers import AutoTokenizer
+
+import finetuning
+from configs.flags import parse_flags
+from data.dataset_functions import find_recipe
+from data.sequences import load_examples
+from tests.helpers.processes import ROOT, read_metrics
+from utils.errors import ConfigError
+
+COLLATED = """
+import torch
+
+def get_custom_dataset(dataset_config, tokenizer, split):
+    return [f"Is {number} a number?|Yes." for number in range(8 if split == "train" else 2)]
+
+def get_data_collator(dataset_processer):
+    def collate(samples):
+        rows = []
+        for sample in samples:
+            prompt, answer = (dataset_processer.encode(part, add_special_tokens=False) for part in sample.split("|"))
+            rows.append((prompt + answer, [-100] * len(prompt) + answer))
+        length = max(len(ids) for ids, _ in rows) + 3
+        return {
+            "input_ids": torch.tensor([ids + [0] * (length - len(ids)) for ids, _ in rows]),
+            "labels": torch.tensor([labels + [-100] * (length - len(labels)) for _, labels in rows]),
+            "attention_mask": torch.tensor([[1] * len(ids) + [0] * (length - len(ids)) for ids, _ in rows]),
+            EXTRA
+        }
+    return collate
+"""
+
+
+def run(model: Path, output: Path, file: str) -> list[dict[str, Any]]:
+    argv = [
+        "--model_name",
+        str(model),
+        "--output_dir",
+        str(output),
+        "--dataset",
+        "custom_dataset",
+        "--save_model",
+        "False",
+    ]
+    argv += [
+        "--custom_dataset.file",
+        file,
+        "--num_workers_dataloader",
+        "0",
+        "--context_length",
+        "64",
+        "--num_epochs",
+        "1",
+    ]
+    assert finetuning.main(argv) == 0
+    return read_metrics(output)
+
+
+@pytest.fixture
+def collated(tmp_path: Path) -> Any:
+    def write(extra: str = "") -> str:
+        file = tmp_path / "collated.py"
+        file.write_text(COLLATED.replace("EXTRA", extra))
+        return str(file)
+
+    return write
+
+
+def test_llama_recipes_example_runs(tiny_model: Path, tmp_path: Path) -> None:
+    events = run(tiny_model, tmp_path / "run", f"{ROOT}/tests/helpers/llama_recipes_dataset.py:get_custom_dataset")
+    (start,) = [event for event in events if event["event"] == "start"]
+    assert (start["num_train_samples"], start["num_eval_samples"]) == (12, 4)
+    assert events[-1]["status"] == "finished"
+    assert any(event["event"] == "eval" for event in events)
+
+
+def test_a_data_collator_makes_each_sample_and_the_run_uses_it(tiny_model: Path, tmp_path: Path, collated: Any) -> None:
+    config = parse_flags(["--model_name", "m", "--dataset", collated()])
+    recipe, dataset_config, splits = find_recipe(config)
+    tokenizer = AutoTokenizer.from_pretrained(tiny_model)
+    examples = load_examples(recipe, dataset_config, tokenizer, splits["train"], split_slice="5", context_length=64)
+    assert len(examples) == 5
+    for number in range(5):
+        ids, labels = examples.document(number)
+        assert tokenizer.decode(ids).replace(" Yes", "Yes") == f"Is {number} a number?Yes.", "without the padding"
+        assert tokenizer.decode(labels[labels != -100]) == "Yes."
+    events = run(tiny_model, tmp_path / "run", collated())
+    assert events[0]["num_train_samples"] == 8
+
+
+def test_what_a_collator_returns_beside_text_is_refused(tiny_model: Path, collated: Any) -> None:
+    recipe, dataset_config, _ = find_recipe(
+        parse_flags(["--model_name", "m", "--dataset", collated("'pixel_values': 1")])
+    )
+    tokenizer = AutoTokenizer.from_pretrained(tiny_model)
+    with pytest.raises(ConfigError, match=r"row 1: the collator returned pixel_values"):
+        load_examples(recipe, dataset_config, tokenizer, "train", split_slice=None, context_length=64)

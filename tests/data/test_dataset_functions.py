@@ -1,0 +1,153 @@
+"""Recipes: `datasets` always means the Hugging Face library, and every recipe comes through the same door."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+from transformers import AutoTokenizer
+
+from configs.flags import parse_flags
+from data.dataset_functions import find_recipe, load_recipe_module
+from tests.helpers.processes import ROOT
+from utils.errors import ConfigError
+
+SAMPLES = ROOT / "datasets/samples/dialogue_summary"
+WHICH = "import datasets; assert datasets.load_dataset; print(datasets.__file__)"
+RECIPE = """
+CALLS = []
+class Rows:
+    def __len__(self): return 6
+    def __getitem__(self, index): return {"input_ids": [index, 5], "labels": [index, 5]}
+def get_custom_dataset(dataset_config, tokenizer, split):
+    CALLS.append(split)
+    return Rows()
+def other(dataset_config, tokenizer, split):
+    return [{"input_ids": [7, 8], "labels": [7, 8]}]
+"""
+
+
+@pytest.fixture
+def recipe_file(tmp_path: Path) -> Path:
+    file = tmp_path / "my data.py"
+    file.write_text(RECIPE)
+    return file
+
+
+def python(*arguments: str, cwd: Path = ROOT) -> str:
+    done = subprocess.run([sys.executable, *arguments], cwd=cwd, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stdout + done.stderr
+    return done.stdout
+
+
+def test_the_datasets_folder_is_no_package() -> None:
+    assert not (ROOT / "datasets/__init__.py").exists()
+    assert not (ROOT / "tests/datasets/__init__.py").exists()
+
+
+@pytest.mark.parametrize("first_on_the_path", [False, True])
+def test_python_in_the_repository_imports_the_hugging_face_library(first_on_the_path: bool) -> None:
+    insert = f"import sys; sys.path.insert(0, {str(ROOT)!r}); " if first_on_the_path else ""
+    assert "site-packages" in python("-c", insert + WHICH)
+
+
+def test_pytest_in_the_repository_imports_the_hugging_face_library(tmp_path: Path) -> None:
+    test = tmp_path / "test_which.py"
+    test.write_text(f"def test_it():\n    {WHICH}\n    assert 'site-packages' in datasets.__file__\n")
+    options = ["-q", "-p", "no:cacheprovider", "-c", str(ROOT / "pyproject.toml")]
+    assert "1 passed" in python("-m", "pytest", *options, str(test))
+
+
+def test_the_built_in_recipe_reads_the_samples(tiny_model: Path) -> None:
+    config = parse_flags(["--model_name", "m", "--samsum_dataset.data_path", str(SAMPLES)])
+    recipe, dataset_config, splits = find_recipe(config)
+    assert splits == {"train": "train", "validation": "validation"}
+    tokenizer = AutoTokenizer.from_pretrained(tiny_model)
+    for split in ("train", "validation"):
+        with open(SAMPLES / f"{split}.jsonl", encoding="utf-8") as lines:
+            samples = [json.loads(line) for line in lines]
+        rows = recipe(dataset_config, tokenizer, splits[split])
+        assert len(rows) == len(samples)
+        learned = [label for label in rows[0]["labels"] if label != -100]
+        assert tokenizer.decode(learned[:-1]).strip() == samples[0]["summary"].strip()
+        assert learned[-1] == tokenizer.eos_token_id
+        assert samples[0]["dialogue"].split()[0] in tokenizer.decode(rows[0]["input_ids"])
+
+
+def test_users_recipes_come_through_the_same_door_in_both_spellings(recipe_file: Path) -> None:
+    for flags in (["--dataset", f"{recipe_file}:other"], ["--dataset", "custom_dataset"]):
+        if len(flags) == 2 and flags[1] == "custom_dataset":
+            flags += ["--custom_dataset.file", f"{recipe_file}:other"]
+        recipe, dataset_config, _ = find_recipe(parse_flags(["--model_name", "m", *flags]))
+        assert recipe(dataset_config, None, "train") == [{"input_ids": [7, 8], "labels": [7, 8]}]
+
+
+def test_a_recipe_without_a_function_name_is_get_custom_dataset(recipe_file: Path) -> None:
+    flags = ["--dataset", "custom_dataset", "--custom_dataset.file", str(recipe_file)]
+    flags += ["--custom_dataset.train_split", "part1", "--custom_dataset.test_split", "part2"]
+    recipe, _, splits = find_recipe(parse_flags(["--model_name", "m", *flags]))
+    assert recipe.__name__ == "get_custom_dataset"
+    assert splits == {"train": "part1", "validation": "part2"}
+
+
+def test_recipes_of_one_name_in_two_folders_are_two_modules(tmp_path: Path) -> None:
+    modules = []
+    for name in ("a", "b"):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "data.py").write_text(f"NAME = {name!r}")
+        modules.append(load_recipe_module(tmp_path / name / "data.py"))
+    assert [module.NAME for module in modules] == ["a", "b"]
+
+
+@pytest.mark.parametrize(
+    ("contents", "message"),
+    [(None, "no recipe file"), ("import no_such_module", "no_such_module"), ("x = 1", "no function")],
+)
+def test_a_recipe_that_cannot_be_used_is_refused_by_path(contents: str | None, message: str, tmp_path: Path) -> None:
+    file = tmp_path / "broken.py"
+    if contents is not None:
+        file.write_text(contents)
+    with pytest.raises(ConfigError, match=message) as refusal:
+        find_recipe(parse_flags(["--model_name", "m", "--dataset", f"{file}:rows"]))
+    assert str(file) in str(refusal.value)
+
+
+@pytest.mark.parametrize("start_method", ["fork", "spawn"])
+def test_a_recipes_own_classes_work_in_data_loading_processes(
+    start_method: str, recipe_file: Path, tmp_path: Path
+) -> None:
+    """As finetuning.py does it: the main module imports data.dataset_functions at its top."""
+    script = tmp_path / "main.py"
+    script.write_text(
+        f"""
+import sys
+sys.path.insert(0, {str(ROOT)!r})
+from pathlib import Path
+from torch.utils.data import DataLoader
+from data.dataset_functions import load_recipe_module
+
+def collate(rows):
+    return [row["input_ids"][0] for row in rows]
+
+if __name__ == "__main__":
+    rows = load_recipe_module(Path({str(recipe_file)!r})).get_custom_dataset(None, None, "train")
+    loader = DataLoader(rows, batch_size=2, num_workers=1, collate_fn=collate,
+                        multiprocessing_context={start_method!r})
+    print(list(loader))
+"""
+    )
+    assert python(str(script)).strip() == "[[0, 1], [2, 3], [4, 5]]"
+
+
+def test_the_example_in_the_repository_works_as_it_says(tiny_model: Path) -> None:
+    tokenizer = AutoTokenizer.from_pretrained(tiny_model)
+    flags = ["--model_name", "m", "--dataset", f"{ROOT}/datasets/custom_example.py:get_custom_dataset"]
+    recipe, dataset_config, splits = find_recipe(parse_flags(flags))
+    rows: Any = [*recipe(dataset_config, tokenizer, splits["train"]), *recipe(dataset_config, tokenizer, "validation")]
+    assert len(rows) == 6
+    assert all(len(row["input_ids"]) == len(row["labels"]) for row in rows)
+    assert all(row["labels"][-1] == tokenizer.eos_token_id for row in rows)

@@ -1,0 +1,180 @@
+"""An epoch as training sees it: every document once over all ranks, whole, labels unchanged, entered at any step."""
+
+from __future__ import annotations
+
+import random
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from data.loader import BatchLayout, StepLoader, make_rows
+from data.padding import PaddedWidth
+from data.sequences import Examples, build_examples
+from tasks.causal_lm import Collator, MicroBatch
+
+PADDING = 0
+STRATEGIES = st.sampled_from(["packing", "padding"])
+DOCUMENTS = st.lists(st.lists(st.booleans(), min_size=1, max_size=30), min_size=1, max_size=40)
+LAYOUTS = st.builds(BatchLayout, st.integers(1, 3), st.integers(1, 3), st.integers(1, 4))
+Document = tuple[tuple[int, ...], tuple[int, ...]]  # input_ids, labels
+
+
+def make_examples(documents: list[list[bool]], context_length: int) -> Examples:
+    """No token id occurs twice, so that each tells where it came from. The last document always has a label."""
+    rows, token = [], PADDING + 1
+    for learned in [*documents, [False, True]]:
+        ids = list(range(token, token + len(learned)))
+        rows.append(
+            {
+                "input_ids": ids,
+                "labels": [t if is_learned else -100 for t, is_learned in zip(ids, learned, strict=True)],
+            }
+        )
+        token += len(learned)
+    return build_examples(rows, name="test", context_length=context_length)
+
+
+def make_loader(
+    examples: Examples,
+    strategy: str,
+    context_length: int,
+    layout: BatchLayout,
+    rank: int,
+    seed: int | None,
+    workers: int,
+) -> StepLoader:
+    return StepLoader(
+        make_rows(examples, batching_strategy=strategy, context_length=context_length),
+        layout,
+        rank=rank,
+        seed=seed,
+        collate=Collator(packing=strategy == "packing", padding_id=PADDING, width=PaddedWidth(8, context_length)),
+        num_workers=workers,
+    )
+
+
+def documents_of(batch: MicroBatch) -> list[Document]:
+    """The documents that the model is shown, by position ids under packing and by the mask under padding."""
+    found = []
+    for row in range(len(batch.input_ids)):
+        starts = (batch.position_ids[row] == 0).nonzero()[:, 0].tolist()
+        assert batch.attention_mask is None or starts == [0]
+        for start, end in zip(starts, [*starts[1:], batch.input_ids.shape[1]], strict=True):
+            part = slice(start, end)
+            assert batch.position_ids[row, part].tolist() == list(range(end - start))
+            ids, labels = batch.input_ids[row, part], batch.labels[row, part]
+            is_token = ids != PADDING
+            if batch.attention_mask is not None and batch.num_tokens:
+                assert torch.equal(is_token.long(), batch.attention_mask[row, part])
+            assert (labels[~is_token] == -100).all()
+            if is_token.any():
+                found.append((tuple(ids[is_token].tolist()), tuple(labels[is_token].tolist())))
+    assert batch.num_tokens == sum(len(ids) for ids, _ in found)
+    assert batch.num_label_tokens == sum(label != -100 for _, labels in found for label in labels)
+    return found
+
+
+def steps_of(loaders: list[StepLoader], epoch: int) -> list[list[Document]]:
+    """Per optimizer step, the documents of all ranks, sorted."""
+    steps = zip(*(loader.epoch(epoch) for loader in loaders), strict=True)
+    return [sorted(d for share in step for batch in share for d in documents_of(batch)) for step in steps]
+
+
+@given(
+    documents=DOCUMENTS, context_length=st.integers(8, 24), strategy=STRATEGIES, layout=LAYOUTS, seed=st.integers(0, 9)
+)
+@settings(max_examples=150, deadline=None)
+def test_every_kept_document_comes_once_per_epoch_whole_and_with_its_labels(
+    documents: list[list[bool]], context_length: int, strategy: str, layout: BatchLayout, seed: int
+) -> None:
+    examples = make_examples(documents, context_length)
+    kept = sorted(tuple(tuple(part.tolist()) for part in examples.document(i)) for i in range(len(examples)))
+    loaders = [make_loader(examples, strategy, context_length, layout, r, seed, 0) for r in range(layout.world_size)]
+    for epoch in (0, 1):
+        steps = steps_of(loaders, epoch)
+        assert sorted(document for step in steps for document in step) == kept
+        assert len(steps) == len(loaders[0])
+
+
+@given(
+    documents=DOCUMENTS,
+    context_length=st.integers(8, 24),
+    strategy=STRATEGIES,
+    seed=st.one_of(st.none(), st.integers(0, 9)),
+    epoch=st.integers(0, 3),
+    data=st.data(),
+)
+@settings(max_examples=100, deadline=None)
+def test_a_steps_documents_are_the_same_for_any_cut_of_the_global_batch(
+    documents: list[list[bool]], context_length: int, strategy: str, seed: int | None, epoch: int, data: st.DataObject
+) -> None:
+    examples = make_examples(documents, context_length)
+    global_batch = data.draw(st.sampled_from([4, 6, 12]))
+    cuts = [
+        BatchLayout(micro, global_batch // (micro * ranks), ranks)
+        for ranks in (1, 2, 3, 4)
+        for micro in (1, 2, 3, 4)
+        if global_batch % (micro * ranks) == 0
+    ]
+    found = []
+    for layout in (BatchLayout(global_batch, 1, 1), data.draw(st.sampled_from(cuts))):
+        random.seed(len(found))  # what else draws random numbers must not matter
+        np.random.seed(len(found))
+        torch.manual_seed(len(found))
+        loaders = [
+            make_loader(examples, strategy, context_length, layout, rank, seed, 0) for rank in range(layout.world_size)
+        ]
+        found.append(steps_of(loaders, epoch))
+    assert found[0] == found[1]
+
+
+def as_lists(steps: Any) -> list[Any]:
+    """Everything in the micro-batches of some steps, comparable."""
+    return [
+        [{n: v.tolist() if torch.is_tensor(v) else v for n, v in vars(batch).items()} for batch in step]
+        for step in steps
+    ]
+
+
+def assert_epoch_can_be_entered(data: st.DataObject, num_workers: int) -> None:
+    strategy, seed = data.draw(STRATEGIES), data.draw(st.one_of(st.none(), st.integers(0, 9)))
+    examples, layout = make_examples(data.draw(DOCUMENTS), 16), data.draw(LAYOUTS)
+    rank = data.draw(st.integers(0, layout.world_size - 1))
+    loader = make_loader(examples, strategy, 16, layout, rank, seed, num_workers)
+    plain = make_loader(examples, strategy, 16, layout, rank, seed, 0)
+    for epoch in data.draw(st.lists(st.integers(0, 3), min_size=1, max_size=3)):
+        whole = as_lists(plain.epoch(epoch))
+        first_step = data.draw(st.integers(0, len(whole)))
+        entered = as_lists(loader.epoch(epoch, first_step))
+        assert entered == whole[first_step:]
+
+
+@given(data=st.data())
+@settings(max_examples=100, deadline=None)
+def test_an_epoch_entered_at_a_step_gives_what_a_whole_one_gives_from_there(data: st.DataObject) -> None:
+    assert_epoch_can_be_entered(data, num_workers=0)
+
+
+@given(data=st.data())
+@settings(max_examples=8, deadline=None)
+def test_so_it_does_with_worker_processes(data: st.DataObject) -> None:
+    assert_epoch_can_be_entered(data, num_workers=2)
+
+
+@pytest.mark.parametrize("strategy", ["packing", "padding"])
+def test_a_batch_is_as_wide_as_its_longest_row_rounded_up(strategy: str) -> None:
+    examples = make_examples([[True] * length for length in (3, 13, 20)], 20)
+    loader = make_loader(examples, strategy, 20, BatchLayout(1, 1, 1), 0, None, 0)
+    widths = [batch.input_ids.shape[1] for step in loader.epoch(0) for batch in step]
+    assert widths == ([20, 20] if strategy == "packing" else [20, 16, 8, 8])
+
+
+def test_a_worker_hands_over_tensors_that_can_be_written() -> None:
+    loader = make_loader(make_examples([[True] * 9], 16), "padding", 16, BatchLayout(2, 1, 1), 0, None, 1)
+    ((batch,),) = loader.epoch(0)
+    batch.input_ids[0, 0] = 7
+    assert batch.input_ids.dtype == batch.labels.dtype == torch.int64

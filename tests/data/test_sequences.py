@@ -1,0 +1,203 @@
+"""What a recipe returns: checked, cut to length, counted, and refused with the row's number where it is wrong."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+from typing import Any
+
+import datasets
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from data.sequences import Examples, Truncation, build_examples, check_token_ids, load_examples
+from utils.errors import ConfigError
+
+
+def build(*rows: Any, context_length: int = 8, truncation: Truncation = "right") -> Examples:
+    return build_examples(rows, name="test", context_length=context_length, truncation=truncation)
+
+
+def row(ids: Any, labels: Any = None, **more: Any) -> dict[str, Any]:
+    return {"input_ids": ids, "labels": ids if labels is None else labels, **more}
+
+
+def take(num_rows: int, split_slice: str | None, *, hugging_face: bool = False) -> Examples:
+    rows: Any = [row([index % 100, 1]) for index in range(num_rows)]
+    rows = datasets.Dataset.from_list(rows) if hugging_face else rows
+    return load_examples(lambda *_: rows, SimpleNamespace(), None, "train", split_slice=split_slice, context_length=8)
+
+
+# Of any length up to 24 tokens, few of them hidden: a third of the documents is longer than a row.
+TOKEN = st.tuples(st.integers(0, 99), st.booleans(), st.integers(0, 9).map(bool))
+DOCUMENT = st.integers(0, 24).flatmap(lambda length: st.lists(TOKEN, min_size=length, max_size=length))
+
+
+DOCUMENTS = st.lists(DOCUMENT, min_size=1, max_size=12)
+
+
+def to_rows(documents: list[Any]) -> list[dict[str, list[int]]]:
+    """Of documents, lists of (token, whether it is learned, whether it is seen)."""
+    return [
+        {
+            "input_ids": [token for token, _, _ in document],
+            "labels": [token if learned else -100 for token, learned, _ in document],
+            "attention_mask": [int(seen) for _, _, seen in document],
+        }
+        for document in documents
+    ]
+
+
+@given(
+    documents=DOCUMENTS,
+    context_length=st.integers(8, 10),
+    truncation=st.sampled_from(["right", "left", "drop", "error"]),
+)
+@settings(max_examples=300, deadline=None)
+def test_every_row_is_kept_cut_or_counted(documents: list[Any], context_length: int, truncation: Truncation) -> None:
+    """Against a plain loop over lists."""
+    kept, cut_tokens, truncated, too_long, empty, unlearnable = [], 0, 0, 0, 0, 0
+    first_too_long = None
+    for index, document in enumerate(documents):
+        ids = [token for token, _, seen in document if seen]
+        labels = [token if learned else -100 for token, learned, seen in document if seen]
+        is_too_long = len(ids) > context_length
+        if is_too_long and first_too_long is None:
+            first_too_long = index
+        part = slice(-context_length, None) if truncation == "left" else slice(context_length)
+        if not ids:
+            empty += 1
+        elif is_too_long and truncation == "drop":
+            too_long += 1
+        elif all(label == -100 for label in labels[part][1:]):
+            unlearnable += 1
+        else:
+            truncated += is_too_long
+            cut_tokens += max(0, len(ids) - context_length)
+            kept.append((index, ids[part], [-100, *labels[part][1:]]))
+    rows = to_rows(documents)
+    if truncation == "error" and first_too_long is not None:
+        with pytest.raises(ConfigError, match=rf"row {first_too_long + 1}: \d+ tokens are more"):
+            build(*rows, context_length=context_length, truncation=truncation)
+        return
+    if not kept:
+        with pytest.raises(ConfigError, match="none of its"):
+            build(*rows, context_length=context_length, truncation=truncation)
+        return
+    examples = build(*rows, context_length=context_length, truncation=truncation)
+    found = [(int(s), *(p.tolist() for p in examples.document(i))) for i, s in enumerate(examples.source_rows)]
+    assert found == kept
+    assert len(examples) == len(kept)
+    assert examples.lengths.tolist() == [len(ids) for _, ids, _ in kept]
+    assert (examples.num_truncated, examples.num_tokens_cut) == (truncated, cut_tokens)
+    assert (examples.num_too_long, examples.num_empty, examples.num_without_label) == (too_long, empty, unlearnable)
+
+
+def test_what_was_cut_and_left_out_is_said() -> None:
+    rows = [row(list(range(20))), row([5] * 9, [-100] * 8 + [5]), row([]), row([1, 2])]
+    lines = "\n".join(build(*rows).describe("train"))
+    assert "1 samples were longer than context_length and were cut (--truncation), by 12 tokens in all" in lines
+    assert "1 samples left out: no token to learn" in lines
+    assert "1 samples left out: no tokens" in lines
+    assert "2 samples left out: longer" in "\n".join(build(*rows, truncation="drop").describe("train"))
+    assert build(row([1, 2])).describe("train") == []
+
+
+def test_labels_that_someone_shifted_are_noticed() -> None:
+    shifted = build(row([1, 2, 3, 4], [2, 3, 4, -100]), row([6, 7]))
+    assert "warning: 2 of 3 labels are not the token at their place" in "\n".join(shifted.describe("train"))
+
+
+def test_tokens_with_a_zero_attention_mask_are_removed() -> None:
+    examples = build(row([9, 9, 4, 5, 6, 9], [9, 9, -100, 5, 6, 9], attention_mask=[0, 0, 1, 1, 1, 0]))
+    ids, labels = examples.document(0)
+    assert ids.tolist() == [4, 5, 6]
+    assert labels.tolist() == [-100, 5, 6]
+
+
+@pytest.mark.parametrize(
+    "ids", [[1.0, 2.0], ["1", "2"], [True, False], [[1, 2], [3, 4]], [1, None], np.array([1.0, 2.0]), [1, [2, 3]]]
+)
+def test_ids_that_are_not_whole_numbers_are_refused(ids: Any) -> None:
+    with pytest.raises(ConfigError, match="row 2"):
+        build(row([1, 2]), row(ids))
+
+
+@pytest.mark.parametrize("ids", [[1, 2, 3], np.array([1, 2, 3]), torch.tensor([1, 2, 3]), (1, 2, 3)])
+def test_ids_may_be_lists_arrays_or_tensors(ids: Any) -> None:
+    assert build(row(ids)).document(0)[0].tolist() == [1, 2, 3]
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        {"input_ids": [1, 2, 3], "labels": [1, 2]},
+        {"input_ids": [1, 2], "labels": [1, 2], "attention_mask": [1]},
+        {"input_ids": [1, 2]},
+        {"labels": [1, 2]},
+        {"text": "hello"},
+        [1, 2],
+    ],
+)
+def test_columns_that_are_missing_or_of_unequal_length_are_refused_with_the_rows_number(wrong: Any) -> None:
+    with pytest.raises(ConfigError, match="row 2"):
+        build(row([1, 2]), wrong)
+
+
+def test_a_dataset_without_rows_is_refused() -> None:
+    with pytest.raises(ConfigError, match="empty"):
+        build()
+
+
+@pytest.mark.parametrize(
+    ("input_ids", "labels"),
+    [([3, 100], [3, 4]), ([3, 4], [3, 100]), ([3, -1], [3, 4]), ([3, 4], [3, -5]), ([3, 2**32 + 7], [3, 4])],
+)
+def test_a_token_outside_the_vocabulary_is_refused_with_the_rows_number(input_ids: Any, labels: Any) -> None:
+    def read() -> None:
+        check_token_ids(build(row([1, 2]), row([]), row(input_ids, labels)), 100, "train")
+
+    with pytest.raises(ConfigError, match="row 3"):
+        read()
+
+
+def test_the_whole_vocabulary_is_allowed() -> None:
+    check_token_ids(build(row([0, 99], [-100, 99])), 100, "train")
+
+
+@pytest.mark.parametrize(
+    ("num_rows", "split_slice", "kept"),
+    [
+        (14732, "1%", 147),
+        (818, "1%", 8),
+        (14732, "10", 10),
+        (818, "10", 10),
+        (5, "10", 5),
+        (5, "1%", 1),
+        (40, "100%", 40),
+        (1000, "0.5%", 5),
+        (40, None, 40),
+    ],
+)
+def test_split_slice_takes_so_many_samples_or_such_a_share(num_rows: int, split_slice: str, kept: int) -> None:
+    examples = take(num_rows, split_slice)
+    assert len(examples) == kept
+    assert examples.source_rows.tolist() == list(range(kept))
+
+
+def test_split_slice_cuts_a_hugging_face_dataset_the_same_way() -> None:
+    assert take(818, "1%", hugging_face=True).input_ids.tolist() == take(818, "1%").input_ids.tolist()
+
+
+def test_a_recipe_that_fails_or_returns_nothing_is_refused_by_name() -> None:
+    def broken(*_: Any) -> Any:
+        raise KeyError("dialogue")
+
+    def forgetful(*_: Any) -> Any:
+        return None
+
+    for recipe in (broken, forgetful):
+        with pytest.raises(ConfigError, match=recipe.__name__):
+            load_examples(recipe, None, None, "train", split_slice=None, context_length=8)

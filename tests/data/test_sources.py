@@ -1,0 +1,294 @@
+"""Sources: every format and place that people have rows in, splits by name and by fraction, and what is refused."""
+
+from __future__ import annotations
+
+import json
+import pickle
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import datasets
+import pytest
+from transformers import AutoTokenizer
+
+from configs.datasets import AlpacaDataset, ChatDataset, DataSource, InstructionDataset, SamsumDataset, TextDataset
+from data.dataset_functions import BUILT_IN_FOLDER, load_recipe_module
+from data.files import has_validation, load_split
+from tests.helpers.chat_templates import FAMILIES
+from utils.errors import ConfigError
+
+ROWS = [
+    {"instruction": f"Name number {i}.", "input": "" if i % 2 else f"as {i}", "output": f"It is {i}."}
+    for i in range(40)
+]
+
+
+@pytest.fixture(scope="module")
+def tokenizer(tiny_model: Path) -> Any:
+    return AutoTokenizer.from_pretrained(tiny_model)
+
+
+def write(file: Path, rows: list[dict[str, Any]]) -> Path:
+    file.parent.mkdir(parents=True, exist_ok=True)
+    data = datasets.Dataset.from_list(rows)
+    if file.suffix == ".jsonl":
+        file.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    elif file.suffix == ".json":
+        file.write_text(json.dumps(rows, indent=1))
+    elif file.suffix == ".csv":
+        data.to_csv(file)
+    else:
+        data.to_parquet(file)
+    return file
+
+
+def outputs(config: DataSource, split: str = "train") -> list[str]:
+    source = load_split("alpaca_dataset", config, split, text_columns=("output",), hub_name="a/b")
+    return [row["output"] for row in source.rows]
+
+
+def tokenized(name: str, config: DataSource, tokenizer: Any, split: str = "train") -> Any:
+    module = load_recipe_module(BUILT_IN_FOLDER / f"{name}.py")
+    return getattr(module, f"get_{name}_dataset")(config, tokenizer, split)
+
+
+def texts(rows: Any, tokenizer: Any) -> list[tuple[str, str]]:
+    """Everything, and what is learned, of each row, decoded."""
+    decode = tokenizer.decode
+    return [(decode(row["input_ids"]), decode([label for label in row["labels"] if label != -100])) for row in rows]
+
+
+# Places
+
+
+@pytest.mark.parametrize("ending", [".jsonl", ".json", ".csv", ".parquet"])
+@pytest.mark.parametrize("streaming", [False, True])
+def test_a_file_of_any_format_is_read_in_order(ending: str, streaming: bool, tmp_path: Path) -> None:
+    file = write(tmp_path / f"data{ending}", ROWS)
+    expected = [row["output"] for row in ROWS]
+    assert outputs(AlpacaDataset(str(file), validation_fraction=0.0, streaming=streaming)) == expected
+
+
+@pytest.mark.parametrize(
+    "names", [("train.jsonl", "test.jsonl"), ("train-0.csv", "test-0.csv"), ("train/a.json", "test/b.json")]
+)
+def test_a_folder_holds_splits_by_name(names: tuple[str, str], tmp_path: Path) -> None:
+    for name, rows in zip(names, (ROWS[:30], ROWS[30:]), strict=True):
+        write(tmp_path / name, rows)
+    config = AlpacaDataset(str(tmp_path), test_split="test")
+    assert outputs(config) == [row["output"] for row in ROWS[:30]], "a default gives way to what is there"
+    assert outputs(config, "test") == [row["output"] for row in ROWS[30:]]
+    assert has_validation("alpaca_dataset", config)
+
+
+@pytest.mark.parametrize("path", ["", "*.jsonl", "**/part*"])
+def test_files_without_a_splits_name_are_trained_on_in_the_order_of_their_names(path: str, tmp_path: Path) -> None:
+    write(tmp_path / "part1.jsonl", ROWS[:15])
+    write(tmp_path / "part2.jsonl", ROWS[15:])
+    config = AlpacaDataset(str(tmp_path / path), validation_fraction=0.0)
+    assert outputs(config) == [row["output"] for row in ROWS]
+    assert not has_validation("alpaca_dataset", config)
+
+
+@pytest.mark.parametrize("streaming", [False, True])
+def test_what_save_to_disk_wrote_is_read(streaming: bool, tmp_path: Path) -> None:
+    train, test = (datasets.Dataset.from_list(rows) for rows in (ROWS[:30], ROWS[30:]))
+    datasets.DatasetDict(train=train, validation=test).save_to_disk(tmp_path / "both")
+    train.save_to_disk(tmp_path / "one")
+    for folder in ("both", "one"):
+        config = AlpacaDataset(str(tmp_path / folder), validation_fraction=0.0, streaming=streaming)
+        assert outputs(config) == [row["output"] for row in ROWS[:30]]
+        assert has_validation("alpaca_dataset", config) == (folder == "both")
+    assert outputs(AlpacaDataset(str(tmp_path / "both")), "validation") == [row["output"] for row in ROWS[30:]]
+
+
+@pytest.mark.parametrize("fraction", [0.01, 0.25, 0.5])
+def test_rows_set_aside_for_validation_are_never_trained_on(fraction: float, tmp_path: Path) -> None:
+    config = AlpacaDataset(str(write(tmp_path / "data.json", ROWS)), validation_fraction=fraction)
+    train, validation = outputs(config), outputs(config, "validation")
+    assert len(validation) == max(1, round(40 * fraction))
+    assert sorted(train + validation) == sorted(row["output"] for row in ROWS)
+    assert train == [row["output"] for row in ROWS if row["output"] in train], "in the order of the file"
+    assert has_validation("alpaca_dataset", config)
+    assert validation == outputs(config, "validation"), "always the same ones"
+
+
+def test_alpaca_keeps_rows_for_validation_by_itself(tmp_path: Path) -> None:
+    config = AlpacaDataset(str(write(tmp_path / "alpaca_data.json", ROWS)))
+    assert len(outputs(config, "validation")) == 1
+    assert len(outputs(config)) == 39
+
+
+# What is refused
+
+
+@pytest.mark.parametrize(
+    ("text", "line"),
+    [
+        ('{"output": "a"}\n{"output": "b"}\n{"output": \n{"output": "d"}\n', 3),
+        ('{"output": "a"}\n\n["b"]\n', 3),
+        ('[\n {"output": "a"},\n {"output" "b"}\n]', 3),
+    ],
+)
+@pytest.mark.parametrize("streaming", [False, True])
+def test_broken_json_is_refused_by_file_and_line(text: str, line: int, streaming: bool, tmp_path: Path) -> None:
+    file = tmp_path / ("data.json" if text.startswith("[\n") else "data.jsonl")
+    file.write_text(text)
+    with pytest.raises(ConfigError, match=rf"{file}, line {line}: ") as refusal:
+        outputs(AlpacaDataset(str(file), validation_fraction=0.0, streaming=streaming))
+    assert "--alpaca_dataset.data_path" in str(refusal.value)
+
+
+def test_a_split_that_is_not_there_is_refused_by_those_that_are(tmp_path: Path) -> None:
+    write(tmp_path / "train.jsonl", ROWS)
+    write(tmp_path / "validation.jsonl", ROWS)
+    saved = datasets.DatasetDict(train=datasets.Dataset.from_list(ROWS), dev=datasets.Dataset.from_list(ROWS))
+    saved.save_to_disk(tmp_path / "saved")
+    for folder, split, there in ((tmp_path, "dev", "train.jsonl"), (tmp_path / "saved", "validation", "train, dev")):
+        config = SamsumDataset(str(folder), test_split=split)
+        with pytest.raises(ConfigError, match=rf"{split}.*{there}.*--alpaca_dataset.train_split"):
+            outputs(config, split)
+
+
+def test_a_share_is_refused_where_validation_rows_are_there_or_none_would_be_left(tmp_path: Path) -> None:
+    write(tmp_path / "a/train.jsonl", ROWS)
+    write(tmp_path / "a/validation.jsonl", ROWS)
+    config = AlpacaDataset(str(tmp_path / "a"), validation_fraction=0.5)
+    with pytest.raises(ConfigError, match=r"--alpaca_dataset.validation_fraction.*has the split validation"):
+        outputs(config)
+    config = replace(config, data_path=str(write(tmp_path / "one.jsonl", ROWS[:1])))
+    with pytest.raises(ConfigError, match="leaves none to train on"):
+        outputs(config)
+    with pytest.raises(ConfigError, match="stream"):
+        outputs(replace(config, streaming=True))
+
+
+@pytest.mark.parametrize(
+    ("name", "reason"),
+    [("absent", "does not exist"), ("none", "holds no"), ("mixed", "several kinds"), ("*.nothing", "holds no")],
+)
+def test_places_without_usable_files_are_refused(name: str, reason: str, tmp_path: Path) -> None:
+    (tmp_path / "none").mkdir()
+    (tmp_path / "none/readme.md").write_text("nothing")
+    write(tmp_path / "mixed/a.jsonl", ROWS)
+    write(tmp_path / "mixed/b.csv", ROWS)
+    with pytest.raises(ConfigError, match=reason) as refusal:
+        outputs(AlpacaDataset(str(tmp_path / name)))
+    assert str(tmp_path / name) in str(refusal.value)
+
+
+def test_a_dataset_without_a_default_place_needs_one(tokenizer: Any) -> None:
+    with pytest.raises(ConfigError, match=r"--instruction_dataset\.data_path: is required"):
+        tokenized("instruction", InstructionDataset(), tokenizer)
+
+
+def test_a_row_that_is_not_text_is_refused_by_its_number_in_the_file(tokenizer: Any, tmp_path: Path) -> None:
+    rows = [dict(row) for row in ROWS]
+    config = AlpacaDataset(str(write(tmp_path / "data.jsonl", rows)), validation_fraction=0.5)
+    source = load_split("alpaca_dataset", config, "train", text_columns=("output",))
+    at = source.row_number(7)
+    rows[at - 1]["output"] = None
+    write(tmp_path / "data.jsonl", rows)
+    with pytest.raises(ConfigError, match=rf"data.jsonl, row {at}: column output is not text but empty"):
+        tokenized("alpaca", config, tokenizer)
+
+
+@pytest.mark.parametrize("streaming", [False, True])
+def test_a_chat_without_an_assistant_is_refused_by_its_row(streaming: bool, tmp_path: Path) -> None:
+    turn = {"role": "user", "content": "Hi"}
+    rows = [{"messages": [turn, {"role": "assistant", "content": "Hi."}]}] * 3 + [{"messages": [turn]}]
+    config = ChatDataset(str(write(tmp_path / "chats.jsonl", rows)), streaming=streaming)
+    with pytest.raises(ConfigError, match=rf"{tmp_path}/chats.jsonl, row 4: it has no assistant turn"):
+        list(tokenized("chat", config, FAMILIES["ChatML"].tokenizer()))
+
+
+def test_a_chat_without_turns_or_an_instruction_without_columns_is_refused(tokenizer: Any, tmp_path: Path) -> None:
+    file = str(write(tmp_path / "data.jsonl", [{"text": "Hi"}]))
+    with pytest.raises(ConfigError, match=r"no column messages or conversations.*--chat_dataset.messages_column"):
+        tokenized("chat", ChatDataset(file), FAMILIES["ChatML"].tokenizer())
+    with pytest.raises(
+        ConfigError, match=r"no column prompt, completion.*has text.*--instruction_dataset.prompt_column"
+    ):
+        tokenized("instruction", InstructionDataset(file), tokenizer)
+
+
+# Recipes
+
+
+def test_alpacas_prompt_says_whether_there_is_an_input(tokenizer: Any, tmp_path: Path) -> None:
+    config = AlpacaDataset(str(write(tmp_path / "data.json", ROWS)), validation_fraction=0.0)
+    for number, (text, learned) in enumerate(texts(tokenized("alpaca", config, tokenizer), tokenizer)):
+        assert ("### Input:\n" in text) == (number % 2 == 0)
+        assert f"### Instruction:\nName number {number}." in text
+        assert learned.strip() == f"It is {number}.</s>"
+
+
+@pytest.mark.parametrize(
+    ("rows", "flags", "whole", "learned"),
+    [
+        ({"prompt": "A b", "completion": " c"}, {}, "A b c", "c"),
+        ({"question": "Why?", "answer": "So."}, {}, "Question: Why?\nAnswer:\nSo.", "So."),
+        ({"instruction": "Do", "output": "Done"}, {}, "### Instruction:\nDo\n\n### Response:\nDone", "Done"),
+        ({"q": "Why?", "a": "So."}, {"prompt_column": "q", "completion_column": "a"}, "Why?So.", "So."),
+        (
+            {"q": "Why", "c": "x", "a": "y"},
+            {"input_column": "c", "prompt_column": "q", "completion_column": "a"},
+            "Why\n\nxy",
+            "y",
+        ),
+        ({"prompt": "A", "completion": "b"}, {"prompt_template": "<{prompt}>\\n"}, "<A>\nb", "b"),
+    ],
+)
+def test_instructions_by_the_names_of_their_columns(
+    rows: dict[str, str], flags: dict[str, str], whole: str, learned: str, tokenizer: Any, tmp_path: Path
+) -> None:
+    config = InstructionDataset(str(write(tmp_path / "data.jsonl", [rows] * 2)), **flags)
+    for text, answer in texts(tokenized("instruction", config, tokenizer), tokenizer):
+        assert text.removesuffix("</s>").endswith(whole)
+        assert answer.removesuffix("</s>").strip().endswith(learned)
+        assert text.endswith("</s>")
+
+
+@pytest.mark.parametrize(("by", "number"), [("line", 3), ("paragraph", 2), ("document", 1)])
+def test_plain_text_is_learned_whole(by: Any, number: int, tokenizer: Any, tmp_path: Path) -> None:
+    (tmp_path / "book.txt").write_text("Anna says hi.\nBob too.\n\nThe end.\n")
+    rows = texts(tokenized("text", TextDataset(str(tmp_path / "book.txt"), sample_by=by), tokenizer), tokenizer)
+    rows = [row for row in rows if row[1].strip() != "</s>"]
+    assert len(rows) == number
+    assert all(text.removeprefix("<s>").strip() == learned.strip() for text, learned in rows)
+
+
+def test_a_stream_gives_the_rows_that_reading_whole_gives(tokenizer: Any, tmp_path: Path) -> None:
+    config = AlpacaDataset(str(write(tmp_path / "data.jsonl", ROWS)), validation_fraction=0.0)
+    whole = tokenized("alpaca", config, tokenizer)
+    stream = tokenized("alpaca", replace(config, streaming=True), tokenizer)
+    assert isinstance(stream, datasets.IterableDataset)
+    stream = pickle.loads(pickle.dumps(stream))  # as it reaches a worker process that is spawned
+    for streamed, row in zip(stream, whole, strict=True):
+        assert list(streamed["input_ids"]) == row["input_ids"]
+        assert list(streamed["labels"]) == row["labels"]
+
+
+# Kept work
+
+
+def test_tokenised_rows_are_kept_until_rows_tokenizer_or_settings_change(tokenizer: Any, tmp_path: Path) -> None:
+    config = InstructionDataset(str(write(tmp_path / "data.jsonl", [{"prompt": "A", "completion": "b"}] * 3)))
+
+    def file() -> str:
+        return tokenized("instruction", config, tokenizer).cache_files[0]["filename"]
+
+    first = file()
+    made = Path(first).stat().st_mtime_ns
+    assert file() == first
+    assert Path(first).stat().st_mtime_ns == made, "found, not made again"
+    other = AutoTokenizer.from_pretrained(tokenizer.name_or_path)
+    assert tokenized("instruction", config, other).cache_files[0]["filename"] == first
+    other.add_tokens(["<new>"])
+    assert tokenized("instruction", config, other).cache_files[0]["filename"] != first
+    config = replace(config, prompt_template="{prompt}:")
+    assert file() != first
+    config = replace(config, prompt_template=None)
+    write(tmp_path / "data.jsonl", [{"prompt": "A", "completion": "c"}] * 3)
+    assert file() != first

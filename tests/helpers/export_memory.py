@@ -1,0 +1,45 @@
+"""Peak memory of an export, in a process of its own: what it takes beyond an export of next to nothing.
+
+python -m tests.helpers.export_memory SMALL_CHECKPOINT CHECKPOINT TO  ->  bytes, on the last line of stdout
+"""
+
+from __future__ import annotations
+
+import sys
+import threading
+import time
+from pathlib import Path
+
+import psutil
+import torch
+
+from tools.export import main
+
+
+class Peak:
+    """The largest resident memory between entry and exit, in bytes, pages of mapped files included."""
+
+    def __enter__(self) -> Peak:
+        self._process, self._ends, self.num_bytes = psutil.Process(), threading.Event(), 0
+        self._thread = threading.Thread(target=self._watch)
+        self._thread.start()
+        return self
+
+    def _watch(self) -> None:
+        while not self._ends.is_set():
+            self.num_bytes = max(self.num_bytes, self._process.memory_info().rss)
+            time.sleep(0.001)
+
+    def __exit__(self, *_: object) -> None:
+        self._ends.set()
+        self._thread.join()
+
+
+if __name__ == "__main__":
+    torch.set_num_threads(1)
+    small, checkpoint, to = sys.argv[1:4]
+    with Peak() as baseline:
+        assert main([small, "--to", f"{to}-small", *sys.argv[4:]]) == 0
+    with Peak() as peak:
+        assert main([checkpoint, "--to", str(Path(to)), *sys.argv[4:]]) == 0
+    print(peak.num_bytes - baseline.num_bytes)

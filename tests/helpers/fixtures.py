@@ -1,0 +1,50 @@
+"""What many tests share: tiny models, tiny data, and a group of processes that stays."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import torch
+
+from tests.helpers.processes import ProcessGroup
+from tests.helpers.refusals import Bench, dialogues, write_lines
+from tools.make_tiny_model import make_tiny_model
+
+# Models this small gain nothing from more threads, which wait, spinning, for cores that others use.
+torch.set_num_threads(1)
+
+TINY = {"vocab_size": 600, "hidden_size": 32, "intermediate_size": 64, "num_layers": 2, "num_heads": 4}
+
+
+@pytest.fixture(scope="session")
+def tiny_model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A Llama of two small layers, untied, with a tokenizer made from the samples."""
+    return make_tiny_model(tmp_path_factory.mktemp("models") / "tiny", tie_word_embeddings=False, **TINY)
+
+
+@pytest.fixture(scope="session")
+def tied_model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The same, its head sharing the embedding's weight."""
+    return make_tiny_model(tmp_path_factory.mktemp("models") / "tied", tie_word_embeddings=True, **TINY)
+
+
+@pytest.fixture(scope="session")
+def process_group() -> Iterator[ProcessGroup]:
+    group = ProcessGroup(4)
+    yield group
+    group.close()
+
+
+@pytest.fixture(scope="session")
+def samples(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("dialogues")
+    write_lines(folder / "train.jsonl", dialogues(12))
+    write_lines(folder / "validation.jsonl", dialogues(3))
+    return folder
+
+
+@pytest.fixture
+def bench(tiny_model: Path, samples: Path, tmp_path: Path, process_group: ProcessGroup) -> Bench:
+    return Bench(tiny_model, samples, tmp_path, process_group)

@@ -1,0 +1,169 @@
+"""What a run is compared with: a plain loop on one process, and the flags that ask the project for the same work."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import bitsandbytes
+import numpy as np
+import peft
+import pytest
+import torch
+import torch.nn.functional as F
+from peft.tuners.adaption_prompt.layer import AdaptedAttention, AdaptedAttentionGPT
+from peft.tuners.lora import LoraLayer
+from peft.tuners.prefix_tuning import PrefixEncoder
+from torch import nn
+from transformers import AutoModelForCausalLM, BitsAndBytesConfig
+
+from data.packing import pack_best_fit
+from tests.helpers import random_documents
+from tests.helpers.processes import train_events
+
+GLOBAL_BATCH, CONTEXT_LENGTH, LR, SEED = 8, 96, 5e-3, 3
+TOLERANCE = 2e-5
+
+
+def flags_for(model: Path, output: Path, *, batching: str, num_steps: int) -> list[str]:
+    """The reference's work; the caller says how it is cut into a global batch of 8 rows, and laid out."""
+    flags = ["--model_name", str(model), "--output_dir", str(output), "--seed", str(SEED), "--lr", str(LR)]
+    flags += ["--dataset", f"{random_documents.__file__}:get_custom_dataset"]
+    flags += ["--batching_strategy", batching, "--context_length", str(CONTEXT_LENGTH)]
+    flags += ["--max_train_step", str(num_steps), "--num_epochs", "4", "--num_workers_dataloader", "0"]
+    flags += ["--mixed_precision", "False"]  # fp32 on GPUs too
+    return [*flags, "--gradient_clipping", "--gradient_clipping_threshold", "0.5"]
+
+
+def lora_flags(targets: Sequence[str]) -> list[str]:
+    flags = ["--use_peft", "--lora_config.r", "4", "--lora_config.lora_dropout", "0"]
+    return [*flags, "--lora_config.target_modules", ",".join(targets)]
+
+
+def reference_run(
+    model_folder: Path,
+    *,
+    batching: str,
+    num_steps: int,
+    lora_targets: Sequence[str] = (),
+    adapter: peft.PeftConfig | None = None,
+    num_frozen: int = 0,
+    quantization: BitsAndBytesConfig | None = None,
+) -> list[tuple[float, float]]:
+    """A plain loop: one document at a time, torch's own AdamW and clipping, nothing of the project's computing.
+
+    Args:
+        lora_targets: the layers of an adapter as `lora_flags` makes it. adapter: any other, as peft is told of it.
+        num_frozen: so many layers of a Llama are not trained, from the first on.
+        quantization: of the base, by transformers and bitsandbytes, with their own layers.
+
+    Returns:
+        For each step, the mean loss over the label tokens of the global batch, and the gradient norm before clipping.
+    """
+    torch.manual_seed(SEED)
+    model = quantized_by_transformers(model_folder, quantization)
+    if lora_targets:
+        adapter = peft.LoraConfig(r=4, lora_alpha=32, lora_dropout=0.0, target_modules=list(lora_targets))
+    if adapter is not None:
+        model = peft.get_peft_model(model, adapter)
+        torch.manual_seed(SEED)  # the adapters' values are a function of the seed alone
+        for layer in model.modules():
+            if isinstance(layer, LoraLayer):
+                layer.reset_lora_parameters("default", init_lora_weights=True)
+            elif isinstance(layer, AdaptedAttention | AdaptedAttentionGPT | PrefixEncoder):
+                torch.nn.init.normal_(
+                    layer.embedding.weight if isinstance(layer, PrefixEncoder) else layer.adaption_prompt
+                )
+    for name, parameter in model.named_parameters():
+        if any(f".layers.{index}." in name for index in range(num_frozen)):
+            parameter.requires_grad = False
+    parameters = [parameter for parameter in model.parameters() if parameter.requires_grad]
+    optimizer = torch.optim.AdamW(parameters, lr=LR, weight_decay=0.0)
+    documents = random_documents.get_custom_dataset(None, None, "train")
+    if batching == "packing":
+        rows = pack_best_fit([len(document["input_ids"]) for document in documents], CONTEXT_LENGTH)
+    else:
+        rows = [[index] for index in range(len(documents))]
+    steps_per_epoch = -(-len(rows) // GLOBAL_BATCH)
+    results = []
+    for step in range(num_steps):
+        epoch, step_of_epoch = divmod(step, steps_per_epoch)
+        for group in optimizer.param_groups:
+            group["lr"] = LR * 0.85**epoch
+        lengths = None if batching == "packing" else [len(document["input_ids"]) for document in documents]
+        order = reference_order(len(rows), epoch, lengths)
+        chosen = order[step_of_epoch * GLOBAL_BATCH :][:GLOBAL_BATCH]
+        batch = [documents[index] for row in chosen for index in rows[row]]
+        num_label_tokens = sum(label != -100 for document in batch for label in document["labels"][1:])
+        loss_sum = 0.0
+        for document in batch:
+            logits = model(input_ids=torch.tensor([document["input_ids"]])).logits[0, :-1]
+            targets = torch.tensor(document["labels"][1:])
+            loss = F.cross_entropy(logits, targets, reduction="sum", ignore_index=-100)
+            (loss / num_label_tokens).backward()
+            loss_sum += loss.item()
+        grad_norm = torch.nn.utils.clip_grad_norm_(parameters, 0.5)
+        optimizer.step()
+        optimizer.zero_grad()
+        results.append((loss_sum / num_label_tokens, grad_norm.item()))
+    return results
+
+
+def quantized_by_transformers(model_folder: Path, quantization: BitsAndBytesConfig | None) -> Any:
+    """With the layers of bitsandbytes in 4 bits; in 8 bits with plain ones that hold what its weights stand for.
+
+    Both are spared what bitsandbytes computes less exactly: on some CPUs 4 bits in bf16, and 8-bit products of rounded
+    inputs.
+    """
+    if quantization is None:
+        return AutoModelForCausalLM.from_pretrained(model_folder, dtype=torch.float32)
+    model = AutoModelForCausalLM.from_pretrained(
+        model_folder, dtype=torch.float32, quantization_config=quantization, device_map="cpu"
+    )
+    for name, module in list(model.named_modules()):
+        if isinstance(module, bitsandbytes.nn.Linear4bit):
+            module.support_avx512bf16_for_cpu = False
+        elif isinstance(module, bitsandbytes.nn.Linear8bitLt):
+            plain = nn.Linear(module.in_features, module.out_features, bias=False)
+            plain.weight = nn.Parameter(module.weight.float() * module.weight.SCB.unsqueeze(1) / 127, False)
+            model.set_submodule(name, plain)
+    model.is_loaded_in_8bit = False  # so that peft takes plain layers for what they are
+    return model
+
+
+def reference_order(num_rows: int, epoch: int, lengths: Sequence[int] | None) -> list[int]:
+    """Rows are shuffled; with lengths, global batches of neighbours in length inside each of four windows are too."""
+    generator = np.random.default_rng([SEED, epoch])
+    order = generator.permutation(num_rows).tolist()
+    if lengths is None:
+        return order
+    num_batches = num_rows // GLOBAL_BATCH
+    sizes = [num_batches // 4 + (window < num_batches % 4) for window in range(4)]
+    batches, start = [], 0
+    for size in sizes:
+        window = sorted(order[start : start + size * GLOBAL_BATCH], key=lambda row: -lengths[row])
+        batches += [window[at : at + GLOBAL_BATCH] for at in range(0, len(window), GLOBAL_BATCH)]
+        start += size * GLOBAL_BATCH
+    rest = sorted(order[start:], key=lambda row: -lengths[row])
+    return [row for batch in generator.permutation(len(batches)) for row in batches[batch]] + rest
+
+
+def assert_agrees(output: Path, reference: list[tuple[float, float]]) -> None:
+    events = train_events(output)
+    assert [event["step"] for event in events] == list(range(1, len(reference) + 1))
+    for event, (loss, grad_norm) in zip(events, reference, strict=True):
+        assert event["loss"] == pytest.approx(loss, rel=TOLERANCE), f"loss of step {event['step']}"
+        assert event["grad_norm"] == pytest.approx(grad_norm, rel=TOLERANCE), f"grad norm of step {event['step']}"
+
+
+def plain_eval_loss(model: torch.nn.Module) -> float:
+    """Mean loss over the validation set's label tokens, one document at a time."""
+    total, count = 0.0, 0
+    with torch.no_grad():
+        for document in random_documents.get_custom_dataset(None, None, "validation"):
+            logits = model(input_ids=torch.tensor([document["input_ids"]])).logits[0, :-1]
+            targets = torch.tensor(document["labels"][1:])
+            total += F.cross_entropy(logits, targets, reduction="sum").item()
+            count += int((targets != -100).sum())
+    return total / count

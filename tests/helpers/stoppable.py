@@ -1,0 +1,93 @@
+"""A loop that stops on request, as finetuning.py's does, without a model: for tests/supervision/test_stopping.py.
+
+    python tests/helpers/stoppable.py --folder F [--num_steps 1000] [--step_seconds 0.05] [--eval_at 3] [--stream]
+
+Each rank writes F/rank-N.json when it has ended, and F/step after each step.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
+
+import torch
+
+from data.loader import BatchLayout, StepLoader, make_rows
+from data.sequences import build_examples
+from data.stream_loader import StreamLoader
+from supervision.stopping import StopRequests
+from utils.distributed import start_process_group, stop_process_group
+from utils.environment import read_environment
+
+
+class EndlessStream:
+    """A stream of rows, each of one document, larger than a pipe's buffer."""
+
+    num_steps = 1000
+
+    def steps(self, global_batch_size: int) -> Any:
+        for _ in range(self.num_steps):
+            yield [list(range(20_000))] * global_batch_size, ()
+
+
+def as_it_is(rows: list[Any]) -> list[Any]:
+    return rows
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--folder", type=Path, required=True)
+    parser.add_argument("--num_steps", type=int, default=1000)
+    parser.add_argument("--step_seconds", type=float, default=0.05)
+    parser.add_argument("--save_seconds", type=float, default=0.3)
+    parser.add_argument("--eval_at", type=int, default=0)
+    parser.add_argument("--stuck_at", type=int, default=0, help="rank 1 does not come to the agreement of this step")
+    parser.add_argument("--stream", action="store_true")
+    given = parser.parse_args()
+    env = read_environment()
+    start_process_group(env)
+    layout = BatchLayout(1, 1, env.world_size)
+    documents = [{"input_ids": [index, 5], "labels": [index, 5]} for index in range(given.num_steps * env.world_size)]
+    rows = make_rows(
+        build_examples(documents, name="test", context_length=8), batching_strategy="padding", context_length=8
+    )
+    common: dict[str, Any] = {"rank": env.rank, "collate": as_it_is}
+    loader: Any = StepLoader(rows, layout, seed=0, num_workers=2, **common)
+    eval_loader = StepLoader(rows, layout, seed=None, num_workers=1, **common)
+    if given.stream:
+        loader = StreamLoader(EndlessStream(), layout, num_workers=1, **common)  # type: ignore[arg-type]
+    step, cut_short, flags = 0, False, (False,)
+    with StopRequests(env, given.folder) as stopping:
+        for _ in loader.epoch(0):
+            step += 1
+            time.sleep(given.step_seconds)
+            if step == given.stuck_at and env.rank == 1:
+                time.sleep(1000)
+            stop, flags = stopping.agree(step % 2 == 0 and env.rank == 1)
+            assert flags == (step % 2 == 0 and env.world_size > 1,)
+            if not stop and step == given.eval_at:
+                (given.folder / "evaluating").touch()
+                batches = stopping.until_asked(eval_loader.epoch(0))
+                num_batches = sum(len(batch) for batch in batches)
+                cut_short, stop = batches.cut_short, batches.cut_short
+                assert cut_short == (num_batches < given.num_steps)
+            if stop or step == given.num_steps:
+                break
+            if env.is_rank_zero:
+                (given.folder / "step").write_text(str(step))
+        if stop:
+            time.sleep(given.save_seconds)
+    facts = {"step": step, "asked": stopping.asked, "cut_short": cut_short, "ended": time.time()}
+    (given.folder / f"rank-{env.rank}.json").write_text(json.dumps(facts))
+    stop_process_group()
+
+
+if __name__ == "__main__":
+    torch.set_num_threads(1)
+    main()

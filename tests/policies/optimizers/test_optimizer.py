@@ -1,0 +1,113 @@
+"""Optimizer and learning rate: what is trained, and every step's rate against its closed form."""
+
+from __future__ import annotations
+
+import math
+from pathlib import Path
+
+import peft
+import pytest
+import torch
+from torch import nn
+from torch.optim import SGD, AdamW
+from transformers import AutoModelForCausalLM
+
+from configs.flags import parse_flags
+from configs.run import RunConfig
+from policies.optimizers.optimizer import build_optimizer, build_scheduler
+from utils.errors import ConfigError
+
+LR, STEPS_PER_EPOCH, NUM_STEPS = 0.02, 7, 21
+
+
+def config(*flags: str) -> RunConfig:
+    return parse_flags(["--model_name", "m", "--lr", str(LR), *flags])
+
+
+def rates(*flags: str) -> list[float]:
+    """The rate that each step uses."""
+    settings = config(*flags)
+    optimizer = build_optimizer(nn.Linear(2, 2), settings)
+    scheduler = build_scheduler(optimizer, settings, steps_per_epoch=STEPS_PER_EPOCH, num_steps=NUM_STEPS)
+    found = []
+    for _ in range(NUM_STEPS):
+        found.append(scheduler.get_last_lr()[0])
+        assert optimizer.param_groups[0]["lr"] == found[-1]
+        optimizer.step()
+        scheduler.step()
+    return found
+
+
+@pytest.mark.parametrize("warmup", [0, 1, 5, 10])
+def test_step_multiplies_by_gamma_once_per_epoch(warmup: int) -> None:
+    wanted = [
+        LR * (min(1, step / warmup) if warmup else 1) * 0.5 ** (step // STEPS_PER_EPOCH) for step in range(NUM_STEPS)
+    ]
+    assert rates("--gamma", "0.5", "--warmup_steps", str(warmup)) == pytest.approx(wanted)
+
+
+def test_the_default_is_step_with_gamma_085_and_no_warmup() -> None:
+    assert rates() == pytest.approx([LR * 0.85 ** (step // STEPS_PER_EPOCH) for step in range(NUM_STEPS)])
+
+
+@pytest.mark.parametrize("warmup", [0, 5])
+def test_constant_stays_at_its_highest(warmup: int) -> None:
+    wanted = [LR * (min(1, step / warmup) if warmup else 1) for step in range(NUM_STEPS)]
+    assert rates("--scheduler", "constant", "--warmup_steps", str(warmup)) == pytest.approx(wanted)
+
+
+@pytest.mark.parametrize("warmup", [0, 5])
+def test_linear_falls_straight_to_zero_at_the_end(warmup: int) -> None:
+    wanted = [
+        LR * (step / warmup if step < warmup else (NUM_STEPS - step) / (NUM_STEPS - warmup))
+        for step in range(NUM_STEPS)
+    ]
+    assert rates("--scheduler", "linear", "--warmup_steps", str(warmup)) == pytest.approx(wanted)
+
+
+@pytest.mark.parametrize("warmup", [0, 5])
+def test_cosine_falls_along_half_a_wave_to_zero_at_the_end(warmup: int) -> None:
+    wanted = [
+        LR * (step / warmup if step < warmup else (1 + math.cos(math.pi * (step - warmup) / (NUM_STEPS - warmup))) / 2)
+        for step in range(NUM_STEPS)
+    ]
+    assert rates("--scheduler", "cosine", "--warmup_steps", str(warmup)) == pytest.approx(wanted)
+
+
+def test_the_optimizer_holds_what_is_trained_and_nothing_else(tiny_model: Path) -> None:
+    model = peft.get_peft_model(
+        AutoModelForCausalLM.from_pretrained(tiny_model), peft.LoraConfig(target_modules=["q_proj", "v_proj"])
+    )
+    groups = build_optimizer(model, config()).param_groups
+    held = {id(parameter) for group in groups for parameter in group["params"]}
+    assert held == {id(parameter) for name, parameter in model.named_parameters() if "lora_" in name}
+
+
+def test_a_tied_weight_is_held_once(tiny_model: Path) -> None:
+    model = AutoModelForCausalLM.from_pretrained(tiny_model)
+    held = [parameter for group in build_optimizer(model, config()).param_groups for parameter in group["params"]]
+    assert len(held) == len({id(parameter) for parameter in held}) == len(list(model.parameters()))
+
+
+def test_a_model_with_nothing_to_train_is_refused() -> None:
+    with pytest.raises(ConfigError, match="nothing is trainable"):
+        build_optimizer(nn.Linear(2, 2).requires_grad_(False), config())
+
+
+def test_adamw_is_the_default_and_decays_only_where_asked() -> None:
+    optimizer = build_optimizer(nn.Linear(2, 2), config())
+    assert type(optimizer) is AdamW
+    assert [group["weight_decay"] for group in optimizer.param_groups] == [0.0]
+    assert build_optimizer(nn.Linear(2, 2), config("--weight_decay", "0.1")).param_groups[0]["weight_decay"] == 0.1
+
+
+@pytest.mark.parametrize(("flags", "momentum"), [((), 0.9), (("--momentum", "0.5"), 0.5), (("--momentum", "0"), 0.0)])
+def test_sgd_has_momentum_09_unless_told_otherwise(flags: tuple[str, ...], momentum: float) -> None:
+    model = nn.Linear(3, 2)
+    optimizer = build_optimizer(model, config("--optimizer", "SGD", *flags))
+    assert type(optimizer) is SGD
+    before = model.weight.detach().clone()
+    for _ in range(2):
+        model.weight.grad = torch.ones_like(model.weight)
+        optimizer.step()
+    assert torch.allclose(model.weight, before - LR * (1 + (1 + momentum)))

@@ -1,0 +1,255 @@
+"""Attention by the offsets of packed documents: here with a kernel written out in torch, on GPUs with the real one."""
+
+from __future__ import annotations
+
+import copy
+from functools import partial
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+import torch.nn.functional as F
+import transformers
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from transformers import AttentionInterface, AttentionMaskInterface, AutoModelForCausalLM
+
+import policies.attention
+from configs.flags import parse_flags
+from policies.attention import (
+    BY_OFFSETS,
+    attention_by_offsets,
+    choose_attention,
+    mask_of_padded_rows,
+    rows_that_need_offsets,
+    what_hinders_offsets,
+)
+from policies.loss import use_summed_loss
+from policies.mixed_precision import Precision
+from tasks.causal_lm import Collator, MicroBatch, summed_loss
+from tests.helpers.small_configs import GPT2, SMALL, VOCAB
+
+WRITTEN_OUT = "written_out_offsets"
+BF16 = Precision("bf16-true", torch.bfloat16, torch.bfloat16)
+CONFIGS: dict[str, Any] = {
+    "llama": transformers.LlamaConfig(**SMALL),
+    "qwen3": transformers.Qwen3Config(**SMALL, head_dim=8),
+    "mistral": transformers.MistralConfig(**SMALL, sliding_window=6),
+    "gemma3": transformers.Gemma3TextConfig(**SMALL, head_dim=8, sliding_window=6),
+}
+
+
+def written_out_kernel(
+    query: torch.Tensor,
+    key: torch.Tensor,
+    value: torch.Tensor,
+    cu_seq_q: torch.Tensor,
+    cu_seq_k: torch.Tensor,
+    max_q: int,
+    max_k: int,
+    *,
+    scale: float,
+    window_size: tuple[int, int],
+    **options: Any,
+) -> torch.Tensor:
+    """What torch.nn.attention.varlen.varlen_attn says it computes, a document at a time: [tokens, heads, head_dim]."""
+    assert max_q == max_k == int(cu_seq_q.diff().max())
+    assert torch.equal(cu_seq_q, cu_seq_k)
+    assert cu_seq_q.dtype == torch.int32
+    assert window_size[1] == 0
+    outputs = []
+    for start, end in zip(cu_seq_q[:-1].tolist(), cu_seq_q[1:].tolist(), strict=True):
+        distance = torch.arange(end - start)[:, None] - torch.arange(end - start)[None, :]
+        seen = (distance >= 0) & ((distance <= window_size[0]) if window_size[0] >= 0 else True)
+        parts = [tensor[start:end].transpose(0, 1)[None] for tensor in (query, key, value)]
+        output = F.scaled_dot_product_attention(*parts, attn_mask=seen, scale=scale, enable_gqa=True)
+        outputs.append(output[0].transpose(0, 1))
+    return torch.cat(outputs)
+
+
+def make_model(name: str, attention: str, dtype: torch.dtype = torch.float32) -> Any:
+    """Weights large enough that attention is far from uniform: a leak then shows in the first digit."""
+    AttentionInterface.register(WRITTEN_OUT, partial(attention_by_offsets, kernel=written_out_kernel))
+    AttentionMaskInterface.register(WRITTEN_OUT, mask_of_padded_rows)
+    torch.manual_seed(0)
+    config = copy.deepcopy(CONFIGS[name])  # each model's own: the choice of attention is in it
+    model = AutoModelForCausalLM.from_config(config, dtype=torch.float32, attn_implementation="sdpa")
+    with torch.no_grad():
+        for parameter in model.parameters():
+            if parameter.dim() > 1:
+                parameter.mul_(5)
+    model.set_attn_implementation(attention)
+    return model.to(dtype).eval()
+
+
+def make_documents(lengths: list[int]) -> list[tuple[np.ndarray, np.ndarray, int]]:
+    generator = np.random.default_rng(0)
+    drawn = [generator.integers(3, VOCAB, length).astype(np.int32) for length in lengths]
+    return [(ids, ids.copy(), source) for source, ids in enumerate(drawn)]
+
+
+def loss_and_gradients(model: Any, batch: MicroBatch, device: str = "cpu") -> tuple[float, torch.Tensor]:
+    loss = summed_loss(model, batch.to(torch.device(device)))
+    loss.backward()
+    gradients = torch.cat([parameter.grad.float().flatten() for parameter in model.parameters()])
+    model.zero_grad()
+    return loss.item(), gradients
+
+
+@given(
+    rows=st.lists(st.lists(st.integers(1, 9), min_size=1, max_size=5), min_size=1, max_size=4),
+    offsets=st.sampled_from(["shared", "all"]),
+)
+@settings(max_examples=100, deadline=None)
+def test_offsets_are_where_documents_begin_and_what_fills_a_row_is_one_more(
+    rows: list[list[int]], offsets: Any
+) -> None:
+    packed = [make_documents(lengths) for lengths in rows]
+    batch = Collator(packing=True, padding_id=0, offsets=offsets)(packed)
+    width = batch.input_ids.shape[1]
+    expected = [0]
+    for lengths in rows:
+        filled = [*lengths, width - sum(lengths)] if sum(lengths) < width else lengths
+        for length in filled:
+            expected.append(expected[-1] + length)
+    if offsets == "shared" and len(expected) == len(rows) + 1:  # a document in every row: plain causal attention
+        assert (batch.document_offsets, batch.longest_document) == (None, 0)
+        return
+    assert batch.document_offsets is not None
+    assert batch.document_offsets.tolist() == expected
+    assert batch.document_offsets.dtype == torch.int32
+    assert batch.longest_document == int(np.diff(expected).max())
+
+
+@pytest.mark.parametrize("one_each", [False, True])
+@pytest.mark.parametrize("name", CONFIGS)
+def test_packed_by_offsets_loss_and_gradients_are_the_sum_of_each_documents_alone(
+    name: str, one_each: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The documents are longer than the windows of Mistral and Gemma 3. Rows may be one document each, too."""
+    documents = make_documents([15, 15, 15] if one_each else [7, 11, 5, 1, 9, 16, 13, 2])
+    rows = [[document] for document in documents] if one_each else [documents[:3], documents[3:5], documents[5:]]
+    wanted_loss, wanted = 0.0, torch.zeros(())
+    plain = make_model(name, "sdpa")
+    use_summed_loss(plain, chunk_size=0)
+    for document in documents:
+        loss, gradients = loss_and_gradients(plain, Collator(packing=False, padding_id=0)([[document]]))
+        wanted_loss, wanted = wanted_loss + loss, wanted + gradients
+    model = make_model(name, WRITTEN_OUT)
+    use_summed_loss(model, chunk_size=0)
+    monkeypatch.setattr(policies.attention, "BY_OFFSETS", WRITTEN_OUT)
+    collate = Collator(packing=True, padding_id=0, offsets=rows_that_need_offsets(model, 16))
+    loss, gradients = loss_and_gradients(model, collate(rows))
+    assert loss == pytest.approx(wanted_loss, rel=1e-5)
+    assert (gradients - wanted).abs().max() <= 2e-5 * wanted.abs().max()
+
+
+@pytest.mark.parametrize(("window", "rows"), [(6, "all"), (15, "all"), (16, "shared"), (0, "shared"), (None, "shared")])
+def test_only_windows_shorter_than_a_row_need_the_offsets_of_every_row(window: int | None, rows: str) -> None:
+    config = transformers.MistralConfig(**SMALL, sliding_window=window)
+    config._attn_implementation = BY_OFFSETS
+    with torch.device("meta"):
+        model = transformers.MistralForCausalLM(transformers.MistralConfig(**SMALL))
+    model.config = config
+    assert rows_that_need_offsets(model, 16) == rows
+    config._attn_implementation = "sdpa"
+    assert rows_that_need_offsets(model, 16) == "none"
+
+
+@pytest.mark.parametrize("name", ["mistral", "gemma3"])
+def test_a_row_longer_than_the_window_without_offsets_is_an_error_and_not_another_model(name: str) -> None:
+    model = make_model(name, WRITTEN_OUT)
+    use_summed_loss(model, chunk_size=0)
+    batch = Collator(packing=True, padding_id=0, offsets="shared")([make_documents([15])])
+    with pytest.raises(ValueError, match="windows"):
+        summed_loss(model, batch)
+
+
+@pytest.mark.parametrize("name", CONFIGS)
+def test_padded_batches_and_generation_of_such_a_model_are_what_sdpa_makes_of_them(name: str) -> None:
+    batch = Collator(packing=False, padding_id=0)([[document] for document in make_documents([7, 3, 12])])
+    inputs = {"input_ids": batch.input_ids, "attention_mask": batch.attention_mask}
+    plain, model = make_model(name, "sdpa"), make_model(name, WRITTEN_OUT)
+    assert torch.equal(model(**inputs).logits, plain(**inputs).logits)
+    options = {"max_new_tokens": 5, "do_sample": False, "pad_token_id": 0}
+    prompt = {key: value.flip(1) for key, value in inputs.items()}  # padded on the left
+    assert torch.equal(model.generate(**prompt, **options), plain.generate(**prompt, **options))
+
+
+@pytest.mark.parametrize(
+    ("config", "obstacle"),
+    [
+        (transformers.LlamaConfig(**SMALL), None),
+        (transformers.MixtralConfig(**SMALL, num_local_experts=2), None),
+        (transformers.LlamaConfig(**SMALL, attention_dropout=0.1), "drops out"),
+        (transformers.GPT2Config(**GPT2), None),
+        (transformers.GPT2Config(**(GPT2 | {"attn_pdrop": 0.1})), "drops out"),
+        (transformers.Gemma2Config(**SMALL, head_dim=8), "soft-caps"),
+        (transformers.FalconConfig(vocab_size=VOCAB, hidden_size=32, num_attention_heads=4), "no flash attention"),
+        (transformers.LlamaConfig(**SMALL, head_dim=12), "heads"),
+    ],
+    ids=["llama", "mixtral", "llama-dropout", "gpt2", "gpt2-dropout", "gemma2", "falcon", "llama-head-dim"],
+)
+def test_models_whose_attention_is_more_than_the_kernels_are_left_as_they_are(
+    config: Any, obstacle: str | None
+) -> None:
+    with torch.device("meta"):
+        model = AutoModelForCausalLM.from_config(config, dtype=torch.bfloat16)
+    found = what_hinders_offsets(model)
+    assert (found is None) if obstacle is None else (found is not None and obstacle in found)
+
+
+def test_a_cpu_has_no_such_kernel_and_the_model_stays_as_it_is() -> None:
+    model = make_model("llama", "sdpa", torch.bfloat16)
+    assert choose_attention(model, parse_flags(["--model_name", "m"]), BF16, torch.device("cpu")) == []
+    assert model.config._attn_implementation == "sdpa"
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="the kernels are a GPU's")
+@pytest.mark.parametrize("attention", ["eager", "sdpa", BY_OFFSETS])
+@pytest.mark.parametrize("name", CONFIGS)
+def test_on_a_gpu_in_bf16_packed_documents_are_as_near_to_fp32_as_documents_alone(name: str, attention: str) -> None:
+    """bf16 rounds differently in every shape, so nothing is equal; what is measured is each way's distance to fp32."""
+    documents = make_documents([33, 120, 64, 1, 9, 77, 13, 200])
+    rows = [documents[:3], documents[3:6], documents[6:]]
+
+    def alone(dtype: torch.dtype) -> torch.Tensor:
+        model = make_model(name, "eager" if attention == "eager" else "sdpa", dtype).cuda()
+        use_summed_loss(model, chunk_size=0)
+        total = torch.zeros((), device="cuda")
+        for document in documents:
+            total = total + loss_and_gradients(model, Collator(packing=False, padding_id=0)([[document]]), "cuda")[1]
+        return total
+
+    truth, noise = alone(torch.float32), alone(torch.bfloat16)
+    model = make_model(name, "sdpa", torch.bfloat16).cuda()
+    if attention == BY_OFFSETS:
+        device = torch.device("cuda")
+        notes = choose_attention(model, parse_flags(["--model_name", "m", "--pure_bf16"]), BF16, device)
+        assert model.config._attn_implementation == BY_OFFSETS, notes
+    else:
+        model.set_attn_implementation(attention)
+    use_summed_loss(model, chunk_size=0)
+    collate = Collator(packing=True, padding_id=0, offsets=rows_that_need_offsets(model, 400))
+    found = loss_and_gradients(model, collate(rows), "cuda")[1]
+    far, unavoidable = (((other - truth).norm() / truth.norm()).item() for other in (found, noise))
+    print(f"{name}, {attention}: {far:.2e} from fp32 packed, {unavoidable:.2e} alone")
+    assert far <= 1.2 * unavoidable
+
+    logits = []
+    for changed in (False, True):
+        row = [*make_documents([33])[:1], documents[1]]
+        if changed:
+            row[0] = (row[0][0][::-1].copy(), row[0][1], 0)
+        packed = collate([row]).to(torch.device("cuda"))
+        offsets = {}
+        if packed.document_offsets is not None:
+            offsets = {"cu_seq_lens_q": packed.document_offsets, "max_length_q": packed.longest_document}
+        with torch.no_grad():
+            output = model.get_decoder()(
+                input_ids=packed.input_ids, position_ids=packed.position_ids, use_cache=False, **offsets
+            )
+        logits.append(output[0][0])
+    assert torch.equal(logits[0][33:], logits[1][33:]), "a document saw the one before it"
+    assert not torch.equal(logits[0][:33], logits[1][:33])

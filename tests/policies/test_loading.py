@@ -1,0 +1,235 @@
+"""Weights: complete or refused, never unpickled, in the dtype that was asked for whatever the file's."""
+
+from __future__ import annotations
+
+import json
+import re
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+from transformers import AutoConfig, AutoModelForCausalLM, DeepseekV3Config, Gemma2Config
+
+from checkpointing.exporting.blueprint import build_blueprint, load_pretrained
+from tests.helpers import random_documents
+from tests.helpers.families import FAMILIES, LLAMA_LIKE, make_model
+from tests.helpers.loaded import load, load_model
+from tests.helpers.processes import ProcessGroup, train_events
+from utils.errors import ConfigError
+
+DTYPES = [torch.float32, torch.bfloat16]
+
+
+@pytest.fixture
+def model_copy(tiny_model: Path, tmp_path: Path) -> Path:
+    return Path(shutil.copytree(tiny_model, tmp_path / "copy"))
+
+
+@pytest.mark.parametrize("asked", DTYPES)
+@pytest.mark.parametrize("stored", DTYPES)
+def test_weights_are_in_the_dtype_that_was_asked_for(
+    stored: torch.dtype, asked: torch.dtype, tiny_model: Path, tmp_path: Path
+) -> None:
+    reference = AutoModelForCausalLM.from_pretrained(tiny_model, dtype=stored)
+    reference.save_pretrained(tmp_path)
+    model = load_model(tmp_path, dtype=asked)
+    for name, parameter in model.named_parameters():
+        assert parameter.dtype == asked, name
+        assert torch.equal(parameter, reference.get_parameter(name).to(asked)), name
+
+
+@pytest.mark.parametrize("asked", DTYPES)
+def test_random_weights_are_in_the_dtype_that_was_asked_for(
+    asked: torch.dtype, tiny_model: Path, tmp_path: Path
+) -> None:
+    """Also where config.json says another one."""
+    AutoModelForCausalLM.from_pretrained(tiny_model, dtype=torch.bfloat16).save_pretrained(tmp_path)
+    assert {parameter.dtype for parameter in load_model(tmp_path, "--random_weights", dtype=asked).parameters()} == {
+        asked
+    }
+
+
+def test_soft_capped_attention_is_computed_whatever_transformers_would_choose(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Until 5.20 transformers chose SDPA for Gemma 2, and SDPA dropped the cap without a word."""
+    config = Gemma2Config(**LLAMA_LIKE, head_dim=8, query_pre_attn_scalar=8, attn_logit_softcapping=0.1)
+    reference = AutoModelForCausalLM.from_config(config, attn_implementation="eager")
+    reference.save_pretrained(tmp_path)
+    tokens = torch.arange(2, 22)[None]
+    wanted = reference(tokens).logits
+    monkeypatch.setattr(type(reference), "_supports_sdpa", True)
+    assert torch.equal(load_model(tmp_path)(tokens).logits, wanted)
+    assert torch.equal(load_pretrained(str(tmp_path), torch.float32)(tokens).logits, wanted)
+    assert build_blueprint(str(tmp_path)).config._attn_implementation == "eager"
+
+
+def test_random_weights_need_config_json_alone_and_are_a_function_of_the_seed(model_copy: Path) -> None:
+    for file in model_copy.glob("*.safetensors"):
+        file.unlink()
+
+    def draw(seed: int) -> dict[str, torch.Tensor]:
+        return load_model(model_copy, "--random_weights", "--seed", str(seed)).state_dict()
+
+    first, again, other = draw(1), draw(1), draw(2)
+    assert all(torch.equal(tensor, again[name]) for name, tensor in first.items())
+    assert not torch.equal(first["model.embed_tokens.weight"], other["model.embed_tokens.weight"])
+    assert all(tensor.isfinite().all() for tensor in first.values())
+
+
+def test_a_checkpoint_that_lacks_a_tensor_is_refused_by_its_name(model_copy: Path) -> None:
+    file = model_copy / "model.safetensors"
+    tensors = load_file(file)
+    del tensors["model.layers.1.mlp.up_proj.weight"]
+    save_file(tensors, file, metadata={"format": "pt"})
+    with pytest.raises(ConfigError, match=r"--model_name: .* lack 1 tensors, model\.layers\.1\.mlp\.up_proj\.weight"):
+        load_model(model_copy)
+
+
+def test_a_checkpoint_of_another_shape_is_refused(model_copy: Path) -> None:
+    file = model_copy / "model.safetensors"
+    tensors = load_file(file)
+    tensors["model.norm.weight"] = torch.ones(5)
+    save_file(tensors, file, metadata={"format": "pt"})
+    with pytest.raises(ConfigError, match="--model_name"):
+        load_model(model_copy)
+
+
+def test_a_damaged_checkpoint_is_refused(model_copy: Path) -> None:
+    file = model_copy / "model.safetensors"
+    file.write_bytes(file.read_bytes()[:1000])
+    with pytest.raises(ConfigError, match="--model_name"):
+        load_model(model_copy)
+
+
+def test_pickled_weights_are_refused_with_a_command_that_converts_them(model_copy: Path) -> None:
+    wanted = load_model(model_copy).state_dict()
+    (model_copy / "model.safetensors").unlink()
+    torch.save(dict(wanted), model_copy / "pytorch_model.bin")
+    with pytest.raises(ConfigError, match="pickled weights") as refusal:
+        load_model(model_copy)
+    command = re.search(r'python -c "(.*)"', str(refusal.value))
+    assert command
+    done = subprocess.run([sys.executable, "-c", command[1]], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    found = load_model(model_copy).state_dict()
+    assert all(torch.equal(tensor, found[name]) for name, tensor in wanted.items())
+
+
+@pytest.mark.parametrize(
+    ("files", "message"), [([], "no config.json"), (["config.json"], r"no \*\.safetensors weights")]
+)
+def test_a_folder_that_is_no_model_is_refused(files: list[str], message: str, tiny_model: Path, tmp_path: Path) -> None:
+    for name in files:
+        shutil.copy(tiny_model / name, tmp_path)
+    with pytest.raises(ConfigError, match=message):
+        load_model(tmp_path)
+
+
+def test_a_folder_that_does_not_exist_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="there is no folder"):
+        load_model(tmp_path / "nowhere")
+
+
+def test_a_checkpoint_of_several_files_is_read_from_all_of_them(tiny_model: Path, tmp_path: Path) -> None:
+    reference = AutoModelForCausalLM.from_pretrained(tiny_model)
+    reference.save_pretrained(tmp_path, max_shard_size="40KB")
+    assert len(list(tmp_path.glob("*.safetensors"))) > 2
+    model, weights, _ = load(tmp_path)
+    assert f"of {len(list(tmp_path.glob('*.safetensors')))} safetensors" in weights.note
+    assert all(torch.equal(model.state_dict()[name], tensor) for name, tensor in reference.state_dict().items())
+
+
+def test_a_quantized_checkpoint_is_refused(model_copy: Path) -> None:
+    settings = json.loads((model_copy / "config.json").read_text())
+    settings["quantization_config"] = {"quant_method": "fp8"}
+    (model_copy / "config.json").write_text(json.dumps(settings))
+    with pytest.raises(ConfigError, match=r"--model_name: .* stored quantized"):
+        load_model(model_copy)
+
+
+def test_generation_settings_come_with_the_weights(model_copy: Path) -> None:
+    (model_copy / "generation_config.json").write_text(json.dumps({"temperature": 0.3, "do_sample": True}))
+    assert load_model(model_copy).generation_config.temperature == 0.3
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("family", FAMILIES)
+def test_every_family_is_as_transformers_loads_it(family: str, dtype: torch.dtype, tmp_path: Path) -> None:
+    """Parameters, buffers that no file holds, and what shares a weight; whatever the names in the file."""
+    make_model(family).save_pretrained(tmp_path)
+    reference = AutoModelForCausalLM.from_pretrained(tmp_path, dtype=dtype)
+    model, weights, _ = load(tmp_path, dtype=dtype)
+    assert ("rank 0 reads" in weights.note) == (family in ("gpt_neox", "mixtral"))
+    for kind in ("named_parameters", "named_buffers"):
+        wanted = dict(getattr(reference, kind)(remove_duplicate=False))
+        found = dict(getattr(model, kind)(remove_duplicate=False))
+        assert found.keys() == wanted.keys()
+        for name, tensor in wanted.items():
+            assert found[name].dtype == tensor.dtype, name
+            assert torch.equal(found[name], tensor), name
+    assert len(list(model.parameters())) == len(list(reference.parameters())), "what is tied"
+
+
+def test_what_a_family_must_not_have_rounded_stays_in_fp32(tmp_path: Path) -> None:
+    """DeepSeek-V3's routers choose experts by biases that differ by less than bf16 resolves."""
+    heads = {"qk_rope_head_dim": 4, "v_head_dim": 8, "qk_nope_head_dim": 8, "q_lora_rank": 8, "kv_lora_rank": 8}
+    experts = {"n_routed_experts": 4, "num_experts_per_tok": 2, "n_group": 1, "topk_group": 1}
+    config = DeepseekV3Config(**LLAMA_LIKE, **heads, **experts, moe_intermediate_size=16, first_k_dense_replace=1)
+    model = AutoModelForCausalLM.from_config(config, dtype=torch.float32)
+    name, values = "model.layers.1.mlp.gate.e_score_correction_bias", torch.tensor([3.301, 3.302, 3.303, 3.304])
+    model.get_buffer(name).copy_(values)
+    model.save_pretrained(tmp_path)
+    loaded = load_model(tmp_path, dtype=torch.bfloat16)
+    assert torch.equal(loaded.get_buffer(name), values)
+    assert {parameter.dtype for parameter in loaded.parameters()} == {torch.bfloat16}
+    assert load_model(tmp_path, "--random_weights", dtype=torch.bfloat16).get_buffer(name).dtype == torch.float32
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_random_weights_of_every_family_are_spread_as_its_own_initialisation_spreads_them(
+    family: str, tmp_path: Path
+) -> None:
+    make_model(family).save_pretrained(tmp_path)
+    torch.manual_seed(0)
+    reference = AutoModelForCausalLM.from_config(AutoConfig.from_pretrained(tmp_path), dtype=torch.float32)
+    model = load_model(tmp_path, "--random_weights")
+    for name, wanted in reference.named_parameters():
+        found = model.get_parameter(name)
+        assert found.isfinite().all(), name
+        assert found.mean().item() == pytest.approx(wanted.mean().item(), abs=5e-3), name
+        assert found.std().item() == pytest.approx(wanted.std().item(), rel=0.15, abs=1e-6), name
+
+
+def test_random_weights_are_the_same_under_every_layout(
+    tied_model: Path, process_group: ProcessGroup, tmp_path: Path
+) -> None:
+    layouts = {
+        "alone": ([], 1),
+        "copies": ([], 2),
+        "shards": (["--enable_fsdp"], 2),
+        "groups": (["--enable_fsdp", "--hsdp", "--sharding_group_size", "2"], 4),
+    }
+    losses = {}
+    for name, (flags, world_size) in layouts.items():
+        common = ["--model_name", str(tied_model), "--random_weights", "--output_dir", str(tmp_path / name)]
+        common += ["--dataset", f"{random_documents.__file__}:get_custom_dataset", "--run_validation", "False"]
+        common += [
+            "--context_length",
+            "64",
+            "--max_train_step",
+            "2",
+            "--save_model",
+            "False",
+            "--use_peft",
+            "--lora_dropout",
+            "0",
+        ]
+        common += ["--global_batch_size", "8", "--batch_size_training", "2", "--num_workers_dataloader", "0"]
+        process_group.train([*common, *flags], world_size)
+        losses[name] = [event["loss"] for event in train_events(tmp_path / name)]
+    assert all(found == pytest.approx(losses["alone"], abs=1e-6) for found in losses.values()), losses

@@ -1,0 +1,228 @@
+"""The summed loss, in chunks or not, is cross-entropy on the full logits, for every kind of head."""
+
+from __future__ import annotations
+
+import copy
+import weakref
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+import torch.nn.functional as F
+import transformers
+from torch.utils.flop_counter import FlopCounterMode
+from transformers import AutoModelForCausalLM
+
+from policies.activation_checkpointing import apply_activation_checkpointing
+from policies.loss import loss_notes, shift_left, summed_cross_entropy, use_summed_loss
+from tasks.causal_lm import Collator, MicroBatch, summed_loss
+from tests.helpers.small_configs import GPT2, GPT_NEOX, OPT, SMALL, VOCAB
+
+CONFIGS: dict[str, Any] = {
+    "llama": transformers.LlamaConfig(**SMALL, tie_word_embeddings=False),
+    "llama-tied": transformers.LlamaConfig(**SMALL, tie_word_embeddings=True),
+    "gemma2": transformers.Gemma2Config(**SMALL, head_dim=8, final_logit_softcapping=2.0),
+    "gpt2": transformers.GPT2Config(**GPT2, vocab_size=VOCAB),
+    "opt": transformers.OPTConfig(**OPT, vocab_size=VOCAB, word_embed_proj_dim=32),
+    "opt-projected": transformers.OPTConfig(**OPT, vocab_size=VOCAB, word_embed_proj_dim=16),
+    "cohere": transformers.CohereConfig(**SMALL, logit_scale=0.3),
+    "granite": transformers.GraniteConfig(**SMALL, logits_scaling=0.25),
+    "gpt-neox": transformers.GPTNeoXConfig(**GPT_NEOX, vocab_size=VOCAB),
+    "mixtral": transformers.MixtralConfig(**SMALL, num_local_experts=2),
+    "starcoder": transformers.GPTBigCodeConfig(
+        vocab_size=VOCAB,
+        n_embd=32,
+        n_layer=2,
+        n_head=4,
+        n_positions=128,
+        resid_pdrop=0.0,
+        embd_pdrop=0.0,
+        attn_pdrop=0.0,
+        bos_token_id=1,
+        eos_token_id=2,
+    ),
+}
+CHUNK_SIZES = [0, 1, 7, 64, 10_000]
+
+
+def make_model(name: str, dtype: torch.dtype = torch.float32) -> Any:
+    torch.manual_seed(0)
+    model = AutoModelForCausalLM.from_config(CONFIGS[name], dtype=dtype, attn_implementation="eager")
+    with torch.no_grad():
+        for parameter in model.parameters():
+            if parameter.dim() > 1:
+                parameter.mul_(3)
+    return model.train()
+
+
+def make_batch(seed: int = 0, *, learned: bool = True) -> MicroBatch:
+    generator = np.random.default_rng(seed)
+    rows = []
+    for source, length in enumerate(generator.integers(2, 24, 6)):
+        ids = generator.integers(3, VOCAB, length).astype(np.int32)
+        masked = generator.random(length) < (0.4 if learned else 2.0)
+        rows.append([(ids, np.where(masked, -100, ids).astype(np.int32), source)])
+    return Collator(packing=False, padding_id=2)(rows)
+
+
+def reference_loss(model: Any, batch: MicroBatch) -> torch.Tensor:
+    logits = model(
+        input_ids=batch.input_ids,
+        attention_mask=batch.attention_mask,
+        position_ids=batch.position_ids,
+        use_cache=False,
+    ).logits
+    return F.cross_entropy(logits[:, :-1].flatten(0, 1), batch.labels[:, 1:].flatten(), reduction="sum")
+
+
+def freeze_head(model: Any) -> None:
+    """All but the decoder, and the embedding where the head is tied to it."""
+    model.requires_grad_(False)
+    model.get_decoder().requires_grad_(True)
+    model.get_output_embeddings().requires_grad_(False)
+
+
+@pytest.mark.parametrize("frozen", ["nothing", "head"])
+@pytest.mark.parametrize("chunk_size", CHUNK_SIZES)
+@pytest.mark.parametrize("name", CONFIGS)
+def test_loss_and_gradients_are_those_of_cross_entropy_on_full_logits(name: str, chunk_size: int, frozen: str) -> None:
+    reference = make_model(name)
+    if frozen == "head":
+        freeze_head(reference)
+    model = copy.deepcopy(reference)
+    use_summed_loss(model, chunk_size)
+    batch = make_batch()
+    wanted = reference_loss(reference, batch)
+    wanted.backward()
+    loss = summed_loss(model, batch)
+    loss.backward()
+    assert loss.dtype == torch.float32
+    assert loss.item() == pytest.approx(wanted.item(), rel=1e-6)
+    gradients = dict(model.named_parameters())
+    for key, parameter in reference.named_parameters():
+        if parameter.grad is None:
+            assert gradients[key].grad is None or not gradients[key].grad.any()
+            continue
+        error = (gradients[key].grad - parameter.grad).abs().max()
+        assert error <= 1e-5 * max(1.0, parameter.grad.abs().max().item()), key
+
+
+@pytest.mark.parametrize("chunk_size", [0, 7, 10_000])
+@pytest.mark.parametrize("name", CONFIGS)
+def test_a_batch_with_nothing_to_learn_has_a_loss_and_gradients_of_exactly_zero(name: str, chunk_size: int) -> None:
+    model = make_model(name)
+    use_summed_loss(model, chunk_size)
+    loss = summed_loss(model, make_batch(learned=False))
+    loss.backward()
+    assert loss.item() == 0
+    wanted = make_model(name)
+    reference_loss(wanted, make_batch()).backward()
+    for (key, parameter), other in zip(model.named_parameters(), wanted.parameters(), strict=True):
+        if other.grad is not None:
+            assert torch.equal(parameter.grad, torch.zeros_like(parameter)), key
+
+
+def flops_and_kept_logits(model: Any, chunk_size: int) -> tuple[int, int]:
+    """Of a forward and a backward pass; and how many tensors as wide as the vocabulary stay in between."""
+    use_summed_loss(model, chunk_size)
+    saved: list[weakref.ref[torch.Tensor]] = []
+
+    def keep(tensor: torch.Tensor) -> torch.Tensor:
+        saved.append(weakref.ref(tensor))
+        return tensor
+
+    with FlopCounterMode(display=False) as counter:
+        with torch.autograd.graph.saved_tensors_hooks(keep, lambda tensor: tensor):
+            loss = summed_loss(model, make_batch())
+        alive = [tensor for reference in saved if (tensor := reference()) is not None]
+        num_wide = sum(tensor.shape[-1:] == (VOCAB,) for tensor in alive)
+        loss.backward()
+    return counter.get_total_flops(), num_wide
+
+
+@pytest.mark.parametrize("chunk_size", [0, 7])
+def test_of_a_frozen_head_no_logits_are_kept_and_none_are_computed_again(chunk_size: int) -> None:
+    frozen = make_model("llama")
+    freeze_head(frozen)
+    trained_flops, trained_kept = flops_and_kept_logits(make_model("llama"), 0)
+    weight_gradient = 2 * make_batch().label_positions.numel() * frozen.get_output_embeddings().weight.numel()
+    assert trained_kept > 0
+    assert flops_and_kept_logits(frozen, chunk_size) == (trained_flops - weight_gradient, 0)
+
+
+@pytest.mark.parametrize("name", CONFIGS)
+def test_without_labels_the_model_answers_as_before(name: str) -> None:
+    reference = make_model(name).eval()
+    model = copy.deepcopy(reference)
+    use_summed_loss(model, 7)
+    batch = make_batch()
+    summed_loss(model, batch).backward()  # nothing of a chunk may stay behind
+    with torch.no_grad():
+        found, wanted = model(input_ids=batch.input_ids), reference(input_ids=batch.input_ids)
+    assert type(found) is type(wanted)
+    assert torch.equal(found.logits, wanted.logits)
+
+
+@pytest.mark.parametrize("name", CONFIGS)
+def test_generate_gives_what_it_gave_before(name: str) -> None:
+    reference = make_model(name).eval()
+    model = copy.deepcopy(reference)
+    use_summed_loss(model, 7)
+    summed_loss(model, make_batch()).backward()
+    prompt = torch.arange(5, 12)[None]
+    options = {"max_new_tokens": 6, "do_sample": False, "pad_token_id": 2, "attention_mask": torch.ones_like(prompt)}
+    assert torch.equal(model.generate(prompt, **options), reference.generate(prompt, **options))
+
+
+@pytest.mark.parametrize("name", ["llama-tied", "gemma2", "gpt2"])
+def test_recomputed_layers_change_neither_loss_nor_gradients(name: str) -> None:
+    reference = make_model(name)
+    model = copy.deepcopy(reference)
+    for each in (reference, model):
+        use_summed_loss(each, 7)
+    apply_activation_checkpointing(model, "full")
+    batch = make_batch()
+    wanted, loss = summed_loss(reference, batch), summed_loss(model, batch)
+    wanted.backward()
+    loss.backward()
+    assert loss.item() == pytest.approx(wanted.item(), rel=1e-6)
+    for parameter, other in zip(model.parameters(), reference.parameters(), strict=True):
+        assert torch.allclose(parameter.grad, other.grad, rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.parametrize("chunk_size", [0, 7])
+def test_naming_the_label_positions_changes_neither_loss_nor_gradients(chunk_size: int) -> None:
+    """They only spare the head the positions at which nothing is learned."""
+    reference = make_model("gemma2")
+    model = copy.deepcopy(reference)
+    for each in (reference, model):
+        use_summed_loss(each, chunk_size)
+    batch = make_batch()
+    inputs = {"input_ids": batch.input_ids, "attention_mask": batch.attention_mask, "labels": batch.labels}
+    wanted, loss = reference(**inputs), summed_loss(model, batch)
+    wanted.backward()
+    loss.backward()
+    assert loss.item() == pytest.approx(wanted.item(), rel=1e-6)
+    for parameter, other in zip(model.parameters(), reference.parameters(), strict=True):
+        assert torch.allclose(parameter.grad, other.grad, rtol=1e-4, atol=1e-6)
+
+
+def test_bf16_logits_are_summed_in_fp32() -> None:
+    generator = torch.Generator().manual_seed(0)
+    logits = (4 * torch.randn(500, VOCAB, generator=generator)).bfloat16()
+    targets = torch.randint(0, VOCAB, (500,), generator=generator)
+    wanted = F.cross_entropy(logits.double(), targets, reduction="sum").item()
+    assert summed_cross_entropy(logits, targets).item() == pytest.approx(wanted, rel=1e-6)
+
+
+def test_labels_shift_by_one_and_nothing_follows_the_last() -> None:
+    labels = torch.tensor([[1, 2, -100, 4], [5, -100, 7, 8]])
+    assert shift_left(labels).tolist() == [[2, -100, 4, -100], [-100, 7, 8, -100]]
+
+
+@pytest.mark.parametrize("asked", [False, True])
+def test_a_routers_own_loss_is_said_to_be_left_out(asked: bool) -> None:
+    notes = loss_notes(transformers.MixtralConfig(output_router_logits=asked))
+    assert len(notes) == asked
+    assert all("output_router_logits" in note for note in notes)

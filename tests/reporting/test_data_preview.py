@@ -1,0 +1,190 @@
+"""What a run shows of its data before it trains: one sample, what is learned of it marked, and the figures."""
+
+from __future__ import annotations
+
+import io
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from rich.console import Console
+from transformers import AutoTokenizer
+
+import finetuning
+from data.loader import BatchLayout, StepLoader, make_rows
+from data.padding import PaddedWidth
+from data.sequences import Examples, build_examples
+from reporting.data_preview import (
+    SHOWN_TOKENS,
+    Piece,
+    coloured,
+    figures_table,
+    marked,
+    row_figures,
+    sample_pieces,
+    split_figures,
+)
+from tasks.causal_lm import Collator
+
+
+@pytest.fixture(scope="module")
+def tokenizer(tiny_model: Path) -> Any:
+    return AutoTokenizer.from_pretrained(tiny_model)
+
+
+def examples_of(ids: list[int], labels: list[int] | None = None, **more: Any) -> Examples:
+    rows = [{"input_ids": ids, "labels": ids if labels is None else labels}]
+    return build_examples(rows, name="test", context_length=100_000, **more)
+
+
+def test_the_answer_is_marked_with_its_end_token(tokenizer: Any) -> None:
+    prompt, answer = tokenizer.encode("What is it?\n"), [*tokenizer.encode("A cat."), tokenizer.eos_token_id]
+    pieces = sample_pieces(examples_of([*prompt, *answer], [-100] * len(prompt) + answer), tokenizer)
+    assert marked(pieces) == "What is it?\n[learned]A cat.</s>[/learned]"
+
+
+def test_every_turn_of_the_assistant_is_marked(tokenizer: Any) -> None:
+    ids, labels = [], []
+    for text, is_learned in (("one", False), ("two", True), ("three", False), ("four", True)):
+        part = tokenizer.encode(text, add_special_tokens=False)
+        ids += part
+        labels += part if is_learned else [-100] * len(part)
+    text = marked(sample_pieces(examples_of(ids, labels), tokenizer))
+    assert text == "one[learned] two[/learned] three[learned] four[/learned]"
+
+
+@given(text=st.text(min_size=1, max_size=60), data=st.data())
+@settings(max_examples=150, deadline=None)
+def test_the_pieces_are_the_whole_text_wherever_they_are_cut(tokenizer: Any, text: str, data: st.DataObject) -> None:
+    """Characters of several tokens, too: no character is lost, doubled or broken."""
+    ids = [tokenizer.eos_token_id, *tokenizer.encode(text, add_special_tokens=False), tokenizer.eos_token_id]
+    learned = data.draw(st.lists(st.booleans(), min_size=len(ids) - 1, max_size=len(ids) - 1))
+    labels = [-100, *(i if is_learned else -100 for i, is_learned in zip(ids[1:], [*learned[:-1], True], strict=True))]
+    pieces = sample_pieces(examples_of(ids, labels), tokenizer)
+    whole = tokenizer.decode(ids, skip_special_tokens=False, clean_up_tokenization_spaces=False)
+    shown = "".join(piece.text for piece in pieces)
+    assert len(shown) == len(whole)
+    assert all(a == b or b == "\ufffd" for a, b in zip(whole, shown, strict=True))
+    assert all(c == "\ufffd" for w, c in zip(whole, shown, strict=True) if not (w.isprintable() or w in "\n\t"))
+
+
+def test_what_would_steer_the_terminal_is_not_printed(tokenizer: Any) -> None:
+    ids = tokenizer.encode("a\x1b[2Jb\rc\n\td", add_special_tokens=False)
+    text = "".join(piece.text for piece in sample_pieces(examples_of(ids), tokenizer))
+    assert "\x1b" not in text
+    assert "\r" not in text
+    assert text.endswith("c\n\td")
+
+
+def test_of_a_long_sample_the_beginning_and_the_end_are_shown(tokenizer: Any) -> None:
+    (x,) = tokenizer.encode("x", add_special_tokens=False)[-1:]
+    pieces = sample_pieces(examples_of([x] * 5000, [-100] * 4000 + [x] * 1000), tokenizer)
+    assert [piece.is_learned for piece in pieces] == [False, False, True]
+    assert f"[... {5000 - SHOWN_TOKENS:,} tokens ...]" in pieces[1].text
+    assert len(pieces[0].text.replace(" ", "")) == len(pieces[2].text.replace(" ", "")) == SHOWN_TOKENS // 2
+
+
+def test_on_a_terminal_the_learned_part_has_a_colour_and_no_marks() -> None:
+    console = Console(file=io.StringIO(), force_terminal=True, color_system="standard")
+    console.print(coloured([Piece("[why] ", False), Piece("because", True)]))
+    assert console.file.getvalue() == "[why] \x1b[1;32mbecause\x1b[0m\n"  # type: ignore[attr-defined]
+
+
+def test_figures_are_those_of_a_plain_count() -> None:
+    rows = [{"input_ids": [5] * n, "labels": [-100] + [5] * (n - 1)} for n in range(2, 102)]
+    figures = split_figures(build_examples([*rows, {"input_ids": [5], "labels": [5]}], name="test", context_length=99))
+    assert figures["lengths"] == {"min": 2, "p50": 51, "p90": 91, "p99": 99, "max": 99}
+    assert figures["num_samples"] == 100
+    assert figures["num_tokens"] == figures["num_label_tokens"] + 100 == sum(range(2, 100)) + 2 * 99
+    assert (figures["num_truncated"], figures["num_tokens_cut"], figures["num_without_label"]) == (2, 3, 1)
+    text = _printed(figures_table({"train": figures, "validation": None}))
+    assert "train 5,047 of 5,147 tokens (98 %)" in text
+    assert "train 2 to 99 tokens, half up to 51, 90 % up to 91, 99 % up to 99" in text
+
+
+def _printed(table: Any) -> str:
+    console = Console(file=io.StringIO(), width=200)
+    console.print(table)
+    return console.file.getvalue()  # type: ignore[attr-defined]
+
+
+@pytest.mark.parametrize("strategy", ["packing", "padding"])
+def test_the_share_of_padding_is_that_of_the_batches_that_are_trained_on(strategy: str) -> None:
+    rows = [{"input_ids": [5] * n, "labels": [5] * n} for n in range(2, 60)]
+    examples = build_examples(rows, name="test", context_length=64)
+    layout, width = BatchLayout(3, 2, 2), PaddedWidth(8, 64)
+    of_strategy = make_rows(examples, batching_strategy=strategy, context_length=64)
+    figures = row_figures(of_strategy, layout, width, seed=4)
+    if strategy == "packing":
+        assert figures == {"fill": round(len(examples.input_ids) / (len(of_strategy) * 64), 4)}
+        return
+    places = 0
+    for rank in range(2):
+        collate = Collator(packing=False, padding_id=0, width=width)
+        steps = StepLoader(of_strategy, layout, rank=rank, seed=4, collate=collate).epoch(0)
+        places += sum(batch.input_ids.numel() for step in steps for batch in step if batch.num_tokens)
+    assert figures["padding_share"] == pytest.approx(1 - len(examples.input_ids) / places, abs=1e-4)
+
+
+RECIPE = """
+def get_rows(dataset_config, tokenizer, split):
+    ids = tokenizer.encode("Why? Because.", add_special_tokens=False)
+    row = {"input_ids": ids, "labels": [-100] * (len(ids) - 2) + ids[-2:]}
+    long = {"input_ids": ids * 9, "labels": ids * 9}
+    return [row, row, long, {"input_ids": ids, "labels": [-100] * len(ids)}]
+"""
+
+
+def start(model: Path, folder: Path, *given: str) -> int:
+    (folder / "rows.py").write_text(RECIPE)
+    argv = ["--model_name", str(model), "--output_dir", str(folder / "run"), "--dataset", f"{folder}/rows.py:get_rows"]
+    argv += [
+        "--num_workers_dataloader",
+        "0",
+        "--max_train_step",
+        "1",
+        "--save_model",
+        "False",
+        "--run_validation",
+        "False",
+    ]
+    return finetuning.main([*argv, "--context_length", "16", *given])
+
+
+def test_a_run_prints_the_first_sample_and_keeps_it(
+    tiny_model: Path, tokenizer: Any, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert start(tiny_model, tmp_path) == 0
+    printed = capsys.readouterr().out
+    data = yaml.safe_load((tmp_path / "run/run.yaml").read_text())["data"]
+    assert re.fullmatch(r"Why\? .*\[learned\].*\.\[/learned\]", data["first_sample"])
+    assert data["first_sample"] in printed
+    assert data["train"]["num_samples"] == 3
+    assert data["train"]["num_truncated"] == data["train"]["num_without_label"] == 1
+    assert data["validation"] is None
+    assert re.search(rf"^packing +training rows are {100 * data['train']['fill']:.1f} % full", printed, re.MULTILINE)
+    assert re.search(r"^lengths +train \d+ to 16 tokens, half up to", printed, re.MULTILINE)
+    assert printed.index("first training sample") < printed.index("\nmodel ")
+
+
+def test_the_sample_can_be_left_out_and_the_figures_stay(
+    tiny_model: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert start(tiny_model, tmp_path, "--show_sample", "False", "--truncation", "drop") == 0
+    printed = capsys.readouterr().out
+    assert "Why?" not in printed
+    assert "train: 1 samples left out: longer than context_length (--truncation drop)" in printed
+    data = yaml.safe_load((tmp_path / "run/run.yaml").read_text())["data"]
+    assert (data["train"]["num_samples"], data["train"]["num_too_long"]) == (2, 1)
+
+
+def test_a_sample_that_is_too_long_is_refused_where_that_is_asked_for(
+    tiny_model: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert start(tiny_model, tmp_path, "--truncation", "error") == 2
+    assert re.search(r"error: .*row 3: \d+ tokens are more than --context_length 16; raise it", capsys.readouterr().err)
+    assert not (tmp_path / "run").exists()

@@ -1,0 +1,246 @@
+"""What a run writes down: the events' keys, counts made by hand, and FLOPs against the formula."""
+
+from __future__ import annotations
+
+import json
+import math
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import peft
+import pytest
+import transformers
+from transformers import AutoModelForCausalLM
+
+from reporting.metrics import MetricsFile, StepFlops, end_facts, perplexity, write_metrics_data
+from tasks.causal_lm import BatchCounts
+from tests.helpers.contract import KEYS
+from tests.helpers.processes import ProcessGroup, read_metrics
+
+GIB = 2**30
+# Nine documents of 10 tokens, of which the last i + 1 are learned; three packed rows of three.
+RECIPE = """
+def get_custom_dataset(dataset_config, tokenizer, split):
+    rows = []
+    for index in range(9 if split == "train" else 4):
+        ids = [(7 * index + 3 * place) % 500 + 3 for place in range(10)]
+        rows.append({"input_ids": ids, "labels": [-100] * (9 - index) + ids[9 - index:]})
+    return rows
+"""
+LEARNED = [1, 2, 3, 4, 5, 6, 7, 8, 9]  # of the last document all ten are given, but nothing precedes its first
+
+
+@dataclass(frozen=True)
+class Run:
+    folder: Path
+    events: list[dict[str, Any]]
+
+    def of(self, event: str) -> list[dict[str, Any]]:
+        return [e for e in self.events if e["event"] == event]
+
+
+def start(group: ProcessGroup, model: Path, folder: Path, ranks: int, *flags: str, evaluates: bool = True) -> Run:
+    recipe = folder.parent / "recipe.py"
+    recipe.write_text(RECIPE)
+    argv = ["--model_name", str(model), "--output_dir", str(folder), "--dataset", f"{recipe}:get_custom_dataset"]
+    argv += ["--num_workers_dataloader", "0", "--num_epochs", "2", "--save_model", "False", *flags]
+    argv += ["--eval_before_training", "--eval_every_steps", "1"] if evaluates else ["--run_validation", "False"]
+    group.train(argv, ranks)
+    return Run(folder, read_metrics(folder))
+
+
+@pytest.fixture(scope="module")
+def packed(tiny_model: Path, process_group: ProcessGroup, tmp_path_factory: pytest.TempPathFactory) -> Run:
+    """Two ranks, one row each: two steps an epoch, of two rows and of one."""
+    folder = tmp_path_factory.mktemp("packed") / "run"
+    flags = ("--context_length", "30", "--batch_size_training", "1", "--save_metrics", "--gamma", "0.5", "--lr", "1e-3")
+    return start(process_group, tiny_model, folder, 2, *flags)
+
+
+@pytest.fixture(scope="module")
+def padded(tiny_model: Path, process_group: ProcessGroup, tmp_path_factory: pytest.TempPathFactory) -> Run:
+    """Two ranks, two rows each, two micro-batches a step: two steps an epoch, of eight rows and of one."""
+    folder = tmp_path_factory.mktemp("padded") / "run"
+    flags = ("--batching_strategy", "padding", "--batch_size_training", "2", "--gradient_accumulation_steps", "2")
+    return start(process_group, tiny_model, folder, 2, *flags, evaluates=False)
+
+
+def test_every_event_has_the_keys_that_were_promised_and_no_others(packed: Run) -> None:
+    assert {event["event"] for event in packed.events} == set(KEYS)
+    for event in packed.events:
+        assert sorted(event) == sorted(["event", *KEYS[event["event"]].split()])
+
+
+def test_figures_are_numbers_and_never_strings(packed: Run) -> None:
+    for event in packed.events:
+        for key, value in event.items():
+            if key in ("event", "phase", "status"):
+                assert isinstance(value, str)
+            else:
+                assert value is None or type(value) in (int, float), f"{event['event']}.{key}: {value!r}"
+
+
+def test_counts_at_the_start(packed: Run, padded: Run, tiny_model: Path) -> None:
+    num_parameters = sum(p.numel() for p in AutoModelForCausalLM.from_pretrained(tiny_model).parameters())
+    wanted = {"event": "start", "world_size": 2, "num_train_samples": 9, "steps_per_epoch": 2, "num_steps": 4}
+    wanted |= {"num_parameters": num_parameters, "num_trainable_parameters": num_parameters}
+    assert packed.events[0] == wanted | {"num_eval_samples": 4, "num_train_rows": 3}
+    assert padded.events[0] == wanted | {"num_eval_samples": 0, "num_train_rows": 9}
+
+
+def test_one_line_per_optimizer_step_counted_from_1(packed: Run, padded: Run) -> None:
+    for run in (packed, padded):
+        assert [(event["step"], event["epoch"]) for event in run.of("train")] == [(1, 1), (2, 1), (3, 2), (4, 2)]
+
+
+def test_tokens_are_counted_over_all_ranks_and_micro_batches_without_padding(packed: Run, padded: Run) -> None:
+    assert [event["num_tokens"] for event in packed.of("train")] == [60, 30, 60, 30]
+    assert [event["num_tokens"] for event in padded.of("train")] == [80, 10, 80, 10]
+    for run in (packed, padded):
+        learned = [event["num_label_tokens"] for event in run.of("train")]
+        assert learned[0] + learned[1] == learned[2] + learned[3] == sum(LEARNED)
+    assert padded.of("train")[1]["num_label_tokens"] in LEARNED
+
+
+def test_the_learning_rate_is_the_one_that_the_step_used(packed: Run) -> None:
+    assert [event["lr"] for event in packed.of("train")] == pytest.approx([1e-3, 1e-3, 5e-4, 5e-4])
+
+
+def test_evaluations_stand_where_they_were_asked_for(packed: Run) -> None:
+    assert [(event["step"], event["epoch"]) for event in packed.of("eval")] == [(0, 0), (1, 1), (2, 1), (3, 2), (4, 2)]
+    assert {event["num_label_tokens"] for event in packed.of("eval")} == {1 + 2 + 3 + 4}
+
+
+def test_rates_follow_from_counts_and_seconds(packed: Run, padded: Run) -> None:
+    for event in packed.of("train") + padded.of("train"):
+        rate = event["num_tokens"] / event["step_seconds"]
+        assert event["tokens_per_second"] == pytest.approx(rate)
+        assert event["tokens_per_second_per_device"] == pytest.approx(rate / 2)
+        assert 0 <= event["data_wait_seconds"] < event["step_seconds"]
+        assert event["perplexity"] == pytest.approx(math.exp(event["loss"]))
+
+
+def test_epochs_and_the_end_sum_up_the_steps(packed: Run) -> None:
+    steps, evals = packed.of("train"), packed.of("eval")
+    for index, epoch in enumerate(packed.of("epoch")):
+        own = steps[2 * index : 2 * index + 2]
+        mean = sum(e["loss"] * e["num_label_tokens"] for e in own) / sum(e["num_label_tokens"] for e in own)
+        assert epoch["epoch"] == index + 1
+        assert epoch["train_loss"] == pytest.approx(mean)
+        assert epoch["eval_loss"] == evals[2 * index + 2]["loss"]
+        assert epoch["seconds"] >= sum(event["step_seconds"] for event in own)
+    end = packed.events[-1]
+    assert (end["event"], end["status"], end["step"]) == ("end", "finished", 4)
+    assert end["best_eval_loss"] == min(event["loss"] for event in evals[1:])
+    assert end["peak_allocated_gib"] == max(event["peak_allocated_gib"] for event in packed.of("memory"))
+
+
+def test_a_run_without_evaluation_says_so_with_null(padded: Run) -> None:
+    assert padded.of("eval") == []
+    assert [event["eval_loss"] for event in padded.of("epoch")] == [None, None]
+    assert padded.events[-1]["best_eval_loss"] is None
+
+
+def test_model_flops_are_those_of_the_formula(packed: Run, padded: Run) -> None:
+    """Tied Llama: 2 layers of 4 x 32 x 32 + 3 x 32 x 64 weights, a head of 600 x 32; 55 pairs per document and head."""
+    layers, head = 2 * (4 * 32 * 32 + 3 * 32 * 64), 600 * 32
+    per_document = 10 * 6 * layers + 3 * 55 * 4 * 32 * 2
+    for event in packed.of("train") + padded.of("train"):
+        flops = event["model_tflops_per_device"] * 1e12 * event["step_seconds"] * 2
+        of_head = 6 * head * event["num_label_tokens"]  # only where something is learned
+        assert flops == pytest.approx(event["num_tokens"] / 10 * per_document + of_head, rel=1e-6)
+
+
+def test_save_metrics_writes_the_eight_lists(packed: Run, padded: Run) -> None:
+    lists = json.loads((packed.folder / "metrics_data.json").read_text())
+    losses = {
+        "train_step_loss": [event["loss"] for event in packed.of("train")],
+        "train_epoch_loss": [event["train_loss"] for event in packed.of("epoch")],
+        "val_step_loss": [event["loss"] for event in packed.of("eval") if event["step"] > 0],
+        "val_epoch_loss": [event["eval_loss"] for event in packed.of("epoch")],
+    }
+    assert {name: lists[name] for name in losses} == losses
+    perplexities = {name.replace("loss", "perplexity"): [math.exp(x) for x in xs] for name, xs in losses.items()}
+    assert set(lists) == set(losses) | set(perplexities)
+    for name, values in perplexities.items():
+        assert lists[name] == pytest.approx(values)
+    assert not (padded.folder / "metrics_data.json").exists()
+
+
+def small_llama(*, tied: bool) -> Any:
+    config = transformers.LlamaConfig(
+        vocab_size=50,
+        hidden_size=16,
+        intermediate_size=24,
+        num_hidden_layers=3,
+        num_attention_heads=4,
+        num_key_value_heads=2,
+        tie_word_embeddings=tied,
+    )
+    return AutoModelForCausalLM.from_config(config)
+
+
+LAYER = 2 * 16 * 16 + 2 * 16 * 8 + 3 * 16 * 24  # q and o; k and v of half the heads; the three of the MLP
+HEAD = 50 * 16
+PER_PAIR = 3 * 4 * 16 * 3  # forward and twice in backward; 4 x heads x head_dim; layers
+
+
+@pytest.mark.parametrize("tied", [True, False])
+def test_flops_of_full_training_by_hand(tied: bool) -> None:
+    flops = StepFlops(small_llama(tied=tied)).count(BatchCounts(30, 100, 900))
+    assert flops == 100 * 6 * 3 * LAYER + 30 * 6 * HEAD + 900 * PER_PAIR
+
+
+@pytest.mark.parametrize("tied", [True, False])
+def test_flops_of_lora_by_hand(tied: bool) -> None:
+    """Frozen weights need no gradient of their own: 4 per weight and token instead of 6."""
+    settings = peft.LoraConfig(r=4, target_modules=["q_proj", "down_proj"])
+    model = peft.get_peft_model(small_llama(tied=tied), settings)
+    adapters = 3 * (4 * (16 + 16) + 4 * (24 + 16))
+    flops = StepFlops(model).count(BatchCounts(30, 100, 900))
+    assert flops == 100 * (4 * 3 * LAYER + 6 * adapters) + 30 * 4 * HEAD + 900 * PER_PAIR
+
+
+def test_position_embeddings_that_only_look_rows_up_cost_nothing() -> None:
+    config = transformers.GPT2Config(vocab_size=50, n_embd=16, n_layer=1, n_head=4, n_positions=64)
+    weights = 16 * 48 + 16 * 16 + 2 * 16 * 64 + 50 * 16
+    assert StepFlops(AutoModelForCausalLM.from_config(config)).count(BatchCounts(10, 10, 0)) == 10 * 6 * weights
+
+
+@pytest.mark.parametrize("value", [math.nan, math.inf, -math.inf])
+def test_what_is_not_finite_is_written_as_null(value: float, tmp_path: Path) -> None:
+    metrics = MetricsFile(tmp_path / "metrics.jsonl")
+    metrics.write("eval", step=1, loss=value, perplexity=2.5)
+    metrics.write("eval", step=2, loss=1.0, perplexity=math.e)
+    assert metrics.read() == [
+        {"event": "eval", "step": 1, "loss": None, "perplexity": 2.5},
+        {"event": "eval", "step": 2, "loss": 1.0, "perplexity": math.e},
+    ]
+
+
+def test_a_rank_without_a_file_writes_and_reads_nothing() -> None:
+    metrics = MetricsFile(None)
+    metrics.write("eval", step=1)
+    assert metrics.read() == []
+
+
+def test_a_loss_that_is_not_finite_neither_stops_the_end_nor_the_lists(tmp_path: Path) -> None:
+    def refuse(constant: str) -> None:
+        raise AssertionError(f"{constant} is no JSON")
+
+    events = [
+        {"event": "train", "step": 1, "loss": 800.0},
+        {"event": "eval", "step": 1, "loss": None},
+        {"event": "epoch", "train_loss": 800.0, "eval_loss": None},
+    ]
+    assert end_facts(events) == {"step": 1, "peak_allocated_gib": None, "best_eval_loss": None}
+    write_metrics_data(tmp_path, events)
+    lists = json.loads((tmp_path / "metrics_data.json").read_text(), parse_constant=refuse)
+    assert lists["val_step_loss"] == [None]
+    assert lists["train_step_perplexity"] == [None]
+
+
+def test_perplexity_overflows_to_infinity() -> None:
+    assert perplexity(0.0) == 1.0
+    assert perplexity(5000.0) == math.inf

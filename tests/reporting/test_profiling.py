@@ -1,0 +1,167 @@
+"""Steps looked at closely: counted FLOPs against a formula by hand, traces, and runs that are too short for either."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import yaml
+from torch.utils.flop_counter import FlopCounterMode
+
+from reporting.profiling import attention_formulas
+from tests.helpers.processes import ProcessGroup, read_metrics, train_events
+from tests.helpers.refusals import error_lines
+from tests.helpers.tracking_files import trace_events
+
+# Eight rows of ten tokens, each but a row's first learned; four rows make a step.
+RECIPE = """
+def get_rows(dataset_config, tokenizer, split):
+    rows = [[(7 * index + 3 * place) % 500 + 3 for place in range(10)] for index in range(8)]
+    return [{"input_ids": ids, "labels": ids} for ids in rows]
+"""
+LAYERS, ROWS, TOKENS, LEARNED = 2, 4, 40, 36
+DOWN = 32 * 64
+LAYER = 4 * 32 * 32 + 2 * 32 * 64 + DOWN
+HEAD = 600 * 32
+
+
+def attention(products: int) -> int:
+    """FLOPs of so many products of queries and keys, or of scores and values: 4 heads of 8, 55 causal pairs a row."""
+    return LAYERS * ROWS * products * 2 * 4 * 8 * 55
+
+
+# Forward, input gradients, weight gradients; and a fused attention forms its scores again in backward.
+ONCE = 6 * TOKENS * LAYERS * LAYER + 6 * LEARNED * HEAD + attention(2 + 5)
+# Recomputing a layer ends with the last tensor that backward needs, which is the input of its last matrix.
+LAYERS_AGAIN = 2 * TOKENS * LAYERS * (LAYER - DOWN) + attention(2)
+HEAD_AGAIN = 2 * LEARNED * HEAD
+
+COUNTED = {
+    "nothing recomputed": (1, "--batch_size_training 4", ONCE),
+    "layers recomputed": (1, "--batch_size_training 4 --activation_checkpointing full", ONCE + LAYERS_AGAIN),
+    "head in chunks": (1, "--batch_size_training 4 --loss_chunk_size 20", ONCE + HEAD_AGAIN),
+    "accumulated": (1, "--batch_size_training 1 --gradient_accumulation_steps 4", ONCE),
+    "FULL_SHARD": (2, "--batch_size_training 2 --enable_fsdp", ONCE + LAYERS_AGAIN),
+    "DDP": (2, "--batch_size_training 2", ONCE),
+}
+
+
+def flags(model: Path, folder: Path, *given: str) -> list[str]:
+    recipe = folder.parent / "recipe.py"
+    recipe.write_text(RECIPE)
+    words = ["--model_name", str(model), "--output_dir", str(folder), "--dataset", f"{recipe}:get_rows"]
+    words += ["--batching_strategy", "padding", "--pad_to_multiple_of", "1"]  # the ten tokens of a row, and no padding
+    words += ["--run_validation", "False", "--save_model", "False"]
+    return [*words, "--num_workers_dataloader", "0", *given]
+
+
+@pytest.mark.parametrize("case", COUNTED)
+def test_counted_flops_are_those_by_hand(
+    case: str, tiny_model: Path, process_group: ProcessGroup, tmp_path: Path
+) -> None:
+    ranks, given, expected = COUNTED[case]
+    argv = flags(tiny_model, tmp_path / "run", "--flop_counter", "--num_epochs", "2", *given.split())
+    printed = process_group.train(argv, ranks)[0].stdout
+    (line,) = [line for line in printed.splitlines() if "flop counter | " in line]
+    notes = yaml.safe_load((tmp_path / "run/run.yaml").read_text())["flop_counter"]
+    assert notes["step"] == 3
+    assert notes["counted_flops_per_device"] * ranks == expected
+    step = train_events(tmp_path / "run")[2]
+    model_flops = step["model_tflops_per_device"] * 1e12 * step["step_seconds"]
+    assert notes["model_flops_per_device"] == pytest.approx(model_flops)
+    found = re.search(
+        r"flop counter \| step 3 \| counted (\S+) TFLOP per device, (\S+) TFLOP/s \(.*\) "
+        r"\| model (\S+) TFLOP per device \| counted / model (\S+)",
+        line,
+    )
+    counted = notes["counted_flops_per_device"]
+    figures = [counted, counted / notes["step_seconds"], model_flops, counted / model_flops * 1e12]
+    assert [float(text) * 1e12 for text in found.groups()] == pytest.approx(figures, rel=1e-3)
+
+
+def test_counting_changes_no_figure_and_happens_once(
+    tiny_model: Path, process_group: ProcessGroup, tmp_path: Path
+) -> None:
+    losses = {}
+    for name, given in {"plain": (), "counted": ("--flop_counter", "--flop_counter_start", "1")}.items():
+        argv = flags(tiny_model, tmp_path / name, "--enable_fsdp", "--batch_size_training", "2", *given)
+        printed = process_group.train(argv, 2)[0].stdout
+        assert printed.count("flop counter | step 1 |") == printed.count("flop counter | ") == len(given) // 2
+        losses[name] = [(event["loss"], event["grad_norm"]) for event in train_events(tmp_path / name)]
+    assert losses["counted"] == losses["plain"]
+
+
+@pytest.mark.parametrize("causal", [False, True])
+def test_attention_of_grouped_heads_is_counted_by_query_heads(causal: bool) -> None:
+    """The GPU's kernels, on tensors without data; torch before 2.13 has no formula that takes them."""
+    query = torch.empty(3, 8, 16, 32, device="meta", dtype=torch.bfloat16)
+    key = torch.empty(3, 2, 16, 32, device="meta", dtype=torch.bfloat16)
+    with FlopCounterMode(display=False, custom_mapping=attention_formulas()) as counter:
+        torch.ops.aten._scaled_dot_product_flash_attention(query, key, key, 0.0, causal)
+    pairs = 16 * 17 // 2 if causal else 16 * 16
+    assert counter.get_total_flops() == 2 * 2 * 3 * 8 * 32 * pairs
+
+
+# Traces
+
+
+def test_a_trace_goes_where_it_is_asked_for_and_no_step_after_it_is_recorded(
+    tiny_model: Path, process_group: ProcessGroup, tmp_path: Path
+) -> None:
+    given = ["--use_profiler", "--profiler_dir", str(tmp_path / "traces/here"), "--num_epochs", "5"]
+    process_group.train(flags(tiny_model, tmp_path / "run", *given), 1)
+    assert not (tmp_path / "run/profiler").exists()
+    (file,) = (tmp_path / "traces/here").iterdir()
+    updates = [event for event in trace_events(file) if is_update(event)]
+    assert len(updates) == 3
+    assert len(train_events(tmp_path / "run")) == 10
+
+
+def is_update(event: dict[str, Any]) -> bool:
+    return event["name"].startswith("Optimizer.step#AdamW") and event["cat"] == "user_annotation"
+
+
+def test_a_run_that_fails_leaves_no_profiler_behind(
+    tiny_model: Path, process_group: ProcessGroup, tmp_path: Path
+) -> None:
+    failing = flags(tiny_model, tmp_path / "a", "--use_profiler", "--optimizer", "SGD", "--lr", "1e18")
+    assert process_group.run([*failing, "--batch_size_training", "1"], 1)[0].status == 1
+    assert read_metrics(tmp_path / "a")[-1]["status"] == "failed"
+    # In the same process: only one profiler can be on.
+    process_group.train(flags(tiny_model, tmp_path / "b", "--use_profiler", "--batch_size_training", "1"), 1)
+    assert list((tmp_path / "b/profiler").iterdir())
+
+
+# Refusals
+
+
+@pytest.mark.parametrize(
+    ("given", "named"),
+    [
+        ("--use_profiler --max_train_step 6", ["--use_profiler", "6 optimizer steps", "--max_train_step"]),
+        ("--use_profiler --num_epochs 3", ["--use_profiler", "6 optimizer steps", "more than 6", "--num_epochs"]),
+        ("--flop_counter --num_epochs 1", ["--flop_counter_start", "2 optimizer steps", "step 3", "--num_epochs"]),
+        ("--flop_counter --flop_counter_start 9 --max_train_step 5", ["5 optimizer steps", "step 9"]),
+        ("--use_profiler --profiler_dir /proc/version/traces", ["--profiler_dir", "/proc/version"]),
+    ],
+)
+def test_what_would_never_be_recorded_is_refused(
+    given: str, named: list[str], tiny_model: Path, process_group: ProcessGroup, tmp_path: Path
+) -> None:
+    argv = flags(tiny_model, tmp_path / "run", "--batch_size_training", "4", *given.split())
+    outcome = process_group.run(argv, 1)[0]
+    assert outcome.status == 2
+    (line,) = error_lines(outcome.stderr)
+    for name in named:
+        assert name in line
+    assert not (tmp_path / "run").exists()
+
+
+@pytest.mark.parametrize("given", ["--use_profiler --max_train_step 7", "--flop_counter --max_train_step 3"])
+def test_the_shortest_runs_that_can_be_recorded_run(
+    given: str, tiny_model: Path, process_group: ProcessGroup, tmp_path: Path
+) -> None:
+    process_group.train(flags(tiny_model, tmp_path / "run", "--num_epochs", "4", *given.split()), 1)

@@ -1,0 +1,61 @@
+"""Trackers by themselves: one that breaks, and the packages that they need."""
+
+from __future__ import annotations
+
+import math
+from pathlib import Path
+
+from reporting.metrics import MetricsFile
+from reporting.summary import end_summary
+from reporting.trackers import REQUIREMENTS, Trackers
+from tests.helpers.processes import ROOT
+
+
+class Recorded:
+    """A tracker that keeps what it gets, and may break at some step."""
+
+    def __init__(self, breaks_at: int = 0) -> None:
+        self.breaks_at = breaks_at
+        self.values: dict[int, dict[str, float]] = {}
+        self.finished: bool | None = None
+
+    def write(self, step: int, values: dict[str, float]) -> None:
+        if step == self.breaks_at:
+            raise OSError("the disk is gone\nand more")
+        self.values.setdefault(step, {}).update(values)
+
+    def close(self, *, finished: bool) -> None:
+        self.finished = finished
+
+
+def test_a_tracker_that_breaks_is_left_out_and_the_others_go_on(tmp_path: Path) -> None:
+    said: list[str] = []
+    trackers, sound, broken = Trackers(said.append), Recorded(), Recorded(breaks_at=2)
+    trackers.open("broken", lambda: broken)
+    trackers.open("sound", lambda: sound)
+    metrics = MetricsFile(tmp_path / "metrics.jsonl", trackers)
+    metrics.write("start", num_steps=3)
+    for step in (1, 2, 3):
+        metrics.write("train", step=step, loss=1.5 * step, grad_norm=math.nan)
+    metrics.write("epoch", epoch=1, train_loss=3.0, eval_loss=None)
+    metrics.write("end", step=3, status="failed", seconds=1.0)
+    assert said == ["broken: OSError: the disk is gone; the run goes on without it"]
+    assert broken.values == {1: {"train/loss": 1.5}}
+    assert sound.values[1] == {"train/loss": 1.5}
+    assert sound.values[3] == {"train/loss": 4.5, "epoch/epoch": 1, "epoch/train_loss": 3.0, "end/seconds": 1.0}
+    assert (sound.finished, broken.finished) == (False, None)
+    assert len(metrics.read()) == 6
+
+
+def test_the_end_of_a_run_without_a_finite_loss_is_shown(tmp_path: Path) -> None:
+    (tmp_path / "run.yaml").write_text("settings: {}\n")
+    evals = [{"event": "eval", "step": step, "loss": None} for step in (0, 4)]
+    assert end_summary(evals, tmp_path, device_type="cpu") == [
+        "eval loss not finite (step 0) -> not finite (step 4), best not finite (step 4)",
+        "weights not saved",
+    ]
+
+
+def test_the_requirements_are_those_that_refusals_name() -> None:
+    lines = (ROOT / "requirements-tracking.txt").read_text().splitlines()
+    assert [line for line in lines if not line.startswith("#")] == list(REQUIREMENTS.values())

@@ -1,0 +1,79 @@
+"""A loss that is not finite ends the run, and names the step and the rows at fault."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
+
+from data.order import epoch_order
+from tests.helpers.processes import read_metrics, run_command
+from tests.helpers.refusals import Bench, error_lines
+
+
+def test_a_loss_that_is_not_finite_ends_the_run_and_names_step_and_rows(bench: Bench) -> None:
+    given = ["--fsdp_config.optimizer", "SGD", "--lr", "1e18", "--batching_strategy", "padding"]
+    given += ["--batch_size_training", "3", "--seed", "5", "--save_metrics"]
+    (outcome,) = bench.group.run(bench.flags(*given), 1)
+    assert outcome.status == 1, outcome.stderr
+    assert "Traceback" not in outcome.stderr
+    (line,) = error_lines(outcome.stderr)
+    assert "step 2" in line
+    rows = epoch_order(12, seed=5, epoch=0, global_batch_size=3, lengths=np.ones(12))[3:6] + 1  # counted from 1
+    assert f": {', '.join(map(str, sorted(rows)))}." in line
+    events = read_metrics(bench.output)
+    assert [event["step"] for event in events if event["event"] == "train"] == [1]
+    assert events[-1]["event"] == "end"
+    assert events[-1]["status"] == "failed"
+    assert events[-1]["step"] == 1
+    assert not (bench.output / "model").exists()
+
+
+def model_with_a_poisoned_token(bench: Bench, token: int) -> Path:
+    """A model that gives NaN for every text with this token, and for no other."""
+    torch.manual_seed(0)
+    config = AutoConfig.from_pretrained(bench.model)
+    config.tie_word_embeddings = False
+    model = AutoModelForCausalLM.from_config(config)
+    model.get_input_embeddings().weight.data[token] = float("nan")
+    model.save_pretrained(bench.folder / "poisoned")
+    AutoTokenizer.from_pretrained(bench.model).save_pretrained(bench.folder / "poisoned")
+    return bench.folder / "poisoned"
+
+
+@pytest.mark.parametrize("world_size", [1, 2])
+def test_only_the_row_at_fault_is_named(bench: Bench, world_size: int) -> None:
+    rows = "[{'input_ids': [5, 599 if i == 7 else 6, 8], 'labels': [5, 6, 8]} for i in range(12)]"
+    given = ["--model_name", str(model_with_a_poisoned_token(bench, 599)), *bench.recipe(f"return {rows}")]
+    given += ["--batch_size_training", "1", "--gradient_accumulation_steps", str(4 // world_size)]
+    given += ["--batching_strategy", "padding", "--run_validation", "False", "--seed", "1"]
+    outcomes = bench.group.run(bench.flags(*given), world_size)
+    assert [outcome.status for outcome in outcomes] == [1] * world_size, outcomes[0].stderr
+    order = epoch_order(12, seed=1, epoch=0, global_batch_size=4, lengths=np.full(12, 3))
+    step = order.tolist().index(7) // 4 + 1
+    (line,) = error_lines(outcomes[0].stderr)
+    assert f"step {step}:" in line
+    assert ": 8." in line  # counted from 1
+    events = read_metrics(bench.output)
+    assert [event["step"] for event in events if event["event"] == "train"] == list(range(1, step))
+    assert events[-1]["status"] == "failed"
+    assert not (bench.output / "model").exists()
+
+
+@pytest.mark.slow
+def test_torchrun_shows_a_loss_that_is_not_finite_once(bench: Bench) -> None:
+    given = ["--enable_fsdp", "--fsdp_config.optimizer", "SGD", "--lr", "1e18", "--batching_strategy", "padding"]
+    done = run_command(*bench.flags(*given, "--batch_size_training", "1"), nproc=2, cwd=bench.folder)
+    assert done.returncode != 0
+    (line,) = error_lines(done.stderr)
+    assert "step 2" in line
+    assert 'finetuning.py", line' not in done.stderr, "a traceback of this project"
+    assert set(re.findall(r"exitcode\s*: (-?\d+)", done.stderr)) == {"1"}, done.stderr
+    events = read_metrics(bench.output)
+    assert events[-1]["event"] == "end"
+    assert events[-1]["status"] == "failed"
+    assert not (bench.output / "model").exists()

@@ -1,0 +1,72 @@
+"""`make demo` really learns: the demo is run as a user runs it, and its model is put to the test."""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+import torch.nn.functional as F
+from transformers import AutoModelForCausalLM, AutoTokenizer
+
+from data.dataset_functions import BUILT_IN_FOLDER, load_recipe_module
+from tests.helpers.processes import ROOT, read_metrics
+
+pytestmark = pytest.mark.slow
+DATA = ROOT / "datasets/samples/dialogue_summary"
+
+
+@pytest.fixture(scope="module")
+def demo(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, str]:
+    """The run folder and everything that the demo printed."""
+    folder = tmp_path_factory.mktemp("demo")
+    environment = {key: value for key, value in os.environ.items() if key != "OMP_NUM_THREADS"}
+    command = [sys.executable, "-m", "tools.demo", "--out", str(folder)]
+    done = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=580, check=False)
+    assert done.returncode == 0, done.stderr
+    return folder / "run", done.stdout
+
+
+def test_eval_loss_falls_below_half(demo: tuple[Path, str]) -> None:
+    losses = [event["loss"] for event in read_metrics(demo[0]) if event["event"] == "eval"]
+    assert min(losses) < losses[0] / 2
+
+
+def test_it_ends_with_losses_a_held_out_summary_and_the_run_folder(demo: tuple[Path, str]) -> None:
+    folder, printed = demo
+    sample = json.loads((DATA / "validation.jsonl").read_text().splitlines()[0])
+    for part in (sample["dialogue"], sample["summary"], "the model:  ", "eval loss before ", f"run folder: {folder}"):
+        assert part in printed
+    assert "--enable_fsdp" in printed
+
+
+def test_wrong_dialogues_raise_the_loss_of_the_summaries(demo: tuple[Path, str]) -> None:
+    """A model that only learned how summaries sound would not notice."""
+    samples = [json.loads(line) for line in (DATA / "validation.jsonl").read_text().splitlines()]
+    dialogues = [sample["dialogue"] for sample in samples]
+    summaries = [sample["summary"] for sample in samples]
+    right = mean_loss(demo[0] / "model", dialogues, summaries)
+    wrong = mean_loss(demo[0] / "model", dialogues[1:] + dialogues[:1], summaries)
+    assert right == pytest.approx(min(e["loss"] for e in read_metrics(demo[0]) if e["event"] == "eval"), rel=0.02)
+    assert wrong > 1.1 * right
+
+
+@torch.no_grad()
+def mean_loss(folder: Path, dialogues: list[str], summaries: list[str]) -> float:
+    """Mean over the summaries' tokens and their end tokens, by transformers alone."""
+    model, tokenizer = AutoModelForCausalLM.from_pretrained(folder), AutoTokenizer.from_pretrained(folder)
+    template = load_recipe_module(BUILT_IN_FOLDER / "samsum.py").PROMPT
+    total, count = 0.0, 0
+    for dialogue, summary in zip(dialogues, summaries, strict=True):
+        prompt = [tokenizer.bos_token_id, *tokenizer.encode(template.format(dialogue=dialogue))]
+        answer = [*tokenizer.encode(summary), tokenizer.eos_token_id]
+        logits = model(torch.tensor([prompt + answer])).logits[0, len(prompt) - 1 : -1]
+        total += F.cross_entropy(logits, torch.tensor(answer), reduction="sum").item()
+        count += len(answer)
+    assert math.isfinite(total)
+    return total / count
