@@ -13,9 +13,9 @@ from pathlib import Path
 import pytest
 
 from checkpointing.folder import checkpoints, checksum, damage, listed_files
-from tests.distributed.test_resume import NUM_STEPS, assert_bit_equal, flags_of, results
 from tests.helpers.processes import ROOT, ProcessGroup, command
 from tests.helpers.refusals import error_lines
+from tests.helpers.resuming import NUM_STEPS, assert_bit_equal, flags_of, results
 
 
 def cut_short(path: Path) -> None:

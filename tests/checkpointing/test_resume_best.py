@@ -7,8 +7,8 @@ import shutil
 from pathlib import Path
 
 from checkpointing.folder import checkpoints
-from tests.distributed.test_resume import flags_of
 from tests.helpers.processes import ProcessGroup, read_metrics
+from tests.helpers.resuming import flags_of
 
 WORSENING = ["--eval_every_steps", "1", "--warmup_steps", "8", "--lr", "0.3", "--save_every_steps", "1"]
 

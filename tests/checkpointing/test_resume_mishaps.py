@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 
 from checkpointing.folder import damage
-from tests.distributed.test_resume import as_if_killed_after, assert_bit_equal, flags_of
 from tests.helpers.processes import ProcessGroup
+from tests.helpers.resuming import as_if_killed_after, assert_bit_equal, flags_of
 
 PLAIN = ["--run_validation", "False"]
 

@@ -10,8 +10,8 @@ import pytest
 from checkpointing.finding import resolve_resume, run_folder_of
 from checkpointing.folder import checkpoints
 from configs.flags import parse_flags
-from tests.distributed.test_resume import as_if_killed_after, assert_bit_equal, flags_of
 from tests.helpers.processes import ProcessGroup
+from tests.helpers.resuming import as_if_killed_after, assert_bit_equal, flags_of
 from utils.environment import Environment
 
 PLAIN = ["--run_validation", "False"]

@@ -13,9 +13,9 @@ from safetensors.torch import load_file, save_file
 from checkpointing.comparison import DECIDE_TENSORS, MAY_CHANGE
 from configs.run import SETTINGS
 from reporting.run_folder import add_to_run_yaml
-from tests.distributed.test_resume import as_if_killed_after, flags_of, results
 from tests.helpers.processes import ProcessGroup, run_command
 from tests.helpers.refusals import error_lines
+from tests.helpers.resuming import as_if_killed_after, flags_of, results
 
 LORA = ["--use_peft", "--lora_config.r", "4"]
 PLAIN = ["--run_validation", "False"]

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import re
 import shlex
-from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
@@ -15,22 +14,8 @@ from transformers import AutoTokenizer
 from configs.datasets import CustomDataset
 from configs.flags import parse_flags
 from data.sequences import build_examples
+from tests.helpers.documented import DATASETS, DOCUMENTS, PRECISION, QUANTIZATION, TRACKING, commands
 from tests.helpers.processes import ROOT, run_command
-
-DATASETS = ROOT / "docs/datasets.md"
-TRACKING = ROOT / "docs/tracking.md"
-PRECISION = ROOT / "docs/precision.md"
-QUANTIZATION = ROOT / "docs/quantization.md"
-DOCUMENTS = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").glob("*.md"))]
-
-
-def commands(documents: Iterable[Path] = DOCUMENTS) -> list[str]:
-    """Every line of a code block that starts finetuning.py."""
-    found = []
-    for document in documents:
-        for block in re.findall(r"```\w*\n(.*?)```", document.read_text(), flags=re.DOTALL):
-            found += [line for line in block.splitlines() if re.match(r"(python|torchrun)\b.* finetuning\.py ", line)]
-    return found
 
 
 @pytest.mark.parametrize("command", commands())

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 from data.flat_sequences import FlatRows, flatten, flatten_columns
 from data.sequences import Truncation, build_examples
-from tests.data.test_sequences import DOCUMENTS, row, to_rows
+from tests.helpers.token_documents import DOCUMENTS, row, to_rows
 from utils.errors import ConfigError
 
 

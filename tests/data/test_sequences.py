@@ -13,6 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from data.sequences import Examples, Truncation, build_examples, check_token_ids, load_examples
+from tests.helpers.token_documents import DOCUMENTS, row, to_rows
 from utils.errors import ConfigError
 
 
@@ -20,34 +21,10 @@ def build(*rows: Any, context_length: int = 8, truncation: Truncation = "right")
     return build_examples(rows, name="test", context_length=context_length, truncation=truncation)
 
 
-def row(ids: Any, labels: Any = None, **more: Any) -> dict[str, Any]:
-    return {"input_ids": ids, "labels": ids if labels is None else labels, **more}
-
-
 def take(num_rows: int, split_slice: str | None, *, hugging_face: bool = False) -> Examples:
     rows: Any = [row([index % 100, 1]) for index in range(num_rows)]
     rows = datasets.Dataset.from_list(rows) if hugging_face else rows
     return load_examples(lambda *_: rows, SimpleNamespace(), None, "train", split_slice=split_slice, context_length=8)
-
-
-# Of any length up to 24 tokens, few of them hidden: a third of the documents is longer than a row.
-TOKEN = st.tuples(st.integers(0, 99), st.booleans(), st.integers(0, 9).map(bool))
-DOCUMENT = st.integers(0, 24).flatmap(lambda length: st.lists(TOKEN, min_size=length, max_size=length))
-
-
-DOCUMENTS = st.lists(DOCUMENT, min_size=1, max_size=12)
-
-
-def to_rows(documents: list[Any]) -> list[dict[str, list[int]]]:
-    """Of documents, lists of (token, whether it is learned, whether it is seen)."""
-    return [
-        {
-            "input_ids": [token for token, _, _ in document],
-            "labels": [token if learned else -100 for token, learned, _ in document],
-            "attention_mask": [int(seen) for _, _, seen in document],
-        }
-        for document in documents
-    ]
 
 
 @given(

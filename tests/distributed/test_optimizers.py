@@ -12,10 +12,10 @@ import torch
 import torch.distributed.checkpoint as dcp
 from torch.distributed.checkpoint import FileSystemReader
 
-from tests.distributed.test_resume import SHARDED, as_if_killed_after, assert_bit_equal, flags_of, results
 from tests.helpers import optimizer_ranks
 from tests.helpers.optimizer_ranks import DTYPES, MESHES, OPTIMIZERS
 from tests.helpers.processes import ProcessGroup
+from tests.helpers.resuming import SHARDED, as_if_killed_after, assert_bit_equal, flags_of, results
 from tools.make_tiny_model import make_tiny_model
 
 DECAY = ["--weight_decay", "0.1"]

@@ -13,7 +13,7 @@ import torch
 import yaml
 from transformers import AutoModelForCausalLM, AutoTokenizer, BitsAndBytesConfig
 
-from tests.distributed.test_resume import as_if_killed_after, assert_bit_equal, flags_of
+from tests.helpers.adapter_kinds import ADAPTERS, batching_of
 from tests.helpers.checkpoints import load_plain, logits
 from tests.helpers.families import FAMILIES, save_family
 from tests.helpers.processes import ProcessGroup, read_metrics, train_events
@@ -25,7 +25,7 @@ from tests.helpers.reference import (
     quantized_by_transformers,
     reference_run,
 )
-from tests.policies.test_adapter_runs import ADAPTERS, batching_of
+from tests.helpers.resuming import as_if_killed_after, assert_bit_equal, flags_of
 from tools.export import main as export
 from tools.make_tiny_model import make_tiny_model
 

@@ -6,19 +6,15 @@ import itertools
 import json
 import shutil
 from pathlib import Path
-from typing import Any
 
 import pytest
-import torch
-from safetensors.torch import load_file
 
 from checkpointing.folder import checkpoints, damage
-from tests.helpers import random_documents
 from tests.helpers.checkpoints import complete
 from tests.helpers.overflowing import make_overflowing_model, write_recipe
 from tests.helpers.processes import ProcessGroup, read_metrics, train_events
+from tests.helpers.resuming import NUM_STEPS, SHARDED, as_if_killed_after, assert_bit_equal, flags_of, results
 
-NUM_STEPS = 8
 FEATURES = {
     "full": ["--gradient_clipping", "--gradient_clipping_threshold", "0.5"],
     "lora": ["--use_peft", "--lora_config.r", "4", "--lora_config.lora_dropout", "0.3"],
@@ -28,55 +24,6 @@ BATCHING = {
     "padding": ["--batching_strategy", "padding"],
     "streaming": ["--streaming", "--batching_strategy", "packing"],
 }
-SHARDED = ["--enable_fsdp"]
-
-
-def flags_of(model: Path, output: Path, *flags: str) -> list[str]:
-    """Four rows a step and a checkpoint every third, unless the flags say otherwise."""
-    defaults = {
-        "--model_name": str(model),
-        "--output_dir": str(output),
-        "--dataset": f"{random_documents.__file__}:get_custom_dataset",
-        "--num_workers_dataloader": "0",
-        "--context_length": "96",
-        "--batch_size_training": "1",
-        "--global_batch_size": "4",
-        "--lr": "5e-3",
-        "--max_train_step": str(NUM_STEPS),
-        "--save_every_steps": "3",
-        "--keep_last": "9",
-    }
-    return [*(word for flag, value in defaults.items() if flag not in flags for word in (flag, value)), *flags]
-
-
-def as_if_killed_after(step: int, run: Path, folder: Path) -> Path:
-    """What lies on the disk when a run was killed some time after its checkpoint of this step."""
-    shutil.copytree(run, folder)
-    for checkpoint in checkpoints(folder / "checkpoints"):
-        if not checkpoint.name.endswith(f"{step:08d}"):
-            shutil.rmtree(checkpoint)
-    (folder / f"checkpoints/step-{step + 3:08d}.incomplete").mkdir()
-    lines = (folder / "metrics.jsonl").read_text().splitlines(keepends=True)
-    (folder / "metrics.jsonl").write_text("".join(lines[:-2]) + lines[-2][:30])
-    return folder
-
-
-def results(run: Path) -> list[tuple[Any, ...]]:
-    """What a step came to, without its times."""
-    names = ("step", "epoch", "loss", "grad_norm", "lr", "num_tokens", "loss_scale")
-    return [tuple(event.get(name) for name in names) for event in train_events(run)]
-
-
-def weights(run: Path) -> dict[str, torch.Tensor]:
-    folder = run / "model" if (run / "model").exists() else run / "adapter"
-    return load_file(next(folder.glob("*.safetensors")))
-
-
-def assert_bit_equal(run: Path, wanted: Path) -> None:
-    assert results(run) == results(wanted)
-    found, expected = weights(run), weights(wanted)
-    assert found.keys() == expected.keys()
-    assert all(torch.equal(found[name], tensor) for name, tensor in expected.items())
 
 
 @pytest.mark.parametrize(("features", "batching", "ranks"), itertools.product(FEATURES, BATCHING, (1, 2)))

@@ -6,11 +6,9 @@ import itertools
 import json
 import shlex
 import shutil
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-import peft
 import pytest
 import torch
 from peft import PeftModel
@@ -18,42 +16,18 @@ from safetensors.torch import load_file
 from transformers import AutoModelForCausalLM
 
 from policies.adapters import PREFIX_MODELS, apply_adapters
-from tests.commands.test_docs import commands
-from tests.distributed.test_resume import as_if_killed_after, assert_bit_equal
+from tests.helpers.adapter_kinds import ADAPTERS, batching_of, config_of
+from tests.helpers.documented import commands
 from tests.helpers.families import FAMILIES, make_model, save_family
 from tests.helpers.processes import ROOT, ProcessGroup, read_metrics, train_events
 from tests.helpers.reference import assert_agrees, flags_for, plain_eval_loss, reference_run
-from tests.policies.test_adapters import LINEAR, config_of
+from tests.helpers.resuming import as_if_killed_after, assert_bit_equal
 from tools.export import main as export_main
 from utils.errors import ConfigError
 
 NUM_STEPS = 6
 LAYOUTS = {"SINGLE": (1, []), "NO_SHARD": (2, []), "FULL_SHARD": (2, ["--enable_fsdp"])}
-LORA = ["--lora_config.r", "4", "--lora_config.lora_dropout", "0"]
-# What the project is told of each adapter, and what peft is.
-ADAPTERS: dict[str, tuple[list[str], Callable[[], Any]]] = {
-    "rslora": (
-        [*LORA, "--use_rslora", "--lora_config.target_modules", "all-linear"],
-        lambda: peft.LoraConfig(r=4, lora_alpha=32, use_rslora=True, target_modules=LINEAR),
-    ),
-    "dora": (
-        [*LORA, "--use_dora", "--lora_config.target_modules", "q_proj,down_proj"],
-        lambda: peft.LoraConfig(r=4, lora_alpha=32, use_dora=True, target_modules=["q_proj", "down_proj"]),
-    ),
-    "llama_adapter": (
-        ["--peft_method", "llama_adapter", "--adapter_len", "5", "--adapter_layers", "2"],
-        lambda: peft.AdaptionPromptConfig(adapter_len=5, adapter_layers=2, task_type="CAUSAL_LM"),
-    ),
-    "prefix": (
-        ["--peft_method", "prefix", "--num_virtual_tokens", "7"],
-        lambda: peft.PrefixTuningConfig(num_virtual_tokens=7, task_type="CAUSAL_LM"),
-    ),
-}
 OWN = {"rslora": "lora_", "dora": "lora_", "llama_adapter": "adaption_", "prefix": "prompt_embeddings"}
-
-
-def batching_of(adapter: str) -> str:
-    return "padding" if adapter == "prefix" else "packing"
 
 
 def flags_of(model: Path, output: Path, adapter: str, *, ranks: int, again: Path | None = None) -> list[str]:

@@ -13,18 +13,15 @@ from peft.tuners.lora import LoraLayer
 from torch import nn
 from transformers import AutoModelForCausalLM
 
-from configs.flags import parse_flags
 from configs.peft import LoraConfig
 from planning.preflight import resolve_context_length
 from policies.activation_checkpointing import checkpointing_mode
 from policies.adapter_targets import choose_targets
 from policies.adapters import adapter_notes, apply_adapters
 from policies.dora import set_magnitudes
+from tests.helpers.adapter_kinds import LINEAR, config_of
 from tests.helpers.families import FAMILIES, LLAMA_LIKE, make_model
 from utils.errors import ConfigError
-
-LINEAR = ["q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj"]
-
 
 # Target modules
 
@@ -47,10 +44,6 @@ def quantized() -> Any:
         for owner, name in ((layer.self_attn, "q_proj"), (layer.mlp, "down_proj")):
             setattr(owner, name, PackedLinear(getattr(owner, name).weight.detach()))
     return model
-
-
-def config_of(*flags: str) -> Any:
-    return parse_flags(["--model_name", "M", "--use_peft", *flags])
 
 
 @pytest.mark.parametrize("name", ["llama", "gpt2", "quantized"])

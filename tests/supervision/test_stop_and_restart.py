@@ -19,7 +19,6 @@ import pytest
 import torch.distributed as dist
 
 from checkpointing.folder import checkpoints, damage
-from tests.distributed.test_resume import SHARDED, assert_bit_equal, flags_of
 from tests.helpers.processes import (
     ProcessGroup,
     RunningCommand,
@@ -28,6 +27,7 @@ from tests.helpers.processes import (
     train_events,
     wait_until,
 )
+from tests.helpers.resuming import SHARDED, assert_bit_equal, flags_of
 from utils.distributed import _store_of_this_attempt
 from utils.environment import Environment
 

@@ -21,26 +21,19 @@ from checkpointing.exporting.convert import plan_export, write_export
 from checkpointing.exporting.sources import find_source
 from tests.helpers import random_documents
 from tests.helpers.checkpoints import changed, load_plain, logits, save_checkpoint, with_lora
+from tests.helpers.exports import KINDS, Capture, export
 from tests.helpers.families import make_model, save_family
 from tests.helpers.processes import ROOT, ProcessGroup
 from tools.export import main
 from tools.generate import main as generate
 
-KINDS = ("SHARDED_STATE_DICT", "FULL_STATE_DICT")
 TIES = ("tied", "untied")
 FP32_ROUNDING = 2e-6
-Capture = pytest.CaptureFixture[str]
 
 
 @pytest.fixture(scope="module")
 def models(tiny_model: Path, tied_model: Path) -> dict[str, Path]:
     return {"tied": tied_model, "untied": tiny_model}
-
-
-def export(source: Path, to: Path, *flags: str) -> Path:
-    assert main([str(source), "--to", str(to), *flags]) == 0
-    assert not list(to.parent.glob("*.incomplete"))
-    return to
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])

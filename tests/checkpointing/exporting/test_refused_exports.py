@@ -12,8 +12,8 @@ import torch
 from safetensors.torch import load_file, save_file
 from transformers import AutoConfig, AutoModelForCausalLM
 
-from tests.checkpointing.exporting.test_export_tool import KINDS, Capture, export
 from tests.helpers.checkpoints import changed, complete, save_checkpoint, with_lora
+from tests.helpers.exports import KINDS, Capture, export
 from tools.export import main
 from tools.make_tiny_model import make_tiny_model
 
