@@ -15,6 +15,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from typing import Any
 
 from supervision.exit_status import FAILED, REFUSED, leave
 from supervision.failures import end_unless_flags_hold, end_with_error
@@ -46,7 +47,7 @@ from reporting.summary import end_summary, print_for_people
 from supervision.non_finite import NonFiniteError, describe_non_finite
 from supervision.stopping import StopRequests
 from supervision.watchdog import Watchdog
-from tasks import causal_lm as task
+from tasks.task import MicroBatch, count_globally
 from utils.distributed import gather_to_all, on_rank_zero, stop_process_group, sum_on_host
 from utils.environment import Environment, print_rank_zero, read_environment
 from utils.errors import ConfigError
@@ -54,11 +55,12 @@ from utils.errors import ConfigError
 
 def train_step(
     model: nn.Module,
-    micro_batches: Sequence[task.MicroBatch],
+    micro_batches: Sequence[MicroBatch],
     optimizer: Optimizer,
     scaler: LossScaler,
-    config: RunConfig,
     *,
+    summed_loss: Callable[[nn.Module, Any], torch.Tensor],
+    max_norm: float | None,
     device: torch.device,
     num_label_tokens: float,
     world_size: int,
@@ -68,6 +70,7 @@ def train_step(
     """One optimizer step over this rank's micro-batches of the global batch.
 
     Args:
+        summed_loss: of the task. max_norm: clips the gradient norm; None clips nothing.
         device: where to compute; parameters may live elsewhere.
         num_label_tokens: label tokens of the global batch, all ranks and micro-batches together.
         on_phase: called at each of `reporting.memory_ledger.PHASES`.
@@ -86,7 +89,7 @@ def train_step(
     for index, batch in enumerate(micro_batches):
         is_last = index == len(micro_batches) - 1
         with gradient_sync(model, is_last=is_last, accumulate_unsharded=accumulate_unsharded):
-            loss = task.summed_loss(model, batch.to(device)) / num_label_tokens
+            loss = summed_loss(model, batch.to(device)) / num_label_tokens
             if index == 0:
                 on_phase("after_forward")
             # Ranks' gradients are averaged: times their number it is the sum.
@@ -95,8 +98,6 @@ def train_step(
     on_phase("after_backward")
     loss = torch.stack(losses).sum()
     torch.distributed.all_reduce(loss)
-    clips = config.train_config.gradient_clipping
-    max_norm = config.train_config.gradient_clipping_threshold if clips else None
     grad_norm = clip_grad_norm(parameters, max_norm, scale=scaler.scale)
     # The one place where the host waits for the device; the update itself then runs beside the next step's start.
     loss, grad_norm = torch.stack([loss, grad_norm]).cpu().unbind()
@@ -114,7 +115,12 @@ def train_step(
 
 
 @torch.no_grad()
-def evaluate(model: nn.Module, steps: Iterable[list[task.MicroBatch]], device: torch.device) -> tuple[float, int]:
+def evaluate(
+    model: nn.Module,
+    steps: Iterable[list[MicroBatch]],
+    summed_loss: Callable[[nn.Module, Any], torch.Tensor],
+    device: torch.device,
+) -> tuple[float, int]:
     """Mean loss over every label token of the validation set, and their number.
 
     Every rank takes part in every batch (an empty one where rows ran out), so none waits for another.
@@ -124,7 +130,7 @@ def evaluate(model: nn.Module, steps: Iterable[list[task.MicroBatch]], device: t
     count = 0
     for micro_batches in steps:
         for batch in micro_batches:
-            total += task.summed_loss(model, batch.to(device))
+            total += summed_loss(model, batch.to(device))
             count += batch.num_label_tokens
     model.train()
     reshard(model)
@@ -190,15 +196,17 @@ def train(job: Job, stopping: StopRequests) -> str:
     return "finished"
 
 
-def run_step(job: Job, batches: Iterator[list[task.MicroBatch]], *, last_of_epoch: bool) -> float:
+def run_step(job: Job, batches: Iterator[list[MicroBatch]], *, last_of_epoch: bool) -> float:
     """One optimizer step and its lines in metrics.jsonl; returns its loss."""
     config, env, state = job.config, job.env, job.state
+    train = config.train_config
+    max_norm = train.gradient_clipping_threshold if train.gradient_clipping else None
     state.step += 1
     job.watchdog.at(state.step, "training")
     step_started = time.perf_counter()
     micro_batches = next(batches)
     data_wait = time.perf_counter() - step_started
-    counts = task.count_globally(micro_batches)
+    counts = count_globally(micro_batches)
     lr, loss_scale = job.scheduler.get_last_lr()[0], job.scaler.scale
     job.ledger.observe(is_observed_step(state.step, last_of_epoch=last_of_epoch))
     try:
@@ -208,7 +216,8 @@ def run_step(job: Job, batches: Iterator[list[task.MicroBatch]], *, last_of_epoc
                 micro_batches,
                 job.optimizer,
                 job.scaler,
-                config,
+                summed_loss=job.task.summed_loss,
+                max_norm=max_norm,
                 device=env.device,
                 num_label_tokens=counts.num_label_tokens,
                 world_size=env.world_size,
@@ -275,7 +284,7 @@ def validate(job: Job, eval_loader: StepLoader, stopping: StopRequests) -> float
     epoch = state.epoch if state.step else 0
     steps = stopping.until_asked(job.watchdog.each(eval_loader.epoch(0), state.step, "evaluating"))
     bar = tqdm(steps, desc="eval", total=len(eval_loader), leave=False, disable=not env.is_rank_zero)
-    loss, num_label_tokens = evaluate(job.model, bar, env.device)
+    loss, num_label_tokens = evaluate(job.model, bar, job.task.summed_loss, env.device)
     if steps.cut_short:
         return None
     ppl = perplexity(loss)

@@ -23,12 +23,11 @@ from data.loader import BatchLayout, StepLoader
 from data.padding import PaddedWidth
 from data.run_data import RunData, load_data, make_loaders
 from data.stream_loader import StreamLoader
-from data.tokenizer import load_tokenizer, num_rows_needed, padding_id
+from data.tokenizer import num_rows_needed
 from planning.preflight import batch_layout, check_environment, resolve_context_length, resolve_num_steps
 from policies.attention import check_packing_isolates
 from policies.building import BuiltModel, build_for_training
 from policies.loading import load_model_config
-from policies.loss import loss_notes
 from policies.loss_scaling import LossScaler
 from policies.mixed_precision import Precision, resolve_precision
 from policies.optimizers.offload import share_out_cores
@@ -45,7 +44,7 @@ from reporting.run_folder import checkpoint_root, create_run_folder
 from reporting.summary import print_for_people, start_table, start_warnings
 from reporting.trackers import open_trackers
 from supervision.watchdog import Watchdog
-from tasks import causal_lm as task
+from tasks.task import Task, find_task
 from utils.distributed import on_rank_zero, start_process_group
 from utils.environment import Environment, print_rank_zero
 from utils.seeding import seed_everything, use_deterministic_kernels
@@ -57,6 +56,7 @@ class Job:
 
     config: RunConfig
     env: Environment
+    task: Task
     tokenizer: Any
     model: nn.Module
     optimizer: Optimizer
@@ -84,6 +84,7 @@ class Inputs:
     precision: Precision
     layout: Layout
     quantization: Quantization | None
+    task: Task
     model_config: Any
     context_length: int
     tokenizer: Any
@@ -200,6 +201,7 @@ def prepare(config: RunConfig, env: Environment, watchdog: Watchdog) -> Job:
     return Job(
         config=config,
         env=env,
+        task=inputs.task,
         tokenizer=inputs.tokenizer,
         model=model,
         optimizer=parts.optimizer,
@@ -233,11 +235,12 @@ def read_inputs(config: RunConfig, env: Environment, checkpoint: Checkpoint | No
     layout = choose_layout(config, precision, env)
     quantization = resolve_quantization(config, precision, layout, env.device)
     model_config = load_model_config(config)
+    task = find_task(model_config)
     context_length, length_notes = resolve_context_length(config, model_config)
-    tokenizer = load_tokenizer(config)
+    tokenizer = task.load_processor(config)
     vocab_size = max(model_config.get_text_config().vocab_size, num_rows_needed(tokenizer))
     data = load_data(config, tokenizer, vocab_size=vocab_size, context_length=context_length)
-    notes += [*batch_notes, *length_notes, *loss_notes(model_config), *data.notes]
+    notes += [*batch_notes, *length_notes, *task.loss_notes(model_config), *data.notes]
     print_rank_zero(env, *config.notes, *notes)
     width = PaddedWidth(train_config.pad_to_multiple_of, context_length)
     return Inputs(
@@ -245,6 +248,7 @@ def read_inputs(config: RunConfig, env: Environment, checkpoint: Checkpoint | No
         precision=precision,
         layout=layout,
         quantization=quantization,
+        task=task,
         model_config=model_config,
         context_length=context_length,
         tokenizer=tokenizer,
@@ -258,12 +262,14 @@ def read_inputs(config: RunConfig, env: Environment, checkpoint: Checkpoint | No
 
 def build_parts(inputs: Inputs, config: RunConfig, env: Environment) -> Parts:
     """The model with its weights, what updates it and what feeds it. Every rank must call this."""
-    packing = config.train_config.batching_strategy == "packing"
+    packing, task = config.train_config.batching_strategy == "packing", inputs.task
     built = build_for_training(
         config,
         inputs.model_config,
         inputs.tokenizer,
-        task.AUTO_MODEL,
+        auto_model=task.AUTO_MODEL,
+        check_model=task.check_model,
+        find_backbone=task.backbone,
         precision=inputs.precision,
         quantization=inputs.quantization,
         layout=inputs.layout,
@@ -273,11 +279,8 @@ def build_parts(inputs: Inputs, config: RunConfig, env: Environment) -> Parts:
     model = built.model
     optimizer = build_optimizer(model, config)
     print_rank_zero(env, *unit_notes(model, config), *optimizer_notes(model, config), *share_out_cores(config, env))
-    collate = task.Collator(
-        packing=packing,
-        padding_id=padding_id(inputs.tokenizer, inputs.vocab_size),
-        width=inputs.width,
-        offsets=built.offsets,
+    collate = task.make_collator(
+        inputs.tokenizer, inputs.vocab_size, inputs.width, packing=packing, offsets=built.offsets
     )
     if packing:
         check_packing_isolates(

@@ -33,7 +33,7 @@ from policies.quantization import resolve_quantization
 from policies.sharding import choose_layout, shard
 from policies.weights import find_weights
 from policies.wrapping import find_units
-from tasks.causal_lm import AUTO_MODEL
+from tasks.causal_lm import AUTO_MODEL, backbone
 from utils.distributed import start_process_group, stop_process_group
 from utils.environment import read_environment
 
@@ -87,6 +87,7 @@ def load(way: str, model: str) -> None:
     checkpointing, _ = checkpointing_mode(config, meta)
     apply_policies(
         meta,
+        backbone(meta),
         config,
         precision=precision,
         quantization=resolve_quantization(config, precision, layout, env.device),

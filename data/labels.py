@@ -13,11 +13,18 @@ def shift_left(labels: torch.Tensor) -> torch.Tensor:
     return F.pad(labels[:, 1:], (0, 1), value=IGNORE_INDEX)
 
 
-def learned_positions(labels: torch.Tensor) -> torch.Tensor:
-    """Where something is learned: indices into the flattened [batch x seq] positions, [n], at least one.
+def next_tokens_to_predict(labels: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """The positions that predict a label token, and these tokens: int64 [n] each, n at least 1.
 
-    Meant for the host, where counting waits for no device. A batch without labels keeps its first position, so that the
-    loss, zero, still depends on the weights and every rank has gradients to reduce.
+    Positions are indices into the flattened [batch x seq]. Meant for the host, where counting waits for no device. A
+    batch without labels keeps its first position, so that the loss, zero, still depends on the weights and every rank
+    has gradients to reduce.
+
+    Args:
+        labels: int64 [batch, seq], not shifted.
     """
-    positions = (shift_left(labels).reshape(-1) != IGNORE_INDEX).nonzero().squeeze(1)
-    return positions if len(positions) else torch.zeros(1, dtype=torch.int64)
+    shifted = shift_left(labels).reshape(-1)
+    positions = (shifted != IGNORE_INDEX).nonzero().squeeze(1)
+    if not len(positions):
+        positions = torch.zeros(1, dtype=torch.int64)
+    return positions, shifted[positions]

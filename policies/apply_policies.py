@@ -1,8 +1,8 @@
-"""How the model is laid out on the hardware and computed. `apply_policies` is the order, in one place."""
+"""What is done to a model before it trains, in the order that each step needs."""
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, NamedTuple
 
 from torch import nn
 
@@ -23,8 +23,17 @@ from policies.wrapping import find_layers, find_units
 from utils.environment import Environment, print_rank_zero
 
 
+class Adapted(NamedTuple):
+    """A model that is ready to be sharded: its parameters have shapes and no values yet, adapters aside."""
+
+    model: nn.Module  # with its adapters
+    base: Any  # the model that the adapters were added to; `model` itself if there are none
+    units: list[nn.Module]  # what is gathered at a time, besides the root
+
+
 def apply_policies(
     model: Any,
+    backbone: nn.Module,
     config: RunConfig,
     *,
     precision: Precision,
@@ -34,43 +43,78 @@ def apply_policies(
     weights: Weights,
     env: Environment,
 ) -> nn.Module:
-    """Everything that is done to a model before it trains, in the order that each step needs.
+    """The model to call: `model(..., targets=targets)` gives the summed loss. Every rank must call this.
 
     Args:
         model: as `policies.loading.build_model` returns it, on the meta device.
-        checkpointing: what `policies.activation_checkpointing.checkpointing_mode` says of it.
-
-    Returns:
-        The model to call: `model(..., labels=labels)` gives the summed loss.
+        backbone: the submodule whose output the model's head turns into logits.
+        checkpointing: the mode that `policies.activation_checkpointing.checkpointing_mode` returned.
     """
-    causal_lm = model
+    adapted = adapt_model(
+        model,
+        backbone,
+        config,
+        precision=precision,
+        quantization=quantization,
+        checkpointing=checkpointing,
+        env=env,
+    )
+    return shard_and_fill(adapted, config, precision=precision, layout=layout, weights=weights, env=env)
+
+
+def adapt_model(
+    model: Any,
+    backbone: nn.Module,
+    config: RunConfig,
+    *,
+    precision: Precision,
+    quantization: Quantization | None,
+    checkpointing: str,
+    env: Environment,
+) -> Adapted:
+    """Steps 1 to 5: everything that needs neither other ranks nor weights. A plan of the run stops here."""
+    base = model
     # The loss comes before all else: its code runs inside whatever wraps the model, where sharded weights are whole.
-    use_summed_loss(causal_lm, config.train_config.loss_chunk_size)
+    use_summed_loss(base, backbone, config.train_config.loss_chunk_size)
     # Found now: sharding renames their classes.
-    layers, units = find_layers(causal_lm), find_units(causal_lm, config.fsdp_config.wrap)
+    layers, units = find_layers(base), find_units(base, config.fsdp_config.wrap)
 
     # 1. PEFT, on quantized layers or plain ones
     if quantization is not None:
-        print_rank_zero(env, quantize_linears(causal_lm, quantization))
+        print_rank_zero(env, quantize_linears(base, quantization))
     if config.train_config.use_peft:
         model = apply_adapters(model, config)
         store_adapters(model, precision.adapter_dtype)
         use_lean_forward(model)
     # 2. freeze: adapters froze what they need frozen
     if config.train_config.freeze_layers:
-        freeze_layers(model, causal_lm.get_decoder(), config.train_config.num_freeze_layers)
+        freeze_layers(model, backbone, config.train_config.num_freeze_layers)
     # 3. precision: weights have their storage dtype since they were built; the policy that casts belongs to sharding
     # 4. activation checkpointing
-    apply_activation_checkpointing(causal_lm, checkpointing)
+    apply_activation_checkpointing(base, checkpointing)
     # 5. compile, inside the hooks that sharding adds
     if config.train_config.compile:
         compile_layers(layers)
+    return Adapted(model, base, units)
+
+
+def shard_and_fill(
+    adapted: Adapted,
+    config: RunConfig,
+    *,
+    precision: Precision,
+    layout: Layout,
+    weights: Weights,
+    env: Environment,
+) -> nn.Module:
+    """Steps 6 and 7: the ranks share the model out and read its weights. Every rank must call this."""
+    model, base, units = adapted
     # 6. shard
     shard(model, units, layout, precision, env.device)
     # 7. materialise weights; DistributedDataParallel goes around real ones
     materialise(
         model,
-        causal_lm,
+        base,
         weights,
         parameter_device=layout.parameter_device(env.device),
         compute_device=env.device,

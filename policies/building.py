@@ -1,8 +1,9 @@
-"""The model of a run, from its config.json to trained and frozen weights on the hardware."""
+"""The model of a run: built without weights, adapted, sharded and filled."""
 
 from __future__ import annotations
 
 import time
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -16,7 +17,6 @@ from policies.adapters import adapter_notes
 from policies.apply_policies import apply_policies
 from policies.attention import choose_attention, rows_that_need_offsets
 from policies.loading import build_model, grow_embeddings
-from policies.loss import check_head_alone
 from policies.mixed_precision import Precision
 from policies.quantized_linear import Quantization
 from policies.sharding import Layout
@@ -40,26 +40,28 @@ def build_for_training(
     config: RunConfig,
     model_config: Any,
     tokenizer: Any,
-    auto_model: Any,
     *,
+    auto_model: Any,
+    check_model: Callable[[Any, str], None],
+    find_backbone: Callable[[Any], nn.Module],
     precision: Precision,
     quantization: Quantization | None,
     layout: Layout,
     row_length: int,
     env: Environment,
 ) -> BuiltModel:
-    """Build, adapt, shard and fill the model; what was adapted is printed. Every rank must call this.
+    """The model, adapted, sharded and filled; what was adapted is printed. Every rank must call this.
 
     Args:
-        auto_model: the transformers class that builds such models, of the task.
-        row_length: tokens that a row of the run holds.
+        auto_model, check_model, find_backbone: those of the task (`tasks.task.Task`).
+        row_length: the most tokens that a row of the run holds.
 
     Raises:
-        ConfigError: on every rank, where the model cannot be built, read or trained so.
+        ConfigError: on every rank, if the model cannot be built, read or trained so.
     """
     started, dtype = time.perf_counter(), precision.storage_dtype
     model = build_model(config, model_config, auto_model, dtype)
-    check_head_alone(model, config.train_config.model_name)
+    check_model(model, config.train_config.model_name)
     notes = choose_attention(model, config, precision, env.device)
     attention, offsets = model.config.get_text_config()._attn_implementation, rows_that_need_offsets(model, row_length)
     notes += grow_embeddings(model, tokenizer, use_peft=config.train_config.use_peft)
@@ -70,6 +72,7 @@ def build_for_training(
     architecture = type(model).__name__
     model = apply_policies(
         model,
+        find_backbone(model),
         config,
         precision=precision,
         quantization=quantization,

@@ -13,91 +13,66 @@ from typing import Any
 
 import torch
 import torch.nn.functional as F
-import transformers
 from torch import nn
 from torch.utils.checkpoint import checkpoint
 from transformers.modeling_outputs import BaseModelOutputWithPast
 
-from data.labels import IGNORE_INDEX, shift_left
-from utils.errors import ConfigError
+from data.labels import IGNORE_INDEX
 
 
 def summed_cross_entropy(logits: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
-    """Sum over learned tokens, in fp32.
+    """The sum of the cross-entropy over label tokens: fp32 scalar; 0, with zero gradients, if there is none.
 
     Args:
         logits: [tokens, vocab], any floating dtype.
-        targets: [tokens], already shifted, -100 = not learned.
-
-    Returns:
-        fp32 scalar; 0, with zero gradients, where no token is learned.
+        targets: [tokens], the token that each position predicts; -100 = no label.
     """
     return F.cross_entropy(logits.float(), targets, ignore_index=IGNORE_INDEX, reduction="sum")
 
 
-def loss_notes(model_config: Any) -> list[str]:
-    """A line for a mixture of experts whose config asks for a loss of its router too: that is not trained here."""
-    if getattr(model_config.get_text_config(), "output_router_logits", False):
-        return ["output_router_logits: the router's auxiliary loss is not added; cross-entropy alone is trained"]
-    return []
+def use_summed_loss(model: Any, backbone: nn.Module, chunk_size: int) -> None:
+    """Make `model(..., targets=targets)` return the summed loss alone; a call without targets is as before.
 
-
-def check_head_alone(model: Any, model_name: str) -> None:
-    """That the head of this model can be called on what its decoder gave, as `use_summed_loss` does.
-
-    Raises:
-        ConfigError: where it cannot.
-    """
-    if model.config.get_text_config() is not model.config:
-        raise ConfigError(
-            f"--model_name: {model_name} is a {type(model).__name__}, a language model inside a larger one (of images, "
-            "say), and only plain language models are trained; save its language model alone and give that"
-        )
-    if model.get_decoder() is model:
-        raise ConfigError(
-            f"--model_name: transformers {transformers.__version__} does not say where the decoder of "
-            f"{type(model).__name__} is, and the loss is computed after it; give a model of another family"
-        )
-
-
-def use_summed_loss(model: Any, chunk_size: int) -> None:
-    """From here on `model(..., labels=labels)` returns the summed loss alone; without labels it is as before.
-
-    `label_positions` ([n], see `data.labels`) spares the head all other positions: of a dialogue and its summary,
-    nine tenths.
+    `targets` ([n]) holds the token to predict at each of `target_positions` ([n], indices into the flattened
+    [batch x seq] of the backbone's output; unset: at every position). Other positions never reach the head: of a
+    dialogue with its summary, nine tenths.
 
     The forward of this one instance is replaced, inside whatever later wraps it, because sharded weights are whole
     only while their module's own forward runs. The head of each chunk is the model's own code: its forward is
-    called with the decoder's output given, so logit scaling or soft-capping are never forgotten.
+    called with the backbone's output given, so logit scaling or soft-capping are never forgotten.
 
     Args:
-        model: a transformers causal language model.
+        model: a transformers model whose head runs on the backbone's output alone.
+        backbone: the submodule that computes the head's input.
         chunk_size: tokens whose logits are held at a time; 0 computes all at once.
     """
     own_forward = model.forward
-    decoder = model.get_decoder()
 
     @functools.wraps(own_forward)
     def forward(
-        *args: Any, labels: torch.Tensor | None = None, label_positions: torch.Tensor | None = None, **kwargs: Any
+        *args: Any,
+        targets: torch.Tensor | None = None,
+        target_positions: torch.Tensor | None = None,
+        labels: torch.Tensor | None = None,  # peft hands it on, None where it was not given
+        **kwargs: Any,
     ) -> Any:
-        if labels is None:
-            return own_forward(*args, **kwargs)
-        hidden = decoder(*args, **kwargs)[0]
+        if targets is None:
+            given = {} if labels is None else {"labels": labels}
+            return own_forward(*args, **given, **kwargs)
+        hidden = backbone(*args, **kwargs)[0]
         hidden = hidden.reshape(1, -1, hidden.shape[-1])
-        targets = shift_left(labels).reshape(-1)
-        if label_positions is not None:
-            hidden, targets = hidden[:, label_positions], targets[label_positions]
+        if target_positions is not None:
+            hidden = hidden[:, target_positions]
 
         def chunk_loss(hidden_chunk: torch.Tensor, target_chunk: torch.Tensor) -> torch.Tensor:
-            with _decoder_returns(decoder, hidden_chunk):
+            with _backbone_returns(backbone, hidden_chunk):
                 logits = own_forward(input_ids=None, use_cache=False).logits
             return summed_cross_entropy(logits[0], target_chunk)
 
         size = chunk_size or max(1, targets.numel())
         chunks = list(zip(hidden.split(size, dim=1), targets.split(size), strict=True))
         # fp16 gradients need the loss scale, which is not known before backward.
-        head_trains = any(p.requires_grad for p in _parameters_beside(decoder, model))
+        head_trains = any(p.requires_grad for p in _parameters_beside(backbone, model))
         if hidden.requires_grad and hidden.dtype != torch.float16 and not head_trains:
             return _LossOfFrozenHead.apply(hidden, chunks, chunk_loss)
         if len(chunks) == 1:
@@ -108,17 +83,18 @@ def use_summed_loss(model: Any, chunk_size: int) -> None:
     model.forward = forward
 
 
-def _parameters_beside(decoder: nn.Module, module: nn.Module) -> Iterator[nn.Parameter]:
-    """What the module computes with beside the decoder: its head's, which may be the embedding's too."""
-    if module is not decoder:
+def _parameters_beside(backbone: nn.Module, module: nn.Module) -> Iterator[nn.Parameter]:
+    """The parameters of the module outside the backbone: the head's, which may be shared with the embedding."""
+    if module is not backbone:
         yield from module.parameters(recurse=False)
         for child in module.children():
-            yield from _parameters_beside(decoder, child)
+            yield from _parameters_beside(backbone, child)
 
 
 class _LossOfFrozenHead(torch.autograd.Function):
-    """The loss of all chunks, where nothing but the decoder's output takes a gradient: that is computed with the loss,
-    chunk by chunk, so that no logits need be computed again.
+    """The loss of all chunks if only the backbone's output takes a gradient.
+
+    The gradient is computed together with the loss, chunk by chunk, so no logits are computed again in backward.
     """
 
     @staticmethod
@@ -147,7 +123,7 @@ class _LossOfFrozenHead(torch.autograd.Function):
 
 
 class _Hidden(BaseModelOutputWithPast):
-    """A decoder's output whose other fields are None, whichever of them the head's code asks for."""
+    """A backbone's output whose other fields are None, whichever of them the head's code asks for."""
 
     def __getattr__(self, name: str) -> None:
         if name.startswith("__"):
@@ -155,15 +131,15 @@ class _Hidden(BaseModelOutputWithPast):
 
 
 @contextmanager
-def _decoder_returns(decoder: nn.Module, hidden: torch.Tensor) -> Iterator[None]:
-    """While this lasts, calling `decoder` returns `hidden` ([1, tokens, hidden_size]) without computing anything."""
-    had_own = "forward" in decoder.__dict__
-    before = decoder.forward
-    decoder.forward = lambda *args, **kwargs: _Hidden(last_hidden_state=hidden)
+def _backbone_returns(backbone: nn.Module, hidden: torch.Tensor) -> Iterator[None]:
+    """Inside this context `backbone` returns `hidden` ([1, tokens, hidden_size]) and computes nothing."""
+    had_own = "forward" in backbone.__dict__
+    before = backbone.forward
+    backbone.forward = lambda *args, **kwargs: _Hidden(last_hidden_state=hidden)
     try:
         yield
     finally:
         if had_own:
-            decoder.forward = before
+            backbone.forward = before
         else:
-            del decoder.forward
+            del backbone.forward

@@ -98,7 +98,7 @@ def perplexity(loss: float) -> float:
 
 
 class Counts(Protocol):
-    """What a step's tokens were, over all ranks (`tasks.causal_lm.BatchCounts`)."""
+    """What a step's tokens were, over all ranks (`tasks.task.BatchCounts`)."""
 
     @property
     def num_tokens(self) -> int: ...

@@ -1,33 +1,69 @@
-"""Causal language models: model class, collation, summed loss, generation."""
+"""Causal language models. See `tasks.task.Task` for what each name is for."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 import torch
+import transformers
 from torch import nn
 from transformers import AutoModelForCausalLM
 
-from data.labels import IGNORE_INDEX, learned_positions
+from data.labels import IGNORE_INDEX, next_tokens_to_predict
 from data.loader import Document
 from data.packing import Offsets
 from data.padding import EXACT, PaddedWidth
-from utils.distributed import sum_on_host
+from data.tokenizer import load_tokenizer, padding_id
+from utils.errors import ConfigError
 
 AUTO_MODEL = AutoModelForCausalLM
+PEFT_TYPE = "CAUSAL_LM"
+
+load_processor = load_tokenizer
+
+
+def check_model(model: Any, model_name: str) -> None:
+    """Check that the head can be called on what the decoder gave, as `policies.loss.use_summed_loss` calls it.
+
+    Raises:
+        ConfigError: if it cannot.
+    """
+    if model.config.get_text_config() is not model.config:
+        raise ConfigError(
+            f"--model_name: {model_name} is a {type(model).__name__}, a language model inside a larger one (of images, "
+            "say), and only plain language models are trained; save its language model alone and give that"
+        )
+    if model.get_decoder() is model:
+        raise ConfigError(
+            f"--model_name: transformers {transformers.__version__} does not say where the decoder of "
+            f"{type(model).__name__} is, and the loss is computed after it; give a model of another family"
+        )
+
+
+def loss_notes(model_config: Any) -> list[str]:
+    """A line for a mixture of experts whose config asks for its router's auxiliary loss: that is not trained here."""
+    if getattr(model_config.get_text_config(), "output_router_logits", False):
+        return ["output_router_logits: the router's auxiliary loss is not added; cross-entropy alone is trained"]
+    return []
+
+
+def backbone(model: Any) -> nn.Module:
+    """The decoder: the head computes logits from its output alone."""
+    return model.get_decoder()
 
 
 @dataclass(frozen=True)
-class MicroBatch:
-    """One rank's share of one forward pass. Counts are Python numbers, known without asking the device."""
+class CausalMicroBatch:
+    """One rank's share of one forward pass (`tasks.task.MicroBatch`)."""
 
     input_ids: torch.Tensor  # int64 [batch, seq]
-    labels: torch.Tensor  # int64 [batch, seq], not shifted, -100 = not learned
+    labels: torch.Tensor  # int64 [batch, seq], not shifted, -100 = no label; stays on the host
     position_ids: torch.Tensor  # int64 [batch, seq], restarting at 0 with every document
-    label_positions: torch.Tensor  # int64 [n], where something is learned in the flattened [batch x seq]
+    target_positions: torch.Tensor  # int64 [n], positions of the flattened [batch x seq] that predict a label token
+    targets: torch.Tensor  # int64 [n], those label tokens
     attention_mask: torch.Tensor | None  # int64 [batch, seq], 1 = token; None under packing
     num_tokens: int  # without padding
     num_label_tokens: int
@@ -36,10 +72,10 @@ class MicroBatch:
     document_offsets: torch.Tensor | None = None  # int32 [documents + 1] in the flattened [batch x seq]
     longest_document: int = 0  # tokens; 0 without offsets
 
-    def to(self, device: torch.device) -> MicroBatch:
+    def to(self, device: torch.device) -> CausalMicroBatch:
         return self._map(lambda tensor: tensor.to(device, non_blocking=True))
 
-    def pin_memory(self) -> MicroBatch:
+    def pin_memory(self) -> CausalMicroBatch:
         """Called by the DataLoader."""
         return self._map(lambda tensor: tensor.pin_memory())
 
@@ -51,13 +87,13 @@ class MicroBatch:
         tensors = {name: torch.from_numpy(value) for name, value in state.items() if isinstance(value, np.ndarray)}
         vars(self).update(state | tensors)
 
-    def _map(self, function: Any) -> MicroBatch:
+    def _map(self, function: Any) -> CausalMicroBatch:
         return replace(
             self,
             input_ids=function(self.input_ids),
-            labels=function(self.labels),
             position_ids=function(self.position_ids),
-            label_positions=function(self.label_positions),
+            target_positions=function(self.target_positions),
+            targets=function(self.targets),
             attention_mask=None if self.attention_mask is None else function(self.attention_mask),
             document_offsets=None if self.document_offsets is None else function(self.document_offsets),
         )
@@ -65,7 +101,7 @@ class MicroBatch:
 
 @dataclass(frozen=True)
 class Collator:
-    """Rows of documents -> a MicroBatch, padded on the right to the width that its longest row asks for.
+    """Rows of documents -> a CausalMicroBatch, padded on the right to the width that its longest row asks for.
 
     Under packing the model gets position ids that restart with every document and no attention mask: that is how
     transformers knows the documents of a row apart (with a mask, or with a KV cache, attention would cross
@@ -78,7 +114,7 @@ class Collator:
     width: PaddedWidth = EXACT
     offsets: Offsets = "none"  # bring `document_offsets` along, for attention that goes by them
 
-    def __call__(self, rows: list[list[Document]]) -> MicroBatch:
+    def __call__(self, rows: list[list[Document]]) -> CausalMicroBatch:
         documents = [document for row in rows for document in row]
         lengths = np.array([len(ids) for ids, _, _ in documents], dtype=np.int64)
         # An empty micro-batch (fewer rows than ranks) becomes two tokens with nothing to learn.
@@ -101,11 +137,13 @@ class Collator:
         num_documents = (position_ids == 0).sum()  # what fills a row is one more
         needs_offsets = self.offsets == "all" or (self.offsets == "shared" and num_documents > shape[0])
         offsets = _document_offsets(position_ids) if needs_offsets else None
-        return MicroBatch(
+        target_positions, predicted = next_tokens_to_predict(torch.from_numpy(labels))
+        return CausalMicroBatch(
             input_ids=torch.from_numpy(input_ids),
             labels=torch.from_numpy(labels),
             position_ids=torch.from_numpy(position_ids),
-            label_positions=learned_positions(torch.from_numpy(labels)),
+            target_positions=target_positions,
+            targets=predicted,
             attention_mask=None if self.packing else torch.from_numpy(is_token.astype(np.int64)),
             num_tokens=int(lengths.sum()),
             num_label_tokens=int((labels != IGNORE_INDEX).sum()),
@@ -121,21 +159,12 @@ def _document_offsets(position_ids: np.ndarray) -> np.ndarray:
     return np.append(np.flatnonzero(position_ids == 0), position_ids.size).astype(np.int32)
 
 
-class BatchCounts(NamedTuple):
-    """What a global batch holds, all ranks and micro-batches together."""
-
-    num_label_tokens: int
-    num_tokens: int
-    num_attended_pairs: int
+def make_collator(tokenizer: Any, vocab_size: int, width: PaddedWidth, *, packing: bool, offsets: Offsets) -> Collator:
+    """The Collator of a run, which pads with an id that the model's embedding has."""
+    return Collator(packing=packing, padding_id=padding_id(tokenizer, vocab_size), width=width, offsets=offsets)
 
 
-def count_globally(micro_batches: Sequence[MicroBatch]) -> BatchCounts:
-    """Every rank must call this; it does not touch the device."""
-    fields = BatchCounts._fields
-    return BatchCounts(*map(int, sum_on_host(*(sum(getattr(b, field) for b in micro_batches) for field in fields))))
-
-
-def summed_loss(model: nn.Module, batch: MicroBatch) -> torch.Tensor:
+def summed_loss(model: nn.Module, batch: CausalMicroBatch) -> torch.Tensor:
     """Sum of next-token cross-entropy over the batch's label tokens, fp32 scalar (see `policies.loss`)."""
     offsets: dict[str, Any] = {}
     if batch.document_offsets is not None:
@@ -145,8 +174,8 @@ def summed_loss(model: nn.Module, batch: MicroBatch) -> torch.Tensor:
         input_ids=batch.input_ids,
         attention_mask=batch.attention_mask,
         position_ids=batch.position_ids,
-        labels=batch.labels,
-        label_positions=batch.label_positions,
+        targets=batch.targets,
+        target_positions=batch.target_positions,
         use_cache=False,
         **offsets,
     )
@@ -155,7 +184,7 @@ def summed_loss(model: nn.Module, batch: MicroBatch) -> torch.Tensor:
 @torch.no_grad()
 def generate(
     model: Any,
-    tokenizer: Any,
+    processor: Any,
     prompt: str,
     *,
     max_new_tokens: int,
@@ -167,19 +196,19 @@ def generate(
 
     Args:
         temperature: 0 takes the likeliest token each time; above, torch's random state decides.
-        add_bos: put the tokenizer's first token before the prompt, as training does except under a chat template.
-        more_end_ids: tokens that end the answer, beside the tokenizer's end token.
+        add_bos: put the processor's first token before the prompt, as training does except under a chat template.
+        more_end_ids: tokens that end the answer, beside the processor's end token.
     """
-    start = [] if tokenizer.bos_token_id is None or not add_bos else [tokenizer.bos_token_id]
-    ids = torch.tensor([start + tokenizer.encode(prompt, add_special_tokens=False)], device=model.device)
+    start = [] if processor.bos_token_id is None or not add_bos else [processor.bos_token_id]
+    ids = torch.tensor([start + processor.encode(prompt, add_special_tokens=False)], device=model.device)
     sampling = {"temperature": temperature, "top_k": 0, "top_p": 1.0} if temperature > 0 else {}
     output = model.generate(
         input_ids=ids,
         attention_mask=torch.ones_like(ids),
         max_new_tokens=max_new_tokens,
         do_sample=temperature > 0,
-        eos_token_id=[tokenizer.eos_token_id, *more_end_ids],
-        pad_token_id=tokenizer.eos_token_id,
+        eos_token_id=[processor.eos_token_id, *more_end_ids],
+        pad_token_id=processor.eos_token_id,
         **sampling,
     )
-    return tokenizer.decode(output[0, ids.shape[1] :], skip_special_tokens=True).strip()
+    return processor.decode(output[0, ids.shape[1] :], skip_special_tokens=True).strip()

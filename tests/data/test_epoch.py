@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from data.loader import BatchLayout, StepLoader, make_rows
 from data.padding import PaddedWidth
 from data.sequences import Examples, build_examples
-from tasks.causal_lm import Collator, MicroBatch
+from tasks.causal_lm import CausalMicroBatch, Collator
 
 PADDING = 0
 STRATEGIES = st.sampled_from(["packing", "padding"])
@@ -57,7 +57,7 @@ def make_loader(
     )
 
 
-def documents_of(batch: MicroBatch) -> list[Document]:
+def documents_of(batch: CausalMicroBatch) -> list[Document]:
     """The documents that the model is shown, by position ids under packing and by the mask under padding."""
     found = []
     for row in range(len(batch.input_ids)):

@@ -17,7 +17,7 @@ from transformers import AutoModelForCausalLM
 import finetuning
 from data.packing import pack_best_fit
 from policies.loss import use_summed_loss
-from tasks.causal_lm import Collator, MicroBatch, summed_loss
+from tasks.causal_lm import CausalMicroBatch, Collator, summed_loss
 from tests.helpers import random_documents
 from tests.helpers.processes import train_events
 from tests.helpers.small_configs import SMALL, VOCAB
@@ -63,7 +63,7 @@ def make_documents(lengths: list[int], seed: int = 0) -> list[tuple[np.ndarray, 
     return documents
 
 
-def batch_logits(model: nn.Module, batch: MicroBatch) -> torch.Tensor:
+def batch_logits(model: nn.Module, batch: CausalMicroBatch) -> torch.Tensor:
     """The logits that the loss is made of: the model called as `summed_loss` calls it, without labels."""
     return model(
         input_ids=batch.input_ids,
@@ -183,7 +183,7 @@ def test_changing_one_packed_document_changes_no_other_documents_logits(name: st
 @pytest.mark.parametrize("name", CONFIGS)
 def test_gradients_of_a_batch_are_the_sum_of_each_documents_alone(name: str, packing: bool) -> None:
     model = make_model(name, "eager", "train")
-    use_summed_loss(model, chunk_size=0)
+    use_summed_loss(model, model.get_decoder(), chunk_size=0)
     documents = make_documents([7, 11, 5, 9])
     for ids, labels, _ in documents:
         alone = Collator(packing=False, padding_id=2)([[(ids, labels, 0)]])
@@ -199,7 +199,7 @@ def test_gradients_of_a_batch_are_the_sum_of_each_documents_alone(name: str, pac
 @pytest.mark.parametrize("name", CONFIGS)
 def test_what_fills_unused_places_changes_neither_loss_nor_gradients(name: str, packing: bool) -> None:
     model = make_model(name, "eager", "train")
-    use_summed_loss(model, chunk_size=0)
+    use_summed_loss(model, model.get_decoder(), chunk_size=0)
     documents = make_documents([7, 12, 5])
     rows = [documents[:1], documents[1:]] if packing else [[document] for document in documents]
     results = []
@@ -229,7 +229,7 @@ def test_the_first_token_of_a_document_is_never_learned() -> None:
 @pytest.mark.parametrize("name", CONFIGS)
 def test_a_batch_without_rows_has_a_loss_and_gradients_of_exactly_zero(name: str, packing: bool) -> None:
     model = make_model(name, "eager", "train")
-    use_summed_loss(model, chunk_size=0)
+    use_summed_loss(model, model.get_decoder(), chunk_size=0)
     batch = Collator(packing=packing, padding_id=2)([])
     assert (batch.num_tokens, batch.num_label_tokens, batch.num_attended_pairs) == (0, 0, 0)
     loss = summed_loss(model, batch)

@@ -14,9 +14,10 @@ import transformers
 from torch.utils.flop_counter import FlopCounterMode
 from transformers import AutoModelForCausalLM
 
+from data.labels import shift_left
 from policies.activation_checkpointing import apply_activation_checkpointing
-from policies.loss import loss_notes, shift_left, summed_cross_entropy, use_summed_loss
-from tasks.causal_lm import Collator, MicroBatch, summed_loss
+from policies.loss import summed_cross_entropy, use_summed_loss
+from tasks.causal_lm import CausalMicroBatch, Collator, loss_notes, summed_loss
 from tests.helpers.small_configs import GPT2, GPT_NEOX, OPT, SMALL, VOCAB
 
 CONFIGS: dict[str, Any] = {
@@ -56,7 +57,7 @@ def make_model(name: str, dtype: torch.dtype = torch.float32) -> Any:
     return model.train()
 
 
-def make_batch(seed: int = 0, *, learned: bool = True) -> MicroBatch:
+def make_batch(seed: int = 0, *, learned: bool = True) -> CausalMicroBatch:
     generator = np.random.default_rng(seed)
     rows = []
     for source, length in enumerate(generator.integers(2, 24, 6)):
@@ -66,7 +67,7 @@ def make_batch(seed: int = 0, *, learned: bool = True) -> MicroBatch:
     return Collator(packing=False, padding_id=2)(rows)
 
 
-def reference_loss(model: Any, batch: MicroBatch) -> torch.Tensor:
+def reference_loss(model: Any, batch: CausalMicroBatch) -> torch.Tensor:
     logits = model(
         input_ids=batch.input_ids,
         attention_mask=batch.attention_mask,
@@ -91,7 +92,7 @@ def test_loss_and_gradients_are_those_of_cross_entropy_on_full_logits(name: str,
     if frozen == "head":
         freeze_head(reference)
     model = copy.deepcopy(reference)
-    use_summed_loss(model, chunk_size)
+    use_summed_loss(model, model.get_decoder(), chunk_size)
     batch = make_batch()
     wanted = reference_loss(reference, batch)
     wanted.backward()
@@ -112,7 +113,7 @@ def test_loss_and_gradients_are_those_of_cross_entropy_on_full_logits(name: str,
 @pytest.mark.parametrize("name", CONFIGS)
 def test_a_batch_with_nothing_to_learn_has_a_loss_and_gradients_of_exactly_zero(name: str, chunk_size: int) -> None:
     model = make_model(name)
-    use_summed_loss(model, chunk_size)
+    use_summed_loss(model, model.get_decoder(), chunk_size)
     loss = summed_loss(model, make_batch(learned=False))
     loss.backward()
     assert loss.item() == 0
@@ -125,7 +126,7 @@ def test_a_batch_with_nothing_to_learn_has_a_loss_and_gradients_of_exactly_zero(
 
 def flops_and_kept_logits(model: Any, chunk_size: int) -> tuple[int, int]:
     """Of a forward and a backward pass; and how many tensors as wide as the vocabulary stay in between."""
-    use_summed_loss(model, chunk_size)
+    use_summed_loss(model, model.get_decoder(), chunk_size)
     saved: list[weakref.ref[torch.Tensor]] = []
 
     def keep(tensor: torch.Tensor) -> torch.Tensor:
@@ -146,7 +147,7 @@ def test_of_a_frozen_head_no_logits_are_kept_and_none_are_computed_again(chunk_s
     frozen = make_model("llama")
     freeze_head(frozen)
     trained_flops, trained_kept = flops_and_kept_logits(make_model("llama"), 0)
-    weight_gradient = 2 * make_batch().label_positions.numel() * frozen.get_output_embeddings().weight.numel()
+    weight_gradient = 2 * make_batch().target_positions.numel() * frozen.get_output_embeddings().weight.numel()
     assert trained_kept > 0
     assert flops_and_kept_logits(frozen, chunk_size) == (trained_flops - weight_gradient, 0)
 
@@ -155,7 +156,7 @@ def test_of_a_frozen_head_no_logits_are_kept_and_none_are_computed_again(chunk_s
 def test_without_labels_the_model_answers_as_before(name: str) -> None:
     reference = make_model(name).eval()
     model = copy.deepcopy(reference)
-    use_summed_loss(model, 7)
+    use_summed_loss(model, model.get_decoder(), 7)
     batch = make_batch()
     summed_loss(model, batch).backward()  # nothing of a chunk may stay behind
     with torch.no_grad():
@@ -168,7 +169,7 @@ def test_without_labels_the_model_answers_as_before(name: str) -> None:
 def test_generate_gives_what_it_gave_before(name: str) -> None:
     reference = make_model(name).eval()
     model = copy.deepcopy(reference)
-    use_summed_loss(model, 7)
+    use_summed_loss(model, model.get_decoder(), 7)
     summed_loss(model, make_batch()).backward()
     prompt = torch.arange(5, 12)[None]
     options = {"max_new_tokens": 6, "do_sample": False, "pad_token_id": 2, "attention_mask": torch.ones_like(prompt)}
@@ -180,7 +181,7 @@ def test_recomputed_layers_change_neither_loss_nor_gradients(name: str) -> None:
     reference = make_model(name)
     model = copy.deepcopy(reference)
     for each in (reference, model):
-        use_summed_loss(each, 7)
+        use_summed_loss(each, each.get_decoder(), 7)
     apply_activation_checkpointing(model, "full")
     batch = make_batch()
     wanted, loss = summed_loss(reference, batch), summed_loss(model, batch)
@@ -192,14 +193,18 @@ def test_recomputed_layers_change_neither_loss_nor_gradients(name: str) -> None:
 
 
 @pytest.mark.parametrize("chunk_size", [0, 7])
-def test_naming_the_label_positions_changes_neither_loss_nor_gradients(chunk_size: int) -> None:
+def test_naming_the_target_positions_changes_neither_loss_nor_gradients(chunk_size: int) -> None:
     """They only spare the head the positions at which nothing is learned."""
     reference = make_model("gemma2")
     model = copy.deepcopy(reference)
     for each in (reference, model):
-        use_summed_loss(each, chunk_size)
+        use_summed_loss(each, each.get_decoder(), chunk_size)
     batch = make_batch()
-    inputs = {"input_ids": batch.input_ids, "attention_mask": batch.attention_mask, "labels": batch.labels}
+    inputs = {
+        "input_ids": batch.input_ids,
+        "attention_mask": batch.attention_mask,
+        "targets": shift_left(batch.labels).reshape(-1),
+    }
     wanted, loss = reference(**inputs), summed_loss(model, batch)
     wanted.backward()
     loss.backward()

@@ -14,7 +14,7 @@ import transformers
 from transformers import AutoModelForCausalLM
 
 from reporting.metrics import MetricsFile, StepFlops, end_facts, perplexity, write_metrics_data
-from tasks.causal_lm import BatchCounts
+from tasks.task import BatchCounts
 from tests.helpers.contract import KEYS
 from tests.helpers.processes import ProcessGroup, read_metrics
 
