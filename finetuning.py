@@ -29,7 +29,6 @@ if __name__ == "__main__":
 import torch
 from torch import nn
 from torch.optim import Optimizer
-from tqdm import tqdm
 
 from checkpointing.model_folder import WriteError, export_model
 from checkpointing.saving import is_due
@@ -51,6 +50,7 @@ from tasks.task import MicroBatch, count_globally
 from utils.distributed import gather_to_all, on_rank_zero, stop_process_group, sum_on_host
 from utils.environment import Environment, print_rank_zero, read_environment
 from utils.errors import ConfigError
+from utils.progress import phase, progress_bar
 
 
 def train_step(
@@ -161,8 +161,7 @@ def train(job: Job, stopping: StopRequests) -> str:
         steps_left = min(len(job.train_loader) - state.step_of_epoch, job.num_steps - state.step)
         batches = job.train_loader.epoch(state.epoch - 1, state.step_of_epoch)
         name, first = f"epoch {state.epoch}/{config.num_epochs}", state.step_of_epoch
-        total, is_quiet = first + steps_left, not job.env.is_rank_zero
-        with tqdm(total=total, initial=first, desc=name, disable=is_quiet) as bar:
+        with progress_bar(name, total=first + steps_left, initial=first) as bar:
             for index in range(steps_left):
                 is_last_of_epoch = index == steps_left - 1
                 loss = run_step(job, batches, last_of_epoch=is_last_of_epoch)
@@ -283,8 +282,9 @@ def validate(job: Job, eval_loader: StepLoader, stopping: StopRequests) -> float
     env, state = job.env, job.state
     epoch = state.epoch if state.step else 0
     steps = stopping.until_asked(job.watchdog.each(eval_loader.epoch(0), state.step, "evaluating"))
-    bar = tqdm(steps, desc="eval", total=len(eval_loader), leave=False, disable=not env.is_rank_zero)
-    loss, num_label_tokens = evaluate(job.model, bar, job.task.summed_loss, env.device)
+    with phase("evaluating"):
+        bar = progress_bar("eval", steps, total=len(eval_loader), leave=False)
+        loss, num_label_tokens = evaluate(job.model, bar, job.task.summed_loss, env.device)
     if steps.cut_short:
         return None
     ppl = perplexity(loss)
@@ -326,7 +326,8 @@ def save(job: Job) -> bool:
     """The weights as they are now, in Hugging Face format. Where they cannot be written this is said, on every rank."""
     job.watchdog.at(job.state.step, "saving")
     try:
-        folder = export_model(job.model, job.tokenizer, job.folder)
+        with phase("saving the weights"):
+            folder = export_model(job.model, job.tokenizer, job.folder)
     except WriteError as error:
         print_rank_zero(
             job.env, f"weights of step {job.state.step} could not be saved ({error}); the earlier ones stay"

@@ -37,6 +37,7 @@ from reporting.run_folder import checkpoint_root
 from utils.distributed import gather_to_all, local_tensor, new_host_group, on_rank_zero
 from utils.environment import Environment
 from utils.errors import ConfigError
+from utils.progress import phase_begins
 from utils.seeding import rng_state
 from utils.units import readable
 
@@ -123,6 +124,7 @@ class CheckpointSaver:
         if self.saved_step == state.step and not best:
             return
         self._last_began, self.tried_step = time.monotonic(), state.step
+        phase_begins(f"saving a checkpoint of step {state.step}")
         tensors = self._tensors()
         if self.full:
             tensors = _gathered(tensors)
@@ -174,6 +176,7 @@ class CheckpointSaver:
             Whether it is there, the same on every rank.
         """
         self.wait()
+        phase_begins("saving a copy of the final weights")
         has_optimizer = self.config.train_config.save_optimizer
         tensors = model_tensors(self.model, every_name=True)
         if has_optimizer:

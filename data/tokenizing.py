@@ -5,7 +5,7 @@ from __future__ import annotations
 import inspect
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -21,6 +21,7 @@ from data import loss_mask as marked_text
 from data.files import Source
 from data.loss_mask import BadRow, Piece, tokenize_marked
 from utils.errors import ConfigError
+from utils.progress import phase, shows_progress
 
 ToPieces = Callable[[Mapping[str, Any]], Sequence[Piece]]
 
@@ -55,7 +56,11 @@ def tokenize_rows(source: Source, tokenizer: Any, to_pieces: ToPieces, *, by_tem
         return source.rows.map(tokenize, batch_size=STREAM_BATCH_SIZE, **options)
     fingerprint = _fingerprint(source, tokenizer, to_pieces, [start, end])
     int32_lists = datasets.List(datasets.Value("int32"))
-    with _held_by_one_process(source, fingerprint) as cache_file:
+    description = f"tokenizing {source.place}"
+    with (
+        _held_by_one_process(source, fingerprint) as cache_file,
+        nullcontext() if cache_file.exists() else phase(description),
+    ):
         return source.rows.map(
             tokenize,
             batch_size=BATCH_SIZE,
@@ -64,7 +69,7 @@ def tokenize_rows(source: Source, tokenizer: Any, to_pieces: ToPieces, *, by_tem
             new_fingerprint=fingerprint,
             cache_file_name=str(cache_file),
             load_from_cache_file=True,
-            desc=f"tokenizing {source.place}",
+            desc=description,
         )
 
 
@@ -133,7 +138,7 @@ def _held_by_one_process(source: Source, fingerprint: str) -> Iterator[Path]:
     try:
         folder.mkdir(parents=True, exist_ok=True)
         lock = FileLock(f"{cache_file}.lock")
-        if datasets.are_progress_bars_disabled() and not cache_file.exists():
+        if not shows_progress() and not cache_file.exists():
             time.sleep(_HEAD_START_SECONDS)
         try:
             lock.acquire(timeout=_QUIET_WAIT_SECONDS)

@@ -14,12 +14,12 @@ from safetensors import safe_open
 from torch import nn
 from torch.distributed.tensor import DTensor
 from torch.distributed.tensor._utils import compute_local_shape_and_global_offset
-from tqdm import tqdm
 from transformers import PreTrainedModel
 
 from policies.quantized_linear import QuantizedLinear
 from utils.compat import return_free_memory
 from utils.distributed import on_rank_zero
+from utils.progress import progress_bar
 
 
 @dataclass(frozen=True)
@@ -220,5 +220,5 @@ def keep_part(target: torch.Tensor, whole: torch.Tensor) -> None:
     local.copy_(whole[index])
 
 
-def _progress(total: int, unit: str, show: bool) -> tqdm:
-    return tqdm(desc="weights", total=total, unit=unit, unit_scale=unit == "B", disable=not show)
+def _progress(total: int, unit: str, show: bool) -> Any:
+    return progress_bar("weights", total=total, unit=unit, unit_scale=unit == "B", is_hidden=not show)

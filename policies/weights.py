@@ -32,6 +32,7 @@ from policies.weight_sources import FileWeights, RandomWeights, Stored, Target, 
 from utils.distributed import gather_to_all, one_rank_per_node_first
 from utils.environment import Environment
 from utils.errors import ConfigError
+from utils.progress import phase
 
 # Element types of stored tensors that a copy converts exactly as transformers does.
 _PLAIN_DTYPES = {"F64", "F32", "F16", "BF16"}
@@ -66,7 +67,7 @@ def materialise(
         model.to(compute_device)  # adapters and buffers
     targets = {plain_name(name): _target(causal_lm, name) for name in names}
     targets |= {plain_name(name): Target(causal_lm.get_buffer(name)) for name in _persistent_buffers(causal_lm)}
-    with torch.no_grad(), gathering_changes_nothing(model):
+    with phase("loading weights"), torch.no_grad(), gathering_changes_nothing(model):
         weights.fill(causal_lm, targets, compute_device, show_progress=show_progress)
 
 

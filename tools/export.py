@@ -10,7 +10,8 @@ from __future__ import annotations
 
 import argparse
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +21,6 @@ if __name__ == "__main__":
     quiet_imports()
 
 import torch
-from tqdm import tqdm
 
 from checkpointing.exporting.convert import check_place, plan_export, write_export
 from checkpointing.exporting.sources import find_source
@@ -28,6 +28,7 @@ from checkpointing.exporting.verify import check_logits
 from supervision.exit_status import FAILED, REFUSED
 from utils.compat import return_freed_tensors
 from utils.errors import ConfigError, TrainingError
+from utils.progress import phase, progress_bar
 
 DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16, "fp32": torch.float32}
 
@@ -58,8 +59,11 @@ def export(path: Path, to: Path, *, merge: bool, dtype: torch.dtype | None, veri
     print(f"exported: {to} ({size}; every tensor read back)")
 
 
-def _bar(what: str, num_bytes: int) -> Any:
-    return tqdm(total=num_bytes, desc=what, unit="B", unit_scale=True, unit_divisor=1000, disable=not num_bytes)
+@contextmanager
+def _bar(what: str, num_bytes: int) -> Iterator[Any]:
+    options: dict[str, Any] = {"unit": "B", "unit_scale": True, "unit_divisor": 1000, "is_hidden": not num_bytes}
+    with phase(what), progress_bar(what, total=num_bytes, **options) as bar:
+        yield bar
 
 
 def _short(dtype: torch.dtype) -> str:

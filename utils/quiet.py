@@ -1,4 +1,4 @@
-"""What other libraries print: on rank 0 their progress and warnings, on the others errors alone."""
+"""What other libraries print: on rank 0 their warnings, and in a terminal their bars; on other ranks errors alone."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import logging
 import warnings
 
 from utils.environment import Environment
+from utils.progress import show_progress, shows_bars
 
 
 def quiet_imports() -> None:
@@ -31,17 +32,21 @@ def _ignore_what_peft_says() -> None:
 
 
 def quiet_libraries(env: Environment) -> None:
-    """Leave only rank 0 to speak for the libraries, or every line would come once per rank."""
+    """Let only rank 0 print what libraries say, or every line would come once per rank; and no bars into files."""
     import datasets
+    import huggingface_hub
     import transformers
+
+    show_progress(is_silent=not env.is_rank_zero)
+    if not shows_bars():
+        datasets.disable_progress_bars()
+        transformers.utils.logging.disable_progress_bar()
+        huggingface_hub.utils.disable_progress_bars()
 
     _ignore_what_peft_says()
     # fp16's first steps may make no update; the learning rate moves on with the step.
     warnings.filterwarnings("ignore", message=r"Detected call of `lr_scheduler.step\(\)` before", category=UserWarning)
     # Readers of files log what they raise, and the refusal says it with file and line.
     logging.getLogger("datasets.packaged_modules").setLevel(logging.CRITICAL)
-    if env.is_rank_zero:
-        return
-    datasets.disable_progress_bars()
-    transformers.utils.logging.set_verbosity_error()
-    transformers.utils.logging.disable_progress_bar()
+    if not env.is_rank_zero:
+        transformers.utils.logging.set_verbosity_error()

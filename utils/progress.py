@@ -1,0 +1,65 @@
+"""Shows that long work goes on: progress bars in a terminal; in a log file, a line when it starts and one when it ends.
+
+In a terminal (stderr is one) bars say all that the lines would, so no lines are printed. Both come from one rank alone.
+Which one that is, is process-wide state, as it is for the bars of Hugging Face's libraries: datasets are tokenized by
+functions of the user's, which have no argument for it.
+"""
+
+from __future__ import annotations
+
+import sys
+import time
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+from tqdm import tqdm
+
+_is_silent = False
+
+
+def show_progress(*, is_silent: bool) -> None:
+    """Choose whether this process shows progress. It does unless told otherwise."""
+    global _is_silent
+    _is_silent = is_silent
+
+
+def shows_progress() -> bool:
+    """Whether this is the rank that shows progress."""
+    return not _is_silent
+
+
+def shows_bars() -> bool:
+    """Whether this process draws progress bars: on the rank that shows progress, in a terminal."""
+    return shows_progress() and sys.stderr.isatty()
+
+
+def progress_bar(
+    description: str, items: Iterable[Any] | None = None, *, is_hidden: bool = False, **options: Any
+) -> tqdm[Any]:
+    """A tqdm bar over `items`, or one to be moved by `update`. Draws nothing outside of a terminal.
+
+    Args:
+        options: of tqdm, such as `total`.
+    """
+    return tqdm(items, desc=description, disable=is_hidden or not shows_bars(), **options)
+
+
+def phase_begins(name: str) -> None:
+    """Say in a log file that long work begins. For work that ends with a line of its own; see `phase` for other."""
+    if shows_progress() and not shows_bars():
+        print(f"{name} ...", flush=True)
+
+
+@contextmanager
+def phase(name: str) -> Iterator[None]:
+    """Say in a log file that long work begins, and how long it took: "loading weights: 12.3 s".
+
+    Args:
+        name: what is done, as a participle.
+    """
+    phase_begins(name)
+    started = time.perf_counter()
+    yield
+    if shows_progress() and not shows_bars():
+        print(f"{name}: {time.perf_counter() - started:.1f} s", flush=True)
