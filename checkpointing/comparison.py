@@ -7,7 +7,7 @@ from typing import Any
 
 from checkpointing.finding import Checkpoint
 from configs.names import flag
-from configs.run import DATASETS, RunConfig
+from configs.run import DATASETS, SETTINGS, RunConfig
 from utils.errors import ConfigError
 
 
@@ -127,23 +127,27 @@ _FACTS = {
 
 
 def _settings_that_differ(checkpoint: Checkpoint, config: RunConfig, num_steps: int) -> dict[str, str]:
-    saved, now = checkpoint.values["settings"], config.to_dict()
-    unused = {name for name in DATASETS if name not in config.train_config.datasets}
-    differences = {
-        f"{section}.{name}": f"{flag(f'{section}.{name}')} {_shown(value)} (there {_shown(saved[section].get(name))})"
-        for section, values in now.items()
-        if section not in unused and section != "tracking_config"
-        for name, value in values.items()
-        if f"{section}.{name}" not in MAY_CHANGE
-        and name != "data_path"
-        and value != saved.get(section, {}).get(name, value)
-    }
+    saved, unused = checkpoint.values["settings"], set(DATASETS).difference(config.train_config.datasets)
+    differences = {}
+    for section, values in config.to_dict().items():
+        if section in unused or section == "tracking_config":
+            continue
+        for field, value in values.items():
+            name = f"{section}.{field}"
+            before, now = _meaning(name, saved.get(section, {}).get(field, value)), _meaning(name, value)
+            if name not in MAY_CHANGE and field != "data_path" and before != now:
+                differences[name] = f"{flag(name)} {_shown(now)} (there {_shown(before)})"
     if config.train_config.scheduler in ("cosine", "linear") and num_steps != checkpoint.values["num_steps"]:
         differences["num_steps"] = (
             f"{num_steps} optimizer steps (there {checkpoint.values['num_steps']}), over which "
             f"--scheduler {config.train_config.scheduler} lowers lr"
         )
     return differences
+
+
+def _meaning(name: str, value: Any) -> Any:
+    """The value itself; for None the default that it stands for, which earlier versions saved in its place."""
+    return SETTINGS[name].unset if value is None else value
 
 
 def _shown(value: Any) -> str:

@@ -56,13 +56,13 @@ def resolve_resume(config: RunConfig, env: Environment) -> RunConfig:
         ConfigError: where --resume names nothing.
     """
     train, notes = config.train_config, list(config.notes)
-    if env.restarted and not config.was_given("train_config.resume") and (own := folder_of_job(config, env)):
+    if env.restarted and train.resume is None and (own := folder_of_job(config, env)):
         train = replace(train, resume="auto", overwrite=False, output_dir=str(own))
         notes.append("resume: auto, since the launcher has restarted this job")
     elif train.resume == "auto" and train.output_dir is None:
         folder = (env.restarted and folder_of_job(config, env)) or latest_run_folder(config)
         train = replace(train, output_dir=str(folder) if folder else None)
-    elif train.resume not in ("auto", "False") and train.output_dir is None:
+    elif train.resume and train.resume != "auto" and train.output_dir is None:
         folder = run_folder_of(Path(train.resume).expanduser())
         if folder is None:
             raise ConfigError(f"--resume: {train.resume} is in no run folder; give --output_dir for what comes")
@@ -84,7 +84,7 @@ def find_checkpoints(config: RunConfig, env: Environment) -> list[Path]:
         ConfigError: where --resume names something that is no checkpoint.
     """
     train = config.train_config
-    if train.resume == "False":
+    if not train.resume:
         return []
     run = None if train.output_dir is None else Path(train.output_dir).expanduser()
     own = [] if run is None else next(filter(None, map(checkpoints, _own_roots(config, run))), [])

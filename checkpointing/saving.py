@@ -31,6 +31,7 @@ from checkpointing.state import (
 )
 from checkpointing.writing import CheckpointError, Contents, num_bytes, write_checkpoint
 from configs.run import RunConfig
+from configs.training import DEFAULT_KEEP_LAST
 from policies.loss_scaling import LossScaler
 from policies.optimizers.optimizer import state_bytes
 from reporting.run_folder import checkpoint_root
@@ -267,11 +268,11 @@ def choose_async(config: RunConfig, env: Environment, model: nn.Module) -> tuple
         ConfigError: on every rank, where --async_save was given and host memory has no room for a copy of the state.
     """
     asked, full = config.train_config.async_save, config.fsdp_config.checkpoint_type == "FULL_STATE_DICT"
-    if asked == "False" or (asked == "auto" and env.device.type == "cpu"):
+    if asked is False or (asked is None and env.device.type == "cpu"):
         return False, []
     size = planned_bytes(model, config, local=not full)
     fits = all(gather_to_all(has_room(size, num_copies=1 if full else env.local_world_size)))
-    if not fits and asked == "True":
+    if not fits and asked:
         raise ConfigError(
             f"--async_save: needs {readable(size)} of free host memory per rank for a copy of the state; "
             "leave it out to save while training waits"
@@ -292,7 +293,7 @@ def choose_keep_last(config: RunConfig, model: nn.Module) -> tuple[int, list[str
     """
     train = config.train_config
     if train.save_every_steps == 0 and not train.save_every_minutes:
-        return train.keep_last, []
+        return train.keep_last or DEFAULT_KEEP_LAST, []
     root = existing = checkpoint_root(config, Path(train.output_dir or "outputs").expanduser())
     while not existing.exists():
         existing = existing.parent
@@ -303,10 +304,10 @@ def choose_keep_last(config: RunConfig, model: nn.Module) -> tuple[int, list[str
     )  # an earlier one stays until the new is whole
     held = len(checkpoints(root))
     extra = 2 if train.keep_best else 1  # the one being written, and the best
-    fewest = train.keep_last if config.was_given("train_config.keep_last") else 1
-    for keep_last in range(train.keep_last, fewest - 1, -1):
+    most, fewest = train.keep_last or DEFAULT_KEEP_LAST, train.keep_last or 1
+    for keep_last in range(most, fewest - 1, -1):
         if max(1, keep_last + extra - held) * size + export <= free:
-            if keep_last == train.keep_last:
+            if keep_last == most:
                 return keep_last, []
             return keep_last, [
                 f"keep_last: {keep_last}: {root} has {readable(free)} free, a checkpoint needs {readable(size)}"

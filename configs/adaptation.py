@@ -87,8 +87,8 @@ def _name_hybrid_sharding_twice(config: RunConfig) -> RunConfig:
     if fsdp.hsdp and fsdp.sharding_strategy == "FULL_SHARD":
         fsdp_config = replace(fsdp, sharding_strategy="HYBRID_SHARD")
         return _noted(replace(config, fsdp_config=fsdp_config), "--hsdp selects --sharding_strategy HYBRID_SHARD")
-    if fsdp.sharding_strategy == "HYBRID_SHARD" and not config.was_given("fsdp_config.hsdp"):
-        return replace(config, fsdp_config=replace(fsdp, hsdp=True))
+    if fsdp.hsdp is None:
+        return replace(config, fsdp_config=replace(fsdp, hsdp=fsdp.sharding_strategy == "HYBRID_SHARD"))
     return config
 
 
@@ -103,7 +103,7 @@ def _note_what_has_no_effect(config: RunConfig) -> RunConfig:
     """Settings that were given and act only where another setting lets them."""
     mode = config.train_config.activation_checkpointing
     own = config.fsdp_config.fsdp_activation_checkpointing
-    if mode is not None and config.was_given("fsdp_config.fsdp_activation_checkpointing") and own != (mode != "off"):
+    if mode is not None and own is not None and own != (mode != "off"):
         config = _noted(config, f"--activation_checkpointing {mode} holds, not --fsdp_activation_checkpointing {own}")
     if config.was_given("train_config.low_cpu_fsdp") and not config.train_config.low_cpu_fsdp:
         config = _noted(config, "--low_cpu_fsdp False has no effect: no layout lets every rank load the whole model")
@@ -126,7 +126,7 @@ def _note_what_has_no_effect(config: RunConfig) -> RunConfig:
                 config,
                 "--scheduler step leaves lr as it is, since a stream has no epochs; cosine and linear lower it",
             )
-    if not config.train_config.run_validation:
+    if config.train_config.run_validation is False:
         for name in ("train_config.val_batch_size", "train_config.max_eval_step"):
             if config.was_given(name):
                 config = _noted(config, f"{flag(name)} has no effect with --run_validation False")

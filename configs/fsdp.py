@@ -17,21 +17,24 @@ class FsdpConfig:
         "FULL_SHARD gathers weights layer by layer, SHARD_GRAD_OP keeps them between forward and backward, "
         "HYBRID_SHARD shards within groups of ranks and replicates over groups, NO_SHARD replicates",
     )
-    hsdp: bool = setting(False, "shorter name for sharding_strategy HYBRID_SHARD")
+    hsdp: bool | None = setting(None, "shorter name for sharding_strategy HYBRID_SHARD", unset=False)
     sharding_group_size: int = setting(
         0, "ranks a HYBRID_SHARD model is sharded over; 0: the ranks of one node", unit="ranks", minimum=0
     )
     replica_group_size: int = setting(
         0, "copies of a HYBRID_SHARD model; 0: as many as the ranks make", unit="copies", minimum=0
     )
-    accumulate_unsharded: Literal["auto", "True", "False"] = setting(
-        "auto",
+    accumulate_unsharded: bool | None = setting(
+        None,
         "keep gradients unsharded between micro-batches and reduce once per step: least communication, "
-        "4 bytes per parameter more memory",
-        bare="True",
+        "4 bytes per parameter more memory; auto: if that is less than a tenth of the device's memory",
+        unset="auto",
     )
-    fsdp_activation_checkpointing: bool = setting(
-        True, "under --enable_fsdp, recompute each layer's activations in the backward pass"
+    fsdp_activation_checkpointing: bool | None = setting(
+        None,
+        "recompute each layer's activations in the backward pass; unset: under --enable_fsdp, and for quantized "
+        "weights",
+        unset=True,
     )
     wrap: Literal["layer", "root"] = setting(
         "layer",
@@ -47,8 +50,10 @@ class FsdpConfig:
         False,
         "keep only the optimizer's state in host memory and step on the CPU; holds without --enable_fsdp too",
     )
-    mixed_precision: bool = setting(True, "as train_config.mixed_precision; the two always agree")
-    use_fp16: bool = setting(False, "as train_config.use_fp16; the two always agree")
+    mixed_precision: bool | None = setting(
+        None, "the same as train_config.mixed_precision; the two always agree", unset=True
+    )
+    use_fp16: bool | None = setting(None, "the same as train_config.use_fp16; the two always agree", unset=False)
     pure_bf16: bool = setting(False, "weights, gradients and optimizer state all in bf16")
     optimizer: Literal["AdamW", "SGD", "anyprecision", "AdamW8bit", "PagedAdamW8bit", "Adafactor"] = setting(
         "AdamW",

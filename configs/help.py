@@ -60,7 +60,9 @@ def _type_word(setting: Setting) -> str:
         return "CHOICE"
     if get_origin(setting.kind) is tuple:
         return "LIST"
-    for kind, word in ((bool, "BOOL"), (int, "INT"), (float, "FLOAT")):
+    if setting.is_switch:
+        return "BOOL"
+    for kind, word in ((int, "INT"), (float, "FLOAT")):
         if setting.kind in (kind, kind | None):
             return word
     return "TEXT"
@@ -69,10 +71,11 @@ def _type_word(setting: Setting) -> str:
 def _default(setting: Setting) -> str:
     if setting.is_required:
         return "required"
-    if setting.default is None:
+    default = setting.unset if setting.default is None else setting.default
+    if default is None:
         return "default unset"
-    default = ",".join(setting.default) if isinstance(setting.default, tuple) else str(setting.default)
-    return f"default {default or 'empty'}"
+    words = ",".join(default) if isinstance(default, tuple) else str(default)
+    return f"default {words or 'empty'}"
 
 
 def _entry(left: str, meaning: str) -> str:

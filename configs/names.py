@@ -14,7 +14,7 @@ for _dotted in SETTINGS:
 _DATASET_FIELDS = {
     field
     for field, names in _DOTTED_BY_FIELD.items()
-    if len(names) > 1 and names[0].split(".")[0] in DATASETS and SETTINGS[names[0]].kind is not bool
+    if len(names) > 1 and names[0].split(".")[0] in DATASETS and not SETTINGS[names[0]].is_switch
 }
 
 
@@ -31,7 +31,7 @@ def find_negated(name: str) -> tuple[str, ...]:
     if not field.startswith("no"):
         return ()
     names = find(section + dot + field.removeprefix("no").removeprefix("_"))
-    return names if all(SETTINGS[dotted].kind is bool for dotted in names) else ()
+    return names if all(SETTINGS[dotted].is_switch for dotted in names) else ()
 
 
 def flag(dotted: str) -> str:

@@ -7,6 +7,8 @@ from configs.setting import setting
 ALL_LINEAR = "all-linear"
 """Stands for every linear layer but the output head, as in peft."""
 
+DEFAULT_ADAPTER_LAYERS = 30
+
 
 @dataclass(frozen=True)
 class LoraConfig:
@@ -38,8 +40,11 @@ class LlamaAdapterConfig:
     """Gated prompts (https://arxiv.org/abs/2303.16199); need --peft_method llama_adapter."""
 
     adapter_len: int = setting(10, "prompt tokens of each adapted layer", unit="tokens", minimum=1)
-    adapter_layers: int = setting(
-        30, "layers that get a prompt, from the top; the default becomes all where there are fewer", minimum=1
+    adapter_layers: int | None = setting(
+        None,
+        "layers that get a prompt, from the top; unset: all layers of a model that has fewer",
+        minimum=1,
+        unset=DEFAULT_ADAPTER_LAYERS,
     )
 
 

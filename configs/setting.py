@@ -20,6 +20,12 @@ class Setting:
     later: str
     later_values: tuple[Any, ...]
     bare: str
+    unset: Any
+
+    @property
+    def is_switch(self) -> bool:
+        """Whether its values are True and False, and perhaps None."""
+        return self.kind in (bool, bool | None)
 
     @property
     def is_required(self) -> bool:
@@ -38,11 +44,13 @@ def setting(
     later: str = "",
     later_values: tuple[Any, ...] = (),
     bare: str = "",
+    unset: Any = None,
 ) -> Any:
     """Declare a setting as a dataclass field.
 
     `later` marks what this version does not do yet and says what to do instead: it refuses `later_values`, or, where
     there are none, anything but the default. `bare` is the value that the flag has when it is given without one.
+    `unset` is what a default of None stands for: a value, or words for the help text if it depends on other things.
     A `default` of `dataclasses.MISSING` makes the setting required.
     """
     metadata = {
@@ -55,6 +63,7 @@ def setting(
         "later": later,
         "later_values": later_values,
         "bare": bare,
+        "unset": unset,
     }
     return field(metadata=metadata) if default is MISSING else field(default=default, metadata=metadata)
 

@@ -5,6 +5,9 @@ from typing import Literal
 
 from configs.setting import setting
 
+DEFAULT_CONTEXT_LENGTH = 4096
+DEFAULT_KEEP_LAST = 2
+
 
 @dataclass(frozen=True)
 class TrainConfig:
@@ -15,10 +18,11 @@ class TrainConfig:
     tokenizer_name: str | None = setting(None, "tokenizer folder or hub name; unset: the model's own")
     random_weights: bool = setting(False, "build the model from its config.json alone: for benchmarks and tests")
     trust_remote_code: bool = setting(False, "let code that was downloaded with the model run")
-    use_fast_kernels: bool = setting(
-        False,
-        "insist on fused attention kernels; unset: where the model has them; False: packed rows get a dense mask, no "
-        "variable-length flash attention",
+    use_fast_kernels: bool | None = setting(
+        None,
+        "insist on fused attention kernels; unset: use them if the model has them; False: packed rows get a dense "
+        "mask, no variable-length flash attention",
+        unset=False,
     )
     compile: bool = setting(False, "compile each decoder layer with torch.compile")
     activation_checkpointing: Literal["off", "full", "selective", "auto"] | None = setting(
@@ -40,10 +44,15 @@ class TrainConfig:
         "let no rank hold the whole model in host memory when it is loaded; every layout does so, with and without it",
     )
     one_gpu: bool = setting(False, "insist on one process; a larger world size is refused")
-    mixed_precision: bool = setting(True, "compute in half precision on fp32 master weights; False: all fp32")
-    use_fp16: bool = setting(
-        False,
-        "let the half precision be fp16, with a loss scale; unset: on cards that have no bf16; False: fp32 on those",
+    mixed_precision: bool | None = setting(
+        None,
+        "compute in half precision on fp32 master weights; unset: not on a CPU; False: all in fp32",
+        unset=True,
+    )
+    use_fp16: bool | None = setting(
+        None,
+        "use fp16, with a loss scale, as the half precision; unset: on cards without bf16; False: fp32 on those",
+        unset=False,
     )
 
     # Adapters and frozen layers
@@ -84,7 +93,13 @@ class TrainConfig:
     batching_strategy: Literal["packing", "padding"] = setting(
         "packing", "fill rows of context_length with several samples, or pad one sample per row"
     )
-    context_length: int = setting(4096, "longest row; for longer samples see truncation", unit="tokens", minimum=8)
+    context_length: int | None = setting(
+        None,
+        "longest row; unset: at most the positions that the model has; for longer samples see truncation",
+        unit="tokens",
+        minimum=8,
+        unset=DEFAULT_CONTEXT_LENGTH,
+    )
     truncation: Literal["right", "left", "drop", "error"] = setting(
         "right",
         "what becomes of a sample longer than context_length: keep its first tokens (right), its last (left), leave "
@@ -140,7 +155,9 @@ class TrainConfig:
     )
 
     # Evaluation
-    run_validation: bool = setting(True, "evaluate at each epoch's end")
+    run_validation: bool | None = setting(
+        None, "evaluate at the end of each epoch; unset: if there is validation data", unset=True
+    )
     val_batch_size: int = setting(1, "rows per rank per evaluation batch", unit="rows", minimum=1)
     max_eval_step: int = setting(0, "end an evaluation after so many batches; 0: no limit", unit="batches", minimum=0)
     eval_every_steps: int = setting(
@@ -151,11 +168,12 @@ class TrainConfig:
     # Results
     output_dir: str | None = setting(None, "folder of this run; unset: outputs/MODEL-DATASET-TIME")
     overwrite: bool = setting(False, "let the run replace an earlier one in output_dir")
-    resume: str = setting(
-        "False",
+    resume: Literal[False] | str | None = setting(
+        None,
         "continue an earlier run: auto (from the newest checkpoint in output_dir, if there is one), the path of a run "
-        "or a checkpoint, or False; a job that torchrun or Slurm restarted resumes by itself",
+        "or a checkpoint, or False; unset: auto if torchrun or Slurm restarted the job",
         bare="auto",
+        unset=False,
     )
     resume_anyway: bool = setting(False, "resume though settings have changed that change the result")
     save_every_steps: int | None = setting(
@@ -164,12 +182,18 @@ class TrainConfig:
     save_every_minutes: float = setting(
         30.0, "write a checkpoint when the last one is so old, too; 0: never", unit="minutes", minimum=0
     )
-    keep_last: int = setting(2, "checkpoints to keep, the newest", unit="checkpoints", minimum=1)
+    keep_last: int | None = setting(
+        None,
+        "newest checkpoints to keep; unset: fewer if the disk is too full",
+        unit="checkpoints",
+        minimum=1,
+        unset=DEFAULT_KEEP_LAST,
+    )
     keep_best: bool = setting(False, "write a checkpoint at every best evaluation so far, and keep the last such one")
-    async_save: Literal["auto", "True", "False"] = setting(
-        "auto",
-        "write checkpoints beside training, from a copy in host memory; auto: on GPUs, where host memory has room",
-        bare="True",
+    async_save: bool | None = setting(
+        None,
+        "write checkpoints beside training, from a copy in host memory; auto: on GPUs, if host memory has room",
+        unset="auto",
     )
     save_model: bool = setting(True, "save the weights, or the adapter, in Hugging Face format")
     dist_checkpoint_root_folder: str | None = setting(

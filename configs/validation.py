@@ -16,8 +16,8 @@ _HOLDS_WITHOUT_FSDP: dict[str, tuple[Any, ...]] = {
     "train_config.low_cpu_fsdp": (False,),
     "fsdp_config.sharding_strategy": ("NO_SHARD",),
     "fsdp_config.hsdp": (False,),
-    "fsdp_config.accumulate_unsharded": ("auto", "True"),
-    "fsdp_config.fsdp_activation_checkpointing": (False,),
+    "fsdp_config.accumulate_unsharded": (None, True),
+    "fsdp_config.fsdp_activation_checkpointing": (None, False),
     "fsdp_config.wrap": ("layer",),
     "fsdp_config.fsdp_cpu_offload": (False,),
 }
@@ -109,7 +109,7 @@ def _check_prefix(config: RunConfig) -> None:
         ("train_config.activation_checkpointing", "off"),
         ("fsdp_config.fsdp_activation_checkpointing", False),
     ):
-        if config.was_given(name) and config.value(name) not in (off, None):
+        if config.value(name) not in (off, None):
             raise ConfigError(
                 f"{flag(name)}: --peft_method prefix hands the prefix over in a cache, which a layer that is computed "
                 f"again would fill twice; leave this out, or give {off}"
@@ -136,31 +136,31 @@ def _check_precision(config: RunConfig) -> None:
             )
     if fsdp.pure_bf16 and train.use_fp16:
         raise ConfigError("--pure_bf16: cannot hold together with --use_fp16 True; leave one of them out")
-    if train.use_fp16 and not train.mixed_precision:
+    if train.use_fp16 and train.mixed_precision is False:
         raise ConfigError(
             "--use_fp16: True cannot hold together with --mixed_precision False, which computes in fp32; "
             "leave one of them out"
         )
-    asked_to_mix = config.was_given("train_config.mixed_precision") or config.was_given("fsdp_config.mixed_precision")
-    if fsdp.pure_bf16 and train.mixed_precision and asked_to_mix:
+    if fsdp.pure_bf16 and train.mixed_precision:
         raise ConfigError("--pure_bf16: cannot hold together with --mixed_precision True; leave one of them out")
 
 
 def _check_layout(config: RunConfig) -> None:
     fsdp = config.fsdp_config
-    if fsdp.hsdp != (fsdp.sharding_strategy == "HYBRID_SHARD"):
+    is_hybrid = fsdp.sharding_strategy == "HYBRID_SHARD"
+    if fsdp.hsdp not in (None, is_hybrid):
         raise ConfigError(
             f"--hsdp: {fsdp.hsdp} cannot hold together with --sharding_strategy {fsdp.sharding_strategy}; "
             "leave one of them out"
         )
     for field in ("sharding_group_size", "replica_group_size"):
-        if getattr(fsdp, field) and not fsdp.hsdp:
+        if getattr(fsdp, field) and not is_hybrid:
             raise ConfigError(f"--{field}: there are groups only under HYBRID_SHARD; add --hsdp, or leave this out")
     if not config.train_config.enable_fsdp:
         for name, values in _HOLDS_WITHOUT_FSDP.items():
             if config.was_given(name) and config.value(name) not in values:
                 raise ConfigError(f"{flag(name)}: {config.value(name)} needs --enable_fsdp; add it, or leave this out")
-    if fsdp.accumulate_unsharded == "False" and fsdp.sharding_strategy == "NO_SHARD":
+    if fsdp.accumulate_unsharded is False and fsdp.sharding_strategy == "NO_SHARD":
         raise ConfigError(
             "--accumulate_unsharded: False cannot hold under NO_SHARD, which shards nothing; leave it out"
         )
@@ -290,7 +290,7 @@ def _is_slice(text: str) -> bool:
 def _check_evaluation_and_results(config: RunConfig) -> None:
     train = config.train_config
     for field in ("eval_every_steps", "eval_before_training"):
-        if getattr(train, field) and not train.run_validation:
+        if getattr(train, field) and train.run_validation is False:
             raise ConfigError(f"--{field}: nothing is evaluated with --run_validation False; leave one of them out")
     if train.dist_checkpoint_root_folder is None:
         if train.save_optimizer:
@@ -302,11 +302,11 @@ def _check_evaluation_and_results(config: RunConfig) -> None:
             raise ConfigError(
                 "--dist_checkpoint_folder: it names a folder below --dist_checkpoint_root_folder; add that, too"
             )
-    if train.keep_best and not train.run_validation:
+    if train.keep_best and train.run_validation is False:
         raise ConfigError("--keep_best: nothing is evaluated with --run_validation False; leave one of them out")
-    if train.resume_anyway and train.resume == "False" and config.was_given("train_config.resume"):
+    if train.resume_anyway and train.resume is False:
         raise ConfigError("--resume_anyway: cannot hold together with --resume False; leave one of them out")
-    if train.resume != "False" and train.overwrite:
+    if train.resume and train.overwrite:
         raise ConfigError("--resume: cannot hold together with --overwrite, which starts afresh; leave one of them out")
 
 

@@ -1,9 +1,12 @@
 """From the raw string on a command line or in a recipe to a value of the setting's type: parsed, never guessed."""
 
 import re
+from contextlib import suppress
 from decimal import Decimal
 from difflib import get_close_matches
-from types import UnionType
+from functools import reduce
+from operator import or_
+from types import NoneType, UnionType
 from typing import Any, Literal, Union, get_args, get_origin
 
 from configs.setting import Setting
@@ -21,8 +24,6 @@ _DTYPES = {"bfloat16": "bf16", "float32": "fp32", "torch.bfloat16": "bf16", "tor
 _SPELLINGS: dict[str, dict[str, str]] = {
     "quantization": {**dict.fromkeys(_TRUE, "4bit"), **dict.fromkeys(_FALSE, "none")},
     "resume": {**dict.fromkeys(_TRUE, "auto"), **dict.fromkeys((*_FALSE, *_NONE), "False"), "auto": "auto"},
-    "accumulate_unsharded": {**dict.fromkeys(_TRUE, "True"), **dict.fromkeys(_FALSE, "False")},
-    "async_save": {**dict.fromkeys(_TRUE, "True"), **dict.fromkeys(_FALSE, "False")},
     "from_peft_checkpoint": dict.fromkeys(_NONE, ""),
     "optimizer": {
         **dict.fromkeys(("adamw_torch", "adamw_torch_fused", "adamw_hf"), "AdamW"),
@@ -47,7 +48,7 @@ def convert(raw: str | list[str], setting: Setting) -> Any:
         ValueError: with the reason, where `raw` is not of the setting's type or out of its range.
     """
     if raw == NO_VALUE:
-        raw = "True" if setting.kind is bool else setting.bare
+        raw = "True" if setting.is_switch else setting.bare
         if not raw:
             raise ValueError(f"needs a value ({expected(setting.kind)})")
     if isinstance(raw, str):
@@ -60,8 +61,10 @@ def convert(raw: str | list[str], setting: Setting) -> Any:
 def expected(kind: Any) -> str:
     """What a value of this type looks like, in words."""
     kind, optional = _without_none(kind)
-    if get_origin(kind) is Literal:
-        words = "one of " + ", ".join(get_args(kind))
+    if _is_union(kind):
+        words = " or ".join(map(expected, get_args(kind)))
+    elif get_origin(kind) is Literal:
+        words = ("one of " if len(get_args(kind)) > 1 else "") + ", ".join(map(str, get_args(kind)))
     elif get_origin(kind) is tuple:
         words = "a list like 0.7,0.3" if get_args(kind)[0] is float else "a list like a,b"
     else:
@@ -77,10 +80,14 @@ def choices(kind: Any) -> tuple[str, ...]:
 
 def _without_none(kind: Any) -> tuple[Any, bool]:
     """`str | None` -> (str, True); any other type -> (itself, False)."""
-    if get_origin(kind) in (UnionType, Union):
-        (inner,) = (k for k in get_args(kind) if k is not type(None))
-        return inner, True
-    return kind, False
+    if not _is_union(kind):
+        return kind, False
+    kinds = [inner for inner in get_args(kind) if inner is not NoneType]
+    return reduce(or_, kinds), NoneType in get_args(kind)
+
+
+def _is_union(kind: Any) -> bool:
+    return get_origin(kind) in (UnionType, Union)
 
 
 def _convert(raw: str | list[str], kind: Any) -> Any:
@@ -89,8 +96,10 @@ def _convert(raw: str | list[str], kind: Any) -> Any:
         return tuple(_convert(item, get_args(kind)[0]) for item in _items(raw))
     if not isinstance(raw, str):
         raise ValueError(f"a list is not {expected(kind)}")
-    if optional and raw.lower() in _NONE:
+    if optional and raw.lower() in (*_NONE, "auto" if kind is bool else ""):
         return None
+    if _is_union(kind):
+        return _first_that_fits(raw, get_args(kind))
     if get_origin(kind) is Literal:
         return _choice(raw, get_args(kind))
     if kind is str:
@@ -108,14 +117,21 @@ def _convert(raw: str | list[str], kind: Any) -> Any:
     raise ValueError(f"{raw!r} is not {expected(kind)}")
 
 
-def _choice(raw: str, allowed: tuple[str, ...]) -> str:
+def _first_that_fits(raw: str, kinds: tuple[Any, ...]) -> Any:
+    for kind in kinds[:-1]:
+        with suppress(ValueError):
+            return _convert(raw, kind)
+    return _convert(raw, kinds[-1])
+
+
+def _choice(raw: str, allowed: tuple[Any, ...]) -> Any:
     """The allowed value that `raw` is, whatever its case."""
-    by_lower_case = {value.lower(): value for value in allowed}
+    by_lower_case = {str(value).lower(): value for value in allowed}
     if raw.lower() in by_lower_case:
         return by_lower_case[raw.lower()]
     near = get_close_matches(raw.lower(), by_lower_case, n=1)
     hint = f"; did you mean {by_lower_case[near[0]]}?" if near else ""
-    raise ValueError(f"{raw!r} is not one of {', '.join(allowed)}{hint}")
+    raise ValueError(f"{raw!r} is not one of {', '.join(map(str, allowed))}{hint}")
 
 
 def _items(raw: str | list[str]) -> tuple[str, ...]:

@@ -147,10 +147,10 @@ def _stream(config: RunConfig, tokenizer: Any, *, vocab_size: int, context_lengt
 
 def _validates(config: RunConfig, name: str, notes: list[str]) -> bool:
     """Whether a dataset has a validation split to evaluate on; of a user's own recipe, its function knows."""
-    if not config.train_config.run_validation:
+    if config.train_config.run_validation is False:
         return False
     dataset_config = getattr(config, name)
-    if name == "custom_dataset" or config.was_given("train_config.run_validation"):
+    if name == "custom_dataset" or config.train_config.run_validation:
         return True
     if has_validation(name, dataset_config):
         return True

@@ -8,6 +8,7 @@ import torch
 
 from configs.fsdp import OPTIMIZERS_IN_8BIT
 from configs.run import RunConfig
+from configs.training import DEFAULT_CONTEXT_LENGTH
 from data.loader import BatchLayout
 from policies.adapters import num_virtual_tokens
 from reporting.profiling import num_steps_needed
@@ -120,9 +121,10 @@ def resolve_context_length(config: RunConfig, model_config: Any) -> tuple[int, l
         ConfigError: where a length was asked for that the model does not have.
     """
     asked, prefix = config.train_config.context_length, num_virtual_tokens(config)
+    length = asked or DEFAULT_CONTEXT_LENGTH
     positions = getattr(model_config.get_text_config(), "max_position_embeddings", None)
-    if positions is None or asked + prefix <= positions:
-        return asked, []
+    if positions is None or length + prefix <= positions:
+        return length, []
     if prefix >= positions:
         raise ConfigError(
             f"--num_virtual_tokens: a prefix of {prefix} leaves no room in the {positions} positions of this model; "
@@ -130,7 +132,7 @@ def resolve_context_length(config: RunConfig, model_config: Any) -> tuple[int, l
         )
     positions -= prefix
     taken = f", less the prefix's {prefix}" if prefix else ""
-    if config.was_given("train_config.context_length"):
+    if asked is not None:
         raise ConfigError(
             f"--context_length: {asked} is more than the {positions} positions of this model "
             f"(max_position_embeddings{taken}); give at most {positions}"

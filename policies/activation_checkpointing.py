@@ -43,18 +43,18 @@ def checkpointing_mode(config: RunConfig, model: Any) -> tuple[str, list[str]]:
     """
     train, fsdp = config.train_config, config.fsdp_config
     asked = train.activation_checkpointing
-    by_default = fsdp.fsdp_activation_checkpointing
-    if not train.enable_fsdp and not config.was_given("fsdp_config.fsdp_activation_checkpointing"):
+    wanted = fsdp.fsdp_activation_checkpointing
+    if wanted is None:
         # Who quantizes is short of memory, and most of what is left is activations.
-        by_default = config.quantization_config.quantization is not None
-    mode = asked or ("full" if by_default else "off")
+        wanted = train.enable_fsdp or config.quantization_config.quantization is not None
+    mode = asked or ("full" if wanted else "off")
     if train.use_peft and train.peft_method == "prefix":  # validation has refused what was asked for
         reason = "a layer that is computed again would add to the cache in which prefix tuning hands its prefix over"
         return "off", [f"activation_checkpointing: off, {reason}"] if mode != "off" else []
     if mode == "off" or (getattr(model, "supports_gradient_checkpointing", False) and find_layers(model)):
         return mode, []
     reason = f"{type(model).__name__} does not support it"
-    if asked or config.was_given("fsdp_config.fsdp_activation_checkpointing"):
+    if asked or fsdp.fsdp_activation_checkpointing is not None:
         raise ConfigError(f"--activation_checkpointing: {reason}; give --activation_checkpointing off")
     return "off", [f"activation_checkpointing: off, {reason}"]
 

@@ -16,6 +16,7 @@ from peft.tuners.prefix_tuning import PrefixEncoder
 from safetensors.torch import load_file
 from torch import nn
 
+from configs.peft import DEFAULT_ADAPTER_LAYERS
 from configs.run import RunConfig
 from policies.adapter_targets import choose_targets, tied_notes
 from policies.wrapping import find_layers
@@ -55,7 +56,7 @@ def apply_adapters(model: nn.Module, config: RunConfig) -> Any:
 
 def adapter_notes(model: Any, config: RunConfig) -> list[str]:
     """Lines to print of what the settings come to on this model."""
-    train, asked = config.train_config, config.llama_adapter_config.adapter_layers
+    train, asked = config.train_config, config.llama_adapter_config.adapter_layers or DEFAULT_ADAPTER_LAYERS
     if not train.use_peft or train.from_peft_checkpoint:
         return []
     if train.peft_method == "lora":
@@ -108,12 +109,14 @@ def _llama_adapter(model: Any, config: RunConfig) -> peft.PeftConfig:
     _check_llama_adapter(model)
     settings, num_layers = config.llama_adapter_config, len(find_layers(model.get_decoder()))
     asked = settings.adapter_layers
-    if asked > num_layers and config.was_given("llama_adapter_config.adapter_layers"):
+    if asked is not None and asked > num_layers:
         raise ConfigError(
             f"--adapter_layers: {asked} layers to adapt, but this model has {num_layers}; give at most {num_layers}"
         )
     return peft.AdaptionPromptConfig(
-        adapter_len=settings.adapter_len, adapter_layers=min(asked, num_layers), task_type="CAUSAL_LM"
+        adapter_len=settings.adapter_len,
+        adapter_layers=asked or min(DEFAULT_ADAPTER_LAYERS, num_layers),
+        task_type="CAUSAL_LM",
     )
 
 

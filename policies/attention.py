@@ -43,8 +43,7 @@ def choose_attention(model: Any, config: RunConfig, precision: Precision, device
         Lines to print.
     """
     train = config.train_config
-    declined = config.was_given("train_config.use_fast_kernels") and not train.use_fast_kernels
-    if train.batching_strategy != "packing" or declined or not has_bf16(device):
+    if train.batching_strategy != "packing" or train.use_fast_kernels is False or not has_bf16(device):
         return []
     if precision.compute_dtype == torch.float32:
         return ["attention: flash kernels have no fp32; packed rows get a dense mask, which is slower"]

@@ -77,7 +77,7 @@ def _precision_of_model(config: RunConfig, device: torch.device) -> tuple[Precis
         notes = ["pure_bf16: this card has no bf16; it is emulated and slow"] if lacks_bf16 else []
         return Precision("bf16-true", torch.bfloat16, torch.bfloat16), notes
     fp32 = Precision("fp32", torch.float32, torch.float32)
-    if not train.mixed_precision:
+    if train.mixed_precision is False:
         return fp32, []
     # A frozen base has its computing dtype at once: the same numbers as casting it every time, from half the memory.
     bf16, fp16 = (
@@ -86,13 +86,9 @@ def _precision_of_model(config: RunConfig, device: torch.device) -> tuple[Precis
     )
     if train.use_fp16:
         return fp16, []
-    asked, declined_fp16 = (
-        config.was_given(f"train_config.{name}") or config.was_given(f"fsdp_config.{name}")
-        for name in ("mixed_precision", "use_fp16")
-    )
-    if device.type == "cpu" and not asked:
+    if device.type == "cpu" and train.mixed_precision is None:
         return fp32, ["mixed_precision: computing in fp32 on CPU; --mixed_precision True asks for bf16"]
-    if lacks_bf16 and declined_fp16:
+    if lacks_bf16 and train.use_fp16 is False:
         return fp32, ["mixed_precision: this card has no bf16 and use_fp16 is False: computing in fp32"]
     if lacks_bf16:
         return fp16, ["use_fp16: this card has no bf16: computing in fp16 with a loss scale; False means fp32"]

@@ -60,7 +60,7 @@ def choose_layout(config: RunConfig, precision: Precision, env: Environment) -> 
         kind = "fully_shard" if precision.casts or offload else ("ddp" if world_size > 1 else "plain")
         # A whole copy per rank in host memory has to go back there after use, or it would be on the device as well.
         return Layout(kind, strategy, (world_size, 1), reshard_after_forward=offload, cpu_offload=offload)
-    if fsdp.hsdp or fsdp.sharding_strategy == "HYBRID_SHARD":
+    if fsdp.sharding_strategy == "HYBRID_SHARD":
         mesh_shape = _hybrid_mesh_shape(config, env)
         return Layout("fully_shard", "HYBRID_SHARD", mesh_shape, reshard_after_forward=True, cpu_offload=offload)
     reshard = fsdp.sharding_strategy == "FULL_SHARD"
@@ -125,14 +125,14 @@ def accumulates_unsharded(config: RunConfig, layout: Layout, model: nn.Module, d
     """Whether micro-batches accumulate whole gradients and reduce them once per step.
 
     That is the least communication, at the price of whole fp32 gradients on every rank; for a model that was
-    sharded to fit, this could be what breaks it. `auto` takes it where they need less than a tenth of the
+    sharded to fit, this could be what breaks it. Unset, it is chosen if they need less than a tenth of the
     device's memory (always on CPU).
     """
     if layout.kind != "fully_shard" or layout.mesh_shape[1] == 1:
         return True
     asked = config.fsdp_config.accumulate_unsharded
-    if asked != "auto":
-        return asked == "True"
+    if asked is not None:
+        return asked
     if device.type == "cpu":
         return True
     gradient_bytes = 4 * sum(p.numel() for p in model.parameters() if p.requires_grad)

@@ -48,13 +48,13 @@ def check_run_folder(config: RunConfig) -> None:
         _check_writable("--dist_checkpoint_root_folder", Path(train.dist_checkpoint_root_folder))
         copy = checkpoint_root(config, folder)
         is_held = any(path.exists() for path in (copy / "COMPLETE", *copy.glob("step-*/COMPLETE")))
-        if is_held and not train.overwrite and train.resume == "False":
+        if is_held and not train.overwrite and not train.resume:
             raise ConfigError(
                 f"--dist_checkpoint_folder: {copy} already holds a checkpoint; give another folder, or --overwrite"
             )
     if config.tracking_config.profiler_dir:
         _check_writable("--profiler_dir", Path(config.tracking_config.profiler_dir).expanduser())
-    if train.output_dir and not train.overwrite and train.resume == "False" and (held := held_entries(folder)):
+    if train.output_dir and not train.overwrite and not train.resume and (held := held_entries(folder)):
         raise ConfigError(
             f"--output_dir: {folder} already holds a run ({', '.join(held)}); "
             "give another folder, --resume auto to go on with it, or --overwrite to replace it"

@@ -103,17 +103,17 @@ def test_a_path_is_found_to_be_of_its_run_from_inside_it_too(
 @pytest.mark.parametrize(
     ("job", "earlier", "resume"),
     [
-        ("slurm-7", "slurm-6", "False"),
-        ("slurm-7", "null", "False"),
+        ("slurm-7", "slurm-6", None),
+        ("slurm-7", "null", None),
         ("slurm-7", "slurm-7", "auto"),
     ],
 )
 def test_a_job_restarted_before_it_overwrote_an_earlier_run_overwrites_it(
-    job: str, earlier: str, resume: str, tmp_path: Path
+    job: str, earlier: str, resume: str | None, tmp_path: Path
 ) -> None:
     """Its own run it goes on with."""
     (tmp_path / "run.yaml").write_text(f"job: {earlier}\nstarted: 2026-01-01T00:00:00+00:00\n")
     config = parse_flags(["--model_name", "m", "--output_dir", str(tmp_path), "--overwrite"])
     env = Environment(0, 0, 1, 1, launched=True, job=job, restarted=True)
     train = resolve_resume(config, env).train_config
-    assert (train.resume, train.overwrite) == (resume, resume == "False")
+    assert (train.resume, train.overwrite) == (resume, resume is None)

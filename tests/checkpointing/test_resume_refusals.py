@@ -10,12 +10,15 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from checkpointing.comparison import DECIDE_TENSORS, MAY_CHANGE
+from checkpointing.comparison import DECIDE_TENSORS, MAY_CHANGE, check_same
+from checkpointing.finding import Checkpoint
+from configs.flags import parse_flags
 from configs.run import SETTINGS
 from reporting.run_folder import add_to_run_yaml
 from tests.helpers.processes import ProcessGroup, run_command
 from tests.helpers.refusals import error_lines
 from tests.helpers.resuming import as_if_killed_after, flags_of, results
+from utils.errors import ConfigError
 
 LORA = ["--use_peft", "--lora_config.r", "4"]
 PLAIN = ["--run_validation", "False"]
@@ -100,6 +103,22 @@ def test_layers_that_were_frozen_may_be_trained_anyway(
     assert "resume_anyway: --freeze_layers False (there True)" in said
     assert "other weights" not in said
     assert "another config.json" not in said
+
+
+def test_a_default_that_was_saved_as_a_value_is_no_change() -> None:
+    """Checkpoints written before unset settings were None hold what they stood for."""
+    now = parse_flags(["--model_name", "m"])
+    saved = now.to_dict()
+    saved["train_config"] |= {"context_length": 4096, "mixed_precision": True, "use_fp16": False, "resume": "False"}
+    saved["train_config"] |= {"async_save": "auto", "use_fast_kernels": False, "run_validation": True, "keep_last": 2}
+    saved["fsdp_config"] |= {"accumulate_unsharded": "auto", "mixed_precision": True, "use_fp16": False}
+    saved["fsdp_config"] |= {"fsdp_activation_checkpointing": True, "hsdp": False}
+    saved["llama_adapter_config"] |= {"adapter_layers": 30}
+    checkpoint = Checkpoint(Path("step-00000001"), {"settings": saved, "num_steps": 9})
+    assert check_same(checkpoint, now, {}, num_steps=9) == []
+    shorter = parse_flags(["--model_name", "m", "--context_length", "64"])
+    with pytest.raises(ConfigError, match=r"--context_length 64 \(there 4096\)"):
+        check_same(checkpoint, shorter, {}, num_steps=9)
 
 
 def test_settings_that_are_named_exist() -> None:

@@ -104,7 +104,9 @@ DOCUMENTED_DEFAULTS = {
     [(f"{section}.{name}", value) for section, names in DOCUMENTED_DEFAULTS.items() for name, value in names.items()],
 )
 def test_documented_settings_have_their_documented_defaults(name, default):
+    """A setting that tells apart what was left out has None there, and names what that stands for."""
     value = parse().value(name)
+    value = SETTINGS[name].unset if value is None and default is not None else value
     assert value == default
     assert type(value) is type(default)
 
@@ -115,7 +117,6 @@ def test_documented_settings_have_their_documented_defaults(name, default):
         ("batching_strategy", ["packing", "padding"]),
         ("fsdp_config.optimizer", ["AdamW", "SGD", "anyprecision", "AdamW8bit", "PagedAdamW8bit", "Adafactor"]),
         ("scheduler", ["step", "cosine", "linear", "constant"]),
-        ("accumulate_unsharded", ["auto", "True", "False"]),
         ("sharding_strategy", ["FULL_SHARD", "SHARD_GRAD_OP", "NO_SHARD", "HYBRID_SHARD"]),
         ("checkpoint_type", ["SHARDED_STATE_DICT"]),
         ("activation_checkpointing", ["off", "selective", "full"]),
@@ -217,8 +218,24 @@ def test_booleans_have_the_documented_spellings(line, value):
         ("--optimizer AdamW_AnyPrecision", "fsdp_config.optimizer", "anyprecision"),
         ("--optimizer adafactor", "fsdp_config.optimizer", "Adafactor"),
         ("--optimizer anyprecision --variance_dtype bfloat16", "fsdp_config.variance_dtype", "bf16"),
-        ("--enable_fsdp --accumulate_unsharded", "fsdp_config.accumulate_unsharded", "True"),
-        ("--enable_fsdp --accumulate_unsharded no", "fsdp_config.accumulate_unsharded", "False"),
+        ("--enable_fsdp --accumulate_unsharded", "fsdp_config.accumulate_unsharded", True),
+        ("--enable_fsdp --accumulate_unsharded no", "fsdp_config.accumulate_unsharded", False),
+        ("--enable_fsdp --noaccumulate_unsharded", "fsdp_config.accumulate_unsharded", False),
+        ("--enable_fsdp --accumulate_unsharded auto", "fsdp_config.accumulate_unsharded", None),
+        ("--async_save", "train_config.async_save", True),
+        ("--async_save off", "train_config.async_save", False),
+        ("--async_save Auto", "train_config.async_save", None),
+        ("--mixed_precision", "train_config.mixed_precision", True),
+        ("--nouse_fp16", "train_config.use_fp16", False),
+        ("--use_fp16 none", "train_config.use_fp16", None),
+        ("--context_length 128", "train_config.context_length", 128),
+        ("--resume", "train_config.resume", "auto"),
+        ("--resume True", "train_config.resume", "auto"),
+        ("--resume AUTO", "train_config.resume", "auto"),
+        ("--resume outputs/a", "train_config.resume", "outputs/a"),
+        ("--resume False", "train_config.resume", False),
+        ("--resume none", "train_config.resume", False),
+        ("--resume no", "train_config.resume", False),
         ("--use_peft --target_modules k_proj", "lora_config.target_modules", ("k_proj",)),
         ("--use_peft --lora_config.target_modules a,b", "lora_config.target_modules", ("a", "b")),
         ("--use_peft --target_modules '[a, b]'", "lora_config.target_modules", ("a", "b")),
@@ -393,9 +410,8 @@ def test_help_lists_every_flag_with_its_default_in_lines_that_fit():
         start = re.search(rf" --({re.escape(dotted)}|{setting.name}) (BOOL|INT|FLOAT|TEXT|CHOICE|LIST) ", words)
         assert start, dotted
         entry = words[start.start() :].split("]")[0]
-        default = {None: "unset", "": "empty", (): "empty", ("q_proj", "v_proj"): "q_proj,v_proj"}.get(
-            setting.default, setting.default
-        )
+        default = setting.unset if setting.default is None else setting.default
+        default = {None: "unset", "": "empty", (): "empty", ("q_proj", "v_proj"): "q_proj,v_proj"}.get(default, default)
         assert ("required" if setting.is_required else f"default {default}") in entry
         assert setting.unit in entry
         assert bool(setting.later) == ("in a later version" in entry)

@@ -55,6 +55,15 @@ def test_a_shared_name_in_a_recipe_is_set_in_both_groups(tmp_path):
     assert "--mixed_precision set in train_config and fsdp_config" in config.notes
 
 
+def test_words_for_unset_and_for_off_are_read_as_such(tmp_path):
+    """As `auto` and False of run.yaml files written by earlier versions."""
+    text = "{model_name: M, accumulate_unsharded: auto, async_save: auto, resume: False, context_length: null}"
+    config = parse(tmp_path, text)
+    train = config.train_config
+    assert (config.fsdp_config.accumulate_unsharded, train.async_save, train.context_length) == (None, None, None)
+    assert train.resume is False
+
+
 @pytest.mark.parametrize(
     ("text", "message"),
     [
@@ -62,6 +71,7 @@ def test_a_shared_name_in_a_recipe_is_set_in_both_groups(tmp_path):
         ("fsdp_config:\n  precision: 16", "{path}: fsdp_config.precision: unknown flag; here it is "),
         ("lr: fast", "{path}: lr: 'fast' is not a number"),
         ("lr: [1, 2]", "{path}: lr: a list is not a number"),
+        ("resume: [a, b]", "{path}: resume: a list is not False or text"),
         ("lr:", "{path}: lr: '' is not a number"),
         ("lr: {a: 1}", "{path}: lr: is not a group of settings; the groups are train_config, "),
         ("fsdp_config: {lora_config: {r: 1}}", "{path}: fsdp_config.lora_config: is not a group of settings; "),
