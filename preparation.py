@@ -234,7 +234,7 @@ def read_inputs(config: RunConfig, env: Environment, checkpoint: Checkpoint | No
     precision, notes = resolve_precision(config, env.device)
     layout = choose_layout(config, precision, env)
     quantization = resolve_quantization(config, precision, layout, env.device)
-    model_config = load_model_config(config)
+    model_config = load_model_config(train_config)
     task = find_task(model_config)
     context_length, length_notes = resolve_context_length(config, model_config)
     tokenizer = task.load_processor(config)
@@ -268,6 +268,7 @@ def build_parts(inputs: Inputs, config: RunConfig, env: Environment) -> Parts:
         inputs.model_config,
         inputs.tokenizer,
         auto_model=task.AUTO_MODEL,
+        task_type=task.PEFT_TYPE,
         check_model=task.check_model,
         find_backbone=task.backbone,
         precision=inputs.precision,

@@ -82,8 +82,9 @@ def load(way: str, model: str) -> None:
         whole = AutoModelForCausalLM.from_pretrained(model, dtype=precision.storage_dtype)
         shard(whole, find_units(whole), layout, precision, env.device)
         return
-    meta = build_model(config, load_model_config(config), AUTO_MODEL, precision.storage_dtype)
-    weights = find_weights(config, meta, AUTO_MODEL, precision.storage_dtype, env, num_rows=0)
+    train = config.train_config
+    meta = build_model(train, load_model_config(train), AUTO_MODEL, precision.storage_dtype)
+    weights = find_weights(train, meta, AUTO_MODEL, precision.storage_dtype, env, num_rows=0)
     checkpointing, _ = checkpointing_mode(config, meta)
     apply_policies(
         meta,
@@ -93,6 +94,7 @@ def load(way: str, model: str) -> None:
         quantization=resolve_quantization(config, precision, layout, env.device),
         layout=layout,
         checkpointing=checkpointing,
+        task_type="CAUSAL_LM",
         weights=weights,
         env=env,
     )

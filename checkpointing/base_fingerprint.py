@@ -9,7 +9,7 @@ from pathlib import Path
 from torch import nn
 
 from configs.run import RunConfig
-from policies.weights import weight_files
+from policies.pretrained import weight_files
 
 _NUM_SAMPLES, _SAMPLE_BYTES = 16, 2**16
 

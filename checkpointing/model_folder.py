@@ -14,7 +14,7 @@ from torch import nn
 from torch.distributed.checkpoint.state_dict import StateDictOptions, get_model_state_dict
 from torch.distributed.fsdp import FSDPModule
 
-from policies.adapters import own_name
+from policies.adapter_kinds import own_name
 from policies.sharding import unwrap
 from utils.distributed import on_rank_zero
 

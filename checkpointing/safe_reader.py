@@ -96,8 +96,8 @@ class SafeFileSystemReader(FileSystemReader):
                 )
         return super().read_data(plan, planner)
 
-    def read_piece(self, index: metadata.MetadataIndex) -> torch.Tensor:
-        """One stored piece of a tensor, straight from its file; `dcp.load` would hold it twice while copying it.
+    def read_part(self, index: metadata.MetadataIndex) -> torch.Tensor:
+        """One stored part of a tensor, straight from its file; `dcp.load` would hold it twice while copying it.
 
         Raises:
             ConfigError: where it is damaged.
@@ -108,13 +108,13 @@ class SafeFileSystemReader(FileSystemReader):
             raise ConfigError(f"{path} is compressed; save the checkpoint without extensions of torch's writer")
         try:
             with open(path, "rb") as file:
-                piece: Any = torch.load(self._slice_file(file, place), map_location="cpu", weights_only=True)
+                part: Any = torch.load(self._slice_file(file, place), map_location="cpu", weights_only=True)
         except Exception as error:
             reason = " ".join(str(error).split())[:200]
             raise ConfigError(f"{path}: {index.fqn} cannot be read ({reason}); copy the folder again") from error
-        if not torch.is_tensor(piece):
+        if not torch.is_tensor(part):
             raise ConfigError(f"{path}: {index.fqn} is not a tensor; copy the folder again")
-        return piece
+        return part
 
 
 def _read_index(folder: Path) -> Metadata:

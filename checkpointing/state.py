@@ -12,7 +12,7 @@ from peft import PeftModel
 from torch import nn
 from torch.optim import Optimizer
 
-from policies.adapters import own_name
+from policies.adapter_kinds import own_name
 from policies.sharding import unwrap
 
 MODEL, OPTIMIZER = "model.", "optimizer.state."

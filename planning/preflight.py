@@ -120,7 +120,7 @@ def resolve_context_length(config: RunConfig, model_config: Any) -> tuple[int, l
     Raises:
         ConfigError: where a length was asked for that the model does not have.
     """
-    asked, prefix = config.train_config.context_length, num_virtual_tokens(config)
+    asked, prefix = config.train_config.context_length, num_virtual_tokens(config.train_config, config.prefix_config)
     length = asked or DEFAULT_CONTEXT_LENGTH
     positions = getattr(model_config.get_text_config(), "max_position_embeddings", None)
     if positions is None or length + prefix <= positions:

@@ -40,6 +40,7 @@ def apply_policies(
     quantization: Quantization | None,
     layout: Layout,
     checkpointing: str,
+    task_type: str,
     weights: Weights,
     env: Environment,
 ) -> nn.Module:
@@ -49,6 +50,7 @@ def apply_policies(
         model: as `policies.loading.build_model` returns it, on the meta device.
         backbone: the submodule whose output the model's head turns into logits.
         checkpointing: the mode that `policies.activation_checkpointing.checkpointing_mode` returned.
+        task_type: of peft's configs.
     """
     adapted = adapt_model(
         model,
@@ -57,6 +59,7 @@ def apply_policies(
         precision=precision,
         quantization=quantization,
         checkpointing=checkpointing,
+        task_type=task_type,
         env=env,
     )
     return shard_and_fill(adapted, config, precision=precision, layout=layout, weights=weights, env=env)
@@ -70,6 +73,7 @@ def adapt_model(
     precision: Precision,
     quantization: Quantization | None,
     checkpointing: str,
+    task_type: str,
     env: Environment,
 ) -> Adapted:
     """Steps 1 to 5: everything that needs neither other ranks nor weights. A plan of the run stops here."""
@@ -83,7 +87,7 @@ def adapt_model(
     if quantization is not None:
         print_rank_zero(env, quantize_linears(base, quantization))
     if config.train_config.use_peft:
-        model = apply_adapters(model, config)
+        model = apply_adapters(model, config, task_type)
         store_adapters(model, precision.adapter_dtype)
         use_lean_forward(model)
     # 2. freeze: adapters froze what they need frozen

@@ -42,6 +42,7 @@ def build_for_training(
     tokenizer: Any,
     *,
     auto_model: Any,
+    task_type: str,
     check_model: Callable[[Any, str], None],
     find_backbone: Callable[[Any], nn.Module],
     precision: Precision,
@@ -53,20 +54,20 @@ def build_for_training(
     """The model, adapted, sharded and filled; what was adapted is printed. Every rank must call this.
 
     Args:
-        auto_model, check_model, find_backbone: those of the task (`tasks.task.Task`).
+        auto_model, task_type, check_model, find_backbone: those of the task (`tasks.task.Task`).
         row_length: the most tokens that a row of the run holds.
 
     Raises:
         ConfigError: on every rank, if the model cannot be built, read or trained so.
     """
     started, dtype = time.perf_counter(), precision.storage_dtype
-    model = build_model(config, model_config, auto_model, dtype)
+    model = build_model(config.train_config, model_config, auto_model, dtype)
     check_model(model, config.train_config.model_name)
     notes = choose_attention(model, config, precision, env.device)
     attention, offsets = model.config.get_text_config()._attn_implementation, rows_that_need_offsets(model, row_length)
     notes += grow_embeddings(model, tokenizer, use_peft=config.train_config.use_peft)
-    notes += adapter_notes(model, config)
-    weights = find_weights(config, model, auto_model, dtype, env, num_rows=num_rows_needed(tokenizer))
+    notes += adapter_notes(model, config.train_config, config.lora_config, config.llama_adapter_config)
+    weights = find_weights(config.train_config, model, auto_model, dtype, env, num_rows=num_rows_needed(tokenizer))
     checkpointing, checkpointing_notes = checkpointing_mode(config, model)
     print_rank_zero(env, *notes, weights.note, *checkpointing_notes)
     architecture = type(model).__name__
@@ -78,6 +79,7 @@ def build_for_training(
         quantization=quantization,
         layout=layout,
         checkpointing=checkpointing,
+        task_type=task_type,
         weights=weights,
         env=env,
     )

@@ -1,30 +1,28 @@
-"""The model as its config.json describes it, without weights: those come last, when every rank knows its part of them
-(policies/weights.py)."""
+"""The model of a run as its config.json describes it, still without weights: policies/weights.py reads those last, when
+every rank knows its part of them."""
 
 from __future__ import annotations
 
-from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
 import torch
-from accelerate import init_empty_weights
-from transformers import AutoConfig, GenerationConfig, PretrainedConfig
+from transformers import AutoConfig, PretrainedConfig
 
-from configs.run import RunConfig
+from configs.training import TrainConfig
 from data.tokenizer import num_rows_needed
-from utils.compat import attention_of_capped_scores, caps_scores, must_be_exact
+from policies.pretrained import build_on_meta
+from utils.compat import attention_of_capped_scores, caps_scores
 from utils.errors import ConfigError
 from utils.hub import check_on_hub, explain
 
 
-def load_model_config(config: RunConfig) -> PretrainedConfig:
+def load_model_config(train: TrainConfig) -> PretrainedConfig:
     """The model's config.json, before any weight is read.
 
     Raises:
-        ConfigError: where there is none.
+        ConfigError: if there is none, or its weights cannot be trained.
     """
-    train = config.train_config
     folder = Path(train.model_name).expanduser()
     if not folder.exists() and train.model_name.startswith(("/", "./", "../", "~")):
         raise ConfigError(f"--model_name: there is no folder {train.model_name}")
@@ -61,73 +59,56 @@ def _check_folder(folder: Path, *, needs_weights: bool) -> None:
     )
 
 
-def build_model(config: RunConfig, model_config: PretrainedConfig, auto_model: Any, dtype: torch.dtype) -> Any:
-    """The model with its parameters, in `dtype`, on the meta device: they have shapes and no values yet.
+def build_model(train: TrainConfig, model_config: PretrainedConfig, auto_model: Any, dtype: torch.dtype) -> Any:
+    """The model with its parameters, in `dtype`, on the meta device (see `policies.pretrained.build_on_meta`).
 
-    Buffers are real. Many of them are computed when the model is built and are in no checkpoint, so they could not be
-    read later.
+    Args:
+        auto_model: the transformers class that builds such models, of the task.
 
     Raises:
-        ConfigError: where the config does not describe a model that can be built.
+        ConfigError: if the config does not describe a model that can be built.
     """
-    train = config.train_config
-    attention = attention_settings(config, model_config)
+    attention = attention_settings(train, model_config)
     try:
-        with init_empty_weights(include_buffers=False):
-            model = auto_model.from_config(
-                model_config, dtype=dtype, trust_remote_code=train.trust_remote_code, **attention
-            )
+        model = build_on_meta(
+            auto_model, model_config, dtype, attention=attention, trust_remote_code=train.trust_remote_code
+        )
     except Exception as error:
-        raise explain_failed_load(config, error) from error
-    model.tie_weights()  # accelerate makes a new parameter of every one, and so unties them
-    _keep_exact_buffers(model)
+        raise explain_failed_load(train, error) from error
     model.name_or_path = model.config._name_or_path = train.model_name
-    if model.can_generate():
-        with suppress(OSError):  # without generation_config.json, the one made from config.json stays
-            model.generation_config = GenerationConfig.from_pretrained(train.model_name)
     return model
 
 
-def _keep_exact_buffers(model: Any) -> None:
-    """In fp32 what the family must not have rounded, as `from_pretrained` keeps it: DeepSeek-V3's routers choose
-    experts by biases that differ by less than bf16 resolves."""
-    for module_name, module in model.named_modules():
-        for name, buffer in module.named_buffers(recurse=False):
-            if buffer.is_floating_point() and must_be_exact(model, f"{module_name}.{name}"):
-                setattr(module, name, buffer.float())
-
-
-def attention_settings(config: RunConfig, model_config: PretrainedConfig) -> dict[str, Any]:
-    """What `from_config` and `from_pretrained` are told about attention.
+def attention_settings(train: TrainConfig, model_config: PretrainedConfig) -> dict[str, Any]:
+    """The arguments about attention for `from_config` and `from_pretrained`.
 
     Raises:
-        ConfigError: where SDPA is asked for, and cannot compute this model's attention.
+        ConfigError: if SDPA is asked for and cannot compute this model's attention.
     """
-    if not config.train_config.use_fast_kernels:
+    if not train.use_fast_kernels:
         return attention_of_capped_scores(model_config)
     if caps_scores(model_config):
         raise ConfigError(
-            f"--use_fast_kernels: SDPA cannot soft-cap attention scores, as {config.train_config.model_name} does "
+            f"--use_fast_kernels: SDPA cannot soft-cap attention scores, as {train.model_name} does "
             "(attn_logit_softcapping); leave the flag out"
         )
     return {"attn_implementation": "sdpa"}
 
 
-def explain_failed_load(config: RunConfig, error: Exception) -> ConfigError:
-    """The refusal that a library's error in building or reading the model comes to."""
-    train = config.train_config
+def explain_failed_load(train: TrainConfig, error: Exception) -> ConfigError:
+    """The refusal for a library's error in building or reading the model."""
     flag = "--use_fast_kernels" if "attention" in str(error) and train.use_fast_kernels else "--model_name"
     return ConfigError(f"{flag}: {train.model_name} could not be loaded ({explain(error)})")
 
 
 def grow_embeddings(model: Any, tokenizer: Any, *, use_peft: bool) -> list[str]:
-    """Give the model rows for tokens that it does not have; never shrink it, never for padding alone.
+    """Give the model rows for tokens that it does not have. It never shrinks, and never grows for padding alone.
 
     Returns:
         Lines to print.
 
     Raises:
-        ConfigError: under LoRA, whose adapter could not hold the new rows.
+        ConfigError: with an adapter, which could not hold the new rows.
     """
     rows, needed = model.get_input_embeddings().num_embeddings, num_rows_needed(tokenizer)
     if needed <= rows:
@@ -137,5 +118,5 @@ def grow_embeddings(model: Any, tokenizer: Any, *, use_peft: bool) -> list[str]:
             f"--tokenizer_name: the tokenizer has {needed} tokens, the model {rows}, and an adapter cannot "
             "hold new embeddings; resize and save the base model first, or train without --use_peft"
         )
-    model.resize_token_embeddings(needed, mean_resizing=False)  # shapes alone; policies.weights gives the values
+    model.resize_token_embeddings(needed, mean_resizing=False)  # shapes only; policies.weights gives the values
     return [f"embeddings grown from {rows} to {needed} rows: the tokenizer has more tokens than the model"]

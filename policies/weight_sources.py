@@ -1,4 +1,4 @@
-"""Where a model's values come from: files of which each rank reads its slices, one rank that reads all, or chance."""
+"""Where a model's values come from: files of which each rank reads its slices, rank 0 that reads all, or a seed."""
 
 from __future__ import annotations
 
@@ -17,6 +17,7 @@ from torch.distributed.tensor._utils import compute_local_shape_and_global_offse
 from transformers import PreTrainedModel
 
 from policies.quantized_linear import QuantizedLinear
+from policies.tensor_names import plain_name
 from utils.compat import return_free_memory
 from utils.distributed import on_rank_zero
 from utils.progress import progress_bar
@@ -24,26 +25,26 @@ from utils.progress import progress_bar
 
 @dataclass(frozen=True)
 class Target:
-    """A parameter or buffer that is to get its value."""
+    """A parameter or buffer that still needs its value."""
 
     tensor: torch.Tensor  # sharded or whole, as the layout keeps it
-    linear: QuantizedLinear | None = None  # whose packed weight it is, if it is one
+    linear: QuantizedLinear | None = None  # the layer, if this is its packed weight
 
     @property
     def shape(self) -> torch.Size:
-        """Of the value, whole and not packed."""
+        """The shape of the value, whole and not packed."""
         return self.tensor.shape if self.linear is None else self.linear.plain_shape
 
     @property
     def dtype(self) -> torch.dtype:
-        """That the value will be rounded to, at least."""
+        """The dtype that the value is rounded to, before it may be packed."""
         return self.tensor.dtype if self.linear is None else self.linear.quantization.compute_dtype
 
     def keep(self, whole: torch.Tensor) -> None:
-        """Take this rank's part of the value. A packed weight needs it on the device that quantizes."""
+        """Store this rank's part of the value. For a packed weight the value must be on the device that quantizes."""
         keep_part(self.tensor, whole if self.linear is None else self.linear.quantize(whole))
         if self.linear is not None and whole.device.type == "cpu":
-            return_free_memory()  # quantizing there takes tensors of many sizes, between which packed bytes stay
+            return_free_memory()  # else the freed tensors, of many sizes, leave gaps that stay
 
 
 class Weights(Protocol):
@@ -54,7 +55,7 @@ class Weights(Protocol):
         """A line to print."""
 
     def fill(self, model: Any, targets: dict[str, Target], device: torch.device, *, show_progress: bool) -> None:
-        """Write the values of `targets`, sharded or whole, by their names in the plain model. All ranks call this."""
+        """Write the values of `targets`, named as in the model without adapters. Every rank must call this."""
 
 
 class Stored(NamedTuple):
@@ -66,7 +67,7 @@ class Stored(NamedTuple):
 
 @dataclass(frozen=True)
 class FileWeights:
-    """Every rank reads its own slices straight from the safetensors files."""
+    """Every rank reads its own slices from the safetensors files."""
 
     stored: dict[str, Stored]
 
@@ -87,9 +88,9 @@ class FileWeights:
 
     @staticmethod
     def _read(file: Any, key: str, target: Target, device: torch.device) -> None:
-        """What is read has memory of its own and is freed at once; the rest stays on disk."""
+        """Read what this rank keeps into memory of its own, freed at once; the rest stays on disk."""
         if target.linear is not None:
-            # Blocks and their scales are those of the whole weight, so every rank quantizes all of it, one at a time.
+            # Blocks and scales run through the whole weight, so every rank quantizes all of it, one weight at a time.
             target.keep(file.get_tensor(key).to(device, target.dtype))
             return
         local, index = _local_part(target.tensor)
@@ -105,7 +106,7 @@ class FileWeights:
 
 @dataclass(frozen=True)
 class WholeWeights:
-    """Rank 0 reads the whole as transformers does, and the others receive one tensor at a time."""
+    """Rank 0 reads the whole model through transformers; the other ranks receive one tensor at a time."""
 
     read: Callable[[], dict[str, torch.Tensor]]
     difference: str
@@ -134,7 +135,7 @@ class WholeWeights:
 
 @dataclass(frozen=True)
 class RandomWeights:
-    """Each layer is drawn whole on the device, from a seed of its own, and cut: the same values under every layout."""
+    """Each layer is drawn whole on the device, from its own seed, and cut: the values are the same in every layout."""
 
     seed: int
 
@@ -148,7 +149,7 @@ class RandomWeights:
         parts = list(_parts_to_draw(model))
         with _progress(len(parts), "part", show_progress) as bar:
             for name, modules in parts:
-                # A composite model's parts are drawn by the model that they belong to.
+                # Each part of a composite model is drawn by the model that it belongs to.
                 owner = owners[max((o for o in owners if f"{name}.".startswith(f"{o}." if o else "")), key=len)]
                 digest = hashlib.sha256(f"{self.seed} {plain_name(name)}".encode()).digest()
                 with torch.random.fork_rng([device] if device.type == "cuda" else []):
@@ -158,8 +159,8 @@ class RandomWeights:
 
 
 def _parts_to_draw(model: nn.Module) -> Iterator[tuple[str, list[nn.Module]]]:
-    """What is drawn at a time: each layer as a whole, since some models scale a child's weights from its parent; every
-    other module that has parameters by itself. Children come before their parents."""
+    """What is drawn at a time, children before their parents: each layer as a whole, since some models scale a child's
+    weights from its parent, then every other module that has parameters."""
     in_layers: set[int] = set()
     for name, module in model.named_modules():
         if isinstance(module, nn.ModuleList) and id(module) not in in_layers:
@@ -172,7 +173,7 @@ def _parts_to_draw(model: nn.Module) -> Iterator[tuple[str, list[nn.Module]]]:
 
 
 def _draw(modules: list[nn.Module], owner: PreTrainedModel, undrawn: dict[int, Target], device: torch.device) -> None:
-    """Let the model's own initialisation write into whole fp32 tensors that stand in for the parameters meanwhile."""
+    """Let the model's own initialisation write into whole fp32 tensors that take the parameters' places meanwhile."""
     stand_ins: list[tuple[nn.Module, str, nn.Parameter, nn.Parameter]] = []
     for module in modules:
         for key, parameter in module._parameters.items():
@@ -191,24 +192,15 @@ def _draw(modules: list[nn.Module], owner: PreTrainedModel, undrawn: dict[int, T
         for module, key, parameter, _ in stand_ins:
             module._parameters[key] = parameter
     for _, _, parameter, whole in stand_ins:
-        target = undrawn.pop(id(parameter), None)  # none: an adapter's, or drawn by another module that shares it
+        target = undrawn.pop(id(parameter), None)  # None: an adapter's, or shared with a module that drew it
         if target is not None:
-            if whole.isnan().any():  # the model forgot it
+            if whole.isnan().any():  # the model did not initialise it
                 whole.normal_(std=0.02)
             target.keep(whole)
 
 
-def plain_name(name: str) -> str:
-    """A parameter's name in the model without adapters.
-
-    peft puts a wrapped layer's own weights below `base_layer`, and a wrapped attention's, whose modules are called
-    `attn` or `self_attn`, below `model`.
-    """
-    return name.replace(".base_layer", "").replace("attn.model.", "attn.")
-
-
 def _local_part(target: torch.Tensor) -> tuple[torch.Tensor, tuple[slice, ...]]:
-    """This rank's part of a tensor, and where in the whole it lies."""
+    """This rank's part of a tensor, and its place in the whole."""
     if not isinstance(target, DTensor):
         return target, tuple(slice(0, size) for size in target.shape)
     shape, offset = compute_local_shape_and_global_offset(target.shape, target.device_mesh, target.placements)
@@ -216,6 +208,7 @@ def _local_part(target: torch.Tensor) -> tuple[torch.Tensor, tuple[slice, ...]]:
 
 
 def keep_part(target: torch.Tensor, whole: torch.Tensor) -> None:
+    """Copy this rank's part of the whole tensor into `target`, which may be sharded."""
     local, index = _local_part(target)
     local.copy_(whole[index])
 

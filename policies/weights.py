@@ -1,14 +1,13 @@
-"""Weights into a model that was built and sharded on the meta device: each rank takes no more than it keeps.
+"""Weights for a model that was built and sharded on the meta device: each rank reads no more than it keeps.
 
-| weights                                           | who reads                                                  |
-|---------------------------------------------------|------------------------------------------------------------|
-| a checkpoint that names its tensors as the model  | every rank its own slices, straight from the files         |
-| does                                              |                                                            |
-| one that names or fuses them differently          | rank 0 the whole; the others get one tensor at a time      |
-| --random_weights                                  | nobody: every rank draws layer by layer and keeps its part |
+| weights                                                | who reads                                                |
+|--------------------------------------------------------|----------------------------------------------------------|
+| files that name and shape tensors as the model does    | every rank its own slices                                |
+| files that name or fuse them differently               | rank 0 reads all; the others get one tensor at a time    |
+| --random_weights                                       | nobody: each rank draws layer by layer and keeps its part |
 
-So no process holds a whole model that does not train one, but for rank 0 in the second case. What the values are does
-not depend on the layout.
+So no process holds a whole model unless it trains one; rank 0 in the second case is the exception. The values do not
+depend on the layout.
 """
 
 from __future__ import annotations
@@ -21,43 +20,44 @@ import torch
 from safetensors import safe_open
 from torch import nn
 from torch.distributed.fsdp import FSDPModule
-from transformers.utils import SAFE_WEIGHTS_INDEX_NAME, SAFE_WEIGHTS_NAME, cached_file
-from transformers.utils.hub import get_checkpoint_shard_files
+from transformers.utils import SAFE_WEIGHTS_INDEX_NAME, SAFE_WEIGHTS_NAME
 
-from configs.run import RunConfig
+from configs.training import TrainConfig
 from policies.loading import attention_settings, explain_failed_load
+from policies.pretrained import MissingTensorsError, read_whole, weight_files
 from policies.quantization import gathering_changes_nothing
 from policies.quantized_linear import QuantizedLinear
-from policies.weight_sources import FileWeights, RandomWeights, Stored, Target, Weights, WholeWeights, plain_name
+from policies.tensor_names import find_stored, plain_name, saved_buffers, shared_names
+from policies.weight_sources import FileWeights, RandomWeights, Stored, Target, Weights, WholeWeights
 from utils.distributed import gather_to_all, one_rank_per_node_first
 from utils.environment import Environment
 from utils.errors import ConfigError
 from utils.progress import phase
 
-# Element types of stored tensors that a copy converts exactly as transformers does.
+# Stored dtypes that a plain copy converts exactly as transformers does.
 _PLAIN_DTYPES = {"F64", "F32", "F16", "BF16"}
 
 
 def materialise(
     model: nn.Module,
-    causal_lm: Any,
+    base: Any,
     weights: Weights,
     *,
     parameter_device: torch.device,
     compute_device: torch.device,
     show_progress: bool,
 ) -> None:
-    """Give every parameter that is still on the meta device memory and its value. All ranks call this.
+    """Give every parameter on the meta device memory and its value. Every rank must call this.
 
     Args:
         model: as sharded, with its adapters, which have values already.
-        causal_lm: the model that the adapters were added to; `model` itself where there are none.
+        base: the model that the adapters were added to; without adapters `model` itself.
         parameter_device: where parameters live between steps.
-        compute_device: where they are computed, and where buffers live.
+        compute_device: where computing happens, and where buffers live.
     """
-    names = [name for name, parameter in causal_lm.named_parameters() if parameter.is_meta]
+    names = [name for name, parameter in base.named_parameters() if parameter.is_meta]
     if isinstance(model, FSDPModule):
-        # Sharded tensors are swapped in place, so that what shares a parameter goes on sharing it.
+        # Sharded tensors are swapped in place, so that tied weights stay tied.
         model._apply(lambda tensor: torch.empty_like(tensor, device=parameter_device) if tensor.is_meta else tensor)
     else:
         for parameter in model.parameters():
@@ -65,10 +65,10 @@ def materialise(
                 empty = torch.empty_like(parameter, device=parameter_device)
                 torch.utils.swap_tensors(parameter, nn.Parameter(empty, parameter.requires_grad))
         model.to(compute_device)  # adapters and buffers
-    targets = {plain_name(name): _target(causal_lm, name) for name in names}
-    targets |= {plain_name(name): Target(causal_lm.get_buffer(name)) for name in _persistent_buffers(causal_lm)}
+    targets = {plain_name(name): _target(base, name) for name in names}
+    targets |= {plain_name(name): Target(base.get_buffer(name)) for name in saved_buffers(base)}
     with phase("loading weights"), torch.no_grad(), gathering_changes_nothing(model):
-        weights.fill(causal_lm, targets, compute_device, show_progress=show_progress)
+        weights.fill(base, targets, compute_device, show_progress=show_progress)
 
 
 def _target(model: Any, name: str) -> Target:
@@ -78,17 +78,17 @@ def _target(model: Any, name: str) -> Target:
 
 
 def find_weights(
-    config: RunConfig, model: Any, auto_model: Any, dtype: torch.dtype, env: Environment, *, num_rows: int
+    train: TrainConfig, model: Any, auto_model: Any, dtype: torch.dtype, env: Environment, *, num_rows: int
 ) -> Weights:
-    """Where the weights will come from of this model, which has neither values nor adapters yet.
+    """Where the weights of this model come from. It has neither values nor adapters yet.
 
     Args:
-        num_rows: rows that its embeddings need; a checkpoint that has fewer is grown as transformers grows them.
+        auto_model: the transformers class that reads such models, of the task.
+        num_rows: rows that its embeddings need; if files have fewer, transformers grows them.
 
     Raises:
-        ConfigError: on every rank, where the files cannot be read.
+        ConfigError: on every rank, if the files cannot be read.
     """
-    train = config.train_config
     if train.random_weights:
         return RandomWeights(train.seed)
 
@@ -96,7 +96,7 @@ def find_weights(
         try:
             return _match_files(train.model_name, model)
         except Exception as error:
-            raise explain_failed_load(config, error) from error
+            raise explain_failed_load(train, error) from error
 
     stored, difference = one_rank_per_node_first(env, match)
     found = hashlib.sha256(repr([(name, where.key) for name, where in stored.items()] + [difference]).encode())
@@ -105,43 +105,27 @@ def find_weights(
     if not difference:
         return FileWeights(stored)
 
-    def read_whole() -> dict[str, torch.Tensor]:
+    attention, trust = attention_settings(train, model.config), train.trust_remote_code
+
+    def read() -> dict[str, torch.Tensor]:
         try:
-            whole, report = auto_model.from_pretrained(
-                train.model_name,
-                dtype=dtype,
-                use_safetensors=True,
-                trust_remote_code=train.trust_remote_code,
-                output_loading_info=True,
-                **attention_settings(config, model.config),
-            )
-        except Exception as error:
-            raise explain_failed_load(config, error) from error
-        if missing := sorted(report.get("missing_keys", ())):
+            whole = read_whole(auto_model, train.model_name, dtype, attention=attention, trust_remote_code=trust)
+        except MissingTensorsError as error:
             raise ConfigError(
-                f"--model_name: the weights of {train.model_name} lack {len(missing)} tensors, {missing[0]} first; "
-                "they would be trained from random values. Is this a complete checkpoint of this model?"
-            )
+                f"--model_name: the weights of {train.model_name} lack {len(error.names)} tensors, {error.names[0]} "
+                "first; they would be trained from random values. Is this a complete checkpoint of this model?"
+            ) from error
+        except Exception as error:
+            raise explain_failed_load(train, error) from error
         if whole.get_input_embeddings().num_embeddings < num_rows:
             whole.resize_token_embeddings(num_rows)
         return whole.state_dict()
 
-    return WholeWeights(read_whole, difference)
-
-
-def weight_files(model_name: str) -> list[Path]:
-    """The safetensors files of a model's folder, or of the hub's model of that name; none where it has none."""
-    single = cached_file(model_name, SAFE_WEIGHTS_NAME, _raise_exceptions_for_missing_entries=False)
-    if single is not None:
-        return [Path(single)]
-    index = cached_file(model_name, SAFE_WEIGHTS_INDEX_NAME, _raise_exceptions_for_missing_entries=False)
-    if index is None:
-        return []
-    return [Path(path) for path in get_checkpoint_shard_files(model_name, index)[0]]
+    return WholeWeights(read, difference)
 
 
 def _match_files(model_name: str, model: Any) -> tuple[dict[str, Stored], str]:
-    """Where each of the model's tensors is stored, or in what the files differ from the model."""
+    """Where each of the model's tensors is stored, and "" or how the files differ from the model."""
     paths = weight_files(model_name)
     if not paths:
         return {}, f"there is neither {SAFE_WEIGHTS_NAME} nor {SAFE_WEIGHTS_INDEX_NAME}"
@@ -149,28 +133,20 @@ def _match_files(model_name: str, model: Any) -> tuple[dict[str, Stored], str]:
     for path in paths:
         with safe_open(path, framework="pt") as file:
             for key in file.keys():  # noqa: SIM118 - a reader of files, not a dict
-                piece = file.get_slice(key)
-                held[key] = path, piece.get_shape(), piece.get_dtype()
+                part = file.get_slice(key)
+                held[key] = path, part.get_shape(), part.get_dtype()
 
-    names_of: dict[int, list[str]] = {}  # several, where modules share a parameter: files hold it by any of them
-    for name, parameter in model.named_parameters(remove_duplicate=False):
-        names_of.setdefault(id(parameter), []).append(name)
-    stored = {}
-    for names in names_of.values():
-        key = next((name for name in names if name in held), None)
-        if key is None:
-            return {}, f"they hold no {names[0]}"
+    stored_as, stored = find_stored(model, held), {}
+    for name, *_ in shared_names(model):
+        if name not in stored_as:
+            return {}, f"they hold no {name}"
+        key = stored_as[name]
         path, shape, dtype = held[key]
-        wanted = list(model.get_parameter(names[0]).shape)
+        wanted = list(model.get_parameter(name).shape)
         if shape != wanted:
             return {}, f"{key} is {shape} in them and {wanted} in the model"
         if dtype not in _PLAIN_DTYPES:
             return {}, f"{key} is stored as {dtype}"
-        stored[names[0]] = Stored(path, key)
-    stored |= {name: Stored(held[name][0], name) for name in _persistent_buffers(model) if name in held}
+        stored[name] = Stored(path, key)
+    stored |= {name: Stored(held[name][0], name) for name in saved_buffers(model) if name in held}
     return stored, ""
-
-
-def _persistent_buffers(model: nn.Module) -> list[str]:
-    parameters = {name for name, _ in model.named_parameters(remove_duplicate=False)}
-    return [name for name in model.state_dict() if name not in parameters]

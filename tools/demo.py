@@ -1,9 +1,9 @@
-"""The whole of it in three minutes: a tiny model, fine-tuned on the sample dialogues, and what it learned.
+"""Fine-tune a tiny model on the sample dialogues in three minutes, and show what it learned.
 
     make demo            or            python -m tools.demo [--out outputs/demo]
 
-Builds a Llama-architecture model of random weights and its tokenizer from the samples, runs the very command
-that a real run would use, and shows one held-out dialogue with the summary that the model writes.
+It builds a Llama model with random weights and a tokenizer from the samples, runs the command that a real run would
+use, and shows one held-out dialogue with the summary that the model writes.
 """
 
 from __future__ import annotations
@@ -18,10 +18,9 @@ import sys
 from pathlib import Path
 
 import torch
-from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from data.dataset_functions import BUILT_IN_FOLDER, load_recipe_module
-from tasks.causal_lm import generate
+from tools.generate import load
 from tools.make_tiny_model import make_tiny_model
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -46,7 +45,7 @@ FLAGS = {
 
 
 def num_processes() -> int:
-    """Two; where there are GPUs, at most one for each."""
+    """Two, or fewer if there are fewer GPUs; two without any GPU."""
     return min(2, torch.cuda.device_count()) if torch.cuda.is_available() else 2
 
 
@@ -81,13 +80,13 @@ def main() -> int:
 
 
 def show(run: Path) -> None:
-    """Losses before and after, and one dialogue that the model has not seen."""
+    """Print the losses before and after, and the summary of a dialogue that the model has not seen."""
     events = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
     losses = [event["loss"] for event in events if event["event"] == "eval"]
     sample = json.loads((DATA / "validation.jsonl").read_text().splitlines()[0])
     prompt = load_recipe_module(BUILT_IN_FOLDER / "samsum.py").PROMPT.format(dialogue=sample["dialogue"])
-    model = AutoModelForCausalLM.from_pretrained(run / "model")
-    answer = generate(model, AutoTokenizer.from_pretrained(run / "model"), prompt, max_new_tokens=80)
+    model, tokenizer, task = load(run / "model", None)
+    answer = task.generate(model, tokenizer, prompt, max_new_tokens=80)
     print(f"\nA dialogue held out from training:\n\n{sample['dialogue']}\n")
     print(f"the model:  {answer}\nreference:  {sample['summary']}\n")
     print(f"eval loss before {losses[0]:.3f}, after {min(losses[1:]):.3f}")

@@ -1,8 +1,8 @@
-"""A run, a checkpoint or an adapter, turned into a folder that Hugging Face's libraries load.
+"""Turn a run, a checkpoint or an adapter into a folder that Hugging Face's libraries load.
 
     python -m tools.export RUN_OR_CHECKPOINT --to DIR [--merge] [--dtype bf16|fp16|fp32] [--verify] [--base FOLDER]
 
-One process, no GPU, and no more memory than the largest tensors need (docs/export.md says when it is more).
+It takes one process, no GPU, and memory for the largest tensors only (docs/export.md says when it is more).
 Exit status: 0 exported, 2 refused before anything was written, 1 failed; DIR is there only after 0.
 """
 
@@ -22,10 +22,12 @@ if __name__ == "__main__":
 
 import torch
 
-from checkpointing.exporting.convert import check_place, plan_export, write_export
-from checkpointing.exporting.sources import find_source
+from checkpointing.exporting.model_source import open_source
+from checkpointing.exporting.plan import plan_export
 from checkpointing.exporting.verify import check_logits
+from checkpointing.exporting.write import check_place, write_export
 from supervision.exit_status import FAILED, REFUSED
+from tools.model_class import model_class
 from utils.compat import return_freed_tensors
 from utils.errors import ConfigError, TrainingError
 from utils.progress import phase, progress_bar
@@ -34,20 +36,22 @@ DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16, "fp32": torch.float32}
 
 
 def export(path: Path, to: Path, *, merge: bool, dtype: torch.dtype | None, verify: bool, base: str | None) -> None:
-    """Write the folder and say what it is.
+    """Write the folder and print what it holds.
 
     Raises:
-        ConfigError, TrainingError: see `checkpointing.exporting.convert`.
+        ConfigError, TrainingError: see `checkpointing.exporting.plan` and `write`.
     """
     check_place(to)
-    source = find_source(path, base)
+    source = open_source(path, base)
     print(f"from {source.path}", flush=True)
-    plan = plan_export(source, merge=merge, dtype=dtype)
+    auto_model = model_class(source.settings)
+    plan = plan_export(source, auto_model, merge=merge, dtype=dtype)
     for note in plan.notes:
         print(note, flush=True)
 
     def check(folder: Path) -> None:
-        found = check_logits(source, folder, merged=merge, dtype=plan.dtype if plan.rounds else torch.float32)
+        rounded_to = plan.dtype if plan.rounds else torch.float32
+        found = check_logits(source, auto_model, folder, merged=merge, dtype=rounded_to)
         print(
             f"verified: logits differ by at most {found.largest:.3g} (rounding to {_short(found.dtype)} explains "
             f"{found.explained:.3g}; the largest is {found.largest_logit:.3g})",
@@ -78,8 +82,10 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--to", type=Path, required=True, help="the folder to make; it must not exist")
     parser.add_argument("--merge", action="store_true", help="merge a LoRA adapter into its base model")
     parser.add_argument("--dtype", choices=DTYPES, help="of the weights; default: as stored; merged: as the base's")
-    parser.add_argument("--verify", action="store_true", help="compare logits too; takes the whole model in fp32")
-    parser.add_argument("--base", help="the model that training started from, where the checkpoint does not say it")
+    parser.add_argument(
+        "--verify", action="store_true", help="compare logits too; needs memory for the whole model in fp32"
+    )
+    parser.add_argument("--base", help="the model that training started from, if the checkpoint does not say it")
     given = parser.parse_args(argv)
     quiet_tool()
     return_freed_tensors()

@@ -1,10 +1,10 @@
-"""What a trained model answers: an exported folder, an adapter, a run or a checkpoint, as it is.
+"""Print what a trained model answers: an exported folder, an adapter, a run or a checkpoint.
 
     python -m tools.generate RUN_OR_FOLDER --prompt "..." [--prompts FILE] [--chat]
                              [--max_new_tokens 128] [--temperature 0] [--seed 0] [--base FOLDER]
 
 FILE holds one prompt per line, or JSON lines with "prompt". With --chat each prompt is a user's turn in the tokenizer's
-chat template. Temperature 0 takes the likeliest token each time. On a GPU where there is one.
+chat template. Temperature 0 takes the likeliest token each time. It runs on a GPU if there is one.
 """
 
 from __future__ import annotations
@@ -23,21 +23,21 @@ if __name__ == "__main__":
 
 import torch
 
-from checkpointing.exporting.blueprint import load_tokenizer
-from checkpointing.exporting.sources import find_source
+from checkpointing.exporting.blueprint import load_tokenizer, read_model_config
+from checkpointing.exporting.model_source import open_source
 from checkpointing.exporting.verify import load_model
 from data.chat import chat_pieces
 from data.loss_mask import BadRow
 from supervision.exit_status import REFUSED
-from tasks.causal_lm import generate
+from tasks.task import Task, find_task
 from utils.errors import ConfigError
 
 
 def read_prompts(file: Path) -> list[str]:
-    """One per line, or of each JSON line its "prompt"; empty lines are left out.
+    """One prompt per line, or the "prompt" of each JSON line; empty lines are skipped.
 
     Raises:
-        ConfigError: where the file cannot be read, holds none, or a JSON line has none.
+        ConfigError: if the file cannot be read, holds none, or a JSON line has none.
     """
     try:
         lines = [line for line in file.expanduser().read_text(encoding="utf-8").split("\n") if line.strip()]
@@ -57,13 +57,13 @@ def read_prompts(file: Path) -> list[str]:
 
 
 def as_user_turn(tokenizer: Any, prompt: str) -> str:
-    """The prompt as the chat template shows it to the model, up to where the assistant speaks."""
+    """The prompt as the chat template shows it to the model, up to the assistant's answer."""
     turns = [{"role": "user", "content": prompt}]
     return tokenizer.apply_chat_template(turns, tokenize=False, add_generation_prompt=True)
 
 
 def turn_end_ids(tokenizer: Any) -> list[int]:
-    """The token that ends the assistant's turn, as training learned it; it need not be the tokenizer's end token."""
+    """The token that ends the assistant's turn in training; it need not be the tokenizer's end token."""
     turns = [{"role": "user", "content": "a"}, {"role": "assistant", "content": "b"}]
     try:
         learned = [piece.text for piece in chat_pieces(turns, None, tokenizer) if piece.learned]
@@ -72,35 +72,36 @@ def turn_end_ids(tokenizer: Any) -> list[int]:
     return tokenizer.encode(learned[-1], add_special_tokens=False)[-1:]
 
 
-def load(path: Path, base: str | None) -> tuple[Any, Any]:
-    """The model, on the device where it will answer, and its tokenizer.
+def load(path: Path, base: str | None) -> tuple[Any, Any, Task]:
+    """The model, on the device where it will answer, its tokenizer and its task.
 
     Raises:
-        ConfigError: where there is none, or it is not whole.
+        ConfigError: if there is none, or it is not whole.
     """
-    source = find_source(path, base)
+    source = open_source(path, base)
     source.check(lambda num_bytes: None)
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
     dtype = torch.bfloat16 if device.type == "cuda" and torch.cuda.is_bf16_supported() else torch.float32
     tokenizer = load_tokenizer(source.tokenizer)
-    return load_model(source, dtype).to(device), tokenizer
+    task = find_task(read_model_config(source.settings))
+    return load_model(source, task.AUTO_MODEL, dtype).to(device), tokenizer, task
 
 
 def answer_all(given: argparse.Namespace) -> None:
-    """Print each prompt's answer, under the prompt where there are several."""
+    """Print each prompt's answer, below the prompt if there are several."""
     prompts = [*given.prompt, *(read_prompts(given.prompts) if given.prompts else [])]
     if not prompts:
         raise ConfigError("--prompt: there is nothing to answer; give --prompt TEXT or --prompts FILE")
     if given.temperature < 0 or given.max_new_tokens < 1:
         raise ConfigError("--temperature must be 0 or more, and --max_new_tokens 1 or more")
-    model, tokenizer = load(given.path, given.base)
+    model, tokenizer, task = load(given.path, given.base)
     if given.chat and not tokenizer.chat_template:
         raise ConfigError(f"--chat: the tokenizer of {given.path} has no chat template; leave --chat out")
     more_end_ids = turn_end_ids(tokenizer) if given.chat else []
     torch.manual_seed(given.seed)
     for prompt in prompts:
         shown = as_user_turn(tokenizer, prompt) if given.chat else prompt
-        text = generate(
+        text = task.generate(
             model,
             tokenizer,
             shown,
@@ -119,11 +120,11 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("path", type=Path, help="an exported folder, an adapter's folder, a run, or a checkpoint")
     parser.add_argument("--prompt", action="append", default=[], help="may be given several times")
     parser.add_argument("--prompts", type=Path, help='a file: one per line, or .jsonl with "prompt"')
-    parser.add_argument("--max_new_tokens", type=int, default=128, help="where an answer is cut off (128)")
+    parser.add_argument("--max_new_tokens", type=int, default=128, help="longest answer (128)")
     parser.add_argument("--temperature", type=float, default=0.0, help="0: the likeliest token each time (default)")
-    parser.add_argument("--seed", type=int, default=0, help="of what is drawn where the temperature is above 0")
+    parser.add_argument("--seed", type=int, default=0, help="of the sampling at a temperature above 0")
     parser.add_argument("--chat", action="store_true", help="each prompt is a user's turn in the chat template")
-    parser.add_argument("--base", help="the base model, where it is not where the checkpoint says")
+    parser.add_argument("--base", help="the base model, if it is not where the checkpoint says")
     given = parser.parse_args(argv)
     quiet_tool()
     try:

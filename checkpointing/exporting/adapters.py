@@ -1,4 +1,4 @@
-"""A checkpoint's adapter: under PEFT's names, on a model, and merged into its base one layer at a time."""
+"""A checkpoint's adapter: put on a model under PEFT's names, and merged into its base one layer at a time."""
 
 from __future__ import annotations
 
@@ -12,56 +12,43 @@ import torch
 from peft.tuners.lora import LoraLayer, ParamWrapper
 from torch import nn
 
+from checkpointing.exporting.model_source import ModelSource
 from checkpointing.exporting.safetensors_file import Entry
-from checkpointing.exporting.sources import Source
-from checkpointing.exporting.stored import StoredTensors
-from policies.adapters import began_by_changing_the_base
+from checkpointing.exporting.stored_tensors import StoredTensors
+from policies.saved_adapters import attach_adapter, check_base_is_unchanged, read_adapter_config, set_adapter
 from utils.errors import ConfigError, in_one_line
 
 _MODEL_PREFIX = "base_model.model."
 
 
-def load_adapter_config(source: Source) -> Any:
-    """The adapter's settings, for applying it.
+def load_adapter_config(source: ModelSource) -> Any:
+    """The adapter's settings, for inference.
 
     Raises:
-        ConfigError: where they cannot be read, or say nothing about the weights that the adapter is for.
+        ConfigError: if they cannot be read, or the adapter's base is not the model that it names.
     """
-    try:
-        config: Any = peft.PeftConfig.from_pretrained(str(source.adapter_config))
-    except Exception as error:
-        raise ConfigError(f"{source.adapter_config}/adapter_config.json cannot be read ({error})") from error
-    if start := began_by_changing_the_base(config):
-        raise ConfigError(
-            f"{source.path}: this adapter began as {start}, which changed the base's weights too; convert it to plain "
-            "LoRA with peft's save_pretrained(path_initial_model_for_weight_conversion=...)"
-        )
+    assert source.adapter_config is not None
+    config = read_adapter_config(source.adapter_config, str(source.path))
+    check_base_is_unchanged(config, str(source.path))
     config.inference_mode = True
     return config
 
 
-def put_adapter(model: Any, source: Source, config: Any) -> tuple[Any, dict[str, torch.Tensor]]:
-    """Put the source's adapter on a model, which may be on the meta device; the adapter is real, for inference.
+def put_adapter(model: Any, source: ModelSource, config: Any) -> tuple[Any, dict[str, torch.Tensor]]:
+    """Put the source's adapter on a model, which may be on the meta device. The adapter itself is real.
 
     Returns:
-        The PeftModel, and the adapter's tensors as they are stored, under the names that an adapter folder has.
+        The PeftModel, for inference, and the adapter's tensors as they are stored, named as in an adapter's folder.
 
     Raises:
-        ConfigError: where they do not fit.
+        ConfigError: if they do not fit.
     """
     remedy = "give the model that it was trained on with --base"
-    of_base = {id(parameter) for parameter in model.parameters()}
+    # A prompt of LLaMA-Adapter is computed in the model's dtype, every other kind in its own.
+    dtype = None if config.peft_type == "ADAPTION_PROMPT" else torch.float32
     try:
         model.name_or_path = config.base_model_name_or_path or ""  # else peft renames it in the config
-        adapted: Any = peft.get_peft_model(model, copy.deepcopy(config), low_cpu_mem_usage=True)
-        names = [name for name, parameter in adapted.named_parameters() if id(parameter) not in of_base]
-        for name in names:
-            owner, _, attribute = name.rpartition(".")
-            parameter = adapted.get_parameter(name)
-            # A prompt of LLaMA-Adapter is computed in the model's dtype, everything else of peft's in its own.
-            dtype = parameter.dtype if config.peft_type == "ADAPTION_PROMPT" else torch.float32
-            empty = torch.empty(parameter.shape, dtype=dtype)
-            setattr(adapted.get_submodule(owner), attribute, nn.Parameter(empty, requires_grad=False))
+        adapted, own_names = attach_adapter(model, copy.deepcopy(config), dtype)
         tensors = {name: source.tensors.read(name) for name in source.tensors.index}
         if config.is_prompt_learning and not source.in_peft_format:
             (prompt,) = tensors.values()
@@ -70,23 +57,17 @@ def put_adapter(model: Any, source: Source, config: Any) -> tuple[Any, dict[str,
             tensors = peft.get_peft_model_state_dict(adapted, state_dict=tensors, save_embedding_layers=False)
             if len(tensors) != len(source.tensors.index):
                 raise ConfigError(f"{source.path}: some of its tensors are no adapter's; {remedy}")
-        report: Any = peft.set_peft_model_state_dict(adapted, {name: t.float() for name, t in tensors.items()})
+        set_adapter(adapted, own_names, tensors)
     except ConfigError:
         raise
     except Exception as error:
         reason = in_one_line(error)
         raise ConfigError(f"{source.path}: its adapter does not fit the base model ({reason}); {remedy}") from error
-    if config.is_prompt_learning:  # peft itself insists on the one tensor
-        return adapted.eval(), tensors
-    missing = sorted(set(names) & set(report.missing_keys))
-    if missing or report.unexpected_keys:
-        name, what = (missing[0], "lacks") if missing else (report.unexpected_keys[0], "holds, unlike the model,")
-        raise ConfigError(f"{source.path}: its adapter does not fit the base model (it {what} {name}); {remedy}")
-    return adapted.eval(), tensors
+    return adapted.requires_grad_(False).eval(), tensors
 
 
 def merges_by_layer(adapted: Any, config: Any) -> bool:
-    """Whether the adapter is LoRA on whole layers and nothing else, so that each layer can be merged for itself."""
+    """Whether the adapter is LoRA on whole layers and nothing else, so that each layer can be merged by itself."""
     more = ("modules_to_save", "trainable_token_indices", "target_parameters", "layer_replication")
     if config.bias != "none" or any(getattr(config, name, None) for name in more):
         return False
@@ -97,8 +78,9 @@ class MergedTensors:
     """The base's tensors with the adapter merged in, one layer at a time, by PEFT's own arithmetic in fp32.
 
     Args:
-        base: the base's tensors. stored_as: for each of the model's names, the name under which `base` holds it.
-        adapted: the model with the adapter, its own parameters on the meta device.
+        base: the base's tensors.
+        stored_as: for each name in the model, the name under which `base` holds its tensor.
+        adapted: the model with the adapter, its base on the meta device.
     """
 
     def __init__(self, base: StoredTensors, stored_as: Mapping[str, str], adapted: Any) -> None:
@@ -114,15 +96,15 @@ class MergedTensors:
         self.merged_names = set(self._layers)
 
     def read(self, name: str) -> torch.Tensor:
-        """The tensor; in fp32 where the adapter changes its layer."""
+        """The tensor; in fp32 if the adapter changes its layer."""
         if name not in self._layers:
             return self._base.read(self._stored_as[name])
         layer, module = self._layers[name]
         base_layer: nn.Module = layer.get_base_layer()
-        own = [own_name for own_name, _ in base_layer.named_parameters()]
-        for own_name in own:
-            owner, _, attribute = own_name.rpartition(".")
-            value = self._base.read(self._stored_as[f"{module}.{own_name}"]).float()
+        names = [parameter_name for parameter_name, _ in base_layer.named_parameters()]
+        for parameter_name in names:
+            owner, _, attribute = parameter_name.rpartition(".")
+            value = self._base.read(self._stored_as[f"{module}.{parameter_name}"]).float()
             setattr(base_layer.get_submodule(owner), attribute, nn.Parameter(value, requires_grad=False))
         with torch.no_grad():
             layer.merge()

@@ -1,4 +1,4 @@
-"""Whether an exported folder says what the checkpoint says: logits of both, and how far rounding may part them."""
+"""Whether an exported folder gives the checkpoint's logits, up to what rounding the weights explains."""
 
 from __future__ import annotations
 
@@ -10,46 +10,48 @@ import torch
 
 from checkpointing.exporting.adapters import load_adapter_config, put_adapter
 from checkpointing.exporting.blueprint import load_full, load_pretrained
-from checkpointing.exporting.sources import Source
+from checkpointing.exporting.model_source import ModelSource
 from utils.errors import ConfigError, TrainingError
 
-# A rounded model differs from the exact one at random; its largest difference varies less than this between two draws.
+# The largest difference that random rounding makes varies by less than this factor between two draws.
 _SPREAD = 4.0
 
 
-class Difference(NamedTuple):
-    """Of logits, over a batch of random tokens."""
+class LogitDifference(NamedTuple):
+    """How far logits differ over a batch of random tokens."""
 
     largest: float
-    explained: float  # by rounding every weight to `dtype`
+    explained: float  # what rounding every weight to `dtype` may cause
     dtype: torch.dtype
     largest_logit: float
 
 
-def load_model(source: Source, dtype: torch.dtype = torch.float32) -> Any:
+def load_model(source: ModelSource, auto_model: Any, dtype: torch.dtype = torch.float32) -> Any:
     """The model with the source's own tensors, an adapter unmerged, on the CPU, for inference.
 
     Raises:
-        ConfigError: where it cannot be loaded.
+        ConfigError: if it cannot be loaded.
     """
     if not source.is_adapter:
-        return load_full(source, dtype)
-    return put_adapter(load_pretrained(str(source.base), dtype), source, load_adapter_config(source))[0]
+        return load_full(source, auto_model, dtype)
+    return put_adapter(load_pretrained(str(source.base), auto_model, dtype), source, load_adapter_config(source))[0]
 
 
-def check_logits(source: Source, folder: Path, *, merged: bool, dtype: torch.dtype) -> Difference:
+def check_logits(
+    source: ModelSource, auto_model: Any, folder: Path, *, merged: bool, dtype: torch.dtype
+) -> LogitDifference:
     """Compare the logits of the exported folder, loaded as a user would, with those of `load_model`, both in fp32.
 
-    How far rounding to `dtype` may part them is found by trying: the reference again, every weight off by as much as
-    rounding may put it off, at random.
+    How far rounding may move them is measured: each weight of the reference is moved at random, by at most what
+    rounding to `dtype` could.
 
     Args:
-        dtype: what weights were rounded to; fp32 where they were not.
+        dtype: what weights were rounded to; fp32 if they were not.
 
     Raises:
-        TrainingError: where they differ by more than that.
+        TrainingError: if the logits differ by more than that.
     """
-    reference = load_model(source)
+    reference = load_model(source, auto_model)
     num_rows = reference.get_input_embeddings().weight.shape[0]
     generator = torch.Generator().manual_seed(0)
     ids = torch.randint(num_rows, (2, 16), generator=generator)
@@ -62,14 +64,15 @@ def check_logits(source: Source, folder: Path, *, merged: bool, dtype: torch.dty
     del reference
     try:
         if source.is_adapter and not merged:
-            model: Any = peft.PeftModel.from_pretrained(load_pretrained(str(source.base), torch.float32), str(folder))
+            base = load_pretrained(str(source.base), auto_model, torch.float32)
+            model: Any = peft.PeftModel.from_pretrained(base, str(folder))
         else:
-            model = load_pretrained(str(folder), torch.float32)
+            model = load_pretrained(str(folder), auto_model, torch.float32)
     except ConfigError as error:
         raise TrainingError(f"--verify: what was exported does not load: {error}") from error
     largest = (_logits(model.eval(), ids) - wanted).abs().max().item()
-    found = Difference(largest, explained, dtype, wanted.abs().max().item())
-    if not largest <= explained:  # NaN is no agreement either
+    found = LogitDifference(largest, explained, dtype, wanted.abs().max().item())
+    if not largest <= explained:  # false for NaN too
         raise TrainingError(
             f"--verify: logits of the exported model differ by {largest:.3g} from the checkpoint's, and rounding to "
             f"{str(dtype).removeprefix('torch.')} explains {explained:.3g}; nothing was kept"

@@ -46,7 +46,7 @@ def save_tokenizer(tiny_model: Path, tmp_path: Path) -> Callable[..., Path]:
 
 def build(folder: Path) -> Any:
     config = parse_flags(["--model_name", str(folder)])
-    return build_model(config, load_model_config(config), AUTO_MODEL, torch.float32)
+    return build_model(config.train_config, load_model_config(config.train_config), AUTO_MODEL, torch.float32)
 
 
 def train(model: Path, tokenizer: Path, output: Path, *flags: str) -> list[float]:

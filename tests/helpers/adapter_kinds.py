@@ -8,6 +8,8 @@ from typing import Any
 import peft
 
 from configs.flags import parse_flags
+from configs.run import RunConfig
+from policies.adapters import adapter_notes, apply_adapters
 
 LINEAR = ["q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj"]
 LORA = ["--lora_config.r", "4", "--lora_config.lora_dropout", "0"]
@@ -38,3 +40,12 @@ def config_of(*flags: str) -> Any:
 
 def batching_of(adapter: str) -> str:
     return "padding" if adapter == "prefix" else "packing"
+
+
+def adapt(model: Any, config: RunConfig) -> Any:
+    """The model with the adapter that these settings ask for."""
+    return apply_adapters(model, config, "CAUSAL_LM")
+
+
+def notes_on(model: Any, config: RunConfig) -> list[str]:
+    return adapter_notes(model, config.train_config, config.lora_config, config.llama_adapter_config)

@@ -37,11 +37,12 @@ def load(
     config = parse_flags(["--model_name", str(folder), *flags])
     notes: list[str] = []
     with single_process() as env:
-        model = build_model(config, load_model_config(config), AUTO_MODEL, dtype)
+        train = config.train_config
+        model = build_model(train, load_model_config(train), AUTO_MODEL, dtype)
         if tokenizer is not None:
             notes = grow_embeddings(model, tokenizer, use_peft=config.train_config.use_peft)
         num_rows = 0 if tokenizer is None else num_rows_needed(tokenizer)
-        weights = find_weights(config, model, AUTO_MODEL, dtype, env, num_rows=num_rows)
+        weights = find_weights(train, model, AUTO_MODEL, dtype, env, num_rows=num_rows)
         materialise(model, model, weights, parameter_device=CPU, compute_device=CPU, show_progress=False)
     return model, weights, notes
 

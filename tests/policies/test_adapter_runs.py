@@ -15,8 +15,8 @@ from peft import PeftModel
 from safetensors.torch import load_file
 from transformers import AutoModelForCausalLM
 
-from policies.adapters import PREFIX_MODELS, apply_adapters
-from tests.helpers.adapter_kinds import ADAPTERS, batching_of, config_of
+from policies.adapter_kinds import PREFIX_MODELS
+from tests.helpers.adapter_kinds import ADAPTERS, adapt, batching_of, config_of
 from tests.helpers.documented import commands
 from tests.helpers.families import FAMILIES, make_model, save_family
 from tests.helpers.processes import ROOT, ProcessGroup, read_metrics, train_events
@@ -230,7 +230,7 @@ def test_llama_adapter_is_the_same_compiled(
 def test_a_saved_adapter_of_dora_is_not_compiled(runs: dict, model_folder: Path) -> None:
     config = config_of("--from_peft_checkpoint", str(runs["dora", "SINGLE"] / "adapter"), "--compile")
     with pytest.raises(ConfigError, match=r"--compile: torch\.compile cannot see through the DoRA"):
-        apply_adapters(AutoModelForCausalLM.from_pretrained(model_folder), config)
+        adapt(AutoModelForCausalLM.from_pretrained(model_folder), config)
 
 
 def test_a_saved_prefix_of_another_model_is_refused(runs: dict, tmp_path: Path) -> None:
@@ -239,10 +239,10 @@ def test_a_saved_prefix_of_another_model_is_refused(runs: dict, tmp_path: Path) 
     settings = json.loads((folder / "adapter_config.json").read_text())
     (folder / "adapter_config.json").write_text(json.dumps(settings | {"num_layers": 3}))
     with pytest.raises(ConfigError, match="does not fit this model"):
-        apply_adapters(make_model("llama"), config_of(*flags))
+        adapt(make_model("llama"), config_of(*flags))
     (folder / "adapter_config.json").write_text(json.dumps(settings | {"prefix_projection": True}))
     with pytest.raises(ConfigError, match="prefix_projection"):
-        apply_adapters(make_model("llama"), config_of(*flags))
+        adapt(make_model("llama"), config_of(*flags))
 
 
 @pytest.mark.slow

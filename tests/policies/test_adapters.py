@@ -17,9 +17,8 @@ from configs.peft import LoraConfig
 from planning.preflight import resolve_context_length
 from policies.activation_checkpointing import checkpointing_mode
 from policies.adapter_targets import choose_targets
-from policies.adapters import adapter_notes, apply_adapters
 from policies.dora import set_magnitudes
-from tests.helpers.adapter_kinds import LINEAR, config_of
+from tests.helpers.adapter_kinds import LINEAR, adapt, config_of, notes_on
 from tests.helpers.families import FAMILIES, LLAMA_LIKE, make_model
 from utils.errors import ConfigError
 
@@ -49,7 +48,7 @@ def quantized() -> Any:
 @pytest.mark.parametrize("name", ["llama", "gpt2", "quantized"])
 def test_all_linear_is_every_linear_layer_but_the_head(name: str) -> None:
     model = quantized() if name == "quantized" else make_model(name)
-    adapted = apply_adapters(model, config_of("--lora_config.target_modules", "all-linear"))
+    adapted = adapt(model, config_of("--lora_config.target_modules", "all-linear"))
     found = {path.rpartition(".")[2] for path, module in adapted.named_modules() if isinstance(module, LoraLayer)}
     assert found == ({"c_attn", "c_proj", "c_fc"} if name == "gpt2" else set(LINEAR))
     assert len([m for m in adapted.modules() if isinstance(m, LoraLayer)]) == 2 * (4 if name == "gpt2" else 7)
@@ -57,7 +56,7 @@ def test_all_linear_is_every_linear_layer_but_the_head(name: str) -> None:
 
 def test_all_linear_leaves_experts_that_are_one_tensor_as_they_are() -> None:
     """peft's own keyword takes them in, with a rank of its own, and cannot under the default dropout."""
-    adapted = apply_adapters(make_model("mixtral"), config_of("--lora_config.target_modules", "all-linear"))
+    adapted = adapt(make_model("mixtral"), config_of("--lora_config.target_modules", "all-linear"))
     found = {path.rpartition(".")[2] for path, module in adapted.named_modules() if isinstance(module, LoraLayer)}
     assert found == {"q_proj", "k_proj", "v_proj", "o_proj"}
     assert not adapted.peft_config["default"].target_parameters
@@ -98,7 +97,7 @@ def test_an_adapter_on_one_of_two_that_share_a_weight_is_said(tied: bool) -> Non
     settings = FAMILIES["llama"].config.to_dict() | {"tie_word_embeddings": tied}
     model = AutoModelForCausalLM.from_config(type(FAMILIES["llama"].config)(**settings))
     for targets, said in (("embed_tokens,q_proj", "LoRA on model.embed_tokens: lm_head has"), ("q_proj", "")):
-        notes = adapter_notes(model, config_of("--lora_config.target_modules", targets))
+        notes = notes_on(model, config_of("--lora_config.target_modules", targets))
         assert [note.startswith(said) for note in notes] == ([True] if tied and said else [])
 
 
@@ -114,7 +113,7 @@ def test_dora_begins_as_the_base_does_with_the_norms_of_its_rows(name: str) -> N
     model = quantized() if name == "quantized" else make_model(name).bfloat16()
     flags = ["--lora_config.target_modules", "all-linear", "--use_dora"]
     rows = {n: p.detach() for n, p in model.named_parameters()}
-    adapted = apply_adapters(model, config_of(*flags))
+    adapted = adapt(model, config_of(*flags))
     layers = {n: m for n, m in adapted.named_modules() if isinstance(m, LoraLayer)}
     assert all(layer.lora_magnitude_vector.default.weight.isnan().all() for layer in layers.values())
     set_magnitudes(adapted)
@@ -153,7 +152,7 @@ def test_dora_begins_as_the_base_does_with_the_norms_of_its_rows(name: str) -> N
 )
 def test_a_model_that_does_not_take_the_adapter_is_refused(family: str, flags: str, reason: str) -> None:
     with pytest.raises(ConfigError) as caught:
-        apply_adapters(make_model(family), config_of(*flags.split()))
+        adapt(make_model(family), config_of(*flags.split()))
     assert reason in str(caught.value)
 
 
@@ -161,13 +160,13 @@ def test_llama_adapter_is_refused_where_heads_are_wider_than_the_model() -> None
     config = type(FAMILIES["mistral"].config)(**FAMILIES["mistral"].config.to_dict() | {"head_dim": 16})
     model = AutoModelForCausalLM.from_config(config)
     with pytest.raises(ConfigError, match="4 heads of 16 are not 32"):
-        apply_adapters(model, config_of("--peft_method", "llama_adapter"))
+        adapt(model, config_of("--peft_method", "llama_adapter"))
 
 
 def test_the_default_number_of_adapted_layers_shrinks_to_the_models() -> None:
     model, config = make_model("llama"), config_of("--peft_method", "llama_adapter")
-    assert adapter_notes(model, config) == ["adapter_layers: 2, all that this model has"]
-    adapted = apply_adapters(model, config)
+    assert notes_on(model, config) == ["adapter_layers: 2, all that this model has"]
+    adapted = adapt(model, config)
     assert sum("adaption_gate" in name for name, _ in adapted.named_parameters()) == 2
 
 
@@ -208,6 +207,6 @@ def test_a_saved_adapter_that_cannot_be_trained_on_is_refused(kind: str, tmp_pat
     plain.save_pretrained(str(tmp_path), save_embedding_layers=False)
     settings.save_pretrained(str(tmp_path))
     with pytest.raises(ConfigError) as caught:
-        apply_adapters(make_model("llama"), config_of("--from_peft_checkpoint", str(tmp_path)))
+        adapt(make_model("llama"), config_of("--from_peft_checkpoint", str(tmp_path)))
     assert str(caught.value).startswith("--from_peft_checkpoint: ")
     assert reason in str(caught.value)

@@ -64,8 +64,8 @@ def test_soft_capped_attention_is_computed_whatever_transformers_would_choose(
     wanted = reference(tokens).logits
     monkeypatch.setattr(type(reference), "_supports_sdpa", True)
     assert torch.equal(load_model(tmp_path)(tokens).logits, wanted)
-    assert torch.equal(load_pretrained(str(tmp_path), torch.float32)(tokens).logits, wanted)
-    assert build_blueprint(str(tmp_path)).config._attn_implementation == "eager"
+    assert torch.equal(load_pretrained(str(tmp_path), AutoModelForCausalLM, torch.float32)(tokens).logits, wanted)
+    assert build_blueprint(str(tmp_path), AutoModelForCausalLM).config._attn_implementation == "eager"
 
 
 def test_random_weights_need_config_json_alone_and_are_a_function_of_the_seed(model_copy: Path) -> None:

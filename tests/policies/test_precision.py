@@ -13,9 +13,10 @@ from transformers import AutoModelForCausalLM
 
 import policies.mixed_precision
 from configs.flags import parse_flags
-from policies.adapters import apply_adapters, store_adapters
+from policies.adapters import store_adapters
 from policies.mixed_precision import resolve_precision
 from tests.helpers import random_documents
+from tests.helpers.adapter_kinds import adapt
 from tests.helpers.processes import ProcessGroup, read_metrics, train_events
 from utils.errors import ConfigError
 
@@ -218,7 +219,7 @@ def test_a_seed_draws_the_same_adapters_in_bf16_rounded_and_a_saved_one_is_round
 ) -> None:
     def adapters(*flags: str, dtype: torch.dtype) -> dict[str, torch.Tensor]:
         model = AutoModelForCausalLM.from_pretrained(tiny_model)
-        adapted = apply_adapters(model, parse_flags(["--model_name", str(tiny_model), "--use_peft", *flags]))
+        adapted = adapt(model, parse_flags(["--model_name", str(tiny_model), "--use_peft", *flags]))
         store_adapters(adapted, dtype)
         assert {p.dtype for p in adapted.parameters() if not p.requires_grad} == {FP32}
         return {name: p.detach() for name, p in adapted.named_parameters() if p.requires_grad}

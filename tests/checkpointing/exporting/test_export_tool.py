@@ -17,8 +17,9 @@ from tqdm import tqdm
 from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
 
 from checkpointing.exporting import safetensors_file
-from checkpointing.exporting.convert import plan_export, write_export
-from checkpointing.exporting.sources import find_source
+from checkpointing.exporting.model_source import open_source
+from checkpointing.exporting.plan import plan_export
+from checkpointing.exporting.write import write_export
 from tests.helpers import random_documents
 from tests.helpers.checkpoints import changed, load_plain, logits, save_checkpoint, with_lora
 from tests.helpers.exports import KINDS, Capture, export
@@ -121,7 +122,7 @@ def test_a_layer_is_merged_anew_each_time_it_is_read(tmp_path: Path, tiny_model:
     """GPT-2's layers have biases: weight and bias are two readings of one layer."""
     base = save_family("gpt2", tmp_path / "base", tiny_model)
     checkpoint = save_checkpoint(tmp_path / "lora", with_lora(base, target_modules=["c_attn"]), base)
-    plan = plan_export(find_source(checkpoint), merge=True, dtype=None)
+    plan = plan_export(open_source(checkpoint), AutoModelForCausalLM, merge=True, dtype=None)
     weight, bias = "transformer.h.1.attn.c_attn.weight", "transformer.h.1.attn.c_attn.bias"
     first = plan.read(weight)
     assert not torch.equal(first, load_plain(base).state_dict()[weight])
@@ -186,8 +187,8 @@ def test_large_models_are_cut_into_files_with_an_index(
 ) -> None:
     monkeypatch.setattr(safetensors_file, "_BLOCK_BYTES", 1000)  # tensors are read back in parts
     model = changed(AutoModelForCausalLM.from_pretrained(tiny_model))
-    source = find_source(save_checkpoint(tmp_path / "checkpoint", model, tiny_model))
-    plan = replace(plan_export(source, merge=False, dtype=None), max_file_size="80KB")
+    source = open_source(save_checkpoint(tmp_path / "checkpoint", model, tiny_model))
+    plan = replace(plan_export(source, AutoModelForCausalLM, merge=False, dtype=None), max_file_size="80KB")
     folder = tmp_path / "out"
     write_export(plan, folder, lambda what, num_bytes: tqdm(disable=True))
     files = sorted(folder.glob("*.safetensors"))

@@ -1,6 +1,6 @@
-"""The tensors of a checkpoint, of whatever kind: names, shapes and dtypes at once, values one at a time.
+"""The tensors of a checkpoint of any kind: names, shapes and dtypes at once, values one at a time.
 
-Nothing is run from the files, nothing needs a process group, and nothing holds more than the tensor that is asked for.
+No code from the files is run, no process group is needed, and only the tensor that is asked for is held in memory.
 """
 
 from __future__ import annotations
@@ -18,25 +18,25 @@ from checkpointing.exporting.safetensors_file import Entry, read_entries
 from checkpointing.safe_reader import SafeFileSystemReader
 from utils.errors import ConfigError
 
-_PREFIX = "model."  # of the model's tensors, beside `optimizer.`
-_REMAP_BYTES = 64 << 20  # a mapped file's pages count as this process's memory until it is mapped anew
+_PREFIX = "model."  # of the names of the model's tensors; the optimizer's begin with `optimizer.`
+_REMAP_BYTES = 64 << 20  # the pages read of a mapped file count as this process's memory until it is mapped anew
 
 
 class StoredTensors(Protocol):
     """A model's tensors, by their names in the model."""
 
     index: dict[str, Entry]
-    files: list[Path]  # that hold them
+    files: list[Path]  # the files that hold them
 
     def read(self, name: str) -> torch.Tensor:
         """The tensor, in memory of its own on the CPU."""
 
 
 class ShardedTensors:
-    """A folder of torch.distributed.checkpoint with the keys `model.NAME`, saved by any number of ranks.
+    """A folder of torch.distributed.checkpoint with keys `model.NAME`, saved by any number of ranks.
 
     Raises:
-        ConfigError: where it cannot be trusted, is not complete, or holds no such keys.
+        ConfigError: if it cannot be trusted, is not complete, or holds no such keys.
     """
 
     def __init__(self, folder: Path) -> None:
@@ -47,7 +47,7 @@ class ShardedTensors:
         for key, entry in metadata.state_dict_metadata.items():
             if not key.startswith(_PREFIX) or not isinstance(entry, TensorStorageMetadata):
                 continue
-            # Ranks that all hold a tensor save it once.
+            # A tensor that several ranks hold is saved once.
             if sum(math.prod(chunk.sizes) for chunk in entry.chunks) != math.prod(entry.size):
                 raise ConfigError(f"{folder}: the parts of {key} do not make up the whole; copy the folder again")
             self.index[key.removeprefix(_PREFIX)] = Entry(tuple(entry.size), entry.properties.dtype)
@@ -62,13 +62,13 @@ class ShardedTensors:
         entry = self.index[name]
         tensor = torch.empty(entry.shape, dtype=entry.dtype)
         for chunk in self._chunks[name]:
-            piece = self._reader.read_piece(MetadataIndex(_PREFIX + name, chunk.offsets))
-            if piece.shape != chunk.sizes or piece.dtype != entry.dtype:
+            part = self._reader.read_part(MetadataIndex(_PREFIX + name, chunk.offsets))
+            if part.shape != chunk.sizes or part.dtype != entry.dtype:
                 raise ConfigError(f"{self._reader.path}: a part of {name} is not what the index says; copy it again")
             if chunk.sizes == tensor.shape:
-                return piece
+                return part
             ranges = zip(chunk.offsets, chunk.sizes, strict=True)
-            tensor[tuple(slice(offset, offset + size) for offset, size in ranges)] = piece
+            tensor[tuple(slice(offset, offset + size) for offset, size in ranges)] = part
         return tensor
 
 
@@ -76,10 +76,10 @@ class PickledTensors:
     """A file of `torch.save` that holds one flat dict of tensors.
 
     Args:
-        prefix: of the keys that are the model's: "model." in our `state.pt`, nothing in a model's own state_dict.
+        prefix: of the keys that are the model's: "model." in our `state.pt`, "" in a model's own state_dict.
 
     Raises:
-        ConfigError: where it is damaged, or holds anything but tensors and plain values.
+        ConfigError: if it is damaged, or holds anything but tensors and plain values.
     """
 
     def __init__(self, path: Path, prefix: str = "") -> None:
@@ -117,7 +117,7 @@ class SafetensorsTensors:
     """The safetensors files of a Hugging Face folder.
 
     Raises:
-        ConfigError: where one cannot be read.
+        ConfigError: if one cannot be read.
     """
 
     def __init__(self, paths: Iterable[Path]) -> None:

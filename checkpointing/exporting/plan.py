@@ -1,8 +1,7 @@
-"""A checkpoint turned into a folder in Hugging Face format: planned, written tensor by tensor, read back, renamed."""
+"""What an exported folder will hold, decided before anything is written: names, shapes, dtypes, and their origin."""
 
 from __future__ import annotations
 
-import os
 import shutil
 from collections import Counter
 from collections.abc import Callable, Sequence
@@ -18,20 +17,18 @@ from transformers.utils import GENERATION_CONFIG_NAME, cached_file
 
 from checkpointing.exporting.adapters import MergedTensors, load_adapter_config, merges_by_layer, put_adapter
 from checkpointing.exporting.blueprint import (
-    aliases,
     blueprint_of,
     build_blueprint,
     check_fit,
-    find_stored,
-    is_stored_as_named,
+    fill_blueprint,
     load_pretrained,
     load_tokenizer,
-    load_whole,
     open_base,
 )
-from checkpointing.exporting.safetensors_file import MAX_FILE_SIZE, Entry, check_model_files, write_model_files
-from checkpointing.exporting.sources import Source
-from checkpointing.exporting.stored import StoredTensors
+from checkpointing.exporting.model_source import ModelSource
+from checkpointing.exporting.safetensors_file import MAX_FILE_SIZE, Entry
+from checkpointing.exporting.stored_tensors import StoredTensors
+from policies.tensor_names import find_stored, is_stored_as_named, names_in_files
 from utils.compat import must_be_exact
 from utils.errors import ConfigError, TrainingError
 
@@ -39,10 +36,10 @@ _ONE_COPY = "transformers stores this family's tensors under other names, so one
 
 
 @dataclass(frozen=True)
-class Plan:
-    """What a folder will hold, and where it comes from."""
+class ExportPlan:
+    """What a folder will hold, and where that comes from."""
 
-    source: Source
+    source: ModelSource
     tokenizer: Any
     entries: dict[str, Entry]  # by the name in the files
     read: Callable[[str], torch.Tensor]
@@ -61,12 +58,13 @@ class Plan:
         return sum(entry.nbytes for entry in self.entries.values())
 
 
-def plan_export(source: Source, *, merge: bool, dtype: torch.dtype | None) -> Plan:
-    """Decide what to write; what cannot come out right is refused here, before anything is written.
+def plan_export(source: ModelSource, auto_model: Any, *, merge: bool, dtype: torch.dtype | None) -> ExportPlan:
+    """Decide what to write. What cannot come out right is refused here, before anything is written.
 
     Args:
-        merge: an adapter into its base. dtype: of floating-point tensors; None keeps that of the checkpoint, or,
-            merged, that of the base's files.
+        auto_model: the transformers class of the model.
+        merge: merge an adapter into its base.
+        dtype: of floating-point tensors; None keeps that of the checkpoint, or of the base's files if merged.
 
     Raises:
         ConfigError: with the remedy.
@@ -74,35 +72,37 @@ def plan_export(source: Source, *, merge: bool, dtype: torch.dtype | None) -> Pl
     if merge and not source.is_adapter:
         raise ConfigError(f"--merge: {source.path} holds no adapter but a whole model; leave --merge out")
     if merge:
-        return _plan_merged(source, dtype)
-    return _plan_adapter(source, dtype) if source.is_adapter else _plan_full(source, dtype)
+        return _plan_merged(source, auto_model, dtype)
+    return _plan_adapter(source, auto_model, dtype) if source.is_adapter else _plan_full(source, auto_model, dtype)
 
 
-def _plan_full(source: Source, dtype: torch.dtype | None) -> Plan:
-    model = blueprint_of(source)
+def _plan_full(source: ModelSource, auto_model: Any, dtype: torch.dtype | None) -> ExportPlan:
+    model = blueprint_of(source, auto_model)
     if model is None:
-        return _plan_whole(source, load_pretrained(source.settings, "auto"), dtype, [_ONE_COPY])
+        return _plan_whole(source, load_pretrained(source.settings, auto_model, "auto"), dtype, [_ONE_COPY])
     if is_stored_as_named(model):
-        stored_as = find_stored(model, source.tensors)
-        entries = {name: source.tensors.index[stored_as[name]] for name in aliases(model) if name in stored_as}
+        stored_as = find_stored(model, source.tensors.index)
+        entries = {name: source.tensors.index[stored_as[name]] for name in names_in_files(model) if name in stored_as}
         return _plan_model(source, model, entries, lambda name: source.tensors.read(stored_as[name]), dtype)
-    return _plan_whole(source, load_whole(model, source.tensors), dtype, [_ONE_COPY])
+    return _plan_whole(source, fill_blueprint(model, source.tensors), dtype, [_ONE_COPY])
 
 
-def _plan_merged(source: Source, dtype: torch.dtype | None) -> Plan:
+def _plan_merged(source: ModelSource, auto_model: Any, dtype: torch.dtype | None) -> ExportPlan:
     base = open_base(str(source.base))
-    model, config = build_blueprint(str(source.base)), load_adapter_config(source)
+    model, config = build_blueprint(str(source.base), auto_model), load_adapter_config(source)
     if config.peft_type != "LORA":
         raise ConfigError(
             f"--merge: {source.path} is an adapter of the kind {config.peft_type.value}; only LoRA is merged"
         )
     if not is_stored_as_named(model):
-        return _plan_merged_whole(source, config, base, dtype, f"{_ONE_COPY}, in fp32")
+        return _plan_merged_whole(source, auto_model, config, base, dtype, f"{_ONE_COPY}, in fp32")
     check_fit(model, base, f"the base model {source.base}", str(source.base))
-    names_of, stored_as = aliases(model), find_stored(model, base)
+    names_of, stored_as = names_in_files(model), find_stored(model, base.index)
     adapted, _ = put_adapter(model, source, config)
     if not merges_by_layer(adapted, config):
-        return _plan_merged_whole(source, config, base, dtype, "the whole model is merged at once, in fp32 in memory")
+        return _plan_merged_whole(
+            source, auto_model, config, base, dtype, "the whole model is merged at once, in fp32 in memory"
+        )
     merged = MergedTensors(base, stored_as, adapted)
     notes, names = [], []
     for name, group in names_of.items():
@@ -113,9 +113,11 @@ def _plan_merged(source: Source, dtype: torch.dtype | None) -> Plan:
     return _plan_model(source, model, entries, merged.read, dtype, notes)
 
 
-def _plan_merged_whole(source: Source, config: Any, base: StoredTensors, dtype: torch.dtype | None, note: str) -> Plan:
+def _plan_merged_whole(
+    source: ModelSource, auto_model: Any, config: Any, base: StoredTensors, dtype: torch.dtype | None, note: str
+) -> ExportPlan:
     """For families whose files differ from the model, and adapters that are more than LoRA on layers."""
-    adapted, _ = put_adapter(load_pretrained(str(source.base), torch.float32), source, config)
+    adapted, _ = put_adapter(load_pretrained(str(source.base), auto_model, torch.float32), source, config)
     model = adapted.get_base_model()
     notes = [note]
     uses = Counter(id(parameter) for _, parameter in adapted.named_parameters(remove_duplicate=False))
@@ -129,22 +131,22 @@ def _plan_merged_whole(source: Source, config: Any, base: StoredTensors, dtype: 
     return _plan_whole(source, adapted.merge_and_unload(), dtype or _common_dtype(base.index), notes)
 
 
-def _plan_whole(source: Source, model: Any, dtype: torch.dtype | None, notes: list[str]) -> Plan:
-    """A model that is in memory, its tensors as files have them."""
+def _plan_whole(source: ModelSource, model: Any, dtype: torch.dtype | None, notes: list[str]) -> ExportPlan:
+    """For a model in memory, its tensors converted to what files hold."""
     state = model.state_dict()
-    tensors = revert_weight_conversion(model, {name: state[name] for name in aliases(model)})
+    tensors = revert_weight_conversion(model, {name: state[name] for name in names_in_files(model)})
     entries = {name: Entry(tuple(tensor.shape), tensor.dtype) for name, tensor in tensors.items()}
     return _plan_model(source, model, entries, tensors.__getitem__, dtype, notes)
 
 
 def _plan_model(
-    source: Source,
+    source: ModelSource,
     model: Any,
     stored: dict[str, Entry],
     read: Callable[[str], torch.Tensor],
     dtype: torch.dtype | None,
     notes: Sequence[str] = (),
-) -> Plan:
+) -> ExportPlan:
     exact = {name: entry for name, entry in stored.items() if must_be_exact(model, name)}
     entries = _cast_entries(stored, dtype) | exact
     model.config.dtype = _common_dtype(entries)
@@ -152,12 +154,12 @@ def _plan_model(
 
     def save_config(folder: Path) -> None:
         model.config.save_pretrained(folder)
-        # As it is: transformers refuses to save some that it reads.
+        # Copied: transformers refuses to save some that it reads.
         generation = cached_file(source.settings, GENERATION_CONFIG_NAME, _raise_exceptions_for_missing_entries=False)
         if generation is not None:
             shutil.copyfile(generation, folder / GENERATION_CONFIG_NAME)
 
-    return Plan(
+    return ExportPlan(
         source,
         load_tokenizer(source.tokenizer),
         entries,
@@ -168,14 +170,14 @@ def _plan_model(
     )
 
 
-def _plan_adapter(source: Source, dtype: torch.dtype | None) -> Plan:
-    """A folder as peft writes it; nothing of the base is read but its config.json."""
+def _plan_adapter(source: ModelSource, auto_model: Any, dtype: torch.dtype | None) -> ExportPlan:
+    """A folder as peft writes it. Of the base, only config.json is read."""
     config = load_adapter_config(source)
-    _, tensors = put_adapter(build_blueprint(source.settings), source, config)
+    _, tensors = put_adapter(build_blueprint(source.settings, auto_model), source, config)
     stored = {name: Entry(tuple(tensor.shape), tensor.dtype) for name, tensor in tensors.items()}
     entries = _cast_entries(stored, dtype)
     config.base_model_name_or_path = source.base or config.base_model_name_or_path
-    return Plan(
+    return ExportPlan(
         source,
         load_tokenizer(source.tokenizer),
         entries,
@@ -195,7 +197,7 @@ def _cast_entries(stored: dict[str, Entry], dtype: torch.dtype | None) -> dict[s
 
 
 def _common_dtype(entries: dict[str, Entry]) -> torch.dtype:
-    """What most floating-point bytes are stored in."""
+    """The dtype of most floating-point bytes."""
     sizes: Counter[torch.dtype] = Counter()
     for entry in entries.values():
         sizes[entry.dtype] += entry.nbytes if entry.dtype.is_floating_point else 0
@@ -212,7 +214,7 @@ def cast(name: str, tensor: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
     """The tensor in another dtype.
 
     Raises:
-        TrainingError: where a finite number is too large for it, as many are for fp16.
+        TrainingError: if a finite number is too large for fp16.
     """
     if tensor.dtype == dtype:
         return tensor
@@ -220,62 +222,3 @@ def cast(name: str, tensor: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
     if dtype == torch.float16 and not torch.equal(result.isfinite(), tensor.isfinite()):
         raise TrainingError(f"--dtype fp16: {name} holds numbers above 65504, fp16's largest; export bf16 or fp32")
     return result
-
-
-def check_place(folder: Path, num_bytes: int = 0) -> None:
-    """Refuse a folder that exists, or a disk on which it has no room.
-
-    Raises:
-        ConfigError: with the remedy.
-    """
-    if folder.exists():
-        raise ConfigError(f"--to: {folder} exists already; give another folder, or remove it")
-    parent = folder.absolute().parent
-    while not parent.exists():
-        parent = parent.parent
-    if not parent.is_dir() or not os.access(parent, os.W_OK | os.X_OK):
-        raise ConfigError(f"--to: {parent} cannot be written; give a folder that can")
-    free = shutil.disk_usage(parent).free
-    if free < num_bytes:
-        raise ConfigError(
-            f"--to: {parent} has {free / 1e9:.1f} GB free, and {num_bytes / 1e9:.1f} GB are needed; free some, or give "
-            "another disk"
-        )
-
-
-def write_export(
-    plan: Plan, folder: Path, progress: Callable[[str, int], Any], verify: Callable[[Path], object] | None = None
-) -> None:
-    """Write FOLDER.incomplete, read it back, and rename it.
-
-    Args:
-        progress: (what, bytes) -> a progress bar of tqdm's kind. verify: looks at the folder before it is renamed, and
-            raises where it does not like it.
-
-    Raises:
-        ConfigError: where the folder exists, the disk is too small, or the source is damaged; nothing was written.
-        TrainingError: where what was written is not what it should be. Then no folder is left.
-    """
-    check_place(folder, plan.num_bytes)
-    check_bytes = sum(path.stat().st_size for path, _ in plan.source.checksums)
-    with progress("checksums", check_bytes) as bar:
-        plan.source.check(bar.update)
-    temporary = folder.with_name(folder.name + ".incomplete")
-    try:
-        shutil.rmtree(temporary, ignore_errors=True)
-        temporary.mkdir(parents=True)
-        with progress("writing", plan.num_bytes) as bar:
-            digests = write_model_files(
-                temporary, plan.entries, plan.read, bar.update, stem=plan.stem, max_file_size=plan.max_file_size
-            )
-        plan.save_config(temporary)
-        plan.tokenizer.save_pretrained(temporary)
-        with progress("reading back", plan.num_bytes) as bar:
-            check_model_files(temporary, plan.entries, digests, bar.update)
-        if verify is not None:
-            verify(temporary)
-        temporary.rename(folder)
-    except OSError as error:
-        raise TrainingError(f"--to: {folder} cannot be written ({error})") from error
-    finally:
-        shutil.rmtree(temporary, ignore_errors=True)

@@ -1,4 +1,4 @@
-"""What a path holds that can be exported or asked: a run, a checkpoint, one of llama-recipes, an adapter, a model."""
+"""The model or adapter that a path holds: a run, a checkpoint, one of llama-recipes, or a Hugging Face folder."""
 
 from __future__ import annotations
 
@@ -9,24 +9,24 @@ from pathlib import Path
 
 import yaml
 
-from checkpointing.exporting.stored import PickledTensors, SafetensorsTensors, ShardedTensors, StoredTensors
+from checkpointing.exporting.stored_tensors import PickledTensors, SafetensorsTensors, ShardedTensors, StoredTensors
 from checkpointing.folder import COMPLETE, STATE, checkpoints, checksum, damage, is_step_folder, listed_files
 from checkpointing.huggingface_files import FOLDER as SETTINGS
-from policies.adapters import OWN_NAMES
+from policies.adapter_kinds import OWN_NAMES
 from reporting.run_folder import checkpoint_root_of
 from utils.errors import ConfigError
 
 
 @dataclass(frozen=True)
-class Source:
-    """Tensors, and the folders (or hub names) that say what to make of them."""
+class ModelSource:
+    """A model's or adapter's tensors, and the folders (or hub names) of the settings that go with them."""
 
     path: Path  # the checkpoint's folder or file
     tensors: StoredTensors
-    settings: str  # where config.json and the tokenizer are: a folder or a hub name
-    base: str | None = None  # where an adapter's base model is
+    settings: str  # folder or hub name of config.json and the tokenizer
+    base: str | None = None  # folder or hub name of the model that training started from
     adapter_config: Path | None = None  # the folder of adapter_config.json
-    in_peft_format: bool = False  # names as in an adapter folder, not as in the model
+    in_peft_format: bool = False  # tensors are named as in an adapter's folder, not as in the model
     checksums: tuple[tuple[Path, str], ...] = ()  # of the files that hold the tensors, CRC-32 in hex
 
     @property
@@ -35,7 +35,7 @@ class Source:
 
     @property
     def tokenizer(self) -> str:
-        """The folder or hub name where the tokenizer is: beside the adapter, if it was saved there."""
+        """Folder or hub name of the tokenizer: the adapter's folder if it was saved there."""
         beside = self.adapter_config
         return str(beside) if beside and (beside / "tokenizer_config.json").is_file() else self.settings
 
@@ -43,7 +43,7 @@ class Source:
         """Read the files that hold the tensors and compare their CRC-32 with what COMPLETE says.
 
         Raises:
-            ConfigError: where one is damaged.
+            ConfigError: if one is damaged.
         """
         for path, expected in self.checksums:
             found = checksum(path, advance)["crc32"]
@@ -54,17 +54,17 @@ class Source:
                 )
 
 
-def find_source(path: Path, base: str | None = None) -> Source:
-    """Look at a path; no tensor is read yet.
+def open_source(path: Path, base: str | None = None) -> ModelSource:
+    """Find out what a path holds; no tensor is read yet.
 
     Args:
-        path: a run's folder, whose newest complete checkpoint is taken, else its adapter or model; a checkpoint's
-            folder; a `.pt` file; a folder with an adapter or a model in Hugging Face format.
-        base: where the model is that training started from, by folder or hub name, if the checkpoint does not say it
-            or says it wrongly.
+        path: a run's folder (its newest complete checkpoint is taken, else its adapter or model), a checkpoint's
+            folder, a `.pt` file, or a folder with an adapter or a model in Hugging Face format.
+        base: folder or hub name of the model that training started from, if the checkpoint does not say it or says it
+            wrongly.
 
     Raises:
-        ConfigError: where there is nothing of the kind, or it is not whole.
+        ConfigError: if there is nothing of the kind, or it is not whole.
     """
     path = path.expanduser()
     if not path.exists():
@@ -83,7 +83,7 @@ def find_source(path: Path, base: str | None = None) -> Source:
         files = list(path.glob("*.safetensors"))
         if not files:
             raise ConfigError(f"{path} holds no *.safetensors; give a checkpoint, or what save_pretrained wrote")
-        return Source(path, SafetensorsTensors(files), settings=str(path))
+        return ModelSource(path, SafetensorsTensors(files), settings=str(path))
     raise ConfigError(
         f"{path} is not a checkpoint: it has neither .metadata, state.pt, adapter_config.json nor config.json; "
         "give a run's folder, a checkpoint, or an adapter's folder"
@@ -91,7 +91,7 @@ def find_source(path: Path, base: str | None = None) -> Source:
 
 
 def _of_run(run: Path) -> Path:
-    """The newest complete checkpoint; without any, what the run saved in Hugging Face format."""
+    """The run's newest complete checkpoint; if it has none, what it saved in Hugging Face format."""
     root = checkpoint_root_of(run)
     if complete := checkpoints(root):
         return complete[0]
@@ -109,8 +109,8 @@ def _incomplete(folder: Path) -> ConfigError:
     )
 
 
-def _checkpoint(folder: Path, base: str | None, file: Path | None = None) -> Source:
-    """A checkpoint's folder, ours or of llama-recipes, or a loose file, which may lie anywhere."""
+def _checkpoint(folder: Path, base: str | None, file: Path | None = None) -> ModelSource:
+    """A checkpoint's folder, ours or of llama-recipes, or a loose file anywhere."""
     is_ours = file is None or file.name == "state.pt"
     may_be_foreign = (folder / "train_params.yaml").is_file() or base is not None
     looks_like_ours = (folder / STATE).is_file() or is_step_folder(folder)
@@ -136,7 +136,7 @@ def _checkpoint(folder: Path, base: str | None, file: Path | None = None) -> Sou
     started_from = base or _model_name(folder) or (_base_of(adapter_config) if adapter_config else None)
     if not settings.is_dir() and started_from is None:
         raise ConfigError(f"{file or folder} does not say which model it is of; give that model with --base")
-    return Source(
+    return ModelSource(
         path=file or folder,
         tensors=tensors,
         settings=str(settings) if settings.is_dir() else str(started_from),
@@ -147,16 +147,16 @@ def _checkpoint(folder: Path, base: str | None, file: Path | None = None) -> Sou
 
 
 def _check_sizes(folder: Path) -> dict[Path, str]:
-    """The CRC-32 of each file by COMPLETE, whose sizes hold; nothing where there is none (llama-recipes has none)."""
+    """Check the files' sizes; the CRC-32 of each by COMPLETE, which llama-recipes' folders do not have."""
     if not (folder / COMPLETE).is_file():
         return {}
     if reason := damage(folder, names=[]):
         raise ConfigError(f"{folder} is damaged: {reason}; copy the whole folder again, or take an older checkpoint")
-    return {folder / name: facts["crc32"] for name, facts in listed_files(folder).items()}
+    return {folder / name: file["crc32"] for name, file in listed_files(folder).items()}
 
 
 def _model_name(folder: Path) -> str | None:
-    """What training started from: by our state.json, or by llama-recipes' train_params.yaml."""
+    """The model that training started from, by our state.json or by llama-recipes' train_params.yaml."""
     try:
         if (folder / STATE).is_file():
             return json.loads((folder / STATE).read_text())["settings"]["train_config"]["model_name"]
@@ -170,7 +170,7 @@ def _model_name(folder: Path) -> str | None:
     return None
 
 
-def _adapter(folder: Path, base: str | None) -> Source:
+def _adapter(folder: Path, base: str | None) -> ModelSource:
     file = folder / "adapter_model.safetensors"
     if not file.is_file():
         raise ConfigError(
@@ -181,7 +181,7 @@ def _adapter(folder: Path, base: str | None) -> Source:
     if not base:
         raise ConfigError(f"{folder} does not say which model its adapter is for; give that model with --base")
     tensors = SafetensorsTensors([file])
-    return Source(folder, tensors, settings=base, base=base, adapter_config=folder, in_peft_format=True)
+    return ModelSource(folder, tensors, settings=base, base=base, adapter_config=folder, in_peft_format=True)
 
 
 def _base_of(adapter: Path) -> str | None:

@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 from safetensors.torch import load_file, save_file
 
 from checkpointing.exporting.safetensors_file import DTYPES, Entry, check_model_files, read_entries, write_model_files
-from checkpointing.exporting.stored import PickledTensors, SafetensorsTensors, ShardedTensors, StoredTensors
+from checkpointing.exporting.stored_tensors import PickledTensors, SafetensorsTensors, ShardedTensors, StoredTensors
 from tests.helpers.processes import free_port
 from tests.helpers.shards import SHARDED, save_shards, whole
 from utils.errors import ConfigError, TrainingError
@@ -116,7 +116,7 @@ def store(kind: str, folder: Path, tensors: dict[str, torch.Tensor]) -> StoredTe
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_every_kind_of_file_gives_the_same_tensors(kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("checkpointing.exporting.stored._REMAP_BYTES", 30)
+    monkeypatch.setattr("checkpointing.exporting.stored_tensors._REMAP_BYTES", 30)
     dtypes = [torch.float32, torch.bfloat16, torch.int64, torch.bool]
     tensors = make_tensors({f"layer.{i}": ((3, i), dtype) for i, dtype in enumerate(dtypes)} | {"x": ((), dtypes[0])})
     stored = store(kind, tmp_path, tensors)

@@ -1,0 +1,108 @@
+"""A model from a folder or the hub: built without values, read whole, or its files found. Training and export use it.
+
+Refusals are the caller's, who knows the flag and the remedy.
+"""
+
+from __future__ import annotations
+
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+import torch
+from accelerate import init_empty_weights
+from transformers import GenerationConfig, PretrainedConfig
+from transformers.utils import SAFE_WEIGHTS_INDEX_NAME, SAFE_WEIGHTS_NAME, cached_file
+from transformers.utils.hub import get_checkpoint_shard_files
+
+from utils.compat import must_be_exact
+
+
+class MissingTensorsError(Exception):
+    """The files lack tensors of the model."""
+
+    def __init__(self, names: list[str]) -> None:
+        super().__init__(f"{len(names)} tensors are missing, {names[0]} first")
+        self.names = names
+
+
+def build_on_meta(
+    auto_model: Any,
+    model_config: PretrainedConfig,
+    dtype: torch.dtype,
+    *,
+    attention: dict[str, Any],
+    trust_remote_code: bool = False,
+) -> Any:
+    """The model with its parameters on the meta device: they have shapes and a dtype, and no values yet.
+
+    Buffers are real. Many of them are computed when the model is built and are in no file, so they could not be read
+    later.
+
+    Args:
+        auto_model: the transformers class to build it with, an Auto class or the model's own.
+        attention: see `policies.loading.attention_settings`.
+
+    Raises:
+        Exception: whatever transformers raises for a config that it cannot build.
+    """
+    with init_empty_weights(include_buffers=False):
+        if hasattr(auto_model, "from_config"):
+            model = auto_model.from_config(model_config, dtype=dtype, trust_remote_code=trust_remote_code, **attention)
+        else:
+            model = auto_model._from_config(model_config, dtype=dtype, **attention)
+    model.tie_weights()  # accelerate makes a new parameter of each, which unties them
+    _keep_exact_buffers(model)
+    if model.can_generate():
+        with suppress(OSError):  # without generation_config.json, the one made from config.json stays
+            model.generation_config = GenerationConfig.from_pretrained(model_config._name_or_path)
+    return model
+
+
+def _keep_exact_buffers(model: Any) -> None:
+    """Keep in fp32 what the family does not let be rounded, as `from_pretrained` does.
+
+    DeepSeek-V3's routers choose experts by biases that differ by less than bf16 resolves.
+    """
+    for module_name, module in model.named_modules():
+        for name, buffer in module.named_buffers(recurse=False):
+            if buffer.is_floating_point() and must_be_exact(model, f"{module_name}.{name}"):
+                setattr(module, name, buffer.float())
+
+
+def read_whole(
+    auto_model: Any,
+    name: str,
+    dtype: torch.dtype | str,
+    *,
+    attention: dict[str, Any],
+    trust_remote_code: bool = False,
+) -> Any:
+    """The model with its values on the CPU, read by transformers, which converts what files name or fuse differently.
+
+    Raises:
+        MissingTensorsError: if the files lack tensors, which transformers would draw at random.
+        Exception: whatever transformers raises otherwise.
+    """
+    model, report = auto_model.from_pretrained(
+        name,
+        dtype=dtype,
+        use_safetensors=True,
+        trust_remote_code=trust_remote_code,
+        output_loading_info=True,
+        **attention,
+    )
+    if missing := sorted(report.get("missing_keys", ())):
+        raise MissingTensorsError(missing)
+    return model
+
+
+def weight_files(name: str) -> list[Path]:
+    """The safetensors files of a folder or of a model on the hub; none if it has none."""
+    single = cached_file(name, SAFE_WEIGHTS_NAME, _raise_exceptions_for_missing_entries=False)
+    if single is not None:
+        return [Path(single)]
+    index = cached_file(name, SAFE_WEIGHTS_INDEX_NAME, _raise_exceptions_for_missing_entries=False)
+    if index is None:
+        return []
+    return [Path(path) for path in get_checkpoint_shard_files(name, index)[0]]

@@ -1,0 +1,96 @@
+"""A saved adapter put on a model, which may be on the meta device. Training and export use it.
+
+Refusals are the caller's, who knows the flag and the remedy.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping
+from pathlib import Path
+from typing import Any
+
+import peft
+import torch
+from torch import nn
+
+from utils.errors import ConfigError, in_one_line
+
+# Ways to start an adapter that take something out of the base's weights: the base alone is then another model.
+_CHANGES_BASE = ("pissa", "olora", "corda", "loftq", "lora_ga")
+
+
+class AdapterMismatchError(Exception):
+    """The adapter's tensors are not those that the model has room for; the message is a clause that names one."""
+
+
+def read_adapter_config(folder: Path, asked: str) -> Any:
+    """peft's settings of the adapter in this folder.
+
+    Args:
+        asked: what the user gave, to begin a refusal with: a flag or a path.
+
+    Raises:
+        ConfigError: if they cannot be read.
+    """
+    try:
+        return peft.PeftConfig.from_pretrained(str(folder))
+    except Exception as error:
+        raise ConfigError(f"{asked}: {folder}/adapter_config.json cannot be read ({in_one_line(error)})") from error
+
+
+def check_base_is_unchanged(settings: Any, asked: str) -> None:
+    """Refuse an adapter whose start changed the base's weights; `asked` as above.
+
+    Raises:
+        ConfigError: with a way to convert it.
+    """
+    start = str(getattr(settings, "init_lora_weights", ""))
+    if start.lower().startswith(_CHANGES_BASE):
+        raise ConfigError(
+            f"{asked}: this adapter began as {start}, which changed the base's weights too; convert it to plain LoRA "
+            "with peft's save_pretrained(path_initial_model_for_weight_conversion=...)"
+        )
+
+
+def attach_adapter(
+    model: nn.Module, settings: peft.PeftConfig, dtype: torch.dtype | None = torch.float32
+) -> tuple[Any, list[str]]:
+    """Put an adapter on the model: on the CPU, its values still to come and NaN until then.
+
+    Args:
+        dtype: of the adapter; None: for each tensor the one that peft chose.
+
+    Returns:
+        The PeftModel, and the names of the adapter's parameters.
+
+    Raises:
+        Exception: whatever peft raises for a model that does not take such an adapter.
+    """
+    of_base = {id(parameter) for parameter in model.parameters()}
+    adapted: Any = peft.get_peft_model(model, settings, low_cpu_mem_usage=True)
+    own = {name: parameter for name, parameter in adapted.named_parameters() if id(parameter) not in of_base}
+    for name, parameter in own.items():
+        owner, _, attribute = name.rpartition(".")
+        empty = torch.full_like(parameter, torch.nan, device="cpu", dtype=dtype or parameter.dtype)
+        setattr(adapted.get_submodule(owner), attribute, nn.Parameter(empty, parameter.requires_grad))
+    return adapted, list(own)
+
+
+def set_adapter(adapted: Any, own_names: Collection[str], tensors: Mapping[str, torch.Tensor]) -> None:
+    """Give the adapter its values.
+
+    Args:
+        own_names: as `attach_adapter` returns them.
+        tensors: named as in an adapter's folder.
+
+    Raises:
+        AdapterMismatchError: if some are missing or too many.
+        Exception: whatever peft raises for tensors of another shape.
+    """
+    report: Any = peft.set_peft_model_state_dict(adapted, {name: tensor.float() for name, tensor in tensors.items()})
+    if adapted.active_peft_config.is_prompt_learning:  # it has one tensor, and peft itself insists on that
+        return
+    if missing := [name for name in report.missing_keys if name in own_names]:
+        raise AdapterMismatchError(f"it lacks {missing[0]}")
+    if report.unexpected_keys:
+        raise AdapterMismatchError(f"it holds, unlike the model, {report.unexpected_keys[0]}")
