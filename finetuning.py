@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import math
 import sys
-import threading
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
@@ -39,15 +38,12 @@ from policies.clipping import clip_grad_norm
 from policies.loss_scaling import LossScaler
 from policies.sharding import gradient_sync, reshard
 from preparation import Job, prepare
-from reporting.memory_ledger import is_observed_step
-from reporting.metrics import end_facts, log_line, perplexity, write_metrics_data
 from reporting.run_folder import add_to_run_yaml
-from reporting.summary import end_summary, print_for_people
 from supervision.non_finite import NonFiniteError, describe_non_finite
 from supervision.stopping import StopRequests
 from supervision.watchdog import Watchdog
 from tasks.task import MicroBatch, count_globally
-from utils.distributed import gather_to_all, on_rank_zero, stop_process_group, sum_on_host
+from utils.distributed import on_rank_zero, stop_process_group, sum_on_host
 from utils.environment import Environment, print_rank_zero, read_environment
 from utils.errors import ConfigError
 from utils.progress import phase, progress_bar
@@ -159,14 +155,12 @@ def train(job: Job, stopping: StopRequests) -> str:
         saver.save(state, best=True)
     while state.step < job.num_steps:
         steps_left = min(len(job.train_loader) - state.step_of_epoch, job.num_steps - state.step)
-        batches = job.train_loader.epoch(state.epoch - 1, state.step_of_epoch)
-        name, first = f"epoch {state.epoch}/{config.num_epochs}", state.step_of_epoch
-        with progress_bar(name, total=first + steps_left, initial=first) as bar:
+        batches = job.reporter.timed(job.train_loader.epoch(state.epoch - 1, state.step_of_epoch))
+        first = state.step_of_epoch
+        with job.reporter.epoch_bar(state.epoch, first_step=first, num_steps=first + steps_left):
             for index in range(steps_left):
                 is_last_of_epoch = index == steps_left - 1
-                loss = run_step(job, batches, last_of_epoch=is_last_of_epoch)
-                bar.set_postfix_str(f"loss {loss:.4f}", refresh=False)
-                bar.update()
+                run_step(job, batches, last_of_epoch=is_last_of_epoch)
                 saver.after_step()
                 asked = stopping.agree(saver.due_by_time())
                 state.epoch_end_due = is_last_of_epoch
@@ -195,21 +189,17 @@ def train(job: Job, stopping: StopRequests) -> str:
     return "finished"
 
 
-def run_step(job: Job, batches: Iterator[list[MicroBatch]], *, last_of_epoch: bool) -> float:
-    """One optimizer step and its lines in metrics.jsonl; returns its loss."""
-    config, env, state = job.config, job.env, job.state
-    train = config.train_config
+def run_step(job: Job, batches: Iterator[list[MicroBatch]], *, last_of_epoch: bool) -> None:
+    """One optimizer step, and what is reported of it."""
+    train, env, state, reporter = job.config.train_config, job.env, job.state, job.reporter
     max_norm = train.gradient_clipping_threshold if train.gradient_clipping else None
     state.step += 1
     job.watchdog.at(state.step, "training")
-    step_started = time.perf_counter()
     micro_batches = next(batches)
-    data_wait = time.perf_counter() - step_started
     counts = count_globally(micro_batches)
-    lr, loss_scale = job.scheduler.get_last_lr()[0], job.scaler.scale
-    job.ledger.observe(is_observed_step(state.step, last_of_epoch=last_of_epoch))
+    lr = float(job.scheduler.get_last_lr()[0])
     try:
-        with job.recorder(state.step, counts):
+        with reporter.recording(state.step, counts, last_of_epoch=last_of_epoch):
             loss, grad_norm = train_step(
                 job.model,
                 micro_batches,
@@ -221,39 +211,15 @@ def run_step(job: Job, batches: Iterator[list[MicroBatch]], *, last_of_epoch: bo
                 num_label_tokens=counts.num_label_tokens,
                 world_size=env.world_size,
                 accumulate_unsharded=job.accumulate_unsharded,
-                on_phase=job.ledger.record,
+                on_phase=reporter.on_phase,
             )
     except NonFiniteError as error:
         every_row = [row for batch in micro_batches for row in batch.source_rows]
-        message = describe_non_finite(
-            state.step, error, every_row, config.train_config.datasets, is_fp16=job.scaler.active
-        )
+        message = describe_non_finite(state.step, error, every_row, train.datasets, is_fp16=job.scaler.active)
         raise TrainingError(message) from None
     job.scheduler.step()
-    seconds = time.perf_counter() - step_started
+    seconds = reporter.step_ended(state.step, state.epoch, counts, loss.item(), grad_norm.item(), lr=lr)
     state.count_step(seconds, loss.item(), counts.num_label_tokens, counts.num_tokens)
-    event = {
-        "step": state.step,
-        "epoch": state.epoch,
-        "loss": loss.item(),
-        "perplexity": perplexity(loss.item()),
-        "grad_norm": grad_norm.item(),
-        "lr": lr,
-        "num_label_tokens": counts.num_label_tokens,
-        "num_tokens": counts.num_tokens,
-        "step_seconds": seconds,
-        **job.flops.rates(counts, seconds, env.world_size),
-        "data_wait_seconds": data_wait,
-        **({"loss_scale": loss_scale} if job.scaler.active else {}),
-    }
-    job.metrics.write("train", **event)
-    write_memory(job)
-    if not math.isfinite(grad_norm):
-        scales = f"loss scale {loss_scale:g} -> {job.scaler.scale:g}"
-        print_rank_zero(env, f"step {state.step}: fp16 gradients overflowed: no update, {scales}")
-    if state.step == 1 or state.step % config.tracking_config.log_every_steps == 0 or state.step == job.num_steps:
-        print_rank_zero(env, log_line(event, num_steps=job.num_steps, peak_gib=job.ledger.peak_gib()))
-    return loss.item()
 
 
 def settle(job: Job, stopping: StopRequests) -> bool:
@@ -270,7 +236,7 @@ def settle(job: Job, stopping: StopRequests) -> bool:
     if state.epoch_end_due:
         train_loss = state.epoch_loss_sum / max(1, state.epoch_label_tokens)
         seconds = state.epoch_seconds
-        job.metrics.write("epoch", epoch=state.epoch, seconds=seconds, train_loss=train_loss, eval_loss=eval_loss)
+        job.reporter.epoch_ended(state.epoch, seconds, train_loss, eval_loss)
         state.epoch_end_due = False
         if state.step_of_epoch == len(job.train_loader):  # else --max_train_step cut it, and may be raised one day
             state.begin_next_epoch()
@@ -287,11 +253,7 @@ def validate(job: Job, eval_loader: StepLoader, stopping: StopRequests) -> float
         loss, num_label_tokens = evaluate(job.model, bar, job.task.summed_loss, env.device)
     if steps.cut_short:
         return None
-    ppl = perplexity(loss)
-    job.metrics.write(
-        "eval", step=state.step, epoch=epoch, loss=loss, perplexity=ppl, num_label_tokens=num_label_tokens
-    )
-    print_rank_zero(env, f"eval | step {state.step} | epoch {epoch} | loss {loss:.4f} | perplexity {ppl:.3f}")
+    job.reporter.evaluated(state.step, epoch, loss, num_label_tokens)
     if state.step > 0 and loss < state.best_eval_loss and (not job.config.train_config.save_model or save(job)):
         state.best_eval_loss, state.best_step = loss, state.step
     return loss
@@ -312,14 +274,6 @@ def stop_early(job: Job, stopping: StopRequests) -> str:
         f"with --resume auto{where}",
     )
     return "stopped"
-
-
-def write_memory(job: Job) -> None:
-    """The ledger's figures of every rank, on the steps that were observed."""
-    if job.ledger.active:
-        for rank, entries in enumerate(gather_to_all(job.ledger.take())):
-            for entry in entries:
-                job.metrics.write("memory", step=job.state.step, rank=rank, **entry)
 
 
 def save(job: Job) -> bool:
@@ -350,30 +304,18 @@ def save(job: Job) -> bool:
 def run(config: RunConfig, env: Environment, watchdog: Watchdog) -> None:
     """One run, from its settings to the table at its end."""
     job = prepare(config, env, watchdog)
-    started, end_is_written = time.perf_counter() - job.state.seconds, threading.Lock()
-
-    def write_end(status: str) -> None:
-        if end_is_written.acquire(blocking=False):
-            seconds = time.perf_counter() - started
-            job.metrics.write("end", **end_facts(job.metrics.read()), status=status, seconds=seconds)
-
-    watchdog.before_leaving = lambda: write_end("failed")
+    watchdog.before_leaving = lambda: job.reporter.run_ended("failed")
     try:
         with StopRequests(env, job.folder) as stopping:
             watchdog.was_signalled = stopping.unanswered
             status = train(job, stopping)
-        write_end(status)
+        job.reporter.run_ended(status)
     except TrainingError:
         job.saver.close()  # on every rank alike: what was begun may still become a checkpoint
         raise
     finally:
-        write_end("failed")  # where it is not written yet
-    if env.is_rank_zero:
-        events = job.metrics.read()
-        if config.tracking_config.save_metrics:
-            write_metrics_data(job.folder, events)
-        print_for_people(*end_summary(events, job.folder, device_type=env.device.type))
-        print(f"{status}: {job.folder}", flush=True)
+        job.reporter.run_ended("failed")  # unless it has ended already
+    job.reporter.show_end(status)
 
 
 def main(argv: Sequence[str]) -> int:

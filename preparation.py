@@ -37,13 +37,15 @@ from policies.quantized_linear import Quantization
 from policies.sharding import Layout, accumulates_unsharded, choose_layout, num_units, unit_notes, unwrap
 from reporting.data_preview import look
 from reporting.memory_ledger import MemoryLedger
-from reporting.metrics import MetricsFile, StepFlops
-from reporting.profiling import StepRecorder, step_recorder
+from reporting.metrics_file import MetricsFile
+from reporting.profiling import step_recorder
 from reporting.run_facts import run_facts, start_event
 from reporting.run_folder import checkpoint_root, create_run_folder
+from reporting.run_reporter import RunReporter
 from reporting.summary import print_for_people, start_table, start_warnings
 from reporting.trackers import open_trackers
 from supervision.watchdog import Watchdog
+from tasks.flops import StepFlops
 from tasks.task import Task, find_task
 from utils.distributed import on_rank_zero, start_process_group
 from utils.environment import Environment, print_rank_zero
@@ -68,11 +70,8 @@ class Job:
     accumulate_unsharded: bool
     state: TrainState
     saver: CheckpointSaver
-    flops: StepFlops
-    ledger: MemoryLedger
-    recorder: StepRecorder
     folder: Path
-    metrics: MetricsFile
+    reporter: RunReporter
     watchdog: Watchdog
 
 
@@ -173,6 +172,20 @@ def prepare(config: RunConfig, env: Environment, watchdog: Watchdog) -> Job:
         print_rank_zero(env, *start_warnings(config, start), f"run folder: {folder}")
         trackers = open_trackers(config, folder, resolved | start, say, after_step=state.step)
         metrics = MetricsFile(folder / "metrics.jsonl", trackers)
+    flops = StepFlops(unwrap(model))
+    reporter = RunReporter(
+        config.tracking_config,
+        env,
+        folder,
+        metrics=metrics,
+        ledger=MemoryLedger(model, parts.optimizer, env.device),
+        recorder=step_recorder(config, env, folder, flops, say),
+        flops=flops,
+        scaler=parts.scaler,
+        num_epochs=train_config.num_epochs,
+        num_steps=num_steps,
+        compiles=train_config.compile,
+    )
     saver = CheckpointSaver(
         config,
         env,
@@ -192,12 +205,11 @@ def prepare(config: RunConfig, env: Environment, watchdog: Watchdog) -> Job:
         keep_last=keep_last,
         runs_beside=runs_beside,
         say=say,
-        write_event=partial(metrics.write, "checkpoint"),
+        write_event=reporter.checkpoint,
     )
     watchdog.beside.append(saver.group)
     saver.begin(checkpoint)
-    metrics.write("start", **start)
-    flops = StepFlops(unwrap(model))
+    reporter.run_started(start, seconds_before=state.seconds)
     return Job(
         config=config,
         env=env,
@@ -213,11 +225,8 @@ def prepare(config: RunConfig, env: Environment, watchdog: Watchdog) -> Job:
         accumulate_unsharded=accumulate_unsharded,
         state=state,
         saver=saver,
-        flops=flops,
-        ledger=MemoryLedger(model, parts.optimizer, env.device),
-        recorder=step_recorder(config, env, folder, flops, say),
         folder=folder,
-        metrics=metrics,
+        reporter=reporter,
         watchdog=watchdog,
     )
 

@@ -25,7 +25,7 @@ from configs.run import RunConfig
 from policies.loss_scaling import LossScaler
 from policies.optimizers.states import zero_state
 from policies.weight_sources import keep_part
-from reporting.metrics import keep_until
+from reporting.metrics_file import keep_until
 from reporting.run_folder import read_run_yaml
 from utils.distributed import gather_to_all, on_rank_zero
 from utils.environment import Environment, print_rank_zero

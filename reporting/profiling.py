@@ -1,6 +1,6 @@
-"""A closer look at a few optimizer steps: their floating-point operations counted, or a trace of what ran when.
+"""A closer look at a few optimizer steps: counts their floating-point operations, or traces what ran when.
 
-`step_recorder` gives the loop one thing to put around a step. Where nothing was asked for it is no more than that.
+`step_recorder` returns the context that the loop puts around each step. It does nothing unless asked for by a flag.
 """
 
 from __future__ import annotations
@@ -9,7 +9,7 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 from torch.profiler import ProfilerActivity, profile, schedule, tensorboard_trace_handler
@@ -17,21 +17,28 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from configs.run import RunConfig
 from configs.tracking import TrackingConfig
-from reporting.metrics import Counts, StepFlops
+from data.counts import BatchCounts
 from reporting.run_folder import add_to_run_yaml
 from utils.distributed import sum_on_host
 from utils.environment import Environment
 
 WAIT, WARMUP, ACTIVE = 1, 2, 3  # steps, as llama-recipes documents them
 
-StepRecorder = Callable[[int, Counts], AbstractContextManager[None]]
+StepRecorder = Callable[[int, BatchCounts], AbstractContextManager[None]]
 """recorder(step, counts): a context for one optimizer step, steps counted from 1. Every rank enters all of them."""
 
 
+class FlopFormula(Protocol):
+    """What the mathematics of a step needs, by the formula of the task (`tasks.flops.StepFlops`)."""
+
+    def count(self, counts: BatchCounts) -> float:
+        """FLOPs of forward and backward over a global batch."""
+
+
 def step_recorder(
-    config: RunConfig, env: Environment, folder: Path, flops: StepFlops, say: Callable[[str], None]
+    config: RunConfig, env: Environment, folder: Path, flops: FlopFormula, say: Callable[[str], None]
 ) -> StepRecorder:
-    """What --flop_counter or --use_profiler asked for.
+    """The context for each step that --flop_counter or --use_profiler asks for.
 
     Args:
         folder: the run's. say: prints a line; called on rank 0.
@@ -59,13 +66,13 @@ class _FlopRecorder:
     """Counts the first step from `start` on, once."""
 
     def __init__(
-        self, start: int, env: Environment, folder: Path, flops: StepFlops, say: Callable[[str], None]
+        self, start: int, env: Environment, folder: Path, flops: FlopFormula, say: Callable[[str], None]
     ) -> None:
         self.start, self.env, self.folder, self.flops, self.say = start, env, folder, flops, say
         self.done = False
 
     @contextmanager
-    def __call__(self, step: int, counts: Counts) -> Iterator[None]:
+    def __call__(self, step: int, counts: BatchCounts) -> Iterator[None]:
         if self.done or step < self.start:
             yield
             return
@@ -107,7 +114,7 @@ class _TraceRecorder:
         )
 
     @contextmanager
-    def __call__(self, step: int, counts: Counts) -> Iterator[None]:
+    def __call__(self, step: int, counts: BatchCounts) -> Iterator[None]:
         if self.profiler is None:
             yield
             return

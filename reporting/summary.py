@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +11,7 @@ from rich.table import Table
 
 from configs.fsdp import FsdpConfig
 from configs.run import RunConfig
+from reporting.log_line import clock
 from reporting.run_folder import read_run_yaml
 from utils.environment import Environment
 from utils.units import readable
@@ -217,7 +217,7 @@ def end_summary(events: Iterable[dict[str, Any]], folder: Path, *, device_type: 
         )
     for end in of.get("end", []):
         in_steps = sum(event["step_seconds"] for event in of.get("train", []))
-        parts.append(f"time {_clock(end['seconds'])}, of it {_clock(in_steps)} in training steps")
+        parts.append(f"time {clock(end['seconds'])}, of it {clock(in_steps)} in training steps")
     saved = read_run_yaml(folder).get("saved")
     parts.append(f"weights {folder / saved['folder']} (of step {saved['step']})" if saved else "weights not saved")
     return parts
@@ -254,7 +254,3 @@ def _range(values: Iterable[float], form: str = "g") -> str:
 
 def _loss(event: dict[str, Any]) -> str:
     return "not finite" if event["loss"] is None else f"{event['loss']:.4f}"
-
-
-def _clock(seconds: float) -> str:
-    return str(timedelta(seconds=round(seconds)))

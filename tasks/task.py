@@ -7,11 +7,12 @@ else gets the task, or a part of it, as an argument.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any, NamedTuple, Protocol
+from typing import Any, Protocol
 
 import torch
 from torch import nn
 
+from data.counts import BatchCounts
 from data.packing import Offsets
 from data.padding import PaddedWidth
 from tasks import causal_lm
@@ -86,14 +87,6 @@ class Task(Protocol):
 def find_task(model_config: Any) -> Task:
     """The task of the model with this config."""
     return causal_lm
-
-
-class BatchCounts(NamedTuple):
-    """The counts of a global batch, over all ranks and micro-batches."""
-
-    num_label_tokens: int
-    num_tokens: int
-    num_attended_pairs: int
 
 
 def count_globally(micro_batches: Sequence[MicroBatch]) -> BatchCounts:

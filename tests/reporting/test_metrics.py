@@ -1,4 +1,4 @@
-"""What a run writes down: the events' keys, counts made by hand, and FLOPs against the formula."""
+"""What a run writes down: the events' keys, and counts made by hand."""
 
 from __future__ import annotations
 
@@ -8,13 +8,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import peft
 import pytest
-import transformers
 from transformers import AutoModelForCausalLM
 
-from reporting.metrics import MetricsFile, StepFlops, end_facts, perplexity, write_metrics_data
-from tasks.task import BatchCounts
+from reporting.llama_recipes_lists import write_metrics_data
+from reporting.log_line import perplexity
+from reporting.metrics_file import MetricsFile
+from reporting.run_reporter import end_figures
 from tests.helpers.contract import KEYS
 from tests.helpers.processes import ProcessGroup, read_metrics
 
@@ -168,46 +168,6 @@ def test_save_metrics_writes_the_eight_lists(packed: Run, padded: Run) -> None:
     assert not (padded.folder / "metrics_data.json").exists()
 
 
-def small_llama(*, tied: bool) -> Any:
-    config = transformers.LlamaConfig(
-        vocab_size=50,
-        hidden_size=16,
-        intermediate_size=24,
-        num_hidden_layers=3,
-        num_attention_heads=4,
-        num_key_value_heads=2,
-        tie_word_embeddings=tied,
-    )
-    return AutoModelForCausalLM.from_config(config)
-
-
-LAYER = 2 * 16 * 16 + 2 * 16 * 8 + 3 * 16 * 24  # q and o; k and v of half the heads; the three of the MLP
-HEAD = 50 * 16
-PER_PAIR = 3 * 4 * 16 * 3  # forward and twice in backward; 4 x heads x head_dim; layers
-
-
-@pytest.mark.parametrize("tied", [True, False])
-def test_flops_of_full_training_by_hand(tied: bool) -> None:
-    flops = StepFlops(small_llama(tied=tied)).count(BatchCounts(30, 100, 900))
-    assert flops == 100 * 6 * 3 * LAYER + 30 * 6 * HEAD + 900 * PER_PAIR
-
-
-@pytest.mark.parametrize("tied", [True, False])
-def test_flops_of_lora_by_hand(tied: bool) -> None:
-    """Frozen weights need no gradient of their own: 4 per weight and token instead of 6."""
-    settings = peft.LoraConfig(r=4, target_modules=["q_proj", "down_proj"])
-    model = peft.get_peft_model(small_llama(tied=tied), settings)
-    adapters = 3 * (4 * (16 + 16) + 4 * (24 + 16))
-    flops = StepFlops(model).count(BatchCounts(30, 100, 900))
-    assert flops == 100 * (4 * 3 * LAYER + 6 * adapters) + 30 * 4 * HEAD + 900 * PER_PAIR
-
-
-def test_position_embeddings_that_only_look_rows_up_cost_nothing() -> None:
-    config = transformers.GPT2Config(vocab_size=50, n_embd=16, n_layer=1, n_head=4, n_positions=64)
-    weights = 16 * 48 + 16 * 16 + 2 * 16 * 64 + 50 * 16
-    assert StepFlops(AutoModelForCausalLM.from_config(config)).count(BatchCounts(10, 10, 0)) == 10 * 6 * weights
-
-
 @pytest.mark.parametrize("value", [math.nan, math.inf, -math.inf])
 def test_what_is_not_finite_is_written_as_null(value: float, tmp_path: Path) -> None:
     metrics = MetricsFile(tmp_path / "metrics.jsonl")
@@ -234,7 +194,7 @@ def test_a_loss_that_is_not_finite_neither_stops_the_end_nor_the_lists(tmp_path:
         {"event": "eval", "step": 1, "loss": None},
         {"event": "epoch", "train_loss": 800.0, "eval_loss": None},
     ]
-    assert end_facts(events) == {"step": 1, "peak_allocated_gib": None, "best_eval_loss": None}
+    assert end_figures(events) == {"step": 1, "peak_allocated_gib": None, "best_eval_loss": None}
     write_metrics_data(tmp_path, events)
     lists = json.loads((tmp_path / "metrics_data.json").read_text(), parse_constant=refuse)
     assert lists["val_step_loss"] == [None]

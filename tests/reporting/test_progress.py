@@ -66,6 +66,8 @@ def test_in_a_log_file_no_bar_writes_and_phases_have_a_line_at_their_start_and_e
     num_steps = 6 // num_ranks
     steps = [line for line in lines if line.startswith("step ")]
     assert [int(line.split("/")[0].split()[1]) for line in steps] == [1, *range(2, num_steps, 2), num_steps]
+    assert all(re.fullmatch(r"\d:\d\d:\d\d left", line.rsplit(" | ")[-1]) for line in steps), steps
+    assert steps[-1].endswith("| 0:00:00 left")
     for name in ("loading weights", "evaluating", "saving the weights"):
         started = lines.index(f"{name} ...")
         assert any(re.fullmatch(rf"{name}: \d+\.\d s", line) for line in lines[started:]), lines

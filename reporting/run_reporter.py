@@ -1,0 +1,236 @@
+"""What a run says and writes while it trains: events in metrics.jsonl, log lines, an epoch's bar, the end's tables.
+
+Rank 0 writes. Every rank makes the same calls, since some gather figures from all ranks. In the loop:
+
+    reporter.run_started(start, seconds_before=state.seconds)
+    batches = reporter.timed(loader.epoch(...))
+    with reporter.epoch_bar(state.epoch, first_step=..., num_steps=...):
+        micro_batches = next(batches)  # starts the step's clock, and measures how long the data took
+        counts = count_globally(micro_batches)
+        with reporter.recording(state.step, counts, last_of_epoch=...):
+            loss, grad_norm = train_step(..., on_phase=reporter.on_phase)
+        scheduler.step()
+        seconds = reporter.step_ended(state.step, state.epoch, counts, loss, grad_norm, lr=lr)
+    reporter.evaluated(state.step, epoch, loss, num_label_tokens)
+    reporter.epoch_ended(state.epoch, seconds, train_loss, eval_loss)
+    reporter.run_ended("finished")
+    reporter.show_end("finished")
+"""
+
+from __future__ import annotations
+
+import math
+import threading
+import time
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager, nullcontext
+from pathlib import Path
+from typing import Any, Protocol, TypeVar
+
+from configs.tracking import TrackingConfig
+from data.counts import BatchCounts
+from reporting.llama_recipes_lists import write_metrics_data
+from reporting.log_line import TimeLeft, log_line, perplexity
+from reporting.memory_ledger import MemoryLedger, is_observed_step
+from reporting.metrics_file import MetricsFile
+from reporting.profiling import FlopFormula, StepRecorder
+from reporting.summary import end_summary, print_for_people
+from utils.distributed import gather_to_all
+from utils.environment import Environment, print_rank_zero
+from utils.progress import phase, progress_bar
+
+T = TypeVar("T")
+
+
+class LossScale(Protocol):
+    """What multiplies the loss under fp16 (`policies.loss_scaling.LossScaler`)."""
+
+    @property
+    def active(self) -> bool: ...
+    @property
+    def scale(self) -> float: ...
+
+
+class RunReporter:
+    """Reports one run, in one session."""
+
+    def __init__(
+        self,
+        tracking: TrackingConfig,
+        env: Environment,
+        folder: Path,
+        *,
+        metrics: MetricsFile,
+        ledger: MemoryLedger,
+        recorder: StepRecorder,
+        flops: FlopFormula,
+        scaler: LossScale,
+        num_epochs: int,
+        num_steps: int,
+        compiles: bool,
+    ) -> None:
+        """
+        Args:
+            folder: the run's.
+            recorder: profiles a step or counts its operations (`reporting.profiling.step_recorder`).
+            num_steps: optimizer steps of the whole run.
+            compiles: whether the first step compiles the model, which takes long.
+        """
+        self.tracking, self.env, self.folder = tracking, env, folder
+        self.metrics, self.ledger, self.recorder, self.flops, self.scaler = metrics, ledger, recorder, flops, scaler
+        self.num_epochs, self.num_steps = num_epochs, num_steps
+        self.on_phase = ledger.record  # for train_step to call at each of PHASES
+        self._compiles = compiles  # in the step to come
+        self._bar = progress_bar("epoch", is_hidden=True)
+        self._time_left = TimeLeft(num_steps)
+        self._run_began = self._step_began = time.perf_counter()
+        self._data_wait = self._loss_scale = 0.0
+        self._end_is_written = threading.Lock()
+
+    def say(self, *lines: str) -> None:
+        """Print lines on rank 0, above its bar."""
+        print_rank_zero(self.env, *lines)
+
+    def run_started(self, start: dict[str, Any], *, seconds_before: float) -> None:
+        """Write the `start` event.
+
+        Args:
+            seconds_before: of the run's earlier sessions, if it was resumed.
+        """
+        self._run_began = time.perf_counter() - seconds_before
+        self.metrics.write("start", **start)
+
+    # A step
+
+    def timed(self, batches: Iterable[T]) -> Iterator[T]:
+        """The batches. Asking for one starts the clock of a step."""
+        iterator = iter(batches)
+        while True:
+            self._step_began = time.perf_counter()
+            try:
+                batch = next(iterator)
+            except StopIteration:
+                return
+            self._data_wait = time.perf_counter() - self._step_began
+            yield batch
+
+    @contextmanager
+    def epoch_bar(self, epoch: int, *, first_step: int, num_steps: int) -> Iterator[None]:
+        """Show a bar that moves as steps end.
+
+        Args:
+            first_step: steps of the epoch that are done already. num_steps: all steps of the epoch.
+        """
+        with progress_bar(f"epoch {epoch}/{self.num_epochs}", total=num_steps, initial=first_step) as self._bar:
+            yield
+
+    @contextmanager
+    def recording(self, step: int, counts: BatchCounts, *, last_of_epoch: bool) -> Iterator[None]:
+        """What is asked for of this step is recorded while it trains: memory, a trace, its operations."""
+        self.ledger.observe(is_observed_step(step, last_of_epoch=last_of_epoch))
+        self._loss_scale = self.scaler.scale
+        compiling = phase("compiling, in the first step") if self._compiles else nullcontext()
+        with compiling, self.recorder(step, counts):
+            yield
+        self._compiles = False
+
+    def step_ended(
+        self, step: int, epoch: int, counts: BatchCounts, loss: float, grad_norm: float, *, lr: float
+    ) -> float:
+        """Write the step's `train` and `memory` events, and its log line if one is due. Every rank must call this.
+
+        Args:
+            lr: the learning rate that the step used.
+
+        Returns:
+            How many seconds the step took, the wait for its data included.
+        """
+        seconds = time.perf_counter() - self._step_began
+        event = {
+            "step": step,
+            "epoch": epoch,
+            "loss": loss,
+            "perplexity": perplexity(loss),
+            "grad_norm": grad_norm,
+            "lr": lr,
+            "num_label_tokens": counts.num_label_tokens,
+            "num_tokens": counts.num_tokens,
+            "step_seconds": seconds,
+            **self._rates(counts, seconds),
+            "data_wait_seconds": self._data_wait,
+            **({"loss_scale": self._loss_scale} if self.scaler.active else {}),
+        }
+        self.metrics.write("train", **event)
+        self._write_memory(step)
+        if not math.isfinite(grad_norm):
+            scales = f"loss scale {self._loss_scale:g} -> {self.scaler.scale:g}"
+            self.say(f"step {step}: fp16 gradients overflowed: no update, {scales}")
+        seconds_left = self._time_left.seconds(step, seconds)
+        if step == 1 or step % self.tracking.log_every_steps == 0 or step == self.num_steps:
+            peak_gib = self.ledger.peak_gib()
+            self.say(log_line(event, num_steps=self.num_steps, peak_gib=peak_gib, seconds_left=seconds_left))
+        self._bar.set_postfix_str(f"loss {loss:.4f}", refresh=False)
+        self._bar.update()
+        return seconds
+
+    def _rates(self, counts: BatchCounts, seconds: float) -> dict[str, float]:
+        per_second, world_size = counts.num_tokens / seconds, self.env.world_size
+        return {
+            "tokens_per_second": per_second,
+            "tokens_per_second_per_device": per_second / world_size,
+            "model_tflops_per_device": self.flops.count(counts) / seconds / world_size / 1e12,
+        }
+
+    def _write_memory(self, step: int) -> None:
+        """Write what the ledgers of all ranks hold, if this step was observed."""
+        if self.ledger.active:
+            for rank, entries in enumerate(gather_to_all(self.ledger.take())):
+                for entry in entries:
+                    self.metrics.write("memory", step=step, rank=rank, **entry)
+
+    # Between steps
+
+    def evaluated(self, step: int, epoch: int, loss: float, num_label_tokens: int) -> None:
+        """Write the `eval` event and its log line."""
+        ppl = perplexity(loss)
+        self.metrics.write("eval", step=step, epoch=epoch, loss=loss, perplexity=ppl, num_label_tokens=num_label_tokens)
+        self.say(f"eval | step {step} | epoch {epoch} | loss {loss:.4f} | perplexity {ppl:.3f}")
+
+    def epoch_ended(self, epoch: int, seconds: float, train_loss: float, eval_loss: float | None) -> None:
+        self.metrics.write("epoch", epoch=epoch, seconds=seconds, train_loss=train_loss, eval_loss=eval_loss)
+
+    def checkpoint(self, *, step: int, seconds: float, blocked_seconds: float, bytes: int) -> None:
+        self.metrics.write("checkpoint", step=step, seconds=seconds, blocked_seconds=blocked_seconds, bytes=bytes)
+
+    # The end
+
+    def run_ended(self, status: str) -> None:
+        """Write the `end` event, once: later calls do nothing. Any thread may call this.
+
+        Args:
+            status: "finished", "stopped" or "failed".
+        """
+        if self._end_is_written.acquire(blocking=False):
+            seconds = time.perf_counter() - self._run_began
+            self.metrics.write("end", **end_figures(self.metrics.read()), status=status, seconds=seconds)
+
+    def show_end(self, status: str) -> None:
+        """Print the table at the end, and write what --save_metrics asks for."""
+        if not self.env.is_rank_zero:
+            return
+        events = self.metrics.read()
+        if self.tracking.save_metrics:
+            write_metrics_data(self.folder, events)
+        print_for_people(*end_summary(events, self.folder, device_type=self.env.device.type))
+        print(f"{status}: {self.folder}", flush=True)
+
+
+def end_figures(events: list[dict[str, Any]]) -> dict[str, Any]:
+    """The last step of a run, the highest peak of any rank and the best evaluation, from its events."""
+    peaks = [event["peak_allocated_gib"] for event in events if event["event"] == "memory"]
+    losses = [event["loss"] for event in events if event["event"] == "eval" and event["step"] > 0]
+    return {
+        "step": max((event["step"] for event in events if event["event"] == "train"), default=0),
+        "peak_allocated_gib": max(peaks, default=None),
+        "best_eval_loss": min((loss for loss in losses if loss is not None), default=None),
+    }

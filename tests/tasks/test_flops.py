@@ -1,0 +1,53 @@
+"""Model FLOPs against the formula by hand."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import peft
+import pytest
+import transformers
+from transformers import AutoModelForCausalLM
+
+from data.counts import BatchCounts
+from tasks.flops import StepFlops
+
+
+def small_llama(*, tied: bool) -> Any:
+    config = transformers.LlamaConfig(
+        vocab_size=50,
+        hidden_size=16,
+        intermediate_size=24,
+        num_hidden_layers=3,
+        num_attention_heads=4,
+        num_key_value_heads=2,
+        tie_word_embeddings=tied,
+    )
+    return AutoModelForCausalLM.from_config(config)
+
+
+LAYER = 2 * 16 * 16 + 2 * 16 * 8 + 3 * 16 * 24  # q and o; k and v of half the heads; the three of the MLP
+HEAD = 50 * 16
+PER_PAIR = 3 * 4 * 16 * 3  # forward and twice in backward; 4 x heads x head_dim; layers
+
+
+@pytest.mark.parametrize("tied", [True, False])
+def test_flops_of_full_training_by_hand(tied: bool) -> None:
+    flops = StepFlops(small_llama(tied=tied)).count(BatchCounts(30, 100, 900))
+    assert flops == 100 * 6 * 3 * LAYER + 30 * 6 * HEAD + 900 * PER_PAIR
+
+
+@pytest.mark.parametrize("tied", [True, False])
+def test_flops_of_lora_by_hand(tied: bool) -> None:
+    """Frozen weights need no gradient of their own: 4 per weight and token instead of 6."""
+    settings = peft.LoraConfig(r=4, target_modules=["q_proj", "down_proj"])
+    model = peft.get_peft_model(small_llama(tied=tied), settings)
+    adapters = 3 * (4 * (16 + 16) + 4 * (24 + 16))
+    flops = StepFlops(model).count(BatchCounts(30, 100, 900))
+    assert flops == 100 * (4 * 3 * LAYER + 6 * adapters) + 30 * 4 * HEAD + 900 * PER_PAIR
+
+
+def test_position_embeddings_that_only_look_rows_up_cost_nothing() -> None:
+    config = transformers.GPT2Config(vocab_size=50, n_embd=16, n_layer=1, n_head=4, n_positions=64)
+    weights = 16 * 48 + 16 * 16 + 2 * 16 * 64 + 50 * 16
+    assert StepFlops(AutoModelForCausalLM.from_config(config)).count(BatchCounts(10, 10, 0)) == 10 * 6 * weights
