@@ -29,7 +29,7 @@ import torch
 from torch import nn
 from torch.optim import Optimizer
 
-from checkpointing.model_folder import WriteError, export_model
+from checkpointing.model_folder import WriteError
 from checkpointing.saving import is_due
 from configs.flags import parse_flags
 from configs.run import RunConfig
@@ -135,134 +135,163 @@ def evaluate(
 
 
 def train(job: Job, stopping: StopRequests) -> str:
-    """The loop: epochs of optimizer steps, and after each what is due: evaluation, checkpoint, or an early end.
+    """The loop: optimizer steps, and after each what is due: an evaluation, a checkpoint, or an early end.
 
     Returns:
         "finished", or "stopped" on request, after a checkpoint.
 
     Raises:
-        TrainingError: where an update would not be finite; it names the samples. Or where it was to stop and could not
-            write a checkpoint.
+        TrainingError: if an update would not be finite (it names the samples), or if the run was to stop and could
+            not write a checkpoint.
     """
-    config, state, saver = job.config.train_config, job.state, job.saver
-    if config.eval_before_training and state.step == 0:
-        state.eval_due = True
-    eval_was_due = state.eval_due
-    if not settle(job, stopping):
+    state, saver = job.state, job.saver
+    if not settle_earlier(job, stopping):
         return stop_early(job, stopping)
-    if eval_was_due and config.keep_best and state.best_step == state.step > 0:  # a stop had come before it
-        job.watchdog.at(state.step, "saving")
-        saver.save(state, best=True)
     while state.step < job.num_steps:
-        steps_left = min(len(job.train_loader) - state.step_of_epoch, job.num_steps - state.step)
-        batches = job.reporter.timed(job.train_loader.epoch(state.epoch - 1, state.step_of_epoch))
-        first = state.step_of_epoch
-        with job.reporter.epoch_bar(state.epoch, first_step=first, num_steps=first + steps_left):
-            for index in range(steps_left):
-                is_last_of_epoch = index == steps_left - 1
-                run_step(job, batches, last_of_epoch=is_last_of_epoch)
-                saver.after_step()
-                asked = stopping.agree(saver.due_by_time())
-                state.epoch_end_due = is_last_of_epoch
-                state.eval_due = is_last_of_epoch or is_due(state.step, config.eval_every_steps)
-                if asked.stop or not settle(job, stopping):
-                    return stop_early(job, stopping)
-                is_best = config.keep_best and state.best_step == state.step
-                if (
-                    asked.flags[0]
-                    or is_best
-                    or saver.due(state.step, ends_epoch=is_last_of_epoch, ends_run=state.step == job.num_steps)
-                ):
-                    job.watchdog.at(state.step, "saving")
-                    saver.save(state, best=is_best)
-    if config.save_model and not math.isfinite(state.best_eval_loss) and not save(job):
-        # There was no validation, or none that was finite: the last weights.
-        raise TrainingError("the trained weights could not be saved; free the disk and give --resume auto")
-    if config.dist_checkpoint_root_folder and config.save_model:
-        job.watchdog.at(state.step, "saving")
-        if not saver.save_copy(state):
-            raise TrainingError(
-                "the copy of the final weights could not be written; free the disk and give --resume auto"
-            )
-    job.watchdog.at(state.step, "saving")
-    saver.close()
+        for micro_batches, ends_epoch in rest_of_epoch(job):
+            step(job, micro_batches, ends_epoch=ends_epoch)
+            asked = stopping.agree(saver.due_by_time())
+            if asked.stop or not settle(job, stopping):
+                return stop_early(job, stopping)
+            save_if_due(job, by_time=asked.flags[0], ends_epoch=ends_epoch)
+    save_results(job)
     return "finished"
 
 
-def run_step(job: Job, batches: Iterator[list[MicroBatch]], *, last_of_epoch: bool) -> None:
-    """One optimizer step, and what is reported of it."""
-    train, env, state, reporter = job.config.train_config, job.env, job.state, job.reporter
-    max_norm = train.gradient_clipping_threshold if train.gradient_clipping else None
+def settle_earlier(job: Job, stopping: StopRequests) -> bool:
+    """Do what is due before the first step: what the session before left, or the evaluation before training.
+
+    Returns:
+        False if a stop came first; it stays due.
+    """
+    state, train_config = job.state, job.config.train_config
+    state.eval_due |= train_config.eval_before_training and state.step == 0
+    eval_was_due = state.eval_due
+    if not settle(job, stopping):
+        return False
+    if eval_was_due and train_config.keep_best and state.best_step == state.step > 0:
+        save_checkpoint(job, best=True)
+    return True
+
+
+def rest_of_epoch(job: Job) -> Iterator[tuple[list[MicroBatch], bool]]:
+    """For each step that is left of the epoch, this rank's micro-batches and whether it is the last."""
+    state, loader = job.state, job.loaders.train
+    first = state.step_of_epoch
+    num_steps = min(len(loader) - first, job.num_steps - state.step)
+    batches = job.reporter.timed(loader.epoch(state.epoch - 1, first))
+    with job.reporter.epoch_bar(state.epoch, first_step=first, num_steps=first + num_steps):
+        for index in range(num_steps):
+            job.watchdog.at(state.step + 1, "training")
+            yield next(batches), index == num_steps - 1
+
+
+def step(job: Job, micro_batches: list[MicroBatch], *, ends_epoch: bool) -> None:
+    """One optimizer step, reported; the state notes what is due after it."""
+    train_config, trainable, state, reporter = job.config.train_config, job.trainable, job.state, job.reporter
     state.step += 1
-    job.watchdog.at(state.step, "training")
-    micro_batches = next(batches)
     counts = count_globally(micro_batches)
-    lr = float(job.scheduler.get_last_lr()[0])
+    lr = float(trainable.scheduler.get_last_lr()[0])
     try:
-        with reporter.recording(state.step, counts, last_of_epoch=last_of_epoch):
+        with reporter.recording(state.step, counts, last_of_epoch=ends_epoch):
             loss, grad_norm = train_step(
-                job.model,
+                trainable.model,
                 micro_batches,
-                job.optimizer,
-                job.scaler,
+                trainable.optimizer,
+                trainable.scaler,
                 summed_loss=job.task.summed_loss,
-                max_norm=max_norm,
-                device=env.device,
+                max_norm=train_config.gradient_clipping_threshold if train_config.gradient_clipping else None,
+                device=job.env.device,
                 num_label_tokens=counts.num_label_tokens,
-                world_size=env.world_size,
-                accumulate_unsharded=job.accumulate_unsharded,
+                world_size=job.env.world_size,
+                accumulate_unsharded=trainable.accumulate_unsharded,
                 on_phase=reporter.on_phase,
             )
     except NonFiniteError as error:
         every_row = [row for batch in micro_batches for row in batch.source_rows]
-        message = describe_non_finite(state.step, error, every_row, train.datasets, is_fp16=job.scaler.active)
+        is_fp16 = trainable.scaler.active
+        message = describe_non_finite(state.step, error, every_row, train_config.datasets, is_fp16=is_fp16)
         raise TrainingError(message) from None
-    job.scheduler.step()
+    trainable.scheduler.step()
     seconds = reporter.step_ended(state.step, state.epoch, counts, loss.item(), grad_norm.item(), lr=lr)
     state.count_step(seconds, loss.item(), counts.num_label_tokens, counts.num_tokens)
+    state.epoch_end_due = ends_epoch
+    state.eval_due = ends_epoch or is_due(state.step, train_config.eval_every_steps)
+    job.saver.after_step()
 
 
 def settle(job: Job, stopping: StopRequests) -> bool:
-    """Do what is due after a step: evaluate, end the epoch. False where a stop came first, and it stays due."""
+    """Evaluate and end the epoch, if either is due. False if a stop came first; it stays due."""
     state = job.state
     eval_loss = None
-    if state.eval_due and job.eval_loader is not None:
+    if state.eval_due and job.loaders.evaluation is not None:
         started = time.perf_counter()
-        eval_loss = validate(job, job.eval_loader, stopping)
+        eval_loss = validate(job, job.loaders.evaluation, stopping)
         state.count_seconds(time.perf_counter() - started)
         if eval_loss is None:
             return False
     state.eval_due = False
     if state.epoch_end_due:
         train_loss = state.epoch_loss_sum / max(1, state.epoch_label_tokens)
-        seconds = state.epoch_seconds
-        job.reporter.epoch_ended(state.epoch, seconds, train_loss, eval_loss)
+        job.reporter.epoch_ended(state.epoch, state.epoch_seconds, train_loss, eval_loss)
         state.epoch_end_due = False
-        if state.step_of_epoch == len(job.train_loader):  # else --max_train_step cut it, and may be raised one day
+        if state.step_of_epoch == len(job.loaders.train):  # else --max_train_step cut it, and may be raised one day
             state.begin_next_epoch()
     return True
 
 
 def validate(job: Job, eval_loader: StepLoader, stopping: StopRequests) -> float | None:
-    """Evaluate, write it down, and save the weights where they are the best so far; None where a stop came first."""
-    env, state = job.env, job.state
+    """Evaluate, report it, and save the weights if they are the best so far; None if a stop came first."""
+    state = job.state
     epoch = state.epoch if state.step else 0
     steps = stopping.until_asked(job.watchdog.each(eval_loader.epoch(0), state.step, "evaluating"))
     with phase("evaluating"):
         bar = progress_bar("eval", steps, total=len(eval_loader), leave=False)
-        loss, num_label_tokens = evaluate(job.model, bar, job.task.summed_loss, env.device)
+        loss, num_label_tokens = evaluate(job.trainable.model, bar, job.task.summed_loss, job.env.device)
     if steps.cut_short:
         return None
     job.reporter.evaluated(state.step, epoch, loss, num_label_tokens)
-    if state.step > 0 and loss < state.best_eval_loss and (not job.config.train_config.save_model or save(job)):
+    if state.step > 0 and loss < state.best_eval_loss and (not job.config.train_config.save_model or save_weights(job)):
         state.best_eval_loss, state.best_step = loss, state.step
     return loss
 
 
-def stop_early(job: Job, stopping: StopRequests) -> str:
-    """Save the run as it is, for it to go on from here."""
+def save_if_due(job: Job, *, by_time: bool, ends_epoch: bool) -> None:
+    """Write a checkpoint after this step, if it is time or the step is one to save after."""
+    state = job.state
+    is_best = job.config.train_config.keep_best and state.best_step == state.step
+    if by_time or is_best or job.saver.due(state.step, ends_epoch=ends_epoch, ends_run=state.step == job.num_steps):
+        save_checkpoint(job, best=is_best)
+
+
+def save_checkpoint(job: Job, *, best: bool = False) -> None:
+    """Write a checkpoint of the run as it is now."""
     job.watchdog.at(job.state.step, "saving")
-    job.saver.save(job.state)
+    job.saver.save(job.state, best=best)
+
+
+def save_results(job: Job) -> None:
+    """At the run's end: the last weights, unless an evaluation has saved its best, and the copy that was asked for.
+
+    Raises:
+        TrainingError: if they cannot be written.
+    """
+    train_config, state = job.config.train_config, job.state
+    if train_config.save_model and not math.isfinite(state.best_eval_loss) and not save_weights(job):
+        raise TrainingError("the trained weights could not be saved; free the disk and give --resume auto")
+    job.watchdog.at(state.step, "saving")
+    if train_config.dist_checkpoint_root_folder and train_config.save_model and not job.saver.save_copy(state):
+        raise TrainingError("the copy of the final weights could not be written; free the disk and give --resume auto")
+    job.saver.close()
+
+
+def stop_early(job: Job, stopping: StopRequests) -> str:
+    """Save the run as it is, for it to go on from here.
+
+    Raises:
+        TrainingError: if the checkpoint cannot be written.
+    """
+    save_checkpoint(job)
     if not job.saver.wait():
         raise TrainingError(f"asked to stop by {stopping.asked}, and the checkpoint could not be written")
     job.saver.close()
@@ -276,12 +305,12 @@ def stop_early(job: Job, stopping: StopRequests) -> str:
     return "stopped"
 
 
-def save(job: Job) -> bool:
-    """The weights as they are now, in Hugging Face format. Where they cannot be written this is said, on every rank."""
+def save_weights(job: Job) -> bool:
+    """Save the weights as they are now, in Hugging Face format. False, on every rank, if they cannot be written."""
     job.watchdog.at(job.state.step, "saving")
     try:
         with phase("saving the weights"):
-            folder = export_model(job.model, job.tokenizer, job.folder)
+            folder = job.export()
     except WriteError as error:
         print_rank_zero(
             job.env, f"weights of step {job.state.step} could not be saved ({error}); the earlier ones stay"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -15,26 +16,23 @@ from checkpointing.base_fingerprint import base_fingerprint
 from checkpointing.comparison import check_same
 from checkpointing.finding import Checkpoint, find_checkpoints, open_checkpoint, resolve_resume
 from checkpointing.huggingface_files import config_facts, huggingface_files
+from checkpointing.model_folder import export_model
 from checkpointing.resume import load_checkpoint, take_up_results
 from checkpointing.saving import CheckpointSaver, choose_async, choose_keep_last, planned_bytes
 from checkpointing.state import TrainState
 from configs.run import RunConfig
-from data.loader import BatchLayout, StepLoader
-from data.padding import PaddedWidth
+from data.loader import StepLoader
 from data.run_data import RunData, load_data, make_loaders
 from data.stream_loader import StreamLoader
 from data.tokenizer import num_rows_needed
-from planning.preflight import batch_layout, check_environment, resolve_context_length, resolve_num_steps
+from planning.preflight import check_environment
+from planning.resolved import Resolved, resolve, resolve_num_steps
 from policies.attention import check_packing_isolates
 from policies.building import BuiltModel, build_for_training
-from policies.loading import load_model_config
 from policies.loss_scaling import LossScaler
-from policies.mixed_precision import Precision, resolve_precision
 from policies.optimizers.offload import share_out_cores
 from policies.optimizers.optimizer import build_optimizer, build_scheduler, optimizer_notes
-from policies.quantization import resolve_quantization
-from policies.quantized_linear import Quantization
-from policies.sharding import Layout, accumulates_unsharded, choose_layout, num_units, unit_notes, unwrap
+from policies.sharding import accumulates_unsharded, num_units, unit_notes, unwrap
 from reporting.data_preview import look
 from reporting.memory_ledger import MemoryLedger
 from reporting.metrics_file import MetricsFile
@@ -45,7 +43,6 @@ from reporting.run_reporter import RunReporter
 from reporting.summary import print_for_people, start_table, start_warnings
 from reporting.trackers import open_trackers
 from supervision.watchdog import Watchdog
-from tasks.flops import StepFlops
 from tasks.task import Task, find_task
 from utils.distributed import on_rank_zero, start_process_group
 from utils.environment import Environment, print_rank_zero
@@ -53,111 +50,191 @@ from utils.seeding import seed_everything, use_deterministic_kernels
 
 
 @dataclass(frozen=True)
-class Job:
-    """What prepare() built and train() uses; all of it stays but the state, which train() moves on."""
+class Inputs:
+    """What each rank knows of a run before it meets the others and reads weights."""
 
-    config: RunConfig
-    env: Environment
+    resolved: Resolved
     task: Task
-    tokenizer: Any
+    processor: Any  # a tokenizer, or a processor that has one
+    vocab_size: int  # rows that the embeddings will have at least
+    data: RunData
+    data_facts: dict[str, Any]
+    num_steps: int  # optimizer steps of the whole run
+
+
+@dataclass(frozen=True)
+class Trainable:
+    """What is trained and what updates it."""
+
     model: nn.Module
     optimizer: Optimizer
     scheduler: LRScheduler
     scaler: LossScaler
-    train_loader: StepLoader | StreamLoader
-    eval_loader: StepLoader | None
-    num_steps: int
     accumulate_unsharded: bool
+
+
+@dataclass(frozen=True)
+class Loaders:
+    """What feeds the model: each gives this rank's micro-batches of a step."""
+
+    train: StepLoader | StreamLoader
+    evaluation: StepLoader | None
+
+
+@dataclass(frozen=True)
+class Job:
+    """What prepare() built and train() uses; only the state changes, as train() moves it on."""
+
+    config: RunConfig
+    env: Environment
+    task: Task
+    trainable: Trainable
+    loaders: Loaders
+    num_steps: int
     state: TrainState
     saver: CheckpointSaver
-    folder: Path
     reporter: RunReporter
     watchdog: Watchdog
-
-
-@dataclass(frozen=True)
-class Inputs:
-    """What is known of a run before other ranks are met and weights are read."""
-
-    batches: BatchLayout
-    precision: Precision
-    layout: Layout
-    quantization: Quantization | None
-    task: Task
-    model_config: Any
-    context_length: int
-    tokenizer: Any
-    vocab_size: int
-    data: RunData
-    data_facts: dict[str, Any]
-    width: PaddedWidth
-    num_steps: int
-
-
-@dataclass(frozen=True)
-class Parts:
-    """What a run trains, and by what."""
-
-    built: BuiltModel
-    optimizer: Optimizer
-    scheduler: LRScheduler
-    scaler: LossScaler
-    train_loader: StepLoader | StreamLoader
-    eval_loader: StepLoader | None
+    folder: Path
+    export: Callable[[], Path]  # writes the weights in Hugging Face format and returns their folder
 
 
 def prepare(config: RunConfig, env: Environment, watchdog: Watchdog) -> Job:
-    """Everything that trains, in the order in which a mistake is cheapest: flags, files, data, weights, run folder.
+    """Build everything that trains, in the order in which a mistake is cheapest.
 
     Raises:
-        ConfigError: where the run is refused; nothing has been written.
+        ConfigError: if the run is refused; nothing has been written.
     """
-    config = resolve_resume(config, env)
-    train_config = config.train_config
-    if train_config.deterministic:
+    if config.train_config.deterministic:
         use_deterministic_kernels()
+    config = resolve_resume(config, env)
     check_environment(config, env)
     found = find_checkpoints(config, env)
     inputs = read_inputs(config, env, open_checkpoint(found, env, every_file=False))
-    batches, num_steps = inputs.batches, inputs.num_steps
 
     start_process_group(env)
-    watchdog.start(train_config.step_timeout_seconds)
+    watchdog.start(config.train_config.step_timeout_seconds)
     inputs.data.check_same_on_all_ranks()
     checkpoint = open_checkpoint(found, env, every_file=True)
-    known = {"precision": inputs.precision.name, "data_fingerprint": inputs.data.fingerprint()}
+    known = {"precision": inputs.resolved.precision.name, "data_fingerprint": inputs.data.fingerprint()}
     if checkpoint is not None:
-        print_rank_zero(env, *check_same(checkpoint, config, known, num_steps=num_steps))
-    seed_everything(train_config.seed)
-    parts = build_parts(inputs, config, env)
-    built, model, say = parts.built, parts.built.model, partial(print_rank_zero, env)
-    seed_everything(train_config.seed, env.rank)
+        print_rank_zero(env, *check_same(checkpoint, config, known, num_steps=inputs.num_steps))
 
-    files = huggingface_files(model, inputs.tokenizer)
+    seed_everything(config.train_config.seed)
+    built, trainable, loaders = build(inputs, config, env)
+    seed_everything(config.train_config.seed, env.rank)
+    return open_run(inputs, built, trainable, loaders, config, env, watchdog, checkpoint, known)
+
+
+def read_inputs(config: RunConfig, env: Environment, checkpoint: Checkpoint | None) -> Inputs:
+    """Read what each rank can know and refuse alone, before the process group starts.
+
+    So no collective can time out while someone tokenises.
+
+    Args:
+        checkpoint: the one that the run goes on from, its small files read.
+    """
+    resolved = resolve(config, env, resumed_size=checkpoint.global_batch_size if checkpoint else None)
+    task = find_task(resolved.model_config)
+    processor = task.load_processor(config)
+    vocab_size = max(resolved.model_config.get_text_config().vocab_size, num_rows_needed(processor))
+    data = load_data(config, processor, vocab_size=vocab_size, context_length=resolved.context_length)
+    print_rank_zero(env, *config.notes, *resolved.notes, *task.loss_notes(resolved.model_config), *data.notes)
+    return Inputs(
+        resolved=resolved,
+        task=task,
+        processor=processor,
+        vocab_size=vocab_size,
+        data=data,
+        data_facts=look(data, processor, config, resolved.batches, resolved.width, env),
+        num_steps=resolve_num_steps(
+            config.train_config, config.tracking_config, data.steps_per_epoch(resolved.batches)
+        ),
+    )
+
+
+def build(inputs: Inputs, config: RunConfig, env: Environment) -> tuple[BuiltModel, Trainable, Loaders]:
+    """Build the model with its weights, what updates it and what feeds it. Every rank must call this."""
+    resolved, task = inputs.resolved, inputs.task
+    built = build_for_training(
+        config,
+        resolved.model_config,
+        inputs.processor,
+        auto_model=task.AUTO_MODEL,
+        task_type=task.PEFT_TYPE,
+        check_model=task.check_model,
+        find_backbone=task.backbone,
+        precision=resolved.precision,
+        quantization=resolved.quantization,
+        layout=resolved.layout,
+        row_length=resolved.context_length,
+        env=env,
+    )
+    model = built.model
+    optimizer = build_optimizer(model, config)
+    print_rank_zero(env, *unit_notes(model, config), *optimizer_notes(model, config), *share_out_cores(config, env))
+    packing = config.train_config.batching_strategy == "packing"
+    collate = task.make_collator(
+        inputs.processor, inputs.vocab_size, resolved.width, packing=packing, offsets=built.offsets
+    )
+    if packing:
+        check_packing_isolates(
+            model,
+            lambda rows: task.summed_loss(model, collate(rows).to(env.device)),
+            vocab_size=inputs.vocab_size,
+            row_length=resolved.context_length,
+        )
+    say = partial(print_rank_zero, env)
+    loaders = Loaders(*make_loaders(inputs.data, config, resolved.batches, env, collate, say))
+    steps_per_epoch = len(loaders.train)
+    model.train()
+    trainable = Trainable(
+        model=model,
+        optimizer=optimizer,
+        scheduler=build_scheduler(optimizer, config, steps_per_epoch=steps_per_epoch, num_steps=inputs.num_steps),
+        scaler=LossScaler(active=resolved.precision.scales_loss),
+        accumulate_unsharded=accumulates_unsharded(config, resolved.layout, model, env.device),
+    )
+    return built, trainable, loaders
+
+
+def open_run(
+    inputs: Inputs,
+    built: BuiltModel,
+    trainable: Trainable,
+    loaders: Loaders,
+    config: RunConfig,
+    env: Environment,
+    watchdog: Watchdog,
+    checkpoint: Checkpoint | None,
+    known: dict[str, Any],
+) -> Job:
+    """Take up the checkpoint's state, make the run folder and what writes to it. Every rank must call this.
+
+    Args:
+        known: what a checkpoint and the run that goes on from it must have in common, as far as it is known.
+    """
+    model, num_steps, say = trainable.model, inputs.num_steps, partial(print_rank_zero, env)
+    files = huggingface_files(model, inputs.processor)
     base = on_rank_zero(lambda: base_fingerprint(config, model))
     known_of_model = {"model_config": config_facts(files), "base_fingerprint": base}
     state = TrainState()
     if checkpoint is not None:
         print_rank_zero(env, *check_same(checkpoint, config, known_of_model))
-        state = load_checkpoint(checkpoint, model, parts.optimizer, parts.scheduler, parts.scaler, config, env)
+        state = load_checkpoint(
+            checkpoint, model, trainable.optimizer, trainable.scheduler, trainable.scaler, config, env
+        )
     keep_last, disk_notes = on_rank_zero(lambda: choose_keep_last(config, model))
     runs_beside, memory_notes = choose_async(config, env, model)
     print_rank_zero(env, *disk_notes, *memory_notes)
 
     facts = run_facts(model, built.architecture, inputs.data_facts, env, load_seconds=built.load_seconds)
-    start = start_event(facts, env, steps_per_epoch=len(parts.train_loader), num_steps=num_steps)
-    accumulate_unsharded = accumulates_unsharded(config, inputs.layout, model, env.device)
-    resolved = {
-        "precision": inputs.precision.name,
-        "sharding_strategy": inputs.layout.strategy,
-        "mesh_shape": list(inputs.layout.mesh_shape),
+    start = start_event(facts, env, steps_per_epoch=len(loaders.train), num_steps=num_steps)
+    resolved = inputs.resolved.to_dict() | {
         "num_units": num_units(model),
         "activation_checkpointing": built.checkpointing,
         "attention": built.attention,
-        "accumulate_unsharded": accumulate_unsharded,
-        "context_length": inputs.context_length,
-        "gradient_accumulation_steps": batches.gradient_accumulation_steps,
-        "global_batch_size": batches.global_batch_size,
+        "accumulate_unsharded": trainable.accumulate_unsharded,
         "keep_last": keep_last,
         "checkpoint_bytes": planned_bytes(model, config),
     }
@@ -172,31 +249,31 @@ def prepare(config: RunConfig, env: Environment, watchdog: Watchdog) -> Job:
         print_rank_zero(env, *start_warnings(config, start), f"run folder: {folder}")
         trackers = open_trackers(config, folder, resolved | start, say, after_step=state.step)
         metrics = MetricsFile(folder / "metrics.jsonl", trackers)
-    flops = StepFlops(unwrap(model))
+    flops = inputs.task.make_flops(unwrap(model))
     reporter = RunReporter(
         config.tracking_config,
         env,
         folder,
         metrics=metrics,
-        ledger=MemoryLedger(model, parts.optimizer, env.device),
+        ledger=MemoryLedger(model, trainable.optimizer, env.device),
         recorder=step_recorder(config, env, folder, flops, say),
         flops=flops,
-        scaler=parts.scaler,
-        num_epochs=train_config.num_epochs,
+        scaler=trainable.scaler,
+        num_epochs=config.train_config.num_epochs,
         num_steps=num_steps,
-        compiles=train_config.compile,
+        compiles=config.train_config.compile,
     )
     saver = CheckpointSaver(
         config,
         env,
         checkpoint_root(config, folder),
         model=model,
-        optimizer=parts.optimizer,
-        scheduler=parts.scheduler,
-        scaler=parts.scaler,
+        optimizer=trainable.optimizer,
+        scheduler=trainable.scheduler,
+        scaler=trainable.scaler,
         facts={
             "settings": config.to_dict(),
-            "global_batch_size": batches.global_batch_size,
+            "global_batch_size": inputs.resolved.batches.global_batch_size,
             "num_steps": num_steps,
             **known,
             **known_of_model,
@@ -214,99 +291,13 @@ def prepare(config: RunConfig, env: Environment, watchdog: Watchdog) -> Job:
         config=config,
         env=env,
         task=inputs.task,
-        tokenizer=inputs.tokenizer,
-        model=model,
-        optimizer=parts.optimizer,
-        scheduler=parts.scheduler,
-        scaler=parts.scaler,
-        train_loader=parts.train_loader,
-        eval_loader=parts.eval_loader,
+        trainable=trainable,
+        loaders=loaders,
         num_steps=num_steps,
-        accumulate_unsharded=accumulate_unsharded,
         state=state,
         saver=saver,
-        folder=folder,
         reporter=reporter,
         watchdog=watchdog,
-    )
-
-
-def read_inputs(config: RunConfig, env: Environment, checkpoint: Checkpoint | None) -> Inputs:
-    """What each rank can know and refuse alone, before the process group starts: no collective can time out while
-    someone tokenises.
-
-    Args:
-        checkpoint: that the run goes on from, its small files read.
-    """
-    train_config = config.train_config
-    batches, batch_notes = batch_layout(config, env, checkpoint.global_batch_size if checkpoint else None)
-    precision, notes = resolve_precision(config, env.device)
-    layout = choose_layout(config, precision, env)
-    quantization = resolve_quantization(config, precision, layout, env.device)
-    model_config = load_model_config(train_config)
-    task = find_task(model_config)
-    context_length, length_notes = resolve_context_length(config, model_config)
-    tokenizer = task.load_processor(config)
-    vocab_size = max(model_config.get_text_config().vocab_size, num_rows_needed(tokenizer))
-    data = load_data(config, tokenizer, vocab_size=vocab_size, context_length=context_length)
-    notes += [*batch_notes, *length_notes, *task.loss_notes(model_config), *data.notes]
-    print_rank_zero(env, *config.notes, *notes)
-    width = PaddedWidth(train_config.pad_to_multiple_of, context_length)
-    return Inputs(
-        batches=batches,
-        precision=precision,
-        layout=layout,
-        quantization=quantization,
-        task=task,
-        model_config=model_config,
-        context_length=context_length,
-        tokenizer=tokenizer,
-        vocab_size=vocab_size,
-        data=data,
-        data_facts=look(data, tokenizer, config, batches, width, env),
-        width=width,
-        num_steps=resolve_num_steps(config, data.steps_per_epoch(batches)),
-    )
-
-
-def build_parts(inputs: Inputs, config: RunConfig, env: Environment) -> Parts:
-    """The model with its weights, what updates it and what feeds it. Every rank must call this."""
-    packing, task = config.train_config.batching_strategy == "packing", inputs.task
-    built = build_for_training(
-        config,
-        inputs.model_config,
-        inputs.tokenizer,
-        auto_model=task.AUTO_MODEL,
-        task_type=task.PEFT_TYPE,
-        check_model=task.check_model,
-        find_backbone=task.backbone,
-        precision=inputs.precision,
-        quantization=inputs.quantization,
-        layout=inputs.layout,
-        row_length=inputs.context_length,
-        env=env,
-    )
-    model = built.model
-    optimizer = build_optimizer(model, config)
-    print_rank_zero(env, *unit_notes(model, config), *optimizer_notes(model, config), *share_out_cores(config, env))
-    collate = task.make_collator(
-        inputs.tokenizer, inputs.vocab_size, inputs.width, packing=packing, offsets=built.offsets
-    )
-    if packing:
-        check_packing_isolates(
-            model,
-            lambda rows: task.summed_loss(model, collate(rows).to(env.device)),
-            vocab_size=inputs.vocab_size,
-            row_length=inputs.context_length,
-        )
-    say = partial(print_rank_zero, env)
-    train_loader, eval_loader = make_loaders(inputs.data, config, inputs.batches, env, collate, say)
-    model.train()
-    return Parts(
-        built=built,
-        optimizer=optimizer,
-        scheduler=build_scheduler(optimizer, config, steps_per_epoch=len(train_loader), num_steps=inputs.num_steps),
-        scaler=LossScaler(active=inputs.precision.scales_loss),
-        train_loader=train_loader,
-        eval_loader=eval_loader,
+        folder=folder,
+        export=partial(export_model, model, inputs.processor, folder),
     )

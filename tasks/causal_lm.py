@@ -17,12 +17,14 @@ from data.loader import Document
 from data.packing import Offsets
 from data.padding import EXACT, PaddedWidth
 from data.tokenizer import load_tokenizer, padding_id
+from tasks.flops import StepFlops
 from utils.errors import ConfigError
 
 AUTO_MODEL = AutoModelForCausalLM
 PEFT_TYPE = "CAUSAL_LM"
 
 load_processor = load_tokenizer
+make_flops = StepFlops
 
 
 def check_model(model: Any, model_name: str) -> None:

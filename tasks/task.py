@@ -16,6 +16,7 @@ from data.counts import BatchCounts
 from data.packing import Offsets
 from data.padding import PaddedWidth
 from tasks import causal_lm
+from tasks.flops import StepFlops
 from utils.distributed import sum_on_host
 
 
@@ -69,6 +70,9 @@ class Task(Protocol):
 
     def summed_loss(self, model: nn.Module, batch: Any) -> torch.Tensor:
         """The sum of the loss over the batch's label tokens, fp32 scalar."""
+
+    def make_flops(self, model: Any) -> StepFlops:
+        """Counts the model FLOPs of a step of this model."""
 
     def generate(
         self,

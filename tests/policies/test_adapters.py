@@ -14,7 +14,7 @@ from torch import nn
 from transformers import AutoModelForCausalLM
 
 from configs.peft import LoraConfig
-from planning.preflight import resolve_context_length
+from planning.resolved import resolve_context_length
 from policies.activation_checkpointing import checkpointing_mode
 from policies.adapter_targets import choose_targets
 from policies.dora import set_magnitudes

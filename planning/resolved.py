@@ -1,0 +1,157 @@
+"""What the settings come to for this model and on these ranks: all that is known before any data is read."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+from configs.run import RunConfig
+from configs.tracking import TrackingConfig
+from configs.training import DEFAULT_CONTEXT_LENGTH, TrainConfig
+from data.loader import BatchLayout
+from data.padding import PaddedWidth
+from policies.adapters import num_virtual_tokens
+from policies.loading import load_model_config
+from policies.mixed_precision import Precision, resolve_precision
+from policies.quantization import resolve_quantization
+from policies.quantized_linear import Quantization
+from policies.sharding import Layout, choose_layout
+from reporting.profiling import num_steps_needed
+from utils.environment import Environment
+from utils.errors import ConfigError
+
+
+@dataclass(frozen=True)
+class Resolved:
+    """The settings of a run with every default decided. A run trains by it, and a plan is made from it."""
+
+    model_config: Any  # of transformers
+    batches: BatchLayout
+    precision: Precision
+    layout: Layout
+    quantization: Quantization | None
+    context_length: int  # tokens of the longest row
+    width: PaddedWidth  # of a micro-batch
+    notes: tuple[str, ...]  # lines to print: which defaults were adapted
+
+    def to_dict(self) -> dict[str, Any]:
+        """The entries of run.yaml's section `resolved` that are known here."""
+        return {
+            "precision": self.precision.name,
+            "sharding_strategy": self.layout.strategy,
+            "mesh_shape": list(self.layout.mesh_shape),
+            "context_length": self.context_length,
+            "gradient_accumulation_steps": self.batches.gradient_accumulation_steps,
+            "global_batch_size": self.batches.global_batch_size,
+        }
+
+
+def resolve(config: RunConfig, env: Environment, *, resumed_size: int | None = None) -> Resolved:
+    """Decide every setting that depends on the model's config.json or on the machine. Reads no weights and no data.
+
+    Args:
+        resumed_size: rows of the global batch of the checkpoint that the run goes on from: it stays as it is.
+
+    Raises:
+        ConfigError: if a setting cannot hold for this model or on these ranks.
+    """
+    batches, batch_notes = batch_layout(config.train_config, env, resumed_size)
+    precision, precision_notes = resolve_precision(config, env.device)
+    layout = choose_layout(config, precision, env)
+    quantization = resolve_quantization(config, precision, layout, env.device)
+    model_config = load_model_config(config.train_config)
+    context_length, length_notes = resolve_context_length(config, model_config)
+    return Resolved(
+        model_config=model_config,
+        batches=batches,
+        precision=precision,
+        layout=layout,
+        quantization=quantization,
+        context_length=context_length,
+        width=PaddedWidth(config.train_config.pad_to_multiple_of, context_length),
+        notes=(*precision_notes, *batch_notes, *length_notes),
+    )
+
+
+def batch_layout(train: TrainConfig, env: Environment, resumed_size: int | None) -> tuple[BatchLayout, list[str]]:
+    """How the global batch is cut over these ranks, and lines to print.
+
+    Args:
+        resumed_size: as in `resolve`.
+
+    Raises:
+        ConfigError: if the global batch does not divide.
+    """
+    if train.global_batch_size is None and resumed_size is None:
+        return BatchLayout(train.batch_size_training, train.gradient_accumulation_steps, env.world_size), []
+    size = train.global_batch_size or resumed_size
+    if resumed_size is not None and size != resumed_size:
+        raise ConfigError(
+            f"--global_batch_size: the checkpoint was trained with {resumed_size} rows per optimizer step, and its "
+            f"place in the data is counted in these; give {resumed_size}, or leave it out"
+        )
+    assert size is not None
+    accumulation, rest = divmod(size, train.batch_size_training * env.world_size)
+    if rest or not accumulation:
+        flag = "--global_batch_size: " if resumed_size is None else "--resume: the checkpoint's global batch of "
+        raise ConfigError(
+            f"{flag}{size} rows is no multiple of {train.batch_size_training} (batch_size_training) x "
+            f"{env.world_size} ranks; give another --batch_size_training"
+        )
+    notes = []
+    if train.global_batch_size is None and accumulation != train.gradient_accumulation_steps:
+        notes = [
+            f"gradient_accumulation_steps: {accumulation} instead of {train.gradient_accumulation_steps}: a resumed "
+            f"run keeps its global batch of {size} rows"
+        ]
+    return BatchLayout(train.batch_size_training, accumulation, env.world_size), notes
+
+
+def resolve_num_steps(train: TrainConfig, tracking: TrackingConfig, steps_per_epoch: int) -> int:
+    """Optimizer steps of the whole run.
+
+    Raises:
+        ConfigError: if it ends before the step that it was asked to record.
+    """
+    num_steps = steps_per_epoch * train.num_epochs
+    if train.max_train_step:
+        num_steps = min(num_steps, train.max_train_step)
+    needed = num_steps_needed(tracking)
+    if num_steps < needed:
+        remedy = "raise --max_train_step" if train.max_train_step == num_steps else "raise --num_epochs"
+        if tracking.use_profiler:
+            raise ConfigError(
+                f"--use_profiler: the run has {num_steps} optimizer steps, and needs more than {needed - 1} for the "
+                f"profiler to wait, warm up and record; {remedy}, or leave it out"
+            )
+        raise ConfigError(
+            f"--flop_counter_start: the run has {num_steps} optimizer steps, so step {needed} would never be counted; "
+            f"{remedy}, or give --flop_counter_start {num_steps}"
+        )
+    return num_steps
+
+
+def resolve_context_length(config: RunConfig, model_config: Any) -> tuple[int, list[str]]:
+    """Tokens of the longest row, and lines to print: the default shrinks to the positions that the model has.
+
+    Raises:
+        ConfigError: if a length was asked for that the model does not have.
+    """
+    asked, prefix = config.train_config.context_length, num_virtual_tokens(config.train_config, config.prefix_config)
+    length = asked or DEFAULT_CONTEXT_LENGTH
+    positions = getattr(model_config.get_text_config(), "max_position_embeddings", None)
+    if positions is None or length + prefix <= positions:
+        return length, []
+    if prefix >= positions:
+        raise ConfigError(
+            f"--num_virtual_tokens: a prefix of {prefix} leaves no room in the {positions} positions of this model; "
+            "give fewer"
+        )
+    positions -= prefix
+    taken = f", less the prefix's {prefix}" if prefix else ""
+    if asked is not None:
+        raise ConfigError(
+            f"--context_length: {asked} is more than the {positions} positions of this model "
+            f"(max_position_embeddings{taken}); give at most {positions}"
+        )
+    return positions, [f"context_length: {positions}, all that this model has positions for{taken}"]
