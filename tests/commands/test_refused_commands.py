@@ -16,11 +16,14 @@ from tests.helpers.processes import ROOT, command, run_command
 from tests.helpers.refusals import DIFFERS_BY_RANK, Bench, contents, error_lines
 
 
-def run_refused(bench: Bench, *given: str, nproc: int | None = None, within: Sequence[str] = ()) -> str:
+def run_refused(
+    bench: Bench, *given: str, nproc: int | None = None, within: Sequence[str] = (), real: bool = False
+) -> str:
     """As Bench.refused, of the whole command with its launcher: it ends, and leaves no process behind.
 
     Args:
         within: a command that runs the one given after it.
+        real: start new interpreters, not forks.
     """
     before = contents(bench.folder)
     flags = bench.flags(*given)
@@ -28,9 +31,10 @@ def run_refused(bench: Bench, *given: str, nproc: int | None = None, within: Seq
         argv = [*within, *command(*flags, nproc=nproc)]
         done = subprocess.run(argv, cwd=bench.folder, capture_output=True, text=True, timeout=300, check=False)
     else:
-        done = run_command(*flags, nproc=nproc, cwd=bench.folder, HF_HUB_OFFLINE="1")
-    commands = [process.info["cmdline"] or [] for process in psutil.process_iter(["cmdline"])]
-    assert not [words for words in commands if any(str(bench.folder) in word for word in words)], "left behind"
+        done = run_command(*flags, nproc=nproc, cwd=bench.folder, real=real, HF_HUB_OFFLINE="1")
+    processes = [process.info for process in psutil.process_iter(["cmdline", "cwd"])]  # a fork is known by its folder
+    words = [word for info in processes for word in [*(info["cmdline"] or []), info["cwd"] or ""]]
+    assert not [word for word in words if str(bench.folder) in word], "left behind"
     lines = error_lines(done.stderr)
     assert len(lines) == 1, done.stderr
     assert "Failed to load" not in done.stderr, "a library's own words beside ours"
@@ -58,7 +62,7 @@ def unwritable(folder: Path) -> tuple[list[str], Path]:
 
 
 def test_python_refuses_a_misspelt_flag(bench: Bench) -> None:
-    message = run_refused(bench, "--num_epoch", "3")
+    message = run_refused(bench, "--num_epoch", "3", real=True)
     assert "--num_epochs" in message
 
 
@@ -125,7 +129,7 @@ def test_python_refuses_a_data_file_that_is_broken(bench: Bench) -> None:
 
 @pytest.mark.slow
 def test_torchrun_shows_a_misspelt_flag_once(bench: Bench) -> None:
-    message = run_refused(bench, "--enable_fsdp", "--batch_size_trainin", "2", nproc=2)
+    message = run_refused(bench, "--enable_fsdp", "--batch_size_trainin", "2", nproc=2, real=True)
     assert "--batch_size_training" in message
 
 

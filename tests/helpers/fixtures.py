@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -31,10 +30,8 @@ def tied_model(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="session")
-def process_group() -> Iterator[ProcessGroup]:
-    group = ProcessGroup(4)
-    yield group
-    group.close()
+def process_group() -> ProcessGroup:
+    return ProcessGroup()
 
 
 @pytest.fixture(scope="session")

@@ -1,17 +1,16 @@
-"""Runs of finetuning.py in real processes: a persistent group for many small runs, and the command line itself."""
+"""Runs of finetuning.py: on so many ranks, or as a command line, by forked processes or by new interpreters."""
 
 from __future__ import annotations
 
 import contextlib
-import io
 import json
-import multiprocessing
 import os
+import random
+import signal
 import socket
 import subprocess
 import sys
 import time
-import traceback
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -19,13 +18,19 @@ from typing import Any
 
 import psutil
 
+from tests.helpers.forked import ONE_THREAD, Fork
+
 ROOT = Path(__file__).resolve().parents[2]
+_RANDOM = random.Random()
 
 
 def free_port() -> int:
-    with socket.socket() as listener:
-        listener.bind(("127.0.0.1", 0))
-        return listener.getsockname()[1]
+    """A port that nothing listens on, of those that the system gives to nobody by itself, so that it stays free."""
+    while True:
+        port = _RANDOM.randrange(20_000, 32_000)
+        with socket.socket() as listener, contextlib.suppress(OSError):
+            listener.bind(("127.0.0.1", port))
+            return port
 
 
 def read_metrics(folder: Path) -> list[dict[str, Any]]:
@@ -45,65 +50,63 @@ class Outcome:
     stderr: str
 
 
-def _serve(rank: int, connection: Any) -> None:
-    """A worker: run finetuning.main(argv), or a function, for each request, as one rank of a fresh process group."""
-    sys.path.insert(0, str(ROOT))
-    import torch
+class Captured:
+    """A fork whose output is kept in memory."""
 
-    torch.set_num_threads(1)
-    import finetuning
+    def __init__(self, run: Sequence[str] | Callable[[], int | None], cwd: Path, environment: dict[str, str]) -> None:
+        self._out, self._err = os.memfd_create("stdout"), os.memfd_create("stderr")
+        self.fork = Fork(run, cwd=cwd, environment=environment, stdout=self._out, stderr=self._err)
 
-    while (request := connection.recv()) is not None:
-        number, argv, world_size, port = request
-        os.environ.update(
-            RANK=str(rank),
-            LOCAL_RANK=str(rank),
-            WORLD_SIZE=str(world_size),
-            LOCAL_WORLD_SIZE=str(world_size),
-            MASTER_ADDR="127.0.0.1",
-            MASTER_PORT=str(port),
-        )
-        out, err = io.StringIO(), io.StringIO()
-        with contextlib.redirect_stdout(out), contextlib.redirect_stderr(err):
-            try:
-                status = finetuning.main(argv) if isinstance(argv, list) else argv() or 0
-            except BaseException:
-                traceback.print_exc()
-                status = 1
-        if torch.distributed.is_initialized():
-            torch.distributed.destroy_process_group()
-        connection.send((number, Outcome(status, out.getvalue(), err.getvalue())))
+    def outcome(self, timeout_seconds: float) -> Outcome:
+        """Wait for its end; it is killed when the time is up.
+
+        Raises:
+            subprocess.TimeoutExpired: with what it had printed.
+        """
+        try:
+            status = self.fork.wait(max(0.0, timeout_seconds))
+        except subprocess.TimeoutExpired as error:
+            self.kill()
+            error.output = "\n".join(self._read())
+            raise
+        return Outcome(status, *self._read())
+
+    def _read(self) -> list[str]:
+        texts = []
+        for fd in (self._out, self._err):
+            os.lseek(fd, 0, os.SEEK_SET)
+            with open(fd, errors="replace") as file:
+                texts.append(file.read())
+        return texts
+
+    def kill(self) -> None:
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(self.fork.pid, signal.SIGKILL)
+
+
+def ranks_of(world_size: int) -> list[dict[str, str]]:
+    """The variables of so many ranks on this machine, as srun with torchrun's variables sets them."""
+    size = str(world_size)
+    shared = {"WORLD_SIZE": size, "LOCAL_WORLD_SIZE": size, "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port())}
+    return [shared | {"RANK": str(rank), "LOCAL_RANK": str(rank)} for rank in range(world_size)]
 
 
 class ProcessGroup:
-    """Worker processes that stay: importing torch and transformers is most of a small run's time."""
-
-    def __init__(self, size: int) -> None:
-        context = multiprocessing.get_context("spawn")
-        self.connections, self.processes, self.number = [], [], 0
-        for rank in range(size):
-            ours, theirs = context.Pipe()
-            process = context.Process(target=_serve, args=(rank, theirs), daemon=False)
-            process.start()
-            self.connections.append(ours)
-            self.processes.append(process)
+    """Runs on several ranks, each a fresh process, forked and so started in milliseconds."""
 
     def run(
         self, argv: Sequence[str] | Callable[[], int | None], world_size: int, timeout_seconds: float = 300
     ) -> list[Outcome]:
         """Run with these flags, or a function that can be pickled, on `world_size` ranks; the outcomes by rank."""
-        port, self.number = free_port(), self.number + 1
-        for connection in self.connections[:world_size]:
-            connection.send((self.number, argv if callable(argv) else list(argv), world_size, port))
-        outcomes = []
-        for rank, connection in enumerate(self.connections[:world_size]):
-            number = 0
-            while number != self.number:  # a reply that is older belongs to a run that was given up
-                if not connection.poll(timeout_seconds):
-                    raise TimeoutError(f"rank {rank} did not end within {timeout_seconds} s: {argv}")
-                number, outcome = connection.recv()
-            outcomes.append(outcome)
-        return outcomes
+        what = argv if callable(argv) else [str(ROOT / "finetuning.py"), *argv]
+        ranks = [Captured(what, Path.cwd(), _variables(variables)) for variables in ranks_of(world_size)]
+        deadline = time.monotonic() + timeout_seconds
+        try:
+            return [rank.outcome(deadline - time.monotonic()) for rank in ranks]
+        finally:
+            for rank in ranks:
+                if rank.fork.returncode is None:
+                    rank.kill()
 
     def train(self, argv: Sequence[str] | Callable[[], int | None], world_size: int) -> list[Outcome]:
         """As `run`, for runs that must finish."""
@@ -111,26 +114,23 @@ class ProcessGroup:
         assert [outcome.status for outcome in outcomes] == [0] * world_size, "\n".join(o.stderr for o in outcomes)
         return outcomes
 
-    def close(self) -> None:
-        for connection in self.connections:
-            with contextlib.suppress(OSError):
-                connection.send(None)
-        for process in self.processes:
-            process.join(20)
-            process.kill()
 
-
-def command(
+def arguments(
     *flags: str, nproc: int | None = None, script: str = "finetuning.py", options: Sequence[str] = ()
 ) -> list[str]:
-    """`python finetuning.py ...`, or torchrun with so many processes and these options."""
+    """What follows `python`: the script and its flags, or torchrun with so many processes and these options."""
     launcher = [] if nproc is None else ["-m", "torch.distributed.run", "--standalone", "--nproc_per_node", str(nproc)]
-    return [sys.executable, *launcher, *options, str(ROOT / script), *flags]
+    return [*launcher, *options, str(ROOT / script), *flags]
+
+
+def command(*flags: str, nproc: int | None = None) -> list[str]:
+    """The command line for a new interpreter."""
+    return [sys.executable, *arguments(*flags, nproc=nproc)]
 
 
 def _variables(environment: dict[str, str]) -> dict[str, str]:
     variables = {key: value for key, value in os.environ.items() if key not in ("RANK", "WORLD_SIZE", "LOCAL_RANK")}
-    return variables | {"OMP_NUM_THREADS": "1", "TOKENIZERS_PARALLELISM": "false", **environment}
+    return variables | ONE_THREAD | environment
 
 
 def _runs(process: psutil.Process) -> bool:
@@ -143,7 +143,7 @@ def _runs(process: psutil.Process) -> bool:
 class RunningCommand:
     """The command line, running: under torchrun, or as so many processes that no launcher ends, as under srun.
 
-    What is started is one process group, as from a shell.
+    What is started is one process group, as from a shell. real: by new interpreters instead of forks.
     """
 
     def __init__(
@@ -155,19 +155,21 @@ class RunningCommand:
         script: str = "finetuning.py",
         options: Sequence[str] = (),
         cwd: Path = ROOT,
+        real: bool = False,
     ) -> None:
         nproc = world_size if torchrun else None
-        self.log, argv = log, command(*flags, nproc=nproc, script=script, options=options)
-        environments: list[dict[str, str]] = [{}]
-        if not torchrun:
-            shared = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port()), "WORLD_SIZE": str(world_size)}
-            environments = [shared | {"RANK": str(rank), "LOCAL_RANK": str(rank)} for rank in range(world_size)]
-        self.started: list[subprocess.Popen[bytes]] = []
+        self.log, self.torchrun = log, torchrun
+        argv = arguments(*flags, nproc=nproc, script=script, options=options)
+        self.started: list[subprocess.Popen[bytes] | Fork] = []
         with open(log, "w") as file:
-            for environment in environments:
+            for environment in [{}] if torchrun else ranks_of(world_size):
                 group = self.started[0].pid if self.started else 0
-                variables = _variables(environment)
-                started = subprocess.Popen(argv, cwd=cwd, env=variables, stdout=file, stderr=file, process_group=group)
+                given: dict[str, Any] = {"cwd": cwd, "stdout": file.fileno(), "stderr": file.fileno()}
+                given["process_group"] = group
+                if real:
+                    started = subprocess.Popen([sys.executable, *argv], env=_variables(environment), **given)
+                else:
+                    started = Fork(argv, environment=_variables(environment), **given)
                 self.started.append(started)
 
     def processes(self) -> list[psutil.Process]:
@@ -181,8 +183,10 @@ class RunningCommand:
 
     def rank(self, rank: int) -> psutil.Process:
         """The process that is this rank."""
-        is_rank = [process for process in self.processes() if process.environ().get("RANK") == str(rank)]
-        return min(is_rank, key=psutil.Process.create_time)  # its DataLoader workers have its variables, too
+        if not self.torchrun:
+            return psutil.Process(self.started[rank].pid)
+        ranks = psutil.Process(self.started[0].pid).children()  # torchrun starts them in order
+        return sorted(ranks, key=lambda process: (process.create_time(), process.pid))[rank]
 
     def wait(self, timeout_seconds: float) -> list[int]:
         """The exit statuses of what was started, when all have ended."""
@@ -210,15 +214,17 @@ def assert_all_gone(processes: list[psutil.Process]) -> None:
 
 
 def run_command(
-    *flags: str, nproc: int | None = None, cwd: Path = ROOT, timeout_seconds: float = 300, **environment: str
+    *flags: str,
+    nproc: int | None = None,
+    cwd: Path = ROOT,
+    timeout_seconds: float = 300,
+    real: bool = False,
+    **environment: str,
 ) -> subprocess.CompletedProcess[str]:
-    """Run the command line itself, one thread per process, and wait for its end."""
-    return subprocess.run(
-        command(*flags, nproc=nproc),
-        cwd=cwd,
-        env=_variables(environment),
-        capture_output=True,
-        text=True,
-        timeout=timeout_seconds,
-        check=False,
-    )
+    """Run the command line, one thread per process, and wait for its end. real: by new interpreters, not by forks."""
+    argv, variables = arguments(*flags, nproc=nproc), _variables(environment)
+    if real:
+        options: dict[str, Any] = {"capture_output": True, "text": True, "check": False, "timeout": timeout_seconds}
+        return subprocess.run([sys.executable, *argv], cwd=cwd, env=variables, **options)
+    outcome = Captured(argv, cwd, variables).outcome(timeout_seconds)
+    return subprocess.CompletedProcess(argv, outcome.status, outcome.stdout, outcome.stderr)

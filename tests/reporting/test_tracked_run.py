@@ -215,7 +215,7 @@ def test_a_package_that_is_not_installed_is_refused_with_the_command_that_instal
         "from importlib import metadata\nknown = metadata.distributions\nHIDDEN = ('tensorboard', 'wandb')\n" + hidden
     )
     (tmp_path / "wandb").mkdir()  # what an earlier run leaves behind can be imported, and is not the package
-    done = run_command(*flags(tiny_model, tmp_path / "run", flag), cwd=tmp_path, PYTHONPATH=str(tmp_path))
+    done = run_command(*flags(tiny_model, tmp_path / "run", flag), cwd=tmp_path, real=True, PYTHONPATH=str(tmp_path))
     assert done.returncode == 2
     package = flag.removeprefix("--use_")
     (line,) = error_lines(done.stderr)

@@ -1,0 +1,251 @@
+"""A process that has imported everything and forks a fresh process for each command line, in milliseconds.
+
+    python -m tests.helpers.fork_server LISTENER      LISTENER: the number of a listening socket that it inherits
+
+`tests/helpers/forked.py` starts it and speaks with it. A fork is as good as a new interpreter if nothing has happened
+yet but imports: the server has one thread, no process group, no CUDA context and no random numbers drawn. Each fork
+gets its own environment, folder, output, process group and signal handlers, and runs the script as `__main__`.
+"""
+
+from __future__ import annotations
+
+import atexit
+import contextlib
+import functools
+import gc
+import importlib
+import logging
+import multiprocessing.util
+import os
+import pickle
+import runpy
+import selectors
+import signal
+import socket
+import subprocess
+import sys
+import threading
+import time
+import weakref
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, NoReturn
+
+ROOT = Path(__file__).resolve().parents[2]
+AT_START = dict(os.environ)
+# Imported late by runs, or by tests whose functions are run.
+LATE = ("bitsandbytes", "safetensors.torch", "torch.distributed.checkpoint", "torch.distributed.run", "tensorboard")
+LATE += ("torch.utils.tensorboard", "tensorboard.plugins.hparams.plugin_data_pb2", "peft.tuners.lora.bnb")
+LATE += ("tools.export", "tools.generate", "numpy.ctypeslib", "pytest")
+# Libraries read these once, while they are imported.
+READ_AT_IMPORT = ("HF_", "TRANSFORMERS_", "PYTHON", "OMP_", "TOKENIZERS_", "CUDA_", "LD_", "LC_", "LANG")
+WITHOUT_MEANING = ("PYTHONUNBUFFERED", "PYTHONDONTWRITEBYTECODE")
+
+
+def import_everything() -> None:
+    logging.getLogger("bitsandbytes").setLevel(logging.ERROR)
+    import torch
+
+    torch.set_num_threads(1)
+    for name in ("finetuning", *LATE):
+        importlib.import_module(name)
+    import tqdm
+    from transformers import AutoModelForCausalLM
+    from transformers.conversion_mapping import get_checkpoint_conversion_mapping
+
+    from tests.helpers.families import FAMILIES
+
+    for family in FAMILIES.values():
+        AutoModelForCausalLM._model_mapping[type(family.config)]  # imports the model's module
+    get_checkpoint_conversion_mapping("llama")  # makes a table that every saved model needs: 0.3 s
+    assert not hasattr(tqdm.std.TqdmDefaultWriteLock, "mp_lock"), "forks would share tqdm's lock"
+    assert not torch.distributed.is_initialized()
+    threads = {file.read_text().strip() for file in Path("/proc/self/task").glob("*/comm")}
+    # Arrow's allocator starts one that it starts again in a fork.
+    assert len(threads - {"jemalloc_bg_thd"}) == 1, f"a library has started threads, which forks would lack: {threads}"
+
+
+def serve(listener: socket.socket) -> None:
+    """Fork for each request, tell its pid and later its exit status; end with the last client."""
+    selector = selectors.DefaultSelector()
+    selector.register(listener, selectors.EVENT_READ)
+    clients: set[socket.socket] = set()
+    running: dict[int, tuple[int, socket.socket]] = {}  # by pidfd
+    while True:
+        for key, _ in selector.select():
+            if key.fileobj is listener:
+                client, _address = listener.accept()
+                clients.add(client)
+                selector.register(client, selectors.EVENT_READ)
+            elif key.fileobj in running:
+                pidfd = key.fd
+                pid, client = running.pop(pidfd)
+                selector.unregister(pidfd)
+                os.close(pidfd)
+                status = os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
+                if client in clients:
+                    client.send(str(status).encode())
+            else:
+                client = key.fileobj  # type: ignore[assignment]
+                message, fds, _flags, _address = socket.recv_fds(client, 1 << 20, 3)
+                if not message:
+                    selector.unregister(client)
+                    clients.remove(client)
+                    client.close()
+                    continue
+                request = pickle.loads(message)
+                pid = os.fork()
+                if pid == 0:
+                    end(functools.partial(run_fork, request, fds))
+                for fd in fds:
+                    os.close(fd)
+                os.setpgid(pid, request["process_group"])
+                pidfd = os.pidfd_open(pid)
+                running[pidfd] = pid, client
+                selector.register(pidfd, selectors.EVENT_READ)
+                client.send(str(pid).encode())
+        if not clients:
+            for pid, _ in running.values():
+                os.kill(pid, signal.SIGKILL)
+            return
+
+
+def run_fork(request: dict[str, Any], fds: list[int]) -> None:
+    """In the forked process: leave behind what was the server's, and run what is asked for."""
+    for target, fd in enumerate(fds):
+        os.dup2(fd, target)
+    os.closerange(3, 1 << 12)
+    with contextlib.suppress(PermissionError):  # the server was first, and the group's leader has gone
+        os.setpgid(0, request["process_group"])
+    os.chdir(request["cwd"])
+    set_environment(request["environment"])
+    import numpy as np
+
+    np.random.seed()
+    run = request["run"]
+    if isinstance(run, bytes):  # a function
+        sys.path[0] = str(ROOT)
+        sys.exit(call(run))
+    if run[:2] == ["-m", "torch.distributed.run"]:
+        subprocess_handler = importlib.import_module(
+            "torch.distributed.elastic.multiprocessing.subprocess_handler.subprocess_handler"
+        )
+        subprocess_handler.Popen = ForkedRank  # type: ignore[attr-defined]
+    run_script(run)
+
+
+def set_environment(environment: dict[str, str]) -> None:
+    """Give this process these variables, and those that imports have set."""
+    names = {*environment, *AT_START}
+    for name in sorted(name for name in names if environment.get(name) != AT_START.get(name)):
+        if name == "HF_HUB_OFFLINE":
+            constants: Any = importlib.import_module("huggingface_hub.constants")
+            constants.HF_HUB_OFFLINE = environment.get(name) == "1"
+        elif name.startswith(READ_AT_IMPORT) and name not in WITHOUT_MEANING:
+            raise RuntimeError(f"{name} is read while libraries are imported: this needs a real process")
+    set_by_imports = {name: value for name, value in os.environ.items() if value != AT_START.get(name)}
+    os.environ.clear()
+    os.environ.update(set_by_imports | environment)
+
+
+def call(pickled: bytes) -> int:
+    import torch
+
+    status = pickle.loads(pickled)() or 0
+    if torch.distributed.is_initialized():
+        torch.distributed.destroy_process_group()
+    return status
+
+
+def run_script(arguments: list[str]) -> None:
+    """`python ARGUMENTS`: a script's file, or -m and a module, then what is for them."""
+    if arguments[0] == "-m":
+        sys.argv, sys.path[0] = arguments[1:], os.getcwd()
+        sys.modules.pop(arguments[1], None)
+        runpy.run_module(arguments[1], run_name="__main__", alter_sys=True)
+    else:
+        sys.argv, sys.path[0] = arguments, str(Path(arguments[0]).resolve().parent)
+        runpy.run_path(arguments[0], run_name="__main__")
+
+
+def end(program: Callable[[], None]) -> NoReturn:
+    """Run it, and end as the interpreter does, but for taking every module apart."""
+    status = 0
+    try:
+        try:
+            program()
+        finally:
+            threading._shutdown()  # type: ignore[attr-defined]
+            atexit._run_exitfuncs()
+    except SystemExit as error:
+        status = error.code if isinstance(error.code, int) else int(error.code is not None)
+        if isinstance(error.code, str):
+            print(error.code, file=sys.stderr)
+    except KeyboardInterrupt:
+        sys.excepthook(*sys.exc_info())  # type: ignore[arg-type]
+        signal.signal(signal.SIGINT, signal.SIG_DFL)
+        os.kill(os.getpid(), signal.SIGINT)
+    except BaseException:
+        sys.excepthook(*sys.exc_info())  # type: ignore[arg-type]
+        status = 1
+    for stream in (sys.stdout, sys.stderr):
+        try:
+            stream.flush()
+        except OSError:
+            status = status or 120
+    os._exit(status)
+
+
+class ForkedRank:
+    """How a forked torchrun starts its ranks, in place of subprocess.Popen: `[python, -u, script, ...]` is a fork."""
+
+    def __init__(self, args: Any, env: dict[str, str], stdout: Any, stderr: Any, start_new_session: bool) -> None:
+        self.args, self.returncode = args, None
+        self.pid = os.fork()
+        if self.pid:
+            return
+        os.setsid()
+        for target, file in ((1, stdout), (2, stderr)):
+            if file is not None:
+                os.dup2(file.fileno(), target)
+        os.closerange(3, 1 << 12)
+        for number in signal.valid_signals():
+            if callable(signal.getsignal(number)):
+                signal.signal(number, signal.SIG_DFL)
+        signal.signal(signal.SIGINT, signal.default_int_handler)
+        # What torchrun does at its own end is not for its ranks to do.
+        atexit._clear()
+        weakref.finalize._registry.clear()  # type: ignore[attr-defined]
+        weakref.finalize._registered_with_atexit = False  # type: ignore[attr-defined]
+        multiprocessing.util._finalizer_registry.clear()  # type: ignore[attr-defined]
+        atexit.register(multiprocessing.util._exit_function)  # type: ignore[attr-defined]
+        os.environ.clear()
+        os.environ.update(env)
+        end(lambda: run_script([word for word in args[1:] if word != "-u"]))
+
+    def poll(self) -> int | None:
+        if self.returncode is None:
+            pid, status = os.waitpid(self.pid, os.WNOHANG)
+            if pid:
+                self.returncode = os.waitstatus_to_exitcode(status)
+        return self.returncode
+
+    def wait(self, timeout: float) -> int:
+        deadline = time.monotonic() + timeout
+        while self.poll() is None:
+            if time.monotonic() > deadline:
+                raise subprocess.TimeoutExpired(self.args, timeout)
+            time.sleep(0.01)
+        return self.returncode  # type: ignore[return-value]
+
+    def send_signal(self, number: int) -> None:
+        if self.poll() is None:
+            os.kill(self.pid, number)
+
+
+if __name__ == "__main__":
+    import_everything()
+    weakref.finalize._registry.clear()  # type: ignore[attr-defined]  # of libraries' own objects: 50 ms at a fork's end
+    gc.collect()
+    gc.freeze()
+    serve(socket.socket(fileno=int(sys.argv[1])))
