@@ -30,8 +30,9 @@ from planning.resolved import Resolved, resolve, resolve_num_steps
 from policies.attention import check_packing_isolates
 from policies.building import BuiltModel, build_for_training
 from policies.loss_scaling import LossScaler
+from policies.optimizers.build import build_optimizer, optimizer_notes
 from policies.optimizers.offload import share_out_cores
-from policies.optimizers.optimizer import build_optimizer, build_scheduler, optimizer_notes
+from policies.optimizers.schedule import build_scheduler
 from policies.sharding import accumulates_unsharded, num_units, unit_notes, unwrap
 from reporting.data_preview import look
 from reporting.memory_ledger import MemoryLedger
@@ -171,9 +172,11 @@ def build(inputs: Inputs, config: RunConfig, env: Environment) -> tuple[BuiltMod
         env=env,
     )
     model = built.model
-    optimizer = build_optimizer(model, config)
-    print_rank_zero(env, *unit_notes(model, config), *optimizer_notes(model, config), *share_out_cores(config, env))
-    packing = config.train_config.batching_strategy == "packing"
+    train, fsdp = config.train_config, config.fsdp_config
+    optimizer = build_optimizer(model, train, fsdp)
+    notes = [*unit_notes(model, config), *optimizer_notes(model, train.lr, fsdp), *share_out_cores(fsdp, env)]
+    print_rank_zero(env, *notes)
+    packing = train.batching_strategy == "packing"
     collate = task.make_collator(
         inputs.processor, inputs.vocab_size, resolved.width, packing=packing, offsets=built.offsets
     )
@@ -191,7 +194,7 @@ def build(inputs: Inputs, config: RunConfig, env: Environment) -> tuple[BuiltMod
     trainable = Trainable(
         model=model,
         optimizer=optimizer,
-        scheduler=build_scheduler(optimizer, config, steps_per_epoch=steps_per_epoch, num_steps=inputs.num_steps),
+        scheduler=build_scheduler(optimizer, train, steps_per_epoch=steps_per_epoch, num_steps=inputs.num_steps),
         scaler=LossScaler(active=resolved.precision.scales_loss),
         accumulate_unsharded=accumulates_unsharded(config, resolved.layout, model, env.device),
     )

@@ -76,7 +76,7 @@ def load(way: str, model: str) -> None:
     """Load the model in this process, one of several, as the given way does."""
     flags, env = WAYS[way], read_environment()
     config = parse_flags(["--model_name", model, *(flags or ["--enable_fsdp"])])
-    precision, _ = resolve_precision(config, env.device)
+    precision, _ = resolve_precision(config.train_config, config.fsdp_config, env.device)
     layout = choose_layout(config, precision, env)
     if flags is None:
         whole = AutoModelForCausalLM.from_pretrained(model, dtype=precision.storage_dtype)
@@ -85,13 +85,14 @@ def load(way: str, model: str) -> None:
     train = config.train_config
     meta = build_model(train, load_model_config(train), AUTO_MODEL, precision.storage_dtype)
     weights = find_weights(train, meta, AUTO_MODEL, precision.storage_dtype, env, num_rows=0)
-    checkpointing, _ = checkpointing_mode(config, meta)
+    quantization = resolve_quantization(config.quantization_config, precision, layout, env.device)
+    checkpointing, _ = checkpointing_mode(meta, train, config.fsdp_config, quantized=quantization is not None)
     apply_policies(
         meta,
         backbone(meta),
         config,
         precision=precision,
-        quantization=resolve_quantization(config, precision, layout, env.device),
+        quantization=quantization,
         layout=layout,
         checkpointing=checkpointing,
         task_type="CAUSAL_LM",

@@ -33,7 +33,7 @@ from checkpointing.writing import CheckpointError, Contents, num_bytes, write_ch
 from configs.run import RunConfig
 from configs.training import DEFAULT_KEEP_LAST
 from policies.loss_scaling import LossScaler
-from policies.optimizers.optimizer import state_bytes
+from policies.optimizers.build import state_bytes
 from reporting.run_folder import checkpoint_root
 from utils.distributed import gather_to_all, local_tensor, new_host_group, on_rank_zero
 from utils.environment import Environment
@@ -257,7 +257,8 @@ def planned_bytes(model: nn.Module, config: RunConfig, *, local: bool = False) -
     def size(tensor: torch.Tensor) -> int:
         return local_tensor(tensor).nbytes if local else tensor.numel() * tensor.element_size()
 
-    states = sum(state_bytes(p.detach(), config, local=local) for p in model.parameters() if p.requires_grad)
+    trained = [parameter.detach() for parameter in model.parameters() if parameter.requires_grad]
+    states = sum(state_bytes(p, config.train_config, config.fsdp_config, local=local) for p in trained)
     return sum(map(size, model_tensors(model).values())) + states
 
 

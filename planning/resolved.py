@@ -56,9 +56,9 @@ def resolve(config: RunConfig, env: Environment, *, resumed_size: int | None = N
         ConfigError: if a setting cannot hold for this model or on these ranks.
     """
     batches, batch_notes = batch_layout(config.train_config, env, resumed_size)
-    precision, precision_notes = resolve_precision(config, env.device)
+    precision, precision_notes = resolve_precision(config.train_config, config.fsdp_config, env.device)
     layout = choose_layout(config, precision, env)
-    quantization = resolve_quantization(config, precision, layout, env.device)
+    quantization = resolve_quantization(config.quantization_config, precision, layout, env.device)
     model_config = load_model_config(config.train_config)
     context_length, length_notes = resolve_context_length(config, model_config)
     return Resolved(

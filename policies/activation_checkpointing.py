@@ -1,10 +1,10 @@
-"""Activation checkpointing: drop a layer's activations, compute them again in backward.
+"""Activation checkpointing: drop a layer's activations and recompute them in the backward pass.
 
-| mode      | kept of a layer                                                        | computed again |
-|-----------|------------------------------------------------------------------------|----------------|
-| off       | whatever backward needs                                                | nothing        |
-| selective | its input, what attention gave, what every second matrix product gave | the rest       |
-| full      | its input                                                              | all            |
+| mode      | kept of a layer                                                     | recomputed |
+|-----------|---------------------------------------------------------------------|------------|
+| off       | all that the backward pass needs                                    | nothing    |
+| selective | its input, attention's outputs, outputs of every second matrix product | the rest   |
+| full      | its input                                                           | all        |
 """
 
 from __future__ import annotations
@@ -16,13 +16,14 @@ from typing import Any
 import torch
 from torch.utils.checkpoint import CheckpointPolicy, checkpoint, create_selective_checkpoint_contexts
 
-from configs.run import RunConfig
+from configs.fsdp import FsdpConfig
+from configs.training import TrainConfig
 from policies.lora_layers import LORA_PRODUCTS
 from policies.quantized_linear import QUANTIZED_PRODUCTS
 from policies.wrapping import find_layers
 from utils.errors import ConfigError
 
-# Products with a weight. Attention's own (bmm) are as large as the sequence squared: never kept.
+# Products with a weight. Attention's own products (bmm) grow with the square of the sequence and are never kept.
 MATRIX_PRODUCTS = (
     torch.ops.aten.mm.default,
     torch.ops.aten.addmm.default,
@@ -31,25 +32,23 @@ MATRIX_PRODUCTS = (
 )
 
 
-def checkpointing_mode(config: RunConfig, model: Any) -> tuple[str, list[str]]:
-    """`off`, `selective` or `full`: --activation_checkpointing, else fsdp_activation_checkpointing under FSDP; without
-    it `full` for a quantized base.
+def checkpointing_mode(model: Any, train: TrainConfig, fsdp: FsdpConfig, *, quantized: bool) -> tuple[str, list[str]]:
+    """The mode of this run (`off`, `selective` or `full`), and lines to print.
 
-    Returns:
-        The mode, and lines to print: a default that the model cannot follow is `off`.
+    --activation_checkpointing decides if given, else --fsdp_activation_checkpointing. If neither is given the mode is
+    `full` under --enable_fsdp and for a quantized base. If the model does not support this default it is `off`.
 
     Raises:
-        ConfigError: where the flag asks for what the model cannot.
+        ConfigError: if checkpointing was asked for and the model does not support it.
     """
-    train, fsdp = config.train_config, config.fsdp_config
     asked = train.activation_checkpointing
     wanted = fsdp.fsdp_activation_checkpointing
     if wanted is None:
-        # Who quantizes is short of memory, and most of what is left is activations.
-        wanted = train.enable_fsdp or config.quantization_config.quantization is not None
+        # A quantized run is short of memory, and most of what is left is activations.
+        wanted = train.enable_fsdp or quantized
     mode = asked or ("full" if wanted else "off")
-    if train.use_peft and train.peft_method == "prefix":  # validation has refused what was asked for
-        reason = "a layer that is computed again would add to the cache in which prefix tuning hands its prefix over"
+    if train.use_peft and train.peft_method == "prefix":  # configs/validation.py refuses the flags
+        reason = "a recomputed layer would add to the cache in which prefix tuning passes its prefix"
         return "off", [f"activation_checkpointing: off, {reason}"] if mode != "off" else []
     if mode == "off" or (getattr(model, "supports_gradient_checkpointing", False) and find_layers(model)):
         return mode, []
@@ -62,10 +61,9 @@ def checkpointing_mode(config: RunConfig, model: Any) -> tuple[str, list[str]]:
 def apply_activation_checkpointing(model: Any, mode: str) -> None:
     """Checkpoint every layer, unless `mode` is `off`.
 
-    The forward of each layer is replaced. That leaves parameter names as they are, unlike torch's `checkpoint_wrapper`,
-    and stands, unlike the switch of transformers before 5.20 or so, inside the hooks of sharding, which then do not run
-    again, and inside what is compiled: around compiled code, selective checkpointing would keep tensors that this code
-    writes over.
+    Each layer's forward is replaced. Unlike torch's `checkpoint_wrapper`, this keeps parameter names. Unlike the switch
+    of transformers before about 5.20, it is inside the hooks of sharding, which then do not run again, and inside the
+    compiled code: selective checkpointing around compiled code would keep tensors that this code overwrites.
     """
     if mode == "off":
         return
@@ -75,17 +73,17 @@ def apply_activation_checkpointing(model: Any, mode: str) -> None:
         return checkpoint(partial(type(layer).forward, layer, **kwargs), *args, use_reentrant=False, **options)
 
     for layer in find_layers(model):
-        layer.forward = MethodType(forward, layer)  # one function for all: so one compiled graph serves all layers
+        layer.forward = MethodType(forward, layer)  # one function, so that one compiled graph serves all layers
 
 
 def selective_contexts() -> tuple[Any, Any]:
-    """What one checkpointed layer runs in, in forward and when it is computed again, after torchtitan.
+    """The contexts in which a checkpointed layer runs, in forward and in recomputation; after torchtitan.
 
-    Of every two matrix products the second is kept (there: the first). So the last of a layer often is not, and need
-    not be computed again either, because nothing in the layer's backward asks for it; and of an adapter the small inner
-    product is kept.
+    The second of every two matrix products is kept (torchtitan keeps the first). So the last one of a layer often is
+    not kept, and it is not recomputed either, because the layer's backward does not need it. Of an adapter, the small
+    inner product is kept.
     """
-    num_products = {False: 0, True: 0}  # in forward, and when computing again: some versions of torch ask there too
+    num_products = {False: 0, True: 0}  # in forward, and in recomputation, where some versions of torch ask too
 
     def policy(context: Any, op: Any, *args: Any, **kwargs: Any) -> CheckpointPolicy:
         keep = is_attention(op) and not draws_random_numbers(op, args, kwargs)
@@ -98,11 +96,11 @@ def selective_contexts() -> tuple[Any, Any]:
 
 
 def is_attention(op: Any) -> bool:
-    """By name: every device has its own fused kernels."""
+    """Whether `op` is a fused attention, by its name: every device has its own kernels."""
     return "scaled_dot_product" in str(op) or "varlen_attn" in str(op)
 
 
 def draws_random_numbers(op: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
-    """Whether an attention drops out: not running it again would shift the random numbers of all dropout after it."""
+    """Whether an attention uses dropout: without recomputing it, all later dropout would get other random numbers."""
     names = [argument.name for argument in op._schema.arguments]
     return {**dict(zip(names, args, strict=False)), **kwargs}.get("dropout_p", 0.0) > 0

@@ -68,7 +68,9 @@ def build_for_training(
     notes += grow_embeddings(model, tokenizer, use_peft=config.train_config.use_peft)
     notes += adapter_notes(model, config.train_config, config.lora_config, config.llama_adapter_config)
     weights = find_weights(config.train_config, model, auto_model, dtype, env, num_rows=num_rows_needed(tokenizer))
-    checkpointing, checkpointing_notes = checkpointing_mode(config, model)
+    checkpointing, checkpointing_notes = checkpointing_mode(
+        model, config.train_config, config.fsdp_config, quantized=quantization is not None
+    )
     print_rank_zero(env, *notes, weights.note, *checkpointing_notes)
     architecture = type(model).__name__
     model = apply_policies(

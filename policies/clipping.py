@@ -13,20 +13,20 @@ from utils.distributed import local_tensor
 
 
 def clip_grad_norm(parameters: Iterable[nn.Parameter], max_norm: float | None, *, scale: float = 1.0) -> torch.Tensor:
-    """The 2-norm of all gradients together, over all ranks, before clipping; gradients are unscaled and clipped.
+    """Divide gradients by `scale`, clip them, and return their global 2-norm before clipping.
 
-    Accumulated in fp32 whatever the gradients' dtype (torch.nn.utils would round every tensor's norm to bf16), on the
-    local shards at once, with one all-reduce of one number.
+    The norm is accumulated in fp32 whatever the gradients' dtype (torch.nn.utils would round each tensor's norm to
+    bf16), from the local shards, with one all-reduce of one number.
 
     Args:
-        parameters: those that are trained; each either whole on every rank, or a DTensor of one and the same mesh,
-            whose gradients may be in host memory while the mesh is one of GPUs.
-        max_norm: gradients are scaled down to it where their norm is larger; None leaves them.
-        scale: what the loss was multiplied by (`policies.loss_scaling`); gradients are divided by it.
+        parameters: the trained ones. Either all are whole on every rank, or all are DTensors of the same mesh; their
+            gradients may be in host memory even if the mesh is one of GPUs.
+        max_norm: a larger norm is scaled down to this; None: no clipping.
+        scale: the factor by which the loss was multiplied (`policies.loss_scaling`).
 
     Returns:
-        fp32 scalar, of the gradients without the scale, the same on every rank, on the device of the mesh (of the
-        gradients where there is none). Not finite where any gradient is not; these are of no use then.
+        fp32 scalar, the norm without `scale`, the same on every rank, on the device of the mesh or else of the
+        gradients. It is not finite if any gradient is not; the gradients are useless then.
     """
     gradients = [parameter.grad for parameter in parameters if parameter.grad is not None]
     shards = [local_tensor(gradient) for gradient in gradients]
@@ -34,13 +34,13 @@ def clip_grad_norm(parameters: Iterable[nn.Parameter], max_norm: float | None, *
     total = torch.stack(norms).square().sum()
     if isinstance(gradients[0], DTensor):
         mesh, placements = gradients[0].device_mesh, gradients[0].placements
-        total = total.to(mesh.device_type)  # nccl reduces nothing in host memory
+        total = total.to(mesh.device_type)  # nccl cannot reduce host memory
         for dim, placement in enumerate(placements):
             if isinstance(placement, Shard):
                 dist.all_reduce(total, group=mesh.get_group(dim))
     norm = total.sqrt() / scale
     if max_norm is not None:
-        # As torch.nn.utils.clip_grads_with_norm_: no branch on the value, so no wait for the device.
+        # Like torch.nn.utils.clip_grads_with_norm_: no branch on the value, so no wait for the device.
         factor = torch.clamp(max_norm / (norm + 1e-6), max=1.0) / scale
         torch._foreach_mul_(shards, factor.to(shards[0].device))
     elif scale != 1.0:

@@ -1,4 +1,4 @@
-"""Freezing: the first decoder layers keep the weights that they came with."""
+"""Freezing: the first decoder layers keep their weights."""
 
 from __future__ import annotations
 
@@ -11,17 +11,17 @@ from utils.errors import ConfigError
 
 
 def freeze_layers(model: nn.Module, decoder: Any, num_layers: int) -> None:
-    """Freeze the first `num_layers` layers of `decoder`, adapters in them included.
+    """Freeze the first `num_layers` layers of `decoder`, with their adapters.
 
-    What stands outside the layers stays trained, the embeddings too; so gradients pass through frozen layers where
-    the embeddings are trained, and end above them under LoRA, which trains nothing below.
+    Parameters outside the layers stay trainable, embeddings included. If the embeddings are trained, gradients pass
+    through the frozen layers; under LoRA, which trains nothing below them, they end above.
 
     Args:
-        model: the model that trains, with its adapters.
-        decoder: the part of it whose layers are counted.
+        model: the whole model, with its adapters.
+        decoder: the submodule whose layers are counted.
 
     Raises:
-        ConfigError: where there are fewer layers, or nothing would be left to train.
+        ConfigError: if there are fewer layers, or nothing is left to train.
     """
     layers = find_layers(decoder)[::-1]  # from the first to the last
     if num_layers > len(layers):

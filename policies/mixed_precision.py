@@ -1,4 +1,4 @@
-"""Precision: what weights are stored in, what they are computed in, what gradients are reduced in.
+"""Precision: the dtypes in which weights are stored and computed, and gradients reduced.
 
 | mode       | trained weights | frozen weights | compute | gradient reduction |
 |------------|-----------------|----------------|---------|--------------------|
@@ -7,9 +7,9 @@
 | bf16-mixed | fp32            | bf16           | bf16    | fp32               |
 | fp16-mixed | fp32            | fp16           | fp16    | fp32               |
 
-Adapters are trained in fp32, or in bf16 where --peft_dtype says so, and peft computes them in that, whatever the base:
-so LoRA never needs a cast policy. What the checkpoint's dtype happens to be decides nothing. fp16-mixed has a loss
-scale (policies/loss_scaling.py).
+Adapters are stored in fp32, or in bf16 with --peft_dtype bf16. peft computes an adapter in its own dtype, whatever the
+base's, so LoRA never needs a cast policy. The dtype of the model's files plays no role. fp16-mixed scales the loss
+(policies/loss_scaling.py).
 """
 
 from __future__ import annotations
@@ -19,28 +19,29 @@ from dataclasses import dataclass, replace
 import torch
 from torch.distributed.fsdp import MixedPrecisionPolicy
 
-from configs.run import RunConfig
+from configs.fsdp import FsdpConfig
+from configs.training import TrainConfig
 from utils.errors import ConfigError
 
 DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16, "uint8": torch.uint8}
-"""By the names that flags give them."""
+"""torch's dtypes by the names in flags."""
 
 
 @dataclass(frozen=True)
 class Precision:
     name: str  # "fp32", "bf16-true", "bf16-mixed" or "fp16-mixed"
-    storage_dtype: torch.dtype  # of the weights as loaded (adapters have their own)
+    storage_dtype: torch.dtype  # of the loaded weights; adapters have their own
     compute_dtype: torch.dtype
     adapter_dtype: torch.dtype = torch.float32
 
     @property
     def casts(self) -> bool:
-        """Whether weights are cast for computing, which only `fully_shard` does here."""
+        """Whether weights are cast before they are used; only `fully_shard` does that here."""
         return self.storage_dtype != self.compute_dtype
 
     @property
     def scales_loss(self) -> bool:
-        """Whether small gradients would be rounded to zero without a loss scale."""
+        """Whether the loss must be scaled, because small gradients would be rounded to zero."""
         return self.compute_dtype == torch.float16
 
     @property
@@ -49,18 +50,18 @@ class Precision:
 
 
 def has_bf16(device: torch.device) -> bool:
-    """Whether the device computes bf16 natively; CPUs do in software, so they count only when asked for."""
+    """Whether the device computes in bf16 natively. A CPU emulates it, so bf16 is not its default."""
     return device.type == "cuda" and torch.cuda.get_device_capability(device)[0] >= 8
 
 
-def resolve_precision(config: RunConfig, device: torch.device) -> tuple[Precision, list[str]]:
-    """The run's precision and the lines to print about what was adapted.
+def resolve_precision(train: TrainConfig, fsdp: FsdpConfig, device: torch.device) -> tuple[Precision, list[str]]:
+    """The run's precision, and lines to print about defaults that were adapted.
 
     Raises:
-        ConfigError: where adapters were to be bf16 and the model computes in something else.
+        ConfigError: if adapters should be in bf16 but the model computes in another dtype.
     """
-    precision, notes = _precision_of_model(config, device)
-    if config.train_config.peft_dtype == "fp32":
+    precision, notes = _precision_of_model(train, fsdp, device)
+    if train.peft_dtype == "fp32":
         return precision, notes
     if precision.compute_dtype != torch.bfloat16:
         raise ConfigError(
@@ -70,8 +71,7 @@ def resolve_precision(config: RunConfig, device: torch.device) -> tuple[Precisio
     return replace(precision, adapter_dtype=torch.bfloat16), notes
 
 
-def _precision_of_model(config: RunConfig, device: torch.device) -> tuple[Precision, list[str]]:
-    train, fsdp = config.train_config, config.fsdp_config
+def _precision_of_model(train: TrainConfig, fsdp: FsdpConfig, device: torch.device) -> tuple[Precision, list[str]]:
     lacks_bf16 = device.type == "cuda" and not has_bf16(device)
     if fsdp.pure_bf16:
         notes = ["pure_bf16: this card has no bf16; it is emulated and slow"] if lacks_bf16 else []
@@ -79,7 +79,7 @@ def _precision_of_model(config: RunConfig, device: torch.device) -> tuple[Precis
     fp32 = Precision("fp32", torch.float32, torch.float32)
     if train.mixed_precision is False:
         return fp32, []
-    # A frozen base has its computing dtype at once: the same numbers as casting it every time, from half the memory.
+    # A frozen base is stored in its compute dtype: the same numbers as casting it each time, and half the memory.
     bf16, fp16 = (
         Precision(name, dtype if train.use_peft else torch.float32, dtype)
         for name, dtype in (("bf16-mixed", torch.bfloat16), ("fp16-mixed", torch.float16))

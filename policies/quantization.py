@@ -1,4 +1,4 @@
-"""Which linear layers are quantized, how, and that sharding leaves their bytes as they are."""
+"""Which linear layers are quantized, how, and a check that sharding does not change their bytes."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import torch
 from torch import nn
 from torch.distributed.fsdp import FSDPModule
 
-from configs.run import RunConfig
+from configs.quantization import QuantizationConfig
 from policies.mixed_precision import DTYPES, Precision
 from policies.quantized_linear import BLOCK, Quantization, QuantizedLinear
 from policies.sharding import Layout
@@ -19,25 +19,24 @@ from utils.compat import SHARDS_INTEGERS
 from utils.distributed import gather_to_all
 from utils.errors import ConfigError, in_one_line
 
-NUM_COMPARED = 16  # packed weights
+NUM_COMPARED = 16  # packed weights, as many as a large layer has
 
 
 def resolve_quantization(
-    config: RunConfig, precision: Precision, layout: Layout, device: torch.device
+    settings: QuantizationConfig, precision: Precision, layout: Layout, device: torch.device
 ) -> Quantization | None:
-    """The run's quantization; None where there is none.
+    """The run's quantization, or None.
 
     Raises:
-        ConfigError: without bitsandbytes, on a device that it does not serve, and where packed weights of this kind
+        ConfigError: if bitsandbytes is missing or does not support the device, or if packed weights of this dtype
             cannot be sharded.
     """
-    settings = config.quantization_config
     if settings.quantization is None:
         return None
     import_bitsandbytes("--quantization")
     if settings.compute_dtype == "fp16" and precision.compute_dtype != torch.float16:
         raise ConfigError(
-            "--compute_dtype: gradients would vanish in fp16 without its loss scale; add --use_fp16, or leave this out"
+            "--compute_dtype: gradients would vanish in fp16 without a loss scale; add --use_fp16, or leave this out"
         )
     quantization = Quantization(
         bits=4 if settings.quantization == "4bit" else 8,
@@ -51,9 +50,10 @@ def resolve_quantization(
 
 
 def _storage_dtype(asked: str, layout: Layout) -> torch.dtype:
-    """uint8, unless sharding takes floating-point tensors alone: fp32 then, which every copy leaves as it is.
+    """The dtype asked for; by default uint8, or fp32 if this version of torch shards floating-point tensors only.
 
-    (A copy of bf16 or fp16 goes through fp32 in some kernels, and changes the bits of what looks like a NaN.)
+    fp32 because every kernel copies it unchanged. Some kernels copy bf16 and fp16 through fp32, which changes the bits
+    of what looks like a NaN.
     """
     shards = layout.kind == "fully_shard"
     if asked == "auto":
@@ -66,7 +66,7 @@ def _storage_dtype(asked: str, layout: Layout) -> torch.dtype:
 
 
 def _try_on(device: torch.device, quantization: Quantization) -> None:
-    """Quantize and multiply once: whether bitsandbytes serves a device is best asked by using it there."""
+    """Quantize and multiply once: the surest way to learn whether bitsandbytes supports a device."""
     try:
         linear = QuantizedLinear(nn.Linear(BLOCK, BLOCK, bias=False, device="meta"), quantization)
         packed = linear.quantize(torch.ones(BLOCK, BLOCK, device=device))
@@ -76,18 +76,21 @@ def _try_on(device: torch.device, quantization: Quantization) -> None:
     except Exception as error:
         raise ConfigError(
             f"--quantization: bitsandbytes does not work on this device ({in_one_line(error)}); leave it out, or "
-            "install a newer bitsandbytes, or one that is built for the device"
+            "install a newer bitsandbytes, or one built for this device"
         ) from error
 
 
 def quantize_linears(model: Any, quantization: Quantization) -> str:
-    """Put a QuantizedLinear in the place of every linear layer but the output head, which is on the meta device still.
+    """Replace every linear layer but the output head by a QuantizedLinear.
+
+    Args:
+        model: on the meta device.
 
     Returns:
         A line to print.
 
     Raises:
-        ConfigError: where there is none.
+        ConfigError: if there is no linear layer.
     """
     head = model.get_output_embeddings()
     linears = [
@@ -110,16 +113,16 @@ def quantize_linears(model: Any, quantization: Quantization) -> str:
 
 @contextmanager
 def gathering_changes_nothing(model: nn.Module) -> Iterator[None]:
-    """While this lasts, weights are filled in; after it, what one unit gathers must be what was quantized.
+    """Around filling in the weights: check that gathering a unit gives exactly the bytes that were quantized.
 
-    A unit is a layer mostly; of one that is the whole model as many weights are compared as a large layer has, since
-    their bytes are in host memory meanwhile.
+    Sharded packed weights pass through copies and collectives written for numbers. Without this check a changed bit
+    would go unnoticed: training on a slightly different base looks like training.
 
-    Sharded packed weights pass through copies and collectives that were written for numbers. A single changed bit would
-    go unnoticed otherwise: training on a base that is slightly another one looks like training.
+    One unit is checked, usually a layer. If the unit is the whole model, only NUM_COMPARED of its weights are compared,
+    since their bytes stay in host memory meanwhile.
 
     Raises:
-        ConfigError: on every rank.
+        ConfigError: on every rank, if a byte differs.
     """
     units = [unit for unit in reversed(list(model.modules())) if isinstance(unit, FSDPModule)]  # inner before outer
     of_units = ((unit, [m for m in unit.modules() if isinstance(m, QuantizedLinear)]) for unit in units)

@@ -1,11 +1,11 @@
 """Linear layers whose frozen weights are stored in 4 or 8 bits, by bitsandbytes' kernels.
 
-bitsandbytes' own modules keep what belongs to a packed weight on the parameter, which `fully_shard` replaces by a plain
-one: gathered, they would have to be put together again in every forward. Here the packed weight is a plain parameter
-from the start, and its statistics (absmax and the like) are buffers of the module, whole on every rank. So the same
-forward serves every layout, and compiles without graph breaks.
+bitsandbytes' own modules keep the statistics of a packed weight (absmax and the like) on the parameter. `fully_shard`
+replaces parameters by plain ones, so every forward would have to put them together again. Here the packed weight is a
+plain parameter from the start, and its statistics are buffers of the module, whole on every rank. So the same forward
+serves every layout and compiles without graph breaks.
 
-| bits | of the weights                                                      | their scales, bits per weight       |
+| bits | storage of the weights                                              | bits per weight for their scales    |
 |------|----------------------------------------------------------------------|-------------------------------------|
 | 4    | nf4 or fp4, in blocks of 64 (QLoRA, https://arxiv.org/abs/2305.14314) | 0.5; 0.127 with double quantization |
 | 8    | int8, by rows (LLM.int8(), https://arxiv.org/abs/2208.07339)          | 32 per row                          |
@@ -23,20 +23,20 @@ from torch.utils.flop_counter import register_flop_formula
 
 from utils.errors import ConfigError
 
-BLOCK = 64  # weights that share an absmax
-NESTED_BLOCK = 256  # absmax values that share one, with double quantization; the only number that the kernels take
+BLOCK = 64  # weights per absmax
+NESTED_BLOCK = 256  # absmax values per nested absmax, with double quantization; the kernels support no other number
 INT8_MAX = 127
 
 
 @dataclass(frozen=True)
 class Quantization:
-    """What a run's quantized weights are."""
+    """How a run's quantized weights are stored and computed."""
 
     bits: int
     quant_type: str  # "nf4", "fp4" or "int8"
     use_double_quant: bool
     compute_dtype: torch.dtype
-    storage_dtype: torch.dtype  # of the tensor that holds the packed bytes; nothing is computed in it
+    storage_dtype: torch.dtype  # of the tensors that hold the packed bytes; nothing is computed in it
 
     @property
     def name(self) -> str:
@@ -44,14 +44,14 @@ class Quantization:
 
 
 class QuantizedLinear(nn.Linear):
-    """A linear layer on a packed weight. It has no value until what `quantize` returns is copied into `weight`.
+    """A linear layer with a packed weight, which has no values until the result of `quantize` is copied into it.
 
     Attributes:
         weight: [packed elements, 1] of the storage dtype, frozen; sharded like any other parameter.
-        in_features, out_features: of the weight that it stands for.
-        scale: 8 bits: the largest absolute value of each row, fp32 [out_features].
-        absmax, code: 4 bits: the scale of each block, and the values that the sixteen codes stand for; with double
-            quantization absmax is uint8, and `offset`, `nested_absmax` and `nested_code` say what it stands for.
+        in_features, out_features: of the unpacked weight.
+        scale: with 8 bits, the largest absolute value of each row, fp32 [out_features].
+        absmax, code: with 4 bits, the scale of each block, and the values of the sixteen codes. With double
+            quantization absmax is uint8, to be decoded by `offset`, `nested_absmax` and `nested_code`.
     """
 
     scale: torch.Tensor
@@ -77,7 +77,7 @@ class QuantizedLinear(nn.Linear):
         )
         self.weight = nn.Parameter(packed, requires_grad=False)
         self.register_parameter("bias", linear.bias)
-        self.on_quantized: Callable[[torch.Tensor], None] | None = None  # is shown the packed values
+        self.on_quantized: Callable[[torch.Tensor], None] | None = None  # called with the packed values
 
     @property
     def plain_shape(self) -> torch.Size:
@@ -93,10 +93,13 @@ class QuantizedLinear(nn.Linear):
 
     @torch.no_grad()
     def quantize(self, whole: torch.Tensor) -> torch.Tensor:
-        """Keep the statistics of a whole weight, [out_features, in_features], and return its packed values.
+        """Pack a whole weight [out_features, in_features]; its statistics become buffers.
 
-        The values are rounded to the compute dtype first, as transformers does, so that the same checkpoint gives the
-        same bytes here and there.
+        Values are rounded to the compute dtype first, as in transformers, so that a checkpoint gives the same bytes
+        in both.
+
+        Returns:
+            [packed elements, 1] of the storage dtype.
         """
         packed = self._pack(whole.to(self.quantization.compute_dtype).contiguous()).view(-1)
         packed = packed.view(self.quantization.storage_dtype).view(-1, 1)
@@ -105,7 +108,7 @@ class QuantizedLinear(nn.Linear):
         return packed
 
     def _pack(self, whole: torch.Tensor) -> torch.Tensor:
-        """Bytes; the statistics become buffers."""
+        """The packed bytes; registers the statistics as buffers."""
         from bitsandbytes import functional
 
         settings = self.quantization
@@ -125,7 +128,7 @@ class QuantizedLinear(nn.Linear):
         return packed
 
     def forward(self, inputs: torch.Tensor) -> torch.Tensor:
-        """[..., in_features] -> [..., out_features], of the inputs' dtype, computed in the compute dtype."""
+        """[..., in_features] -> [..., out_features] in the inputs' dtype, computed in the compute dtype."""
         computed = inputs.to(self.quantization.compute_dtype)
         if self.quantization.bits == 8:
             outputs = linear_8bit(computed, self._int8(), self.scale)
@@ -138,7 +141,7 @@ class QuantizedLinear(nn.Linear):
         return outputs.to(inputs.dtype)
 
     def dequantize(self) -> torch.Tensor:
-        """The weight that is multiplied with, [out_features, in_features], in the compute dtype."""
+        """The unpacked weight, [out_features, in_features], in the compute dtype."""
         if self.weight.is_meta:
             return torch.empty(self.plain_shape, dtype=self.quantization.compute_dtype, device="meta")
         if self.quantization.bits == 8:
@@ -150,7 +153,7 @@ class QuantizedLinear(nn.Linear):
 
     @property
     def W_q(self) -> torch.Tensor:
-        """The packed weight, under the name by which peft tells that a layer has a `dequantize` (as HQQ's have)."""
+        """The packed weight. By this name peft recognises layers with a `dequantize`, such as HQQ's."""
         return self.weight
 
     def _bytes(self) -> torch.Tensor:
@@ -167,19 +170,20 @@ class QuantizedLinear(nn.Linear):
         return f"in_features={self.in_features}, out_features={self.out_features}, {self.stored_as}"
 
 
-# The products are operators of their own for torch, not autograd functions: what is compiled then knows each as one
-# node, which activation checkpointing computes again. Of an autograd function torch 2.11 keeps the output instead.
+# The products are custom operators, not autograd functions: in a compiled graph each is one node, which activation
+# checkpointing can recompute. torch 2.11 keeps the output of an autograd function instead.
 
 
 @torch.library.custom_op("quantization::linear_4bit", mutates_args=())
 def linear_4bit(
     inputs: torch.Tensor, packed: torch.Tensor, statistics: list[torch.Tensor], shape: list[int], quant_type: str
 ) -> torch.Tensor:
-    """[..., in] times a packed weight of `shape` [out, in], by bitsandbytes: [..., out].
+    """Multiply [..., in] by a packed weight of `shape` [out, in]: [..., out]. Computed by bitsandbytes.
 
     Args:
         packed: uint8 [bytes, 1].
-        statistics: of `QuantizedLinear`: absmax and code, and what double quantization adds.
+        statistics: absmax and code of `QuantizedLinear`; with double quantization also offset, nested_absmax and
+            nested_code.
     """
     absmax, _, *nested = statistics
     gemm = torch.ops.bitsandbytes.gemm_4bit.default
@@ -214,7 +218,7 @@ linear_4bit.register_autograd(_backward_4bit, setup_context=_keep_packed_4bit)
 def _dequantize_4bit(
     packed: torch.Tensor, statistics: Sequence[torch.Tensor], shape: Sequence[int], quant_type: str, dtype: torch.dtype
 ) -> torch.Tensor:
-    """[out, in], as bitsandbytes' own backward has it."""
+    """[out, in], computed as in bitsandbytes' own backward."""
     absmax, _, *nested = statistics
     if nested:
         offset, nested_absmax, nested_code = nested
@@ -225,11 +229,11 @@ def _dequantize_4bit(
 
 @torch.library.custom_op("quantization::linear_8bit", mutates_args=())
 def linear_8bit(inputs: torch.Tensor, int8: torch.Tensor, scale: torch.Tensor) -> torch.Tensor:
-    """[..., in] times the weight that int8 [out, in] and scale [out] stand for, which is not kept: [..., out].
+    """Multiply [..., in] by the weight packed in int8 [out, in] with scale [out]: [..., out].
 
-    bitsandbytes does the same on CPUs and in every backward. Its product of int8 inputs on GPUs is left aside: it
-    rounds the inputs too, and which of their columns it spares depends on all rows of the batch, so that documents
-    which have nothing to do with each other would change each other's loss.
+    The unpacked weight is not kept. bitsandbytes does the same on CPUs and in every backward. Its int8 product for GPUs
+    is not used: it rounds the inputs too, except for some columns that it chooses by all rows of the batch, so
+    unrelated documents would change each other's loss.
     """
     return nn.functional.linear(inputs, _dequantize_8bit(int8, scale, inputs.dtype))
 
@@ -252,7 +256,7 @@ linear_8bit.register_autograd(_backward_8bit, setup_context=_keep_packed_8bit)
 
 
 def _dequantize_8bit(int8: torch.Tensor, scale: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
-    """[out, in]; `scale` is the largest absolute value of each row."""
+    """[out, in]; `scale` [out] is the largest absolute value of each row."""
     return int8.to(dtype).mul_((scale / INT8_MAX).unsqueeze(1))  # in place: rounded once, with the scale in fp32
 
 

@@ -1,9 +1,9 @@
-"""Adafactor over sharded matrices, by the rules of torch.optim.Adafactor (Shazeer & Stern, arXiv 1804.04235).
+"""Adafactor for sharded parameters, with the rules of torch.optim.Adafactor (Shazeer & Stern, arXiv 1804.04235).
 
-torch's own fails on sharded parameters (2.13: "in-place operations that require placement changes are not supported"),
-and waits for the device twice per parameter. Here a step has two all-reduces, of the sums that go over rows, for all
-parameters together, and no wait. Statistics and arithmetic are in fp32 whatever the weights; where these are in fp32,
-the numbers are torch's to rounding.
+torch's own fails on sharded parameters (2.13: "in-place operations that require placement changes are not supported")
+and waits for the device twice per parameter. Here a step needs two all-reduces for all parameters together, of the
+sums over rows, and never waits. Statistics and arithmetic are in fp32 whatever the weights' dtype. For weights in fp32
+the results match torch's up to rounding.
 """
 
 from __future__ import annotations
@@ -23,10 +23,10 @@ EPS1 = torch.finfo(torch.float32).eps  # torch's choice for fp32; its choice for
 
 
 class Adafactor(LocalOptimizer):
-    """A learning rate relative to each weight tensor's size, and of the squared gradients only sums by row and column.
+    """Keeps row and column sums of squared gradients only; its learning rate is relative to each tensor's size.
 
-    States of a matrix `[..., rows, columns]`: `row_var` `[..., rows, 1]` and `col_var` `[..., 1, columns]` (of two
-    dimensions: `[columns]`, whole on every rank); of a vector `variance`, of its shape.
+    States of a matrix `[..., rows, columns]`: `row_var` `[..., rows, 1]` and `col_var` `[..., 1, columns]`; with two
+    dimensions `col_var` is `[columns]`, whole on every rank. State of a vector: `variance`, of its shape.
     """
 
     def __init__(
@@ -41,23 +41,23 @@ class Adafactor(LocalOptimizer):
     ) -> None:
         """
         Args:
-            lr: relative: a tensor moves by at most lr x its root mean square (eps2 where that is smaller).
-            beta2_decay: step t's share in the averages is t**beta2_decay.
-            d: the largest root mean square of an update before it is multiplied by the rate.
+            lr: relative: a tensor moves by at most lr times its root mean square, or lr * eps2 if that is larger.
+            beta2_decay: step t has weight t**beta2_decay in the averages.
+            d: largest root mean square of an update before it is multiplied by the rate.
         """
         defaults = {"lr": lr, "beta2_decay": beta2_decay, "eps2": eps2, "d": d, "weight_decay": weight_decay}
         super().__init__(params, defaults)
 
     @torch.no_grad()
     def step(self, closure: None = None) -> None:  # type: ignore[override]
-        """Step on every parameter that has a gradient. Every rank must call this."""
+        """Update every parameter that has a gradient. Every rank must call this."""
         work = [(p, group) for group in self.param_groups for p in group["params"] if p.grad is not None]
         if not work:
             return
         parameters = [parameter for parameter, _ in work]
         sums = _sum_over_shards([self._own_sums(parameter, group) for parameter, group in work], parameters)
         row_means = [self._take_sums(p, group, total) for (p, group), total in zip(work, sums, strict=True)]
-        # Made twice, since all of them at once would need as much memory as the gradients in fp32.
+        # Computed twice: keeping all updates would need as much memory as the gradients in fp32.
         updates = (self._update(parameter, mean) for parameter, mean in zip(parameters, row_means, strict=True))
         sizes = _sum_over_shards([_squared_norm(update).view(1) for update in updates], parameters)
         for (parameter, group), total, size, mean in zip(work, sums, sizes, row_means, strict=True):
@@ -69,11 +69,11 @@ class Adafactor(LocalOptimizer):
             weight.copy_(moved.sub_(self._update(parameter, mean).mul_(rate)))
 
     def _own_sums(self, parameter: nn.Parameter, group: dict[str, Any]) -> torch.Tensor:
-        """Update what needs this rank's rows alone.
+        """Update the states that depend on this rank's rows only.
 
         Returns:
-            What is to be summed over ranks: the weights' squares; of a matrix of two dimensions also `row_var`, and the
-            squares of the gradient by column.
+            The sums to add up over ranks: the squared weights; for a matrix of two dimensions also `row_var`, and the
+            squared gradient by column.
         """
         state, gradient = self.state[parameter], local_tensor(parameter.grad)
         if not state:
@@ -88,13 +88,13 @@ class Adafactor(LocalOptimizer):
         row_var.lerp_(_squared_norm(gradient, dim=-1, keepdim=True).div_(parameter.shape[-1]), share)
         if parameter.dim() == 2:
             return torch.cat([*sums, row_var.sum().view(1), _squared_norm(gradient, dim=0)])
-        # Ranks share out the first dimension: each has whole matrices of its own.
+        # Sharding cuts the first dimension, so each rank has whole matrices.
         column_means = _squared_norm(gradient, dim=-2, keepdim=True).div_(parameter.shape[-2])
         local_tensor(state["col_var"]).lerp_(column_means, share)
         return sums[0]
 
     def _take_sums(self, parameter: nn.Parameter, group: dict[str, Any], sums: torch.Tensor) -> torch.Tensor | None:
-        """Update what needs all rows; the mean of `row_var` over them, None for a vector."""
+        """Update the states that depend on all rows; returns the mean of `row_var`, or None for a vector."""
         state = self.state[parameter]
         if parameter.dim() < 2:
             return None
@@ -105,12 +105,12 @@ class Adafactor(LocalOptimizer):
         return sums[1] / num_rows
 
     def _update(self, parameter: nn.Parameter, row_mean: torch.Tensor | None) -> torch.Tensor:
-        """This rank's part of the gradient, in fp32, divided by the root of the estimated variance."""
+        """This rank's part of the gradient in fp32, divided by the square root of the estimated variance."""
         state = self.state[parameter]
         if row_mean is None:
             variance = local_tensor(state["variance"]).clone()
         else:
-            # Row by column: each entry is one product, so this is the matrix product.
+            # A column times a row: the broadcast product is the matrix product.
             variance = local_tensor(state["row_var"]) * local_tensor(state["col_var"])
             variance.div_(row_mean.clamp(min=EPS1))
         return variance.clamp_(min=EPS1**2).rsqrt_().mul_(local_tensor(parameter.grad))
@@ -129,16 +129,16 @@ def _new_states(parameter: nn.Parameter) -> dict[str, Any]:
 
 
 def _squared_norm(tensor: torch.Tensor, dim: int | None = None, *, keepdim: bool = False) -> torch.Tensor:
-    """The sum of squares, in fp32, without a copy of the tensor."""
+    """The sum of squares in fp32, without a copy of the tensor."""
     return torch.linalg.vector_norm(tensor, dim=dim, keepdim=keepdim, dtype=torch.float32).square_()
 
 
 def _sum_over_shards(tensors: Sequence[torch.Tensor], parameters: Sequence[nn.Parameter]) -> Sequence[torch.Tensor]:
-    """Each tensor summed over the ranks that share its parameter, all of them in one all-reduce."""
+    """Each tensor summed over the ranks that shard its parameter, in one all-reduce for all tensors."""
     first = parameters[0]
     if not isinstance(first, DTensor):
         return tensors
-    together = torch.cat(list(tensors)).to(first.device_mesh.device_type)  # nccl reduces nothing in host memory
+    together = torch.cat(list(tensors)).to(first.device_mesh.device_type)  # nccl cannot reduce host memory
     for dim, placement in enumerate(first.placements):
         if isinstance(placement, Shard) and first.device_mesh.size(dim) > 1:
             dist.all_reduce(together, group=first.device_mesh.get_group(dim))

@@ -1,10 +1,10 @@
-"""AdamW with its averages in 8 bits, by bitsandbytes' kernels (Dettmers et al., arXiv 2110.02861), in every layout.
+"""AdamW with averages in 8 bits, by bitsandbytes' kernels (Dettmers et al., arXiv 2110.02861), in every layout.
 
-bitsandbytes takes plain tensors, and quantizes blocks of 256 elements as they lie in memory. Here it gets each rank's
-own part of a parameter, and 8 bits are for parameters whose rows are made of whole blocks: no block then goes from one
-rank to the next, so that every layout and number of ranks computes the same, and a checkpoint of one is right in any
-other. All other parameters have averages in fp32. By itself bitsandbytes would decide by the size of the part, so that
-numbers would depend on the layout (https://github.com/pytorch/ao/issues/4912 is about the same in torchao).
+bitsandbytes works on plain tensors and quantizes blocks of 256 consecutive elements. Here it gets each rank's own part
+of a parameter. Only parameters whose rows consist of whole blocks get averages in 8 bits; all others get fp32. So no
+block spans two ranks: every layout and number of ranks computes the same, and a checkpoint fits any other layout.
+bitsandbytes itself decides by the size of the part, so its numbers would depend on the layout
+(https://github.com/pytorch/ao/issues/4912 is about the same in torchao).
 """
 
 from __future__ import annotations
@@ -20,22 +20,24 @@ from utils.bitsandbytes_import import import_bitsandbytes
 from utils.distributed import local_tensor
 
 BLOCK = 256  # elements that share a scale; fixed in bitsandbytes' kernels
-SMALLEST = 4096  # elements of the smallest parameter with 8-bit averages, as in bitsandbytes
-SMALLEST_PAGED = 100_000  # elements on this rank, as in bitsandbytes
+SMALLEST = 4096  # fewest elements of a parameter with 8-bit averages, as in bitsandbytes
+SMALLEST_PAGED = 100_000  # fewest elements on this rank for paged averages, as in bitsandbytes
 
 
 def has_8bit_states(parameter: torch.Tensor) -> bool:
-    """Whether its averages take 8 bits; a matter of the whole parameter, however it is sharded."""
+    """Whether its averages have 8 bits. This depends on the whole parameter, not on how it is sharded."""
     num_elements = parameter.numel()
     return parameter.dim() > 1 and num_elements >= SMALLEST and (num_elements // parameter.shape[0]) % BLOCK == 0
 
 
 class AdamW8bit(LocalOptimizer):
-    """States: `state1` and `state2`, of the parameter's shape, in uint8 with a scale per block, `absmax1` and `absmax2`
-    `[rows, ..., blocks of a row]`; or in fp32.
+    """AdamW whose averages are in uint8, or in fp32 for parameters without `has_8bit_states`.
 
-    Paged, `state1` and `state2` are in memory that the driver moves between GPU and host as it is needed. To torch they
-    are tensors on the CPU.
+    States: `state1` and `state2` have the parameter's shape. In uint8 each block has a scale, in `absmax1` and
+    `absmax2` `[rows, ..., blocks per row]`.
+
+    If paged, `state1` and `state2` are in managed memory, which the driver moves between GPU and host as needed; to
+    torch they are CPU tensors.
     """
 
     def __init__(
@@ -55,13 +57,13 @@ class AdamW8bit(LocalOptimizer):
 
     @torch.no_grad()
     def step(self, closure: None = None) -> None:  # type: ignore[override]
-        """Step on every parameter that has a gradient."""
+        """Update every parameter that has a gradient."""
         for group in self.param_groups:
             for parameter in group["params"]:
                 if parameter.grad is not None:
                     self._update(parameter, group)
         if self._paged:
-            # The host may read managed memory, for a checkpoint, only when the kernels are through with it.
+            # A checkpoint reads managed memory from the host, which is safe only once the kernels are done.
             torch.cuda.synchronize()
 
     def _update(self, parameter: nn.Parameter, group: dict[str, Any]) -> None:
@@ -72,14 +74,14 @@ class AdamW8bit(LocalOptimizer):
         part = local_tensor(parameter).detach()
         if not part.numel():
             return
-        # The kernels read weight and gradient as the same dtype (fp32, bf16 or fp16), row by row.
+        # The kernels need weight and gradient contiguous and of one dtype (fp32, bf16 or fp16).
         weight, gradient = part.contiguous(), local_tensor(parameter.grad).to(part.dtype).contiguous()
         state1, state2 = local_tensor(state["state1"]), local_tensor(state["state2"])
         for average in (state1, state2):
             if getattr(average, "is_paged", False):
                 self._functional.prefetch_tensor(average)
         (beta1, beta2), eps, lr, decay = group["betas"], group["eps"], group["lr"], group["weight_decay"]
-        # These launch on the device's default stream, which is the one that gradients come from and weights go to.
+        # The kernels run on the device's default stream, which also produces gradients and consumes weights.
         if state1.dtype == torch.uint8:
             scales = [local_tensor(state[key]).view(-1) for key in ("absmax1", "absmax2")]
             self._functional.optimizer_update_8bit_blockwise(
@@ -107,7 +109,7 @@ class AdamW8bit(LocalOptimizer):
             part.copy_(weight)
 
     def _take_up(self, parameter: nn.Parameter, state: dict[str, Any]) -> dict[str, Any]:
-        """Copied, for averages have to lie in memory that can be paged."""
+        """The loaded states, copied into new ones: averages may have to lie in paged memory."""
         own = self._new_states(parameter)
         for key, value in state.items():
             if isinstance(value, torch.Tensor):
@@ -137,11 +139,11 @@ class AdamW8bit(LocalOptimizer):
         pages = self._functional.get_paged(*part.shape, dtype=dtype, device=part.device)
         self._functional.fill(pages, 0)
         local: Any = local_tensor(average).set_(pages)
-        local.is_paged, local.page_deviceid = True, part.device.index  # by which bitsandbytes knows such tensors
+        local.is_paged, local.page_deviceid = True, part.device.index  # how bitsandbytes recognises them
         return average
 
     def _qmaps_on(self, device: torch.device) -> tuple[torch.Tensor, torch.Tensor]:
-        """The values that 8 bits stand for, signed and unsigned."""
+        """The values of the 256 codes, signed for `state1` and unsigned for `state2`."""
         if device not in self._qmaps:
             make = self._functional.create_dynamic_map
             self._qmaps[device] = make(signed=True).to(device), make(signed=False).to(device)
@@ -149,7 +151,7 @@ class AdamW8bit(LocalOptimizer):
 
 
 class PagedAdamW8bit(AdamW8bit):
-    """The same, with `state1` and `state2` in paged memory."""
+    """AdamW8bit with `state1` and `state2` in paged memory."""
 
     def __init__(self, params: Iterable[Any], **options: Any) -> None:
         super().__init__(params, **options, paged=True)

@@ -1,8 +1,8 @@
-"""AdamW with averages in a dtype of choice, and with Kahan summation for weights in bf16.
+"""AdamW with averages in bf16 or fp32, and with Kahan summation for weights in bf16.
 
-After AnyPrecisionAdamW of torchdistX and llama-recipes; AdamW itself is Loshchilov & Hutter's (arXiv 1711.05101), and
-Kahan summation of weight updates is from "Revisiting BFloat16 Training" (arXiv 2010.06192). Unlike there, arithmetic is
-all in fp32 and only what is kept is rounded, and the compensation covers weight decay, too.
+After AnyPrecisionAdamW of torchdistX and llama-recipes. AdamW is by Loshchilov & Hutter (arXiv 1711.05101); Kahan
+summation of weight updates is from "Revisiting BFloat16 Training" (arXiv 2010.06192). Unlike in those, all arithmetic
+is in fp32 and only stored values are rounded, and the compensation covers weight decay too.
 """
 
 from __future__ import annotations
@@ -16,13 +16,13 @@ from torch import nn
 from policies.optimizers.states import LocalOptimizer, zero_state
 from utils.distributed import local_tensor
 
-PIECES = {"cuda": 2**23, "cpu": 2**18}
-"""Elements stepped on at once, by device: enough to keep a GPU busy, where each fp32 copy of them is 32 MiB; few enough
-to stay in a CPU core's cache, which makes the step five times as fast there."""
+SLICE_SIZES = {"cuda": 2**23, "cpu": 2**18}
+"""Elements updated at once, by device. On a GPU, enough to keep it busy (each fp32 copy takes 32 MiB). On a CPU, few
+enough to stay in a core's cache, which makes a step five times as fast."""
 
 
-class _Piece(NamedTuple):
-    """Of one parameter as much as is stepped on at once."""
+class _Slice(NamedTuple):
+    """A slice of one parameter, updated in one go."""
 
     step: int
     weight: torch.Tensor
@@ -33,9 +33,9 @@ class _Piece(NamedTuple):
 
 
 class AnyPrecisionAdamW(LocalOptimizer):
-    """Its states: `exp_avg`, `exp_avg_sq`, and with Kahan summation `compensation`, in bf16.
+    """States: `exp_avg`, `exp_avg_sq`, and with Kahan summation `compensation` in bf16.
 
-    Kahan summation keeps what rounding took from each update and adds it to the next: weights in bf16 then learn from
+    Kahan summation keeps the rounding error of each update and adds it to the next one. So weights in bf16 learn from
     updates that are too small to change them one by one.
     """
 
@@ -58,28 +58,29 @@ class AnyPrecisionAdamW(LocalOptimizer):
 
     @torch.no_grad()
     def step(self, closure: None = None) -> None:  # type: ignore[override]
-        """Step on every parameter that has a gradient."""
+        """Update every parameter that has a gradient."""
         for group in self.param_groups:
-            pieces: list[_Piece] = []
+            slices: list[_Slice] = []
             num_elements = 0
             for parameter in group["params"]:
-                for piece in self._pieces(parameter):
-                    pieces.append(piece)
-                    num_elements += piece.weight.numel()
-                    if num_elements >= PIECES[piece.weight.device.type]:
-                        _update(pieces, **_options(group))
-                        pieces, num_elements = [], 0
-            if pieces:
-                _update(pieces, **_options(group))
+                for part in self._slices(parameter):
+                    slices.append(part)
+                    num_elements += part.weight.numel()
+                    if num_elements >= SLICE_SIZES[part.weight.device.type]:
+                        _update(slices, **_options(group))
+                        slices, num_elements = [], 0
+            if slices:
+                _update(slices, **_options(group))
 
     def _take_up(self, parameter: nn.Parameter, state: dict[str, Any]) -> dict[str, Any]:
-        """In this optimizer's dtypes, though the states may be from one with others."""
+        """The loaded states in this optimizer's dtypes; they may come from one with other dtypes."""
         taken: dict[str, Any] = {"step": state["step"]}
         for key, dtype in self._dtypes.items():
             taken[key] = state[key].to(dtype) if key in state else zero_state(parameter, parameter.shape, dtype)
         return taken
 
-    def _pieces(self, parameter: nn.Parameter) -> Iterator[_Piece]:
+    def _slices(self, parameter: nn.Parameter) -> Iterator[_Slice]:
+        """The parameter's slices with their states, its step already counted; nothing if it has no gradient."""
         if parameter.grad is None:
             return
         state = self.state[parameter]
@@ -88,50 +89,50 @@ class AnyPrecisionAdamW(LocalOptimizer):
             state.update({key: zero_state(parameter, parameter.shape, dtype) for key, dtype in self._dtypes.items()})
         state["step"] += 1
         whole = [local_tensor(t).detach() for t in (parameter, parameter.grad, *(state[key] for key in self._dtypes))]
-        # An update is elementwise, so where a tensor is cut changes nothing.
+        # Updates are elementwise, so it does not matter where a tensor is cut.
         flat = all(tensor.is_contiguous() for tensor in whole)
-        size = PIECES[whole[0].device.type]
+        size = SLICE_SIZES[whole[0].device.type]
         cut = [tensor.view(-1).split(size) if flat else [tensor] for tensor in whole]
         for weight, gradient, momentum, variance, *compensation in zip(*cut, strict=True):
-            yield _Piece(state["step"], weight, gradient, momentum, variance, *(compensation or [None]))
+            yield _Slice(state["step"], weight, gradient, momentum, variance, *(compensation or [None]))
 
 
 def _options(group: dict[str, Any]) -> dict[str, Any]:
     return {name: group[name] for name in ("lr", "betas", "eps", "weight_decay")}
 
 
-def _update(pieces: list[_Piece], *, lr: float, betas: tuple[float, float], eps: float, weight_decay: float) -> None:
-    """One step on all of them together."""
+def _update(slices: list[_Slice], *, lr: float, betas: tuple[float, float], eps: float, weight_decay: float) -> None:
+    """Update all slices together."""
     beta1, beta2 = betas
-    # What is in fp32 is not copied here, and so changed in place below.
-    weights, gradients = [p.weight.float() for p in pieces], [p.gradient.float() for p in pieces]
-    momenta, variances = [p.momentum.float() for p in pieces], [p.variance.float() for p in pieces]
+    # float() does not copy fp32 tensors, so these are changed in place below.
+    weights, gradients = [s.weight.float() for s in slices], [s.gradient.float() for s in slices]
+    momenta, variances = [s.momentum.float() for s in slices], [s.variance.float() for s in slices]
     torch._foreach_lerp_(momenta, gradients, 1 - beta1)
     torch._foreach_mul_(variances, beta2)
     torch._foreach_addcmul_(variances, gradients, gradients, 1 - beta2)
     denominators = torch._foreach_sqrt(variances)
-    torch._foreach_div_(denominators, [(1 - beta2**p.step) ** 0.5 for p in pieces])
+    torch._foreach_div_(denominators, [(1 - beta2**s.step) ** 0.5 for s in slices])
     torch._foreach_add_(denominators, eps)
     changes = torch._foreach_div(momenta, denominators)
     del denominators
-    torch._foreach_mul_(changes, [-lr / (1 - beta1**p.step) for p in pieces])
+    torch._foreach_mul_(changes, [-lr / (1 - beta1**s.step) for s in slices])
     if weight_decay:
         torch._foreach_add_(changes, weights, alpha=-lr * weight_decay)
-    _store([p.momentum for p in pieces], momenta)
-    _store([p.variance for p in pieces], variances)
-    compensations = [p.compensation for p in pieces if p.compensation is not None]
+    _store([s.momentum for s in slices], momenta)
+    _store([s.variance for s in slices], variances)
+    compensations = [s.compensation for s in slices if s.compensation is not None]
     if not compensations:
         torch._foreach_add_(weights, changes)
-        _store([p.weight for p in pieces], weights)
+        _store([s.weight for s in slices], weights)
         return
     torch._foreach_add_(changes, [compensation.float() for compensation in compensations])
-    rounded = [w.to(p.weight.dtype) for w, p in zip(torch._foreach_add(weights, changes), pieces, strict=True)]
+    rounded = [w.to(s.weight.dtype) for w, s in zip(torch._foreach_add(weights, changes), slices, strict=True)]
     torch._foreach_sub_(changes, torch._foreach_sub([tensor.float() for tensor in rounded], weights))
     _store(compensations, list(changes))
-    torch._foreach_copy_([p.weight for p in pieces], rounded)
+    torch._foreach_copy_([s.weight for s in slices], rounded)
 
 
 def _store(kept: list[torch.Tensor], values: list[torch.Tensor]) -> None:
-    """Round fp32 values to what they are kept in; those kept in fp32 are there already."""
+    """Round fp32 values into the tensors that keep them; values kept in fp32 were changed in place already."""
     if any(tensor.dtype != torch.float32 for tensor in kept):
         torch._foreach_copy_(kept, values)

@@ -1,7 +1,7 @@
-"""Optimizer states in host memory, and the step on the CPU, while the weights stay on the device.
+"""Optimizer states in host memory and steps on the CPU, while the weights stay on the device.
 
-After torchao's CPUOffloadOptimizer: each rank has a copy of the weights that it trains in host memory. A step copies
-the gradients down, steps there, and copies the weights up. The arithmetic is the wrapped optimizer's own.
+After torchao's CPUOffloadOptimizer: each rank keeps a copy of its trained weights in host memory. A step copies the
+gradients to the host, updates the copy there, and copies the weights back. The wrapped optimizer does the arithmetic.
 """
 
 from __future__ import annotations
@@ -14,21 +14,21 @@ import torch
 from torch import nn
 from torch.optim import Optimizer
 
-from configs.run import RunConfig
+from configs.fsdp import FsdpConfig
 from utils.distributed import local_tensor
 from utils.environment import Environment
 
-BUCKET_BYTES = 2**28  # stepped on at once: large enough for all cores, small enough for copies to run beside steps
+BUCKET_BYTES = 2**28  # updated at once: large enough for all cores, small enough for copies to overlap with updates
 
 
 class CPUOffloadOptimizer(Optimizer):
-    """Looks like the optimizer that it wraps, over the same parameters; only its states are elsewhere.
+    """Wraps an optimizer: same parameters, same interface, but its states are in host memory.
 
-    `state` holds the wrapped optimizer's own tensors (in host memory, sharded where the parameter is) by the model's
-    parameters, so that schedulers, the memory ledger and torch.distributed.checkpoint see nothing unusual.
+    `state` maps the model's parameters to the wrapped optimizer's own tensors, which are sharded like the parameter.
+    So schedulers, the memory ledger and torch.distributed.checkpoint see nothing unusual.
 
-    The copies have the parameters' dtype. They are taken at a parameter's first step, and its first after
-    `load_state_dict`: weights may be loaded before or after the states, but not changed between two steps.
+    The copies have the parameters' dtype. A copy is taken at a parameter's first step, and at its first step after
+    `load_state_dict`. So weights may be loaded before or after the states, but must not change between two steps.
     """
 
     def __init__(
@@ -38,7 +38,7 @@ class CPUOffloadOptimizer(Optimizer):
         parameters = [parameter for group in groups for parameter in group["params"]]
         self._copies = {parameter: _empty_on_host(parameter) for parameter in parameters}
         self._gradients = {parameter: _empty_on_host(parameter) for parameter in parameters}
-        self._current: set[nn.Parameter] = set()  # whose copies are what the parameter is
+        self._current: set[nn.Parameter] = set()  # parameters whose copies are up to date
         self._optimizer = make_optimizer(
             [group | {"params": [self._copies[parameter] for parameter in group["params"]]} for group in groups]
         )
@@ -46,14 +46,14 @@ class CPUOffloadOptimizer(Optimizer):
 
     @torch.no_grad()
     def step(self, closure: None = None) -> None:  # type: ignore[override]
-        """Step on all parameters that have a gradient; the last weights may still be on their way up afterwards."""
+        """Update all parameters that have a gradient. The last copies to the device may still run afterwards."""
         self._pass_options(self.param_groups, self._optimizer.param_groups)
-        # All of it is on its way before the first bucket is stepped on: the device copies beside the CPU's work.
+        # All copies are started before the first update, so that they overlap with the CPU's work.
         arrivals = [(bucket, self._copy_down(bucket)) for bucket in self._buckets()]
         for bucket, arrival in arrivals:
             if arrival is not None:
                 arrival.synchronize()
-            # What has no gradient is left out by the wrapped optimizer: all but this bucket.
+            # The wrapped optimizer skips parameters without a gradient: all but this bucket's.
             for parameter in bucket:
                 self._copies[parameter].grad = self._gradients[parameter]
             self._optimizer.step()
@@ -65,7 +65,7 @@ class CPUOffloadOptimizer(Optimizer):
                     self.state[parameter] = self._optimizer.state[copy]
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """As that of the wrapped optimizer, which puts states where its own parameters are: in host memory."""
+        """Load through the wrapped optimizer, which puts states where its parameters are: in host memory."""
         self._optimizer.load_state_dict(state_dict)
         self._pass_options(self._optimizer.param_groups, self.param_groups)
         states = self._optimizer.state
@@ -79,7 +79,7 @@ class CPUOffloadOptimizer(Optimizer):
             theirs.update({name: value for name, value in ours.items() if name != "params"})
 
     def _copy_down(self, bucket: list[nn.Parameter]) -> torch.cuda.Event | None:
-        """Start to copy a bucket to the host; returns what tells that it is there (None: it is)."""
+        """Start to copy a bucket to the host; returns an event to wait for, or None if the copy is done."""
         for parameter in bucket:
             local_tensor(self._gradients[parameter]).copy_(local_tensor(parameter.grad), non_blocking=True)
             if parameter not in self._current:
@@ -106,19 +106,21 @@ class CPUOffloadOptimizer(Optimizer):
 
 @torch.no_grad()
 def _empty_on_host(parameter: nn.Parameter) -> torch.Tensor:
-    """Room in host memory for such a tensor, sharded as it is; pinned where a GPU copies to it and from it."""
+    """An empty tensor like `parameter` in host memory, sharded alike; pinned if the parameter is on a GPU."""
     return torch.empty_like(parameter, device="cpu", pin_memory=local_tensor(parameter).device.type == "cuda")
 
 
-def share_out_cores(config: RunConfig, env: Environment) -> list[str]:
-    """Let steps on the CPU use this process's share of the cores: torchrun gives a process one thread.
+def share_out_cores(fsdp: FsdpConfig, env: Environment) -> list[str]:
+    """Let steps on the CPU use this process's share of the cores: torchrun gives each process one thread.
+
+    Nothing changes if the user chose a number of threads, or if the whole run is on the CPU.
 
     Returns:
         Lines to print.
     """
-    steps_on_cpu = config.fsdp_config.fsdp_cpu_offload or config.fsdp_config.optimizer_cpu_offload
+    steps_on_cpu = fsdp.fsdp_cpu_offload or fsdp.optimizer_cpu_offload
     if not steps_on_cpu or env.device.type == "cpu" or torch.get_num_threads() > 1:
-        return []  # a number other than torchrun's was asked for, or all that runs is on the CPU anyway
+        return []
     num_threads = max(1, len(os.sched_getaffinity(0)) // env.local_world_size)
     torch.set_num_threads(num_threads)
     return [f"OMP_NUM_THREADS: {num_threads} per process instead of 1, for optimizer steps on the CPU"]

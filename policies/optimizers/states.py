@@ -1,4 +1,4 @@
-"""Optimizer states of dtypes and shapes of their own, laid out over the ranks as their parameters are."""
+"""What our own optimizers share: states with their own dtypes and shapes, sharded like their parameters."""
 
 from __future__ import annotations
 
@@ -19,10 +19,10 @@ from utils.distributed import local_tensor
 def zero_state(
     parameter: torch.Tensor, shape: Sequence[int], dtype: torch.dtype, device: torch.device | None = None
 ) -> torch.Tensor:
-    """A state of a parameter, all zeros, on `device` or where the parameter is.
+    """A state of zeros for a parameter, on `device` or on the parameter's own device.
 
-    With as many dimensions and as many rows as the parameter it is cut into rows as the parameter is; any other state
-    is whole on every rank. A checkpoint is read by the same rule, into whatever layout.
+    If the state has as many dimensions and rows as the parameter, it is sharded like the parameter. Any other state
+    is whole on every rank. Checkpoints are read by the same rule, whatever the layout.
     """
     device = device or local_tensor(parameter).device
     shape = tuple(shape)
@@ -40,13 +40,13 @@ def zero_state(
 
 
 class LocalOptimizer(Optimizer):
-    """An optimizer that steps on each rank's own part of every parameter, with plain tensors.
+    """Base of optimizers that update each rank's own part of every parameter, as plain tensors.
 
-    Its states are what `zero_state` gives; `step`, a number, counts a parameter's updates.
+    States are made by `zero_state`; the number `step` counts a parameter's updates.
     """
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """As torch's, which would cast every state to its parameter's dtype, but for that."""
+        """Like torch's, but keeps each state's dtype; torch's casts states to their parameter's dtype."""
         super().load_state_dict(state_dict | {"state": {}})
         indices = chain.from_iterable(group["params"] for group in state_dict["param_groups"])
         for index, parameter in zip(indices, self._parameters(), strict=True):
@@ -54,7 +54,7 @@ class LocalOptimizer(Optimizer):
                 self.state[parameter] = self._take_up(parameter, state_dict["state"][index])
 
     def _take_up(self, parameter: nn.Parameter, state: dict[str, Any]) -> dict[str, Any]:
-        """Loaded states, where this optimizer has its own."""
+        """The loaded states of one parameter, on this optimizer's device."""
         device = local_tensor(parameter).device
         return {
             key: value.to(device) if isinstance(value, torch.Tensor) and not isinstance(value, DTensor) else value

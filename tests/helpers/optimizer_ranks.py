@@ -14,7 +14,9 @@ from torch.distributed.fsdp import fully_shard
 from torch.distributed.tensor import DTensor, distribute_tensor
 
 from configs.flags import parse_flags
-from policies.optimizers.optimizer import build_optimizer, state_bytes
+from configs.fsdp import FsdpConfig
+from configs.training import TrainConfig
+from policies.optimizers.build import build_optimizer, state_bytes
 from reporting.memory_ledger import local_bytes, optimizer_tensors
 
 # Rows that ranks cannot share equally, one row (LoRA of rank 1), experts, rows of whole blocks and others.
@@ -37,9 +39,9 @@ class Parameters(nn.Module):
         self.values = nn.ParameterList(nn.Parameter(value) for value in values)
 
 
-def make_optimizer(model: nn.Module, name: str) -> torch.optim.Optimizer:
-    flags = ["--model_name", "m", "--lr", "0.01", "--weight_decay", "0.1", *OPTIMIZERS[name]]
-    return build_optimizer(model, parse_flags(flags))
+def sections(name: str) -> tuple[TrainConfig, FsdpConfig]:
+    config = parse_flags(["--model_name", "m", "--lr", "0.01", "--weight_decay", "0.1", *OPTIMIZERS[name]])
+    return config.train_config, config.fsdp_config
 
 
 def train(model: Parameters, optimizer: torch.optim.Optimizer, num_steps: int = 4) -> None:
@@ -83,18 +85,20 @@ def run(folder: Path) -> None:
     meshes = {
         name: init_device_mesh("cpu", shape, mesh_dim_names=("replicate", "shard")) for name, shape in MESHES.items()
     }
-    for name, flags in OPTIMIZERS.items():
+    for name in OPTIMIZERS:
         for mesh_name, mesh in meshes.items():
             for dtype_name, dtype in DTYPES.items():
                 model, plain = Parameters(dtype), Parameters(dtype)
                 fully_shard(model, mesh=mesh["shard"] if mesh_name == "FULL_SHARD" else mesh)
-                optimizer, other = make_optimizer(model, name), make_optimizer(plain, name)
+                optimizer = build_optimizer(model, *sections(name))
+                other = build_optimizer(plain, *sections(name))
                 train(model, optimizer)
                 train(plain, other)
                 weights, states = largest_difference(model, optimizer, plain, other)
-                config = parse_flags(["--model_name", "m", "--weight_decay", "0.1", *flags])
                 steps = 4 * len(SHAPES) if name == "AdamW" else 0  # torch's own keeps them as tensors
-                foreseen = sum(state_bytes(parameter.detach(), config, local=True) for parameter in model.values)
+                foreseen = sum(
+                    state_bytes(parameter.detach(), *sections(name), local=True) for parameter in model.values
+                )
                 found[f"{name} {mesh_name} {dtype_name}"] = {
                     "weights": weights,
                     "states": states,

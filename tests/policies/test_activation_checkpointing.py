@@ -138,6 +138,12 @@ def test_attention_that_drops_out_is_computed_again_with_the_random_numbers_arou
     assert not draws_random_numbers(flash, (query, query, query, 0.0), {})
 
 
+def resolved_mode(model: Any, *flags: str) -> tuple[str, list[str]]:
+    config = parse_flags(["--model_name", "m", *flags])
+    quantized = config.quantization_config.quantization is not None
+    return checkpointing_mode(model, config.train_config, config.fsdp_config, quantized=quantized)
+
+
 @pytest.mark.parametrize(
     ("flags", "mode"),
     [
@@ -154,19 +160,18 @@ def test_what_is_unset_is_full_under_fsdp_and_on_quantized_weights_and_what_is_g
     flags: str, mode: str
 ) -> None:
     model = AutoModelForCausalLM.from_config(MODELS["Llama"])
-    assert checkpointing_mode(parse_flags(["--model_name", "m", *flags.split()]), model) == (mode, [])
+    assert resolved_mode(model, *flags.split()) == (mode, [])
 
 
 def test_a_model_that_names_no_layers_adapts_the_default_and_refuses_the_flag() -> None:
     model = AutoModelForCausalLM.from_config(
         transformers.CTRLConfig(vocab_size=VOCAB, n_embd=32, dff=48, n_layer=2, n_head=4, n_positions=128)
     )
-    argv = ["--model_name", "m", "--enable_fsdp"]
-    mode, notes = checkpointing_mode(parse_flags(argv), model)
+    mode, notes = resolved_mode(model, "--enable_fsdp")
     assert mode == "off"
     assert notes == ["activation_checkpointing: off, CTRLLMHeadModel does not support it"]
     for flags in (["--activation_checkpointing", "selective"], ["--fsdp_activation_checkpointing"]):
         with pytest.raises(
             ConfigError, match=r"^--activation_checkpointing: CTRL.*; give --activation_checkpointing off"
         ):
-            checkpointing_mode(parse_flags([*argv, *flags]), model)
+            resolved_mode(model, "--enable_fsdp", *flags)

@@ -171,9 +171,12 @@ def test_the_default_number_of_adapted_layers_shrinks_to_the_models() -> None:
 
 
 def test_under_a_prefix_the_default_of_checkpointing_activations_is_off_and_said() -> None:
-    prefix = ["--peft_method", "prefix", "--batching_strategy", "padding"]
-    assert checkpointing_mode(config_of(*prefix), make_model("llama")) == ("off", [])
-    mode, notes = checkpointing_mode(config_of(*prefix, "--enable_fsdp"), make_model("llama"))
+    def mode_with(*flags: str) -> tuple[str, list[str]]:
+        config = config_of("--peft_method", "prefix", "--batching_strategy", "padding", *flags)
+        return checkpointing_mode(make_model("llama"), config.train_config, config.fsdp_config, quantized=False)
+
+    assert mode_with() == ("off", [])
+    mode, notes = mode_with("--enable_fsdp")
     assert mode == "off"
     assert notes[0].startswith("activation_checkpointing: off, ")
 

@@ -14,7 +14,7 @@ from transformers import AutoModelForCausalLM
 from configs.flags import parse_flags
 from policies.activation_checkpointing import apply_activation_checkpointing
 from policies.freezing import freeze_layers
-from policies.optimizers.optimizer import build_optimizer
+from policies.optimizers.build import build_optimizer
 from tests.helpers import random_documents
 from tests.helpers.processes import ProcessGroup
 from tools.export import main as export
@@ -75,11 +75,9 @@ def test_frozen_adapters_are_saved_as_they_were(
 def test_what_is_frozen_reaches_no_optimizer(tiny_model: Path) -> None:
     model = AutoModelForCausalLM.from_pretrained(tiny_model)
     freeze_layers(model, model.get_decoder(), 1)
-    held = {
-        id(p)
-        for group in build_optimizer(model, parse_flags(["--model_name", "m"])).param_groups
-        for p in group["params"]
-    }
+    config = parse_flags(["--model_name", "m"])
+    groups = build_optimizer(model, config.train_config, config.fsdp_config).param_groups
+    held = {id(parameter) for group in groups for parameter in group["params"]}
     assert held == {id(p) for name, p in model.named_parameters() if ".layers.0." not in name}
 
 

@@ -14,7 +14,7 @@ from transformers import AutoModelForCausalLM
 import policies.mixed_precision
 from configs.flags import parse_flags
 from policies.adapters import store_adapters
-from policies.mixed_precision import resolve_precision
+from policies.mixed_precision import Precision, resolve_precision
 from tests.helpers import random_documents
 from tests.helpers.adapter_kinds import adapt
 from tests.helpers.processes import ProcessGroup, read_metrics, train_events
@@ -37,6 +37,11 @@ LAYOUTS = {"one process": (1, []), "NO_SHARD": (2, []), "FULL_SHARD": (2, ["--en
 KINDS = [*itertools.product(MODES, LAYOUTS, ("full", "lora"))]
 KINDS += itertools.product(("bf16-mixed", "bf16-true"), LAYOUTS, ("bf16 lora",))
 LARGEST_DIFFERENCE = {"bf16-mixed": 5e-3, "bf16-true": 2e-2, "fp16-mixed": 2e-4}  # of a loss from fp32's, relative
+
+
+def resolved(device: torch.device, *flags: str) -> tuple[Precision, list[str]]:
+    config = parse_flags(["--model_name", "m", *flags])
+    return resolve_precision(config.train_config, config.fsdp_config, device)
 
 
 @pytest.mark.parametrize(
@@ -66,7 +71,7 @@ LARGEST_DIFFERENCE = {"bf16-mixed": 5e-3, "bf16-true": 2e-2, "fp16-mixed": 2e-4}
     ids=lambda value: " ".join(value) or "nothing" if isinstance(value, list) else "",
 )
 def test_the_flags_mean_this_on_cpu(flags: list[str], name: str, storage: torch.dtype, compute: torch.dtype) -> None:
-    precision, _ = resolve_precision(parse_flags(["--model_name", "m", *flags]), CPU)
+    precision, _ = resolved(CPU, *flags)
     assert (precision.name, precision.storage_dtype, precision.compute_dtype) == (name, storage, compute)
     assert precision.policy.reduce_dtype == FP32
     assert precision.policy.param_dtype == (compute if storage != compute else None)
@@ -74,7 +79,7 @@ def test_the_flags_mean_this_on_cpu(flags: list[str], name: str, storage: torch.
 
 def test_what_was_adapted_is_said() -> None:
     def notes(*flags: str) -> list[str]:
-        return resolve_precision(parse_flags(["--model_name", "m", *flags]), CPU)[1]
+        return resolved(CPU, *flags)[1]
 
     assert len(notes()) == 1
     assert "fp32" in notes()[0]
@@ -97,10 +102,9 @@ def test_what_was_adapted_is_said() -> None:
 def test_a_card_without_bf16_computes_in_fp16_unless_told_otherwise_and_says_so(
     flags: list[str], on_a_card_without: str, on_a_card_with: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    config = parse_flags(["--model_name", "m", *flags])
     for card_has_bf16, wanted in ((False, on_a_card_without), (True, on_a_card_with)):
         monkeypatch.setattr(policies.mixed_precision, "has_bf16", lambda device, answer=card_has_bf16: answer)
-        precision, notes = resolve_precision(config, CUDA)
+        precision, notes = resolved(CUDA, *flags)
         assert precision.name == wanted
         was_asked_for = card_has_bf16 or (flags in (["--mixed_precision", "False"], ["--use_fp16"]))
         assert [note for note in notes if "this card has no bf16" in note] == notes
@@ -109,9 +113,8 @@ def test_a_card_without_bf16_computes_in_fp16_unless_told_otherwise_and_says_so(
 
 @pytest.mark.parametrize("flags", [[], ["--use_fp16"], ["--mixed_precision", "False"]])
 def test_bf16_adapters_are_refused_beside_a_model_that_computes_in_something_else(flags: list[str]) -> None:
-    config = parse_flags(["--model_name", "m", "--use_peft", "--peft_dtype", "bf16", *flags])
     with pytest.raises(ConfigError, match=r"^--peft_dtype: .*; give --mixed_precision True or --pure_bf16, or leave"):
-        resolve_precision(config, CPU)
+        resolved(CPU, "--use_peft", "--peft_dtype", "bf16", *flags)
 
 
 def flags_of(model: Path, folder: Path) -> list[str]:

@@ -170,8 +170,8 @@ def test_a_bit_that_changes_on_the_way_to_the_gathered_weight_is_found(damage: b
 def resolved(*flags: str, kind: str = "4bit", world_size: int = 1) -> Quantization | None:
     config = parse_flags(["--model_name", "m", "--use_peft", "--quantization", kind, *flags])
     env = Environment(rank=0, local_rank=0, world_size=world_size, local_world_size=world_size, launched=world_size > 1)
-    precision, _ = resolve_precision(config, CPU)
-    return resolve_quantization(config, precision, choose_layout(config, precision, env), CPU)
+    precision, _ = resolve_precision(config.train_config, config.fsdp_config, CPU)
+    return resolve_quantization(config.quantization_config, precision, choose_layout(config, precision, env), CPU)
 
 
 def test_the_flags_mean_this() -> None:

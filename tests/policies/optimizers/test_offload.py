@@ -21,8 +21,8 @@ from torch.optim.lr_scheduler import LambdaLR
 import policies.optimizers.offload as optimizer_offload
 from configs.flags import parse_flags
 from policies.optimizers.anyprecision import AnyPrecisionAdamW
+from policies.optimizers.build import build_optimizer
 from policies.optimizers.offload import CPUOffloadOptimizer
-from policies.optimizers.optimizer import build_optimizer
 from reporting.memory_ledger import optimizer_tensors
 
 OPTIMIZERS: dict[str, Callable[[Any], Optimizer]] = {
@@ -162,10 +162,11 @@ def test_distributed_checkpoints_hold_its_states_by_name_and_give_them_back(name
 
 @pytest.mark.parametrize(("flags", "inside"), [([], AdamW), (["--optimizer", "SGD"], SGD)])
 def test_the_flag_wraps_the_optimizer_that_the_run_would_have_had(flags: list[str], inside: type[Optimizer]) -> None:
-    config = parse_flags(["--model_name", "m", "--lr", "0.1", "--optimizer_cpu_offload", *flags])
     plain_config = parse_flags(["--model_name", "m", "--lr", "0.1", *flags])
+    config = parse_flags(["--model_name", "m", "--lr", "0.1", "--optimizer_cpu_offload", *flags])
     model, plain = make_model(), make_model()
-    optimizer, own = build_optimizer(model, config), build_optimizer(plain, plain_config)
+    optimizer = build_optimizer(model, config.train_config, config.fsdp_config)
+    own = build_optimizer(plain, plain_config.train_config, plain_config.fsdp_config)
     assert type(optimizer) is CPUOffloadOptimizer
     assert type(own) is inside
     train(model, optimizer, seed=4, num_steps=3)

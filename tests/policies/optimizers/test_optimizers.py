@@ -20,13 +20,14 @@ from torch.optim import Optimizer
 
 from configs.flags import parse_flags
 from configs.fsdp import FsdpConfig
-from configs.run import RunConfig
+from configs.training import TrainConfig
 from planning.preflight import check_environment
 from policies.optimizers import anyprecision
 from policies.optimizers.adafactor import Adafactor
 from policies.optimizers.adamw_8bit import AdamW8bit
 from policies.optimizers.anyprecision import AnyPrecisionAdamW
-from policies.optimizers.optimizer import build_optimizer, build_scheduler, optimizer_notes, state_bytes
+from policies.optimizers.build import build_optimizer, optimizer_notes, state_bytes
+from policies.optimizers.schedule import build_scheduler
 from reporting.memory_ledger import local_bytes, optimizer_tensors
 from tests.helpers.processes import ROOT
 from utils.bitsandbytes_import import import_bitsandbytes
@@ -52,8 +53,13 @@ def parameters(dtype: torch.dtype = FP32, shapes: list[tuple[int, ...]] = SHAPES
     return nn.ParameterList(nn.Parameter(torch.randn(shape, generator=generator).to(dtype)) for shape in shapes)
 
 
-def config(*flags: str) -> RunConfig:
-    return parse_flags(["--model_name", "m", "--lr", "0.02", *flags])
+def sections(*flags: str, lr: float = 0.02) -> tuple[TrainConfig, FsdpConfig]:
+    config = parse_flags(["--model_name", "m", "--lr", str(lr), *flags])
+    return config.train_config, config.fsdp_config
+
+
+def notes(model: nn.Module, *flags: str, lr: float = 0.02) -> list[str]:
+    return optimizer_notes(model, lr, sections(*flags)[1])
 
 
 def train(model: nn.Module, optimizer: Optimizer, num_steps: int, seed: int = 1) -> None:
@@ -89,7 +95,7 @@ def test_anyprecision_in_fp32_is_adamw(
     ours, theirs = parameters(shapes=shapes, seed=seed), parameters(shapes=shapes, seed=seed)
     dtypes = {"momentum_dtype": FP32, "variance_dtype": FP32, "use_kahan_summation": kahan}
     with pytest.MonkeyPatch.context() as patch:
-        patch.setitem(anyprecision.PIECES, "cpu", piece)
+        patch.setitem(anyprecision.SLICE_SIZES, "cpu", piece)
         train(ours, AnyPrecisionAdamW(ours, lr=0.1, weight_decay=weight_decay, **dtypes), 12, seed)
     train(theirs, torch.optim.AdamW(theirs, lr=0.1, weight_decay=weight_decay), 12, seed)
     assert largest_difference(ours, theirs) < 1e-5
@@ -128,7 +134,7 @@ def test_with_kahan_summation_bf16_weights_follow_fp32_ones(seed: int) -> None:
 
     def after_training(dtype: torch.dtype, flags: list[str]) -> torch.Tensor:
         model = nn.ParameterList([nn.Parameter(start.to(dtype, copy=True))])
-        optimizer = build_optimizer(model, parse_flags(["--model_name", "m", "--lr", "1e-4", *flags]))
+        optimizer = build_optimizer(model, *sections(*flags, lr=1e-4))
         generator = torch.Generator().manual_seed(seed)
         for _ in range(200):
             drift = torch.randn(start.shape, generator=generator) + 0.5  # most moves are the same way
@@ -147,12 +153,12 @@ def test_with_kahan_summation_bf16_weights_follow_fp32_ones(seed: int) -> None:
 @pytest.mark.parametrize("dtype", [FP32, BF16])
 @pytest.mark.parametrize("name", OPTIMIZERS)
 def test_states_take_the_bytes_that_were_foreseen(name: str, dtype: torch.dtype) -> None:
-    model, settings_of_run = parameters(dtype), config(*OPTIMIZERS[name])
-    optimizer = build_optimizer(model, settings_of_run)
+    model = parameters(dtype)
+    optimizer = build_optimizer(model, *sections(*OPTIMIZERS[name]))
     train(model, optimizer, 2)
     steps = 4 * len(SHAPES) if name == "AdamW" else 0  # torch's own keeps them as tensors
     held = local_bytes(optimizer_tensors(optimizer))["cpu"] - steps
-    assert held == sum(state_bytes(parameter, settings_of_run) for parameter in model)
+    assert held == sum(state_bytes(parameter, *sections(*OPTIMIZERS[name])) for parameter in model)
 
 
 def documented_bytes() -> list[tuple[str, float, float]]:
@@ -165,7 +171,7 @@ def documented_bytes() -> list[tuple[str, float, float]]:
 def test_the_documented_bytes_are_those_of_the_states(flags: str, fp32: float, bf16: float) -> None:
     for dtype, wanted in ((FP32, fp32), (BF16, bf16)):
         weight = torch.empty(512, 4096, dtype=dtype, device="meta")
-        assert state_bytes(weight, config(*flags.split())) / weight.numel() == pytest.approx(wanted, abs=0.005)
+        assert state_bytes(weight, *sections(*flags.split())) / weight.numel() == pytest.approx(wanted, abs=0.005)
 
 
 def test_every_optimizer_is_documented() -> None:
@@ -178,7 +184,7 @@ def test_every_optimizer_is_documented() -> None:
 def test_states_have_the_promised_dtypes(dtype: torch.dtype) -> None:
     def dtypes(*flags: str, shape: int = 4) -> dict[str, Any]:
         model = parameters(dtype)
-        optimizer = build_optimizer(model, config(*flags))
+        optimizer = build_optimizer(model, *sections(*flags))
         train(model, optimizer, 2)
         return {key: getattr(value, "dtype", type(value)) for key, value in optimizer.state[model[shape]].items()}
 
@@ -199,7 +205,7 @@ def test_states_have_the_promised_dtypes(dtype: torch.dtype) -> None:
 def test_training_goes_on_from_a_state_dict_as_if_never_interrupted(name: str, dtype: torch.dtype) -> None:
     flags = [*OPTIMIZERS[name], "--weight_decay", "0.1", "--decay_norms_and_biases", "False"]
     model, resumed = parameters(dtype), parameters(dtype, seed=3)
-    optimizer, other = build_optimizer(model, config(*flags)), build_optimizer(resumed, config(*flags))
+    optimizer, other = build_optimizer(model, *sections(*flags)), build_optimizer(resumed, *sections(*flags))
     train(model, optimizer, 5)
     train(resumed, other, 2, seed=7)
     other.load_state_dict(copy.deepcopy(optimizer.state_dict()))
@@ -216,13 +222,13 @@ def test_training_goes_on_from_a_state_dict_as_if_never_interrupted(name: str, d
 
 def test_anyprecision_takes_up_states_of_other_dtypes() -> None:
     model = parameters()
-    optimizer = build_optimizer(model, config(*OPTIMIZERS["anyprecision"]))
+    optimizer = build_optimizer(model, *sections(*OPTIMIZERS["anyprecision"]))
     train(model, optimizer, 5)
     for name in ("anyprecision, Kahan", "anyprecision, fp32"):
-        other = build_optimizer(model, config(*OPTIMIZERS[name]))
+        other = build_optimizer(model, *sections(*OPTIMIZERS[name]))
         other.load_state_dict(optimizer.state_dict())
         train(model, other, 2)
-        fresh = build_optimizer(model, config(*OPTIMIZERS[name]))
+        fresh = build_optimizer(model, *sections(*OPTIMIZERS[name]))
         train(model, fresh, 2)
         for parameter in model:
             kinds = {key: getattr(value, "dtype", None) for key, value in fresh.state[parameter].items()}
@@ -233,7 +239,7 @@ def test_anyprecision_takes_up_states_of_other_dtypes() -> None:
 def test_every_optimizer_learns(name: str) -> None:
     torch.manual_seed(0)
     model, inputs = nn.Sequential(nn.Linear(16, 256), nn.Tanh(), nn.Linear(256, 16)), torch.randn(64, 16)
-    optimizer, wanted = build_optimizer(model, config(*OPTIMIZERS[name])), inputs.flip(1)
+    optimizer, wanted = build_optimizer(model, *sections(*OPTIMIZERS[name])), inputs.flip(1)
     losses = []
     for _ in range(60):
         loss = (model(inputs) - wanted).square().mean()
@@ -246,14 +252,16 @@ def test_every_optimizer_learns(name: str) -> None:
 
 def test_norms_and_biases_decay_unless_told_otherwise() -> None:
     model = nn.Sequential(nn.Linear(3, 4), nn.LayerNorm(4), nn.Linear(4, 2, bias=False))
-    (whole,) = build_optimizer(model, config("--weight_decay", "0.1")).param_groups
+    (whole,) = build_optimizer(model, *sections("--weight_decay", "0.1")).param_groups
     assert len(whole["params"]) == 5
     assert whole["weight_decay"] == 0.1
-    given_flags = config("--weight_decay", "0.1", "--decay_norms_and_biases", "False", "--scheduler", "linear")
-    optimizer = build_optimizer(model, given_flags)
+    train_config, fsdp_config = sections(
+        "--weight_decay", "0.1", "--decay_norms_and_biases", "False", "--scheduler", "linear"
+    )
+    optimizer = build_optimizer(model, train_config, fsdp_config)
     decay = {id(p): group["weight_decay"] for group in optimizer.param_groups for p in group["params"]}
     assert [decay[id(p)] for p in model.parameters()] == [0.1, 0, 0, 0, 0.1]
-    scheduler = build_scheduler(optimizer, given_flags, steps_per_epoch=4, num_steps=4)
+    scheduler = build_scheduler(optimizer, train_config, steps_per_epoch=4, num_steps=4)
     for step in range(4):
         assert [group["lr"] for group in optimizer.param_groups] == pytest.approx([0.02 * (1 - step / 4)] * 2)
         optimizer.step()
@@ -264,7 +272,7 @@ def test_without_gradients_only_what_decays_changes() -> None:
     for name, flags in OPTIMIZERS.items():
         model, before = parameters(), parameters()
         more = ["--weight_decay", "0.5", "--decay_norms_and_biases", "False"]
-        optimizer = build_optimizer(model, config(*flags, *more))
+        optimizer = build_optimizer(model, *sections(*flags, *more))
         for parameter in model:
             parameter.grad = torch.zeros_like(parameter)
         optimizer.step()
@@ -275,16 +283,16 @@ def test_without_gradients_only_what_decays_changes() -> None:
 
 def test_one_kind_of_parameter_makes_one_group() -> None:
     flags = ["--weight_decay", "0.1", "--decay_norms_and_biases", "False"]
-    (group,) = build_optimizer(nn.Linear(3, 2, bias=False), config(*flags)).param_groups
+    (group,) = build_optimizer(nn.Linear(3, 2, bias=False), *sections(*flags)).param_groups
     assert group["weight_decay"] == 0.1
 
 
 def test_a_line_tells_where_much_stays_in_32_bits() -> None:
     eight_bits, mixed = nn.Linear(256, 64, bias=False), nn.Linear(100, 64)
-    assert optimizer_notes(eight_bits, config("--optimizer", "AdamW8bit")) == []
-    (line,) = optimizer_notes(mixed, config("--optimizer", "AdamW8bit"))
+    assert notes(eight_bits, "--optimizer", "AdamW8bit") == []
+    (line,) = notes(mixed, "--optimizer", "AdamW8bit")
     assert "6,464 of 6,464 trained weights (100 %), in 2 of 2 tensors" in line
-    assert optimizer_notes(mixed, config()) == []
+    assert notes(mixed) == []
 
 
 def weights_of_a_model(dtype: torch.dtype) -> nn.Module:
@@ -296,32 +304,31 @@ def weights_of_a_model(dtype: torch.dtype) -> nn.Module:
 
 
 def test_all_of_a_large_tensor_is_looked_at_and_counts_by_its_size() -> None:
-    settings = parse_flags(["--model_name", "m", "--lr", "2e-5"])
     model = nn.ModuleList([nn.Linear(512, 1024, bias=False), nn.Linear(64, 64, bias=False)]).to(torch.bfloat16)
     for large in (slice(0, 512), slice(512, 1024), slice(0, 1024, 2)):
         nn.init.constant_(model[1].weight, 1.0)
         nn.init.zeros_(model[0].weight)
         model[0].weight.data[large] = 1.0
-        (line,) = optimizer_notes(model, settings)
+        (line,) = notes(model, lr=2e-5)
         assert " 50 % of" in line
 
 
 @pytest.mark.parametrize("name", ["AdamW", "anyprecision", "AdamW8bit", "PagedAdamW8bit"])
 def test_a_line_tells_what_part_of_bf16_weights_no_update_changes(name: str) -> None:
-    def notes(dtype: torch.dtype, lr: float, *flags: str) -> list[str]:
-        settings = parse_flags(["--model_name", "m", "--lr", str(lr), "--optimizer", name, *flags])
-        return [line for line in optimizer_notes(weights_of_a_model(dtype), settings) if "round away" in line]
+    def lines(dtype: torch.dtype, lr: float, *flags: str) -> list[str]:
+        found = notes(weights_of_a_model(dtype), "--optimizer", name, *flags, lr=lr)
+        return [line for line in found if "rounding loses" in line]
 
     model, lr = weights_of_a_model(torch.bfloat16), 2e-5
     weights = torch.cat([parameter.detach().flatten() for parameter in model.parameters()])
     stuck = weights.abs() > 512 * lr
     assert bool(((weights + lr == weights) & (weights - lr == weights))[stuck].all())
-    (line,) = notes(torch.bfloat16, lr)
+    (line,) = lines(torch.bfloat16, lr)
     assert f"{100 * stuck.double().mean():.0f} % of" in line
-    assert notes(torch.bfloat16, 1e-4) == []
-    assert notes(torch.float32, lr) == []
+    assert lines(torch.bfloat16, 1e-4) == []
+    assert lines(torch.float32, lr) == []
     if name == "anyprecision":
-        assert notes(torch.bfloat16, lr, "--use_kahan_summation") == []
+        assert lines(torch.bfloat16, lr, "--use_kahan_summation") == []
 
 
 @pytest.fixture
@@ -334,7 +341,7 @@ def one_rank() -> Iterator[None]:
 def test_adamw_is_fused_on_the_cpu_under_cpu_offload(one_rank: None) -> None:
     model = nn.Linear(8, 8)
     fully_shard(model, mesh=init_device_mesh("cpu", (1,)), offload_policy=CPUOffloadPolicy(pin_memory=False))
-    optimizer = build_optimizer(model, config("--enable_fsdp", "--fsdp_cpu_offload"))
+    optimizer = build_optimizer(model, *sections("--enable_fsdp", "--fsdp_cpu_offload"))
     model(torch.ones(2, 8)).sum().backward()
     with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU]) as profile:
         optimizer.step()
@@ -347,10 +354,10 @@ def test_paged_states_need_a_gpu() -> None:
     if torch.cuda.is_available():
         pytest.skip("there is one")
     with pytest.raises(ConfigError, match=r"^--optimizer: PagedAdamW8bit .* there is no GPU here; give AdamW8bit"):
-        check_environment(config("--optimizer", "PagedAdamW8bit"), read_environment())
+        check_environment(parse_flags(["--model_name", "m", "--optimizer", "PagedAdamW8bit"]), read_environment())
 
 
 def test_without_bitsandbytes_the_flag_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "bitsandbytes", None)
     with pytest.raises(ConfigError, match=r"^--optimizer AdamW8bit: needs bitsandbytes \(.*\); pip install"):
-        build_optimizer(nn.Linear(2, 2), config("--optimizer", "AdamW8bit"))
+        build_optimizer(nn.Linear(2, 2), *sections("--optimizer", "AdamW8bit"))

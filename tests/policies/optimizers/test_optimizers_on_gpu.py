@@ -15,10 +15,12 @@ from torch.optim import Optimizer
 
 from checkpointing.folder import checkpoints
 from configs.flags import parse_flags
+from configs.fsdp import FsdpConfig
+from configs.training import TrainConfig
 from policies.optimizers.adafactor import Adafactor
 from policies.optimizers.adamw_8bit import AdamW8bit, PagedAdamW8bit
 from policies.optimizers.anyprecision import AnyPrecisionAdamW
-from policies.optimizers.optimizer import build_optimizer, state_bytes
+from policies.optimizers.build import build_optimizer, state_bytes
 from tests.helpers import random_documents
 from tests.helpers.processes import read_metrics, run_command, train_events
 from tools.make_tiny_model import make_tiny_model
@@ -43,6 +45,11 @@ LAYOUTS = {
     "FULL_SHARD": (2, ["--enable_fsdp"]),
     "NO_SHARD": (2, ["--mixed_precision", "False"]),
 }
+
+
+def sections(*flags: str) -> tuple[TrainConfig, FsdpConfig]:
+    config = parse_flags(["--model_name", "m", *flags])
+    return config.train_config, config.fsdp_config
 
 
 def parameters(dtype: torch.dtype, device: torch.device = CUDA) -> nn.ParameterList:
@@ -95,9 +102,9 @@ def test_paged_states_are_not_in_the_memory_of_the_gpu() -> None:
 @pytest.mark.parametrize("dtype", [FP32, BF16])
 @pytest.mark.parametrize("name", OPTIMIZERS)
 def test_training_goes_on_from_a_state_dict_as_if_never_interrupted(name: str, dtype: torch.dtype) -> None:
-    settings = parse_flags(["--model_name", "m", "--weight_decay", "0.1", *OPTIMIZERS[name]])
+    settings = sections("--weight_decay", "0.1", *OPTIMIZERS[name])
     model, resumed = parameters(dtype), parameters(dtype)
-    optimizer, other = build_optimizer(model, settings), build_optimizer(resumed, settings)
+    optimizer, other = build_optimizer(model, *settings), build_optimizer(resumed, *settings)
     train(model, optimizer, 5)
     train(resumed, other, 2, seed=7)
     saved = optimizer.state_dict()
@@ -118,10 +125,10 @@ def test_training_goes_on_from_a_state_dict_as_if_never_interrupted(name: str, d
 
 @pytest.mark.parametrize("name", ["anyprecision", "AdamW8bit", "Adafactor"])
 def test_a_step_on_the_gpu_is_that_on_the_cpu(name: str) -> None:
-    settings = parse_flags(["--model_name", "m", "--lr", "1e-3", "--weight_decay", "0.1", *OPTIMIZERS[name]])
+    settings = sections("--lr", "1e-3", "--weight_decay", "0.1", *OPTIMIZERS[name])
     model, other = parameters(FP32), parameters(FP32, torch.device("cpu"))
-    train(model, build_optimizer(model, settings), 5)
-    train(other, build_optimizer(other, settings), 5)
+    train(model, build_optimizer(model, *settings), 5)
+    train(other, build_optimizer(other, *settings), 5)
     for parameter, theirs in zip(model, other, strict=True):
         # What differs by rounding may be stored as the next of 256 values, or of bf16's.
         apart = (parameter.cpu() - theirs).abs()
@@ -194,10 +201,10 @@ def test_the_ledger_counts_the_states(name: str, wide_model: Path, tmp_path: Pat
     run(wide_model, tmp_path / "run", None, "--mixed_precision", "False", *OPTIMIZERS[name])
     event = [e for e in read_metrics(tmp_path / "run") if e["event"] == "memory"][-1]
     tensors = load_file(tmp_path / "run/model/model.safetensors")
-    settings = parse_flags(["--model_name", "m", *OPTIMIZERS[name]])
+    settings = sections(*OPTIMIZERS[name])
     paged = [t for t in tensors.values() if name == "PagedAdamW8bit" and t.numel() >= 100_000]
     in_host = sum(2 * tensor.numel() for tensor in paged)
-    foreseen = sum(state_bytes(tensor, settings) for tensor in tensors.values())
+    foreseen = sum(state_bytes(tensor, *settings) for tensor in tensors.values())
     assert event["optimizer_cpu_gib"] * 2**30 == pytest.approx(in_host)
     assert event["optimizer_gib"] * 2**30 == pytest.approx(foreseen - in_host)
 
