@@ -71,7 +71,8 @@ def make_model(mode: str, *, name: str = "Llama", lora: bool = False, backend: s
 def loss_of(model: torch.nn.Module) -> torch.Tensor:
     ids = torch.randint(3, VOCAB, (2, 64), generator=torch.Generator().manual_seed(1))
     torch.manual_seed(7)  # of the dropout
-    return model(input_ids=ids, labels=ids, use_cache=False)
+    positions = torch.arange(ids.numel()).view(ids.shape)[:, :-1].flatten()
+    return model(input_ids=ids, targets=ids[:, 1:].flatten(), target_positions=positions, use_cache=False)
 
 
 def gradients(model: torch.nn.Module) -> list[torch.Tensor]:
