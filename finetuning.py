@@ -33,7 +33,7 @@ from checkpointing.model_folder import WriteError
 from checkpointing.saving import is_due
 from configs.flags import parse_flags
 from configs.run import RunConfig
-from data.loader import StepLoader
+from data.step_loader import StepLoader
 from policies.clipping import clip_grad_norm
 from policies.loss_scaling import LossScaler
 from policies.sharding import gradient_sync, reshard

@@ -21,10 +21,10 @@ from checkpointing.resume import load_checkpoint, take_up_results
 from checkpointing.saving import CheckpointSaver, choose_async, choose_keep_last, planned_bytes
 from checkpointing.state import TrainState
 from configs.run import RunConfig
-from data.loader import StepLoader
-from data.run_data import RunData, load_data, make_loaders
+from data.pipeline import RunData, load_data, make_loaders
+from data.step_loader import StepLoader
 from data.stream_loader import StreamLoader
-from data.tokenizer import num_rows_needed
+from data.tokenizer_loading import num_rows_needed
 from planning.preflight import check_environment
 from planning.resolved import Resolved, resolve, resolve_num_steps
 from policies.attention import check_packing_isolates
@@ -117,7 +117,7 @@ def prepare(config: RunConfig, env: Environment, watchdog: Watchdog) -> Job:
     watchdog.start(config.train_config.step_timeout_seconds)
     inputs.data.check_same_on_all_ranks()
     checkpoint = open_checkpoint(found, env, every_file=True)
-    known = {"precision": inputs.resolved.precision.name, "data_fingerprint": inputs.data.fingerprint()}
+    known = {"precision": inputs.resolved.precision.name, "data_fingerprint": inputs.data.checksum()}
     if checkpoint is not None:
         print_rank_zero(env, *check_same(checkpoint, config, known, num_steps=inputs.num_steps))
 
@@ -137,9 +137,15 @@ def read_inputs(config: RunConfig, env: Environment, checkpoint: Checkpoint | No
     """
     resolved = resolve(config, env, resumed_size=checkpoint.global_batch_size if checkpoint else None)
     task = find_task(resolved.model_config)
-    processor = task.load_processor(config)
+    processor = task.load_processor(config.train_config)
     vocab_size = max(resolved.model_config.get_text_config().vocab_size, num_rows_needed(processor))
-    data = load_data(config, processor, vocab_size=vocab_size, context_length=resolved.context_length)
+    data = load_data(
+        config.train_config,
+        config.dataset_configs,
+        processor,
+        vocab_size=vocab_size,
+        context_length=resolved.context_length,
+    )
     print_rank_zero(env, *config.notes, *resolved.notes, *task.loss_notes(resolved.model_config), *data.notes)
     return Inputs(
         resolved=resolved,
@@ -188,7 +194,7 @@ def build(inputs: Inputs, config: RunConfig, env: Environment) -> tuple[BuiltMod
             row_length=resolved.context_length,
         )
     say = partial(print_rank_zero, env)
-    loaders = Loaders(*make_loaders(inputs.data, config, resolved.batches, env, collate, say))
+    loaders = Loaders(*make_loaders(inputs.data, config.train_config, resolved.batches, env, collate, say))
     steps_per_epoch = len(loaders.train)
     model.train()
     trainable = Trainable(

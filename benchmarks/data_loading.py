@@ -23,9 +23,11 @@ import pyarrow as pa
 import torch
 
 from benchmarks.random_rows import samsum_like_lengths
-from data.loader import BatchLayout, StepLoader, make_rows
+from data.batch_layout import BatchLayout
+from data.causal_sequences import build_sequences
 from data.padding import PaddedWidth
-from data.sequences import build_examples
+from data.rows import make_rows
+from data.step_loader import StepLoader
 from reporting.data_preview import row_figures
 from tasks.causal_lm import Collator
 from utils.units import GIB
@@ -78,7 +80,7 @@ def main() -> None:
 
     dataset = samsum_like(arguments.documents)
     length = arguments.row_length
-    examples = timed("read", lambda: build_examples(dataset, name="benchmark", context_length=length))
+    examples = timed("read", lambda: build_sequences(dataset, name="benchmark", context_length=length))
     print(f"{len(examples):,} documents, {len(examples.input_ids):,} tokens")
     width = PaddedWidth(8, length)
     for strategy in ("packing", "padding"):

@@ -24,9 +24,10 @@ import numpy as np
 import psutil
 
 from configs.flags import parse_flags
-from data.loader import BatchLayout
-from data.run_data import load_data, make_loaders
-from data.tokenizer import load_tokenizer, padding_id
+from data.batch_layout import BatchLayout
+from data.padding import padding_id
+from data.pipeline import load_data, make_loaders
+from data.tokenizer_loading import load_tokenizer
 from tasks.causal_lm import Collator
 from tools.make_tiny_model import make_tiny_model
 from utils.environment import read_environment
@@ -66,12 +67,12 @@ def read(options: argparse.Namespace) -> None:
     flags += ["--samsum_dataset.data_path", options.data, "--max_train_step", str(10**9)]
     flags += ["--num_workers_dataloader", str(options.num_workers), "--context_length", "2048"]
     config, env = parse_flags(flags), read_environment()
-    tokenizer = load_tokenizer(config)
+    tokenizer = load_tokenizer(config.train_config)
     vocab_size = len(tokenizer)
-    data = load_data(config, tokenizer, vocab_size=vocab_size, context_length=2048)
+    data = load_data(config.train_config, config.dataset_configs, tokenizer, vocab_size=vocab_size, context_length=2048)
     said: list[str] = []
     collate = Collator(packing=True, padding_id=padding_id(tokenizer, vocab_size))
-    loader, _ = make_loaders(data, config, BatchLayout(4, 1, 1), env, collate, said.append)
+    loader, _ = make_loaders(data, config.train_config, BatchLayout(4, 1, 1), env, collate, said.append)
     started = time.perf_counter()
     num_samples = num_tokens = num_rows = 0
     for micro_batches in loader.epoch(0):

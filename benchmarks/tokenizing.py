@@ -34,12 +34,12 @@ def main(rows: int = 200_000, vocab_size: int = 8192) -> None:
     with tempfile.TemporaryDirectory() as folder:
         os.environ["HF_HOME"] = folder  # before the library is imported: its cache is to be empty, and to go
         from configs.datasets import SamsumDataset
-        from data.dataset_functions import BUILT_IN_FOLDER, load_recipe_module
+        from data.dataset_functions import BUILT_IN_FOLDER, load_dataset_file
 
         file = Path(folder) / "train.jsonl"
         write_rows(file, rows)
         tokenizer = make_tokenizer(read_texts(DEFAULT_DATA), vocab_size)
-        recipe = load_recipe_module(BUILT_IN_FOLDER / "samsum.py").get_samsum_dataset
+        recipe = load_dataset_file(BUILT_IN_FOLDER / "samsum.py").get_samsum_dataset
         for what in ("read and tokenized", "found again"):
             started = time.perf_counter()
             data = recipe(SamsumDataset(data_path=str(file)), tokenizer, "train")

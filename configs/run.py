@@ -7,6 +7,7 @@ from configs.datasets import (
     AlpacaDataset,
     ChatDataset,
     CustomDataset,
+    DataSource,
     GrammarDataset,
     InstructionDataset,
     SamsumDataset,
@@ -55,6 +56,11 @@ class RunConfig:
         if name not in SETTINGS:
             raise KeyError(name)
         return name in self.given
+
+    @property
+    def dataset_configs(self) -> dict[str, DataSource]:
+        """The settings of the run's datasets, in the order of `--dataset`."""
+        return {name: getattr(self, name) for name in self.train_config.datasets}
 
     @property
     def streams(self) -> bool:

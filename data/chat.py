@@ -1,9 +1,9 @@
-"""Conversations through a tokenizer's chat template, as text of which the assistant's turns are learned.
+"""Conversations through a tokenizer's chat template, as spans of text; the assistant's turns count in the loss.
 
-The template renders the whole conversation to one text. Which parts of it the assistant wrote says the template itself,
-where it has `{% generation %}`; else the text up to and without each of the assistant's turns says it, if those texts
-are beginnings of the whole, which is checked. A learned part reaches from the end of the generation prompt to the token
-that ends the turn.
+The template renders the whole conversation to one text. If it has `{% generation %}`, it marks the assistant's spans.
+Otherwise the conversation is rendered up to each of the assistant's turns, and up to its end; both texts must be
+prefixes of the whole, which is checked. A span with a loss runs from the end of the generation prompt to the token that
+ends the turn.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from typing import Any
 from jinja2 import TemplateError
 from transformers.utils.chat_template_utils import render_jinja_template
 
-from data.loss_mask import BadRow, Piece
+from data.loss_mask import BadExample, TextSpan
 from utils.errors import ConfigError
 
 _GENERATION = re.compile(r"\{%[-+]?\s*generation\s*[-+]?%\}")
@@ -25,7 +25,7 @@ _REMEDY = "give a template that marks the assistant's parts with {% generation %
 
 Message = dict[str, Any]
 
-# ShareGPT's `from` in the roles that templates know.
+# ShareGPT's `from` as the roles that templates know.
 _ROLES = {
     "system": "system",
     "human": "user",
@@ -43,7 +43,7 @@ def use_template(tokenizer: Any, file: str | None) -> None:
     """Give the tokenizer the template in `file`, which is then saved with the trained model; None keeps its own.
 
     Raises:
-        ConfigError: where the file cannot be read, or the tokenizer has no template.
+        ConfigError: if the file cannot be read, or the tokenizer has no template.
     """
     if file is not None:
         try:
@@ -59,34 +59,34 @@ def use_template(tokenizer: Any, file: str | None) -> None:
         )
 
 
-def chat_pieces(turns: Any, tools: Any, tokenizer: Any) -> list[Piece]:
-    """A conversation's rendered text in parts; the assistant's are learned, each with the token that ends it.
+def chat_spans(turns: Any, tools: Any, tokenizer: Any) -> list[TextSpan]:
+    """A conversation's rendered text as spans; the assistant's have a loss, each with the token that ends it.
 
     Args:
-        turns: dicts with `role` and `content`, or, as ShareGPT has it, with `from` and `value`.
-        tools: what the conversation may call, passed to the template; a list, its JSON, or None.
+        turns: dicts with `role` and `content`, or ShareGPT's `from` and `value`.
+        tools: the tools that the conversation may call, passed to the template; a list, its JSON, or None.
 
     Raises:
-        BadRow: where it is no conversation, has no assistant turn, or the template does not tell which part is whose.
+        BadExample: if it is no conversation, has no assistant turn, or the template does not tell the assistant's part.
     """
     messages = _read_turns(turns)
     tools = _read_tools(tools)
     if not any(message["role"] == "assistant" for message in messages):
-        raise BadRow("it has no assistant turn, so there is nothing to learn")
+        raise BadExample("it has no assistant turn, so there are no label tokens")
     try:
         if _GENERATION.search(tokenizer.get_chat_template(tools=tools)):
-            text, spans = _marked_by_template(messages, tools, tokenizer)
+            text, places = _marked_by_template(messages, tools, tokenizer)
         else:
-            text, spans = _found_by_beginnings(messages, tools, tokenizer)
-    except BadRow:
+            text, places = _found_by_prefixes(messages, tools, tokenizer)
+    except BadExample:
         raise
     except (TemplateError, TypeError, ValueError, KeyError) as error:
-        raise BadRow(f"the chat template does not take it ({type(error).__name__}: {error})") from error
-    pieces, position = [], 0
-    for first, last in spans:
-        pieces += [Piece(text[position:first], False), Piece(text[first:last], True)]
+        raise BadExample(f"the chat template does not take it ({type(error).__name__}: {error})") from error
+    spans, position = [], 0
+    for first, last in places:
+        spans += [TextSpan(text[position:first], False), TextSpan(text[first:last], True)]
         position = last
-    return [*pieces, Piece(text[position:], False)]
+    return [*spans, TextSpan(text[position:], False)]
 
 
 def _marked_by_template(messages: list[Message], tools: Any, tokenizer: Any) -> tuple[str, list[tuple[int, int]]]:
@@ -98,40 +98,40 @@ def _marked_by_template(messages: list[Message], tools: Any, tokenizer: Any) -> 
         return_assistant_tokens_mask=True,
         **tokenizer.special_tokens_map,
     )
-    text, spans = rendered[0], [tuple(span) for span in marks[0]]
-    if not spans:
-        raise BadRow("the chat template marks none of its turns with {% generation %}")
-    return text, [(first, _end_of_turn(text, first, last, tokenizer)) for first, last in spans]
+    text, places = rendered[0], [tuple(mark) for mark in marks[0]]
+    if not places:
+        raise BadExample("the chat template marks none of its turns with {% generation %}")
+    return text, [(first, _end_of_turn(text, first, last, tokenizer)) for first, last in places]
 
 
-def _found_by_beginnings(messages: list[Message], tools: Any, tokenizer: Any) -> tuple[str, list[tuple[int, int]]]:
+def _found_by_prefixes(messages: list[Message], tools: Any, tokenizer: Any) -> tuple[str, list[tuple[int, int]]]:
     def render(number: int, *, prompts: bool) -> str:
         return tokenizer.apply_chat_template(
             messages[:number], tools=tools, tokenize=False, add_generation_prompt=prompts
         )
 
-    text, spans = render(len(messages), prompts=False), []
+    text, places = render(len(messages), prompts=False), []
     for index, message in enumerate(messages):
         if message["role"] != "assistant":
             continue
         if index == 0:
-            raise BadRow(f"it begins with the assistant's turn, where the chat template has no prompt; {_REMEDY}")
+            raise BadExample(f"it begins with the assistant's turn, where the chat template has no prompt; {_REMEDY}")
         before = render(index, prompts=True)
         upto = render(index + 1, prompts=False)
         if not (text.startswith(upto) and upto.startswith(before)):
-            raise BadRow(
+            raise BadExample(
                 f"the chat template writes turn {index + 1} differently, or what stands before it, when other turns "
                 f"follow, so the assistant's part cannot be told; {_REMEDY}"
             )
-        spans.append((len(before), _end_of_turn(text, len(before), len(upto), tokenizer)))
-    return text, spans
+        places.append((len(before), _end_of_turn(text, len(before), len(upto), tokenizer)))
+    return text, places
 
 
 def _end_of_turn(text: str, first: int, last: int, tokenizer: Any) -> int:
-    """Where the token stands that ends the turn text[first:last]; line ends behind it belong to what follows."""
+    """The end of the turn text[first:last], after its end token; newlines behind it belong to what follows."""
     turn = text[first:last].rstrip()
     if not any(turn.endswith(token.content.strip()) for token in _special_tokens(tokenizer)):
-        raise BadRow(
+        raise BadExample(
             f"the chat template ends the assistant's turn with no end token, so answers would never end; {_REMEDY}"
         )
     return first + len(turn)
@@ -143,31 +143,31 @@ def _special_tokens(tokenizer: Any) -> list[Any]:
 
 def _read_turns(turns: Any) -> list[Message]:
     if not isinstance(turns, Sequence) or isinstance(turns, str) or not turns:
-        raise BadRow("it needs a list of turns, each with role and content (or from and value)")
+        raise BadExample("it needs a list of turns, each with role and content (or from and value)")
     return [_read_turn(number, turn) for number, turn in enumerate(turns, 1)]
 
 
 def _read_turn(number: int, turn: Any) -> Message:
     if not isinstance(turn, Mapping):
-        raise BadRow(f"turn {number} is not a dict with role and content but {type(turn).__name__}")
+        raise BadExample(f"turn {number} is not a dict with role and content but {type(turn).__name__}")
     message = _without_nulls(turn)
     if "role" not in message and "from" in message:
         speaker = message.pop("from")
         if speaker not in _ROLES:
-            raise BadRow(f"turn {number} is from {speaker!r}; known are {', '.join(_ROLES)}")
+            raise BadExample(f"turn {number} is from {speaker!r}; known are {', '.join(_ROLES)}")
         message = {"role": _ROLES[speaker], "content": message.pop("value", None), **message}
     if not isinstance(message.get("role"), str):
-        raise BadRow(f"turn {number} has no role")
+        raise BadExample(f"turn {number} has no role")
     content = message.get("content")
     if content is None and "tool_calls" in message:
         return message
     if not isinstance(content, str | list):
-        raise BadRow(f"turn {number} ({message['role']}) has no text in content")
+        raise BadExample(f"turn {number} ({message['role']}) has no text in content")
     return message
 
 
 def _without_nulls(value: Any) -> Any:
-    """Without the keys that are null: Arrow gives each dict of a column the keys of all of them."""
+    """Drop the keys that are null: Arrow gives each dict of a column the keys of all of them."""
     if isinstance(value, Mapping):
         return {key: _without_nulls(item) for key, item in value.items() if item is not None}
     return [_without_nulls(item) for item in value] if isinstance(value, list) else value
@@ -178,9 +178,9 @@ def _read_tools(tools: Any) -> list[Any] | None:
         try:
             tools = json.loads(tools)
         except json.JSONDecodeError as error:
-            raise BadRow(f"its tools are no JSON ({error})") from error
+            raise BadExample(f"its tools are no JSON ({error})") from error
     if not tools:
         return None
     if not isinstance(tools, list):
-        raise BadRow(f"its tools are not a list but {type(tools).__name__}")
+        raise BadExample(f"its tools are not a list but {type(tools).__name__}")
     return _without_nulls(tools)

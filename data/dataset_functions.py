@@ -1,8 +1,8 @@
-"""Dataset recipes, loaded by file path: built-in ones and the user's go through the same door.
+"""Dataset functions, imported by file path: the built-in ones and the user's own in the same way.
 
-`datasets/` must stay a plain folder (a package of that name would hide the Hugging Face library), so a recipe
-is imported under a name made from its path. The finder below lets worker processes that are spawned rather
-than forked import it again: the names travel in an environment variable.
+`datasets/` must stay a plain folder (a package of that name would hide the Hugging Face library). So a dataset file is
+imported under a name made from its path. The import hook below lets spawned worker processes import it again: an
+environment variable holds names and paths.
 """
 
 from __future__ import annotations
@@ -20,40 +20,41 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
-from configs.run import RunConfig
+from configs.datasets import CustomDataset, DataSource
 from data.user_collator import with_collator
 from utils.errors import ConfigError
 
 BUILT_IN_FOLDER = Path(__file__).resolve().parent.parent / "datasets"
-_PATHS_VARIABLE = "FINETUNING_RECIPE_PATHS"
+_PATHS_VARIABLE = "FINETUNING_DATASET_FILES"
+_PREFIX = "dataset_file_"
 
 
-class _RecipeFinder(importlib.abc.MetaPathFinder):
-    """Finds `recipe_*` modules by the paths in the environment."""
+class _DatasetFileFinder(importlib.abc.MetaPathFinder):
+    """Finds `dataset_file_*` modules by the paths in the environment."""
 
     def find_spec(
         self, fullname: str, path: Sequence[str] | None, target: ModuleType | None = None
     ) -> importlib.machinery.ModuleSpec | None:
-        if not fullname.startswith("recipe_"):
+        if not fullname.startswith(_PREFIX):
             return None
         file = json.loads(os.environ.get(_PATHS_VARIABLE, "{}")).get(fullname)
         return importlib.util.spec_from_file_location(fullname, file) if file else None
 
 
-if not any(type(finder).__name__ == "_RecipeFinder" for finder in sys.meta_path):
-    sys.meta_path.append(_RecipeFinder())
+if not any(type(finder).__name__ == "_DatasetFileFinder" for finder in sys.meta_path):
+    sys.meta_path.append(_DatasetFileFinder())
 
 
-def load_recipe_module(file: Path) -> ModuleType:
-    """Import a recipe file under a name of its own.
+def load_dataset_file(file: Path) -> ModuleType:
+    """Import a file with a dataset function under a name of its own.
 
     Raises:
-        ConfigError: where there is no such file, or running it fails.
+        ConfigError: if there is no such file, or importing it fails.
     """
     file = file.resolve()
     if not file.is_file():
-        raise ConfigError(f"--dataset: there is no recipe file {file}; give the path of a python file")
-    name = f"recipe_{file.stem}_{hashlib.sha256(str(file).encode()).hexdigest()[:8]}"
+        raise ConfigError(f"--dataset: there is no file {file}; give the path of a python file")
+    name = f"{_PREFIX}{file.stem}_{hashlib.sha256(str(file).encode()).hexdigest()[:8]}"
     paths = json.loads(os.environ.get(_PATHS_VARIABLE, "{}"))
     os.environ[_PATHS_VARIABLE] = json.dumps(paths | {name: str(file)})
     try:
@@ -62,33 +63,26 @@ def load_recipe_module(file: Path) -> ModuleType:
         raise ConfigError(f"--dataset: {file} could not be imported ({type(error).__name__}: {error})") from error
 
 
-def find_recipe(config: RunConfig, name: str | None = None) -> tuple[Callable[..., Any], Any, dict[str, str]]:
-    """The recipe of a run.
+def find_dataset_function(name: str, dataset_config: DataSource) -> Callable[..., Any]:
+    """The function `(dataset_config, tokenizer, split)` that returns the tokenised rows of a split.
 
     Args:
-        name: one of the run's datasets; unset: the only one.
-
-    Returns:
-        The function `(dataset_config, tokenizer, split)`, its dataset config, and the names that the recipe gives
-        its splits: `{"train": ..., "validation": ...}`.
+        name: of the dataset, as in `--dataset`.
 
     Raises:
-        ConfigError: where the file or the function does not exist.
+        ConfigError: if the file or the function does not exist.
     """
-    name = name or config.train_config.dataset
-    dataset_config = getattr(config, name)
-    if name == "custom_dataset":
+    if isinstance(dataset_config, CustomDataset):
         file, _, function_name = dataset_config.file.partition(":")
         function_name = function_name or "get_custom_dataset"
         path = Path(file).expanduser()
     else:
         path = BUILT_IN_FOLDER / f"{name.removesuffix('_dataset')}.py"
         function_name = f"get_{name}"
-    splits = {"train": dataset_config.train_split, "validation": dataset_config.test_split}
-    module = load_recipe_module(path)
+    module = load_dataset_file(path)
     function = getattr(module, function_name, None)
     if not callable(function):
         raise ConfigError(f"--{name}.file: {path} has no function {function_name}; name one as file.py:function")
     if callable(get_data_collator := getattr(module, "get_data_collator", None)):
         function = with_collator(function, get_data_collator)
-    return function, dataset_config, splits
+    return function

@@ -1,4 +1,4 @@
-"""Labels: which token each position has to predict, and where that is learned."""
+"""Labels: the token that each position has to predict, and the positions that count in the loss."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ IGNORE_INDEX = -100
 
 
 def shift_left(labels: torch.Tensor) -> torch.Tensor:
-    """The next token of every position, [batch, seq] -> [batch, seq]; nothing follows the last."""
+    """The label of each position's next token, [batch, seq] -> [batch, seq]; the last position gets IGNORE_INDEX."""
     return F.pad(labels[:, 1:], (0, 1), value=IGNORE_INDEX)
 
 

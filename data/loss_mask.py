@@ -1,10 +1,10 @@
-"""Text of which parts are learned, as token ids: joined, tokenised once, and labelled by the tokens' own offsets.
+"""The loss mask: spans of text become token ids, with labels where a span counts in the loss.
 
-Tokenising prompt and answer apart and joining the ids gives other tokens at the seam than the model will meet when
-it reads the text, so no part is ever tokenised by itself.
+The spans are joined and tokenised once; each token's offsets in the text say which span it belongs to. Tokenising
+prompt and answer apart would give other tokens at the seam than the model meets when it reads the text.
 
-A token is learned if any of its characters is: one that reaches across the seam ends the prompt and begins the answer,
-and must be predicted for the answer to be what it is.
+A token has a label if any of its characters counts. A token across the seam ends the prompt and begins the answer, and
+must be predicted for the answer to come out right.
 """
 
 from __future__ import annotations
@@ -18,82 +18,85 @@ import numpy as np
 from data.labels import IGNORE_INDEX
 
 
-class BadRow(ValueError):
-    """A row that cannot be used, and why; whoever reads the rows adds its place in the data."""
+class BadExample(ValueError):
+    """Why an example cannot be used; whoever reads the examples adds its row."""
 
 
-class Piece(NamedTuple):
-    """A part of a sample's text, and whether the model is to learn to write it."""
+class TextSpan(NamedTuple):
+    """A part of an example's text, and whether its tokens count in the loss."""
 
     text: str
-    learned: bool
+    has_loss: bool
 
 
-class TokenizedText(NamedTuple):
-    input_ids: np.ndarray  # int32 [length]
-    labels: np.ndarray  # int32 [length], not shifted, IGNORE_INDEX where nothing is learned
+class TokenColumns(NamedTuple):
+    """Tokenised examples as the columns of a Hugging Face dataset."""
+
+    input_ids: list[np.ndarray]  # int32 [tokens] each
+    labels: list[np.ndarray]  # int32 [tokens] each, not shifted, IGNORE_INDEX where the loss mask is off
 
 
-def tokenize_marked(
-    samples: Sequence[Sequence[Piece]], tokenizer: Any, *, start: Sequence[int] = (), end: Sequence[int] = ()
-) -> list[TokenizedText]:
-    """Each sample as `start`, the tokens of its joined pieces, `end`.
+def tokenize_spans(
+    examples: Sequence[Sequence[TextSpan]], tokenizer: Any, *, start: Sequence[int] = (), end: Sequence[int] = ()
+) -> TokenColumns:
+    """Each example as `start`, the tokens of its joined spans, `end`.
 
     Args:
-        start: token ids that are not learned, such as the start token.
-        end: token ids that are learned if the sample's last piece is, such as the end token.
+        start: token ids without a label, such as the start token.
+        end: token ids that have labels if the last span has a loss, such as the end token.
     """
-    texts = ["".join(piece.text for piece in pieces) for pieces in samples]
+    texts = ["".join(span.text for span in spans) for spans in examples]
+    tokenized = TokenColumns([], [])
     if not texts:
-        return []
+        return tokenized
     encoded = tokenizer(texts, add_special_tokens=False, return_attention_mask=False, verbose=False)
-    tokenized = []
-    for index, (pieces, text) in enumerate(zip(samples, texts, strict=True)):
+    for index, (spans, text) in enumerate(zip(examples, texts, strict=True)):
         content = np.array(encoded["input_ids"][index], dtype=np.int32)
         ids = np.concatenate([np.array(start, dtype=np.int32), content, np.array(end, dtype=np.int32)])
         labels = np.full(len(ids), IGNORE_INDEX, dtype=np.int32)
-        for span in _learned_spans(pieces):
+        for place in _places_with_loss(spans):
             if tokenizer.is_fast:
-                first, last = _tokens_by_offset(encoded.encodings[index], span, len(text))
+                first, last = _tokens_by_offset(encoded.encodings[index], place, len(text))
             else:
-                first, last = _tokens_by_prefix(content, text, span, tokenizer)
+                first, last = _tokens_by_prefix(content, text, place, tokenizer)
             labels[len(start) + first : len(start) + last] = content[first:last]
-        if pieces and pieces[-1].learned and len(end):
+        if spans and spans[-1].has_loss and len(end):
             labels[-len(end) :] = end
-        tokenized.append(TokenizedText(ids, labels))
+        tokenized.input_ids.append(ids)
+        tokenized.labels.append(labels)
     return tokenized
 
 
-def _learned_spans(pieces: Sequence[Piece]) -> list[tuple[int, int]]:
-    """The learned pieces as characters [first, last) of the joined text."""
-    spans, position = [], 0
-    for piece in pieces:
-        if piece.learned and piece.text:
-            spans.append((position, position + len(piece.text)))
-        position += len(piece.text)
-    return spans
+def _places_with_loss(spans: Sequence[TextSpan]) -> list[tuple[int, int]]:
+    """The spans with a loss as characters [first, last) of the joined text."""
+    places, position = [], 0
+    for span in spans:
+        if span.has_loss and span.text:
+            places.append((position, position + len(span.text)))
+        position += len(span.text)
+    return places
 
 
-def _tokens_by_offset(encoding: Any, span: tuple[int, int], length: int) -> tuple[int, int]:
-    """The tokens [first, last) that overlap the characters `span` of a text of `length`.
+def _tokens_by_offset(encoding: Any, place: tuple[int, int], length: int) -> tuple[int, int]:
+    """The tokens [first, last) that overlap the characters `place` of a text of `length`.
 
-    Offsets never fall from one token to the next, so a few of them are enough; all would cost more than tokenising.
+    Offsets never fall from one token to the next, so bisection is enough; reading all would cost more than tokenising.
     """
     tokens = range(len(encoding))
-    first = bisect_right(tokens, span[0], key=lambda token: encoding.token_to_chars(token)[1])
-    if span[1] == length:  # offsets of some tokenizers leave out white space: what ends the text is learned to its end
+    first = bisect_right(tokens, place[0], key=lambda token: encoding.token_to_chars(token)[1])
+    if place[1] == length:  # offsets of some tokenizers leave out white space; the last span reaches to the end
         return first, len(tokens)
-    return first, bisect_left(tokens, span[1], key=lambda token: encoding.token_to_chars(token)[0])
+    return first, bisect_left(tokens, place[1], key=lambda token: encoding.token_to_chars(token)[0])
 
 
-def _tokens_by_prefix(content: np.ndarray, text: str, span: tuple[int, int], tokenizer: Any) -> tuple[int, int]:
+def _tokens_by_prefix(content: np.ndarray, text: str, place: tuple[int, int], tokenizer: Any) -> tuple[int, int]:
     """The same for a tokenizer written in Python, which knows no offsets.
 
-    The tokens that a text's beginning has in common with the whole lie before its end. The next one begins there, or,
-    where the beginning by itself has a token more, reaches across.
+    The tokens that a text's beginning shares with the whole text lie before the beginning's end. The next token starts
+    there, or reaches across if the beginning by itself has one more token.
     """
     common, sizes = [], []
-    for position in span:
+    for position in place:
         ids = np.array(tokenizer(text[:position], add_special_tokens=False, verbose=False)["input_ids"], dtype=np.int32)
         shared = min(len(ids), len(content))
         differs = ids[:shared] != content[:shared]

@@ -1,7 +1,7 @@
-"""Several datasets in one run: how many samples of each make an epoch, which ones, and where a sample came from.
+"""Several datasets in one run: how many sequences of each make an epoch, which ones, and where each came from.
 
-A sample's row of the data is one number: the row in the low bits and its dataset, by its place in `--dataset`, above
-them. With one dataset it is the row itself.
+A sequence's source row is one number: its row in the low bits, and above them its dataset, by its place in `--dataset`.
+With one dataset it is the row itself.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from typing import TypeVar
 
 import numpy as np
 
-from data.sequences import Examples
+from data.sequences import Sequences
 from utils.errors import ConfigError
 
 T = TypeVar("T")
@@ -23,7 +23,7 @@ _MAX_SAMPLES = 2**31
 
 
 def global_row(source: int, row: int) -> int:
-    """The number of a row of the data among those of all datasets; both count from 0."""
+    """One number for a dataset's place in `--dataset` and a row of it; both count from 0."""
     return source << _ROW_BITS | row
 
 
@@ -33,7 +33,7 @@ def source_of(number: int) -> int:
 
 
 def describe_row(number: int, datasets: Sequence[str]) -> str:
-    """ "17", or "alpaca_dataset 17" where there are several datasets; rows count from 1."""
+    """ "17", or "alpaca_dataset 17" if there are several datasets; rows count from 1."""
     row = (number & ((1 << _ROW_BITS) - 1)) + 1
     return str(row) if len(datasets) == 1 else f"{datasets[source_of(number)]} {row}"
 
@@ -58,13 +58,13 @@ def normalised(weights: Sequence[float]) -> list[float]:
 
 
 def mix(datasets: Sequence[str], sizes: Sequence[int], weights: Sequence[float]) -> list[MixPart]:
-    """The parts of the smallest epoch in which every sample occurs and the datasets have these shares of samples.
+    """The parts of the smallest epoch in which every sequence occurs and the datasets have these shares of sequences.
 
-    That epoch has N = max(size / share) samples, and a dataset gives round(share x N) of them. Without weights each
-    gives its samples once.
+    That epoch has N = max(size / share) sequences, and a dataset gives round(share x N) of them. Without weights each
+    gives its sequences once.
 
     Raises:
-        ConfigError: where the shares are so unequal that the epoch would be absurd.
+        ConfigError: if the shares are so unequal that the epoch would be absurd.
     """
     shares = normalised(weights or sizes)
     total = max(size / share for size, share in zip(sizes, shares, strict=True))
@@ -80,10 +80,10 @@ def mix(datasets: Sequence[str], sizes: Sequence[int], weights: Sequence[float])
     ]
 
 
-def mixed_documents(sizes: Sequence[int], counts: Sequence[int], seed: int) -> np.ndarray:
-    """Which documents an epoch holds, as indices into the datasets laid end to end: int64 [sum of counts].
+def mixed_indices(sizes: Sequence[int], counts: Sequence[int], seed: int) -> np.ndarray:
+    """The sequences of an epoch, as indices into the datasets end to end: int64 [sum of counts].
 
-    Each dataset gives whole passes and, for the rest, documents drawn by `seed`, none of them twice.
+    Each dataset gives whole passes and, for the rest, sequences drawn by `seed`, none of them twice.
     """
     parts, start = [], 0
     for source, (size, count) in enumerate(zip(sizes, counts, strict=True)):
@@ -94,20 +94,26 @@ def mixed_documents(sizes: Sequence[int], counts: Sequence[int], seed: int) -> n
     return np.concatenate(parts).astype(np.int64)
 
 
-def join_examples(parts: Sequence[Examples]) -> Examples:
-    """The documents of several datasets end to end; each knows its dataset by its row's number."""
+def join_sequences(parts: Sequence[Sequences]) -> Sequences:
+    """The sequences of several datasets end to end; the source row of each holds its dataset."""
     if len(parts) == 1:
         return parts[0]
-    starts = np.cumsum([0, *(len(part.input_ids) for part in parts)])
-    offsets = [part.offsets[:-1] + start for part, start in zip(parts, starts, strict=False)]
-    counts = [field.name for field in fields(Examples) if field.name.startswith("num_")]
-    return Examples(
+    offsets = _join_offsets([part.offsets for part in parts])
+    has_label_offsets = any(part.label_offsets is not part.offsets for part in parts)
+    counts = [field.name for field in fields(Sequences) if field.name.startswith("num_")]
+    return Sequences(
         input_ids=np.concatenate([part.input_ids for part in parts]),
         labels=np.concatenate([part.labels for part in parts]),
-        offsets=np.concatenate([*offsets, starts[-1:]]),
+        offsets=offsets,
+        label_offsets=_join_offsets([part.label_offsets for part in parts]) if has_label_offsets else offsets,
         source_rows=np.concatenate([part.source_rows + global_row(i, 0) for i, part in enumerate(parts)]),
         **{name: sum(getattr(part, name) for part in parts) for name in counts},
     )
+
+
+def _join_offsets(parts: Sequence[np.ndarray]) -> np.ndarray:
+    starts = np.cumsum([0, *(part[-1] for part in parts)])
+    return np.concatenate([*(part[:-1] + start for part, start in zip(parts, starts, strict=False)), starts[-1:]])
 
 
 def interleave(
@@ -116,9 +122,9 @@ def interleave(
     """Items of several sources, the source of each drawn at random.
 
     Args:
-        sources: each gives its items from the first, for the n-th time (from 0). None may be empty.
-        weights: with them a source is drawn in proportion to its weight and starts again where it ends, until every
-            source has ended once. Without, sources are drawn evenly and end once: every item comes exactly once.
+        sources: each, called with n, gives its items from the first, for the n-th time (from 0). None may be empty.
+        weights: a source is drawn in proportion to its weight; one that ends starts again, until every source has ended
+            once. Without weights, sources are drawn evenly and end once: every item comes exactly once.
     """
     shares = normalised(weights or [1.0] * len(sources))
     num_starts = [1] * len(sources)

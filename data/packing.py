@@ -1,40 +1,46 @@
-"""Whole documents into rows of a fixed length."""
+"""Packing: whole sequences into rows of a fixed length, of a whole data set and of a stream."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from bisect import bisect_left, insort
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Literal
 
 import numpy as np
 
+from data.sequences import Row, TokenSequence
+
+OPEN_ROWS = 64
+"""Rows of a stream that wait for sequences that fit: 99.7 % full on dialogues, 98 % on uniform lengths up to a row."""
+
 Offsets = Literal["none", "shared", "all"]
-"""Of which rows a model is told where documents begin: of none, of those that several documents share, or of all."""
+"""Rows for which a model gets the offsets of their sequences: none, those that sequences share, or all."""
 
 
 def pack_best_fit(lengths: Sequence[int] | np.ndarray, row_length: int) -> list[list[int]]:
-    """Put every document, whole, into the open row it fills best; open a new row where it fits none.
+    """Put every sequence, whole, into the open row it fills best; open a new row if it fits none.
 
-    Best-fit decreasing: documents are placed longest first, ties in the given order, which fills rows to within
-    22 % of the optimum in the worst case and far closer on text (Johnson, "Near-optimal bin packing algorithms",
+    Best-fit decreasing: sequences are placed longest first, ties in the given order. Rows are filled to within 22 %
+    of the optimum in the worst case and far closer on text (Johnson, "Near-optimal bin packing algorithms",
     1973). Deterministic.
 
     Args:
-        lengths: tokens of each document, none above `row_length`.
+        lengths: tokens of each sequence, none above `row_length`.
         row_length: tokens a row can hold.
 
     Returns:
-        For each row, the indices of its documents.
+        For each row, the indices of its sequences.
     """
     lengths = np.asarray(lengths, dtype=np.int64)
     wrong = (lengths <= 0) | (lengths > row_length)
     if wrong.any():
         index = int(np.argmax(wrong))
-        raise ValueError(f"document {index} has {lengths[index]} tokens; a row holds 1 to {row_length}")
+        raise ValueError(f"sequence {index} has {lengths[index]} tokens; a row holds 1 to {row_length}")
     longest_first = np.argsort(-lengths, kind="stable")
     distinct, counts = np.unique(lengths, return_counts=True)
     row_of = np.empty(len(lengths), dtype=np.int64)  # by place in longest_first
     rows_with: dict[int, list[int]] = {}  # free tokens -> open rows
-    spaces = 0  # a set as bits: bit n is set where rows_with[n] holds a row. The smallest that fits is one shift away.
+    spaces = 0  # a bit set: bit n is set if rows_with[n] holds a row. The smallest that fits is one shift away.
     num_rows = place = 0
     for length, count in zip(distinct[::-1].tolist(), counts[::-1].tolist(), strict=True):
         end = place + count
@@ -48,7 +54,7 @@ def pack_best_fit(lengths: Sequence[int] | np.ndarray, row_length: int) -> list[
             else:
                 free, row = row_length, num_rows
                 num_rows += 1
-            # What is left of the row that fits best fits the next document of this length best too, while it fits.
+            # The rest of the row that fits best also fits the next sequence of this length best, while it fits.
             num_placed = min(free // length, end - place)
             row_of[place : place + num_placed] = row
             place += num_placed
@@ -56,5 +62,35 @@ def pack_best_fit(lengths: Sequence[int] | np.ndarray, row_length: int) -> list[
             if free:
                 rows_with.setdefault(free, []).append(row)
                 spaces |= 1 << free
-    documents = longest_first[np.argsort(row_of, kind="stable")]
-    return [part.tolist() for part in np.split(documents, np.cumsum(np.bincount(row_of))[:-1])] if num_rows else []
+    sequences = longest_first[np.argsort(row_of, kind="stable")]
+    return [part.tolist() for part in np.split(sequences, np.cumsum(np.bincount(row_of))[:-1])] if num_rows else []
+
+
+def pack_stream(sequences: Iterable[TokenSequence], row_length: int, num_open_rows: int = OPEN_ROWS) -> Iterator[Row]:
+    """Put each sequence, whole, into the open row it fills best, without knowing what follows.
+
+    A full row is given at once; if too many rows are open, the fullest is. When the sequences end, those of the open
+    rows are packed anew, longest first. Bounded-space best fit (Csirik and Johnson, "Bounded space on-line bin
+    packing", 1991).
+    """
+    rows: dict[int, Row] = {}
+    spaces: list[tuple[int, int]] = []  # (free tokens, row), sorted
+    num_rows = 0
+    for sequence in sequences:
+        length = len(sequence.input_ids)
+        position = bisect_left(spaces, (length, 0))
+        if position < len(spaces):
+            free, row = spaces.pop(position)
+        else:
+            if len(spaces) == num_open_rows:
+                yield rows.pop(spaces.pop(0)[1])
+            free, row, num_rows = row_length, num_rows, num_rows + 1
+            rows[row] = []
+        rows[row].append(sequence)
+        if free == length:
+            yield rows.pop(row)
+        else:
+            insort(spaces, (free - length, row))
+    left = [sequence for row in rows.values() for sequence in row]
+    for indices in pack_best_fit([len(sequence.input_ids) for sequence in left], row_length):
+        yield [left[index] for index in indices]

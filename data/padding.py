@@ -1,4 +1,4 @@
-"""How wide a micro-batch is, and how much of it is padding."""
+"""Padding: how wide a micro-batch is, what fills it, and how much of it is padding."""
 
 from __future__ import annotations
 
@@ -11,16 +11,16 @@ import numpy as np
 
 @dataclass(frozen=True)
 class PaddedWidth:
-    """The longest row of a micro-batch, rounded up to a multiple, but never above the longest row that there may be.
+    """The longest row of a micro-batch, rounded up to a multiple, but never above `limit`.
 
-    A model may have no positions beyond `limit` (context_length), so the limit goes before the multiple.
+    A model may have no positions beyond the limit (context_length), so the limit wins over the multiple.
     """
 
     multiple_of: int
     limit: int
 
     def of(self, longest: Any) -> Any:
-        """Width in tokens, of one length or of an array of them."""
+        """Width in tokens for the longest row's length, or for an array of such lengths."""
         return np.minimum(-(-longest // self.multiple_of) * self.multiple_of, self.limit)
 
 
@@ -28,13 +28,24 @@ EXACT = PaddedWidth(multiple_of=1, limit=sys.maxsize)
 
 
 def padding_share(lengths: np.ndarray, rows_per_micro_batch: int, width: PaddedWidth) -> float:
-    """Share of the places of an epoch's micro-batches that hold no token.
+    """Share of the positions in an epoch's micro-batches that hold no token.
 
     Args:
         lengths: tokens of each row, [rows], in the order in which they are trained on.
-        rows_per_micro_batch: of one rank; every micro-batch but the last holds so many.
+        rows_per_micro_batch: of one rank; the last micro-batch may hold fewer.
     """
     starts = np.arange(0, len(lengths), rows_per_micro_batch)
     widths = width.of(np.maximum.reduceat(lengths, starts))
     rows = np.diff(starts, append=len(lengths))
     return 1 - float(lengths.sum() / (widths * rows).sum())
+
+
+def padding_id(tokenizer: Any, vocab_size: int) -> int:
+    """The token id in the unused positions of a batch: the pad token if the model has a row for it, else the end token.
+
+    Padding is masked from attention and loss, so any id computes the same. A tokenizer without a pad token gets none,
+    and the model's config is not touched: a new `pad_token_id` there would silently stop the gradient of that token's
+    embedding (`padding_idx` of torch.nn.Embedding).
+    """
+    has_pad = tokenizer.pad_token_id is not None and tokenizer.pad_token_id < vocab_size
+    return tokenizer.pad_token_id if has_pad else tokenizer.eos_token_id

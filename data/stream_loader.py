@@ -1,4 +1,4 @@
-"""The loader of a streamed run, with the interface of `data.loader.StepLoader`."""
+"""The loader of a streamed run, with the interface of `data.step_loader.StepLoader`."""
 
 from __future__ import annotations
 
@@ -9,15 +9,15 @@ from typing import Any, NamedTuple
 import torch
 from torch.utils.data import DataLoader, IterableDataset
 
-from data.loader import BatchLayout
-from data.stream_rows import Row
+from data.batch_layout import BatchLayout
+from data.sequences import Row
 from data.streaming import Stream
 from data.workers import stop_signals_held_back, watch_parent
 from utils.errors import ConfigError, TrainingError
 
 
 class StreamedStep(NamedTuple):
-    """One optimizer step as the reading process hands it over."""
+    """One optimizer step, as the reading process sends it."""
 
     micro_batches: list[Any]
     lines: tuple[str, ...]
@@ -39,14 +39,14 @@ class RankSteps(IterableDataset[StreamedStep]):
                 if step >= self.first_step:
                     places = self.layout.cut(range(len(rows)), self.rank)
                     yield StreamedStep([self.collate([rows[place] for place in part]) for part in places], lines)
-        except ConfigError as error:  # not raised: from a worker process it would come with a traceback around it
+        except ConfigError as error:  # not raised: a worker would wrap it in a traceback
             yield StreamedStep([], (), str(error))
 
 
 class StreamLoader:
     """Iterates over the run's optimizer steps; each is the list of this rank's micro-batches.
 
-    The whole run is one epoch. A pass over the data that ends on the way is said, and the next begins.
+    The whole run is one epoch. When a pass over the data ends, a line is printed and the next pass begins.
     """
 
     def __init__(
@@ -67,10 +67,10 @@ class StreamLoader:
         return self.stream.num_steps
 
     def epoch(self, epoch: int, first_step: int = 0) -> Iterator[list[Any]]:
-        """The steps of the run's one epoch (0) from `first_step` on; those before it are read and not made.
+        """The steps of the run's one epoch (0) from `first_step` on; earlier rows are read and not collated.
 
         Raises:
-            TrainingError: where the data cannot be read on; the same on every rank.
+            TrainingError: if the data cannot be read on; the same on every rank.
         """
         if epoch != 0:
             raise ValueError(f"a stream is one epoch; there is no epoch {epoch}")
@@ -95,7 +95,7 @@ class StreamLoader:
 
 
 def _start_worker(worker: int) -> None:
-    gc.freeze()  # what was there before the fork: the collector's marks would copy every page of it
+    gc.freeze()  # objects from before the fork: the collector's marks would copy every page of them
     watch_parent(worker)
 
 

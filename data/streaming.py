@@ -1,12 +1,11 @@
 """Training data read as it is needed: one stream of global batches, the same on every rank.
 
-Every rank reads, tokenises and packs the whole stream and keeps its own rows of each global batch. So ranks never
-talk about data, and the rows of step s depend on seed and global batch size alone, as they do without streaming.
+Every rank reads, tokenises and packs the whole stream and keeps its own rows of each global batch. So ranks exchange
+nothing about data, and the rows of step s depend on seed and global batch size alone, as without streaming.
 """
 
 from __future__ import annotations
 
-import zlib
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, fields
@@ -17,16 +16,16 @@ from typing import Any
 import datasets
 import numpy as np
 
-import data.dataset_functions  # noqa: F401  (a reading process that is spawned finds recipes through its import hook)
+import data.dataset_functions  # noqa: F401  (a spawned worker finds dataset files through its import hook)
 from data.labels import IGNORE_INDEX
-from data.loader import Document
 from data.mixing import global_row, interleave, source_of
-from data.sequences import Examples, Truncation, build_examples, check_token_ids
-from data.stream_rows import Row, batched_by_length, in_batches, packed, shuffled
+from data.order import batched_by_length, in_batches, shuffled
+from data.packing import pack_stream
+from data.sequences import Row, Sequences, TokenSequence, check_token_ids
 from utils.errors import ConfigError, in_one_line
 
-BLOCK = 256  # rows of the data that are checked together
-HEAD = 64  # rows of the data that are looked at before the run starts
+BLOCK = 256  # rows that are checked together
+HEAD = 64  # rows that are checked before the run starts
 
 
 @dataclass
@@ -34,68 +33,59 @@ class StreamSource:
     """One dataset, read from its first row as often as needed."""
 
     dataset: str  # its name, for messages
-    recipe: Callable[..., Any]
+    function: Callable[..., Any]
     dataset_config: Any
     tokenizer: Any
     split: str
-    context_length: int
+    build: Callable[..., Sequences]  # makes sequences of a block of rows
     vocab_size: int
-    truncation: Truncation = "right"
     max_rows: int | None = None
-    kept: Any = field(default=None, repr=False)  # what the recipe returned, where it can be read again
+    kept: Any = field(default=None, repr=False)  # what the function returned, if it can be read again
 
     def __getstate__(self) -> dict[str, Any]:
-        """For a reading process that is spawned: it asks the recipe itself, whose rows may not be picklable."""
+        """For a spawned worker: it calls the function itself, since the rows may not be picklable."""
         return self.__dict__ | {"kept": None}
 
     @property
     def name(self) -> str:
-        return f"{getattr(self.recipe, '__name__', 'recipe')}, split {self.split!r}"
+        return f"{getattr(self.function, '__name__', 'function')}, split {self.split!r}"
 
-    def blocks(self, epoch: int, size: int = BLOCK) -> Iterator[Examples]:
-        """The documents, checked, from the first row of the data.
+    def blocks(self, epoch: int, size: int = BLOCK) -> Iterator[Sequences]:
+        """Blocks of checked sequences, from the first row of the data.
 
         Args:
-            epoch: told to what can shuffle itself by it (`set_epoch`, as Hugging Face datasets have).
+            epoch: passed to `set_epoch` of the rows, if they have it, as Hugging Face datasets do.
 
         Raises:
-            ConfigError: where the recipe fails, or returns what cannot be trained on.
+            ConfigError: if the function fails, or returns rows that cannot be trained on.
         """
-        first_row, num_samples = 0, 0
+        first_row, num_sequences = 0, 0
         try:
             rows = islice(self._rows(epoch), self.max_rows)
             while block := list(islice(rows, size)):
-                name, length = self.name, self.context_length
-                examples = build_examples(
-                    block,
-                    name=name,
-                    context_length=length,
-                    truncation=self.truncation,
-                    first_row=first_row,
-                    is_part=True,
-                )
-                check_token_ids(examples, self.vocab_size, self.name)
-                yield examples
+                sequences = self.build(block, name=self.name, first_row=first_row, is_part=True)
+                check_token_ids(sequences, self.vocab_size, self.name)
+                yield sequences
                 first_row += len(block)
-                num_samples += len(examples)
+                num_sequences += len(sequences)
         except ConfigError:
             raise
-        except (Exception, SystemExit) as error:  # the recipe's own code runs here
+        except (Exception, SystemExit) as error:  # the function's own code runs here
             raise ConfigError(f"dataset ({self.name}), after row {first_row}: {_reason(error)}") from error
-        if not num_samples:
+        if not num_sequences:
             raise ConfigError(
-                f"dataset ({self.name}): none of its {first_row} rows has a token to learn within context_length "
-                f"{self.context_length}; check the path, the split and the labels, or raise --context_length"
+                f"dataset ({self.name}): none of its {first_row} rows has a label token within the context length; "
+                "check the path, the split and the labels, or raise --context_length"
             )
 
     def _rows(self, epoch: int) -> Iterator[Mapping[str, Any]]:
         rows = self.kept
         if rows is None:
-            rows = self.recipe(self.dataset_config, self.tokenizer, self.split)
+            rows = self.function(self.dataset_config, self.tokenizer, self.split)
             if not isinstance(rows, Iterable):
                 what = "nothing" if rows is None else type(rows).__name__
                 raise ConfigError(f"dataset ({self.name}): the function returned {what}; return an iterable of rows")
-            if not isinstance(rows, Iterator):  # a generator can be read once; the recipe makes another
+            if not isinstance(rows, Iterator):  # a generator can be read once; the function makes another
                 self.kept = rows
         if hasattr(rows, "set_epoch"):
             rows.set_epoch(epoch)
@@ -107,34 +97,34 @@ def _reason(error: BaseException) -> str:
 
 
 class PassCounts:
-    """What a pass over the stream has given so far."""
+    """Counts of what a pass over the stream has given so far."""
 
     def __init__(self, datasets: tuple[str, ...]) -> None:
         self.datasets = datasets
         self.num_samples: Counter[int] = Counter()  # trained on, by dataset
         self.num_rows = self.num_tokens = self.num_label_tokens = 0
-        self.checks: Counter[str] = Counter()  # what the checks of the documents counted
+        self.checks: Counter[str] = Counter()  # sequences that were cut or left out
 
-    def add_checks(self, examples: Examples) -> None:
-        names = [field.name for field in fields(examples) if field.name.startswith("num_")]
-        self.checks.update({name: getattr(examples, name) for name in names})
+    def add_checks(self, sequences: Sequences) -> None:
+        names = [field.name for field in fields(sequences) if field.name.startswith("num_")]
+        self.checks.update({name: getattr(sequences, name) for name in names})
 
     def add_rows(self, rows: list[Row]) -> None:
         self.num_rows += len(rows)
         for row in rows:
-            for ids, labels, number in row:
-                self.num_samples[source_of(number)] += 1
-                self.num_tokens += len(ids)
-                self.num_label_tokens += int(np.count_nonzero(labels != IGNORE_INDEX))
+            for sequence in row:
+                self.num_samples[source_of(sequence.source_row)] += 1
+                self.num_tokens += len(sequence.input_ids)
+                self.num_label_tokens += int(np.count_nonzero(sequence.labels != IGNORE_INDEX))
 
     def describe(self, row_length: int | None) -> str:
-        """Samples, by dataset where there are several, rows and how full they are, and what the checks found."""
+        """Samples, by dataset if there are several; tokens; rows and how full they are; what was cut or left out."""
         total = sum(self.num_samples.values())
         parts = [f"{total:,} samples"]
         if len(self.datasets) > 1:
             shares = [f"{name} {self.num_samples[i]:,}" for i, name in enumerate(self.datasets)]
             parts[0] += f" ({', '.join(shares)})"
-        parts.append(f"{self.num_tokens:,} tokens, {self.num_label_tokens:,} of them learned")
+        parts.append(f"{self.num_tokens:,} tokens, {self.num_label_tokens:,} of them label tokens")
         fill = f", {100 * self.num_tokens / (self.num_rows * row_length):.1f} % full" if row_length else ""
         parts.append(f"{self.num_rows:,} rows{fill}")
         parts += [f"{name.removeprefix('num_').replace('_', ' ')} {n:,}" for name, n in self.checks.items() if n]
@@ -153,19 +143,19 @@ class Stream:
     context_length: int
     num_steps: int  # of the run
 
-    def head(self) -> list[Examples]:
-        """The first documents of each source, as they lie there.
+    def head(self) -> list[Sequences]:
+        """The first sequences of each source, in the order of the data.
 
         Raises:
-            ConfigError: where they cannot be trained on.
+            ConfigError: if they cannot be trained on.
         """
         return [next(source.blocks(0, HEAD)) for source in self.sources]
 
-    def describe(self, head: Sequence[Examples]) -> list[str]:
-        """How the data is read and what its shuffle buffer will hold, by the length of the first documents."""
+    def describe(self, head: Sequence[Sequences]) -> list[str]:
+        """Lines on how the data is read and what its shuffle buffer will hold, judged by the first sequences."""
         num_samples = max(1, sum(map(len, head)))
         mean_tokens = sum(len(part.input_ids) for part in head) / num_samples
-        mib = self.shuffle_buffer_size * (8 * mean_tokens + 400) / 2**20  # two int32 arrays, and Python's own
+        mib = self.shuffle_buffer_size * (8 * mean_tokens + 400) / 2**20  # two int32 arrays and Python's overhead
         lines = [
             f"train: streamed, drawn from {self.shuffle_buffer_size:,} samples at a time (at {mean_tokens:,.0f} tokens "
             f"each, as the first {num_samples} have, {mib:,.0f} MiB of host memory on every rank)"
@@ -179,9 +169,9 @@ class Stream:
         return lines
 
     def steps(self, global_batch_size: int) -> Iterator[tuple[list[Row], tuple[str, ...]]]:
-        """The rows of each optimizer step, and what there is to say before it.
+        """The rows of each optimizer step, and the lines to print before it.
 
-        A pass over the data ends with a smaller batch where its rows do not fill the last one, as an epoch does.
+        The last batch of a pass over the data may be smaller, as in an epoch.
         """
         row_length = self.context_length if self.packing else None
         lines: list[str] = []
@@ -202,24 +192,17 @@ class Stream:
     def _pass(self, number: int, global_batch_size: int, counts: PassCounts) -> Iterator[list[Row]]:
         """Global batches of one pass over the data."""
         mixing, shuffling, batching = (np.random.default_rng([self.seed, number, use]) for use in range(3))
-        sources = [partial(self._documents, index, number, counts) for index in range(len(self.sources))]
-        documents = shuffled(interleave(sources, self.weights, mixing), self.shuffle_buffer_size, shuffling)
+        sources = [partial(self._sequences, index, number, counts) for index in range(len(self.sources))]
+        sequences = shuffled(interleave(sources, self.weights, mixing), self.shuffle_buffer_size, shuffling)
         if self.packing:
-            return in_batches(packed(documents, self.context_length), global_batch_size)
-        return batched_by_length(documents, global_batch_size, batching)
+            return in_batches(pack_stream(sequences, self.context_length), global_batch_size)
+        return batched_by_length(sequences, global_batch_size, batching)
 
-    def _documents(self, index: int, number: int, counts: PassCounts, num_starts: int) -> Iterator[Document]:
-        for examples in self.sources[index].blocks(number + num_starts):
-            for place, row in enumerate(examples.source_rows.tolist()):
-                ids, labels = examples.document(place)
-                # Copies: a part of the block's arrays would keep the whole block while it waits in the buffer.
-                yield ids.copy(), labels.copy(), global_row(index, row)
-            counts.add_checks(examples)
-
-
-def fingerprint(head: Iterable[Examples]) -> int:
-    """A number that differs where the documents differ."""
-    value = 0
-    for examples in head:
-        value = zlib.crc32(examples.labels.tobytes(), zlib.crc32(examples.input_ids.tobytes(), value))
-    return value
+    def _sequences(self, index: int, number: int, counts: PassCounts, num_starts: int) -> Iterator[TokenSequence]:
+        for block in self.sources[index].blocks(number + num_starts):
+            for sequence in block:
+                # Copies: a slice of the block's arrays would keep the whole block alive while it waits in the buffer.
+                yield TokenSequence(
+                    sequence.input_ids.copy(), sequence.labels.copy(), global_row(index, sequence.source_row)
+                )
+            counts.add_checks(block)

@@ -1,8 +1,8 @@
-"""`get_data_collator` in a user's recipe, as llama-recipes has it: batches there, single samples here.
+"""`get_data_collator` of a user's dataset file, as in llama-recipes: there it makes batches, here single sequences.
 
-This project chooses and packs the rows of a batch, so a user's collator cannot. What is wanted of it is how a sample
-becomes token ids: it is called once with each sample by itself, `collator([sample])`, and the one row that it returns,
-less its padding, is the sample from then on. What it would do to a sample because of those beside it is not asked for.
+This project chooses the rows of a batch and packs them, so a user's collator cannot. It only turns an example into
+token ids: it is called with each example by itself, `collator([example])`, and the one row that it returns, without its
+padding, is the sequence. Effects of a collator across examples are ignored.
 """
 
 from __future__ import annotations
@@ -14,41 +14,43 @@ from typing import Any
 from utils.errors import ConfigError
 
 _KNOWN = {"input_ids", "labels", "attention_mask"}
-_NEEDLESS = {"position_ids", "token_type_ids"}  # follow from the others
+_IGNORED = {"position_ids", "token_type_ids"}  # follow from the others
 
 
 def with_collator(function: Callable[..., Any], get_data_collator: Callable[..., Any]) -> Callable[..., Any]:
-    """The recipe `function` with its samples sent through the collator that `get_data_collator(tokenizer)` makes.
+    """The dataset function, with its examples sent through the collator that `get_data_collator(tokenizer)` returns.
 
-    It may return None, and the samples stay as they are.
+    If that is None, the examples stay as they are.
     """
 
     @wraps(function)
-    def recipe(dataset_config: Any, tokenizer: Any, split: str) -> Any:
-        samples, collator = function(dataset_config, tokenizer, split), get_data_collator(tokenizer)
-        if samples is None or collator is None:
-            return samples
-        return CollatedSamples(samples, collator) if hasattr(samples, "__len__") else CollatedStream(samples, collator)
+    def collated(dataset_config: Any, tokenizer: Any, split: str) -> Any:
+        examples, collator = function(dataset_config, tokenizer, split), get_data_collator(tokenizer)
+        if examples is None or collator is None:
+            return examples
+        return (
+            CollatedExamples(examples, collator) if hasattr(examples, "__len__") else CollatedStream(examples, collator)
+        )
 
-    return recipe
+    return collated
 
 
 class CollatedStream:
-    """Samples without a length, each through the collator when it is read."""
+    """Examples without a length, each sent through the collator when it is read."""
 
-    def __init__(self, samples: Any, collator: Callable[[list[Any]], Mapping[str, Any]]) -> None:
-        self.samples, self.collator = samples, collator
+    def __init__(self, examples: Any, collator: Callable[[list[Any]], Mapping[str, Any]]) -> None:
+        self.examples, self.collator = examples, collator
 
     def __iter__(self) -> Iterator[dict[str, Any]]:
-        for number, sample in enumerate(self.samples, 1):
-            yield self._collate(sample, number)
+        for number, example in enumerate(self.examples, 1):
+            yield self._collate(example, number)
 
-    def _collate(self, sample: Any, number: int) -> dict[str, Any]:
-        batch = self.collator([sample])
+    def _collate(self, example: Any, number: int) -> dict[str, Any]:
+        batch = self.collator([example])
         where = f"get_data_collator, row {number}"
         if not isinstance(batch, Mapping):
             raise ConfigError(f"{where}: the collator returned {type(batch).__name__}; return a dict of tensors")
-        if unknown := sorted(set(batch) - _KNOWN - _NEEDLESS):
+        if unknown := sorted(set(batch) - _KNOWN - _IGNORED):
             raise ConfigError(
                 f"{where}: the collator returned {', '.join(unknown)}, which text is not trained with; return "
                 "input_ids, labels and perhaps attention_mask"
@@ -58,11 +60,11 @@ class CollatedStream:
         return {name: batch[name][0] for name in _KNOWN & set(batch)}
 
 
-class CollatedSamples(CollatedStream):
-    """Samples with a length; one can be asked for by its index."""
+class CollatedExamples(CollatedStream):
+    """Examples with a length, which can be indexed."""
 
     def __len__(self) -> int:
-        return len(self.samples)
+        return len(self.examples)
 
     def __getitem__(self, index: int) -> dict[str, Any]:
-        return self._collate(self.samples[index], index + 1)
+        return self._collate(self.examples[index], index + 1)

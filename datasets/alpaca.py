@@ -10,17 +10,17 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from data.files import load_split
-from data.loss_mask import Piece
+from data.loss_mask import TextSpan
 from data.prompts import alpaca_prompt
-from data.tokenizing import tokenize_rows
+from data.splits import load_split
+from data.tokenizing import tokenize_split
 
 HUB_NAME = "tatsu-lab/alpaca"
 
 
 def get_alpaca_dataset(dataset_config: Any, tokenizer: Any, split: str) -> Any:
     """Tokenised rows (`input_ids`, `labels`); Alpaca's prompt is not learned, the answer and its end token are."""
-    source = load_split(
+    examples = load_split(
         "alpaca_dataset",
         dataset_config,
         split,
@@ -28,8 +28,11 @@ def get_alpaca_dataset(dataset_config: Any, tokenizer: Any, split: str) -> Any:
         other_columns=("input",),
         hub_name=HUB_NAME,
     )
-    return tokenize_rows(source, tokenizer, to_pieces)
+    return tokenize_split(examples, tokenizer, to_spans)
 
 
-def to_pieces(row: Mapping[str, Any]) -> list[Piece]:
-    return [Piece(alpaca_prompt(row["instruction"], row.get("input") or ""), False), Piece(row["output"], True)]
+def to_spans(example: Mapping[str, Any]) -> list[TextSpan]:
+    return [
+        TextSpan(alpaca_prompt(example["instruction"], example.get("input") or ""), False),
+        TextSpan(example["output"], True),
+    ]

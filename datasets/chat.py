@@ -12,10 +12,10 @@ from collections.abc import Mapping
 from functools import partial
 from typing import Any
 
-from data.chat import chat_pieces, use_template
-from data.files import load_split
-from data.loss_mask import Piece
-from data.tokenizing import tokenize_rows
+from data.chat import chat_spans, use_template
+from data.loss_mask import TextSpan
+from data.splits import load_split
+from data.tokenizing import tokenize_split
 from utils.errors import ConfigError
 
 TURNS = ("messages", "conversations")
@@ -26,17 +26,17 @@ def get_chat_dataset(dataset_config: Any, tokenizer: Any, split: str) -> Any:
     use_template(tokenizer, dataset_config.chat_template)
     columns = (dataset_config.messages_column,) if dataset_config.messages_column else TURNS
     tools = dataset_config.tools_column
-    source = load_split("chat_dataset", dataset_config, split, other_columns=(*columns, tools))
-    turns = next((column for column in columns if column in source.columns), None)
+    examples = load_split("chat_dataset", dataset_config, split, other_columns=(*columns, tools))
+    turns = next((column for column in columns if column in examples.columns), None)
     if turns is None:
         raise ConfigError(
-            f"{source.name} has no column {' or '.join(columns)}; it has {', '.join(source.all_columns)}: "
+            f"{examples.name} has no column {' or '.join(columns)}; it has {', '.join(examples.all_columns)}: "
             "name the column of the turns with --chat_dataset.messages_column"
         )
-    return tokenize_rows(
-        source, tokenizer, partial(to_pieces, turns=turns, tools=tools, tokenizer=tokenizer), by_template=True
+    return tokenize_split(
+        examples, tokenizer, partial(to_spans, turns=turns, tools=tools, tokenizer=tokenizer), by_template=True
     )
 
 
-def to_pieces(row: Mapping[str, Any], *, turns: str, tools: str, tokenizer: Any) -> list[Piece]:
-    return chat_pieces(row[turns], row.get(tools), tokenizer)
+def to_spans(example: Mapping[str, Any], *, turns: str, tools: str, tokenizer: Any) -> list[TextSpan]:
+    return chat_spans(example[turns], example.get(tools), tokenizer)

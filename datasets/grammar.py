@@ -8,18 +8,18 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from data.files import load_split
-from data.loss_mask import Piece
-from data.tokenizing import tokenize_rows
+from data.loss_mask import TextSpan
+from data.splits import load_split
+from data.tokenizing import tokenize_split
 
 PROMPT = "Correct this to standard English: {input}\n---\nCorrected: "
 
 
 def get_grammar_dataset(dataset_config: Any, tokenizer: Any, split: str) -> Any:
     """Tokenised rows (`input_ids`, `labels`); the prompt is not learned, the correction and its end token are."""
-    source = load_split("grammar_dataset", dataset_config, split, text_columns=("input", "target"))
-    return tokenize_rows(source, tokenizer, to_pieces)
+    examples = load_split("grammar_dataset", dataset_config, split, text_columns=("input", "target"))
+    return tokenize_split(examples, tokenizer, to_spans)
 
 
-def to_pieces(row: Mapping[str, Any]) -> list[Piece]:
-    return [Piece(PROMPT.format(input=row["input"]), False), Piece(row["target"], True)]
+def to_spans(example: Mapping[str, Any]) -> list[TextSpan]:
+    return [TextSpan(PROMPT.format(input=example["input"]), False), TextSpan(example["target"], True)]

@@ -13,10 +13,10 @@ from dataclasses import replace
 from functools import partial
 from typing import Any
 
-from data.files import load_split
-from data.loss_mask import Piece
+from data.loss_mask import TextSpan
 from data.prompts import alpaca_prompt
-from data.tokenizing import tokenize_rows
+from data.splits import load_split
+from data.tokenizing import tokenize_split
 from utils.errors import ConfigError
 
 PAIRS = {"prompt": "completion", "instruction": "output", "question": "answer"}
@@ -30,28 +30,28 @@ def get_instruction_dataset(dataset_config: Any, tokenizer: Any, split: str) -> 
     if template is not None and "{prompt}" not in template:
         raise ConfigError(f"--instruction_dataset.prompt_template: {template!r} has no {{prompt}}; say where it goes")
     known = (*PAIRS, *PAIRS.values(), "input")
-    source = load_split(
+    examples = load_split(
         "instruction_dataset", dataset_config, split, other_columns=(*known, *(name for name in asked if name))
     )
-    there = source.columns
+    there = examples.columns
     prompt = asked[0] or next((name for name, answer in PAIRS.items() if name in there and answer in there), "prompt")
     answer = asked[2] or PAIRS.get(prompt, "completion")
     about = asked[1] or ("input" if prompt == "instruction" and "input" in there else None)
     missing = [name for name in (prompt, answer, about) if name and name not in there]
     if missing:
         raise ConfigError(
-            f"{source.name} has no column {', '.join(missing)}; it has {', '.join(source.all_columns)}: name them with "
-            "--instruction_dataset.prompt_column and .completion_column"
+            f"{examples.name} has no column {', '.join(missing)}; it has {', '.join(examples.all_columns)}: name them "
+            "with --instruction_dataset.prompt_column and .completion_column"
         )
     columns = {"prompt": prompt, "about": about, "answer": answer, "template": template}
-    source = replace(source, text_columns=(prompt, answer))  # known by now; tokenize_rows sees to it that they are text
-    return tokenize_rows(source, tokenizer, partial(to_pieces, **columns))
+    examples = replace(examples, text_columns=(prompt, answer))  # tokenize_split checks that they hold text
+    return tokenize_split(examples, tokenizer, partial(to_spans, **columns))
 
 
-def to_pieces(
-    row: Mapping[str, Any], *, prompt: str, about: str | None, answer: str, template: str | None
-) -> list[Piece]:
-    text, subject = row[prompt], (row[about] or "") if about else ""
+def to_spans(
+    example: Mapping[str, Any], *, prompt: str, about: str | None, answer: str, template: str | None
+) -> list[TextSpan]:
+    text, subject = example[prompt], (example[about] or "") if about else ""
     template = template.replace("\\n", "\n") if template is not None else TEMPLATES.get(prompt)
     if template is not None:
         before = template.replace("{prompt}", text).replace("{input}", subject)
@@ -59,4 +59,4 @@ def to_pieces(
         before = alpaca_prompt(text, subject)
     else:
         before = f"{text}\n\n{subject}" if subject else text
-    return [Piece(before, False), Piece(row[answer], True)]
+    return [TextSpan(before, False), TextSpan(example[answer], True)]

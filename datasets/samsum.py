@@ -9,9 +9,9 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from data.files import load_split
-from data.loss_mask import Piece
-from data.tokenizing import tokenize_rows
+from data.loss_mask import TextSpan
+from data.splits import load_split
+from data.tokenizing import tokenize_split
 
 HUB_NAME = "knkarthick/samsum"
 PROMPT = "Summarize this dialog:\n{dialogue}\n---\nSummary:\n"
@@ -19,11 +19,11 @@ PROMPT = "Summarize this dialog:\n{dialogue}\n---\nSummary:\n"
 
 def get_samsum_dataset(dataset_config: Any, tokenizer: Any, split: str) -> Any:
     """Tokenised rows (`input_ids`, `labels`); the prompt is not learned, the summary and its end token are."""
-    source = load_split(
+    examples = load_split(
         "samsum_dataset", dataset_config, split, text_columns=("dialogue", "summary"), hub_name=HUB_NAME
     )
-    return tokenize_rows(source, tokenizer, to_pieces)
+    return tokenize_split(examples, tokenizer, to_spans)
 
 
-def to_pieces(row: Mapping[str, Any]) -> list[Piece]:
-    return [Piece(PROMPT.format(dialogue=row["dialogue"]), False), Piece(row["summary"], True)]
+def to_spans(example: Mapping[str, Any]) -> list[TextSpan]:
+    return [TextSpan(PROMPT.format(dialogue=example["dialogue"]), False), TextSpan(example["summary"], True)]

@@ -9,16 +9,16 @@ from collections.abc import Mapping
 from functools import partial
 from typing import Any
 
-from data.files import load_split
-from data.loss_mask import Piece
-from data.paths import READERS
-from data.tokenizing import tokenize_rows
+from data.data_path import READERS
+from data.loss_mask import TextSpan
+from data.splits import load_split
+from data.tokenizing import tokenize_split
 
 
 def get_text_dataset(dataset_config: Any, tokenizer: Any, split: str) -> Any:
     """Tokenised rows (`input_ids`, `labels`), each ended with the end token."""
     column = dataset_config.text_column
-    source = load_split(
+    examples = load_split(
         "text_dataset",
         dataset_config,
         split,
@@ -26,8 +26,8 @@ def get_text_dataset(dataset_config: Any, tokenizer: Any, split: str) -> Any:
         kinds=tuple(READERS),
         sample_by=dataset_config.sample_by,
     )
-    return tokenize_rows(source, tokenizer, partial(to_pieces, column=column))
+    return tokenize_split(examples, tokenizer, partial(to_spans, column=column))
 
 
-def to_pieces(row: Mapping[str, Any], *, column: str) -> list[Piece]:
-    return [Piece(row[column], True)]
+def to_spans(example: Mapping[str, Any], *, column: str) -> list[TextSpan]:
+    return [TextSpan(example[column], True)]

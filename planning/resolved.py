@@ -8,7 +8,7 @@ from typing import Any
 from configs.run import RunConfig
 from configs.tracking import TrackingConfig
 from configs.training import DEFAULT_CONTEXT_LENGTH, TrainConfig
-from data.loader import BatchLayout
+from data.batch_layout import BatchLayout
 from data.padding import PaddedWidth
 from policies.adapters import num_virtual_tokens
 from policies.loading import load_model_config

@@ -21,6 +21,7 @@ from transformers.masking_utils import sdpa_mask
 from configs.run import RunConfig
 from data.labels import IGNORE_INDEX
 from data.packing import Offsets
+from data.sequences import TokenSequence
 from policies.mixed_precision import Precision, has_bf16
 from policies.sharding import reshard
 from utils.compat import GROUPED_HEADS, caps_scores
@@ -168,7 +169,8 @@ def check_packing_isolates(
     model.eval()
     # Eager: compiled layers would specialise for the shape of the probe, and for two shapes turn to dynamic ones.
     with torch.compiler.set_stance("force_eager"):
-        losses = [summed_loss_of([[(document, nothing, 0), (second, second, 1)]]).item() for document in (first, other)]
+        last = TokenSequence(second, second, 1)
+        losses = [summed_loss_of([[TokenSequence(ids, nothing, 0), last]]).item() for ids in (first, other)]
     model.train(training)
     reshard(model)
     if abs(losses[0] - losses[1]) > 1e-6 * abs(losses[0]):

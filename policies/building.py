@@ -11,7 +11,7 @@ from torch import nn
 
 from configs.run import RunConfig
 from data.packing import Offsets
-from data.tokenizer import num_rows_needed
+from data.tokenizer_loading import num_rows_needed
 from policies.activation_checkpointing import checkpointing_mode
 from policies.adapters import adapter_notes
 from policies.apply_policies import apply_policies

@@ -10,7 +10,7 @@ import torch
 from transformers import AutoConfig, PretrainedConfig
 
 from configs.training import TrainConfig
-from data.tokenizer import num_rows_needed
+from data.tokenizer_loading import num_rows_needed
 from policies.pretrained import build_on_meta
 from utils.compat import attention_of_capped_scores, caps_scores
 from utils.errors import ConfigError

@@ -12,12 +12,13 @@ from rich.table import Table
 from rich.text import Text
 
 from configs.run import RunConfig
+from data.batch_layout import BatchLayout
 from data.labels import IGNORE_INDEX
-from data.loader import BatchLayout, Rows
 from data.order import epoch_order
 from data.padding import PaddedWidth, padding_share
-from data.run_data import RunData
-from data.sequences import Examples
+from data.pipeline import RunData
+from data.rows import Rows
+from data.sequences import Sequences
 from reporting.summary import print_for_people, table_of
 from utils.environment import Environment
 
@@ -40,7 +41,7 @@ def look(
     pieces = sample_pieces(data.train, tokenizer)
     train: dict[str, Any] = {"streamed": True, "num_samples": None, "num_rows": None}
     if data.train_rows is not None:
-        train = split_figures(data.train, data.documents) | {"num_rows": len(data.train_rows)}
+        train = split_figures(data.train, data.epoch_indices) | {"num_rows": len(data.train_rows)}
         train |= row_figures(data.train_rows, layout, width, seed=config.train_config.seed)
         train |= {"mix": [asdict(part) for part in data.mix]} if data.mix else {}
     validation = None
@@ -66,10 +67,9 @@ class Piece:
     is_learned: bool
 
 
-def sample_pieces(examples: Examples, tokenizer: Any) -> list[Piece]:
+def sample_pieces(examples: Sequences, tokenizer: Any) -> list[Piece]:
     """The first sample as text, special tokens included; what cannot be shown is U+FFFD."""
-    ids, labels = examples.document(0)
-    learned = labels != IGNORE_INDEX
+    ids, learned = examples[0].input_ids, examples[0].labels != IGNORE_INDEX
     if len(ids) <= SHOWN_TOKENS:
         return list(_pieces(tokenizer, ids, learned))
     half = SHOWN_TOKENS // 2
@@ -107,19 +107,18 @@ def coloured(pieces: list[Piece]) -> Text:
     return Text.assemble(*((piece.text, "bold green" if piece.is_learned else "") for piece in pieces))
 
 
-def split_figures(examples: Examples, documents: np.ndarray | None = None) -> dict[str, Any]:
+def split_figures(examples: Sequences, documents: np.ndarray | None = None) -> dict[str, Any]:
     """What a split holds and what was cut or left out; lengths are tokens of a sample.
 
     Args:
         documents: which of them an epoch holds, where not each of them once.
     """
     chosen = np.arange(len(examples)) if documents is None else documents
-    num_label_tokens = np.add.reduceat(examples.labels != IGNORE_INDEX, examples.offsets[:-1], dtype=np.int64)
     lengths = np.percentile(examples.lengths[chosen], list(PERCENTILES.values()), method="inverted_cdf")
     return {
         "num_samples": len(chosen),
         "num_tokens": int(examples.lengths[chosen].sum()),
-        "num_label_tokens": int(num_label_tokens[chosen].sum()),
+        "num_label_tokens": int(examples.num_label_tokens[chosen].sum()),
         "num_truncated": examples.num_truncated,
         "num_tokens_cut": examples.num_tokens_cut,
         "num_too_long": examples.num_too_long,

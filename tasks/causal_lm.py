@@ -13,10 +13,10 @@ from torch import nn
 from transformers import AutoModelForCausalLM
 
 from data.labels import IGNORE_INDEX, next_tokens_to_predict
-from data.loader import Document
 from data.packing import Offsets
-from data.padding import EXACT, PaddedWidth
-from data.tokenizer import load_tokenizer, padding_id
+from data.padding import EXACT, PaddedWidth, padding_id
+from data.sequences import Row
+from data.tokenizer_loading import load_tokenizer
 from tasks.flops import StepFlops
 from utils.errors import ConfigError
 
@@ -116,22 +116,22 @@ class Collator:
     width: PaddedWidth = EXACT
     offsets: Offsets = "none"  # bring `document_offsets` along, for attention that goes by them
 
-    def __call__(self, rows: list[list[Document]]) -> CausalMicroBatch:
-        documents = [document for row in rows for document in row]
-        lengths = np.array([len(ids) for ids, _, _ in documents], dtype=np.int64)
+    def __call__(self, rows: list[Row]) -> CausalMicroBatch:
+        sequences = [sequence for row in rows for sequence in row]
+        lengths = np.array([len(sequence.input_ids) for sequence in sequences], dtype=np.int64)
         # An empty micro-batch (fewer rows than ranks) becomes two tokens with nothing to learn.
-        row_lengths = np.array([sum(len(ids) for ids, _, _ in row) for row in rows] or [0])
+        row_lengths = np.array([sum(len(sequence.input_ids) for sequence in row) for row in rows] or [0])
         shape = (len(row_lengths), max(2, int(self.width.of(row_lengths.max()))))
         places = np.arange(shape[1])
         is_token = places < row_lengths[:, None]
         input_ids = np.full(shape, self.padding_id, dtype=np.int64)
         labels = np.full(shape, IGNORE_INDEX, dtype=np.int64)
         position_ids = places - self.packing * row_lengths[:, None]  # where padding is one more document, from 0 on
-        if documents:
+        if sequences:
             starts = np.cumsum(lengths) - lengths
-            targets = np.concatenate([targets for _, targets, _ in documents])
+            targets = np.concatenate([sequence.labels for sequence in sequences])
             targets[starts] = IGNORE_INDEX  # a first token follows nothing
-            input_ids[is_token] = np.concatenate([ids for ids, _, _ in documents])
+            input_ids[is_token] = np.concatenate([sequence.input_ids for sequence in sequences])
             labels[is_token] = targets
             position_ids[is_token] = np.arange(len(targets)) - np.repeat(starts, lengths)
         else:
@@ -150,7 +150,7 @@ class Collator:
             num_tokens=int(lengths.sum()),
             num_label_tokens=int((labels != IGNORE_INDEX).sum()),
             num_attended_pairs=int((lengths * (lengths + 1) // 2).sum()),
-            source_rows=tuple(source for _, _, source in documents),
+            source_rows=tuple(sequence.source_row for sequence in sequences),
             document_offsets=None if offsets is None else torch.from_numpy(offsets),
             longest_document=0 if offsets is None else int(np.diff(offsets).max()),
         )

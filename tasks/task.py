@@ -60,7 +60,7 @@ class Task(Protocol):
     def backbone(self, model: Any) -> nn.Module:
         """The submodule whose output the head turns into logits."""
 
-    def load_processor(self, train: Any) -> Any:
+    def load_processor(self, train_config: Any) -> Any:
         """What turns examples into model inputs: a tokenizer, or a processor that has one."""
 
     def make_collator(

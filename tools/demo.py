@@ -19,7 +19,7 @@ from pathlib import Path
 
 import torch
 
-from data.dataset_functions import BUILT_IN_FOLDER, load_recipe_module
+from data.dataset_functions import BUILT_IN_FOLDER, load_dataset_file
 from tools.generate import load
 from tools.make_tiny_model import make_tiny_model
 
@@ -84,7 +84,7 @@ def show(run: Path) -> None:
     events = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
     losses = [event["loss"] for event in events if event["event"] == "eval"]
     sample = json.loads((DATA / "validation.jsonl").read_text().splitlines()[0])
-    prompt = load_recipe_module(BUILT_IN_FOLDER / "samsum.py").PROMPT.format(dialogue=sample["dialogue"])
+    prompt = load_dataset_file(BUILT_IN_FOLDER / "samsum.py").PROMPT.format(dialogue=sample["dialogue"])
     model, tokenizer, task = load(run / "model", None)
     answer = task.generate(model, tokenizer, prompt, max_new_tokens=80)
     print(f"\nA dialogue held out from training:\n\n{sample['dialogue']}\n")

@@ -26,8 +26,8 @@ import torch
 from checkpointing.exporting.blueprint import load_tokenizer, read_model_config
 from checkpointing.exporting.model_source import open_source
 from checkpointing.exporting.verify import load_model
-from data.chat import chat_pieces
-from data.loss_mask import BadRow
+from data.chat import chat_spans
+from data.loss_mask import BadExample
 from supervision.exit_status import REFUSED
 from tasks.task import Task, find_task
 from utils.errors import ConfigError
@@ -66,8 +66,8 @@ def turn_end_ids(tokenizer: Any) -> list[int]:
     """The token that ends the assistant's turn in training; it need not be the tokenizer's end token."""
     turns = [{"role": "user", "content": "a"}, {"role": "assistant", "content": "b"}]
     try:
-        learned = [piece.text for piece in chat_pieces(turns, None, tokenizer) if piece.learned]
-    except BadRow:
+        learned = [span.text for span in chat_spans(turns, None, tokenizer) if span.has_loss]
+    except BadExample:
         return []
     return tokenizer.encode(learned[-1], add_special_tokens=False)[-1:]
 

@@ -13,7 +13,7 @@ from transformers import AutoTokenizer
 
 from configs.datasets import CustomDataset
 from configs.flags import parse_flags
-from data.sequences import build_examples
+from data.causal_sequences import build_sequences
 from tests.helpers.documented import DATASETS, DOCUMENTS, PRECISION, QUANTIZATION, TRACKING, commands
 from tests.helpers.processes import ROOT, run_command
 
@@ -98,8 +98,8 @@ def test_the_recipe_of_ten_lines_works_as_written(tiny_model: Path, tmp_path: Pa
     config = CustomDataset(data_path=str(tmp_path / "rows.jsonl"))
     for split, number in (("train", 38), ("validation", 2)):
         data = recipe["get_custom_dataset"](config, tokenizer, split)
-        examples = build_examples(data, name="ten lines", context_length=64)
+        examples = build_sequences(data, name="ten lines", context_length=64)
         assert len(examples) == number
-        ids, labels = examples.document(0)
+        ids, labels, _ = examples[0]
         assert ids[0] == tokenizer.bos_token_id
         assert labels[-1] == tokenizer.eos_token_id

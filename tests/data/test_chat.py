@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
-from data.chat import chat_pieces, use_template
-from data.loss_mask import BadRow, tokenize_marked
+from data.chat import chat_spans, use_template
+from data.loss_mask import BadExample, tokenize_spans
 from tests.helpers.chat_templates import CHATML, FAMILIES, LLAMA_3
 from tests.helpers.tokenizers_of_kinds import byte_level
 from utils.errors import ConfigError
@@ -32,11 +32,11 @@ MARKED = """\
 
 def learned_text(turns: list[dict[str, Any]], tokenizer: Any, tools: Any = None) -> list[str]:
     """The learned parts of the whole conversation's tokens, decoded."""
-    (row,) = tokenize_marked([chat_pieces(turns, tools, tokenizer)], tokenizer)
+    ((input_ids,), (labels,)) = tokenize_spans([chat_spans(turns, tools, tokenizer)], tokenizer)
     whole = tokenizer.apply_chat_template(turns, tools=tools, return_dict=False)
-    assert row.input_ids.tolist() == whole, "the template's own tokens, start token included"
+    assert input_ids.tolist() == whole, "the template's own tokens, start token included"
     parts: list[list[int]] = [[]]
-    for token, label in zip(row.input_ids.tolist(), row.labels.tolist(), strict=True):
+    for token, label in zip(input_ids.tolist(), labels.tolist(), strict=True):
         assert label in (token, -100)
         if label != -100:
             parts[-1].append(token)
@@ -59,8 +59,8 @@ def test_of_four_turns_the_assistants_are_learned_with_their_end_tokens(name: st
 def test_the_learned_token_ids_are_the_answers_and_no_other(name: str) -> None:
     """By ids: a conversation cut behind each answer's end token is what was learned up to there."""
     tokenizer = FAMILIES[name].tokenizer()
-    (row,) = tokenize_marked([chat_pieces(TURNS, None, tokenizer)], tokenizer)
-    ids, learned = row.input_ids.tolist(), (row.labels != -100).tolist()
+    ((input_ids,), (labels,)) = tokenize_spans([chat_spans(TURNS, None, tokenizer)], tokenizer)
+    ids, learned = input_ids.tolist(), (labels != -100).tolist()
     for number in (1, 3):
         prompt = tokenizer.apply_chat_template(TURNS[:number], add_generation_prompt=True, return_dict=False)
         assert ids[: len(prompt)] == prompt
@@ -72,9 +72,9 @@ def test_the_learned_token_ids_are_the_answers_and_no_other(name: str) -> None:
 
 def test_the_templates_own_marks_give_the_same() -> None:
     family = FAMILIES["Llama-3"]
-    found = chat_pieces(TURNS, None, family.tokenizer())
-    marked = chat_pieces(TURNS, None, family.tokenizer(MARKED))
-    assert [piece for piece in marked if piece.text] == [piece for piece in found if piece.text]
+    found = chat_spans(TURNS, None, family.tokenizer())
+    marked = chat_spans(TURNS, None, family.tokenizer(MARKED))
+    assert [span for span in marked if span.text] == [span for span in found if span.text]
 
 
 def test_a_template_that_rewrites_earlier_turns_is_fine_where_it_marks_them_and_refused_where_not() -> None:
@@ -85,16 +85,16 @@ def test_a_template_that_rewrites_earlier_turns_is_fine_where_it_marks_them_and_
     turns[1]["content"] = "<think>France, so Paris</think>Paris."
     rewritten = [template.replace("message['content'] | trim", "content | trim") for template in (LLAMA_3, MARKED)]
     plain, marked = (text.replace("in messages -%}", "in messages -%}" + forgets, 1) for text in rewritten)
-    with pytest.raises(BadRow, match=r"turn 2 differently.*generation"):
-        chat_pieces(turns, None, family.tokenizer(plain))
-    answers = [piece.text for piece in chat_pieces(turns, None, family.tokenizer(marked)) if piece.learned]
+    with pytest.raises(BadExample, match=r"turn 2 differently.*generation"):
+        chat_spans(turns, None, family.tokenizer(plain))
+    answers = [span.text for span in chat_spans(turns, None, family.tokenizer(marked)) if span.has_loss]
     assert answers == ["Paris.<|eot_id|>", "Lima.\nAnna says so.<|eot_id|>"]
 
 
 @pytest.mark.parametrize("template", [CHATML.replace("<|im_end|>", ""), MARKED.replace("<|eot_id|>", "")])
 def test_a_template_without_an_end_token_is_refused(template: str) -> None:
-    with pytest.raises(BadRow, match="never end"):
-        chat_pieces(TURNS, None, FAMILIES["ChatML"].tokenizer(template))
+    with pytest.raises(BadExample, match="never end"):
+        chat_spans(TURNS, None, FAMILIES["ChatML"].tokenizer(template))
 
 
 def test_tools_and_tool_turns_are_passed_through_and_not_learned() -> None:
@@ -107,24 +107,24 @@ def test_tools_and_tool_turns_are_passed_through_and_not_learned() -> None:
         {"role": "assistant", "content": "No."},
     ]
     tools = [{"type": "function", "function": {"name": "weather", "description": None, "parameters": {}}}]
-    pieces = chat_pieces(turns, tools, tokenizer)
-    learned = [piece.text for piece in pieces if piece.learned]
+    spans = chat_spans(turns, tools, tokenizer)
+    learned = [span.text for span in spans if span.has_loss]
     assert learned == [
         '<tool_call>{"name": "weather", "arguments": {"city": "Lima"}}</tool_call><|im_end|>',
         "No.<|im_end|>",
     ]
-    text = "".join(piece.text for piece in pieces)
+    text = "".join(span.text for span in spans)
     assert 'Tools: [{"type": "function"' in text
     assert "description" not in text, "a key that Arrow filled with null"
     assert "<|im_start|>tool\ndry<|im_end|>" in text
-    assert chat_pieces(turns, '[{"type": "function"}]', tokenizer)[0].text.count("Tools:") == 1
+    assert chat_spans(turns, '[{"type": "function"}]', tokenizer)[0].text.count("Tools:") == 1
 
 
 def test_sharegpt_turns_are_the_same_conversation() -> None:
     tokenizer = FAMILIES["ChatML"].tokenizer()
     names = {"user": "human", "assistant": "gpt", "system": "system"}
     turns = [{"from": names[turn["role"]], "value": turn["content"]} for turn in [SYSTEM, *TURNS]]
-    assert chat_pieces(turns, None, tokenizer) == chat_pieces([SYSTEM, *TURNS], None, tokenizer)
+    assert chat_spans(turns, None, tokenizer) == chat_spans([SYSTEM, *TURNS], None, tokenizer)
 
 
 @pytest.mark.parametrize(
@@ -141,13 +141,13 @@ def test_sharegpt_turns_are_the_same_conversation() -> None:
     ],
 )
 def test_what_is_no_conversation_is_refused_with_the_reason(turns: Any, reason: str) -> None:
-    with pytest.raises(BadRow, match=reason):
-        chat_pieces(turns, None, FAMILIES["ChatML"].tokenizer())
+    with pytest.raises(BadExample, match=reason):
+        chat_spans(turns, None, FAMILIES["ChatML"].tokenizer())
 
 
 def test_what_the_template_refuses_is_refused_in_its_words() -> None:
-    with pytest.raises(BadRow, match=r"must alternate"):
-        chat_pieces([TURNS[0], TURNS[0], TURNS[1]], None, FAMILIES["Llama-2"].tokenizer())
+    with pytest.raises(BadExample, match=r"must alternate"):
+        chat_spans([TURNS[0], TURNS[0], TURNS[1]], None, FAMILIES["Llama-2"].tokenizer())
 
 
 def test_a_tokenizer_without_a_template_is_refused_or_given_one(tmp_path: Path) -> None:

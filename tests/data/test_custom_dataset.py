@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -9,12 +10,14 @@ import pytest
 from transformers import AutoTokenizer
 
 import finetuning
-from configs.flags import parse_flags
-from data.dataset_functions import find_recipe
-from data.sequences import load_examples
+from configs.datasets import CustomDataset
+from data.causal_sequences import build_sequences
+from data.dataset_functions import find_dataset_function
+from data.pipeline import load_sequences
 from tests.helpers.processes import ROOT, read_metrics
 from utils.errors import ConfigError
 
+BUILD = partial(build_sequences, context_length=64)
 COLLATED = """
 import torch
 
@@ -82,13 +85,12 @@ def test_llama_recipes_example_runs(tiny_model: Path, tmp_path: Path) -> None:
 
 
 def test_a_data_collator_makes_each_sample_and_the_run_uses_it(tiny_model: Path, tmp_path: Path, collated: Any) -> None:
-    config = parse_flags(["--model_name", "m", "--dataset", collated()])
-    recipe, dataset_config, splits = find_recipe(config)
+    config = CustomDataset(file=collated())
+    function = find_dataset_function("custom_dataset", config)
     tokenizer = AutoTokenizer.from_pretrained(tiny_model)
-    examples = load_examples(recipe, dataset_config, tokenizer, splits["train"], split_slice="5", context_length=64)
-    assert len(examples) == 5
-    for number in range(5):
-        ids, labels = examples.document(number)
+    sequences = load_sequences(function, config, tokenizer, "train", split_slice="5", build=BUILD)
+    assert len(sequences) == 5
+    for number, (ids, labels, _) in enumerate(sequences):
         assert tokenizer.decode(ids).replace(" Yes", "Yes") == f"Is {number} a number?Yes.", "without the padding"
         assert tokenizer.decode(labels[labels != -100]) == "Yes."
     events = run(tiny_model, tmp_path / "run", collated())
@@ -96,9 +98,8 @@ def test_a_data_collator_makes_each_sample_and_the_run_uses_it(tiny_model: Path,
 
 
 def test_what_a_collator_returns_beside_text_is_refused(tiny_model: Path, collated: Any) -> None:
-    recipe, dataset_config, _ = find_recipe(
-        parse_flags(["--model_name", "m", "--dataset", collated("'pixel_values': 1")])
-    )
+    config = CustomDataset(file=collated("'pixel_values': 1"))
+    function = find_dataset_function("custom_dataset", config)
     tokenizer = AutoTokenizer.from_pretrained(tiny_model)
     with pytest.raises(ConfigError, match=r"row 1: the collator returned pixel_values"):
-        load_examples(recipe, dataset_config, tokenizer, "train", split_slice=None, context_length=64)
+        load_sequences(function, config, tokenizer, "train", split_slice=None, build=BUILD)

@@ -11,8 +11,11 @@ from typing import Any
 import pytest
 from transformers import AutoTokenizer
 
+from configs.datasets import CustomDataset, SamsumDataset
 from configs.flags import parse_flags
-from data.dataset_functions import find_recipe, load_recipe_module
+from configs.training import TrainConfig
+from data.dataset_functions import find_dataset_function, load_dataset_file
+from data.pipeline import load_data
 from tests.helpers.processes import ROOT
 from utils.errors import ConfigError
 
@@ -63,14 +66,13 @@ def test_pytest_in_the_repository_imports_the_hugging_face_library(tmp_path: Pat
 
 
 def test_the_built_in_recipe_reads_the_samples(tiny_model: Path) -> None:
-    config = parse_flags(["--model_name", "m", "--samsum_dataset.data_path", str(SAMPLES)])
-    recipe, dataset_config, splits = find_recipe(config)
-    assert splits == {"train": "train", "validation": "validation"}
+    config = SamsumDataset(str(SAMPLES))
+    function = find_dataset_function("samsum_dataset", config)
     tokenizer = AutoTokenizer.from_pretrained(tiny_model)
     for split in ("train", "validation"):
         with open(SAMPLES / f"{split}.jsonl", encoding="utf-8") as lines:
             samples = [json.loads(line) for line in lines]
-        rows = recipe(dataset_config, tokenizer, splits[split])
+        rows = function(config, tokenizer, split)
         assert len(rows) == len(samples)
         learned = [label for label in rows[0]["labels"] if label != -100]
         assert tokenizer.decode(learned[:-1]).strip() == samples[0]["summary"].strip()
@@ -82,16 +84,26 @@ def test_users_recipes_come_through_the_same_door_in_both_spellings(recipe_file:
     for flags in (["--dataset", f"{recipe_file}:other"], ["--dataset", "custom_dataset"]):
         if len(flags) == 2 and flags[1] == "custom_dataset":
             flags += ["--custom_dataset.file", f"{recipe_file}:other"]
-        recipe, dataset_config, _ = find_recipe(parse_flags(["--model_name", "m", *flags]))
-        assert recipe(dataset_config, None, "train") == [{"input_ids": [7, 8], "labels": [7, 8]}]
+        ((name, config),) = parse_flags(["--model_name", "m", *flags]).dataset_configs.items()
+        function = find_dataset_function(name, config)
+        assert function(config, None, "train") == [{"input_ids": [7, 8], "labels": [7, 8]}]
 
 
 def test_a_recipe_without_a_function_name_is_get_custom_dataset(recipe_file: Path) -> None:
-    flags = ["--dataset", "custom_dataset", "--custom_dataset.file", str(recipe_file)]
-    flags += ["--custom_dataset.train_split", "part1", "--custom_dataset.test_split", "part2"]
-    recipe, _, splits = find_recipe(parse_flags(["--model_name", "m", *flags]))
-    assert recipe.__name__ == "get_custom_dataset"
-    assert splits == {"train": "part1", "validation": "part2"}
+    function = find_dataset_function("custom_dataset", CustomDataset(file=str(recipe_file)))
+    assert function.__name__ == "get_custom_dataset"
+
+
+def test_the_function_gets_the_names_of_the_splits_that_the_flags_give(tmp_path: Path) -> None:
+    file = tmp_path / "data.py"
+    row = "{'input_ids': [len(split), 7], 'labels': [-100, 7]}"
+    file.write_text(f"def get_custom_dataset(dataset_config, tokenizer, split):\n    return [{row}]\n")
+    config = CustomDataset(file=str(file), train_split="a", test_split="four")
+    train_config = TrainConfig(model_name="m", dataset="custom_dataset")
+    data = load_data(train_config, {"custom_dataset": config}, None, vocab_size=10, context_length=8)
+    assert data.train[0].input_ids.tolist() == [1, 7]
+    assert data.evaluation is not None
+    assert data.evaluation[0].input_ids.tolist() == [4, 7]
 
 
 def test_recipes_of_one_name_in_two_folders_are_two_modules(tmp_path: Path) -> None:
@@ -99,20 +111,20 @@ def test_recipes_of_one_name_in_two_folders_are_two_modules(tmp_path: Path) -> N
     for name in ("a", "b"):
         (tmp_path / name).mkdir()
         (tmp_path / name / "data.py").write_text(f"NAME = {name!r}")
-        modules.append(load_recipe_module(tmp_path / name / "data.py"))
+        modules.append(load_dataset_file(tmp_path / name / "data.py"))
     assert [module.NAME for module in modules] == ["a", "b"]
 
 
 @pytest.mark.parametrize(
     ("contents", "message"),
-    [(None, "no recipe file"), ("import no_such_module", "no_such_module"), ("x = 1", "no function")],
+    [(None, "there is no file"), ("import no_such_module", "no_such_module"), ("x = 1", "no function")],
 )
 def test_a_recipe_that_cannot_be_used_is_refused_by_path(contents: str | None, message: str, tmp_path: Path) -> None:
     file = tmp_path / "broken.py"
     if contents is not None:
         file.write_text(contents)
     with pytest.raises(ConfigError, match=message) as refusal:
-        find_recipe(parse_flags(["--model_name", "m", "--dataset", f"{file}:rows"]))
+        find_dataset_function("custom_dataset", CustomDataset(file=f"{file}:rows"))
     assert str(file) in str(refusal.value)
 
 
@@ -128,13 +140,13 @@ import sys
 sys.path.insert(0, {str(ROOT)!r})
 from pathlib import Path
 from torch.utils.data import DataLoader
-from data.dataset_functions import load_recipe_module
+from data.dataset_functions import load_dataset_file
 
 def collate(rows):
     return [row["input_ids"][0] for row in rows]
 
 if __name__ == "__main__":
-    rows = load_recipe_module(Path({str(recipe_file)!r})).get_custom_dataset(None, None, "train")
+    rows = load_dataset_file(Path({str(recipe_file)!r})).get_custom_dataset(None, None, "train")
     loader = DataLoader(rows, batch_size=2, num_workers=1, collate_fn=collate,
                         multiprocessing_context={start_method!r})
     print(list(loader))
@@ -145,9 +157,9 @@ if __name__ == "__main__":
 
 def test_the_example_in_the_repository_works_as_it_says(tiny_model: Path) -> None:
     tokenizer = AutoTokenizer.from_pretrained(tiny_model)
-    flags = ["--model_name", "m", "--dataset", f"{ROOT}/datasets/custom_example.py:get_custom_dataset"]
-    recipe, dataset_config, splits = find_recipe(parse_flags(flags))
-    rows: Any = [*recipe(dataset_config, tokenizer, splits["train"]), *recipe(dataset_config, tokenizer, "validation")]
+    config = CustomDataset(file=f"{ROOT}/datasets/custom_example.py:get_custom_dataset")
+    function = find_dataset_function("custom_dataset", config)
+    rows: Any = [*function(config, tokenizer, "train"), *function(config, tokenizer, "validation")]
     assert len(rows) == 6
     assert all(len(row["input_ids"]) == len(row["labels"]) for row in rows)
     assert all(row["labels"][-1] == tokenizer.eos_token_id for row in rows)

@@ -11,9 +11,12 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from data.loader import BatchLayout, StepLoader, make_rows
+from data.batch_layout import BatchLayout
+from data.causal_sequences import build_sequences
 from data.padding import PaddedWidth
-from data.sequences import Examples, build_examples
+from data.rows import make_rows
+from data.sequences import Sequences
+from data.step_loader import StepLoader
 from tasks.causal_lm import CausalMicroBatch, Collator
 
 PADDING = 0
@@ -23,7 +26,7 @@ LAYOUTS = st.builds(BatchLayout, st.integers(1, 3), st.integers(1, 3), st.intege
 Document = tuple[tuple[int, ...], tuple[int, ...]]  # input_ids, labels
 
 
-def make_examples(documents: list[list[bool]], context_length: int) -> Examples:
+def make_examples(documents: list[list[bool]], context_length: int) -> Sequences:
     """No token id occurs twice, so that each tells where it came from. The last document always has a label."""
     rows, token = [], PADDING + 1
     for learned in [*documents, [False, True]]:
@@ -35,11 +38,11 @@ def make_examples(documents: list[list[bool]], context_length: int) -> Examples:
             }
         )
         token += len(learned)
-    return build_examples(rows, name="test", context_length=context_length)
+    return build_sequences(rows, name="test", context_length=context_length)
 
 
 def make_loader(
-    examples: Examples,
+    examples: Sequences,
     strategy: str,
     context_length: int,
     layout: BatchLayout,
@@ -92,7 +95,7 @@ def test_every_kept_document_comes_once_per_epoch_whole_and_with_its_labels(
     documents: list[list[bool]], context_length: int, strategy: str, layout: BatchLayout, seed: int
 ) -> None:
     examples = make_examples(documents, context_length)
-    kept = sorted(tuple(tuple(part.tolist()) for part in examples.document(i)) for i in range(len(examples)))
+    kept = sorted((tuple(ids.tolist()), tuple(labels.tolist())) for ids, labels, _ in examples)
     loaders = [make_loader(examples, strategy, context_length, layout, r, seed, 0) for r in range(layout.world_size)]
     for epoch in (0, 1):
         steps = steps_of(loaders, epoch)

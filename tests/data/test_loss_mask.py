@@ -11,15 +11,15 @@ from hypothesis import given
 from hypothesis import strategies as st
 from transformers import AutoTokenizer
 
-from data.loss_mask import Piece, tokenize_marked
+from data.loss_mask import TextSpan, tokenize_spans
 from tests.helpers.tokenizers_of_kinds import KINDS, LINES, byte_level
 
 LETTERS = st.text(alphabet="abAnn Summary:\n\t.?ü🙂é", max_size=12) | st.sampled_from(LINES[0].split(" "))
-SAMPLES = st.lists(st.builds(Piece, LETTERS, st.booleans()), max_size=6)
+SAMPLES = st.lists(st.builds(TextSpan, LETTERS, st.booleans()), max_size=6)
 
 
-def learned_tokens(pieces: list[Piece], tokenizer: Any, **ends: Any) -> tuple[list[int], list[int]]:
-    ((ids, labels),) = tokenize_marked([pieces], tokenizer, **ends)
+def learned_tokens(spans: list[TextSpan], tokenizer: Any, **ends: Any) -> tuple[list[int], list[int]]:
+    ((ids,), (labels,)) = tokenize_spans([spans], tokenizer, **ends)
     assert ids.dtype == labels.dtype == np.int32
     assert len(ids) == len(labels)
     learned = labels != -100
@@ -28,34 +28,34 @@ def learned_tokens(pieces: list[Piece], tokenizer: Any, **ends: Any) -> tuple[li
 
 
 @pytest.mark.parametrize("kind", KINDS)
-@given(pieces=SAMPLES)
-def test_the_tokens_are_those_of_the_whole_text_between_its_ends(kind: str, pieces: list[Piece]) -> None:
+@given(spans=SAMPLES)
+def test_the_tokens_are_those_of_the_whole_text_between_its_ends(kind: str, spans: list[TextSpan]) -> None:
     tokenizer = KINDS[kind]()
-    whole = tokenizer("".join(piece.text for piece in pieces), add_special_tokens=False)["input_ids"]
-    ids, learned = learned_tokens(pieces, tokenizer, start=[7, 8], end=[9])
+    whole = tokenizer("".join(span.text for span in spans), add_special_tokens=False)["input_ids"]
+    ids, learned = learned_tokens(spans, tokenizer, start=[7, 8], end=[9])
     assert ids == [7, 8, *whole, 9]
     assert not {0, 1} & set(learned)
-    assert (len(ids) - 1 in learned) == bool(pieces and pieces[-1].learned)
+    assert (len(ids) - 1 in learned) == bool(spans and spans[-1].has_loss)
 
 
 @pytest.mark.parametrize("kind", ["byte-level", "metaspace", "unigram"])
-@given(pieces=SAMPLES)
-def test_a_token_is_learned_if_one_of_its_characters_is(kind: str, pieces: list[Piece]) -> None:
+@given(spans=SAMPLES)
+def test_a_token_is_learned_if_one_of_its_characters_is(kind: str, spans: list[TextSpan]) -> None:
     tokenizer = KINDS[kind]()
-    text = "".join(piece.text for piece in pieces)
+    text = "".join(span.text for span in spans)
     offsets = tokenizer(text, add_special_tokens=False, return_offsets_mapping=True)["offset_mapping"]
-    marks = [piece.learned for piece in pieces for _ in piece.text]
+    marks = [span.has_loss for span in spans for _ in span.text]
     expected = [index for index, (first, last) in enumerate(offsets) if any(marks[first:last])]
-    _, learned = learned_tokens(pieces, tokenizer)
+    _, learned = learned_tokens(spans, tokenizer)
     width = {index for index, (first, last) in enumerate(offsets) if first < last}
     assert [index for index in learned if index in width] == expected
 
 
-@given(pieces=SAMPLES)
-def test_a_tokenizer_without_offsets_learns_the_same(pieces: list[Piece]) -> None:
-    """One token per byte: what is learned is the bytes of the learned pieces."""
-    marks = [piece.learned for piece in pieces for _ in piece.text.encode()]
-    assert learned_tokens(pieces, KINDS["python"]())[1] == [index for index, mark in enumerate(marks) if mark]
+@given(spans=SAMPLES)
+def test_a_tokenizer_without_offsets_learns_the_same(spans: list[TextSpan]) -> None:
+    """One token per byte: what is learned is the bytes of the learned spans."""
+    marks = [span.has_loss for span in spans for _ in span.text.encode()]
+    assert learned_tokens(spans, KINDS["python"]())[1] == [index for index, mark in enumerate(marks) if mark]
 
 
 @pytest.mark.parametrize("trimmed", [False, True])
@@ -63,7 +63,7 @@ def test_a_token_across_the_seam_is_learned(trimmed: bool) -> None:
     """ "Summary: " and "Anna" by themselves have a token for the space; together " Anna" is one."""
     tokenizer = byte_level(trim_offsets=trimmed)
     prompt, answer = "Summary: ", "Anna and Bob talk."
-    ids, learned = learned_tokens([Piece(prompt, False), Piece(answer, True)], tokenizer, end=[2])
+    ids, learned = learned_tokens([TextSpan(prompt, False), TextSpan(answer, True)], tokenizer, end=[2])
     tokens = tokenizer.convert_ids_to_tokens(ids)
     assert next(tokens[index] for index in learned) == "ĠAnna"
     assert tokenizer.decode([ids[index] for index in learned]) == " " + answer + "</s>"
@@ -74,17 +74,17 @@ def test_a_token_across_the_seam_is_learned(trimmed: bool) -> None:
 
 def test_an_answer_that_ends_in_white_space_is_learned_to_its_end() -> None:
     tokenizer = byte_level(trim_offsets=True)
-    ids, learned = learned_tokens([Piece("a:", False), Piece(" Anna \n\n ", True)], tokenizer, end=[2])
+    ids, learned = learned_tokens([TextSpan("a:", False), TextSpan(" Anna \n\n ", True)], tokenizer, end=[2])
     assert tokenizer.decode([ids[index] for index in learned]) == " Anna \n\n </s>"
 
 
 def test_no_samples_are_no_rows() -> None:
-    assert tokenize_marked([], byte_level()) == []
+    assert tokenize_spans([], byte_level()) == ([], [])
 
 
 def test_a_tokenizers_own_truncation_cuts_nothing(tiny_model: Path) -> None:
     tokenizer = AutoTokenizer.from_pretrained(tiny_model)
     tokenizer.backend_tokenizer.enable_truncation(3)
-    ids, learned = learned_tokens([Piece("Anna: " * 50, False), Piece("Hi", True)], tokenizer)
+    ids, learned = learned_tokens([TextSpan("Anna: " * 50, False), TextSpan("Hi", True)], tokenizer)
     assert len(ids) > 100
     assert learned[-1] == len(ids) - 1

@@ -11,8 +11,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from data.mixing import describe_row, global_row, interleave, join_examples, mix, mixed_documents, source_of
-from data.sequences import Examples, build_examples
+from data.causal_sequences import build_sequences
+from data.mixing import describe_row, global_row, interleave, join_sequences, mix, mixed_indices, source_of
+from data.sequences import Sequences
 from utils.errors import ConfigError
 
 SIZES_AND_WEIGHTS = st.lists(
@@ -33,7 +34,7 @@ def test_an_epoch_has_the_shares_asked_for_and_every_sample_at_least_once(source
     for part, weight in zip(parts, weights, strict=True):
         assert part.share == pytest.approx(weight / sum(weights))
         assert abs(part.num_samples - part.share * sum(counts)) <= len(sources)  # a sample's rounding of each
-    documents = mixed_documents(sizes, counts, seed)
+    documents = mixed_indices(sizes, counts, seed)
     occurrences, start = Counter(documents.tolist()), 0
     for size, count in zip(sizes, counts, strict=True):
         own = [occurrences[start + index] for index in range(size)]
@@ -55,13 +56,13 @@ def test_no_smaller_epoch_has_every_sample_and_these_shares(sources: list[Any]) 
 @given(sizes=st.lists(st.integers(1, 60), min_size=2, max_size=4))
 def test_without_weights_every_sample_comes_once(sizes: list[int]) -> None:
     counts = [part.num_samples for part in mix(names(sizes), sizes, ())]
-    assert mixed_documents(sizes, counts, 0).tolist() == list(range(sum(sizes)))
+    assert mixed_indices(sizes, counts, 0).tolist() == list(range(sum(sizes)))
 
 
 def test_the_samples_that_come_once_more_are_drawn_by_the_seed() -> None:
-    first = mixed_documents([100, 10], [150, 10], 1).tolist()
-    assert first == mixed_documents([100, 10], [150, 10], 1).tolist()
-    assert first != mixed_documents([100, 10], [150, 10], 2).tolist()
+    first = mixed_indices([100, 10], [150, 10], 1).tolist()
+    assert first == mixed_indices([100, 10], [150, 10], 1).tolist()
+    assert first != mixed_indices([100, 10], [150, 10], 2).tolist()
 
 
 def test_a_part_says_what_it_gives() -> None:
@@ -77,20 +78,20 @@ def test_shares_that_would_make_an_absurd_epoch_are_refused() -> None:
         mix(["a", "b"], [5, 500], (1, 1e-9))
 
 
-def examples(*lengths: int) -> Examples:
+def examples(*lengths: int) -> Sequences:
     rows = [{"input_ids": [length] * length, "labels": [length] * length} for length in lengths]
-    return build_examples(rows, name="test", context_length=8)
+    return build_sequences(rows, name="test", context_length=8)
 
 
 def test_joined_datasets_keep_their_documents_and_know_their_rows() -> None:
     first, second = examples(3, 0, 4), examples(9, 2)
-    joined = join_examples([first, second])
-    assert [ids.tolist() for ids, _ in map(joined.document, range(4))] == [[3] * 3, [4] * 4, [9] * 8, [2] * 2]
-    assert [label.tolist()[1:] for _, label in map(joined.document, range(4))] == [[3] * 2, [4] * 3, [9] * 7, [2]]
+    joined = join_sequences([first, second])
+    assert [ids.tolist() for ids, _, _ in joined] == [[3] * 3, [4] * 4, [9] * 8, [2] * 2]
+    assert [labels.tolist()[1:] for _, labels, _ in joined] == [[3] * 2, [4] * 3, [9] * 7, [2]]
     assert (joined.num_truncated, joined.num_empty) == (1, 1)
     said = [describe_row(int(number), ["a", "b"]) for number in joined.source_rows]
     assert said == ["a 1", "a 3", "b 1", "b 2"]
-    assert join_examples([first]) is first
+    assert join_sequences([first]) is first
     assert describe_row(int(first.source_rows[1]), ["a"]) == "3"
 
 

@@ -16,6 +16,7 @@ from transformers import AutoModelForCausalLM
 
 import finetuning
 from data.packing import pack_best_fit
+from data.sequences import TokenSequence
 from policies.loss import use_summed_loss
 from tasks.causal_lm import CausalMicroBatch, Collator, summed_loss
 from tests.helpers import random_documents
@@ -53,13 +54,13 @@ def make_model(name: str, attention: str = "sdpa", mode: str = "eval") -> Any:
     return model.train(mode == "train")
 
 
-def make_documents(lengths: list[int], seed: int = 0) -> list[tuple[np.ndarray, np.ndarray, int]]:
+def make_documents(lengths: list[int], seed: int = 0) -> list[TokenSequence]:
     generator = np.random.default_rng(seed)
     documents = []
     for source, length in enumerate(lengths):
         ids = generator.integers(3, VOCAB, length).astype(np.int32)
         labels = np.where(generator.random(length) < 0.3, -100, ids).astype(np.int32)
-        documents.append((ids, labels, source))
+        documents.append(TokenSequence(ids, labels, source))
     return documents
 
 
@@ -138,7 +139,7 @@ def test_rows_of_lengths_as_dialogues_have_them_are_at_least_98_percent_full(see
 
 @pytest.mark.parametrize("length", [0, 61])
 def test_a_document_that_fits_no_row_is_refused(length: int) -> None:
-    with pytest.raises(ValueError, match="document 1"):
+    with pytest.raises(ValueError, match="sequence 1"):
         pack_best_fit([5, length], 60)
 
 
@@ -185,8 +186,8 @@ def test_gradients_of_a_batch_are_the_sum_of_each_documents_alone(name: str, pac
     model = make_model(name, "eager", "train")
     use_summed_loss(model, model.get_decoder(), chunk_size=0)
     documents = make_documents([7, 11, 5, 9])
-    for ids, labels, _ in documents:
-        alone = Collator(packing=False, padding_id=2)([[(ids, labels, 0)]])
+    for document in documents:
+        alone = Collator(packing=False, padding_id=2)([[document]])
         summed_loss(model, alone).backward()
     wanted = gradients(model)
     rows = [documents[:3], documents[3:]] if packing else [[document] for document in documents]
@@ -214,7 +215,7 @@ def test_what_fills_unused_places_changes_neither_loss_nor_gradients(name: str, 
 
 
 def test_the_first_token_of_a_document_is_never_learned() -> None:
-    documents = [(ids, ids.copy(), source) for ids, _, source in make_documents([4, 6, 3])]
+    documents = [document._replace(labels=document.input_ids.copy()) for document in make_documents([4, 6, 3])]
     packed = Collator(packing=True, padding_id=2)([documents])
     padded = Collator(packing=False, padding_id=2)([[document] for document in documents])
     assert packed.labels[0, [0, 4, 10]].tolist() == [-100] * 3

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from types import SimpleNamespace
 from typing import Any
 
@@ -12,19 +13,23 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from data.sequences import Examples, Truncation, build_examples, check_token_ids, load_examples
+from data.causal_sequences import Truncation, build_sequences, shifted_label_notes
+from data.pipeline import load_sequences
+from data.sequences import Sequences, check_token_ids
 from tests.helpers.token_documents import DOCUMENTS, row, to_rows
 from utils.errors import ConfigError
 
-
-def build(*rows: Any, context_length: int = 8, truncation: Truncation = "right") -> Examples:
-    return build_examples(rows, name="test", context_length=context_length, truncation=truncation)
+BUILD = partial(build_sequences, context_length=8)
 
 
-def take(num_rows: int, split_slice: str | None, *, hugging_face: bool = False) -> Examples:
+def build(*rows: Any, context_length: int = 8, truncation: Truncation = "right") -> Sequences:
+    return build_sequences(rows, name="test", context_length=context_length, truncation=truncation)
+
+
+def take(num_rows: int, split_slice: str | None, *, hugging_face: bool = False) -> Sequences:
     rows: Any = [row([index % 100, 1]) for index in range(num_rows)]
     rows = datasets.Dataset.from_list(rows) if hugging_face else rows
-    return load_examples(lambda *_: rows, SimpleNamespace(), None, "train", split_slice=split_slice, context_length=8)
+    return load_sequences(lambda *_: rows, SimpleNamespace(), None, "train", split_slice=split_slice, build=BUILD)
 
 
 @given(
@@ -64,7 +69,7 @@ def test_every_row_is_kept_cut_or_counted(documents: list[Any], context_length: 
             build(*rows, context_length=context_length, truncation=truncation)
         return
     examples = build(*rows, context_length=context_length, truncation=truncation)
-    found = [(int(s), *(p.tolist() for p in examples.document(i))) for i, s in enumerate(examples.source_rows)]
+    found = [(sequence.source_row, sequence.input_ids.tolist(), sequence.labels.tolist()) for sequence in examples]
     assert found == kept
     assert len(examples) == len(kept)
     assert examples.lengths.tolist() == [len(ids) for _, ids, _ in kept]
@@ -76,7 +81,7 @@ def test_what_was_cut_and_left_out_is_said() -> None:
     rows = [row(list(range(20))), row([5] * 9, [-100] * 8 + [5]), row([]), row([1, 2])]
     lines = "\n".join(build(*rows).describe("train"))
     assert "1 samples were longer than context_length and were cut (--truncation), by 12 tokens in all" in lines
-    assert "1 samples left out: no token to learn" in lines
+    assert "1 samples left out: no label token" in lines
     assert "1 samples left out: no tokens" in lines
     assert "2 samples left out: longer" in "\n".join(build(*rows, truncation="drop").describe("train"))
     assert build(row([1, 2])).describe("train") == []
@@ -84,12 +89,14 @@ def test_what_was_cut_and_left_out_is_said() -> None:
 
 def test_labels_that_someone_shifted_are_noticed() -> None:
     shifted = build(row([1, 2, 3, 4], [2, 3, 4, -100]), row([6, 7]))
-    assert "warning: 2 of 3 labels are not the token at their place" in "\n".join(shifted.describe("train"))
+    (line,) = shifted_label_notes(shifted, "train")
+    assert "warning: 2 of 3 labels are not the token at their place" in line
+    assert shifted_label_notes(build(row([1, 2, 3, 4], [-100, 2, 3, 4])), "train") == []
 
 
 def test_tokens_with_a_zero_attention_mask_are_removed() -> None:
     examples = build(row([9, 9, 4, 5, 6, 9], [9, 9, -100, 5, 6, 9], attention_mask=[0, 0, 1, 1, 1, 0]))
-    ids, labels = examples.document(0)
+    ids, labels, _ = examples[0]
     assert ids.tolist() == [4, 5, 6]
     assert labels.tolist() == [-100, 5, 6]
 
@@ -104,7 +111,7 @@ def test_ids_that_are_not_whole_numbers_are_refused(ids: Any) -> None:
 
 @pytest.mark.parametrize("ids", [[1, 2, 3], np.array([1, 2, 3]), torch.tensor([1, 2, 3]), (1, 2, 3)])
 def test_ids_may_be_lists_arrays_or_tensors(ids: Any) -> None:
-    assert build(row(ids)).document(0)[0].tolist() == [1, 2, 3]
+    assert build(row(ids))[0].input_ids.tolist() == [1, 2, 3]
 
 
 @pytest.mark.parametrize(
@@ -177,4 +184,4 @@ def test_a_recipe_that_fails_or_returns_nothing_is_refused_by_name() -> None:
 
     for recipe in (broken, forgetful):
         with pytest.raises(ConfigError, match=recipe.__name__):
-            load_examples(recipe, None, None, "train", split_slice=None, context_length=8)
+            load_sequences(recipe, None, None, "train", split_slice=None, build=BUILD)

@@ -6,6 +6,7 @@ import pickle
 import re
 from collections import Counter
 from collections.abc import Iterator
+from functools import partial
 from typing import Any
 
 import datasets
@@ -15,11 +16,14 @@ from hypothesis import given as drawn
 from hypothesis import settings
 from hypothesis import strategies as st
 
-from data.loader import BatchLayout
+from data.batch_layout import BatchLayout
+from data.causal_sequences import build_sequences
 from data.mixing import source_of
+from data.order import batched_by_length, shuffled
+from data.packing import pack_stream
+from data.sequences import Row, TokenSequence, checksum
 from data.stream_loader import StreamLoader
-from data.stream_rows import Row, batched_by_length, packed, shuffled
-from data.streaming import Stream, StreamSource, fingerprint
+from data.streaming import Stream, StreamSource
 from utils.errors import ConfigError, TrainingError
 
 CONTEXT = 16
@@ -33,11 +37,11 @@ def source(lengths: list[int], *, recipe: Any = None, name: str = "a", max_rows:
 
     return StreamSource(
         dataset=name,
-        recipe=recipe or rows,
+        function=recipe or rows,
         dataset_config=None,
         tokenizer=None,
         split="train",
-        context_length=CONTEXT,
+        build=partial(build_sequences, context_length=CONTEXT),
         vocab_size=10_000,
         max_rows=max_rows,
     )
@@ -222,15 +226,19 @@ def test_mixed_sources_come_whole_in_a_pass_and_once_without_weights(
         assert max(own.values()) - min(own.values()) <= 1
 
 
+def sequence_of(length: int, row: int) -> TokenSequence:
+    return TokenSequence(np.zeros(length, dtype=np.int32), np.zeros(length, dtype=np.int32), row)
+
+
 def samsum_like(num_documents: int, longest: int) -> list[Any]:
     lengths = np.clip(np.random.default_rng(0).lognormal(np.log(150), 0.7, num_documents), 8, longest).astype(int)
-    return [(np.zeros(length, dtype=np.int32),) * 2 + (index,) for index, length in enumerate(lengths)]
+    return [sequence_of(length, index) for index, length in enumerate(lengths)]
 
 
 def test_packing_on_the_fly_fills_rows() -> None:
     documents = samsum_like(20_000, 2048)
-    rows = list(packed(documents, 2048))
-    assert sum(len(ids) for ids, _, _ in documents) / (2048 * len(rows)) > 0.99
+    rows = list(pack_stream(documents, 2048))
+    assert sum(len(document.input_ids) for document in documents) / (2048 * len(rows)) > 0.99
 
 
 @pytest.mark.parametrize("global_batch_size", [8, 64])
@@ -239,7 +247,7 @@ def test_batches_of_like_lengths_have_little_padding(global_batch_size: int) -> 
     tokens = padded = 0
     for batch in batches:
         for start in range(0, len(batch), 4):
-            lengths = [len(row[0][0]) for row in batch[start : start + 4]]
+            lengths = [len(row[0].input_ids) for row in batch[start : start + 4]]
             tokens, padded = tokens + sum(lengths), padded + max(lengths) * len(lengths)
     assert 1 - tokens / padded < 0.1
 
@@ -261,11 +269,11 @@ def test_no_more_rows_are_open_than_may_be() -> None:
 
     def documents() -> Iterator[Any]:
         nonlocal given_documents
-        for document in [(np.zeros(length, dtype=np.int32),) * 2 + (0,) for length in [9, 10, 11, 12] * 50]:
+        for document in [sequence_of(length, 0) for length in [9, 10, 11, 12] * 50]:
             given_documents += 1
             yield document
 
-    for row in packed(documents(), CONTEXT, num_open_rows=5):
+    for row in pack_stream(documents(), CONTEXT, num_open_rows=5):
         given_documents -= len(row)
         waiting = max(waiting, given_documents)
     assert waiting <= 6
@@ -273,8 +281,8 @@ def test_no_more_rows_are_open_than_may_be() -> None:
 
 def test_ranks_that_read_different_data_would_be_noticed_at_its_start() -> None:
     first, second = source([4, 5, 6]), source([4, 5, 7])
-    assert fingerprint(stream(first).head()) == fingerprint(stream(source([4, 5, 6])).head())
-    assert fingerprint(stream(first).head()) != fingerprint(stream(second).head())
+    assert checksum(stream(first).head()) == checksum(stream(source([4, 5, 6])).head())
+    assert checksum(stream(first).head()) != checksum(stream(second).head())
 
 
 # What cannot be trained on
@@ -319,8 +327,8 @@ def broken(*_: Any) -> Any:
 @pytest.mark.parametrize(
     ("recipe", "message"),
     [
-        (empty, "none of its 0 rows has a token to learn"),
-        (unlearnable, "none of its 1 rows has a token to learn"),
+        (empty, "none of its 0 rows has a label token"),
+        (unlearnable, "none of its 1 rows has a label token"),
         (nothing, "the function returned nothing"),
         (broken, "after row 0: KeyError: 'dialogue'"),
     ],

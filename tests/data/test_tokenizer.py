@@ -12,7 +12,10 @@ from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
 
 import finetuning
 from configs.flags import parse_flags
-from data.tokenizer import load_tokenizer, padding_id
+from configs.training import TrainConfig
+from data.padding import padding_id
+from data.sequences import TokenSequence
+from data.tokenizer_loading import load_tokenizer
 from policies.loading import build_model, grow_embeddings, load_model_config
 from policies.loss import use_summed_loss
 from tasks.causal_lm import AUTO_MODEL, Collator, summed_loss
@@ -62,11 +65,11 @@ def test_a_tokenizer_without_an_end_token_is_refused(tokenizer: Any, tmp_path: P
     tokenizer.eos_token = None
     tokenizer.save_pretrained(tmp_path)
     with pytest.raises(ConfigError, match=r"--tokenizer_name.*eos_token"):
-        load_tokenizer(parse_flags(["--model_name", "anything", "--tokenizer_name", str(tmp_path)]))
+        load_tokenizer(TrainConfig(model_name="anything", tokenizer_name=str(tmp_path)))
 
 
 def test_a_missing_pad_token_stays_missing_and_the_end_token_fills(tiny_model: Path) -> None:
-    tokenizer = load_tokenizer(parse_flags(["--model_name", str(tiny_model)]))
+    tokenizer = load_tokenizer(TrainConfig(model_name=str(tiny_model)))
     assert tokenizer.pad_token_id is None
     assert padding_id(tokenizer, 600) == tokenizer.eos_token_id
     assert tokenizer.pad_token_id is None
@@ -85,7 +88,9 @@ def test_the_end_tokens_embedding_is_trained(tiny_model: Path, tokenizer: Any) -
     use_summed_loss(model, model.get_decoder(), 0)
     end = tokenizer.eos_token_id
     ids = torch.tensor([5, 6, end, 7, 8, 9]).int().numpy()
-    summed_loss(model, Collator(packing=False, padding_id=padding_id(tokenizer, 600))([[(ids, ids, 0)]])).backward()
+    summed_loss(
+        model, Collator(packing=False, padding_id=padding_id(tokenizer, 600))([[TokenSequence(ids, ids, 0)]])
+    ).backward()
     assert model.get_input_embeddings().weight.grad[end].abs().max() > 0
 
 

@@ -17,21 +17,21 @@ sys.path.insert(0, {root!r})
 import datasets
 from transformers import AutoTokenizer
 from configs.datasets import TextDataset
-from data import tokenizing as tokenized_rows
-from data.files import load_split
-from data.loss_mask import Piece
+from data import tokenizing
+from data.splits import load_split
+from data.loss_mask import TextSpan
 
-tokenized_rows._QUIET_WAIT_SECONDS = 0.2
+tokenizing._QUIET_WAIT_SECONDS = 0.2
 
-def to_pieces(row):
+def to_spans(example):
     with open({calls!r}, "a") as calls:
         calls.write("x")
     import time
     time.sleep(0.02)
-    return [Piece(row["text"], True)]
+    return [TextSpan(example["text"], True)]
 
-source = load_split("text_dataset", TextDataset({data!r}), "train", text_columns=("text",))
-rows = tokenized_rows.tokenize_rows(source, AutoTokenizer.from_pretrained({model!r}), to_pieces)
+examples = load_split("text_dataset", TextDataset({data!r}), "train", text_columns=("text",))
+rows = tokenizing.tokenize_split(examples, AutoTokenizer.from_pretrained({model!r}), to_spans)
 print(json.dumps([len(rows), rows[0], rows[99]]))
 """
 

@@ -10,7 +10,7 @@ from typing import Any
 import torch
 
 from configs.flags import parse_flags
-from data.tokenizer import num_rows_needed
+from data.tokenizer_loading import num_rows_needed
 from policies.loading import build_model, grow_embeddings, load_model_config
 from policies.weights import Weights, find_weights, materialise
 from tasks.causal_lm import AUTO_MODEL

@@ -18,8 +18,10 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
 import torch
 
-from data.loader import BatchLayout, StepLoader, make_rows
-from data.sequences import build_examples
+from data.batch_layout import BatchLayout
+from data.causal_sequences import build_sequences
+from data.rows import make_rows
+from data.step_loader import StepLoader
 from data.stream_loader import StreamLoader
 from supervision.stopping import StopRequests
 from utils.distributed import start_process_group, stop_process_group
@@ -55,7 +57,7 @@ def main() -> None:
     layout = BatchLayout(1, 1, env.world_size)
     documents = [{"input_ids": [index, 5], "labels": [index, 5]} for index in range(given.num_steps * env.world_size)]
     rows = make_rows(
-        build_examples(documents, name="test", context_length=8), batching_strategy="padding", context_length=8
+        build_sequences(documents, name="test", context_length=8), batching_strategy="padding", context_length=8
     )
     common: dict[str, Any] = {"rank": env.rank, "collate": as_it_is}
     loader: Any = StepLoader(rows, layout, seed=0, num_workers=2, **common)

@@ -17,6 +17,7 @@ from transformers import AttentionInterface, AttentionMaskInterface, AutoModelFo
 
 import policies.attention
 from configs.flags import parse_flags
+from data.sequences import TokenSequence
 from policies.attention import (
     BY_OFFSETS,
     attention_by_offsets,
@@ -83,10 +84,10 @@ def make_model(name: str, attention: str, dtype: torch.dtype = torch.float32) ->
     return model.to(dtype).eval()
 
 
-def make_documents(lengths: list[int]) -> list[tuple[np.ndarray, np.ndarray, int]]:
+def make_documents(lengths: list[int]) -> list[TokenSequence]:
     generator = np.random.default_rng(0)
     drawn = [generator.integers(3, VOCAB, length).astype(np.int32) for length in lengths]
-    return [(ids, ids.copy(), source) for source, ids in enumerate(drawn)]
+    return [TokenSequence(ids, ids.copy(), source) for source, ids in enumerate(drawn)]
 
 
 def loss_and_gradients(model: Any, batch: CausalMicroBatch, device: str = "cpu") -> tuple[float, torch.Tensor]:

@@ -15,6 +15,7 @@ from torch.utils.flop_counter import FlopCounterMode
 from transformers import AutoModelForCausalLM
 
 from data.labels import shift_left
+from data.sequences import TokenSequence
 from policies.activation_checkpointing import apply_activation_checkpointing
 from policies.loss import summed_cross_entropy, use_summed_loss
 from tasks.causal_lm import CausalMicroBatch, Collator, loss_notes, summed_loss
@@ -63,7 +64,7 @@ def make_batch(seed: int = 0, *, learned: bool = True) -> CausalMicroBatch:
     for source, length in enumerate(generator.integers(2, 24, 6)):
         ids = generator.integers(3, VOCAB, length).astype(np.int32)
         masked = generator.random(length) < (0.4 if learned else 2.0)
-        rows.append([(ids, np.where(masked, -100, ids).astype(np.int32), source)])
+        rows.append([TokenSequence(ids, np.where(masked, -100, ids).astype(np.int32), source)])
     return Collator(packing=False, padding_id=2)(rows)
 
 

@@ -15,9 +15,12 @@ from rich.console import Console
 from transformers import AutoTokenizer
 
 import finetuning
-from data.loader import BatchLayout, StepLoader, make_rows
+from data.batch_layout import BatchLayout
+from data.causal_sequences import build_sequences
 from data.padding import PaddedWidth
-from data.sequences import Examples, build_examples
+from data.rows import make_rows
+from data.sequences import Sequences
+from data.step_loader import StepLoader
 from reporting.data_preview import (
     SHOWN_TOKENS,
     Piece,
@@ -36,9 +39,9 @@ def tokenizer(tiny_model: Path) -> Any:
     return AutoTokenizer.from_pretrained(tiny_model)
 
 
-def examples_of(ids: list[int], labels: list[int] | None = None, **more: Any) -> Examples:
+def examples_of(ids: list[int], labels: list[int] | None = None, **more: Any) -> Sequences:
     rows = [{"input_ids": ids, "labels": ids if labels is None else labels}]
-    return build_examples(rows, name="test", context_length=100_000, **more)
+    return build_sequences(rows, name="test", context_length=100_000, **more)
 
 
 def test_the_answer_is_marked_with_its_end_token(tokenizer: Any) -> None:
@@ -96,7 +99,7 @@ def test_on_a_terminal_the_learned_part_has_a_colour_and_no_marks() -> None:
 
 def test_figures_are_those_of_a_plain_count() -> None:
     rows = [{"input_ids": [5] * n, "labels": [-100] + [5] * (n - 1)} for n in range(2, 102)]
-    figures = split_figures(build_examples([*rows, {"input_ids": [5], "labels": [5]}], name="test", context_length=99))
+    figures = split_figures(build_sequences([*rows, {"input_ids": [5], "labels": [5]}], name="test", context_length=99))
     assert figures["lengths"] == {"min": 2, "p50": 51, "p90": 91, "p99": 99, "max": 99}
     assert figures["num_samples"] == 100
     assert figures["num_tokens"] == figures["num_label_tokens"] + 100 == sum(range(2, 100)) + 2 * 99
@@ -115,7 +118,7 @@ def _printed(table: Any) -> str:
 @pytest.mark.parametrize("strategy", ["packing", "padding"])
 def test_the_share_of_padding_is_that_of_the_batches_that_are_trained_on(strategy: str) -> None:
     rows = [{"input_ids": [5] * n, "labels": [5] * n} for n in range(2, 60)]
-    examples = build_examples(rows, name="test", context_length=64)
+    examples = build_sequences(rows, name="test", context_length=64)
     layout, width = BatchLayout(3, 2, 2), PaddedWidth(8, 64)
     of_strategy = make_rows(examples, batching_strategy=strategy, context_length=64)
     figures = row_figures(of_strategy, layout, width, seed=4)

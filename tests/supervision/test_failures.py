@@ -20,7 +20,7 @@ from tests.helpers.refusals import error_lines
 RECIPE = """
 import os
 import time
-from data.loader import Rows
+from data.rows import Rows
 
 class Planted:
     num_reads = 0

@@ -19,8 +19,10 @@ from typing import Any
 import psutil
 import pytest
 
-from data.loader import BatchLayout, StepLoader, make_rows
-from data.sequences import build_examples
+from data.batch_layout import BatchLayout
+from data.causal_sequences import build_sequences
+from data.rows import make_rows
+from data.step_loader import StepLoader
 from data.workers import STOP_SIGNALS
 from supervision.stopping import StopRequests
 from tests.helpers.processes import RunningCommand, assert_all_gone, read_metrics, train_events, wait_until
@@ -304,7 +306,7 @@ def stuck_after_first(rows: list[Any]) -> int:
 @pytest.mark.slow
 def test_a_worker_that_reads_for_ever_ends_with_its_loader() -> None:
     documents = [{"input_ids": [5, 6], "labels": [5, 6]}] * 4
-    examples = build_examples(documents, name="test", context_length=8)
+    examples = build_sequences(documents, name="test", context_length=8)
     rows = make_rows(examples, batching_strategy="padding", context_length=8)
     loader = StepLoader(rows, BatchLayout(1, 1, 1), rank=0, seed=None, collate=stuck_after_first, num_workers=1)
     others = psutil.Process().children()  # of other tests

@@ -14,7 +14,7 @@ import torch
 import torch.nn.functional as F
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
-from data.dataset_functions import BUILT_IN_FOLDER, load_recipe_module
+from data.dataset_functions import BUILT_IN_FOLDER, load_dataset_file
 from tests.helpers.processes import ROOT, read_metrics
 
 pytestmark = pytest.mark.slow
@@ -60,7 +60,7 @@ def test_wrong_dialogues_raise_the_loss_of_the_summaries(demo: tuple[Path, str])
 def mean_loss(folder: Path, dialogues: list[str], summaries: list[str]) -> float:
     """Mean over the summaries' tokens and their end tokens, by transformers alone."""
     model, tokenizer = AutoModelForCausalLM.from_pretrained(folder), AutoTokenizer.from_pretrained(folder)
-    template = load_recipe_module(BUILT_IN_FOLDER / "samsum.py").PROMPT
+    template = load_dataset_file(BUILT_IN_FOLDER / "samsum.py").PROMPT
     total, count = 0.0, 0
     for dialogue, summary in zip(dialogues, summaries, strict=True):
         prompt = [tokenizer.bos_token_id, *tokenizer.encode(template.format(dialogue=dialogue))]

@@ -12,8 +12,9 @@ from datasets import Features, LargeList, List, Value
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from data.flat_sequences import FlatRows, flatten, flatten_columns
-from data.sequences import Truncation, build_examples
+from data.causal_sequences import Truncation, build_sequences
+from data.flattening import flatten, flatten_columns
+from data.sequences import Sequences
 from tests.helpers.token_documents import DOCUMENTS, row, to_rows
 from utils.errors import ConfigError
 
@@ -21,7 +22,7 @@ from utils.errors import ConfigError
 def outcome(rows: Any, truncation: Truncation) -> Any:
     """Every field of the examples, or the words of the refusal."""
     try:
-        examples = build_examples(rows, name="test", context_length=9, truncation=truncation)
+        examples = build_sequences(rows, name="test", context_length=9, truncation=truncation)
     except ConfigError as error:
         return str(error)
     fields = vars(examples)
@@ -29,6 +30,7 @@ def outcome(rows: Any, truncation: Truncation) -> Any:
         "input_ids": "int32",
         "labels": "int32",
         "offsets": "int64",
+        "label_offsets": "int64",
         "source_rows": "int64",
     }
     return {name: value.tolist() if isinstance(value, np.ndarray) else value for name, value in fields.items()}
@@ -100,7 +102,7 @@ def test_a_dataset_of_many_chunks_keeps_its_rows_apart() -> None:
     table = pa.concat_tables(
         [pa.table({"input_ids": column, "labels": column}).slice(a, 10_000) for a in range(0, 50_000, 10_000)]
     )
-    flat: FlatRows = flatten(datasets.Dataset(table), "test")
+    flat: Sequences = flatten(datasets.Dataset(table), "test")
     assert len(flat) == 50_000
     assert np.array_equal(flat.input_ids, ids)
     assert np.array_equal(flat.labels, ids)

@@ -9,8 +9,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from data.loader import BatchLayout, Rows, StepLoader, StepSampler, make_rows
-from data.sequences import Examples, build_examples
+from data.batch_layout import BatchLayout
+from data.causal_sequences import build_sequences
+from data.rows import Rows, make_rows
+from data.sequences import Sequences
+from data.step_loader import StepLoader, StepSampler
 
 LAYOUTS = st.builds(BatchLayout, st.integers(1, 4), st.integers(1, 4), st.integers(1, 5))
 NUM_ROWS = st.integers(1, 70)
@@ -108,16 +111,16 @@ def test_packed_rows_are_shuffled_and_no_more(num_rows: int, layout: BatchLayout
 
 
 def test_a_document_that_an_epoch_holds_twice_is_in_two_places() -> None:
-    documents = np.array([2, 0, 2, 1, 2])
+    indices = np.array([2, 0, 2, 1, 2])
     for strategy in ("packing", "padding"):
-        rows = make_rows(make_examples(3), batching_strategy=strategy, context_length=7, documents=documents)
+        rows = make_rows(make_examples(3), batching_strategy=strategy, context_length=7, indices=indices)
         assert sorted(source for i in range(len(rows)) for _, _, source in rows[i]) == [0, 1, 2, 2, 2]
         assert rows.lengths.tolist() == [sum(len(ids) for ids, _, _ in rows[i]) for i in range(len(rows))]
 
 
-def make_examples(num_rows: int) -> Examples:
+def make_examples(num_rows: int) -> Sequences:
     rows = [{"input_ids": [index, 5, 6], "labels": [index, 5, 6]} for index in range(num_rows)]
-    return build_examples(rows, name="test", context_length=8)
+    return build_sequences(rows, name="test", context_length=8)
 
 
 def read_epochs(num_workers: int, *, rank: int, epochs: list[int], take: int | None = None) -> list[Any]:

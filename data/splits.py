@@ -1,4 +1,4 @@
-"""The rows of one split, from files, a saved dataset or the hub, read by the Hugging Face library."""
+"""The examples of one split, from files, a saved dataset or the hub, read by the Hugging Face library."""
 
 from __future__ import annotations
 
@@ -12,32 +12,32 @@ import datasets
 import numpy as np
 
 from configs.datasets import DataSource
-from data.paths import READERS, TABLES, Files, Hub, Saved, locate
+from data.data_path import READERS, TABLES, Files, Hub, Saved, locate
 from utils.errors import ConfigError, in_one_line
 from utils.hub import check_on_hub
 
-_FRACTION_SEED = 0  # of its own: another --seed must not move rows between training and validation
+_FRACTION_SEED = 0  # fixed: another --seed must not move examples between training and validation
 
 
 @dataclass(frozen=True)
-class Source:
-    """Rows with the columns that a recipe asked for, and how messages call them."""
+class SplitExamples:
+    """The examples of a split, with the columns that a dataset function asked for, and what messages call them."""
 
-    rows: Any  # datasets.Dataset or IterableDataset
-    flag: str  # what gave the place: "--samsum_dataset.data_path"
+    data: Any  # datasets.Dataset or IterableDataset
+    flag: str  # that named the place: "--samsum_dataset.data_path"
     place: str  # file, folder, glob or name on the hub
     columns: tuple[str, ...]
-    all_columns: tuple[str, ...]  # those of the place, for messages
-    text_columns: tuple[str, ...]  # those that must hold text in every row
-    settings: str  # the recipe's own settings
-    row_numbers: np.ndarray | None = None  # int64 [rows], of the place; None: as they come
+    all_columns: tuple[str, ...]  # of the place, for messages
+    text_columns: tuple[str, ...]  # must hold text in every example
+    settings: str  # that only this dataset has, for the cache key
+    row_numbers: np.ndarray | None = None  # int64 [examples], rows of the place; None: 0, 1, 2, ...
 
     @property
     def name(self) -> str:
         return f"{self.flag}: {self.place}"
 
     def row_number(self, index: int) -> int:
-        """Where a row stands in its place, from 1, over all files in their order."""
+        """The row of an example in its place, from 1, counted over all files in their order."""
         return 1 + int(index if self.row_numbers is None else self.row_numbers[index])
 
 
@@ -51,17 +51,19 @@ def load_split(
     hub_name: str | None = None,
     kinds: Sequence[str] = TABLES,
     **reader_options: Any,
-) -> Source:
-    """One split with the columns that the recipe needs.
+) -> SplitExamples:
+    """The examples of one split, with the columns that a dataset function needs.
 
     Args:
         flag: the dataset's name on the command line, for messages.
-        text_columns: columns that must be there and hold text. other_columns: those that may be there.
-        hub_name: what is read where `data_path` is not given.
-        kinds: ends of file names that the recipe can read. reader_options: for their reader.
+        text_columns: required columns, which must hold text.
+        other_columns: optional columns.
+        hub_name: the dataset to read if `data_path` is unset.
+        kinds: suffixes of the files that can be read.
+        reader_options: passed to their reader.
 
     Raises:
-        ConfigError: naming the place and what is wrong with it.
+        ConfigError: naming the place and its error.
     """
     is_training = split == dataset_config.train_split
     place = locate(flag, dataset_config, hub_name, kinds)
@@ -72,23 +74,23 @@ def load_split(
         name_of_place = str(files[0])
     name = f"--{flag}.data_path: {name_of_place}"
     streams = dataset_config.streaming and is_training
-    rows = _read(name, place, dataset_config.train_split if takes_fraction else split, streams, reader_options)
-    all_columns = column_names(rows)
+    data = _read(name, place, dataset_config.train_split if takes_fraction else split, streams, reader_options)
+    all_columns = column_names(data)
     missing = [column for column in text_columns if column not in all_columns]
     if missing:
         raise ConfigError(f"{name} has no column {', '.join(missing)}; it has {', '.join(all_columns) or 'none'}")
     columns = [column for column in all_columns if column in (*text_columns, *other_columns)]
-    if not streams and not len(rows):
+    if not streams and not len(data):
         raise ConfigError(f"{name} is empty: it holds no rows")
-    rows = rows.select_columns(columns)
+    data = data.select_columns(columns)
     own = {field.name for field in fields(dataset_config)} - {field.name for field in fields(DataSource)}
     settings = repr([(key, value) for key, value in asdict(dataset_config).items() if key in own])
     row_numbers = None
     if takes_fraction or (is_training and not streams and sets_rows_aside(flag, dataset_config, place)):
-        row_numbers = _part(name, flag, dataset_config, len(rows), aside=takes_fraction)
-        rows = rows.select(row_numbers)
-    return Source(
-        rows=rows,
+        row_numbers = _chosen_rows(name, flag, dataset_config, len(data), aside=takes_fraction)
+        data = data.select(row_numbers)
+    return SplitExamples(
+        data=data,
         flag=f"--{flag}.data_path",
         place=name_of_place,
         columns=tuple(columns),
@@ -100,16 +102,16 @@ def load_split(
 
 
 def validation_fraction(flag: str, dataset_config: DataSource) -> float:
-    """The share of the training rows that validates.
+    """The share of the training examples to evaluate on.
 
     Raises:
-        ConfigError: where it was asked for and the training rows are a stream.
+        ConfigError: if it was given and the training examples are a stream.
     """
     fraction = dataset_config.validation_fraction
     if not dataset_config.streaming or not fraction:
         return fraction
     if fraction == type(dataset_config).validation_fraction:
-        return 0.0  # a default, which does not fit a stream
+        return 0.0  # a default does not apply to a stream
     raise ConfigError(
         f"--{flag}.validation_fraction: a stream's length is unknown, so no share of it can be set aside; "
         f"give validation data of its own, or --run_validation False"
@@ -117,16 +119,16 @@ def validation_fraction(flag: str, dataset_config: DataSource) -> float:
 
 
 def sets_rows_aside(flag: str, dataset_config: DataSource, place: Files | Saved | Hub) -> bool:
-    """Whether some training rows are the validation split.
+    """Whether a share of the training examples is the validation split.
 
     Raises:
-        ConfigError: where a share was asked for and there is a validation split already.
+        ConfigError: if a share was given and there is a validation split already.
     """
     fraction = validation_fraction(flag, dataset_config)
     if not fraction or not place.has_split(dataset_config.test_split):
         return fraction > 0
     if fraction == type(dataset_config).validation_fraction:
-        return False  # a default, which the split that is there makes needless
+        return False  # a default does not apply if there is a validation split
     raise ConfigError(
         f"--{flag}.validation_fraction: {place} has the split {dataset_config.test_split}; leave this out to evaluate "
         f"on it, or name a split that is not there with --{flag}.test_split"
@@ -134,13 +136,13 @@ def sets_rows_aside(flag: str, dataset_config: DataSource, place: Files | Saved 
 
 
 def has_validation(flag: str, dataset_config: DataSource) -> bool:
-    """Whether a built-in recipe would find validation rows; unknown counts as yes, and loading them will tell."""
+    """Whether a built-in dataset has validation examples; on the hub the answer is yes, and loading them will tell."""
     place = locate(flag, dataset_config, "the/default", tuple(READERS))
     return isinstance(place, Hub) or place.has_splits or validation_fraction(flag, dataset_config) > 0
 
 
-def _part(name: str, flag: str, dataset_config: DataSource, num_rows: int, *, aside: bool) -> np.ndarray:
-    """The rows that were set aside, or those that were not, in their order."""
+def _chosen_rows(name: str, flag: str, dataset_config: DataSource, num_rows: int, *, aside: bool) -> np.ndarray:
+    """The rows that are set aside for validation, or the others, in their order: int64 [rows]."""
     count = max(1, round(num_rows * dataset_config.validation_fraction))
     if count >= num_rows:
         raise ConfigError(
@@ -163,15 +165,15 @@ def _read(name: str, place: Files | Saved | Hub, split: str, streams: bool, opti
         if isinstance(place, Hub):
             return datasets.load_dataset(place.name, place.config, split=split, streaming=streams)
         if isinstance(place, Saved):
-            rows = place.rows_of(split)
-            return rows.to_iterable_dataset() if streams else rows
+            data = place.rows_of(split)
+            return data.to_iterable_dataset() if streams else data
         reader = READERS[files[0].suffix]
         options = options if reader == "text" else {}
         paths = [str(file) for file in files]
-        rows = datasets.load_dataset(reader, data_files=paths, split="train", streaming=streams, **options)
+        data = datasets.load_dataset(reader, data_files=paths, split="train", streaming=streams, **options)
         if streams:
-            next(iter(rows), None)  # a file that cannot be read is refused now, not in a worker
-        return rows
+            next(iter(data), None)  # a file that cannot be read is refused now, not in a worker
+        return data
     except ConfigError:
         raise
     except Exception as error:
@@ -190,13 +192,13 @@ def _read(name: str, place: Files | Saved | Hub, split: str, streams: bool, opti
         ) from error
 
 
-def column_names(rows: Any) -> list[str]:
-    """The columns of a dataset; those of the first row, where a stream does not say."""
-    return list(rows.column_names or next(iter(rows), {}))
+def column_names(data: Any) -> list[str]:
+    """The columns of a dataset; if a stream does not name them, those of its first row."""
+    return list(data.column_names or next(iter(data), {}))
 
 
 def broken_json(file: Path) -> str:
-    """Where a JSON file stops being one: `FILE, line N: reason`; empty where it does not."""
+    """Where a file stops being JSON: `FILE, line N: reason`; empty if it is all JSON."""
     try:
         if file.suffix == ".json":
             text = file.read_text(encoding="utf-8")

@@ -1,44 +1,25 @@
-"""Tokenised rows as flat arrays, from whatever a recipe returned."""
+"""Flat arrays from whatever rows a dataset function returned, for causal data: labels as long as their inputs."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
 from typing import Any
 
 import datasets
 import numpy as np
 import pyarrow as pa
 
+from data.sequences import Sequences
 from utils.errors import ConfigError
 
 LIMITS = np.iinfo(np.int32)
 ROWS_AT_A_TIME = 20_000  # of an Arrow table: bounds what is in memory beside the flat arrays
 
 
-@dataclass(frozen=True)
-class FlatRows:
-    """Rows end to end: row i is `input_ids[offsets[i]:offsets[i + 1]]`, and the same slice of `labels`."""
+def flatten(rows: Iterable[Mapping[str, Any]], name: str, first_row: int = 0) -> Sequences:
+    """Rows of `input_ids`, `labels` and optional `attention_mask` as sequences, without the tokens that are masked out.
 
-    input_ids: np.ndarray  # int32 [tokens]
-    labels: np.ndarray  # int32 [tokens]
-    offsets: np.ndarray  # int64 [rows + 1]
-
-    def __len__(self) -> int:
-        return len(self.offsets) - 1
-
-    @classmethod
-    def from_parts(cls, input_ids: list[np.ndarray], labels: list[np.ndarray], lengths: list[np.ndarray]) -> FlatRows:
-        """Parts end to end; there may be none."""
-        none = np.empty(0, dtype=np.int32)
-        offsets = np.concatenate([[0], np.cumsum(np.concatenate([*lengths, none]))]).astype(np.int64)
-        return cls(np.concatenate([*input_ids, none]), np.concatenate([*labels, none]), offsets)
-
-
-def flatten(rows: Iterable[Mapping[str, Any]], name: str, first_row: int = 0) -> FlatRows:
-    """Rows of `input_ids`, `labels` and optional `attention_mask`, without the tokens that the mask hides.
-
-    A Hugging Face dataset is read column by column, where nothing is wrong with it; everything else, row by row.
+    A Hugging Face dataset without errors is read column by column; anything else, row by row.
 
     Args:
         first_row: the first row's place in the data, from 0.
@@ -47,7 +28,7 @@ def flatten(rows: Iterable[Mapping[str, Any]], name: str, first_row: int = 0) ->
         ConfigError: for the first row with columns that are missing, of unequal length or not of whole numbers.
     """
     if isinstance(rows, datasets.Dataset):
-        flat = flatten_columns(rows)
+        flat = flatten_columns(rows, first_row)
         if flat is not None:
             return flat
     input_ids, labels, lengths = [], [], []
@@ -56,14 +37,14 @@ def flatten(rows: Iterable[Mapping[str, Any]], name: str, first_row: int = 0) ->
         input_ids.append(ids)
         labels.append(targets)
         lengths.append(len(ids))
-    return FlatRows.from_parts(input_ids, labels, [np.array(lengths, dtype=np.int64)])
+    return _end_to_end(input_ids, labels, [np.array(lengths, dtype=np.int64)], first_row)
 
 
-def flatten_columns(dataset: datasets.Dataset) -> FlatRows | None:
-    """Read Arrow's buffers, without a Python object for each row; None where row by row would say what is wrong."""
+def flatten_columns(dataset: datasets.Dataset, first_row: int = 0) -> Sequences | None:
+    """Sequences from Arrow's buffers, with no Python object per row; None if a row is wrong or made by a transform."""
     names = [name for name in ("input_ids", "labels", "attention_mask") if name in dataset.format["columns"]]
     if dataset.format["type"] == "custom" or names[:2] != ["input_ids", "labels"]:
-        return None  # a transform of the user's makes the rows when they are read, or a column is missing
+        return None  # a user's transform makes the rows when they are read, or a column is missing
     if not all(_holds_whole_numbers(dataset.data.schema.field(name).type) for name in names):
         return None
     input_ids, labels, lengths = [], [], []
@@ -85,7 +66,22 @@ def flatten_columns(dataset: datasets.Dataset) -> FlatRows | None:
         input_ids.append(values[0])
         labels.append(values[1])
         lengths.append(num_tokens)
-    return FlatRows.from_parts(input_ids, labels, lengths)
+    return _end_to_end(input_ids, labels, lengths, first_row)
+
+
+def _end_to_end(
+    input_ids: list[np.ndarray], labels: list[np.ndarray], lengths: list[np.ndarray], first_row: int
+) -> Sequences:
+    """Parts, of which there may be none, as one; a label for every token."""
+    none = np.empty(0, dtype=np.int32)
+    offsets = np.concatenate([[0], np.cumsum(np.concatenate([*lengths, none]))]).astype(np.int64)
+    return Sequences(
+        input_ids=np.concatenate([*input_ids, none]),
+        labels=np.concatenate([*labels, none]),
+        offsets=offsets,
+        label_offsets=offsets,
+        source_rows=np.arange(first_row, first_row + len(offsets) - 1),
+    )
 
 
 def _holds_whole_numbers(kind: pa.DataType) -> bool:

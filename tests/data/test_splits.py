@@ -13,8 +13,8 @@ import pytest
 from transformers import AutoTokenizer
 
 from configs.datasets import AlpacaDataset, ChatDataset, DataSource, InstructionDataset, SamsumDataset, TextDataset
-from data.dataset_functions import BUILT_IN_FOLDER, load_recipe_module
-from data.files import has_validation, load_split
+from data.dataset_functions import BUILT_IN_FOLDER, load_dataset_file
+from data.splits import has_validation, load_split
 from tests.helpers.chat_templates import FAMILIES
 from utils.errors import ConfigError
 
@@ -45,11 +45,11 @@ def write(file: Path, rows: list[dict[str, Any]]) -> Path:
 
 def outputs(config: DataSource, split: str = "train") -> list[str]:
     source = load_split("alpaca_dataset", config, split, text_columns=("output",), hub_name="a/b")
-    return [row["output"] for row in source.rows]
+    return [row["output"] for row in source.data]
 
 
 def tokenized(name: str, config: DataSource, tokenizer: Any, split: str = "train") -> Any:
-    module = load_recipe_module(BUILT_IN_FOLDER / f"{name}.py")
+    module = load_dataset_file(BUILT_IN_FOLDER / f"{name}.py")
     return getattr(module, f"get_{name}_dataset")(config, tokenizer, split)
 
 

@@ -1,0 +1,130 @@
+"""Sequences for a causal model: every label stands where its token does, and both are cut to the context length.
+
+All that relies on labels being as long as their inputs is here and in `data.flattening`. A task with other labels
+brings a function of its own in place of `build_sequences`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from typing import Any, Literal
+
+import numpy as np
+
+from data.flattening import flatten
+from data.labels import IGNORE_INDEX
+from data.sequences import Sequences
+from utils.errors import ConfigError
+
+Truncation = Literal["right", "left", "drop", "error"]
+
+
+def build_sequences(
+    rows: Iterable[Mapping[str, Any]],
+    *,
+    name: str,
+    context_length: int,
+    truncation: Truncation = "right",
+    first_row: int = 0,
+    is_part: bool = False,
+) -> Sequences:
+    """Check rows of `input_ids`, `labels` and optional `attention_mask`; cut them and leave out those without a label.
+
+    Args:
+        truncation: for a row longer than `context_length`: keep its first tokens (right) or its last (left), leave it
+            out (drop), or refuse the data (error).
+        first_row: the first row's place in the data, from 0.
+        is_part: more rows may follow, so it is no error if none of these is kept.
+
+    Raises:
+        ConfigError: missing columns, columns of unequal length, values that are not integers, a row that is too long
+            under `error`, or no row left.
+    """
+    flat = flatten(rows, name, first_row)
+    if len(flat) == 0 and not is_part:
+        raise ConfigError(f"dataset ({name}): it is empty; check the path and the split")
+    sequences = cut_sequences(flat, name=name, context_length=context_length, truncation=truncation)
+    if len(sequences) == 0 and not is_part:
+        raise ConfigError(
+            f"dataset ({name}): none of its {len(flat)} rows has a label token within context_length "
+            f"{context_length}; raise --context_length or check the labels"
+        )
+    return sequences
+
+
+def cut_sequences(flat: Sequences, *, name: str, context_length: int, truncation: Truncation) -> Sequences:
+    """The sequences with a label, none longer than `context_length`; what was cut or left out is counted.
+
+    Raises:
+        ConfigError: under `error`, for the first sequence that is too long.
+    """
+    starts, ends = flat.offsets[:-1], flat.offsets[1:]
+    lengths = ends - starts
+    too_long = lengths > context_length
+    if truncation == "error" and too_long.any():
+        index = int(np.argmax(too_long))
+        raise ConfigError(
+            f"dataset ({name}), row {flat.source_rows[index] + 1}: {lengths[index]} tokens are more than "
+            f"--context_length {context_length}; raise it, or give --truncation right, left or drop"
+        )
+    if truncation == "left":
+        starts = np.maximum(starts, ends - context_length)
+    else:
+        ends = np.minimum(ends, starts + context_length)
+    is_empty, is_dropped = lengths == 0, too_long & (truncation == "drop")
+    kept = ~is_empty & ~is_dropped
+    has_label = _has_label(flat.labels, starts, ends)
+    num_without_label = int((kept & ~has_label).sum())
+    kept &= has_label
+    lengths_kept = (ends - starts)[kept]
+    num_tokens_cut = int((lengths[kept] - lengths_kept).sum())
+    input_ids, labels = flat.input_ids, flat.labels.copy()
+    if len(labels) != lengths_kept.sum():
+        is_token_kept = _covered(starts[kept], ends[kept], len(labels))
+        input_ids, labels = input_ids[is_token_kept], labels[is_token_kept]
+    offsets = np.concatenate([[0], np.cumsum(lengths_kept)]).astype(np.int64)
+    labels[offsets[:-1]] = IGNORE_INDEX  # nothing precedes a first token
+    return Sequences(
+        input_ids=input_ids,
+        labels=labels,
+        offsets=offsets,
+        label_offsets=offsets,
+        source_rows=flat.source_rows[kept],
+        num_truncated=int(too_long[kept].sum()),
+        num_tokens_cut=num_tokens_cut,
+        num_too_long=int(is_dropped.sum()),
+        num_without_label=num_without_label,
+        num_empty=int(is_empty.sum()),
+    )
+
+
+def shifted_label_notes(sequences: Sequences, split: str) -> list[str]:
+    """A warning if most labels are not the token at their place, as when a dataset function shifted them."""
+    has_loss = sequences.labels != IGNORE_INDEX
+    num_labels = int(has_loss.sum())
+    num_others = int((has_loss & (sequences.labels != sequences.input_ids)).sum())
+    if 2 * num_others <= num_labels:
+        return []
+    return [
+        f"{split}: warning: {num_others:,} of {num_labels:,} labels are not the token at their place; labels "
+        "must not be shifted by the dataset function, each stands where its token does"
+    ]
+
+
+def _has_label(labels: np.ndarray, starts: np.ndarray, ends: np.ndarray) -> np.ndarray:
+    """Whether a sequence has a label after its first token, bool [sequences]; the slices do not overlap."""
+    has_second = ends - starts > 1
+    found = np.zeros(len(starts), dtype=bool)
+    if has_second.any():
+        bounds = np.stack([starts[has_second] + 1, ends[has_second]], axis=1).reshape(-1)
+        has_loss = np.append(labels != IGNORE_INDEX, False)  # the last sequence's end must be an index
+        found[has_second] = np.logical_or.reduceat(has_loss, bounds)[::2]
+    return found
+
+
+def _covered(starts: np.ndarray, ends: np.ndarray, num_tokens: int) -> np.ndarray:
+    """Which tokens are in one of the slices, bool [num_tokens]; slices are not empty and do not overlap."""
+    steps = np.zeros(num_tokens + 1, dtype=np.int8)
+    steps[starts] += 1
+    steps[ends] -= 1
+    return np.cumsum(steps[:-1], dtype=np.int8).view(bool)

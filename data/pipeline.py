@@ -1,0 +1,239 @@
+"""The data of a run, from its settings to its loaders: splits, sequences, rows, loaders."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, replace
+from functools import partial
+from typing import Any
+
+import numpy as np
+
+from configs.datasets import DataSource
+from configs.training import TrainConfig
+from data.batch_layout import BatchLayout
+from data.causal_sequences import build_sequences, shifted_label_notes
+from data.dataset_functions import find_dataset_function
+from data.mixing import MixPart, join_sequences, mix, mixed_indices
+from data.rows import Rows, make_rows
+from data.sequences import Row, Sequences, check_token_ids, checksum
+from data.splits import has_validation
+from data.step_loader import StepLoader
+from data.stream_loader import StreamLoader
+from data.streaming import Stream, StreamSource
+from utils.distributed import gather_to_all
+from utils.environment import Environment
+from utils.errors import ConfigError
+
+
+@dataclass(frozen=True)
+class RunData:
+    """Sequences, and the rows they were packed or padded into.
+
+    `train` holds the whole set; for a stream it holds the first sequences, and there are no rows yet. `evaluation` is
+    None without validation.
+    """
+
+    train: Sequences
+    evaluation: Sequences | None
+    train_rows: Rows | None
+    eval_rows: Rows | None
+    stream: Stream | None
+    mix: tuple[MixPart, ...]  # what each dataset gives to an epoch; empty for one dataset and for a stream
+    epoch_indices: np.ndarray | None  # int64 [n]: the sequences of an epoch of mixed datasets, with repeats
+    notes: tuple[str, ...]  # what was kept and what was left out
+
+    def steps_per_epoch(self, layout: BatchLayout) -> int:
+        """Optimizer steps of an epoch; a streamed run is one epoch."""
+        if self.train_rows is None:
+            assert self.stream is not None
+            return self.stream.num_steps
+        return layout.num_steps(len(self.train_rows))
+
+    def checksum(self) -> int:
+        """Of the training sequences; of a stream, of the first ones."""
+        return checksum([self.train])
+
+    def check_same_on_all_ranks(self) -> None:
+        """Check that every rank has read the same data; otherwise ranks would train on overlapping rows.
+
+        Raises:
+            ConfigError: on every rank, if the data differ.
+        """
+        splits = [split for split in (self.train, self.evaluation) if split is not None]
+        if len(set(gather_to_all(checksum(splits)))) > 1:
+            raise ConfigError(
+                "--dataset: the ranks did not read the same data; a dataset function must return the same rows in "
+                "every process (seed its random choices, sort what it lists)"
+            )
+
+
+def load_data(
+    train_config: TrainConfig,
+    dataset_configs: Mapping[str, DataSource],
+    tokenizer: Any,
+    *,
+    vocab_size: int,
+    context_length: int,
+) -> RunData:
+    """Read, tokenise and check both splits of every dataset, and place them into rows; read the start of a stream.
+
+    Args:
+        dataset_configs: by the dataset's name, in the order of `--dataset`.
+
+    Raises:
+        ConfigError: if a split cannot be trained on.
+    """
+    names, strategy = list(dataset_configs), train_config.batching_strategy
+    streams = any(config.streaming for config in dataset_configs.values())
+    notes: list[str] = []
+    build = partial(build_sequences, context_length=context_length, truncation=train_config.truncation)
+
+    def load(name: str, split: str) -> Sequences:
+        config = replace(dataset_configs[name], streaming=False)
+        function = find_dataset_function(name, config)
+        split_name = config.train_split if split == "train" else config.test_split
+        sequences = load_sequences(
+            function, config, tokenizer, split_name, split_slice=train_config.split_slice, build=build
+        )
+        label = split if len(names) == 1 else f"{name}, {split}"
+        check_token_ids(sequences, vocab_size, label)
+        notes.extend([*sequences.describe(label), *shifted_label_notes(sequences, label)])
+        return sequences
+
+    train_rows, stream, epoch_indices = None, None, None
+    parts: list[MixPart] = []
+    if streams:
+        sources = [
+            StreamSource(
+                dataset=name,
+                function=find_dataset_function(name, config),
+                dataset_config=config,
+                tokenizer=tokenizer,
+                split=config.train_split,
+                build=build,
+                vocab_size=vocab_size,
+                max_rows=int(train_config.split_slice) if train_config.split_slice else None,
+            )
+            for name, config in dataset_configs.items()
+        ]
+        stream = Stream(
+            sources=tuple(sources),
+            weights=train_config.dataset_weights,
+            seed=train_config.seed,
+            shuffle_buffer_size=train_config.shuffle_buffer_size,
+            packing=strategy == "packing",
+            context_length=context_length,
+            num_steps=train_config.max_train_step,
+        )
+        heads = stream.head()
+        train = join_sequences(heads)
+        notes.extend(stream.describe(heads))
+    else:
+        train_parts = [load(name, "train") for name in names]
+        train = join_sequences(train_parts)
+        sizes = [len(part) for part in train_parts]
+        del train_parts  # a second copy, once joined
+        if len(names) > 1:
+            parts = mix(names, sizes, train_config.dataset_weights)
+            epoch_indices = mixed_indices(sizes, [part.num_samples for part in parts], train_config.seed)
+            notes.append("mix: " + "; ".join(map(str, parts)))
+        train_rows = make_rows(train, batching_strategy=strategy, context_length=context_length, indices=epoch_indices)
+    evaluation, eval_rows = None, None
+    if train_config.run_validation is not False:
+        missing = {
+            name: note
+            for name, config in dataset_configs.items()
+            if not train_config.run_validation and (note := _no_validation_note(name, config, streams))
+        }
+        notes.extend(missing.values())
+        if validated := [name for name in names if name not in missing]:
+            evaluation = join_sequences([load(name, "validation") for name in validated])
+            eval_rows = make_rows(evaluation, batching_strategy=strategy, context_length=context_length)
+            if train_config.max_eval_step:
+                eval_rows = eval_rows.first(train_config.max_eval_step * train_config.val_batch_size)
+    return RunData(train, evaluation, train_rows, eval_rows, stream, tuple(parts), epoch_indices, tuple(notes))
+
+
+def load_sequences(
+    function: Callable[..., Any],
+    dataset_config: Any,
+    tokenizer: Any,
+    split: str,
+    *,
+    split_slice: str | None,
+    build: Callable[..., Sequences],
+) -> Sequences:
+    """Call a dataset function for one split, and check what it returns.
+
+    Args:
+        build: makes sequences of the rows, such as `build_sequences` with a context length.
+
+    Raises:
+        ConfigError: if the function fails, returns nothing, or returns rows that cannot be trained on.
+    """
+    name = f"{getattr(function, '__name__', 'function')}, split {split!r}"
+    try:
+        rows = function(dataset_config, tokenizer, split)
+        if rows is None:
+            raise ConfigError(f"dataset ({name}): the function returned nothing; return a list of tokenised rows")
+        if not isinstance(rows, Iterable):
+            raise ConfigError(f"dataset ({name}): the function returned {type(rows).__name__}; return a list of rows")
+        return build(_first_rows(rows, split_slice), name=name)
+    except ConfigError:
+        raise
+    except (Exception, SystemExit) as error:  # the function's own code runs here; a generator's while it is read
+        raise ConfigError(f"dataset ({name}): {type(error).__name__}: {error}") from error
+
+
+def _first_rows(rows: Any, split_slice: str | None) -> Any:
+    """The first `split_slice` of the rows: "10" rows or "1%" of them (rounded, at least one)."""
+    if split_slice is None:
+        return rows
+    if not hasattr(rows, "__len__"):
+        raise ConfigError("--split_slice: needs a dataset with a length; this dataset function returns an iterator")
+    percentage = split_slice.removesuffix("%")
+    count = int(split_slice) if percentage == split_slice else max(1, round(len(rows) * float(percentage) / 100))
+    count = min(count, len(rows))
+    return rows.select(range(count)) if hasattr(rows, "select") else [rows[i] for i in range(count)]
+
+
+def _no_validation_note(name: str, dataset_config: DataSource, streams: bool) -> str | None:
+    """Why a dataset is not evaluated on; None if it has a validation split, or is a user's, whose function knows."""
+    if name == "custom_dataset" or has_validation(name, dataset_config):
+        return None
+    remedy = f"--{name}.validation_fraction 0.05 keeps some of them for it"
+    if streams:
+        remedy = "a folder with validation.* beside train.* has it"
+    return f"validation: none, since {dataset_config.data_path} holds training rows alone; {remedy}"
+
+
+def make_loaders(
+    data: RunData,
+    train_config: TrainConfig,
+    layout: BatchLayout,
+    env: Environment,
+    collate: Callable[[list[Row]], Any],
+    say: Callable[[str], None],
+) -> tuple[StepLoader | StreamLoader, StepLoader | None]:
+    """The training loader, shuffled by seed and epoch, and the validation loader, in the same order every time.
+
+    Args:
+        say: prints a stream's lines while it is read.
+    """
+    options: dict[str, Any] = {
+        "rank": env.rank,
+        "collate": collate,
+        "num_workers": train_config.num_workers_dataloader,
+        "pin_memory": env.device.type == "cuda",
+    }
+    train_loader: StepLoader | StreamLoader
+    if data.stream is not None:
+        train_loader = StreamLoader(data.stream, layout, say=say, **options)
+    else:
+        assert data.train_rows is not None
+        train_loader = StepLoader(data.train_rows, layout, seed=train_config.seed, **options)
+    if data.eval_rows is None:
+        return train_loader, None
+    eval_layout = BatchLayout(train_config.val_batch_size, 1, env.world_size)
+    return train_loader, StepLoader(data.eval_rows, eval_layout, seed=None, **options)
