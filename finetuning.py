@@ -30,7 +30,7 @@ from torch import nn
 from torch.optim import Optimizer
 
 from checkpointing.model_folder import WriteError
-from checkpointing.saving import is_due
+from checkpointing.save_plan import is_due
 from configs.flags import parse_flags
 from configs.run import RunConfig
 from data.step_loader import StepLoader

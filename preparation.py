@@ -8,18 +8,16 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from torch import nn
-from torch.optim import Optimizer
-from torch.optim.lr_scheduler import LRScheduler
-
 from checkpointing.base_fingerprint import base_fingerprint
 from checkpointing.comparison import check_same
 from checkpointing.finding import Checkpoint, find_checkpoints, open_checkpoint, resolve_resume
-from checkpointing.huggingface_files import config_facts, huggingface_files
+from checkpointing.huggingface_files import huggingface_files, model_config_values
 from checkpointing.model_folder import export_model
 from checkpointing.resume import load_checkpoint, take_up_results
-from checkpointing.saving import CheckpointSaver, choose_async, choose_keep_last, planned_bytes
-from checkpointing.state import TrainState
+from checkpointing.save_plan import plan_saves
+from checkpointing.saver import CheckpointSaver
+from checkpointing.train_state import TrainState
+from checkpointing.trained import Trained
 from configs.run import RunConfig
 from data.pipeline import RunData, load_data, make_loaders
 from data.step_loader import StepLoader
@@ -64,13 +62,9 @@ class Inputs:
 
 
 @dataclass(frozen=True)
-class Trainable:
+class Trainable(Trained):
     """What is trained and what updates it."""
 
-    model: nn.Module
-    optimizer: Optimizer
-    scheduler: LRScheduler
-    scaler: LossScaler
     accumulate_unsharded: bool
 
 
@@ -225,17 +219,17 @@ def open_run(
     """
     model, num_steps, say = trainable.model, inputs.num_steps, partial(print_rank_zero, env)
     files = huggingface_files(model, inputs.processor)
-    base = on_rank_zero(lambda: base_fingerprint(config, model))
-    known_of_model = {"model_config": config_facts(files), "base_fingerprint": base}
+    base = on_rank_zero(lambda: base_fingerprint(model, config.train_config))
+    known_of_model = {"model_config": model_config_values(files), "base_fingerprint": base}
     state = TrainState()
     if checkpoint is not None:
         print_rank_zero(env, *check_same(checkpoint, config, known_of_model))
-        state = load_checkpoint(
-            checkpoint, model, trainable.optimizer, trainable.scheduler, trainable.scaler, config, env
-        )
-    keep_last, disk_notes = on_rank_zero(lambda: choose_keep_last(config, model))
-    runs_beside, memory_notes = choose_async(config, env, model)
-    print_rank_zero(env, *disk_notes, *memory_notes)
+        offload = config.fsdp_config.optimizer_cpu_offload
+        seed = config.train_config.seed
+        state = load_checkpoint(checkpoint, trainable, env, seed=seed, optimizer_cpu_offload=offload)
+    planned_root = checkpoint_root(config, Path(config.train_config.output_dir or "outputs").expanduser())
+    save_plan, save_notes = plan_saves(model, config.train_config, config.fsdp_config, planned_root, env)
+    print_rank_zero(env, *save_notes)
 
     facts = run_facts(model, built.architecture, inputs.data_facts, env, load_seconds=built.load_seconds)
     start = start_event(facts, env, steps_per_epoch=len(loaders.train), num_steps=num_steps)
@@ -244,8 +238,8 @@ def open_run(
         "activation_checkpointing": built.checkpointing,
         "attention": built.attention,
         "accumulate_unsharded": trainable.accumulate_unsharded,
-        "keep_last": keep_last,
-        "checkpoint_bytes": planned_bytes(model, config),
+        "keep_last": save_plan.keep_last,
+        "checkpoint_bytes": save_plan.num_bytes,
     }
     resumed = None if checkpoint is None else checkpoint.summary(env)
     folder = on_rank_zero(lambda: create_run_folder(config, env, resolved, facts, resumed))
@@ -273,14 +267,10 @@ def open_run(
         compiles=config.train_config.compile,
     )
     saver = CheckpointSaver(
-        config,
-        env,
+        trainable,
+        save_plan,
         checkpoint_root(config, folder),
-        model=model,
-        optimizer=trainable.optimizer,
-        scheduler=trainable.scheduler,
-        scaler=trainable.scaler,
-        facts={
+        metadata={
             "settings": config.to_dict(),
             "global_batch_size": inputs.resolved.batches.global_batch_size,
             "num_steps": num_steps,
@@ -288,8 +278,6 @@ def open_run(
             **known_of_model,
         },
         files=files,
-        keep_last=keep_last,
-        runs_beside=runs_beside,
         say=say,
         write_event=reporter.checkpoint,
     )

@@ -1,4 +1,4 @@
-"""Whether a base model is the one that a checkpoint was trained on, without reading all of it."""
+"""A digest that tells whether a base model is the one that a checkpoint was trained on, without reading all of it."""
 
 from __future__ import annotations
 
@@ -8,22 +8,21 @@ from pathlib import Path
 
 from torch import nn
 
-from configs.run import RunConfig
+from configs.training import TrainConfig
 from policies.pretrained import weight_files
 
 _NUM_SAMPLES, _SAMPLE_BYTES = 16, 2**16
 
 
-def base_fingerprint(config: RunConfig, model: nn.Module) -> str | None:
-    """Of the weights that the run leaves as they are, and so does not keep; None where it trains all of them."""
+def base_fingerprint(model: nn.Module, train: TrainConfig) -> str | None:
+    """A digest of the weights that the run does not train and so does not save; None if it trains all of them."""
     if all(parameter.requires_grad for parameter in model.parameters()):
         return None
-    train = config.train_config
     return f"random {train.seed}" if train.random_weights else fingerprint_files(weight_files(train.model_name))
 
 
 def fingerprint_files(paths: Sequence[Path]) -> str:
-    """A digest of the files' sizes and of evenly spaced parts of them, their headers among these.
+    """A digest of the files' sizes and of evenly spaced parts of them, headers included.
 
     Two models of one shape differ nearly everywhere, so a megabyte of each file tells them apart.
     """

@@ -1,4 +1,4 @@
-"""Whether a run may go on from a checkpoint: what would change the result is refused, by name."""
+"""Whether a run may go on from a checkpoint: differences that would change the result are refused by name."""
 
 from __future__ import annotations
 
@@ -18,15 +18,15 @@ def _dotted(names_of: Mapping[str, Sequence[str]]) -> frozenset[str]:
 MAY_CHANGE = _dotted(
     {
         "train_config": (
-            # compared by what they name: config.json, the base's weights, the tokens of the data
+            # what they name is compared: config.json, the base's weights, the tokens of the data
             *("model_name", "tokenizer_name", "trust_remote_code"),
             # layout and speed
             *("use_fast_kernels", "compile", "activation_checkpointing", "loss_chunk_size", "enable_fsdp"),
             *("low_cpu_fsdp", "one_gpu", "num_workers_dataloader", "show_sample", "pad_to_multiple_of"),
             *("step_timeout_seconds", "deterministic"),
-            # how the global batch, which stays, is cut
+            # how the global batch is cut; its size stays
             *("batch_size_training", "gradient_accumulation_steps", "global_batch_size"),
-            # length: where the learning rate depends on it, the number of steps is compared
+            # length; if the learning rate depends on it, the number of steps is compared
             *("num_epochs", "max_train_step"),
             # evaluation and results
             *("run_validation", "val_batch_size", "max_eval_step", "eval_every_steps", "eval_before_training"),
@@ -42,7 +42,7 @@ MAY_CHANGE = _dotted(
         "quantization_config": ("quant_storage",),
     }
 )
-"""Settings that do not change the result; every other one must be the checkpoint's, a new one too."""
+"""Settings that do not change the result. Every other one must be as in the checkpoint, settings added later too."""
 
 DECIDE_TENSORS = _dotted(
     {
@@ -52,27 +52,29 @@ DECIDE_TENSORS = _dotted(
         "prefix_config": ("num_virtual_tokens",),
     }
 )
-"""Settings that decide which tensors a checkpoint holds, and in which shape: others than these cannot be loaded."""
+"""Settings that decide which tensors a checkpoint holds and their shapes. If they differ, it cannot be loaded."""
 
 
 def check_same(
-    checkpoint: Checkpoint, config: RunConfig, facts: Mapping[str, Any], *, num_steps: int | None = None
+    checkpoint: Checkpoint, config: RunConfig, metadata: Mapping[str, Any], *, num_steps: int | None = None
 ) -> list[str]:
-    """Refuse to go on where the result would be another.
+    """Refuse to go on if the result would differ.
 
     Args:
-        facts: what is known of precision, data or model by now, as the saver is told of it.
-        num_steps: of the whole run; where given, the settings are compared, too.
+        metadata: what is known by now of precision, data or model, by its name in state.json.
+        num_steps: of the whole run; if given, the settings are compared too.
 
     Returns:
         Lines to print: with --resume_anyway, what has changed.
 
     Raises:
-        ConfigError: which names every difference.
+        ConfigError: it names every difference.
     """
     differences = {} if num_steps is None else _settings_that_differ(checkpoint, config, num_steps)
-    differences |= {name: _FACTS[name] for name in facts if _is_another(name, facts[name], checkpoint.values[name])}
-    texts = list(dict.fromkeys(differences.values()))  # a field of two sections has one flag
+    differences |= {
+        name: _METADATA[name] for name, now in metadata.items() if _is_another(name, now, checkpoint.values[name])
+    }
+    texts = list(dict.fromkeys(differences.values()))  # once for a field of two sections, which has one flag
     if differences and not config.train_config.resume_anyway:
         fits = DECIDE_TENSORS.isdisjoint(differences) and _has_states(checkpoint, config)
         raise ConfigError(
@@ -84,7 +86,7 @@ def check_same(
 
 
 def _has_states(checkpoint: Checkpoint, config: RunConfig) -> bool:
-    """Whether it holds states of this optimizer for every weight that is trained now, in its dtype."""
+    """Whether it holds states of this optimizer, in the same dtype, for every weight that is trained now."""
     saved, train = checkpoint.values["settings"], config.train_config
     there = saved["train_config"]
     num_frozen_there = there["num_freeze_layers"] if there["freeze_layers"] else 0
@@ -94,21 +96,21 @@ def _has_states(checkpoint: Checkpoint, config: RunConfig) -> bool:
 
 
 def _same_states(checkpoint: Checkpoint, config: RunConfig) -> bool:
-    """What is paged is the same but for where it is."""
+    """Whether the two optimizers keep the same states; a paged one only keeps them elsewhere."""
     there = checkpoint.values["settings"]["fsdp_config"]["optimizer"]
     return bool(there.removeprefix("Paged") == config.fsdp_config.optimizer.removeprefix("Paged"))
 
 
 def _is_another(name: str, now: Any, there: Any) -> bool:
-    if name == "base_fingerprint":  # there is none where all weights are trained, and so kept
+    if name == "base_fingerprint":  # None if all weights are trained, and so saved
         return None not in (now, there) and now != there
-    if name == "model_config":  # its dtype follows from the precision, which is compared for itself
+    if name == "model_config":  # its dtype follows from the precision, which is compared separately
         now, there = now | {"dtype": None}, there | {"dtype": None}
     return bool(now != there)
 
 
 def _check_states(checkpoint: Checkpoint, config: RunConfig) -> None:
-    """Refuse another optimizer than the checkpoint's: its states mean nothing to it."""
+    """Refuse an optimizer for which the checkpoint's states mean nothing."""
     if not _same_states(checkpoint, config):
         there = checkpoint.values["settings"]["fsdp_config"]["optimizer"]
         raise ConfigError(
@@ -118,7 +120,7 @@ def _check_states(checkpoint: Checkpoint, config: RunConfig) -> None:
 
 
 TRAIN_ON = "train on from the run's weights with --model_name (from an adapter with --from_peft_checkpoint)"
-_FACTS = {
+_METADATA = {
     "precision": "the precision",
     "data_fingerprint": "the training data: other samples",
     "model_config": "--model_name: another config.json",
@@ -135,7 +137,7 @@ def _settings_that_differ(checkpoint: Checkpoint, config: RunConfig, num_steps: 
         for field, value in values.items():
             name = f"{section}.{field}"
             before, now = _meaning(name, saved.get(section, {}).get(field, value)), _meaning(name, value)
-            if name not in MAY_CHANGE and field != "data_path" and before != now:
+            if name not in MAY_CHANGE and field != "data_path" and _comparable(name, before) != _comparable(name, now):
                 differences[name] = f"{flag(name)} {_shown(now)} (there {_shown(before)})"
     if config.train_config.scheduler in ("cosine", "linear") and num_steps != checkpoint.values["num_steps"]:
         differences["num_steps"] = (
@@ -148,6 +150,13 @@ def _settings_that_differ(checkpoint: Checkpoint, config: RunConfig, num_steps: 
 def _meaning(name: str, value: Any) -> Any:
     """The value itself; for None the default that it stands for, which earlier versions saved in its place."""
     return SETTINGS[name].unset if value is None else value
+
+
+def _comparable(name: str, value: Any) -> Any:
+    """The value, or a set if the order of its parts means nothing."""
+    if name != "lora_config.target_modules":
+        return value
+    return {part.strip() for part in (value.split(",") if isinstance(value, str) else value)}
 
 
 def _shown(value: Any) -> str:

@@ -1,4 +1,4 @@
-"""Which checkpoint a run goes on from, and in which folder: found, and every byte of it read before it is used."""
+"""Find the checkpoint that a run goes on from and the folder that it goes on in; check every byte before it is used."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ _SMALL_BYTES = 2**24
 
 @dataclass(frozen=True)
 class Checkpoint:
-    """A complete checkpoint, and its state.json."""
+    """A complete checkpoint and the values of its state.json."""
 
     folder: Path
     values: dict[str, Any]
@@ -42,18 +42,19 @@ class Checkpoint:
         return int(self.values["global_batch_size"])
 
     def summary(self, env: Environment) -> dict[str, Any]:
-        """What run.yaml tells of going on from here."""
+        """What run.yaml records about resuming from here."""
         return {"from": str(self.folder), "step": self.step, "world_size": env.world_size, "time": now()}
 
 
 def resolve_resume(config: RunConfig, env: Environment) -> RunConfig:
-    """Where a resumed run goes on writing; and a job that its launcher restarted goes on where it was.
+    """The config with --resume and --output_dir settled: a resumed run goes on in its folder, and a job that its
+    launcher restarted resumes by itself.
 
-    Where it had not come as far as a folder of its own, it does what it did the first time: what it was refused, or was
-    to overwrite, is another run.
+    A restarted job that had no folder of its own yet does what it did the first time: what it was refused, or was to
+    overwrite, is another run.
 
     Raises:
-        ConfigError: where --resume names nothing.
+        ConfigError: if --resume names no run and --output_dir is not given.
     """
     train, notes = config.train_config, list(config.notes)
     if env.restarted and train.resume is None and (own := folder_of_job(config, env)):
@@ -71,17 +72,17 @@ def resolve_resume(config: RunConfig, env: Environment) -> RunConfig:
 
 
 def run_folder_of(path: Path) -> Path | None:
-    """The run folder that a path is, or lies in."""
+    """The run folder that a path is or lies in."""
     return next(
         (folder for folder in (path.absolute(), *path.absolute().parents) if (folder / "run.yaml").is_file()), None
     )
 
 
 def find_checkpoints(config: RunConfig, env: Environment) -> list[Path]:
-    """Those that could be resumed from, in the order in which to try; none where a run is to start afresh.
+    """The checkpoints to try to resume from, in this order; none if the run starts afresh.
 
     Raises:
-        ConfigError: where --resume names something that is no checkpoint.
+        ConfigError: if --resume names something that is no checkpoint.
     """
     train = config.train_config
     if not train.resume:
@@ -110,12 +111,12 @@ def find_checkpoints(config: RunConfig, env: Environment) -> list[Path]:
 
 
 def _own_roots(config: RunConfig, run: Path) -> list[Path]:
-    """Where the run in this folder may have checkpoints: where it will write them, and where it did so far."""
+    """Where the run in this folder may have checkpoints: where it will write them and where it did so far."""
     return [checkpoint_root(config, run), checkpoint_root_of(run), run / "checkpoints"]
 
 
 def _check_holds_no_other_run(run: Path, found: list[Path], own_roots: list[Path], *, has_own: bool) -> None:
-    """Refuse to go on from a checkpoint in the folder of a run that it is not of, whose results would be lost.
+    """Refuse to resume from one run's checkpoint in the folder of another run, whose results would be lost.
 
     A run that began from this very checkpoint, and has none of its own yet, may begin again.
     """
@@ -130,7 +131,7 @@ def _check_holds_no_other_run(run: Path, found: list[Path], own_roots: list[Path
 
 
 def _begun_from(run: Path | None) -> list[Path]:
-    """The checkpoint that a run without any of its own went on from, if it is still there."""
+    """The checkpoint that this run was resumed from, if it is still there."""
     if run is None or not (run / "run.yaml").is_file():
         return []
     resumed = read_run_yaml(run).get("resumed") or []
@@ -139,14 +140,14 @@ def _begun_from(run: Path | None) -> list[Path]:
 
 
 def open_checkpoint(folders: list[Path], env: Environment, *, every_file: bool) -> Checkpoint | None:
-    """The first that is undamaged; what is wrong with those before it is printed.
+    """The first undamaged checkpoint. What is wrong with those before it is printed.
 
     Args:
-        every_file: read all of every file, each rank its share, and agree with the other ranks; else only the small
-            files, without asking anyone.
+        every_file: check every file, each rank its share, and agree with the other ranks; else check only the small
+            files, without collectives.
 
     Raises:
-        ConfigError: where all are damaged.
+        ConfigError: if all are damaged.
     """
     if every_file and len(set(gather_to_all(tuple(folder.name for folder in folders)))) > 1:
         raise ConfigError(
@@ -173,11 +174,11 @@ def _damage_of_small_files(folder: Path) -> str:
         files = listed_files(folder)
     except ValueError as error:
         return str(error)
-    return damage(folder, [name for name, facts in files.items() if facts["bytes"] < _SMALL_BYTES])
+    return damage(folder, [name for name, file in files.items() if file["bytes"] < _SMALL_BYTES])
 
 
 def _shared_damage(folder: Path, env: Environment) -> str:
-    """As `damage`; the contents of each file are read by one rank."""
+    """As `damage`, but each file is read by one rank only."""
     reason = ""
     try:
         reason = damage(folder, sorted(listed_files(folder))[env.rank :: env.world_size])

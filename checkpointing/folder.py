@@ -1,10 +1,10 @@
-"""The folder of a checkpoint: written aside, complete or not there at all, checked before it is read.
+"""The folder of a checkpoint: complete or not there at all, and checked before it is read.
 
     checkpoints/step-00000020/   COMPLETE, written last, lists every file with its size and checksum
     checkpoints/latest           names the newest complete one
     checkpoints/best             names that of the best evaluation (--keep_best)
 
-What is written goes to `step-00000020.incomplete`, which gets its name when all of it is on the disk.
+Files are written to `step-00000020.incomplete`, which is renamed when all of them are on the disk.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ COMPLETE, LATEST, BEST, STATE = "COMPLETE", "latest", "best", "state.json"
 _INCOMPLETE, _GIVEN_UP = ".incomplete", ".given-up"
 _STEP = re.compile(r"step-(\d{8,})")
 
-FileFacts = dict[str, Any]  # {"bytes": int, "crc32": "8 hex digits"}
+FileEntry = dict[str, Any]  # {"bytes": int, "crc32": "8 hex digits"}, as COMPLETE lists a file
 
 
 def step_folder(root: Path, step: int) -> Path:
@@ -36,7 +36,7 @@ def temporary_folder(folder: Path) -> Path:
 
 
 def is_step_folder(folder: Path) -> bool:
-    """By its name; it need not be complete."""
+    """Whether its name is a checkpoint's; it need not be complete."""
     return _STEP.fullmatch(folder.name) is not None
 
 
@@ -49,12 +49,12 @@ def step_of(folder: Path) -> int:
 
 
 def checkpoints(root: Path) -> list[Path]:
-    """Those that say they are complete, newest first."""
+    """The complete checkpoints, newest first."""
     folders = [path.parent for path in root.glob(f"step-*/{COMPLETE}") if _STEP.fullmatch(path.parent.name)]
     return sorted(folders, key=step_of, reverse=True)
 
 
-def write_synced(path: Path, data: bytes) -> FileFacts:
+def write_synced(path: Path, data: bytes) -> FileEntry:
     """Write a file that is on the disk when this returns."""
     with open(path, "wb") as file:
         file.write(data)
@@ -64,7 +64,7 @@ def write_synced(path: Path, data: bytes) -> FileFacts:
 
 
 def sync_folder(folder: Path) -> None:
-    """Have the folder's entries on the disk, too."""
+    """Write the folder's own entries to the disk."""
     descriptor = os.open(folder, os.O_RDONLY)
     try:
         os.fsync(descriptor)
@@ -72,21 +72,21 @@ def sync_folder(folder: Path) -> None:
         os.close(descriptor)
 
 
-def checksum(path: Path, advance: Callable[[int], object] = lambda num_bytes: None) -> FileFacts:
-    """Size and CRC-32 of a file, read in pieces; `advance` is told the bytes of each."""
+def checksum(path: Path, advance: Callable[[int], object] = lambda num_bytes: None) -> FileEntry:
+    """Size and CRC-32 of a file, read in blocks; `advance` is called with the bytes of each."""
     value = size = 0
     with open(path, "rb", buffering=0) as file:
-        while piece := file.read(2**22):
-            value, size = zlib.crc32(piece, value), size + len(piece)
-            advance(len(piece))
+        while block := file.read(2**22):
+            value, size = zlib.crc32(block, value), size + len(block)
+            advance(len(block))
     return {"bytes": size, "crc32": f"{value:08x}"}
 
 
-def publish(folder: Path, files: Mapping[str, FileFacts]) -> int:
-    """Make the checkpoint that lies in `temporary_folder(folder)` complete, under its name, and the latest.
+def publish(folder: Path, files: Mapping[str, FileEntry]) -> int:
+    """Complete the checkpoint in `temporary_folder(folder)`, give it its name, and point `latest` to it.
 
     Args:
-        files: all that were written, by their paths in the folder, each of them synced.
+        files: all that were written, by their paths in the folder, each synced.
 
     Returns:
         Its bytes.
@@ -96,16 +96,16 @@ def publish(folder: Path, files: Mapping[str, FileFacts]) -> int:
         sync_folder(inner)
     write_synced(temporary / COMPLETE, json.dumps({"files": dict(files)}, indent=1).encode())
     sync_folder(temporary)
-    if folder.exists():  # the same step, once more; deleting it would take a while without any of this name
+    if folder.exists():  # saved before; deleting it first would leave no checkpoint of this name for a while
         _set_aside(folder)
     temporary.rename(folder)
     sync_folder(folder.parent)
     point_to(folder, LATEST)
-    return sum(facts["bytes"] for facts in files.values())
+    return sum(file["bytes"] for file in files.values())
 
 
 def point_to(folder: Path, name: str) -> None:
-    """Let `latest` or `best` name this checkpoint."""
+    """Make `latest` or `best` name this checkpoint."""
     pointer = folder.parent / name
     write_synced(pointer.with_suffix(".tmp"), f"{folder.name}\n".encode())
     pointer.with_suffix(".tmp").replace(pointer)
@@ -120,13 +120,13 @@ def pointed_to(root: Path, name: str) -> str | None:
 
 
 def remove(folder: Path) -> None:
-    """Delete a checkpoint; first it stops saying that it is one."""
+    """Delete a checkpoint, COMPLETE first, so that no half of one looks complete."""
     (folder / COMPLETE).unlink(missing_ok=True)
     shutil.rmtree(folder, ignore_errors=True)
 
 
 def keep_only(root: Path, keep_last: int) -> None:
-    """Delete what is older than the last `keep_last`, but for the best one, and what was given up."""
+    """Delete checkpoints older than the last `keep_last`, except the best one, and those that were set aside."""
     best = pointed_to(root, BEST)
     for folder in checkpoints(root)[keep_last:]:
         if folder.name != best:
@@ -136,9 +136,9 @@ def keep_only(root: Path, keep_last: int) -> None:
 
 
 def give_up_after(root: Path, step: int) -> None:
-    """Let later checkpoints be none any more: a run goes on from this step, and they are not of its course.
+    """Set aside checkpoints after `step`; the resumed run replaces them.
 
-    They keep their contents, under other names, until the run has a new one.
+    They keep their contents under other names until the run has a new checkpoint.
     """
     for folder in checkpoints(root):
         if step_of(folder) > step:
@@ -154,46 +154,44 @@ def _set_aside(folder: Path) -> None:
 
 
 def remove_leftovers(root: Path) -> None:
-    """Delete what a run that was killed left half written, or half deleted."""
+    """Delete what a killed run left half written or half deleted."""
     for folder in set(root.glob("step-*")) - set(root.glob(f"step-*{_GIVEN_UP}")):
         is_whole = _STEP.fullmatch(folder.name) and (folder / COMPLETE).is_file()
         if folder.is_dir() and not is_whole:
             shutil.rmtree(folder, ignore_errors=True)
 
 
-def listed_files(folder: Path) -> dict[str, FileFacts]:
-    """What COMPLETE lists.
+def listed_files(folder: Path) -> dict[str, FileEntry]:
+    """The files that COMPLETE lists.
 
     Raises:
-        ValueError: where it cannot be read.
+        ValueError: if it cannot be read.
     """
     try:
         files = json.loads((folder / COMPLETE).read_bytes())["files"]
-        return {
-            str(name): {"bytes": int(facts["bytes"]), "crc32": str(facts["crc32"])} for name, facts in files.items()
-        }
+        return {str(name): {"bytes": int(file["bytes"]), "crc32": str(file["crc32"])} for name, file in files.items()}
     except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
         raise ValueError(f"{COMPLETE} cannot be read ({type(error).__name__})") from error
 
 
 def damage(folder: Path, names: Iterable[str] | None = None) -> str:
-    """What is wrong with the checkpoint's files, as a clause, or "".
+    """What is wrong with the checkpoint's files, as a clause; "" if nothing is.
 
     Args:
-        names: the files whose contents to read; the others are looked at for their size alone. Unset: all.
+        names: the files whose contents to read; only the size of the others is checked. None: all.
     """
     try:
         files = listed_files(folder)
     except ValueError as error:
         return str(error)
     wanted = set(files if names is None else names)
-    for name, facts in files.items():
+    for name, listed in files.items():
         path = folder / name
         try:
             size = path.stat().st_size
-            if size != facts["bytes"]:
-                return f"{name} has {size} bytes instead of {facts['bytes']}"
-            if name in wanted and checksum(path)["crc32"] != facts["crc32"]:
+            if size != listed["bytes"]:
+                return f"{name} has {size} bytes instead of {listed['bytes']}"
+            if name in wanted and checksum(path)["crc32"] != listed["crc32"]:
                 return f"{name} is not what was written (its checksum differs)"
         except OSError as error:
             return f"{name} cannot be read ({error.strerror})"

@@ -1,4 +1,4 @@
-"""The small files that make weights a Hugging Face model; every checkpoint carries them, to stand for itself."""
+"""The small files that make weights a Hugging Face model; every checkpoint carries them and so stands for itself."""
 
 from __future__ import annotations
 
@@ -10,9 +10,8 @@ from typing import Any
 
 from peft import PeftModel
 from torch import nn
-from torch.distributed.fsdp import FSDPModule
 
-from policies.sharding import unwrap
+from policies.sharding import own_class, unwrap
 
 FOLDER = "huggingface"
 
@@ -27,9 +26,8 @@ def huggingface_files(model: nn.Module, tokenizer: Any) -> dict[str, bytes]:
             settings.inference_mode = True
             settings.save_pretrained(str(folder))
             inner = inner.get_base_model()
-        own_class = next(base for base in type(inner).__mro__ if not issubclass(base, FSDPModule))
         config = copy.deepcopy(inner.config)
-        config.architectures = [own_class.__name__]
+        config.architectures = [own_class(inner).__name__]
         config.dtype = inner.dtype
         config.save_pretrained(folder)
         if inner.can_generate():
@@ -38,7 +36,7 @@ def huggingface_files(model: nn.Module, tokenizer: Any) -> dict[str, bytes]:
         return {f"{FOLDER}/{path.name}": path.read_bytes() for path in sorted(folder.iterdir()) if path.is_file()}
 
 
-def config_facts(files: dict[str, bytes]) -> dict[str, Any]:
-    """What config.json says of the model, not of where it came from or what wrote it."""
+def model_config_values(files: dict[str, bytes]) -> dict[str, Any]:
+    """What config.json says of the model, without where it came from and what wrote it."""
     config = json.loads(files[f"{FOLDER}/config.json"])
     return {name: value for name, value in config.items() if name not in ("_name_or_path", "transformers_version")}

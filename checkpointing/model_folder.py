@@ -8,14 +8,13 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-import torch.distributed as dist
 from peft import PeftModel
 from torch import nn
-from torch.distributed.checkpoint.state_dict import StateDictOptions, get_model_state_dict
 from torch.distributed.fsdp import FSDPModule
 
+from checkpointing.gathering import gathered_state_dict
 from policies.adapter_kinds import own_name
-from policies.sharding import unwrap
+from policies.sharding import own_class, unwrap
 from utils.distributed import on_rank_zero
 
 
@@ -28,20 +27,20 @@ def export_folder(run_folder: Path, model: nn.Module) -> Path:
 
 
 def export_model(model: nn.Module, tokenizer: Any, run_folder: Path) -> Path:
-    """Write the weights; every rank must call this, rank 0 writes.
+    """Write the weights. Every rank must call this; rank 0 writes.
 
-    A folder that is there already is replaced only when its successor is complete. Sharded weights are gathered one
-    tensor at a time into rank 0's host memory: one copy of what is saved, on one rank.
+    An earlier folder is replaced only once the new one is complete. Sharded weights are gathered one tensor at a time
+    into rank 0's host memory, which then holds one copy of what is saved.
 
     Returns:
-        The folder: `adapter/` where the model has adapters, else `model/`.
+        The folder: `adapter/` if the model has adapters, else `model/`.
 
     Raises:
-        WriteError: on every rank, where the disk does not take them; an earlier folder is as it was.
+        WriteError: on every rank, if the disk does not take them; an earlier folder is as it was.
     """
     folder = export_folder(run_folder, model)
     inner: Any = unwrap(model)
-    state_dict = _gathered_state_dict(inner) if isinstance(inner, FSDPModule) else inner.state_dict()
+    state_dict = gathered_state_dict(model) if isinstance(inner, FSDPModule) else inner.state_dict()
 
     reason = on_rank_zero(lambda: _replace(folder, lambda temporary: _write(inner, state_dict, tokenizer, temporary)))
     if reason:
@@ -51,17 +50,17 @@ def export_model(model: nn.Module, tokenizer: Any, run_folder: Path) -> Path:
 
 def _write(model: Any, state_dict: dict[str, Any], tokenizer: Any, folder: Path) -> None:
     if isinstance(model, PeftModel):
-        # False: no embedding is ever trained here, and "auto" would ask the hub about the base model.
+        # False: embeddings are never trained beside adapters; "auto" would ask the hub about the base model.
         with _whole_prefix(model, state_dict):
             model.save_pretrained(str(folder), state_dict=state_dict, save_embedding_layers=False)
     else:
-        with _own_class(model):
+        with _with_own_class(model):
             model.save_pretrained(folder, state_dict=state_dict, max_shard_size="5GB")
     tokenizer.save_pretrained(folder)
 
 
 def _replace(folder: Path, write: Callable[[Path], None]) -> str:
-    """Put a folder in the place of an earlier one when it is whole; returns why that failed, or ""."""
+    """Write a folder and put it in the place of an earlier one. Returns why that failed, or ""."""
     temporary, replaced = folder.with_name(folder.name + ".incomplete"), folder.with_name(folder.name + ".replaced")
     try:
         shutil.rmtree(temporary, ignore_errors=True)
@@ -72,32 +71,16 @@ def _replace(folder: Path, write: Callable[[Path], None]) -> str:
         temporary.rename(folder)
         shutil.rmtree(replaced, ignore_errors=True)
         return ""
-    except Exception as error:  # a full disk is an OSError, a SafetensorError or a plain Exception, by who writes
+    except (
+        Exception
+    ) as error:  # a full disk is an OSError, a SafetensorError or a plain Exception, depending on who writes
         shutil.rmtree(temporary, ignore_errors=True)
         return " ".join(str(error).split()) or type(error).__name__
 
 
-def _gathered_state_dict(model: Any) -> dict[str, Any]:
-    """Whole tensors on rank 0's host, nothing elsewhere; of a model with adapters only these, the frozen ones too."""
-    if isinstance(model, PeftModel):
-        own = own_name(model)
-        adapters: dict[str, Any] = {name: t for name, t in get_model_state_dict(model).items() if own in name}
-        # Shards may be in host memory, where the mesh's backend gathers nothing.
-        whole = ((name, shard.to(shard.device_mesh.device_type).full_tensor()) for name, shard in adapters.items())
-        return {name: tensor.cpu() for name, tensor in whole if dist.get_rank() == 0}
-    state_dict = get_model_state_dict(model, options=StateDictOptions(full_state_dict=True, cpu_offload=True))
-    # Gathering made a copy for every name of a tied weight. Names that share one tensor again are saved once.
-    first_names: dict[int, str] = {}
-    for name, parameter in model.named_parameters(remove_duplicate=False):
-        first_name = first_names.setdefault(id(parameter), name)
-        if name in state_dict:
-            state_dict[name] = state_dict[first_name]
-    return state_dict
-
-
 @contextmanager
 def _whole_prefix(model: Any, state_dict: dict[str, Any]) -> Iterator[None]:
-    """While this lasts a prefix that is sharded is whole: peft saves what its encoder gives, not the state_dict's."""
+    """While this lasts, a sharded prefix is whole: peft saves what the encoder holds, not the state_dict."""
     if not model.active_peft_config.is_prompt_learning:
         yield
         return
@@ -112,14 +95,13 @@ def _whole_prefix(model: Any, state_dict: dict[str, Any]) -> Iterator[None]:
 
 
 @contextmanager
-def _own_class(model: nn.Module) -> Iterator[None]:
+def _with_own_class(model: nn.Module) -> Iterator[None]:
     """While this lasts, a model that `fully_shard` gave another class has its own again.
 
-    By the class's name and module transformers looks up what a family's tensors are called in files.
+    transformers looks up a family's tensor names in files by the class's name and module.
     """
     sharded_class = type(model)
-    bases = (base for base in sharded_class.__mro__ if issubclass(base, nn.Module))
-    model.__class__ = next(base for base in bases if not issubclass(base, FSDPModule))
+    model.__class__ = own_class(model)
     try:
         yield
     finally:

@@ -1,4 +1,4 @@
-"""A checkpoint's state into what a run has built, whatever its layout: weights, optimizer, schedule, random states."""
+"""Load a checkpoint into what a run has built, in any layout: weights, optimizer, schedule, random states."""
 
 from __future__ import annotations
 
@@ -10,7 +10,6 @@ from typing import Any
 
 import torch
 import torch.distributed.checkpoint as dcp
-from torch import nn
 from torch.distributed.checkpoint.api import CheckpointException
 from torch.distributed.checkpoint.metadata import TensorStorageMetadata
 from torch.optim import Optimizer
@@ -19,10 +18,9 @@ from torch.optim.lr_scheduler import LambdaLR, LRScheduler
 from checkpointing.comparison import TRAIN_ON
 from checkpointing.finding import Checkpoint, run_folder_of
 from checkpointing.safe_reader import SafeFileSystemReader
-from checkpointing.state import MODEL, OPTIMIZER, TrainState, model_tensors, trained_parameters
+from checkpointing.train_state import TrainState
+from checkpointing.trained import MODEL, OPTIMIZER, Trained, model_tensors, trained_parameters
 from checkpointing.writing import FULL_FILE, rng_file
-from configs.run import RunConfig
-from policies.loss_scaling import LossScaler
 from policies.optimizers.states import zero_state
 from policies.weight_sources import keep_part
 from reporting.metrics_file import keep_until
@@ -34,45 +32,42 @@ from utils.seeding import seed_everything, set_rng_state
 
 
 def load_checkpoint(
-    checkpoint: Checkpoint,
-    model: nn.Module,
-    optimizer: Optimizer,
-    scheduler: LRScheduler,
-    scaler: LossScaler,
-    config: RunConfig,
-    env: Environment,
+    checkpoint: Checkpoint, trained: Trained, env: Environment, *, seed: int, optimizer_cpu_offload: bool
 ) -> TrainState:
-    """Put the checkpoint's state into what this run has built, whatever its layout. Every rank must call this.
+    """Load the checkpoint's state into what this run has built, in any layout. Every rank must call this.
+
+    Args:
+        seed: of the run, for random states that the checkpoint does not have for this rank.
+        optimizer_cpu_offload: whether the optimizer's states belong in host memory.
 
     Raises:
-        ConfigError: on every rank, which names every key that is missing, extra, or of another shape or dtype.
+        ConfigError: on every rank; it names every tensor that is missing, extra, or of another shape or dtype.
     """
     failure = None
     try:
-        host = torch.device("cpu") if config.fsdp_config.optimizer_cpu_offload else None
-        _load_tensors(checkpoint, model, optimizer, host)
+        _load_tensors(checkpoint, trained, torch.device("cpu") if optimizer_cpu_offload else None)
     except (ConfigError, CheckpointException, OSError, RuntimeError, ValueError) as error:
         failure = str(error)
     failures = [reason for reason in gather_to_all(failure) if reason is not None]
     if failures:
         raise ConfigError(f"--resume: {checkpoint.folder} cannot be loaded: {' '.join(failures[0].split())}")
-    _load_schedule(scheduler, optimizer, checkpoint.values["scheduler"])
-    scaler.load_state_dict(checkpoint.values.get("loss_scaler"))  # earlier versions wrote none
+    _load_schedule(trained.scheduler, trained.optimizer, checkpoint.values["scheduler"])
+    trained.scaler.load_state_dict(checkpoint.values.get("loss_scaler"))  # earlier versions wrote none
     print_rank_zero(env, f"resume: from {checkpoint.folder}, after step {checkpoint.step}")
     own = checkpoint.folder / rng_file(env.rank)
     if checkpoint.values["world_size"] == env.world_size and own.is_file():
         set_rng_state(torch.load(own, weights_only=True))
     else:
-        seed_everything((config.train_config.seed + 104729 * checkpoint.step) % 2**32, env.rank)
+        seed_everything((seed + 104729 * checkpoint.step) % 2**32, env.rank)
         print_rank_zero(env, "resume: dropout and other random choices go on anew: they are kept per rank")
     return TrainState.from_dict(checkpoint.values["state"])
 
 
 def take_up_results(checkpoint: Checkpoint, state: TrainState, folder: Path, num_steps: int) -> None:
-    """Let the run folder tell of the run up to the checkpoint, and nothing after it. Every rank must call this.
+    """Cut what the run folder records back to the checkpoint. Every rank must call this.
 
-    Where the best evaluation's weights are not in the folder, since a later one that is now given up replaced them,
-    someone deleted them, or the run goes on in another folder, the next evaluation counts as the best.
+    If the folder does not hold the best evaluation's weights, the next evaluation counts as the best. That is so if a
+    later one, now given up, replaced them, if someone deleted them, or if the run goes on in another folder.
     """
 
     def on_rank() -> bool:
@@ -92,8 +87,8 @@ def take_up_results(checkpoint: Checkpoint, state: TrainState, folder: Path, num
 
 
 def _load_schedule(scheduler: LRScheduler, optimizer: Optimizer, saved: dict[str, Any]) -> None:
-    """Take up the schedule at its step, with the learning rate of this run's settings."""
-    assert isinstance(scheduler, LambdaLR)  # all of ours are
+    """Continue the schedule at its step, with the learning rate of this run's settings."""
+    assert isinstance(scheduler, LambdaLR)
     scheduler.load_state_dict(saved | {"base_lrs": scheduler.base_lrs})
     rates = [
         base * rate(scheduler.last_epoch) for base, rate in zip(scheduler.base_lrs, scheduler.lr_lambdas, strict=True)
@@ -103,18 +98,17 @@ def _load_schedule(scheduler: LRScheduler, optimizer: Optimizer, saved: dict[str
     scheduler._last_lr = rates
 
 
-def _load_tensors(
-    checkpoint: Checkpoint, model: nn.Module, optimizer: Optimizer, optimizer_device: torch.device | None
-) -> None:
+def _load_tensors(checkpoint: Checkpoint, trained: Trained, optimizer_device: torch.device | None) -> None:
+    model, optimizer = trained.model, trained.optimizer
     stored = _FullFile(checkpoint.folder) if (checkpoint.folder / FULL_FILE).is_file() else _Shards(checkpoint.folder)
     targets, parameters = model_tensors(model), trained_parameters(model)
     second_names = model_tensors(model, every_name=True).keys() - targets.keys()
-    _compare({n: f for n, f in stored.facts.items() if n.startswith(MODEL) and n not in second_names}, targets)
-    if not any(name.startswith(OPTIMIZER) for name in stored.facts) and checkpoint.values["has_optimizer"] is False:
+    _compare({n: k for n, k in stored.kinds.items() if n.startswith(MODEL) and n not in second_names}, targets)
+    if not any(name.startswith(OPTIMIZER) for name in stored.kinds) and checkpoint.values["has_optimizer"] is False:
         raise ConfigError("it holds no optimizer state (a copy made without --save_optimizer); give a step checkpoint")
     states: dict[str, dict[str, torch.Tensor]] = {name: {} for name in parameters}
     unknown = []
-    for stored_name, (shape, dtype) in stored.facts.items():
+    for stored_name, (shape, dtype) in stored.kinds.items():
         if not stored_name.startswith(OPTIMIZER):
             continue
         name, _, key = stored_name.removeprefix(OPTIMIZER).rpartition(".")
@@ -140,15 +134,15 @@ def _load_tensors(
 
 
 _REMEDY = f"give the settings and the model of the checkpoint, or {TRAIN_ON}"
-Facts = dict[str, tuple[torch.Size, torch.dtype]]
+Kinds = dict[str, tuple[torch.Size, torch.dtype]]  # by name
 
 
-def _compare(stored: Facts, targets: Mapping[str, torch.Tensor]) -> None:
-    """Raises ConfigError, which names every difference."""
+def _compare(stored: Kinds, targets: Mapping[str, torch.Tensor]) -> None:
+    """Raise ConfigError, naming every difference, if there is one."""
     missing = [name.removeprefix(MODEL) for name in targets if name not in stored]
     extra = [name.removeprefix(MODEL) for name in stored if name not in targets]
     other = [
-        f"{name.removeprefix(MODEL)} is {_kind(*stored[name])} there and {_kind(target.shape, target.dtype)} here"
+        f"{name.removeprefix(MODEL)} is {_shown(*stored[name])} there and {_shown(target.shape, target.dtype)} here"
         for name, target in targets.items()
         if name in stored and stored[name] != (target.shape, target.dtype)
     ]
@@ -157,17 +151,17 @@ def _compare(stored: Facts, targets: Mapping[str, torch.Tensor]) -> None:
         raise ConfigError("; ".join([*parts, *other, _REMEDY]))
 
 
-def _kind(shape: Iterable[int], dtype: torch.dtype) -> str:
+def _shown(shape: Iterable[int], dtype: torch.dtype) -> str:
     return f"{list(shape)} {str(dtype).removeprefix('torch.')}"
 
 
 class _Shards:
-    """What torch.distributed.checkpoint wrote: each rank reads what it needs, without asking the others."""
+    """A folder of torch.distributed.checkpoint, of which each rank reads what it needs, without asking the others."""
 
     def __init__(self, folder: Path) -> None:
         self._reader = SafeFileSystemReader(folder)
         metadata = self._reader.read_metadata()
-        self.facts: Facts = {
+        self.kinds: Kinds = {
             name: (entry.size, entry.properties.dtype)
             for name, entry in metadata.state_dict_metadata.items()
             if isinstance(entry, TensorStorageMetadata)
@@ -175,16 +169,16 @@ class _Shards:
 
     def load(self, targets: Mapping[str, torch.Tensor]) -> None:
         with warnings.catch_warnings():
-            warnings.filterwarnings("ignore", "torch.distributed is disabled")  # meant: nobody need be asked
+            warnings.filterwarnings("ignore", "torch.distributed is disabled")  # as intended
             dcp.load(dict(targets), storage_reader=self._reader, no_dist=True)
 
 
 class _FullFile:
-    """One file with everything, of which each rank reads its slices."""
+    """One file, of which each rank reads its slices."""
 
     def __init__(self, folder: Path) -> None:
         self._tensors = torch.load(folder / FULL_FILE, map_location="cpu", weights_only=True, mmap=True)
-        self.facts: Facts = {name: (tensor.shape, tensor.dtype) for name, tensor in self._tensors.items()}
+        self.kinds: Kinds = {name: (tensor.shape, tensor.dtype) for name, tensor in self._tensors.items()}
 
     @torch.no_grad()
     def load(self, targets: Mapping[str, torch.Tensor]) -> None:

@@ -1,4 +1,4 @@
-"""One checkpoint onto the disk: all of it, or nothing."""
+"""One checkpoint written to the disk: all of it or nothing."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from torch.distributed.checkpoint.filesystem import FileSystem
 
 from checkpointing.folder import (
     BEST,
-    FileFacts,
+    FileEntry,
     checksum,
     keep_only,
     point_to,
@@ -30,7 +30,7 @@ from checkpointing.folder import (
     temporary_folder,
     write_synced,
 )
-from checkpointing.state import nested
+from checkpointing.trained import nested
 from utils.distributed import gather_to_all, on_rank_zero
 from utils.units import readable
 
@@ -43,28 +43,28 @@ class CheckpointError(Exception):
 
 @dataclass(frozen=True)
 class Contents:
-    """What one rank gives to a checkpoint."""
+    """What one rank contributes to a checkpoint."""
 
-    tensors: Mapping[str, torch.Tensor]  # sharded as in the model, or, of a full one, whole on rank 0
+    tensors: Mapping[str, torch.Tensor]  # sharded as in the model; if `full`, whole on rank 0
     full: bool  # one file, written by rank 0
-    rng: Mapping[str, Any] | None  # this rank's generators
-    files: Mapping[str, bytes]  # the small ones; rank 0's are written
+    rng: Mapping[str, Any] | None  # states of this rank's generators
+    files: Mapping[str, bytes]  # small files; rank 0's are written
 
 
 def write_checkpoint(
     folder: Path, contents: Contents, *, group: dist.ProcessGroup | None = None, keep_last: int, best: bool = False
 ) -> int:
-    """Write a checkpoint beside the earlier ones, and delete of these what need not be kept. Every rank must call this.
+    """Write a checkpoint beside the earlier ones and delete those no longer kept. Every rank must call this.
 
     Args:
         group: for its collectives.
-        best: whether it is of the best evaluation so far.
+        best: whether it belongs to the best evaluation so far.
 
     Returns:
-        Its bytes, all ranks together.
+        Its bytes over all ranks.
 
     Raises:
-        CheckpointError: on every rank, where any rank failed; earlier checkpoints are as they were.
+        CheckpointError: on every rank, if any rank failed; earlier checkpoints are as they were.
     """
     temporary = temporary_folder(folder)
     try:
@@ -84,55 +84,55 @@ def write_checkpoint(
         raise CheckpointError(str(error)) from error
 
 
-def write_contents(folder: Path, contents: Contents, *, group: dist.ProcessGroup | None = None) -> dict[str, FileFacts]:
-    """Write the files into a folder that exists, each synced. Every rank must call this.
+def write_contents(folder: Path, contents: Contents, *, group: dist.ProcessGroup | None = None) -> dict[str, FileEntry]:
+    """Write the files into an existing folder, each synced. Every rank must call this.
 
     Returns:
-        All files of all ranks by name.
+        The files of all ranks, by name.
     """
-    if not all(gather_to_all(os.path.isdir(folder), group)):  # Path.is_dir raises where a server is gone, on one rank
+    if not all(gather_to_all(os.path.isdir(folder), group)):  # Path.is_dir raises if a file server is gone
         raise CheckpointError(
             f"{folder.parent} is not the same folder on all nodes; it must be on a shared file system"
         )
-    facts: dict[str, FileFacts] = {}
+    written: dict[str, FileEntry] = {}
     if not contents.full:
-        facts |= _write_shards(folder, contents.tensors, group)
+        written |= _write_shards(folder, contents.tensors, group)
     failure = None
     try:
-        facts |= _write_small(folder, contents)
+        written |= _write_own(folder, contents)
         if dist.get_rank() == 0 and not contents.full:
-            facts[".metadata"] = checksum(folder / ".metadata")
+            written[".metadata"] = checksum(folder / ".metadata")
     except Exception as error:
         failure = f"rank {dist.get_rank()}: {error}"
-    every = gather_to_all((facts, failure), group)
-    for _, failed in every:
+    of_ranks = gather_to_all((written, failure), group)
+    for _, failed in of_ranks:
         if failed is not None:
             raise CheckpointError(failed)
-    return {name: file for files, _ in every for name, file in files.items()}
+    return {name: file for files, _ in of_ranks for name, file in files.items()}
 
 
 def _write_shards(
     folder: Path, tensors: Mapping[str, torch.Tensor], group: dist.ProcessGroup | None
-) -> dict[str, FileFacts]:
+) -> dict[str, FileEntry]:
     writer = _ChecksummingWriter(folder)
     try:
         dcp.save(nested(tensors), storage_writer=writer, process_group=group)
-    except CheckpointException as error:  # no Exception; raised on every rank, with the tracebacks of those that failed
+    except CheckpointException as error:  # a BaseException, raised on every rank with the failed ranks' tracebacks
         causes = gather_to_all(writer.fs.cause, group)
         rank, (cause, _) = next(iter(error.failures.items()))
         raise CheckpointError(f"rank {rank}: {causes[rank] or cause}") from error
-    return writer.fs.facts
+    return writer.fs.written
 
 
-def _write_small(folder: Path, contents: Contents) -> dict[str, FileFacts]:
-    """This rank's files besides its shards; a full checkpoint is one of rank 0's."""
-    rank, facts = dist.get_rank(), {}
+def _write_own(folder: Path, contents: Contents) -> dict[str, FileEntry]:
+    """Write this rank's files besides its shards; rank 0's include a full checkpoint."""
+    rank, written = dist.get_rank(), {}
     if contents.rng is not None:
         buffer = io.BytesIO()
         torch.save(dict(contents.rng), buffer)
-        facts[rng_file(rank)] = write_synced(folder / rng_file(rank), buffer.getvalue())
+        written[rng_file(rank)] = write_synced(folder / rng_file(rank), buffer.getvalue())
     if rank != 0:
-        return facts
+        return written
     if contents.full:
         with open(folder / FULL_FILE, "wb") as file:
             stream = _Checksummed(file)
@@ -141,11 +141,11 @@ def _write_small(folder: Path, contents: Contents) -> dict[str, FileFacts]:
                 os.fsync(file.fileno())
             except RuntimeError as error:
                 raise CheckpointError(stream.cause or str(error)) from error
-            facts[FULL_FILE] = stream.facts()
+            written[FULL_FILE] = stream.entry()
     for name, data in contents.files.items():
         (folder / name).parent.mkdir(exist_ok=True)
-        facts[name] = write_synced(folder / name, data)
-    return facts
+        written[name] = write_synced(folder / name, data)
+    return written
 
 
 def rng_file(rank: int) -> str:
@@ -153,7 +153,7 @@ def rng_file(rank: int) -> str:
 
 
 def num_bytes(tensors: Mapping[str, torch.Tensor]) -> int:
-    """Of the whole tensors, however they are sharded."""
+    """Bytes of the whole tensors, however they are sharded."""
     return sum(tensor.numel() * tensor.element_size() for tensor in tensors.values())
 
 
@@ -168,16 +168,16 @@ def _begin(temporary: Path, size: int) -> None:
 
 
 def _give_up(temporary: Path, group: dist.ProcessGroup | None) -> None:
-    """Free what the attempt took, when no rank writes any more."""
+    """Delete what the attempt wrote, once no rank writes any more."""
     dist.barrier(group)
     if dist.get_rank() == 0:
         shutil.rmtree(temporary, ignore_errors=True)
 
 
 class _Checksummed:
-    """A file being written, of which the checksum is known at once.
+    """A file being written, with its checksum.
 
-    `cause` keeps the system's reason for a failed write, in place of which torch says where it was in the file.
+    `cause` keeps the system's reason for a failed write; torch's error only says where in the file it was.
     """
 
     def __init__(self, file: Any) -> None:
@@ -196,7 +196,7 @@ class _Checksummed:
                 raise
             return view.nbytes
 
-    def facts(self) -> FileFacts:
+    def entry(self) -> FileEntry:
         return {"bytes": self.size, "crc32": f"{self.crc32:08x}"}
 
     def __getattr__(self, name: str) -> Any:
@@ -204,10 +204,10 @@ class _Checksummed:
 
 
 class _ChecksummingFileSystem(FileSystem):
-    """Opens files for torch.distributed.checkpoint, and knows afterwards what was written into them."""
+    """Opens files for torch.distributed.checkpoint and keeps the checksum of what was written into each."""
 
     def __init__(self) -> None:
-        self.facts: dict[str, FileFacts] = {}
+        self.written: dict[str, FileEntry] = {}
         self.cause = ""
 
     @contextmanager
@@ -221,11 +221,11 @@ class _ChecksummingFileSystem(FileSystem):
                 yield checksummed
             finally:
                 self.cause = checksummed.cause
-            self.facts[Path(path).name] = checksummed.facts()
+            self.written[Path(path).name] = checksummed.entry()
 
 
 class _ChecksummingWriter(FileSystemWriter):
-    """One file per rank, written by one thread: of several, torch would lose the errors."""
+    """Writes one file per rank by one thread; with several, torch loses errors."""
 
     fs: _ChecksummingFileSystem
 

@@ -169,6 +169,12 @@ def reshard(model: nn.Module) -> None:
             module.reshard()
 
 
+def own_class(model: nn.Module) -> type[nn.Module]:
+    """The model's class without what `fully_shard` made of it."""
+    bases = (base for base in type(model).__mro__ if issubclass(base, nn.Module))
+    return next(base for base in bases if not issubclass(base, FSDPModule))
+
+
 def unwrap(model: nn.Module) -> nn.Module:
     """The model itself, without DistributedDataParallel around it (`fully_shard` wraps nothing)."""
     return model.module if isinstance(model, DistributedDataParallel) else model

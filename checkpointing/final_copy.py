@@ -1,4 +1,4 @@
-"""The copy of the final state that `--dist_checkpoint_root_folder` asks for at the end of a run."""
+"""The copy of the final state that --dist_checkpoint_root_folder asks for."""
 
 from __future__ import annotations
 
@@ -14,17 +14,17 @@ from utils.distributed import on_rank_zero
 
 
 def save_copy(folder: Path, tensors: Mapping[str, torch.Tensor], files: Mapping[str, bytes], *, full: bool) -> None:
-    """Write a checkpoint's files into this very folder; COMPLETE says that all are there. Every rank must call this.
+    """Write a checkpoint's files into this very folder, COMPLETE last. Every rank must call this.
 
     Raises:
-        CheckpointError: on every rank, where any rank failed.
+        CheckpointError: on every rank, if any rank failed.
     """
 
     def begin() -> None:
         folder.mkdir(parents=True, exist_ok=True)
         (folder / COMPLETE).unlink(missing_ok=True)
-        for tensors in (folder / FULL_FILE, folder / ".metadata", *folder.glob("*.distcp")):
-            tensors.unlink(missing_ok=True)  # an earlier copy's, perhaps of the other kind or of more ranks
+        for file in (folder / FULL_FILE, folder / ".metadata", *folder.glob("*.distcp")):
+            file.unlink(missing_ok=True)  # an earlier copy's, perhaps of the other type or of more ranks
 
     def end() -> None:
         write_synced(folder / COMPLETE, json.dumps({"files": written}, indent=1).encode())

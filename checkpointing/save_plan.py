@@ -1,0 +1,147 @@
+"""When and how a run will write checkpoints, settled before it starts: what host memory and disk have room for."""
+
+from __future__ import annotations
+
+import shutil
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+from torch import nn
+
+from checkpointing.folder import checkpoints
+from checkpointing.host_copy import has_room
+from checkpointing.trained import model_tensors
+from checkpointing.writing import num_bytes
+from configs.fsdp import FsdpConfig
+from configs.training import DEFAULT_KEEP_LAST, TrainConfig
+from policies.optimizers.build import state_bytes
+from utils.distributed import gather_to_all, local_tensor, on_rank_zero
+from utils.environment import Environment
+from utils.errors import ConfigError
+from utils.units import readable
+
+
+@dataclass(frozen=True)
+class SavePlan:
+    """When and how checkpoints are written."""
+
+    every_steps: int | None  # None: at the end of each epoch; 0: never by steps
+    every_minutes: float  # 0: never by time
+    full: bool  # one file, gathered on rank 0; else each rank writes its shards
+    keep_last: int
+    beside_training: bool  # training goes on while one is written
+    num_bytes: int  # of one checkpoint
+    copies_optimizer: bool  # into the copy of the final state (--dist_checkpoint_root_folder)
+
+    def due(self, step: int, *, ends_epoch: bool, ends_run: bool) -> bool:
+        """Whether a checkpoint is due by steps after this one: every so many, and at the end of the run, from where
+        another may go on; without --save_every_steps at the end of each epoch."""
+        if self.every_steps is None:
+            return ends_epoch
+        return is_due(step, self.every_steps) or (self.every_steps > 0 and ends_run)
+
+
+def is_due(step: int, every: int) -> bool:
+    """Whether something that happens every so many steps happens after this one; 0 is never."""
+    return every > 0 and step % every == 0
+
+
+def plan_saves(
+    model: nn.Module, train: TrainConfig, fsdp: FsdpConfig, root: Path, env: Environment
+) -> tuple[SavePlan, list[str]]:
+    """The plan, and lines to print about what it adapts. Every rank must call this.
+
+    Args:
+        root: the folder of the run's checkpoints, which need not exist yet.
+
+    Raises:
+        ConfigError: on every rank, if memory or disk have no room for what the flags ask for.
+    """
+    size = planned_bytes(model, train, fsdp)
+    keep_last, disk_notes = on_rank_zero(lambda: _choose_keep_last(model, train, root, size))
+    beside_training, memory_notes = _choose_async(model, train, fsdp, env)
+    plan = SavePlan(
+        every_steps=train.save_every_steps,
+        every_minutes=train.save_every_minutes,
+        full=_is_full(fsdp),
+        keep_last=keep_last,
+        beside_training=beside_training,
+        num_bytes=size,
+        copies_optimizer=train.save_optimizer,
+    )
+    return plan, disk_notes + memory_notes
+
+
+def planned_bytes(model: nn.Module, train: TrainConfig, fsdp: FsdpConfig, *, local: bool = False) -> int:
+    """Bytes of a checkpoint's tensors: the model's, and those that the optimizer will have after its first step.
+
+    Args:
+        local: only of this rank's part of them.
+    """
+
+    def size(tensor: torch.Tensor) -> int:
+        return local_tensor(tensor).nbytes if local else tensor.numel() * tensor.element_size()
+
+    trained = [parameter.detach() for parameter in model.parameters() if parameter.requires_grad]
+    states = sum(state_bytes(parameter, train, fsdp, local=local) for parameter in trained)
+    return sum(map(size, model_tensors(model).values())) + states
+
+
+def _is_full(fsdp: FsdpConfig) -> bool:
+    return fsdp.checkpoint_type == "FULL_STATE_DICT"
+
+
+def _choose_async(model: nn.Module, train: TrainConfig, fsdp: FsdpConfig, env: Environment) -> tuple[bool, list[str]]:
+    """Whether checkpoints are written beside training, and lines to print. Every rank must call this.
+
+    Raises:
+        ConfigError: on every rank, if --async_save was given and host memory has no room for a copy of the state.
+    """
+    asked = train.async_save
+    if asked is False or (asked is None and env.device.type == "cpu"):
+        return False, []
+    size = planned_bytes(model, train, fsdp, local=not _is_full(fsdp))
+    num_copies = 1 if _is_full(fsdp) else env.local_world_size
+    if all(gather_to_all(has_room(size, num_copies))):
+        return True, []
+    if asked:
+        raise ConfigError(
+            f"--async_save: needs {readable(size)} of free host memory per rank for a copy of the state; "
+            "leave it out to save while training waits"
+        )
+    return False, [
+        f"async_save: False, since {readable(size)} of host memory per rank are not free; training waits while "
+        "checkpoints are written"
+    ]
+
+
+def _choose_keep_last(model: nn.Module, train: TrainConfig, root: Path, size: int) -> tuple[int, list[str]]:
+    """How many checkpoints of that size the disk has room for, up to --keep_last, and lines to print.
+
+    Raises:
+        ConfigError: if it has no room for one beside the one being written, or for --keep_last if that was given.
+    """
+    most, fewest = train.keep_last or DEFAULT_KEEP_LAST, train.keep_last or 1
+    if train.save_every_steps == 0 and not train.save_every_minutes:
+        return most, []
+    existing = root
+    while not existing.exists():
+        existing = existing.parent
+    free = shutil.disk_usage(existing).free
+    # An earlier export stays until the new one is complete.
+    export = 2 * num_bytes(model_tensors(model)) if train.save_model else 0
+    held = len(checkpoints(root))
+    extra = 2 if train.keep_best else 1  # the one being written, and the best
+    for keep_last in range(most, fewest - 1, -1):
+        if max(1, keep_last + extra - held) * size + export <= free:
+            if keep_last == most:
+                return keep_last, []
+            return keep_last, [
+                f"keep_last: {keep_last}: {root} has {readable(free)} free, a checkpoint needs {readable(size)}"
+            ]
+    raise ConfigError(
+        f"--keep_last: {fewest} and {extra} more of {readable(size)} each and {readable(export)} of weights do "
+        f"not fit on the disk of {root}, which has {readable(free)} free; free some, give another --output_dir, or "
+        "--save_every_steps 0 --save_every_minutes 0 to write no checkpoints"
+    )

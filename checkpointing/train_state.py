@@ -1,0 +1,53 @@
+"""How far a run has come."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import asdict, dataclass, fields
+from typing import Any
+
+
+@dataclass
+class TrainState:
+    """How far the run has come. `train()` advances it, a checkpoint keeps it."""
+
+    step: int = 0
+    epoch: int = 1  # of the next step
+    step_of_epoch: int = 0
+    eval_due: bool = False  # what is still to be done after `step`
+    epoch_end_due: bool = False
+    epoch_loss_sum: float = 0.0
+    epoch_label_tokens: int = 0
+    epoch_seconds: float = 0.0
+    num_tokens: int = 0  # trained on so far
+    seconds: float = 0.0  # of steps and evaluations, over all sessions of the run
+    best_eval_loss: float = math.inf
+    best_step: int = 0  # after which that was measured
+
+    def count_step(self, seconds: float, loss: float, num_label_tokens: int, num_tokens: int) -> None:
+        """Count the step that has just ended; `step` includes it already."""
+        self.step_of_epoch += 1
+        self.epoch_loss_sum += loss * num_label_tokens
+        self.epoch_label_tokens += num_label_tokens
+        self.num_tokens += num_tokens
+        self.count_seconds(seconds)
+
+    def count_seconds(self, seconds: float) -> None:
+        self.seconds += seconds
+        self.epoch_seconds += seconds
+
+    def begin_next_epoch(self) -> None:
+        self.epoch += 1
+        self.step_of_epoch = self.epoch_label_tokens = 0
+        self.epoch_loss_sum = self.epoch_seconds = 0.0
+
+    def to_dict(self) -> dict[str, Any]:
+        """The fields as JSON values; JSON has no infinity."""
+        return asdict(self) | {"best_eval_loss": self.best_eval_loss if math.isfinite(self.best_eval_loss) else None}
+
+    @classmethod
+    def from_dict(cls, values: dict[str, Any]) -> TrainState:
+        state = cls(**{field.name: values[field.name] for field in fields(cls)})
+        if state.best_eval_loss is None:
+            state.best_eval_loss = math.inf
+        return state
