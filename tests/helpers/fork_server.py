@@ -82,9 +82,10 @@ def serve(listener: socket.socket) -> None:
                 pid, client = running.pop(pidfd)
                 selector.unregister(pidfd)
                 os.close(pidfd)
-                status = os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
+                _, status, used = os.wait4(pid, 0)
                 if client in clients:
-                    client.send(str(status).encode())
+                    cpu_seconds = used.ru_utime + used.ru_stime
+                    client.send(f"{os.waitstatus_to_exitcode(status)} {cpu_seconds:.3f}".encode())
             else:
                 client = key.fileobj  # type: ignore[assignment]
                 message, fds, _flags, _address = socket.recv_fds(client, 1 << 20, 3)
@@ -119,6 +120,9 @@ def run_fork(request: dict[str, Any], fds: list[int]) -> None:
         os.setpgid(0, request["process_group"])
     os.chdir(request["cwd"])
     set_environment(request["environment"])
+    for name, value in request["constants"].items():
+        module, _, constant = name.rpartition(".")
+        setattr(importlib.import_module(module), constant, value)
     import numpy as np
 
     np.random.seed()

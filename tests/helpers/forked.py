@@ -52,6 +52,9 @@ class Fork:
     Args:
         run: what follows `python` on the command line; or a function that can be pickled, whose result is the status.
         process_group: of an earlier fork, by its pid; by default it is alone in its own.
+        constants: what to set in modules of the project before it runs, by name: "supervision.failures.GRACE_SECONDS".
+
+    `cpu_seconds` holds what it and its ended children took, when it has ended.
     """
 
     def __init__(
@@ -63,6 +66,7 @@ class Fork:
         stdout: int,
         stderr: int,
         process_group: int = 0,
+        constants: dict[str, Any] | None = None,
     ) -> None:
         _server()
         self.returncode: int | None = None
@@ -72,6 +76,7 @@ class Fork:
             "cwd": str(cwd),
             "environment": environment,
             "process_group": process_group,
+            "constants": constants or {},
         }
         with open(os.devnull) as nothing:
             socket.send_fds(self._connection, [pickle.dumps(request)], [nothing.fileno(), stdout, stderr])
@@ -98,5 +103,6 @@ class Fork:
         message = self._connection.recv(100, flags)
         if not message:
             raise RuntimeError("the fork server has ended; start pytest with FORK_SERVER_LOG=1 to see why")
-        self.returncode = int(message)
+        status, cpu_seconds = message.split()
+        self.returncode, self.cpu_seconds = int(status), float(cpu_seconds)
         self._connection.close()

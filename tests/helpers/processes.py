@@ -53,9 +53,11 @@ class Outcome:
 class Captured:
     """A fork whose output is kept in memory."""
 
-    def __init__(self, run: Sequence[str] | Callable[[], int | None], cwd: Path, environment: dict[str, str]) -> None:
+    def __init__(
+        self, run: Sequence[str] | Callable[[], int | None], cwd: Path, environment: dict[str, str], **given: Any
+    ) -> None:
         self._out, self._err = os.memfd_create("stdout"), os.memfd_create("stderr")
-        self.fork = Fork(run, cwd=cwd, environment=environment, stdout=self._out, stderr=self._err)
+        self.fork = Fork(run, cwd=cwd, environment=environment, stdout=self._out, stderr=self._err, **given)
 
     def outcome(self, timeout_seconds: float) -> Outcome:
         """Wait for its end; it is killed when the time is up.
@@ -91,15 +93,22 @@ def ranks_of(world_size: int) -> list[dict[str, str]]:
     return [shared | {"RANK": str(rank), "LOCAL_RANK": str(rank)} for rank in range(world_size)]
 
 
+SHORT_GRACE = {f"supervision.{module}.GRACE_SECONDS": 1 for module in ("failures", "watchdog")}
+
+
 class ProcessGroup:
-    """Runs on several ranks, each a fresh process, forked and so started in milliseconds."""
+    """Runs on several ranks, each a fresh process, forked and so started in milliseconds.
+
+    No launcher ends the other ranks of a run that fails; so that they end soon, their grace is one second, not ten.
+    """
 
     def run(
         self, argv: Sequence[str] | Callable[[], int | None], world_size: int, timeout_seconds: float = 300
     ) -> list[Outcome]:
         """Run with these flags, or a function that can be pickled, on `world_size` ranks; the outcomes by rank."""
         what = argv if callable(argv) else [str(ROOT / "finetuning.py"), *argv]
-        ranks = [Captured(what, Path.cwd(), _variables(variables)) for variables in ranks_of(world_size)]
+        given: dict[str, Any] = {"cwd": Path.cwd(), "constants": SHORT_GRACE}
+        ranks = [Captured(what, environment=_variables(variables), **given) for variables in ranks_of(world_size)]
         deadline = time.monotonic() + timeout_seconds
         try:
             return [rank.outcome(deadline - time.monotonic()) for rank in ranks]
