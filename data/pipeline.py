@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, replace
 from functools import partial
@@ -17,7 +18,7 @@ from data.dataset_functions import find_dataset_function
 from data.mixing import MixPart, join_sequences, mix, mixed_indices
 from data.rows import Rows, make_rows
 from data.sequences import Row, Sequences, check_token_ids, checksum
-from data.splits import has_validation
+from data.splits import first_rows, has_validation
 from data.step_loader import StepLoader
 from data.stream_loader import StreamLoader
 from data.streaming import Stream, StreamSource
@@ -167,6 +168,8 @@ def load_sequences(
     """Call a dataset function for one split, and check what it returns.
 
     Args:
+        split_slice: passed to a function with a parameter of this name, which then cuts before it tokenises. Otherwise
+            the rows that the function returns are cut.
         build: makes sequences of the rows, such as `build_sequences` with a context length.
 
     Raises:
@@ -174,28 +177,17 @@ def load_sequences(
     """
     name = f"{getattr(function, '__name__', 'function')}, split {split!r}"
     try:
-        rows = function(dataset_config, tokenizer, split)
+        cuts_itself = "split_slice" in inspect.signature(function).parameters
+        rows = function(dataset_config, tokenizer, split, **({"split_slice": split_slice} if cuts_itself else {}))
         if rows is None:
             raise ConfigError(f"dataset ({name}): the function returned nothing; return a list of tokenised rows")
         if not isinstance(rows, Iterable):
             raise ConfigError(f"dataset ({name}): the function returned {type(rows).__name__}; return a list of rows")
-        return build(_first_rows(rows, split_slice), name=name)
+        return build(rows if cuts_itself else first_rows(rows, split_slice), name=name)
     except ConfigError:
         raise
     except (Exception, SystemExit) as error:  # the function's own code runs here; a generator's while it is read
         raise ConfigError(f"dataset ({name}): {type(error).__name__}: {error}") from error
-
-
-def _first_rows(rows: Any, split_slice: str | None) -> Any:
-    """The first `split_slice` of the rows: "10" rows or "1%" of them (rounded, at least one)."""
-    if split_slice is None:
-        return rows
-    if not hasattr(rows, "__len__"):
-        raise ConfigError("--split_slice: needs a dataset with a length; this dataset function returns an iterator")
-    percentage = split_slice.removesuffix("%")
-    count = int(split_slice) if percentage == split_slice else max(1, round(len(rows) * float(percentage) / 100))
-    count = min(count, len(rows))
-    return rows.select(range(count)) if hasattr(rows, "select") else [rows[i] for i in range(count)]
 
 
 def _no_validation_note(name: str, dataset_config: DataSource, streams: bool) -> str | None:

@@ -45,6 +45,7 @@ def load_split(
     flag: str,
     dataset_config: DataSource,
     split: str,
+    split_slice: str | None = None,
     *,
     text_columns: Sequence[str] = (),
     other_columns: Sequence[str] = (),
@@ -56,6 +57,7 @@ def load_split(
 
     Args:
         flag: the dataset's name on the command line, for messages.
+        split_slice: keep these of the split's examples, see `first_rows`; a stream is kept whole.
         text_columns: required columns, which must hold text.
         other_columns: optional columns.
         hub_name: the dataset to read if `data_path` is unset.
@@ -89,6 +91,8 @@ def load_split(
     if takes_fraction or (is_training and not streams and sets_rows_aside(flag, dataset_config, place)):
         row_numbers = _chosen_rows(name, flag, dataset_config, len(data), aside=takes_fraction)
         data = data.select(row_numbers)
+    if not streams:
+        data = first_rows(data, split_slice)
     return SplitExamples(
         data=data,
         flag=f"--{flag}.data_path",
@@ -99,6 +103,22 @@ def load_split(
         settings=settings,
         row_numbers=row_numbers,
     )
+
+
+def first_rows(rows: Any, split_slice: str | None) -> Any:
+    """The first `split_slice` of the rows: "10" rows or "1%" of them (rounded, at least one); None keeps all.
+
+    Raises:
+        ConfigError: if the rows have no length.
+    """
+    if split_slice is None:
+        return rows
+    if not hasattr(rows, "__len__"):
+        raise ConfigError("--split_slice: needs a dataset with a length; this dataset function returns an iterator")
+    percentage = split_slice.removesuffix("%")
+    count = int(split_slice) if percentage == split_slice else max(1, round(len(rows) * float(percentage) / 100))
+    count = min(count, len(rows))
+    return rows.select(range(count)) if hasattr(rows, "select") else [rows[i] for i in range(count)]
 
 
 def validation_fraction(flag: str, dataset_config: DataSource) -> float:

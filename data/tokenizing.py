@@ -55,10 +55,11 @@ def tokenize_split(examples: SplitExamples, tokenizer: Any, to_spans: ToSpans, *
         return examples.data.map(tokenize, batch_size=STREAM_BATCH_SIZE, **options)
     cache_key = _cache_key(examples, tokenizer, to_spans, [start, end])
     int32_lists = datasets.List(datasets.Value("int32"))
-    description = f"tokenizing {examples.place}"
     with (
         _held_by_one_process(examples.place, cache_key) as cache_file,
-        nullcontext() if cache_file.exists() else phase(description),
+        nullcontext()
+        if cache_file.exists()
+        else phase(f"tokenizing {len(examples.data):,} examples of {examples.place}"),
     ):
         return examples.data.map(
             tokenize,
@@ -68,7 +69,7 @@ def tokenize_split(examples: SplitExamples, tokenizer: Any, to_spans: ToSpans, *
             new_fingerprint=cache_key,
             cache_file_name=str(cache_file),
             load_from_cache_file=True,
-            desc=description,
+            desc=f"tokenizing {examples.place}",
         )
 
 

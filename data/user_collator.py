@@ -24,8 +24,8 @@ def with_collator(function: Callable[..., Any], get_data_collator: Callable[...,
     """
 
     @wraps(function)
-    def collated(dataset_config: Any, tokenizer: Any, split: str) -> Any:
-        examples, collator = function(dataset_config, tokenizer, split), get_data_collator(tokenizer)
+    def collated(dataset_config: Any, tokenizer: Any, split: str, **options: Any) -> Any:
+        examples, collator = function(dataset_config, tokenizer, split, **options), get_data_collator(tokenizer)
         if examples is None or collator is None:
             return examples
         return (

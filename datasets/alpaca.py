@@ -18,12 +18,13 @@ from data.tokenizing import tokenize_split
 HUB_NAME = "tatsu-lab/alpaca"
 
 
-def get_alpaca_dataset(dataset_config: Any, tokenizer: Any, split: str) -> Any:
+def get_alpaca_dataset(dataset_config: Any, tokenizer: Any, split: str, split_slice: str | None = None) -> Any:
     """Tokenised rows (`input_ids`, `labels`); Alpaca's prompt is not learned, the answer and its end token are."""
     examples = load_split(
         "alpaca_dataset",
         dataset_config,
         split,
+        split_slice,
         text_columns=("instruction", "output"),
         other_columns=("input",),
         hub_name=HUB_NAME,

@@ -21,12 +21,12 @@ from utils.errors import ConfigError
 TURNS = ("messages", "conversations")
 
 
-def get_chat_dataset(dataset_config: Any, tokenizer: Any, split: str) -> Any:
+def get_chat_dataset(dataset_config: Any, tokenizer: Any, split: str, split_slice: str | None = None) -> Any:
     """Tokenised rows (`input_ids`, `labels`)."""
     use_template(tokenizer, dataset_config.chat_template)
     columns = (dataset_config.messages_column,) if dataset_config.messages_column else TURNS
     tools = dataset_config.tools_column
-    examples = load_split("chat_dataset", dataset_config, split, other_columns=(*columns, tools))
+    examples = load_split("chat_dataset", dataset_config, split, split_slice, other_columns=(*columns, tools))
     turns = next((column for column in columns if column in examples.columns), None)
     if turns is None:
         raise ConfigError(

@@ -15,9 +15,9 @@ from data.tokenizing import tokenize_split
 PROMPT = "Correct this to standard English: {input}\n---\nCorrected: "
 
 
-def get_grammar_dataset(dataset_config: Any, tokenizer: Any, split: str) -> Any:
+def get_grammar_dataset(dataset_config: Any, tokenizer: Any, split: str, split_slice: str | None = None) -> Any:
     """Tokenised rows (`input_ids`, `labels`); the prompt is not learned, the correction and its end token are."""
-    examples = load_split("grammar_dataset", dataset_config, split, text_columns=("input", "target"))
+    examples = load_split("grammar_dataset", dataset_config, split, split_slice, text_columns=("input", "target"))
     return tokenize_split(examples, tokenizer, to_spans)
 
 

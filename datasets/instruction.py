@@ -23,7 +23,7 @@ PAIRS = {"prompt": "completion", "instruction": "output", "question": "answer"}
 TEMPLATES = {"question": "Question: {prompt}\nAnswer:\n"}
 
 
-def get_instruction_dataset(dataset_config: Any, tokenizer: Any, split: str) -> Any:
+def get_instruction_dataset(dataset_config: Any, tokenizer: Any, split: str, split_slice: str | None = None) -> Any:
     """Tokenised rows (`input_ids`, `labels`); the prompt is not learned, the completion and its end token are."""
     asked = (dataset_config.prompt_column, dataset_config.input_column, dataset_config.completion_column)
     template = dataset_config.prompt_template
@@ -31,7 +31,11 @@ def get_instruction_dataset(dataset_config: Any, tokenizer: Any, split: str) -> 
         raise ConfigError(f"--instruction_dataset.prompt_template: {template!r} has no {{prompt}}; say where it goes")
     known = (*PAIRS, *PAIRS.values(), "input")
     examples = load_split(
-        "instruction_dataset", dataset_config, split, other_columns=(*known, *(name for name in asked if name))
+        "instruction_dataset",
+        dataset_config,
+        split,
+        split_slice,
+        other_columns=(*known, *(name for name in asked if name)),
     )
     there = examples.columns
     prompt = asked[0] or next((name for name, answer in PAIRS.items() if name in there and answer in there), "prompt")

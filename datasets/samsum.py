@@ -17,10 +17,10 @@ HUB_NAME = "knkarthick/samsum"
 PROMPT = "Summarize this dialog:\n{dialogue}\n---\nSummary:\n"
 
 
-def get_samsum_dataset(dataset_config: Any, tokenizer: Any, split: str) -> Any:
+def get_samsum_dataset(dataset_config: Any, tokenizer: Any, split: str, split_slice: str | None = None) -> Any:
     """Tokenised rows (`input_ids`, `labels`); the prompt is not learned, the summary and its end token are."""
     examples = load_split(
-        "samsum_dataset", dataset_config, split, text_columns=("dialogue", "summary"), hub_name=HUB_NAME
+        "samsum_dataset", dataset_config, split, split_slice, text_columns=("dialogue", "summary"), hub_name=HUB_NAME
     )
     return tokenize_split(examples, tokenizer, to_spans)
 

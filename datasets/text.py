@@ -15,13 +15,14 @@ from data.splits import load_split
 from data.tokenizing import tokenize_split
 
 
-def get_text_dataset(dataset_config: Any, tokenizer: Any, split: str) -> Any:
+def get_text_dataset(dataset_config: Any, tokenizer: Any, split: str, split_slice: str | None = None) -> Any:
     """Tokenised rows (`input_ids`, `labels`), each ended with the end token."""
     column = dataset_config.text_column
     examples = load_split(
         "text_dataset",
         dataset_config,
         split,
+        split_slice,
         text_columns=(column,),
         kinds=tuple(READERS),
         sample_by=dataset_config.sample_by,

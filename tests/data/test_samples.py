@@ -1,12 +1,9 @@
-"""The sample dialogues: made by a seeded script, in SAMSum's format, lengths spread like SAMSum's."""
+"""The sample dialogues: in SAMSum's format, with lengths spread like SAMSum's."""
 
 from __future__ import annotations
 
 import json
 import statistics
-import subprocess
-import sys
-from pathlib import Path
 
 from tests.helpers.processes import ROOT
 
@@ -16,20 +13,6 @@ SAMPLES = ROOT / "datasets/samples"
 def read(split: str) -> list[dict[str, str]]:
     lines = (SAMPLES / f"dialogue_summary/{split}.jsonl").read_text(encoding="utf-8").splitlines()
     return [json.loads(line) for line in lines]
-
-
-def test_the_script_makes_the_shipped_files_byte_for_byte(tmp_path: Path) -> None:
-    subprocess.run([sys.executable, str(SAMPLES / "make_samples.py"), "--out", str(tmp_path)], check=True, timeout=120)
-    for name in ("train.jsonl", "validation.jsonl"):
-        assert (tmp_path / name).read_bytes() == (SAMPLES / "dialogue_summary" / name).read_bytes()
-
-
-def test_the_files_of_other_formats_are_what_their_script_makes(tmp_path: Path) -> None:
-    command = [sys.executable, str(SAMPLES / "make_format_samples.py"), "--out", str(tmp_path)]
-    subprocess.run(command, check=True, timeout=120)
-    made = {file.name: file.read_bytes() for file in tmp_path.iterdir()}
-    assert made == {name: (SAMPLES / "formats" / name).read_bytes() for name in made}
-    assert len(made) == 5
 
 
 def test_there_are_enough_samples_and_none_is_in_both_splits() -> None:

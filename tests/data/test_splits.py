@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import inspect
 import json
 import pickle
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +15,11 @@ import pytest
 from transformers import AutoTokenizer
 
 from configs.datasets import AlpacaDataset, ChatDataset, DataSource, InstructionDataset, SamsumDataset, TextDataset
-from data.dataset_functions import BUILT_IN_FOLDER, load_dataset_file
+from data import tokenizing
+from data.causal_sequences import build_sequences
+from data.dataset_functions import BUILT_IN_FOLDER, find_dataset_function, load_dataset_file
+from data.loss_mask import tokenize_spans
+from data.pipeline import load_sequences
 from data.splits import has_validation, load_split
 from tests.helpers.chat_templates import FAMILIES
 from utils.errors import ConfigError
@@ -268,6 +274,57 @@ def test_a_stream_gives_the_rows_that_reading_whole_gives(tokenizer: Any, tmp_pa
     for streamed, row in zip(stream, whole, strict=True):
         assert list(streamed["input_ids"]) == row["input_ids"]
         assert list(streamed["labels"]) == row["labels"]
+
+
+# --split_slice
+
+
+def sliced(config: DataSource, split: str, split_slice: str | None, tokenizer: Any, *, cuts_itself: bool) -> list[Any]:
+    """The sequences of a slice, by the built-in function or by one of a user that tokenises the whole split."""
+    function = find_dataset_function("alpaca_dataset", config)
+    build = partial(build_sequences, context_length=1024)
+
+    def tokenizes_all(dataset_config: Any, tokenizer: Any, split: str) -> Any:
+        return function(dataset_config, tokenizer, split)
+
+    chosen = function if cuts_itself else tokenizes_all
+    found = load_sequences(chosen, config, tokenizer, split, split_slice=split_slice, build=build)
+    return [(ids.tolist(), labels.tolist(), row) for ids, labels, row in found]
+
+
+@pytest.mark.parametrize("split_slice", ["1", "7", "30%", "1%", "999", None])
+@pytest.mark.parametrize("split", ["train", "validation"])
+def test_a_slice_is_cut_before_tokenising_and_holds_the_same_sequences(
+    split: str, split_slice: str | None, tokenizer: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    config = AlpacaDataset(str(write(tmp_path / "data.jsonl", ROWS)), validation_fraction=0.3)
+    wanted = sliced(config, split, split_slice, tokenizer, cuts_itself=False)
+    num_in_split = {"train": 28, "validation": 12}[split]
+    num_tokenized = []
+
+    def count(examples: Any, *rest: Any, **options: Any) -> Any:
+        num_tokenized.append(len(examples))
+        return tokenize_spans(examples, *rest, **options)
+
+    monkeypatch.setattr(tokenizing, "tokenize_spans", count)
+    assert sliced(config, split, split_slice, tokenizer, cuts_itself=True) == wanted
+    kept = {"1": 1, "7": 7, "30%": round(0.3 * num_in_split), "1%": 1}.get(str(split_slice), num_in_split)
+    assert len(wanted) == kept
+    assert sum(num_tokenized) == (0 if split_slice is None else kept), "the whole split was cached above"
+
+
+def test_slices_of_one_split_are_cached_apart(tokenizer: Any, tmp_path: Path) -> None:
+    config = AlpacaDataset(str(write(tmp_path / "data.jsonl", ROWS)), validation_fraction=0.0)
+    for _ in range(2):
+        for split_slice, number in (("5", 5), (None, 40), ("50%", 20), ("6", 6)):
+            found = sliced(config, "train", split_slice, tokenizer, cuts_itself=True)
+            assert [row for _, _, row in found] == list(range(number))
+
+
+@pytest.mark.parametrize("name", sorted({file.stem for file in BUILT_IN_FOLDER.glob("*.py")} - {"custom_example"}))
+def test_every_built_in_dataset_cuts_before_it_tokenises(name: str) -> None:
+    function = getattr(load_dataset_file(BUILT_IN_FOLDER / f"{name}.py"), f"get_{name}_dataset")
+    assert "split_slice" in inspect.signature(function).parameters
 
 
 # Kept work
