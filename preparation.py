@@ -160,7 +160,6 @@ def build(inputs: Inputs, config: RunConfig, env: Environment) -> tuple[BuiltMod
     built = build_for_training(
         config,
         resolved.model_config,
-        inputs.processor,
         auto_model=task.AUTO_MODEL,
         task_type=task.PEFT_TYPE,
         check_model=task.check_model,
@@ -169,16 +168,17 @@ def build(inputs: Inputs, config: RunConfig, env: Environment) -> tuple[BuiltMod
         quantization=resolved.quantization,
         layout=resolved.layout,
         row_length=resolved.context_length,
+        num_embeddings=num_rows_needed(inputs.processor),
         env=env,
     )
     model = built.model
     train, fsdp = config.train_config, config.fsdp_config
     optimizer = build_optimizer(model, train, fsdp)
-    notes = [*unit_notes(model, config), *optimizer_notes(model, train.lr, fsdp), *share_out_cores(fsdp, env)]
+    notes = [*unit_notes(model, fsdp.wrap), *optimizer_notes(model, train.lr, fsdp), *share_out_cores(fsdp, env)]
     print_rank_zero(env, *notes)
     packing = train.batching_strategy == "packing"
     collate = task.make_collator(
-        inputs.processor, inputs.vocab_size, resolved.width, packing=packing, offsets=built.offsets
+        inputs.processor, inputs.vocab_size, resolved.width, packing=packing, offsets=built.empty.offsets
     )
     if packing:
         check_packing_isolates(
@@ -196,7 +196,7 @@ def build(inputs: Inputs, config: RunConfig, env: Environment) -> tuple[BuiltMod
         optimizer=optimizer,
         scheduler=build_scheduler(optimizer, train, steps_per_epoch=steps_per_epoch, num_steps=inputs.num_steps),
         scaler=LossScaler(active=resolved.precision.scales_loss),
-        accumulate_unsharded=accumulates_unsharded(config, resolved.layout, model, env.device),
+        accumulate_unsharded=accumulates_unsharded(fsdp.accumulate_unsharded, resolved.layout, model, env.device),
     )
     return built, trainable, loaders
 
@@ -231,12 +231,12 @@ def open_run(
     save_plan, save_notes = plan_saves(model, config.train_config, config.fsdp_config, planned_root, env)
     print_rank_zero(env, *save_notes)
 
-    facts = run_facts(model, built.architecture, inputs.data_facts, env, load_seconds=built.load_seconds)
+    facts = run_facts(model, built.empty.architecture, inputs.data_facts, env, load_seconds=built.load_seconds)
     start = start_event(facts, env, steps_per_epoch=len(loaders.train), num_steps=num_steps)
     resolved = inputs.resolved.to_dict() | {
         "num_units": num_units(model),
-        "activation_checkpointing": built.checkpointing,
-        "attention": built.attention,
+        "activation_checkpointing": built.empty.checkpointing,
+        "attention": built.empty.attention,
         "accumulate_unsharded": trainable.accumulate_unsharded,
         "keep_last": save_plan.keep_last,
         "checkpoint_bytes": save_plan.num_bytes,

@@ -26,14 +26,14 @@ from transformers import AutoModelForCausalLM, LlamaConfig
 
 from configs.flags import parse_flags
 from policies.activation_checkpointing import checkpointing_mode
-from policies.apply_policies import apply_policies
+from policies.apply_policies import adapt_model, shard_and_fill
 from policies.loading import build_model, load_model_config
 from policies.mixed_precision import resolve_precision
 from policies.quantization import resolve_quantization
 from policies.sharding import choose_layout, shard
 from policies.weights import find_weights
 from policies.wrapping import find_units
-from tasks.causal_lm import AUTO_MODEL, backbone
+from tasks.causal_lm import AUTO_MODEL, PEFT_TYPE, backbone
 from utils.distributed import start_process_group, stop_process_group
 from utils.environment import read_environment
 
@@ -77,7 +77,7 @@ def load(way: str, model: str) -> None:
     flags, env = WAYS[way], read_environment()
     config = parse_flags(["--model_name", model, *(flags or ["--enable_fsdp"])])
     precision, _ = resolve_precision(config.train_config, config.fsdp_config, env.device)
-    layout = choose_layout(config, precision, env)
+    layout = choose_layout(config.train_config, config.fsdp_config, precision, env)
     if flags is None:
         whole = AutoModelForCausalLM.from_pretrained(model, dtype=precision.storage_dtype)
         shard(whole, find_units(whole), layout, precision, env.device)
@@ -87,18 +87,17 @@ def load(way: str, model: str) -> None:
     weights = find_weights(train, meta, AUTO_MODEL, precision.storage_dtype, env, num_rows=0)
     quantization = resolve_quantization(config.quantization_config, precision, layout, env.device)
     checkpointing, _ = checkpointing_mode(meta, train, config.fsdp_config, quantized=quantization is not None)
-    apply_policies(
+    adapted = adapt_model(
         meta,
         backbone(meta),
         config,
         precision=precision,
         quantization=quantization,
-        layout=layout,
         checkpointing=checkpointing,
-        task_type="CAUSAL_LM",
-        weights=weights,
+        task_type=PEFT_TYPE,
         env=env,
     )
+    shard_and_fill(adapted, config.lora_config, precision=precision, layout=layout, weights=weights, env=env)
 
 
 def work(way: str, model: str, folder: Path) -> None:

@@ -57,7 +57,7 @@ def resolve(config: RunConfig, env: Environment, *, resumed_size: int | None = N
     """
     batches, batch_notes = batch_layout(config.train_config, env, resumed_size)
     precision, precision_notes = resolve_precision(config.train_config, config.fsdp_config, env.device)
-    layout = choose_layout(config, precision, env)
+    layout = choose_layout(config.train_config, config.fsdp_config, precision, env)
     quantization = resolve_quantization(config.quantization_config, precision, layout, env.device)
     model_config = load_model_config(config.train_config)
     context_length, length_notes = resolve_context_length(config, model_config)

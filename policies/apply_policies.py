@@ -1,4 +1,4 @@
-"""What is done to a model before it trains, in the order that each step needs."""
+"""What is done to a model before it trains, in the order that each step needs: adapt_model(), then shard_and_fill()."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ from typing import Any, NamedTuple
 
 from torch import nn
 
+from configs.peft import LoraConfig
 from configs.run import RunConfig
 from policies.activation_checkpointing import apply_activation_checkpointing
 from policies.adapters import apply_adapters, store_adapters
@@ -28,41 +29,7 @@ class Adapted(NamedTuple):
 
     model: nn.Module  # with its adapters
     base: Any  # the model that the adapters were added to; `model` itself if there are none
-    units: list[nn.Module]  # what is gathered at a time, besides the root
-
-
-def apply_policies(
-    model: Any,
-    backbone: nn.Module,
-    config: RunConfig,
-    *,
-    precision: Precision,
-    quantization: Quantization | None,
-    layout: Layout,
-    checkpointing: str,
-    task_type: str,
-    weights: Weights,
-    env: Environment,
-) -> nn.Module:
-    """The model to call: `model(..., targets=targets)` gives the summed loss. Every rank must call this.
-
-    Args:
-        model: as `policies.loading.build_model` returns it, on the meta device.
-        backbone: the submodule whose output the model's head turns into logits.
-        checkpointing: the mode that `policies.activation_checkpointing.checkpointing_mode` returned.
-        task_type: of peft's configs.
-    """
-    adapted = adapt_model(
-        model,
-        backbone,
-        config,
-        precision=precision,
-        quantization=quantization,
-        checkpointing=checkpointing,
-        task_type=task_type,
-        env=env,
-    )
-    return shard_and_fill(adapted, config, precision=precision, layout=layout, weights=weights, env=env)
+    units: list[nn.Module]  # the modules that are gathered one at a time; the root holds the rest
 
 
 def adapt_model(
@@ -76,7 +43,14 @@ def adapt_model(
     task_type: str,
     env: Environment,
 ) -> Adapted:
-    """Steps 1 to 5: everything that needs neither other ranks nor weights. A plan of the run stops here."""
+    """Steps 1 to 5: everything that needs neither other ranks nor weights. A plan of the run stops here.
+
+    Args:
+        model: as `policies.loading.build_model` returns it, on the meta device.
+        backbone: the submodule whose output the model's head turns into logits.
+        checkpointing: the mode that `policies.activation_checkpointing.checkpointing_mode` returned.
+        task_type: of peft's configs.
+    """
     base = model
     # The loss comes before all else: its code runs inside whatever wraps the model, where sharded weights are whole.
     use_summed_loss(base, backbone, config.train_config.loss_chunk_size)
@@ -104,14 +78,18 @@ def adapt_model(
 
 def shard_and_fill(
     adapted: Adapted,
-    config: RunConfig,
+    lora: LoraConfig,
     *,
     precision: Precision,
     layout: Layout,
     weights: Weights,
     env: Environment,
 ) -> nn.Module:
-    """Steps 6 and 7: the ranks share the model out and read its weights. Every rank must call this."""
+    """Steps 6 and 7: the ranks share the model out and read its weights. Every rank must call this.
+
+    Returns:
+        The model to call: `model(..., targets=targets)` gives the summed loss.
+    """
     model, base, units = adapted
     # 6. shard
     shard(model, units, layout, precision, env.device)
@@ -124,6 +102,6 @@ def shard_and_fill(
         compute_device=env.device,
         show_progress=env.is_rank_zero,
     )
-    if config.lora_config.use_dora:  # an adapter that is trained on from a folder has its own
+    if lora.use_dora:  # an adapter that is trained on from a folder has its own
         set_magnitudes(model)
     return replicate(model, layout)

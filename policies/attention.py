@@ -18,7 +18,7 @@ from transformers import AttentionInterface, AttentionMaskInterface
 from transformers.integrations.sdpa_attention import sdpa_attention_forward
 from transformers.masking_utils import sdpa_mask
 
-from configs.run import RunConfig
+from configs.training import TrainConfig
 from data.labels import IGNORE_INDEX
 from data.packing import Offsets
 from data.sequences import TokenSequence
@@ -34,7 +34,7 @@ PROBE_LENGTH = 24  # tokens of a document at most
 UNSUPPORTED = ("softcap", "s_aux", "position_bias", "cache")  # what a model may hand to attention, and flash has not
 
 
-def choose_attention(model: Any, config: RunConfig, precision: Precision, device: torch.device) -> list[str]:
+def choose_attention(model: Any, train: TrainConfig, precision: Precision, device: torch.device) -> list[str]:
     """Let a packed run's model tell documents apart by offsets, where model and device can.
 
     Args:
@@ -43,7 +43,6 @@ def choose_attention(model: Any, config: RunConfig, precision: Precision, device
     Returns:
         Lines to print.
     """
-    train = config.train_config
     if train.batching_strategy != "packing" or train.use_fast_kernels is False or not has_bf16(device):
         return []
     if precision.compute_dtype == torch.float32:

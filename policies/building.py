@@ -7,14 +7,14 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
+import torch
 from torch import nn
 
 from configs.run import RunConfig
 from data.packing import Offsets
-from data.tokenizer_loading import num_rows_needed
 from policies.activation_checkpointing import checkpointing_mode
 from policies.adapters import adapter_notes
-from policies.apply_policies import apply_policies
+from policies.apply_policies import adapt_model, shard_and_fill
 from policies.attention import choose_attention, rows_that_need_offsets
 from policies.loading import build_model, grow_embeddings
 from policies.mixed_precision import Precision
@@ -25,21 +25,70 @@ from utils.environment import Environment, print_rank_zero
 
 
 @dataclass(frozen=True)
+class EmptyModel:
+    """A model without weights, on the meta device, and what the settings come to for it."""
+
+    model: Any  # of transformers, before anything wraps it
+    architecture: str  # its class; sharding and adapters rename it
+    attention: str  # the name of its attention implementation
+    offsets: Offsets  # which packed rows need `cu_seqlens`
+    checkpointing: str  # the mode of activation checkpointing
+    notes: tuple[str, ...]  # lines to print
+
+
+@dataclass(frozen=True)
 class BuiltModel:
-    """A model that can be called, and what the settings came to for it."""
+    """A model that can be called."""
 
     model: nn.Module
-    architecture: str  # its class; sharding and adapters rename it
-    attention: str
-    offsets: Offsets  # the rows whose documents' offsets its attention needs
-    checkpointing: str
+    empty: EmptyModel  # what it was made of
     load_seconds: float
+
+
+def build_empty(
+    config: RunConfig,
+    model_config: Any,
+    auto_model: Any,
+    check_model: Callable[[Any, str], None],
+    *,
+    precision: Precision,
+    quantization: Quantization | None,
+    row_length: int,
+    num_embeddings: int,
+    device: torch.device,
+) -> EmptyModel:
+    """The model of a config.json, without weights. A run fills it; a plan of the run does not.
+
+    Args:
+        auto_model, check_model: those of the task (`tasks.task.Task`).
+        row_length: the most tokens that a row of the run holds.
+        num_embeddings: rows that its embeddings need at least.
+
+    Raises:
+        ConfigError: if the config describes no model that can be trained so.
+    """
+    train = config.train_config
+    model = build_model(train, model_config, auto_model, precision.storage_dtype)
+    check_model(model, train.model_name)
+    notes = choose_attention(model, train, precision, device)
+    notes += grow_embeddings(model, num_embeddings, use_peft=train.use_peft)
+    notes += adapter_notes(model, train, config.lora_config, config.llama_adapter_config)
+    checkpointing, checkpointing_notes = checkpointing_mode(
+        model, train, config.fsdp_config, quantized=quantization is not None
+    )
+    return EmptyModel(
+        model=model,
+        architecture=type(model).__name__,
+        attention=model.config.get_text_config()._attn_implementation,
+        offsets=rows_that_need_offsets(model, row_length),
+        checkpointing=checkpointing,
+        notes=(*notes, *checkpointing_notes),
+    )
 
 
 def build_for_training(
     config: RunConfig,
     model_config: Any,
-    tokenizer: Any,
     *,
     auto_model: Any,
     task_type: str,
@@ -49,40 +98,42 @@ def build_for_training(
     quantization: Quantization | None,
     layout: Layout,
     row_length: int,
+    num_embeddings: int,
     env: Environment,
 ) -> BuiltModel:
     """The model, adapted, sharded and filled; what was adapted is printed. Every rank must call this.
 
     Args:
-        auto_model, task_type, check_model, find_backbone: those of the task (`tasks.task.Task`).
-        row_length: the most tokens that a row of the run holds.
+        task_type, find_backbone: those of the task, as `auto_model` and `check_model`; for the rest see `build_empty`.
 
     Raises:
         ConfigError: on every rank, if the model cannot be built, read or trained so.
     """
-    started, dtype = time.perf_counter(), precision.storage_dtype
-    model = build_model(config.train_config, model_config, auto_model, dtype)
-    check_model(model, config.train_config.model_name)
-    notes = choose_attention(model, config, precision, env.device)
-    attention, offsets = model.config.get_text_config()._attn_implementation, rows_that_need_offsets(model, row_length)
-    notes += grow_embeddings(model, tokenizer, use_peft=config.train_config.use_peft)
-    notes += adapter_notes(model, config.train_config, config.lora_config, config.llama_adapter_config)
-    weights = find_weights(config.train_config, model, auto_model, dtype, env, num_rows=num_rows_needed(tokenizer))
-    checkpointing, checkpointing_notes = checkpointing_mode(
-        model, config.train_config, config.fsdp_config, quantized=quantization is not None
+    started = time.perf_counter()
+    empty = build_empty(
+        config,
+        model_config,
+        auto_model,
+        check_model,
+        precision=precision,
+        quantization=quantization,
+        row_length=row_length,
+        num_embeddings=num_embeddings,
+        device=env.device,
     )
-    print_rank_zero(env, *notes, weights.note, *checkpointing_notes)
-    architecture = type(model).__name__
-    model = apply_policies(
-        model,
-        find_backbone(model),
+    weights = find_weights(
+        config.train_config, empty.model, auto_model, precision.storage_dtype, env, num_rows=num_embeddings
+    )
+    print_rank_zero(env, *empty.notes, weights.note)
+    adapted = adapt_model(
+        empty.model,
+        find_backbone(empty.model),
         config,
         precision=precision,
         quantization=quantization,
-        layout=layout,
-        checkpointing=checkpointing,
+        checkpointing=empty.checkpointing,
         task_type=task_type,
-        weights=weights,
         env=env,
     )
-    return BuiltModel(model, architecture, attention, offsets, checkpointing, time.perf_counter() - started)
+    model = shard_and_fill(adapted, config.lora_config, precision=precision, layout=layout, weights=weights, env=env)
+    return BuiltModel(model, empty, time.perf_counter() - started)

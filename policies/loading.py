@@ -10,7 +10,6 @@ import torch
 from transformers import AutoConfig, PretrainedConfig
 
 from configs.training import TrainConfig
-from data.tokenizer_loading import num_rows_needed
 from policies.pretrained import build_on_meta
 from utils.compat import attention_of_capped_scores, caps_scores
 from utils.errors import ConfigError
@@ -101,8 +100,11 @@ def explain_failed_load(train: TrainConfig, error: Exception) -> ConfigError:
     return ConfigError(f"{flag}: {train.model_name} could not be loaded ({explain(error)})")
 
 
-def grow_embeddings(model: Any, tokenizer: Any, *, use_peft: bool) -> list[str]:
-    """Give the model rows for tokens that it does not have. It never shrinks, and never grows for padding alone.
+def grow_embeddings(model: Any, needed: int, *, use_peft: bool) -> list[str]:
+    """Give the model embeddings for tokens that it does not have. It never shrinks.
+
+    Args:
+        needed: rows that the tokenizer needs (`data.tokenizer.num_rows_needed`).
 
     Returns:
         Lines to print.
@@ -110,7 +112,7 @@ def grow_embeddings(model: Any, tokenizer: Any, *, use_peft: bool) -> list[str]:
     Raises:
         ConfigError: with an adapter, which could not hold the new rows.
     """
-    rows, needed = model.get_input_embeddings().num_embeddings, num_rows_needed(tokenizer)
+    rows = model.get_input_embeddings().num_embeddings
     if needed <= rows:
         return []
     if use_peft:

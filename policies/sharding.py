@@ -1,4 +1,4 @@
-"""How parameters, gradients and optimizer states are spread over the ranks.
+"""How parameters, gradients and optimizer states are sharded over the ranks.
 
 | strategy      | between forward and backward | over                                  |
 |---------------|------------------------------|---------------------------------------|
@@ -7,9 +7,9 @@
 | HYBRID_SHARD  | sharded again                | a group of ranks, copied to the others |
 | NO_SHARD      | always whole                 | nothing: every rank holds a copy      |
 
-NO_SHARD is DistributedDataParallel where weights are computed in the dtype they are stored in, and `fully_shard` over
-groups of one rank where they are cast, or where they live in host memory. One process that casts is the same thing with
-one rank: the policy that casts is the same in every layout, and so are its numbers.
+NO_SHARD is DistributedDataParallel if weights are computed in the dtype that they are stored in. If they are cast, or
+live in host memory, it is `fully_shard` over groups of one rank; a single process that casts is the same with one rank.
+So one policy casts in every layout, and the numbers are the same.
 """
 
 from __future__ import annotations
@@ -25,7 +25,8 @@ from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import CPUOffloadPolicy, FSDPModule, OffloadPolicy, fully_shard
 from torch.nn.parallel import DistributedDataParallel
 
-from configs.run import RunConfig
+from configs.fsdp import FsdpConfig
+from configs.training import TrainConfig
 from policies.mixed_precision import Precision
 from utils.compat import no_buffer_sync
 from utils.distributed import set_timeouts
@@ -35,7 +36,7 @@ from utils.errors import ConfigError
 
 @dataclass(frozen=True)
 class Layout:
-    """What `shard` does. `mesh_shape` is (copies of the model, ranks that share one copy)."""
+    """What `shard` and `replicate` do. `mesh_shape` is (copies of the model, ranks that share one copy)."""
 
     kind: str  # "plain", "ddp" or "fully_shard"
     strategy: str  # as on the command line; "SINGLE" for one process without FSDP
@@ -44,31 +45,31 @@ class Layout:
     cpu_offload: bool = False  # parameters, gradients and optimizer states in host memory
 
     def parameter_device(self, device: torch.device) -> torch.device:
-        """Where parameters live between the computations of a rank that computes on `device`."""
+        """Where the parameters of a rank that computes on `device` live between uses."""
         return torch.device("cpu") if self.cpu_offload else device
 
 
-def choose_layout(config: RunConfig, precision: Precision, env: Environment) -> Layout:
+def choose_layout(train: TrainConfig, fsdp: FsdpConfig, precision: Precision, env: Environment) -> Layout:
     """The layout that the flags ask for on these ranks.
 
     Raises:
-        ConfigError: where HYBRID_SHARD's groups do not fit the world size.
+        ConfigError: if HYBRID_SHARD's groups do not fit the world size.
     """
-    fsdp, world_size, offload = config.fsdp_config, env.world_size, config.fsdp_config.fsdp_cpu_offload
-    if not config.train_config.enable_fsdp or fsdp.sharding_strategy == "NO_SHARD":
-        strategy = "SINGLE" if world_size == 1 and not config.train_config.enable_fsdp else "NO_SHARD"
+    world_size, offload = env.world_size, fsdp.fsdp_cpu_offload
+    if not train.enable_fsdp or fsdp.sharding_strategy == "NO_SHARD":
+        strategy = "SINGLE" if world_size == 1 and not train.enable_fsdp else "NO_SHARD"
         kind = "fully_shard" if precision.casts or offload else ("ddp" if world_size > 1 else "plain")
-        # A whole copy per rank in host memory has to go back there after use, or it would be on the device as well.
+        # With offload each rank's whole copy returns to host memory after use; else it would stay on the device too.
         return Layout(kind, strategy, (world_size, 1), reshard_after_forward=offload, cpu_offload=offload)
     if fsdp.sharding_strategy == "HYBRID_SHARD":
-        mesh_shape = _hybrid_mesh_shape(config, env)
+        mesh_shape = _hybrid_mesh_shape(fsdp, env)
         return Layout("fully_shard", "HYBRID_SHARD", mesh_shape, reshard_after_forward=True, cpu_offload=offload)
     reshard = fsdp.sharding_strategy == "FULL_SHARD"
     return Layout("fully_shard", fsdp.sharding_strategy, (1, world_size), reshard, cpu_offload=offload)
 
 
-def _hybrid_mesh_shape(config: RunConfig, env: Environment) -> tuple[int, int]:
-    fsdp, world_size = config.fsdp_config, env.world_size
+def _hybrid_mesh_shape(fsdp: FsdpConfig, env: Environment) -> tuple[int, int]:
+    world_size = env.world_size
     if fsdp.replica_group_size and not fsdp.sharding_group_size:
         flag, sharding = "replica_group_size", max(1, world_size // fsdp.replica_group_size)
     else:
@@ -85,14 +86,14 @@ def _hybrid_mesh_shape(config: RunConfig, env: Environment) -> tuple[int, int]:
 def shard(
     model: nn.Module, units: Sequence[nn.Module], layout: Layout, precision: Precision, device: torch.device
 ) -> None:
-    """Cut the model's parameters over the ranks, where the layout does. They may be on the meta device still."""
+    """Shard the model's parameters over the ranks, if the layout does. They may still be on the meta device."""
     if layout.kind != "fully_shard":
         return
     mesh = init_device_mesh(device.type, layout.mesh_shape, mesh_dim_names=("replicate", "shard"))
     set_timeouts()  # of the mesh's own groups
     if layout.mesh_shape[0] == 1:
         mesh = mesh["shard"]
-    # Pinned memory is what lets copies run beside computing; without a GPU there is nothing to pin it for.
+    # Copies overlap with computing only from pinned memory; without a GPU there is nothing to pin it for.
     offload = CPUOffloadPolicy(pin_memory=device.type == "cuda") if layout.cpu_offload else OffloadPolicy()
     policies: dict[str, Any] = {"mesh": mesh, "mp_policy": precision.policy, "offload_policy": offload}
     for unit in units:
@@ -102,35 +103,37 @@ def shard(
 
 
 def replicate(model: nn.Module, layout: Layout) -> nn.Module:
-    """Wrap a model that has its weights in DistributedDataParallel, where the layout is that."""
+    """The model with its weights, wrapped in DistributedDataParallel if that is the layout."""
     if layout.kind != "ddp":
         return model
-    # Gradients live in the buckets that are reduced, not beside them; ranks start equal, buffers stay so.
+    # Gradients are views of the buckets that are reduced: no second copy. Ranks start equal, and buffers stay so.
     return DistributedDataParallel(model, gradient_as_bucket_view=True, **no_buffer_sync())
 
 
 def num_units(model: nn.Module) -> int:
-    """Modules that are gathered one at a time, the root among them; 0 where nothing is gathered."""
+    """The number of modules that are gathered one at a time, the root included; 0 if nothing is sharded."""
     return sum(isinstance(module, FSDPModule) for module in model.modules())
 
 
-def unit_notes(model: nn.Module, config: RunConfig) -> list[str]:
-    """A line where layers were to be gathered one at a time and the model has none that it names as such."""
-    if num_units(model) != 1 or config.fsdp_config.wrap == "root":
+def unit_notes(model: nn.Module, wrap: str) -> list[str]:
+    """A line to print if layers should be gathered one at a time and the model names none."""
+    if num_units(model) != 1 or wrap == "root":
         return []
     return ["wrap: this model names no repeated layers; it is gathered as one unit, all of its weights at a time"]
 
 
-def accumulates_unsharded(config: RunConfig, layout: Layout, model: nn.Module, device: torch.device) -> bool:
+def accumulates_unsharded(asked: bool | None, layout: Layout, model: nn.Module, device: torch.device) -> bool:
     """Whether micro-batches accumulate whole gradients and reduce them once per step.
 
-    That is the least communication, at the price of whole fp32 gradients on every rank; for a model that was
-    sharded to fit, this could be what breaks it. Unset, it is chosen if they need less than a tenth of the
-    device's memory (always on CPU).
+    That communicates least, and holds whole fp32 gradients on every rank, which a model that was sharded to fit may
+    have no room for.
+
+    Args:
+        asked: --accumulate_unsharded. Unset: True if the gradients need less than a tenth of the device's memory, and
+            on CPU.
     """
     if layout.kind != "fully_shard" or layout.mesh_shape[1] == 1:
         return True
-    asked = config.fsdp_config.accumulate_unsharded
     if asked is not None:
         return asked
     if device.type == "cpu":
@@ -141,10 +144,10 @@ def accumulates_unsharded(config: RunConfig, layout: Layout, model: nn.Module, d
 
 @contextmanager
 def gradient_sync(model: nn.Module, *, is_last: bool, accumulate_unsharded: bool) -> Iterator[None]:
-    """Around one micro-batch's forward and backward: communicate gradients only where it is needed.
+    """A context for one micro-batch's forward and backward, in which gradients are reduced only if needed.
 
-    On the last micro-batch gradients are reduced over all ranks. Before that, nothing is communicated, or, where
-    gradients accumulate sharded, they are reduced inside the sharding group alone.
+    On the last micro-batch gradients are reduced over all ranks. Before that nothing is communicated, or, if gradients
+    accumulate sharded, they are reduced inside the sharding group only.
     """
     if isinstance(model, DistributedDataParallel):
         if is_last:
@@ -160,10 +163,7 @@ def gradient_sync(model: nn.Module, *, is_last: bool, accumulate_unsharded: bool
 
 
 def reshard(model: nn.Module) -> None:
-    """After a forward without backward: shard again what backward would have, which may be the whole model.
-
-    Until then its parameters would be the gathered ones, in memory and to whoever asks for them.
-    """
+    """Shard the model again after a forward without backward, which leaves gathered parameters in memory."""
     for module in model.modules():
         if isinstance(module, FSDPModule):
             module.reshard()
@@ -176,5 +176,5 @@ def own_class(model: nn.Module) -> type[nn.Module]:
 
 
 def unwrap(model: nn.Module) -> nn.Module:
-    """The model itself, without DistributedDataParallel around it (`fully_shard` wraps nothing)."""
+    """The model without DistributedDataParallel around it (`fully_shard` wraps nothing)."""
     return model.module if isinstance(model, DistributedDataParallel) else model

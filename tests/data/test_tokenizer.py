@@ -15,7 +15,7 @@ from configs.flags import parse_flags
 from configs.training import TrainConfig
 from data.padding import padding_id
 from data.sequences import TokenSequence
-from data.tokenizer_loading import load_tokenizer
+from data.tokenizer_loading import load_tokenizer, num_rows_needed
 from policies.loading import build_model, grow_embeddings, load_model_config
 from policies.loss import use_summed_loss
 from tasks.causal_lm import AUTO_MODEL, Collator, summed_loss
@@ -146,12 +146,12 @@ def test_embeddings_of_a_model_with_rows_to_spare_do_not_shrink(tiny_model: Path
     model = build(tiny_model)
     model.resize_token_embeddings(len(tokenizer) + 8, mean_resizing=False)
     tokenizer.add_tokens(["<user>"])
-    assert grow_embeddings(model, tokenizer, use_peft=False) == []
-    assert grow_embeddings(model, tokenizer, use_peft=True) == []
+    assert grow_embeddings(model, num_rows_needed(tokenizer), use_peft=False) == []
+    assert grow_embeddings(model, num_rows_needed(tokenizer), use_peft=True) == []
     assert model.get_input_embeddings().num_embeddings == len(tokenizer) + 7
 
 
 def test_an_adapter_refuses_tokens_that_the_model_does_not_have(tiny_model: Path, tokenizer: Any) -> None:
     tokenizer.add_tokens(["<user>"])
     with pytest.raises(ConfigError, match="--tokenizer_name"):
-        grow_embeddings(build(tiny_model), tokenizer, use_peft=True)
+        grow_embeddings(build(tiny_model), num_rows_needed(tokenizer), use_peft=True)

@@ -203,7 +203,7 @@ def test_models_whose_attention_is_more_than_the_kernels_are_left_as_they_are(
 
 def test_a_cpu_has_no_such_kernel_and_the_model_stays_as_it_is() -> None:
     model = make_model("llama", "sdpa", torch.bfloat16)
-    assert choose_attention(model, parse_flags(["--model_name", "m"]), BF16, torch.device("cpu")) == []
+    assert choose_attention(model, parse_flags(["--model_name", "m"]).train_config, BF16, torch.device("cpu")) == []
     assert model.config._attn_implementation == "sdpa"
 
 
@@ -227,7 +227,7 @@ def test_on_a_gpu_in_bf16_packed_documents_are_as_near_to_fp32_as_documents_alon
     model = make_model(name, "sdpa", torch.bfloat16).cuda()
     if attention == BY_OFFSETS:
         device = torch.device("cuda")
-        notes = choose_attention(model, parse_flags(["--model_name", "m", "--pure_bf16"]), BF16, device)
+        notes = choose_attention(model, parse_flags(["--model_name", "m", "--pure_bf16"]).train_config, BF16, device)
         assert model.config._attn_implementation == BY_OFFSETS, notes
     else:
         model.set_attn_implementation(attention)

@@ -171,7 +171,12 @@ def resolved(*flags: str, kind: str = "4bit", world_size: int = 1) -> Quantizati
     config = parse_flags(["--model_name", "m", "--use_peft", "--quantization", kind, *flags])
     env = Environment(rank=0, local_rank=0, world_size=world_size, local_world_size=world_size, launched=world_size > 1)
     precision, _ = resolve_precision(config.train_config, config.fsdp_config, CPU)
-    return resolve_quantization(config.quantization_config, precision, choose_layout(config, precision, env), CPU)
+    return resolve_quantization(
+        config.quantization_config,
+        precision,
+        choose_layout(config.train_config, config.fsdp_config, precision, env),
+        CPU,
+    )
 
 
 def test_the_flags_mean_this() -> None:
