@@ -1,8 +1,8 @@
-"""Attention: documents of a packed row must not see each other, by the cheapest means that the run's device has.
+"""Attention: the sequences of a packed row must not see each other, and that should cost little.
 
-Position ids that restart tell transformers where documents begin; eager and SDPA attention then get a dense mask,
-made once per forward pass. Where the device has variable-length flash attention, the documents' offsets, made once per
-batch, take the mask's place: nothing is computed between documents then, and nothing of the size [seq, seq] is held.
+Position ids that restart tell transformers where sequences begin. Eager and SDPA attention then get a dense mask, made
+once per forward pass. Variable-length flash attention, if the device has it, takes the sequences' offsets instead, made
+once per batch: nothing is computed between sequences, and nothing of the size [seq, seq] is held.
 """
 
 from __future__ import annotations
@@ -28,17 +28,17 @@ from utils.compat import GROUPED_HEADS, caps_scores
 from utils.errors import ConfigError
 
 BY_OFFSETS = "packed_by_offsets"
-"""The name under which transformers knows `attention_by_offsets`."""
+"""The name by which transformers knows `attention_by_offsets`."""
 
-PROBE_LENGTH = 24  # tokens of a document at most
-UNSUPPORTED = ("softcap", "s_aux", "position_bias", "cache")  # what a model may hand to attention, and flash has not
+PROBE_LENGTH = 24  # the most tokens of a probe's sequence
+UNSUPPORTED = ("softcap", "s_aux", "position_bias", "cache")  # arguments that a model may pass and flash does not take
 
 
 def choose_attention(model: Any, train: TrainConfig, precision: Precision, device: torch.device) -> list[str]:
-    """Let a packed run's model tell documents apart by offsets, where model and device can.
+    """Make the model of a packed run tell sequences apart by offsets, if model and device can.
 
     Args:
-        model: as built; its config says what transformers chose for it.
+        model: as built; its config names the attention that transformers chose.
 
     Returns:
         Lines to print.
@@ -57,23 +57,27 @@ def choose_attention(model: Any, train: TrainConfig, precision: Precision, devic
 
 
 def rows_that_need_offsets(model: Any, row_length: int) -> Offsets:
-    """Of which rows, of `row_length` tokens at most, this model's attention needs the documents' offsets."""
+    """Which packed rows need `cu_seqlens` for this model's attention.
+
+    Args:
+        row_length: the most tokens of a row.
+    """
     config = model.config.get_text_config()
     if config._attn_implementation != BY_OFFSETS:
         return "none"
-    # Without offsets a row is one document to SDPA, whose causal kernel is the faster one, and knows no windows.
+    # Without offsets SDPA takes a row for one sequence. Its causal kernel is faster, but has no sliding windows.
     return "all" if 0 < (getattr(config, "sliding_window", None) or 0) < row_length else "shared"
 
 
 def what_hinders_offsets(model: Any) -> str | None:
-    """Why this model's attention cannot go through `attention_by_offsets`; None where it can."""
+    """Why this model's attention cannot be `attention_by_offsets`; None if it can."""
     config = model.config.get_text_config()
     name = type(model).__name__
     dropout = max(getattr(config, key, 0.0) or 0.0 for key in ("attention_dropout", "attn_pdrop"))
     head_dim = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
     if caps_scores(config):
         return f"{name} soft-caps its attention scores, which the flash kernel does not"
-    # What flash attention supports follows its calling convention: windows come as an argument, not in a mask.
+    # Models that support flash attention pass windows as an argument, not in a mask.
     follows = getattr(model, "_supports_attention_backend", False) and getattr(model, "_supports_flash_attn", False)
     if not follows or config._attn_implementation != "sdpa":
         return f"{name} has no flash attention in transformers"
@@ -100,14 +104,14 @@ def attention_by_offsets(
     kernel: Callable[..., Any] = varlen_attn,
     **kwargs: Any,
 ) -> tuple[torch.Tensor, None]:
-    """Causal attention inside documents, in the form of transformers' attention functions.
+    """Causal attention inside sequences, with the signature of transformers' attention functions.
 
-    A batch without offsets (padded rows, generation, rows of one document each) goes to SDPA as ever.
+    A batch without offsets (padded rows, generation, rows of one sequence each) goes to SDPA.
 
     Args:
         query: [batch, heads, seq, head_dim]; key and value may have fewer heads.
-        cu_seq_lens_q: int32 [documents + 1], where documents begin in the flattened [batch x seq], and their end.
-        max_length_q: tokens of the longest document.
+        cu_seq_lens_q: int32 [sequences + 1], where each begins in the flattened [batch x seq], and where the last ends.
+        max_length_q: tokens of the longest sequence.
 
     Returns:
         [batch, seq, heads, head_dim], and no attention weights.
@@ -140,7 +144,7 @@ def attention_by_offsets(
 
 
 def mask_of_padded_rows(**kwargs: Any) -> torch.Tensor | None:
-    """SDPA's mask for padded rows, [batch, 1, seq, seq]; none for packed ones, which come with offsets."""
+    """SDPA's mask for padded rows, [batch, 1, seq, seq]; None for packed rows, which have offsets."""
     return None if kwargs.get("attention_mask") is None else sdpa_mask(**kwargs)
 
 
@@ -148,17 +152,17 @@ def mask_of_padded_rows(**kwargs: Any) -> torch.Tensor | None:
 def check_packing_isolates(
     model: nn.Module, summed_loss_of: Callable[[list[list[Any]]], torch.Tensor], *, vocab_size: int, row_length: int
 ) -> None:
-    """Pack two documents into a row, change the first, and refuse if that changes the loss of the second.
+    """Pack two sequences into a row, change the first, and refuse if that changes the loss of the second.
 
-    A few models (OPT, Falcon, BLOOM, MPT and GPT-OSS in transformers 5.23) do not hand position ids to the attention
+    A few models (OPT, Falcon, BLOOM, MPT and GPT-OSS in transformers 5.23) do not pass position ids to the attention
     mask, and leak without an error. Every rank must call this.
 
     Args:
-        row_length: tokens that a row of the run holds.
-        summed_loss_of: rows of documents -> their loss, by the collation and the forward pass that training uses.
+        summed_loss_of: the loss of rows, by the collation and the forward pass that training uses.
+        row_length: the most tokens of a row of the run.
 
     Raises:
-        ConfigError: where packing would leak.
+        ConfigError: if packing would leak.
     """
     generator = np.random.default_rng(0)
     length = min(PROBE_LENGTH, row_length // 2)
@@ -166,7 +170,7 @@ def check_packing_isolates(
     nothing = np.full_like(first, IGNORE_INDEX)
     training = model.training
     model.eval()
-    # Eager: compiled layers would specialise for the shape of the probe, and for two shapes turn to dynamic ones.
+    # Eager: compiled layers would specialise for the probe's shape, and after a second shape compile dynamic ones.
     with torch.compiler.set_stance("force_eager"):
         last = TokenSequence(second, second, 1)
         losses = [summed_loss_of([[TokenSequence(ids, nothing, 0), last]]).item() for ids in (first, other)]

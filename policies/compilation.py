@@ -1,4 +1,4 @@
-"""torch.compile, one decoder layer at a time: the layers are alike, so one graph serves all of them."""
+"""torch.compile, one layer at a time: layers are alike, so one graph serves all of them."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ def compile_layers(layers: Sequence[nn.Module]) -> None:
     """Compile each layer at its first call.
 
     Raises:
-        ConfigError: where there is none.
+        ConfigError: if there is none.
     """
     if not layers:
         raise ConfigError("--compile: this model names no repeated layers, which are what is compiled; leave it out")

@@ -1,4 +1,4 @@
-"""Which modules are the sharding units: found in the model, not in a list of names."""
+"""Which modules are sharding units: found in the model, not in a list of names."""
 
 from __future__ import annotations
 
@@ -8,9 +8,9 @@ from torch import nn
 
 
 def find_layers(model: Any) -> list[nn.Module]:
-    """The repeated blocks: members of a ModuleList whose class the model itself says must not be split.
+    """The repeated blocks: members of a ModuleList whose class is in the model's `_no_split_modules`.
 
-    Nested blocks come before those that hold them, as `fully_shard` needs. Empty where the model names none.
+    Nested blocks come before the blocks that hold them, as `fully_shard` needs. Empty if the model names none.
     """
     names = set(getattr(model, "_no_split_modules", None) or ())
     listed = {id(child) for module in model.modules() if isinstance(module, nn.ModuleList) for child in module}
@@ -23,11 +23,11 @@ def has_tied_embeddings(model: Any) -> bool:
 
 
 def find_units(model: Any, wrap: str = "layer") -> list[nn.Module]:
-    """Modules that are gathered one at a time; what none of them holds belongs to the root unit.
+    """The modules that are gathered one at a time. All other parameters belong to the root unit.
 
-    Empty with `wrap` "root" or where the model names no layers: the root unit is then the whole model. The input
-    embedding is a unit of its own unless it shares its weight with the head: shared parameters must stay in one unit.
-    The head stays in the root unit, where the loss needs it.
+    Empty if `wrap` is "root" or the model names no layers: the root unit is then the whole model. The input embedding is
+    a unit unless it shares its weight with the head, since shared parameters must be in one unit. The head is in the
+    root unit, because the loss needs it there.
     """
     units = find_layers(model) if wrap == "layer" else []
     if units and not has_tied_embeddings(model):

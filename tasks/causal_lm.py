@@ -63,16 +63,16 @@ class CausalMicroBatch:
 
     input_ids: torch.Tensor  # int64 [batch, seq]
     labels: torch.Tensor  # int64 [batch, seq], not shifted, -100 = no label; stays on the host
-    position_ids: torch.Tensor  # int64 [batch, seq], restarting at 0 with every document
+    position_ids: torch.Tensor  # int64 [batch, seq], restarting at 0 with every sequence
     target_positions: torch.Tensor  # int64 [n], positions of the flattened [batch x seq] that predict a label token
     targets: torch.Tensor  # int64 [n], those label tokens
     attention_mask: torch.Tensor | None  # int64 [batch, seq], 1 = token; None under packing
     num_tokens: int  # without padding
     num_label_tokens: int
-    num_attended_pairs: int  # (query, key) pairs that causal attention inside documents visits
+    num_attended_pairs: int  # (query, key) pairs that causal attention inside sequences visits
     source_rows: tuple[int, ...]  # rows of the data file
-    document_offsets: torch.Tensor | None = None  # int32 [documents + 1] in the flattened [batch x seq]
-    longest_document: int = 0  # tokens; 0 without offsets
+    cu_seqlens: torch.Tensor | None = None  # int32 [sequences + 1] in the flattened [batch x seq]
+    max_seqlen: int = 0  # tokens of the longest sequence; 0 without offsets
 
     def to(self, device: torch.device) -> CausalMicroBatch:
         return self._map(lambda tensor: tensor.to(device, non_blocking=True))
@@ -97,24 +97,23 @@ class CausalMicroBatch:
             target_positions=function(self.target_positions),
             targets=function(self.targets),
             attention_mask=None if self.attention_mask is None else function(self.attention_mask),
-            document_offsets=None if self.document_offsets is None else function(self.document_offsets),
+            cu_seqlens=None if self.cu_seqlens is None else function(self.cu_seqlens),
         )
 
 
 @dataclass(frozen=True)
 class Collator:
-    """Rows of documents -> a CausalMicroBatch, padded on the right to the width that its longest row asks for.
+    """Makes a CausalMicroBatch of rows, padded on the right to the width that the longest row asks for.
 
-    Under packing the model gets position ids that restart with every document and no attention mask: that is how
-    transformers knows the documents of a row apart (with a mask, or with a KV cache, attention would cross
-    them). The padding at a row's end is one more document, of which nothing is learned. Under padding the
-    mask says where the tokens are.
+    Under packing the model gets position ids that restart with every sequence and no attention mask: that is how
+    transformers tells the sequences of a row apart (with a mask, or with a KV cache, attention would cross them). The
+    padding at a row's end is one more sequence, without labels. Under padding the mask says where the tokens are.
     """
 
     packing: bool
     padding_id: int
     width: PaddedWidth = EXACT
-    offsets: Offsets = "none"  # bring `document_offsets` along, for attention that goes by them
+    offsets: Offsets = "none"  # which rows need `cu_seqlens`
 
     def __call__(self, rows: list[Row]) -> CausalMicroBatch:
         sequences = [sequence for row in rows for sequence in row]
@@ -126,7 +125,9 @@ class Collator:
         is_token = places < row_lengths[:, None]
         input_ids = np.full(shape, self.padding_id, dtype=np.int64)
         labels = np.full(shape, IGNORE_INDEX, dtype=np.int64)
-        position_ids = places - self.packing * row_lengths[:, None]  # where padding is one more document, from 0 on
+        position_ids = (
+            places - self.packing * row_lengths[:, None]
+        )  # packed: padding counts from 0, as one more sequence
         if sequences:
             starts = np.cumsum(lengths) - lengths
             targets = np.concatenate([sequence.labels for sequence in sequences])
@@ -136,9 +137,9 @@ class Collator:
             position_ids[is_token] = np.arange(len(targets)) - np.repeat(starts, lengths)
         else:
             is_token[:] = True  # a row without any visible token would be all NaN in some attention kernels
-        num_documents = (position_ids == 0).sum()  # what fills a row is one more
-        needs_offsets = self.offsets == "all" or (self.offsets == "shared" and num_documents > shape[0])
-        offsets = _document_offsets(position_ids) if needs_offsets else None
+        num_sequences = (position_ids == 0).sum()  # a row's padding is one
+        needs_offsets = self.offsets == "all" or (self.offsets == "shared" and num_sequences > shape[0])
+        offsets = _cu_seqlens(position_ids) if needs_offsets else None
         target_positions, predicted = next_tokens_to_predict(torch.from_numpy(labels))
         return CausalMicroBatch(
             input_ids=torch.from_numpy(input_ids),
@@ -151,13 +152,13 @@ class Collator:
             num_label_tokens=int((labels != IGNORE_INDEX).sum()),
             num_attended_pairs=int((lengths * (lengths + 1) // 2).sum()),
             source_rows=tuple(sequence.source_row for sequence in sequences),
-            document_offsets=None if offsets is None else torch.from_numpy(offsets),
-            longest_document=0 if offsets is None else int(np.diff(offsets).max()),
+            cu_seqlens=None if offsets is None else torch.from_numpy(offsets),
+            max_seqlen=0 if offsets is None else int(np.diff(offsets).max()),
         )
 
 
-def _document_offsets(position_ids: np.ndarray) -> np.ndarray:
-    """Where documents begin in the flattened [batch x seq], and where the last ends: int32 [documents + 1]."""
+def _cu_seqlens(position_ids: np.ndarray) -> np.ndarray:
+    """Where sequences begin in the flattened [batch x seq], and where the last ends: int32 [sequences + 1]."""
     return np.append(np.flatnonzero(position_ids == 0), position_ids.size).astype(np.int32)
 
 
@@ -169,9 +170,9 @@ def make_collator(tokenizer: Any, vocab_size: int, width: PaddedWidth, *, packin
 def summed_loss(model: nn.Module, batch: CausalMicroBatch) -> torch.Tensor:
     """Sum of next-token cross-entropy over the batch's label tokens, fp32 scalar (see `policies.loss`)."""
     offsets: dict[str, Any] = {}
-    if batch.document_offsets is not None:
-        offsets = dict.fromkeys(("cu_seq_lens_q", "cu_seq_lens_k"), batch.document_offsets)
-        offsets |= dict.fromkeys(("max_length_q", "max_length_k"), batch.longest_document)
+    if batch.cu_seqlens is not None:
+        offsets = dict.fromkeys(("cu_seq_lens_q", "cu_seq_lens_k"), batch.cu_seqlens)
+        offsets |= dict.fromkeys(("max_length_q", "max_length_k"), batch.max_seqlen)
     return model(
         input_ids=batch.input_ids,
         attention_mask=batch.attention_mask,

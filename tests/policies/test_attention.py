@@ -115,12 +115,12 @@ def test_offsets_are_where_documents_begin_and_what_fills_a_row_is_one_more(
         for length in filled:
             expected.append(expected[-1] + length)
     if offsets == "shared" and len(expected) == len(rows) + 1:  # a document in every row: plain causal attention
-        assert (batch.document_offsets, batch.longest_document) == (None, 0)
+        assert (batch.cu_seqlens, batch.max_seqlen) == (None, 0)
         return
-    assert batch.document_offsets is not None
-    assert batch.document_offsets.tolist() == expected
-    assert batch.document_offsets.dtype == torch.int32
-    assert batch.longest_document == int(np.diff(expected).max())
+    assert batch.cu_seqlens is not None
+    assert batch.cu_seqlens.tolist() == expected
+    assert batch.cu_seqlens.dtype == torch.int32
+    assert batch.max_seqlen == int(np.diff(expected).max())
 
 
 @pytest.mark.parametrize("one_each", [False, True])
@@ -245,8 +245,8 @@ def test_on_a_gpu_in_bf16_packed_documents_are_as_near_to_fp32_as_documents_alon
             row[0] = (row[0][0][::-1].copy(), row[0][1], 0)
         packed = collate([row]).to(torch.device("cuda"))
         offsets = {}
-        if packed.document_offsets is not None:
-            offsets = {"cu_seq_lens_q": packed.document_offsets, "max_length_q": packed.longest_document}
+        if packed.cu_seqlens is not None:
+            offsets = {"cu_seq_lens_q": packed.cu_seqlens, "max_length_q": packed.max_seqlen}
         with torch.no_grad():
             output = model.get_decoder()(
                 input_ids=packed.input_ids, position_ids=packed.position_ids, use_cache=False, **offsets
