@@ -1,4 +1,4 @@
-"""A copy of the state in host memory, which is written while training goes on."""
+"""A copy of the state in host memory, which is written to the disk while training goes on."""
 
 from __future__ import annotations
 
@@ -9,13 +9,13 @@ import torch
 
 from utils.distributed import local_tensor
 
-_PIN_BYTES = 2**20  # smaller tensors share pages with others, and a page can be pinned once
+_PIN_BYTES = 2**20  # smaller tensors share pages with others, and a page can be pinned only once
 
 
 class HostCopy:
     """Memory for one copy of this rank's part of the state, kept from save to save.
 
-    It is pinned, so that a GPU fills it at the speed of the bus: page by page where it lies, since torch's own
+    It is pinned, so that a GPU fills it at the speed of the bus. Existing pages are pinned, because torch's own
     allocator of pinned memory rounds sizes up to powers of two.
     """
 
@@ -24,7 +24,7 @@ class HostCopy:
         self._pinned: list[int] = []
 
     def take(self, tensors: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
-        """The tensors as they are now, sharded as they are; the copies are good until the next call."""
+        """Copies of the tensors as they are now, sharded alike; they are valid until the next call."""
         for name in self._copies.keys() - tensors.keys():
             del self._copies[name]
         with torch.no_grad():
@@ -38,7 +38,7 @@ class HostCopy:
         return dict(self._copies)
 
     def prepare(self, tensors: Mapping[str, torch.Tensor]) -> None:
-        """Make room for these beforehand: pinning takes longer than copying."""
+        """Make room for these tensors beforehand: pinning takes longer than copying."""
         for name, tensor in tensors.items():
             if name not in self._copies:
                 self._copies[name] = self._make_room(tensor)
@@ -48,12 +48,12 @@ class HostCopy:
         local = local_tensor(copy)
         if local_tensor(tensor).device.type == "cuda" and local.nbytes >= _PIN_BYTES:
             status = torch.cuda.cudart().cudaHostRegister(local.data_ptr(), local.nbytes, 0)
-            if int(status) == 0:  # else the copy is slower, no more
+            if int(status) == 0:  # else copying is only slower
                 self._pinned.append(local.data_ptr())
         return copy
 
     def close(self) -> None:
-        """Give the memory back."""
+        """Free the memory."""
         for address in self._pinned:
             torch.cuda.cudart().cudaHostUnregister(address)
         self._pinned.clear()
@@ -61,5 +61,5 @@ class HostCopy:
 
 
 def has_room(num_bytes: int, num_copies: int) -> bool:
-    """Whether this machine's memory holds so many copies of this size, and a tenth more."""
+    """Whether this machine has free memory for so many copies of this size, and a tenth more."""
     return 1.1 * num_bytes * num_copies < psutil.virtual_memory().available

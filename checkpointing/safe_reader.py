@@ -1,8 +1,8 @@
-"""Reading a folder of torch.distributed.checkpoint without running code from it.
+"""Read a folder of torch.distributed.checkpoint without running code from it.
 
-torch reads `.metadata` with pickle, and entries that are no tensors with `torch.load(weights_only=False)`: a forged
-folder could run anything. Here the first may name nothing but what such an index is made of, and the second are never
-read.
+torch reads `.metadata` with pickle, and entries that are not tensors with `torch.load(weights_only=False)`, so a forged
+folder could run anything. Here the index may only name the classes that such an index consists of, and entries that are
+not tensors are never read.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ _CLASSES = {
     collections: ("OrderedDict",),
     torch: ("Size", *(name for name, value in vars(torch).items() if isinstance(value, torch.dtype))),
     torch.serialization: ("_get_layout",),  # from a layout's name to the layout
-    # Where the checkpoint was saved, as the writer was told.
+    # The folder where the checkpoint was saved.
     pathlib: ("PosixPath", "WindowsPath", "PurePosixPath", "PureWindowsPath"),
 }
 _ALLOWED: dict[tuple[str, str], Any] = {
@@ -55,10 +55,10 @@ class _MetadataUnpickler(pickle.Unpickler):
 
 
 class SafeFileSystemReader(FileSystemReader):
-    """A FileSystemReader for folders that one need not trust; it reads `.metadata` once and keeps it.
+    """A FileSystemReader for folders that need not be trusted. It reads `.metadata` once and keeps it.
 
-    Call `read_metadata` yourself before `dcp.load(state, storage_reader=reader)`: it raises ConfigError as it is,
-    whereas `load` wraps errors into CheckpointException, which is no Exception.
+    Call `read_metadata` before `dcp.load(state, storage_reader=reader)`: it raises ConfigError directly, while `load`
+    wraps errors into CheckpointException, which is not an Exception.
     """
 
     def __init__(self, path: str | Path) -> None:
@@ -71,10 +71,10 @@ class SafeFileSystemReader(FileSystemReader):
             self._metadata = None
 
     def read_metadata(self, *_args: Any, **_settings: Any) -> Metadata:
-        """The index of all tensors, every place that it names checked against the files that are there.
+        """The index of all tensors. Every place that it names is checked against the files.
 
         Raises:
-            ConfigError: where it is missing, damaged or forged, or where a file is missing or cut off.
+            ConfigError: if it is missing, damaged or forged, or if a file is missing or cut off.
         """
         if self._metadata is None:
             self._metadata = _read_index(Path(self.path))
@@ -83,10 +83,10 @@ class SafeFileSystemReader(FileSystemReader):
         return self._metadata
 
     def read_data(self, plan: LoadPlan, planner: LoadPlanner) -> Future[None]:
-        """As torch does it, for tensors.
+        """Read tensors as torch does.
 
         Raises:
-            ConfigError: for an entry that is none; torch would unpickle it.
+            ConfigError: if an entry is not a tensor; torch would unpickle it.
         """
         for item in plan.items:
             if item.type == LoadItemType.BYTE_IO:
@@ -97,10 +97,10 @@ class SafeFileSystemReader(FileSystemReader):
         return super().read_data(plan, planner)
 
     def read_part(self, index: metadata.MetadataIndex) -> torch.Tensor:
-        """One stored part of a tensor, straight from its file; `dcp.load` would hold it twice while copying it.
+        """One stored part of a tensor, read from its file; `dcp.load` would hold it twice while copying it.
 
         Raises:
-            ConfigError: where it is damaged.
+            ConfigError: if it is damaged.
         """
         place = self.read_metadata().storage_data[index]
         path = Path(self.path) / place.relative_path
@@ -126,7 +126,7 @@ def _read_index(folder: Path) -> Metadata:
         raise ConfigError(f"{folder} holds no .metadata, so it is no sharded checkpoint; give one's folder") from None
     except OSError as error:
         raise ConfigError(f"{path} cannot be read ({error})") from error
-    except Exception as error:  # whatever a damaged pickle may lead to
+    except Exception as error:  # a damaged pickle may raise anything
         raise ConfigError(f"{path} is refused: {error or type(error).__name__}; copy the checkpoint again") from error
     try:
         _check_places(index, folder)
@@ -137,7 +137,7 @@ def _read_index(folder: Path) -> Metadata:
 
 
 def _check_places(index: Metadata, folder: Path) -> None:
-    """Every piece of every tensor has its place, inside the folder, in a file that reaches so far."""
+    """Check that every part of every tensor lies inside the folder, in a file that is long enough."""
     sizes: dict[str, int] = {}
     for place in index.storage_data.values():
         name, offset, length = place.relative_path, place.offset, place.length

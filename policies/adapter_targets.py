@@ -1,4 +1,4 @@
-"""Which layers LoRA stands beside: the names that were asked for, checked against the model."""
+"""Which layers LoRA adapts: the names that were asked for, checked against the model."""
 
 from __future__ import annotations
 
@@ -15,14 +15,14 @@ from configs.peft import ALL_LINEAR, LoraConfig
 from policies.wrapping import has_tied_embeddings
 from utils.errors import ConfigError
 
-LINEAR = (nn.Linear, Conv1D)  # by their class: the weight of a quantized one has another shape
+LINEAR = (nn.Linear, Conv1D)  # told by class, since a quantized layer's weight has another shape
 
 
 def choose_targets(model: Any, lora: LoraConfig) -> list[str]:
-    """What peft is told: the names, since its own keyword for all linear layers means a mixture's experts too.
+    """The names for peft's `target_modules`; peft's own keyword for all linear layers includes a mixture's experts.
 
     Raises:
-        ConfigError: where a name matches nothing, which peft would leave out in silence beside one that does, or
+        ConfigError: if a name matches nothing, which peft ignores as long as another name matches, or if it matches
             something that takes no such adapter.
     """
     if lora.target_modules == (ALL_LINEAR,):
@@ -55,7 +55,7 @@ def _is_named(name: str, target: str) -> bool:
 
 
 def tied_notes(model: Any, targets: Sequence[str]) -> list[str]:
-    """A line for an adapter on an embedding or a head whose weight is the other's too."""
+    """A line for an adapter on an embedding or a head that share a weight."""
     if not has_tied_embeddings(model):
         return []
     embedding, head = model.get_input_embeddings(), model.get_output_embeddings()
@@ -69,17 +69,17 @@ def tied_notes(model: Any, targets: Sequence[str]) -> list[str]:
 
 
 def _refuse_names_of_experts(model: Any, targets: list[str]) -> list[str]:
-    """The targets, none of which peft would move to experts that a mixture keeps in one tensor.
+    """The targets, refused if peft would move one to the experts, which a mixture keeps in one tensor.
 
-    In some mixtures (qwen3_moe, deepseek_v3, ...) a dense layer or a shared expert has names, like `down_proj`, which
-    peft takes for older names of the experts: it would leave the layer without its adapter, and train the experts.
+    In some mixtures (qwen3_moe, deepseek_v3, ...) a dense layer or a shared expert has a name like `down_proj`, which
+    peft takes for an older name of the experts. It would leave the layer without its adapter and train the experts.
     """
     moved = []
     for target in targets:
         settings = peft.LoraConfig(target_modules=[target])
         try:
             convert_peft_config_for_transformers(settings, model=model, conversions=None)
-        except ValueError:  # one of two that are one tensor now
+        except ValueError:  # one of two names that are one tensor now
             moved.append(target)
         else:
             moved += [target] if settings.target_parameters else []

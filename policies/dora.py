@@ -1,4 +1,4 @@
-"""DoRA's magnitudes: read off the base's weights, which are the last to come into a model."""
+"""DoRA's magnitudes, computed from the base's weights, which are read last."""
 
 from __future__ import annotations
 
@@ -15,14 +15,14 @@ from policies.weight_sources import keep_part
 
 @torch.no_grad()
 def set_magnitudes(model: nn.Module) -> None:
-    """Let DoRA begin where the base stands: an output's magnitude is the norm of its row of W + scaling B A.
+    """Set each output's magnitude to the norm of its row of W + scaling B A, so that DoRA begins at the base.
 
-    The model has its weights, and may be sharded: one unit at a time is gathered, as for its forward. Every rank must
-    call this. https://arxiv.org/abs/2402.09353, section 4; the arithmetic is peft's.
+    The model has its weights and may be sharded: units are gathered one at a time, as for the forward. Every rank must
+    call this. See https://arxiv.org/abs/2402.09353, section 4; the arithmetic is peft's.
     """
     layers_of: dict[FSDPModule | None, list[Any]] = {}
     unit_of: dict[nn.Module, FSDPModule] = {}
-    for module in model.modules():  # from the outermost unit to the innermost, which is the one that gathers
+    for module in model.modules():  # outer units first, so that the innermost, which gathers, stays
         if isinstance(module, FSDPModule):
             unit_of |= dict.fromkeys(module.modules(), module)
     for module in model.modules():

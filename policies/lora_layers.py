@@ -1,10 +1,10 @@
 """LoRA layers that compute what peft's compute, keep less for backward, and multiply faster.
 
-Adapters are trained in fp32 beside a base that computes in bf16 or fp16. peft casts what they are multiplied with to
-fp32. Then the copy, dropped out, is the largest tensor that an adapted layer keeps, twice the size of its input, which
-is kept anyway; and fp32 products do without the tensor cores. Here the input is kept as it is. And since an fp32 number
-is the sum of three bf16 numbers, an adapter's products with bf16 activations are bf16 products summed up in fp32: as
-exact, and on tensor cores.
+Adapters are trained in fp32 beside a base that computes in bf16 or fp16. peft casts their inputs to fp32. This copy,
+after dropout, is the largest tensor that an adapted layer keeps: twice the size of its input, which is kept anyway. And
+fp32 products do not use the tensor cores. Here the input is kept as it is. An fp32 number is the sum of three bf16
+numbers, so an adapter's products with bf16 activations are computed as bf16 products summed in fp32: as exact, and on
+tensor cores.
 """
 
 from __future__ import annotations
@@ -19,10 +19,10 @@ from torch.utils.flop_counter import register_flop_formula
 
 
 def use_lean_forward(model: nn.Module) -> None:
-    """Give every plain LoRA layer of the model a forward that computes the same, keeps less and is faster."""
+    """Give every plain LoRA layer a forward that computes the same, keeps less and is faster."""
     plain: list[Any] = [m for m in model.modules() if isinstance(m, Linear) and _is_plain(m)]
     for layer in plain:
-        layer.forward = MethodType(_forward, layer)  # one function for all: so one compiled graph serves all layers
+        layer.forward = MethodType(_forward, layer)  # one function, so one compiled graph, for all layers
 
 
 def _is_plain(layer: Any) -> bool:
@@ -35,25 +35,26 @@ def _forward(layer: Any, inputs: torch.Tensor, *args: Any, **kwargs: Any) -> tor
     outputs = base_outputs = layer.base_layer(inputs, *args, **kwargs)
     for name in layer.active_adapters:
         share = layer.lora_dropout[name].p if layer.training and hasattr(layer.lora_dropout[name], "p") else 0.0
-        # Drawn here, by an operator of torch's own: what is computed again for backward then draws the same.
+        # Drawn here by torch's own operator, so that recomputation for backward draws the same.
         kept = torch.empty_like(inputs, dtype=torch.bool).bernoulli_(1 - share) if share else None
         low = project_down(inputs, layer.lora_A[name].weight, kept, layer.scaling[name] / (1 - share))
         outputs = outputs + project_up(low, layer.lora_B[name].weight, base_outputs.dtype)
     return outputs.to(base_outputs.dtype)
 
 
-# Both are operators of their own for torch, not autograd functions, for the reason that policies/quantized_linear.py
-# gives; their backward is traced, so that what is compiled fuses its small parts.
+# Both are custom operators, not autograd functions, for the reason in policies/quantized_linear.py. Their backward is
+# traced, so that compiled code fuses its small parts.
 
 
 @torch.library.custom_op("lora::project_down", mutates_args=())
 def project_down(inputs: torch.Tensor, weight: torch.Tensor, kept: torch.Tensor | None, scale: float) -> torch.Tensor:
-    """The input, dropped out, times A: in the dtype of A, which the inputs are cast to and not kept in.
+    """The input after dropout times A, in the dtype of A. The inputs are cast to it, but kept as they are.
 
     Args:
         inputs: [..., in].
         weight: A, [r, in].
-        kept: bool, as the inputs; None keeps all. scale: of the product.
+        kept: bool, shaped like the inputs; None keeps all.
+        scale: factor on the product.
 
     Returns:
         [..., r]
@@ -74,7 +75,7 @@ def _keep_down(ctx: Any, inputs: tuple[Any, ...], output: torch.Tensor) -> None:
 
 def _backward_down(ctx: Any, grad: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
     inputs, weight, kept = ctx.saved_tensors
-    grad = grad.flatten(0, -2) * ctx.scale  # here and in forward of [..., r], the smallest tensor
+    grad = grad.flatten(0, -2) * ctx.scale  # scaled at [..., r], the smallest tensor, as in forward
     grad_inputs = grad_weight = None
     if ctx.needs_input_grad[0]:
         grad_inputs = _wide_product(grad, weight, inputs.dtype, inputs.dtype).view_as(inputs)
@@ -89,13 +90,13 @@ project_down.register_autograd(_backward_down, setup_context=_keep_down)
 
 @torch.library.custom_op("lora::project_up", mutates_args=())
 def project_up(low: torch.Tensor, weight: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
-    """What A gave times B.
+    """The output of A times B.
 
     Args:
         low: [..., r].
         weight: B, [out, r].
-        dtype: of the outputs that the product is added to. Their sum is rounded to it, and its gradient, which comes
-            as B's dtype, has values of it.
+        dtype: of the outputs that the product is added to. The sum is rounded to it. So the gradient, which has B's
+            dtype, has values that `dtype` holds exactly.
 
     Returns:
         [..., out], of B's dtype.
@@ -124,7 +125,7 @@ project_up.register_autograd(_backward_up, setup_context=_keep_up)
 
 
 def _dropped(values: torch.Tensor, kept: torch.Tensor | None) -> torch.Tensor:
-    # The values times the mask: a product of two dtypes takes torch's general kernel, three times as long.
+    # The values times the mask. A plain product of two dtypes takes torch's general kernel, three times as long.
     return values if kept is None else torch.ops.aten.native_dropout_backward(values, kept, 1.0)
 
 
@@ -136,24 +137,24 @@ def _narrow_product(left: torch.Tensor, right: torch.Tensor) -> torch.Tensor:
 
 
 def _wide_product(left: torch.Tensor, right: torch.Tensor, rounded_to: torch.dtype, dtype: torch.dtype) -> torch.Tensor:
-    """[m, r] times [r, n], both of an adapter's dtype: [m, n] of `dtype`, no more exact than what it is rounded to."""
+    """[m, r] times [r, n], both of an adapter's dtype: [m, n] of `dtype`, only as exact as `rounded_to` needs."""
     if not _in_parts(rounded_to, right):
         return (left @ right).to(dtype)
-    # The three largest products of parts are off by about 2^-15, and bf16 rounds by 2^-8.
+    # The three largest products of parts are off by about 2^-15; bf16 rounds by 2^-8.
     (l1, l2), (r1, r2) = _parts(left, 2), _parts(right, 2)
     return torch.mm(_bf16([l1, l1, l2], dim=1), _bf16([r1, r2, r1], dim=0), out_dtype=dtype)
 
 
 def _in_parts(activations: torch.dtype, adapter: torch.Tensor) -> bool:
-    """Whether products of the two are computed in parts: CPUs compute bf16 slower than fp32."""
+    """Whether products of the two are computed in parts; CPUs compute bf16 slower than fp32."""
     return adapter.is_cuda and activations == torch.bfloat16 and adapter.dtype == torch.float32
 
 
 def _parts(values: torch.Tensor, number: int) -> list[torch.Tensor]:
-    """fp32 tensors whose sum is the values and of which all but the last are bf16 numbers; of three, the last is too.
+    """fp32 tensors that sum to the values. All but the last are bf16 numbers; of three, the last is too.
 
-    The upper half of an fp32 number's bits is a bf16 number, and a third of its digits. It is taken by its bits, since
-    compiled code leaves out a cast to bf16 and back, and then nothing would be left for the other parts.
+    The upper half of an fp32 number's bits is a bf16 number with a third of its digits. It is taken by its bits:
+    compiled code omits a cast to bf16 and back, and the other parts would be zero.
     """
     parts = []
     for _ in range(number - 1):

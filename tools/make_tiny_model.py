@@ -2,10 +2,9 @@
 
     python -m tools.make_tiny_model --out DIR [--data datasets/samples/dialogue_summary]
 
-Nothing is downloaded: the weights are random (seeded) and the tokenizer is trained on the
-samples, so that the tool can be tried, and tested, on a machine with no network and no GPU.
-The defaults are a model that learns to summarise the samples within two minutes on two
-CPU cores.
+Nothing is downloaded: the weights are random (seeded) and the tokenizer is trained on the samples. So the project can
+be tried and tested on a machine without network and GPU. With the default sizes the model learns to summarise the
+samples within two minutes on two CPU cores.
 """
 
 from __future__ import annotations
@@ -24,7 +23,7 @@ DEFAULT_DATA = Path(__file__).resolve().parent.parent / "datasets/samples/dialog
 
 
 def read_texts(data: Path) -> Iterator[str]:
-    """The texts of the training samples, in the form in which a prompt holds them."""
+    """The texts of the training samples, as prompts contain them."""
     with (data / "train.jsonl").open(encoding="utf-8") as lines:
         for line in lines:
             sample = json.loads(line)
@@ -36,10 +35,9 @@ def read_texts(data: Path) -> Iterator[str]:
 def make_tokenizer(texts: Iterator[str], vocab_size: int) -> PreTrainedTokenizerFast:
     """A byte-level BPE tokenizer trained on `texts`.
 
-    To a byte-level tokenizer "Anna" at a line's start and " Anna" within a line are two
-    unrelated tokens, and a model this small would have to learn for every name that a
-    speaker and the person in the summary are the same.  So every line is given a leading
-    space, which decoding takes away again: names are one token wherever they stand.
+    To a byte-level tokenizer, "Anna" at the start of a line and " Anna" within a line are unrelated tokens. A model
+    this small would have to learn for every name that the speaker and the person in the summary are the same. So every
+    line gets a leading space, which decoding removes: a name is one token everywhere.
     """
     tokenizer = Tokenizer(models.BPE(unk_token=UNK))
     tokenizer.normalizer = normalizers.Replace(Regex(r"\n(?=\S)"), "\n ")
@@ -78,10 +76,10 @@ def make_tiny_model(
     initializer_range: float = 0.05,
     seed: int = 0,
 ) -> Path:
-    """Save the model and its tokenizer under `out`; the same arguments give the same weights.
+    """Save the model and its tokenizer under `out`. The same arguments give the same weights.
 
-    Tied embeddings learn faster here: copying a name from the dialogue then needs no map from input
-    vectors to output vectors to be learnt first.
+    Tied embeddings learn faster here: to copy a name from the dialogue, no map from input vectors to output vectors
+    must be learned first.
     """
     out = Path(out)
     tokenizer = make_tokenizer(read_texts(Path(data)), vocab_size)
@@ -102,7 +100,6 @@ def make_tiny_model(
         pad_token_id=None,
         dtype="float32",
     )
-    # Seeded without touching the caller's random state.
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
         model = LlamaForCausalLM(config)

@@ -1,7 +1,7 @@
-"""Safetensors files written one tensor at a time: the library's own writer wants all of a file's tensors in memory.
+"""Safetensors files written one tensor at a time. The library's own writer needs all of a file's tensors in memory.
 
-The format (https://huggingface.co/docs/safetensors): eight bytes with the length of a JSON header, the header with each
-tensor's dtype, shape and place, and the tensors' bytes without gaps. What was written is read back through the library.
+The format (https://huggingface.co/docs/safetensors) is: eight bytes with the length of a JSON header, the header with
+each tensor's dtype, shape and place, and the tensors' bytes without gaps. Files are read back through the library.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ DTYPES = {
     "BOOL": torch.bool,
 }
 _NAMES = {dtype: name for name, dtype in DTYPES.items()}
-_BLOCK_BYTES = 64 << 20  # of a tensor that is read back at a time
+_BLOCK_BYTES = 64 << 20  # read back at a time
 
 
 class Entry(NamedTuple):
@@ -48,21 +48,21 @@ class Entry(NamedTuple):
 
 
 def read_entries(path: Path) -> dict[str, Entry]:
-    """What a safetensors file holds.
+    """The tensors that a safetensors file holds.
 
     Raises:
-        ConfigError: where it cannot be read, or holds a kind of numbers that no plain model has.
+        ConfigError: if it cannot be read, or holds a dtype that no unquantized model has.
     """
     entries = {}
     try:
         with safe_open(path, framework="pt") as file:
             for name in file.keys():  # noqa: SIM118 - a reader of files, not a dict
-                piece = file.get_slice(name)
-                if piece.get_dtype() not in DTYPES:
+                tensor = file.get_slice(name)
+                if tensor.get_dtype() not in DTYPES:
                     raise ConfigError(
-                        f"{path}: {name} is stored as {piece.get_dtype()}, quantized; give the full-precision model"
+                        f"{path}: {name} is stored as {tensor.get_dtype()}, quantized; give the full-precision model"
                     )
-                entries[name] = Entry(tuple(piece.get_shape()), DTYPES[piece.get_dtype()])
+                entries[name] = Entry(tuple(tensor.get_shape()), DTYPES[tensor.get_dtype()])
     except (OSError, SafetensorError) as error:
         raise ConfigError(f"{path} cannot be read ({error}); copy it again") from error
     return entries
@@ -77,14 +77,14 @@ def write_model_files(
     stem: str = "model",
     max_file_size: int | str = MAX_FILE_SIZE,
 ) -> dict[str, str]:
-    """Write tensors into files of at most that size, with an index where there are several, as save_pretrained does.
+    """Write tensors into files of at most that size, with an index if there are several, as save_pretrained does.
 
     Args:
-        read: gives a tensor by name, in the shape and dtype of its entry; it is freed once it is written.
-        advance: told how many bytes were written.
+        read: returns a tensor by name, in the shape and dtype of its entry; it is freed once it is written.
+        advance: called with the number of bytes written.
 
     Returns:
-        The SHA-256 of each tensor's bytes as they were in memory, for `check_model_files`.
+        The SHA-256 of each tensor's bytes in memory, for `check_model_files`.
     """
     empty = {name: torch.empty(entry.shape, dtype=entry.dtype, device="meta") for name, entry in entries.items()}
     split = split_torch_state_dict_into_shards(
@@ -138,10 +138,10 @@ def _header(entries: dict[str, Entry]) -> bytes:
 def check_model_files(
     folder: Path, entries: dict[str, Entry], digests: dict[str, str], advance: Callable[[int], object]
 ) -> None:
-    """Read every tensor back through the safetensors library and compare it with what was to be written, bit for bit.
+    """Read every tensor back through the safetensors library and compare it, bit for bit, with what was in memory.
 
     Raises:
-        TrainingError: where a tensor is missing, differs, or is one too many.
+        TrainingError: if a tensor is missing, differs, or is one too many.
     """
     found = set()
     for path in sorted(folder.glob("*.safetensors")):
@@ -163,12 +163,12 @@ def check_model_files(
 
 
 def _blocks(path: Path, name: str, entry: Entry) -> Iterator[torch.Tensor]:
-    """A tensor's rows, some at a time; the file is mapped anew for each tensor, so that its pages do not add up."""
+    """A tensor's rows, some at a time. The file is mapped anew for each tensor, so that its pages do not add up."""
     with safe_open(path, framework="pt") as file:
         if entry.nbytes <= _BLOCK_BYTES:
             yield file.get_tensor(name)
             return
-        piece = file.get_slice(name)
+        rows = file.get_slice(name)
         num_rows = max(1, _BLOCK_BYTES * entry.shape[0] // entry.nbytes)
         for first in range(0, entry.shape[0], num_rows):
-            yield piece[first : first + num_rows]
+            yield rows[first : first + num_rows]
