@@ -121,6 +121,27 @@ def test_a_default_that_was_saved_as_a_value_is_no_change() -> None:
         check_same(checkpoint, shorter, {}, num_steps=9)
 
 
+@pytest.mark.parametrize("before", [["q_proj", "v_proj"], "q_proj,v_proj", "v_proj, q_proj"])
+def test_target_modules_in_another_order_are_no_change(before: object) -> None:
+    now = parse_flags(["--model_name", "m", "--use_peft", "--lora_config.target_modules", "v_proj,q_proj"])
+    saved = now.to_dict()
+    saved["lora_config"]["target_modules"] = before
+    checkpoint = Checkpoint(Path("step-00000001"), {"settings": saved, "num_steps": 9})
+    assert check_same(checkpoint, now, {}, num_steps=9) == []
+    more = parse_flags(["--model_name", "m", "--use_peft", "--lora_config.target_modules", "v_proj,q_proj,k_proj"])
+    with pytest.raises(ConfigError, match=r"--target_modules v_proj,q_proj,k_proj \(there "):
+        check_same(checkpoint, more, {}, num_steps=9)
+
+
+def test_a_run_goes_on_with_its_target_modules_in_another_order(
+    runs: dict[str, Path], tiny_model: Path, process_group: ProcessGroup, tmp_path: Path
+) -> None:
+    run = Path(shutil.copytree(runs["lora"], tmp_path / "run"))
+    swapped = ["--lora_config.target_modules", "v_proj,q_proj"]
+    process_group.train(flags_of(tiny_model, run, *PLAIN, *LORA, *swapped, "--resume", "auto"), 1)
+    assert results(run) == results(runs["lora"].parent / "whole-lora")
+
+
 def test_settings_that_are_named_exist() -> None:
     assert set(SETTINGS) >= MAY_CHANGE | DECIDE_TENSORS
 
