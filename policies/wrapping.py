@@ -25,8 +25,8 @@ def has_tied_embeddings(model: Any) -> bool:
 def find_units(model: Any, wrap: str = "layer") -> list[nn.Module]:
     """The modules that are gathered one at a time. All other parameters belong to the root unit.
 
-    Empty if `wrap` is "root" or the model names no layers: the root unit is then the whole model. The input embedding is
-    a unit unless it shares its weight with the head, since shared parameters must be in one unit. The head is in the
+    Empty if `wrap` is "root" or the model names no layers: the root unit is then the whole model. The input embedding
+    is a unit unless it shares its weight with the head: shared parameters must be in one unit. The head is in the
     root unit, because the loss needs it there.
     """
     units = find_layers(model) if wrap == "layer" else []

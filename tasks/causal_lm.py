@@ -127,7 +127,7 @@ class Collator:
         labels = np.full(shape, IGNORE_INDEX, dtype=np.int64)
         position_ids = (
             places - self.packing * row_lengths[:, None]
-        )  # packed: padding counts from 0, as one more sequence
+        )  # packed: padding is one more sequence
         if sequences:
             starts = np.cumsum(lengths) - lengths
             targets = np.concatenate([sequence.labels for sequence in sequences])
