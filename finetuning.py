@@ -38,7 +38,8 @@ from policies.clipping import clip_grad_norm
 from policies.loss_scaling import LossScaler
 from policies.sharding import gradient_sync, reshard
 from preparation import Job, prepare
-from reporting.run_folder import add_to_run_yaml
+from reporting.run_lock import RunLock
+from reporting.run_yaml import add_to_run_yaml
 from supervision.non_finite import NonFiniteError, describe_non_finite
 from supervision.stopping import StopRequests
 from supervision.watchdog import Watchdog
@@ -330,9 +331,9 @@ def save_weights(job: Job) -> bool:
     return True
 
 
-def run(config: RunConfig, env: Environment, watchdog: Watchdog) -> None:
+def run(config: RunConfig, env: Environment, watchdog: Watchdog, lock: RunLock) -> None:
     """One run, from its settings to the table at its end."""
-    job = prepare(config, env, watchdog)
+    job = prepare(config, env, watchdog, lock)
     watchdog.before_leaving = lambda: job.reporter.run_ended("failed")
     try:
         with StopRequests(env, job.folder) as stopping:
@@ -353,7 +354,8 @@ def main(argv: Sequence[str]) -> int:
     quiet_libraries(env)
     watchdog = Watchdog(env)
     try:
-        run(parse_flags(argv), env, watchdog)
+        with RunLock() as lock:
+            run(parse_flags(argv), env, watchdog, lock)
         watchdog.stop()
         status = 0
     except ConfigError as error:

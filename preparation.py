@@ -32,12 +32,13 @@ from policies.optimizers.build import build_optimizer, optimizer_notes
 from policies.optimizers.offload import share_out_cores
 from policies.optimizers.schedule import build_scheduler
 from policies.sharding import accumulates_unsharded, num_units, unit_notes, unwrap
-from reporting.data_preview import look
+from reporting.data_preview import preview_data
 from reporting.memory_ledger import MemoryLedger
 from reporting.metrics_file import MetricsFile
 from reporting.profiling import step_recorder
-from reporting.run_facts import run_facts, start_event
+from reporting.run_description import describe_run, start_event
 from reporting.run_folder import checkpoint_root, create_run_folder
+from reporting.run_lock import RunLock
 from reporting.run_reporter import RunReporter
 from reporting.summary import print_for_people, start_table, start_warnings
 from reporting.trackers import open_trackers
@@ -94,7 +95,7 @@ class Job:
     export: Callable[[], Path]  # writes the weights in Hugging Face format and returns their folder
 
 
-def prepare(config: RunConfig, env: Environment, watchdog: Watchdog) -> Job:
+def prepare(config: RunConfig, env: Environment, watchdog: Watchdog, lock: RunLock) -> Job:
     """Build everything that trains, in the order in which a mistake is cheapest.
 
     Raises:
@@ -118,7 +119,7 @@ def prepare(config: RunConfig, env: Environment, watchdog: Watchdog) -> Job:
     seed_everything(config.train_config.seed)
     built, trainable, loaders = build(inputs, config, env)
     seed_everything(config.train_config.seed, env.rank)
-    return open_run(inputs, built, trainable, loaders, config, env, watchdog, checkpoint, known)
+    return open_run(inputs, built, trainable, loaders, config, env, watchdog, lock, checkpoint, known)
 
 
 def read_inputs(config: RunConfig, env: Environment, checkpoint: Checkpoint | None) -> Inputs:
@@ -147,7 +148,7 @@ def read_inputs(config: RunConfig, env: Environment, checkpoint: Checkpoint | No
         processor=processor,
         vocab_size=vocab_size,
         data=data,
-        data_facts=look(data, processor, config, resolved.batches, resolved.width, env),
+        data_facts=preview_data(data, processor, config.train_config, resolved.batches, resolved.width, env),
         num_steps=resolve_num_steps(
             config.train_config, config.tracking_config, data.steps_per_epoch(resolved.batches)
         ),
@@ -209,6 +210,7 @@ def open_run(
     config: RunConfig,
     env: Environment,
     watchdog: Watchdog,
+    lock: RunLock,
     checkpoint: Checkpoint | None,
     known: dict[str, Any],
 ) -> Job:
@@ -227,12 +229,14 @@ def open_run(
         offload = config.fsdp_config.optimizer_cpu_offload
         seed = config.train_config.seed
         state = load_checkpoint(checkpoint, trainable, env, seed=seed, optimizer_cpu_offload=offload)
-    planned_root = checkpoint_root(config, Path(config.train_config.output_dir or "outputs").expanduser())
+    planned_root = checkpoint_root(config.train_config, Path(config.train_config.output_dir or "outputs").expanduser())
     save_plan, save_notes = plan_saves(model, config.train_config, config.fsdp_config, planned_root, env)
     print_rank_zero(env, *save_notes)
 
-    facts = run_facts(model, built.empty.architecture, inputs.data_facts, env, load_seconds=built.load_seconds)
-    start = start_event(facts, env, steps_per_epoch=len(loaders.train), num_steps=num_steps)
+    description = describe_run(
+        model, built.empty.architecture, inputs.data_facts, env, load_seconds=built.load_seconds
+    )
+    start = start_event(description, env, steps_per_epoch=len(loaders.train), num_steps=num_steps)
     resolved = inputs.resolved.to_dict() | {
         "num_units": num_units(model),
         "activation_checkpointing": built.empty.checkpointing,
@@ -242,15 +246,19 @@ def open_run(
         "checkpoint_bytes": save_plan.num_bytes,
     }
     resumed = None if checkpoint is None else checkpoint.summary(env)
-    folder = on_rank_zero(lambda: create_run_folder(config, env, resolved, facts, resumed))
+    folder = on_rank_zero(
+        lambda: create_run_folder(config, env, lock, resolved=resolved, description=description, resumed=resumed)
+    )
     if checkpoint is not None:
         take_up_results(checkpoint, state, folder, num_steps)
     watchdog.traces = folder / "traces"
     metrics = MetricsFile(None)
     if env.is_rank_zero:
-        print_for_people("", start_table(config, env, start, resolved, facts), "")
-        print_rank_zero(env, *start_warnings(config, start), f"run folder: {folder}")
-        trackers = open_trackers(config, folder, resolved | start, say, after_step=state.step)
+        print_for_people("", start_table(config, env, start, resolved, description), "")
+        print_rank_zero(env, *start_warnings(config.train_config, start), f"run folder: {folder}")
+        trackers = open_trackers(
+            config.tracking_config, folder, config.to_dict(), resolved | start, say, after_step=state.step
+        )
         metrics = MetricsFile(folder / "metrics.jsonl", trackers)
     flops = inputs.task.make_flops(unwrap(model))
     reporter = RunReporter(
@@ -259,7 +267,7 @@ def open_run(
         folder,
         metrics=metrics,
         ledger=MemoryLedger(model, trainable.optimizer, env.device),
-        recorder=step_recorder(config, env, folder, flops, say),
+        recorder=step_recorder(config.tracking_config, env, folder, flops, say),
         flops=flops,
         scaler=trainable.scaler,
         num_epochs=config.train_config.num_epochs,
@@ -269,7 +277,7 @@ def open_run(
     saver = CheckpointSaver(
         trainable,
         save_plan,
-        checkpoint_root(config, folder),
+        checkpoint_root(config.train_config, folder),
         metadata={
             "settings": config.to_dict(),
             "global_batch_size": inputs.resolved.batches.global_batch_size,

@@ -9,16 +9,9 @@ from typing import Any
 
 from checkpointing.folder import COMPLETE, STATE, checkpoints, damage, listed_files
 from configs.run import RunConfig
-from reporting.run_folder import (
-    check_unfinished,
-    checkpoint_root,
-    checkpoint_root_of,
-    folder_of_job,
-    held_entries,
-    latest_run_folder,
-    now,
-    read_run_yaml,
-)
+from reporting.default_folders import folder_of_job, latest_run_folder
+from reporting.run_folder import check_unfinished, checkpoint_root, checkpoint_root_of, held_entries
+from reporting.run_yaml import now, read_run_yaml
 from utils.distributed import gather_to_all
 from utils.environment import Environment, print_rank_zero
 from utils.errors import ConfigError
@@ -57,11 +50,11 @@ def resolve_resume(config: RunConfig, env: Environment) -> RunConfig:
         ConfigError: if --resume names no run and --output_dir is not given.
     """
     train, notes = config.train_config, list(config.notes)
-    if env.restarted and train.resume is None and (own := folder_of_job(config, env)):
+    if env.restarted and train.resume is None and (own := folder_of_job(train, env)):
         train = replace(train, resume="auto", overwrite=False, output_dir=str(own))
         notes.append("resume: auto, since the launcher has restarted this job")
     elif train.resume == "auto" and train.output_dir is None:
-        folder = (env.restarted and folder_of_job(config, env)) or latest_run_folder(config)
+        folder = (env.restarted and folder_of_job(train, env)) or latest_run_folder(train)
         train = replace(train, output_dir=str(folder) if folder else None)
     elif train.resume and train.resume != "auto" and train.output_dir is None:
         folder = run_folder_of(Path(train.resume).expanduser())
@@ -92,7 +85,7 @@ def find_checkpoints(config: RunConfig, env: Environment) -> list[Path]:
     if train.resume == "auto":
         own = own or _begun_from(run)
         if not own:
-            check_unfinished(config)
+            check_unfinished(train)
         return own
     if own and env.restarted:
         return own
@@ -112,7 +105,7 @@ def find_checkpoints(config: RunConfig, env: Environment) -> list[Path]:
 
 def _own_roots(config: RunConfig, run: Path) -> list[Path]:
     """Where the run in this folder may have checkpoints: where it will write them and where it did so far."""
-    return [checkpoint_root(config, run), checkpoint_root_of(run), run / "checkpoints"]
+    return [checkpoint_root(config.train_config, run), checkpoint_root_of(run), run / "checkpoints"]
 
 
 def _check_holds_no_other_run(run: Path, found: list[Path], own_roots: list[Path], *, has_own: bool) -> None:

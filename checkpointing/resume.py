@@ -24,7 +24,7 @@ from checkpointing.writing import FULL_FILE, rng_file
 from policies.optimizers.states import zero_state
 from policies.weight_sources import keep_part
 from reporting.metrics_file import keep_until
-from reporting.run_folder import read_run_yaml
+from reporting.run_yaml import read_run_yaml
 from utils.distributed import gather_to_all, on_rank_zero
 from utils.environment import Environment, print_rank_zero
 from utils.errors import ConfigError

@@ -295,7 +295,7 @@ def choose_keep_last(config: RunConfig, model: nn.Module) -> tuple[int, list[str
     train = config.train_config
     if train.save_every_steps == 0 and not train.save_every_minutes:
         return train.keep_last or DEFAULT_KEEP_LAST, []
-    root = existing = checkpoint_root(config, Path(train.output_dir or "outputs").expanduser())
+    root = existing = checkpoint_root(train, Path(train.output_dir or "outputs").expanduser())
     while not existing.exists():
         existing = existing.parent
     free = shutil.disk_usage(existing).free

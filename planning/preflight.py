@@ -32,9 +32,9 @@ def check_environment(config: RunConfig, env: Environment) -> None:
             f"--nproc_per_node: {env.local_world_size} processes on this machine, but it has "
             f"{torch.cuda.device_count()} GPU(s); start one process per GPU"
         )
-    check_packages(config)
+    check_packages(config.tracking_config)
     _check_optimizer(config, env)
-    check_run_folder(config)
+    check_run_folder(train, config.tracking_config)
 
 
 def _check_optimizer(config: RunConfig, env: Environment) -> None:

@@ -11,7 +11,7 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from configs.run import RunConfig
+from configs.training import TrainConfig
 from data.batch_layout import BatchLayout
 from data.labels import IGNORE_INDEX
 from data.order import epoch_order
@@ -26,8 +26,8 @@ SHOWN_TOKENS = 1000  # of a longer sample its beginning and its end are shown
 PERCENTILES = {"min": 0, "p50": 50, "p90": 90, "p99": 99, "max": 100}
 
 
-def look(
-    data: RunData, tokenizer: Any, config: RunConfig, layout: BatchLayout, width: PaddedWidth, env: Environment
+def preview_data(
+    data: RunData, tokenizer: Any, train_config: TrainConfig, layout: BatchLayout, width: PaddedWidth, env: Environment
 ) -> dict[str, Any]:
     """Print the first training sample, unless `--show_sample False`, and the figures, on rank 0.
 
@@ -42,7 +42,7 @@ def look(
     train: dict[str, Any] = {"streamed": True, "num_samples": None, "num_rows": None}
     if data.train_rows is not None:
         train = split_figures(data.train, data.epoch_indices) | {"num_rows": len(data.train_rows)}
-        train |= row_figures(data.train_rows, layout, width, seed=config.train_config.seed)
+        train |= row_figures(data.train_rows, layout, width, seed=train_config.seed)
         train |= {"mix": [asdict(part) for part in data.mix]} if data.mix else {}
     validation = None
     if data.evaluation is not None and data.eval_rows is not None:
@@ -50,7 +50,7 @@ def look(
     figures = {"train": train, "validation": validation}
     if env.is_rank_zero:
         console = Console(highlight=False)
-        if config.train_config.show_sample:
+        if train_config.show_sample:
             sample = coloured(pieces) if console.is_terminal else marked(pieces)
             print_for_people("", "first training sample, what is learned of it marked:", sample, console=console)
         table = figures_table(figures)

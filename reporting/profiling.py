@@ -15,10 +15,9 @@ import torch
 from torch.profiler import ProfilerActivity, profile, schedule, tensorboard_trace_handler
 from torch.utils.flop_counter import FlopCounterMode
 
-from configs.run import RunConfig
 from configs.tracking import TrackingConfig
 from data.counts import BatchCounts
-from reporting.run_folder import add_to_run_yaml
+from reporting.run_yaml import add_to_run_yaml
 from utils.distributed import sum_on_host
 from utils.environment import Environment
 
@@ -36,14 +35,13 @@ class FlopFormula(Protocol):
 
 
 def step_recorder(
-    config: RunConfig, env: Environment, folder: Path, flops: FlopFormula, say: Callable[[str], None]
+    tracking: TrackingConfig, env: Environment, folder: Path, flops: FlopFormula, say: Callable[[str], None]
 ) -> StepRecorder:
     """The context for each step that --flop_counter or --use_profiler asks for.
 
     Args:
         folder: the run's. say: prints a line; called on rank 0.
     """
-    tracking = config.tracking_config
     if tracking.flop_counter:
         return _FlopRecorder(tracking.flop_counter_start, env, folder, flops, say)
     if tracking.use_profiler:

@@ -11,8 +11,9 @@ from rich.table import Table
 
 from configs.fsdp import FsdpConfig
 from configs.run import RunConfig
+from configs.training import TrainConfig
 from reporting.log_line import clock
-from reporting.run_folder import read_run_yaml
+from reporting.run_yaml import read_run_yaml
 from utils.environment import Environment
 from utils.units import readable
 
@@ -20,21 +21,23 @@ LOG_WIDTH = 110  # a log file has no width of its own
 
 
 def start_table(
-    config: RunConfig, env: Environment, start: dict[str, Any], resolved: dict[str, Any], facts: dict[str, Any]
+    config: RunConfig, env: Environment, start: dict[str, Any], resolved: dict[str, Any], description: dict[str, Any]
 ) -> Table:
     """The run in one glance, before its first step.
 
     Args:
-        start: the `start` event. resolved: what the settings came to on this machine. facts: `reporting.run_facts`.
+        start: the `start` event.
+        resolved: what the settings came to on this machine.
+        description: what `reporting.run_description.describe_run` returned.
     """
     rows = {
-        "model": _model(config, facts["model"]),
-        "trained": _trained(config, facts["model"]),
-        "layout": _layout(env, resolved, facts["devices"]),
+        "model": _model(config, description["model"]),
+        "trained": _trained(config, description["model"]),
+        "layout": _layout(env, resolved, description["devices"]),
         "compute": _compute(config, resolved),
         "optimizer": _optimizer(config),
-        "devices": "; ".join(_device(group) for group in facts["devices"]),
-        "data": f"{config.train_config.dataset}: {_data(config, resolved, facts['data'])}",
+        "devices": "; ".join(_device(group) for group in description["devices"]),
+        "data": f"{config.train_config.dataset}: {_data(config, resolved, description['data'])}",
         "steps": _steps(config, start, resolved, env.world_size),
         "checkpoints": _checkpoints(config, resolved),
     }
@@ -168,7 +171,7 @@ def _checkpoints(config: RunConfig, resolved: dict[str, Any]) -> str:
     return f"{', '.join(when)}; the last {resolved['keep_last']} are kept, about {size} each"
 
 
-def start_warnings(config: RunConfig, start: dict[str, Any]) -> list[str]:
+def start_warnings(train: TrainConfig, start: dict[str, Any]) -> list[str]:
     """What to think about before the run is waited for."""
     lines = []
     if start["num_train_rows"] is not None and start["num_train_rows"] < start["world_size"]:
@@ -176,7 +179,7 @@ def start_warnings(config: RunConfig, start: dict[str, Any]) -> list[str]:
             f"warning: {start['num_train_rows']} training row(s) for {start['world_size']} ranks: "
             "some ranks have nothing to do"
         )
-    if not config.train_config.save_model:
+    if not train.save_model:
         lines.append("save_model is False: the trained weights will not be kept")
     return lines
 

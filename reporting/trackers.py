@@ -1,7 +1,7 @@
-"""TensorBoard and Weights & Biases: what metrics.jsonl gets, they get too, by step and under tidy names.
+"""TensorBoard and Weights & Biases: they get what metrics.jsonl gets, by step and under tidy names.
 
-Both are optional packages, imported only when asked for. What goes wrong with a tracker never ends a run: it is said
-once, and the run goes on without.
+Both are optional packages, imported only when asked for. A tracker that fails never ends a run: the run says so once
+and goes on without it.
 """
 
 from __future__ import annotations
@@ -12,25 +12,30 @@ from importlib import metadata
 from pathlib import Path
 from typing import Any, Protocol, cast
 
-from configs.run import RunConfig
+from configs.tracking import TrackingConfig
+from reporting.run_yaml import add_to_run_yaml, read_run_yaml
 from utils.errors import ConfigError
 
 REQUIREMENTS = {"use_tensorboard": "tensorboard>=2.18,<3", "use_wandb": "wandb>=0.29,<0.40"}
 """The package that each flag needs, as in requirements-tracking.txt."""
 
 FINISH_SECONDS = 8.0  # for W&B's last uploads; the other ranks wait ten before they report a failure themselves
+WANDB_RUN = "wandb_run"  # the key of run.yaml that holds the id of the W&B run
+
+Settings = Mapping[str, Mapping[str, Any]]
+"""A run's settings by section and name, in plain types."""
 
 
-def check_packages(config: RunConfig) -> None:
-    """Refuse a tracker whose package is not there.
+def check_packages(tracking: TrackingConfig) -> None:
+    """Refuse a tracker whose package is not installed.
 
     Raises:
         ConfigError: with the command that installs it.
     """
     for name, requirement in REQUIREMENTS.items():
         package = requirement.partition(">")[0]
-        # By its metadata: a folder of that name, such as an earlier run of W&B leaves, can be imported too.
-        if getattr(config.tracking_config, name) and not any(True for _ in metadata.distributions(name=package)):
+        # By its metadata: a folder of that name, such as W&B leaves behind, can be imported too.
+        if getattr(tracking, name) and not any(True for _ in metadata.distributions(name=package)):
             raise ConfigError(f"--{name}: needs the package {package}; pip install '{requirement}'")
 
 
@@ -53,7 +58,7 @@ class Tracker(Protocol):
         """Scalars of one step; steps never fall."""
 
     def close(self, *, finished: bool) -> None:
-        """Everything is where it belongs when this returns."""
+        """Write what is still waiting."""
 
 
 class Trackers:
@@ -69,7 +74,7 @@ class Trackers:
         self._guard(name, lambda: self.trackers.update({name: make()}))
 
     def write(self, event: str, values: Mapping[str, Any]) -> None:
-        """Events that name no step (`epoch`) belong to the last one; `start` is what the trackers were opened with."""
+        """Events without a step (`epoch`) belong to the last one. `start` is what the trackers were opened with."""
         if event == "start":
             return
         self._step = values.get("step", self._step)
@@ -89,36 +94,43 @@ class Trackers:
 
 
 def open_trackers(
-    config: RunConfig, folder: Path, facts: Mapping[str, Any], say: Callable[[str], None], *, after_step: int = 0
+    tracking: TrackingConfig,
+    folder: Path,
+    settings: Settings,
+    figures: Mapping[str, Any],
+    say: Callable[[str], None],
+    *,
+    after_step: int = 0,
 ) -> Trackers:
-    """The trackers that were asked for, on the one rank that writes.
+    """The trackers that were asked for. Call this on rank 0 alone.
 
     Args:
-        folder: the run's. facts: what is worth keeping beside the settings, as numbers, strings and lists of them.
-        after_step: the step that a resumed run goes on after: TensorBoard drops what it has of later ones.
+        folder: the run's; it holds run.yaml.
+        figures: what is worth keeping beside the settings, as numbers, strings and lists of them.
+        after_step: the step after which a resumed run continues. TensorBoard drops what it has of later steps.
     """
-    trackers, tracking = Trackers(say), config.tracking_config
+    trackers = Trackers(say)
     if tracking.use_tensorboard:
-        trackers.open("TensorBoard", lambda: TensorBoard(folder / "tensorboard", config, facts, after_step))
+        trackers.open("TensorBoard", lambda: TensorBoard(folder / "tensorboard", settings, figures, after_step))
     if tracking.use_wandb:
-        trackers.open("Weights & Biases", lambda: WandB(folder, config, facts, say))
+        trackers.open("Weights & Biases", lambda: WandB(folder, settings, figures, say))
     return trackers
 
 
 class TensorBoard:
     """An event file below RUN/tensorboard; settings are its hyperparameters."""
 
-    def __init__(self, folder: Path, config: RunConfig, facts: Mapping[str, Any], after_step: int) -> None:
+    def __init__(self, folder: Path, settings: Settings, figures: Mapping[str, Any], after_step: int) -> None:
         from torch.utils.tensorboard import SummaryWriter
         from torch.utils.tensorboard.summary import hparams
 
         self.writer = cast(
             Any, SummaryWriter(str(folder), flush_secs=10, purge_step=after_step + 1 if after_step else None)
         )  # torch's types call its file_writer None
-        settings = {f"{s}.{name}": value for s, fields in config.to_dict().items() for name, value in fields.items()}
+        flat = {f"{s}.{name}": value for s, fields in settings.items() for name, value in fields.items()}
         plain = {
             name: value if isinstance(value, int | float) and not isinstance(value, bool) else str(value)
-            for name, value in (settings | dict(facts)).items()
+            for name, value in (flat | dict(figures)).items()
         }
         # Not add_hparams, which would put them into a run of their own, apart from the scalars.
         experiment, start, self._end = hparams(plain, {"train/loss": 0, "eval/loss": 0})
@@ -138,34 +150,40 @@ class TensorBoard:
 class WandB:
     """A run of Weights & Biases with its files in RUN/wandb; settings are its config.
 
-    Project, entity, mode and key come from W&B's own environment variables and login. Where there is no key or no
-    network, the run is recorded offline.
+    Project, entity, mode and key come from W&B's own environment variables and login. Without a key or a network, the
+    run is recorded offline. run.yaml keeps the id of the run, and a resumed run goes on with it.
     """
 
-    def __init__(self, folder: Path, config: RunConfig, facts: Mapping[str, Any], say: Callable[[str], None]) -> None:
+    def __init__(
+        self, folder: Path, settings: Settings, figures: Mapping[str, Any], say: Callable[[str], None]
+    ) -> None:
         import wandb
 
         # Silent, or it would ask for a key on the terminal while the other ranks wait. Its copy of the console and
         # its look at the git remote are switched off: a URL or a line of output may hold a secret.
-        settings = wandb.Settings(
+        own_settings = wandb.Settings(
             silent=True,
             console="off",
             disable_git=True,
             finish_timeout=FINISH_SECONDS,
             finish_timeout_raises=True,
         )
-        wandb.setup(settings=settings)
+        wandb.setup(settings=own_settings)
         options: dict[str, Any] = {
             "dir": str(folder),
             "name": folder.resolve().name,
-            "config": config.to_dict() | {"facts": dict(facts)},
-            "settings": settings,
+            "config": {**settings, "facts": dict(figures)},
+            "settings": own_settings,
         }
+        if known := read_run_yaml(folder).get(WANDB_RUN):
+            options |= {"id": known, "resume": "allow"}
         try:
             self.run = wandb.init(**options)
         except Exception as error:
             say(f"Weights & Biases: {_first_line(error)}; recording offline")
             self.run = wandb.init(**options, mode="offline")
+        if self.run.id != known and not self.run.disabled:
+            add_to_run_yaml(folder, **{WANDB_RUN: self.run.id})
         self.run.define_metric("*", step_metric="step")
         self.place = Path(self.run.dir).parent
         if self.run.disabled:

@@ -125,9 +125,7 @@ class Collator:
         is_token = places < row_lengths[:, None]
         input_ids = np.full(shape, self.padding_id, dtype=np.int64)
         labels = np.full(shape, IGNORE_INDEX, dtype=np.int64)
-        position_ids = (
-            places - self.packing * row_lengths[:, None]
-        )  # packed: padding is one more sequence
+        position_ids = places - self.packing * row_lengths[:, None]  # packed: padding is one more sequence
         if sequences:
             starts = np.cumsum(lengths) - lengths
             targets = np.concatenate([sequence.labels for sequence in sequences])

@@ -105,28 +105,30 @@ def train_and_watch(argv: Sequence[str]) -> int:
     import finetuning
     from configs.flags import parse_flags
     from preparation import prepare
+    from reporting.run_lock import RunLock
     from supervision.watchdog import Watchdog
     from utils.distributed import local_tensor
     from utils.environment import read_environment
 
     def held() -> list[torch.Tensor]:
-        tensors = [p.detach() for p in job.model.parameters() if p.requires_grad]
-        tensors += [t for state in job.optimizer.state.values() for t in state.values()]
+        tensors = [p.detach() for p in trainable.model.parameters() if p.requires_grad]
+        tensors += [t for state in trainable.optimizer.state.values() for t in state.values()]
         return [local_tensor(tensor).clone() for tensor in tensors]
 
     env = read_environment()
     watchdog = Watchdog(env)
-    job = prepare(parse_flags(argv), env, watchdog)
+    job = prepare(parse_flags(argv), env, watchdog, RunLock())
+    trainable = job.trainable
     steps = []
     for epoch in (0, 1):
-        for micro_batches in job.train_loader.epoch(epoch, 0):
-            before, scale = held(), job.scaler.scale
-            finetuning.run_step(job, iter([micro_batches]), last_of_epoch=False)
+        for micro_batches in job.loaders.train.epoch(epoch, 0):
+            before, scale = held(), trainable.scaler.scale
+            finetuning.step(job, micro_batches, ends_epoch=False)
             after = held()
             unchanged = len(before) == len(after) and all(map(torch.equal, before, after))
             has_token = any(bool((batch.input_ids == SILENT).any()) for batch in micro_batches)
-            steps.append({"has_token": has_token, "unchanged": unchanged, "scales": (scale, job.scaler.scale)})
-    whole = [p.full_tensor() if isinstance(p, DTensor) else p.detach() for p in job.model.parameters()]
+            steps.append({"has_token": has_token, "unchanged": unchanged, "scales": (scale, trainable.scaler.scale)})
+    whole = [p.full_tensor() if isinstance(p, DTensor) else p.detach() for p in trainable.model.parameters()]
     torch.save({"steps": steps, "weights": whole}, job.folder / f"rank{env.rank}.pt")
     job.saver.close()
     watchdog.stop()

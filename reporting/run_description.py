@@ -1,4 +1,4 @@
-"""What a run is made of: its model, its data and the devices of all its ranks, for run.yaml and the start summary."""
+"""Describes a run for run.yaml and the start table: its model, its data, and the devices of all its ranks."""
 
 from __future__ import annotations
 
@@ -18,25 +18,26 @@ from utils.parameters import count_weights
 from utils.units import GIB
 
 
-def run_facts(
+def describe_run(
     model: nn.Module, architecture: str, data: dict[str, Any], env: Environment, *, load_seconds: float
 ) -> dict[str, Any]:
-    """Every rank must call this.
+    """The sections `model`, `data` and `devices` of run.yaml. Every rank must call this.
 
     Args:
         architecture: the model's class before anything wrapped it.
-        data: of `reporting.data_preview`.
+        data: what `reporting.data_preview` returned.
         load_seconds: what it took to build, shard and fill the model.
     """
-    model_facts = _model_facts(model, architecture) | {"load_seconds": round(load_seconds, 2)}
-    return {"model": model_facts, "data": data, "devices": _device_facts(env)}
+    of_model = _describe_model(model, architecture) | {"load_seconds": round(load_seconds, 2)}
+    return {"model": of_model, "data": data, "devices": _describe_devices(env)}
 
 
 def start_event(
-    facts: dict[str, Any], env: Environment, *, steps_per_epoch: int, num_steps: int
+    description: dict[str, Any], env: Environment, *, steps_per_epoch: int, num_steps: int
 ) -> dict[str, int | None]:
-    """The numbers with which metrics.jsonl begins; None where a stream does not know them."""
-    model, train, validation = facts["model"], facts["data"]["train"], facts["data"]["validation"]
+    """The `start` event of metrics.jsonl. Numbers that a stream does not know are None."""
+    data = description["data"]
+    model, train, validation = description["model"], data["train"], data["validation"]
     return {
         "world_size": env.world_size,
         "num_parameters": model["num_parameters"],
@@ -49,7 +50,7 @@ def start_event(
     }
 
 
-def _model_facts(model: nn.Module, architecture: str) -> dict[str, Any]:
+def _describe_model(model: nn.Module, architecture: str) -> dict[str, Any]:
     """Names and counts, of whole tensors however they are sharded."""
     counted = list(count_weights(model))
     dtypes: Counter[str] = Counter()
@@ -71,7 +72,7 @@ class _Device(NamedTuple):
     host_rss_gib: float
 
 
-def _device_facts(env: Environment) -> list[dict[str, Any]]:
+def _describe_devices(env: Environment) -> list[dict[str, Any]]:
     """One entry for each host and kind of device, with its ranks.
 
     The lists are by rank: what each holds now on its GPU (`allocated_gib`, not there on CPU) and in host memory.

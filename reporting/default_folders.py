@@ -1,0 +1,71 @@
+"""The folders of runs that are not given one: `outputs/MODEL-DATASET-TIME`."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from datetime import datetime
+from itertools import count
+from pathlib import Path
+
+from configs.training import TrainConfig
+from reporting.run_yaml import read_run_yaml
+from utils.environment import Environment
+
+OUTPUTS = Path("outputs")
+
+
+def make_default_folder(train: TrainConfig) -> Path:
+    """Make a folder that no other run has. One that begins in the same second has -2 at the end of its name.
+
+    Raises:
+        OSError: if it cannot be made.
+    """
+    OUTPUTS.mkdir(exist_ok=True)
+    for folder in _names(f"{_model_and_dataset(train)}-{datetime.now():%Y%m%d-%H%M%S}"):
+        try:
+            folder.mkdir()
+            return folder
+        except FileExistsError:
+            continue
+    raise AssertionError("names do not end")
+
+
+def _names(name: str) -> Iterator[Path]:
+    yield OUTPUTS / name
+    yield from (OUTPUTS / f"{name}-{number}" for number in count(2))
+
+
+def _model_and_dataset(train: TrainConfig) -> str:
+    model = Path(train.model_name.rstrip("/")).name
+    return f"{model}-{'-'.join(name.removesuffix('_dataset') for name in train.datasets)}"
+
+
+def latest_run_folder(train: TrainConfig) -> Path | None:
+    """The newest default folder of this model and dataset."""
+    return next(iter(_default_folders(train)), None)
+
+
+def folder_of_job(train: TrainConfig, env: Environment) -> Path | None:
+    """The run folder that this job wrote before its launcher restarted it."""
+    folders = _default_folders(train) if train.output_dir is None else [Path(train.output_dir).expanduser()]
+    return next((folder for folder in folders if _is_of_job(folder, env)), None)
+
+
+def _default_folders(train: TrainConfig) -> list[Path]:
+    """Those of this model and dataset that hold a run, newest first."""
+    pattern = re.compile(rf"{re.escape(_model_and_dataset(train))}-(\d{{8}}-\d{{6}})(?:-(\d+))?")
+    matches = [(pattern.fullmatch(path.parent.name), path.parent) for path in OUTPUTS.glob("*/run.yaml")]
+    found = [(match[1], int(match[2] or 1), folder) for match, folder in matches if match]
+    return [folder for *_, folder in sorted(found, reverse=True)]
+
+
+def _is_of_job(folder: Path, env: Environment) -> bool:
+    """Match by job id; torchrun's default id is "none", so match by start time as well, if on one machine."""
+    if not (folder / "run.yaml").is_file():
+        return False
+    run = read_run_yaml(folder)
+    if "started" not in run or run.get("job") != env.job:
+        return False
+    began = run["resumed"][-1]["time"] if "resumed" in run else run["started"]
+    return datetime.fromisoformat(str(began)).timestamp() >= int(env.launched_at)

@@ -1,0 +1,221 @@
+"""The lock of a run folder: a second run that would write into it is refused; a run that has died keeps nothing.
+
+The lock is the file lock.json, which names its owner: host, process, since when. Whether the owner lives is asked of
+the kernel if it ran on this machine, by process id and start time. The process of another machine cannot be looked at,
+so the owner touches the file every few seconds, and a file that nobody has touched for a minute has no owner.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import socket
+import threading
+import time
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+from uuid import uuid4
+
+import psutil
+
+from reporting.run_yaml import now
+from utils.errors import ConfigError
+from utils.progress import shows_progress
+
+NAME = "lock.json"
+BEAT_SECONDS = 10.0  # from touch to touch
+STALE_SECONDS = 60.0  # without a touch, and the owner is dead
+_CERTAIN_SECONDS = 600.0  # as above, but by this machine's clock, which may differ from the file server's
+
+
+@dataclass(frozen=True)
+class Owner:
+    """What lock.json says of the run that holds it."""
+
+    host: str
+    process: int
+    process_started: float  # seconds since the epoch
+    machine: str  # processes of equal machines can see each other
+    since: str
+    token: str
+
+    def __str__(self) -> str:
+        return f"a run on {self.host} (process {self.process}, since {self.since})"
+
+    def is_here(self) -> bool:
+        return self.machine == _machine()
+
+    def is_alive_here(self) -> bool:
+        """Whether the process lives. A process never blocks itself: its earlier run has ended."""
+        try:
+            process = psutil.Process(self.process)
+            is_same = abs(process.create_time() - self.process_started) < 2
+            return is_same and process.status() != psutil.STATUS_ZOMBIE and process.pid != os.getpid()
+        except psutil.NoSuchProcess:
+            return False
+
+
+@dataclass(frozen=True)
+class LockState:
+    owner: Owner | None  # None while it is being written
+    touched_at: int  # in nanoseconds, by the file server's clock
+
+
+class RunLock:
+    """Holds folders for this run until `release`. A context; where nothing was taken it does nothing."""
+
+    def __init__(self, *, beat_seconds: float = BEAT_SECONDS, stale_seconds: float = STALE_SECONDS) -> None:
+        self.beat_seconds, self.stale_seconds = beat_seconds, stale_seconds
+        self.held: list[Path] = []  # lock files
+        self._made: list[Path] = []  # folders that were not there before
+        self._token = uuid4().hex
+        self._ended = threading.Event()
+
+    def take(self, flag: str, folder: Path) -> None:
+        """Make the folder if need be, and hold it.
+
+        Raises:
+            ConfigError: if another run holds it; naming the flag that gave it and the other run. Nothing is held then.
+            OSError: if the file system refuses.
+        """
+        if not folder.is_dir():
+            folder.mkdir(parents=True, exist_ok=True)
+            self._made.append(folder)
+        path = folder / NAME
+        try:
+            while not self._create(path):
+                dead = find_dead(flag, folder, stale_seconds=self.stale_seconds)
+                if dead is not None:
+                    self._remove(path, dead)
+        except ConfigError:
+            self.release()
+            raise
+        self.held.append(path)
+        if len(self.held) == 1:
+            threading.Thread(target=self._beat, daemon=True, name="run lock").start()
+
+    def release(self) -> None:
+        """Give the folders back. May be called again, and from any thread."""
+        self._ended.set()
+        for path in self.held:
+            with contextlib.suppress(OSError):
+                if self._is_ours(path):
+                    path.unlink()
+        for folder in self._made:
+            with contextlib.suppress(OSError):
+                folder.rmdir()  # if nothing was written into it
+        self.held, self._made = [], []
+
+    def __enter__(self) -> RunLock:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.release()
+
+    def _create(self, path: Path) -> bool:
+        """Whether the file was made; False if there is one already. NFS makes such a file once, too."""
+        owner = Owner(
+            host=socket.gethostname(),
+            process=os.getpid(),
+            process_started=psutil.Process().create_time(),
+            machine=_machine(),
+            since=now(),
+            token=self._token,
+        )
+        try:
+            file = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o644)
+        except FileExistsError:
+            return False
+        with open(file, "w", encoding="utf-8") as lock:
+            json.dump(asdict(owner), lock, indent=1)
+            lock.flush()
+            os.fsync(lock.fileno())
+        return True
+
+    def _remove(self, path: Path, dead: LockState) -> None:
+        """Remove the lock of a dead owner, unless another run has just replaced it by its own."""
+        aside = path.with_name(f"{NAME}.{self._token}")
+        with contextlib.suppress(FileNotFoundError):
+            path.rename(aside)  # of several runs that try this one succeeds
+            if _read(aside) != dead:
+                aside.rename(path)
+            aside.unlink(missing_ok=True)
+
+    def _beat(self) -> None:
+        """The thread: touch the files, as long as they are ours."""
+        while not self._ended.wait(self.beat_seconds):
+            for path in self.held:
+                with contextlib.suppress(OSError):
+                    if self._is_ours(path):
+                        os.utime(path)
+
+    def _is_ours(self, path: Path) -> bool:
+        state = _read(path)
+        return state is not None and state.owner is not None and state.owner.token == self._token
+
+
+def find_dead(flag: str, folder: Path, *, stale_seconds: float = STALE_SECONDS) -> LockState | None:
+    """The lock that a dead run left in the folder, if any. Writes nothing.
+
+    If the lock's owner is on another machine, this waits for its next touch, for `stale_seconds` at most.
+
+    Raises:
+        ConfigError: if the owner lives; naming the flag that gave the folder, and the owner.
+    """
+    state = _read(folder / NAME)
+    if state is None:
+        return None
+    if state.owner is not None and state.owner.is_here():
+        is_alive = state.owner.is_alive_here()
+    else:
+        is_alive = _is_touched(folder / NAME, state, stale_seconds)
+    if is_alive:
+        owner = state.owner or "a run that has just begun"
+        raise ConfigError(f"{flag}: {folder} is in use by {owner}; stop that run, or give another folder")
+    return state
+
+
+def _read(path: Path) -> LockState | None:
+    """What the file says; None if there is none. It is opened each time, for NFS then asks the server."""
+    try:
+        with open(path, encoding="utf-8") as file:
+            touched_at = os.fstat(file.fileno()).st_mtime_ns
+            text = file.read()
+    except FileNotFoundError:
+        return None
+    try:
+        values: dict[str, Any] = json.loads(text)
+        return LockState(Owner(**values), touched_at)
+    except (ValueError, TypeError):
+        return LockState(None, touched_at)
+
+
+def _is_touched(path: Path, before: LockState, stale_seconds: float) -> bool:
+    """Wait until a lock is touched or given back. False if neither happens in time, or has not for a long time."""
+    if time.time() - before.touched_at / 1e9 > max(_CERTAIN_SECONDS, stale_seconds):
+        return False
+    if shows_progress():
+        print(f"{path} is of another machine: waiting up to {stale_seconds:.0f} s for a sign of its run", flush=True)
+    deadline = time.monotonic() + stale_seconds
+    while time.monotonic() < deadline:
+        time.sleep(min(1.0, stale_seconds / 10))
+        state = _read(path)
+        if state is None:
+            return False
+        if state != before:
+            return True
+    return False
+
+
+def _machine() -> str:
+    """Names the machine since it was started, and the namespace of its processes: containers have their own."""
+    parts = [socket.gethostname()]
+    for read in (
+        lambda: Path("/proc/sys/kernel/random/boot_id").read_text().strip(),
+        lambda: os.readlink("/proc/self/ns/pid"),
+    ):
+        with contextlib.suppress(OSError):
+            parts.append(read())
+    return " ".join(parts)

@@ -1,0 +1,124 @@
+"""run.yaml: writing, reading and adding to it."""
+
+from __future__ import annotations
+
+import math
+import os
+import platform
+import subprocess
+import sys
+from datetime import datetime
+from importlib import metadata
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from configs.run import RunConfig
+from utils.environment import Environment, launch_command
+
+NAME = "run.yaml"
+PACKAGES = ("torch", "transformers", "peft", "datasets", "accelerate", "tokenizers", "safetensors")
+
+
+def write_run_yaml(
+    folder: Path,
+    config: RunConfig,
+    env: Environment,
+    *,
+    resolved: dict[str, Any],
+    description: dict[str, dict[str, Any]],
+    checkpoints: Path | None,
+    earlier: dict[str, Any],
+) -> None:
+    """Write every setting, what it came to on this machine, and what a rerun would need to know.
+
+    Args:
+        description: sections on model, data and devices (`reporting.run_description`).
+        checkpoints: where they are, unless in this folder.
+        earlier: what stays of the run's earlier sessions.
+
+    Raises:
+        OSError: if the file cannot be written.
+    """
+    contents = {
+        "settings": config.to_dict(),
+        "given": sorted(config.given),
+        "resolved": resolved,
+        **description,
+        "world_size": env.world_size,
+        "local_world_size": env.local_world_size,
+        "versions": {"python": platform.python_version()} | {name: metadata.version(name) for name in PACKAGES},
+        "git_commit": _git_commit(),
+        "command": launch_command(env, Path(sys.argv[0]).name, sys.argv[1:]),
+        "job": env.job,
+        # None if they are in this folder, which may be moved with them. Absolute, since the working directory changes.
+        "checkpoints": None if checkpoints is None else str(checkpoints.absolute()),
+        "started": now(),
+        **earlier,
+    }
+    _write_atomically(folder / NAME, contents)
+
+
+def add_to_run_yaml(folder: Path, **entries: Any) -> None:
+    """Add what was only known later, such as the step whose weights were saved."""
+    _write_atomically(folder / NAME, read_run_yaml(folder) | entries)
+
+
+def read_run_yaml(folder: Path) -> dict[str, Any]:
+    """The contents of run.yaml. Empty if it is damaged, as after a power failure: no run needs it to go on."""
+    try:
+        values = yaml.safe_load((folder / NAME).read_text(encoding="utf-8"))
+    except (ValueError, yaml.YAMLError):
+        return {}
+    return values if isinstance(values, dict) else {}
+
+
+def now() -> str:
+    """The time as run.yaml writes it."""
+    return datetime.now().astimezone().isoformat(timespec="seconds")
+
+
+class _RunDumper(yaml.SafeDumper):
+    """Plain lists on one line, text line by line as a person would write it, and no line broken, for copying."""
+
+
+_RunDumper.add_representer(
+    list,
+    lambda dumper, values: dumper.represent_sequence(
+        "tag:yaml.org,2002:seq", values, flow_style=not any(isinstance(value, dict | list) for value in values)
+    ),
+)
+
+
+_RunDumper.add_representer(
+    str,
+    lambda dumper, text: dumper.represent_scalar("tag:yaml.org,2002:str", text, style="|" if "\n" in text else None),
+)
+
+
+def _write_atomically(path: Path, contents: dict[str, Any]) -> None:
+    temporary = path.with_suffix(".tmp")
+    text = yaml.dump(contents, Dumper=_RunDumper, sort_keys=False, allow_unicode=True, width=math.inf)
+    with open(temporary, "w", encoding="utf-8") as file:
+        file.write(text)
+        file.flush()
+        os.fsync(file.fileno())
+    temporary.replace(path)
+
+
+def _git_commit() -> str | None:
+    """The commit of this code, marked "-dirty" if files differ from it; None outside a checkout."""
+    here = Path(__file__).resolve().parent
+    try:
+        done = subprocess.run(
+            ["git", "describe", "--always", "--dirty", "--abbrev=40", "--exclude=*"],
+            cwd=here,
+            capture_output=True,
+            text=True,
+            timeout=10,
+            check=False,
+        )
+    except (OSError, subprocess.TimeoutExpired):
+        return None
+    return done.stdout.strip() or None
