@@ -1,0 +1,231 @@
+"""A run folder in use is refused to a second run; one whose owner has died is not."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import socket
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+
+import reporting.default_folders
+from configs.training import TrainConfig
+from reporting.default_folders import latest_run_folder, make_default_folder
+from reporting.run_lock import BEAT_SECONDS, STALE_SECONDS, RunLock, find_dead
+from tests.helpers.processes import ROOT
+from tests.helpers.refusals import Bench
+from utils.errors import ConfigError
+
+Hold = Callable[..., subprocess.Popen[str]]
+
+
+@pytest.fixture
+def hold() -> Iterator[Hold]:
+    """Starts a process that tries to hold folders."""
+    started: list[subprocess.Popen[str]] = []
+
+    def hold(*folders: Path) -> subprocess.Popen[str]:
+        argv = [sys.executable, str(ROOT / "tests/helpers/lock_holder.py"), *map(str, folders)]
+        started.append(subprocess.Popen(argv, stdout=subprocess.PIPE, text=True))
+        return started[-1]
+
+    yield hold
+    for process in started:
+        process.kill()
+        process.communicate()
+
+
+def said(process: subprocess.Popen[str]) -> str:
+    assert process.stdout is not None
+    return process.stdout.readline().strip()
+
+
+def owner(folder: Path) -> dict[str, Any]:
+    return json.loads((folder / "lock.json").read_text())
+
+
+def write_lock(folder: Path, **changed: Any) -> None:
+    """Leave the lock of this very process there, but for what is changed."""
+    (folder / "lock.json").unlink(missing_ok=True)
+    lock = RunLock()
+    lock.take("--output_dir", folder)
+    values = owner(folder) | changed
+    lock.release()
+    folder.mkdir(exist_ok=True)
+    (folder / "lock.json").write_text(json.dumps(values))
+
+
+def test_a_live_process_is_named_and_a_dead_one_is_not_in_the_way(hold: Hold, tmp_path: Path) -> None:
+    first = hold(tmp_path / "run")
+    assert said(first) == "held"
+    since = owner(tmp_path / "run")["since"]
+    by = f"a run on {socket.gethostname()} (process {first.pid}, since {since})"
+    with pytest.raises(ConfigError) as refused:
+        RunLock().take("--output_dir", tmp_path / "run")
+    assert str(refused.value) == (
+        f"--output_dir: {tmp_path / 'run'} is in use by {by}; stop that run, or give another folder"
+    )
+    assert said(hold(tmp_path / "run")) == str(refused.value)
+    assert owner(tmp_path / "run")["process"] == first.pid, "whoever was refused left it alone"
+    first.kill()
+    first.wait()
+    started = time.monotonic()
+    second = hold(tmp_path / "run")
+    assert said(second) == "held"
+    assert owner(tmp_path / "run")["process"] == second.pid
+    assert time.monotonic() - started < 30, "a process of this machine is looked at, not waited for"
+
+
+def test_an_end_gives_the_folder_back_and_removes_it_if_nothing_was_written(tmp_path: Path) -> None:
+    with RunLock() as lock:
+        lock.take("--output_dir", tmp_path / "empty")
+        lock.take("--output_dir", tmp_path / "full")
+        (tmp_path / "full/run.yaml").touch()
+    assert [path.relative_to(tmp_path).as_posix() for path in tmp_path.rglob("*")] == ["full", "full/run.yaml"]
+
+
+def test_a_second_folder_that_is_in_use_gives_the_first_one_back(hold: Hold, tmp_path: Path) -> None:
+    assert said(hold(tmp_path / "checkpoints")) == "held"
+    assert "is in use by" in said(hold(tmp_path / "run", tmp_path / "checkpoints"))
+    assert not (tmp_path / "run").exists()
+
+
+def test_a_process_id_that_another_process_has_now_is_dead(tmp_path: Path) -> None:
+    parent = psutil.Process(os.getppid())
+    write_lock(tmp_path, process=parent.pid, process_started=parent.create_time())
+    with pytest.raises(ConfigError, match=rf"process {parent.pid}"):
+        RunLock().take("--output_dir", tmp_path)
+    write_lock(tmp_path, process=parent.pid, process_started=parent.create_time() - 100)
+    RunLock().take("--output_dir", tmp_path)
+
+
+@pytest.mark.parametrize("text", [None, ""], ids=["of another machine", "not written yet"])
+def test_a_process_that_cannot_be_looked_at_lives_as_long_as_it_touches_the_file(
+    text: str | None, tmp_path: Path
+) -> None:
+    write_lock(tmp_path, machine="another", host="node7")
+    if text is not None:
+        (tmp_path / "lock.json").write_text(text)
+    stopped = threading.Event()
+
+    def touch() -> None:
+        while not stopped.wait(0.2):
+            os.utime(tmp_path / "lock.json")
+
+    thread = threading.Thread(target=touch)
+    thread.start()
+    by = "a run on node7" if text is None else "a run that has just begun"
+    with pytest.raises(ConfigError, match=f"is in use by {by}"):
+        find_dead("--output_dir", tmp_path, stale_seconds=5)
+    stopped.set()
+    thread.join()
+    started = time.monotonic()
+    assert find_dead("--output_dir", tmp_path, stale_seconds=1) is not None
+    assert time.monotonic() - started >= 1, "it might have touched it"
+    RunLock(stale_seconds=0.1).take("--output_dir", tmp_path)
+    assert owner(tmp_path)["process"] == os.getpid()
+
+
+def test_a_file_that_was_not_touched_for_long_is_not_waited_for(tmp_path: Path) -> None:
+    write_lock(tmp_path, machine="another")
+    os.utime(tmp_path / "lock.json", (time.time() - 3600, time.time() - 3600))
+    started = time.monotonic()
+    RunLock().take("--output_dir", tmp_path)
+    assert time.monotonic() - started < 5
+
+
+def test_a_run_touches_its_file_often_enough_and_only_as_long_as_it_is_its_own(tmp_path: Path) -> None:
+    assert 3 * BEAT_SECONDS <= STALE_SECONDS
+    lock = RunLock(beat_seconds=0.05)
+    lock.take("--output_dir", tmp_path)
+    before = (tmp_path / "lock.json").stat().st_mtime_ns
+    deadline = time.monotonic() + 20
+    while (tmp_path / "lock.json").stat().st_mtime_ns == before:
+        assert time.monotonic() < deadline
+        time.sleep(0.02)
+    taken_over = owner(tmp_path) | {"token": "of another run"}
+    (tmp_path / "other").write_text(json.dumps(taken_over))
+    (tmp_path / "other").rename(tmp_path / "lock.json")
+    before = (tmp_path / "lock.json").stat().st_mtime_ns
+    time.sleep(0.3)
+    assert (tmp_path / "lock.json").stat().st_mtime_ns == before
+    lock.release()
+    assert owner(tmp_path) == taken_over
+
+
+def test_of_several_runs_that_find_a_dead_one_one_gets_the_folder(hold: Hold, tmp_path: Path) -> None:
+    dead = hold(tmp_path)
+    assert said(dead) == "held"
+    dead.kill()
+    dead.wait()
+    answers = [said(process) for process in [hold(tmp_path) for _ in range(5)]]
+    assert answers.count("held") == 1
+    assert sum("is in use by a run" in answer for answer in answers) == 4, answers
+    assert [path.name for path in tmp_path.iterdir()] == ["lock.json"]
+
+
+def test_runs_that_begin_in_the_same_second_have_folders_of_their_own(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    train = TrainConfig(model_name="models/tiny", dataset="samsum_dataset")
+    seconds = [reporting.default_folders.datetime(2026, 1, 2, 3, 4, second) for second in (5, 5, 5, 6)]
+
+    class Clock:
+        @staticmethod
+        def now() -> Any:
+            return seconds.pop(0)
+
+    monkeypatch.setattr(reporting.default_folders, "datetime", Clock)
+    folders = [make_default_folder(train) for _ in range(4)]
+    first = "tiny-samsum-20260102-030405"
+    assert [folder.name for folder in folders] == [first, f"{first}-2", f"{first}-3", "tiny-samsum-20260102-030406"]
+    for newest in folders:
+        (newest / "run.yaml").touch()
+        assert latest_run_folder(train) == newest
+
+
+# A whole run
+
+
+@pytest.mark.parametrize("given", [("--overwrite",), ("--resume", "auto")])
+def test_a_run_is_refused_a_folder_in_use_and_writes_nothing(given: tuple[str, ...], bench: Bench, hold: Hold) -> None:
+    holder = hold(bench.output)
+    assert said(holder) == "held"
+    os.kill(holder.pid, 19)  # SIGSTOP: it lives, and touches nothing
+    (bench.output / "run.yaml").write_text("settings: {}\n")
+    line = bench.refused(*given, world_size=2)
+    assert re.search(rf"--output_dir: {bench.output} is in use by a run on \S+ \(process {holder.pid}, since ", line)
+
+
+def test_a_run_is_refused_a_checkpoint_folder_in_use(bench: Bench, hold: Hold) -> None:
+    holder = hold(bench.folder / "elsewhere/fine-tuned")
+    assert said(holder) == "held"
+    os.kill(holder.pid, 19)
+    line = bench.refused("--dist_checkpoint_root_folder", str(bench.folder / "elsewhere"))
+    assert f"--dist_checkpoint_folder: {bench.folder / 'elsewhere/fine-tuned'} is in use by a run on " in line
+
+
+def test_a_run_holds_its_folder_and_gives_it_back_when_it_ends(bench: Bench, hold: Hold) -> None:
+    """Though it fails: by its dataset function, which sees the lock of a run that has begun, and raises."""
+    dead = hold(bench.output)
+    assert said(dead) == "held"
+    dead.kill()
+    dead.wait()
+    given = ["--batch_size_training", "2", "--max_train_step", "2", "--run_validation", "False", "--overwrite"]
+    elsewhere = bench.folder / "elsewhere"
+    bench.group.train(bench.flags(*given, "--dist_checkpoint_root_folder", str(elsewhere)), 2)
+    assert not list(bench.folder.rglob("lock.json"))
+    failing = ["--optimizer", "SGD", "--lr", "1e18", "--batch_size_training", "1", "--overwrite"]
+    assert bench.group.run(bench.flags(*failing), 1)[0].status == 1
+    assert (bench.output / "metrics.jsonl").exists()
+    assert not list(bench.folder.rglob("lock.json"))
