@@ -240,6 +240,23 @@ def test_without_network_or_key_the_run_goes_on_and_is_recorded_offline(
     assert losses == [event["loss"] for event in read_metrics(tmp_path / "run") if event["event"] == "train"]
 
 
+def test_a_resumed_run_goes_on_with_its_run_of_weights_and_biases(tiny_model: Path, tmp_path: Path) -> None:
+    """By the id that W&B knows it by; a run that replaces it has another."""
+    given = ["--use_wandb", "--run_validation", "False", "--save_model", "False", "--save_every_steps", "2"]
+
+    def ids(*more: str) -> list[str]:
+        done = run_command(*flags(tiny_model, tmp_path / "run", *given, *more), WANDB_MODE="offline")
+        assert done.returncode == 0, done.stderr
+        return [path.stem.removeprefix("run-") for path in sorted(tmp_path.glob("run/wandb/offline-run-*/run-*.wandb"))]
+
+    (first,) = ids("--max_train_step", "2")
+    assert yaml.safe_load((tmp_path / "run/run.yaml").read_text())["wandb_run"] == first
+    assert ids("--max_train_step", "4", "--resume", "auto") == [first, first]
+    assert yaml.safe_load((tmp_path / "run/run.yaml").read_text())["wandb_run"] == first
+    (anew,) = ids("--max_train_step", "2", "--overwrite")
+    assert anew != first
+
+
 @pytest.mark.slow
 def test_a_failed_run_is_closed_as_failed(tiny_model: Path, tmp_path: Path) -> None:
     given = ["--use_wandb", "--use_tensorboard", "--fsdp_config.optimizer", "SGD", "--lr", "1e18"]
