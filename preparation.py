@@ -233,9 +233,7 @@ def open_run(
     save_plan, save_notes = plan_saves(model, config.train_config, config.fsdp_config, planned_root, env)
     print_rank_zero(env, *save_notes)
 
-    description = describe_run(
-        model, built.empty.architecture, inputs.data_facts, env, load_seconds=built.load_seconds
-    )
+    description = describe_run(model, built.empty.architecture, inputs.data_facts, env, load_seconds=built.load_seconds)
     start = start_event(description, env, steps_per_epoch=len(loaders.train), num_steps=num_steps)
     resolved = inputs.resolved.to_dict() | {
         "num_units": num_units(model),
