@@ -1,4 +1,4 @@
-"""What a data path means (files, what `save_to_disk` wrote, or a name on the hub), and which splits are there."""
+"""What `--NAME.data_path` means: files, a `save_to_disk` folder or a name on the hub; and which splits are there."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ _HUB_NAME = re.compile(r"[\w-][\w.-]*/[\w.-]+")
 
 @dataclass(frozen=True)
 class Files:
-    """Files by the split that they hold, or files without a split, which are trained on."""
+    """Files by split; files without a split are training data."""
 
     flag: str
     path: str
@@ -38,7 +38,7 @@ class Files:
         """The files of a split.
 
         Raises:
-            ConfigError: where there are none.
+            ConfigError: if there are none.
         """
         if split in self.by_split:
             return self.by_split[split]
@@ -53,7 +53,7 @@ class Files:
 
 @dataclass(frozen=True)
 class Saved:
-    """What `save_to_disk` wrote: splits by name, or one dataset, which is trained on."""
+    """A `save_to_disk` folder: splits by name, or one dataset, which is training data."""
 
     flag: str
     path: str
@@ -74,7 +74,7 @@ class Saved:
         """The rows of a split.
 
         Raises:
-            ConfigError: where there are none.
+            ConfigError: if there are none.
         """
         if not self.has_split(split) and self.has_splits:
             raise ConfigError(
@@ -98,18 +98,21 @@ class Hub:
         return self.name
 
     def has_split(self, split: str) -> bool:
-        """Asks the hub."""
+        """Ask the hub; if it does not answer, say yes."""
         try:
             return split in datasets.get_dataset_split_names(self.name, self.config)
-        except Exception:  # the reading that follows says what is wrong
+        except Exception:  # reading the data will say what is wrong
             return True
 
 
 def locate(flag: str, dataset_config: DataSource, hub_name: str | None, kinds: Sequence[str]) -> Files | Saved | Hub:
-    """Where the data is.
+    """The place that `data_path` names, or `hub_name` if it is unset.
+
+    Args:
+        kinds: suffixes of the files that can be read.
 
     Raises:
-        ConfigError: where nothing is there, or nothing that `kinds` (ends of file names) name.
+        ConfigError: if nothing is there, or no file of these kinds.
     """
     path, train_split = dataset_config.data_path, dataset_config.train_split
     if path is None:
@@ -136,7 +139,7 @@ def locate(flag: str, dataset_config: DataSource, hub_name: str | None, kinds: S
 
 
 def _files_of_folder(flag: str, folder: Path, config: DataSource, kinds: Sequence[str]) -> Files:
-    """A folder of splits, where a file or a folder in it is named like one, else a folder of files."""
+    """A folder of splits if a file or folder in it is named like a split; otherwise a folder of training files."""
     by_split = {}
     for split in (config.train_split, config.test_split):
         if files := _files_of_split(flag, folder, split, kinds):
@@ -148,7 +151,7 @@ def _files_of_folder(flag: str, folder: Path, config: DataSource, kinds: Sequenc
 
 
 def _files_of_split(flag: str, folder: Path, split: str, kinds: Sequence[str]) -> list[Path]:
-    """`train.jsonl`, or the shards `train-*.parquet`, or all of the folder `train/`."""
+    """`train.jsonl`, or the shards `train-*.parquet`, or the files of the folder `train/`."""
     found = sorted(file for file in folder.glob(f"{split}.*") if file.suffix in kinds)
     if len(found) > 1:
         names = ", ".join(file.name for file in found)
@@ -160,7 +163,7 @@ def _files_of_split(flag: str, folder: Path, split: str, kinds: Sequence[str]) -
 
 
 def _one_kind(flag: str, path: str, files: list[Path], kinds: Sequence[str]) -> list[Path]:
-    """Those that can be read, all of one reader."""
+    """The files that can be read; all must be of one kind."""
     readable = [file for file in files if file.is_file() and file.suffix in kinds]
     if not readable:
         raise ConfigError(f"--{flag}.data_path: {path} holds no {', '.join(kinds)} file; give files of these kinds")

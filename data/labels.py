@@ -16,8 +16,8 @@ def shift_left(labels: torch.Tensor) -> torch.Tensor:
 def next_tokens_to_predict(labels: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
     """The positions that predict a label token, and these tokens: int64 [n] each, n at least 1.
 
-    Positions are indices into the flattened [batch x seq]. Meant for the host, where counting waits for no device. A
-    batch without labels keeps its first position, so that the loss, zero, still depends on the weights and every rank
+    Positions are indices into the flattened [batch x seq]. Call it on the host: counting on a device would wait for it.
+    A batch without labels keeps its first position, so that the loss, zero, still depends on the weights and every rank
     has gradients to reduce.
 
     Args:

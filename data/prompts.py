@@ -1,4 +1,4 @@
-"""Prompts that several recipes share."""
+"""Prompts that several datasets share."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ _ALPACA_WITHOUT_INPUT = (
 
 
 def alpaca_prompt(instruction: str, input: str = "") -> str:
-    """What stands before the answer; `input` may be empty."""
+    """Alpaca's prompt; `input` may be empty."""
     if input:
         return _ALPACA_WITH_INPUT.format(instruction=instruction, input=input)
     return _ALPACA_WITHOUT_INPUT.format(instruction=instruction)

@@ -1,8 +1,8 @@
-"""Alpaca: instructions, perhaps an input, and answers (`instruction`, `input`, `output`), as in alpaca_data.json.
+"""Alpaca: instructions, optional inputs, and answers (`instruction`, `input`, `output`), as in alpaca_data.json.
 
 python finetuning.py --model_name M --dataset alpaca_dataset --alpaca_dataset.data_path alpaca_data.json
 
-One file has no validation split: 1 % of its rows, always the same ones, are kept out of training and evaluated on.
+The file has no validation split, so 1 % of its rows, always the same ones, are evaluated on and not trained on.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ HUB_NAME = "tatsu-lab/alpaca"
 
 
 def get_alpaca_dataset(dataset_config: Any, tokenizer: Any, split: str, split_slice: str | None = None) -> Any:
-    """Tokenised rows (`input_ids`, `labels`); Alpaca's prompt is not learned, the answer and its end token are."""
+    """Tokenised examples (`input_ids`, `labels`); the answer and its end token are label tokens, the prompt is not."""
     examples = load_split(
         "alpaca_dataset",
         dataset_config,

@@ -1,9 +1,9 @@
-"""Conversations (`messages` with `role` and `content`; or ShareGPT's `conversations`), by the tokenizer's template.
+"""Conversations (`messages` with `role` and `content`, or ShareGPT's `conversations`), by the chat template.
 
 torchrun --nproc_per_node 2 finetuning.py --enable_fsdp --model_name M --dataset chat_dataset
     --chat_dataset.data_path my_chats/
 
-The assistant's turns are learned, each with the token that ends it; system, user and tool turns are not.
+The assistant's turns are label tokens, each with the token that ends it; system, user and tool turns are not.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ TURNS = ("messages", "conversations")
 
 
 def get_chat_dataset(dataset_config: Any, tokenizer: Any, split: str, split_slice: str | None = None) -> Any:
-    """Tokenised rows (`input_ids`, `labels`)."""
+    """Tokenised conversations (`input_ids`, `labels`)."""
     use_template(tokenizer, dataset_config.chat_template)
     columns = (dataset_config.messages_column,) if dataset_config.messages_column else TURNS
     tools = dataset_config.tools_column

@@ -1,4 +1,4 @@
-"""Grammar: sentences and their corrections (`input`, `target`), as a csv or any other table.
+"""Grammar: sentences and their corrections (`input`, `target`), as csv or another table.
 
 python finetuning.py --model_name M --dataset grammar_dataset --grammar_dataset.data_path my_sentences/
 """
@@ -16,7 +16,7 @@ PROMPT = "Correct this to standard English: {input}\n---\nCorrected: "
 
 
 def get_grammar_dataset(dataset_config: Any, tokenizer: Any, split: str, split_slice: str | None = None) -> Any:
-    """Tokenised rows (`input_ids`, `labels`); the prompt is not learned, the correction and its end token are."""
+    """Tokenised examples; the correction and its end token are label tokens, the prompt is not."""
     examples = load_split("grammar_dataset", dataset_config, split, split_slice, text_columns=("input", "target"))
     return tokenize_split(examples, tokenizer, to_spans)
 

@@ -1,9 +1,9 @@
-"""Prompts and completions, in the three ways people name them, or in columns that you name.
+"""Prompts and completions, in three common pairs of columns or in columns that you name.
 
 python finetuning.py --model_name M --dataset instruction_dataset --instruction_dataset.data_path my_tasks.jsonl
 
-`prompt`/`completion` are taken as they are, `instruction`/`input`/`output` get Alpaca's prompt, `question`/`answer` the
-one below; --instruction_dataset.prompt_template writes it otherwise.
+`prompt`/`completion` are joined unchanged, `instruction`/`input`/`output` get Alpaca's prompt, `question`/`answer` the
+one below. --instruction_dataset.prompt_template replaces all of these.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ TEMPLATES = {"question": "Question: {prompt}\nAnswer:\n"}
 
 
 def get_instruction_dataset(dataset_config: Any, tokenizer: Any, split: str, split_slice: str | None = None) -> Any:
-    """Tokenised rows (`input_ids`, `labels`); the prompt is not learned, the completion and its end token are."""
+    """Tokenised examples; the completion and its end token are label tokens, the prompt is not."""
     asked = (dataset_config.prompt_column, dataset_config.input_column, dataset_config.completion_column)
     template = dataset_config.prompt_template
     if template is not None and "{prompt}" not in template:

@@ -18,7 +18,7 @@ PROMPT = "Summarize this dialog:\n{dialogue}\n---\nSummary:\n"
 
 
 def get_samsum_dataset(dataset_config: Any, tokenizer: Any, split: str, split_slice: str | None = None) -> Any:
-    """Tokenised rows (`input_ids`, `labels`); the prompt is not learned, the summary and its end token are."""
+    """Tokenised examples; the summary and its end token are label tokens, the prompt is not."""
     examples = load_split(
         "samsum_dataset", dataset_config, split, split_slice, text_columns=("dialogue", "summary"), hub_name=HUB_NAME
     )

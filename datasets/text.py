@@ -1,4 +1,4 @@
-"""Plain text, all of it learned: .txt files, or a column `text` of any table.
+"""Plain text, all label tokens: .txt files, or a column `text` of any table.
 
 python finetuning.py --model_name M --dataset text_dataset --text_dataset.data_path 'books/*.txt'
 """
@@ -16,7 +16,7 @@ from data.tokenizing import tokenize_split
 
 
 def get_text_dataset(dataset_config: Any, tokenizer: Any, split: str, split_slice: str | None = None) -> Any:
-    """Tokenised rows (`input_ids`, `labels`), each ended with the end token."""
+    """Tokenised texts, each with the end token; all tokens are label tokens."""
     column = dataset_config.text_column
     examples = load_split(
         "text_dataset",

@@ -44,7 +44,7 @@ def outcome(rows: Any, truncation: Truncation) -> Any:
     truncation=st.sampled_from(["right", "left", "drop", "error"]),
     data=st.data(),
 )
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=100, deadline=None)
 def test_columns_and_rows_give_the_same_examples(
     documents: list[Any], kind: str, make_list: Any, masked: bool, truncation: Truncation, data: st.DataObject
 ) -> None:

@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from transformers import AutoTokenizer
 
@@ -29,6 +29,7 @@ def learned_tokens(spans: list[TextSpan], tokenizer: Any, **ends: Any) -> tuple[
 
 @pytest.mark.parametrize("kind", KINDS)
 @given(spans=SAMPLES)
+@settings(deadline=None)
 def test_the_tokens_are_those_of_the_whole_text_between_its_ends(kind: str, spans: list[TextSpan]) -> None:
     tokenizer = KINDS[kind]()
     whole = tokenizer("".join(span.text for span in spans), add_special_tokens=False)["input_ids"]
@@ -40,6 +41,7 @@ def test_the_tokens_are_those_of_the_whole_text_between_its_ends(kind: str, span
 
 @pytest.mark.parametrize("kind", ["byte-level", "metaspace", "unigram"])
 @given(spans=SAMPLES)
+@settings(deadline=None)
 def test_a_token_is_learned_if_one_of_its_characters_is(kind: str, spans: list[TextSpan]) -> None:
     tokenizer = KINDS[kind]()
     text = "".join(span.text for span in spans)
@@ -52,6 +54,7 @@ def test_a_token_is_learned_if_one_of_its_characters_is(kind: str, spans: list[T
 
 
 @given(spans=SAMPLES)
+@settings(deadline=None)
 def test_a_tokenizer_without_offsets_learns_the_same(spans: list[TextSpan]) -> None:
     """One token per byte: what is learned is the bytes of the learned spans."""
     marks = [span.has_loss for span in spans for _ in span.text.encode()]
