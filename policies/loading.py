@@ -25,9 +25,9 @@ def load_model_config(train: TrainConfig) -> PretrainedConfig:
     folder = Path(train.model_name).expanduser()
     if not folder.exists() and train.model_name.startswith(("/", "./", "../", "~")):
         raise ConfigError(f"--model_name: there is no folder {train.model_name}")
-    if folder.is_dir():
-        _check_folder(folder, needs_weights=not train.random_weights)
-    else:
+    if folder.is_dir() and not (folder / "config.json").is_file():
+        raise ConfigError(f"--model_name: {folder} has no config.json; give the folder that save_pretrained wrote")
+    if not folder.is_dir():
         check_on_hub("--model_name", train.model_name, "model")
     try:
         model_config = AutoConfig.from_pretrained(train.model_name, trust_remote_code=train.trust_remote_code)
@@ -38,19 +38,20 @@ def load_model_config(train: TrainConfig) -> PretrainedConfig:
             f"--model_name: the weights of {train.model_name} are stored quantized, and such weights cannot be "
             "trained; give the full-precision model"
         )
+    if folder.is_dir() and not train.random_weights:
+        _check_weights(folder, model_config)
     return model_config
 
 
-def _check_folder(folder: Path, *, needs_weights: bool) -> None:
-    if not (folder / "config.json").is_file():
-        raise ConfigError(f"--model_name: {folder} has no config.json; give the folder that save_pretrained wrote")
-    if not needs_weights or any(folder.glob("*.safetensors")):
+def _check_weights(folder: Path, model_config: PretrainedConfig) -> None:
+    if any(folder.glob("*.safetensors")):
         return
     if any(folder.glob("*.bin")) or any(folder.glob("*.pt")) or any(folder.glob("*.pth")):
+        model_class = (model_config.architectures or ["AutoModel"])[0]
         raise ConfigError(
             f"--model_name: {folder} holds pickled weights only, which can run code when read; "
             f"if you trust them, convert them: "
-            f"python -c \"from transformers import AutoModelForCausalLM as M; M.from_pretrained('{folder}')"
+            f"python -c \"from transformers import {model_class} as M; M.from_pretrained('{folder}')"
             f".save_pretrained('{folder}')\""
         )
     raise ConfigError(

@@ -90,7 +90,7 @@ def show(run: Path) -> None:
     print(f"\nA dialogue held out from training:\n\n{sample['dialogue']}\n")
     print(f"the model:  {answer}\nreference:  {sample['summary']}\n")
     print(f"eval loss before {losses[0]:.3f}, after {min(losses[1:]):.3f}")
-    print(f"run folder: {run} (model/ loads with AutoModelForCausalLM; metrics.jsonl has every figure)")
+    print(f"run folder: {run} (model/ loads with {task.AUTO_MODEL.__name__}; metrics.jsonl has every figure)")
 
 
 if __name__ == "__main__":
