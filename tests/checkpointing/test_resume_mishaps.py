@@ -13,15 +13,21 @@ from tests.helpers.resuming import as_if_killed_after, assert_bit_equal, flags_o
 PLAIN = ["--run_validation", "False"]
 
 
+@pytest.fixture(scope="module")
+def whole(tiny_model: Path, process_group: ProcessGroup, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    run = tmp_path_factory.mktemp("whole") / "run"
+    process_group.train(flags_of(tiny_model, run, *PLAIN), 1)
+    return run
+
+
 @pytest.mark.parametrize("text", ["", "settings: {train_config: {output", "\x00\x00"])
 def test_a_run_whose_run_yaml_is_damaged_goes_on(
-    text: str, tiny_model: Path, process_group: ProcessGroup, tmp_path: Path
+    text: str, whole: Path, tiny_model: Path, process_group: ProcessGroup, tmp_path: Path
 ) -> None:
-    process_group.train(flags_of(tiny_model, tmp_path / "whole", *PLAIN), 1)
-    run = as_if_killed_after(3, tmp_path / "whole", tmp_path / "run")
+    run = as_if_killed_after(3, whole, tmp_path / "run")
     (run / "run.yaml").write_text(text)
     process_group.train(flags_of(tiny_model, run, *PLAIN, "--resume", "auto"), 1)
-    assert_bit_equal(run, tmp_path / "whole")
+    assert_bit_equal(run, whole)
 
 
 def test_a_copy_that_cannot_be_written_is_said_on_every_rank_and_written_after_resuming(

@@ -1,11 +1,7 @@
-"""Peak memory of an export, in a process of its own: what it takes beyond an export of next to nothing.
-
-python -m tests.helpers.export_memory SMALL_CHECKPOINT CHECKPOINT TO  ->  bytes, on the last line of stdout
-"""
+"""Peak memory of an export in a process of its own, beyond that of an export of next to nothing."""
 
 from __future__ import annotations
 
-import sys
 import threading
 import time
 from pathlib import Path
@@ -35,11 +31,11 @@ class Peak:
         self._thread.join()
 
 
-if __name__ == "__main__":
+def measure(small: Path, checkpoint: Path, to: Path, *flags: str) -> None:
+    """Print the bytes, as the last line of stdout."""
     torch.set_num_threads(1)
-    small, checkpoint, to = sys.argv[1:4]
     with Peak() as baseline:
-        assert main([small, "--to", f"{to}-small", *sys.argv[4:]]) == 0
+        assert main([str(small), "--to", f"{to}-small", *flags]) == 0
     with Peak() as peak:
-        assert main([checkpoint, "--to", str(Path(to)), *sys.argv[4:]]) == 0
+        assert main([str(checkpoint), "--to", str(to), *flags]) == 0
     print(peak.num_bytes - baseline.num_bytes)

@@ -1,11 +1,7 @@
-"""A checkpoint as llama-recipes saved it: FSDP1's sharded state dict and train_params.yaml, from two real processes.
-
-python -m tests.helpers.llama_recipes_checkpoint MODEL FOLDER FULL_FILE RANK PORT
-"""
+"""A checkpoint as llama-recipes saved it: FSDP1's sharded state dict and train_params.yaml, from two processes."""
 
 from __future__ import annotations
 
-import sys
 from pathlib import Path
 
 import torch
@@ -20,10 +16,11 @@ from transformers import AutoModelForCausalLM
 from transformers.models.llama.modeling_llama import LlamaDecoderLayer
 
 
-def save(model_folder: str, folder: Path, full_file: Path, rank: int, port: int) -> None:
-    """One step of training, then both of llama-recipes' formats."""
+def save(model_folder: Path, folder: Path, full_file: Path) -> None:
+    """Train one step and save in both of llama-recipes' formats. Each of two ranks calls this."""
     torch.set_num_threads(1)
-    dist.init_process_group("gloo", init_method=f"tcp://127.0.0.1:{port}", rank=rank, world_size=2)
+    dist.init_process_group("gloo")
+    rank = dist.get_rank()
     model = AutoModelForCausalLM.from_pretrained(model_folder)
     model.resize_token_embeddings(model.config.vocab_size + 1)  # for its <PAD>
     sharded = FSDP(model, auto_wrap_policy=ModuleWrapPolicy({LlamaDecoderLayer}), device_id=torch.device("cpu"))
@@ -38,10 +35,10 @@ def save(model_folder: str, folder: Path, full_file: Path, rank: int, port: int)
         whole = sharded.state_dict()
     if rank == 0:
         torch.save(whole, full_file)
-        params = {"model_name": model_folder, "enable_fsdp": "True", "sharding_strategy": "ShardingStrategy.FULL_SHARD"}
+        params = {
+            "model_name": str(model_folder),
+            "enable_fsdp": "True",
+            "sharding_strategy": "ShardingStrategy.FULL_SHARD",
+        }
         (folder / "train_params.yaml").write_text(yaml.dump(params, indent=4))
     dist.destroy_process_group()
-
-
-if __name__ == "__main__":
-    save(sys.argv[1], Path(sys.argv[2]), Path(sys.argv[3]), int(sys.argv[4]), int(sys.argv[5]))

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import subprocess
-import sys
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -12,7 +11,8 @@ from accelerate import init_empty_weights
 from transformers import AutoModelForCausalLM, AutoTokenizer, LlamaConfig
 
 from tests.helpers.checkpoints import changed, save_checkpoint, with_lora
-from tests.helpers.processes import ROOT
+from tests.helpers.export_memory import measure
+from tests.helpers.processes import ProcessGroup
 
 # 16 layers of hidden size 1280: 500 million parameters, of which the embeddings are a sixth.
 LARGE = {"hidden_size": 1280, "intermediate_size": 5120, "num_hidden_layers": 16, "num_attention_heads": 20}
@@ -37,9 +37,7 @@ def size_of(model: torch.nn.Module) -> int:
 
 
 def peak_bytes(small: Path, checkpoint: Path, to: Path, *flags: str) -> int:
-    argv = [sys.executable, "-m", "tests.helpers.export_memory", str(small), str(checkpoint), str(to), *flags]
-    done = subprocess.run(argv, cwd=ROOT, capture_output=True, text=True, timeout=500, check=False)
-    assert done.returncode == 0, done.stderr
+    (done,) = ProcessGroup().train(partial(measure, small, checkpoint, to, *flags), 1)
     return int(done.stdout.splitlines()[-1])
 
 
@@ -59,15 +57,22 @@ def test_a_checkpoint_of_two_hundred_megabytes_takes_a_fraction_of_it(
     assert peak_bytes(small, checkpoint, tmp_path / "out") < 0.5 * size_of(model)
 
 
+@pytest.fixture(scope="module")
+def large(tiny_model: Path, tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, int]:
+    """A checkpoint, and the bytes of its model."""
+    model = make_model(LARGE, 32000)
+    folder = tmp_path_factory.mktemp("large") / "checkpoint"
+    return save_checkpoint(folder, model, tiny_model, optimizer=False), size_of(model)
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("flags", [[], ["--dtype", "bf16"]], ids=["as it is", "bf16"])
 def test_a_checkpoint_of_500_million_parameters_takes_less_than_a_fifth_of_it(
-    flags: list[str], small: Path, tiny_model: Path, tmp_path: Path
+    flags: list[str], small: Path, large: tuple[Path, int], tmp_path: Path
 ) -> None:
-    model = make_model(LARGE, 32000)
-    assert size_of(model) > 4 * 500e6
-    checkpoint = save_checkpoint(tmp_path / "checkpoint", model, tiny_model, optimizer=False)
-    assert peak_bytes(small, checkpoint, tmp_path / "out", *flags) < 0.2 * size_of(model)
+    checkpoint, size = large
+    assert size > 4 * 500e6
+    assert peak_bytes(small, checkpoint, tmp_path / "out", *flags) < 0.2 * size
 
 
 @pytest.mark.slow

@@ -24,6 +24,7 @@ from tests.helpers import random_documents
 from tests.helpers.checkpoints import changed, load_plain, logits, save_checkpoint, with_lora
 from tests.helpers.exports import KINDS, Capture, export
 from tests.helpers.families import make_model, save_family
+from tests.helpers.pairwise import select_product
 from tests.helpers.processes import ROOT, ProcessGroup
 from tools.export import main
 from tools.generate import main as generate
@@ -211,9 +212,9 @@ RUNS = {
 }
 
 
-@pytest.mark.parametrize("precision", ["--mixed_precision False", "--pure_bf16"])
-@pytest.mark.parametrize("tie", TIES)
-@pytest.mark.parametrize("layout", RUNS)
+@pytest.mark.parametrize(
+    ("layout", "tie", "precision"), select_product(RUNS, TIES, ("--mixed_precision False", "--pure_bf16"))
+)
 def test_the_copy_that_a_run_leaves_is_the_model_that_it_saved(
     layout: str, tie: str, precision: str, models: dict[str, Path], process_group: ProcessGroup, tmp_path: Path
 ) -> None:

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import pickle
-import subprocess
-import sys
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -12,8 +11,9 @@ import torch
 from safetensors.torch import load_file
 from transformers import AutoModelForCausalLM
 
+from tests.helpers import llama_recipes_checkpoint
 from tests.helpers.checkpoints import Command, changed, load_plain, logits
-from tests.helpers.processes import ROOT, free_port
+from tests.helpers.processes import ProcessGroup
 from tools.export import main
 
 
@@ -24,10 +24,8 @@ def saved(
     """The base, the sharded folder, and the full file of the same model."""
     base = tied_model if request.param == "tied" else tiny_model
     folder = tmp_path_factory.mktemp("llama_recipes")
-    sharded, full, port = folder / "fine-tuned-tiny", folder / "tiny-0.pt", str(free_port())
-    argv = [sys.executable, "-m", "tests.helpers.llama_recipes_checkpoint", str(base), str(sharded), str(full)]
-    processes = [subprocess.Popen([*argv, str(rank), port], cwd=ROOT) for rank in range(2)]
-    assert [process.wait(120) for process in processes] == [0, 0]
+    sharded, full = folder / "fine-tuned-tiny", folder / "tiny-0.pt"
+    ProcessGroup().train(partial(llama_recipes_checkpoint.save, base, sharded, full), 2)
     return base, sharded, full
 
 
