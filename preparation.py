@@ -58,13 +58,17 @@ class Inputs:
     processor: Any  # a tokenizer, or a processor that has one
     vocab_size: int  # rows that the embeddings will have at least
     data: RunData
-    data_facts: dict[str, Any]
+    preview: dict[str, Any]  # the section `data` of run.yaml
     num_steps: int  # optimizer steps of the whole run
+
+    def identity(self) -> dict[str, Any]:
+        """What a checkpoint and the run that resumes from it must have in common, besides the model."""
+        return {"precision": self.resolved.precision.name, "data_fingerprint": self.data.checksum()}
 
 
 @dataclass(frozen=True)
 class Trainable(Trained):
-    """What is trained and what updates it."""
+    """What is trained, what updates it, and how its gradients accumulate."""
 
     accumulate_unsharded: bool
 
@@ -75,6 +79,15 @@ class Loaders:
 
     train: StepLoader | StreamLoader
     evaluation: StepLoader | None
+
+
+@dataclass(frozen=True)
+class Parts:
+    """The model, what updates it and what feeds it."""
+
+    built: BuiltModel
+    trainable: Trainable
+    loaders: Loaders
 
 
 @dataclass(frozen=True)
@@ -112,14 +125,13 @@ def prepare(config: RunConfig, env: Environment, watchdog: Watchdog, lock: RunLo
     watchdog.start(config.train_config.step_timeout_seconds)
     inputs.data.check_same_on_all_ranks()
     checkpoint = open_checkpoint(found, env, every_file=True)
-    known = {"precision": inputs.resolved.precision.name, "data_fingerprint": inputs.data.checksum()}
     if checkpoint is not None:
-        print_rank_zero(env, *check_same(checkpoint, config, known, num_steps=inputs.num_steps))
+        print_rank_zero(env, *check_same(checkpoint, config, inputs.identity(), num_steps=inputs.num_steps))
 
     seed_everything(config.train_config.seed)
-    built, trainable, loaders = build(inputs, config, env)
+    parts = build(inputs, config, env)
     seed_everything(config.train_config.seed, env.rank)
-    return open_run(inputs, built, trainable, loaders, config, env, watchdog, lock, checkpoint, known)
+    return open_run(inputs, parts, checkpoint, config, env, watchdog, lock)
 
 
 def read_inputs(config: RunConfig, env: Environment, checkpoint: Checkpoint | None) -> Inputs:
@@ -148,14 +160,14 @@ def read_inputs(config: RunConfig, env: Environment, checkpoint: Checkpoint | No
         processor=processor,
         vocab_size=vocab_size,
         data=data,
-        data_facts=preview_data(data, processor, config.train_config, resolved.batches, resolved.width, env),
+        preview=preview_data(data, processor, config.train_config, resolved.batches, resolved.width, env),
         num_steps=resolve_num_steps(
             config.train_config, config.tracking_config, data.steps_per_epoch(resolved.batches)
         ),
     )
 
 
-def build(inputs: Inputs, config: RunConfig, env: Environment) -> tuple[BuiltModel, Trainable, Loaders]:
+def build(inputs: Inputs, config: RunConfig, env: Environment) -> Parts:
     """Build the model with its weights, what updates it and what feeds it. Every rank must call this."""
     resolved, task = inputs.resolved, inputs.task
     built = build_for_training(
@@ -199,46 +211,40 @@ def build(inputs: Inputs, config: RunConfig, env: Environment) -> tuple[BuiltMod
         scaler=LossScaler(active=resolved.precision.scales_loss),
         accumulate_unsharded=accumulates_unsharded(fsdp.accumulate_unsharded, resolved.layout, model, env.device),
     )
-    return built, trainable, loaders
+    return Parts(built, trainable, loaders)
 
 
 def open_run(
     inputs: Inputs,
-    built: BuiltModel,
-    trainable: Trainable,
-    loaders: Loaders,
+    parts: Parts,
+    checkpoint: Checkpoint | None,
     config: RunConfig,
     env: Environment,
     watchdog: Watchdog,
     lock: RunLock,
-    checkpoint: Checkpoint | None,
-    known: dict[str, Any],
 ) -> Job:
-    """Take up the checkpoint's state, make the run folder and what writes to it. Every rank must call this.
-
-    Args:
-        known: what a checkpoint and the run that goes on from it must have in common, as far as it is known.
-    """
-    model, num_steps, say = trainable.model, inputs.num_steps, partial(print_rank_zero, env)
+    """Load the checkpoint's state, make the run folder, and open what writes to it. Every rank must call this."""
+    train, trainable, say = config.train_config, parts.trainable, partial(print_rank_zero, env)
+    model = trainable.model
     files = huggingface_files(model, inputs.processor)
-    base = on_rank_zero(lambda: base_fingerprint(model, config.train_config))
-    known_of_model = {"model_config": model_config_values(files), "base_fingerprint": base}
+    base = on_rank_zero(lambda: base_fingerprint(model, train))
+    model_identity = {"model_config": model_config_values(files), "base_fingerprint": base}
     state = TrainState()
     if checkpoint is not None:
-        print_rank_zero(env, *check_same(checkpoint, config, known_of_model))
+        say(*check_same(checkpoint, config, model_identity))
         offload = config.fsdp_config.optimizer_cpu_offload
-        seed = config.train_config.seed
-        state = load_checkpoint(checkpoint, trainable, env, seed=seed, optimizer_cpu_offload=offload)
-    planned_root = checkpoint_root(config.train_config, Path(config.train_config.output_dir or "outputs").expanduser())
-    save_plan, save_notes = plan_saves(model, config.train_config, config.fsdp_config, planned_root, env)
-    print_rank_zero(env, *save_notes)
+        state = load_checkpoint(checkpoint, trainable, env, seed=train.seed, optimizer_cpu_offload=offload)
+    planned_root = checkpoint_root(train, Path(train.output_dir or "outputs").expanduser())
+    save_plan, save_notes = plan_saves(model, train, config.fsdp_config, planned_root, env)
+    say(*save_notes)
 
-    description = describe_run(model, built.empty.architecture, inputs.data_facts, env, load_seconds=built.load_seconds)
-    start = start_event(description, env, steps_per_epoch=len(loaders.train), num_steps=num_steps)
+    empty, load_seconds = parts.built.empty, parts.built.load_seconds
+    description = describe_run(model, empty.architecture, inputs.preview, env, load_seconds=load_seconds)
+    start = start_event(description, env, steps_per_epoch=len(parts.loaders.train), num_steps=inputs.num_steps)
     resolved = inputs.resolved.to_dict() | {
         "num_units": num_units(model),
-        "activation_checkpointing": built.empty.checkpointing,
-        "attention": built.empty.attention,
+        "activation_checkpointing": empty.checkpointing,
+        "attention": empty.attention,
         "accumulate_unsharded": trainable.accumulate_unsharded,
         "keep_last": save_plan.keep_last,
         "checkpoint_bytes": save_plan.num_bytes,
@@ -248,40 +254,23 @@ def open_run(
         lambda: create_run_folder(config, env, lock, resolved=resolved, description=description, resumed=resumed)
     )
     if checkpoint is not None:
-        take_up_results(checkpoint, state, folder, num_steps)
+        take_up_results(checkpoint, state, folder, inputs.num_steps)
     watchdog.traces = folder / "traces"
-    metrics = MetricsFile(None)
     if env.is_rank_zero:
         print_for_people("", start_table(config, env, start, resolved, description), "")
-        print_rank_zero(env, *start_warnings(config.train_config, start), f"run folder: {folder}")
-        trackers = open_trackers(
-            config.tracking_config, folder, config.to_dict(), resolved | start, say, after_step=state.step
-        )
-        metrics = MetricsFile(folder / "metrics.jsonl", trackers)
-    flops = inputs.task.make_flops(unwrap(model))
-    reporter = RunReporter(
-        config.tracking_config,
-        env,
-        folder,
-        metrics=metrics,
-        ledger=MemoryLedger(model, trainable.optimizer, env.device),
-        recorder=step_recorder(config.tracking_config, env, folder, flops, say),
-        flops=flops,
-        scaler=trainable.scaler,
-        num_epochs=config.train_config.num_epochs,
-        num_steps=num_steps,
-        compiles=config.train_config.compile,
-    )
+        say(*start_warnings(train, start), f"run folder: {folder}")
+
+    reporter = open_reporter(inputs, trainable, config, env, folder, figures=resolved | start, after_step=state.step)
     saver = CheckpointSaver(
         trainable,
         save_plan,
-        checkpoint_root(config.train_config, folder),
+        checkpoint_root(train, folder),
         metadata={
             "settings": config.to_dict(),
             "global_batch_size": inputs.resolved.batches.global_batch_size,
-            "num_steps": num_steps,
-            **known,
-            **known_of_model,
+            "num_steps": inputs.num_steps,
+            **inputs.identity(),
+            **model_identity,
         },
         files=files,
         say=say,
@@ -295,12 +284,49 @@ def open_run(
         env=env,
         task=inputs.task,
         trainable=trainable,
-        loaders=loaders,
-        num_steps=num_steps,
+        loaders=parts.loaders,
+        num_steps=inputs.num_steps,
         state=state,
         saver=saver,
         reporter=reporter,
         watchdog=watchdog,
         folder=folder,
         export=partial(export_model, model, inputs.processor, folder),
+    )
+
+
+def open_reporter(
+    inputs: Inputs,
+    trainable: Trainable,
+    config: RunConfig,
+    env: Environment,
+    folder: Path,
+    *,
+    figures: dict[str, Any],
+    after_step: int,
+) -> RunReporter:
+    """The reporter of a run, with its trackers on rank 0.
+
+    Args:
+        figures: what trackers keep beside the settings.
+        after_step: the step that a resumed run goes on after.
+    """
+    tracking, say = config.tracking_config, partial(print_rank_zero, env)
+    metrics = MetricsFile(None)
+    if env.is_rank_zero:
+        trackers = open_trackers(tracking, folder, config.to_dict(), figures, say, after_step=after_step)
+        metrics = MetricsFile(folder / "metrics.jsonl", trackers)
+    flops = inputs.task.make_flops(unwrap(trainable.model))
+    return RunReporter(
+        tracking,
+        env,
+        folder,
+        metrics=metrics,
+        ledger=MemoryLedger(trainable.model, trainable.optimizer, env.device),
+        recorder=step_recorder(tracking, env, folder, flops, say),
+        flops=flops,
+        scaler=trainable.scaler,
+        num_epochs=config.train_config.num_epochs,
+        num_steps=inputs.num_steps,
+        compiles=config.train_config.compile,
     )
