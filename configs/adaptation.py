@@ -1,4 +1,4 @@
-"""Settings that follow from others. Each adaptation of a default leaves a note that the run prints."""
+"""Settings that follow from other settings. Each adapted default leaves a note, which the run prints."""
 
 import re
 from dataclasses import replace
@@ -8,7 +8,7 @@ from configs.run import RunConfig
 from utils.errors import ConfigError
 
 SHARED_FIELDS = ("mixed_precision", "use_fp16")
-"""Fields that train_config and fsdp_config both have; they always agree."""
+"""Fields of both train_config and fsdp_config, which always agree."""
 
 DEFAULT_SGD_MOMENTUM = 0.9
 
@@ -16,17 +16,17 @@ _CUSTOM_FILE = re.compile(r"[^:]+\.py(:.*)?", re.DOTALL)
 
 
 def adapt(config: RunConfig) -> RunConfig:
-    """The config with short forms written out and defaults that follow from other settings filled in.
+    """Expand short forms, and fill in defaults that follow from other settings.
 
     Raises:
-        ConfigError: where --dataset and --custom_dataset.file name different files.
+        ConfigError: if --dataset and --custom_dataset.file name different files.
     """
     config = _expand_dataset(config)
     config = _agree_on_shared_fields(config)
     config = _fill_momentum(config)
-    config = _name_hybrid_sharding_twice(config)
-    config = _make_a_stream_one_epoch(config)
-    return _note_what_has_no_effect(config)
+    config = _agree_on_hybrid_sharding(config)
+    config = _make_streams_one_epoch(config)
+    return _note_settings_without_effect(config)
 
 
 def _expand_dataset(config: RunConfig) -> RunConfig:
@@ -37,8 +37,8 @@ def _expand_dataset(config: RunConfig) -> RunConfig:
         return config
     if len(files) > 1:
         raise ConfigError(
-            f"--dataset: {' and '.join(files)} are two custom datasets, and a run has one; "
-            "let one function return the samples of both"
+            f"--dataset: {' and '.join(files)} are two custom datasets, but a run can have one only; "
+            "let one function return the examples of both"
         )
     (file,) = files
     if config.was_given("custom_dataset.file") and config.custom_dataset.file != file:
@@ -56,7 +56,7 @@ def _expand_dataset(config: RunConfig) -> RunConfig:
 
 
 def _agree_on_shared_fields(config: RunConfig) -> RunConfig:
-    """A shared field that was given for one section alone holds for the other too."""
+    """Copy a shared field that was given in one section to the other."""
     for field in SHARED_FIELDS:
         for source, target in (("train_config", "fsdp_config"), ("fsdp_config", "train_config")):
             value = config.value(f"{source}.{field}")
@@ -67,7 +67,7 @@ def _agree_on_shared_fields(config: RunConfig) -> RunConfig:
             ):
                 section = replace(getattr(config, target), **{field: value})
                 config = _noted(
-                    replace(config, **{target: section}), f"--{source}.{field} {value} holds for {target} too"
+                    replace(config, **{target: section}), f"--{source}.{field} {value} applies to {target} too"
                 )
     return config
 
@@ -81,8 +81,8 @@ def _fill_momentum(config: RunConfig) -> RunConfig:
     )
 
 
-def _name_hybrid_sharding_twice(config: RunConfig) -> RunConfig:
-    """`hsdp` is another name for HYBRID_SHARD: after this, both say the same, or validation refuses them."""
+def _agree_on_hybrid_sharding(config: RunConfig) -> RunConfig:
+    """Make `hsdp` and `sharding_strategy` agree, unless they contradict each other: validation refuses that."""
     fsdp = config.fsdp_config
     if fsdp.hsdp and fsdp.sharding_strategy == "FULL_SHARD":
         fsdp_config = replace(fsdp, sharding_strategy="HYBRID_SHARD")
@@ -92,39 +92,40 @@ def _name_hybrid_sharding_twice(config: RunConfig) -> RunConfig:
     return config
 
 
-def _make_a_stream_one_epoch(config: RunConfig) -> RunConfig:
-    """Nobody knows where an epoch of a stream ends; --num_epochs is refused where it was given."""
+def _make_streams_one_epoch(config: RunConfig) -> RunConfig:
+    """Set num_epochs to 1 for streams, whose epochs have no known end. Validation refuses a given --num_epochs."""
     if not config.streams or config.was_given("train_config.num_epochs"):
         return config
     return replace(config, train_config=replace(config.train_config, num_epochs=1))
 
 
-def _note_what_has_no_effect(config: RunConfig) -> RunConfig:
-    """Settings that were given and act only where another setting lets them."""
+def _note_settings_without_effect(config: RunConfig) -> RunConfig:
+    """Add notes on settings that were given but have no effect, or an unexpected cost."""
     mode = config.train_config.activation_checkpointing
     own = config.fsdp_config.fsdp_activation_checkpointing
     if mode is not None and own is not None and own != (mode != "off"):
-        config = _noted(config, f"--activation_checkpointing {mode} holds, not --fsdp_activation_checkpointing {own}")
+        note = f"--activation_checkpointing {mode} overrides --fsdp_activation_checkpointing {own}"
+        config = _noted(config, note)
     if config.was_given("train_config.low_cpu_fsdp") and not config.train_config.low_cpu_fsdp:
-        config = _noted(config, "--low_cpu_fsdp False has no effect: no layout lets every rank load the whole model")
+        config = _noted(config, "--low_cpu_fsdp False has no effect: no run loads the whole model on every rank")
     lora = config.lora_config
     if lora.use_dora and lora.lora_dropout > 0:
         config = _noted(
             config,
-            f"--use_dora with --lora_dropout {lora.lora_dropout:g} multiplies by every adapted weight twice, the "
-            "second time in fp32; --lora_dropout 0 spares that",
+            f"--use_dora with --lora_dropout {lora.lora_dropout:g} multiplies by each adapted weight twice, the second "
+            "time in fp32; --lora_dropout 0 avoids that",
         )
     if config.streams:
         if config.train_config.num_workers_dataloader > 1:
             config = _noted(
                 config,
-                f"--num_workers_dataloader {config.train_config.num_workers_dataloader} holds for validation; one "
-                "process per rank reads the stream",
+                f"--num_workers_dataloader {config.train_config.num_workers_dataloader} applies to validation only; "
+                "one process per rank reads the stream",
             )
         if config.train_config.scheduler == "step":
             config = _noted(
                 config,
-                "--scheduler step leaves lr as it is, since a stream has no epochs; cosine and linear lower it",
+                "--scheduler step keeps lr constant, because a stream has no epochs; cosine and linear lower it",
             )
     if config.train_config.run_validation is False:
         for name in ("train_config.val_batch_size", "train_config.max_eval_step"):

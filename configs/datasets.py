@@ -1,28 +1,24 @@
-"""Where each dataset's samples come from. `--dataset NAME` chooses one; settings of another are refused."""
+"""Settings of the datasets. `--dataset NAME` chooses one; settings of any other are refused."""
 
 from dataclasses import dataclass
 from typing import Literal
 
 from configs.setting import setting
 
-STREAMING = "read the training samples as they are needed, so that they may be more than fit into memory"
+STREAMING = "read training examples while training, for data that does not fit into memory"
+FRACTION = "share of the training examples to hold out for evaluation, if there is no test_split"
 _FORMS = "a file, a folder, a glob, a save_to_disk folder, or OWNER/NAME on the hub"
 
 
 @dataclass(frozen=True)
 class DataSource:
-    """What every dataset has: where its rows are, and which of them are trained on."""
+    """The settings of every dataset: where its examples are, and which are for training."""
 
     data_path: str | None = setting(None, f"{_FORMS} (docs/datasets.md)")
     hub_config: str | None = setting(None, "configuration of a hub dataset that has several")
-    train_split: str = setting("train", "split that is trained on: its name on the hub, or its files' (train.*)")
-    test_split: str = setting("validation", "split that is evaluated on, named like train_split")
-    validation_fraction: float = setting(
-        0.0,
-        "share of the training rows to evaluate on and not to train on, where there is no test_split",
-        minimum=0,
-        exclusive_maximum=1,
-    )
+    train_split: str = setting("train", "training split: its name on the hub, or of its files (train.*)")
+    test_split: str = setting("validation", "evaluation split, named like train_split")
+    validation_fraction: float = setting(0.0, FRACTION, minimum=0, exclusive_maximum=1)
     streaming: bool = setting(False, STREAMING)
 
 
@@ -35,15 +31,10 @@ class SamsumDataset(DataSource):
 
 @dataclass(frozen=True)
 class AlpacaDataset(DataSource):
-    """Instructions and their answers, as in alpaca_data.json (--dataset alpaca_dataset)."""
+    """Instructions and answers, as in alpaca_data.json (--dataset alpaca_dataset)."""
 
     data_path: str | None = setting(None, f"{_FORMS}; unset: tatsu-lab/alpaca from the hub")
-    validation_fraction: float = setting(
-        0.01,
-        "share of the training rows to evaluate on and not to train on, where there is no test_split",
-        minimum=0,
-        exclusive_maximum=1,
-    )
+    validation_fraction: float = setting(0.01, FRACTION, minimum=0, exclusive_maximum=1)
 
 
 @dataclass(frozen=True)
@@ -53,32 +44,34 @@ class GrammarDataset(DataSource):
 
 @dataclass(frozen=True)
 class ChatDataset(DataSource):
-    """Conversations; the assistant's turns are learned (--dataset chat_dataset)."""
+    """Conversations; the assistant's turns are the labels (--dataset chat_dataset)."""
 
-    messages_column: str | None = setting(None, "column of the turns; unset: messages, or conversations")
-    tools_column: str = setting("tools", "column of the tools that a conversation may call, if it is there")
+    messages_column: str | None = setting(None, "column with the turns; unset: messages, or conversations")
+    tools_column: str = setting("tools", "column with the tools that a conversation may call; it may be missing")
     chat_template: str | None = setting(None, "file with a Jinja chat template; unset: the tokenizer's own")
 
 
 @dataclass(frozen=True)
 class InstructionDataset(DataSource):
-    """Prompts and their completions (--dataset instruction_dataset)."""
+    """Prompts, and completions as labels (--dataset instruction_dataset)."""
 
-    prompt_column: str | None = setting(None, "column of the prompt; unset: prompt, instruction, or question")
-    input_column: str | None = setting(None, "column of what the prompt is about; unset: input beside instruction")
-    completion_column: str | None = setting(None, "column of what is learned; unset: completion, output, or answer")
+    prompt_column: str | None = setting(None, "column with the prompt; unset: prompt, instruction, or question")
+    input_column: str | None = setting(
+        None, "column with input to the prompt; unset: input, if the prompt is instruction"
+    )
+    completion_column: str | None = setting(None, "column with the completion; unset: completion, output, or answer")
     prompt_template: str | None = setting(
-        None, "text with {prompt} and perhaps {input}, \\n for a new line; unset: by the prompt's column"
+        None, "text with {prompt} and optionally {input}, \\n for a new line; unset: depends on the prompt's column"
     )
 
 
 @dataclass(frozen=True)
 class TextDataset(DataSource):
-    """Plain text, all of it learned (--dataset text_dataset)."""
+    """Plain text; every token is a label (--dataset text_dataset)."""
 
-    text_column: str = setting("text", "column of the text")
+    text_column: str = setting("text", "column with the text")
     sample_by: Literal["line", "paragraph", "document"] = setting(
-        "paragraph", "what is one sample in a .txt file: a line, what stands between blank lines, or the file"
+        "paragraph", "what is one example in a .txt file: a line, a paragraph between blank lines, or the whole file"
     )
 
 
@@ -87,9 +80,9 @@ class CustomDataset(DataSource):
     """Your own data (--dataset custom_dataset, or in short --dataset FILE.py:FUNCTION)."""
 
     file: str = setting(
-        "datasets/custom_example.py", "FILE.py or FILE.py:FUNCTION that returns the samples of one split"
+        "datasets/custom_example.py", "FILE.py or FILE.py:FUNCTION that returns the examples of one split"
     )
-    data_path: str | None = setting(None, "a file or folder that the function may read")
-    train_split: str = setting("train", "split name that the function gets for training")
-    test_split: str = setting("validation", "split name that the function gets for evaluation")
+    data_path: str | None = setting(None, "a file or folder for the function to read")
+    train_split: str = setting("train", "split name passed to the function for training")
+    test_split: str = setting("validation", "split name passed to the function for evaluation")
     streaming: bool = setting(False, STREAMING)

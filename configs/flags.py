@@ -1,4 +1,4 @@
-"""From the command line, and the recipe it names, to a validated RunConfig. The only place that reads flags."""
+"""Parse the command line, and the recipe it names, into a validated RunConfig. Nothing else reads flags."""
 
 import re
 from collections.abc import Iterable, Sequence
@@ -20,15 +20,15 @@ __all__ = ["help_text", "parse_flags", "wants_help"]
 
 
 def wants_help(argv: Sequence[str]) -> bool:
-    """Whether the user asked for help, anywhere on the command line."""
+    """Whether --help or -h stands anywhere on the command line."""
     return any(argument.partition("=")[0] in ("--help", "-h") for argument in argv)
 
 
 def parse_flags(argv: Sequence[str]) -> RunConfig:
-    """The settings of the run that these arguments (without the program's name) ask for.
+    """The settings of a run, from its arguments without the program's name.
 
     Raises:
-        ConfigError: for the first thing that is unknown, ill-typed, or in conflict with another.
+        ConfigError: for the first flag that is unknown, has a wrong type, or conflicts with another.
     """
     flags = _collect(argv)
     notes: list[str] = []
@@ -53,11 +53,11 @@ def parse_flags(argv: Sequence[str]) -> RunConfig:
 
 
 def _collect(argv: Sequence[str]) -> dict[str, str]:
-    """The flags' names (dashes made underscores) and raw values.
+    """Raw values by flag name, with underscores for dashes.
 
-    Fire pairs names with values. Three of its habits are prevented beforehand: it would read `--lr --use_peft` as
-    lr=True and any `--noX` as X=False, so a flag without a value is given an explicit NO_VALUE; it would let the
-    last of two equal flags win, so that is refused; and it takes `-lr` and `--` for its own, so they are refused.
+    Fire pairs names with values, but three of its habits are unwanted here. It reads `--lr --use_peft` as lr=True and
+    any `--noX` as X=False, so a flag without a value gets an explicit NO_VALUE first. It lets the last of two equal
+    flags win, so that is refused. It uses `-lr` and `--` itself, so these are refused.
     """
     marked: list[str] = []
     names: set[str] = set()
@@ -76,7 +76,7 @@ def _collect(argv: Sequence[str]) -> dict[str, str]:
             if not equals and (following is None or re.match(r"-[A-Za-z]|--", following)):
                 argument += f"={NO_VALUE}"
         marked.append(argument)
-    # A separator that no argument can be: fire's own, "-", would split the command line.
+    # The separator must be something that no argument can be: fire's own, "-", would split the command line.
     command = [*marked, "--", f"--separator={NO_VALUE}"]
     positional, flags = fire.Fire(_as_given, command=command, name="finetuning.py", serialize=lambda _: None)
     if positional:
@@ -90,7 +90,7 @@ def _as_given(*positional: str, **flags: str) -> list[Any]:
 
 
 def _assign(entries: Iterable[tuple[str, Raw]], prefix: str, notes: list[str]) -> dict[str, Any]:
-    """Values by dotted name, from names and raw values of one source, whose errors start with `prefix`."""
+    """Values by dotted name, from the names and raw values of one source. Its errors start with `prefix`."""
     values: dict[str, Any] = {}
     for spelled, raw in entries:
         label = prefix + spelled

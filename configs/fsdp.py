@@ -1,4 +1,4 @@
-"""How the model is laid out over the ranks."""
+"""Settings of sharding, precision and optimizer."""
 
 from dataclasses import dataclass
 from typing import Literal
@@ -10,24 +10,24 @@ OPTIMIZERS_IN_8BIT = ("AdamW8bit", "PagedAdamW8bit")
 
 @dataclass(frozen=True)
 class FsdpConfig:
-    """Sharding, precision and optimizer. Precision and optimizer hold without --enable_fsdp too."""
+    """Sharding, precision and optimizer. Precision and optimizer apply without --enable_fsdp too."""
 
     sharding_strategy: Literal["FULL_SHARD", "SHARD_GRAD_OP", "NO_SHARD", "HYBRID_SHARD"] = setting(
         "FULL_SHARD",
-        "FULL_SHARD gathers weights layer by layer, SHARD_GRAD_OP keeps them between forward and backward, "
-        "HYBRID_SHARD shards within groups of ranks and replicates over groups, NO_SHARD replicates",
+        "FULL_SHARD gathers the weights of one layer at a time; SHARD_GRAD_OP keeps them from forward to backward; "
+        "HYBRID_SHARD shards within groups of ranks and replicates across groups; NO_SHARD replicates",
     )
-    hsdp: bool | None = setting(None, "shorter name for sharding_strategy HYBRID_SHARD", unset=False)
+    hsdp: bool | None = setting(None, "short for sharding_strategy HYBRID_SHARD", unset=False)
     sharding_group_size: int = setting(
-        0, "ranks a HYBRID_SHARD model is sharded over; 0: the ranks of one node", unit="ranks", minimum=0
+        0, "ranks per group of HYBRID_SHARD; 0: the ranks of one node", unit="ranks", minimum=0
     )
     replica_group_size: int = setting(
-        0, "copies of a HYBRID_SHARD model; 0: as many as the ranks make", unit="copies", minimum=0
+        0, "copies of a HYBRID_SHARD model; 0: world size / sharding_group_size", unit="copies", minimum=0
     )
     accumulate_unsharded: bool | None = setting(
         None,
-        "keep gradients unsharded between micro-batches and reduce once per step: least communication, "
-        "4 bytes per parameter more memory; auto: if that is less than a tenth of the device's memory",
+        "keep gradients unsharded between micro-batches and reduce them once per step: least communication, 4 more "
+        "bytes of memory per parameter; auto: if that is less than a tenth of the device's memory",
         unset="auto",
     )
     fsdp_activation_checkpointing: bool | None = setting(
@@ -38,38 +38,37 @@ class FsdpConfig:
     )
     wrap: Literal["layer", "root"] = setting(
         "layer",
-        "what is gathered at a time: one layer, or root, the whole model at once: fewer and larger transfers, all "
-        "weights and gradients whole in device memory",
+        "gather the weights of one layer at a time, or of the whole model (root): fewer and larger transfers, but all "
+        "weights and gradients are in device memory at once",
     )
     fsdp_cpu_offload: bool = setting(
         False,
-        "keep parameters, gradients and optimizer state in host memory; what a layer computes with is copied to the "
-        "device, the optimizer steps on the CPU",
+        "keep parameters, gradients and optimizer states in host memory: layers are copied to the device to compute, "
+        "and the optimizer steps on the CPU",
     )
     optimizer_cpu_offload: bool = setting(
         False,
-        "keep only the optimizer's state in host memory and step on the CPU; holds without --enable_fsdp too",
+        "keep only the optimizer states in host memory, and step on the CPU; applies without --enable_fsdp too",
     )
     mixed_precision: bool | None = setting(
         None, "the same as train_config.mixed_precision; the two always agree", unset=True
     )
     use_fp16: bool | None = setting(None, "the same as train_config.use_fp16; the two always agree", unset=False)
-    pure_bf16: bool = setting(False, "weights, gradients and optimizer state all in bf16")
+    pure_bf16: bool = setting(False, "keep weights, gradients and optimizer states in bf16")
     optimizer: Literal["AdamW", "SGD", "anyprecision", "AdamW8bit", "PagedAdamW8bit", "Adafactor"] = setting(
         "AdamW",
-        "AdamW (fused), SGD, AdamW with states in bf16 (anyprecision) or in 8 bits (AdamW8bit; PagedAdamW8bit moves "
-        "them to host memory where the GPU's is full), or Adafactor: almost no states, and lr relative to the weights",
+        "AdamW (fused); SGD; AdamW with states in bf16 (anyprecision) or in 8 bits (AdamW8bit; PagedAdamW8bit moves "
+        "them to host memory if the GPU's is full); or Adafactor, with almost no states and lr relative to the weights",
     )
-    momentum_dtype: Literal["bf16", "fp32"] = setting("bf16", "dtype of the averages of gradients (anyprecision)")
-    variance_dtype: Literal["bf16", "fp32"] = setting(
-        "bf16", "dtype of the averages of squared gradients (anyprecision)"
-    )
+    momentum_dtype: Literal["bf16", "fp32"] = setting("bf16", "dtype of the averaged gradients (anyprecision)")
+    variance_dtype: Literal["bf16", "fp32"] = setting("bf16", "dtype of the averaged squared gradients (anyprecision)")
     use_kahan_summation: bool = setting(
         False,
-        "keep what rounding takes from each update and add it to the next, 2 bytes per parameter: weights in bf16 then "
-        "learn from small updates (anyprecision)",
+        "keep the rounding error of each update and add it to the next, so that weights in bf16 learn from small "
+        "updates; 2 bytes per parameter (anyprecision)",
     )
     checkpoint_type: Literal["SHARDED_STATE_DICT", "FULL_STATE_DICT"] = setting(
         "SHARDED_STATE_DICT",
-        "form of the checkpoints: each rank writes its own shards, or rank 0 one file, gathered in its host memory",
+        "format of checkpoints: each rank writes its own shards, or rank 0 gathers all in its host memory and writes "
+        "one file",
     )

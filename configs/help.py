@@ -1,4 +1,4 @@
-"""The text of --help: every flag with its type, default, unit and meaning."""
+"""The text of --help: each flag with its type, default, unit and meaning."""
 
 import textwrap
 from typing import get_origin
@@ -18,17 +18,17 @@ Fine-tune a Hugging Face model on one device, one machine or many.
   torchrun --nproc_per_node 4 finetuning.py --enable_fsdp --model_name MODEL --fsdp_config.optimizer SGD
   torchrun --nproc_per_node 4 finetuning.py --config recipe.yaml --lr 2e-5
 
-Booleans: --flag, --flag True, --flag False, --noflag. Lists: a,b. A flag may carry the name of its group:
---fsdp_config.optimizer SGD. mixed_precision and use_fp16, without it, are set in both groups that have them.
-Values of flags go before those of a recipe, those of a recipe before the defaults.
+Booleans: --flag, --flag True, --flag False, --noflag. Lists: a,b. "unset" says what leaving a flag out means.
+A flag may start with the name of its group: --fsdp_config.optimizer SGD. Without it, mixed_precision and
+use_fp16 are set in both groups that have them. Flags override the recipe, which overrides the defaults.
 """
 
 
 def help_text() -> str:
-    """Every flag, grouped by config, in lines of at most 110 columns."""
+    """All flags, grouped by section, in lines of at most 110 columns."""
     general = [
-        _entry("--config FILE", "YAML file of settings, by the same names [unset]"),
-        _entry("--help", "print this and end"),
+        _entry("--config FILE", "recipe: a YAML file of settings, with the same names [default unset]"),
+        _entry("--help", "print this and exit"),
     ]
     parts = [_HEAD, *general]
     for section, config_class in SECTIONS.items():
@@ -49,7 +49,7 @@ def _setting_entry(name: str, setting: Setting) -> str:
 
 
 def _label(name: str) -> str:
-    """The flag as listed in its group: with the group's name where another group has the same flag."""
+    """The flag as listed in its group: with the group's name if another group has the same flag."""
     field = name.split(".")[1]
     is_shared = sum(other.endswith(f".{field}") for other in SETTINGS) > 1
     return f"--{name}" if is_shared else flag(name)

@@ -1,4 +1,4 @@
-"""Names that other tools have for our settings."""
+"""Hints for names that other tools use for our settings."""
 
 _BATCH = "--batch_size_training (rows per rank per micro-batch)"
 _PRECISION = "--pure_bf16 (all bf16), --mixed_precision True|False, or --use_fp16"
@@ -23,7 +23,7 @@ _KERNELS = "--use_fast_kernels"
 _EVALUATION = "--run_validation True|False and --eval_every_steps (optimizer steps)"
 _LOGGING = "--log_every_steps (optimizer steps)"
 _TRACKERS = "--use_wandb or --use_tensorboard"
-_SLICE = "--split_slice (1% or a number of samples)"
+_SLICE = "--split_slice (1%, or a number of examples)"
 _DATA = "--dataset NAME with --NAME.data_path FILE_OR_FOLDER"
 _LAUNCHER = "torchrun's --nproc_per_node and --nnodes, before finetuning.py"
 
@@ -82,7 +82,7 @@ HINTS: dict[str, str] = {
     "cutoff_len": _LENGTH,
     "packing": "--batching_strategy packing|padding",
     "sample_packing": "--batching_strategy packing|padding",
-    "group_by_length": "--batching_strategy padding (batches then hold samples of like length)",
+    "group_by_length": "--batching_strategy padding (batches then hold sequences of similar length)",
     "truncation_side": "--truncation right|left|drop|error",
     "pad_to_max_length": "--batching_strategy packing|padding",
     "num_workers": "--num_workers_dataloader",
@@ -190,4 +190,4 @@ HINTS: dict[str, str] = {
     "overwrite_output_dir": "--overwrite",
     "resume_from_checkpoint": "--resume",
 }
-"""From a name that other tools use to the flag or flags that mean it here."""
+"""The flags that mean the same here, by the name that other tools use."""

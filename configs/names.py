@@ -1,4 +1,4 @@
-"""Which settings a name means, and what to say about a name that means none."""
+"""Find the settings that a flag names, and explain unknown names."""
 
 from difflib import get_close_matches
 
@@ -10,7 +10,7 @@ for _dotted in SETTINGS:
     _field = _dotted.split(".")[1]
     _DOTTED_BY_FIELD[_field] = (*_DOTTED_BY_FIELD.get(_field, ()), _dotted)
 
-# Fields that each dataset has for itself: setting them in all datasets at once would be a guess. A switch is none.
+# Fields of several datasets, but for switches. Setting them in all datasets at once would be a guess.
 _DATASET_FIELDS = {
     field
     for field, names in _DOTTED_BY_FIELD.items()
@@ -19,14 +19,14 @@ _DATASET_FIELDS = {
 
 
 def find(name: str) -> tuple[str, ...]:
-    """The dotted names of the settings that `name` (dotted or bare) sets; empty where there is none."""
+    """The dotted names of the settings that `name` (dotted or bare) sets; empty if it is unknown."""
     if name in SETTINGS:
         return (name,)
     return () if name in _DATASET_FIELDS else _DOTTED_BY_FIELD.get(name, ())
 
 
 def find_negated(name: str) -> tuple[str, ...]:
-    """The boolean settings that `name`, spelled noflag or no_flag, sets to False; empty where there is none."""
+    """The boolean settings that `name`, written noflag or no_flag, sets to False; empty if it is unknown."""
     section, dot, field = name.rpartition(".")
     if not field.startswith("no"):
         return ()
@@ -35,13 +35,13 @@ def find_negated(name: str) -> tuple[str, ...]:
 
 
 def flag(dotted: str) -> str:
-    """The flag as we write it: "--lr", "--samsum_dataset.data_path"."""
+    """The flag as messages show it: "--lr", "--samsum_dataset.data_path"."""
     section, field = dotted.split(".")
     return f"--{dotted}" if section in DATASETS else f"--{field}"
 
 
 def explain_unknown(name: str) -> str:
-    """Why `name` means no setting, and what to write instead."""
+    """Why `name` is no setting, and what to write instead."""
     section, _, field = name.rpartition(".")
     if name in SECTIONS:
         first = next(dotted for dotted in SETTINGS if dotted.startswith(f"{name}."))
@@ -49,7 +49,7 @@ def explain_unknown(name: str) -> str:
     if name in _DATASET_FIELDS:
         return f"each dataset has its own; write --{_DOTTED_BY_FIELD[name][0]}, with the name of the chosen dataset"
     if name == "config":
-        return "belongs on the command line; a recipe cannot name another"
+        return "belongs on the command line; a recipe cannot name another recipe"
     if field in HINTS:
         return f"unknown flag; here it is {HINTS[field]}"
     near = _nearest(name) or (_nearest(field) if section else "")
@@ -57,7 +57,7 @@ def explain_unknown(name: str) -> str:
 
 
 def _nearest(name: str) -> str:
-    """The known name, dotted or bare, that `name` is probably a slip of; empty where none is near."""
+    """The known name, dotted or bare, that `name` is probably a misspelling of; empty if none is near."""
     bare = [field for field in _DOTTED_BY_FIELD if field not in _DATASET_FIELDS]
     matches = get_close_matches(name, [*bare, *SETTINGS, "config", "help"], n=1, cutoff=0.7)
     return matches[0] if matches else ""

@@ -1,11 +1,11 @@
-"""The adapter that --use_peft trains: one section for each --peft_method."""
+"""Settings of the adapter that --use_peft trains: one section for each --peft_method."""
 
 from dataclasses import dataclass
 
 from configs.setting import setting
 
 ALL_LINEAR = "all-linear"
-"""Stands for every linear layer but the output head, as in peft."""
+"""Means every linear layer but the output head, as in peft."""
 
 DEFAULT_ADAPTER_LAYERS = 30
 
@@ -14,24 +14,22 @@ DEFAULT_ADAPTER_LAYERS = 30
 class LoraConfig:
     """Low-rank adapters (https://arxiv.org/abs/2106.09685); need --use_peft."""
 
-    r: int = setting(8, "rank of the two factors", minimum=1)
+    r: int = setting(8, "rank of the two matrices", minimum=1)
     lora_alpha: int = setting(
         32,
-        "scale of the adapter: its output is multiplied by lora_alpha / r, with use_rslora by lora_alpha / sqrt(r)",
+        "scale: the adapter's output is multiplied by lora_alpha / r, or by lora_alpha / sqrt(r) with use_rslora",
         minimum=1,
     )
     target_modules: tuple[str, ...] = setting(
         ("q_proj", "v_proj"),
-        "names of the linear layers that get an adapter, separated by commas; all-linear: each but the output head",
+        "names of the linear layers that get an adapter; all-linear: all but the output head",
     )
-    lora_dropout: float = setting(
-        0.05, "share of the adapter's inputs dropped in training", minimum=0, exclusive_maximum=1
-    )
+    lora_dropout: float = setting(0.05, "dropout probability of the adapter's inputs", minimum=0, exclusive_maximum=1)
     use_rslora: bool = setting(
-        False, "scale by lora_alpha / sqrt(r), so that a large r learns as fast (https://arxiv.org/abs/2312.03732)"
+        False, "scale by lora_alpha / sqrt(r), so that a large r learns as fast as a small one (arXiv 2312.03732)"
     )
     use_dora: bool = setting(
-        False, "train each output's magnitude apart from its direction; slower (https://arxiv.org/abs/2402.09353)"
+        False, "train the magnitude and the direction of weights separately; slower (arXiv 2402.09353)"
     )
 
 
@@ -39,10 +37,10 @@ class LoraConfig:
 class LlamaAdapterConfig:
     """Gated prompts (https://arxiv.org/abs/2303.16199); need --peft_method llama_adapter."""
 
-    adapter_len: int = setting(10, "prompt tokens of each adapted layer", unit="tokens", minimum=1)
+    adapter_len: int = setting(10, "prompt tokens per adapted layer", unit="tokens", minimum=1)
     adapter_layers: int | None = setting(
         None,
-        "layers that get a prompt, from the top; unset: all layers of a model that has fewer",
+        "number of layers that get a prompt, counted from the top; unset: fewer if the model has fewer",
         minimum=1,
         unset=DEFAULT_ADAPTER_LAYERS,
     )

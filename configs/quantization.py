@@ -1,4 +1,4 @@
-"""How the frozen weights under an adapter are stored."""
+"""Settings of quantization: how the frozen weights under an adapter are stored."""
 
 from dataclasses import dataclass
 from typing import Literal
@@ -11,17 +11,17 @@ class QuantizationConfig:
     """Quantized base weights, by bitsandbytes; need --use_peft."""
 
     quantization: Literal["4bit", "8bit"] | None = setting(
-        None, "bits per frozen weight of a linear layer; True means 4bit, False none", bare="True"
+        None, "store the frozen weights of linear layers in 4 or 8 bits; True means 4bit, False none", bare="True"
     )
-    quant_type: Literal["nf4", "fp4"] = setting("nf4", "the sixteen values that 4 bits stand for (4bit)")
+    quant_type: Literal["nf4", "fp4"] = setting("nf4", "data type of the 4-bit weights (4bit)")
     use_double_quant: bool = setting(
-        False, "store the scales of 4-bit blocks in 8 bits, too: 0.37 bits per weight less (4bit)"
+        False, "store the scales of 4-bit blocks in 8 bits, which saves 0.37 bits per weight (4bit)"
     )
     compute_dtype: Literal["fp32", "bf16", "fp16"] | None = setting(
-        None, "dtype that quantized weights are multiplied in; unset: that of the run's precision"
+        None, "dtype in which quantized layers compute; unset: that of the run's precision"
     )
     quant_storage: Literal["auto", "uint8", "bf16", "fp16", "fp32"] = setting(
         "auto",
-        "dtype of the tensors that hold the packed bytes; auto: uint8, or fp32 where this version of torch does not "
-        "shard integers",
+        "dtype of the tensors that hold the packed bytes; auto: uint8, or fp32 if this version of torch cannot shard "
+        "integers",
     )

@@ -1,4 +1,4 @@
-"""Reads the YAML file of --config as raw strings, so that its values go through the same parser as flags."""
+"""Read the recipe (the YAML file of --config) as raw strings, so that values are parsed like those of flags."""
 
 from collections.abc import Iterator
 from pathlib import Path
@@ -12,12 +12,12 @@ Raw = str | list[str]
 
 
 def read_recipe(path: str) -> list[tuple[str, Raw]]:
-    """The names and raw values in a recipe, in the order of the file.
+    """The names and raw values of a recipe, in the order of the file.
 
-    A recipe is a mapping of names as on the command line, bare or dotted, or of sections that are mappings in turn.
+    A recipe is a mapping. Its keys are names as on the command line, bare or dotted, or sections with mappings.
 
     Raises:
-        ConfigError: where the file cannot be read or is not such a mapping.
+        ConfigError: if the file cannot be read or is not such a mapping.
     """
     try:
         root = yaml.compose(Path(path).read_text(encoding="utf-8"), Loader=yaml.BaseLoader)

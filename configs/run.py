@@ -1,4 +1,4 @@
-"""Everything one run was told, in one frozen object."""
+"""All settings of one run in one frozen object."""
 
 from dataclasses import asdict, dataclass, field, fields, is_dataclass
 from typing import Any, get_type_hints
@@ -23,10 +23,10 @@ from configs.training import TrainConfig
 
 @dataclass(frozen=True)
 class RunConfig:
-    """The settings of a run; each attribute is named like the prefix of its flags.
+    """The settings of a run. Each section is named like the prefix of its flags.
 
-    `given` holds the dotted names of what the user set, by flag or by recipe ("fsdp_config.pure_bf16"). `notes` holds
-    one line for each setting that was adapted; the run prints them.
+    `given` holds the dotted names of the settings in flags or the recipe ("fsdp_config.pure_bf16"). `notes` holds one
+    line for each adapted setting; the run prints them.
     """
 
     train_config: TrainConfig
@@ -52,7 +52,11 @@ class RunConfig:
         return getattr(getattr(self, section), field_name)
 
     def was_given(self, name: str) -> bool:
-        """Whether the user set `name` (dotted). Raises KeyError for a name that does not exist."""
+        """Whether a flag or the recipe set `name` (dotted).
+
+        Raises:
+            KeyError: if there is no such setting.
+        """
         if name not in SETTINGS:
             raise KeyError(name)
         return name in self.given
@@ -64,11 +68,11 @@ class RunConfig:
 
     @property
     def streams(self) -> bool:
-        """Whether the training samples are read as a stream."""
+        """Whether the training examples are streamed."""
         return any(getattr(self, name).streaming for name in self.train_config.datasets if name in DATASETS)
 
     def to_dict(self) -> dict[str, dict[str, Any]]:
-        """Every setting by section and name, in plain types: what run.yaml shows."""
+        """All settings by section and name, in plain types, as in run.yaml."""
         return {
             section: {k: list(v) if isinstance(v, tuple) else v for k, v in asdict(getattr(self, section)).items()}
             for section in SECTIONS
@@ -78,12 +82,12 @@ class RunConfig:
 _TYPES = get_type_hints(RunConfig)
 
 SECTIONS: dict[str, type] = {f.name: _TYPES[f.name] for f in fields(RunConfig) if is_dataclass(_TYPES[f.name])}
-"""The config classes by section name, the prefix of their flags."""
+"""Config classes by section name, the prefix of their flags."""
 
 SETTINGS: dict[str, Setting] = {
     f"{section}.{name}": setting for section, cls in SECTIONS.items() for name, setting in settings_of(cls).items()
 }
-"""Every setting by dotted name."""
+"""All settings by dotted name."""
 
 DATASETS: tuple[str, ...] = tuple(section for section in SECTIONS if section.endswith("_dataset"))
-"""The sections that are datasets: the names --dataset knows."""
+"""The sections of datasets, which are the names that --dataset knows."""

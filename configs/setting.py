@@ -1,4 +1,4 @@
-"""How a setting is declared: a dataclass field that carries its own help, unit and limits."""
+"""Declare settings: dataclass fields that carry their help, unit and limits."""
 
 from dataclasses import MISSING, dataclass, field, fields
 from typing import Any, get_type_hints
@@ -6,11 +6,11 @@ from typing import Any, get_type_hints
 
 @dataclass(frozen=True)
 class Setting:
-    """One setting as the parser, the validation and the help text see it."""
+    """One setting, as the parser, the validation and the help text use it."""
 
     name: str
     kind: Any  # the annotation, e.g. int, str | None, Literal["a", "b"], tuple[str, ...]
-    default: Any  # MISSING where the user has to say
+    default: Any  # MISSING if the setting is required
     help: str
     unit: str
     minimum: float | None
@@ -48,10 +48,12 @@ def setting(
 ) -> Any:
     """Declare a setting as a dataclass field.
 
-    `later` marks what this version does not do yet and says what to do instead: it refuses `later_values`, or, where
-    there are none, anything but the default. `bare` is the value that the flag has when it is given without one.
-    `unset` is what a default of None stands for: a value, or words for the help text if it depends on other things.
-    A `default` of `dataclasses.MISSING` makes the setting required.
+    Args:
+        default: `dataclasses.MISSING` makes the setting required.
+        later: what to do instead of what only a later version does; this version refuses `later_values`, or if there
+            are none, any value but the default.
+        bare: the value of the flag if it is given without one.
+        unset: the documented default that None stands for, if None means that the setting was left out.
     """
     metadata = {
         "help": help,

@@ -1,4 +1,4 @@
-"""What is written down about a run."""
+"""Settings of logging: what a run records."""
 
 from dataclasses import dataclass
 
@@ -9,15 +9,13 @@ from configs.setting import setting
 class TrackingConfig:
     """Log lines, metrics and traces."""
 
-    log_every_steps: int = setting(
-        10, "print a line every so many optimizer steps; 1: each step", unit="steps", minimum=1
-    )
-    save_metrics: bool = setting(False, "also write losses and perplexities as one JSON file of lists")
+    log_every_steps: int = setting(10, "print a line every so many optimizer steps", unit="steps", minimum=1)
+    save_metrics: bool = setting(False, "also write losses and perplexities into one JSON file of lists")
     use_wandb: bool = setting(False, "send metrics and settings to Weights & Biases (offline with WANDB_MODE=offline)")
-    use_tensorboard: bool = setting(False, "write metrics and settings for TensorBoard, in the run folder")
-    flop_counter: bool = setting(False, "count one step's floating-point operations as they are made")
-    flop_counter_start: int = setting(3, "optimizer step that is counted (flop_counter)", unit="steps", minimum=1)
+    use_tensorboard: bool = setting(False, "write metrics and settings for TensorBoard into the run folder")
+    flop_counter: bool = setting(False, "count the floating-point operations of one step")
+    flop_counter_start: int = setting(3, "optimizer step to count (flop_counter)", unit="steps", minimum=1)
     use_profiler: bool = setting(
-        False, "record a PyTorch profiler trace: after 1 step of waiting and 2 of warm-up, 3 steps on every rank"
+        False, "record a PyTorch profiler trace on every rank: wait 1 step, warm up 2, record 3"
     )
-    profiler_dir: str | None = setting(None, "folder for the traces; unset: profiler/ in the run folder")
+    profiler_dir: str | None = setting(None, "folder for profiler traces; unset: profiler/ in the run folder")

@@ -1,4 +1,4 @@
-"""Every conflict between settings, refused here. World size, devices and files are checked where they are known."""
+"""All conflicts between settings. World size, devices and files are checked later, where they are known."""
 
 import re
 from difflib import get_close_matches
@@ -11,7 +11,7 @@ from configs.peft import ALL_LINEAR
 from configs.run import DATASETS, SETTINGS, RunConfig
 from utils.errors import ConfigError
 
-# What each setting may say without --enable_fsdp, because it then holds anyway.
+# The values allowed without --enable_fsdp, because they are true then anyway.
 _HOLDS_WITHOUT_FSDP: dict[str, tuple[Any, ...]] = {
     "train_config.low_cpu_fsdp": (False,),
     "fsdp_config.sharding_strategy": ("NO_SHARD",),
@@ -21,16 +21,16 @@ _HOLDS_WITHOUT_FSDP: dict[str, tuple[Any, ...]] = {
     "fsdp_config.wrap": ("layer",),
     "fsdp_config.fsdp_cpu_offload": (False,),
 }
-# The section of each --peft_method.
+# The section of settings for each --peft_method.
 _SECTIONS_OF_ADAPTERS = {"lora": "lora_config", "llama_adapter": "llama_adapter_config", "prefix": "prefix_config"}
 _CUSTOM_FILE = re.compile(r"[^:]+\.py(:[^\W\d]\w*)?")
 
 
 def validate(config: RunConfig) -> None:
-    """Check the settings against each other.
+    """Check that the settings fit together.
 
     Raises:
-        ConfigError: for the first conflict, or for a setting that this version does not have yet.
+        ConfigError: for the first conflict, or for a value that only a later version has.
     """
     _check_what_is_trained(config)
     _check_precision(config)
@@ -49,8 +49,8 @@ def _check_what_is_trained(config: RunConfig) -> None:
     train = config.train_config
     if config.quantization_config.quantization and not train.use_peft:
         raise ConfigError(
-            "--quantization: quantized weights cannot be trained, so nothing would be trainable and the loss would "
-            "never fall; add --use_peft to train an adapter on them, or give --quantization False"
+            "--quantization: quantized weights cannot be trained, so nothing would be trained; "
+            "add --use_peft to train an adapter on them, or give --quantization False"
         )
     for field in ("quant_type", "use_double_quant", "compute_dtype", "quant_storage"):
         if not config.was_given(f"quantization_config.{field}"):
@@ -58,7 +58,7 @@ def _check_what_is_trained(config: RunConfig) -> None:
         if not config.quantization_config.quantization:
             raise ConfigError(f"--{field}: nothing is quantized without --quantization; add it, or leave this out")
         if config.quantization_config.quantization == "8bit" and field in ("quant_type", "use_double_quant"):
-            raise ConfigError(f"--{field}: 8bit has one kind only; give --quantization 4bit, or leave this out")
+            raise ConfigError(f"--{field}: 8bit has no such choice; give --quantization 4bit, or leave this out")
     if config.was_given("train_config.num_freeze_layers") and not train.freeze_layers:
         raise ConfigError("--num_freeze_layers: nothing is frozen without --freeze_layers; add it, or leave this out")
     _check_adapter(config)
@@ -78,21 +78,20 @@ def _check_adapter(config: RunConfig) -> None:
         method = method_of[name.split(".")[0]]
         if method != train.peft_method:
             raise ConfigError(
-                f"{flag(name)}: only --peft_method {method} has it, not {train.peft_method}; leave one of the two out"
+                f"{flag(name)}: only --peft_method {method} has it, not {train.peft_method}; leave one of them out"
             )
         if train.from_peft_checkpoint:
             raise ConfigError(
-                f"{flag(name)}: the adapter in --from_peft_checkpoint keeps the settings it was made with; "
-                "leave one out"
+                f"{flag(name)}: the adapter in --from_peft_checkpoint keeps its own settings; leave one of them out"
             )
     if ALL_LINEAR in config.lora_config.target_modules and len(config.lora_config.target_modules) > 1:
         raise ConfigError(
-            f"--target_modules: {ALL_LINEAR} names every linear layer but the head by itself; give it alone, or a list"
+            f"--target_modules: {ALL_LINEAR} already means every linear layer but the head; give it alone, or a list"
         )
     if config.lora_config.use_dora and train.compile:
         raise ConfigError(
-            "--use_dora: torch.compile cannot see through peft's DoRA, so layers would run in pieces, most of them not "
-            "compiled; leave --compile out"
+            "--use_dora: torch.compile cannot trace peft's DoRA, so most of each layer would not be compiled; "
+            "leave --compile out"
         )
     if train.peft_method == "prefix":
         _check_prefix(config)
@@ -102,8 +101,8 @@ def _check_prefix(config: RunConfig) -> None:
     train = config.train_config
     if train.batching_strategy == "packing":
         raise ConfigError(
-            "--peft_method: prefix gives each row one prefix, which the later documents of a packed row could not be "
-            "shown; add --batching_strategy padding"
+            "--peft_method: prefix gives each row one prefix, and later sequences of a packed row could not attend to "
+            "it; add --batching_strategy padding"
         )
     for name, off in (
         ("train_config.activation_checkpointing", "off"),
@@ -111,12 +110,12 @@ def _check_prefix(config: RunConfig) -> None:
     ):
         if config.value(name) not in (off, None):
             raise ConfigError(
-                f"{flag(name)}: --peft_method prefix hands the prefix over in a cache, which a layer that is computed "
-                f"again would fill twice; leave this out, or give {off}"
+                f"{flag(name)}: --peft_method prefix passes the prefix in a cache, which a recomputed layer would fill "
+                f"twice; leave this out, or give {off}"
             )
     if train.compile:
         raise ConfigError(
-            "--compile: --peft_method prefix hands the prefix over in a cache that is another for each layer, so most "
+            "--compile: --peft_method prefix passes the prefix in a cache that differs from layer to layer, so most "
             "layers would not be compiled; leave one of them out"
         )
     if train.freeze_layers:
@@ -135,14 +134,14 @@ def _check_precision(config: RunConfig) -> None:
                 f"--{field}: train_config says {ours} and fsdp_config says {theirs}; give one --{field} for both"
             )
     if fsdp.pure_bf16 and train.use_fp16:
-        raise ConfigError("--pure_bf16: cannot hold together with --use_fp16 True; leave one of them out")
+        raise ConfigError("--pure_bf16: cannot be combined with --use_fp16 True; leave one of them out")
     if train.use_fp16 and train.mixed_precision is False:
         raise ConfigError(
-            "--use_fp16: True cannot hold together with --mixed_precision False, which computes in fp32; "
+            "--use_fp16: True cannot be combined with --mixed_precision False, which computes in fp32; "
             "leave one of them out"
         )
     if fsdp.pure_bf16 and train.mixed_precision:
-        raise ConfigError("--pure_bf16: cannot hold together with --mixed_precision True; leave one of them out")
+        raise ConfigError("--pure_bf16: cannot be combined with --mixed_precision True; leave one of them out")
 
 
 def _check_layout(config: RunConfig) -> None:
@@ -150,7 +149,7 @@ def _check_layout(config: RunConfig) -> None:
     is_hybrid = fsdp.sharding_strategy == "HYBRID_SHARD"
     if fsdp.hsdp not in (None, is_hybrid):
         raise ConfigError(
-            f"--hsdp: {fsdp.hsdp} cannot hold together with --sharding_strategy {fsdp.sharding_strategy}; "
+            f"--hsdp: {fsdp.hsdp} cannot be combined with --sharding_strategy {fsdp.sharding_strategy}; "
             "leave one of them out"
         )
     for field in ("sharding_group_size", "replica_group_size"):
@@ -161,14 +160,12 @@ def _check_layout(config: RunConfig) -> None:
             if config.was_given(name) and config.value(name) not in values:
                 raise ConfigError(f"{flag(name)}: {config.value(name)} needs --enable_fsdp; add it, or leave this out")
     if fsdp.accumulate_unsharded is False and fsdp.sharding_strategy == "NO_SHARD":
-        raise ConfigError(
-            "--accumulate_unsharded: False cannot hold under NO_SHARD, which shards nothing; leave it out"
-        )
+        raise ConfigError("--accumulate_unsharded: False has no effect under NO_SHARD; leave one of them out")
     if fsdp.wrap == "root" and fsdp.sharding_strategy == "NO_SHARD":
-        raise ConfigError("--wrap: root cannot hold under NO_SHARD, which gathers nothing; leave one of them out")
+        raise ConfigError("--wrap: root has no effect under NO_SHARD, which gathers nothing; leave one of them out")
     if fsdp.fsdp_cpu_offload and fsdp.optimizer_cpu_offload:
         raise ConfigError(
-            "--optimizer_cpu_offload: --fsdp_cpu_offload already keeps the optimizer on the CPU, with the weights; "
+            "--optimizer_cpu_offload: --fsdp_cpu_offload already keeps the optimizer states in host memory; "
             "leave one of them out"
         )
 
@@ -188,26 +185,23 @@ def _check_optimizer(config: RunConfig) -> None:
         if getattr(fsdp, field) and name in OPTIMIZERS_IN_8BIT:
             remedy = "leave this out" if name == "PagedAdamW8bit" else "give --optimizer PagedAdamW8bit instead of this"
             raise ConfigError(
-                f"--{field}: 8-bit states save memory of the GPU, and this keeps them in the host's, where a step "
-                f"in 8 bits is slow; {remedy}, or --optimizer AdamW"
+                f"--{field}: 8-bit states save GPU memory, but this keeps them in host memory, where 8-bit steps are "
+                f"slow; {remedy}, or --optimizer AdamW"
             )
     if fsdp.optimizer_cpu_offload and name == "Adafactor":
         raise ConfigError(
-            "--optimizer_cpu_offload: Adafactor has next to no states to keep in host memory; leave one of them out"
+            "--optimizer_cpu_offload: Adafactor has almost no states to keep in host memory; leave one of them out"
         )
 
 
 def _check_batches_and_schedule(config: RunConfig) -> None:
     train = config.train_config
     if train.global_batch_size is not None and config.was_given("train_config.gradient_accumulation_steps"):
-        raise ConfigError(
-            "--global_batch_size: it sets the accumulation, so --gradient_accumulation_steps cannot be given too; "
-            "leave one of them out"
-        )
+        raise ConfigError("--global_batch_size: it sets --gradient_accumulation_steps; leave one of them out")
     if config.was_given("train_config.gamma") and train.scheduler != "step":
-        raise ConfigError(f"--gamma: only --scheduler step uses it, not {train.scheduler}; leave one of the two out")
+        raise ConfigError(f"--gamma: only --scheduler step uses it, not {train.scheduler}; leave one of them out")
     if config.was_given("train_config.gradient_clipping_threshold") and not train.gradient_clipping:
-        raise ConfigError("--gradient_clipping_threshold: nothing is clipped without --gradient_clipping; add it, too")
+        raise ConfigError("--gradient_clipping_threshold: nothing is clipped without --gradient_clipping; add it")
 
 
 def _check_data(config: RunConfig) -> None:
@@ -218,7 +212,9 @@ def _check_data(config: RunConfig) -> None:
             hint = f"did you mean {near[0]}?" if near else "or give your own as FILE.py:FUNCTION"
             raise ConfigError(f"--dataset: {name!r} is not one of {', '.join(DATASETS)}; {hint}")
         if train.datasets.count(name) > 1:
-            raise ConfigError(f"--dataset: {name} is named twice; name each once, with --dataset_weights for its share")
+            raise ConfigError(
+                f"--dataset: {name} is named twice; name it once, and give its share with --dataset_weights"
+            )
     for name in sorted(config.given):
         section, field = name.split(".")
         if section in DATASETS and section not in train.datasets and not _is_set_in_all(config, field):
@@ -229,13 +225,13 @@ def _check_data(config: RunConfig) -> None:
         )
     if train.split_slice is not None and not _is_slice(train.split_slice):
         raise ConfigError(
-            f"--split_slice: {train.split_slice!r} is neither a percentage of the samples nor a number of them; "
+            f"--split_slice: {train.split_slice!r} is neither a percentage nor a number of examples; "
             "give one like 1%, up to 100%, or one like 10"
         )
 
 
 def _is_set_in_all(config: RunConfig, field: str) -> bool:
-    """Whether the field was given for every dataset that has it, as a bare flag does."""
+    """Whether the field was given for every dataset that has it, as with a bare flag."""
     names = [name for section in DATASETS if (name := f"{section}.{field}") in SETTINGS]
     return len(names) > 1 and all(config.was_given(name) for name in names)
 
@@ -262,22 +258,22 @@ def _check_streaming(config: RunConfig) -> None:
     whole = [name for name in train.datasets if not getattr(config, name).streaming]
     if whole:
         raise ConfigError(
-            f"--streaming: {', '.join(whole)} would be read whole beside a stream; "
+            f"--streaming: {', '.join(whole)} would not be streamed, and a run streams all of its datasets or none; "
             "give --streaming for all, or for none"
         )
     if not train.max_train_step:
         raise ConfigError(
-            "--streaming: needs --max_train_step, since nobody knows how long a stream is; give the optimizer steps "
+            "--streaming: needs --max_train_step, because the length of a stream is unknown; give the optimizer steps "
             "after which the run ends"
         )
     for field in ("num_epochs", "gamma"):
         if config.was_given(f"train_config.{field}"):
             raise ConfigError(
-                f"--{field}: a stream has no epochs, and --max_train_step alone ends the run; leave this out"
+                f"--{field}: a stream has no epochs, so only --max_train_step ends the run; leave this out"
             )
     if train.split_slice is not None and train.split_slice.endswith("%"):
         raise ConfigError(
-            f"--split_slice: {train.split_slice} of a stream is unknown, since its length is; give a number of samples"
+            f"--split_slice: {train.split_slice} of a stream is unknown, because its length is; give a number instead"
         )
 
 
@@ -295,19 +291,21 @@ def _check_evaluation_and_results(config: RunConfig) -> None:
     if train.dist_checkpoint_root_folder is None:
         if train.save_optimizer:
             raise ConfigError(
-                "--save_optimizer: it governs only the copy written to --dist_checkpoint_root_folder; "
-                "add that folder, or leave this out (step checkpoints always hold the optimizer)"
+                "--save_optimizer: it applies only to the copy in --dist_checkpoint_root_folder; "
+                "add that folder, or leave this out (checkpoints always hold the optimizer)"
             )
         if config.was_given("train_config.dist_checkpoint_folder"):
             raise ConfigError(
-                "--dist_checkpoint_folder: it names a folder below --dist_checkpoint_root_folder; add that, too"
+                "--dist_checkpoint_folder: it is a subfolder of --dist_checkpoint_root_folder; add that too"
             )
     if train.keep_best and train.run_validation is False:
         raise ConfigError("--keep_best: nothing is evaluated with --run_validation False; leave one of them out")
     if train.resume_anyway and train.resume is False:
-        raise ConfigError("--resume_anyway: cannot hold together with --resume False; leave one of them out")
+        raise ConfigError("--resume_anyway: cannot be combined with --resume False; leave one of them out")
     if train.resume and train.overwrite:
-        raise ConfigError("--resume: cannot hold together with --overwrite, which starts afresh; leave one of them out")
+        raise ConfigError(
+            "--resume: cannot be combined with --overwrite, which starts a new run; leave one of them out"
+        )
 
 
 def _check_recording(config: RunConfig) -> None:
@@ -315,7 +313,7 @@ def _check_recording(config: RunConfig) -> None:
     if tracking.flop_counter and tracking.use_profiler:
         raise ConfigError("--flop_counter: cannot count while --use_profiler records; leave one of them out")
     if tracking.flop_counter and config.train_config.compile:
-        raise ConfigError("--flop_counter: cannot see into what --compile compiles; leave one of them out")
+        raise ConfigError("--flop_counter: cannot count inside compiled code; leave --compile or this out")
     for name, needed in (("flop_counter_start", "flop_counter"), ("profiler_dir", "use_profiler")):
         if getattr(tracking, name) != SETTINGS[f"tracking_config.{name}"].default and not getattr(tracking, needed):
             raise ConfigError(f"--{name}: nothing is recorded without --{needed}; add it, or leave this out")

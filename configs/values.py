@@ -1,4 +1,4 @@
-"""From the raw string on a command line or in a recipe to a value of the setting's type: parsed, never guessed."""
+"""Convert raw strings of flags and recipes to values, by the setting's type alone: nothing is guessed."""
 
 import re
 from contextlib import suppress
@@ -12,7 +12,7 @@ from typing import Any, Literal, Union, get_args, get_origin
 from configs.setting import Setting
 
 NO_VALUE = "\0"
-"""The raw value of a flag given without one. No real argument can be this: the system's end at a NUL."""
+"""The raw value of a flag without a value. No real argument can contain a NUL."""
 
 _TRUE = ("true", "1", "yes", "on")
 _FALSE = ("false", "0", "no", "off")
@@ -20,7 +20,7 @@ _NONE = ("none", "null", "")
 _NUMBER = re.compile(r"[+-]?([0-9]+\.?[0-9]*|\.[0-9]+)([eE][+-]?[0-9]{1,4})?")
 _DTYPES = {"bfloat16": "bf16", "float32": "fp32", "torch.bfloat16": "bf16", "torch.float32": "fp32"}
 
-# Other spellings of a few settings' values, in lower case.
+# Other accepted spellings of some settings' values, in lower case.
 _SPELLINGS: dict[str, dict[str, str]] = {
     "quantization": {**dict.fromkeys(_TRUE, "4bit"), **dict.fromkeys(_FALSE, "none")},
     "resume": {**dict.fromkeys(_TRUE, "auto"), **dict.fromkeys((*_FALSE, *_NONE), "False"), "auto": "auto"},
@@ -37,15 +37,15 @@ _SPELLINGS: dict[str, dict[str, str]] = {
 
 
 def is_true(raw: str | list[str]) -> bool:
-    """Whether the raw value is one of the spellings of True."""
+    """Whether the raw value spells True."""
     return isinstance(raw, str) and raw.lower() in _TRUE
 
 
 def convert(raw: str | list[str], setting: Setting) -> Any:
-    """The value of `setting` that `raw` spells: a string, or a list of strings from a recipe.
+    """Convert `raw`, a string or a recipe's list of strings, to a value of `setting`.
 
     Raises:
-        ValueError: with the reason, where `raw` is not of the setting's type or out of its range.
+        ValueError: with the reason, if `raw` has the wrong type or is out of range.
     """
     if raw == NO_VALUE:
         raw = "True" if setting.is_switch else setting.bare
@@ -59,7 +59,7 @@ def convert(raw: str | list[str], setting: Setting) -> Any:
 
 
 def expected(kind: Any) -> str:
-    """What a value of this type looks like, in words."""
+    """A description of the values of this type."""
     kind, optional = _without_none(kind)
     if _is_union(kind):
         words = " or ".join(map(expected, get_args(kind)))
@@ -73,7 +73,7 @@ def expected(kind: Any) -> str:
 
 
 def choices(kind: Any) -> tuple[str, ...]:
-    """The values a Literal type allows; empty for other types."""
+    """The values that a Literal type allows; empty for other types."""
     kind, _ = _without_none(kind)
     return get_args(kind) if get_origin(kind) is Literal else ()
 
@@ -125,7 +125,7 @@ def _first_that_fits(raw: str, kinds: tuple[Any, ...]) -> Any:
 
 
 def _choice(raw: str, allowed: tuple[Any, ...]) -> Any:
-    """The allowed value that `raw` is, whatever its case."""
+    """The allowed value equal to `raw`, ignoring case."""
     by_lower_case = {str(value).lower(): value for value in allowed}
     if raw.lower() in by_lower_case:
         return by_lower_case[raw.lower()]

@@ -252,7 +252,7 @@ def test_training_all_of_a_quantized_model_is_refused_before_the_model_is_looked
     ("given", "start"),
     [
         ("--use_peft --quant_type fp4", "--quant_type: nothing is quantized without --quantization"),
-        ("--use_peft --quantization 8bit --use_double_quant", "--use_double_quant: 8bit has one kind only"),
+        ("--use_peft --quantization 8bit --use_double_quant", "--use_double_quant: 8bit has no such choice"),
         ("--use_peft --quantization 4bit --compute_dtype fp16", "--compute_dtype: gradients would vanish in fp16"),
         ("--use_peft --quantization 4bit --compute_dtype int8", "--compute_dtype: 'int8'"),
     ],

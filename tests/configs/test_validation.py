@@ -37,10 +37,14 @@ PREFIX = "--use_peft --peft_method prefix --batching_strategy padding"
             for given in ("--quant_type fp4", "--use_double_quant", "--compute_dtype bf16", "--quant_storage uint8")
         ),
         ("--use_peft --quantization False --quant_type nf4", "--quant_type: nothing is quantized", "leave this out"),
-        ("--use_peft --quantization 8bit --quant_type nf4", "--quant_type: 8bit has one kind", "--quantization 4bit"),
+        (
+            "--use_peft --quantization 8bit --quant_type nf4",
+            "--quant_type: 8bit has no such choice",
+            "--quantization 4bit",
+        ),
         (
             "--use_peft --quantization 8bit --use_double_quant",
-            "--use_double_quant: 8bit has one kind",
+            "--use_double_quant: 8bit has no such choice",
             "--quantization 4bit",
         ),
         ("--lora_config.r 8", "--r: there is no adapter without --use_peft", "add it"),
@@ -51,61 +55,61 @@ PREFIX = "--use_peft --peft_method prefix --batching_strategy padding"
         (
             "--use_peft --from_peft_checkpoint d --r 8",
             "--r: the adapter in --from_peft_checkpoint keeps",
-            "leave one out",
+            "leave one of them out",
         ),
         (
             "--use_peft --peft_method llama_adapter --from_peft_checkpoint d --adapter_len 8",
             "--adapter_len: the adapter in --from_peft_checkpoint keeps",
-            "leave one out",
+            "leave one of them out",
         ),
         (
             "--use_peft --adapter_len 8",
             "--adapter_len: only --peft_method llama_adapter has it, not lora",
-            "leave one of the two out",
+            "leave one of them out",
         ),
         (
             "--use_peft --peft_method llama_adapter --lora_config.r 8",
             "--r: only --peft_method lora has it, not llama_adapter",
-            "leave one of the two out",
+            "leave one of them out",
         ),
         (
             "--use_peft --lora_config.target_modules all-linear,q_proj",
-            "--target_modules: all-linear names every linear layer but the head",
+            "--target_modules: all-linear already means every linear layer but the head",
             "give it alone",
         ),
-        ("--use_peft --use_dora --compile", "--use_dora: torch.compile cannot see through", "leave --compile out"),
+        ("--use_peft --use_dora --compile", "--use_dora: torch.compile cannot trace", "leave --compile out"),
         ("--use_peft --peft_method prefix", "--peft_method: prefix gives each row one", "--batching_strategy padding"),
         (
             f"{PREFIX} --activation_checkpointing selective",
-            "--activation_checkpointing: --peft_method prefix hands the prefix over in a cache",
+            "--activation_checkpointing: --peft_method prefix passes the prefix in a cache",
             "give off",
         ),
         (
             f"{PREFIX} --enable_fsdp --fsdp_activation_checkpointing",
-            "--fsdp_activation_checkpointing: --peft_method prefix hands the prefix over in a cache",
+            "--fsdp_activation_checkpointing: --peft_method prefix passes the prefix in a cache",
             "give False",
         ),
-        (f"{PREFIX} --compile", "--compile: --peft_method prefix hands", "leave one"),
+        (f"{PREFIX} --compile", "--compile: --peft_method prefix passes", "leave one"),
         (f"{PREFIX} --freeze_layers", "--freeze_layers: --peft_method prefix trains nothing inside", "leave one"),
         (
             "--train_config.mixed_precision True --fsdp_config.mixed_precision False",
             "--mixed_precision: train_config says True and fsdp_config says False",
             "give one --mixed_precision",
         ),
-        ("--pure_bf16 --mixed_precision True", "--pure_bf16: cannot hold together with --mixed_precision", "leave one"),
-        ("--pure_bf16 --fsdp_config.mixed_precision True", "--pure_bf16: cannot hold together with", "leave one"),
-        ("--pure_bf16 --use_fp16 True", "--pure_bf16: cannot hold together with --use_fp16", "leave one"),
-        ("--use_fp16 --mixed_precision False", "--use_fp16: True cannot hold together with --mixed_precision", "leave"),
-        ("--fsdp_config.use_fp16 True --fsdp_config.mixed_precision False", "--use_fp16: True cannot hold", "leave"),
+        ("--pure_bf16 --mixed_precision True", "--pure_bf16: cannot be combined with --mixed_precision", "leave one"),
+        ("--pure_bf16 --fsdp_config.mixed_precision True", "--pure_bf16: cannot be combined with", "leave one"),
+        ("--pure_bf16 --use_fp16 True", "--pure_bf16: cannot be combined with --use_fp16", "leave one"),
+        ("--use_fp16 --mixed_precision False", "--use_fp16: True cannot be combined with --mixed_precision", "leave"),
+        ("--fsdp_config.use_fp16 True --fsdp_config.mixed_precision False", "--use_fp16: True cannot be", "leave"),
         ("--peft_dtype fp32", "--peft_dtype: there is no adapter without --use_peft", "add it"),
         (
             "--enable_fsdp --hsdp --sharding_strategy SHARD_GRAD_OP",
-            "--hsdp: True cannot hold together with --sharding_strategy SHARD_GRAD_OP",
+            "--hsdp: True cannot be combined with --sharding_strategy SHARD_GRAD_OP",
             "leave one",
         ),
         (
             "--enable_fsdp --hsdp False --sharding_strategy HYBRID_SHARD",
-            "--hsdp: False cannot hold together with --sharding_strategy HYBRID_SHARD",
+            "--hsdp: False cannot be combined with --sharding_strategy HYBRID_SHARD",
             "leave one",
         ),
         ("--enable_fsdp --sharding_group_size 2", "--sharding_group_size: there are groups only", "--hsdp"),
@@ -116,13 +120,13 @@ PREFIX = "--use_peft --peft_method prefix --batching_strategy padding"
         ("--accumulate_unsharded False", "--accumulate_unsharded: False needs --enable_fsdp", "add it"),
         (
             "--enable_fsdp --sharding_strategy NO_SHARD --accumulate_unsharded False",
-            "--accumulate_unsharded: False cannot hold under NO_SHARD",
-            "leave it out",
+            "--accumulate_unsharded: False has no effect under NO_SHARD",
+            "leave one",
         ),
         ("--wrap root", "--wrap: root needs --enable_fsdp", "add it"),
         (
             "--enable_fsdp --sharding_strategy NO_SHARD --wrap root",
-            "--wrap: root cannot hold under NO_SHARD",
+            "--wrap: root has no effect under NO_SHARD",
             "leave one",
         ),
         ("--fsdp_cpu_offload", "--fsdp_cpu_offload: True needs --enable_fsdp", "add it"),
@@ -134,7 +138,7 @@ PREFIX = "--use_peft --peft_method prefix --batching_strategy padding"
         ("--num_freeze_layers 2", "--num_freeze_layers: nothing is frozen without --freeze_layers", "add it"),
         (
             "--global_batch_size 8 --gradient_accumulation_steps 1",
-            "--global_batch_size: it sets the accumulation",
+            "--global_batch_size: it sets --gradient_accumulation_steps",
             "leave one",
         ),
         ("--scheduler cosine --gamma 0.9", "--gamma: only --scheduler step uses it, not cosine", "leave one"),
@@ -146,17 +150,17 @@ PREFIX = "--use_peft --peft_method prefix --batching_strategy padding"
         ("--decay_norms_and_biases False", "--decay_norms_and_biases: nothing decays", "give one, or leave"),
         (
             "--optimizer AdamW8bit --optimizer_cpu_offload",
-            "--optimizer_cpu_offload: 8-bit states save memory of the GPU",
+            "--optimizer_cpu_offload: 8-bit states save GPU memory",
             "give --optimizer PagedAdamW8bit instead",
         ),
         (
             "--enable_fsdp --optimizer PagedAdamW8bit --fsdp_cpu_offload",
-            "--fsdp_cpu_offload: 8-bit states save memory of the GPU",
+            "--fsdp_cpu_offload: 8-bit states save GPU memory",
             "leave this out",
         ),
         (
             "--optimizer Adafactor --optimizer_cpu_offload",
-            "--optimizer_cpu_offload: Adafactor has next to no states",
+            "--optimizer_cpu_offload: Adafactor has almost no states",
             "leave one of them out",
         ),
         ("--gradient_clipping_threshold 1", "--gradient_clipping_threshold: nothing is clipped", "add it"),
@@ -200,7 +204,7 @@ PREFIX = "--use_peft --peft_method prefix --batching_strategy padding"
         ("--streaming", "--streaming: needs --max_train_step", "give the optimizer steps"),
         (
             "--dataset samsum_dataset,f.py --max_train_step 5 --samsum_dataset.streaming",
-            "--streaming: custom_dataset would be read whole beside a stream",
+            "--streaming: custom_dataset would not be streamed",
             "give --streaming for all",
         ),
         ("--streaming --max_train_step 5 --num_epochs 2", "--num_epochs: a stream has no epochs", "leave this out"),
@@ -219,11 +223,11 @@ PREFIX = "--use_peft --peft_method prefix --batching_strategy padding"
         ("--split_slice=-5", "--split_slice: '-5' is neither", "like 1%"),
         ("--run_validation False --eval_every_steps 5", "--eval_every_steps: nothing is evaluated", "leave one"),
         ("--norun_validation --eval_before_training", "--eval_before_training: nothing is evaluated", "leave one"),
-        ("--save_optimizer", "--save_optimizer: it governs only the copy", "add that folder"),
-        ("--dist_checkpoint_folder f", "--dist_checkpoint_folder: it names a folder below", "add that"),
-        ("--resume auto --overwrite", "--resume: cannot hold together with --overwrite", "leave one"),
+        ("--save_optimizer", "--save_optimizer: it applies only to the copy", "add that folder"),
+        ("--dist_checkpoint_folder f", "--dist_checkpoint_folder: it is a subfolder of", "add that"),
+        ("--resume auto --overwrite", "--resume: cannot be combined with --overwrite", "leave one"),
         ("--flop_counter --use_profiler", "--flop_counter: cannot count while --use_profiler", "leave one"),
-        ("--flop_counter --compile", "--flop_counter: cannot see into what --compile compiles", "leave one"),
+        ("--flop_counter --compile", "--flop_counter: cannot count inside compiled code", "leave --compile"),
         ("--flop_counter_start 4", "--flop_counter_start: nothing is recorded without --flop_counter", "add it"),
         ("--profiler_dir d", "--profiler_dir: nothing is recorded without --use_profiler", "add it"),
     ],
@@ -331,8 +335,8 @@ def test_every_setting_of_a_later_version_is_tried_above():
         (
             "--use_peft --use_dora",
             {"lora_config.lora_dropout": 0.05},
-            "--use_dora with --lora_dropout 0.05 multiplies by every adapted weight twice, the second time in fp32; "
-            "--lora_dropout 0 spares that",
+            "--use_dora with --lora_dropout 0.05 multiplies by each adapted weight twice, the second time in fp32; "
+            "--lora_dropout 0 avoids that",
         ),
         (
             "--enable_fsdp --hsdp",
@@ -347,17 +351,17 @@ def test_every_setting_of_a_later_version_is_tried_above():
         (
             "--train_config.mixed_precision False",
             {"fsdp_config.mixed_precision": False},
-            "--train_config.mixed_precision False holds for fsdp_config too",
+            "--train_config.mixed_precision False applies to fsdp_config too",
         ),
         (
             "--fsdp_config.mixed_precision False",
             {"train_config.mixed_precision": False},
-            "--fsdp_config.mixed_precision False holds for train_config too",
+            "--fsdp_config.mixed_precision False applies to train_config too",
         ),
         (
             "--enable_fsdp --fsdp_activation_checkpointing --activation_checkpointing off",
             {"train_config.activation_checkpointing": "off"},
-            "--activation_checkpointing off holds, not --fsdp_activation_checkpointing True",
+            "--activation_checkpointing off overrides --fsdp_activation_checkpointing True",
         ),
         (
             "--use_peft --quantization True",
@@ -437,6 +441,6 @@ def test_a_bare_streaming_streams_every_dataset_and_a_stream_is_one_epoch():
     assert config.train_config.num_epochs == 1
     notes = "\n".join(config.notes)
     assert "--streaming set in samsum_dataset and" in notes
-    assert "--num_workers_dataloader 3 holds for validation; one process per rank reads the stream" in notes
-    assert "--scheduler step leaves lr as it is" in notes
+    assert "--num_workers_dataloader 3 applies to validation only; one process per rank reads the stream" in notes
+    assert "--scheduler step keeps lr constant" in notes
     assert not parse("--streaming False").streams
