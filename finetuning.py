@@ -14,7 +14,7 @@ import math
 import sys
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 from supervision.exit_status import FAILED, REFUSED, leave
 from supervision.failures import end_unless_flags_hold, end_with_error
@@ -33,19 +33,19 @@ from checkpointing.model_folder import WriteError
 from checkpointing.save_plan import is_due
 from configs.flags import parse_flags
 from configs.run import RunConfig
+from data.counts import BatchCounts
 from data.step_loader import StepLoader
 from policies.clipping import clip_grad_norm
 from policies.loss_scaling import LossScaler
 from policies.sharding import gradient_sync, reshard
 from preparation import Job, prepare
 from reporting.run_lock import RunLock
-from reporting.run_yaml import add_to_run_yaml
 from supervision.non_finite import NonFiniteError, describe_non_finite
 from supervision.stopping import StopRequests
 from supervision.watchdog import Watchdog
 from tasks.task import MicroBatch, count_globally
-from utils.distributed import on_rank_zero, stop_process_group, sum_on_host
-from utils.environment import Environment, print_rank_zero, read_environment
+from utils.distributed import stop_process_group, sum_on_host
+from utils.environment import Environment, read_environment
 from utils.errors import ConfigError
 from utils.progress import phase, progress_bar
 
@@ -67,15 +67,16 @@ def train_step(
     """One optimizer step over this rank's micro-batches of the global batch.
 
     Args:
-        summed_loss: of the task. max_norm: clips the gradient norm; None clips nothing.
+        summed_loss: that of the task.
+        max_norm: clip the gradient norm to this; None: no clipping.
         device: where to compute; parameters may live elsewhere.
         num_label_tokens: label tokens of the global batch, all ranks and micro-batches together.
         on_phase: called at each of `reporting.memory_ledger.PHASES`.
 
     Returns:
         Loss (mean over the label tokens of the global batch) and gradient norm before clipping: fp32 scalars in host
-        memory, the same on every rank. Where the norm is not finite, fp16 overflowed and no update was made: weights
-        and optimizer states are as they were, and the next step has a smaller loss scale.
+        memory, the same on every rank. If the norm is not finite, fp16 overflowed and no update was made: weights and
+        optimizer states are as they were, and the next step has a smaller loss scale.
 
     Raises:
         NonFiniteError: on every rank, with weights and optimizer states as they were.
@@ -89,7 +90,7 @@ def train_step(
             loss = summed_loss(model, batch.to(device)) / num_label_tokens
             if index == 0:
                 on_phase("after_forward")
-            # Ranks' gradients are averaged: times their number it is the sum.
+            # Gradients are averaged over ranks; times the world size that is their sum.
             (loss * (world_size * scaler.scale)).backward()
         losses.append(loss.detach())
     on_phase("after_backward")
@@ -118,9 +119,9 @@ def evaluate(
     summed_loss: Callable[[nn.Module, Any], torch.Tensor],
     device: torch.device,
 ) -> tuple[float, int]:
-    """Mean loss over every label token of the validation set, and their number.
+    """The mean loss over the label tokens of the validation set, and their number.
 
-    Every rank takes part in every batch (an empty one where rows ran out), so none waits for another.
+    Every rank takes part in every batch (an empty one if rows ran out), so none waits for another.
     """
     model.eval()
     total = torch.zeros((), device=device)
@@ -136,7 +137,7 @@ def evaluate(
 
 
 def train(job: Job, stopping: StopRequests) -> str:
-    """The loop: optimizer steps, and after each what is due: an evaluation, a checkpoint, or an early end.
+    """The loop: optimizer steps, and after each whatever is due: an evaluation, a checkpoint, or an early end.
 
     Returns:
         "finished", or "stopped" on request, after a checkpoint.
@@ -150,7 +151,8 @@ def train(job: Job, stopping: StopRequests) -> str:
         return stop_early(job, stopping)
     while state.step < job.num_steps:
         for micro_batches, ends_epoch in rest_of_epoch(job):
-            step(job, micro_batches, ends_epoch=ends_epoch)
+            done = step(job, micro_batches, ends_epoch=ends_epoch)
+            report(job, done, ends_epoch=ends_epoch)
             asked = stopping.agree(saver.due_by_time())
             if asked.stop or not settle(job, stopping):
                 return stop_early(job, stopping)
@@ -160,10 +162,10 @@ def train(job: Job, stopping: StopRequests) -> str:
 
 
 def settle_earlier(job: Job, stopping: StopRequests) -> bool:
-    """Do what is due before the first step: what the session before left, or the evaluation before training.
+    """Do what is due before the first step: what an earlier session left, or the evaluation before training.
 
     Returns:
-        False if a stop came first; it stays due.
+        False if a stop came first. Then it stays due.
     """
     state, train_config = job.state, job.config.train_config
     state.eval_due |= train_config.eval_before_training and state.step == 0
@@ -176,7 +178,7 @@ def settle_earlier(job: Job, stopping: StopRequests) -> bool:
 
 
 def rest_of_epoch(job: Job) -> Iterator[tuple[list[MicroBatch], bool]]:
-    """For each step that is left of the epoch, this rank's micro-batches and whether it is the last."""
+    """This rank's micro-batches for each step that is left of the epoch, and whether it is the epoch's last step."""
     state, loader = job.state, job.loaders.train
     first = state.step_of_epoch
     num_steps = min(len(loader) - first, job.num_steps - state.step)
@@ -187,8 +189,21 @@ def rest_of_epoch(job: Job) -> Iterator[tuple[list[MicroBatch], bool]]:
             yield next(batches), index == num_steps - 1
 
 
-def step(job: Job, micro_batches: list[MicroBatch], *, ends_epoch: bool) -> None:
-    """One optimizer step, reported; the state notes what is due after it."""
+class StepResult(NamedTuple):
+    """What one optimizer step was."""
+
+    counts: BatchCounts
+    loss: float
+    grad_norm: float
+    lr: float  # the learning rate that it used
+
+
+def step(job: Job, micro_batches: list[MicroBatch], *, ends_epoch: bool) -> StepResult:
+    """One optimizer step of the run, recorded by the reporter.
+
+    Raises:
+        TrainingError: if the update would not be finite; it names the samples.
+    """
     train_config, trainable, state, reporter = job.config.train_config, job.trainable, job.state, job.reporter
     state.step += 1
     counts = count_globally(micro_batches)
@@ -214,15 +229,21 @@ def step(job: Job, micro_batches: list[MicroBatch], *, ends_epoch: bool) -> None
         message = describe_non_finite(state.step, error, every_row, train_config.datasets, is_fp16=is_fp16)
         raise TrainingError(message) from None
     trainable.scheduler.step()
-    seconds = reporter.step_ended(state.step, state.epoch, counts, loss.item(), grad_norm.item(), lr=lr)
-    state.count_step(seconds, loss.item(), counts.num_label_tokens, counts.num_tokens)
+    return StepResult(counts, loss.item(), grad_norm.item(), lr)
+
+
+def report(job: Job, done: StepResult, *, ends_epoch: bool) -> None:
+    """Report the step that has just ended, and note in the state what it was and what is due after it."""
+    state = job.state
+    seconds = job.reporter.step_ended(state.step, state.epoch, done.counts, done.loss, done.grad_norm, lr=done.lr)
+    state.count_step(seconds, done.loss, done.counts.num_label_tokens, done.counts.num_tokens)
     state.epoch_end_due = ends_epoch
-    state.eval_due = ends_epoch or is_due(state.step, train_config.eval_every_steps)
+    state.eval_due = ends_epoch or is_due(state.step, job.config.train_config.eval_every_steps)
     job.saver.after_step()
 
 
 def settle(job: Job, stopping: StopRequests) -> bool:
-    """Evaluate and end the epoch, if either is due. False if a stop came first; it stays due."""
+    """Evaluate and end the epoch, if they are due. False if a stop came first; then they stay due."""
     state = job.state
     eval_loss = None
     if state.eval_due and job.loaders.evaluation is not None:
@@ -236,7 +257,7 @@ def settle(job: Job, stopping: StopRequests) -> bool:
         train_loss = state.epoch_loss_sum / max(1, state.epoch_label_tokens)
         job.reporter.epoch_ended(state.epoch, state.epoch_seconds, train_loss, eval_loss)
         state.epoch_end_due = False
-        if state.step_of_epoch == len(job.loaders.train):  # else --max_train_step cut it, and may be raised one day
+        if state.step_of_epoch == len(job.loaders.train):  # else --max_train_step cut it, and may be raised later
             state.begin_next_epoch()
     return True
 
@@ -258,7 +279,7 @@ def validate(job: Job, eval_loader: StepLoader, stopping: StopRequests) -> float
 
 
 def save_if_due(job: Job, *, by_time: bool, ends_epoch: bool) -> None:
-    """Write a checkpoint after this step, if it is time or the step is one to save after."""
+    """Write a checkpoint if this step is one to save after, or if the last checkpoint is old."""
     state = job.state
     is_best = job.config.train_config.keep_best and state.best_step == state.step
     if by_time or is_best or job.saver.due(state.step, ends_epoch=ends_epoch, ends_run=state.step == job.num_steps):
@@ -272,7 +293,7 @@ def save_checkpoint(job: Job, *, best: bool = False) -> None:
 
 
 def save_results(job: Job) -> None:
-    """At the run's end: the last weights, unless an evaluation has saved its best, and the copy that was asked for.
+    """Save the last weights, unless an evaluation has saved the best, and the copy that was asked for.
 
     Raises:
         TrainingError: if they cannot be written.
@@ -287,7 +308,7 @@ def save_results(job: Job) -> None:
 
 
 def stop_early(job: Job, stopping: StopRequests) -> str:
-    """Save the run as it is, for it to go on from here.
+    """Write a checkpoint that the run can be resumed from, and say how.
 
     Raises:
         TrainingError: if the checkpoint cannot be written.
@@ -298,10 +319,9 @@ def stop_early(job: Job, stopping: StopRequests) -> str:
     job.saver.close()
     given = job.config.was_given("train_config.output_dir")
     where = "" if given else f" --output_dir {job.folder}"
-    print_rank_zero(
-        job.env,
+    job.reporter.say(
         f"stopped by {stopping.asked} after step {job.state.step} of {job.num_steps}; to go on, give the same command "
-        f"with --resume auto{where}",
+        f"with --resume auto{where}"
     )
     return "stopped"
 
@@ -313,21 +333,9 @@ def save_weights(job: Job) -> bool:
         with phase("saving the weights"):
             folder = job.export()
     except WriteError as error:
-        print_rank_zero(
-            job.env, f"weights of step {job.state.step} could not be saved ({error}); the earlier ones stay"
-        )
+        job.reporter.say(f"weights of step {job.state.step} could not be saved ({error}); the earlier ones stay")
         return False
-
-    def note() -> None:
-        try:
-            add_to_run_yaml(job.folder, saved={"step": job.state.step, "folder": folder.name})
-        except OSError as error:
-            print_rank_zero(
-                job.env,
-                f"run.yaml cannot be written ({error.strerror}): {folder} holds the weights of step {job.state.step}",
-            )
-
-    on_rank_zero(note)
+    job.reporter.weights_saved(job.state.step, folder)
     return True
 
 
@@ -341,7 +349,7 @@ def run(config: RunConfig, env: Environment, watchdog: Watchdog, lock: RunLock) 
             status = train(job, stopping)
         job.reporter.run_ended(status)
     except TrainingError:
-        job.saver.close()  # on every rank alike: what was begun may still become a checkpoint
+        job.saver.close()  # raised on every rank: a save that was begun may still become a checkpoint
         raise
     finally:
         job.reporter.run_ended("failed")  # unless it has ended already
@@ -363,7 +371,7 @@ def main(argv: Sequence[str]) -> int:
     except TrainingError as error:
         status = end_with_error(env, error, FAILED, watchdog)
     except Exception as error:
-        # One rank's alone, perhaps: the others may wait in a collective, and leaving the group would wait for them.
+        # Perhaps only this rank failed. The others may wait in a collective, and leaving the group would wait for them.
         return end_with_error(env, error, FAILED, watchdog)
     stop_process_group()
     return status

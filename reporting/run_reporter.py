@@ -34,6 +34,7 @@ from reporting.log_line import TimeLeft, log_line, perplexity
 from reporting.memory_ledger import MemoryLedger, is_observed_step
 from reporting.metrics_file import MetricsFile
 from reporting.profiling import FlopFormula, StepRecorder
+from reporting.run_yaml import add_to_run_yaml
 from reporting.summary import end_summary, print_for_people
 from utils.distributed import gather_to_all
 from utils.environment import Environment, print_rank_zero
@@ -201,6 +202,15 @@ class RunReporter:
 
     def checkpoint(self, *, step: int, seconds: float, blocked_seconds: float, bytes: int) -> None:
         self.metrics.write("checkpoint", step=step, seconds=seconds, blocked_seconds=blocked_seconds, bytes=bytes)
+
+    def weights_saved(self, step: int, folder: Path) -> None:
+        """Note in run.yaml which step's weights the folder holds."""
+        if not self.env.is_rank_zero:
+            return
+        try:
+            add_to_run_yaml(self.folder, saved={"step": step, "folder": folder.name})
+        except OSError as error:
+            self.say(f"run.yaml cannot be written ({error.strerror}): {folder} holds the weights of step {step}")
 
     # The end
 
