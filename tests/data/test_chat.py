@@ -1,4 +1,4 @@
-"""Chat: of a conversation exactly the assistant's turns are learned, each with the token that ends it."""
+"""Chat: exactly the assistant's turns are label tokens, each with the token that ends it."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ TURNS = [
     {"role": "assistant", "content": "Lima.\nAnna says so."},
 ]
 SYSTEM = {"role": "system", "content": "Be brief, Bob."}
-# As LLAMA_3, with the assistant's part marked by the template itself.
+# As LLAMA_3, but the template marks the assistant's part.
 MARKED = """\
 {%- for message in messages -%}
 {{ (bos_token if loop.first else '') + '<|start_header_id|>' + message['role'] + '<|end_header_id|>\\n\\n' }}
@@ -30,8 +30,8 @@ MARKED = """\
 {%- endfor -%}"""
 
 
-def learned_text(turns: list[dict[str, Any]], tokenizer: Any, tools: Any = None) -> list[str]:
-    """The learned parts of the whole conversation's tokens, decoded."""
+def label_text(turns: list[dict[str, Any]], tokenizer: Any, tools: Any = None) -> list[str]:
+    """The label tokens of the whole conversation, decoded, by turn."""
     ((input_ids,), (labels,)) = tokenize_spans([chat_spans(turns, tools, tokenizer)], tokenizer)
     whole = tokenizer.apply_chat_template(turns, tools=tools, return_dict=False)
     assert input_ids.tolist() == whole, "the template's own tokens, start token included"
@@ -48,25 +48,25 @@ def learned_text(turns: list[dict[str, Any]], tokenizer: Any, tools: Any = None)
 @pytest.mark.parametrize(
     ("name", "system"), [*((name, False) for name in FAMILIES), ("Llama-2", True), ("Llama-3", True), ("ChatML", True)]
 )
-def test_of_four_turns_the_assistants_are_learned_with_their_end_tokens(name: str, system: bool) -> None:
+def test_of_four_turns_the_assistants_are_label_tokens_with_their_end_tokens(name: str, system: bool) -> None:
     family = FAMILIES[name]
     answers = [family.answer.format(turn["content"]) for turn in TURNS if turn["role"] == "assistant"]
-    learned = learned_text([SYSTEM, *TURNS] if system else TURNS, family.tokenizer())
-    assert [part.strip() for part in learned] == [answer.strip() for answer in answers]
+    with_label = label_text([SYSTEM, *TURNS] if system else TURNS, family.tokenizer())
+    assert [part.strip() for part in with_label] == [answer.strip() for answer in answers]
 
 
 @pytest.mark.parametrize("name", FAMILIES)
-def test_the_learned_token_ids_are_the_answers_and_no_other(name: str) -> None:
-    """By ids: a conversation cut behind each answer's end token is what was learned up to there."""
+def test_the_label_tokens_are_the_answers_and_no_other(name: str) -> None:
+    """By ids: labels begin after the generation prompt and end with the answer's end token."""
     tokenizer = FAMILIES[name].tokenizer()
     ((input_ids,), (labels,)) = tokenize_spans([chat_spans(TURNS, None, tokenizer)], tokenizer)
-    ids, learned = input_ids.tolist(), (labels != -100).tolist()
+    ids, with_label = input_ids.tolist(), (labels != -100).tolist()
     for number in (1, 3):
         prompt = tokenizer.apply_chat_template(TURNS[:number], add_generation_prompt=True, return_dict=False)
         assert ids[: len(prompt)] == prompt
-        assert not learned[len(prompt) - 1]
-        assert learned[len(prompt)]
-        end = len(prompt) + learned[len(prompt) :].index(False) if False in learned[len(prompt) :] else len(ids)
+        assert not with_label[len(prompt) - 1]
+        assert with_label[len(prompt)]
+        end = len(prompt) + with_label[len(prompt) :].index(False) if False in with_label[len(prompt) :] else len(ids)
         assert tokenizer.decode(ids[end - 1]).strip() == FAMILIES[name].answer.split("{}")[1].strip()
 
 
@@ -78,7 +78,7 @@ def test_the_templates_own_marks_give_the_same() -> None:
 
 
 def test_a_template_that_rewrites_earlier_turns_is_fine_where_it_marks_them_and_refused_where_not() -> None:
-    """As some reasoning templates do: what the assistant thought is shown in its last turn alone."""
+    """As in some reasoning templates, the assistant's thoughts are kept in its last turn alone."""
     family = FAMILIES["Llama-3"]
     forgets = "{%- set content = message['content'] if loop.last else message['content'].split('</think>')[-1] -%}"
     turns = [dict(turn) for turn in TURNS]
@@ -97,7 +97,7 @@ def test_a_template_without_an_end_token_is_refused(template: str) -> None:
         chat_spans(TURNS, None, FAMILIES["ChatML"].tokenizer(template))
 
 
-def test_tools_and_tool_turns_are_passed_through_and_not_learned() -> None:
+def test_tools_and_tool_turns_are_passed_through_without_labels() -> None:
     tokenizer = FAMILIES["ChatML"].tokenizer()
     call = {"type": "function", "function": {"name": "weather", "arguments": {"city": "Lima"}}}
     turns = [
@@ -108,8 +108,8 @@ def test_tools_and_tool_turns_are_passed_through_and_not_learned() -> None:
     ]
     tools = [{"type": "function", "function": {"name": "weather", "description": None, "parameters": {}}}]
     spans = chat_spans(turns, tools, tokenizer)
-    learned = [span.text for span in spans if span.has_loss]
-    assert learned == [
+    with_label = [span.text for span in spans if span.has_loss]
+    assert with_label == [
         '<tool_call>{"name": "weather", "arguments": {"city": "Lima"}}</tool_call><|im_end|>',
         "No.<|im_end|>",
     ]

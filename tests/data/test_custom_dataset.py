@@ -1,4 +1,4 @@
-"""A user's own recipe: llama-recipes' published shape runs unchanged, its data collator included."""
+"""A user's own dataset function: llama-recipes' published form runs unchanged, with its data collator."""
 
 from __future__ import annotations
 
@@ -84,7 +84,9 @@ def test_llama_recipes_example_runs(tiny_model: Path, tmp_path: Path) -> None:
     assert any(event["event"] == "eval" for event in events)
 
 
-def test_a_data_collator_makes_each_sample_and_the_run_uses_it(tiny_model: Path, tmp_path: Path, collated: Any) -> None:
+def test_a_data_collator_makes_each_sequence_and_the_run_uses_it(
+    tiny_model: Path, tmp_path: Path, collated: Any
+) -> None:
     config = CustomDataset(file=collated())
     function = find_dataset_function("custom_dataset", config)
     tokenizer = AutoTokenizer.from_pretrained(tiny_model)

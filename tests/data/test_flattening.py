@@ -1,4 +1,4 @@
-"""A Hugging Face dataset is read column by column, and gives what its rows, read one by one, give."""
+"""A Hugging Face dataset is read column by column, with the same result as row by row."""
 
 from __future__ import annotations
 
@@ -20,12 +20,12 @@ from utils.errors import ConfigError
 
 
 def outcome(rows: Any, truncation: Truncation) -> Any:
-    """Every field of the examples, or the words of the refusal."""
+    """Every field of the sequences, or the message of the refusal."""
     try:
-        examples = build_sequences(rows, name="test", context_length=9, truncation=truncation)
+        sequences = build_sequences(rows, name="test", context_length=9, truncation=truncation)
     except ConfigError as error:
         return str(error)
-    fields = vars(examples)
+    fields = vars(sequences)
     assert {name: value.dtype.name for name, value in fields.items() if isinstance(value, np.ndarray)} == {
         "input_ids": "int32",
         "labels": "int32",
@@ -45,7 +45,7 @@ def outcome(rows: Any, truncation: Truncation) -> Any:
     data=st.data(),
 )
 @settings(max_examples=100, deadline=None)
-def test_columns_and_rows_give_the_same_examples(
+def test_columns_and_rows_give_the_same_sequences(
     documents: list[Any], kind: str, make_list: Any, masked: bool, truncation: Truncation, data: st.DataObject
 ) -> None:
     rows = to_rows(documents)
@@ -71,7 +71,7 @@ def test_columns_and_rows_give_the_same_examples(
         {"input_ids": [1, 2], "labels": [1, 2**40]},
     ],
 )
-def test_what_is_wrong_with_a_row_of_a_dataset_is_said_with_its_number(wrong: Any) -> None:
+def test_a_wrong_row_of_a_dataset_is_refused_with_its_number(wrong: Any) -> None:
     dataset = datasets.Dataset.from_list([row([1, 2]), wrong])
     with pytest.raises(ConfigError, match="row 2"):
         flatten(dataset, "test")
@@ -83,7 +83,7 @@ def test_columns_that_hold_no_whole_numbers_are_refused(ids: Any) -> None:
         flatten(datasets.Dataset.from_list([row(ids)]), "test")
 
 
-def test_columns_that_are_hidden_or_made_when_read_are_as_a_reader_of_rows_sees_them() -> None:
+def test_hidden_columns_and_transforms_are_respected() -> None:
     dataset = datasets.Dataset.from_list([row([1, 2, 3], attention_mask=[1, 0, 1])])
     hidden = dataset.with_format("numpy", columns=["input_ids", "labels"])
     assert flatten(hidden, "test").input_ids.tolist() == [1, 2, 3]

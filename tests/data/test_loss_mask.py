@@ -1,4 +1,4 @@
-"""Text of which parts are learned: tokenised as a whole, and labelled where a learned character is."""
+"""The loss mask: text is tokenised as a whole; tokens have labels if a character of theirs has a loss."""
 
 from __future__ import annotations
 
@@ -15,79 +15,79 @@ from data.loss_mask import TextSpan, tokenize_spans
 from tests.helpers.tokenizers_of_kinds import KINDS, LINES, byte_level
 
 LETTERS = st.text(alphabet="abAnn Summary:\n\t.?ü🙂é", max_size=12) | st.sampled_from(LINES[0].split(" "))
-SAMPLES = st.lists(st.builds(TextSpan, LETTERS, st.booleans()), max_size=6)
+SPANS = st.lists(st.builds(TextSpan, LETTERS, st.booleans()), max_size=6)
 
 
-def learned_tokens(spans: list[TextSpan], tokenizer: Any, **ends: Any) -> tuple[list[int], list[int]]:
+def label_tokens(spans: list[TextSpan], tokenizer: Any, **ends: Any) -> tuple[list[int], list[int]]:
     ((ids,), (labels,)) = tokenize_spans([spans], tokenizer, **ends)
     assert ids.dtype == labels.dtype == np.int32
     assert len(ids) == len(labels)
-    learned = labels != -100
-    assert (labels[learned] == ids[learned]).all()
-    return ids.tolist(), np.flatnonzero(learned).tolist()
+    with_label = labels != -100
+    assert (labels[with_label] == ids[with_label]).all()
+    return ids.tolist(), np.flatnonzero(with_label).tolist()
 
 
 @pytest.mark.parametrize("kind", KINDS)
-@given(spans=SAMPLES)
+@given(spans=SPANS)
 @settings(deadline=None)
 def test_the_tokens_are_those_of_the_whole_text_between_its_ends(kind: str, spans: list[TextSpan]) -> None:
     tokenizer = KINDS[kind]()
     whole = tokenizer("".join(span.text for span in spans), add_special_tokens=False)["input_ids"]
-    ids, learned = learned_tokens(spans, tokenizer, start=[7, 8], end=[9])
+    ids, with_label = label_tokens(spans, tokenizer, start=[7, 8], end=[9])
     assert ids == [7, 8, *whole, 9]
-    assert not {0, 1} & set(learned)
-    assert (len(ids) - 1 in learned) == bool(spans and spans[-1].has_loss)
+    assert not {0, 1} & set(with_label)
+    assert (len(ids) - 1 in with_label) == bool(spans and spans[-1].has_loss)
 
 
 @pytest.mark.parametrize("kind", ["byte-level", "metaspace", "unigram"])
-@given(spans=SAMPLES)
+@given(spans=SPANS)
 @settings(deadline=None)
-def test_a_token_is_learned_if_one_of_its_characters_is(kind: str, spans: list[TextSpan]) -> None:
+def test_a_token_has_a_label_if_one_of_its_characters_has_a_loss(kind: str, spans: list[TextSpan]) -> None:
     tokenizer = KINDS[kind]()
     text = "".join(span.text for span in spans)
     offsets = tokenizer(text, add_special_tokens=False, return_offsets_mapping=True)["offset_mapping"]
     marks = [span.has_loss for span in spans for _ in span.text]
     expected = [index for index, (first, last) in enumerate(offsets) if any(marks[first:last])]
-    _, learned = learned_tokens(spans, tokenizer)
+    _, with_label = label_tokens(spans, tokenizer)
     width = {index for index, (first, last) in enumerate(offsets) if first < last}
-    assert [index for index in learned if index in width] == expected
+    assert [index for index in with_label if index in width] == expected
 
 
-@given(spans=SAMPLES)
+@given(spans=SPANS)
 @settings(deadline=None)
-def test_a_tokenizer_without_offsets_learns_the_same(spans: list[TextSpan]) -> None:
-    """One token per byte: what is learned is the bytes of the learned spans."""
+def test_a_tokenizer_without_offsets_gives_the_same_labels(spans: list[TextSpan]) -> None:
+    """One token per byte, so the label tokens are the bytes of the spans with a loss."""
     marks = [span.has_loss for span in spans for _ in span.text.encode()]
-    assert learned_tokens(spans, KINDS["python"]())[1] == [index for index, mark in enumerate(marks) if mark]
+    assert label_tokens(spans, KINDS["python"]())[1] == [index for index, mark in enumerate(marks) if mark]
 
 
 @pytest.mark.parametrize("trimmed", [False, True])
-def test_a_token_across_the_seam_is_learned(trimmed: bool) -> None:
+def test_a_token_across_the_seam_has_a_label(trimmed: bool) -> None:
     """ "Summary: " and "Anna" by themselves have a token for the space; together " Anna" is one."""
     tokenizer = byte_level(trim_offsets=trimmed)
     prompt, answer = "Summary: ", "Anna and Bob talk."
-    ids, learned = learned_tokens([TextSpan(prompt, False), TextSpan(answer, True)], tokenizer, end=[2])
+    ids, with_label = label_tokens([TextSpan(prompt, False), TextSpan(answer, True)], tokenizer, end=[2])
     tokens = tokenizer.convert_ids_to_tokens(ids)
-    assert next(tokens[index] for index in learned) == "ĠAnna"
-    assert tokenizer.decode([ids[index] for index in learned]) == " " + answer + "</s>"
+    assert next(tokens[index] for index in with_label) == "ĠAnna"
+    assert tokenizer.decode([ids[index] for index in with_label]) == " " + answer + "</s>"
     apart = [*tokenizer.encode(prompt), *tokenizer.encode(answer), 2]
     assert ids != apart
     assert len(ids) < len(apart)
 
 
-def test_an_answer_that_ends_in_white_space_is_learned_to_its_end() -> None:
+def test_an_answer_that_ends_in_white_space_has_labels_to_its_end() -> None:
     tokenizer = byte_level(trim_offsets=True)
-    ids, learned = learned_tokens([TextSpan("a:", False), TextSpan(" Anna \n\n ", True)], tokenizer, end=[2])
-    assert tokenizer.decode([ids[index] for index in learned]) == " Anna \n\n </s>"
+    ids, with_label = label_tokens([TextSpan("a:", False), TextSpan(" Anna \n\n ", True)], tokenizer, end=[2])
+    assert tokenizer.decode([ids[index] for index in with_label]) == " Anna \n\n </s>"
 
 
-def test_no_samples_are_no_rows() -> None:
+def test_no_examples_are_no_rows() -> None:
     assert tokenize_spans([], byte_level()) == ([], [])
 
 
 def test_a_tokenizers_own_truncation_cuts_nothing(tiny_model: Path) -> None:
     tokenizer = AutoTokenizer.from_pretrained(tiny_model)
     tokenizer.backend_tokenizer.enable_truncation(3)
-    ids, learned = learned_tokens([TextSpan("Anna: " * 50, False), TextSpan("Hi", True)], tokenizer)
+    ids, with_label = label_tokens([TextSpan("Anna: " * 50, False), TextSpan("Hi", True)], tokenizer)
     assert len(ids) > 100
-    assert learned[-1] == len(ids) - 1
+    assert with_label[-1] == len(ids) - 1

@@ -1,4 +1,4 @@
-"""Several datasets in one run: shares of samples, every sample at least once, the same every time."""
+"""Several datasets in one run: shares of sequences, every sequence at least once, the same every time."""
 
 from __future__ import annotations
 
@@ -27,15 +27,15 @@ def names(sources: list[Any]) -> list[str]:
 
 @given(sources=SIZES_AND_WEIGHTS, seed=st.integers(0, 9))
 @settings(max_examples=200, deadline=None)
-def test_an_epoch_has_the_shares_asked_for_and_every_sample_at_least_once(sources: list[Any], seed: int) -> None:
+def test_an_epoch_has_the_given_shares_and_every_sequence_at_least_once(sources: list[Any], seed: int) -> None:
     sizes, weights = map(list, zip(*sources, strict=True))
     parts = mix(names(sources), sizes, weights)
     counts = [part.num_samples for part in parts]
     for part, weight in zip(parts, weights, strict=True):
         assert part.share == pytest.approx(weight / sum(weights))
-        assert abs(part.num_samples - part.share * sum(counts)) <= len(sources)  # a sample's rounding of each
-    documents = mixed_indices(sizes, counts, seed)
-    occurrences, start = Counter(documents.tolist()), 0
+        assert abs(part.num_samples - part.share * sum(counts)) <= len(sources)  # rounded by one each
+    indices = mixed_indices(sizes, counts, seed)
+    occurrences, start = Counter(indices.tolist()), 0
     for size, count in zip(sizes, counts, strict=True):
         own = [occurrences[start + index] for index in range(size)]
         assert sum(own) == count
@@ -47,19 +47,19 @@ def test_an_epoch_has_the_shares_asked_for_and_every_sample_at_least_once(source
 
 @given(sources=SIZES_AND_WEIGHTS)
 @settings(max_examples=100, deadline=None)
-def test_no_smaller_epoch_has_every_sample_and_these_shares(sources: list[Any]) -> None:
+def test_no_smaller_epoch_has_every_sequence_and_these_shares(sources: list[Any]) -> None:
     sizes, weights = map(list, zip(*sources, strict=True))
     parts = mix(names(sources), sizes, weights)
     assert any(part.num_samples == size for part, size in zip(parts, sizes, strict=True))
 
 
 @given(sizes=st.lists(st.integers(1, 60), min_size=2, max_size=4))
-def test_without_weights_every_sample_comes_once(sizes: list[int]) -> None:
+def test_without_weights_every_sequence_comes_once(sizes: list[int]) -> None:
     counts = [part.num_samples for part in mix(names(sizes), sizes, ())]
     assert mixed_indices(sizes, counts, 0).tolist() == list(range(sum(sizes)))
 
 
-def test_the_samples_that_come_once_more_are_drawn_by_the_seed() -> None:
+def test_the_sequences_that_come_once_more_are_drawn_by_the_seed() -> None:
     first = mixed_indices([100, 10], [150, 10], 1).tolist()
     assert first == mixed_indices([100, 10], [150, 10], 1).tolist()
     assert first != mixed_indices([100, 10], [150, 10], 2).tolist()
@@ -78,13 +78,13 @@ def test_shares_that_would_make_an_absurd_epoch_are_refused() -> None:
         mix(["a", "b"], [5, 500], (1, 1e-9))
 
 
-def examples(*lengths: int) -> Sequences:
+def sequences_of(*lengths: int) -> Sequences:
     rows = [{"input_ids": [length] * length, "labels": [length] * length} for length in lengths]
     return build_sequences(rows, name="test", context_length=8)
 
 
-def test_joined_datasets_keep_their_documents_and_know_their_rows() -> None:
-    first, second = examples(3, 0, 4), examples(9, 2)
+def test_joined_datasets_keep_their_sequences_and_know_their_rows() -> None:
+    first, second = sequences_of(3, 0, 4), sequences_of(9, 2)
     joined = join_sequences([first, second])
     assert [ids.tolist() for ids, _, _ in joined] == [[3] * 3, [4] * 4, [9] * 8, [2] * 2]
     assert [labels.tolist()[1:] for _, labels, _ in joined] == [[3] * 2, [4] * 3, [9] * 7, [2]]

@@ -1,4 +1,4 @@
-"""Packing and padding: documents that share a row, or a batch, are computed as if each were alone."""
+"""Packing and padding: sequences that share a row, or a batch, are computed as if each were alone."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ NO_DROPOUT = {"resid_pdrop": 0.0, "embd_pdrop": 0.0, "attn_pdrop": 0.0}
 CONFIGS: dict[str, Any] = {
     "llama": transformers.LlamaConfig(**SMALL),
     "qwen2": transformers.Qwen2Config(**SMALL),
-    # A window smaller than the documents: sliding and full attention take turns.
+    # A window smaller than the sequences: sliding and full attention take turns.
     "gemma2": transformers.Gemma2Config(**SMALL, head_dim=8, sliding_window=6),
     "gpt2": transformers.GPT2Config(**SMALL_GPT2, **NO_DROPOUT, bos_token_id=1, eos_token_id=2),
 }
@@ -44,7 +44,7 @@ VARIANTS = [
 
 
 def make_model(name: str, attention: str = "sdpa", mode: str = "eval") -> Any:
-    """Random weights, large enough that attention is far from uniform: a leak then shows in the first digit."""
+    """Random weights, large enough that attention is far from uniform: so a leak shows in the first digit."""
     torch.manual_seed(0)
     model = AutoModelForCausalLM.from_config(CONFIGS[name], dtype=torch.float32, attn_implementation=attention)
     with torch.no_grad():
@@ -54,18 +54,18 @@ def make_model(name: str, attention: str = "sdpa", mode: str = "eval") -> Any:
     return model.train(mode == "train")
 
 
-def make_documents(lengths: list[int], seed: int = 0) -> list[TokenSequence]:
+def make_sequences(lengths: list[int], seed: int = 0) -> list[TokenSequence]:
     generator = np.random.default_rng(seed)
-    documents = []
+    sequences = []
     for source, length in enumerate(lengths):
         ids = generator.integers(3, VOCAB, length).astype(np.int32)
         labels = np.where(generator.random(length) < 0.3, -100, ids).astype(np.int32)
-        documents.append(TokenSequence(ids, labels, source))
-    return documents
+        sequences.append(TokenSequence(ids, labels, source))
+    return sequences
 
 
 def batch_logits(model: nn.Module, batch: CausalMicroBatch) -> torch.Tensor:
-    """The logits that the loss is made of: the model called as `summed_loss` calls it, without labels."""
+    """The logits of the loss: the model called as `summed_loss` calls it, without labels."""
     return model(
         input_ids=batch.input_ids,
         attention_mask=batch.attention_mask,
@@ -93,7 +93,7 @@ LENGTHS = st.lists(st.integers(1, 60), max_size=80)
 
 @given(lengths=LENGTHS, row_length=st.integers(60, 90))
 @settings(max_examples=200, deadline=None)
-def test_every_document_is_in_exactly_one_row_and_no_row_is_too_long(lengths: list[int], row_length: int) -> None:
+def test_every_sequence_is_in_exactly_one_row_and_no_row_is_too_long(lengths: list[int], row_length: int) -> None:
     rows = pack_best_fit(lengths, row_length)
     assert sorted(index for row in rows for index in row) == list(range(len(lengths)))
     assert all(0 < sum(lengths[index] for index in row) <= row_length for row in rows)
@@ -115,7 +115,7 @@ def test_no_two_rows_could_have_been_one(lengths: list[int]) -> None:
 @given(lengths=LENGTHS, row_length=st.integers(60, 90))
 @settings(max_examples=200, deadline=None)
 def test_rows_are_as_full_as_those_of_plain_best_fit_decreasing(lengths: list[int], row_length: int) -> None:
-    """Rows with the same space are alike, so which of them is taken changes how full none is."""
+    """Rows with the same space are alike, so the choice among them changes no row's length."""
     free: list[int] = []
     for length in sorted(lengths, reverse=True):
         space = min((space for space in free if space >= length), default=None)
@@ -138,16 +138,16 @@ def test_rows_of_lengths_as_dialogues_have_them_are_at_least_98_percent_full(see
 
 
 @pytest.mark.parametrize("length", [0, 61])
-def test_a_document_that_fits_no_row_is_refused(length: int) -> None:
+def test_a_sequence_that_fits_no_row_is_refused(length: int) -> None:
     with pytest.raises(ValueError, match="sequence 1"):
         pack_best_fit([5, length], 60)
 
 
 @pytest.mark.parametrize(("name", "attention", "mode"), VARIANTS)
-def test_packed_logits_are_those_of_each_document_alone(name: str, attention: str, mode: str) -> None:
+def test_packed_logits_are_those_of_each_sequence_alone(name: str, attention: str, mode: str) -> None:
     model = make_model(name, attention, mode)
-    documents = make_documents([7, 11, 5, 1, 9, 16, 13, 2])
-    rows = [documents[:3], documents[3:5], [documents[5]], documents[6:]]  # boundaries differ from row to row
+    sequences = make_sequences([7, 11, 5, 1, 9, 16, 13, 2])
+    rows = [sequences[:3], sequences[3:5], [sequences[5]], sequences[6:]]  # boundaries differ from row to row
     logits = batch_logits(model, Collator(packing=True, padding_id=2)(rows))
     for row, row_logits in zip(rows, logits, strict=True):
         start = 0
@@ -157,18 +157,18 @@ def test_packed_logits_are_those_of_each_document_alone(name: str, attention: st
 
 
 @pytest.mark.parametrize(("name", "attention", "mode"), VARIANTS)
-def test_padded_logits_are_those_of_each_document_alone(name: str, attention: str, mode: str) -> None:
+def test_padded_logits_are_those_of_each_sequence_alone(name: str, attention: str, mode: str) -> None:
     model = make_model(name, attention, mode)
-    documents = make_documents([7, 1, 16, 9])
-    batch = Collator(packing=False, padding_id=2)([[document] for document in documents])
-    for (ids, _, _), logits in zip(documents, batch_logits(model, batch), strict=True):
+    sequences = make_sequences([7, 1, 16, 9])
+    batch = Collator(packing=False, padding_id=2)([[sequence] for sequence in sequences])
+    for (ids, _, _), logits in zip(sequences, batch_logits(model, batch), strict=True):
         assert_close(logits[: len(ids)], alone_logits(model, ids))
 
 
 @pytest.mark.parametrize(("name", "attention", "mode"), VARIANTS)
-def test_changing_one_packed_document_changes_no_other_documents_logits(name: str, attention: str, mode: str) -> None:
+def test_changing_one_packed_sequence_changes_no_other_sequences_logits(name: str, attention: str, mode: str) -> None:
     model = make_model(name, attention, mode)
-    before, others = make_documents([6, 9, 8, 4]), make_documents([6, 9, 8, 4], seed=1)
+    before, others = make_sequences([6, 9, 8, 4]), make_sequences([6, 9, 8, 4], seed=1)
     starts = [0, 6, 15, 23, 27]
     collate = Collator(packing=True, padding_id=2)
     logits = batch_logits(model, collate([before]))[0]
@@ -177,20 +177,20 @@ def test_changing_one_packed_document_changes_no_other_documents_logits(name: st
         moved = (batch_logits(model, collate([row]))[0] - logits).abs()
         for i in range(4):
             largest = moved[starts[i] : starts[i + 1]].max()
-            assert (largest > 1e-2) if i == changed else (largest <= 1e-6), f"document {changed} moved document {i}"
+            assert (largest > 1e-2) if i == changed else (largest <= 1e-6), f"sequence {changed} moved sequence {i}"
 
 
 @pytest.mark.parametrize("packing", [True, False], ids=["packing", "padding"])
 @pytest.mark.parametrize("name", CONFIGS)
-def test_gradients_of_a_batch_are_the_sum_of_each_documents_alone(name: str, packing: bool) -> None:
+def test_gradients_of_a_batch_are_the_sum_of_each_sequences_alone(name: str, packing: bool) -> None:
     model = make_model(name, "eager", "train")
     use_summed_loss(model, model.get_decoder(), chunk_size=0)
-    documents = make_documents([7, 11, 5, 9])
-    for document in documents:
-        alone = Collator(packing=False, padding_id=2)([[document]])
+    sequences = make_sequences([7, 11, 5, 9])
+    for sequence in sequences:
+        alone = Collator(packing=False, padding_id=2)([[sequence]])
         summed_loss(model, alone).backward()
     wanted = gradients(model)
-    rows = [documents[:3], documents[3:]] if packing else [[document] for document in documents]
+    rows = [sequences[:3], sequences[3:]] if packing else [[sequence] for sequence in sequences]
     summed_loss(model, Collator(packing=packing, padding_id=2)(rows)).backward()
     for key, gradient in gradients(model).items():
         assert_close(gradient, wanted[key], 2e-5)
@@ -201,8 +201,8 @@ def test_gradients_of_a_batch_are_the_sum_of_each_documents_alone(name: str, pac
 def test_what_fills_unused_places_changes_neither_loss_nor_gradients(name: str, packing: bool) -> None:
     model = make_model(name, "eager", "train")
     use_summed_loss(model, model.get_decoder(), chunk_size=0)
-    documents = make_documents([7, 12, 5])
-    rows = [documents[:1], documents[1:]] if packing else [[document] for document in documents]
+    sequences = make_sequences([7, 12, 5])
+    rows = [sequences[:1], sequences[1:]] if packing else [[sequence] for sequence in sequences]
     results = []
     for padding_id in (2, 50):
         loss = summed_loss(model, Collator(packing=packing, padding_id=padding_id)(rows))
@@ -214,10 +214,10 @@ def test_what_fills_unused_places_changes_neither_loss_nor_gradients(name: str, 
         assert_close(gradient, wanted[key], 1e-6)
 
 
-def test_the_first_token_of_a_document_is_never_learned() -> None:
-    documents = [document._replace(labels=document.input_ids.copy()) for document in make_documents([4, 6, 3])]
-    packed = Collator(packing=True, padding_id=2)([documents])
-    padded = Collator(packing=False, padding_id=2)([[document] for document in documents])
+def test_the_first_token_of_a_sequence_is_no_label_token() -> None:
+    sequences = [sequence._replace(labels=sequence.input_ids.copy()) for sequence in make_sequences([4, 6, 3])]
+    packed = Collator(packing=True, padding_id=2)([sequences])
+    padded = Collator(packing=False, padding_id=2)([[sequence] for sequence in sequences])
     assert packed.labels[0, [0, 4, 10]].tolist() == [-100] * 3
     assert padded.labels[:, 0].tolist() == [-100] * 3
     assert packed.num_label_tokens == padded.num_label_tokens == 3 + 5 + 2
@@ -260,10 +260,10 @@ SEPARATES_NOTHING = {
 
 
 @pytest.mark.parametrize("name", SEPARATES_NOTHING)
-def test_a_model_that_cannot_tell_packed_documents_apart_is_refused_or_computed_right(
+def test_a_model_that_cannot_tell_packed_sequences_apart_is_refused_or_computed_right(
     name: str, tiny_model: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """These take no position ids into their masks: packed, their documents would read each other, without an error."""
+    """These models take no position ids into their masks: packed sequences would attend to each other."""
     torch.manual_seed(0)
     model = AutoModelForCausalLM.from_config(SEPARATES_NOTHING[name], dtype=torch.float32).eval()
     with torch.no_grad():
@@ -281,9 +281,9 @@ def test_a_model_that_cannot_tell_packed_documents_apart_is_refused_or_computed_
         return
     assert status == 0
     loss_sum = num_label_tokens = 0.0
-    for document in random_documents.get_custom_dataset(None, None, "train")[:8]:
-        logits = model(input_ids=torch.tensor([document["input_ids"]]), use_cache=False).logits[0, :-1]
-        targets = torch.tensor(document["labels"][1:])
+    for sequence in random_documents.get_custom_dataset(None, None, "train")[:8]:
+        logits = model(input_ids=torch.tensor([sequence["input_ids"]]), use_cache=False).logits[0, :-1]
+        targets = torch.tensor(sequence["labels"][1:])
         loss_sum += nn.functional.cross_entropy(logits, targets, reduction="sum").item()
         num_label_tokens += (targets != -100).sum().item()
     assert train_events(tmp_path / "run")[0]["loss"] == pytest.approx(loss_sum / num_label_tokens, rel=1e-4)

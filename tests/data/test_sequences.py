@@ -1,4 +1,4 @@
-"""What a recipe returns: checked, cut to length, counted, and refused with the row's number where it is wrong."""
+"""Rows of a dataset function: checked, cut to length, counted, and refused with the row's number if wrong."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def take(num_rows: int, split_slice: str | None, *, hugging_face: bool = False) 
 @settings(max_examples=300, deadline=None)
 def test_every_row_is_kept_cut_or_counted(documents: list[Any], context_length: int, truncation: Truncation) -> None:
     """Against a plain loop over lists."""
-    kept, cut_tokens, truncated, too_long, empty, unlearnable = [], 0, 0, 0, 0, 0
+    kept, cut_tokens, truncated, too_long, empty, without_label = [], 0, 0, 0, 0, 0
     first_too_long = None
     for index, document in enumerate(documents):
         ids = [token for token, _, seen in document if seen]
@@ -54,7 +54,7 @@ def test_every_row_is_kept_cut_or_counted(documents: list[Any], context_length: 
         elif is_too_long and truncation == "drop":
             too_long += 1
         elif all(label == -100 for label in labels[part][1:]):
-            unlearnable += 1
+            without_label += 1
         else:
             truncated += is_too_long
             cut_tokens += max(0, len(ids) - context_length)
@@ -68,16 +68,20 @@ def test_every_row_is_kept_cut_or_counted(documents: list[Any], context_length: 
         with pytest.raises(ConfigError, match="none of its"):
             build(*rows, context_length=context_length, truncation=truncation)
         return
-    examples = build(*rows, context_length=context_length, truncation=truncation)
-    found = [(sequence.source_row, sequence.input_ids.tolist(), sequence.labels.tolist()) for sequence in examples]
+    sequences = build(*rows, context_length=context_length, truncation=truncation)
+    found = [(sequence.source_row, sequence.input_ids.tolist(), sequence.labels.tolist()) for sequence in sequences]
     assert found == kept
-    assert len(examples) == len(kept)
-    assert examples.lengths.tolist() == [len(ids) for _, ids, _ in kept]
-    assert (examples.num_truncated, examples.num_tokens_cut) == (truncated, cut_tokens)
-    assert (examples.num_too_long, examples.num_empty, examples.num_without_label) == (too_long, empty, unlearnable)
+    assert len(sequences) == len(kept)
+    assert sequences.lengths.tolist() == [len(ids) for _, ids, _ in kept]
+    assert (sequences.num_truncated, sequences.num_tokens_cut) == (truncated, cut_tokens)
+    assert (sequences.num_too_long, sequences.num_empty, sequences.num_without_label) == (
+        too_long,
+        empty,
+        without_label,
+    )
 
 
-def test_what_was_cut_and_left_out_is_said() -> None:
+def test_lines_tell_what_was_cut_and_left_out() -> None:
     rows = [row(list(range(20))), row([5] * 9, [-100] * 8 + [5]), row([]), row([1, 2])]
     lines = "\n".join(build(*rows).describe("train"))
     assert "1 samples were longer than context_length and were cut (--truncation), by 12 tokens in all" in lines
@@ -87,7 +91,7 @@ def test_what_was_cut_and_left_out_is_said() -> None:
     assert build(row([1, 2])).describe("train") == []
 
 
-def test_labels_that_someone_shifted_are_noticed() -> None:
+def test_shifted_labels_are_noticed() -> None:
     shifted = build(row([1, 2, 3, 4], [2, 3, 4, -100]), row([6, 7]))
     (line,) = shifted_label_notes(shifted, "train")
     assert "warning: 2 of 3 labels are not the token at their place" in line
@@ -95,8 +99,8 @@ def test_labels_that_someone_shifted_are_noticed() -> None:
 
 
 def test_tokens_with_a_zero_attention_mask_are_removed() -> None:
-    examples = build(row([9, 9, 4, 5, 6, 9], [9, 9, -100, 5, 6, 9], attention_mask=[0, 0, 1, 1, 1, 0]))
-    ids, labels, _ = examples[0]
+    sequences = build(row([9, 9, 4, 5, 6, 9], [9, 9, -100, 5, 6, 9], attention_mask=[0, 0, 1, 1, 1, 0]))
+    ids, labels, _ = sequences[0]
     assert ids.tolist() == [4, 5, 6]
     assert labels.tolist() == [-100, 5, 6]
 
@@ -165,23 +169,23 @@ def test_the_whole_vocabulary_is_allowed() -> None:
         (40, None, 40),
     ],
 )
-def test_split_slice_takes_so_many_samples_or_such_a_share(num_rows: int, split_slice: str, kept: int) -> None:
-    examples = take(num_rows, split_slice)
-    assert len(examples) == kept
-    assert examples.source_rows.tolist() == list(range(kept))
+def test_split_slice_keeps_a_number_of_rows_or_a_share(num_rows: int, split_slice: str, kept: int) -> None:
+    sequences = take(num_rows, split_slice)
+    assert len(sequences) == kept
+    assert sequences.source_rows.tolist() == list(range(kept))
 
 
 def test_split_slice_cuts_a_hugging_face_dataset_the_same_way() -> None:
     assert take(818, "1%", hugging_face=True).input_ids.tolist() == take(818, "1%").input_ids.tolist()
 
 
-def test_a_recipe_that_fails_or_returns_nothing_is_refused_by_name() -> None:
+def test_a_function_that_fails_or_returns_nothing_is_refused_by_name() -> None:
     def broken(*_: Any) -> Any:
         raise KeyError("dialogue")
 
     def forgetful(*_: Any) -> Any:
         return None
 
-    for recipe in (broken, forgetful):
-        with pytest.raises(ConfigError, match=recipe.__name__):
-            load_sequences(recipe, None, None, "train", split_slice=None, build=BUILD)
+    for function in (broken, forgetful):
+        with pytest.raises(ConfigError, match=function.__name__):
+            load_sequences(function, None, None, "train", split_slice=None, build=BUILD)

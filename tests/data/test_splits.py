@@ -1,4 +1,4 @@
-"""Sources: every format and place that people have rows in, splits by name and by fraction, and what is refused."""
+"""Splits: every format and place of examples, splits by name and by fraction, slices, and refusals."""
 
 from __future__ import annotations
 
@@ -50,8 +50,8 @@ def write(file: Path, rows: list[dict[str, Any]]) -> Path:
 
 
 def outputs(config: DataSource, split: str = "train") -> list[str]:
-    source = load_split("alpaca_dataset", config, split, text_columns=("output",), hub_name="a/b")
-    return [row["output"] for row in source.data]
+    found = load_split("alpaca_dataset", config, split, text_columns=("output",), hub_name="a/b")
+    return [row["output"] for row in found.data]
 
 
 def tokenized(name: str, config: DataSource, tokenizer: Any, split: str = "train") -> Any:
@@ -60,7 +60,7 @@ def tokenized(name: str, config: DataSource, tokenizer: Any, split: str = "train
 
 
 def texts(rows: Any, tokenizer: Any) -> list[tuple[str, str]]:
-    """Everything, and what is learned, of each row, decoded."""
+    """All tokens and the label tokens of each row, decoded."""
     decode = tokenizer.decode
     return [(decode(row["input_ids"]), decode([label for label in row["labels"] if label != -100])) for row in rows]
 
@@ -192,8 +192,8 @@ def test_a_dataset_without_a_default_place_needs_one(tokenizer: Any) -> None:
 def test_a_row_that_is_not_text_is_refused_by_its_number_in_the_file(tokenizer: Any, tmp_path: Path) -> None:
     rows = [dict(row) for row in ROWS]
     config = AlpacaDataset(str(write(tmp_path / "data.jsonl", rows)), validation_fraction=0.5)
-    source = load_split("alpaca_dataset", config, "train", text_columns=("output",))
-    at = source.row_number(7)
+    found = load_split("alpaca_dataset", config, "train", text_columns=("output",))
+    at = found.row_number(7)
     rows[at - 1]["output"] = None
     write(tmp_path / "data.jsonl", rows)
     with pytest.raises(ConfigError, match=rf"data.jsonl, row {at}: column output is not text but empty"):
@@ -219,19 +219,19 @@ def test_a_chat_without_turns_or_an_instruction_without_columns_is_refused(token
         tokenized("instruction", InstructionDataset(file), tokenizer)
 
 
-# Recipes
+# Formats
 
 
 def test_alpacas_prompt_says_whether_there_is_an_input(tokenizer: Any, tmp_path: Path) -> None:
     config = AlpacaDataset(str(write(tmp_path / "data.json", ROWS)), validation_fraction=0.0)
-    for number, (text, learned) in enumerate(texts(tokenized("alpaca", config, tokenizer), tokenizer)):
+    for number, (text, labelled) in enumerate(texts(tokenized("alpaca", config, tokenizer), tokenizer)):
         assert ("### Input:\n" in text) == (number % 2 == 0)
         assert f"### Instruction:\nName number {number}." in text
-        assert learned.strip() == f"It is {number}.</s>"
+        assert labelled.strip() == f"It is {number}.</s>"
 
 
 @pytest.mark.parametrize(
-    ("rows", "flags", "whole", "learned"),
+    ("rows", "flags", "whole", "labelled"),
     [
         ({"prompt": "A b", "completion": " c"}, {}, "A b c", "c"),
         ({"question": "Why?", "answer": "So."}, {}, "Question: Why?\nAnswer:\nSo.", "So."),
@@ -247,22 +247,22 @@ def test_alpacas_prompt_says_whether_there_is_an_input(tokenizer: Any, tmp_path:
     ],
 )
 def test_instructions_by_the_names_of_their_columns(
-    rows: dict[str, str], flags: dict[str, str], whole: str, learned: str, tokenizer: Any, tmp_path: Path
+    rows: dict[str, str], flags: dict[str, str], whole: str, labelled: str, tokenizer: Any, tmp_path: Path
 ) -> None:
     config = InstructionDataset(str(write(tmp_path / "data.jsonl", [rows] * 2)), **flags)
     for text, answer in texts(tokenized("instruction", config, tokenizer), tokenizer):
         assert text.removesuffix("</s>").endswith(whole)
-        assert answer.removesuffix("</s>").strip().endswith(learned)
+        assert answer.removesuffix("</s>").strip().endswith(labelled)
         assert text.endswith("</s>")
 
 
 @pytest.mark.parametrize(("by", "number"), [("line", 3), ("paragraph", 2), ("document", 1)])
-def test_plain_text_is_learned_whole(by: Any, number: int, tokenizer: Any, tmp_path: Path) -> None:
+def test_plain_text_has_labels_throughout(by: Any, number: int, tokenizer: Any, tmp_path: Path) -> None:
     (tmp_path / "book.txt").write_text("Anna says hi.\nBob too.\n\nThe end.\n")
     rows = texts(tokenized("text", TextDataset(str(tmp_path / "book.txt"), sample_by=by), tokenizer), tokenizer)
     rows = [row for row in rows if row[1].strip() != "</s>"]
     assert len(rows) == number
-    assert all(text.removeprefix("<s>").strip() == learned.strip() for text, learned in rows)
+    assert all(text.removeprefix("<s>").strip() == labelled.strip() for text, labelled in rows)
 
 
 def test_a_stream_gives_the_rows_that_reading_whole_gives(tokenizer: Any, tmp_path: Path) -> None:
@@ -270,7 +270,7 @@ def test_a_stream_gives_the_rows_that_reading_whole_gives(tokenizer: Any, tmp_pa
     whole = tokenized("alpaca", config, tokenizer)
     stream = tokenized("alpaca", replace(config, streaming=True), tokenizer)
     assert isinstance(stream, datasets.IterableDataset)
-    stream = pickle.loads(pickle.dumps(stream))  # as it reaches a worker process that is spawned
+    stream = pickle.loads(pickle.dumps(stream))  # as for a spawned worker process
     for streamed, row in zip(stream, whole, strict=True):
         assert list(streamed["input_ids"]) == row["input_ids"]
         assert list(streamed["labels"]) == row["labels"]
@@ -327,7 +327,7 @@ def test_every_built_in_dataset_cuts_before_it_tokenises(name: str) -> None:
     assert "split_slice" in inspect.signature(function).parameters
 
 
-# Kept work
+# The cache
 
 
 def test_tokenised_rows_are_kept_until_rows_tokenizer_or_settings_change(tokenizer: Any, tmp_path: Path) -> None:

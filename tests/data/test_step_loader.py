@@ -1,4 +1,4 @@
-"""Order and cutting: a step's rows depend on seed, epoch and global batch alone; cutting only deals them out."""
+"""Order and cutting: a step's rows depend on seed, epoch and global batch alone; cutting only divides them."""
 
 from __future__ import annotations
 
@@ -87,7 +87,7 @@ def test_order_is_a_function_of_seed_and_epoch_alone(num_rows: int, seed: int, e
         sampler = StepSampler(num_rows, layout, rank, seed)
         sampler.epoch = epoch
         np.random.default_rng(0).permutation(5)
-        np.random.seed(rank)  # what else draws random numbers must not matter
+        np.random.seed(rank)  # other draws of random numbers must not matter
         return sampler.order().tolist()
 
     here = order(seed, epoch, BatchLayout(1, 1, 1), 0)
@@ -103,29 +103,29 @@ def test_without_a_seed_rows_come_in_file_order() -> None:
 @given(num_rows=NUM_ROWS, layout=LAYOUTS, epoch=st.integers(0, 3))
 @settings(max_examples=50, deadline=None)
 def test_packed_rows_are_shuffled_and_no_more(num_rows: int, layout: BatchLayout, epoch: int) -> None:
-    rows = make_rows(make_examples(num_rows), batching_strategy="packing", context_length=11)
+    rows = make_rows(make_sequences(num_rows), batching_strategy="packing", context_length=11)
     loader = StepLoader(rows, layout, rank=0, seed=5, collate=source_rows)
     loader.sampler.epoch = epoch
     shuffled = np.random.default_rng([5, epoch]).permutation(len(rows))
     assert loader.sampler.order().tolist() == shuffled.tolist()
 
 
-def test_a_document_that_an_epoch_holds_twice_is_in_two_places() -> None:
+def test_a_sequence_that_an_epoch_holds_twice_is_in_two_places() -> None:
     indices = np.array([2, 0, 2, 1, 2])
     for strategy in ("packing", "padding"):
-        rows = make_rows(make_examples(3), batching_strategy=strategy, context_length=7, indices=indices)
+        rows = make_rows(make_sequences(3), batching_strategy=strategy, context_length=7, indices=indices)
         assert sorted(source for i in range(len(rows)) for _, _, source in rows[i]) == [0, 1, 2, 2, 2]
         assert rows.lengths.tolist() == [sum(len(ids) for ids, _, _ in rows[i]) for i in range(len(rows))]
 
 
-def make_examples(num_rows: int) -> Sequences:
+def make_sequences(num_rows: int) -> Sequences:
     rows = [{"input_ids": [index, 5, 6], "labels": [index, 5, 6]} for index in range(num_rows)]
     return build_sequences(rows, name="test", context_length=8)
 
 
 def read_epochs(num_workers: int, *, rank: int, epochs: list[int], take: int | None = None) -> list[Any]:
     """Per epoch and step, this rank's micro-batches as tuples of source rows."""
-    rows = make_rows(make_examples(23), batching_strategy="padding", context_length=8)
+    rows = make_rows(make_sequences(23), batching_strategy="padding", context_length=8)
     loader = StepLoader(rows, BatchLayout(2, 2, 2), rank=rank, seed=4, collate=source_rows, num_workers=num_workers)
     assert len(loader) == 3
     found = []
@@ -156,8 +156,8 @@ def test_an_epoch_left_early_does_not_shift_the_next(num_workers: int) -> None:
     assert second == [read_epochs(0, rank=0, epochs=[1])[0][0]]
 
 
-def test_a_row_knows_its_documents_and_where_they_came_from() -> None:
-    rows = make_rows(make_examples(6), batching_strategy="packing", context_length=7)
+def test_a_row_knows_its_sequences_and_where_they_came_from() -> None:
+    rows = make_rows(make_sequences(6), batching_strategy="packing", context_length=7)
     assert all(len(rows[i]) == 2 for i in range(3))
     assert len(rows) == 3
     assert sorted(source for i in range(3) for _, _, source in rows[i]) == list(range(6))
@@ -165,7 +165,7 @@ def test_a_row_knows_its_documents_and_where_they_came_from() -> None:
 
 
 def test_the_first_rows_alone_are_the_first_rows() -> None:
-    rows = make_rows(make_examples(6), batching_strategy="padding", context_length=7)
+    rows = make_rows(make_sequences(6), batching_strategy="padding", context_length=7)
     first: Rows = rows.first(2)
     assert len(first) == 2
     assert [source_rows([first[i]]) for i in range(2)] == [(0,), (1,)]

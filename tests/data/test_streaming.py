@@ -29,15 +29,15 @@ from utils.errors import ConfigError, TrainingError
 CONTEXT = 16
 
 
-def source(lengths: list[int], *, recipe: Any = None, name: str = "a", max_rows: int | None = None) -> StreamSource:
-    """Documents of these lengths; the tokens of each are its number, its labels what follows that."""
+def source(lengths: list[int], *, function: Any = None, name: str = "a", max_rows: int | None = None) -> StreamSource:
+    """Sequences of these lengths; the tokens of each are its number, the labels the next number."""
 
     def rows(dataset_config: Any, tokenizer: Any, split: str) -> list[dict[str, list[int]]]:
         return [{"input_ids": [index] * length, "labels": [index + 1] * length} for index, length in enumerate(lengths)]
 
     return StreamSource(
         dataset=name,
-        function=recipe or rows,
+        function=function or rows,
         dataset_config=None,
         tokenizer=None,
         split="train",
@@ -62,7 +62,7 @@ def stream(
 
 
 def take_pass(stream: Stream, global_batch_size: int, number: int = 0) -> list[list[Row]]:
-    """The steps of one pass; a step that has something to say begins the next one."""
+    """The steps of one pass; a step with lines to print begins the next pass."""
     found: list[list[Row]] = []
     passes = 0
     for rows, lines in stream.steps(global_batch_size):
@@ -112,7 +112,7 @@ LENGTHS = st.lists(st.integers(2, CONTEXT + 4), min_size=1, max_size=50)
     number=st.integers(0, 2),
 )
 @settings(max_examples=150, deadline=None)
-def test_every_document_comes_exactly_once_per_pass_whole_and_in_order(
+def test_every_sequence_comes_exactly_once_per_pass_whole_and_in_order(
     lengths: list[int], packing: bool, global_batch_size: int, buffer_size: int, number: int
 ) -> None:
     steps = take_pass(stream(source(lengths), packing=packing, buffer_size=buffer_size), global_batch_size, number)
@@ -152,7 +152,7 @@ def test_the_rows_of_a_step_are_the_same_for_any_cut_of_the_global_batch(
 def test_order_differs_by_pass_and_seed_and_is_the_same_again(lengths: list[int], packing: bool) -> None:
     def order(seed: int, number: int) -> list[int]:
         np.random.default_rng(0).permutation(5)
-        np.random.seed(number)  # what else draws random numbers must not matter
+        np.random.seed(number)  # other draws of random numbers must not matter
         return numbers(take_pass(stream(source(lengths), packing=packing, seed=seed), 4, number))
 
     assert order(1, 0) == order(1, 0)
@@ -170,7 +170,7 @@ def test_the_stream_can_be_entered_at_any_step_with_and_without_a_process(num_wo
 
 
 def test_an_iterable_dataset_is_read_whole_in_a_worker_process() -> None:
-    """Hugging Face datasets hand out their shards to the workers of a DataLoader by themselves."""
+    """Hugging Face datasets divide their shards among the workers of a DataLoader."""
 
     def rows(*_: Any) -> Any:
         def make(shards: list[int]) -> Iterator[dict[str, list[int]]]:
@@ -179,7 +179,7 @@ def test_an_iterable_dataset_is_read_whole_in_a_worker_process() -> None:
 
         return datasets.IterableDataset.from_generator(make, gen_kwargs={"shards": [0, 1, 2]})
 
-    given_stream = stream(source([], recipe=rows), packing=False, num_steps=8)
+    given_stream = stream(source([], function=rows), packing=False, num_steps=8)
     steps = loaded(given_stream, BatchLayout(4, 1, 1), num_workers=1)
     assert steps == loaded(given_stream, BatchLayout(4, 1, 1))
     assert sorted(ids for step in steps for row in step for ids, _ in row) == sorted(
@@ -193,20 +193,20 @@ def lazily_mapped(*_: Any) -> Any:
 
 
 def test_a_source_that_was_read_can_be_sent_to_a_process_that_is_spawned() -> None:
-    before = source([], recipe=lazily_mapped)
+    before = source([], function=lazily_mapped)
     first = next(before.blocks(0))
     after = pickle.loads(pickle.dumps(before))
     assert next(after.blocks(0)).input_ids.tolist() == first.input_ids.tolist()
 
 
-def test_a_recipe_that_is_a_generator_is_called_again_for_each_pass() -> None:
+def test_a_function_that_is_a_generator_is_called_again_for_each_pass() -> None:
     calls = []
 
     def rows(*_: Any) -> Iterator[dict[str, list[int]]]:
         calls.append(1)
         yield from ({"input_ids": [index] * 4, "labels": [index] * 4} for index in range(12))
 
-    given_stream = stream(source([], recipe=rows))
+    given_stream = stream(source([], function=rows))
     for number in range(3):
         assert sorted(numbers(take_pass(given_stream, 2, number))) == list(range(12))
     assert len(calls) > 3
@@ -236,9 +236,9 @@ def samsum_like(num_documents: int, longest: int) -> list[Any]:
 
 
 def test_packing_on_the_fly_fills_rows() -> None:
-    documents = samsum_like(20_000, 2048)
-    rows = list(pack_stream(documents, 2048))
-    assert sum(len(document.input_ids) for document in documents) / (2048 * len(rows)) > 0.99
+    sequences = samsum_like(20_000, 2048)
+    rows = list(pack_stream(sequences, 2048))
+    assert sum(len(sequence.input_ids) for sequence in sequences) / (2048 * len(rows)) > 0.99
 
 
 @pytest.mark.parametrize("global_batch_size", [8, 64])
@@ -252,7 +252,7 @@ def test_batches_of_like_lengths_have_little_padding(global_batch_size: int) -> 
     assert 1 - tokens / padded < 0.1
 
 
-def test_a_buffer_moves_samples_far_and_holds_no_more_than_it_may() -> None:
+def test_a_buffer_moves_items_far_and_holds_no_more_than_it_may() -> None:
     read: list[int] = []
     ahead = []
     order = []
@@ -267,13 +267,13 @@ def test_a_buffer_moves_samples_far_and_holds_no_more_than_it_may() -> None:
 def test_no_more_rows_are_open_than_may_be() -> None:
     waiting, given_documents = 0, 0
 
-    def documents() -> Iterator[Any]:
+    def sequences() -> Iterator[Any]:
         nonlocal given_documents
-        for document in [sequence_of(length, 0) for length in [9, 10, 11, 12] * 50]:
+        for sequence in [sequence_of(length, 0) for length in [9, 10, 11, 12] * 50]:
             given_documents += 1
-            yield document
+            yield sequence
 
-    for row in pack_stream(documents(), CONTEXT, num_open_rows=5):
+    for row in pack_stream(sequences(), CONTEXT, num_open_rows=5):
         given_documents -= len(row)
         waiting = max(waiting, given_documents)
     assert waiting <= 6
@@ -288,7 +288,7 @@ def test_ranks_that_read_different_data_would_be_noticed_at_its_start() -> None:
 # What cannot be trained on
 
 
-def test_a_split_of_a_number_of_samples_is_the_start_of_the_stream() -> None:
+def test_a_slice_of_a_number_of_rows_is_the_start_of_the_stream() -> None:
     assert sorted(numbers(take_pass(stream(source([4] * 600, max_rows=300)), 4))) == list(range(300))
 
 
@@ -299,7 +299,7 @@ def test_a_row_that_is_wrong_ends_the_run_with_one_line_that_names_it(num_worker
         yield {"input_ids": [5, 99_999], "labels": [5, 5]}
 
     loader = StreamLoader(
-        stream(source([], recipe=rows)), BatchLayout(2, 1, 1), rank=0, collate=collate, num_workers=num_workers
+        stream(source([], function=rows)), BatchLayout(2, 1, 1), rank=0, collate=collate, num_workers=num_workers
     )
     with pytest.raises(TrainingError, match="row 701: token id 99999") as failure:
         for _ in loader.epoch(0):
@@ -325,7 +325,7 @@ def broken(*_: Any) -> Any:
 
 
 @pytest.mark.parametrize(
-    ("recipe", "message"),
+    ("function", "message"),
     [
         (empty, "none of its 0 rows has a label token"),
         (unlearnable, "none of its 1 rows has a label token"),
@@ -333,8 +333,8 @@ def broken(*_: Any) -> Any:
         (broken, "after row 0: KeyError: 'dialogue'"),
     ],
 )
-def test_a_source_that_gives_nothing_is_refused_by_name(recipe: Any, message: str) -> None:
+def test_a_source_that_gives_nothing_is_refused_by_name(function: Any, message: str) -> None:
     with pytest.raises(ConfigError, match=re.escape(message)) as refusal:
-        for _ in source([], recipe=recipe).blocks(0):
+        for _ in source([], function=function).blocks(0):
             pass
-    assert recipe.__name__ in str(refusal.value)
+    assert function.__name__ in str(refusal.value)

@@ -1,20 +1,24 @@
-"""Tokenised once per machine: of several processes one does it, the others wait, say so, and find what it made."""
+"""A split is tokenised once per machine: one process does it; the others wait, say so, and find the result."""
 
 from __future__ import annotations
 
 import os
-import subprocess
-import sys
+import re
+import signal
+import time
 from pathlib import Path
+from typing import NamedTuple
 
 import pytest
 
+from tests.helpers.forked import ONE_THREAD, Fork
 from tests.helpers.processes import ROOT
 
 SCRIPT = """
 import json, sys
 sys.path.insert(0, {root!r})
 import datasets
+from pathlib import Path
 from transformers import AutoTokenizer
 from configs.datasets import TextDataset
 from data import tokenizing
@@ -22,6 +26,7 @@ from data.splits import load_split
 from data.loss_mask import TextSpan
 
 tokenizing._QUIET_WAIT_SECONDS = 0.2
+datasets.config.HF_DATASETS_CACHE = Path({cache!r})
 
 def to_spans(example):
     with open({calls!r}, "a") as calls:
@@ -42,35 +47,46 @@ def script(tiny_model: Path, tmp_path: Path) -> Path:
     data.write_text("".join(f'{{"text": "Anna says {number}."}}\n' for number in range(100)))
     file = tmp_path / "main.py"
     names = {"root": str(ROOT), "calls": str(tmp_path / "calls"), "data": str(data), "model": str(tiny_model)}
+    names["cache"] = str(tmp_path / "cache")
     file.write_text(SCRIPT.format(**names))
     return file
 
 
-def start(script: Path) -> subprocess.Popen[str]:
-    environment = {**os.environ, "HF_HOME": str(script.parent / "cache"), "TOKENIZERS_PARALLELISM": "false"}
-    pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
-    return subprocess.Popen([sys.executable, str(script)], env=environment, **pipes)
+class Started(NamedTuple):
+    fork: Fork
+    output: Path
+
+    def lines(self) -> list[str]:
+        """Its output, once it has ended."""
+        assert self.fork.wait(200) == 0, self.output.read_text()
+        return self.output.read_text().splitlines()
 
 
-@pytest.mark.slow
+def start(script: Path, number: int = 0) -> Started:
+    output = script.parent / f"output-{number}"
+    with open(output, "wb") as file:
+        pipes = {"stdout": file.fileno(), "stderr": file.fileno()}
+        return Started(Fork([str(script)], cwd=ROOT, environment=os.environ | ONE_THREAD, **pipes), output)
+
+
 def test_of_several_processes_one_tokenizes_and_the_others_say_what_they_wait_for(script: Path) -> None:
-    outputs = [process.communicate(timeout=200) for process in [start(script) for _ in range(3)]]
-    lines = [output.splitlines() for output, _ in outputs]
-    assert all(line for line in lines), outputs
-    assert len({line[-1] for line in lines}) == 1, "all have the same rows"
+    outputs = [started.lines() for started in [start(script, number) for number in range(3)]]
+    assert len({lines[-1] for lines in outputs}) == 1, "all have the same rows"
     assert (script.parent / "calls").stat().st_size == 100, "each row was tokenised once"
-    waited = [line for output in lines for line in output if line.startswith("waiting for another process")]
+    waited = [line for lines in outputs for line in lines if line.startswith("waiting for another process")]
     assert waited
     assert all("data.jsonl" in line for line in waited)
+    announced = [line for lines in outputs for line in lines if line.startswith("tokenizing 100 examples of ")]
+    begins, ends = (line.split("data.jsonl")[1] for line in announced)
+    assert (begins, bool(re.fullmatch(r": \d+\.\d s", ends))) == (" ...", True), "by the one that tokenised"
 
 
-@pytest.mark.slow
-def test_a_process_that_was_killed_leaves_nothing_that_is_taken_for_the_whole(script: Path) -> None:
+def test_a_killed_process_leaves_no_cache_that_looks_complete(script: Path) -> None:
     first = start(script)
     calls = script.parent / "calls"
     while not calls.exists() or calls.stat().st_size < 20:
-        assert first.poll() is None, first.communicate()
-    first.kill()
-    first.communicate()
-    output, errors = start(script).communicate(timeout=200)
-    assert output.splitlines()[-1].startswith("[100, "), errors
+        assert first.fork.poll() is None, first.output.read_text()
+        time.sleep(0.02)
+    os.kill(first.fork.pid, signal.SIGKILL)
+    first.fork.wait(60)
+    assert start(script, 1).lines()[-1].startswith("[100, ")
