@@ -14,6 +14,7 @@ from torch.distributed.checkpoint import FileSystemReader
 
 from tests.helpers import optimizer_ranks
 from tests.helpers.optimizer_ranks import DTYPES, MESHES, OPTIMIZERS
+from tests.helpers.pairwise import slow_but
 from tests.helpers.processes import ProcessGroup
 from tests.helpers.resuming import SHARDED, as_if_killed_after, assert_bit_equal, flags_of, results
 from tools.make_tiny_model import make_tiny_model
@@ -83,7 +84,7 @@ def assert_losses_agree(name: str, run: Path, other: Path) -> None:
         assert ours[2:4] == pytest.approx(theirs[2:4], rel=rel)
 
 
-@pytest.mark.parametrize("ranks", [1, 2])
+@pytest.mark.parametrize("ranks", slow_but(1, [1, 2]))
 def test_losses_are_the_same_in_every_layout(
     ranks: int, name: str, whole: Path, wide_model: Path, process_group: ProcessGroup, tmp_path: Path
 ) -> None:
@@ -95,7 +96,7 @@ REFUSED = {("AdamW8bit", "--optimizer_cpu_offload"), ("AdamW8bit", "--fsdp_cpu_o
 REFUSED |= {("Adafactor", "--optimizer_cpu_offload")}
 
 
-@pytest.mark.parametrize("offload", ["", "--optimizer_cpu_offload", "--fsdp_cpu_offload"])
+@pytest.mark.parametrize("offload", slow_but(1, ["", "--optimizer_cpu_offload", "--fsdp_cpu_offload"]))
 def test_a_resumed_run_is_bit_equal(
     offload: str, name: str, whole: Path, wide_model: Path, process_group: ProcessGroup, tmp_path: Path
 ) -> None:
@@ -110,6 +111,7 @@ def test_a_resumed_run_is_bit_equal(
     assert_bit_equal(killed, whole)
 
 
+@pytest.mark.slow
 def test_so_it_is_through_checkpoints_of_one_file_written_beside_training(
     name: str, whole: Path, wide_model: Path, process_group: ProcessGroup, tmp_path: Path
 ) -> None:
@@ -133,8 +135,11 @@ def stored(folder: Path) -> dict[str, torch.Tensor]:
 @pytest.mark.filterwarnings("ignore:torch.distributed is disabled")
 @pytest.mark.parametrize(
     ("ranks", "layout"),
-    [(1, []), (2, []), (4, [*SHARDED, "--hsdp", "--sharding_group_size", "2"])],
-    ids=["one process", "NO_SHARD", "HYBRID_SHARD"],
+    [
+        pytest.param(1, [], id="one process"),
+        pytest.param(2, [], id="NO_SHARD", marks=pytest.mark.slow),
+        pytest.param(4, [*SHARDED, "--hsdp", "--sharding_group_size", "2"], id="HYBRID_SHARD", marks=pytest.mark.slow),
+    ],
 )
 def test_a_checkpoint_passes_through_another_layout_unchanged(
     ranks: int, layout: list[str], name: str, whole: Path, wide_model: Path, process_group: ProcessGroup, tmp_path: Path

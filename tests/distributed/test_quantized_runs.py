@@ -16,6 +16,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer, BitsAndBytesConfig
 from tests.helpers.adapter_kinds import ADAPTERS, batching_of
 from tests.helpers.checkpoints import load_plain, logits
 from tests.helpers.families import FAMILIES, save_family
+from tests.helpers.pairwise import slow_but
 from tests.helpers.processes import ProcessGroup, read_metrics, train_events
 from tests.helpers.reference import (
     assert_agrees,
@@ -61,12 +62,11 @@ class Case:
         return f"{self.kind}-{self.ranks}{''.join(self.extra)}"
 
 
-CASES = [
-    *(Case(kind, 1) for kind in FLAGS),
-    *(Case(kind, 2, SHARDED) for kind in FLAGS),
-    Case("fp4 double", 4, (*SHARDED, "--sharding_strategy", "HYBRID_SHARD", "--sharding_group_size", "2")),
-]
+CASES = [Case("nf4", 1), Case("fp4 double", 2, SHARDED), Case("int8", 2, SHARDED)]
 SLOW_CASES = [
+    *(Case(kind, 1) for kind in FLAGS if kind != "nf4"),
+    Case("nf4", 2, SHARDED),
+    Case("fp4 double", 4, (*SHARDED, "--sharding_strategy", "HYBRID_SHARD", "--sharding_group_size", "2")),
     *(Case(kind, 2) for kind in FLAGS),
     *(Case("nf4", 2, (*SHARDED, "--quant_storage", storage)) for storage in ("fp32", "bf16", "fp16")),
     Case("int8", 2, (*SHARDED, "--quant_storage", "fp32")),
@@ -143,13 +143,11 @@ def test_losses_and_gradients_are_those_of_the_unsharded_model(
     assert facts["num_parameters_by_dtype"][name] == quantized
 
 
-ADAPTED = [
+ADAPTED = [("rslora", Case("nf4", 1)), ("dora", Case("int8", 2, SHARDED)), ("prefix", Case("nf4", 2, SHARDED))]
+SLOW_ADAPTED = [
     ("dora", Case("nf4", 1)),
     ("dora", Case("nf4", 2)),
-    *((adapter, Case("nf4", 2, SHARDED)) for adapter in ADAPTERS),
-    ("dora", Case("int8", 2, SHARDED)),
-]
-SLOW_ADAPTED = [
+    *((adapter, Case("nf4", 2, SHARDED)) for adapter in ADAPTERS if adapter != "prefix"),
     ("rslora", Case("int8", 1)),
     ("dora", Case("fp4 double", 1)),
     ("dora", Case("nf4", 2, (*SHARDED, "--quant_storage", "bf16"))),
@@ -195,7 +193,7 @@ def test_a_family_is_quantized_as_transformers_quantizes_it(
     assert_agrees(tmp_path / "run", reference)
 
 
-@pytest.mark.parametrize("precision", ["--pure_bf16", "--use_fp16", "--compute_dtype bf16"])
+@pytest.mark.parametrize("precision", slow_but(1, ["--compute_dtype bf16", "--pure_bf16", "--use_fp16"]))
 @pytest.mark.parametrize(("ranks", "extra"), [pytest.param(1, (), marks=pytest.mark.slow), (2, SHARDED)])
 def test_half_precision_stays_close(
     precision: str,
@@ -257,7 +255,7 @@ def test_the_adapter_is_merged_into_the_full_precision_base(
     assert (logits(load_plain(merged)) - wanted).abs().max() < 2e-6
 
 
-@pytest.mark.parametrize("kind", ["nf4", "int8"])
+@pytest.mark.parametrize("kind", slow_but(1, ["nf4", "int8"]))
 def test_a_resumed_run_is_bit_equal(kind: str, wider_model: Path, process_group: ProcessGroup, tmp_path: Path) -> None:
     given = [*FLAGS[kind], "--use_peft", "--lora_config.r", "4", "--enable_fsdp", "--run_validation", "False"]
     process_group.train(flags_of(wider_model, tmp_path / "whole", *given), 2)

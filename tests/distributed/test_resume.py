@@ -12,7 +12,7 @@ import pytest
 from checkpointing.folder import checkpoints, damage
 from tests.helpers.checkpoints import complete
 from tests.helpers.overflowing import make_overflowing_model, write_recipe
-from tests.helpers.pairwise import select, select_product
+from tests.helpers.pairwise import select, select_product, slow_but
 from tests.helpers.processes import ProcessGroup, read_metrics, train_events
 from tests.helpers.resuming import NUM_STEPS, SHARDED, as_if_killed_after, assert_bit_equal, flags_of, results
 
@@ -39,7 +39,7 @@ def test_a_resumed_run_is_bit_equal_to_one_that_was_not_interrupted(
     assert_bit_equal(killed, tmp_path / "whole")
 
 
-@pytest.mark.parametrize("ranks", [1, 2])
+@pytest.mark.parametrize("ranks", slow_but(1, [1, 2]))
 def test_evaluations_and_the_best_weights_are_those_of_the_uninterrupted_run(
     ranks: int, tiny_model: Path, process_group: ProcessGroup, tmp_path: Path
 ) -> None:
@@ -122,14 +122,14 @@ def test_a_run_goes_on_elsewhere_with_the_same_losses(
 
 FP16 = {  # rows that overflow, ranks and features, then ranks and features after the kill, and the scale at the kill
     "FULL_SHARD": ("i == 7", 2, SHARDED, 2, SHARDED, 2.0**15),
+    "no update yet": ("True", 2, SHARDED, 2, SHARDED, 2.0**13),
     "LoRA under DDP": ("i == 7", 2, FEATURES["lora"], 2, FEATURES["lora"], 2.0**15),
     "2 ranks to 1": ("i == 7", 2, SHARDED, 1, [], 2.0**15),
     "1 rank to NO_SHARD": ("i == 7", 1, [], 2, [], 2.0**15),
-    "no update yet": ("True", 2, SHARDED, 2, SHARDED, 2.0**13),
 }
 
 
-@pytest.mark.parametrize("case", FP16)
+@pytest.mark.parametrize("case", slow_but(2, FP16))
 def test_the_loss_scale_of_fp16_goes_on_where_it_was(
     case: str, tiny_model: Path, process_group: ProcessGroup, tmp_path: Path
 ) -> None:
@@ -238,8 +238,9 @@ def test_going_back_gives_up_the_later_checkpoints_when_there_is_a_new_one(
     assert (run / "checkpoints/latest").read_text() == "step-00000005\n"
 
 
-@pytest.mark.parametrize("kind", ["SHARDED_STATE_DICT", "FULL_STATE_DICT"])
-@pytest.mark.parametrize("beside", ["True", "False"])
+@pytest.mark.parametrize(
+    ("beside", "kind"), select_product(["True", "False"], ["SHARDED_STATE_DICT", "FULL_STATE_DICT"])
+)
 def test_saving_beside_training_keeps_the_state_of_its_step(
     beside: str, kind: str, tiny_model: Path, process_group: ProcessGroup, tmp_path: Path
 ) -> None:

@@ -1,6 +1,7 @@
-"""A selection of a product's cases in which every pair of values still occurs; the others are for `make test-all`.
+"""Selections of a product's cases: a few for `make test`, more for `make test-slow`, all for `make test-all`.
 
-Faults that need three settings at once are rare; those that need one or two are found by the selection.
+In the selection of the slow tests every pair of values still occurs, in that of the fast ones every value. Faults that
+need three settings at once are rare.
 """
 
 from __future__ import annotations
@@ -11,42 +12,52 @@ from typing import Any
 
 import pytest
 
-Pair = tuple[tuple[int, Hashable], tuple[int, Hashable]]
+Values = Sequence[Hashable]
 
 
-def pairs_of(values: Sequence[Hashable]) -> set[Pair]:
-    return set(itertools.combinations(enumerate(values), 2))
+def groups_of(values: Values, size: int) -> set[Any]:
+    """The values, each with its place, in groups of this size: pairs for 2."""
+    return set(itertools.combinations(enumerate(values), size))
 
 
-def pairwise(cases: Sequence[Sequence[Hashable]]) -> list[int]:
-    """The places of cases that hold every pair of values that any case holds; the same ones every time.
+def covering(cases: Sequence[Values], size: int) -> list[int]:
+    """The places of cases that hold every group of values that any case holds; the same ones every time.
 
-    Greedy: the next case is the first of those that add the most pairs.
+    Greedy: the next case is the first of those that add the most groups.
     """
-    pairs = [pairs_of(values) for values in cases]
-    missing, chosen = set().union(*pairs), []
+    groups = [groups_of(values, size) for values in cases]
+    missing, chosen = set().union(*groups), []
     while missing:
-        place = max(range(len(cases)), key=lambda place: (len(pairs[place] & missing), -place))
+        place = max(range(len(cases)), key=lambda place: (len(groups[place] & missing), -place))
         chosen.append(place)
-        missing -= pairs[place]
+        missing -= groups[place]
     return sorted(chosen)
 
 
-def select(cases: Sequence[Any], values: Callable[[Any], Sequence[Hashable]] = tuple) -> list[Any]:
-    """All cases for `parametrize`; those outside the selection are marked `full`.
+def select(cases: Iterable[Any], values: Callable[[Any], Values] = tuple) -> list[Any]:
+    """All cases for `parametrize`: those that only the pairs need are marked `slow`, those that nothing needs `full`.
 
     Args:
-        cases: objects, or tuples where `parametrize` has several names.
-        values: of a case, what its pairs are of.
+        cases: objects, or tuples if `parametrize` has several names.
+        values: of a case, what is to occur, alone and in pairs.
     """
-    chosen = set(pairwise([values(case) for case in cases]))
+    cases = list(cases)
+    singles, pairs = (set(covering([values(case) for case in cases], size)) for size in (1, 2))
 
-    def marked_full(case: Any) -> Any:
-        return pytest.param(*(case if isinstance(case, tuple) else (case,)), marks=pytest.mark.full)
+    def mark(place: int, case: Any) -> Any:
+        if place in singles:
+            return case
+        marks = pytest.mark.slow if place in pairs else pytest.mark.full
+        return pytest.param(*(case if isinstance(case, tuple) else (case,)), marks=marks)
 
-    return [case if place in chosen else marked_full(case) for place, case in enumerate(cases)]
+    return [mark(place, case) for place, case in enumerate(cases)]
 
 
 def select_product(*factors: Iterable[Hashable]) -> list[Any]:
-    """As `itertools.product`; the cases outside the selection are marked `full`."""
-    return select(list(itertools.product(*factors)))
+    """As `itertools.product`, marked as by `select`."""
+    return select(itertools.product(*factors))
+
+
+def slow_but(first: int, cases: Iterable[Any]) -> list[Any]:
+    """The cases, of which those after the first few are marked `slow`."""
+    return [case if place < first else pytest.param(case, marks=pytest.mark.slow) for place, case in enumerate(cases)]
