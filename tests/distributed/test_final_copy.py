@@ -13,6 +13,7 @@ from torch.distributed.checkpoint import FileSystemReader
 from transformers import AutoModelForCausalLM
 
 from tests.helpers import random_documents
+from tests.helpers.pairwise import select_product, slow_but
 from tests.helpers.processes import ProcessGroup
 
 LAYOUTS = {"SINGLE": (1, []), "NO_SHARD": (2, []), "FULL_SHARD": (2, ["--enable_fsdp"])}
@@ -35,8 +36,7 @@ def keys(copy: Path) -> set[str]:
     return set(FileSystemReader(copy).read_metadata().state_dict_metadata)
 
 
-@pytest.mark.parametrize("tie", ["tied", "untied"])
-@pytest.mark.parametrize("layout", LAYOUTS)
+@pytest.mark.parametrize(("layout", "tie"), select_product(LAYOUTS, ["tied", "untied"]))
 def test_a_plain_model_in_one_process_loads_the_copy(
     layout: str, tie: str, models: dict[str, Path], process_group: ProcessGroup, tmp_path: Path
 ) -> None:
@@ -52,7 +52,7 @@ def test_a_plain_model_in_one_process_loads_the_copy(
     assert not any(key.startswith("optimizer") for key in keys(copy))
 
 
-@pytest.mark.parametrize("layout", LAYOUTS)
+@pytest.mark.parametrize("layout", ["SINGLE", *slow_but(0, ["NO_SHARD"]), "FULL_SHARD"])
 def test_save_optimizer_adds_the_optimizers_state(
     layout: str, tiny_model: Path, process_group: ProcessGroup, tmp_path: Path
 ) -> None:
@@ -92,8 +92,7 @@ def models(tiny_model: Path, tied_model: Path) -> dict[str, Path]:
     return {"tied": tied_model, "untied": tiny_model}
 
 
-@pytest.mark.parametrize("tie", ["tied", "untied"])
-@pytest.mark.parametrize("layout", LAYOUTS)
+@pytest.mark.parametrize(("layout", "tie"), select_product(LAYOUTS, ["tied", "untied"]))
 def test_of_an_adapter_the_copy_holds_the_adapter_alone(
     layout: str, tie: str, models: dict[str, Path], process_group: ProcessGroup, tmp_path: Path
 ) -> None:

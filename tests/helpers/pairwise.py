@@ -43,14 +43,8 @@ def select(cases: Iterable[Any], values: Callable[[Any], Values] = tuple) -> lis
     """
     cases = list(cases)
     singles, pairs = (set(covering([values(case) for case in cases], size)) for size in (1, 2))
-
-    def mark(place: int, case: Any) -> Any:
-        if place in singles:
-            return case
-        marks = pytest.mark.slow if place in pairs else pytest.mark.full
-        return pytest.param(*(case if isinstance(case, tuple) else (case,)), marks=marks)
-
-    return [mark(place, case) for place, case in enumerate(cases)]
+    others = [pytest.mark.slow if place in pairs else pytest.mark.full for place in range(len(cases))]
+    return [case if place in singles else _marked(case, others[place]) for place, case in enumerate(cases)]
 
 
 def select_product(*factors: Iterable[Hashable]) -> list[Any]:
@@ -60,4 +54,8 @@ def select_product(*factors: Iterable[Hashable]) -> list[Any]:
 
 def slow_but(first: int, cases: Iterable[Any]) -> list[Any]:
     """The cases, of which those after the first few are marked `slow`."""
-    return [case if place < first else pytest.param(case, marks=pytest.mark.slow) for place, case in enumerate(cases)]
+    return [case if place < first else _marked(case, pytest.mark.slow) for place, case in enumerate(cases)]
+
+
+def _marked(case: Any, mark: pytest.MarkDecorator) -> Any:
+    return pytest.param(*(case if isinstance(case, tuple) else (case,)), marks=mark)
