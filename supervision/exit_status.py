@@ -1,4 +1,4 @@
-"""What a process ends with, and how it ends at once."""
+"""Exit statuses, and how a process ends at once."""
 
 from __future__ import annotations
 
@@ -9,11 +9,10 @@ import sys
 from typing import NoReturn
 
 REFUSED, FAILED = 2, 1
-GRACE_SECONDS = 10  # for a launcher to end all ranks, and for rank 0 to speak for all
 
 
 def leave(status: int) -> NoReturn:
-    """End this process at once: no exit handler may wait for ranks that are gone, nor for threads that are stuck."""
+    """End this process at once. Exit handlers would wait for ranks that are gone, or for threads that are stuck."""
     for worker in multiprocessing.active_children():
         worker.kill()
     for stream in (sys.stdout, sys.stderr):

@@ -1,4 +1,4 @@
-"""How a run ends when it cannot go on: one line, once, and an exit status."""
+"""Ends a run that cannot go on: one line, once, and an exit status."""
 
 from __future__ import annotations
 
@@ -10,15 +10,15 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from configs.flags import help_text, parse_flags, wants_help
-from supervision.exit_status import GRACE_SECONDS, REFUSED, leave
+from supervision.exit_status import REFUSED, leave
+from supervision.patience import patience_of
 from utils.environment import Environment, print_rank_zero, read_environment
 from utils.errors import ConfigError, TrainingError
 
 if TYPE_CHECKING:
     from supervision.watchdog import Watchdog
 
-_LOST_SECONDS = 45  # for the watchdogs to find out which rank ended
-_LOST_WORDS = (  # gloo's, NCCL's, and the store's
+_LOST_WORDS = (  # by which gloo, NCCL and the store say that another rank is gone
     "Connection closed by peer",
     "Connection reset by peer",
     "Connection was likely closed",
@@ -29,7 +29,7 @@ _LOST_WORDS = (  # gloo's, NCCL's, and the store's
 
 
 def end_unless_flags_hold(argv: Sequence[str]) -> None:
-    """End the process where these flags are refused or ask for help; for the time before torch is imported."""
+    """End the process if these flags are refused or ask for help, before torch is imported."""
     env = read_environment()
     if wants_help(argv):
         print_rank_zero(env, help_text())
@@ -41,12 +41,12 @@ def end_unless_flags_hold(argv: Sequence[str]) -> None:
 
 
 def end_with_error(env: Environment, error: Exception, status: int, watchdog: Watchdog | None = None) -> int:
-    """Print one `error:` line, from one rank, and return the exit status; under it, where from, if it was unforeseen.
+    """Print one `error:` line, from one rank, and return the exit status. An unforeseen error's traceback follows.
 
     The launcher ends all ranks as soon as one has failed, so the others first give rank 0 time to speak. If neither it
-    nor the watchdogs say by then what happened, the failure was theirs alone, and they say it.
+    nor the watchdogs have said by then what happened, the failure was this rank's alone, and it says so.
     """
-    message, start = str(error), ""
+    message, start, patience = str(error), "", patience_of(env)
     if not isinstance(error, ConfigError | TrainingError):
         start = "\n"  # below a progress bar
         message = f"{type(error).__name__}: {error}\n{''.join(traceback.format_exception(error))}"
@@ -54,8 +54,8 @@ def end_with_error(env: Environment, error: Exception, status: int, watchdog: Wa
     if not env.is_rank_zero or is_of_another_rank:
         signal.signal(signal.SIGTERM, lambda *_: leave(status))
         if watchdog is None:
-            time.sleep(GRACE_SECONDS)
-        elif watchdog.others_tell(_LOST_SECONDS if is_of_another_rank else GRACE_SECONDS):
+            time.sleep(patience.grace_seconds)
+        elif watchdog.others_tell(patience.lost_seconds if is_of_another_rank else patience.grace_seconds):
             return status
         message = f"rank {env.rank}: {message}"
     print(f"{start}error: {message}", file=sys.stderr, flush=True)

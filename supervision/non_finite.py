@@ -1,4 +1,4 @@
-"""A loss or a gradient that is not finite: which rows of the data it came from."""
+"""Finds the rows of the data that a loss or a gradient that is not finite came from."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from utils.distributed import gather_to_all
 
 
 class NonFiniteError(Exception):
-    """The loss or the gradient is not finite; raised on every rank, before the update. Holds this rank's suspects."""
+    """The loss or the gradient is not finite. Raised on every rank, before the update; holds this rank's suspects."""
 
     def __init__(self, source_rows: list[int]) -> None:
         super().__init__(source_rows)
@@ -19,7 +19,7 @@ class NonFiniteError(Exception):
 def describe_non_finite(
     step: int, error: NonFiniteError, rows_of_step: Sequence[int], datasets: Sequence[str], *, is_fp16: bool = False
 ) -> str:
-    """Name the rows whose loss is not finite, or all of the step's where only the gradient is not.
+    """The message that names the rows whose loss is not finite, or all rows of the step if only the gradient is not.
 
     Every rank must call this.
 
@@ -27,7 +27,7 @@ def describe_non_finite(
         rows_of_step: this rank's rows of the training data in that step, counted from 0 (`data.mixing.global_row`);
             the message counts from 1.
         datasets: the run's.
-        is_fp16: whether it computes in fp16; its gradient then overflowed at the smallest loss scale.
+        is_fp16: whether the run computes in fp16. Then its gradient overflowed at the smallest loss scale.
     """
     what, suspects = "loss", gather_to_all(error.source_rows)
     if not any(suspects):

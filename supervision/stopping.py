@@ -1,8 +1,8 @@
-"""Stopping on request: SIGTERM, SIGINT, SIGUSR1 or the file RUN/STOP, agreed upon by all ranks.
+"""Stops a run on request: SIGTERM, SIGINT, SIGUSR1 or the file RUN/STOP, agreed upon by all ranks.
 
-Python runs a signal's handler when the main thread next runs Python, which a rank that waits in a collective does not.
-So the handler does nothing: the interpreter, in C, also writes the signal's number into a pipe at once, and a thread
-reads it there. It may take locks and print, and it can end a process whose main thread is stuck.
+Python runs a signal's handler when the main thread next runs Python code. A rank that waits in a collective runs none.
+So the handler does nothing. The interpreter also writes the signal's number into a pipe, at once and from C, and a
+thread reads it there. That thread may take locks and print, and it can end a process whose main thread is stuck.
 """
 
 from __future__ import annotations
@@ -28,9 +28,9 @@ from utils.environment import Environment
 
 T = TypeVar("T")
 
-SAME_WISH_SECONDS = 1.0  # scancel reaches a rank directly, and again through torchrun: 2 ms later on one machine
-LOOK_SECONDS = 1.0  # how often rank 0 looks for the file: each look may be a request to a file server
-_FILE = 100  # beside the numbers of signals, what a rank was asked by
+SAME_WISH_SECONDS = 1.0  # scancel reaches a rank twice, directly and through torchrun, 2 ms apart on one machine
+LOOK_SECONDS = 1.0  # how often rank 0 looks for the file; each look may be a request to a file server
+_FILE = 100  # what asked a rank: this, or the number of a signal
 _CODES = 1000
 
 
@@ -38,14 +38,14 @@ class Agreement(NamedTuple):
     """What all ranks know after `StopRequests.agree`."""
 
     stop: bool
-    flags: tuple[bool, ...]  # for each flag given, whether any rank gave it as true
+    flags: tuple[bool, ...]  # for each flag, whether it was true on any rank
 
 
 class StopRequests:
-    """Listens, as a context around the loop, for requests to stop.
+    """Listens for requests to stop. Used as a context around the loop.
 
-    Outside of it signals do what they always do. Where one came inside, the handlers stay, since the launcher may
-    still repeat it: the run is about to end. Off the main thread, where Python allows no handlers, the file remains.
+    Outside of it, signals do what they always do. If one came inside, the handlers stay, since the run is about to end
+    and the launcher may repeat the signal. Off the main thread Python allows no handlers; there, only the file works.
     """
 
     def __init__(self, env: Environment, folder: Path) -> None:
@@ -85,29 +85,29 @@ class StopRequests:
         os.close(self._pipe[1])
 
     def agree(self, *flags: bool) -> Agreement:
-        """Whether any rank was asked to stop, once per step; every rank must call this, with as many flags.
+        """Whether any rank was asked to stop. Every rank must call this once per step, with as many flags.
 
-        One all-reduce in host memory.
+        It costs one all-reduce in host memory.
         """
         asked_by = self._signal
         if not asked_by and self._file_is_there():
             asked_by = _FILE
-        # The largest is that of the first rank that was asked.
+        # The largest number is that of the lowest rank that was asked.
         mine = (self.env.world_size - self.env.rank) * _CODES + asked_by if asked_by else 0
         first, *agreed = max_on_host(mine, *flags)
         if first and not self.asked:
             self.asked = self._in_words(first)
             if self.env.is_rank_zero:
-                with contextlib.suppress(OSError):  # someone else's file, which may not be ours to delete
+                with contextlib.suppress(OSError):  # it may be another user's file
                     self.file.unlink()
         return Agreement(bool(self.asked), tuple(map(bool, agreed)))
 
     def unanswered(self) -> bool:
-        """Whether this rank was signalled and the ranks have not agreed: for good, where one of them is gone."""
+        """Whether this rank was signalled and the ranks have not agreed yet. If one of them is gone they never will."""
         return bool(self._signal) and not self.asked
 
     def until_asked(self, items: Iterable[T]) -> UntilAsked[T]:
-        """The items, as many on every rank, until any rank is asked to stop."""
+        """The items, until any rank is asked to stop. Every rank gets equally many."""
         return UntilAsked(self, items)
 
     def _in_words(self, first: int) -> str:
@@ -122,16 +122,16 @@ class StopRequests:
         if not self.env.is_rank_zero or self.asked or now < self._next_look:
             return False
         self._next_look = now + LOOK_SECONDS
-        return os.path.exists(self.file)  # Path.exists raises where a file server does not answer: no reason to end
+        return os.path.exists(self.file)  # Path.exists would raise if a file server does not answer
 
     def _remove_stale_file(self) -> None:
-        """Remove a request that was meant for an earlier run; one made while this run was loading stands."""
+        """Remove a request that was meant for an earlier run. One made while this run was loading is kept."""
         if self.file.exists() and self.file.stat().st_mtime < psutil.Process().create_time():
             self.file.unlink(missing_ok=True)
             print(f"{self.file} is older than this run: removed", flush=True)
 
     def _listen(self) -> None:
-        """The thread: note the first signal, and let one that comes later than its echoes end the process."""
+        """The thread: note the first signal. A later one ends the process, unless it is an echo of the first."""
         first_at = 0.0
         while number := os.read(self._pipe[0], 1)[0]:
             if number not in STOP_SIGNALS:
@@ -151,11 +151,11 @@ class StopRequests:
 
 
 class UntilAsked(Generic[T]):
-    """Items that end early, on all ranks alike, where any rank is asked to stop."""
+    """Items that end early, on all ranks alike, if any rank is asked to stop."""
 
     def __init__(self, requests: StopRequests, items: Iterable[T]) -> None:
         self.requests, self.items = requests, items
-        self.cut_short = False  # whether items were left
+        self.cut_short = False  # whether they ended early
 
     def __iter__(self) -> Iterator[T]:
         for item in self.items:

@@ -1,4 +1,4 @@
-"""What a hang leaves in RUN/traces: every rank's Python stacks, and the collectives that it last entered."""
+"""Writes what a hang leaves in RUN/traces: every rank's Python stacks, and the collectives that it last entered."""
 
 from __future__ import annotations
 
@@ -16,19 +16,17 @@ import traceback
 from pathlib import Path
 from typing import IO
 
-import torch._C._distributed_c10d as c10d
+from utils.torch_internals import recorded_collectives
 
 _STACKS_SIGNAL = signal.SIGUSR2
+TRACE_FILES = {"nccl": "nccl-rank-{rank}", "gloo": "gloo-rank-{rank}.json"}
 _LIBRARIES = tuple({sysconfig.get_path("stdlib"), sysconfig.get_path("purelib"), sysconfig.get_path("platlib")})
-
-# torch's flight recorder: NCCL's as `torchfrtrace` reads it, gloo's as text. A build without NCCL has no first one.
-_RECORDERS = {"_dump_nccl_trace": "nccl-rank-{rank}", "_dump_fr_trace_json": "gloo-rank-{rank}.json"}
 
 
 def open_stacks() -> IO[bytes]:
     """A file without a name, for the stacks of this process and of the DataLoader workers that it forks later.
 
-    They inherit the file and the handler that writes to it. So a run that does not hang leaves nothing behind.
+    They inherit the file and the handler that writes to it. A run that does not hang leaves nothing behind.
     """
     stacks = tempfile.TemporaryFile()  # noqa: SIM115 (closed by close_stacks)
     faulthandler.register(_STACKS_SIGNAL, file=stacks, all_threads=True)
@@ -44,7 +42,7 @@ def write_traces(folder: Path, rank: int, stacks: IO[bytes]) -> None:
     """Write `stack-rank-N.txt` and what torch recorded of the last collectives.
 
     Raises:
-        OSError: where the folder cannot be written.
+        OSError: if the folder cannot be written.
     """
     text = _python_stacks()
     for worker in multiprocessing.active_children():
@@ -54,14 +52,12 @@ def write_traces(folder: Path, rank: int, stacks: IO[bytes]) -> None:
     stacks.seek(0)
     folder.mkdir(parents=True, exist_ok=True)
     (folder / f"stack-rank-{rank}.txt").write_bytes(text.encode() + stacks.read())
-    for name, file in _RECORDERS.items():
-        if hasattr(c10d, name):
-            trace = getattr(c10d, name)()
-            (folder / file.format(rank=rank)).write_bytes(trace.encode() if isinstance(trace, str) else trace)
+    for backend, trace in recorded_collectives().items():
+        (folder / TRACE_FILES[backend].format(rank=rank)).write_bytes(trace)
 
 
 def _python_stacks() -> str:
-    """Of every thread but the calling one, the main thread first."""
+    """The stack of every thread but the calling one, the main thread first."""
     threads = {thread.ident: thread.name for thread in threading.enumerate()}
     frames = dict(sys._current_frames())
     frames.pop(threading.get_ident())
@@ -74,7 +70,7 @@ def _python_stacks() -> str:
 
 
 def where_main_thread_is() -> str:
-    """The line of code that the main thread is at: the innermost one that belongs to no library."""
+    """The line of code that the main thread is at: the innermost one outside of libraries."""
     frame = sys._current_frames().get(threading.main_thread().ident or 0)
     innermost = frame
     while frame is not None and frame.f_code.co_filename.startswith(("<", *_LIBRARIES)):

@@ -1,4 +1,4 @@
-"""What the ranks' reports mean: go on, or end, and the one line that says which rank failed and where."""
+"""Judges the ranks' reports: go on, or end, with one line that says which rank failed and where."""
 
 from __future__ import annotations
 
@@ -6,18 +6,18 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal
 
-from supervision.progress import LONG_SECONDS
+from supervision.patience import USUAL, Patience
 
 State = Literal["running", "failing", "told", "finished"]
-"""Of a rank's main thread; failing: it holds an error and lets others speak first; told: the user has been told."""
+"""The state of a rank's main thread. failing: it holds an error and lets others speak first; told: it has told it."""
 
 
 @dataclass(frozen=True)
 class Report:
-    """What a rank's watchdog says about its main thread."""
+    """What a rank's watchdog tells of its main thread."""
 
     state: State
-    place: str  # step, or what it does outside of one
+    place: str  # its step, or what it does outside of one
     where: str  # the line of code
     num_collectives: int  # entered so far, over all process groups
     still_seconds: float  # since it was last seen moving
@@ -33,11 +33,11 @@ class Verdict:
     message: str = ""  # the line for the user; empty where a rank has printed its own
 
 
-def judge(reports: Sequence[Report]) -> Verdict:
+def judge(reports: Sequence[Report], patience: Patience = USUAL) -> Verdict:
     """The verdict on every rank's report, by rank.
 
-    Every rank enters the same collectives in the same order, so when all stand still, those that have entered the
-    fewest are those that the others wait for.
+    Every rank enters the same collectives in the same order. So when all stand still, the ranks that have entered the
+    fewest are the ones that the others wait for.
     """
     states = [report.state for report in reports]
     if "told" in states:
@@ -56,17 +56,17 @@ def judge(reports: Sequence[Report]) -> Verdict:
         )
     else:
         message = f"{_names(ranks)} stopped {first.place} ({first.where}); the others waited {seconds:.0f} s"
-    if first.limit_seconds < LONG_SECONDS:
+    if first.limit_seconds < patience.long_seconds:
         message += "; if a step may take so long: --step_timeout_seconds"
     return Verdict("hang", ranks, message)
 
 
 def judge_lost(lost: dict[int, float | None], place: str) -> Verdict:
-    """The verdict where watchdogs do not report any more.
+    """The verdict on ranks whose watchdogs no longer report.
 
     Args:
-        lost: by rank, for how many seconds it has been silent, or None where its connection has closed.
-        place: where this rank is, and they were, too: none gets ahead of the others.
+        lost: by rank, for how many seconds it has been silent, or None if its connection has closed.
+        place: where this rank is. The lost ones were there too, since none gets ahead of the others.
     """
     closed = tuple(rank for rank, silent_seconds in lost.items() if silent_seconds is None)
     if closed:

@@ -1,10 +1,10 @@
-"""Ends a run whose ranks cannot go on, and says which rank failed and where, once.
+"""Ends a run whose ranks cannot go on, and says once which rank failed and where.
 
-The timeouts of collectives cannot do it alone: they name no rank, NCCL's abort the process without a line of ours, and
-NCCL does not notice a peer that was killed. So each rank has a thread that reports to rank 0 every few seconds, over a
-gloo group of its own: where the main thread is, for how long it has not moved, how many collectives it has entered.
-Rank 0 answers with what all of them do next. A rank that died is a closed connection, whatever the main threads are
-doing; one that hangs is reported by its own watchdog. The main thread only notes where it is (`watchdog.at`).
+The timeouts of collectives are not enough: they name no rank, NCCL's abort the process without a line of ours, and NCCL
+does not notice a peer that was killed. So each rank has a thread that reports to rank 0 every few seconds, over a gloo
+group of its own: where the main thread is, for how long it has not moved, how many collectives it has entered. Rank 0
+answers with what all of them do next. A rank that died is a closed connection, whatever the main threads are doing. A
+rank that hangs is reported by its own watchdog. The main thread only notes where it is (`watchdog.at`).
 """
 
 from __future__ import annotations
@@ -25,8 +25,9 @@ from typing import IO, Any, NoReturn, TypeVar
 import torch
 import torch.distributed as dist
 
-from supervision.exit_status import FAILED, GRACE_SECONDS, leave
-from supervision.progress import LONG_SECONDS, Progress, Stillness
+from supervision.exit_status import FAILED, leave
+from supervision.main_thread import MainThread, Stillness
+from supervision.patience import patience_of
 from supervision.traces import close_stacks, open_stacks, where_main_thread_is, write_traces
 from supervision.verdict import Report, State, Verdict, judge, judge_lost
 from utils.distributed import num_collectives
@@ -34,7 +35,6 @@ from utils.environment import Environment
 
 T = TypeVar("T")
 
-INTERVAL_SECONDS = 5
 _MESSAGE_BYTES = 1024
 
 
@@ -43,35 +43,34 @@ class LostRank(Exception):
 
 
 class Watchdog:
-    """This rank's thread. With one process there is nothing to watch."""
+    """Watches this rank and the others from a thread of its own. It does nothing in a run of one process."""
 
     def __init__(self, env: Environment) -> None:
-        self.env = env
-        self.progress = Progress()
+        self.env, self.patience = env, patience_of(env)
+        self.main_thread = MainThread()
         self.traces: Path | None = None  # the folder for what a hang leaves
-        self.before_leaving: Callable[[], None] = lambda: None  # called where the main thread cannot end by itself
-        self.was_signalled: Callable[[], bool] = lambda: (
-            False
-        )  # whether a launcher would have ended this process by now
-        self.beside: list[dist.ProcessGroup] = []  # groups of other threads, which say nothing about the main thread
+        self.before_leaving: Callable[[], None] = lambda: None  # called if the main thread cannot end by itself
+        # Whether a launcher would have ended this process by now.
+        self.was_signalled: Callable[[], bool] = lambda: False
+        self.beside: list[dist.ProcessGroup] = []  # groups of other threads: they say nothing about the main one
         self._state: State = "running"
         self._thread: threading.Thread | None = None
         self._woken, self._told_by_others = threading.Event(), threading.Event()
 
     def start(self, step_timeout_seconds: int | None) -> None:
         """Watch from now on. Every rank must call this, right after the process group has started."""
-        self.progress = Progress(step_timeout_seconds)
+        self.main_thread = MainThread(step_timeout_seconds, self.patience)
         if self.env.world_size > 1:
-            group = dist.new_group(backend="gloo", timeout=timedelta(seconds=2 * LONG_SECONDS))
+            group = dist.new_group(backend="gloo", timeout=timedelta(seconds=2 * self.patience.long_seconds))
             self._thread = threading.Thread(target=self._watch, args=(group, open_stacks()), daemon=True)
             self._thread.start()
 
     def at(self, step: int, activity: str) -> None:
-        """Note where the main thread is: in `step` ("training"), or at something else after it."""
-        self.progress.at(step, activity)
+        """Note where the main thread is: in `step` ("training"), or doing something else after it."""
+        self.main_thread.at(step, activity)
 
     def each(self, items: Iterable[T], step: int, activity: str) -> Iterator[T]:
-        """The items; each of them is a move."""
+        """The items. Each of them counts as a move of the main thread."""
         for item in items:
             self.at(step, activity)
             yield item
@@ -83,15 +82,15 @@ class Watchdog:
             self._thread.join()
 
     def others_tell(self, seconds: float) -> bool:
-        """This rank holds an error. Let the others speak for so long; True where the user has been told."""
+        """Let the other ranks speak first, for so long: this one holds an error. True if the user has been told."""
         self._enter("failing")
         return self._told_by_others.wait(seconds)
 
     def has_told(self) -> None:
-        """This rank has told the user why the run ends, so the others need not."""
+        """Note that this rank has told the user why the run ends, so that the others need not."""
         self._enter("told")
         if self._thread is not None:
-            self._thread.join(3 * INTERVAL_SECONDS)
+            self._thread.join(3 * self.patience.interval_seconds)
 
     def _enter(self, state: State) -> None:
         self._state = state
@@ -99,18 +98,19 @@ class Watchdog:
 
     def _watch(self, group: dist.ProcessGroup, stacks: IO[bytes]) -> None:
         """The thread: rounds until the run ends."""
-        stillness, verdict = Stillness(INTERVAL_SECONDS), Verdict("go")
+        interval_seconds = self.patience.interval_seconds
+        stillness, verdict = Stillness(interval_seconds), Verdict("go")
         while verdict.kind == "go":
-            if self._woken.wait(INTERVAL_SECONDS):
+            if self._woken.wait(interval_seconds):
                 time.sleep(0.02)  # the end has begun: look often
-            position = self.progress.position
+            position = self.main_thread.position
             report = Report(
                 state=self._state,
                 place=str(position),
                 where=where_main_thread_is()[:120],
                 num_collectives=num_collectives(leaving_out=[group, *self.beside]),
                 still_seconds=stillness.seconds(position),
-                limit_seconds=self.progress.limit_seconds(),
+                limit_seconds=self.main_thread.limit_seconds(),
             )
             verdict = (self._lead if self.env.is_rank_zero else self._follow)(group, report)
         faulthandler.cancel_dump_traceback_later()
@@ -124,8 +124,11 @@ class Watchdog:
         """Rank 0's round: every rank's report, then one verdict for all."""
         others = range(1, self.env.world_size)
         receiving = {rank: _in_background(_receive, group, rank) for rank in others}
-        lost = _lost(receiving, report, margin_seconds=30)
-        verdict = judge_lost(lost, report.place) if lost else judge([report, *(receiving[r].result() for r in others)])
+        lost = self._lost(receiving, report, margin_seconds=30)
+        if lost:
+            verdict = judge_lost(lost, report.place)
+        else:
+            verdict = judge([report, *(receiving[rank].result() for rank in others)], self.patience)
         message = replace(verdict, message="")
         wait([_in_background(_send, group, rank, message) for rank in others if rank not in lost], timeout=30)
         return verdict
@@ -138,25 +141,52 @@ class Watchdog:
             return _receive(group, 0)
 
         answer = _in_background(exchange)
-        lost = _lost({0: answer}, report, margin_seconds=60)
+        lost = self._lost({0: answer}, report, margin_seconds=60)
         return judge_lost(lost, report.place) if lost else answer.result()
 
+    def _lost(
+        self, transfers: dict[int, Future[Any]], report: Report, *, margin_seconds: float
+    ) -> dict[int, float | None]:
+        """Wait for transfers with other ranks, and find the ranks that are lost.
+
+        Returns:
+            The ranks whose connection has closed, with None. If there are none, those that have been silent for longer
+            than any may be, with the seconds. Empty when all transfers are done.
+        """
+        interval_seconds, waited = (
+            self.patience.interval_seconds,
+            0.0,
+        )  # time in which this process was stopped does not count
+        while True:
+            # If even this thread is held up, a thread of C prints the stacks to stderr.
+            faulthandler.dump_traceback_later(report.limit_seconds + 15, file=2)
+            _, pending = wait(transfers.values(), timeout=interval_seconds, return_when=FIRST_EXCEPTION)
+            closed = [
+                rank for rank, transfer in transfers.items() if transfer.done() and transfer.exception() is not None
+            ]
+            if closed or not pending:
+                return dict.fromkeys(closed)
+            waited += interval_seconds
+            if waited > report.limit_seconds + margin_seconds:
+                return {rank: waited for rank, transfer in transfers.items() if transfer in pending}
+
     def _end(self, verdict: Verdict) -> None:
-        """A rank is gone, or has told its error: end this one too, after what a launcher would do and say."""
+        """End this rank, since another is gone or has told its error. A launcher may do and say so first."""
         if self._state == "told":
             return
         main_ends_by_itself = self._state == "failing"
         if not main_ends_by_itself:
             self._write_end()
         if verdict.ranks or not main_ends_by_itself:
-            self._let_launcher_end_it(GRACE_SECONDS if verdict.ranks else 5)
+            grace = self.patience.grace_seconds
+            self._let_launcher_end_it(grace if verdict.ranks else grace / 2)
         self._say(verdict)
         self._told_by_others.set()
         if not main_ends_by_itself:
             leave(FAILED)
 
     def _let_launcher_end_it(self, seconds: float) -> None:
-        """A launcher that has seen a rank end tells the user and sends SIGTERM, which the loop takes for a request."""
+        """Wait for the SIGTERM of a launcher that has seen a rank end. The loop takes it for a request to stop."""
         deadline = time.monotonic() + seconds
         while time.monotonic() < deadline:
             if self.was_signalled():
@@ -164,7 +194,7 @@ class Watchdog:
             time.sleep(0.1)
 
     def _end_hang(self, verdict: Verdict, stacks: IO[bytes]) -> NoReturn:
-        """The main thread may be anywhere, and stay there: leave traces, and end the process from here."""
+        """Leave traces and end the process from this thread: the main thread may be stuck anywhere."""
         place = ""
         if self.traces is not None:
             try:
@@ -174,14 +204,14 @@ class Watchdog:
                 place = f". No traces: {error}"
         self._say(replace(verdict, message=verdict.message and verdict.message + place))
         self._write_end()
-        # Those at fault end first, and are what a launcher reports; none ends before the others have written, too.
-        time.sleep(3 if self.env.rank in verdict.ranks else 6)
+        # Ranks at fault end first, for a launcher reports the first to end. All have time to write their traces.
+        time.sleep(self.patience.traces_seconds * (1 if self.env.rank in verdict.ranks else 2))
         leave(FAILED)
 
     def _say(self, verdict: Verdict) -> None:
-        """Print the message: rank 0, or without it one rank per machine."""
+        """Print the message on rank 0, and on one rank of each other machine, since rank 0 may be gone."""
         if verdict.message and (self.env.rank in (0, 1) or self.env.local_rank == 0):
-            with contextlib.suppress(OSError):  # nobody listens
+            with contextlib.suppress(OSError):  # if nobody reads it any more
                 print(f"\nerror: {verdict.message}", file=sys.stderr, flush=True)
 
     def _write_end(self) -> None:
@@ -190,9 +220,9 @@ class Watchdog:
 
 
 def _in_background(function: Callable[..., T], *args: Any) -> Future[T]:
-    """Call `function` in a thread of its own, which nothing waits for at the end of the process.
+    """Call `function` in a thread of its own, which the end of the process does not wait for.
 
-    A wait inside gloo that ends for a timeout would close its connections to all ranks.
+    A wait inside gloo that runs into a timeout would close its connections to all ranks.
     """
     future: Future[T] = Future()
 
@@ -204,26 +234,6 @@ def _in_background(function: Callable[..., T], *args: Any) -> Future[T]:
 
     threading.Thread(target=run, daemon=True).start()
     return future
-
-
-def _lost(transfers: dict[int, Future[Any]], report: Report, *, margin_seconds: float) -> dict[int, float | None]:
-    """Wait for transfers with other ranks.
-
-    Returns:
-        Nothing when all are done. Else the ranks whose connection has closed (None), or, if there is none, those that
-        have been silent for longer than any may be, and for how many seconds.
-    """
-    waited = 0.0  # time in which this process was stopped does not count
-    while True:
-        # Should something hold even this thread up, a thread of C shows the stacks, on stderr.
-        faulthandler.dump_traceback_later(report.limit_seconds + 15, file=2)
-        _, pending = wait(transfers.values(), timeout=INTERVAL_SECONDS, return_when=FIRST_EXCEPTION)
-        closed = [rank for rank, transfer in transfers.items() if transfer.done() and transfer.exception() is not None]
-        if closed or not pending:
-            return dict.fromkeys(closed)
-        waited += INTERVAL_SECONDS
-        if waited > report.limit_seconds + margin_seconds:
-            return {rank: waited for rank, transfer in transfers.items() if transfer in pending}
 
 
 def _send(group: dist.ProcessGroup, rank: int, message: Report | Verdict) -> None:

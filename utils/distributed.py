@@ -16,22 +16,23 @@ from torch.distributed.tensor import DTensor
 
 from utils.environment import Environment
 from utils.errors import ConfigError
+from utils.torch_internals import num_entered, process_groups, set_timeout
 
 T = TypeVar("T")
 
 
 def start_process_group(env: Environment) -> None:
-    """Join the default process group; a single process gets one too, so that nothing after this has two cases.
+    """Join the default process group. A single process gets one too, so that later code has one case.
 
-    On GPUs both backends are there: nccl for device tensors and gloo for the few host-side counts, which
-    then never wait for the device.
+    On GPUs it has both backends: nccl for device tensors, and gloo for the few counts on the host, which then never
+    wait for the device.
     """
     backend, device_id = "gloo", None
     if env.device.type == "cuda":
         torch.cuda.set_device(env.device)
         backend, device_id = "cpu:gloo,cuda:nccl", env.device
     os.environ.setdefault("TORCH_FR_BUFFER_SIZE", "2000")  # the last collectives, for what a hang leaves behind
-    timeout = timedelta(minutes=30)  # until every rank is there; those that tokenise longest come last
+    timeout = timedelta(minutes=30)  # until every rank is there; the one that tokenises longest comes last
     store: dist.Store = dist.HashStore()
     if env.launched:
         launchers, _, _ = next(rendezvous("env://", env.rank, env.world_size, timeout=timeout))
@@ -46,12 +47,12 @@ def _store_of_this_attempt(store: dist.Store, env: Environment, timeout: timedel
     """The launcher's store, without what an earlier attempt of the same job left in it.
 
     torchrun keeps one store over its restarts (https://github.com/pytorch/pytorch/issues/135712). A rank that reads
-    rank 0's entries before rank 0 has renewed them connects to a process that is gone: gloo fails, NCCL hangs. Nor do
-    nodes agree on how often the job was restarted. So rank 0 gives the attempt a name, and tells every rank that it
-    heard from that this is the one: which an attempt that is over tells nobody.
+    rank 0's entries before rank 0 has renewed them connects to a process that is gone: gloo fails, NCCL hangs. Nodes do
+    not agree on how often the job was restarted either. So rank 0 gives the attempt a name, and answers each rank that
+    asks under this name. An attempt that is over answers nobody.
 
     Raises:
-        DistStoreError: where not every rank came within the time.
+        DistStoreError: if not every rank came in time.
     """
     name = uuid4().hex
     if env.is_rank_zero:
@@ -74,12 +75,12 @@ def _store_of_this_attempt(store: dist.Store, env: Environment, timeout: timedel
 
 
 def set_timeouts() -> None:
-    """Let collectives of every group, those of a mesh included, wait for 70 minutes.
+    """Let the collectives of every group, those of a mesh included, wait for 70 minutes.
 
-    The watchdog's longest limit is an hour, and it says more; so it comes first.
+    The watchdog's longest limit is an hour, so it comes first; it says more.
     """
-    for group in list(dist.distributed_c10d._world.pg_map):
-        dist.distributed_c10d._set_pg_timeout(timedelta(minutes=70), group)
+    for group in process_groups():
+        set_timeout(group, timedelta(minutes=70))
 
 
 def stop_process_group() -> None:
@@ -88,7 +89,7 @@ def stop_process_group() -> None:
 
 
 def new_host_group() -> dist.ProcessGroup:
-    """All ranks once more, over gloo: for a thread whose collectives must not meet those of the main thread."""
+    """A group of all ranks over gloo, for a thread whose collectives must not meet those of the main thread."""
     group = dist.new_group(backend="gloo")
     set_timeouts()
     return group
@@ -96,12 +97,8 @@ def new_host_group() -> dist.ProcessGroup:
 
 def num_collectives(*, leaving_out: Iterable[dist.ProcessGroup]) -> int:
     """How many collectives this rank has entered, over all groups but these. Any thread may ask."""
-    total, left_out = 0, [id(group) for group in leaving_out]
-    for group in list(dist.distributed_c10d._world.pg_map):
-        for device in group._device_types if id(group) not in left_out else []:
-            backend: Any = group._get_backend(device)
-            total += backend._get_sequence_number_for_group()
-    return total
+    left_out = [id(group) for group in leaving_out]
+    return sum(num_entered(group) for group in process_groups() if id(group) not in left_out)
 
 
 def local_tensor(tensor: Any) -> torch.Tensor:
@@ -131,13 +128,13 @@ def gather_to_all(value: T, group: dist.ProcessGroup | None = None) -> list[T]:
 
 
 def on_rank_zero(action: Callable[[], T], group: dist.ProcessGroup | None = None) -> T:
-    """Run `action` on rank 0 only and return its result, or raise its refusal, on every rank.
+    """Run `action` on rank 0 only and return its result, or raise its error, on every rank.
 
-    Without this a rank that fails alone would leave the others waiting in their next collective.
+    Without this, a rank that fails alone would leave the others waiting in their next collective.
 
     Raises:
-        ConfigError: where `action` refused, on all ranks.
-        RuntimeError: where `action` failed otherwise; rank 0 raises the error itself.
+        ConfigError: on all ranks, if `action` raised it.
+        RuntimeError: if `action` raised another error. Rank 0 raises that error itself.
     """
     outcome: list[Any] = [None, None]  # result, error
     failure: Exception | None = None
@@ -159,12 +156,12 @@ def on_rank_zero(action: Callable[[], T], group: dist.ProcessGroup | None = None
 
 
 def one_rank_per_node_first(env: Environment, action: Callable[[], T]) -> T:
-    """The result of `action` on every rank; the others of a node begin when its first has ended.
+    """The result of `action` on every rank; a node's other ranks start when its first one is done.
 
-    So a file that is downloaded is downloaded once per node.
+    So a file is downloaded once per node.
 
     Raises:
-        ConfigError: on all ranks, where `action` refused on any.
+        ConfigError: on all ranks, if `action` raised it on any.
     """
     result: Any = None
     for first in (True, False):

@@ -1,4 +1,4 @@
-"""Who this process is among the others.
+"""Which rank this process is, and how it was started.
 
 The only module that reads the launcher's environment variables. torchrun, `accelerate launch` and
 srun with torchrun's variables all set the same ones; without them the run is one process.
@@ -26,15 +26,16 @@ _RESTARTS_OF_TORCHRUN, _RESTARTS_OF_SLURM = "TORCHELASTIC_RESTART_COUNT", "SLURM
 
 @dataclass(frozen=True)
 class Environment:
-    """This process's place, as the launcher tells it."""
+    """What the launcher says about this process."""
 
     rank: int
     local_rank: int
     world_size: int
     local_world_size: int
     launched: bool  # by torchrun or its like; False for `python finetuning.py`
-    job: str | None = None  # what the launcher calls this job, the same after it restarted it
+    job: str | None = None  # the launcher's name for this job; a restart keeps it
     restarted: bool = False  # by torchrun (--max-restarts) or Slurm (requeue)
+    grace_scale: float = 1.0  # tests shorten by it how long ranks wait for each other (supervision/patience.py)
     launched_at: float = 0.0  # when the launcher that restarted it began, seconds since the epoch; 0: not known, or on
     # several machines, whose clocks and launchers differ
 
@@ -44,7 +45,7 @@ class Environment:
 
     @property
     def device(self) -> torch.device:
-        import torch  # takes seconds, and a flag that is refused should not wait for it
+        import torch  # takes seconds; a flag that is refused should not wait for it
 
         if torch.cuda.is_available():
             return torch.device("cuda", self.local_rank)
@@ -52,7 +53,7 @@ class Environment:
 
 
 def read_environment() -> Environment:
-    """Ranks and world size from RANK, LOCAL_RANK, WORLD_SIZE and LOCAL_WORLD_SIZE; one process without them."""
+    """Read RANK, LOCAL_RANK, WORLD_SIZE and LOCAL_WORLD_SIZE; without them the run is one process."""
     slurm_job = os.environ.get("SLURM_JOB_ID")
     job = f"slurm-{slurm_job}" if slurm_job else os.environ.get("TORCHELASTIC_RUN_ID")
     by_torchrun, by_slurm = (int(os.environ.get(name) or 0) > 0 for name in (_RESTARTS_OF_TORCHRUN, _RESTARTS_OF_SLURM))
@@ -72,12 +73,13 @@ def read_environment() -> Environment:
         launched=launched,
         job=job,
         restarted=restarted,
+        grace_scale=float(os.environ.get("FINETUNING_GRACE_SCALE", "1")),
         launched_at=launched_at,
     )
 
 
 def _torchrun_began() -> float:
-    """Seconds since the epoch; 0 where it cannot be found. A script of the user's may stand between it and this."""
+    """When torchrun began, in seconds since the epoch; 0 if unknown. It may start this process through a script."""
     with contextlib.suppress(psutil.Error):
         process = psutil.Process().parent()
         while process is not None and _RESTARTS_OF_TORCHRUN in process.environ():
@@ -88,7 +90,7 @@ def _torchrun_began() -> float:
 
 
 def launch_command(env: Environment, script: str, flags: Sequence[str]) -> str:
-    """What was typed to start this run, as far as the environment tells: torchrun says that it was it."""
+    """The command that started this run, as far as the environment tells."""
     launcher = [] if env.launched else ["python"]
     if "TORCHELASTIC_RUN_ID" in os.environ:
         nodes = str(env.world_size // env.local_world_size)
@@ -97,7 +99,7 @@ def launch_command(env: Environment, script: str, flags: Sequence[str]) -> str:
 
 
 def print_rank_zero(env: Environment, *lines: str) -> None:
-    """Print lines on rank 0 only, above its progress bar where there is one."""
+    """Print lines on rank 0 only, above its progress bar if there is one."""
     if env.is_rank_zero:
         for line in lines:
             tqdm.write(line)

@@ -1,4 +1,4 @@
-"""The two errors that end a run with one line, and another library's error in one line."""
+"""The two errors that end a run with one line, and the text of a library's error in one line."""
 
 
 class ConfigError(Exception):
@@ -9,9 +9,9 @@ class ConfigError(Exception):
 
 
 class TrainingError(Exception):
-    """Training cannot go on; the message is all that the user needs. Raised on every rank."""
+    """Training cannot go on. Raised on every rank; the message is all that the user needs."""
 
 
 def in_one_line(error: BaseException) -> str:
-    """A library's words, which may be many: the first 300 characters of them."""
+    """The first 300 characters of a library's error, without line breaks."""
     return " ".join(str(error).split())[:300]

@@ -1,4 +1,4 @@
-"""The Hugging Face hub: one quick question before a library asks for most of a minute, and its errors in short."""
+"""The Hugging Face hub: one quick question before a library retries for most of a minute; its errors in short."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ TIMEOUT_SECONDS = 10.0
 
 
 def check_on_hub(flag: str, name: str, kind: str) -> None:
-    """Refuse a name that is neither in the local cache nor on a hub that answers.
+    """Refuse a name that is neither in the local cache nor on the hub, or if the hub does not answer.
 
     Args:
         flag: the flag that gave the name, for the message. kind: "model" or "dataset".
@@ -33,7 +33,7 @@ def check_on_hub(flag: str, name: str, kind: str) -> None:
 
 
 def explain(error: Exception) -> str:
-    """A library's error in a few words; of some only what to do."""
+    """A library's error in a few words; for some only what to do."""
     if "trust_remote_code" in str(error):
         return "it needs code that came with it; if you trust that code, give --trust_remote_code"
     return f"{type(error).__name__}: {in_one_line(error)}"

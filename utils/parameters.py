@@ -1,4 +1,4 @@
-"""How many weights a model's parameters hold: of a quantized layer more than its packed tensor has elements."""
+"""Counts the weights of a model. A quantized layer has more of them than its packed tensor has elements."""
 
 from __future__ import annotations
 
@@ -10,12 +10,12 @@ from torch import nn
 
 class Counted(NamedTuple):
     parameter: nn.Parameter
-    num_weights: int  # of the whole, however it is sharded or packed
+    num_weights: int  # of the whole tensor, however it is sharded or packed
     stored_as: str  # "float32", "nf4"
 
 
 def count_weights(model: nn.Module) -> Iterator[Counted]:
-    """Each parameter once. A layer that packs its `weight` says so by `num_weights` and `stored_as`."""
+    """Each parameter once. A layer that packs its `weight` has the attributes `num_weights` and `stored_as`."""
     seen: set[nn.Parameter] = set()
     for module in model.modules():
         for name, parameter in module.named_parameters(recurse=False):

@@ -10,13 +10,13 @@ from utils.progress import show_progress, shows_bars
 
 
 def quiet_imports() -> None:
-    """Before the imports that take seconds: of what is logged while a library is imported, leave the errors."""
-    # peft imports bitsandbytes where it is installed, which on some CPUs tells of a faster kernel on the hub.
+    """Leave only the errors of what libraries log while they are imported. For the start of a script."""
+    # peft imports bitsandbytes if it is installed, which on some CPUs tells of a faster kernel on the hub.
     logging.getLogger("bitsandbytes").setLevel(logging.ERROR)
 
 
 def quiet_tool() -> None:
-    """For a command beside training, whose own lines say what happens."""
+    """Leave only the errors of libraries, for a tool whose own lines say what happens."""
     import transformers
 
     _ignore_what_peft_says()
@@ -25,7 +25,7 @@ def quiet_tool() -> None:
 
 
 def _ignore_what_peft_says() -> None:
-    # peft 0.21 asks transformers by an old name; nothing that the user could change.
+    # peft 0.21 uses an old name of transformers. The user could not change it.
     warnings.filterwarnings("ignore", message="`is_gradient_checkpointing` is deprecated", category=FutureWarning)
     # The run says in a line of its own what an adapter on a tied embedding means (policies/adapter_targets.py).
     warnings.filterwarnings("ignore", message="Model has `tie_word_embeddings=True` and a tied layer")
@@ -44,9 +44,9 @@ def quiet_libraries(env: Environment) -> None:
         huggingface_hub.utils.disable_progress_bars()
 
     _ignore_what_peft_says()
-    # fp16's first steps may make no update; the learning rate moves on with the step.
+    # Under fp16 the first steps may make no update; the learning rate follows the steps all the same.
     warnings.filterwarnings("ignore", message=r"Detected call of `lr_scheduler.step\(\)` before", category=UserWarning)
-    # Readers of files log what they raise, and the refusal says it with file and line.
+    # Readers of files log what they also raise; the refusal says it with file and line.
     logging.getLogger("datasets.packaged_modules").setLevel(logging.CRITICAL)
     if not env.is_rank_zero:
         transformers.utils.logging.set_verbosity_error()

@@ -1,4 +1,4 @@
-"""Random numbers: alike on all ranks while the model is built, different per rank while it trains."""
+"""Random numbers: the same on all ranks while the model is built, different per rank while it trains."""
 
 from __future__ import annotations
 
@@ -23,14 +23,14 @@ def seed_everything(seed: int, rank: int = 0) -> None:
 
 
 def use_deterministic_kernels() -> None:
-    """Have every operation give the same bits each time on one device; one that cannot warns. Before CUDA starts."""
-    os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")  # without it cuBLAS picks workspaces as they come
+    """Make every operation give the same bits each time; one that cannot warns. Call this before CUDA starts."""
+    os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")  # otherwise cuBLAS's choice varies
     torch.use_deterministic_algorithms(True, warn_only=True)
     torch.backends.cudnn.benchmark = False
 
 
 def rng_state() -> dict[str, Any]:
-    """Where all of this process's generators are, as tensors, numbers and strings (`torch.load(weights_only=True)`)."""
+    """The state of all generators of this process, in types that `torch.load(weights_only=True)` takes."""
     version, numbers, gauss = random.getstate()
     name, keys, *rest = cast(tuple[Any, ...], np.random.get_state(legacy=True))
     state = {
@@ -44,7 +44,7 @@ def rng_state() -> dict[str, Any]:
 
 
 def set_rng_state(state: dict[str, Any]) -> None:
-    """Put all generators where `rng_state` found them; those of a device that is not here are left out."""
+    """Set all generators to what `rng_state` returned, except those of a device that is not here."""
     version, numbers, gauss = state["python"]
     random.setstate((version, tuple(numbers), gauss))
     name, keys, *rest = state["numpy"]

@@ -93,7 +93,7 @@ def ranks_of(world_size: int) -> list[dict[str, str]]:
     return [shared | {"RANK": str(rank), "LOCAL_RANK": str(rank)} for rank in range(world_size)]
 
 
-SHORT_GRACE = {f"supervision.{module}.GRACE_SECONDS": 1 for module in ("failures", "watchdog")}
+SHORT_GRACE = {"FINETUNING_GRACE_SCALE": "0.1"}
 
 
 class ProcessGroup:
@@ -107,8 +107,8 @@ class ProcessGroup:
     ) -> list[Outcome]:
         """Run with these flags, or a function that can be pickled, on `world_size` ranks; the outcomes by rank."""
         what = argv if callable(argv) else [str(ROOT / "finetuning.py"), *argv]
-        given: dict[str, Any] = {"cwd": Path.cwd(), "constants": SHORT_GRACE}
-        ranks = [Captured(what, environment=_variables(variables), **given) for variables in ranks_of(world_size)]
+        environments = [_variables(variables | SHORT_GRACE) for variables in ranks_of(world_size)]
+        ranks = [Captured(what, Path.cwd(), environment) for environment in environments]
         deadline = time.monotonic() + timeout_seconds
         try:
             return [rank.outcome(deadline - time.monotonic()) for rank in ranks]

@@ -6,8 +6,9 @@ from dataclasses import replace
 
 import pytest
 
-import supervision.progress
-from supervision.progress import LONG_SECONDS, Position, Progress, Stillness
+import supervision.main_thread
+from supervision.main_thread import MainThread, Position, Stillness
+from supervision.patience import USUAL
 from supervision.verdict import Report, judge, judge_lost
 
 WAITING = Report(
@@ -19,7 +20,7 @@ WAITING = Report(
 def clock(monkeypatch: pytest.MonkeyPatch) -> list[float]:
     """The time, to be moved by hand."""
     now = [1000.0]
-    monkeypatch.setattr(supervision.progress.time, "monotonic", lambda: now[0])
+    monkeypatch.setattr(supervision.main_thread.time, "monotonic", lambda: now[0])
     return now
 
 
@@ -64,32 +65,32 @@ def test_a_closed_connection_is_an_end_and_silence_is_a_hang() -> None:
 
 
 def test_only_training_steps_after_the_first_have_to_be_quick(clock: list[float]) -> None:
-    progress = Progress(60)
+    main_thread = MainThread(60)
     for step, activity, limit in [
-        (0, "evaluating", LONG_SECONDS),
-        (41, "training", LONG_SECONDS),  # the first of a resumed run
+        (0, "evaluating", USUAL.long_seconds),
+        (41, "training", USUAL.long_seconds),  # the first of a resumed run
         (42, "training", 60),
-        (42, "saving", LONG_SECONDS),
+        (42, "saving", USUAL.long_seconds),
         (43, "training", 60),
     ]:
-        progress.at(step, activity)
-        assert progress.limit_seconds() == limit
+        main_thread.at(step, activity)
+        assert main_thread.limit_seconds() == limit
 
 
 def test_without_a_flag_the_limit_follows_the_longest_step(clock: list[float]) -> None:
-    progress, limits = Progress(None), []
+    main_thread, limits = MainThread(None), []
     for seconds in (200, 30, 4000):
-        progress.at(len(limits) + 1, "training")
-        limits.append(progress.limit_seconds())
+        main_thread.at(len(limits) + 1, "training")
+        limits.append(main_thread.limit_seconds())
         clock[0] += seconds
-        progress.at(len(limits), "saving")
+        main_thread.at(len(limits), "saving")
         clock[0] += 3000  # is no step
-    progress.at(4, "training")
-    assert [*limits, progress.limit_seconds()] == [LONG_SECONDS, 600, 600, LONG_SECONDS]
-    progress = Progress(None)
-    progress.at(1, "training")
-    progress.at(2, "training")
-    assert progress.limit_seconds() == 300
+    main_thread.at(4, "training")
+    assert [*limits, main_thread.limit_seconds()] == [USUAL.long_seconds, 600, 600, USUAL.long_seconds]
+    main_thread = MainThread(None)
+    main_thread.at(1, "training")
+    main_thread.at(2, "training")
+    assert main_thread.limit_seconds() == 300
 
 
 def test_a_pause_of_the_whole_process_is_no_hang(clock: list[float]) -> None:

@@ -5,14 +5,12 @@ from __future__ import annotations
 import time
 from dataclasses import dataclass
 
-# What may take long on a healthy run: a whole model read or written, an evaluation, a first step that compiles.
-LONG_SECONDS = 3600
-_STEP_SECONDS = 300  # where --step_timeout_seconds is not given
+from supervision.patience import USUAL, Patience
 
 
 @dataclass(frozen=True)
 class Position:
-    """Compared by identity: a new one means that the main thread has moved."""
+    """Where the main thread is. Compared by identity: a new object means that it has moved."""
 
     step: int  # 0 before the first one
     activity: str  # "training": inside that step; anything else may take long
@@ -24,11 +22,12 @@ class Position:
         return f"while {self.activity}" + (f" after step {self.step}" if self.step else "")
 
 
-class Progress:
+class MainThread:
     """Written by the main thread, in about a microsecond, and read by the watchdog."""
 
-    def __init__(self, step_timeout_seconds: int | None = None) -> None:
+    def __init__(self, step_timeout_seconds: int | None = None, patience: Patience = USUAL) -> None:
         self.position = Position(0, "loading", time.monotonic())
+        self.patience = patience
         self._asked = step_timeout_seconds
         self._first_step, self._longest_step = 0, 0.0
 
@@ -42,17 +41,17 @@ class Progress:
         self.position = Position(step, activity, now)
 
     def limit_seconds(self) -> float:
-        """Short inside a step, once a whole one has shown how long they take; long elsewhere."""
-        at = self.position
+        """How long it may stay where it is: short inside a step, once a whole one has shown how long they take."""
+        at, longest = self.position, self.patience.long_seconds
         if at.activity != "training" or at.step <= self._first_step or self._asked == 0:
-            return LONG_SECONDS
-        return self._asked or min(max(_STEP_SECONDS, 3 * self._longest_step), LONG_SECONDS)
+            return longest
+        return self._asked or min(max(self.patience.step_seconds, 3 * self._longest_step), longest)
 
 
 class Stillness:
-    """How long a position has not changed, over calls every `interval_seconds`.
+    """Measures for how long a position has not changed. It is asked every `interval_seconds`.
 
-    A longer pause between two calls counts little: then this whole process was stopped, and will go on.
+    A much longer pause between two calls counts little: then this whole process was stopped, and will go on.
     """
 
     def __init__(self, interval_seconds: float) -> None:
