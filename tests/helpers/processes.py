@@ -165,20 +165,22 @@ class RunningCommand:
         options: Sequence[str] = (),
         cwd: Path = ROOT,
         real: bool = False,
+        **environment: str,
     ) -> None:
         nproc = world_size if torchrun else None
         self.log, self.torchrun = log, torchrun
         argv = arguments(*flags, nproc=nproc, script=script, options=options)
         self.started: list[subprocess.Popen[bytes] | Fork] = []
         with open(log, "w") as file:
-            for environment in [{}] if torchrun else ranks_of(world_size):
+            for of_rank in [{}] if torchrun else ranks_of(world_size):
+                variables = _variables(of_rank | environment)
                 group = self.started[0].pid if self.started else 0
                 given: dict[str, Any] = {"cwd": cwd, "stdout": file.fileno(), "stderr": file.fileno()}
                 given["process_group"] = group
                 if real:
-                    started = subprocess.Popen([sys.executable, *argv], env=_variables(environment), **given)
+                    started = subprocess.Popen([sys.executable, *argv], env=variables, **given)
                 else:
-                    started = Fork(argv, environment=_variables(environment), **given)
+                    started = Fork(argv, environment=variables, **given)
                 self.started.append(started)
 
     def processes(self) -> list[psutil.Process]:

@@ -1,6 +1,7 @@
 """Ranks that fail: every process ends by itself, and the one that failed is named, with its cause, once.
 
 Each case runs as it is on CPU with gloo and on GPUs with NCCL: `pytest -m slow tests/supervision/test_failures.py`.
+Ranks wait for each other a fifth of the usual time, but for the case that waits as long as a user's run.
 """
 
 from __future__ import annotations
@@ -10,6 +11,7 @@ import signal
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import psutil
 import pytest
@@ -52,14 +54,20 @@ def start(tiny_model: Path, tmp_path: Path) -> Iterator[Start]:
     commands: list[RunningCommand] = []
 
     def start(
-        plant: str, *flags: str, num_workers: bool = False, world_size: int = 2, torchrun: bool
+        plant: str,
+        *flags: str,
+        num_workers: bool = False,
+        world_size: int = 2,
+        torchrun: bool,
+        grace_scale: float = 0.2,
     ) -> RunningCommand:
         recipe = tmp_path / "recipe.py"
         recipe.write_text(f"{RECIPE}def plant(rank, num_reads):\n    {plant}\n")
         given = ["--model_name", str(tiny_model), "--dataset", f"{recipe}:get_rows", "--run_validation", "False"]
         given += ["--output_dir", str(tmp_path / "run"), "--batching_strategy", "padding", "--batch_size_training", "1"]
         given += ["--num_workers_dataloader", str(int(num_workers)), *flags]
-        commands.append(RunningCommand(*given, world_size=world_size, torchrun=torchrun, log=tmp_path / "log"))
+        how: dict[str, Any] = {"world_size": world_size, "torchrun": torchrun, "log": tmp_path / "log"}
+        commands.append(RunningCommand(*given, **how, FINETUNING_GRACE_SCALE=str(grace_scale)))
         return commands[-1]
 
     yield start
@@ -99,11 +107,11 @@ def test_torchrun_names_a_rank_that_was_killed_and_the_others_say_nothing(start:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("rank", [0, 1])
+@pytest.mark.parametrize(("rank", "grace_scale"), [(0, 0.2), (1, 1.0)])
 def test_without_a_launcher_the_survivors_of_a_killed_rank_end_and_name_it(
-    start: Start, tmp_path: Path, rank: int
+    start: Start, tmp_path: Path, rank: int, grace_scale: float
 ) -> None:
-    run = start("time.sleep(0.1)", "--enable_fsdp", world_size=3 - rank, torchrun=False)
+    run = start("time.sleep(0.1)", "--enable_fsdp", world_size=3 - rank, torchrun=False, grace_scale=grace_scale)
     wait_for_step(run, tmp_path / "run", 3)
     run.rank(rank).send_signal(signal.SIGKILL)
     log, (error,) = wait_for_end(run)
@@ -144,8 +152,8 @@ def test_a_rank_that_sleeps_for_ever_is_named_and_leaves_traces(start: Start, tm
     """With torchrun in its main process, after a slow first step (code compiles there); without, in its worker."""
     plant = "if rank == '1' and num_reads == 4:\n        sleep_for_ever()"
     if torchrun:
-        plant += "\n    if rank == '1' and num_reads == 1:\n        time.sleep(15)"
-    run = start(plant, "--step_timeout_seconds", "8", "--enable_fsdp", num_workers=not torchrun, torchrun=torchrun)
+        plant += "\n    if rank == '1' and num_reads == 1:\n        time.sleep(8)"
+    run = start(plant, "--step_timeout_seconds", "5", "--enable_fsdp", num_workers=not torchrun, torchrun=torchrun)
     wait_for_step(run, tmp_path / "run", 1)
     log, (error,) = wait_for_end(run)
     traces = tmp_path / "run/traces"
