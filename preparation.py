@@ -150,6 +150,7 @@ def read_inputs(config: RunConfig, env: Environment, checkpoint: Checkpoint | No
         config.train_config,
         config.dataset_configs,
         processor,
+        build_sequences=task.build_sequences,
         vocab_size=vocab_size,
         context_length=resolved.context_length,
     )

@@ -25,6 +25,7 @@ import psutil
 
 from configs.flags import parse_flags
 from data.batch_layout import BatchLayout
+from data.causal_sequences import build_sequences
 from data.padding import padding_id
 from data.pipeline import load_data, make_loaders
 from data.tokenizer_loading import load_tokenizer
@@ -69,7 +70,14 @@ def read(options: argparse.Namespace) -> None:
     config, env = parse_flags(flags), read_environment()
     tokenizer = load_tokenizer(config.train_config)
     vocab_size = len(tokenizer)
-    data = load_data(config.train_config, config.dataset_configs, tokenizer, vocab_size=vocab_size, context_length=2048)
+    data = load_data(
+        config.train_config,
+        config.dataset_configs,
+        tokenizer,
+        build_sequences=build_sequences,
+        vocab_size=vocab_size,
+        context_length=2048,
+    )
     said: list[str] = []
     collate = Collator(packing=True, padding_id=padding_id(tokenizer, vocab_size))
     loader, _ = make_loaders(data, config.train_config, BatchLayout(4, 1, 1), env, collate, said.append)

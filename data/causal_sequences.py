@@ -1,7 +1,7 @@
 """Sequences for a causal model: every label stands where its token does, and both are cut to the context length.
 
-All that relies on labels being as long as their inputs is here and in `data.flattening`. A task with other labels
-brings a function of its own in place of `build_sequences`.
+All that relies on labels being as long as their inputs is here and in `data.flattening`. A task with other labels has
+a `build_sequences` of its own.
 """
 
 from __future__ import annotations
@@ -95,20 +95,8 @@ def cut_sequences(flat: Sequences, *, name: str, context_length: int, truncation
         num_too_long=int(is_dropped.sum()),
         num_without_label=num_without_label,
         num_empty=int(is_empty.sum()),
+        num_misplaced_labels=int(((labels != IGNORE_INDEX) & (labels != input_ids)).sum()),
     )
-
-
-def shifted_label_notes(sequences: Sequences, split: str) -> list[str]:
-    """A warning if most labels are not the token at their place, as when a dataset function shifted them."""
-    has_loss = sequences.labels != IGNORE_INDEX
-    num_labels = int(has_loss.sum())
-    num_others = int((has_loss & (sequences.labels != sequences.input_ids)).sum())
-    if 2 * num_others <= num_labels:
-        return []
-    return [
-        f"{split}: warning: {num_others:,} of {num_labels:,} labels are not the token at their place; labels "
-        "must not be shifted by the dataset function, each stands where its token does"
-    ]
 
 
 def _has_label(labels: np.ndarray, starts: np.ndarray, ends: np.ndarray) -> np.ndarray:

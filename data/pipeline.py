@@ -13,7 +13,6 @@ import numpy as np
 from configs.datasets import DataSource
 from configs.training import TrainConfig
 from data.batch_layout import BatchLayout
-from data.causal_sequences import build_sequences, shifted_label_notes
 from data.dataset_functions import find_dataset_function
 from data.mixing import MixPart, join_sequences, mix, mixed_indices
 from data.rows import Rows, make_rows
@@ -74,6 +73,7 @@ def load_data(
     dataset_configs: Mapping[str, DataSource],
     tokenizer: Any,
     *,
+    build_sequences: Callable[..., Sequences],
     vocab_size: int,
     context_length: int,
 ) -> RunData:
@@ -81,6 +81,7 @@ def load_data(
 
     Args:
         dataset_configs: by the dataset's name, in the order of `--dataset`.
+        build_sequences: the task's, such as `data.causal_sequences.build_sequences`.
 
     Raises:
         ConfigError: if a split cannot be trained on.
@@ -99,7 +100,7 @@ def load_data(
         )
         label = split if len(names) == 1 else f"{name}, {split}"
         check_token_ids(sequences, vocab_size, label)
-        notes.extend([*sequences.describe(label), *shifted_label_notes(sequences, label)])
+        notes.extend(sequences.describe(label))
         return sequences
 
     train_rows, stream, epoch_indices = None, None, None

@@ -43,6 +43,7 @@ class Sequences:
     num_too_long: int = 0  # left out
     num_without_label: int = 0  # left out
     num_empty: int = 0  # left out
+    num_misplaced_labels: int = 0  # labels for a causal model that are not the token at their place
 
     def __len__(self) -> int:
         return len(self.source_rows)
@@ -69,7 +70,7 @@ class Sequences:
         return np.diff(before[self.label_offsets])
 
     def describe(self, split: str) -> list[str]:
-        """Lines on what was cut and what was left out; none if everything was kept whole."""
+        """Lines on what was cut, what was left out, and labels that look shifted; none if all is well."""
         lines = []
         if self.num_truncated:
             lines.append(
@@ -84,6 +85,12 @@ class Sequences:
             lines.append(f"{split}: {self.num_without_label} samples left out: no label token (within context_length)")
         if self.num_empty:
             lines.append(f"{split}: {self.num_empty} samples left out: no tokens")
+        num_labels = int((self.labels != IGNORE_INDEX).sum())
+        if 2 * self.num_misplaced_labels > num_labels:
+            lines.append(
+                f"{split}: warning: {self.num_misplaced_labels:,} of {num_labels:,} labels are not the token at their "
+                "place; labels must not be shifted by the dataset function, each stands where its token does"
+            )
         return lines
 
 

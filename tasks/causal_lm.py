@@ -12,6 +12,7 @@ import transformers
 from torch import nn
 from transformers import AutoModelForCausalLM
 
+from data import causal_sequences
 from data.labels import IGNORE_INDEX, next_tokens_to_predict
 from data.packing import Offsets
 from data.padding import EXACT, PaddedWidth, padding_id
@@ -24,6 +25,7 @@ AUTO_MODEL = AutoModelForCausalLM
 PEFT_TYPE = "CAUSAL_LM"
 
 load_processor = load_tokenizer
+build_sequences = causal_sequences.build_sequences
 make_flops = StepFlops
 
 

@@ -6,15 +6,17 @@ else gets the task, or a part of it, as an argument.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, Protocol
 
 import torch
 from torch import nn
 
+from data.causal_sequences import Truncation
 from data.counts import BatchCounts
 from data.packing import Offsets
 from data.padding import PaddedWidth
+from data.sequences import Sequences
 from tasks import causal_lm
 from tasks.flops import StepFlops
 from utils.distributed import sum_on_host
@@ -62,6 +64,18 @@ class Task(Protocol):
 
     def load_processor(self, train_config: Any) -> Any:
         """What turns examples into model inputs: a tokenizer, or a processor that has one."""
+
+    def build_sequences(
+        self,
+        rows: Iterable[Mapping[str, Any]],
+        *,
+        name: str,
+        context_length: int,
+        truncation: Truncation = "right",
+        first_row: int = 0,
+        is_part: bool = False,
+    ) -> Sequences:
+        """Check and cut the tokenised rows of a dataset (`data.causal_sequences`)."""
 
     def make_collator(
         self, processor: Any, vocab_size: int, width: PaddedWidth, *, packing: bool, offsets: Offsets

@@ -15,6 +15,7 @@ from transformers import AutoTokenizer
 from configs.datasets import CustomDataset, SamsumDataset
 from configs.flags import parse_flags
 from configs.training import TrainConfig
+from data.causal_sequences import build_sequences
 from data.dataset_functions import find_dataset_function, load_dataset_file
 from data.pipeline import load_data
 from tests.helpers.processes import ROOT
@@ -99,7 +100,8 @@ def test_the_function_gets_the_names_of_the_splits_that_the_flags_give(tmp_path:
     file.write_text(f"def get_custom_dataset(dataset_config, tokenizer, split):\n    return [{row}]\n")
     config = CustomDataset(file=str(file), train_split="a", test_split="four")
     train_config = TrainConfig(model_name="m", dataset="custom_dataset")
-    data = load_data(train_config, {"custom_dataset": config}, None, vocab_size=10, context_length=8)
+    options: Any = {"build_sequences": build_sequences, "vocab_size": 10, "context_length": 8}
+    data = load_data(train_config, {"custom_dataset": config}, None, **options)
     assert data.train[0].input_ids.tolist() == [1, 7]
     assert data.evaluation is not None
     assert data.evaluation[0].input_ids.tolist() == [4, 7]
@@ -139,6 +141,7 @@ import sys
 sys.path.insert(0, {str(ROOT)!r})
 import multiprocessing
 from pathlib import Path
+from data.causal_sequences import build_sequences
 from data.dataset_functions import load_dataset_file
 
 def first_tokens(rows):

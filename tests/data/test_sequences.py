@@ -13,7 +13,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from data.causal_sequences import Truncation, build_sequences, shifted_label_notes
+from data.causal_sequences import Truncation, build_sequences
 from data.pipeline import load_sequences
 from data.sequences import Sequences, check_token_ids
 from tests.helpers.token_documents import DOCUMENTS, row, to_rows
@@ -93,9 +93,9 @@ def test_lines_tell_what_was_cut_and_left_out() -> None:
 
 def test_shifted_labels_are_noticed() -> None:
     shifted = build(row([1, 2, 3, 4], [2, 3, 4, -100]), row([6, 7]))
-    (line,) = shifted_label_notes(shifted, "train")
+    (line,) = shifted.describe("train")
     assert "warning: 2 of 3 labels are not the token at their place" in line
-    assert shifted_label_notes(build(row([1, 2, 3, 4], [-100, 2, 3, 4])), "train") == []
+    assert build(row([1, 2, 3, 4], [-100, 2, 3, 4])).describe("train") == []
 
 
 def test_tokens_with_a_zero_attention_mask_are_removed() -> None:
