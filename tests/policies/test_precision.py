@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import functools
 import itertools
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -17,6 +20,7 @@ from policies.adapters import store_adapters
 from policies.mixed_precision import Precision, resolve_precision
 from tests.helpers import random_documents
 from tests.helpers.adapter_kinds import adapt
+from tests.helpers.pairwise import select
 from tests.helpers.processes import ProcessGroup, read_metrics, train_events
 from utils.errors import ConfigError
 
@@ -36,6 +40,7 @@ FLAGS_OF_METHOD = {"full": [], "lora": LORA, "bf16 lora": [*LORA, "--peft_dtype"
 LAYOUTS = {"one process": (1, []), "NO_SHARD": (2, []), "FULL_SHARD": (2, ["--enable_fsdp"])}
 KINDS = [*itertools.product(MODES, LAYOUTS, ("full", "lora"))]
 KINDS += itertools.product(("bf16-mixed", "bf16-true"), LAYOUTS, ("bf16 lora",))
+ALL_CASES = select(KINDS)
 LARGEST_DIFFERENCE = {"bf16-mixed": 5e-3, "bf16-true": 2e-2, "fp16-mixed": 2e-4}  # of a loss from fp32's, relative
 
 
@@ -124,19 +129,29 @@ def flags_of(model: Path, folder: Path) -> list[str]:
     return [*flags, "--batch_size_training", "1", "--global_batch_size", "4", "--num_workers_dataloader", "0"]
 
 
+def cases(keep: Callable[[str, str, str], bool]) -> list[Any]:
+    """The cases with such a mode, layout and method; some of them are marked `full`."""
+    return [case for case in ALL_CASES if keep(*getattr(case, "values", case))]
+
+
+Run = Callable[[str, str, str], Path]
+
+
 @pytest.fixture(scope="module")
-def runs(tiny_model: Path, process_group: ProcessGroup, tmp_path_factory: pytest.TempPathFactory) -> dict:
-    """The folder of each run, by mode, layout and method."""
-    folders = {}
-    for mode, layout, method in KINDS:
+def run(tiny_model: Path, process_group: ProcessGroup, tmp_path_factory: pytest.TempPathFactory) -> Run:
+    """Gives the folder of the run with a mode, layout and method, which trains at the first call."""
+
+    @functools.cache
+    def train(mode: str, layout: str, method: str) -> Path:
         ranks, flags = LAYOUTS[layout]
         folder = tmp_path_factory.mktemp("precision") / "run"
         flags = [*flags_of(tiny_model, folder), *flags, *FLAGS_OF_MODE[mode], *FLAGS_OF_METHOD[method]]
         flags += ["--save_optimizer"]
         flags += ["--dist_checkpoint_root_folder", str(folder.parent), "--dist_checkpoint_folder", "sharded"]
         process_group.train(flags, ranks)
-        folders[mode, layout, method] = folder
-    return folders
+        return folder
+
+    return train
 
 
 def stored_dtypes(run: Path) -> dict[str, torch.dtype]:
@@ -145,52 +160,58 @@ def stored_dtypes(run: Path) -> dict[str, torch.dtype]:
     return {key: value.properties.dtype for key, value in metadata.items() if hasattr(value, "properties")}
 
 
-@pytest.mark.parametrize("layout", LAYOUTS)
-@pytest.mark.parametrize("mode", MODES)
+@pytest.mark.parametrize(("mode", "layout", "method"), cases(lambda mode, layout, method: method == "full"))
 def test_weights_and_optimizer_states_are_bf16_under_pure_bf16_alone(
-    mode: str, layout: str, runs: dict, tiny_model: Path
+    mode: str, layout: str, method: str, run: Run, tiny_model: Path
 ) -> None:
     wanted = BF16 if mode == "bf16-true" else FP32
-    run = runs[mode, layout, "full"]
-    assert {tensor.dtype for tensor in load_file(run / "model/model.safetensors").values()} == {wanted}
-    states = {key: dtype for key, dtype in stored_dtypes(run).items() if "exp_avg" in key}
+    folder = run(mode, layout, method)
+    assert {tensor.dtype for tensor in load_file(folder / "model/model.safetensors").values()} == {wanted}
+    states = {key: dtype for key, dtype in stored_dtypes(folder).items() if "exp_avg" in key}
     num_weights = len(list(AutoModelForCausalLM.from_pretrained(tiny_model).parameters()))
     assert len(states) == 2 * num_weights  # two averages each
     assert set(states.values()) == {wanted}
-    assert {dtype for key, dtype in stored_dtypes(run).items() if key.startswith("model.")} == {wanted}
+    assert {dtype for key, dtype in stored_dtypes(folder).items() if key.startswith("model.")} == {wanted}
 
 
-@pytest.mark.parametrize(("mode", "layout", "method"), [kind for kind in KINDS if "lora" in kind[2]])
+@pytest.mark.parametrize(("mode", "layout", "method"), cases(lambda mode, layout, method: "lora" in method))
 def test_adapters_and_their_optimizer_states_are_fp32_unless_peft_dtype_says_bf16(
-    mode: str, layout: str, method: str, runs: dict
+    mode: str, layout: str, method: str, run: Run
 ) -> None:
-    wanted, run = BF16 if method == "bf16 lora" else FP32, runs[mode, layout, method]
-    tensors = load_file(run / "adapter/adapter_model.safetensors")
+    wanted, folder = BF16 if method == "bf16 lora" else FP32, run(mode, layout, method)
+    tensors = load_file(folder / "adapter/adapter_model.safetensors")
     assert len(tensors) == 2 * 2 * 2
     assert {tensor.dtype for tensor in tensors.values()} == {wanted}
-    stored = {key: dtype for key, dtype in stored_dtypes(run).items() if "exp_avg" in key or key.startswith("model.")}
+    dtypes = stored_dtypes(folder)
+    stored = {key: dtype for key, dtype in dtypes.items() if "exp_avg" in key or key.startswith("model.")}
     assert len(stored) == 3 * len(tensors)
     assert set(stored.values()) == {wanted}
 
 
-@pytest.mark.parametrize(("mode", "layout", "method"), [kind for kind in KINDS if kind[0] != "fp32"])
-def test_losses_fall_and_stay_close_to_those_of_fp32(mode: str, layout: str, method: str, runs: dict) -> None:
-    fp32 = runs["fp32", layout, method.removeprefix("bf16 ")]
-    found, wanted = ([event["loss"] for event in train_events(run)] for run in (runs[mode, layout, method], fp32))
+@pytest.mark.parametrize(("mode", "layout", "method"), cases(lambda mode, layout, method: mode != "fp32"))
+def test_losses_fall_and_stay_close_to_those_of_fp32(mode: str, layout: str, method: str, run: Run) -> None:
+    """fp32's are the same in every layout (tests/distributed/test_exactness.py)."""
+    folders = run(mode, layout, method), run("fp32", "one process", method.removeprefix("bf16 "))
+    found, wanted = ([event["loss"] for event in train_events(folder)] for folder in folders)
     assert found == pytest.approx(wanted, rel=LARGEST_DIFFERENCE[mode])
     assert found != wanted  # it did compute in half precision
     assert found[-1] < min(found[:2]) - 0.1
-    evals = [
-        [e["loss"] for e in read_metrics(run) if e["event"] == "eval"] for run in (runs[mode, layout, method], fp32)
-    ]
+    evals = [[e["loss"] for e in read_metrics(folder) if e["event"] == "eval"] for folder in folders]
     assert evals[0] == pytest.approx(evals[1], rel=LARGEST_DIFFERENCE[mode])
 
 
-@pytest.mark.parametrize("method", ["full", "lora"])
-@pytest.mark.parametrize("mode", ["bf16-mixed", "fp16-mixed"])
-def test_mixed_precision_is_the_same_in_every_layout(mode: str, method: str, runs: dict) -> None:
+@pytest.mark.parametrize(
+    ("mode", "method"),
+    [
+        ("bf16-mixed", "full"),
+        ("fp16-mixed", "lora"),
+        pytest.param("bf16-mixed", "lora", marks=pytest.mark.full),
+        pytest.param("fp16-mixed", "full", marks=pytest.mark.full),
+    ],
+)
+def test_mixed_precision_is_the_same_in_every_layout(mode: str, method: str, run: Run) -> None:
     """The policy that casts is one; only where gradients are summed differs, in fp32."""
-    losses = [[e["loss"] for e in train_events(runs[mode, layout, method])] for layout in LAYOUTS]
+    losses = [[e["loss"] for e in train_events(run(mode, layout, method))] for layout in LAYOUTS]
     assert losses[1] == pytest.approx(losses[0], rel=2e-3)
     assert losses[2] == pytest.approx(losses[0], rel=2e-3)
 
@@ -208,17 +229,17 @@ def test_mixed_precision_is_the_same_in_every_layout(mode: str, method: str, run
     ],
 )
 def test_fp16_stays_close_to_fp32_under_every_policy(
-    ranks: int, method: str, flags: str, runs: dict, tiny_model: Path, process_group: ProcessGroup, tmp_path: Path
+    ranks: int, method: str, flags: str, run: Run, tiny_model: Path, process_group: ProcessGroup, tmp_path: Path
 ) -> None:
     argv = [*flags_of(tiny_model, tmp_path / "run"), *FLAGS_OF_METHOD[method], *flags.split(), "--use_fp16"]
     process_group.train([*argv, "--run_validation", "False", "--save_model", "False"], ranks)
-    found, wanted = train_events(tmp_path / "run"), train_events(runs["fp32", "one process", method])
+    found, wanted = train_events(tmp_path / "run"), train_events(run("fp32", "one process", method))
     for name, largest in (("loss", LARGEST_DIFFERENCE["fp16-mixed"]), ("grad_norm", 1e-2)):
         assert [event[name] for event in found] == pytest.approx([event[name] for event in wanted], rel=largest)
 
 
 def test_a_seed_draws_the_same_adapters_in_bf16_rounded_and_a_saved_one_is_rounded_alike(
-    runs: dict, tiny_model: Path
+    run: Run, tiny_model: Path
 ) -> None:
     def adapters(*flags: str, dtype: torch.dtype) -> dict[str, torch.Tensor]:
         model = AutoModelForCausalLM.from_pretrained(tiny_model)
@@ -227,7 +248,7 @@ def test_a_seed_draws_the_same_adapters_in_bf16_rounded_and_a_saved_one_is_round
         assert {p.dtype for p in adapted.parameters() if not p.requires_grad} == {FP32}
         return {name: p.detach() for name, p in adapted.named_parameters() if p.requires_grad}
 
-    saved = runs["fp32", "one process", "lora"] / "adapter"
+    saved = run("fp32", "one process", "lora") / "adapter"
     for flags in (["--seed", "5"], ["--from_peft_checkpoint", str(saved)]):
         fp32, bf16 = adapters(*flags, dtype=FP32), adapters(*flags, dtype=BF16)
         assert fp32.keys() == bf16.keys()
@@ -236,9 +257,8 @@ def test_a_seed_draws_the_same_adapters_in_bf16_rounded_and_a_saved_one_is_round
             assert torch.equal(bf16[name], tensor.to(BF16))
 
 
-@pytest.mark.parametrize(("layout", "method"), itertools.product(LAYOUTS, ["full", "lora"]))
-def test_the_loss_scale_is_a_figure_of_fp16_alone(layout: str, method: str, runs: dict) -> None:
-    for mode in MODES:
-        for event in train_events(runs[mode, layout, method]):
-            assert event.get("loss_scale") == (65536 if mode == "fp16-mixed" else None)
-            assert event["grad_norm"] > 0
+@pytest.mark.parametrize(("mode", "layout", "method"), cases(lambda mode, layout, method: method != "bf16 lora"))
+def test_the_loss_scale_is_a_figure_of_fp16_alone(mode: str, layout: str, method: str, run: Run) -> None:
+    for event in train_events(run(mode, layout, method)):
+        assert event.get("loss_scale") == (65536 if mode == "fp16-mixed" else None)
+        assert event["grad_norm"] > 0
