@@ -1,0 +1,64 @@
+"""The learning rate of every step against its closed form."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+from torch import nn
+
+from configs.flags import parse_flags
+from policies.optimizers.build import build_optimizer
+from policies.optimizers.schedule import build_scheduler
+
+LR, STEPS_PER_EPOCH, NUM_STEPS = 0.02, 7, 21
+
+
+def rates(*flags: str) -> list[float]:
+    """The rate that each step uses."""
+    config = parse_flags(["--model_name", "m", "--lr", str(LR), *flags])
+    optimizer = build_optimizer(nn.Linear(2, 2), config.train_config, config.fsdp_config)
+    scheduler = build_scheduler(optimizer, config.train_config, steps_per_epoch=STEPS_PER_EPOCH, num_steps=NUM_STEPS)
+    found = []
+    for _ in range(NUM_STEPS):
+        found.append(scheduler.get_last_lr()[0])
+        assert optimizer.param_groups[0]["lr"] == found[-1]
+        optimizer.step()
+        scheduler.step()
+    return found
+
+
+@pytest.mark.parametrize("warmup", [0, 1, 5, 10])
+def test_step_multiplies_by_gamma_once_per_epoch(warmup: int) -> None:
+    wanted = [
+        LR * (min(1, step / warmup) if warmup else 1) * 0.5 ** (step // STEPS_PER_EPOCH) for step in range(NUM_STEPS)
+    ]
+    assert rates("--gamma", "0.5", "--warmup_steps", str(warmup)) == pytest.approx(wanted)
+
+
+def test_the_default_is_step_with_gamma_085_and_no_warmup() -> None:
+    assert rates() == pytest.approx([LR * 0.85 ** (step // STEPS_PER_EPOCH) for step in range(NUM_STEPS)])
+
+
+@pytest.mark.parametrize("warmup", [0, 5])
+def test_constant_stays_at_its_highest(warmup: int) -> None:
+    wanted = [LR * (min(1, step / warmup) if warmup else 1) for step in range(NUM_STEPS)]
+    assert rates("--scheduler", "constant", "--warmup_steps", str(warmup)) == pytest.approx(wanted)
+
+
+@pytest.mark.parametrize("warmup", [0, 5])
+def test_linear_falls_straight_to_zero_at_the_end(warmup: int) -> None:
+    wanted = [
+        LR * (step / warmup if step < warmup else (NUM_STEPS - step) / (NUM_STEPS - warmup))
+        for step in range(NUM_STEPS)
+    ]
+    assert rates("--scheduler", "linear", "--warmup_steps", str(warmup)) == pytest.approx(wanted)
+
+
+@pytest.mark.parametrize("warmup", [0, 5])
+def test_cosine_falls_along_half_a_wave_to_zero_at_the_end(warmup: int) -> None:
+    wanted = [
+        LR * (step / warmup if step < warmup else (1 + math.cos(math.pi * (step - warmup) / (NUM_STEPS - warmup))) / 2)
+        for step in range(NUM_STEPS)
+    ]
+    assert rates("--scheduler", "cosine", "--warmup_steps", str(warmup)) == pytest.approx(wanted)
