@@ -118,7 +118,7 @@ def prepare(config: RunConfig, env: Environment, watchdog: Watchdog, lock: RunLo
         use_deterministic_kernels()
     config = resolve_resume(config, env)
     check_environment(config, env)
-    found = find_checkpoints(config, env)
+    found = find_checkpoints(config.train_config, env)
     inputs = read_inputs(config, env, open_checkpoint(found, env, every_file=False))
 
     start_process_group(env)

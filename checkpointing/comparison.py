@@ -6,8 +6,10 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from checkpointing.finding import Checkpoint
+from configs.fsdp import FsdpConfig
 from configs.names import flag
 from configs.run import DATASETS, SETTINGS, RunConfig
+from configs.training import TrainConfig
 from utils.errors import ConfigError
 
 
@@ -76,29 +78,31 @@ def check_same(
     }
     texts = list(dict.fromkeys(differences.values()))  # once for a field of two sections, which has one flag
     if differences and not config.train_config.resume_anyway:
-        fits = DECIDE_TENSORS.isdisjoint(differences) and _has_states(checkpoint, config)
+        fits = DECIDE_TENSORS.isdisjoint(differences) and _has_states(
+            checkpoint, config.train_config, config.fsdp_config
+        )
         raise ConfigError(
             f"--resume: what differs from {checkpoint.folder} would change the result: {', '.join(texts)}; "
             f"give what was given there, or {'--resume_anyway' if fits else TRAIN_ON}"
         )
-    _check_states(checkpoint, config)
+    _check_states(checkpoint, config.fsdp_config)
     return [f"resume_anyway: {text}" for text in texts]
 
 
-def _has_states(checkpoint: Checkpoint, config: RunConfig) -> bool:
+def _has_states(checkpoint: Checkpoint, train: TrainConfig, fsdp: FsdpConfig) -> bool:
     """Whether it holds states of this optimizer, in the same dtype, for every weight that is trained now."""
-    saved, train = checkpoint.values["settings"], config.train_config
+    saved = checkpoint.values["settings"]
     there = saved["train_config"]
     num_frozen_there = there["num_freeze_layers"] if there["freeze_layers"] else 0
     num_frozen = train.num_freeze_layers if train.freeze_layers else 0
-    same_dtype = train.use_peft or saved["fsdp_config"]["pure_bf16"] == config.fsdp_config.pure_bf16
-    return num_frozen <= num_frozen_there and same_dtype and _same_states(checkpoint, config)
+    same_dtype = train.use_peft or saved["fsdp_config"]["pure_bf16"] == fsdp.pure_bf16
+    return num_frozen <= num_frozen_there and same_dtype and _same_states(checkpoint, fsdp)
 
 
-def _same_states(checkpoint: Checkpoint, config: RunConfig) -> bool:
+def _same_states(checkpoint: Checkpoint, fsdp: FsdpConfig) -> bool:
     """Whether the two optimizers keep the same states; a paged one only keeps them elsewhere."""
     there = checkpoint.values["settings"]["fsdp_config"]["optimizer"]
-    return bool(there.removeprefix("Paged") == config.fsdp_config.optimizer.removeprefix("Paged"))
+    return bool(there.removeprefix("Paged") == fsdp.optimizer.removeprefix("Paged"))
 
 
 def _is_another(name: str, now: Any, there: Any) -> bool:
@@ -109,12 +113,12 @@ def _is_another(name: str, now: Any, there: Any) -> bool:
     return bool(now != there)
 
 
-def _check_states(checkpoint: Checkpoint, config: RunConfig) -> None:
+def _check_states(checkpoint: Checkpoint, fsdp: FsdpConfig) -> None:
     """Refuse an optimizer for which the checkpoint's states mean nothing."""
-    if not _same_states(checkpoint, config):
+    if not _same_states(checkpoint, fsdp):
         there = checkpoint.values["settings"]["fsdp_config"]["optimizer"]
         raise ConfigError(
-            f"--resume_anyway: {config.fsdp_config.optimizer} cannot go on with the states of {there} in "
+            f"--resume_anyway: {fsdp.optimizer} cannot go on with the states of {there} in "
             f"{checkpoint.folder}; give --optimizer {there}, or {TRAIN_ON}"
         )
 

@@ -9,6 +9,7 @@ from typing import Any
 
 from checkpointing.folder import COMPLETE, STATE, checkpoints, damage, listed_files
 from configs.run import RunConfig
+from configs.training import TrainConfig
 from reporting.default_folders import folder_of_job, latest_run_folder
 from reporting.run_folder import check_unfinished, checkpoint_root, checkpoint_root_of, held_entries
 from reporting.run_yaml import now, read_run_yaml
@@ -71,17 +72,16 @@ def run_folder_of(path: Path) -> Path | None:
     )
 
 
-def find_checkpoints(config: RunConfig, env: Environment) -> list[Path]:
+def find_checkpoints(train: TrainConfig, env: Environment) -> list[Path]:
     """The checkpoints to try to resume from, in this order; none if the run starts afresh.
 
     Raises:
         ConfigError: if --resume names something that is no checkpoint.
     """
-    train = config.train_config
     if not train.resume:
         return []
     run = None if train.output_dir is None else Path(train.output_dir).expanduser()
-    own = [] if run is None else next(filter(None, map(checkpoints, _own_roots(config, run))), [])
+    own = [] if run is None else next(filter(None, map(checkpoints, _own_roots(train, run))), [])
     if train.resume == "auto":
         own = own or _begun_from(run)
         if not own:
@@ -99,13 +99,13 @@ def find_checkpoints(config: RunConfig, env: Environment) -> list[Path]:
             f"--resume: {path} {what}; give a run folder, a folder like checkpoints/step-00000020, or auto"
         )
     if run is not None:
-        _check_holds_no_other_run(run, found, _own_roots(config, run), has_own=bool(own))
+        _check_holds_no_other_run(run, found, _own_roots(train, run), has_own=bool(own))
     return found
 
 
-def _own_roots(config: RunConfig, run: Path) -> list[Path]:
+def _own_roots(train: TrainConfig, run: Path) -> list[Path]:
     """Where the run in this folder may have checkpoints: where it will write them and where it did so far."""
-    return [checkpoint_root(config.train_config, run), checkpoint_root_of(run), run / "checkpoints"]
+    return [checkpoint_root(train, run), checkpoint_root_of(run), run / "checkpoints"]
 
 
 def _check_holds_no_other_run(run: Path, found: list[Path], own_roots: list[Path], *, has_own: bool) -> None:
