@@ -22,7 +22,7 @@ def set_magnitudes(model: nn.Module) -> None:
     """
     layers_of: dict[FSDPModule | None, list[Any]] = {}
     unit_of: dict[nn.Module, FSDPModule] = {}
-    for module in model.modules():  # outer units first, so that the innermost, which gathers, stays
+    for module in model.modules():  # outer units come first, so the innermost, which gathers, is kept
         if isinstance(module, FSDPModule):
             unit_of |= dict.fromkeys(module.modules(), module)
     for module in model.modules():

@@ -1,6 +1,6 @@
-"""A saved adapter put on a model, which may be on the meta device. Training and export use it.
+"""Put a saved adapter on a model, which may be on the meta device. Training and export use it.
 
-Refusals are the caller's, who knows the flag and the remedy.
+Callers say how a refusal begins, or make it themselves: they know the flag and the remedy.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ def read_adapter_config(folder: Path, asked: str) -> Any:
     """peft's settings of the adapter in this folder.
 
     Args:
-        asked: what the user gave, to begin a refusal with: a flag or a path.
+        asked: the flag or path that a refusal begins with.
 
     Raises:
         ConfigError: if they cannot be read.

@@ -73,7 +73,7 @@ class FileWeights:
 
     @property
     def note(self) -> str:
-        num_files = len({where.path for where in self.stored.values()})
+        num_files = len({place.path for place in self.stored.values()})
         return f"weights: each rank reads its own part of {num_files} safetensors file(s)"
 
     def fill(self, model: Any, targets: dict[str, Target], device: torch.device, *, show_progress: bool) -> None:

@@ -99,7 +99,7 @@ def find_weights(
             raise explain_failed_load(train, error) from error
 
     stored, difference = one_rank_per_node_first(env, match)
-    found = hashlib.sha256(repr([(name, where.key) for name, where in stored.items()] + [difference]).encode())
+    found = hashlib.sha256(repr([(name, place.key) for name, place in stored.items()] + [difference]).encode())
     if len(set(gather_to_all(found.hexdigest()))) > 1:
         raise ConfigError(f"--model_name: {train.model_name} is not the same on all nodes; copy it again")
     if not difference:

@@ -147,7 +147,7 @@ def _checkpoint(folder: Path, base: str | None, file: Path | None = None) -> Mod
 
 
 def _check_sizes(folder: Path) -> dict[Path, str]:
-    """Check the files' sizes; the CRC-32 of each by COMPLETE, which llama-recipes' folders do not have."""
+    """The CRC-32 of each file by COMPLETE, their sizes checked; empty without COMPLETE, as llama-recipes' folders are."""
     if not (folder / COMPLETE).is_file():
         return {}
     if reason := damage(folder, names=[]):

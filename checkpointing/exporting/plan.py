@@ -37,7 +37,7 @@ _ONE_COPY = "transformers stores this family's tensors under other names, so one
 
 @dataclass(frozen=True)
 class ExportPlan:
-    """What a folder will hold, and where that comes from."""
+    """The contents of the folder to write."""
 
     source: ModelSource
     tokenizer: Any

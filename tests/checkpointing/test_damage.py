@@ -1,4 +1,4 @@
-"""Whatever happens to a checkpoint, it is said in a line, and the complete one before it is gone on from."""
+"""A damaged or failed checkpoint is reported in a line, and the run resumes from the complete one before it."""
 
 from __future__ import annotations
 
@@ -86,7 +86,7 @@ def test_when_every_checkpoint_is_damaged_the_run_is_refused_and_nothing_is_dele
 def test_a_checkpoint_whose_index_is_forged_runs_nothing(
     whole: Path, tiny_model: Path, process_group: ProcessGroup, tmp_path: Path
 ) -> None:
-    """With a list of files that agrees with it, as only someone who means harm would make it."""
+    """COMPLETE agrees with the forged index, as an attacker would make it."""
 
     class Forged:
         def __reduce__(self) -> tuple[Callable[..., object], tuple[str]]:
@@ -106,7 +106,7 @@ def test_a_checkpoint_whose_index_is_forged_runs_nothing(
 
 
 def in_own_mounts(script: str, folder: Path) -> subprocess.CompletedProcess[str]:
-    """Run a shell script where it may mount what no one else sees."""
+    """Run a shell script in a mount namespace of its own."""
     namespace = ["unshare", "--mount"] if os.geteuid() == 0 else ["unshare", "--map-root-user", "--mount"]
     environment = os.environ | {"OMP_NUM_THREADS": "1", "TOKENIZERS_PARALLELISM": "false"}
     return subprocess.run(
@@ -126,7 +126,7 @@ def shell(*words: str) -> str:
 
 @pytest.mark.slow
 def test_a_full_disk_costs_the_checkpoint_and_not_the_run(tiny_model: Path, whole: Path, tmp_path: Path) -> None:
-    """The disk holds one checkpoint and most of another; then there is room again, and saving goes on."""
+    """The disk has room for one checkpoint and most of another. With room again, saving continues."""
     run = tmp_path / "run"
     run.mkdir()
     given = flags_of(tiny_model, run, "--run_validation", "False", "--save_model", "False", "--keep_last", "1")
@@ -143,7 +143,7 @@ def test_a_full_disk_costs_the_checkpoint_and_not_the_run(tiny_model: Path, whol
     assert "checkpoint | step 3 |" in done.stdout
     assert "checkpoint of step 6 failed: " in done.stdout
     assert "No space left on device" in done.stdout or "GiB free, and a checkpoint needs" in done.stdout
-    assert "step-00000003\nstep-00000003\n" in done.stdout  # alone there, and the latest
+    assert "step-00000003\nstep-00000003\n" in done.stdout  # the only one, and the latest
     assert f"resume: from {run}/checkpoints/step-00000003, after step 3" in done.stdout
     assert len(results(tmp_path / "after")) == NUM_STEPS
     assert [r[2] for r in results(tmp_path / "after")] == pytest.approx([r[2] for r in results(whole)], rel=1e-5)

@@ -1,4 +1,4 @@
-"""The benchmark that kills and resumes, with two kills."""
+"""benchmarks.kill_and_resume with two kills."""
 
 from __future__ import annotations
 

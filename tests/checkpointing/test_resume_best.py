@@ -1,4 +1,4 @@
-"""What a resumed run holds for its best evaluation: the weights, the checkpoint, and one line for each evaluation."""
+"""The best evaluation after a resume: its weights, its checkpoint, and one line for each evaluation."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ def test_weights_that_are_gone_are_replaced_by_those_of_the_next_evaluation(
 def test_an_evaluation_that_a_stop_put_off_is_done_once_and_its_checkpoint_may_be_the_best(
     tiny_model: Path, process_group: ProcessGroup, tmp_path: Path
 ) -> None:
-    """Resumed twice from there: the session between them was killed before its next checkpoint."""
+    """Resumed twice from there, since the session between was killed before its next checkpoint."""
     run, given = tmp_path / "run", ["--keep_best", "--max_train_step", "3"]
     process_group.train(flags_of(tiny_model, run, "--max_train_step", "3", "--run_validation", "False"), 1)
     state_file = run / "checkpoints/step-00000003/state.json"

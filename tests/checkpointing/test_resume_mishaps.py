@@ -1,4 +1,4 @@
-"""What goes wrong beside a run's weights does not cost them: a damaged run.yaml, a copy that does not fit."""
+"""Mishaps beside the checkpoints do not cost the run: a damaged run.yaml, a copy that cannot be written."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def test_a_run_whose_run_yaml_is_damaged_goes_on(
 def test_a_copy_that_cannot_be_written_is_said_on_every_rank_and_written_after_resuming(
     tiny_model: Path, process_group: ProcessGroup, tmp_path: Path
 ) -> None:
-    """A file lies where a folder belongs; what remains of an earlier copy of another kind goes."""
+    """A file is in the place of a folder. The remains of an earlier copy of another type are deleted."""
     copy = tmp_path / "copies/fine-tuned"
     given = [*PLAIN, "--dist_checkpoint_root_folder", str(tmp_path / "copies"), "--max_train_step", "3"]
     copy.mkdir(parents=True)

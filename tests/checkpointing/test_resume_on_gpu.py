@@ -1,4 +1,4 @@
-"""On a GPU, with deterministic kernels, a resumed run is bit-equal to one that was not interrupted, too."""
+"""On a GPU with deterministic kernels, a resumed run is bit-equal to an uninterrupted one."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Where a resumed run finds its checkpoints, and what it leaves alone: nothing of another run is written over."""
+"""Where a resumed run finds its checkpoints. It never overwrites anything of another run."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def contents(folder: Path) -> list[tuple[Path, int]]:
 def test_a_run_whose_checkpoints_go_elsewhere_from_now_on_goes_on_from_those_it_has(
     whole: Path, tiny_model: Path, process_group: ProcessGroup, tmp_path: Path
 ) -> None:
-    """There, and back again; even where it ends before it has written one in the new place."""
+    """There and back again, even if it ends before it has written one in the new place."""
     run = as_if_killed_after(3, whole, tmp_path / "run")
     elsewhere = ["--dist_checkpoint_root_folder", str(tmp_path / "elsewhere")]
     unsaved = ["--save_every_steps", "0", "--max_train_step", "4"]
@@ -60,7 +60,7 @@ def test_a_run_that_began_from_another_ones_checkpoint_and_has_none_yet_begins_f
 def test_a_checkpoint_of_one_run_does_not_go_on_in_the_folder_of_another(
     whole: Path, tiny_model: Path, process_group: ProcessGroup, tmp_path: Path
 ) -> None:
-    """Nor over what a run has written that itself began from that checkpoint."""
+    """Nor in the folder of a run that itself began from that checkpoint."""
     from_path = ["--resume", str(whole / "checkpoints/step-00000003")]
     process_group.train(flags_of(tiny_model, tmp_path / "other", *PLAIN, "--seed", "1"), 1)
     process_group.train(flags_of(tiny_model, tmp_path / "began", *PLAIN, *from_path), 1)
@@ -75,7 +75,7 @@ def test_a_checkpoint_of_one_run_does_not_go_on_in_the_folder_of_another(
 def test_a_run_that_went_back_never_goes_on_from_the_course_it_gave_up(
     whole: Path, tiny_model: Path, process_group: ProcessGroup, tmp_path: Path
 ) -> None:
-    """Even where it ends before its first new checkpoint, or passes by steps that the given-up course had saved."""
+    """Even if it ends before its first new checkpoint, or passes steps of which the given-up course had checkpoints."""
     run = tmp_path / "run"
     shutil.copytree(whole, run)
     root = run / "checkpoints"
@@ -111,7 +111,7 @@ def test_a_path_is_found_to_be_of_its_run_from_inside_it_too(
 def test_a_job_restarted_before_it_overwrote_an_earlier_run_overwrites_it(
     job: str, earlier: str, resume: str | None, tmp_path: Path
 ) -> None:
-    """Its own run it goes on with."""
+    """It resumes its own run."""
     (tmp_path / "run.yaml").write_text(f"job: {earlier}\nstarted: 2026-01-01T00:00:00+00:00\n")
     config = parse_flags(["--model_name", "m", "--output_dir", str(tmp_path), "--overwrite"])
     env = Environment(0, 0, 1, 1, launched=True, job=job, restarted=True)

@@ -1,4 +1,4 @@
-"""A run is not resumed into something else: every difference that would change the result is named."""
+"""A resume that would change the result is refused, and every difference is named."""
 
 from __future__ import annotations
 
@@ -80,7 +80,7 @@ def test_a_changed_setting_that_changes_the_result_is_refused_by_name(
 def test_where_other_tensors_would_be_needed_resume_anyway_is_not_recommended(
     run: str, flags: list[str], named: list[str], runs: dict[str, Path], tiny_model: Path, process_group: ProcessGroup
 ) -> None:
-    """Since it could not help."""
+    """Because it could not help."""
     line = refusal(process_group, runs[run], tiny_model, *flags)
     for name in named:
         assert name in line
@@ -93,7 +93,7 @@ def test_where_other_tensors_would_be_needed_resume_anyway_is_not_recommended(
 def test_layers_that_were_frozen_may_be_trained_anyway(
     tiny_model: Path, process_group: ProcessGroup, tmp_path: Path
 ) -> None:
-    """What was not trained is not said to be other weights."""
+    """Layers that were not trained are not reported as other weights."""
     whole, run = tmp_path / "whole", tmp_path / "run"
     process_group.train(flags_of(tiny_model, whole, *PLAIN, "--freeze_layers"), 1)
     as_if_killed_after(3, whole, run)
@@ -106,7 +106,7 @@ def test_layers_that_were_frozen_may_be_trained_anyway(
 
 
 def test_a_default_that_was_saved_as_a_value_is_no_change() -> None:
-    """Checkpoints written before unset settings were None hold what they stood for."""
+    """Checkpoints from before unset settings were None hold the defaults themselves."""
     now = parse_flags(["--model_name", "m"])
     saved = now.to_dict()
     saved["train_config"] |= {"context_length": 4096, "mixed_precision": True, "use_fp16": False, "resume": "False"}
@@ -277,7 +277,7 @@ def test_a_finished_run_without_checkpoints_is_not_trained_over(
 def test_a_job_that_was_restarted_goes_on_by_itself_and_replaces_nothing(
     runs: dict[str, Path], tiny_model: Path, tmp_path: Path
 ) -> None:
-    """Even with --overwrite, which the command that is run again still holds; by torchrun, and by Slurm."""
+    """Even with --overwrite, which the repeated command still has; restarted by torchrun and by Slurm."""
     restarts = (
         (None, {"TORCHELASTIC_RESTART_COUNT": "1"}),
         ("slurm-7", {"SLURM_RESTART_COUNT": "1", "SLURM_JOB_ID": "7"}),
@@ -305,7 +305,7 @@ def test_a_job_that_was_restarted_goes_on_by_itself_and_replaces_nothing(
 def test_a_job_that_was_restarted_before_it_had_a_folder_does_not_go_on_with_another_run(
     job: str, started: str | None, flags: list[str], runs: dict[str, Path], tiny_model: Path, tmp_path: Path
 ) -> None:
-    """It is refused, or overwrites, as it was told; torchrun calls every job "none" that is not given an id."""
+    """It is refused, or overwrites if told to. torchrun's default job id is "none", so times are compared too."""
     run = tmp_path / "run"
     shutil.copytree(runs["full"], run)
     add_to_run_yaml(run, job=job, **({"started": started} if started else {}))

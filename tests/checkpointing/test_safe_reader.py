@@ -1,4 +1,4 @@
-"""Checkpoint folders that were forged or damaged: nothing in them runs, and one line says what is wrong."""
+"""Forged or damaged checkpoint folders: no code from them runs, and one line says what is wrong."""
 
 from __future__ import annotations
 
@@ -108,7 +108,7 @@ def test_a_name_within_a_name_is_not_looked_up(folder: Path) -> None:
 
 
 def test_an_entry_that_is_a_pickle_is_not_read(tmp_path: Path) -> None:
-    """torch itself would run it, whatever kind of entry the caller expects."""
+    """torch itself would run it, whatever type of entry the caller expects."""
     dcp.save({"model": {"a": Command(tmp_path / "witness")}}, checkpoint_id=tmp_path / "copy")
     reader = SafeFileSystemReader(tmp_path / "copy")
     assert set(reader.read_metadata().state_dict_metadata) == {"model.a"}

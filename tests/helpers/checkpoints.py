@@ -1,4 +1,4 @@
-"""Checkpoint folders for tests, laid out as a run lays them out, of models that stand in for trained ones."""
+"""Checkpoint folders for tests, with the layout that a run writes, of models that stand in for trained ones."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 
 
 class Command:
-    """Unpickling this runs a command."""
+    """An object that runs a command when it is unpickled."""
 
     def __init__(self, witness: Path) -> None:
         self.witness = witness
@@ -26,7 +26,7 @@ class Command:
 
 
 def changed(model: Any, seed: int = 0) -> Any:
-    """The model with values that no other has, as if it had been trained; a new adapter's second factor is zero."""
+    """The model with random changes, as if it had been trained; a new adapter's second factor would be zero."""
     generator = torch.Generator().manual_seed(seed)
     with torch.no_grad():
         for parameter in model.parameters():
@@ -36,7 +36,7 @@ def changed(model: Any, seed: int = 0) -> Any:
 
 
 def flat_state(model: Any, *, optimizer: bool = False) -> dict[str, torch.Tensor]:
-    """What a training checkpoint holds: trained parameters of adapters, else everything; shared weights once."""
+    """The tensors of a checkpoint: an adapter's trained parameters, else everything; shared weights once."""
     has_adapters = isinstance(model, peft.PeftModel)
     state = {f"model.{n}": p.detach() for n, p in model.named_parameters() if p.requires_grad or not has_adapters}
     parameters = {name for name, _ in model.named_parameters(remove_duplicate=False)}
@@ -50,7 +50,7 @@ def flat_state(model: Any, *, optimizer: bool = False) -> dict[str, torch.Tensor
 
 
 def save_settings(folder: Path, model: Any, base: Path) -> None:
-    """huggingface/, and the state.json that names the base."""
+    """Write huggingface/ and the state.json that names the base."""
     inner = model.get_base_model() if isinstance(model, peft.PeftModel) else model
     inner.config.save_pretrained(folder / "huggingface")
     if isinstance(model, peft.PeftModel):
@@ -62,7 +62,7 @@ def save_settings(folder: Path, model: Any, base: Path) -> None:
 
 
 def complete(folder: Path) -> None:
-    """COMPLETE, by the files that are there."""
+    """Write COMPLETE for the files in the folder."""
     files = {
         str(path.relative_to(folder)): {
             "bytes": path.stat().st_size,
@@ -91,7 +91,7 @@ def save_checkpoint(
 
 
 def with_lora(base: Path | nn.Module, dtype: torch.dtype = torch.float32, **settings: Any) -> Any:
-    """A model with an adapter that changes what it says."""
+    """A model with an adapter that changes its logits."""
     model = base if isinstance(base, nn.Module) else AutoModelForCausalLM.from_pretrained(base, dtype=dtype)
     settings = {"r": 4, "lora_alpha": 8, "target_modules": ["q_proj", "v_proj"], "task_type": "CAUSAL_LM"} | settings
     return changed(peft.get_peft_model(model, peft.LoraConfig(**settings)))
@@ -99,13 +99,13 @@ def with_lora(base: Path | nn.Module, dtype: torch.dtype = torch.float32, **sett
 
 @torch.no_grad()
 def logits(model: Any) -> torch.Tensor:
-    """fp32 [2, 24, vocab], of tokens that every test's models have."""
+    """fp32 [2, 24, vocab], for tokens that the models of all tests have."""
     ids = torch.randint(60, (2, 24), generator=torch.Generator().manual_seed(5))
     return model.eval()(input_ids=ids, use_cache=False).logits.float()
 
 
 def load_plain(folder: Path, dtype: torch.dtype | str = torch.float32) -> Any:
-    """As a user would, with nothing of ours; every tensor found, and none too many."""
+    """The model as plain transformers loads it, with no tensor missing and none too many."""
     auto: Any = AutoModelForCausalLM
     model, report = auto.from_pretrained(folder, dtype=dtype, output_loading_info=True)
     assert not any(report[kind] for kind in ("missing_keys", "unexpected_keys", "mismatched_keys")), report

@@ -1,4 +1,4 @@
-"""`make demo` really learns: the demo is run as a user runs it, and its model is put to the test."""
+"""`make demo` really learns: it runs as a user runs it, and its model is tested."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ def test_it_ends_with_losses_a_held_out_summary_and_the_run_folder(demo: tuple[P
 
 
 def test_wrong_dialogues_raise_the_loss_of_the_summaries(demo: tuple[Path, str]) -> None:
-    """A model that only learned how summaries sound would not notice."""
+    """A model that only learned the style of summaries would not notice."""
     samples = [json.loads(line) for line in (DATA / "validation.jsonl").read_text().splitlines()]
     dialogues = [sample["dialogue"] for sample in samples]
     summaries = [sample["summary"] for sample in samples]
@@ -58,7 +58,7 @@ def test_wrong_dialogues_raise_the_loss_of_the_summaries(demo: tuple[Path, str])
 
 @torch.no_grad()
 def mean_loss(folder: Path, dialogues: list[str], summaries: list[str]) -> float:
-    """Mean over the summaries' tokens and their end tokens, by transformers alone."""
+    """The mean loss over the summaries' tokens and end tokens, computed with plain transformers."""
     model, tokenizer = AutoModelForCausalLM.from_pretrained(folder), AutoTokenizer.from_pretrained(folder)
     template = load_dataset_file(BUILT_IN_FOLDER / "samsum.py").PROMPT
     total, count = 0.0, 0

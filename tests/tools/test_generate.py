@@ -1,4 +1,4 @@
-"""tools.generate: what a model answers, from whatever folder holds it, as transformers itself would make it answer."""
+"""tools.generate prints the answers that plain transformers gives, for every kind of folder."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def answer(capsys: Capture, folder: Path, *flags: str) -> str:
 
 
 def expected(model: torch.nn.Module, folder: Path, prompt: str, *, bos: bool = True) -> str:
-    """Greedily, token by token."""
+    """The greedy answer, token by token."""
     tokenizer = AutoTokenizer.from_pretrained(folder)
     ids = [tokenizer.bos_token_id] * bos + tokenizer.encode(prompt, add_special_tokens=False)
     start = len(ids)
@@ -98,7 +98,7 @@ def test_chat_shows_the_prompt_as_a_users_turn(tmp_path: Path, capsys: Capture) 
     assert shown == "<s>[INST] Hi! [/INST]"
     model = AutoModelForCausalLM.from_pretrained(folder)
     with torch.no_grad():
-        model.model.layers[0].self_attn.q_proj.weight.mul_(20)  # so that each token's place matters
+        model.model.layers[0].self_attn.q_proj.weight.mul_(20)  # so that positions matter
     model.save_pretrained(folder)
     tokenizer.save_pretrained(folder)
     wanted = expected(model, folder, shown, bos=False)

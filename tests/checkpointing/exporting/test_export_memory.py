@@ -1,4 +1,4 @@
-"""An export takes the memory of the largest tensors, not of the model."""
+"""An export needs memory for the largest tensors, not for the model."""
 
 from __future__ import annotations
 
@@ -18,12 +18,12 @@ from tests.helpers.processes import ProcessGroup
 LARGE = {"hidden_size": 1280, "intermediate_size": 5120, "num_hidden_layers": 16, "num_attention_heads": 20}
 MEDIUM = {"hidden_size": 512, "intermediate_size": 2048, "num_hidden_layers": 12, "num_attention_heads": 8}
 
-# What the allocator keeps of freed layers, some 140 MB however large the model, must not decide.
+# Large enough that some 140 MB of freed layers, which the allocator keeps at any size, do not decide.
 LAYERED = {"hidden_size": 1024, "intermediate_size": 4096, "num_hidden_layers": 10, "num_attention_heads": 8}
 
 
 def make_model(sizes: dict[str, int], vocab_size: int) -> torch.nn.Module:
-    """Random values drawn at once: transformers' own initialisation takes a minute."""
+    """A model with random values drawn directly; transformers' own initialisation takes a minute."""
     with init_empty_weights(include_buffers=False):
         model = AutoModelForCausalLM.from_config(LlamaConfig(vocab_size=vocab_size, **sizes), dtype=torch.float32)
     for module in model.modules():
@@ -59,7 +59,7 @@ def test_a_checkpoint_of_two_hundred_megabytes_takes_a_fraction_of_it(
 
 @pytest.fixture(scope="module")
 def large(tiny_model: Path, tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, int]:
-    """A checkpoint, and the bytes of its model."""
+    """A checkpoint and the bytes of its model."""
     model = make_model(LARGE, 32000)
     folder = tmp_path_factory.mktemp("large") / "checkpoint"
     return save_checkpoint(folder, model, tiny_model, optimizer=False), size_of(model)

@@ -1,4 +1,4 @@
-"""Folders that tools.export makes: plain transformers and peft load them, and they say what the checkpoint says."""
+"""Folders that tools.export writes load in plain transformers and peft and give the checkpoint's logits."""
 
 from __future__ import annotations
 
@@ -38,9 +38,7 @@ def models(tiny_model: Path, tied_model: Path) -> dict[str, Path]:
     return {"tied": tied_model, "untied": tiny_model}
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-@pytest.mark.parametrize("tie", TIES)
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize(("kind", "tie", "dtype"), select_product(KINDS, TIES, (torch.float32, torch.bfloat16)))
 def test_a_full_checkpoint_comes_out_as_it_is(
     kind: str, tie: str, dtype: torch.dtype, models: dict[str, Path], tmp_path: Path
 ) -> None:
@@ -72,8 +70,7 @@ def test_the_dtype_asked_for_is_that_of_every_tensor(
     assert AutoConfig.from_pretrained(folder).dtype == dtype
 
 
-@pytest.mark.parametrize("tie", TIES)
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize(("kind", "tie"), select_product(KINDS, TIES))
 def test_an_adapter_comes_out_as_peft_writes_it(kind: str, tie: str, models: dict[str, Path], tmp_path: Path) -> None:
     model = with_lora(models[tie])
     checkpoint = save_checkpoint(tmp_path / "checkpoint", model, models[tie], kind=kind)
@@ -101,11 +98,11 @@ ADAPTERS: dict[str, dict[str, Any]] = {
 }
 
 
-@pytest.mark.parametrize("tie", TIES)
-@pytest.mark.parametrize("settings", ADAPTERS.values(), ids=ADAPTERS)
+@pytest.mark.parametrize(("adapter", "tie"), select_product(ADAPTERS, TIES))
 def test_merged_it_says_what_the_adapter_says_on_its_base(
-    settings: dict[str, Any], tie: str, models: dict[str, Path], tmp_path: Path
+    adapter: str, tie: str, models: dict[str, Path], tmp_path: Path
 ) -> None:
+    settings = ADAPTERS[adapter]
     model = with_lora(models[tie], **settings)
     wanted, before = logits(model), logits(AutoModelForCausalLM.from_pretrained(models[tie]))
     assert (wanted - before).abs().max() > 1000 * FP32_ROUNDING, "the adapter does nothing: the test shows nothing"
@@ -120,7 +117,7 @@ def test_merged_it_says_what_the_adapter_says_on_its_base(
 
 
 def test_a_layer_is_merged_anew_each_time_it_is_read(tmp_path: Path, tiny_model: Path) -> None:
-    """GPT-2's layers have biases: weight and bias are two readings of one layer."""
+    """GPT-2's layers have biases, so weight and bias are two reads of one layer."""
     base = save_family("gpt2", tmp_path / "base", tiny_model)
     checkpoint = save_checkpoint(tmp_path / "lora", with_lora(base, target_modules=["c_attn"]), base)
     plan = plan_export(open_source(checkpoint), AutoModelForCausalLM, merge=True, dtype=None)

@@ -1,4 +1,4 @@
-"""What llama-recipes saved comes out as a model: its sharded folders and its full .pt files."""
+"""Checkpoints of llama-recipes are exported as models: its sharded folders and its full .pt files."""
 
 from __future__ import annotations
 
@@ -62,7 +62,7 @@ def test_a_base_that_moved_is_asked_for(
 
 
 def test_a_plain_state_dict_is_a_model_of_its_base(tied_model: Path, tmp_path: Path) -> None:
-    """With what older versions of transformers kept in it besides."""
+    """Also with extra tensors that older versions of transformers saved."""
     model = changed(AutoModelForCausalLM.from_pretrained(tied_model))
     state = model.state_dict() | {"model.layers.0.self_attn.rotary_emb.inv_freq": torch.ones(4)}
     torch.save(state, tmp_path / "tiny-2.pt")

@@ -1,4 +1,4 @@
-"""What tools.export refuses or fails on, with one line and nothing left behind."""
+"""tools.export refuses or fails with one line and leaves nothing behind."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from tools.make_tiny_model import make_tiny_model
 
 
 def refusal(capsys: pytest.CaptureFixture[str], source: Path, to: Path, *flags: str, status: int = 2) -> str:
-    """The one line that it ends with; nothing is left behind."""
+    """The one error line, after checking that nothing is left behind."""
     before = sorted(path for path in to.parent.rglob("*"))
     capsys.readouterr()
     assert main([str(source), "--to", str(to), *flags]) == status
@@ -102,7 +102,7 @@ def test_a_shard_that_is_missing_or_cut_off_is_refused(
         shard.unlink()
     else:
         os.truncate(shard, shard.stat().st_size - 100)
-    if not has_sizes:  # as llama-recipes' have none
+    if not has_sizes:  # as in llama-recipes' folders
         (checkpoint / "COMPLETE").unlink()
         (checkpoint / "state.json").unlink()
         checkpoint = checkpoint.rename(tmp_path / "fine-tuned")
@@ -183,7 +183,7 @@ def test_numbers_that_fp16_cannot_hold_fail(tiny_model: Path, tmp_path: Path, ca
 
 
 def test_a_failed_verification_leaves_no_folder(tiny_model: Path, tmp_path: Path, capsys: Capture) -> None:
-    """A matrix so small that fp16 rounds it to nothing, and one so large that it matters."""
+    """One matrix is so small that fp16 rounds it to zero, and another so large that this matters."""
     model = AutoModelForCausalLM.from_pretrained(tiny_model)
     with torch.no_grad():
         model.model.layers[1].mlp.up_proj.weight.mul_(1e-7)

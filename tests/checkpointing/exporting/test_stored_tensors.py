@@ -1,4 +1,4 @@
-"""Tensors read one at a time from every kind of file, and files written one tensor at a time: the libraries agree."""
+"""Tensors read, and files written, one tensor at a time agree with the libraries."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ tensor_kinds = st.dictionaries(
 
 
 def make_tensors(kinds: dict[str, tuple[tuple[int, ...], torch.dtype]]) -> dict[str, torch.Tensor]:
-    """Any bits at all, NaNs included."""
+    """Random bits, NaNs included."""
     generator = np.random.default_rng(0)
     tensors = {}
     for name, (shape, dtype) in kinds.items():
@@ -123,7 +123,7 @@ def test_every_kind_of_file_gives_the_same_tensors(kind: str, tmp_path: Path, mo
     assert stored.index == entries_of(tensors)
     for name in [*tensors, *reversed(tensors)]:
         assert same_bits(stored.read(name), tensors[name])
-    stored.read("layer.1").zero_()  # memory of its own: neither the file nor the next reading is changed
+    stored.read("layer.1").zero_()  # it has its own memory: neither the file nor the next read changes
     assert same_bits(stored.read("layer.1"), tensors["layer.1"])
 
 
