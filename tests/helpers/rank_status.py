@@ -6,16 +6,21 @@ torchrun's report names ranks that failed, and none of the others; nobody but it
 """
 
 import os
+import runpy
 import signal
-import subprocess
 import sys
 from pathlib import Path
 
 SCRIPT = Path(__file__).resolve().parents[2] / "finetuning.py"
 
-# torchrun signals the rank's whole process group, so the child gets it, too. A handler is not inherited; SIG_IGN is.
-signal.signal(signal.SIGTERM, lambda *_: None)
-child = subprocess.Popen([sys.executable, str(SCRIPT), *sys.argv[2:]])
-status = child.wait()
-(Path(sys.argv[1]) / f"status-{os.environ['RANK']}").write_text(str(status))
-sys.exit(status)
+folder = Path(sys.argv[1])
+child = os.fork()
+if child == 0:
+    sys.argv, sys.path[0] = [str(SCRIPT), *sys.argv[2:]], str(SCRIPT.parent)
+    runpy.run_path(str(SCRIPT), run_name="__main__")
+else:
+    # torchrun signals the rank's whole process group, so the child gets it, too.
+    signal.signal(signal.SIGTERM, lambda *_: None)
+    status = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
+    (folder / f"status-{os.environ['RANK']}").write_text(str(status))
+    sys.exit(status)

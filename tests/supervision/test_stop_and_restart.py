@@ -6,6 +6,7 @@ Compared are every step's loss, gradient norm, learning rate and tokens, the eva
 from __future__ import annotations
 
 import json
+import os
 import re
 import signal
 import time
@@ -127,7 +128,7 @@ def test_torchrun_is_asked_to_stop_four_ranks_and_the_resumed_run_is_the_one_lef
     run = launch(str(tmp_path), *flags, **wrapped)
     wait_until(lambda: num_trained(tmp_path / "run") >= 25, run)  # epochs have 21 steps
     processes = run.processes()
-    run.started[0].terminate()
+    os.kill(run.started[0].pid, signal.SIGTERM)
     assert run.wait(LIMIT_SECONDS) == [1], "torchrun's own, whatever its ranks end with"
     log = run.log.read_text()
     assert_all_gone(processes)
