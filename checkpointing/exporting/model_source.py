@@ -147,7 +147,7 @@ def _checkpoint(folder: Path, base: str | None, file: Path | None = None) -> Mod
 
 
 def _check_sizes(folder: Path) -> dict[Path, str]:
-    """The CRC-32 of each file by COMPLETE, their sizes checked; empty without COMPLETE, as llama-recipes' folders are."""
+    """Check the files' sizes. Returns their CRC-32 by COMPLETE; none without COMPLETE, as in llama-recipes' folders."""
     if not (folder / COMPLETE).is_file():
         return {}
     if reason := damage(folder, names=[]):
