@@ -106,27 +106,8 @@ def load_data(
     train_rows, stream, epoch_indices = None, None, None
     parts: list[MixPart] = []
     if streams:
-        sources = [
-            StreamSource(
-                dataset=name,
-                function=find_dataset_function(name, config),
-                dataset_config=config,
-                tokenizer=tokenizer,
-                split=config.train_split,
-                build=build,
-                vocab_size=vocab_size,
-                max_rows=int(train_config.split_slice) if train_config.split_slice else None,
-            )
-            for name, config in dataset_configs.items()
-        ]
-        stream = Stream(
-            sources=tuple(sources),
-            weights=train_config.dataset_weights,
-            seed=train_config.seed,
-            shuffle_buffer_size=train_config.shuffle_buffer_size,
-            packing=strategy == "packing",
-            context_length=context_length,
-            num_steps=train_config.max_train_step,
+        stream = _open_stream(
+            train_config, dataset_configs, tokenizer, build, vocab_size=vocab_size, context_length=context_length
         )
         heads = stream.head()
         train = join_sequences(heads)
@@ -155,6 +136,39 @@ def load_data(
             if train_config.max_eval_step:
                 eval_rows = eval_rows.first(train_config.max_eval_step * train_config.val_batch_size)
     return RunData(train, evaluation, train_rows, eval_rows, stream, tuple(parts), epoch_indices, tuple(notes))
+
+
+def _open_stream(
+    train_config: TrainConfig,
+    dataset_configs: Mapping[str, DataSource],
+    tokenizer: Any,
+    build: Callable[..., Sequences],
+    *,
+    vocab_size: int,
+    context_length: int,
+) -> Stream:
+    sources = [
+        StreamSource(
+            dataset=name,
+            function=find_dataset_function(name, config),
+            dataset_config=config,
+            tokenizer=tokenizer,
+            split=config.train_split,
+            build=build,
+            vocab_size=vocab_size,
+            max_rows=int(train_config.split_slice) if train_config.split_slice else None,
+        )
+        for name, config in dataset_configs.items()
+    ]
+    return Stream(
+        sources=tuple(sources),
+        weights=train_config.dataset_weights,
+        seed=train_config.seed,
+        shuffle_buffer_size=train_config.shuffle_buffer_size,
+        packing=train_config.batching_strategy == "packing",
+        context_length=context_length,
+        num_steps=train_config.max_train_step,
+    )
 
 
 def load_sequences(
