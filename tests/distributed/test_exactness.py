@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.helpers.made import Made
 from tests.helpers.pairwise import select
 from tests.helpers.processes import ProcessGroup, run_command
 from tests.helpers.reference import assert_agrees, flags_for, lora_flags, reference_run
@@ -97,7 +98,7 @@ CASES += [
     Case((4, 2, 1), "FULL_SHARD", "lora", "packing", (*FREEZE, *OFFLOAD, *SELECTIVE, *ROOT)),
     Case((2, 1, 4), "FULL_SHARD", "full", "packing", (*FREEZE, *CPU_STEP, *SELECTIVE)),
 ]
-# One of every kind goes through torchrun (or python, for one process) instead of the persistent group.
+# One of every kind goes through torchrun (or python, for one process).
 COMMAND_LINE_CASES = [
     Case((1, 8, 1), "SINGLE", "full", "packing"),
     Case((1, 1, 8), "SINGLE", "lora", "padding"),
@@ -121,17 +122,19 @@ def models(tiny_model: Path, tied_model: Path) -> dict[str, Path]:
 
 
 @pytest.fixture(scope="module")
-def references(models: dict[str, Path]) -> dict[tuple[str, str, int], list[tuple[float, float]]]:
-    return {
-        (method, batching, num_frozen): reference_run(
+def references(models: dict[str, Path]) -> Made:
+    """By method, batching and number of frozen layers."""
+
+    def reference(method: str, batching: str, num_frozen: int) -> list[tuple[float, float]]:
+        return reference_run(
             models[batching],
             batching=batching,
             num_steps=NUM_STEPS,
             lora_targets=LORA_TARGETS if method == "lora" else (),
             num_frozen=num_frozen,
         )
-        for method, batching, num_frozen in itertools.product(["full", "lora"], ["packing", "padding"], [0, 1])
-    }
+
+    return Made(reference)
 
 
 @pytest.mark.parametrize(
@@ -140,7 +143,7 @@ def references(models: dict[str, Path]) -> dict[tuple[str, str, int], list[tuple
     ids=str,
 )
 def test_losses_and_grad_norms_are_those_of_a_plain_loop(
-    case: Case, references: dict, models: dict[str, Path], process_group: ProcessGroup, tmp_path: Path
+    case: Case, references: Made, models: dict[str, Path], process_group: ProcessGroup, tmp_path: Path
 ) -> None:
     process_group.train(case.flags(models[case.batching], tmp_path / "run"), world_size=case.split[0])
     assert_agrees(tmp_path / "run", references[case.method, case.batching, case.num_frozen])
@@ -149,7 +152,7 @@ def test_losses_and_grad_norms_are_those_of_a_plain_loop(
 @pytest.mark.slow
 @pytest.mark.parametrize("case", COMMAND_LINE_CASES, ids=str)
 def test_so_they_are_through_the_command_line(
-    case: Case, references: dict, models: dict[str, Path], tmp_path: Path
+    case: Case, references: Made, models: dict[str, Path], tmp_path: Path
 ) -> None:
     launched = case.split[0] > 1 or case.strategy != "SINGLE"
     done = run_command(*case.flags(models[case.batching], tmp_path / "run"), nproc=case.split[0] if launched else None)

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import itertools
 import json
-from collections.abc import Callable
-from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +14,7 @@ from peft import PeftModel
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from tests.helpers import random_documents
+from tests.helpers.made import Made
 from tests.helpers.pairwise import select_product, slow_but
 from tests.helpers.processes import ProcessGroup, read_metrics, train_events
 from tests.helpers.reference import plain_eval_loss
@@ -38,14 +37,10 @@ def flags_of(model: Path, output: Path, *flags: str) -> list[str]:
     return [*common, "--batch_size_training", "1", "--global_batch_size", "4", *flags]
 
 
-Runs = Callable[[str, str, str], Path]
-
-
 @pytest.fixture(scope="module")
-def run_of(models: dict[str, Path], process_group: ProcessGroup, tmp_path_factory: pytest.TempPathFactory) -> Runs:
-    """The folder of a run by layout, tie and method, each run once."""
+def runs(models: dict[str, Path], process_group: ProcessGroup, tmp_path_factory: pytest.TempPathFactory) -> Made:
+    """The folder of each run, by layout, tie and method."""
 
-    @cache
     def run(layout: str, tie: str, method: str) -> Path:
         ranks, flags = LAYOUTS[layout]
         folder = tmp_path_factory.mktemp("export") / "run"
@@ -53,7 +48,7 @@ def run_of(models: dict[str, Path], process_group: ProcessGroup, tmp_path_factor
         process_group.train(flags_of(models[tie], folder, *flags), ranks)
         return folder
 
-    return run
+    return Made(run)
 
 
 def load_plain(run: Path, base: Path) -> Any:
@@ -72,28 +67,28 @@ CASES = select_product(LAYOUTS, TIES, METHODS)
 
 @pytest.mark.parametrize(("layout", "tie", "method"), CASES)
 def test_the_saved_folder_has_the_loss_that_the_run_evaluated(
-    layout: str, tie: str, method: str, run_of: Runs, models: dict[str, Path]
+    layout: str, tie: str, method: str, runs: Made, models: dict[str, Path]
 ) -> None:
-    run = run_of(layout, tie, method)
+    run = runs[layout, tie, method]
     loss = plain_eval_loss(load_plain(run, models[tie]).eval())
     assert loss == pytest.approx(eval_events(run)[-1]["loss"], rel=TOLERANCE)
     assert loss != pytest.approx(plain_eval_loss(AutoModelForCausalLM.from_pretrained(models[tie])), rel=1e-4)
 
 
 @pytest.mark.parametrize(("tie", "method"), slow_but(1, itertools.product(TIES, METHODS)))
-def test_every_layout_saves_the_same_weights(tie: str, method: str, run_of: Runs, models: dict[str, Path]) -> None:
-    wanted = load_plain(run_of("SINGLE", tie, method), models[tie]).state_dict()
+def test_every_layout_saves_the_same_weights(tie: str, method: str, runs: Made, models: dict[str, Path]) -> None:
+    wanted = load_plain(runs["SINGLE", tie, method], models[tie]).state_dict()
     for layout in ("NO_SHARD", "FULL_SHARD"):
-        found = load_plain(run_of(layout, tie, method), models[tie]).state_dict()
+        found = load_plain(runs[layout, tie, method], models[tie]).state_dict()
         assert found.keys() == wanted.keys()
         for name, tensor in wanted.items():
             assert (found[name] - tensor).abs().max() < 1e-4, f"{layout}: {name}"
 
 
 @pytest.mark.parametrize(("layout", "tie"), select_product(LAYOUTS, TIES))
-def test_the_saved_config_is_the_base_models_own(layout: str, tie: str, run_of: Runs, models: dict[str, Path]) -> None:
+def test_the_saved_config_is_the_base_models_own(layout: str, tie: str, runs: Made, models: dict[str, Path]) -> None:
     """The class that wraps the model in training is not the model's, and what training switches off is not its wish."""
-    saved = json.loads((run_of(layout, tie, "full") / "model/config.json").read_text())
+    saved = json.loads((runs[layout, tie, "full"] / "model/config.json").read_text())
     base = json.loads((models[tie] / "config.json").read_text())
     assert saved["architectures"] == ["LlamaForCausalLM"]
     assert saved == base
@@ -101,9 +96,9 @@ def test_the_saved_config_is_the_base_models_own(layout: str, tie: str, run_of: 
 
 @pytest.mark.parametrize(("layout", "tie", "method"), CASES)
 def test_the_tokenizer_is_beside_the_weights(
-    layout: str, tie: str, method: str, run_of: Runs, models: dict[str, Path]
+    layout: str, tie: str, method: str, runs: Made, models: dict[str, Path]
 ) -> None:
-    saved = AutoTokenizer.from_pretrained(run_of(layout, tie, method) / ("model" if method == "full" else "adapter"))
+    saved = AutoTokenizer.from_pretrained(runs[layout, tie, method] / ("model" if method == "full" else "adapter"))
     base = AutoTokenizer.from_pretrained(models[tie])
     text = "Anna: shall we meet at 6?\nBob: yes!"
     assert saved(text).input_ids == base(text).input_ids
@@ -113,9 +108,9 @@ def test_the_tokenizer_is_beside_the_weights(
 
 @pytest.mark.parametrize(("layout", "tie"), select_product(LAYOUTS, TIES))
 def test_an_adapter_folder_holds_the_adapter_alone_and_names_its_base(
-    layout: str, tie: str, run_of: Runs, models: dict[str, Path]
+    layout: str, tie: str, runs: Made, models: dict[str, Path]
 ) -> None:
-    folder = run_of(layout, tie, "lora") / "adapter"
+    folder = runs[layout, tie, "lora"] / "adapter"
     assert not list(folder.glob("model*.safetensors"))
     assert (folder / "adapter_model.safetensors").stat().st_size < 100_000
     settings = json.loads((folder / "adapter_config.json").read_text())
@@ -125,8 +120,8 @@ def test_an_adapter_folder_holds_the_adapter_alone_and_names_its_base(
 
 
 @pytest.mark.parametrize(("layout", "tie", "method"), CASES)
-def test_a_finished_run_leaves_this_and_nothing_half_written(layout: str, tie: str, method: str, run_of: Runs) -> None:
-    run = run_of(layout, tie, method)
+def test_a_finished_run_leaves_this_and_nothing_half_written(layout: str, tie: str, method: str, runs: Made) -> None:
+    run = runs[layout, tie, method]
     weights = "model" if method == "full" else "adapter"
     assert sorted(path.name for path in run.iterdir()) == sorted([weights, "checkpoints", "metrics.jsonl", "run.yaml"])
     assert yaml.safe_load((run / "run.yaml").read_text())["saved"] == {"step": 4, "folder": weights}
@@ -134,9 +129,9 @@ def test_a_finished_run_leaves_this_and_nothing_half_written(layout: str, tie: s
 
 @pytest.mark.parametrize(("layout", "tie"), select_product(LAYOUTS, TIES))
 def test_training_goes_on_from_a_saved_adapter(
-    layout: str, tie: str, run_of: Runs, models: dict[str, Path], process_group: ProcessGroup, tmp_path: Path
+    layout: str, tie: str, runs: Made, models: dict[str, Path], process_group: ProcessGroup, tmp_path: Path
 ) -> None:
-    before = run_of(layout, tie, "lora")
+    before = runs[layout, tie, "lora"]
     ranks, flags = LAYOUTS[layout]
     flags = [*flags, "--use_peft", "--from_peft_checkpoint", str(before / "adapter"), "--eval_before_training"]
     flags += ["--max_train_step", "3", "--lr", "1e-2"]

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass
-from functools import cache
 from pathlib import Path
 
 import peft
@@ -16,6 +14,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer, BitsAndBytesConfig
 from tests.helpers.adapter_kinds import ADAPTERS, batching_of
 from tests.helpers.checkpoints import load_plain, logits
 from tests.helpers.families import FAMILIES, save_family
+from tests.helpers.made import Made
 from tests.helpers.pairwise import slow_but
 from tests.helpers.processes import ProcessGroup, read_metrics, train_events
 from tests.helpers.reference import (
@@ -85,30 +84,21 @@ def wider_model(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="module")
-def references(wider_model: Path) -> dict[str, list[tuple[float, float]]]:
-    return {
-        kind: reference_run(
-            wider_model,
-            batching="packing",
-            num_steps=NUM_STEPS,
-            lora_targets=TARGETS,
-            quantization=by_transformers(kind),
-        )
-        for kind in FLAGS
-    }
+def references(wider_model: Path) -> Made:
+    """By kind of quantization."""
+    common = {"batching": "packing", "num_steps": NUM_STEPS, "lora_targets": TARGETS}
+    return Made(lambda kind: reference_run(wider_model, **common, quantization=by_transformers(kind)))
 
 
 # GPT-NeoX and Mixtral are stored under other names than the model's: rank 0 reads and sends whole weights.
 FAMILY_CASES = ["gpt_neox", "mixtral"]
 SLOW_FAMILY_CASES = [name for name in FAMILIES if name not in (*FAMILY_CASES, "gpt2", "falcon")]
-Reference = Callable[[str, str], list[tuple[float, float]]]
 
 
 @pytest.fixture(scope="module")
-def adapted_references(wider_model: Path) -> Reference:
-    """By adapter and kind of quantization, each computed once."""
+def adapted_references(wider_model: Path) -> Made:
+    """By adapter and kind of quantization."""
 
-    @cache
     def reference(adapter: str, kind: str) -> list[tuple[float, float]]:
         return reference_run(
             wider_model,
@@ -118,14 +108,14 @@ def adapted_references(wider_model: Path) -> Reference:
             quantization=by_transformers(kind),
         )
 
-    return reference
+    return Made(reference)
 
 
 @pytest.mark.parametrize(
     "case", [*CASES, *(pytest.param(case, marks=pytest.mark.slow) for case in SLOW_CASES)], ids=str
 )
 def test_losses_and_gradients_are_those_of_the_unsharded_model(
-    case: Case, references: dict, wider_model: Path, process_group: ProcessGroup, tmp_path: Path
+    case: Case, references: Made, wider_model: Path, process_group: ProcessGroup, tmp_path: Path
 ) -> None:
     flags = flags_for(wider_model, tmp_path / "run", batching="packing", num_steps=NUM_STEPS)
     flags += ["--batch_size_training", "1", "--global_batch_size", "8", "--run_validation", "False"]
@@ -164,7 +154,7 @@ SLOW_ADAPTED = [
 def test_every_kind_of_adapter_trains_on_quantized_weights_as_with_peft(
     adapter: str,
     case: Case,
-    adapted_references: Reference,
+    adapted_references: Made,
     wider_model: Path,
     process_group: ProcessGroup,
     tmp_path: Path,
@@ -172,7 +162,7 @@ def test_every_kind_of_adapter_trains_on_quantized_weights_as_with_peft(
     flags = flags_for(wider_model, tmp_path / "run", batching=batching_of(adapter), num_steps=NUM_STEPS)
     flags += ["--batch_size_training", "1", "--global_batch_size", "8", "--run_validation", "False", "--use_peft"]
     process_group.train([*flags, *ADAPTERS[adapter][0], *FLAGS[case.kind], *case.extra], case.ranks)
-    assert_agrees(tmp_path / "run", adapted_references(adapter, case.kind))
+    assert_agrees(tmp_path / "run", adapted_references[adapter, case.kind])
 
 
 @pytest.mark.parametrize(
@@ -199,7 +189,7 @@ def test_half_precision_stays_close(
     precision: str,
     ranks: int,
     extra: tuple[str, ...],
-    references: dict,
+    references: Made,
     wider_model: Path,
     process_group: ProcessGroup,
     tmp_path: Path,

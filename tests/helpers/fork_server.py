@@ -120,9 +120,6 @@ def run_fork(request: dict[str, Any], fds: list[int]) -> None:
         os.setpgid(0, request["process_group"])
     os.chdir(request["cwd"])
     set_environment(request["environment"])
-    for name, value in request["constants"].items():
-        module, _, constant = name.rpartition(".")
-        setattr(importlib.import_module(module), constant, value)
     import numpy as np
 
     np.random.seed()

@@ -52,7 +52,6 @@ class Fork:
     Args:
         run: what follows `python` on the command line; or a function that can be pickled, whose result is the status.
         process_group: of an earlier fork, by its pid; by default it is alone in its own.
-        constants: what to set in modules of the project before it runs, by name: "supervision.failures.GRACE_SECONDS".
 
     `cpu_seconds` holds what it and its ended children took, when it has ended.
     """
@@ -66,7 +65,6 @@ class Fork:
         stdout: int,
         stderr: int,
         process_group: int = 0,
-        constants: dict[str, Any] | None = None,
     ) -> None:
         _server()
         self.returncode: int | None = None
@@ -76,7 +74,6 @@ class Fork:
             "cwd": str(cwd),
             "environment": environment,
             "process_group": process_group,
-            "constants": constants or {},
         }
         with open(os.devnull) as nothing:
             socket.send_fds(self._connection, [pickle.dumps(request)], [nothing.fileno(), stdout, stderr])

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 import json
 import shlex
 import shutil
@@ -19,6 +18,8 @@ from policies.adapter_kinds import PREFIX_MODELS
 from tests.helpers.adapter_kinds import ADAPTERS, adapt, batching_of, config_of
 from tests.helpers.documented import commands
 from tests.helpers.families import FAMILIES, make_model, save_family
+from tests.helpers.made import Made
+from tests.helpers.pairwise import select_product, slow_but
 from tests.helpers.processes import ROOT, ProcessGroup, read_metrics, train_events
 from tests.helpers.reference import assert_agrees, flags_for, plain_eval_loss, reference_run
 from tests.helpers.resuming import as_if_killed_after, assert_bit_equal
@@ -27,6 +28,7 @@ from utils.errors import ConfigError
 
 NUM_STEPS = 6
 LAYOUTS = {"SINGLE": (1, []), "NO_SHARD": (2, []), "FULL_SHARD": (2, ["--enable_fsdp"])}
+EACH = slow_but(2, ["dora", "prefix", "llama_adapter", "rslora"])
 OWN = {"rslora": "lora_", "dora": "lora_", "llama_adapter": "adaption_", "prefix": "prompt_embeddings"}
 
 
@@ -47,15 +49,17 @@ def model_folder(tmp_path_factory: pytest.TempPathFactory, tiny_model: Path) -> 
 
 
 @pytest.fixture(scope="module")
-def runs(model_folder: Path, process_group: ProcessGroup, tmp_path_factory: pytest.TempPathFactory) -> dict:
-    """The folder of each run, by adapter and layout. Under FSDP activations are checkpointed, where that can be."""
-    folders = {}
-    for adapter, (layout, (ranks, flags)) in itertools.product(ADAPTERS, LAYOUTS.items()):
+def runs(model_folder: Path, process_group: ProcessGroup, tmp_path_factory: pytest.TempPathFactory) -> Made:
+    """The folder of each run, by adapter and layout. Under FSDP activations are checkpointed if that can be."""
+
+    def run(adapter: str, layout: str) -> Path:
+        ranks, flags = LAYOUTS[layout]
         folder = tmp_path_factory.mktemp("adapters") / "run"
         given = [*flags_of(model_folder, folder, adapter, ranks=ranks), *flags, "--save_every_steps", "3"]
         process_group.train([*given, "--keep_last", "9"], ranks)
-        folders[adapter, layout] = folder
-    return folders
+        return folder
+
+    return Made(run)
 
 
 def eval_losses(run: Path) -> list[float]:
@@ -71,8 +75,8 @@ def load_plain(folder: Path, base: Path) -> Any:
     return PeftModel.from_pretrained(AutoModelForCausalLM.from_pretrained(base, dtype=torch.float32), folder).eval()
 
 
-@pytest.mark.parametrize("adapter", ADAPTERS)
-def test_every_layout_trains_as_a_plain_loop_with_peft(adapter: str, runs: dict, model_folder: Path) -> None:
+@pytest.mark.parametrize("adapter", EACH)
+def test_every_layout_trains_as_a_plain_loop_with_peft(adapter: str, runs: Made, model_folder: Path) -> None:
     batching, settings = batching_of(adapter), ADAPTERS[adapter][1]()
     reference = reference_run(model_folder, batching=batching, num_steps=NUM_STEPS, adapter=settings)
     single = [event["loss"] for event in train_events(runs[adapter, "SINGLE"])]
@@ -83,8 +87,8 @@ def test_every_layout_trains_as_a_plain_loop_with_peft(adapter: str, runs: dict,
     assert eval_losses(runs[adapter, "SINGLE"])[-1] < plain_eval_loss(base) - 1e-3, "it learned nothing"
 
 
-@pytest.mark.parametrize("adapter", ADAPTERS)
-def test_plain_peft_loads_what_every_layout_saves(adapter: str, runs: dict, model_folder: Path) -> None:
+@pytest.mark.parametrize("adapter", EACH)
+def test_plain_peft_loads_what_every_layout_saves(adapter: str, runs: Made, model_folder: Path) -> None:
     wanted = saved(runs[adapter, "SINGLE"])
     assert all(OWN[adapter] in name and tensor.dtype == torch.float32 for name, tensor in wanted.items())
     for layout in LAYOUTS:
@@ -98,16 +102,19 @@ def test_plain_peft_loads_what_every_layout_saves(adapter: str, runs: dict, mode
 
 @pytest.mark.parametrize(
     ("adapter", "ranks", "flags"),
-    [
-        ("dora", 4, "--hsdp --sharding_group_size 2"),
-        ("dora", 2, "--fsdp_cpu_offload --wrap root"),
-        ("dora", 2, "--sharding_strategy SHARD_GRAD_OP --activation_checkpointing selective"),
-        ("llama_adapter", 4, "--hsdp --sharding_group_size 2 --activation_checkpointing selective"),
-        ("prefix", 4, "--hsdp --sharding_group_size 2 --optimizer_cpu_offload"),
-    ],
+    slow_but(
+        1,
+        [
+            ("dora", 4, "--hsdp --sharding_group_size 2"),
+            ("dora", 2, "--fsdp_cpu_offload --wrap root"),
+            ("dora", 2, "--sharding_strategy SHARD_GRAD_OP --activation_checkpointing selective"),
+            ("llama_adapter", 4, "--hsdp --sharding_group_size 2 --activation_checkpointing selective"),
+            ("prefix", 4, "--hsdp --sharding_group_size 2 --optimizer_cpu_offload"),
+        ],
+    ),
 )
 def test_other_layouts_change_nothing(
-    adapter: str, ranks: int, flags: str, runs: dict, model_folder: Path, process_group: ProcessGroup, tmp_path: Path
+    adapter: str, ranks: int, flags: str, runs: Made, model_folder: Path, process_group: ProcessGroup, tmp_path: Path
 ) -> None:
     given = flags_of(model_folder, tmp_path / "run", adapter, ranks=ranks)
     process_group.train([*given, "--enable_fsdp", *flags.split()], ranks)
@@ -117,19 +124,9 @@ def test_other_layouts_change_nothing(
     assert all((saved(tmp_path / "run")[n] - t).abs().max() < 2e-4 for n, t in saved(runs[adapter, "SINGLE"]).items())
 
 
-RESUMED = {("dora", "FULL_SHARD"), ("llama_adapter", "NO_SHARD"), ("prefix", "SINGLE")}
-"""Every adapter and every layout once; the others are for `make test-all`."""
-
-
-@pytest.mark.parametrize(
-    ("adapter", "layout"),
-    [
-        pytest.param(*case, marks=[] if case in RESUMED else pytest.mark.full)
-        for case in itertools.product(("dora", "llama_adapter", "prefix"), LAYOUTS)
-    ],
-)
+@pytest.mark.parametrize(("adapter", "layout"), select_product(("dora", "llama_adapter", "prefix"), LAYOUTS))
 def test_a_resumed_run_is_bit_equal(
-    adapter: str, layout: str, runs: dict, model_folder: Path, process_group: ProcessGroup, tmp_path: Path
+    adapter: str, layout: str, runs: Made, model_folder: Path, process_group: ProcessGroup, tmp_path: Path
 ) -> None:
     ranks, flags = LAYOUTS[layout]
     killed = as_if_killed_after(3, runs[adapter, layout], tmp_path / "killed")
@@ -138,9 +135,9 @@ def test_a_resumed_run_is_bit_equal(
     assert_bit_equal(killed, runs[adapter, layout])
 
 
-@pytest.mark.parametrize("adapter", ADAPTERS)
+@pytest.mark.parametrize("adapter", EACH)
 def test_training_goes_on_from_the_saved_adapter(
-    adapter: str, runs: dict, model_folder: Path, process_group: ProcessGroup, tmp_path: Path
+    adapter: str, runs: Made, model_folder: Path, process_group: ProcessGroup, tmp_path: Path
 ) -> None:
     """DoRA's magnitudes among the rest, which were trained and are no norms of the base's rows any more."""
     before = runs[adapter, "SINGLE"]
@@ -152,9 +149,9 @@ def test_training_goes_on_from_the_saved_adapter(
     assert all((saved(tmp_path / "run")[name] != tensor).any() for name, tensor in saved(before).items())
 
 
-@pytest.mark.parametrize("adapter", ADAPTERS)
+@pytest.mark.parametrize("adapter", EACH)
 def test_a_checkpoint_is_exported_merged_or_refused(
-    adapter: str, runs: dict, model_folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    adapter: str, runs: Made, model_folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     run = runs[adapter, "FULL_SHARD"]
     assert export_main([str(run), "--to", str(tmp_path / "adapter"), "--verify"]) == 0
@@ -171,9 +168,9 @@ def test_a_checkpoint_is_exported_merged_or_refused(
         assert not (tmp_path / "merged").exists()
 
 
-@pytest.mark.parametrize("adapter", ADAPTERS)
+@pytest.mark.parametrize("adapter", EACH)
 def test_on_a_bf16_base_it_trains_and_stays_in_fp32(
-    adapter: str, runs: dict, model_folder: Path, process_group: ProcessGroup, tmp_path: Path
+    adapter: str, runs: Made, model_folder: Path, process_group: ProcessGroup, tmp_path: Path
 ) -> None:
     flags = flags_of(model_folder, tmp_path / "run", adapter, ranks=2)
     flags[flags.index("--mixed_precision") + 1] = "True"
@@ -224,7 +221,7 @@ def test_so_do_other_families(
 
 @pytest.mark.slow
 def test_llama_adapter_is_the_same_compiled(
-    runs: dict, model_folder: Path, process_group: ProcessGroup, tmp_path: Path
+    runs: Made, model_folder: Path, process_group: ProcessGroup, tmp_path: Path
 ) -> None:
     flags = flags_of(model_folder, tmp_path / "run", "llama_adapter", ranks=2)
     process_group.train([*flags, *LAYOUTS["FULL_SHARD"][1], "--compile"], 2)
@@ -237,13 +234,13 @@ def test_llama_adapter_is_the_same_compiled(
 # Saved adapters that do not go on
 
 
-def test_a_saved_adapter_of_dora_is_not_compiled(runs: dict, model_folder: Path) -> None:
+def test_a_saved_adapter_of_dora_is_not_compiled(runs: Made, model_folder: Path) -> None:
     config = config_of("--from_peft_checkpoint", str(runs["dora", "SINGLE"] / "adapter"), "--compile")
     with pytest.raises(ConfigError, match=r"--compile: torch\.compile cannot see through the DoRA"):
         adapt(AutoModelForCausalLM.from_pretrained(model_folder), config)
 
 
-def test_a_saved_prefix_of_another_model_is_refused(runs: dict, tmp_path: Path) -> None:
+def test_a_saved_prefix_of_another_model_is_refused(runs: Made, tmp_path: Path) -> None:
     folder = shutil.copytree(runs["prefix", "SINGLE"] / "adapter", tmp_path / "adapter")
     flags = ["--peft_method", "prefix", "--batching_strategy", "padding", "--from_peft_checkpoint", str(folder)]
     settings = json.loads((folder / "adapter_config.json").read_text())
@@ -258,7 +255,7 @@ def test_a_saved_prefix_of_another_model_is_refused(runs: dict, tmp_path: Path) 
 @pytest.mark.slow
 @pytest.mark.parametrize("command", commands([ROOT / "docs/adapters.md"]))
 def test_a_documented_command_trains(
-    command: str, runs: dict, model_folder: Path, process_group: ProcessGroup, tmp_path: Path
+    command: str, runs: Made, model_folder: Path, process_group: ProcessGroup, tmp_path: Path
 ) -> None:
     saved_by = {"outputs/lora/adapter": "dora", "outputs/prompts/adapter": "llama_adapter"}
     words = [
