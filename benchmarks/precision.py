@@ -57,7 +57,7 @@ LAST = 5
 
 
 @dataclass(frozen=True)
-class Row:
+class PrecisionRow:
     precision: str
     method: str
     layout: str
@@ -92,9 +92,11 @@ def main() -> None:
     parser.add_argument("--layouts", nargs="+", choices=list(LAYOUTS), default=list(LAYOUTS))
     parser.add_argument("--at_once", type=int, default=4, help="runs that share the GPUs")
     options = parser.parse_args()
-    rows = [Row("fp32", method, "one GPU") for method in options.methods]  # what the others are compared with
+    rows = [PrecisionRow("fp32", method, "one GPU") for method in options.methods]  # what the others are compared with
     wanted = product(options.methods, options.layouts, PRECISIONS)
-    rows += [Row(precision, method, layout) for method, layout, precision in wanted if is_of(precision, method)]
+    rows += [
+        PrecisionRow(precision, method, layout) for method, layout, precision in wanted if is_of(precision, method)
+    ]
     measure(
         list(dict.fromkeys(rows)),
         shape=options.shape,
@@ -105,7 +107,7 @@ def main() -> None:
     )
 
 
-def measure(rows: list[Row], *, shape: str, nproc: int, steps: int, base_steps: int, at_once: int) -> None:
+def measure(rows: list[PrecisionRow], *, shape: str, nproc: int, steps: int, base_steps: int, at_once: int) -> None:
     """Run them and print the table; arguments as the flags of these names."""
     num_gpus = torch.cuda.device_count()
     with tempfile.TemporaryDirectory() as temporary:
@@ -127,7 +129,7 @@ def measure(rows: list[Row], *, shape: str, nproc: int, steps: int, base_steps: 
             print(f"{row.method} | {row.layout} | {row.precision}: {loss:.4f}, {peak:.2f} GiB", flush=True)
             return events
 
-        found: dict[Row, list[dict[str, Any]]] = {}
+        found: dict[PrecisionRow, list[dict[str, Any]]] = {}
         # Processes that share a GPU take turns there, and wait for each other in theirs: five such runs at once moved
         # fewer bytes per second than one alone did.
         for several in (False, True):
@@ -138,8 +140,8 @@ def measure(rows: list[Row], *, shape: str, nproc: int, steps: int, base_steps: 
     print("\n| | | " + " | ".join(f"{p} loss | vs fp32 | peak GiB" for p in PRECISIONS) + " |")
     print("|---" * (2 + 3 * len(PRECISIONS)) + "|")
     for method, layout in dict.fromkeys((row.method, row.layout) for row in rows):
-        wanted = mean_loss(found[Row("fp32", method, "one GPU")])
-        cells = [cell(found.get(Row(precision, method, layout)), wanted) for precision in PRECISIONS]
+        wanted = mean_loss(found[PrecisionRow("fp32", method, "one GPU")])
+        cells = [cell(found.get(PrecisionRow(precision, method, layout)), wanted) for precision in PRECISIONS]
         print(f"| {method} | {layout} | " + " | ".join(cells) + " |")
 
 

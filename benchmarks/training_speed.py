@@ -82,7 +82,7 @@ runpy.run_path(sys.argv[0], run_name="__main__")
 
 
 @dataclass(frozen=True)
-class Row:
+class SpeedRow:
     shape: str
     micro_batch: int
     length: int
@@ -106,51 +106,53 @@ STRATEGIES = {
 }
 CHECKPOINTING = {"": ["--activation_checkpointing", "off"], "-ac": ["--activation_checkpointing", "full"]}
 ROWS = {
-    "tiny-full": Row("tiny", 2, 128),
-    "tiny-lora": Row("tiny", 2, 128, LORA),
-    "tiny-4": Row("tiny", 2, 128, FSDP, nproc=4),
-    "tinyllama-full": Row("tinyllama", 8, 2048, ["--pure_bf16"]),
-    "tinyllama-full-compiled": Row("tinyllama", 8, 2048, COMPILED),
-    "tinyllama-mixed": Row("tinyllama", 8, 2048),
-    "tinyllama-lora": Row("tinyllama", 8, 2048, LORA),
-    "tinyllama-lora-compiled": Row("tinyllama", 8, 2048, [*LORA, "--compile"]),
-    "llama70b-4": Row("llama70b-60layers", 1, 4096, [*FSDP, "--pure_bf16", "--low_cpu_fsdp"], nproc=4),
-    "llama70b-8": Row("llama70b", 1, 4096, [*FSDP, "--pure_bf16", "--low_cpu_fsdp"], nproc=8),
+    "tiny-full": SpeedRow("tiny", 2, 128),
+    "tiny-lora": SpeedRow("tiny", 2, 128, LORA),
+    "tiny-4": SpeedRow("tiny", 2, 128, FSDP, nproc=4),
+    "tinyllama-full": SpeedRow("tinyllama", 8, 2048, ["--pure_bf16"]),
+    "tinyllama-full-compiled": SpeedRow("tinyllama", 8, 2048, COMPILED),
+    "tinyllama-mixed": SpeedRow("tinyllama", 8, 2048),
+    "tinyllama-lora": SpeedRow("tinyllama", 8, 2048, LORA),
+    "tinyllama-lora-compiled": SpeedRow("tinyllama", 8, 2048, [*LORA, "--compile"]),
+    "llama70b-4": SpeedRow("llama70b-60layers", 1, 4096, [*FSDP, "--pure_bf16", "--low_cpu_fsdp"], nproc=4),
+    "llama70b-8": SpeedRow("llama70b", 1, 4096, [*FSDP, "--pure_bf16", "--low_cpu_fsdp"], nproc=8),
 }
 # Documents as long as SAMSum's, packed; and with the dense attention mask that other tools give them.
-ROWS["tiny-packed"] = Row("tiny", 2, 128, recipe="get_documents")
-ROWS["tinyllama-packed"] = Row("tinyllama", 8, 2048, COMPILED, recipe="get_documents")
+ROWS["tiny-packed"] = SpeedRow("tiny", 2, 128, recipe="get_documents")
+ROWS["tinyllama-packed"] = SpeedRow("tinyllama", 8, 2048, COMPILED, recipe="get_documents")
 ROWS["tinyllama-packed-dense"] = replace(ROWS["tinyllama-packed"], flags=[*COMPILED, "--use_fast_kernels", "False"])
 for ac, flags in CHECKPOINTING.items():
-    ROWS[f"llama8b-full{ac}"] = Row("llama8b", 2, 4096, [*COMPILED, *flags])
-    ROWS[f"llama8b-lora{ac}"] = Row("llama8b", 2, 4096, [*LORA, "--compile", *flags])
+    ROWS[f"llama8b-full{ac}"] = SpeedRow("llama8b", 2, 4096, [*COMPILED, *flags])
+    ROWS[f"llama8b-lora{ac}"] = SpeedRow("llama8b", 2, 4096, [*LORA, "--compile", *flags])
     for strategy, more in STRATEGIES.items():
-        ROWS[f"llama8b-full-4-{strategy}{ac}"] = Row("llama8b", 2, 4096, [*FSDP, *more, "--pure_bf16", *flags], nproc=4)
-    ROWS[f"llama8b-lora-4{ac}"] = Row("llama8b", 2, 4096, [*FSDP, *LORA, *flags], nproc=4)
-    ROWS[f"llama8b-mixed-4{ac}"] = Row("llama8b", 2, 4096, [*FSDP, *flags], nproc=4)
+        ROWS[f"llama8b-full-4-{strategy}{ac}"] = SpeedRow(
+            "llama8b", 2, 4096, [*FSDP, *more, "--pure_bf16", *flags], nproc=4
+        )
+    ROWS[f"llama8b-lora-4{ac}"] = SpeedRow("llama8b", 2, 4096, [*FSDP, *LORA, *flags], nproc=4)
+    ROWS[f"llama8b-mixed-4{ac}"] = SpeedRow("llama8b", 2, 4096, [*FSDP, *flags], nproc=4)
 # QLoRA; the 70B shape as it is, on one GPU and over several.
 QLORA = [*LORA, "--quantization", "4bit"]
 for ac, flags in CHECKPOINTING.items():
-    ROWS[f"llama8b-qlora{ac}"] = Row("llama8b", 2, 4096, [*QLORA, "--compile", *flags])
+    ROWS[f"llama8b-qlora{ac}"] = SpeedRow("llama8b", 2, 4096, [*QLORA, "--compile", *flags])
 SHARDED_QLORA = [*QLORA, *FSDP, "--use_double_quant"]
-ROWS["llama8b-qlora-double"] = Row("llama8b", 2, 4096, [*QLORA, "--compile", "--use_double_quant"])
+ROWS["llama8b-qlora-double"] = SpeedRow("llama8b", 2, 4096, [*QLORA, "--compile", "--use_double_quant"])
 for nproc in (2, 4):
-    ROWS[f"llama8b-qlora-double-{nproc}"] = Row("llama8b", 2, 4096, SHARDED_QLORA, nproc=nproc)
-    ROWS[f"llama70b-qlora-{nproc}"] = Row("llama70b", 1, 4096, SHARDED_QLORA, nproc=nproc)
-ROWS["llama70b-qlora"] = Row("llama70b", 1, 4096, [*QLORA, "--use_double_quant"])
+    ROWS[f"llama8b-qlora-double-{nproc}"] = SpeedRow("llama8b", 2, 4096, SHARDED_QLORA, nproc=nproc)
+    ROWS[f"llama70b-qlora-{nproc}"] = SpeedRow("llama70b", 1, 4096, SHARDED_QLORA, nproc=nproc)
+ROWS["llama70b-qlora"] = SpeedRow("llama70b", 1, 4096, [*QLORA, "--use_double_quant"])
 # What a GPU of 80 GB (74.5 GiB) holds of the 13B shape: not AdamW with its states.
 for name, flags in {
     "adamw": [],
     "sgd": ["--optimizer", "SGD", "--momentum", "0"],
     "adamw-offload": ["--optimizer_cpu_offload"],
 }.items():
-    ROWS[f"llama13b-{name}"] = Row("llama13b", 1, 512, ["--pure_bf16", *flags], gpu_memory_gib=74.5)
+    ROWS[f"llama13b-{name}"] = SpeedRow("llama13b", 1, 512, ["--pure_bf16", *flags], gpu_memory_gib=74.5)
 # What the losses of the rows over four GPUs are compared with: the same global batch on one.
-ROWS["llama8b-full-batch8"] = Row("llama8b", 2, 4096, COMPILED, accumulation=4)
-ROWS["llama8b-lora-batch8"] = Row("llama8b", 2, 4096, [*LORA, "--compile"], accumulation=4)
+ROWS["llama8b-full-batch8"] = SpeedRow("llama8b", 2, 4096, COMPILED, accumulation=4)
+ROWS["llama8b-lora-batch8"] = SpeedRow("llama8b", 2, 4096, [*LORA, "--compile"], accumulation=4)
 # fp32 weights, gradients and moments of 8B parameters are 120 GiB: one GPU needs its moments in host memory.
 OFFLOADED = ["--optimizer_cpu_offload", "--activation_checkpointing", "full"]
-ROWS["llama8b-mixed-batch8"] = Row("llama8b", 2, 4096, ["--compile", *OFFLOADED], accumulation=4)
+ROWS["llama8b-mixed-batch8"] = SpeedRow("llama8b", 2, 4096, ["--compile", *OFFLOADED], accumulation=4)
 SUITES = {
     "packed": ["tinyllama-packed", "tinyllama-packed-dense", "tinyllama-full-compiled"],
     "13b": [name for name in ROWS if name.startswith("llama13b")],
@@ -167,7 +169,7 @@ def make_shape(folder: Path, shape: str) -> None:
     ).save_pretrained(folder)
 
 
-def run(name: str, row: Row, steps: int, extra: list[str], folder: Path, gpu: int | None) -> list[dict[str, Any]]:
+def run(name: str, row: SpeedRow, steps: int, extra: list[str], folder: Path, gpu: int | None) -> list[dict[str, Any]]:
     """The events of one run, or of the one that finished in `folder` before; none where it failed, which is printed.
 
     Args:
@@ -207,7 +209,7 @@ def read_events(run_folder: Path) -> list[dict[str, Any]]:
 
 
 def run_all(
-    names: list[str], rows: dict[str, Row], steps: int, extra: list[str], folder: Path
+    names: list[str], rows: dict[str, SpeedRow], steps: int, extra: list[str], folder: Path
 ) -> dict[str, list[dict[str, Any]]]:
     """Every row's events; rows for one GPU in as many lanes as there are GPUs, the others one after the other."""
     lanes = max(1, torch.cuda.device_count())
@@ -224,7 +226,7 @@ def run_all(
     return events | {n: run(n, rows[n], steps, extra, folder, None) for n in names if n not in alone}
 
 
-def summarise(name: str, row: Row, extra: list[str], events: list[dict[str, Any]]) -> dict[str, str]:
+def summarise(name: str, row: SpeedRow, extra: list[str], events: list[dict[str, Any]]) -> dict[str, str]:
     cells = {"row": name, "GPUs": str(row.nproc), "flags": " ".join(row.flags + extra)}
     if not events:
         return cells | {"tokens/s/GPU": "failed"}
@@ -245,7 +247,7 @@ def summarise(name: str, row: Row, extra: list[str], events: list[dict[str, Any]
     }
 
 
-def compare_losses(names: list[str], rows: dict[str, Row], events: dict[str, list[dict[str, Any]]]) -> list[str]:
+def compare_losses(names: list[str], rows: dict[str, SpeedRow], events: dict[str, list[dict[str, Any]]]) -> list[str]:
     """Per shape, global batch, kind of weights and precision: how far a row's losses are from the first's, at most."""
     lines = []
     groups: dict[tuple[Any, ...], list[str]] = {}
