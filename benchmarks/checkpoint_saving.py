@@ -13,7 +13,7 @@ import tempfile
 from pathlib import Path
 from typing import Any
 
-from benchmarks.training_speed import FSDP, SHAPES, Row, make_shape, run
+from benchmarks.training_speed import FSDP, SHAPES, SpeedRow, make_shape, run
 
 GB = 1e9
 
@@ -46,7 +46,7 @@ def main() -> None:
     parser.add_argument("--length", type=int, default=4096)
     parser.add_argument("--flags", default="--pure_bf16", help="flags of finetuning.py to add, in one string")
     options = parser.parse_args()
-    row = Row(options.shape, 2, options.length, [*FSDP, *options.flags.split(), "--keep_last", "1"], options.nproc)
+    row = SpeedRow(options.shape, 2, options.length, [*FSDP, *options.flags.split(), "--keep_last", "1"], options.nproc)
     tables = []
     with tempfile.TemporaryDirectory() as temporary:
         make_shape(Path(temporary) / options.shape, options.shape)
