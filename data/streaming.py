@@ -202,7 +202,9 @@ class Stream:
         for block in self.sources[index].blocks(number + num_starts):
             for sequence in block:
                 # Copies: a slice of the block's arrays would keep the whole block alive while it waits in the buffer.
-                yield TokenSequence(
-                    sequence.input_ids.copy(), sequence.labels.copy(), global_row(index, sequence.source_row)
+                yield sequence._replace(
+                    input_ids=sequence.input_ids.copy(),
+                    labels=sequence.labels.copy(),
+                    source_row=global_row(index, sequence.source_row),
                 )
             counts.add_checks(block)

@@ -55,11 +55,10 @@ def tokenize_split(examples: SplitExamples, tokenizer: Any, to_spans: ToSpans, *
         return examples.data.map(tokenize, batch_size=STREAM_BATCH_SIZE, **options)
     cache_key = _cache_key(examples, tokenizer, to_spans, [start, end])
     int32_lists = datasets.List(datasets.Value("int32"))
+    work = f"tokenizing {len(examples.data):,} examples of {examples.place}"
     with (
         _held_by_one_process(examples.place, cache_key) as cache_file,
-        nullcontext()
-        if cache_file.exists()
-        else phase(f"tokenizing {len(examples.data):,} examples of {examples.place}"),
+        nullcontext() if cache_file.exists() else phase(work),
     ):
         return examples.data.map(
             tokenize,

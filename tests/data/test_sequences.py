@@ -14,8 +14,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from data.causal_sequences import Truncation, build_sequences
+from data.mixing import join_sequences
 from data.pipeline import load_sequences
+from data.rows import make_rows
 from data.sequences import Sequences, check_token_ids
+from data.streaming import Stream, StreamSource
 from tests.helpers.token_documents import DOCUMENTS, row, to_rows
 from utils.errors import ConfigError
 
@@ -189,3 +192,69 @@ def test_a_function_that_fails_or_returns_nothing_is_refused_by_name() -> None:
     for function in (broken, forgetful):
         with pytest.raises(ConfigError, match=function.__name__):
             load_sequences(function, None, None, "train", split_slice=None, build=BUILD)
+
+
+# Labels of another length than the inputs, as a task with an encoder has them
+
+
+def build_pairs(rows: Any, *, first_row: int = 0, **_: Any) -> Sequences:
+    """Sequences with as many labels as a row holds, whatever its inputs."""
+    rows = list(rows)
+
+    def offsets(name: str) -> np.ndarray:
+        return np.cumsum([0, *(len(row[name]) for row in rows)])
+
+    def flat(name: str) -> np.ndarray:
+        return np.array([token for row in rows for token in row[name]], dtype=np.int32)
+
+    numbers = np.arange(first_row, first_row + len(rows))
+    return Sequences(flat("input_ids"), flat("labels"), offsets("input_ids"), offsets("labels"), numbers)
+
+
+PAIRS = [
+    row([5, 6, 7], [8]),
+    row([9], [10, -100, 11, 12]),
+    row([13, 14], []),
+    row([15, 16, 17, 18], [19, 20]),
+]
+
+
+def as_lists(sequences: Any) -> list[tuple[list[int], list[int], int]]:
+    return [(ids.tolist(), labels.tolist(), number) for ids, labels, number in sequences]
+
+
+def test_labels_may_have_another_length_than_the_inputs_up_to_the_rows_of_a_batch() -> None:
+    sequences = build_pairs(PAIRS)
+    wanted = [(pair["input_ids"], pair["labels"], number) for number, pair in enumerate(PAIRS)]
+    assert as_lists(sequences) == wanted
+    assert sequences.num_label_tokens.tolist() == [1, 3, 0, 2]
+    joined = join_sequences([sequences, build_pairs(PAIRS[:2])])
+    assert as_lists(joined)[:4] == wanted
+    assert [entry[:2] for entry in as_lists(joined)[4:]] == [entry[:2] for entry in wanted[:2]]
+    for strategy in ("packing", "padding"):
+        rows = make_rows(sequences, batching_strategy=strategy, context_length=5)
+        assert sorted(as_lists([s for index in range(len(rows)) for s in rows[index]])) == sorted(wanted)
+
+
+@pytest.mark.parametrize(
+    ("index", "name", "wrong"), [(3, "labels", "row 4: label 99"), (1, "input_ids", "row 2: token id 99")]
+)
+def test_a_wrong_token_is_refused_by_its_own_row_if_labels_have_another_length(
+    index: int, name: str, wrong: str
+) -> None:
+    pairs = [dict(pair) for pair in PAIRS]
+    pairs[index][name] = [99, *pairs[index][name]]
+    with pytest.raises(ConfigError, match=wrong):
+        check_token_ids(build_pairs(pairs), 50, "train")
+
+
+@pytest.mark.parametrize("packing", [True, False], ids=["packing", "padding"])
+def test_a_stream_carries_labels_of_another_length(packing: bool) -> None:
+    source = StreamSource("a", lambda *_: PAIRS, None, None, "train", build_pairs, 50)
+    stream = Stream((source,), (), seed=0, shuffle_buffer_size=3, packing=packing, context_length=5, num_steps=9)
+    found: list[Any] = []
+    for rows, _ in stream.steps(1):
+        found += as_lists([sequence for row in rows for sequence in row])
+        if len(found) == len(PAIRS):
+            break
+    assert sorted(found) == sorted(as_lists(build_pairs(PAIRS)))
