@@ -66,10 +66,10 @@ def turn_end_ids(tokenizer: Any) -> list[int]:
     """The token that ends the assistant's turn in training; it need not be the tokenizer's end token."""
     turns = [{"role": "user", "content": "a"}, {"role": "assistant", "content": "b"}]
     try:
-        learned = [span.text for span in chat_spans(turns, None, tokenizer) if span.has_loss]
+        answers = [span.text for span in chat_spans(turns, None, tokenizer) if span.has_loss]
     except BadExample:
         return []
-    return tokenizer.encode(learned[-1], add_special_tokens=False)[-1:]
+    return tokenizer.encode(answers[-1], add_special_tokens=False)[-1:]
 
 
 def load(path: Path, base: str | None) -> tuple[Any, Any, Task]:
