@@ -1,11 +1,11 @@
-"""How fast rows are read, packed and handed to training, on documents as long as SAMSum's, without a model.
+"""How fast sequences as long as SAMSum's are read, packed and loaded, without a model.
 
     python -m benchmarks.data_loading
     python -m benchmarks.data_loading --documents 50000 --row-length 4096 --workers 0 2 --seconds 10
 
-Documents are already tokenised, in Arrow columns, as a Hugging Face dataset keeps them. Every line of the table is one
-loader of one rank: tokens/s that the training loop could take from it, without counting the first step, which starts
-the workers. Nothing else should run on the machine; one rank needs a core, and each of its workers another.
+The sequences are already tokenised, in the Arrow columns of a Hugging Face dataset. Each line of the table is the
+loader of one rank: the tokens/s that the training loop can take from it, without the first step, which starts the
+workers. Nothing else should run on the machine. A rank needs one core, and each of its workers another.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ from utils.units import GIB
 
 
 def samsum_like(num_documents: int) -> datasets.Dataset:
-    """Random tokens in documents of lognormal length, median 150 tokens, the last fifth of each learned."""
+    """Random tokens in sequences of lognormal length with median 150; the last fifth of each are label tokens."""
     generator = np.random.default_rng(0)
     lengths = samsum_like_lengths(generator, num_documents, longest=2048)
     offsets = np.concatenate([[0], np.cumsum(lengths)])
@@ -48,7 +48,7 @@ def samsum_like(num_documents: int) -> datasets.Dataset:
 
 
 def timed(what: str, function: Callable[[], Any]) -> Any:
-    """Print the seconds that a step took and the process's memory after it."""
+    """Call `function`; print the seconds that it took and the process's memory after it."""
     started = time.perf_counter()
     result = function()
     seconds, resident = time.perf_counter() - started, psutil.Process().memory_info().rss / GIB
@@ -57,7 +57,7 @@ def timed(what: str, function: Callable[[], Any]) -> Any:
 
 
 def tokens_per_second(loader: StepLoader, seconds: float) -> float:
-    """Tokens without padding that an epoch gives, for so many seconds or to its end."""
+    """Tokens per second without padding, over an epoch or the given number of seconds."""
     steps = loader.epoch(0)
     next(steps)
     num_tokens, started = 0, time.perf_counter()
@@ -81,7 +81,7 @@ def main() -> None:
     dataset = samsum_like(arguments.documents)
     length = arguments.row_length
     examples = timed("read", lambda: build_sequences(dataset, name="benchmark", context_length=length))
-    print(f"{len(examples):,} documents, {len(examples.input_ids):,} tokens")
+    print(f"{len(examples):,} sequences, {len(examples.input_ids):,} tokens")
     width = PaddedWidth(8, length)
     for strategy in ("packing", "padding"):
         rows = timed(strategy, partial(make_rows, examples, batching_strategy=strategy, context_length=length))

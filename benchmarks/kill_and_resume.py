@@ -1,12 +1,12 @@
-"""Kill a run again and again, resume it each time, and compare it with one that was left alone.
+"""Kill a run again and again, resume it each time, and compare it with an uninterrupted run.
 
     python -m benchmarks.kill_and_resume --kills 20 [--ranks 2] [--seed 0] [--folder F] [flags of finetuning.py]
 
 Trains a tiny model with a checkpoint after every step. Every rank gets SIGKILL: in every second launch while a
-checkpoint is being written, in the others at any moment, loading included. After each kill every folder that holds
-COMPLETE must hold what COMPLETE lists, and no more work may be lost than the step in progress and the one being saved.
-In the end losses, gradient norms, learning rates and weights must be those of the run that was left alone, bit for bit.
-Prints a table; exit status 1 where anything of this does not hold.
+checkpoint is being written, in the others at any moment, loading included. After each kill, each folder with COMPLETE
+must hold the files that COMPLETE lists, and no more work may be lost than the step in progress and the one being saved.
+In the end losses, gradient norms, learning rates and weights must equal those of the uninterrupted run, bit for bit.
+Prints a table; the exit status is 1 if any of this fails.
 """
 
 from __future__ import annotations
@@ -25,16 +25,16 @@ import zlib
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import psutil
 
 from benchmarks.launch import SCRIPT, free_port
+from benchmarks.measurements import train_events
 from tools.make_tiny_model import make_tiny_model
 
 LIMIT_SECONDS = 300
 COMPARED = ("step", "epoch", "loss", "grad_norm", "lr", "num_label_tokens", "num_tokens")
-RECIPE = """
+DATASET_FUNCTION = """
 import random
 
 def get_rows(dataset_config, tokenizer, split):
@@ -45,22 +45,22 @@ def get_rows(dataset_config, tokenizer, split):
 
 
 class Unsound(Exception):
-    """A checkpoint, or a resumed run, is not what it must be."""
+    """A checkpoint or a resumed run is wrong."""
 
 
 @dataclass
 class Kill:
-    """What one launch left when it was killed."""
+    """The state of a run when it was killed."""
 
     where: str
-    trained_step: int  # the last that metrics.jsonl holds
+    trained_step: int  # the last one in metrics.jsonl
     saved_step: int  # of the newest complete checkpoint
     num_complete: int
     writing: bool  # a checkpoint was half written
 
 
 class Ranks:
-    """The command on so many ranks, without a launcher, which would end what a kill has left."""
+    """The command on several ranks, without a launcher, which would clean up after a kill."""
 
     def __init__(self, flags: Sequence[str], world_size: int, log: Path) -> None:
         variables = os.environ | {"OMP_NUM_THREADS": "1", "TOKENIZERS_PARALLELISM": "false"}
@@ -75,23 +75,23 @@ class Ranks:
             ]
 
     def wait_until(self, condition: Callable[[], bool]) -> None:
-        """Look every millisecond.
+        """Poll `condition` every millisecond.
 
         Raises:
-            Unsound: where the run ends first.
+            Unsound: if the run ends first.
         """
         deadline = time.monotonic() + LIMIT_SECONDS
         while not condition():
             if time.monotonic() > deadline or any(process.poll() is not None for process in self.started):
                 self.kill()
-                raise Unsound(f"a launch ended, or hung, before it was to be killed; see {self.log}")
+                raise Unsound(f"a launch ended or hung before it could be killed; see {self.log}")
             time.sleep(0.001)
 
     def kill(self) -> None:
-        """SIGKILL to every rank.
+        """Send SIGKILL to every rank.
 
         Raises:
-            Unsound: where a process that a rank had started stays.
+            Unsound: if a child process of a rank survives.
         """
         ranks = [psutil.Process(process.pid) for process in self.started if process.poll() is None]
         workers = [worker for rank in ranks for worker in rank.children(recursive=True)]
@@ -101,24 +101,17 @@ class Ranks:
             process.wait()
         _gone, alive = psutil.wait_procs(workers, timeout=30)
         if alive:
-            raise Unsound(f"processes stay after their rank was killed: {alive}")
+            raise Unsound(f"processes survive although their rank was killed: {alive}")
 
     def finish(self) -> None:
-        """
+        """Wait for the end of the run.
+
         Raises:
-            Unsound: where a rank does not end with status 0.
+            Unsound: if a rank does not exit with status 0.
         """
         statuses = [process.wait(LIMIT_SECONDS) for process in self.started]
         if any(statuses):
             raise Unsound(f"the run ended with {statuses}; see {self.log}")
-
-
-def train_events(run: Path) -> list[dict[str, Any]]:
-    """The lines of training steps; a last line that a kill has torn is none."""
-    path = run / "metrics.jsonl"
-    lines = path.read_text().splitlines(keepends=True) if path.exists() else []
-    events = [json.loads(line) for line in lines if line.endswith("\n")]
-    return [event for event in events if event["event"] == "train"]
 
 
 def last_trained(run: Path) -> int:
@@ -127,34 +120,34 @@ def last_trained(run: Path) -> int:
 
 
 def newest_written(run: Path) -> int:
-    """The highest step whose checkpoint is being written now, or 0."""
+    """The highest step whose checkpoint is being written, or 0."""
     found = (run / "checkpoints").glob("step-*.incomplete")
     return max((int(re.sub(r"\D", "", path.name)) for path in found), default=0)
 
 
 def check_checkpoints(run: Path) -> list[int]:
-    """The steps of the folders that hold COMPLETE, each verified.
+    """Verify all checkpoints with COMPLETE, and return their steps.
 
     Raises:
-        Unsound: where one does not hold what it lists.
+        Unsound: if a checkpoint differs from what COMPLETE lists.
     """
     steps = []
     for complete in sorted((run / "checkpoints").glob("step-*/COMPLETE")):
         if complete.parent.suffix == ".incomplete":
-            continue  # about to get its name: not a checkpoint yet
-        for name, facts in json.loads(complete.read_text())["files"].items():
+            continue  # not renamed yet, so not a checkpoint
+        for name, listed in json.loads(complete.read_text())["files"].items():
             data = (complete.parent / name).read_bytes()
-            if {"bytes": len(data), "crc32": f"{zlib.crc32(data):08x}"} != facts:
+            if {"bytes": len(data), "crc32": f"{zlib.crc32(data):08x}"} != listed:
                 raise Unsound(f"{complete.parent / name} is not what COMPLETE lists")
         steps.append(int(complete.parent.name.removeprefix("step-")))
     return steps
 
 
 def launch_and_kill(flags: Sequence[str], run: Path, world_size: int, in_save: bool, draw: random.Random) -> Kill:
-    """One launch, killed; what it left is checked.
+    """Launch the run, kill it, and check what it left.
 
     Raises:
-        Unsound: where it does not hold.
+        Unsound: if a check fails.
     """
     before = last_trained(run)
     ranks = Ranks(flags, world_size, run.parent / "killed.log")
@@ -178,9 +171,10 @@ def launch_and_kill(flags: Sequence[str], run: Path, world_size: int, in_save: b
 
 
 def compare(whole: Path, killed: Path) -> None:
-    """
+    """Compare two runs.
+
     Raises:
-        Unsound: where the two runs differ in a step's figures or in a byte of the weights.
+        Unsound: if they differ in a step's figures or in a byte of the weights.
     """
     ours, theirs = (
         [{name: event[name] for name in COMPARED} for event in train_events(run)] for run in (killed, whole)
@@ -197,15 +191,16 @@ def compare(whole: Path, killed: Path) -> None:
 
 
 def kill_and_resume(options: argparse.Namespace, given: Sequence[str], folder: Path) -> None:
-    """
+    """Run the benchmark in `folder`.
+
     Raises:
-        Unsound: where anything does not hold.
+        Unsound: if a check fails.
     """
     draw, num_steps = random.Random(options.seed), 10 * options.kills + 10
     model = make_tiny_model(folder / "tiny", vocab_size=600, hidden_size=32, intermediate_size=64)
-    recipe = folder / "recipe.py"
-    recipe.write_text(RECIPE.format(num_rows=num_steps * options.ranks // 2))  # so that there are two epochs
-    flags = ["--model_name", str(model), "--dataset", f"{recipe}:get_rows", "--batching_strategy", "padding"]
+    dataset = folder / "dataset.py"
+    dataset.write_text(DATASET_FUNCTION.format(num_rows=num_steps * options.ranks // 2))  # gives two epochs
+    flags = ["--model_name", str(model), "--dataset", f"{dataset}:get_rows", "--batching_strategy", "padding"]
     flags += ["--batch_size_training", "1", "--num_epochs", "2", "--run_validation", "False", "--lr", "1e-2"]
     flags += ["--save_every_steps", "1", "--resume", "auto", "--enable_fsdp", *given, "--output_dir"]
     whole, killed = folder / "whole", folder / "killed"
@@ -221,7 +216,8 @@ def kill_and_resume(options: argparse.Namespace, given: Sequence[str], folder: P
     check_checkpoints(killed)
     compare(whole, killed)
     print(
-        f"{num_steps} steps on {options.ranks} rank(s), {options.kills} kills: equal to the run left alone, bit for bit"
+        f"{num_steps} steps on {options.ranks} rank(s), {options.kills} kills: "
+        "equal to the uninterrupted run, bit for bit"
     )
 
 
@@ -237,7 +233,7 @@ def main() -> int:
     try:
         kill_and_resume(options, given, folder)
     except Unsound as error:
-        print(f"error: {error}; all of it is in {folder}", file=sys.stderr)
+        print(f"error: {error}; everything is in {folder}", file=sys.stderr)
         return 1
     if options.folder is None:
         shutil.rmtree(folder)

@@ -1,4 +1,4 @@
-"""Starts finetuning.py for a benchmark: in one process, or by torchrun in several."""
+"""Start finetuning.py for a benchmark, in one process or with torchrun in several."""
 
 from __future__ import annotations
 
@@ -31,22 +31,22 @@ def launch(
     by_torchrun: bool = False,
     before_script: Sequence[str] = (),
 ) -> str:
-    """Run it to its end.
+    """Run finetuning.py to its end.
 
-    With more processes than GPUs, several processes share each: NCCL refuses that on one machine, so they run as
-    several machines' (torchrun `--nnodes`), which all see the same GPUs. Losses and memory are those of as many GPUs;
-    speed is not, since what crosses machines goes through sockets.
+    With more processes than GPUs, several processes share each GPU. NCCL refuses that on one machine, so they run as if
+    on several machines (torchrun `--nnodes`) that all see the same GPUs. Losses and memory are those of as many GPUs;
+    speed is not, because data between "machines" goes through sockets.
 
     Args:
-        environment: variables beside those that there are.
-        by_torchrun: one process too.
-        before_script: arguments of python that come before finetuning.py; for one process.
-
-    Raises:
-        ValueError: where the processes cannot be shared out evenly, or torchrun is given `before_script`.
+        environment: additional variables.
+        by_torchrun: use torchrun for one process too.
+        before_script: arguments of python before finetuning.py; for one process only.
 
     Returns:
-        What it printed last, where it failed; else nothing.
+        The end of its output if it failed, else an empty string.
+
+    Raises:
+        ValueError: if the processes cannot be divided evenly, or torchrun is given `before_script`.
     """
     num_gpus = torch.cuda.device_count()
     num_parts = -(-nproc // num_gpus) if num_gpus else 1
@@ -81,7 +81,7 @@ def _torchrun(nproc: int) -> list[str]:
 
 
 def free_port() -> int:
-    """A port of this machine that nobody listened on a moment ago."""
+    """A port of this machine that was free a moment ago."""
     with socket.socket() as listener:
         listener.bind(("127.0.0.1", 0))
         return int(listener.getsockname()[1])

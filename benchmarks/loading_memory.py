@@ -1,10 +1,10 @@
-"""Host memory that loading takes: a bf16 checkpoint into fp32 shards on several CPU processes.
+"""Host memory for loading: bf16 weights into fp32 shards on several CPU processes.
 
     python -m benchmarks.loading_memory --nproc 4
 
-Prints, for each way to load, the most anonymous (private) memory that all processes held together at one time above
-what they held after their imports, the sharded model included. One copy is the model's weights in fp32. Pages of the
-files are mapped, belong to the page cache and are not counted.
+Prints, for each way to load, the peak of the anonymous (private) memory of all processes together, above that after
+their imports. The sharded model is included. One copy is the model's weights in fp32. Mapped pages of files belong to
+the page cache and are not counted.
 """
 
 from __future__ import annotations
@@ -12,7 +12,6 @@ from __future__ import annotations
 import argparse
 import json
 import os
-import re
 import subprocess
 import sys
 import tempfile
@@ -24,6 +23,7 @@ import torch
 import torch.distributed as dist
 from transformers import AutoModelForCausalLM, LlamaConfig
 
+from benchmarks.measurements import anonymous_bytes
 from configs.flags import parse_flags
 from policies.activation_checkpointing import checkpointing_mode
 from policies.apply_policies import adapt_model, shard_and_fill
@@ -42,7 +42,7 @@ WAYS = {
     "--low_cpu_fsdp": ["--enable_fsdp", "--low_cpu_fsdp"],
     "without the flag": ["--enable_fsdp"],
     "--use_peft --quantization 4bit": ["--enable_fsdp", "--use_peft", "--quantization", "4bit"],
-    "from_pretrained on every rank, then sharded": None,  # what a plain script does
+    "from_pretrained on every rank, then sharded": None,  # as in a plain script
 }
 SHAPES: dict[str, dict[str, Any]] = {
     "500m": {
@@ -62,18 +62,8 @@ SHAPES: dict[str, dict[str, Any]] = {
 }
 
 
-def anonymous_bytes(pid: int) -> int:
-    """Private memory of a process, without pages of files; 0 where it has ended."""
-    try:
-        status = Path(f"/proc/{pid}/status").read_text()
-    except OSError:
-        return 0
-    found = re.search(r"RssAnon:\s+(\d+) kB", status)
-    return int(found[1]) * 1024 if found else 0
-
-
 def load(way: str, model: str) -> None:
-    """Load the model in this process, one of several, as the given way does."""
+    """Load the model in one of several processes, in the given way."""
     flags, env = WAYS[way], read_environment()
     config = parse_flags(["--model_name", model, *(flags or ["--enable_fsdp"])])
     precision, _ = resolve_precision(config.train_config, config.fsdp_config, env.device)
@@ -101,14 +91,14 @@ def load(way: str, model: str) -> None:
 
 
 def work(way: str, model: str, folder: Path) -> None:
-    """One process: note its memory after its imports, load, note the seconds."""
+    """Run in each process: write its memory after the imports to `folder`, load, write the seconds."""
     env = read_environment()
     start_process_group(env)
     pid = os.getpid()
     (folder / f"{pid}.tmp").write_text(str(anonymous_bytes(pid)))
     (folder / f"{pid}.tmp").rename(folder / f"{pid}.baseline")
     dist.barrier()
-    time.sleep(1)  # for the parent to see every file
+    time.sleep(1)  # until the parent has seen every file
     started = time.perf_counter()
     load(way, model)
     dist.barrier()
@@ -120,7 +110,7 @@ def work(way: str, model: str, folder: Path) -> None:
 
 
 def measure(way: str, model: Path, nproc: int) -> tuple[float, float]:
-    """Peak of all processes together above their baselines, in bytes, and the seconds to load."""
+    """The peak of all processes together above their baselines in bytes, and the seconds to load."""
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc_per_node", str(nproc)]

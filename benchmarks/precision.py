@@ -1,11 +1,11 @@
-"""Every precision x full, LoRA and QLoRA x one GPU, FSDP2 and DDP: losses beside fp32's, and peak memory, as a table.
+"""Losses compared with fp32's, and peak memory, of every precision, adapter (none, LoRA, QLoRA) and layout.
 
     python -m benchmarks.precision --shape tinyllama --nproc 4
 
-First a model of the shape is trained from random weights on the samples, so that what is compared is a model that knows
-its task and not noise; then every row fine-tunes it for 50 steps on the same rows. Since only losses and memory are
-measured, several runs share the GPUs, and, with fewer GPUs than --nproc, several processes of one run
-(benchmarks/launch.py). `loss` is the mean of the last five steps.
+A model of the shape is first trained from random weights on the sample dialogues, so that the comparison is not about
+noise. Then every combination fine-tunes it for 50 steps on the same rows. Only losses and memory are measured, so
+several runs share the GPUs. With fewer GPUs than --nproc, several processes of one run do too (benchmarks/launch.py).
+`loss` is the mean of the last five steps.
 """
 
 from __future__ import annotations
@@ -23,7 +23,8 @@ from typing import Any
 import torch
 
 from benchmarks.launch import ROOT, launch
-from benchmarks.training_speed import SHAPES, make_shape, read_events
+from benchmarks.measurements import read_events, train_events
+from benchmarks.shapes import SHAPES, make_shape
 
 PRECISIONS = {
     "fp32": ["--mixed_precision", "False"],
@@ -57,7 +58,7 @@ LAST = 5
 
 
 @dataclass(frozen=True)
-class PrecisionRow:
+class Combination:
     precision: str
     method: str
     layout: str
@@ -68,7 +69,7 @@ class PrecisionRow:
 
 
 def train_base(folder: Path, shape: str, steps: int) -> Path:
-    """The model that all rows start from."""
+    """Train the model that all combinations start from."""
     make_shape(folder / "shape", shape)
     flags = ["--model_name", str(folder / "shape"), "--random_weights", "--output_dir", str(folder / "base"), *DATA]
     flags += ["--batch_size_training", "8", "--max_train_step", str(steps), "--lr", "2e-4", "--warmup_steps", "10"]
@@ -77,7 +78,7 @@ def train_base(folder: Path, shape: str, steps: int) -> Path:
     failure = launch(flags, 1)
     if failure:
         sys.exit(f"training the base failed\n{failure}")
-    losses = [event["loss"] for event in read_events(folder / "base") if event["event"] == "train"]
+    losses = [event["loss"] for event in train_events(folder / "base")]
     print(f"base: loss {losses[0]:.3f} -> {statistics.mean(losses[-LAST:]):.3f} after {steps} steps", flush=True)
     return folder / "base" / "model"
 
@@ -92,11 +93,9 @@ def main() -> None:
     parser.add_argument("--layouts", nargs="+", choices=list(LAYOUTS), default=list(LAYOUTS))
     parser.add_argument("--at_once", type=int, default=4, help="runs that share the GPUs")
     options = parser.parse_args()
-    rows = [PrecisionRow("fp32", method, "one GPU") for method in options.methods]  # what the others are compared with
+    rows = [Combination("fp32", method, "one GPU") for method in options.methods]  # the baseline
     wanted = product(options.methods, options.layouts, PRECISIONS)
-    rows += [
-        PrecisionRow(precision, method, layout) for method, layout, precision in wanted if is_of(precision, method)
-    ]
+    rows += [Combination(precision, method, layout) for method, layout, precision in wanted if is_of(precision, method)]
     measure(
         list(dict.fromkeys(rows)),
         shape=options.shape,
@@ -107,8 +106,8 @@ def main() -> None:
     )
 
 
-def measure(rows: list[PrecisionRow], *, shape: str, nproc: int, steps: int, base_steps: int, at_once: int) -> None:
-    """Run them and print the table; arguments as the flags of these names."""
+def measure(rows: list[Combination], *, shape: str, nproc: int, steps: int, base_steps: int, at_once: int) -> None:
+    """Run all combinations and print the table. The arguments are those of the flags."""
     num_gpus = torch.cuda.device_count()
     with tempfile.TemporaryDirectory() as temporary:
         base = train_base(Path(temporary), shape, base_steps)
@@ -129,9 +128,9 @@ def measure(rows: list[PrecisionRow], *, shape: str, nproc: int, steps: int, bas
             print(f"{row.method} | {row.layout} | {row.precision}: {loss:.4f}, {peak:.2f} GiB", flush=True)
             return events
 
-        found: dict[PrecisionRow, list[dict[str, Any]]] = {}
-        # Processes that share a GPU take turns there, and wait for each other in theirs: five such runs at once moved
-        # fewer bytes per second than one alone did.
+        found: dict[Combination, list[dict[str, Any]]] = {}
+        # Processes that share a GPU take turns on it, so the ranks of a run wait for each other: five such runs at once
+        # moved fewer bytes per second than a single one.
         for several in (False, True):
             chosen = [index for index, row in enumerate(rows) if (row.layout != "one GPU") == several]
             num_at_once = 1 if several and nproc > num_gpus > 0 else at_once
@@ -140,13 +139,13 @@ def measure(rows: list[PrecisionRow], *, shape: str, nproc: int, steps: int, bas
     print("\n| | | " + " | ".join(f"{p} loss | vs fp32 | peak GiB" for p in PRECISIONS) + " |")
     print("|---" * (2 + 3 * len(PRECISIONS)) + "|")
     for method, layout in dict.fromkeys((row.method, row.layout) for row in rows):
-        wanted = mean_loss(found[PrecisionRow("fp32", method, "one GPU")])
-        cells = [cell(found.get(PrecisionRow(precision, method, layout)), wanted) for precision in PRECISIONS]
+        wanted = mean_loss(found[Combination("fp32", method, "one GPU")])
+        cells = [cell(found.get(Combination(precision, method, layout)), wanted) for precision in PRECISIONS]
         print(f"| {method} | {layout} | " + " | ".join(cells) + " |")
 
 
 def cell(events: list[dict[str, Any]] | None, wanted: float) -> str:
-    """Three columns; `events` is None for a row that was not asked for, and empty for one that failed."""
+    """Three columns; `events` is None for a combination that was not run, and empty for one that failed."""
     if not events:
         return " | |" if events is None else "failed | |"
     loss = mean_loss(events)
@@ -154,7 +153,7 @@ def cell(events: list[dict[str, Any]] | None, wanted: float) -> str:
 
 
 def is_of(precision: str, method: str) -> bool:
-    """Adapters are trained in fp32: nothing is lost that Kahan summation could keep."""
+    """Whether the combination makes sense: adapters are in fp32, so Kahan summation has nothing to keep."""
     return "Kahan" not in precision or method == "full"
 
 

@@ -1,11 +1,10 @@
-"""Memory and speed of QLoRA from a checkpoint on disk, beside TRL's on the same folder.
+"""Memory and speed of QLoRA on weights from disk, compared with TRL on the same folder.
 
     python -m benchmarks.qlora --shape llama8b
 
-Makes a checkpoint of random bf16 weights of the shape (16 GB for llama8b), then fine-tunes it in 4 bits with LoRA r=8
-on q_proj and v_proj, with and without activation checkpointing; one row on each GPU that there is. `host GiB` is the
-most private memory that a process had while it ran, pages of files not counted. Needs trl and liger-kernel for the
-peer's rows.
+Writes random bf16 weights of the shape (16 GB for llama8b), then fine-tunes them in 4 bits with LoRA r=8 on q_proj and
+v_proj, with and without activation checkpointing, one row per GPU at a time. `host GiB` is the peak of a process's
+private memory, without pages of files. TRL's rows need trl and liger-kernel.
 """
 
 from __future__ import annotations
@@ -31,15 +30,15 @@ import yaml
 from transformers import AutoConfig, AutoModelForCausalLM
 
 from benchmarks.launch import ROOT
-from benchmarks.loading_memory import anonymous_bytes
-from benchmarks.training_speed import SHAPES, WARMUP_STEPS, make_shape, read_events
+from benchmarks.measurements import WARMUP_STEPS, anonymous_bytes, read_events
+from benchmarks.shapes import SHAPES, make_shape
 from utils.units import GIB
 
 CHECKPOINTING = ("off", "full")
 
 
 def make_checkpoint(folder: Path, shape: str) -> float:
-    """A folder with weights; returns its size in GB."""
+    """Write a model folder with random weights; returns their size in GB."""
     make_shape(folder, shape)
     device = "cuda" if torch.cuda.is_available() else "cpu"
     with torch.device(device):
@@ -52,7 +51,7 @@ def make_checkpoint(folder: Path, shape: str) -> float:
 
 
 def watched(command: list[str], environment: dict[str, str]) -> tuple[str, int, float]:
-    """Run it: what it printed, its exit status, and the most private memory that one of its processes had, in GiB."""
+    """Run a command; returns its output, its exit status, and the peak private memory of a process in GiB."""
     peak = 0
     with tempfile.TemporaryFile("w+") as output:
         process = psutil.Popen(command, stdout=output, stderr=subprocess.STDOUT, env=os.environ | environment)

@@ -1,8 +1,8 @@
-"""QLoRA as TRL's SFTTrainer does it, with Liger's kernels: what benchmarks/qlora.py measures beside finetuning.py.
+"""QLoRA by TRL's SFTTrainer with Liger's kernels; benchmarks/qlora.py compares finetuning.py with it.
 
     python -m benchmarks.qlora_peer MODEL_FOLDER --length 4096 --micro_batch 2 --steps 12
 
-Needs trl and liger-kernel. Prints one JSON object: peak GiB allocated, and the median tokens/s after warm-up.
+Needs trl and liger-kernel. Prints one JSON object with the peak GiB allocated and the median tokens/s after warm-up.
 """
 
 from __future__ import annotations
@@ -21,11 +21,11 @@ import torch
 import trl
 from transformers import AutoModelForCausalLM, AutoTokenizer, BitsAndBytesConfig, TrainerCallback
 
-from benchmarks.training_speed import WARMUP_STEPS
+from benchmarks.measurements import WARMUP_STEPS
 
 
 class StepTimes(TrainerCallback):
-    """When each step began and ended, with all work on the GPU done."""
+    """Measures the seconds of each step, with all work on the GPU done."""
 
     def __init__(self) -> None:
         self.seconds: list[float] = []

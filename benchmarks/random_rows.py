@@ -1,4 +1,4 @@
-"""Recipes for speed and memory runs: random tokens, every one learned, `NUM_ROWS` times `ROW_LENGTH` of them.
+"""Dataset functions for benchmarks: `NUM_ROWS` x `ROW_LENGTH` random tokens, all of them labels.
 
 finetuning.py ... --dataset benchmarks/random_rows.py:get_rows         (ROW_LENGTH=2048 NUM_ROWS=512 by default)
 finetuning.py ... --dataset benchmarks/random_rows.py:get_documents
@@ -13,14 +13,14 @@ import numpy as np
 
 
 def get_rows(dataset_config: Any, tokenizer: Any, split: str) -> list[dict[str, np.ndarray]]:
-    """Rows of one exact length, the same in every process."""
+    """Sequences of one exact length, the same in every process."""
     length, count = _size()
     rows = np.random.default_rng(0).integers(3, len(tokenizer), size=(count, length))
     return [{"input_ids": row, "labels": row} for row in rows]
 
 
 def get_documents(dataset_config: Any, tokenizer: Any, split: str) -> list[dict[str, np.ndarray]]:
-    """As many tokens in documents as long as SAMSum's."""
+    """The same number of tokens in sequences as long as SAMSum's."""
     length, count = _size()
     generator = np.random.default_rng(0)
     lengths = samsum_like_lengths(generator, count * length // 150, longest=length)
@@ -30,7 +30,7 @@ def get_documents(dataset_config: Any, tokenizer: Any, split: str) -> list[dict[
 
 
 def samsum_like_lengths(generator: np.random.Generator, count: int, *, longest: int) -> np.ndarray:
-    """Half of them below 150 tokens, one in a hundred above 1,000: int64 [count]."""
+    """Random lengths: half of them below 150 tokens, one in a hundred above 1,000; int64 [count]."""
     return np.clip(generator.lognormal(np.log(150), 0.8, count), 4, longest).astype(np.int64)
 
 

@@ -1,11 +1,11 @@
-"""Host memory and speed of streaming: a JSONL file larger than memory should be through the loader of a run.
+"""Host memory and speed of streaming a JSONL file that is larger than memory should be.
 
     python -m benchmarks.streaming_memory --gib 5 [--num_workers 1] [--minutes 10] [--other_bytes 8000]
 
-Writes a file of random dialogues, with a column of `other_bytes` that is read and not trained on, to a temporary
-folder, and reads it in another process as a run with --streaming does: tokenised, shuffled in the buffer, packed.
-Prints the most anonymous (private) memory that this process and its reading process held together above what they held
-after their imports, and how fast rows came. No model is there.
+Writes a file of random dialogues to a temporary folder, with a column of `other_bytes` that training does not use.
+Reads it in another process like a run with --streaming: tokenised, shuffled in the buffer, packed. Prints the peak of
+the anonymous (private) memory of that process and its workers, above that after the imports, and how fast rows came.
+There is no model.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ TINY: dict[str, Any] = {"hidden_size": 32, "intermediate_size": 64, "num_layers"
 
 
 def write_dialogues(path: Path, num_bytes: int, other_bytes: int) -> int:
-    """So many bytes of random dialogues (lengths lognormal, as those of SAMSum are); returns their number."""
+    """Write `num_bytes` of random dialogues with lognormal lengths like SAMSum's; returns their number."""
     rng = np.random.default_rng(0)
     words = np.array(SAMPLES.read_text(encoding="utf-8").split())
     lengths = np.clip(rng.lognormal(np.log(90), 0.7, size=TEXTS), 10, 1200).astype(int)
@@ -61,7 +61,7 @@ def write_dialogues(path: Path, num_bytes: int, other_bytes: int) -> int:
 
 
 def read(options: argparse.Namespace) -> None:
-    """The reading process: say "ready" after the imports, read one pass or as long as allowed, print the figures."""
+    """Run in the reading process: print "ready" after the imports, read for a pass or some minutes, print figures."""
     print("ready", flush=True)
     sys.stdin.readline()
     flags = ["--model_name", options.model, "--dataset", "samsum_dataset", "--streaming", "--norun_validation"]

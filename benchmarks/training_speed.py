@@ -3,16 +3,16 @@
     python -m benchmarks.training_speed --rows tinyllama-full tinyllama-lora
     python -m benchmarks.training_speed --rows layouts
 
-Every row is one command, printed before it runs; tokens/s is the median over the steps after warm-up, what is held is
-of one rank after backward. Rows for one GPU run side by side, one on each GPU that there is. Rows of one global batch
-see the same tokens at each step: their losses are compared with those of the first of them. With --output_dir the run
-folders are kept, and rows that finished there are read instead of run again: the table can be made in several calls.
+Each row is one command, which is printed before it runs. Tokens/s is the median over the steps after warm-up. Held
+memory is that of one rank after backward. Rows for one GPU run side by side, one on each GPU. Rows of the same global
+batch see the same tokens at each step, so their losses are compared with those of the first such row. With --output_dir
+the run folders are kept, and rows that finished there are read instead of run again, so a table can be made in several
+calls.
 """
 
 from __future__ import annotations
 
 import argparse
-import json
 import statistics
 import tempfile
 from concurrent.futures import ThreadPoolExecutor
@@ -21,54 +21,11 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from transformers import LlamaConfig
 
 from benchmarks.launch import ROOT, launch
-from tools.make_tiny_model import make_tiny_model
+from benchmarks.measurements import WARMUP_STEPS, read_events
+from benchmarks.shapes import make_shape
 
-WARMUP_STEPS = 5
-SHAPES: dict[str, dict[str, Any]] = {
-    "tiny": {"hidden_size": 64, "intermediate_size": 128, "num_hidden_layers": 2, "num_attention_heads": 4},
-    # TinyLlama-1.1B (Zhang et al., 2024), from its published config.json
-    "tinyllama": {
-        "hidden_size": 2048,
-        "intermediate_size": 5632,
-        "num_hidden_layers": 22,
-        "num_attention_heads": 32,
-        "num_key_value_heads": 4,
-        "vocab_size": 32000,
-    },
-    # Llama-3.1-8B (Meta, 2024), from its published config.json
-    "llama8b": {
-        "hidden_size": 4096,
-        "intermediate_size": 14336,
-        "num_hidden_layers": 32,
-        "num_attention_heads": 32,
-        "num_key_value_heads": 8,
-        "vocab_size": 128256,
-        "rope_theta": 500000.0,
-    },
-    # Llama-2-13B (Meta, 2023), from its published config.json
-    "llama13b": {
-        "hidden_size": 5120,
-        "intermediate_size": 13824,
-        "num_hidden_layers": 40,
-        "num_attention_heads": 40,
-        "num_key_value_heads": 40,
-        "vocab_size": 32000,
-    },
-    # Llama-3.1-70B (Meta, 2024), from its published config.json
-    "llama70b": {
-        "hidden_size": 8192,
-        "intermediate_size": 28672,
-        "num_hidden_layers": 80,
-        "num_attention_heads": 64,
-        "num_key_value_heads": 8,
-        "vocab_size": 128256,
-        "rope_theta": 500000.0,
-    },
-}
-SHAPES["llama70b-60layers"] = SHAPES["llama70b"] | {"num_hidden_layers": 60}
 LORA = ["--use_peft"]
 
 
@@ -82,15 +39,15 @@ runpy.run_path(sys.argv[0], run_name="__main__")
 
 
 @dataclass(frozen=True)
-class SpeedRow:
+class Workload:
     shape: str
     micro_batch: int
     length: int
     flags: list[str] = field(default_factory=list)
     nproc: int = 1
     accumulation: int = 1
-    recipe: str = "get_rows"
-    gpu_memory_gib: float | None = None  # let one process have no more, as if its GPU were smaller
+    dataset_function: str = "get_rows"  # of benchmarks/random_rows.py
+    gpu_memory_gib: float | None = None  # limit of the allocator, as if the GPU were smaller
 
     @property
     def global_batch(self) -> int:
@@ -106,53 +63,53 @@ STRATEGIES = {
 }
 CHECKPOINTING = {"": ["--activation_checkpointing", "off"], "-ac": ["--activation_checkpointing", "full"]}
 ROWS = {
-    "tiny-full": SpeedRow("tiny", 2, 128),
-    "tiny-lora": SpeedRow("tiny", 2, 128, LORA),
-    "tiny-4": SpeedRow("tiny", 2, 128, FSDP, nproc=4),
-    "tinyllama-full": SpeedRow("tinyllama", 8, 2048, ["--pure_bf16"]),
-    "tinyllama-full-compiled": SpeedRow("tinyllama", 8, 2048, COMPILED),
-    "tinyllama-mixed": SpeedRow("tinyllama", 8, 2048),
-    "tinyllama-lora": SpeedRow("tinyllama", 8, 2048, LORA),
-    "tinyllama-lora-compiled": SpeedRow("tinyllama", 8, 2048, [*LORA, "--compile"]),
-    "llama70b-4": SpeedRow("llama70b-60layers", 1, 4096, [*FSDP, "--pure_bf16", "--low_cpu_fsdp"], nproc=4),
-    "llama70b-8": SpeedRow("llama70b", 1, 4096, [*FSDP, "--pure_bf16", "--low_cpu_fsdp"], nproc=8),
+    "tiny-full": Workload("tiny", 2, 128),
+    "tiny-lora": Workload("tiny", 2, 128, LORA),
+    "tiny-4": Workload("tiny", 2, 128, FSDP, nproc=4),
+    "tinyllama-full": Workload("tinyllama", 8, 2048, ["--pure_bf16"]),
+    "tinyllama-full-compiled": Workload("tinyllama", 8, 2048, COMPILED),
+    "tinyllama-mixed": Workload("tinyllama", 8, 2048),
+    "tinyllama-lora": Workload("tinyllama", 8, 2048, LORA),
+    "tinyllama-lora-compiled": Workload("tinyllama", 8, 2048, [*LORA, "--compile"]),
+    "llama70b-4": Workload("llama70b-60layers", 1, 4096, [*FSDP, "--pure_bf16", "--low_cpu_fsdp"], nproc=4),
+    "llama70b-8": Workload("llama70b", 1, 4096, [*FSDP, "--pure_bf16", "--low_cpu_fsdp"], nproc=8),
 }
-# Documents as long as SAMSum's, packed; and with the dense attention mask that other tools give them.
-ROWS["tiny-packed"] = SpeedRow("tiny", 2, 128, recipe="get_documents")
-ROWS["tinyllama-packed"] = SpeedRow("tinyllama", 8, 2048, COMPILED, recipe="get_documents")
+# Sequences as long as SAMSum's, packed; and with the dense attention mask that other tools use.
+ROWS["tiny-packed"] = Workload("tiny", 2, 128, dataset_function="get_documents")
+ROWS["tinyllama-packed"] = Workload("tinyllama", 8, 2048, COMPILED, dataset_function="get_documents")
 ROWS["tinyllama-packed-dense"] = replace(ROWS["tinyllama-packed"], flags=[*COMPILED, "--use_fast_kernels", "False"])
 for ac, flags in CHECKPOINTING.items():
-    ROWS[f"llama8b-full{ac}"] = SpeedRow("llama8b", 2, 4096, [*COMPILED, *flags])
-    ROWS[f"llama8b-lora{ac}"] = SpeedRow("llama8b", 2, 4096, [*LORA, "--compile", *flags])
+    ROWS[f"llama8b-full{ac}"] = Workload("llama8b", 2, 4096, [*COMPILED, *flags])
+    ROWS[f"llama8b-lora{ac}"] = Workload("llama8b", 2, 4096, [*LORA, "--compile", *flags])
     for strategy, more in STRATEGIES.items():
-        ROWS[f"llama8b-full-4-{strategy}{ac}"] = SpeedRow(
+        ROWS[f"llama8b-full-4-{strategy}{ac}"] = Workload(
             "llama8b", 2, 4096, [*FSDP, *more, "--pure_bf16", *flags], nproc=4
         )
-    ROWS[f"llama8b-lora-4{ac}"] = SpeedRow("llama8b", 2, 4096, [*FSDP, *LORA, *flags], nproc=4)
-    ROWS[f"llama8b-mixed-4{ac}"] = SpeedRow("llama8b", 2, 4096, [*FSDP, *flags], nproc=4)
-# QLoRA; the 70B shape as it is, on one GPU and over several.
+    ROWS[f"llama8b-lora-4{ac}"] = Workload("llama8b", 2, 4096, [*FSDP, *LORA, *flags], nproc=4)
+    ROWS[f"llama8b-mixed-4{ac}"] = Workload("llama8b", 2, 4096, [*FSDP, *flags], nproc=4)
+# QLoRA; the whole 70B shape, on one GPU and over several.
 QLORA = [*LORA, "--quantization", "4bit"]
 for ac, flags in CHECKPOINTING.items():
-    ROWS[f"llama8b-qlora{ac}"] = SpeedRow("llama8b", 2, 4096, [*QLORA, "--compile", *flags])
+    ROWS[f"llama8b-qlora{ac}"] = Workload("llama8b", 2, 4096, [*QLORA, "--compile", *flags])
 SHARDED_QLORA = [*QLORA, *FSDP, "--use_double_quant"]
-ROWS["llama8b-qlora-double"] = SpeedRow("llama8b", 2, 4096, [*QLORA, "--compile", "--use_double_quant"])
+ROWS["llama8b-qlora-double"] = Workload("llama8b", 2, 4096, [*QLORA, "--compile", "--use_double_quant"])
 for nproc in (2, 4):
-    ROWS[f"llama8b-qlora-double-{nproc}"] = SpeedRow("llama8b", 2, 4096, SHARDED_QLORA, nproc=nproc)
-    ROWS[f"llama70b-qlora-{nproc}"] = SpeedRow("llama70b", 1, 4096, SHARDED_QLORA, nproc=nproc)
-ROWS["llama70b-qlora"] = SpeedRow("llama70b", 1, 4096, [*QLORA, "--use_double_quant"])
-# What a GPU of 80 GB (74.5 GiB) holds of the 13B shape: not AdamW with its states.
+    ROWS[f"llama8b-qlora-double-{nproc}"] = Workload("llama8b", 2, 4096, SHARDED_QLORA, nproc=nproc)
+    ROWS[f"llama70b-qlora-{nproc}"] = Workload("llama70b", 1, 4096, SHARDED_QLORA, nproc=nproc)
+ROWS["llama70b-qlora"] = Workload("llama70b", 1, 4096, [*QLORA, "--use_double_quant"])
+# The 13B shape on a GPU of 80 GB (74.5 GiB), which has no room for AdamW's states.
 for name, flags in {
     "adamw": [],
     "sgd": ["--optimizer", "SGD", "--momentum", "0"],
     "adamw-offload": ["--optimizer_cpu_offload"],
 }.items():
-    ROWS[f"llama13b-{name}"] = SpeedRow("llama13b", 1, 512, ["--pure_bf16", *flags], gpu_memory_gib=74.5)
-# What the losses of the rows over four GPUs are compared with: the same global batch on one.
-ROWS["llama8b-full-batch8"] = SpeedRow("llama8b", 2, 4096, COMPILED, accumulation=4)
-ROWS["llama8b-lora-batch8"] = SpeedRow("llama8b", 2, 4096, [*LORA, "--compile"], accumulation=4)
+    ROWS[f"llama13b-{name}"] = Workload("llama13b", 1, 512, ["--pure_bf16", *flags], gpu_memory_gib=74.5)
+# The same global batch on one GPU, for comparison with the losses over four GPUs.
+ROWS["llama8b-full-batch8"] = Workload("llama8b", 2, 4096, COMPILED, accumulation=4)
+ROWS["llama8b-lora-batch8"] = Workload("llama8b", 2, 4096, [*LORA, "--compile"], accumulation=4)
 # fp32 weights, gradients and moments of 8B parameters are 120 GiB: one GPU needs its moments in host memory.
 OFFLOADED = ["--optimizer_cpu_offload", "--activation_checkpointing", "full"]
-ROWS["llama8b-mixed-batch8"] = SpeedRow("llama8b", 2, 4096, ["--compile", *OFFLOADED], accumulation=4)
+ROWS["llama8b-mixed-batch8"] = Workload("llama8b", 2, 4096, ["--compile", *OFFLOADED], accumulation=4)
 SUITES = {
     "packed": ["tinyllama-packed", "tinyllama-packed-dense", "tinyllama-full-compiled"],
     "13b": [name for name in ROWS if name.startswith("llama13b")],
@@ -160,27 +117,18 @@ SUITES = {
 }
 
 
-def make_shape(folder: Path, shape: str) -> None:
-    """A folder with the shape's config.json and any tokenizer; it holds no weights."""
-    make_tiny_model(folder, vocab_size=600, hidden_size=32, num_layers=1)
-    (folder / "model.safetensors").unlink()
-    LlamaConfig(
-        **({"max_position_embeddings": 8192} | SHAPES[shape]), architectures=["LlamaForCausalLM"]
-    ).save_pretrained(folder)
-
-
-def run(name: str, row: SpeedRow, steps: int, extra: list[str], folder: Path, gpu: int | None) -> list[dict[str, Any]]:
-    """The events of one run, or of the one that finished in `folder` before; none where it failed, which is printed.
+def run(name: str, row: Workload, steps: int, extra: list[str], folder: Path, gpu: int | None) -> list[dict[str, Any]]:
+    """The events of one run, or of an earlier one that finished in `folder`; empty if it failed, which is printed.
 
     Args:
-        gpu: the one to run on, for rows of one; None leaves them all visible.
+        gpu: the GPU to run on; None leaves all of them visible.
     """
     model, output = folder / row.shape, folder / f"run-{name}"
     before = read_events(output)
     if before and before[-1].get("status") == "finished":
         return before
     flags = ["--model_name", str(model), "--random_weights", "--output_dir", str(output), "--overwrite"]
-    flags += ["--dataset", f"{ROOT}/benchmarks/random_rows.py:{row.recipe}", "--run_validation", "False"]
+    flags += ["--dataset", f"{ROOT}/benchmarks/random_rows.py:{row.dataset_function}", "--run_validation", "False"]
     flags += ["--context_length", str(row.length), "--batch_size_training", str(row.micro_batch)]
     flags += ["--gradient_accumulation_steps", str(row.accumulation)]
     flags += ["--max_train_step", str(steps), "--num_epochs", "100", "--save_model", "False"]
@@ -203,15 +151,10 @@ def run(name: str, row: SpeedRow, steps: int, extra: list[str], folder: Path, gp
     return events
 
 
-def read_events(run_folder: Path) -> list[dict[str, Any]]:
-    metrics = run_folder / "metrics.jsonl"
-    return [json.loads(line) for line in metrics.read_text().splitlines()] if metrics.exists() else []
-
-
 def run_all(
-    names: list[str], rows: dict[str, SpeedRow], steps: int, extra: list[str], folder: Path
+    names: list[str], rows: dict[str, Workload], steps: int, extra: list[str], folder: Path
 ) -> dict[str, list[dict[str, Any]]]:
-    """Every row's events; rows for one GPU in as many lanes as there are GPUs, the others one after the other."""
+    """The events of every row. Rows for one GPU share the GPUs; the others run one after the other."""
     lanes = max(1, torch.cuda.device_count())
     for shape in {rows[name].shape for name in names}:
         if not (folder / shape).exists():
@@ -226,7 +169,7 @@ def run_all(
     return events | {n: run(n, rows[n], steps, extra, folder, None) for n in names if n not in alone}
 
 
-def summarise(name: str, row: SpeedRow, extra: list[str], events: list[dict[str, Any]]) -> dict[str, str]:
+def summarise(name: str, row: Workload, extra: list[str], events: list[dict[str, Any]]) -> dict[str, str]:
     cells = {"row": name, "GPUs": str(row.nproc), "flags": " ".join(row.flags + extra)}
     if not events:
         return cells | {"tokens/s/GPU": "failed"}
@@ -247,8 +190,8 @@ def summarise(name: str, row: SpeedRow, extra: list[str], events: list[dict[str,
     }
 
 
-def compare_losses(names: list[str], rows: dict[str, SpeedRow], events: dict[str, list[dict[str, Any]]]) -> list[str]:
-    """Per shape, global batch, kind of weights and precision: how far a row's losses are from the first's, at most."""
+def compare_losses(names: list[str], rows: dict[str, Workload], events: dict[str, list[dict[str, Any]]]) -> list[str]:
+    """The largest difference from the first row's losses, per shape, global batch, kind of weights and precision."""
     lines = []
     groups: dict[tuple[Any, ...], list[str]] = {}
     for name in names:
@@ -267,10 +210,10 @@ def compare_losses(names: list[str], rows: dict[str, SpeedRow], events: dict[str
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--rows", nargs="+", choices=sorted([*ROWS, *SUITES]), required=True)
-    parser.add_argument("--nproc", type=int, help="processes, instead of those of the row")
+    parser.add_argument("--nproc", type=int, help="processes, instead of the row's number")
     parser.add_argument("--steps", type=int, default=30)
     parser.add_argument("--flags", default="", help="flags of finetuning.py to add to every row, in one string")
-    parser.add_argument("--output_dir", help="keep the run folders here, and read those that are there already")
+    parser.add_argument("--output_dir", help="keep run folders here, and read those of finished rows")
     options = parser.parse_args()
     names = [name for asked in options.rows for name in SUITES.get(asked, [asked])]
     rows = {name: replace(ROWS[name], nproc=options.nproc or ROWS[name].nproc) for name in names}

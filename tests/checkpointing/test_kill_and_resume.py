@@ -16,4 +16,4 @@ def test_a_run_that_is_killed_and_resumed_is_the_run_left_alone(ranks: str, flag
     words = [sys.executable, "-m", "benchmarks.kill_and_resume", "--kills", "2", "--ranks", ranks]
     ended = subprocess.run([*words, *flags], cwd=ROOT, capture_output=True, text=True, check=False)
     assert ended.returncode == 0, ended.stderr
-    assert "2 kills: equal to the run left alone, bit for bit" in ended.stdout
+    assert "2 kills: equal to the uninterrupted run, bit for bit" in ended.stdout

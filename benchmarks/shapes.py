@@ -1,0 +1,62 @@
+"""Models by the names of their shapes, with random weights or none."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+from transformers import LlamaConfig
+
+from tools.make_tiny_model import make_tiny_model
+
+SHAPES: dict[str, dict[str, Any]] = {
+    "tiny": {"hidden_size": 64, "intermediate_size": 128, "num_hidden_layers": 2, "num_attention_heads": 4},
+    # TinyLlama-1.1B (Zhang et al., 2024), from its published config.json
+    "tinyllama": {
+        "hidden_size": 2048,
+        "intermediate_size": 5632,
+        "num_hidden_layers": 22,
+        "num_attention_heads": 32,
+        "num_key_value_heads": 4,
+        "vocab_size": 32000,
+    },
+    # Llama-3.1-8B (Meta, 2024), from its published config.json
+    "llama8b": {
+        "hidden_size": 4096,
+        "intermediate_size": 14336,
+        "num_hidden_layers": 32,
+        "num_attention_heads": 32,
+        "num_key_value_heads": 8,
+        "vocab_size": 128256,
+        "rope_theta": 500000.0,
+    },
+    # Llama-2-13B (Meta, 2023), from its published config.json
+    "llama13b": {
+        "hidden_size": 5120,
+        "intermediate_size": 13824,
+        "num_hidden_layers": 40,
+        "num_attention_heads": 40,
+        "num_key_value_heads": 40,
+        "vocab_size": 32000,
+    },
+    # Llama-3.1-70B (Meta, 2024), from its published config.json
+    "llama70b": {
+        "hidden_size": 8192,
+        "intermediate_size": 28672,
+        "num_hidden_layers": 80,
+        "num_attention_heads": 64,
+        "num_key_value_heads": 8,
+        "vocab_size": 128256,
+        "rope_theta": 500000.0,
+    },
+}
+SHAPES["llama70b-60layers"] = SHAPES["llama70b"] | {"num_hidden_layers": 60}
+
+
+def make_shape(folder: Path, shape: str) -> None:
+    """Write a model folder with the shape's config.json and some tokenizer, but no weights."""
+    make_tiny_model(folder, vocab_size=600, hidden_size=32, num_layers=1)
+    (folder / "model.safetensors").unlink()
+    LlamaConfig(
+        **({"max_position_embeddings": 8192} | SHAPES[shape]), architectures=["LlamaForCausalLM"]
+    ).save_pretrained(folder)
