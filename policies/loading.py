@@ -105,7 +105,7 @@ def grow_embeddings(model: Any, needed: int, *, use_peft: bool) -> list[str]:
     """Give the model embeddings for tokens that it does not have. It never shrinks.
 
     Args:
-        needed: rows that the tokenizer needs (`data.tokenizer.num_rows_needed`).
+        needed: rows that the tokenizer needs (`data.tokenizer_loading.num_rows_needed`).
 
     Returns:
         Lines to print.

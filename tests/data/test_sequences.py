@@ -19,6 +19,7 @@ from data.pipeline import load_sequences
 from data.rows import make_rows
 from data.sequences import Sequences, check_token_ids
 from data.streaming import Stream, StreamSource
+from data.user_collator import with_collator
 from tests.helpers.token_documents import DOCUMENTS, row, to_rows
 from utils.errors import ConfigError
 
@@ -180,6 +181,17 @@ def test_split_slice_keeps_a_number_of_rows_or_a_share(num_rows: int, split_slic
 
 def test_split_slice_cuts_a_hugging_face_dataset_the_same_way() -> None:
     assert take(818, "1%", hugging_face=True).input_ids.tolist() == take(818, "1%").input_ids.tolist()
+
+
+def test_a_function_with_a_parameter_split_slice_cuts_by_itself_also_under_a_collator() -> None:
+    def function(dataset_config: Any, tokenizer: Any, split: str, split_slice: str | None = None) -> Any:
+        assert split_slice == "50%"
+        return [row([5, 6]), row([7, 8])]
+
+    as_it_is = with_collator(function, lambda tokenizer: lambda rows: {name: [rows[0][name]] for name in rows[0]})
+    for cuts_itself in (function, as_it_is):
+        sequences = load_sequences(cuts_itself, None, None, "train", split_slice="50%", build=BUILD)
+        assert [ids.tolist() for ids, _, _ in sequences] == [[5, 6], [7, 8]], "not cut again"
 
 
 def test_a_function_that_fails_or_returns_nothing_is_refused_by_name() -> None:
