@@ -14,7 +14,7 @@ import torch
 from peft import PeftModel
 from safetensors.torch import load_file
 from tqdm import tqdm
-from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
+from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer, T5Config, T5ForConditionalGeneration
 
 from checkpointing.exporting import safetensors_file
 from checkpointing.exporting.model_source import open_source
@@ -267,6 +267,19 @@ def test_without_checkpoints_a_runs_model_is_taken(tiny_model: Path, tmp_path: P
     (tmp_path / "run/run.yaml").write_text("settings: {}\n")
     folder = export(tmp_path / "run", tmp_path / "out", "--dtype", "bf16", "--verify")
     assert torch.equal(logits(load_plain(folder)), logits(load_plain(tiny_model, torch.bfloat16).float()))
+
+
+def test_a_folder_of_another_kind_of_model_comes_out_too(tiny_model: Path, tmp_path: Path) -> None:
+    """It is built with the class that its config.json names."""
+    sizes = {"vocab_size": 600, "d_model": 32, "d_kv": 8, "d_ff": 64, "num_layers": 2, "num_heads": 4}
+    model = T5ForConditionalGeneration(T5Config(**sizes))
+    model.save_pretrained(tmp_path / "model")
+    AutoTokenizer.from_pretrained(tiny_model).save_pretrained(tmp_path / "model")
+    export(tmp_path / "model", tmp_path / "out", "--dtype", "bf16")
+    found, wanted = (load_file(tmp_path / name / "model.safetensors") for name in ("out", "model"))
+    assert found.keys() == wanted.keys()
+    assert all(torch.equal(found[name], tensor.bfloat16()) for name, tensor in wanted.items())
+    assert json.loads((tmp_path / "out/config.json").read_text())["architectures"] == ["T5ForConditionalGeneration"]
 
 
 # The page
