@@ -40,7 +40,8 @@ from reporting.run_description import describe_run, start_event
 from reporting.run_folder import checkpoint_root, create_run_folder
 from reporting.run_lock import RunLock
 from reporting.run_reporter import RunReporter
-from reporting.summary import print_for_people, start_table, start_warnings
+from reporting.start_table import start_table, start_warnings
+from reporting.tables import print_for_people
 from reporting.trackers import open_trackers
 from supervision.watchdog import Watchdog
 from tasks.task import Task, find_task

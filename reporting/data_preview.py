@@ -1,4 +1,4 @@
-"""A look at the data before anything is trained on it: one sample as the model will see it, and the figures."""
+"""Shows the data before anything is trained on it: one sample as the model will see it, and figures."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from data.padding import PaddedWidth, padding_share
 from data.pipeline import RunData
 from data.rows import Rows
 from data.sequences import Sequences
-from reporting.summary import print_for_people, table_of
+from reporting.tables import print_for_people, table_of
 from utils.environment import Environment
 
 SHOWN_TOKENS = 1000  # of a longer sample its beginning and its end are shown
@@ -35,8 +35,8 @@ def preview_data(
         width: how wide a training batch is; its limit is that of a row.
 
     Returns:
-        The section `data` of run.yaml: figures of both splits, a validation split that is not there being None, and the
-        first training sample as text.
+        The section `data` of run.yaml: figures of both splits (None without validation), and the first training sample
+        as text.
     """
     pieces = sample_pieces(data.train, tokenizer)
     train: dict[str, Any] = {"streamed": True, "num_samples": None, "num_rows": None}
@@ -61,14 +61,14 @@ def preview_data(
 
 @dataclass(frozen=True)
 class Piece:
-    """Tokens one after the other that are all learned, or all not, as text."""
+    """The text of consecutive tokens that are all in the loss, or all not."""
 
     text: str
     is_learned: bool
 
 
 def sample_pieces(examples: Sequences, tokenizer: Any) -> list[Piece]:
-    """The first sample as text, special tokens included; what cannot be shown is U+FFFD."""
+    """The first sample as text, with special tokens. Characters that cannot be shown become U+FFFD."""
     ids, learned = examples[0].input_ids, examples[0].labels != IGNORE_INDEX
     if len(ids) <= SHOWN_TOKENS:
         return list(_pieces(tokenizer, ids, learned))
@@ -89,8 +89,8 @@ def _pieces(tokenizer: Any, ids: np.ndarray, learned: np.ndarray) -> Iterator[Pi
     ends = [*(np.flatnonzero(np.diff(learned)) + 1).tolist(), len(ids)]
     start = 0
     for end in ends:
-        # Decoded from the start, since spaces and characters of several tokens depend on what precedes them; a
-        # character that is not complete here (U+FFFD) belongs to the next piece.
+        # Decoded from the start, since spaces and characters of several tokens depend on what precedes them. A
+        # character that is incomplete here (U+FFFD) belongs to the next piece.
         stop = len(text) if end == len(ids) else max(start, min(len(text), len(decode(end).rstrip("\ufffd"))))
         shown = "".join(c if c.isprintable() or c in "\n\t" else "\ufffd" for c in text[start:stop])
         yield Piece(shown, bool(learned[end - 1]))
@@ -98,17 +98,17 @@ def _pieces(tokenizer: Any, ids: np.ndarray, learned: np.ndarray) -> Iterator[Pi
 
 
 def marked(pieces: list[Piece]) -> str:
-    """For files and logs."""
+    """The text for files and logs, its label tokens between marks."""
     return "".join(f"[learned]{piece.text}[/learned]" if piece.is_learned else piece.text for piece in pieces)
 
 
 def coloured(pieces: list[Piece]) -> Text:
-    """For terminals: what is learned is bold and green."""
+    """The text for terminals, its label tokens bold and green."""
     return Text.assemble(*((piece.text, "bold green" if piece.is_learned else "") for piece in pieces))
 
 
 def split_figures(examples: Sequences, documents: np.ndarray | None = None) -> dict[str, Any]:
-    """What a split holds and what was cut or left out; lengths are tokens of a sample.
+    """What a split holds, and what was cut or left out. Lengths are tokens of a sample.
 
     Args:
         documents: which of them an epoch holds, where not each of them once.
@@ -129,7 +129,7 @@ def split_figures(examples: Sequences, documents: np.ndarray | None = None) -> d
 
 
 def row_figures(rows: Rows, layout: BatchLayout, width: PaddedWidth, *, seed: int) -> dict[str, float]:
-    """How full the training rows are: the `fill` of packed rows, the `padding_share` of the first epoch's batches."""
+    """How full the training rows are: `fill` of packed rows, `padding_share` of the first epoch's batches."""
     lengths = rows.lengths
     if rows.packed:
         return {"fill": round(float(lengths.sum() / (len(rows) * width.limit)), 4)}
@@ -139,7 +139,7 @@ def row_figures(rows: Rows, layout: BatchLayout, width: PaddedWidth, *, seed: in
 
 
 def figures_table(data: dict[str, Any]) -> Table:
-    """What the start table does not say: learned tokens, lengths, and how full the rows are."""
+    """What the start table does not say: label tokens, lengths, and how full the rows are."""
     splits = {name: figures for name, figures in data.items() if figures and not figures.get("streamed")}
     rows = {
         "learned": "\n".join(f"{name} {_learned(figures)}" for name, figures in splits.items()),

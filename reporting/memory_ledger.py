@@ -1,8 +1,8 @@
 """The memory ledger: what holds a rank's memory at the four phases of a step.
 
-No thread and no polling: the run calls `record` at a phase, on the few steps that are observed. On a GPU the
-allocator knows what is allocated, but for paged optimizer states, which count as host memory; on CPU there is none to
-ask, so "allocated" is the process's resident memory, and "other" then includes the interpreter and its libraries.
+It needs no thread and no polling: the run calls `record` at each phase of the few steps that are observed. On a GPU the
+allocator knows what is allocated, except paged optimizer states, which count as host memory. On CPU there is no
+allocator to ask: "allocated" is the process's resident memory, and "other" includes the interpreter and its libraries.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ PHASES = ("before_forward", "after_forward", "after_backward", "after_optimizer_
 
 
 def local_bytes(tensors: Iterable[torch.Tensor | None]) -> dict[str, int]:
-    """Bytes that this rank holds, by device type; a storage that several tensors share counts once."""
+    """The bytes that this rank holds, by device type. A storage that several tensors share counts once."""
     seen: set[tuple[str, int]] = set()
     totals = {"cpu": 0, "cuda": 0}
     for tensor in tensors:
@@ -46,10 +46,10 @@ def optimizer_tensors(optimizer: Optimizer) -> Iterable[torch.Tensor]:
 
 
 class MemoryLedger:
-    """Collects one rank's figures; `take` hands them over as `memory` events without step and rank."""
+    """Collects one rank's figures. `take` returns them as `memory` events without step and rank."""
 
     def __init__(self, model: nn.Module, optimizer: Optimizer, device: torch.device) -> None:
-        # Held from the start: while `fully_shard` has a unit gathered, the model names the gathered tensors instead.
+        # Kept from the start: while `fully_shard` has a unit gathered, the model holds the gathered tensors instead.
         self.parameters, self.buffers = list(model.parameters()), list(model.buffers())
         self.optimizer, self.device = optimizer, device
         self.active = False
@@ -57,11 +57,11 @@ class MemoryLedger:
         self._allocated_before_forward = 0
 
     def observe(self, active: bool) -> None:
-        """Whether the coming step is recorded."""
+        """Say whether the next step is recorded."""
         self.active = active
 
     def record(self, phase: str) -> None:
-        """Note the memory at one of PHASES; does nothing on steps that are not observed."""
+        """Note the memory at one of PHASES, if this step is observed."""
         if not self.active:
             return
         kind = self.device.type
@@ -94,11 +94,11 @@ class MemoryLedger:
         return entries
 
     def peak_gib(self) -> float:
-        """The most this rank has had allocated so far."""
+        """The most memory that this rank has had allocated so far."""
         return self._allocator()[1] / GIB
 
     def _allocator(self) -> tuple[int, int, float, int]:
-        """Bytes allocated now, at most, and reserved; and how often the allocator had to free its cache and retry."""
+        """The bytes allocated now, at most, and reserved; and how often the allocator freed its cache and retried."""
         if self.device.type == "cuda":
             stats = torch.cuda.memory_stats(self.device)
             return (
@@ -113,5 +113,5 @@ class MemoryLedger:
 
 
 def is_observed_step(step: int, *, last_of_epoch: bool) -> bool:
-    """Steps 1, 2, multiples of 50 and the last of an epoch; counted from 1."""
+    """Whether memory is recorded in this step: 1, 2, multiples of 50, and the last of an epoch."""
     return step <= 2 or step % 50 == 0 or last_of_epoch

@@ -21,7 +21,7 @@ from reporting.run_yaml import add_to_run_yaml
 from utils.distributed import sum_on_host
 from utils.environment import Environment
 
-WAIT, WARMUP, ACTIVE = 1, 2, 3  # steps, as llama-recipes documents them
+WAIT, WARMUP, ACTIVE = 1, 2, 3  # in steps, as llama-recipes documents them
 
 StepRecorder = Callable[[int, BatchCounts], AbstractContextManager[None]]
 """recorder(step, counts): a context for one optimizer step, steps counted from 1. Every rank enters all of them."""
@@ -54,14 +54,14 @@ def trace_folder(tracking: TrackingConfig, folder: Path) -> Path:
 
 
 def num_steps_needed(tracking: TrackingConfig) -> int:
-    """Optimizer steps that a run must have for what it was asked to record; 0 where that is nothing."""
+    """How many optimizer steps a run needs for what it is to record; 0 if that is nothing."""
     if tracking.flop_counter:
         return tracking.flop_counter_start
     return WAIT + WARMUP + ACTIVE + 1 if tracking.use_profiler else 0
 
 
 class _FlopRecorder:
-    """Counts the first step from `start` on, once."""
+    """Counts one step: the first that is `start` or later."""
 
     def __init__(
         self, start: int, env: Environment, folder: Path, flops: FlopFormula, say: Callable[[str], None]
@@ -95,7 +95,7 @@ class _FlopRecorder:
 
 
 class _TraceRecorder:
-    """One trace per rank, of the first steps after waiting and warm-up, then nothing more."""
+    """Writes one trace per rank, of the first steps after waiting and warm-up."""
 
     def __init__(self, folder: Path, env: Environment, say: Callable[[str], None]) -> None:
         self.folder, self.env, self.say, self.num_steps = folder, env, say, 0
@@ -121,7 +121,7 @@ class _TraceRecorder:
         try:
             yield
         except BaseException:
-            self._stop()  # what was recorded before the failure is written
+            self._stop()  # writes what was recorded before the failure
             raise
         self.num_steps += 1
         self.profiler.step()
@@ -137,18 +137,18 @@ class _TraceRecorder:
 
 
 def _left_whole() -> dict[Any, Callable[..., int]]:
-    """Operators that FlopCounterMode would take apart, with more memory and other rounding, if they were not named.
+    """Formulas (0 FLOPs) for operators that FlopCounterMode would otherwise decompose.
 
-    They are those of a model that have a kernel of their own beside a composite one.
+    Decomposed, they need more memory and round differently. They have a kernel of their own beside a composite one.
     """
     return dict.fromkeys((torch.ops.aten.silu_backward.default, torch.ops.aten.mish_backward.default), lambda *_: 0)
 
 
 def attention_formulas() -> dict[Any, Callable[..., int]]:
-    """What FlopCounterMode should use for the fused attention kernels, by operator.
+    """The formulas that FlopCounterMode should use for the fused attention kernels, by operator.
 
-    Its own formulas know no kernel of the CPU, fail on grouped heads before torch 2.13, and count the half of a causal
-    product that the kernels leave out.
+    Its own formulas know no CPU kernel, fail on grouped heads before torch 2.13, and count the half of a causal product
+    that the kernels leave out.
     """
     aten = torch.ops.aten
     kernels = [
@@ -169,7 +169,7 @@ def _attention_formula(kernel: Any) -> Callable[..., int]:
     is_backward = "backward" in str(kernel)
 
     def count(*args: Any, out_shape: Any = None, **kwargs: Any) -> int:
-        """FLOPs of one call; tensors come as their shapes, [batch, heads, seq, head_dim]."""
+        """FLOPs of one call. Tensors are given as their shapes, [batch, heads, seq, head_dim]."""
         given = dict(zip(names, args, strict=False)) | kwargs
         batch, heads, num_queries, width = given["query"]
         num_keys, value_width = given["key"][2], given["value"][3]

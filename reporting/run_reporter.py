@@ -29,13 +29,14 @@ from typing import Any, Protocol, TypeVar
 
 from configs.tracking import TrackingConfig
 from data.counts import BatchCounts
+from reporting.end_summary import end_summary
 from reporting.llama_recipes_lists import write_metrics_data
 from reporting.log_line import TimeLeft, log_line, perplexity
 from reporting.memory_ledger import MemoryLedger, is_observed_step
 from reporting.metrics_file import MetricsFile
 from reporting.profiling import FlopFormula, StepRecorder
 from reporting.run_yaml import add_to_run_yaml
-from reporting.summary import end_summary, print_for_people
+from reporting.tables import print_for_people
 from utils.distributed import gather_to_all
 from utils.environment import Environment, print_rank_zero
 from utils.progress import phase, progress_bar

@@ -5,8 +5,8 @@ from __future__ import annotations
 import math
 from pathlib import Path
 
+from reporting.end_summary import end_summary
 from reporting.metrics_file import MetricsFile
-from reporting.summary import end_summary
 from reporting.trackers import REQUIREMENTS, Trackers
 from tests.helpers.processes import ROOT
 

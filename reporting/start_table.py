@@ -1,0 +1,165 @@
+"""The table that a person sees before a run's first step. Each line begins with its subject, for eyes and for grep."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from rich.table import Table
+
+from configs.fsdp import FsdpConfig
+from configs.quantization import QuantizationConfig
+from configs.run import RunConfig
+from configs.training import TrainConfig
+from reporting.tables import table_of, value_range
+from utils.environment import Environment
+from utils.units import readable
+
+
+def start_table(
+    config: RunConfig, env: Environment, start: dict[str, Any], resolved: dict[str, Any], description: dict[str, Any]
+) -> Table:
+    """The run in one glance, before its first step.
+
+    Args:
+        start: the `start` event.
+        resolved: what the settings came to on this machine.
+        description: what `reporting.run_description.describe_run` returned.
+    """
+    train, fsdp = config.train_config, config.fsdp_config
+    rows = {
+        "model": _model(train, description["model"]),
+        "trained": _trained(config, description["model"]),
+        "layout": _layout(env, resolved, description["devices"]),
+        "compute": _compute(train, config.quantization_config, resolved),
+        "optimizer": _optimizer(train, fsdp),
+        "devices": "; ".join(_device(group) for group in description["devices"]),
+        "data": f"{train.dataset}: {_data(train, resolved, description['data'])}",
+        "steps": _steps(train, start, resolved, env.world_size),
+        "checkpoints": _checkpoints(train, resolved),
+    }
+    return table_of(rows)
+
+
+def _model(train: TrainConfig, model: dict[str, Any]) -> str:
+    by_dtype = model["num_parameters_by_dtype"]
+    count = f"{model['num_parameters']:,}"
+    dtypes = ", ".join(dtype if len(by_dtype) == 1 else f"{n:,} in {dtype}" for dtype, n in by_dtype.items())
+    random = ", random weights" if train.random_weights else ""
+    return f"{train.model_name} ({model['architecture']}{random}), {count} parameters ({dtypes})"
+
+
+def _trained(config: RunConfig, model: dict[str, Any]) -> str:
+    train, trained, total = config.train_config, model["num_trainable_parameters"], model["num_parameters"]
+    if trained == total:
+        return "all parameters"
+    what = f"{trained:,} parameters, {100 * trained / total:.3g} %"
+    if train.from_peft_checkpoint:
+        return f"{what}: the adapter of {train.from_peft_checkpoint}"
+    return f"{what}: {_adapter(config)}" if train.use_peft else what
+
+
+def _adapter(config: RunConfig) -> str:
+    lora, prompts = config.lora_config, config.llama_adapter_config
+    if config.train_config.peft_method == "llama_adapter":
+        return f"llama_adapter of {prompts.adapter_len} tokens in at most {prompts.adapter_layers} layers"
+    if config.train_config.peft_method == "prefix":
+        return f"prefix of {config.prefix_config.num_virtual_tokens} tokens"
+    kinds = (("rslora", lora.use_rslora), ("dora", lora.use_dora))
+    more = "".join(f" {name}" for name, used in kinds if used)
+    return f"lora{more} r={lora.r} on {', '.join(lora.target_modules)}"
+
+
+def _layout(env: Environment, resolved: dict[str, Any], devices: list[dict[str, Any]]) -> str:
+    copies, ranks = resolved["mesh_shape"]
+    if env.world_size == 1:
+        over = "one process"
+    elif ranks == 1:
+        over = f"{copies} whole copies of the model, one on each rank"
+    elif copies == 1:
+        over = f"one copy of the model over {ranks} ranks"
+    else:
+        over = f"{copies} copies of the model, each over {ranks} ranks"
+    hosts = len({group["host"] for group in devices})
+    return f"{resolved['sharding_strategy']}: {over}, on {hosts} host(s)"
+
+
+def _compute(train: TrainConfig, quantized: QuantizationConfig, resolved: dict[str, Any]) -> str:
+    apart = f" (quantized layers {quantized.compute_dtype})" if quantized.compute_dtype else ""
+    return (
+        f"{resolved['precision']}{apart}, activation checkpointing {resolved['activation_checkpointing']}, "
+        f"{'compiled layers' if train.compile else 'not compiled'}"
+    )
+
+
+def _optimizer(train: TrainConfig, fsdp: FsdpConfig) -> str:
+    schedule = f"{train.scheduler} (gamma {train.gamma:g})" if train.scheduler == "step" else train.scheduler
+    warmup = f" after {train.warmup_steps} steps of warm-up" if train.warmup_steps else ""
+    clips = f"clipping at {train.gradient_clipping_threshold:g}" if train.gradient_clipping else "no clipping"
+    decays = "" if train.decay_norms_and_biases else " (not of norms and biases)"
+    return f"{_name(fsdp)}, lr {train.lr:g} {schedule}{warmup}, weight decay {train.weight_decay:g}{decays}, {clips}"
+
+
+def _name(fsdp: FsdpConfig) -> str:
+    if fsdp.optimizer != "anyprecision":
+        return fsdp.optimizer
+    kahan = ", Kahan summation" if fsdp.use_kahan_summation else ""
+    return f"anyprecision (momentum {fsdp.momentum_dtype}, variance {fsdp.variance_dtype}{kahan})"
+
+
+def _device(group: dict[str, Any]) -> str:
+    ranks = len(group["ranks"])
+    held = f"host memory {value_range(group['host_rss_gib'])} GiB per rank"
+    if "allocated_gib" not in group:
+        return f"{group['device']} on {group['host']}, {group['memory_gib']:g} GiB; after loading {held}"
+    allocated = value_range(group["allocated_gib"])
+    return (
+        f"{ranks} x {group['device']} on {group['host']}, {group['memory_gib']:g} GiB each; "
+        f"after loading {allocated} GiB, {held}"
+    )
+
+
+def _data(train_config: TrainConfig, resolved: dict[str, Any], data: dict[str, Any]) -> str:
+    def split(name: str, part: dict[str, Any]) -> str:
+        return f"{name} {part['num_samples']:,} samples, {part['num_tokens']:,} tokens, {part['num_rows']:,} rows"
+
+    train = "train streamed" if data["train"].get("streamed") else split("train", data["train"])
+    strategy, length = train_config.batching_strategy, resolved["context_length"]
+    validation = split("validation", data["validation"]) if data["validation"] else "no validation"
+    return f"{train}; {validation} ({strategy}, rows of at most {length} tokens)"
+
+
+def _steps(train: TrainConfig, start: dict[str, Any], resolved: dict[str, Any], world_size: int) -> str:
+    streams = start["num_train_rows"] is None
+    epoch = "passes over the stream are said as they end" if streams else f"{start['steps_per_epoch']} per epoch"
+    return (
+        f"{start['num_steps']} ({epoch}) of {resolved['global_batch_size']} rows "
+        f"= {train.batch_size_training} per micro-batch x {resolved['gradient_accumulation_steps']} "
+        f"x {world_size} ranks"
+    )
+
+
+def _checkpoints(train: TrainConfig, resolved: dict[str, Any]) -> str:
+    times = {
+        "at each epoch's end": train.save_every_steps is None,
+        f"every {train.save_every_steps} steps": bool(train.save_every_steps),
+        f"every {train.save_every_minutes:g} minutes": bool(train.save_every_minutes),
+        "at the best evaluation": train.keep_best,
+    }
+    when = [text for text, holds in times.items() if holds]
+    if not when:
+        return "none, but where the run is asked to stop"
+    size = readable(resolved["checkpoint_bytes"])
+    return f"{', '.join(when)}; the last {resolved['keep_last']} are kept, about {size} each"
+
+
+def start_warnings(train: TrainConfig, start: dict[str, Any]) -> list[str]:
+    """Lines on what a user may want to change before waiting for the run."""
+    lines = []
+    if start["num_train_rows"] is not None and start["num_train_rows"] < start["world_size"]:
+        lines.append(
+            f"warning: {start['num_train_rows']} training row(s) for {start['world_size']} ranks: "
+            "some ranks have nothing to do"
+        )
+    if not train.save_model:
+        lines.append("save_model is False: the trained weights will not be kept")
+    return lines

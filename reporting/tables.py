@@ -1,0 +1,37 @@
+"""Prints tables and lines for people, in a terminal and in a log file."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any
+
+from rich.console import Console
+from rich.table import Table
+
+LOG_WIDTH = 110  # a log file has no width of its own
+
+
+def table_of(rows: dict[str, str]) -> Table:
+    """A table of two columns: subjects, and what there is to say about them."""
+    table = Table(box=None, show_header=False, pad_edge=False)
+    table.add_column(style="bold")
+    table.add_column(overflow="fold")
+    for subject, text in rows.items():
+        table.add_row(subject, text)
+    return table
+
+
+def print_for_people(*parts: Any, console: Console | None = None) -> None:
+    """Print tables and lines; in a log file plain and LOG_WIDTH wide."""
+    console = console or Console(highlight=False)
+    if not console.is_terminal:
+        console.width = LOG_WIDTH
+    for part in parts:
+        console.print(part, markup=False, soft_wrap=isinstance(part, str))
+
+
+def value_range(values: Iterable[float], form: str = "g") -> str:
+    """ "3.9 to 4.1", or "4.1" if all are alike."""
+    values = list(values)
+    low, high = (format(value, form) for value in (min(values), max(values)))
+    return low if low == high else f"{low} to {high}"
