@@ -98,12 +98,12 @@ CASES += [
     Case((4, 2, 1), "FULL_SHARD", "lora", "packing", (*FREEZE, *OFFLOAD, *SELECTIVE, *ROOT)),
     Case((2, 1, 4), "FULL_SHARD", "full", "packing", (*FREEZE, *CPU_STEP, *SELECTIVE)),
 ]
-# One of every kind goes through torchrun (or python, for one process).
+# One of every kind goes through torchrun (or python, for one process), two of them in new interpreters, not forks.
+REAL_CASES = [Case((1, 8, 1), "SINGLE", "full", "packing"), Case((2, 4, 1), "FULL_SHARD", "full", "packing")]
 COMMAND_LINE_CASES = [
-    Case((1, 8, 1), "SINGLE", "full", "packing"),
+    *REAL_CASES,
     Case((1, 1, 8), "SINGLE", "lora", "padding"),
     Case((1, 2, 4), "FULL_SHARD", "full", "padding"),
-    Case((2, 4, 1), "FULL_SHARD", "full", "packing"),
     Case((2, 1, 4), "FULL_SHARD", "lora", "packing"),
     Case((2, 4, 1), "SHARD_GRAD_OP", "full", "padding"),
     Case((2, 1, 4), "NO_SHARD", "full", "packing"),
@@ -154,7 +154,8 @@ def test_losses_and_grad_norms_are_those_of_a_plain_loop(
 def test_so_they_are_through_the_command_line(
     case: Case, references: Made, models: dict[str, Path], tmp_path: Path
 ) -> None:
-    launched = case.split[0] > 1 or case.strategy != "SINGLE"
-    done = run_command(*case.flags(models[case.batching], tmp_path / "run"), nproc=case.split[0] if launched else None)
+    nproc = case.split[0] if case.split[0] > 1 or case.strategy != "SINGLE" else None
+    flags = case.flags(models[case.batching], tmp_path / "run")
+    done = run_command(*flags, nproc=nproc, real=case in REAL_CASES)
     assert done.returncode == 0, done.stderr
     assert_agrees(tmp_path / "run", references[case.method, case.batching, case.num_frozen])

@@ -159,8 +159,11 @@ def call(pickled: bytes) -> int:
 
 
 def run_script(arguments: list[str]) -> None:
-    """`python ARGUMENTS`: a script's file, or -m and a module, then what is for them."""
-    if arguments[0] == "-m":
+    """`python ARGUMENTS`: a script's file, or -m and a module, or -c and code, then what is for them."""
+    if arguments[0] == "-c":
+        sys.argv, sys.path[0] = ["-c", *arguments[2:]], ""
+        exec(compile(arguments[1], "<string>", "exec"), {"__name__": "__main__"})
+    elif arguments[0] == "-m":
         sys.argv, sys.path[0] = arguments[1:], os.getcwd()
         sys.modules.pop(arguments[1], None)
         runpy.run_module(arguments[1], run_name="__main__", alter_sys=True)

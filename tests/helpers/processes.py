@@ -233,9 +233,16 @@ def run_command(
     **environment: str,
 ) -> subprocess.CompletedProcess[str]:
     """Run the command line, one thread per process, and wait for its end. real: by new interpreters, not by forks."""
-    argv, variables = arguments(*flags, nproc=nproc), _variables(environment)
+    argv = arguments(*flags, nproc=nproc)
     if real:
         options: dict[str, Any] = {"capture_output": True, "text": True, "check": False, "timeout": timeout_seconds}
-        return subprocess.run([sys.executable, *argv], cwd=cwd, env=variables, **options)
-    outcome = Captured(argv, cwd, variables).outcome(timeout_seconds)
+        return subprocess.run([sys.executable, *argv], cwd=cwd, env=_variables(environment), **options)
+    return run_forked(argv, cwd, environment, timeout_seconds)
+
+
+def run_forked(
+    argv: list[str], cwd: Path = ROOT, variables: dict[str, str] | None = None, timeout_seconds: float = 300
+) -> subprocess.CompletedProcess[str]:
+    """As `python ARGV` is run by subprocess.run, but by a fork."""
+    outcome = Captured(argv, cwd, _variables(variables or {})).outcome(timeout_seconds)
     return subprocess.CompletedProcess(argv, outcome.status, outcome.stdout, outcome.stderr)

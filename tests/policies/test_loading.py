@@ -5,8 +5,6 @@ from __future__ import annotations
 import json
 import re
 import shutil
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
@@ -18,7 +16,7 @@ from checkpointing.exporting.blueprint import build_blueprint, load_pretrained
 from tests.helpers import random_documents
 from tests.helpers.families import FAMILIES, LLAMA_LIKE, make_model
 from tests.helpers.loaded import load, load_model
-from tests.helpers.processes import ProcessGroup, train_events
+from tests.helpers.processes import ProcessGroup, run_forked, train_events
 from utils.errors import ConfigError
 
 DTYPES = [torch.float32, torch.bfloat16]
@@ -114,7 +112,7 @@ def test_pickled_weights_are_refused_with_a_command_that_converts_them(model_cop
         load_model(model_copy)
     command = re.search(r'python -c "(.*)"', str(refusal.value))
     assert command
-    done = subprocess.run([sys.executable, "-c", command[1]], capture_output=True, text=True, check=False)
+    done = run_forked(["-c", command[1]])
     assert done.returncode == 0, done.stderr
     found = load_model(model_copy).state_dict()
     assert all(torch.equal(tensor, found[name]) for name, tensor in wanted.items())

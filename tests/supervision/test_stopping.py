@@ -38,9 +38,9 @@ def start(tmp_path: Path) -> Iterator[Start]:
     """Starts the loop and waits until it has made three steps."""
     commands: list[RunningCommand] = []
 
-    def start(*flags: str, world_size: int = 2, torchrun: bool = True, options: tuple[str, ...] = ()) -> RunningCommand:
+    def start(*flags: str, world_size: int = 2, torchrun: bool = True, **how: Any) -> RunningCommand:
         given, script = ["--folder", str(tmp_path), *flags], "tests/helpers/stoppable.py"
-        common = {"torchrun": torchrun, "log": tmp_path / "log", "script": script, "options": options}
+        common = {"torchrun": torchrun, "log": tmp_path / "log", "script": script, **how}
         commands.append(RunningCommand(*given, world_size=world_size, **common))
         wait_until(lambda: step_of(tmp_path) >= 3, commands[-1])
         return commands[-1]
@@ -98,7 +98,7 @@ def send(run: RunningCommand, number: signal.Signals, to: str) -> None:
 def test_ranks_save_and_end_alike_when_torchrun_is_asked(
     start: Start, tmp_path: Path, number: signal.Signals, to: str
 ) -> None:
-    run = start()
+    run = start(real=to == "launcher")
     processes = run.processes()
     assert len(processes) == 1 + 2 * 3, "torchrun, and per rank two DataLoader workers"
     send(run, number, to)
