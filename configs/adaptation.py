@@ -60,11 +60,7 @@ def _agree_on_shared_fields(config: RunConfig) -> RunConfig:
     for field in SHARED_FIELDS:
         for source, target in (("train_config", "fsdp_config"), ("fsdp_config", "train_config")):
             value = config.value(f"{source}.{field}")
-            if (
-                config.was_given(f"{source}.{field}")
-                and not config.was_given(f"{target}.{field}")
-                and value != config.value(f"{target}.{field}")
-            ):
+            if value is not None and config.value(f"{target}.{field}") is None:
                 section = replace(getattr(config, target), **{field: value})
                 config = _noted(
                     replace(config, **{target: section}), f"--{source}.{field} {value} applies to {target} too"
@@ -106,7 +102,7 @@ def _note_settings_without_effect(config: RunConfig) -> RunConfig:
     if mode is not None and own is not None and own != (mode != "off"):
         note = f"--activation_checkpointing {mode} overrides --fsdp_activation_checkpointing {own}"
         config = _noted(config, note)
-    if config.was_given("train_config.low_cpu_fsdp") and not config.train_config.low_cpu_fsdp:
+    if config.train_config.low_cpu_fsdp is False:
         config = _noted(config, "--low_cpu_fsdp False has no effect: no run loads the whole model on every rank")
     lora = config.lora_config
     if lora.use_dora and lora.lora_dropout > 0:

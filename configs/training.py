@@ -41,9 +41,10 @@ class TrainConfig:
 
     # Layout and precision
     enable_fsdp: bool = setting(False, "shard the model, gradients and optimizer states over the ranks")
-    low_cpu_fsdp: bool = setting(
-        False,
+    low_cpu_fsdp: bool | None = setting(
+        None,
         "load the model without the whole of it in any rank's host memory; every run does so, with or without this",
+        unset=False,
     )
     one_gpu: bool = setting(False, "require a single process; refuse a larger world size")
     mixed_precision: bool | None = setting(

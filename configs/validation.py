@@ -13,9 +13,9 @@ from utils.errors import ConfigError
 
 # The values allowed without --enable_fsdp, because they are true then anyway.
 _HOLDS_WITHOUT_FSDP: dict[str, tuple[Any, ...]] = {
-    "train_config.low_cpu_fsdp": (False,),
+    "train_config.low_cpu_fsdp": (None, False),
     "fsdp_config.sharding_strategy": ("NO_SHARD",),
-    "fsdp_config.hsdp": (False,),
+    "fsdp_config.hsdp": (None, False),
     "fsdp_config.accumulate_unsharded": (None, True),
     "fsdp_config.fsdp_activation_checkpointing": (None, False),
     "fsdp_config.wrap": ("layer",),

@@ -111,6 +111,7 @@ def test_a_default_that_was_saved_as_a_value_is_no_change() -> None:
     saved = now.to_dict()
     saved["train_config"] |= {"context_length": 4096, "mixed_precision": True, "use_fp16": False, "resume": "False"}
     saved["train_config"] |= {"async_save": "auto", "use_fast_kernels": False, "run_validation": True, "keep_last": 2}
+    saved["train_config"] |= {"low_cpu_fsdp": False}
     saved["fsdp_config"] |= {"accumulate_unsharded": "auto", "mixed_precision": True, "use_fp16": False}
     saved["fsdp_config"] |= {"fsdp_activation_checkpointing": True, "hsdp": False}
     saved["llama_adapter_config"] |= {"adapter_layers": 30}
