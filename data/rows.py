@@ -33,7 +33,8 @@ class Rows(Dataset[Row]):
         return Rows(self.sequences, self.indices, self.offsets[: num_rows + 1], packed=self.packed)
 
     def __getitem__(self, index: int) -> Row:
-        return [self.sequences[number] for number in self.indices[self.offsets[index] : self.offsets[index + 1]]]
+        indices = self.indices[self.offsets[index] : self.offsets[index + 1]].tolist()
+        return [self.sequences[number] for number in indices]
 
 
 def make_rows(
