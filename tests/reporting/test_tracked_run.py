@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import math
+import os
 import re
 import shlex
 import subprocess
 from dataclasses import dataclass
+from functools import partial
+from importlib import metadata
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +17,8 @@ import psutil
 import pytest
 import yaml
 
-from tests.helpers.processes import free_port, read_metrics, run_command
+from reporting.trackers import WandB
+from tests.helpers.processes import ProcessGroup, free_port, read_metrics, run_command
 from tests.helpers.refusals import error_lines
 from tests.helpers.tracking_files import (
     tensorboard_hyperparameters,
@@ -206,19 +210,28 @@ def clock(lines: list[str]) -> str:
 # Where something is missing
 
 
-@pytest.mark.parametrize("flag", ["--use_wandb", pytest.param("--use_tensorboard", marks=pytest.mark.slow)])
-def test_a_package_that_is_not_installed_is_refused_with_the_command_that_installs_it(
-    flag: str, tiny_model: Path, tmp_path: Path
-) -> None:
-    hidden = "metadata.distributions = lambda **given: iter(()) if given.get('name') in HIDDEN else known(**given)\n"
-    (tmp_path / "sitecustomize.py").write_text(
-        "from importlib import metadata\nknown = metadata.distributions\nHIDDEN = ('tensorboard', 'wandb')\n" + hidden
+def main_without_trackers(argv: list[str], folder: Path) -> int:
+    """finetuning.main as if neither tracker were installed, in a folder that holds what an earlier run left."""
+    import finetuning
+
+    known = metadata.distributions
+    metadata.distributions = lambda **given: (  # type: ignore[assignment]
+        iter(()) if given.get("name") in ("tensorboard", "wandb") else known(**given)
     )
-    (tmp_path / "wandb").mkdir()  # what an earlier run leaves behind can be imported, and is not the package
-    done = run_command(*flags(tiny_model, tmp_path / "run", flag), cwd=tmp_path, real=True, PYTHONPATH=str(tmp_path))
-    assert done.returncode == 2
+    (folder / "wandb").mkdir()  # it can be imported, and is not the package
+    os.chdir(folder)
+    return finetuning.main(argv)
+
+
+@pytest.mark.parametrize("flag", ["--use_wandb", "--use_tensorboard"])
+def test_a_package_that_is_not_installed_is_refused_with_the_command_that_installs_it(
+    flag: str, tiny_model: Path, process_group: ProcessGroup, tmp_path: Path
+) -> None:
+    argv = flags(tiny_model, tmp_path / "run", flag)
+    (outcome,) = process_group.run(partial(main_without_trackers, argv, tmp_path), 1)
+    assert outcome.status == 2
     package = flag.removeprefix("--use_")
-    (line,) = error_lines(done.stderr)
+    (line,) = error_lines(outcome.stderr)
     assert line.startswith(f"error: {flag}: needs the package {package}; pip install '{package}>=")
     assert not (tmp_path / "run").exists()
 
@@ -240,21 +253,29 @@ def test_without_network_or_key_the_run_goes_on_and_is_recorded_offline(
     assert losses == [event["loss"] for event in read_metrics(tmp_path / "run") if event["event"] == "train"]
 
 
-def test_a_resumed_run_goes_on_with_its_run_of_weights_and_biases(tiny_model: Path, tmp_path: Path) -> None:
-    """By the id that W&B knows it by; a run that replaces it has another."""
-    given = ["--use_wandb", "--run_validation", "False", "--save_model", "False", "--save_every_steps", "2"]
+def test_a_resumed_run_goes_on_with_its_run_of_weights_and_biases(
+    tiny_model: Path, process_group: ProcessGroup, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """By the id in run.yaml; a run that replaces it has another."""
+    monkeypatch.setenv("WANDB_MODE", "offline")
+    given = ["--run_validation", "False", "--save_model", "False", "--save_every_steps", "2"]
+    folder = tmp_path / "run"
 
-    def ids(*more: str) -> list[str]:
-        done = run_command(*flags(tiny_model, tmp_path / "run", *given, *more), WANDB_MODE="offline")
-        assert done.returncode == 0, done.stderr
-        return [path.stem.removeprefix("run-") for path in sorted(tmp_path.glob("run/wandb/offline-run-*/run-*.wandb"))]
+    def tracked_id() -> str:
+        """That of a run of W&B which is opened in the folder now."""
+        tracker = WandB(folder, {}, {}, print)
+        tracker.close(finished=True)
+        assert yaml.safe_load((folder / "run.yaml").read_text())["wandb_run"] == tracker.run.id
+        assert any(tracker.run.id in path.name for path in folder.glob("wandb/offline-run-*"))
+        return tracker.run.id
 
-    (first,) = ids("--max_train_step", "2")
-    assert yaml.safe_load((tmp_path / "run/run.yaml").read_text())["wandb_run"] == first
-    assert ids("--max_train_step", "4", "--resume", "auto") == [first, first]
-    assert yaml.safe_load((tmp_path / "run/run.yaml").read_text())["wandb_run"] == first
-    (anew,) = ids("--max_train_step", "2", "--overwrite")
-    assert anew != first
+    process_group.train(flags(tiny_model, folder, *given, "--max_train_step", "2"), 1)
+    first = tracked_id()
+    assert tracked_id() == first
+    process_group.train(flags(tiny_model, folder, *given, "--max_train_step", "4", "--resume", "auto"), 1)
+    assert tracked_id() == first
+    process_group.train(flags(tiny_model, folder, *given, "--max_train_step", "2", "--overwrite"), 1)
+    assert tracked_id() != first
 
 
 @pytest.mark.slow
