@@ -34,7 +34,7 @@ def check_environment(config: RunConfig, env: Environment) -> None:
         )
     check_packages(config.tracking_config)
     _check_optimizer(config, env)
-    check_run_folder(train, config.tracking_config)
+    check_run_folder(train, config.tracking_config, env)
 
 
 def _check_optimizer(config: RunConfig, env: Environment) -> None:

@@ -32,18 +32,21 @@ RUN_ENTRIES = (
 )
 
 
-def check_run_folder(train: TrainConfig, tracking: TrackingConfig) -> None:
+def check_run_folder(train: TrainConfig, tracking: TrackingConfig, env: Environment) -> None:
     """Refuse a folder that cannot be written, is in use, or already holds a run. Writes nothing.
 
     Raises:
         ConfigError: with the remedy.
     """
+    # What held the folder before a restart has died with the job. Ranks of other machines cannot see that; rank 0 can.
+    checks_lock = env.is_rank_zero or not env.restarted
     folder = Path(train.output_dir).expanduser() if train.output_dir else OUTPUTS
     _check_writable("--output_dir", folder)
     if train.dist_checkpoint_root_folder:
         _check_writable("--dist_checkpoint_root_folder", Path(train.dist_checkpoint_root_folder))
         root = checkpoint_root(train, folder)
-        find_dead("--dist_checkpoint_folder", root)
+        if checks_lock:
+            find_dead("--dist_checkpoint_folder", root)
         is_held = any(path.exists() for path in (root / "COMPLETE", *root.glob("step-*/COMPLETE")))
         if is_held and not train.overwrite and not train.resume:
             raise ConfigError(
@@ -53,7 +56,8 @@ def check_run_folder(train: TrainConfig, tracking: TrackingConfig) -> None:
         _check_writable("--profiler_dir", Path(tracking.profiler_dir).expanduser())
     if not train.output_dir:
         return
-    find_dead("--output_dir", folder)
+    if checks_lock:
+        find_dead("--output_dir", folder)
     if not train.overwrite and not train.resume and (held := held_entries(folder)):
         raise ConfigError(
             f"--output_dir: {folder} already holds a run ({', '.join(held)}); "
