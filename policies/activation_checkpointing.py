@@ -1,10 +1,10 @@
 """Activation checkpointing: drop a layer's activations and recompute them in the backward pass.
 
-| mode      | kept of a layer                                                     | recomputed |
-|-----------|---------------------------------------------------------------------|------------|
-| off       | all that the backward pass needs                                    | nothing    |
-| selective | its input, attention's outputs, outputs of every second matrix product | the rest   |
-| full      | its input                                                           | all        |
+| mode      | kept of a layer                                                            | recomputed |
+|-----------|----------------------------------------------------------------------------|------------|
+| off       | all that the backward pass needs                                           | nothing    |
+| selective | its input, and the outputs of attention and of every second matrix product | the rest   |
+| full      | its input                                                                  | all        |
 """
 
 from __future__ import annotations
