@@ -83,12 +83,13 @@ def serve(listener: socket.socket) -> None:
                 selector.unregister(pidfd)
                 os.close(pidfd)
                 _, status, used = os.wait4(pid, 0)
-                if client in clients:
-                    cpu_seconds = used.ru_utime + used.ru_stime
-                    client.send(f"{os.waitstatus_to_exitcode(status)} {cpu_seconds:.3f}".encode())
+                cpu_seconds = used.ru_utime + used.ru_stime
+                tell(client, f"{os.waitstatus_to_exitcode(status)} {cpu_seconds:.3f}")
             else:
                 client = key.fileobj  # type: ignore[assignment]
-                message, fds, _flags, _address = socket.recv_fds(client, 1 << 20, 3)
+                message, fds = b"", []
+                with contextlib.suppress(ConnectionResetError):  # it has gone without reading all that it was told
+                    message, fds, _flags, _address = socket.recv_fds(client, 1 << 20, 3)
                 if not message:
                     selector.unregister(client)
                     clients.remove(client)
@@ -100,15 +101,21 @@ def serve(listener: socket.socket) -> None:
                     end(functools.partial(run_fork, request, fds))
                 for fd in fds:
                     os.close(fd)
-                os.setpgid(pid, request["process_group"])
+                with contextlib.suppress(OSError):  # it has ended, or the group has
+                    os.setpgid(pid, request["process_group"])
                 pidfd = os.pidfd_open(pid)
                 running[pidfd] = pid, client
                 selector.register(pidfd, selectors.EVENT_READ)
-                client.send(str(pid).encode())
+                tell(client, str(pid))
         if not clients:
             for pid, _ in running.values():
                 os.kill(pid, signal.SIGKILL)
             return
+
+
+def tell(client: socket.socket, message: str) -> None:
+    with contextlib.suppress(OSError):  # it has gone
+        client.send(message.encode())
 
 
 def run_fork(request: dict[str, Any], fds: list[int]) -> None:
