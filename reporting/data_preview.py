@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from typing import Any
 
 import numpy as np
@@ -14,6 +14,7 @@ from rich.text import Text
 from configs.training import TrainConfig
 from data.batch_layout import BatchLayout
 from data.labels import IGNORE_INDEX
+from data.loss_mask import TextSpan
 from data.order import epoch_order
 from data.padding import PaddedWidth, padding_share
 from data.pipeline import RunData
@@ -38,7 +39,7 @@ def preview_data(
         The section `data` of run.yaml: figures of both splits (None without validation), and the first training sample
         as text.
     """
-    pieces = sample_pieces(data.train, tokenizer)
+    spans = sample_spans(data.train, tokenizer)
     train: dict[str, Any] = {"streamed": True, "num_samples": None, "num_rows": None}
     if data.train_rows is not None:
         train = split_figures(data.train, data.epoch_indices) | {"num_rows": len(data.train_rows)}
@@ -51,67 +52,59 @@ def preview_data(
     if env.is_rank_zero:
         console = Console(highlight=False)
         if train_config.show_sample:
-            sample = coloured(pieces) if console.is_terminal else marked(pieces)
+            sample = coloured(spans) if console.is_terminal else marked(spans)
             print_for_people("", "first training sample, what is learned of it marked:", sample, console=console)
         table = figures_table(figures)
         if table.row_count:
             print_for_people("", table, "", console=console)
-    return figures | {"first_sample": marked(pieces)}
+    return figures | {"first_sample": marked(spans)}
 
 
-@dataclass(frozen=True)
-class Piece:
-    """The text of consecutive tokens that are all in the loss, or all not."""
-
-    text: str
-    is_learned: bool
-
-
-def sample_pieces(examples: Sequences, tokenizer: Any) -> list[Piece]:
+def sample_spans(examples: Sequences, tokenizer: Any) -> list[TextSpan]:
     """The first sample as text, with special tokens. Characters that cannot be shown become U+FFFD."""
-    ids, learned = examples[0].input_ids, examples[0].labels != IGNORE_INDEX
+    ids, has_loss = examples[0].input_ids, examples[0].labels != IGNORE_INDEX
     if len(ids) <= SHOWN_TOKENS:
-        return list(_pieces(tokenizer, ids, learned))
+        return list(_spans(tokenizer, ids, has_loss))
     half = SHOWN_TOKENS // 2
-    gap = Piece(f"\n[... {len(ids) - 2 * half:,} tokens ...]\n", False)
+    gap = TextSpan(f"\n[... {len(ids) - 2 * half:,} tokens ...]\n", False)
     return [
-        *_pieces(tokenizer, ids[:half], learned[:half]),
+        *_spans(tokenizer, ids[:half], has_loss[:half]),
         gap,
-        *_pieces(tokenizer, ids[-half:], learned[-half:]),
+        *_spans(tokenizer, ids[-half:], has_loss[-half:]),
     ]
 
 
-def _pieces(tokenizer: Any, ids: np.ndarray, learned: np.ndarray) -> Iterator[Piece]:
+def _spans(tokenizer: Any, ids: np.ndarray, has_loss: np.ndarray) -> Iterator[TextSpan]:
     def decode(end: int) -> str:
         return tokenizer.decode(ids[:end].tolist(), skip_special_tokens=False, clean_up_tokenization_spaces=False)
 
     text = decode(len(ids))
-    ends = [*(np.flatnonzero(np.diff(learned)) + 1).tolist(), len(ids)]
+    ends = [*(np.flatnonzero(np.diff(has_loss)) + 1).tolist(), len(ids)]
     start = 0
     for end in ends:
         # Decoded from the start, since spaces and characters of several tokens depend on what precedes them. A
-        # character that is incomplete here (U+FFFD) belongs to the next piece.
+        # character that is incomplete here (U+FFFD) belongs to the next span.
         stop = len(text) if end == len(ids) else max(start, min(len(text), len(decode(end).rstrip("\ufffd"))))
         shown = "".join(c if c.isprintable() or c in "\n\t" else "\ufffd" for c in text[start:stop])
-        yield Piece(shown, bool(learned[end - 1]))
+        yield TextSpan(shown, bool(has_loss[end - 1]))
         start = stop
 
 
-def marked(pieces: list[Piece]) -> str:
+def marked(spans: list[TextSpan]) -> str:
     """The text for files and logs, its label tokens between marks."""
-    return "".join(f"[learned]{piece.text}[/learned]" if piece.is_learned else piece.text for piece in pieces)
+    return "".join(f"[learned]{span.text}[/learned]" if span.has_loss else span.text for span in spans)
 
 
-def coloured(pieces: list[Piece]) -> Text:
+def coloured(spans: list[TextSpan]) -> Text:
     """The text for terminals, its label tokens bold and green."""
-    return Text.assemble(*((piece.text, "bold green" if piece.is_learned else "") for piece in pieces))
+    return Text.assemble(*((span.text, "bold green" if span.has_loss else "") for span in spans))
 
 
 def split_figures(examples: Sequences, documents: np.ndarray | None = None) -> dict[str, Any]:
     """What a split holds, and what was cut or left out. Lengths are tokens of a sample.
 
     Args:
-        documents: which of them an epoch holds, where not each of them once.
+        documents: which of them an epoch holds, if not each of them once.
     """
     chosen = np.arange(len(examples)) if documents is None else documents
     lengths = np.percentile(examples.lengths[chosen], list(PERCENTILES.values()), method="inverted_cdf")
@@ -142,7 +135,7 @@ def figures_table(data: dict[str, Any]) -> Table:
     """What the start table does not say: label tokens, lengths, and how full the rows are."""
     splits = {name: figures for name, figures in data.items() if figures and not figures.get("streamed")}
     rows = {
-        "learned": "\n".join(f"{name} {_learned(figures)}" for name, figures in splits.items()),
+        "learned": "\n".join(f"{name} {_label_tokens(figures)}" for name, figures in splits.items()),
         "lengths": "\n".join(f"{name} {_lengths(figures['lengths'])}" for name, figures in splits.items()),
     }
     train = data["train"]
@@ -153,9 +146,9 @@ def figures_table(data: dict[str, Any]) -> Table:
     return table_of(rows)
 
 
-def _learned(figures: dict[str, Any]) -> str:
-    learned, total = figures["num_label_tokens"], figures["num_tokens"]
-    return f"{learned:,} of {total:,} tokens ({100 * learned / total:.0f} %)"
+def _label_tokens(figures: dict[str, Any]) -> str:
+    with_loss, total = figures["num_label_tokens"], figures["num_tokens"]
+    return f"{with_loss:,} of {total:,} tokens ({100 * with_loss / total:.0f} %)"
 
 
 def _lengths(lengths: dict[str, int]) -> str:

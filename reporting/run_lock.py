@@ -64,7 +64,7 @@ class LockState:
 
 
 class RunLock:
-    """Holds folders for this run until `release`. A context; where nothing was taken it does nothing."""
+    """Holds folders for this run until `release`. Used as a context; it may hold nothing."""
 
     def __init__(self, *, beat_seconds: float = BEAT_SECONDS, stale_seconds: float = STALE_SECONDS) -> None:
         self.beat_seconds, self.stale_seconds = beat_seconds, stale_seconds

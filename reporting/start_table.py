@@ -147,7 +147,7 @@ def _checkpoints(train: TrainConfig, resolved: dict[str, Any]) -> str:
     }
     when = [text for text, holds in times.items() if holds]
     if not when:
-        return "none, but where the run is asked to stop"
+        return "none, unless the run is asked to stop"
     size = readable(resolved["checkpoint_bytes"])
     return f"{', '.join(when)}; the last {resolved['keep_last']} are kept, about {size} each"
 

@@ -30,7 +30,7 @@ class Verdict:
 
     kind: Literal["go", "finished", "over", "hang"]
     ranks: tuple[int, ...] = ()  # those that failed
-    message: str = ""  # the line for the user; empty where a rank has printed its own
+    message: str = ""  # the line for the user; empty if a rank has printed its own
 
 
 def judge(reports: Sequence[Report], patience: Patience = USUAL) -> Verdict:

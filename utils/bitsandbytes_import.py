@@ -1,4 +1,4 @@
-"""bitsandbytes, where a flag asks for it: it is imported then and not before, since it looks for a GPU's libraries."""
+"""Imports bitsandbytes if a flag asks for it, and not before, since it looks for a GPU's libraries."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ def import_bitsandbytes(flag: str) -> ModuleType:
     """The package, for the flag that needs it.
 
     Raises:
-        ConfigError: where it is not installed, or cannot be imported.
+        ConfigError: if it is not installed, or cannot be imported.
     """
     try:
         import bitsandbytes
-    except Exception as error:  # what a library that does not fit this machine raises is of any kind
+    except Exception as error:  # a library that does not fit this machine may raise anything
         reason = "it is not installed" if isinstance(error, ModuleNotFoundError) else in_one_line(error)
         raise ConfigError(
             f"{flag}: needs bitsandbytes ({reason}); pip install 'bitsandbytes>=0.50', or leave the flag out"

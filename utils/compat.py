@@ -23,10 +23,10 @@ def no_buffer_sync() -> dict[str, Any]:
 
 
 def return_freed_tensors() -> None:
-    """From now on, glibc gives the memory of every freed tensor back to the system.
+    """Make glibc give the memory of every freed tensor back to the system, from now on.
 
-    It would otherwise learn to keep blocks of up to 32 MB, and what is left of torch's aligned ones does not fit the
-    next request: merging layer by layer, it kept two thirds of a model of 700 MB. Without glibc this does nothing.
+    Otherwise it learns to keep blocks of up to 32 MB, and what is left of torch's aligned blocks does not fit the next
+    request: merging a model of 700 MB layer by layer, it kept two thirds of it. Without glibc this does nothing.
     """
     with contextlib.suppress(OSError, AttributeError):
         ctypes.CDLL(None).mallopt(_M_MMAP_THRESHOLD, 1 << 20)
@@ -38,7 +38,7 @@ _M_MMAP_THRESHOLD = -3  # in malloc.h
 def return_free_memory() -> None:
     """Give back to the system, once, the memory of freed tensors that glibc keeps. Without glibc this does nothing.
 
-    Unlike the above it leaves later tensors alone: training in host memory uses the same memory again and again.
+    Unlike `return_freed_tensors` it does not affect later tensors: training in host memory reuses the same memory.
     """
     with contextlib.suppress(OSError, AttributeError):
         ctypes.CDLL(None).malloc_trim(0)
@@ -49,7 +49,7 @@ GROUPED_HEADS: dict[str, Any] = (
 )
 """The option that lets `varlen_attn` take fewer key than query heads.
 
-Added in torch 2.12; before, the kernel takes them without being told. Ends when requirements.txt asks for torch 2.12.
+Added in torch 2.12; before, the kernel took them without the option. Ends when requirements.txt asks for torch 2.12.
 """
 
 SHARDS_INTEGERS: bool = TorchVersion(torch.__version__) >= "2.12"
@@ -60,9 +60,9 @@ Ends when requirements.txt asks for torch 2.12.
 
 
 def attention_of_capped_scores(model_config: Any) -> dict[str, Any]:
-    """What `from_config` and `from_pretrained` are told about attention whose scores are soft-capped, as Gemma 2's.
+    """The options of `from_config` and `from_pretrained` for attention with soft-capped scores, as Gemma 2's.
 
-    Until 5.20 transformers took SDPA for it, which left the cap out without a word: other losses, no error. Ends when
+    Until 5.20, transformers used SDPA for it, which silently leaves out the cap: other losses, no error. Ends when
     requirements.txt asks for transformers 5.21.
     """
     return {"attn_implementation": "eager"} if caps_scores(model_config) else {}
@@ -74,8 +74,8 @@ def caps_scores(model_config: Any) -> bool:
 
 
 def must_be_exact(model: Any, name: str) -> bool:
-    """Whether this family's tensor of that name is not to be rounded to half precision: transformers keeps it in fp32.
+    """Whether transformers keeps this family's tensor of that name in fp32, rather than in half precision.
 
-    That holds for `from_pretrained` alone, `from_config` does not ask, and the list has no public name.
+    Only `from_pretrained` does; `from_config` does not look. The list of names is not public.
     """
     return any(part in name for part in getattr(model, "_keep_in_fp32_modules_strict", None) or ())

@@ -17,18 +17,18 @@ from transformers import AutoTokenizer
 import finetuning
 from data.batch_layout import BatchLayout
 from data.causal_sequences import build_sequences
+from data.loss_mask import TextSpan
 from data.padding import PaddedWidth
 from data.rows import make_rows
 from data.sequences import Sequences
 from data.step_loader import StepLoader
 from reporting.data_preview import (
     SHOWN_TOKENS,
-    Piece,
     coloured,
     figures_table,
     marked,
     row_figures,
-    sample_pieces,
+    sample_spans,
     split_figures,
 )
 from tasks.causal_lm import Collator
@@ -46,8 +46,8 @@ def examples_of(ids: list[int], labels: list[int] | None = None, **more: Any) ->
 
 def test_the_answer_is_marked_with_its_end_token(tokenizer: Any) -> None:
     prompt, answer = tokenizer.encode("What is it?\n"), [*tokenizer.encode("A cat."), tokenizer.eos_token_id]
-    pieces = sample_pieces(examples_of([*prompt, *answer], [-100] * len(prompt) + answer), tokenizer)
-    assert marked(pieces) == "What is it?\n[learned]A cat.</s>[/learned]"
+    spans = sample_spans(examples_of([*prompt, *answer], [-100] * len(prompt) + answer), tokenizer)
+    assert marked(spans) == "What is it?\n[learned]A cat.</s>[/learned]"
 
 
 def test_every_turn_of_the_assistant_is_marked(tokenizer: Any) -> None:
@@ -56,20 +56,20 @@ def test_every_turn_of_the_assistant_is_marked(tokenizer: Any) -> None:
         part = tokenizer.encode(text, add_special_tokens=False)
         ids += part
         labels += part if is_learned else [-100] * len(part)
-    text = marked(sample_pieces(examples_of(ids, labels), tokenizer))
+    text = marked(sample_spans(examples_of(ids, labels), tokenizer))
     assert text == "one[learned] two[/learned] three[learned] four[/learned]"
 
 
 @given(text=st.text(min_size=1, max_size=60), data=st.data())
 @settings(max_examples=150, deadline=None)
-def test_the_pieces_are_the_whole_text_wherever_they_are_cut(tokenizer: Any, text: str, data: st.DataObject) -> None:
+def test_the_spans_are_the_whole_text_wherever_they_are_cut(tokenizer: Any, text: str, data: st.DataObject) -> None:
     """Characters of several tokens, too: no character is lost, doubled or broken."""
     ids = [tokenizer.eos_token_id, *tokenizer.encode(text, add_special_tokens=False), tokenizer.eos_token_id]
     learned = data.draw(st.lists(st.booleans(), min_size=len(ids) - 1, max_size=len(ids) - 1))
     labels = [-100, *(i if is_learned else -100 for i, is_learned in zip(ids[1:], [*learned[:-1], True], strict=True))]
-    pieces = sample_pieces(examples_of(ids, labels), tokenizer)
+    spans = sample_spans(examples_of(ids, labels), tokenizer)
     whole = tokenizer.decode(ids, skip_special_tokens=False, clean_up_tokenization_spaces=False)
-    shown = "".join(piece.text for piece in pieces)
+    shown = "".join(span.text for span in spans)
     assert len(shown) == len(whole)
     assert all(a == b or b == "\ufffd" for a, b in zip(whole, shown, strict=True))
     assert all(c == "\ufffd" for w, c in zip(whole, shown, strict=True) if not (w.isprintable() or w in "\n\t"))
@@ -77,7 +77,7 @@ def test_the_pieces_are_the_whole_text_wherever_they_are_cut(tokenizer: Any, tex
 
 def test_what_would_steer_the_terminal_is_not_printed(tokenizer: Any) -> None:
     ids = tokenizer.encode("a\x1b[2Jb\rc\n\td", add_special_tokens=False)
-    text = "".join(piece.text for piece in sample_pieces(examples_of(ids), tokenizer))
+    text = "".join(span.text for span in sample_spans(examples_of(ids), tokenizer))
     assert "\x1b" not in text
     assert "\r" not in text
     assert text.endswith("c\n\td")
@@ -85,15 +85,15 @@ def test_what_would_steer_the_terminal_is_not_printed(tokenizer: Any) -> None:
 
 def test_of_a_long_sample_the_beginning_and_the_end_are_shown(tokenizer: Any) -> None:
     (x,) = tokenizer.encode("x", add_special_tokens=False)[-1:]
-    pieces = sample_pieces(examples_of([x] * 5000, [-100] * 4000 + [x] * 1000), tokenizer)
-    assert [piece.is_learned for piece in pieces] == [False, False, True]
-    assert f"[... {5000 - SHOWN_TOKENS:,} tokens ...]" in pieces[1].text
-    assert len(pieces[0].text.replace(" ", "")) == len(pieces[2].text.replace(" ", "")) == SHOWN_TOKENS // 2
+    spans = sample_spans(examples_of([x] * 5000, [-100] * 4000 + [x] * 1000), tokenizer)
+    assert [span.has_loss for span in spans] == [False, False, True]
+    assert f"[... {5000 - SHOWN_TOKENS:,} tokens ...]" in spans[1].text
+    assert len(spans[0].text.replace(" ", "")) == len(spans[2].text.replace(" ", "")) == SHOWN_TOKENS // 2
 
 
 def test_on_a_terminal_the_learned_part_has_a_colour_and_no_marks() -> None:
     console = Console(file=io.StringIO(), force_terminal=True, color_system="standard")
-    console.print(coloured([Piece("[why] ", False), Piece("because", True)]))
+    console.print(coloured([TextSpan("[why] ", False), TextSpan("because", True)]))
     assert console.file.getvalue() == "[why] \x1b[1;32mbecause\x1b[0m\n"  # type: ignore[attr-defined]
 
 
