@@ -10,12 +10,12 @@ from pathlib import Path
 import psutil
 import pytest
 
-from tests.helpers.forked import Fork
+from tests.helpers.forked import ONE_THREAD, Fork
 from tests.helpers.processes import run_forked
 
 
 def start(code: str, process_group: int = 0) -> Fork:
-    how = {"cwd": Path.cwd(), "environment": dict(os.environ), "process_group": process_group}
+    how = {"cwd": Path.cwd(), "environment": os.environ | ONE_THREAD, "process_group": process_group}
     with open(os.devnull, "w") as nothing:
         return Fork(["-c", code], stdout=nothing.fileno(), stderr=nothing.fileno(), **how)
 
@@ -35,7 +35,9 @@ def test_an_exception_is_printed_and_exit_handlers_run() -> None:
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGKILL, signal.SIGINT])
 def test_signals_end_it_as_they_end_a_process(number: signal.Signals, tmp_path: Path) -> None:
     fork = start(f"import time; open({str(tmp_path / 'began')!r}, 'w'); time.sleep(60)")
+    deadline = time.monotonic() + 60
     while not (tmp_path / "began").exists():
+        assert time.monotonic() < deadline
         time.sleep(0.01)
     os.kill(fork.pid, number)
     assert fork.wait(10) == -number
