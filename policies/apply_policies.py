@@ -100,7 +100,6 @@ def shard_and_fill(
         weights,
         parameter_device=layout.parameter_device(env.device),
         compute_device=env.device,
-        show_progress=env.is_rank_zero,
     )
     if lora.use_dora:  # an adapter that is trained on from a folder has its own
         set_magnitudes(model)

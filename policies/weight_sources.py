@@ -54,7 +54,7 @@ class Weights(Protocol):
     def note(self) -> str:
         """A line to print."""
 
-    def fill(self, model: Any, targets: dict[str, Target], device: torch.device, *, show_progress: bool) -> None:
+    def fill(self, model: Any, targets: dict[str, Target], device: torch.device) -> None:
         """Write the values of `targets`, named as in the model without adapters. Every rank must call this."""
 
 
@@ -76,9 +76,9 @@ class FileWeights:
         num_files = len({place.path for place in self.stored.values()})
         return f"weights: each rank reads its own part of {num_files} safetensors file(s)"
 
-    def fill(self, model: Any, targets: dict[str, Target], device: torch.device, *, show_progress: bool) -> None:
+    def fill(self, model: Any, targets: dict[str, Target], device: torch.device) -> None:
         targets = {name: target for name, target in targets.items() if name in self.stored}
-        with _progress(sum(self._bytes_read(target) for target in targets.values()), "B", show_progress) as bar:
+        with _progress(sum(self._bytes_read(target) for target in targets.values()), "B") as bar:
             for path in dict.fromkeys(self.stored[name].path for name in targets):
                 with safe_open(path, framework="pt") as file:
                     for name, target in targets.items():
@@ -117,12 +117,10 @@ class WholeWeights:
             f"weights: rank 0 reads them all and sends each rank its part (files unlike the model: {self.difference})"
         )
 
-    def fill(self, model: Any, targets: dict[str, Target], device: torch.device, *, show_progress: bool) -> None:
+    def fill(self, model: Any, targets: dict[str, Target], device: torch.device) -> None:
         whole: dict[str, torch.Tensor] = {}
         on_rank_zero(lambda: whole.update(self.read()))
-        with _progress(
-            sum(target.shape.numel() * target.dtype.itemsize for target in targets.values()), "B", show_progress
-        ) as bar:
+        with _progress(sum(target.shape.numel() * target.dtype.itemsize for target in targets.values()), "B") as bar:
             for name, target in targets.items():
                 if dist.get_rank() == 0:
                     tensor = whole.pop(name).to(device, target.dtype).contiguous()
@@ -143,11 +141,11 @@ class RandomWeights:
     def note(self) -> str:
         return "weights: random"
 
-    def fill(self, model: Any, targets: dict[str, Target], device: torch.device, *, show_progress: bool) -> None:
+    def fill(self, model: Any, targets: dict[str, Target], device: torch.device) -> None:
         undrawn = {id(target.tensor): target for target in targets.values()}
         owners = {name: module for name, module in model.named_modules() if isinstance(module, PreTrainedModel)}
         parts = list(_parts_to_draw(model))
-        with _progress(len(parts), "part", show_progress) as bar:
+        with _progress(len(parts), "part") as bar:
             for name, modules in parts:
                 # Each part of a composite model is drawn by the model that it belongs to.
                 owner = owners[max((o for o in owners if f"{name}.".startswith(f"{o}." if o else "")), key=len)]
@@ -213,5 +211,5 @@ def keep_part(target: torch.Tensor, whole: torch.Tensor) -> None:
     local.copy_(whole[index])
 
 
-def _progress(total: int, unit: str, show: bool) -> Any:
-    return progress_bar("weights", total=total, unit=unit, unit_scale=unit == "B", is_hidden=not show)
+def _progress(total: int, unit: str) -> Any:
+    return progress_bar("weights", total=total, unit=unit, unit_scale=unit == "B")

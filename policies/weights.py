@@ -45,7 +45,6 @@ def materialise(
     *,
     parameter_device: torch.device,
     compute_device: torch.device,
-    show_progress: bool,
 ) -> None:
     """Give every parameter on the meta device memory and its value. Every rank must call this.
 
@@ -68,7 +67,7 @@ def materialise(
     targets = {plain_name(name): _target(base, name) for name in names}
     targets |= {plain_name(name): Target(base.get_buffer(name)) for name in saved_buffers(base)}
     with phase("loading weights"), torch.no_grad(), gathering_changes_nothing(model):
-        weights.fill(base, targets, compute_device, show_progress=show_progress)
+        weights.fill(base, targets, compute_device)
 
 
 def _target(model: Any, name: str) -> Target:

@@ -43,7 +43,7 @@ def load(
             notes = grow_embeddings(model, num_rows_needed(tokenizer), use_peft=config.train_config.use_peft)
         num_rows = 0 if tokenizer is None else num_rows_needed(tokenizer)
         weights = find_weights(train, model, AUTO_MODEL, dtype, env, num_rows=num_rows)
-        materialise(model, model, weights, parameter_device=CPU, compute_device=CPU, show_progress=False)
+        materialise(model, model, weights, parameter_device=CPU, compute_device=CPU)
     return model, weights, notes
 
 
