@@ -35,7 +35,7 @@ def test_links_lead_somewhere(document: Path) -> None:
         assert target.startswith("http") or (document.parent / target).exists(), target
 
 
-def test_the_folder_of_recipes_never_hides_the_library() -> None:
+def test_the_folder_of_datasets_never_hides_the_library() -> None:
     assert not (ROOT / "datasets/__init__.py").exists()
 
 
@@ -87,17 +87,17 @@ def test_a_command_that_chooses_a_precision_runs_as_written(command: str, tiny_m
     assert done.returncode == 0, done.stderr
 
 
-def test_the_recipe_of_ten_lines_works_as_written(tiny_model: Path, tmp_path: Path) -> None:
+def test_the_dataset_function_of_ten_lines_works_as_written(tiny_model: Path, tmp_path: Path) -> None:
     (snippet,) = re.findall(r"```python\n(.*?)```", DATASETS.read_text(), flags=re.DOTALL)
     assert len([line for line in snippet.splitlines() if line.strip()]) <= 10
     rows = [{"q": f"{number} and 1?", "a": str(number + 1)} for number in range(40)]
     (tmp_path / "rows.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
-    recipe: dict[str, Any] = {}
-    exec(snippet, recipe)
+    defined: dict[str, Any] = {}
+    exec(snippet, defined)
     tokenizer = AutoTokenizer.from_pretrained(tiny_model)
     config = CustomDataset(data_path=str(tmp_path / "rows.jsonl"))
     for split, number in (("train", 38), ("validation", 2)):
-        data = recipe["get_custom_dataset"](config, tokenizer, split)
+        data = defined["get_custom_dataset"](config, tokenizer, split)
         examples = build_sequences(data, name="ten lines", context_length=64)
         assert len(examples) == number
         ids, labels, _ = examples[0]

@@ -14,7 +14,7 @@ from supervision.non_finite import NonFiniteError, describe_non_finite
 from tests.helpers.loaded import single_process
 from tests.helpers.processes import ROOT, read_metrics
 
-RECIPE = """
+DATASET_FUNCTION = """
 def get_rows(dataset_config, tokenizer, split):
     rows = [{"input_ids": [5 + index] * 9, "labels": [5 + index] * 9} for index in range(8 if split == "train" else 3)]
     return iter(rows) if dataset_config.streaming else rows
@@ -29,8 +29,8 @@ def flags(tiny_model: Path, tmp_path: Path) -> list[str]:
     for split, num_rows in (("train", 20), ("validation", 4)):
         lines = (ROOT / f"datasets/samples/dialogue_summary/{split}.jsonl").read_text().splitlines()
         (samples / f"{split}.jsonl").write_text("\n".join(lines[:num_rows]) + "\n")
-    (tmp_path / "recipe.py").write_text(RECIPE)
-    words = ["--model_name", str(tiny_model), "--dataset", f"samsum_dataset,{tmp_path}/recipe.py:get_rows"]
+    (tmp_path / "my_dataset.py").write_text(DATASET_FUNCTION)
+    words = ["--model_name", str(tiny_model), "--dataset", f"samsum_dataset,{tmp_path}/my_dataset.py:get_rows"]
     words += ["--samsum_dataset.data_path", str(samples), "--output_dir", str(tmp_path / "run")]
     return [*words, "--num_workers_dataloader", "0", "--save_model", "False", "--num_epochs", "1"]
 
@@ -75,7 +75,7 @@ def test_a_mix_streams(flags: list[str], tmp_path: Path, capsys: pytest.CaptureF
 def test_a_row_that_is_wrong_is_named_with_its_dataset(
     flags: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    (tmp_path / "recipe.py").write_text(RECIPE.replace("[5 + index]", "[5 + 9000 * index]"))
+    (tmp_path / "my_dataset.py").write_text(DATASET_FUNCTION.replace("[5 + index]", "[5 + 9000 * index]"))
     assert finetuning.main(flags) == 2
     assert re.search(r"error: dataset \(custom_dataset, train\), row 2: token id 9005", capsys.readouterr().err)
 

@@ -156,7 +156,7 @@ def test_torchrun_shows_target_modules_that_match_nothing_once(bench: Bench) -> 
 
 @pytest.mark.slow
 def test_torchrun_shows_ranks_that_read_different_data_once(bench: Bench) -> None:
-    message = run_refused(bench, "--enable_fsdp", *bench.recipe(DIFFERS_BY_RANK), nproc=2)
+    message = run_refused(bench, "--enable_fsdp", *bench.dataset_function(DIFFERS_BY_RANK), nproc=2)
     assert "same" in message
 
 
@@ -164,7 +164,7 @@ def test_torchrun_shows_ranks_that_read_different_data_once(bench: Bench) -> Non
 def test_torchrun_shows_the_refusal_of_one_rank_alone(bench: Bench) -> None:
     # Rank 0 waits for it in its first collective, cannot speak for it, and is ended by torchrun.
     body = "if os.environ['RANK'] == '1':\n    raise OSError('disk is gone')\n"
-    given = bench.recipe(body + "return [{'input_ids': [5, 6], 'labels': [5, 6]}] * 4")
+    given = bench.dataset_function(body + "return [{'input_ids': [5, 6], 'labels': [5, 6]}] * 4")
     message = run_refused(bench, *given, nproc=2)
     assert "rank 1" in message
     assert "disk is gone" in message

@@ -1,4 +1,4 @@
-"""Data files and recipes that cannot be trained on are refused: one line that names what to change."""
+"""Data files and dataset functions that cannot be trained on are refused: one line that names what to change."""
 
 from __future__ import annotations
 
@@ -86,22 +86,22 @@ def test_rows_with_nothing_left_to_learn_are_refused(bench: Bench) -> None:
     assert "12 rows" in message
 
 
-# Recipes
+# Dataset functions
 
 
-def test_a_recipe_that_does_not_exist_is_refused(bench: Bench) -> None:
+def test_a_dataset_function_that_does_not_exist_is_refused(bench: Bench) -> None:
     message = bench.refused("--dataset", str(bench.folder / "absent.py"))
     assert "--dataset" in message
     assert str(bench.folder / "absent.py") in message
 
 
 @pytest.mark.parametrize("spelling", ["short", "long"])
-def test_a_recipe_without_the_function_is_refused(bench: Bench, spelling: str) -> None:
-    file = f"{bench.recipe('return []')[1]}:get_data"
+def test_a_dataset_function_without_the_function_is_refused(bench: Bench, spelling: str) -> None:
+    file = f"{bench.dataset_function('return []')[1]}:get_data"
     short, long = ["--dataset", file], ["--dataset", "custom_dataset", "--custom_dataset.file", file]
     message = bench.refused(*(short if spelling == "short" else long))
     assert "get_data" in message
-    assert "recipe.py" in message
+    assert "my_dataset.py" in message
 
 
 @pytest.mark.parametrize(
@@ -112,10 +112,12 @@ def test_a_recipe_without_the_function_is_refused(bench: Bench, spelling: str) -
         ("1 / 0\n", "Zero"),
     ],
 )
-def test_a_recipe_that_cannot_be_imported_is_refused_with_the_reason(bench: Bench, text: str, named: str) -> None:
-    (bench.folder / "recipe.py").write_text(text)
-    message = bench.refused("--dataset", str(bench.folder / "recipe.py"))
-    assert "recipe.py" in message
+def test_a_dataset_function_that_cannot_be_imported_is_refused_with_the_reason(
+    bench: Bench, text: str, named: str
+) -> None:
+    (bench.folder / "my_dataset.py").write_text(text)
+    message = bench.refused("--dataset", str(bench.folder / "my_dataset.py"))
+    assert "my_dataset.py" in message
     assert named in message
 
 
@@ -152,8 +154,10 @@ def test_a_recipe_that_cannot_be_imported_is_refused_with_the_reason(bench: Benc
         ("return [{'input_ids': [5, 6], 'labels': [5, 2**32 + 6]}]", [str(2**32 + 6)]),
     ],
 )
-def test_a_recipe_whose_rows_cannot_be_trained_on_is_refused(bench: Bench, body: str, named: list[str]) -> None:
-    message = bench.refused(*bench.recipe(body))
+def test_a_dataset_function_whose_rows_cannot_be_trained_on_is_refused(
+    bench: Bench, body: str, named: list[str]
+) -> None:
+    message = bench.refused(*bench.dataset_function(body))
     assert "dataset" in message
     for name in named:
         assert name in message

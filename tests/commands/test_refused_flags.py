@@ -122,7 +122,7 @@ def test_a_run_without_a_model_is_refused(bench: Bench) -> None:
         ("num_epochs: many\n", "many"),
     ],
 )
-def test_a_recipe_file_that_cannot_be_used_is_refused(bench: Bench, text: str | None, named: str) -> None:
+def test_a_dataset_function_file_that_cannot_be_used_is_refused(bench: Bench, text: str | None, named: str) -> None:
     file = bench.folder / "recipe.yaml"
     if text is not None:
         file.write_text(text)
@@ -215,6 +215,6 @@ def test_a_layout_that_does_not_fit_two_ranks_is_refused_on_both(bench: Bench, g
 
 
 def test_ranks_that_read_different_data_are_refused(bench: Bench) -> None:
-    message = bench.refused(*bench.recipe(DIFFERS_BY_RANK), world_size=2)
+    message = bench.refused(*bench.dataset_function(DIFFERS_BY_RANK), world_size=2)
     assert "--dataset" in message
     assert "same" in message

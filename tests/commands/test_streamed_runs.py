@@ -10,7 +10,7 @@ import pytest
 import finetuning
 from tests.helpers.processes import ROOT, ProcessGroup, read_metrics, train_events
 
-RECIPE = """
+DATASET_FUNCTION = """
 import datasets
 
 def get_rows(dataset_config, tokenizer, split):
@@ -29,17 +29,17 @@ def get_rows(dataset_config, tokenizer, split):
 
 @pytest.fixture(scope="module")
 def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The samples' first 60 rows as JSON lines, and the recipe that reads them."""
+    """The samples' first 60 rows as JSON lines, and the dataset function that reads them."""
     folder = tmp_path_factory.mktemp("streamed")
     for split, num_rows in (("train", 60), ("validation", 6)):
         lines = (ROOT / f"datasets/samples/dialogue_summary/{split}.jsonl").read_text().splitlines()
         (folder / f"{split}.jsonl").write_text("\n".join(lines[:num_rows]) + "\n")
-    (folder / "recipe.py").write_text(RECIPE)
+    (folder / "my_dataset.py").write_text(DATASET_FUNCTION)
     return folder
 
 
 def flags(model: Path, data: Path, folder: Path, *given: str, num_workers: int = 0) -> list[str]:
-    words = ["--model_name", str(model), "--dataset", f"{data}/recipe.py:get_rows", "--output_dir", str(folder)]
+    words = ["--model_name", str(model), "--dataset", f"{data}/my_dataset.py:get_rows", "--output_dir", str(folder)]
     words += ["--custom_dataset.data_path", str(data), "--streaming", "--context_length", "512", "--lr", "1e-3"]
     return [*words, "--num_workers_dataloader", str(num_workers), *given]
 

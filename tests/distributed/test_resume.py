@@ -11,7 +11,7 @@ import pytest
 
 from checkpointing.folder import checkpoints, damage
 from tests.helpers.checkpoints import complete
-from tests.helpers.overflowing import make_overflowing_model, write_recipe
+from tests.helpers.overflowing import make_overflowing_model, write_dataset_function
 from tests.helpers.pairwise import select, select_product, slow_but
 from tests.helpers.processes import ProcessGroup, read_metrics, train_events
 from tests.helpers.resuming import NUM_STEPS, SHARDED, as_if_killed_after, assert_bit_equal, flags_of, results
@@ -136,7 +136,13 @@ def test_the_loss_scale_of_fp16_goes_on_where_it_was(
     """Once an epoch, of three steps, a row overflows; or every row of every step."""
     condition, ranks, features, ranks_after, features_after, scale = FP16[case]
     model = make_overflowing_model(tiny_model, tmp_path / "model")
-    given = ["--use_fp16", "--dataset", write_recipe(tmp_path / "recipe.py", condition), "--run_validation", "False"]
+    given = [
+        "--use_fp16",
+        "--dataset",
+        write_dataset_function(tmp_path / "recipe.py", condition),
+        "--run_validation",
+        "False",
+    ]
     given += ["--batching_strategy", "padding"]
     process_group.train(flags_of(model, tmp_path / "whole", *given, *features), ranks)
     killed = as_if_killed_after(3, tmp_path / "whole", tmp_path / "killed")

@@ -56,7 +56,7 @@ GEMMA = """\
 
 @dataclass(frozen=True)
 class Family:
-    """A template, the kind of tokenizer, its special tokens, and an assistant's turn as it must be learned."""
+    """A template, the kind of tokenizer, its special tokens, and an assistant's turn: what has a loss."""
 
     template: str
     tokens: tuple[str, ...]

@@ -1,4 +1,4 @@
-"""What many tests share: tiny models, tiny data, and a group of processes that stays."""
+"""What many tests share: tiny models, tiny data, and runs on several ranks."""
 
 from __future__ import annotations
 

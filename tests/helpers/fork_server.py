@@ -26,6 +26,7 @@ import subprocess
 import sys
 import threading
 import time
+import warnings
 import weakref
 from collections.abc import Callable
 from pathlib import Path
@@ -255,6 +256,8 @@ class ForkedRank:
 
 
 if __name__ == "__main__":
+    # From Python 3.12 on; torchrun has threads that none of its ranks uses.
+    warnings.filterwarnings("ignore", message=".*use of fork", category=DeprecationWarning)
     import_everything()
     weakref.finalize._registry.clear()  # type: ignore[attr-defined]  # of libraries' own objects: 50 ms at a fork's end
     gc.collect()

@@ -1,4 +1,4 @@
-"""A model whose gradients overflow in fp16 wherever one token begins a document, and texts with that token.
+"""A model whose gradients overflow in fp16 if a document begins with one token, and documents with that token.
 
 An embedding of zeros stays zero through all layers, and there the gradient of every norm is a thousand times larger.
 """
@@ -23,7 +23,7 @@ def make_overflowing_model(base: Path, folder: Path, *, last_norm: float = 1.0) 
     return folder
 
 
-def write_recipe(path: Path, condition: str) -> str:
+def write_dataset_function(path: Path, condition: str) -> str:
     """Twelve rows, of which those that meet the condition on `i` begin with the token; for --dataset."""
     ids = f"[{SILENT} if {condition} else 6, *((7 * i + 3 * place) % 500 + 7 for place in range(23))]"
     rows = f"[{{'input_ids': ids, 'labels': ids}} for ids in ({ids} for i in range(12))]"

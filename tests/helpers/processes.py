@@ -25,7 +25,7 @@ _RANDOM = random.Random()
 
 
 def free_port() -> int:
-    """A port that nothing listens on, of those that the system gives to nobody by itself, so that it stays free."""
+    """A port that is free, and stays so: the system itself hands out higher ones."""
     while True:
         port = _RANDOM.randrange(20_000, 32_000)
         with socket.socket() as listener, contextlib.suppress(OSError):
@@ -99,7 +99,7 @@ SHORT_GRACE = {"FINETUNING_GRACE_SCALE": "0.1"}
 class ProcessGroup:
     """Runs on several ranks, each a fresh process, forked and so started in milliseconds.
 
-    No launcher ends the other ranks of a run that fails; so that they end soon, their grace is one second, not ten.
+    If a run fails, no launcher ends its other ranks; they wait for each other a tenth of the usual time.
     """
 
     def run(
@@ -211,7 +211,7 @@ class RunningCommand:
 
 
 def wait_until(condition: Callable[[], bool], run: RunningCommand) -> None:
-    """Look until it holds; the run must not end before."""
+    """Wait until the condition holds. The run must not end before."""
     deadline = time.monotonic() + 300
     while not condition():
         assert time.monotonic() < deadline, run.log.read_text()

@@ -1,4 +1,4 @@
-"""A recipe for the exactness tests: random token ids, rows of very unequal length, some tokens not learned."""
+"""A dataset function for exact comparisons: random token ids, very unequal lengths, some tokens without a label."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a run is compared with: a plain loop on one process, and the flags that ask the project for the same work."""
+"""A plain loop on one process, to compare runs with, and the flags that ask the project for the same work."""
 
 from __future__ import annotations
 

@@ -51,8 +51,8 @@ class Bench:
             working["--samsum_dataset.data_path"] = self.samples
         return [str(part) for item in working.items() if item[0] not in given for part in item] + list(given)
 
-    def recipe(self, body: str, name: str = "recipe.py") -> list[str]:
-        """Flags for a recipe of one function with this body."""
+    def dataset_function(self, body: str, name: str = "my_dataset.py") -> list[str]:
+        """Flags for a dataset function with this body."""
         file = self.folder / name
         file.write_text(
             "import os\n\ndef get_custom_dataset(dataset_config, tokenizer, split):\n" + textwrap.indent(body, "    ")

@@ -17,7 +17,7 @@ def row(ids: Any, labels: Any = None, **more: Any) -> dict[str, Any]:
 
 
 def to_rows(documents: list[Any]) -> list[dict[str, list[int]]]:
-    """Of documents, lists of (token, whether it is learned, whether it is seen)."""
+    """Rows of documents, which are lists of (token, whether it has a label, whether it is attended to)."""
     return [
         {
             "input_ids": [token for token, _, _ in document],

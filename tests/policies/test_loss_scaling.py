@@ -15,7 +15,7 @@ from torch import nn
 from torch.distributed.tensor import DTensor
 
 from policies.loss_scaling import FIRST_SCALE, LEAST_SCALE, LossScaler
-from tests.helpers.overflowing import SILENT, make_overflowing_model, write_recipe
+from tests.helpers.overflowing import SILENT, make_overflowing_model, write_dataset_function
 from tests.helpers.processes import ProcessGroup, read_metrics, train_events
 from tests.helpers.refusals import error_lines
 
@@ -94,7 +94,7 @@ def overflowing(tiny_model: Path, tmp_path_factory: pytest.TempPathFactory) -> P
 
 def flags_of(model: Path, output: Path, condition: str, *flags: str) -> list[str]:
     """Six steps an epoch, of two rows each; padded, so that a row has its batch for itself."""
-    recipe = write_recipe(output.with_suffix(".py"), condition)
+    recipe = write_dataset_function(output.with_suffix(".py"), condition)
     given = ["--model_name", str(model), "--output_dir", str(output), "--dataset", recipe, "--use_fp16"]
     given += ["--batching_strategy", "padding", "--batch_size_training", "1", "--global_batch_size", "2"]
     return [*given, "--num_workers_dataloader", "0", "--run_validation", "False", "--lr", "5e-3", *flags]

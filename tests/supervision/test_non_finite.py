@@ -48,7 +48,7 @@ def model_with_a_poisoned_token(bench: Bench, token: int) -> Path:
 @pytest.mark.parametrize("world_size", [1, 2])
 def test_only_the_row_at_fault_is_named(bench: Bench, world_size: int) -> None:
     rows = "[{'input_ids': [5, 599 if i == 7 else 6, 8], 'labels': [5, 6, 8]} for i in range(12)]"
-    given = ["--model_name", str(model_with_a_poisoned_token(bench, 599)), *bench.recipe(f"return {rows}")]
+    given = ["--model_name", str(model_with_a_poisoned_token(bench, 599)), *bench.dataset_function(f"return {rows}")]
     given += ["--batch_size_training", "1", "--gradient_accumulation_steps", str(4 // world_size)]
     given += ["--batching_strategy", "padding", "--run_validation", "False", "--seed", "1"]
     outcomes = bench.group.run(bench.flags(*given), world_size)
