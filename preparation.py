@@ -64,7 +64,7 @@ class Inputs:
 
     def identity(self) -> dict[str, Any]:
         """What a checkpoint and the run that resumes from it must have in common, besides the model."""
-        return {"precision": self.resolved.precision.name, "data_fingerprint": self.data.checksum()}
+        return {"precision": self.resolved.policies.precision.name, "data_fingerprint": self.data.checksum()}
 
 
 @dataclass(frozen=True)
@@ -179,9 +179,7 @@ def build(inputs: Inputs, config: RunConfig, env: Environment) -> Parts:
         task_type=task.PEFT_TYPE,
         check_model=task.check_model,
         find_backbone=task.backbone,
-        precision=resolved.precision,
-        quantization=resolved.quantization,
-        layout=resolved.layout,
+        policies=resolved.policies,
         row_length=resolved.context_length,
         num_embeddings=num_rows_needed(inputs.processor),
         env=env,
@@ -210,8 +208,10 @@ def build(inputs: Inputs, config: RunConfig, env: Environment) -> Parts:
         model=model,
         optimizer=optimizer,
         scheduler=build_scheduler(optimizer, train, steps_per_epoch=steps_per_epoch, num_steps=inputs.num_steps),
-        scaler=LossScaler(active=resolved.precision.scales_loss),
-        accumulate_unsharded=accumulates_unsharded(fsdp.accumulate_unsharded, resolved.layout, model, env.device),
+        scaler=LossScaler(active=resolved.policies.precision.scales_loss),
+        accumulate_unsharded=accumulates_unsharded(
+            fsdp.accumulate_unsharded, resolved.policies.layout, model, env.device
+        ),
     )
     return Parts(built, trainable, loaders)
 

@@ -26,7 +26,7 @@ from transformers import AutoModelForCausalLM, LlamaConfig
 from benchmarks.measurements import anonymous_bytes
 from configs.flags import parse_flags
 from policies.activation_checkpointing import checkpointing_mode
-from policies.apply_policies import adapt_model, shard_and_fill
+from policies.apply_policies import Policies, adapt_model, shard_and_fill
 from policies.loading import build_model, load_model_config
 from policies.mixed_precision import resolve_precision
 from policies.quantization import resolve_quantization
@@ -77,17 +77,17 @@ def load(way: str, model: str) -> None:
     weights = find_weights(train, meta, AUTO_MODEL, precision.storage_dtype, env, num_rows=0)
     quantization = resolve_quantization(config.quantization_config, precision, layout, env.device)
     checkpointing, _ = checkpointing_mode(meta, train, config.fsdp_config, quantized=quantization is not None)
+    policies = Policies(precision, quantization, layout)
     adapted = adapt_model(
         meta,
         backbone(meta),
         config,
-        precision=precision,
-        quantization=quantization,
+        policies,
         checkpointing=checkpointing,
         task_type=PEFT_TYPE,
         env=env,
     )
-    shard_and_fill(adapted, config.lora_config, precision=precision, layout=layout, weights=weights, env=env)
+    shard_and_fill(adapted, config.lora_config, policies, weights, env)
 
 
 def work(way: str, model: str, folder: Path) -> None:

@@ -11,11 +11,11 @@ from configs.training import DEFAULT_CONTEXT_LENGTH, TrainConfig
 from data.batch_layout import BatchLayout
 from data.padding import PaddedWidth
 from policies.adapters import num_virtual_tokens
+from policies.apply_policies import Policies
 from policies.loading import load_model_config
-from policies.mixed_precision import Precision, resolve_precision
+from policies.mixed_precision import resolve_precision
 from policies.quantization import resolve_quantization
-from policies.quantized_linear import Quantization
-from policies.sharding import Layout, choose_layout
+from policies.sharding import choose_layout
 from reporting.profiling import num_steps_needed
 from utils.environment import Environment
 from utils.errors import ConfigError
@@ -27,9 +27,7 @@ class Resolved:
 
     model_config: Any  # of transformers
     batches: BatchLayout
-    precision: Precision
-    layout: Layout
-    quantization: Quantization | None
+    policies: Policies
     context_length: int  # tokens of the longest row
     width: PaddedWidth  # of a micro-batch
     notes: tuple[str, ...]  # lines to print: which defaults were adapted
@@ -37,9 +35,9 @@ class Resolved:
     def to_dict(self) -> dict[str, Any]:
         """The entries of run.yaml's section `resolved` that are known here."""
         return {
-            "precision": self.precision.name,
-            "sharding_strategy": self.layout.strategy,
-            "mesh_shape": list(self.layout.mesh_shape),
+            "precision": self.policies.precision.name,
+            "sharding_strategy": self.policies.layout.strategy,
+            "mesh_shape": list(self.policies.layout.mesh_shape),
             "context_length": self.context_length,
             "gradient_accumulation_steps": self.batches.gradient_accumulation_steps,
             "global_batch_size": self.batches.global_batch_size,
@@ -64,9 +62,7 @@ def resolve(config: RunConfig, env: Environment, *, resumed_size: int | None = N
     return Resolved(
         model_config=model_config,
         batches=batches,
-        precision=precision,
-        layout=layout,
-        quantization=quantization,
+        policies=Policies(precision, quantization, layout),
         context_length=context_length,
         width=PaddedWidth(config.train_config.pad_to_multiple_of, context_length),
         notes=(*precision_notes, *batch_notes, *length_notes),

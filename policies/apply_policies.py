@@ -24,6 +24,14 @@ from policies.wrapping import find_layers, find_units
 from utils.environment import Environment, print_rank_zero
 
 
+class Policies(NamedTuple):
+    """What is decided about a model before it is built."""
+
+    precision: Precision
+    quantization: Quantization | None
+    layout: Layout
+
+
 class Adapted(NamedTuple):
     """A model that is ready to be sharded: its parameters have shapes and no values yet, adapters aside."""
 
@@ -36,9 +44,8 @@ def adapt_model(
     model: Any,
     backbone: nn.Module,
     config: RunConfig,
+    policies: Policies,
     *,
-    precision: Precision,
-    quantization: Quantization | None,
     checkpointing: str,
     task_type: str,
     env: Environment,
@@ -58,11 +65,11 @@ def adapt_model(
     layers, units = find_layers(base), find_units(base, config.fsdp_config.wrap)
 
     # 1. PEFT, on quantized layers or plain ones
-    if quantization is not None:
-        print_rank_zero(env, quantize_linears(base, quantization))
+    if policies.quantization is not None:
+        print_rank_zero(env, quantize_linears(base, policies.quantization))
     if config.train_config.use_peft:
         model = apply_adapters(model, config, task_type)
-        store_adapters(model, precision.adapter_dtype)
+        store_adapters(model, policies.precision.adapter_dtype)
         use_lean_forward(model)
     # 2. freeze: adapters froze what they need frozen
     if config.train_config.freeze_layers:
@@ -79,9 +86,7 @@ def adapt_model(
 def shard_and_fill(
     adapted: Adapted,
     lora: LoraConfig,
-    *,
-    precision: Precision,
-    layout: Layout,
+    policies: Policies,
     weights: Weights,
     env: Environment,
 ) -> nn.Module:
@@ -91,16 +96,12 @@ def shard_and_fill(
         The model to call: `model(..., targets=targets)` gives the summed loss.
     """
     model, base, units = adapted
+    layout = policies.layout
     # 6. shard
-    shard(model, units, layout, precision, env.device)
+    shard(model, units, layout, policies.precision, env.device)
     # 7. materialise weights; DistributedDataParallel goes around real ones
-    materialise(
-        model,
-        base,
-        weights,
-        parameter_device=layout.parameter_device(env.device),
-        compute_device=env.device,
-    )
+    parameter_device = layout.parameter_device(env.device)
+    materialise(model, base, weights, parameter_device=parameter_device, compute_device=env.device)
     if lora.use_dora:  # an adapter that is trained on from a folder has its own
         set_magnitudes(model)
     return replicate(model, layout)

@@ -14,12 +14,9 @@ from configs.run import RunConfig
 from data.packing import Offsets
 from policies.activation_checkpointing import checkpointing_mode
 from policies.adapters import adapter_notes
-from policies.apply_policies import adapt_model, shard_and_fill
+from policies.apply_policies import Policies, adapt_model, shard_and_fill
 from policies.attention import choose_attention, rows_that_need_offsets
 from policies.loading import build_model, grow_embeddings
-from policies.mixed_precision import Precision
-from policies.quantized_linear import Quantization
-from policies.sharding import Layout
 from policies.weights import find_weights
 from utils.environment import Environment, print_rank_zero
 
@@ -51,8 +48,7 @@ def build_empty(
     auto_model: Any,
     check_model: Callable[[Any, str], None],
     *,
-    precision: Precision,
-    quantization: Quantization | None,
+    policies: Policies,
     row_length: int,
     num_embeddings: int,
     device: torch.device,
@@ -68,13 +64,13 @@ def build_empty(
         ConfigError: if the config describes no model that can be trained so.
     """
     train = config.train_config
-    model = build_model(train, model_config, auto_model, precision.storage_dtype)
+    model = build_model(train, model_config, auto_model, policies.precision.storage_dtype)
     check_model(model, train.model_name)
-    notes = choose_attention(model, train, precision, device)
+    notes = choose_attention(model, train, policies.precision, device)
     notes += grow_embeddings(model, num_embeddings, use_peft=train.use_peft)
     notes += adapter_notes(model, train, config.lora_config, config.llama_adapter_config)
     checkpointing, checkpointing_notes = checkpointing_mode(
-        model, train, config.fsdp_config, quantized=quantization is not None
+        model, train, config.fsdp_config, quantized=policies.quantization is not None
     )
     return EmptyModel(
         model=model,
@@ -94,9 +90,7 @@ def build_for_training(
     task_type: str,
     check_model: Callable[[Any, str], None],
     find_backbone: Callable[[Any], nn.Module],
-    precision: Precision,
-    quantization: Quantization | None,
-    layout: Layout,
+    policies: Policies,
     row_length: int,
     num_embeddings: int,
     env: Environment,
@@ -115,25 +109,23 @@ def build_for_training(
         model_config,
         auto_model,
         check_model,
-        precision=precision,
-        quantization=quantization,
+        policies=policies,
         row_length=row_length,
         num_embeddings=num_embeddings,
         device=env.device,
     )
     weights = find_weights(
-        config.train_config, empty.model, auto_model, precision.storage_dtype, env, num_rows=num_embeddings
+        config.train_config, empty.model, auto_model, policies.precision.storage_dtype, env, num_rows=num_embeddings
     )
     print_rank_zero(env, *empty.notes, weights.note)
     adapted = adapt_model(
         empty.model,
         find_backbone(empty.model),
         config,
-        precision=precision,
-        quantization=quantization,
+        policies,
         checkpointing=empty.checkpointing,
         task_type=task_type,
         env=env,
     )
-    model = shard_and_fill(adapted, config.lora_config, precision=precision, layout=layout, weights=weights, env=env)
+    model = shard_and_fill(adapted, config.lora_config, policies, weights, env)
     return BuiltModel(model, empty, time.perf_counter() - started)

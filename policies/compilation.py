@@ -10,11 +10,7 @@ from utils.errors import ConfigError
 
 
 def compile_layers(layers: Sequence[nn.Module]) -> None:
-    """Compile each layer at its first call.
-
-    Raises:
-        ConfigError: if there is none.
-    """
+    """Compile each layer at its first call. Raises ConfigError if there is none."""
     if not layers:
         raise ConfigError("--compile: this model names no repeated layers, which are what is compiled; leave it out")
     for layer in layers:
