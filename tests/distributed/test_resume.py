@@ -104,7 +104,7 @@ ELSEWHERE = {
     ("case", "kind"),
     select(
         [*itertools.product(ELSEWHERE, ("SHARDED_STATE_DICT", "FULL_STATE_DICT"))],
-        lambda case: (str(ELSEWHERE[case[0]][1]), str(ELSEWHERE[case[0]][2:]), case[1]),
+        lambda case: (str(ELSEWHERE[case[0]][1]), str(ELSEWHERE[case[0]][3]), case[1]),
     ),
 )
 def test_a_run_goes_on_elsewhere_with_the_same_losses(
