@@ -33,12 +33,11 @@ def check_environment(config: RunConfig, env: Environment) -> None:
             f"{torch.cuda.device_count()} GPU(s); start one process per GPU"
         )
     check_packages(config.tracking_config)
-    _check_optimizer(config, env)
+    _check_optimizer(config.fsdp_config.optimizer, env)
     check_run_folder(train, config.tracking_config, env)
 
 
-def _check_optimizer(config: RunConfig, env: Environment) -> None:
-    name = config.fsdp_config.optimizer
+def _check_optimizer(name: str, env: Environment) -> None:
     if name == "PagedAdamW8bit" and env.device.type != "cuda":
         raise ConfigError(
             "--optimizer: PagedAdamW8bit moves its states between the memory of a GPU and the host's, and there is no "

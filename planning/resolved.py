@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
+from configs.peft import PrefixConfig
 from configs.run import RunConfig
 from configs.tracking import TrackingConfig
 from configs.training import DEFAULT_CONTEXT_LENGTH, TrainConfig
@@ -58,7 +59,7 @@ def resolve(config: RunConfig, env: Environment, *, resumed_size: int | None = N
     layout = choose_layout(config.train_config, config.fsdp_config, precision, env)
     quantization = resolve_quantization(config.quantization_config, precision, layout, env.device)
     model_config = load_model_config(config.train_config)
-    context_length, length_notes = resolve_context_length(config, model_config)
+    context_length, length_notes = resolve_context_length(config.train_config, config.prefix_config, model_config)
     return Resolved(
         model_config=model_config,
         batches=batches,
@@ -127,13 +128,13 @@ def resolve_num_steps(train: TrainConfig, tracking: TrackingConfig, steps_per_ep
     return num_steps
 
 
-def resolve_context_length(config: RunConfig, model_config: Any) -> tuple[int, list[str]]:
+def resolve_context_length(train: TrainConfig, prefix_config: PrefixConfig, model_config: Any) -> tuple[int, list[str]]:
     """Tokens of the longest row, and lines to print: the default shrinks to the positions that the model has.
 
     Raises:
         ConfigError: if a length was asked for that the model does not have.
     """
-    asked, prefix = config.train_config.context_length, num_virtual_tokens(config.train_config, config.prefix_config)
+    asked, prefix = train.context_length, num_virtual_tokens(train, prefix_config)
     length = asked or DEFAULT_CONTEXT_LENGTH
     positions = getattr(model_config.get_text_config(), "max_position_embeddings", None)
     if positions is None or length + prefix <= positions:

@@ -52,6 +52,11 @@ class Environment:
         return torch.device("cpu")
 
 
+def launcher_rank() -> int:
+    """This process's rank, as the launcher tells it; 0 without one."""
+    return int(os.environ.get("RANK", "0")) if "WORLD_SIZE" in os.environ else 0
+
+
 def read_environment() -> Environment:
     """Read RANK, LOCAL_RANK, WORLD_SIZE and LOCAL_WORLD_SIZE; without them the run is one process."""
     slurm_job = os.environ.get("SLURM_JOB_ID")
@@ -66,7 +71,7 @@ def read_environment() -> Environment:
     of_launcher = os.environ if launched else {}
     world_size = int(of_launcher.get("WORLD_SIZE", "1"))
     return Environment(
-        rank=int(of_launcher.get("RANK", "0")),
+        rank=launcher_rank(),
         local_rank=int(of_launcher.get("LOCAL_RANK", "0")),
         world_size=world_size,
         local_world_size=int(of_launcher.get("LOCAL_WORLD_SIZE", str(world_size))),

@@ -1,8 +1,8 @@
 """Shows that long work goes on: progress bars in a terminal; in a log file, a line when it starts and one when it ends.
 
-In a terminal (stderr is one) bars say all that the lines would, so no lines are printed. Both come from one rank alone.
-Which one that is, is process-wide state, as it is for the bars of Hugging Face's libraries: datasets are tokenized by
-functions of the user's, which have no argument for it.
+In a terminal (stderr is one) bars say all that the lines would, so no lines are printed. Both come from rank 0 alone.
+The rank is asked of the environment, not passed in: dataset functions of the user tokenise, too, and have no argument
+for it.
 """
 
 from __future__ import annotations
@@ -15,18 +15,12 @@ from typing import Any
 
 from tqdm import tqdm
 
-_is_silent = False
-
-
-def show_progress(*, is_silent: bool) -> None:
-    """Choose whether this process shows progress. It does unless told otherwise."""
-    global _is_silent
-    _is_silent = is_silent
+from utils.environment import launcher_rank
 
 
 def shows_progress() -> bool:
     """Whether this is the rank that shows progress."""
-    return not _is_silent
+    return launcher_rank() == 0
 
 
 def shows_bars() -> bool:

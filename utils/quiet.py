@@ -6,7 +6,7 @@ import logging
 import warnings
 
 from utils.environment import Environment
-from utils.progress import show_progress, shows_bars
+from utils.progress import shows_bars
 
 
 def quiet_imports() -> None:
@@ -37,7 +37,6 @@ def quiet_libraries(env: Environment) -> None:
     import huggingface_hub
     import transformers
 
-    show_progress(is_silent=not env.is_rank_zero)
     if not shows_bars():
         datasets.disable_progress_bars()
         transformers.utils.logging.disable_progress_bar()

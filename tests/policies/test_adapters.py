@@ -184,11 +184,16 @@ def test_under_a_prefix_the_default_of_checkpointing_activations_is_off_and_said
 def test_a_prefix_takes_positions_from_the_rows() -> None:
     prefix = ["--peft_method", "prefix", "--batching_strategy", "padding"]
     model_config = FAMILIES["gpt2"].config  # 128 positions, and an error beyond them
-    assert resolve_context_length(config_of(*prefix, "--num_virtual_tokens", "8"), model_config)[0] == 120
+
+    def length(num_virtual_tokens: str, *flags: str) -> int:
+        config = config_of(*prefix, "--num_virtual_tokens", num_virtual_tokens, *flags)
+        return resolve_context_length(config.train_config, config.prefix_config, model_config)[0]
+
+    assert length("8") == 120
     with pytest.raises(ConfigError, match=r"--context_length: 121 is more than .* give at most 120"):
-        resolve_context_length(config_of(*prefix, "--num_virtual_tokens", "8", "--context_length", "121"), model_config)
+        length("8", "--context_length", "121")
     with pytest.raises(ConfigError, match="--num_virtual_tokens: a prefix of 128 leaves no room"):
-        resolve_context_length(config_of(*prefix, "--num_virtual_tokens", "128"), model_config)
+        length("128")
 
 
 SAVED: dict[str, tuple[Any, str]] = {
