@@ -150,7 +150,10 @@ def test_settings_that_are_named_exist() -> None:
 @pytest.mark.parametrize(
     "flags",
     [
-        ["--enable_fsdp", "--compile", "--activation_checkpointing", "full", "--loss_chunk_size", "0"],
+        pytest.param(
+            ["--enable_fsdp", "--compile", "--activation_checkpointing", "full", "--loss_chunk_size", "0"],
+            marks=pytest.mark.slow,  # compiles
+        ),
         ["--num_workers_dataloader", "1", "--max_train_step", "9", "--save_every_steps", "1", "--keep_last", "1"],
     ],
 )

@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 import torch
 import torch.nn.functional as F
+from filelock import FileLock
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from data.dataset_functions import BUILT_IN_FOLDER, load_dataset_file
@@ -23,13 +24,18 @@ DATA = ROOT / "datasets/samples/dialogue_summary"
 
 @pytest.fixture(scope="module")
 def demo(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, str]:
-    """The run folder and everything that the demo printed."""
-    folder = tmp_path_factory.mktemp("demo")
+    """The run folder and everything that the demo printed. Of pytest's workers one runs it, and the others wait."""
+    shared = tmp_path_factory.getbasetemp()
+    shared = shared.parent if "PYTEST_XDIST_WORKER" in os.environ else shared
+    folder, printed = shared / "demo", shared / "demo.txt"
     environment = {key: value for key, value in os.environ.items() if key != "OMP_NUM_THREADS"}
     command = [sys.executable, "-m", "tools.demo", "--out", str(folder)]
-    done = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=580, check=False)
-    assert done.returncode == 0, done.stderr
-    return folder / "run", done.stdout
+    with FileLock(shared / "demo.lock"):
+        if not printed.exists():
+            done = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=580)
+            assert done.returncode == 0, done.stderr
+            printed.write_text(done.stdout)
+    return folder / "run", printed.read_text()
 
 
 def test_eval_loss_falls_below_half(demo: tuple[Path, str]) -> None:
