@@ -162,7 +162,7 @@ def run(model: Path, folder: Path, nproc: int | None, *flags: str) -> None:
     given += ["--dataset", f"{random_documents.__file__}:get_custom_dataset", "--run_validation", "False"]
     given += ["--batch_size_training", "1", "--global_batch_size", "4", "--max_train_step", "8", "--lr", "1e-3"]
     given += ["--save_every_steps", "3", "--keep_last", "9", "--weight_decay", "0.1", "--batching_strategy", "padding"]
-    done = run_command(*given, *flags, nproc=nproc)
+    done = run_command(*given, *flags, nproc=nproc, real=True)
     assert done.returncode == 0, done.stderr
 
 
