@@ -128,6 +128,7 @@ def run_fork(request: dict[str, Any], fds: list[int]) -> None:
         os.setpgid(0, request["process_group"])
     os.chdir(request["cwd"])
     set_environment(request["environment"])
+    signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell that starts in the background ignores it
     import numpy as np
 
     np.random.seed()
