@@ -82,6 +82,7 @@ def hand_count(folder: Path, layout: str, rank: int) -> tuple[int, int, int]:
     return FP32 * room + buffers, FP32 * room, FP32 * 2 * own + steps
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("layout", LAYOUTS)
 def test_parameters_gradients_and_optimizer_are_what_a_hand_count_gives(
     layout: str, memory: dict[str, Any], odd_model: Path
@@ -97,6 +98,7 @@ def test_parameters_gradients_and_optimizer_are_what_a_hand_count_gives(
         assert event["optimizer_cpu_gib"] == 0, where  # on CPU the optimizer's home is the device itself
 
 
+@pytest.mark.slow
 def test_a_sharded_rank_holds_about_half(memory: dict[str, Any]) -> None:
     def largest(layout: str, name: str) -> float:
         return max(event[name] for event in memory[layout])
@@ -106,6 +108,7 @@ def test_a_sharded_rank_holds_about_half(memory: dict[str, Any]) -> None:
         assert largest("NO_SHARD", name) == pytest.approx(largest("one process", name))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("layout", LAYOUTS)
 def test_the_components_add_up_to_what_is_allocated(layout: str, memory: dict[str, Any]) -> None:
     for event in memory[layout]:
@@ -115,6 +118,7 @@ def test_the_components_add_up_to_what_is_allocated(layout: str, memory: dict[st
         assert event["reserved_gib"] is None  # there is no allocator to ask on CPU
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("layout", LAYOUTS)
 def test_activations_are_what_the_first_forward_added(layout: str, memory: dict[str, Any]) -> None:
     events = {(event["step"], event["rank"], event["phase"]): event for event in memory[layout]}
@@ -124,6 +128,7 @@ def test_activations_are_what_the_first_forward_added(layout: str, memory: dict[
         assert event["activations_gib"] == pytest.approx(wanted, abs=1e-9)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("layout", LAYOUTS)
 def test_every_rank_records_the_four_phases_of_the_observed_steps_and_of_no_other(
     layout: str, memory: dict[str, Any]

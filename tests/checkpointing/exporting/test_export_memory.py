@@ -47,7 +47,8 @@ def small(tiny_model: Path, tmp_path: Path) -> Path:
     return save_checkpoint(tmp_path / "small", model, tiny_model)
 
 
-@pytest.mark.parametrize("kind", ["SHARDED_STATE_DICT", pytest.param("FULL_STATE_DICT", marks=pytest.mark.slow)])
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", ["SHARDED_STATE_DICT", "FULL_STATE_DICT"])
 def test_a_checkpoint_of_two_hundred_megabytes_takes_a_fraction_of_it(
     kind: str, small: Path, tiny_model: Path, tmp_path: Path
 ) -> None:
