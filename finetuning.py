@@ -18,7 +18,7 @@ from typing import Any, NamedTuple
 
 from supervision.exit_status import FAILED, REFUSED, leave
 from supervision.failures import end_unless_flags_hold, end_with_error
-from utils.errors import TrainingError
+from utils.errors import ConfigError, TrainingError
 from utils.quiet import quiet_imports, quiet_libraries
 
 if __name__ == "__main__":
@@ -46,7 +46,6 @@ from supervision.watchdog import Watchdog
 from tasks.task import MicroBatch, count_globally
 from utils.distributed import stop_process_group, sum_on_host
 from utils.environment import Environment, read_environment
-from utils.errors import ConfigError
 from utils.progress import phase, progress_bar
 
 
