@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from checkpointing.base_fingerprint import base_fingerprint
-from checkpointing.comparison import check_same
+from checkpointing.comparison import check_place, check_same
 from checkpointing.finding import Checkpoint, find_checkpoints, open_checkpoint, resolve_resume
 from checkpointing.huggingface_files import huggingface_files, model_config_values
 from checkpointing.model_folder import export_model
@@ -128,6 +128,8 @@ def prepare(config: RunConfig, env: Environment, watchdog: Watchdog, lock: RunLo
     checkpoint = open_checkpoint(found, env, every_file=True)
     if checkpoint is not None:
         print_rank_zero(env, *check_same(checkpoint, config, inputs.identity(), num_steps=inputs.num_steps))
+        steps_per_epoch = inputs.data.steps_per_epoch(inputs.resolved.batches)
+        check_place(checkpoint, num_steps=inputs.num_steps, steps_per_epoch=steps_per_epoch)
 
     seed_everything(config.train_config.seed)
     parts = build(inputs, config, env)

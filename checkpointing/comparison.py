@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from checkpointing.finding import Checkpoint
+from checkpointing.folder import STATE
 from configs.fsdp import FsdpConfig
 from configs.names import flag
 from configs.run import DATASETS, SETTINGS, RunConfig
@@ -87,6 +88,24 @@ def check_same(
         )
     _check_states(checkpoint, config.fsdp_config)
     return [f"resume_anyway: {text}" for text in texts]
+
+
+def check_place(checkpoint: Checkpoint, *, num_steps: int, steps_per_epoch: int) -> None:
+    """Refuse a place in the data that these data do not have.
+
+    Args:
+        num_steps: optimizer steps of the whole run. A run that has made them all reads no more data.
+
+    Raises:
+        ConfigError: if the epoch ends before the step of the epoch that the checkpoint is at.
+    """
+    state = checkpoint.values["state"]
+    last = steps_per_epoch if state["epoch_end_due"] else steps_per_epoch - 1
+    if state["step"] < num_steps and state["step_of_epoch"] > last:
+        raise ConfigError(
+            f"--resume: {checkpoint.folder}/{STATE} is at step {state['step_of_epoch']} of its epoch, and an epoch of "
+            f"these data has {steps_per_epoch}; give the data that it was trained on, or another checkpoint"
+        )
 
 
 def _has_states(checkpoint: Checkpoint, train: TrainConfig, fsdp: FsdpConfig) -> bool:

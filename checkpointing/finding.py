@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import json
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 from checkpointing.folder import COMPLETE, STATE, checkpoints, damage, listed_files
+from checkpointing.state_json import StateError, read_state
 from configs.run import RunConfig
 from configs.training import TrainConfig
 from reporting.default_folders import folder_of_job, latest_run_folder
@@ -151,7 +151,10 @@ def open_checkpoint(folders: list[Path], env: Environment, *, every_file: bool) 
     for folder in folders:
         reason = _shared_damage(folder, env) if every_file else _damage_of_small_files(folder)
         if not reason:
-            return Checkpoint(folder, json.loads((folder / STATE).read_bytes()))
+            try:
+                return Checkpoint(folder, read_state(folder))
+            except StateError as error:
+                reason = str(error)
         if every_file or folder is folders[-1]:
             print_rank_zero(env, f"checkpoint: {folder} is damaged: {reason}")
     if folders:

@@ -19,6 +19,8 @@ from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
+from utils.inside import is_inside
+
 COMPLETE, LATEST, BEST, STATE = "COMPLETE", "latest", "best", "state.json"
 _INCOMPLETE, _GIVEN_UP = ".incomplete", ".given-up"
 _STEP = re.compile(r"step-(\d{8,})")
@@ -169,9 +171,13 @@ def listed_files(folder: Path) -> dict[str, FileEntry]:
     """
     try:
         files = json.loads((folder / COMPLETE).read_bytes())["files"]
-        return {str(name): {"bytes": int(file["bytes"]), "crc32": str(file["crc32"])} for name, file in files.items()}
-    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
+        listed = {str(name): {"bytes": int(file["bytes"]), "crc32": str(file["crc32"])} for name, file in files.items()}
+    except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError, OverflowError) as error:
         raise ValueError(f"{COMPLETE} cannot be read ({type(error).__name__})") from error
+    for name in listed:
+        if not is_inside(folder, name):
+            raise ValueError(f"{COMPLETE} lists {name[:200]!r}, which leads outside the folder")
+    return listed
 
 
 def damage(folder: Path, names: Iterable[str] | None = None) -> str:

@@ -17,7 +17,8 @@ from torch.optim.lr_scheduler import LambdaLR, LRScheduler
 
 from checkpointing.comparison import TRAIN_ON
 from checkpointing.finding import Checkpoint, run_folder_of
-from checkpointing.safe_reader import SafeFileSystemReader
+from checkpointing.folder import STATE
+from checkpointing.safe_reader import SafeFileSystemReader, load_tensors
 from checkpointing.train_state import TrainState
 from checkpointing.trained import MODEL, OPTIMIZER, Trained, model_tensors, trained_parameters
 from checkpointing.writing import FULL_FILE, rng_file
@@ -27,8 +28,8 @@ from reporting.metrics_file import keep_until
 from reporting.run_yaml import read_run_yaml
 from utils.distributed import gather_to_all, on_rank_zero
 from utils.environment import Environment, print_rank_zero
-from utils.errors import ConfigError
-from utils.seeding import seed_everything, set_rng_state
+from utils.errors import ConfigError, in_one_line
+from utils.seeding import checked_rng_state, seed_everything, set_rng_state
 
 
 def load_checkpoint(
@@ -43,20 +44,20 @@ def load_checkpoint(
     Raises:
         ConfigError: on every rank; it names every tensor that is missing, extra, or of another shape or dtype.
     """
-    failure = None
+    failure, own_rng = None, None
     try:
         _load_tensors(checkpoint, trained, torch.device("cpu") if optimizer_cpu_offload else None)
+        own_rng = _read_rng_state(checkpoint, env)
     except (ConfigError, CheckpointException, OSError, RuntimeError, ValueError) as error:
-        failure = str(error)
+        failure = _cause(error)
     failures = [reason for reason in gather_to_all(failure) if reason is not None]
     if failures:
         raise ConfigError(f"--resume: {checkpoint.folder} cannot be loaded: {' '.join(failures[0].split())}")
-    _load_schedule(trained.scheduler, trained.optimizer, checkpoint.values["scheduler"])
+    _load_schedule(trained.scheduler, trained.optimizer, checkpoint.step)
     trained.scaler.load_state_dict(checkpoint.values.get("loss_scaler"))  # earlier versions wrote none
     print_rank_zero(env, f"resume: from {checkpoint.folder}, after step {checkpoint.step}")
-    own = checkpoint.folder / rng_file(env.rank)
-    if checkpoint.values["world_size"] == env.world_size and own.is_file():
-        set_rng_state(torch.load(own, weights_only=True))
+    if own_rng is not None:
+        set_rng_state(own_rng)
     else:
         seed_everything((seed + 104729 * checkpoint.step) % 2**32, env.rank)
         print_rank_zero(env, "resume: dropout and other random choices go on anew: they are kept per rank")
@@ -86,10 +87,38 @@ def take_up_results(checkpoint: Checkpoint, state: TrainState, folder: Path, num
         state.best_eval_loss = math.inf
 
 
-def _load_schedule(scheduler: LRScheduler, optimizer: Optimizer, saved: dict[str, Any]) -> None:
-    """Continue the schedule at its step, with the learning rate of this run's settings."""
+def _cause(error: BaseException) -> str:
+    """What went wrong; torch wraps it into one with the tracebacks of all ranks."""
+    if isinstance(error, CheckpointException) and error.failures:
+        cause, _ = next(iter(error.failures.values()))
+        return str(cause) or type(cause).__name__
+    return str(error) or type(error).__name__
+
+
+def _read_rng_state(checkpoint: Checkpoint, env: Environment) -> dict[str, Any] | None:
+    """This rank's random states, checked; None if the checkpoint is of another number of ranks or has none.
+
+    Raises:
+        ConfigError: if the file is not what a run writes.
+    """
+    path = checkpoint.folder / rng_file(env.rank)
+    if checkpoint.values["world_size"] != env.world_size or not path.is_file():
+        return None
+    try:
+        return checked_rng_state(load_tensors(path))
+    except (ValueError, ConfigError) as error:
+        raise ConfigError(
+            f"{path.name} holds no random states ({in_one_line(error)}); copy the checkpoint again, or give another"
+        ) from error
+
+
+def _load_schedule(scheduler: LRScheduler, optimizer: Optimizer, step: int) -> None:
+    """Continue the schedule at its step, with the learning rate of this run's settings.
+
+    Nothing else of its saved state is taken: torch would set any attribute that a file names.
+    """
     assert isinstance(scheduler, LambdaLR)
-    scheduler.load_state_dict(saved | {"base_lrs": scheduler.base_lrs})
+    scheduler.last_epoch, scheduler._step_count = step, step + 1
     rates = [
         base * rate(scheduler.last_epoch) for base, rate in zip(scheduler.base_lrs, scheduler.lr_lambdas, strict=True)
     ]
@@ -115,12 +144,15 @@ def _load_tensors(checkpoint: Checkpoint, trained: Trained, optimizer_device: to
         if name not in parameters:
             unknown.append(stored_name)
             continue
+        if shape.numel() > parameters[name].numel():
+            raise ConfigError(f"{stored_name} is {_shown(shape, dtype)}, larger than its weight; {_REMEDY}")
         target = zero_state(parameters[name], shape, dtype, optimizer_device)
         targets[stored_name] = states[name][key] = target
     if unknown:
         raise ConfigError(f"extra: {', '.join(unknown)}; {_REMEDY}")
-    stored.load(targets)
     numbers = checkpoint.values["optimizer_numbers"]
+    _check_numbers(numbers, states)
+    stored.load(targets)
     groups = optimizer.state_dict()["param_groups"]
     numbered = zip(
         (parameter for group in optimizer.param_groups for parameter in group["params"]),
@@ -131,6 +163,18 @@ def _load_tensors(checkpoint: Checkpoint, trained: Trained, optimizer_device: to
     indices = {name: index_of[parameter] for name, parameter in parameters.items()}
     full_states = {indices[name]: state | numbers.get(name, {}) for name, state in states.items() if state}
     optimizer.load_state_dict({"state": full_states, "param_groups": groups})
+
+
+def _check_numbers(numbers: Mapping[str, Mapping[str, float]], states: Mapping[str, Mapping[str, Any]]) -> None:
+    """Refuse numbers of an optimizer's state that belong to no weight, or would replace a tensor.
+
+    Raises:
+        ConfigError: it names one.
+    """
+    for name, of_parameter in numbers.items():
+        wrong = [key for key in of_parameter if key in states.get(name, of_parameter)]
+        if wrong:
+            raise ConfigError(f"{STATE}: optimizer_numbers.{name}.{wrong[0]} is of no weight, or a tensor; {_REMEDY}")
 
 
 _REMEDY = f"give the settings and the model of the checkpoint, or {TRAIN_ON}"
@@ -177,7 +221,10 @@ class _FullFile:
     """One file, of which each rank reads its slices."""
 
     def __init__(self, folder: Path) -> None:
-        self._tensors = torch.load(folder / FULL_FILE, map_location="cpu", weights_only=True, mmap=True)
+        self._tensors = load_tensors(folder / FULL_FILE)
+        for name, tensor in self._tensors.items():
+            if not isinstance(tensor, torch.Tensor) or tensor.layout != torch.strided:
+                raise ConfigError(f"{FULL_FILE}: {name} is no tensor with its values; copy the checkpoint again")
         self.kinds: Kinds = {name: (tensor.shape, tensor.dtype) for name, tensor in self._tensors.items()}
 
     @torch.no_grad()

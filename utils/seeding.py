@@ -43,6 +43,31 @@ def rng_state() -> dict[str, Any]:
     return state
 
 
+def checked_rng_state(state: dict[str, Any]) -> dict[str, Any]:
+    """The state, if it is one that `rng_state` returns. numpy would read beyond its numbers at a place that is none.
+
+    Raises:
+        ValueError: if it is not; the message is a clause.
+    """
+    try:
+        version, numbers, gauss = state["python"]
+        random.Random().setstate((version, tuple(numbers), gauss))
+        name, keys, position, has_gauss, cached = state["numpy"]
+        if not (keys.dtype == torch.int64 and keys.shape == (624,) and keys.min() >= 0 and keys.max() < 2**32):
+            raise ValueError("numpy's numbers are none")
+        if not (type(position) is int and 0 <= position <= 624 and has_gauss in (0, 1)):
+            raise ValueError("numpy's place in its numbers is none")
+        np.random.RandomState().set_state((name, keys.numpy().astype(np.uint32), position, has_gauss, float(cached)))
+        torch.Generator().set_state(state["torch"])
+        if not isinstance(state.get("cuda", state["torch"]), torch.Tensor):
+            raise ValueError("CUDA's is no tensor")
+    except KeyError as error:
+        raise ValueError(f"{error} is missing") from error
+    except (TypeError, AttributeError, RuntimeError, OverflowError) as error:
+        raise ValueError(" ".join(str(error).split())) from error
+    return state
+
+
 def set_rng_state(state: dict[str, Any]) -> None:
     """Set all generators to what `rng_state` returned, except those of a device that is not here."""
     version, numbers, gauss = state["python"]

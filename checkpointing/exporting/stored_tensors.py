@@ -5,7 +5,6 @@ No code from the files is run, no process group is needed, and only the tensor t
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterable
 from pathlib import Path
 from typing import Protocol
@@ -15,7 +14,7 @@ from safetensors import safe_open
 from torch.distributed.checkpoint.metadata import ChunkStorageMetadata, MetadataIndex, TensorStorageMetadata
 
 from checkpointing.exporting.safetensors_file import Entry, read_entries
-from checkpointing.safe_reader import SafeFileSystemReader
+from checkpointing.safe_reader import SafeFileSystemReader, load_tensors
 from utils.errors import ConfigError
 
 _PREFIX = "model."  # of the names of the model's tensors; the optimizer's begin with `optimizer.`
@@ -47,9 +46,6 @@ class ShardedTensors:
         for key, entry in metadata.state_dict_metadata.items():
             if not key.startswith(_PREFIX) or not isinstance(entry, TensorStorageMetadata):
                 continue
-            # A tensor that several ranks hold is saved once.
-            if sum(math.prod(chunk.sizes) for chunk in entry.chunks) != math.prod(entry.size):
-                raise ConfigError(f"{folder}: the parts of {key} do not make up the whole; copy the folder again")
             self.index[key.removeprefix(_PREFIX)] = Entry(tuple(entry.size), entry.properties.dtype)
             self._chunks[key.removeprefix(_PREFIX)] = entry.chunks
         if not self.index:
@@ -92,16 +88,7 @@ class PickledTensors:
         self.index = {name: Entry(tuple(tensor.shape), tensor.dtype) for name, tensor in mapped.items()}
 
     def _map(self) -> None:
-        try:
-            state = torch.load(self._path, map_location="cpu", mmap=True, weights_only=True)
-        except Exception as error:
-            reason = " ".join(str(error).split())[:200]
-            raise ConfigError(
-                f"{self._path} cannot be read without running code from it, or is damaged ({reason}); "
-                "give a file that torch.save made of the model's state_dict, of tensors alone"
-            ) from error
-        state = state if isinstance(state, dict) else {}
-        self._mapped = {name: t for name, t in state.items() if isinstance(name, str) and torch.is_tensor(t)}
+        self._mapped = {name: t for name, t in load_tensors(self._path).items() if torch.is_tensor(t)}
         self._num_read = 0
 
     def read(self, name: str) -> torch.Tensor:

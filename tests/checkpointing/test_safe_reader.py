@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import pickle
 import random
-from pathlib import Path
+from pathlib import Path, PosixPath
 from typing import Any
 
 import pytest
@@ -107,6 +107,94 @@ def test_a_name_within_a_name_is_not_looked_up(folder: Path) -> None:
         SafeFileSystemReader(folder).read_metadata()
 
 
+FORGED_STATE = b"}\x8c\x07witness\x88s"  # {"witness": True}
+METADATA = b"ctorch.distributed.checkpoint.metadata\nMetadata\n"
+ATTACKS = {
+    "the state of a class is set": b"cpathlib\nPosixPath\nN" + FORGED_STATE + b"\x86b.",  # as (None, slots)
+    "the state of torch's own class is set": b"ctorch.distributed.checkpoint.metadata\nMetadata\n"
+    + FORGED_STATE
+    + b"b.",
+    "an object gets its state twice": b"ctorch.distributed.checkpoint.metadata\nMetadata\n)\x81}b"
+    + FORGED_STATE
+    + b"b.",
+    "a call with wrong arguments": b"ctorch\nSize\nK\x07\x85R.",
+    "a call of what was called": b"ctorch\nSize\n)R)R.",
+    "a call without a tuple": b"ctorch\nSize\n]R.",
+    "an item of a class": b"cpathlib\nPosixPath\nK\x01K\x02s.",
+    "a memo of gigabytes": b"Nr\xff\xff\xff\xff.",
+    "a text of exabytes": b"\x8d\xff\xff\xff\xff\xff\xff\xff\x0f.",
+    "what was never put into the memo": b"h\x07.",
+    "tuples 200,000 deep": b"N" + b"\x85" * 200_000 + b".",
+    "a key that overflows the stack when hashed": b"}N" + b"\x85" * 200_000 + b"Ns.",
+    "a mark that is not there": b"t.",
+    "an opcode of persistent objects": b"Px\n.",
+    "an extension's code": b"\x82\x01.",
+    "a name without end": b"c" + b"x" * 100_000,
+    "nothing": b"",
+}
+
+
+def test_what_a_pickle_could_do_to_the_reader_is_not_done(tmp_path: Path) -> None:
+    """Each is refused in one line; the classes that it names are as they were."""
+    for kind, attack in ATTACKS.items():
+        (tmp_path / ".metadata").write_bytes(attack)
+        with pytest.raises(ConfigError, match=r"\.metadata is refused: it .*; copy the checkpoint again$") as caught:
+            SafeFileSystemReader(tmp_path).read_metadata()
+        assert "\n" not in str(caught.value), kind
+    assert not hasattr(PosixPath, "witness")
+    assert not hasattr(Metadata, "witness")
+
+
+def test_what_many_tensors_share_costs_no_more_than_its_bytes(folder: Path) -> None:
+    """A list of parts that thousands of tensors name, which no writer makes, is not copied thousands of times."""
+
+    def share(index: Metadata) -> Metadata:
+        entry = index.state_dict_metadata["model.a"]
+        assert isinstance(entry, TensorStorageMetadata)
+        entry.chunks = entry.chunks * 5000
+        index.state_dict_metadata |= {f"model.a{number}": entry for number in range(5000)}
+        return index
+
+    change_index(folder, share)
+    with pytest.raises(ConfigError, match="more parts than it has room for"):
+        SafeFileSystemReader(folder).read_metadata()
+
+
+def test_a_tensor_that_is_said_to_be_larger_than_its_file_is_not_made(folder: Path) -> None:
+    def enlarge(index: Metadata) -> Metadata:
+        entry = index.state_dict_metadata["model.a"]
+        assert isinstance(entry, TensorStorageMetadata)
+        entry.size = entry.chunks[0].sizes = torch.Size([2**40, 4])
+        return index
+
+    change_index(folder, enlarge)
+    with pytest.raises(ConfigError, match=r"a part of model\.a is said to be larger than what is stored of it"):
+        SafeFileSystemReader(folder).read_metadata()
+
+
+def test_a_place_that_is_none_is_refused(folder: Path) -> None:
+    whole = (folder / ".metadata").read_bytes()
+    for field in ("offset", "length", "relative_path"):
+        for value in (None, -1, 2**80, [3], (3,), "nowhere"):
+            index = pickle.loads(whole)
+            for place in index.storage_data.values():
+                setattr(place, field, value)
+            (folder / ".metadata").write_bytes(pickle.dumps(index))
+            with pytest.raises(ConfigError, match=r"\.metadata is refused: it is not an index|nowhere is missing"):
+                SafeFileSystemReader(folder).read_metadata()
+
+
+def test_a_shard_that_is_a_link_to_another_run_is_refused(folder: Path, tmp_path: Path) -> None:
+    """The folder itself may be reached by a link."""
+    (tmp_path / "link").symlink_to(folder)
+    assert SafeFileSystemReader(tmp_path / "link").read_metadata().state_dict_metadata
+    (tmp_path / "other").mkdir()
+    (folder / "__0_0.distcp").rename(tmp_path / "other/__0_0.distcp")
+    (folder / "__0_0.distcp").symlink_to(tmp_path / "other/__0_0.distcp")
+    with pytest.raises(ConfigError, match=r"it leads to '__0_0\.distcp', outside the folder"):
+        SafeFileSystemReader(folder).read_metadata()
+
+
 def test_an_entry_that_is_a_pickle_is_not_read(tmp_path: Path) -> None:
     """torch itself would run it, whatever type of entry the caller expects."""
     dcp.save({"model": {"a": Command(tmp_path / "witness")}}, checkpoint_id=tmp_path / "copy")
@@ -120,7 +208,9 @@ def test_an_entry_that_is_a_pickle_is_not_read(tmp_path: Path) -> None:
     assert (tmp_path / "witness").exists(), "the forgery does nothing: the test shows nothing"
 
 
-@pytest.mark.parametrize("name", ["../secret", "/etc/passwd", "sub/__0_0.distcp", ".."])
+@pytest.mark.parametrize(
+    "name", ["../secret", "/etc/passwd", "sub/__0_0.distcp", "..", ".", "", "a\0b", "../copy/__0_0.distcp"]
+)
 def test_no_file_outside_the_folder_is_opened(name: str, folder: Path) -> None:
     def lead_astray(index: Metadata) -> Metadata:
         for place in index.storage_data.values():

@@ -1,0 +1,186 @@
+"""state.json of a checkpoint: what each of its fields must be. It is checked whole before any of it is used."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from checkpointing.folder import STATE, is_step_folder, step_of
+from policies.loss_scaling import GROWTH_INTERVAL
+
+_MOST_STEPS = 10**9
+_MOST_RANKS = 2**20
+_MOST_TOKENS = 2**62
+_MISSING = object()
+
+
+class StateError(ValueError):
+    """state.json is not what a run writes; the message is a clause that names the field."""
+
+
+class _Kind(NamedTuple):
+    """What a field must be."""
+
+    name: str
+    holds: Callable[[Any], bool]
+
+
+def _count(most: int, least: int = 0) -> _Kind:
+    return _Kind(f"a whole number from {least} to {most}", lambda value: type(value) is int and least <= value <= most)
+
+
+def _is_number(value: Any) -> bool:
+    return type(value) in (int, float) and abs(value) < float("inf")  # false for NaN too
+
+
+def _or_null(kind: _Kind) -> _Kind:
+    return _Kind(f"{kind.name}, or null", lambda value: value is None or kind.holds(value))
+
+
+_FLAG = _Kind("true or false", lambda value: type(value) is bool)
+_TEXT = _Kind("a text", lambda value: isinstance(value, str))
+_TABLE = _Kind("a table of names", lambda value: isinstance(value, dict))
+_NUMBER = _Kind("a finite number", _is_number)
+_SECONDS = _Kind("a finite number, 0 or more", lambda value: _is_number(value) and value >= 0)
+_NAMES = _Kind(
+    "a text or a list of texts",
+    lambda value: isinstance(value, str) or (isinstance(value, list) and all(isinstance(part, str) for part in value)),
+)
+_STEP, _TOKENS = _count(_MOST_STEPS), _count(_MOST_TOKENS)
+
+SCHEMA: dict[tuple[str, ...], _Kind] = {
+    # how far the run has come (checkpointing.train_state.TrainState)
+    ("state", "step"): _STEP,
+    ("state", "epoch"): _count(_MOST_STEPS + 1, least=1),
+    ("state", "step_of_epoch"): _STEP,
+    ("state", "eval_due"): _FLAG,
+    ("state", "epoch_end_due"): _FLAG,
+    ("state", "epoch_loss_sum"): _NUMBER,
+    ("state", "epoch_label_tokens"): _TOKENS,
+    ("state", "epoch_seconds"): _SECONDS,
+    ("state", "num_tokens"): _TOKENS,
+    ("state", "seconds"): _SECONDS,
+    ("state", "best_eval_loss"): _or_null(_NUMBER),
+    ("state", "best_step"): _STEP,
+    # what is kept beside the tensors
+    ("scheduler", "last_epoch"): _STEP,
+    ("optimizer_numbers",): _TABLE,
+    ("has_optimizer",): _FLAG,
+    ("world_size",): _count(_MOST_RANKS, least=1),
+    # what the run must have in common with this one (checkpointing.comparison)
+    ("global_batch_size",): _count(_MOST_STEPS, least=1),
+    ("num_steps",): _STEP,
+    ("precision",): _TEXT,
+    ("data_fingerprint",): _count(2**64),
+    ("model_config",): _TABLE,
+    ("base_fingerprint",): _or_null(_TEXT),
+    ("settings", "train_config"): _TABLE,
+    ("settings", "fsdp_config"): _TABLE,
+    ("settings", "train_config", "freeze_layers"): _FLAG,
+    ("settings", "train_config", "num_freeze_layers"): _STEP,
+    ("settings", "fsdp_config", "pure_bf16"): _FLAG,
+    ("settings", "fsdp_config", "optimizer"): _TEXT,
+}
+"""Every field that must be there, by its path."""
+
+MAY_BE_MISSING: dict[tuple[str, ...], _Kind] = {
+    ("loss_scaler",): _or_null(_TABLE),  # earlier versions wrote none
+    ("loss_scaler", "scale"): _Kind("a finite number, 1 or more", lambda value: _is_number(value) and value >= 1),
+    ("loss_scaler", "growth_tracker"): _count(GROWTH_INTERVAL),
+    ("settings", "lora_config", "target_modules"): _or_null(_NAMES),
+}
+
+
+def read_state(folder: Path) -> dict[str, Any]:
+    """The values of a checkpoint's state.json.
+
+    Raises:
+        StateError: if a field is missing, or is not what a run writes.
+    """
+    try:
+        values = json.loads((folder / STATE).read_bytes())
+    except (OSError, ValueError, RecursionError) as error:
+        raise StateError(f"{STATE} cannot be read ({type(error).__name__})") from error
+    check_state(values)
+    step = values["state"]["step"]
+    if is_step_folder(folder) and step_of(folder) != step:
+        raise StateError(f"{STATE}: state.step is {step}, and the folder is of another step")
+    return values
+
+
+def check_state(values: Any) -> None:
+    """Refuse values that are not those of a run.
+
+    Raises:
+        StateError: it names a field, its value and what it must be.
+    """
+    for path, kind in SCHEMA.items():
+        _check(path, _at(values, path), kind)
+    for path, kind in MAY_BE_MISSING.items():
+        if (value := _at(values, path)) is not _MISSING:
+            _check(path, value, kind)
+    if isinstance(scaler := values.get("loss_scaler"), dict) and set(scaler) != {"scale", "growth_tracker"}:
+        raise StateError(f"{STATE}: loss_scaler holds {_shown(sorted(scaler))}, and must hold scale and growth_tracker")
+    for name, section in values["settings"].items():
+        _check(("settings", name), section, _TABLE)
+    _check_optimizer_numbers(values["optimizer_numbers"], values["state"]["step"])
+    _check_relations(values)
+
+
+def _check_optimizer_numbers(numbers: Mapping[str, Any], step: int) -> None:
+    """Each parameter has numbers by their names, `step` among them: how often it was updated."""
+    updates = _count(step)
+    for parameter, of_parameter in numbers.items():
+        _check(("optimizer_numbers", parameter), of_parameter, _TABLE)
+        for key, value in of_parameter.items():
+            _check(("optimizer_numbers", parameter, key), value, updates if key == "step" else _NUMBER)
+
+
+def _check_relations(values: Mapping[str, Any]) -> None:
+    """What the fields say together. An epoch has a step at least, and a step a token."""
+    state = values["state"]
+    step, of_epoch, epoch = state["step"], state["step_of_epoch"], state["epoch"]
+    relations = {
+        f"state.step_of_epoch is {of_epoch}, and state.step {step}": of_epoch <= step,
+        f"state.epoch is {epoch}, and state.step {step}": epoch - 1 <= step - of_epoch,
+        f"state.num_tokens is {state['num_tokens']}, and state.step {step}": state["num_tokens"] >= step,
+        f"state.best_step is {state['best_step']}, and state.step {step}": state["best_step"] <= step,
+        f"state.best_eval_loss is {state['best_eval_loss']}, and state.best_step {state['best_step']}": (
+            state["best_eval_loss"] is None or state["best_step"] > 0
+        ),
+        f"state.epoch_end_due is true, and state.step_of_epoch {of_epoch}": of_epoch > 0 or not state["epoch_end_due"],
+        f"scheduler.last_epoch is {values['scheduler']['last_epoch']}, and state.step {step}": (
+            values["scheduler"]["last_epoch"] == step
+        ),
+    }
+    for said, holds in relations.items():
+        if not holds:
+            raise StateError(f"{STATE}: {said}, which cannot both be")
+
+
+def _at(values: Any, path: tuple[str, ...]) -> Any:
+    for name in path:
+        if not isinstance(values, dict) or name not in values:
+            return _MISSING
+        values = values[name]
+    return values
+
+
+def _check(path: tuple[str, ...], value: Any, kind: _Kind) -> None:
+    if value is _MISSING:
+        raise StateError(f"{STATE}: {'.'.join(path)} is missing, and must be {kind.name}")
+    if not kind.holds(value):
+        raise StateError(f"{STATE}: {'.'.join(path)} is {_shown(value)}, and must be {kind.name}")
+
+
+def _shown(value: Any) -> str:
+    """The value in short. A nested one is not walked through: it may be deep."""
+    if isinstance(value, dict | list):
+        return f"a {'table' if isinstance(value, dict) else 'list'} of {len(value)}"
+    if type(value) is int and abs(value) >= 10**18:
+        return f"about 10^{int(math.log10(abs(value)))}"
+    text = json.dumps(value)
+    return text if len(text) <= 80 else f"{text[:80]}..."
