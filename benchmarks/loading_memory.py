@@ -25,15 +25,11 @@ from transformers import AutoModelForCausalLM, LlamaConfig
 
 from benchmarks.measurements import anonymous_bytes
 from configs.flags import parse_flags
-from policies.activation_checkpointing import checkpointing_mode
-from policies.apply_policies import Policies, adapt_model, shard_and_fill
-from policies.loading import build_model, load_model_config
-from policies.mixed_precision import resolve_precision
-from policies.quantization import resolve_quantization
-from policies.sharding import choose_layout, shard
-from policies.weights import find_weights
+from planning.resolved import resolve
+from policies.building import build_for_training
+from policies.sharding import shard
 from policies.wrapping import find_units
-from tasks.causal_lm import AUTO_MODEL, PEFT_TYPE, backbone
+from tasks.task import find_task
 from utils.distributed import start_process_group, stop_process_group
 from utils.environment import read_environment
 
@@ -66,28 +62,25 @@ def load(way: str, model: str) -> None:
     """Load the model in one of several processes, in the given way."""
     flags, env = WAYS[way], read_environment()
     config = parse_flags(["--model_name", model, *(flags or ["--enable_fsdp"])])
-    precision, _ = resolve_precision(config.train_config, config.fsdp_config, env.device)
-    layout = choose_layout(config.train_config, config.fsdp_config, precision, env)
+    resolved = resolve(config, env, resumed_size=None)
+    precision = resolved.policies.precision
     if flags is None:
         whole = AutoModelForCausalLM.from_pretrained(model, dtype=precision.storage_dtype)
-        shard(whole, find_units(whole), layout, precision, env.device)
+        shard(whole, find_units(whole), resolved.policies.layout, precision, env.device)
         return
-    train = config.train_config
-    meta = build_model(train, load_model_config(train), AUTO_MODEL, precision.storage_dtype)
-    weights = find_weights(train, meta, AUTO_MODEL, precision.storage_dtype, env, num_rows=0)
-    quantization = resolve_quantization(config.quantization_config, precision, layout, env.device)
-    checkpointing, _ = checkpointing_mode(meta, train, config.fsdp_config, quantized=quantization is not None)
-    policies = Policies(precision, quantization, layout)
-    adapted = adapt_model(
-        meta,
-        backbone(meta),
+    task = find_task(resolved.model_config)
+    build_for_training(
         config,
-        policies,
-        checkpointing=checkpointing,
-        task_type=PEFT_TYPE,
+        resolved.model_config,
+        auto_model=task.AUTO_MODEL,
+        task_type=task.PEFT_TYPE,
+        check_model=task.check_model,
+        find_backbone=task.backbone,
+        policies=resolved.policies,
+        row_length=resolved.context_length,
+        num_embeddings=0,
         env=env,
     )
-    shard_and_fill(adapted, config.lora_config, policies, weights, env)
 
 
 def work(way: str, model: str, folder: Path) -> None:
