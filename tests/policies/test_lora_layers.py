@@ -195,8 +195,8 @@ def test_products_of_bf16_activations_are_as_exact_as_fp32_products(
     def draw(*shape: int) -> torch.Tensor:
         return torch.randn(shape, generator=generator, device=device)
 
-    inputs, base, probe = (draw(2, 2048, width).to(BF16) for width in (512, 384, 384))
-    leaves = [inputs, base, draw(rank, 512) / 23, draw(384, rank)]
+    inputs, base, probe = (draw(2, 2048, width).to(BF16) for width in (128, 96, 96))
+    leaves = [inputs, base, draw(rank, 128) / 11, draw(96, rank)]
     kept = torch.rand(inputs.shape, generator=generator, device=device) >= share if share else None
 
     def outputs(x: torch.Tensor, base: torch.Tensor, a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
