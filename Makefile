@@ -2,16 +2,20 @@
 # make lint       ruff, its format, types       make format     let ruff mend what it can
 # make test       the fast tests                make test-slow  the slow ones
 # make test-all   both, and every product of settings in full
+# make test-lowest  the fast tests with the lowest version of each package that requirements*.txt allow
 # Each makes .venv and installs what it needs, once. WORKERS=1 runs the tests one after the other.
 
 PYTHON ?= python3
 WORKERS ?= 2
 VENV := .venv
+LOWEST := .venv-lowest
+# make test-lowest TORCH=2.13.0 takes another torch: pip may have the lowest one with gigabytes of CUDA only.
+TORCH ?= $(shell sed -nE 's/^torch>=([0-9.]+).*/\1/p' requirements.txt)
 BIN := $(VENV)/bin
 PYTEST := $(BIN)/python -m pytest -q --numprocesses $(WORKERS) --dist worksteal --durations 15
 
 .DELETE_ON_ERROR:
-.PHONY: demo test test-slow test-all lint format clean
+.PHONY: demo test test-slow test-all test-lowest lint format clean
 
 $(VENV)/bin/python:
 	@$(PYTHON) -c 'import sys; sys.exit("Python 3.11 or newer is needed: make PYTHON=python3.12 ...") if sys.version_info < (3, 11) else None'
@@ -37,6 +41,16 @@ test-slow: $(VENV)/.installed-dev
 test-all: $(VENV)/.installed-dev
 	$(PYTEST)
 
+$(LOWEST)/.installed: requirements.txt requirements-dev.txt requirements-tracking.txt
+	$(PYTHON) -m venv --clear $(LOWEST)
+	sed -nE 's/^([A-Za-z0-9_]+)>=([0-9.]+).*/\1==\2/p' requirements.txt requirements-tracking.txt \
+		| sed -E 's/^torch==.*/torch==$(TORCH)/' > $(LOWEST)/versions.txt
+	$(LOWEST)/bin/python -m pip install --quiet --requirement requirements-dev.txt --constraint $(LOWEST)/versions.txt
+	@touch $@
+
+test-lowest: $(LOWEST)/.installed
+	$(LOWEST)/bin/python -m pytest -q --numprocesses $(WORKERS) --dist worksteal -m "not slow and not full"
+
 lint: $(VENV)/.installed-dev
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
@@ -47,4 +61,4 @@ format: $(VENV)/.installed-dev
 	$(BIN)/ruff format .
 
 clean:
-	rm -rf $(VENV) outputs .pytest_cache .ruff_cache .mypy_cache
+	rm -rf $(VENV) $(LOWEST) outputs .pytest_cache .ruff_cache .mypy_cache

@@ -1,12 +1,14 @@
 """Kill a run again and again, resume it each time, and compare it with an uninterrupted run.
 
     python -m benchmarks.kill_and_resume --kills 20 [--ranks 2] [--seed 0] [--folder F] [flags of finetuning.py]
+    python -m benchmarks.kill_and_resume --kills 20 --ranks 1 2 4    each launch on another number of ranks
 
 Trains a tiny model with a checkpoint after every step. Every rank gets SIGKILL: in every second launch while a
 checkpoint is being written, in the others at any moment, loading included. After each kill, each folder with COMPLETE
 must hold the files that COMPLETE lists, and no more work may be lost than the step in progress and the one being saved.
-In the end losses, gradient norms, learning rates and weights must equal those of the uninterrupted run, bit for bit.
-Prints a table; the exit status is 1 if any of this fails.
+In the end losses, gradient norms, learning rates and weights must equal those of the uninterrupted run: bit for bit on
+one number of ranks, else to fp32's rounding, since ranks sum in another order. Prints a table; the exit status is 1 if
+any of this fails.
 """
 
 from __future__ import annotations
@@ -26,7 +28,9 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+import numpy as np
 import psutil
+from safetensors.torch import load_file
 
 from benchmarks.launch import SCRIPT, free_port
 from benchmarks.measurements import train_events
@@ -34,6 +38,7 @@ from tools.make_tiny_model import make_tiny_model
 
 LIMIT_SECONDS = 300
 COMPARED = ("step", "epoch", "loss", "grad_norm", "lr", "num_label_tokens", "num_tokens")
+TOLERANCE = 2e-4  # relative, over hundreds of steps whose sums were rounded in another order
 DATASET_FUNCTION = """
 import random
 
@@ -170,22 +175,24 @@ def launch_and_kill(flags: Sequence[str], run: Path, world_size: int, in_save: b
     return kill
 
 
-def compare(whole: Path, killed: Path) -> None:
-    """Compare two runs.
+def compare(whole: Path, killed: Path, tolerance: float) -> None:
+    """Compare two runs; a tolerance of 0 compares bits.
 
     Raises:
-        Unsound: if they differ in a step's figures or in a byte of the weights.
+        Unsound: if they differ in a step's figures or in the weights.
     """
-    ours, theirs = (
-        [{name: event[name] for name in COMPARED} for event in train_events(run)] for run in (killed, whole)
-    )
-    if ours != theirs:
-        first = next((a["step"] for a, b in zip(theirs, ours, strict=False) if a != b), min(len(ours), len(theirs)) + 1)
+    ours, theirs = ([[event[name] for name in COMPARED] for event in train_events(run)] for run in (killed, whole))
+    steps_that_differ = [a[0] for a, b in zip(theirs, ours, strict=False) if not np.allclose(a, b, tolerance, 0)]
+    if len(ours) != len(theirs) or steps_that_differ:
+        first = steps_that_differ[0] if steps_that_differ else min(len(ours), len(theirs)) + 1
         raise Unsound(f"the runs differ in step {first}; they have {len(theirs)} and {len(ours)} steps")
     files = sorted(path.name for path in (whole / "model").iterdir() if path.suffix == ".safetensors")
-    for name in files:
-        if (whole / "model" / name).read_bytes() != (killed / "model" / name).read_bytes():
-            raise Unsound(f"{name} differs")
+    for file in files:
+        tensors, wanted = (load_file(run / "model" / file) for run in (killed, whole))
+        largest = max(tensor.abs().max().item() for tensor in wanted.values())
+        for name in wanted:
+            if (tensors[name] - wanted[name]).abs().max() > tolerance * largest:
+                raise Unsound(f"{name} in {file} differs")
     if not files:
         raise Unsound(f"{whole / 'model'} holds no weights")
 
@@ -199,32 +206,36 @@ def kill_and_resume(options: argparse.Namespace, given: Sequence[str], folder: P
     draw, num_steps = random.Random(options.seed), 10 * options.kills + 10
     model = make_tiny_model(folder / "tiny", vocab_size=600, hidden_size=32, intermediate_size=64)
     dataset = folder / "dataset.py"
-    dataset.write_text(DATASET_FUNCTION.format(num_rows=num_steps * options.ranks // 2))  # gives two epochs
+    most = max(options.ranks)
+    dataset.write_text(DATASET_FUNCTION.format(num_rows=num_steps * most // 2))  # gives two epochs
     flags = ["--model_name", str(model), "--dataset", f"{dataset}:get_rows", "--batching_strategy", "padding"]
-    flags += ["--batch_size_training", "1", "--num_epochs", "2", "--run_validation", "False", "--lr", "1e-2"]
+    flags += ["--batch_size_training", "1", "--global_batch_size", str(most), "--num_epochs", "2"]
+    flags += ["--run_validation", "False", "--lr", "1e-2"]
     flags += ["--save_every_steps", "1", "--resume", "auto", "--enable_fsdp", *given, "--output_dir"]
     whole, killed = folder / "whole", folder / "killed"
-    Ranks([*flags, str(whole)], options.ranks, folder / "whole.log").finish()
-    print("  kill  where      trained  saved  lost  complete  half written", flush=True)
+    Ranks([*flags, str(whole)], most, folder / "whole.log").finish()
+    print("  kill  ranks  where      trained  saved  lost  complete  half written", flush=True)
     flags.append(str(killed))
     for number in range(1, options.kills + 1):
-        kill = launch_and_kill(flags, killed, options.ranks, number % 2 == 1, draw)
+        world_size = draw.choice(options.ranks)
+        kill = launch_and_kill(flags, killed, world_size, number % 2 == 1, draw)
         lost = kill.trained_step - kill.saved_step
         figures = f"{kill.trained_step:7}  {kill.saved_step:5}  {lost:4}  {kill.num_complete:8}"
-        print(f"  {number:4}  {kill.where:9}  {figures}  {'yes' if kill.writing else 'no'}", flush=True)
-    Ranks(flags, options.ranks, folder / "killed.log").finish()
+        print(f"  {number:4}  {world_size:5}  {kill.where:9}  {figures}  {'yes' if kill.writing else 'no'}", flush=True)
+    Ranks(flags, most, folder / "killed.log").finish()
     check_checkpoints(killed)
-    compare(whole, killed)
+    same_ranks = len(set(options.ranks)) == 1
+    compare(whole, killed, 0 if same_ranks else TOLERANCE)
     print(
-        f"{num_steps} steps on {options.ranks} rank(s), {options.kills} kills: "
-        "equal to the uninterrupted run, bit for bit"
+        f"{num_steps} steps on {' or '.join(map(str, options.ranks))} rank(s), {options.kills} kills: equal to the "
+        f"uninterrupted run, {'bit for bit' if same_ranks else f'to {TOLERANCE:g}'}"
     )
 
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--kills", type=int, default=20)
-    parser.add_argument("--ranks", type=int, default=2)
+    parser.add_argument("--ranks", type=int, nargs="+", default=[2], help="several: each launch draws one of them")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--folder", type=Path, help="for models and runs; unset: a temporary one")
     options, given = parser.parse_known_args()

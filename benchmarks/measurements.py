@@ -7,6 +7,7 @@ import re
 from pathlib import Path
 from typing import Any
 
+MIB = 2**20
 WARMUP_STEPS = 5
 
 

@@ -242,7 +242,7 @@ def test_on_a_gpu_in_bf16_packed_documents_are_as_near_to_fp32_as_documents_alon
     for changed in (False, True):
         row = [*make_documents([33])[:1], documents[1]]
         if changed:
-            row[0] = (row[0][0][::-1].copy(), row[0][1], 0)
+            row[0] = row[0]._replace(input_ids=row[0].input_ids[::-1].copy())
         packed = collate([row]).to(torch.device("cuda"))
         offsets = {}
         if packed.cu_seqlens is not None:
