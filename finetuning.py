@@ -256,7 +256,7 @@ def settle(job: Job, stopping: StopRequests) -> bool:
         train_loss = state.epoch_loss_sum / max(1, state.epoch_label_tokens)
         job.reporter.epoch_ended(state.epoch, state.epoch_seconds, train_loss, eval_loss)
         state.epoch_end_due = False
-        if state.step_of_epoch == len(job.loaders.train):  # else --max_train_step cut it, and may be raised later
+        if job.loaders.train.ends_epoch(state.step_of_epoch):  # else --max_train_step cut it, and may be raised later
             state.begin_next_epoch()
     return True
 

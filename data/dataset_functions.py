@@ -22,6 +22,7 @@ from typing import Any
 
 from configs.datasets import CustomDataset, DataSource
 from data.user_collator import with_collator
+from data.user_errors import failed
 from utils.errors import ConfigError
 
 BUILT_IN_FOLDER = Path(__file__).resolve().parent.parent / "datasets"
@@ -60,7 +61,7 @@ def load_dataset_file(file: Path) -> ModuleType:
     try:
         return importlib.import_module(name)
     except (Exception, SystemExit) as error:
-        raise ConfigError(f"--dataset: {file} could not be imported ({type(error).__name__}: {error})") from error
+        raise failed(f"--dataset: {file} could not be imported", error, file) from error
 
 
 def find_dataset_function(name: str, dataset_config: DataSource) -> Callable[..., Any]:

@@ -21,6 +21,7 @@ from data.splits import first_rows, has_validation
 from data.step_loader import StepLoader
 from data.stream_loader import StreamLoader
 from data.streaming import Stream, StreamSource
+from data.user_errors import failed, file_of
 from utils.distributed import gather_to_all
 from utils.environment import Environment
 from utils.errors import ConfigError
@@ -202,7 +203,7 @@ def load_sequences(
     except ConfigError:
         raise
     except (Exception, SystemExit) as error:  # the function's own code runs here; a generator's while it is read
-        raise ConfigError(f"dataset ({name}): {type(error).__name__}: {error}") from error
+        raise failed(f"dataset ({name})", error, file_of(function)) from error
 
 
 def _no_validation_note(name: str, dataset_config: DataSource, streams: bool) -> str | None:

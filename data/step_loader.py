@@ -79,6 +79,10 @@ class StepLoader:
     def __len__(self) -> int:
         return self.layout.num_steps(len(self.rows))
 
+    def ends_epoch(self, num_steps: int) -> bool:
+        """Whether an epoch is over after so many of its steps."""
+        return num_steps == len(self)
+
     def epoch(self, epoch: int, first_step: int = 0) -> Iterator[list[Any]]:
         """The steps of an epoch from `first_step` on; both count from 0."""
         self.sampler.epoch, self.sampler.first_step = epoch, first_step

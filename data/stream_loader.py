@@ -21,7 +21,7 @@ class StreamedStep(NamedTuple):
 
     micro_batches: list[Any]
     lines: tuple[str, ...]
-    failure: str | None = None
+    failure: ConfigError | None = None
 
 
 class RankSteps(IterableDataset[StreamedStep]):
@@ -40,7 +40,7 @@ class RankSteps(IterableDataset[StreamedStep]):
                     places = self.layout.cut(range(len(rows)), self.rank)
                     yield StreamedStep([self.collate([rows[place] for place in part]) for part in places], lines)
         except ConfigError as error:  # not raised: a worker would wrap it in a traceback
-            yield StreamedStep([], (), str(error))
+            yield StreamedStep([], (), error)
 
 
 class StreamLoader:
@@ -66,6 +66,10 @@ class StreamLoader:
     def __len__(self) -> int:
         return self.stream.num_steps
 
+    def ends_epoch(self, num_steps: int) -> bool:
+        """Never: a resumed run with more steps goes on in the same epoch."""
+        return False
+
     def epoch(self, epoch: int, first_step: int = 0) -> Iterator[list[Any]]:
         """The steps of the run's one epoch (0) from `first_step` on; earlier rows are read and not collated.
 
@@ -88,7 +92,7 @@ class StreamLoader:
             batches = iter(loader)
         for micro_batches, lines, failure in batches:
             if failure is not None:
-                raise TrainingError(failure)
+                raise TrainingError(str(failure), failure.details)
             for line in lines:
                 self.say(line)
             yield micro_batches

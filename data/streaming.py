@@ -22,7 +22,8 @@ from data.mixing import global_row, interleave, source_of
 from data.order import batched_by_length, in_batches, shuffled
 from data.packing import pack_stream
 from data.sequences import Row, Sequences, TokenSequence, check_token_ids
-from utils.errors import ConfigError, in_one_line
+from data.user_errors import failed, file_of
+from utils.errors import ConfigError
 
 BLOCK = 256  # rows that are checked together
 HEAD = 64  # rows that are checked before the run starts
@@ -71,7 +72,7 @@ class StreamSource:
         except ConfigError:
             raise
         except (Exception, SystemExit) as error:  # the function's own code runs here
-            raise ConfigError(f"dataset ({self.name}), after row {first_row}: {_reason(error)}") from error
+            raise failed(f"dataset ({self.name}), after row {first_row}", error, file_of(self.function)) from error
         if not num_sequences:
             raise ConfigError(
                 f"dataset ({self.name}): none of its {first_row} rows has a label token within the context length; "
@@ -90,10 +91,6 @@ class StreamSource:
         if hasattr(rows, "set_epoch"):
             rows.set_epoch(epoch)
         return iter(rows)
-
-
-def _reason(error: BaseException) -> str:
-    return f"{type(error).__name__}: {in_one_line(error.__cause__ or error)}"
 
 
 class PassCounts:

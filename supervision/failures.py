@@ -47,7 +47,9 @@ def end_with_error(env: Environment, error: Exception, status: int, watchdog: Wa
     nor the watchdogs have said by then what happened, the failure was this rank's alone, and it says so.
     """
     message, start, patience = str(error), "", patience_of(env)
-    if not isinstance(error, ConfigError | TrainingError):
+    if isinstance(error, ConfigError | TrainingError):
+        message = "\n".join(filter(None, (message, error.details)))
+    else:
         start = "\n"  # below a progress bar
         message = f"{type(error).__name__}: {error}\n{''.join(traceback.format_exception(error))}"
     is_of_another_rank = any(words in str(error) for words in _LOST_WORDS)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import shutil
 
 import pytest
@@ -161,3 +162,61 @@ def test_a_dataset_function_whose_rows_cannot_be_trained_on_is_refused(
     assert "dataset" in message
     for name in named:
         assert name in message
+
+
+FAILS_IN_A_HELPER = """
+import json
+
+def read(line):
+    return json.loads(line)
+
+def get_custom_dataset(dataset_config, tokenizer, split):
+    for line in ["{}", "{'a'}"]:
+        read(line)
+        yield {"input_ids": [5, 6], "labels": [5, 6]}
+"""
+
+
+@pytest.mark.parametrize("streaming", [False, True])
+def test_an_exception_in_a_dataset_function_is_shown_with_its_line(bench: Bench, streaming: bool) -> None:
+    file = bench.folder / "my_dataset.py"
+    file.write_text(FAILS_IN_A_HELPER)
+    given = ["--streaming", "--max_train_step", "1"] if streaming else []
+    (outcome,) = bench.group.run(bench.flags("--dataset", str(file), *given), 1)
+    assert outcome.status == 2
+    error, *below = outcome.stderr[outcome.stderr.index("error: ") :].splitlines()
+    assert error.startswith("error: dataset (get_custom_dataset, split 'train')")
+    assert error.endswith(f"({file}:5)")
+    assert "JSONDecodeError: Expecting property name" in error
+    assert [line.strip() for line in below[:4]] == [
+        f'File "{file}", line 9, in get_custom_dataset',
+        "read(line)",
+        f'File "{file}", line 5, in read',
+        "return json.loads(line)",
+    ]
+    assert below[-1].startswith("JSONDecodeError: ")
+    assert not [line for line in below if "Traceback" in line or "pipeline.py" in line]
+    assert not bench.output.exists()
+
+
+def test_an_exception_while_a_stream_is_read_ends_the_run_with_its_line(bench: Bench) -> None:
+    file = bench.folder / "my_dataset.py"
+    file.write_text(
+        "def get_custom_dataset(dataset_config, tokenizer, split):\n"
+        "    for number in range(1000):\n"
+        "        yield {'input_ids': [5, 6, 7 + 1 // (300 - number)], 'labels': [5, 6, 7]}\n"
+    )
+    streamed = ["--streaming", "--max_train_step", "99", "--run_validation", "False", "--num_workers_dataloader", "1"]
+    small = ["--shuffle_buffer_size", "4", "--batching_strategy", "padding"]
+    (outcome,) = bench.group.run(bench.flags("--dataset", str(file), *streamed, *small), 1)
+    assert outcome.status == 1
+    assert re.search(rf"^error: dataset .*: ZeroDivisionError: .* \({file}:3\)$", outcome.stderr, re.MULTILINE)
+    assert "number in range" not in outcome.stderr
+    assert "    yield {'input_ids'" in outcome.stderr
+    assert "Traceback" not in outcome.stderr
+
+
+def test_an_exception_while_a_dataset_file_is_imported_is_shown_with_its_line(bench: Bench) -> None:
+    (bench.folder / "my_dataset.py").write_text("def half():\n    return 1 / 0\n\nhalf()\n")
+    message = bench.refused("--dataset", str(bench.folder / "my_dataset.py"))
+    assert message.endswith(f"({bench.folder}/my_dataset.py:2)")

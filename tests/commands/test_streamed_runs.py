@@ -66,6 +66,30 @@ def test_a_streamed_run_says_what_it_knows(
     assert losses[-1] < losses[0] - 0.1
 
 
+def test_a_finished_streamed_run_goes_on_if_it_is_given_more_steps(
+    tiny_model: Path, data: Path, tmp_path: Path
+) -> None:
+    given = [
+        "--batching_strategy",
+        "padding",
+        "--batch_size_training",
+        "4",
+        "--save_model",
+        "False",
+        "--max_train_step",
+    ]
+    for name, steps in (("whole", ["6"]), ("extended", ["3"]), ("extended", ["6", "--resume", "auto"])):
+        assert finetuning.main(flags(tiny_model, data, tmp_path / name, *given, *steps)) == 0
+    whole, extended = (
+        [(event["step"], event["epoch"], event["loss"]) for event in train_events(tmp_path / name)]
+        for name in ("whole", "extended")
+    )
+    assert len(whole) == 6
+    assert extended == whole
+    epochs = [event for event in read_metrics(tmp_path / "extended") if event["event"] == "epoch"]
+    assert len(epochs) == 1, "a stream is one epoch, however often it goes on"
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("strategy", ["packing", "padding"])
 def test_two_ranks_learn_what_one_learns_from_the_same_stream(
