@@ -10,12 +10,13 @@ must be predicted for the answer to come out right.
 from __future__ import annotations
 
 from bisect import bisect_left, bisect_right
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
 
 from data.labels import IGNORE_INDEX
+from data.long_texts import encode_texts
 
 
 class BadExample(ValueError):
@@ -47,16 +48,13 @@ def tokenize_spans(
     """
     texts = ["".join(span.text for span in spans) for spans in examples]
     tokenized = TokenColumns([], [])
-    if not texts:
-        return tokenized
-    encoded = tokenizer(texts, add_special_tokens=False, return_attention_mask=False, verbose=False)
-    for index, (spans, text) in enumerate(zip(examples, texts, strict=True)):
-        content = np.array(encoded["input_ids"][index], dtype=np.int32)
+    for spans, text, encoded in zip(examples, texts, encode_texts(texts, tokenizer), strict=True):
+        content = encoded.ids
         ids = np.concatenate([np.array(start, dtype=np.int32), content, np.array(end, dtype=np.int32)])
         labels = np.full(len(ids), IGNORE_INDEX, dtype=np.int32)
         for place in _places_with_loss(spans):
-            if tokenizer.is_fast:
-                first, last = _tokens_by_offset(encoded.encodings[index], place, len(text))
+            if encoded.place_of is not None:
+                first, last = _tokens_by_offset(encoded.place_of, len(content), place, len(text))
             else:
                 first, last = _tokens_by_prefix(content, text, place, tokenizer)
             labels[len(start) + first : len(start) + last] = content[first:last]
@@ -77,16 +75,18 @@ def _places_with_loss(spans: Sequence[TextSpan]) -> list[tuple[int, int]]:
     return places
 
 
-def _tokens_by_offset(encoding: Any, place: tuple[int, int], length: int) -> tuple[int, int]:
+def _tokens_by_offset(
+    place_of: Callable[[int], tuple[int, int]], num_tokens: int, place: tuple[int, int], length: int
+) -> tuple[int, int]:
     """The tokens [first, last) that overlap the characters `place` of a text of `length`.
 
     Offsets never fall from one token to the next, so bisection is enough; reading all would cost more than tokenising.
     """
-    tokens = range(len(encoding))
-    first = bisect_right(tokens, place[0], key=lambda token: encoding.token_to_chars(token)[1])
+    tokens = range(num_tokens)
+    first = bisect_right(tokens, place[0], key=lambda token: place_of(token)[1])
     if place[1] == length:  # offsets of some tokenizers leave out white space; the last span reaches to the end
         return first, len(tokens)
-    return first, bisect_left(tokens, place[1], key=lambda token: encoding.token_to_chars(token)[0])
+    return first, bisect_left(tokens, place[1], key=lambda token: place_of(token)[0])
 
 
 def _tokens_by_prefix(content: np.ndarray, text: str, place: tuple[int, int], tokenizer: Any) -> tuple[int, int]:

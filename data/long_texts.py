@@ -1,0 +1,135 @@
+"""Token ids of texts, with bounded host memory: a tokenizer takes some 200 bytes for each character of a call.
+
+Calls are small, and a text that is too long for one goes through in windows that overlap. Neighbours are joined where
+both have the same tokens, so the result is that of the whole text. Only where they never do, as in a run of a thousand
+equal letters, a token may end elsewhere.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+
+CALL_CHARACTERS = 2**18  # of one call of the tokenizer
+OVERLAP_CHARACTERS = 2**10
+AGREEING_TOKENS = 8  # on both sides of a join
+
+
+class EncodedText(NamedTuple):
+    """The tokens of a text."""
+
+    ids: np.ndarray  # int32 [tokens]
+    place_of: Callable[[int], tuple[int, int]] | None  # the characters of a token; None if the tokenizer knows none
+
+
+class _Window(NamedTuple):
+    """The tokens of a part of a text; places count from the text's start."""
+
+    ids: np.ndarray  # int32 [tokens]
+    starts: np.ndarray  # int64 [tokens], never falling
+    ends: np.ndarray
+
+    @classmethod
+    def empty(cls) -> _Window:
+        return cls(*(np.empty(0, dtype) for dtype in (np.int32, np.int64, np.int64)))
+
+    def place_of(self, token: int) -> tuple[int, int]:
+        return int(self.starts[token]), int(self.ends[token])
+
+    def start_near(self, place: int) -> int:
+        """Where the first token from this place on starts, or else the last one; 0 without tokens."""
+        starts = self.starts[self.starts >= place][:1] if len(self.ids) else np.zeros(1)
+        return int(starts[0] if len(starts) else self.starts[-1])
+
+    def part(self, first: int, last: int | None) -> _Window:
+        return _Window(self.ids[first:last], self.starts[first:last], self.ends[first:last])
+
+    def agrees(self, place: int, other: _Window, other_place: int) -> bool:
+        """Whether the tokens around a place of this one are those around a place of the other."""
+        if min(place, other_place) < AGREEING_TOKENS:
+            return False
+        mine, theirs = (
+            window.part(at - AGREEING_TOKENS, at + AGREEING_TOKENS)
+            for window, at in ((self, place), (other, other_place))
+        )
+        return len(mine.ids) == 2 * AGREEING_TOKENS and all(map(np.array_equal, mine, theirs))
+
+
+def encode_texts(texts: Sequence[str], tokenizer: Any) -> Iterator[EncodedText]:
+    """The tokens of each text, without special tokens."""
+    for group in _calls(texts):
+        if tokenizer.is_fast and len(group[0]) > CALL_CHARACTERS:
+            whole = _join(list(_windows(group[0], tokenizer)))
+            yield EncodedText(whole.ids, whole.place_of)
+            continue
+        encoded = _call(group, tokenizer)
+        for index, ids in enumerate(encoded["input_ids"]):
+            place_of = encoded.encodings[index].token_to_chars if tokenizer.is_fast else None
+            yield EncodedText(np.array(ids, dtype=np.int32), place_of)
+
+
+def _calls(texts: Sequence[str]) -> Iterator[list[str]]:
+    """Neighbours that one call may take together; a longer text is alone."""
+    group: list[str] = []
+    num_characters = 0
+    for text in texts:
+        if group and num_characters + len(text) > CALL_CHARACTERS:
+            yield group
+            group, num_characters = [], 0
+        group.append(text)
+        num_characters += len(text)
+    if group:
+        yield group
+
+
+def _call(texts: list[str], tokenizer: Any) -> Any:
+    return tokenizer(texts, add_special_tokens=False, return_attention_mask=False, verbose=False)
+
+
+def _windows(text: str, tokenizer: Any) -> Iterator[_Window]:
+    """Parts of the text's tokens that follow each other."""
+    start, before = 0, _Window.empty()
+    while start < len(text):
+        window = _encode_window(text, start, tokenizer)
+        if len(before.ids):
+            meeting = _meeting(before, window)
+            if meeting is None:  # cut the text itself, before a token
+                start = before.start_near(start + OVERLAP_CHARACTERS // 2)
+                meeting = int(np.searchsorted(before.starts, start)), 0
+                window = _encode_window(text, start, tokenizer)
+            yield before.part(0, meeting[0])
+            window = window.part(meeting[1], None)
+        end = start + CALL_CHARACTERS
+        # The next begins where a token does: the tokens of long runs of one character depend on their start.
+        next_start = window.start_near(end - OVERLAP_CHARACTERS) if end < len(text) else end
+        if next_start <= start or end >= len(text):  # one token all through, none at all, or the end
+            yield window
+            start, before = end, _Window.empty()
+        else:
+            start, before = next_start, window
+
+
+def _encode_window(text: str, start: int, tokenizer: Any) -> _Window:
+    encoded = _call([text[start : start + CALL_CHARACTERS]], tokenizer).encodings[0]
+    places = np.array(encoded.offsets, dtype=np.int64).reshape(-1, 2) + start
+    return _Window(np.array(encoded.ids, dtype=np.int32), places[:, 0], places[:, 1])
+
+
+def _meeting(before: _Window, after: _Window) -> tuple[int, int] | None:
+    """A place in each window at which the same token starts, in the middle of tokens that agree; None without one."""
+    if not len(after.ids):
+        return None
+    first = int(np.searchsorted(before.starts, after.starts[0]))
+    middle = (first + len(before.starts)) // 2
+    for place in sorted(range(first, len(before.starts)), key=lambda place: abs(place - middle)):
+        other = int(np.searchsorted(after.starts, before.starts[place]))
+        place = int(np.searchsorted(before.starts, before.starts[place]))  # the first token that starts there
+        if before.agrees(place, after, other):
+            return place, other
+    return None
+
+
+def _join(windows: Sequence[_Window]) -> _Window:
+    return _Window(*(np.concatenate([window[field] for window in (_Window.empty(), *windows)]) for field in range(3)))
