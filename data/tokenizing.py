@@ -19,7 +19,7 @@ from filelock import FileLock, Timeout
 from data import chat, loss_mask, prompts
 from data.loss_mask import BadExample, TextSpan, tokenize_spans
 from data.splits import SplitExamples
-from utils.errors import ConfigError
+from utils.errors import ConfigError, in_one_line
 from utils.progress import phase, shows_progress
 
 ToSpans = Callable[[Mapping[str, Any]], Sequence[TextSpan]]
@@ -58,7 +58,7 @@ def tokenize_split(examples: SplitExamples, tokenizer: Any, to_spans: ToSpans, *
     work = f"tokenizing {len(examples.data):,} examples of {examples.place}"
     with (
         _held_by_one_process(examples.place, cache_key) as cache_file,
-        nullcontext() if cache_file.exists() else phase(work),
+        nullcontext() if _is_sound(cache_file, len(examples.data)) else phase(work),
     ):
         return examples.data.map(
             tokenize,
@@ -125,6 +125,22 @@ def _tokenizer_state(tokenizer: Any) -> str:
     backend.no_truncation()  # the last call's setting; the next call sets its own
     backend.no_padding()
     return Hasher.hash([backend.to_str(), tokenizer.special_tokens_map, tokenizer.chat_template])
+
+
+def _is_sound(cache_file: Path, num_rows: int) -> bool:
+    """Whether the file holds a split's tokens. A damaged one is deleted, and a line says so."""
+    if not cache_file.exists():
+        return False
+    try:
+        rows = datasets.Dataset.from_file(str(cache_file))
+        rows.data.validate(full=True)  # offsets that lead outside would end the process
+        damage = "" if len(rows) == num_rows else f"{len(rows)} rows instead of {num_rows}"
+    except Exception as error:  # whatever the bytes make Arrow stumble over
+        damage = in_one_line(error)
+    if damage:
+        print(f"the tokens kept in {cache_file} are damaged ({damage}); tokenizing again", flush=True)
+        cache_file.unlink()
+    return not damage
 
 
 @contextmanager

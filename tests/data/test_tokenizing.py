@@ -9,8 +9,15 @@ import time
 from pathlib import Path
 from typing import NamedTuple
 
+import datasets
+import pyarrow as pa
 import pytest
+from transformers import AutoTokenizer
 
+from configs.datasets import TextDataset
+from data.loss_mask import TextSpan
+from data.splits import load_split
+from data.tokenizing import tokenize_split
 from tests.helpers.forked import ONE_THREAD, Fork
 from tests.helpers.processes import ROOT
 
@@ -90,3 +97,43 @@ def test_a_killed_process_leaves_no_cache_that_looks_complete(script: Path) -> N
     os.kill(first.fork.pid, signal.SIGKILL)
     first.fork.wait(60)
     assert start(script, 1).lines()[-1].startswith("[100, ")
+
+
+@pytest.mark.parametrize("damage", ["cut", "cut between batches", "overwritten", "empty"])
+def test_a_damaged_cache_is_named_and_made_again(
+    damage: str, tiny_model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(datasets.config, "HF_DATASETS_CACHE", tmp_path / "cache")
+    data = tmp_path / "data.jsonl"
+    data.write_text("".join(f'{{"text": "Anna says {number}."}}\n' for number in range(2500)))
+    tokenizer = AutoTokenizer.from_pretrained(tiny_model)
+    examples = load_split("text_dataset", TextDataset(str(data)), "train", text_columns=("text",))
+
+    def tokenized() -> list[list[int]]:
+        return list(tokenize_split(examples, tokenizer, as_text)["input_ids"])
+
+    rows = tokenized()
+    assert len(rows) == 2500
+    capsys.readouterr()
+    assert tokenized() == rows
+    assert "tokenizing" not in capsys.readouterr().out
+    (file,) = tmp_path.glob("cache/*/*.arrow")
+    content = file.read_bytes()
+    with pa.OSFile(str(file)) as source:
+        table = pa.ipc.open_stream(source).read_all()
+    if damage == "cut between batches":
+        with pa.OSFile(str(file), "wb") as target, pa.ipc.new_stream(target, table.schema) as writer:
+            writer.write_table(table.slice(0, 1000))
+    else:
+        damaged = {"cut": content[: len(content) // 2], "overwritten": b"x" * len(content), "empty": b""}
+        file.write_bytes(damaged[damage])
+    assert tokenized() == rows
+    printed = capsys.readouterr().out
+    assert f"the tokens kept in {file} are damaged (" in printed
+    assert "tokenizing 2,500 examples" in printed
+    assert tokenized() == rows
+    assert "damaged" not in capsys.readouterr().out
+
+
+def as_text(example: dict[str, str]) -> list[TextSpan]:
+    return [TextSpan(example["text"], True)]
