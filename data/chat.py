@@ -80,7 +80,7 @@ def chat_spans(turns: Any, tools: Any, tokenizer: Any) -> list[TextSpan]:
             text, places = _found_by_prefixes(messages, tools, tokenizer)
     except BadExample:
         raise
-    except (TemplateError, TypeError, ValueError, KeyError) as error:
+    except (TemplateError, TypeError, ValueError, KeyError, RecursionError) as error:
         raise BadExample(f"the chat template does not take it ({type(error).__name__}: {error})") from error
     spans, position = [], 0
     for first, last in places:
@@ -179,6 +179,8 @@ def _read_tools(tools: Any) -> list[Any] | None:
             tools = json.loads(tools)
         except json.JSONDecodeError as error:
             raise BadExample(f"its tools are no JSON ({error})") from error
+        except RecursionError as error:
+            raise BadExample("its tools are nested too deeply") from error
     if not tools:
         return None
     if not isinstance(tools, list):

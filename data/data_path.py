@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass
-from glob import glob, has_magic
+from glob import escape, glob, has_magic
 from pathlib import Path
 from typing import Any
 
@@ -131,11 +131,20 @@ def locate(flag: str, dataset_config: DataSource, hub_name: str | None, kinds: S
         return Files(flag, path, {train_split: [local]}, has_splits=False)
     if has_magic(path):
         found = sorted(Path(name) for name in glob(str(local), recursive=True))
-        files = _one_kind(flag, path, [file for file in found if file.is_file()], kinds)
+        files = _one_kind(flag, path, _each_once([file for file in found if file.is_file()]), kinds)
         return Files(flag, path, {train_split: files}, has_splits=False)
     if _HUB_NAME.fullmatch(path) and local.suffix not in READERS:
         return Hub(flag, path, dataset_config.hub_config)
     raise ConfigError(f"--{flag}.data_path: {path} does not exist")
+
+
+def _each_once(files: list[Path]) -> list[Path]:
+    """Each file by its shortest path: a link to a folder above it leads `**` round and round."""
+    shortest: dict[Path, Path] = {}
+    for file in sorted(files, key=lambda file: len(file.parts)):
+        shortest.setdefault(file.resolve(), file)
+    kept = set(shortest.values())
+    return [file for file in files if file in kept]
 
 
 def _files_of_folder(flag: str, folder: Path, config: DataSource, kinds: Sequence[str]) -> Files:
@@ -146,17 +155,25 @@ def _files_of_folder(flag: str, folder: Path, config: DataSource, kinds: Sequenc
             by_split[split] = files
     if by_split:
         return Files(flag, str(folder), by_split, has_splits=True)
-    files = _one_kind(flag, str(folder), sorted(folder.iterdir()), kinds)
+    entries = sorted(folder.iterdir())
+    if config.train_split != type(config).train_split:
+        there = ", ".join(entry.name for entry in entries) or "nothing"
+        raise ConfigError(
+            f"--{flag}.train_split: {folder} has no {config.train_split}.* or {config.train_split}-*, but {there}; "
+            "name a split that is there, or leave this out to train on all files"
+        )
+    files = _one_kind(flag, str(folder), entries, kinds)
     return Files(flag, str(folder), {config.train_split: files}, has_splits=False)
 
 
 def _files_of_split(flag: str, folder: Path, split: str, kinds: Sequence[str]) -> list[Path]:
     """`train.jsonl`, or the shards `train-*.parquet`, or the files of the folder `train/`."""
-    found = sorted(file for file in folder.glob(f"{split}.*") if file.suffix in kinds)
+    name = escape(split)
+    found = sorted(file for file in folder.glob(f"{name}.*") if file.suffix in kinds)
     if len(found) > 1:
         names = ", ".join(file.name for file in found)
         raise ConfigError(f"--{flag}.data_path: {folder} has more than one {split}.*: {names}; leave one there")
-    found = found or sorted(file for file in folder.glob(f"{split}-*") if file.suffix in kinds)
+    found = found or sorted(file for file in folder.glob(f"{name}-*") if file.suffix in kinds)
     if not found and (folder / split).is_dir():
         found = sorted((folder / split).iterdir())
     return _one_kind(flag, str(folder), found, kinds) if found else []

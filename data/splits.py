@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, fields
-from pathlib import Path
 from typing import Any
 
 import datasets
@@ -13,6 +11,7 @@ import numpy as np
 
 from configs.datasets import DataSource
 from data.data_path import READERS, TABLES, Files, Hub, Saved, locate
+from data.json_files import broken_json, nested_too_deeply
 from utils.errors import ConfigError, in_one_line
 from utils.hub import check_on_hub
 
@@ -181,6 +180,8 @@ def _read(name: str, place: Files | Saved | Hub, split: str, streams: bool, opti
     for file in files:
         if file.stat().st_size == 0:
             raise ConfigError(f"--{place.flag}.data_path: {file} is empty")
+        if deep := nested_too_deeply(file, streams=streams):
+            raise ConfigError(f"--{place.flag}.data_path: {deep}; mend it, or give another file")
     try:
         if isinstance(place, Hub):
             return datasets.load_dataset(place.name, place.config, split=split, streaming=streams)
@@ -215,27 +216,3 @@ def _read(name: str, place: Files | Saved | Hub, split: str, streams: bool, opti
 def column_names(data: Any) -> list[str]:
     """The columns of a dataset; if a stream does not name them, those of its first row."""
     return list(data.column_names or next(iter(data), {}))
-
-
-def broken_json(file: Path) -> str:
-    """Where a file stops being JSON: `FILE, line N: reason`; empty if it is all JSON."""
-    try:
-        if file.suffix == ".json":
-            text = file.read_text(encoding="utf-8")
-            if text.lstrip()[:1] == "[":
-                json.loads(text)
-                return ""
-        if file.suffix in (".json", ".jsonl"):
-            with open(file, encoding="utf-8") as lines:
-                for number, line in enumerate(lines, 1):
-                    try:
-                        value = json.loads(line) if line.strip() else {}
-                    except json.JSONDecodeError as error:
-                        return f"{file}, line {number}: broken JSON ({error.msg}, column {error.colno})"
-                    if not isinstance(value, dict):
-                        return f"{file}, line {number}: not a JSON object but {type(value).__name__}"
-    except json.JSONDecodeError as error:
-        return f"{file}, line {error.lineno}: broken JSON ({error.msg}, column {error.colno})"
-    except UnicodeDecodeError as error:
-        return f"{file}: not UTF-8 ({error.reason} at byte {error.start})"
-    return ""

@@ -146,6 +146,44 @@ def test_broken_json_is_refused_by_file_and_line(text: str, line: int, streaming
     assert "--alpaca_dataset.data_path" in str(refusal.value)
 
 
+@pytest.mark.parametrize(("name", "start"), [("data.jsonl", '{"output": "a"}\n'), ("data.json", "[")])
+@pytest.mark.parametrize("brackets", ["[]", '{"a":0}'])
+def test_json_that_is_nested_too_deeply_is_refused(name: str, start: str, brackets: str, tmp_path: Path) -> None:
+    """Of 50,000 the reader would end the process, and 5,000 take it minutes."""
+    first, inner, last = (brackets[0], "", brackets[-1]) if brackets == "[]" else ('{"a":', "0", "}")
+
+    def write_nested(depth: int) -> Path:
+        row = '{"output": "a [[[ \\" {", "more": ' + first * depth + inner + last * depth + "}"
+        (tmp_path / name).write_text(start + row + ("]" if start == "[" else "\n"))
+        return tmp_path / name
+
+    config = AlpacaDataset(str(write_nested(50)), validation_fraction=0.0)
+    assert outputs(config)[-1] == 'a [[[ " {'
+    for depth in (100, 50_000):
+        write_nested(depth)
+        with pytest.raises(
+            ConfigError, match=rf"--alpaca_dataset.data_path: {tmp_path / name}.*nested (10[12]|50,00[12]) deep"
+        ):
+            outputs(config)
+
+
+def test_a_link_to_a_folder_above_it_gives_no_row_twice(tmp_path: Path) -> None:
+    write(tmp_path / "books/one/train.jsonl", ROWS[:3])
+    write(tmp_path / "books/two.jsonl", ROWS[3:5])
+    (tmp_path / "books/one/up").symlink_to(tmp_path / "books")
+    found = outputs(AlpacaDataset(str(tmp_path / "books/**/*.jsonl"), validation_fraction=0.0))
+    assert sorted(found) == sorted(row["output"] for row in ROWS[:5])
+
+
+@pytest.mark.parametrize("split", ["dev", "*", "[a-z]*"])
+def test_a_training_split_that_is_not_there_is_not_replaced_by_another(split: str, tmp_path: Path) -> None:
+    write(tmp_path / "validation.jsonl", ROWS[:2])
+    for test_split in ("validation", "test"):
+        config = AlpacaDataset(str(tmp_path), train_split=split, test_split=test_split)
+        with pytest.raises(ConfigError, match=r"validation\.jsonl.*name"):
+            outputs(config, split)
+
+
 def test_a_split_that_is_not_there_is_refused_by_those_that_are(tmp_path: Path) -> None:
     write(tmp_path / "train.jsonl", ROWS)
     write(tmp_path / "validation.jsonl", ROWS)
