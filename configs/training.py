@@ -14,8 +14,8 @@ class TrainConfig:
     """The model, the batches, the schedule and where the results go."""
 
     # Model
-    model_name: str = setting(MISSING, "model to fine-tune: a folder, or a name on the Hugging Face hub")
-    tokenizer_name: str | None = setting(None, "tokenizer folder or hub name; unset: the model's own")
+    model_name: str = setting(MISSING, "model to fine-tune: a folder, or a name on the Hugging Face hub", is_path=True)
+    tokenizer_name: str | None = setting(None, "tokenizer folder or hub name; unset: the model's own", is_path=True)
     random_weights: bool = setting(
         False, "build the model from its config.json alone, with random weights: for benchmarks and tests"
     )
@@ -68,7 +68,9 @@ class TrainConfig:
     peft_dtype: Literal["fp32", "bf16"] = setting(
         "fp32", "dtype of adapters and their optimizer states; bf16 only if the model computes in bf16"
     )
-    from_peft_checkpoint: str = setting("", "folder of an adapter to continue training; empty: a new adapter")
+    from_peft_checkpoint: str = setting(
+        "", "folder of an adapter to continue training; empty: a new adapter", is_path=True
+    )
     freeze_layers: bool = setting(
         False,
         "freeze the first num_freeze_layers decoder layers and their adapters; this does not affect embeddings, later "
@@ -114,7 +116,9 @@ class TrainConfig:
         unit="tokens",
         minimum=1,
     )
-    show_sample: bool = setting(True, "print the first training example and mark its label tokens")
+    show_sample: bool = setting(
+        True, "print the first training example, its label tokens marked, and keep it in run.yaml; False: do neither"
+    )
     num_workers_dataloader: int = setting(
         1, "data loading processes per rank; 0: load in the training process", unit="processes", minimum=0
     )
@@ -176,7 +180,9 @@ class TrainConfig:
     eval_before_training: bool = setting(False, "evaluate once before the first step")
 
     # Results
-    output_dir: str | None = setting(None, "folder for the run's results; unset: outputs/MODEL-DATASET-TIME")
+    output_dir: str | None = setting(
+        None, "folder for the run's results; unset: outputs/MODEL-DATASET-TIME", is_path=True
+    )
     overwrite: bool = setting(False, "replace an earlier run in output_dir")
     resume: Literal[False] | str | None = setting(
         None,
@@ -184,6 +190,7 @@ class TrainConfig:
         "or a checkpoint, or False; unset: auto if torchrun or Slurm restarted the job",
         bare="auto",
         unset=False,
+        is_path=True,
     )
     resume_anyway: bool = setting(False, "resume even if settings that change the result have changed")
     save_every_steps: int | None = setting(
@@ -214,8 +221,11 @@ class TrainConfig:
     dist_checkpoint_root_folder: str | None = setting(
         None,
         "folder for checkpoints instead of output_dir/checkpoints, and for a copy of the final model; unset: no copy",
+        is_path=True,
     )
-    dist_checkpoint_folder: str = setting("fine-tuned", "subfolder of dist_checkpoint_root_folder for this run")
+    dist_checkpoint_folder: str = setting(
+        "fine-tuned", "subfolder of dist_checkpoint_root_folder for this run", is_path=True
+    )
     save_optimizer: bool = setting(
         False, "save the optimizer states with the copy of the final model (checkpoints always hold them)"
     )

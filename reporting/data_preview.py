@@ -37,9 +37,9 @@ def preview_data(
 
     Returns:
         The section `data` of run.yaml: figures of both splits (None without validation), and the first training sample
-        as text.
+        as text if it may be shown.
     """
-    spans = sample_spans(data.train, tokenizer)
+    spans = sample_spans(data.train, tokenizer) if train_config.show_sample else []
     train: dict[str, Any] = {"streamed": True, "num_samples": None, "num_rows": None}
     if data.train_rows is not None:
         train = split_figures(data.train, data.epoch_indices) | {"num_rows": len(data.train_rows)}
@@ -57,7 +57,7 @@ def preview_data(
         table = figures_table(figures)
         if table.row_count:
             print_for_people("", table, "", console=console)
-    return figures | {"first_sample": marked(spans)}
+    return figures | ({"first_sample": marked(spans)} if train_config.show_sample else {})
 
 
 def sample_spans(examples: Sequences, tokenizer: Any) -> list[TextSpan]:

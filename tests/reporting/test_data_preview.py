@@ -181,7 +181,9 @@ def test_the_sample_can_be_left_out_and_the_figures_stay(
     printed = capsys.readouterr().out
     assert "Why?" not in printed
     assert "train: 1 samples left out: longer than context_length (--truncation drop)" in printed
-    data = yaml.safe_load((tmp_path / "run/run.yaml").read_text())["data"]
+    run_yaml = (tmp_path / "run/run.yaml").read_text()
+    assert "Why?" not in run_yaml
+    data = yaml.safe_load(run_yaml)["data"]
     assert (data["train"]["num_samples"], data["train"]["num_too_long"]) == (2, 1)
 
 
