@@ -4,6 +4,7 @@ import re
 from dataclasses import replace
 
 from configs.names import flag
+from configs.paths import check_path
 from configs.run import RunConfig
 from utils.errors import ConfigError
 
@@ -41,6 +42,10 @@ def _expand_dataset(config: RunConfig) -> RunConfig:
             "let one function return the examples of both"
         )
     (file,) = files
+    try:
+        check_path(file)
+    except ValueError as error:
+        raise ConfigError(f"--dataset: {error}") from error
     if config.was_given("custom_dataset.file") and config.custom_dataset.file != file:
         raise ConfigError(
             f"--dataset: {file} is not --custom_dataset.file {config.custom_dataset.file}; give one of the two"

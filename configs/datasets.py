@@ -14,7 +14,7 @@ _FORMS = "a file, a folder, a glob, a save_to_disk folder, or OWNER/NAME on the 
 class DataSource:
     """The settings of every dataset: where its examples are, and which are for training."""
 
-    data_path: str | None = setting(None, f"{_FORMS} (docs/datasets.md)")
+    data_path: str | None = setting(None, f"{_FORMS} (docs/datasets.md)", is_path=True)
     hub_config: str | None = setting(None, "configuration of a hub dataset that has several")
     train_split: str = setting("train", "training split: its name on the hub, or of its files (train.*)")
     test_split: str = setting("validation", "evaluation split, named like train_split")
@@ -26,14 +26,14 @@ class DataSource:
 class SamsumDataset(DataSource):
     """Dialogues and their summaries (--dataset samsum_dataset)."""
 
-    data_path: str | None = setting(None, f"{_FORMS}; unset: knkarthick/samsum from the hub")
+    data_path: str | None = setting(None, f"{_FORMS}; unset: knkarthick/samsum from the hub", is_path=True)
 
 
 @dataclass(frozen=True)
 class AlpacaDataset(DataSource):
     """Instructions and answers, as in alpaca_data.json (--dataset alpaca_dataset)."""
 
-    data_path: str | None = setting(None, f"{_FORMS}; unset: tatsu-lab/alpaca from the hub")
+    data_path: str | None = setting(None, f"{_FORMS}; unset: tatsu-lab/alpaca from the hub", is_path=True)
     validation_fraction: float = setting(0.01, FRACTION, minimum=0, exclusive_maximum=1)
 
 
@@ -48,7 +48,9 @@ class ChatDataset(DataSource):
 
     messages_column: str | None = setting(None, "column with the turns; unset: messages, or conversations")
     tools_column: str = setting("tools", "column with the tools that a conversation may call; it may be missing")
-    chat_template: str | None = setting(None, "file with a Jinja chat template; unset: the tokenizer's own")
+    chat_template: str | None = setting(
+        None, "file with a Jinja chat template; unset: the tokenizer's own", is_path=True
+    )
 
 
 @dataclass(frozen=True)
@@ -80,9 +82,9 @@ class CustomDataset(DataSource):
     """Your own data (--dataset custom_dataset, or in short --dataset FILE.py:FUNCTION)."""
 
     file: str = setting(
-        "datasets/custom_example.py", "FILE.py or FILE.py:FUNCTION that returns the examples of one split"
+        "datasets/custom_example.py", "FILE.py or FILE.py:FUNCTION that returns the examples of one split", is_path=True
     )
-    data_path: str | None = setting(None, "a file or folder for the function to read")
+    data_path: str | None = setting(None, "a file or folder for the function to read", is_path=True)
     train_split: str = setting("train", "split name passed to the function for training")
     test_split: str = setting("validation", "split name passed to the function for evaluation")
     streaming: bool = setting(False, STREAMING)

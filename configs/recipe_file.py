@@ -25,6 +25,8 @@ def read_recipe(path: str) -> list[tuple[str, Raw]]:
         raise ConfigError(f"--config: cannot read {path}: {error.strerror}; give the path of a YAML file") from error
     except ValueError as error:  # not UTF-8, or a NUL in the path
         raise ConfigError(f"--config: {path!r} is not a text file; give the path of a YAML file") from error
+    except RecursionError as error:
+        raise ConfigError(f"--config: {path} is nested too deeply; write settings as NAME: VALUE lines") from error
     except yaml.YAMLError as error:
         raise ConfigError(f"--config: {path} is not valid YAML: {' '.join(str(error).split())}") from error
     if not isinstance(root, yaml.MappingNode):

@@ -21,6 +21,7 @@ class Setting:
     later_values: tuple[Any, ...]
     bare: str
     unset: Any
+    is_path: bool
 
     @property
     def is_switch(self) -> bool:
@@ -45,6 +46,7 @@ def setting(
     later_values: tuple[Any, ...] = (),
     bare: str = "",
     unset: Any = None,
+    is_path: bool = False,
 ) -> Any:
     """Declare a setting as a dataclass field.
 
@@ -54,6 +56,7 @@ def setting(
             are none, any value but the default.
         bare: the value of the flag if it is given without one.
         unset: the documented default that None stands for, if None means that the setting was left out.
+        is_path: it names a file or a folder, or it may.
     """
     metadata = {
         "help": help,
@@ -66,6 +69,7 @@ def setting(
         "later_values": later_values,
         "bare": bare,
         "unset": unset,
+        "is_path": is_path,
     }
     return field(metadata=metadata) if default is MISSING else field(default=default, metadata=metadata)
 

@@ -18,4 +18,6 @@ class TrackingConfig:
     use_profiler: bool = setting(
         False, "record a PyTorch profiler trace on every rank: wait 1 step, warm up 2, record 3"
     )
-    profiler_dir: str | None = setting(None, "folder for profiler traces; unset: profiler/ in the run folder")
+    profiler_dir: str | None = setting(
+        None, "folder for profiler traces; unset: profiler/ in the run folder", is_path=True
+    )

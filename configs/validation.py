@@ -219,6 +219,13 @@ def _check_data(config: RunConfig) -> None:
         section, field = name.split(".")
         if section in DATASETS and section not in train.datasets and not _is_set_in_all(config, field):
             raise ConfigError(f"--{name}: the chosen dataset is {train.dataset}; add --dataset {section}")
+    for name, place in config.dataset_configs.items():
+        for field in ("train_split", "test_split"):
+            split = getattr(place, field)
+            if name != "custom_dataset" and (split.strip() in ("", ".", "..") or "/" in split):
+                raise ConfigError(
+                    f"--{name}.{field}: {split!r} names no split; give one like train, whose files are train.*"
+                )
     if not _CUSTOM_FILE.fullmatch(config.custom_dataset.file):
         raise ConfigError(
             f"--custom_dataset.file: {config.custom_dataset.file!r} is not FILE.py or FILE.py:FUNCTION; name one"

@@ -9,7 +9,9 @@ from operator import or_
 from types import NoneType, UnionType
 from typing import Any, Literal, Union, get_args, get_origin
 
+from configs.paths import check_path
 from configs.setting import Setting
+from utils.errors import shown
 
 NO_VALUE = "\0"
 """The raw value of a flag without a value. No real argument can contain a NUL."""
@@ -17,6 +19,7 @@ NO_VALUE = "\0"
 _TRUE = ("true", "1", "yes", "on")
 _FALSE = ("false", "0", "no", "off")
 _NONE = ("none", "null", "")
+_MAX_WHOLE = 10**18  # what 64 bits hold, with room for a few more
 _NUMBER = re.compile(r"[+-]?([0-9]+\.?[0-9]*|\.[0-9]+)([eE][+-]?[0-9]{1,4})?")
 _DTYPES = {"bfloat16": "bf16", "float32": "fp32", "torch.bfloat16": "bf16", "torch.float32": "fp32"}
 
@@ -53,7 +56,13 @@ def convert(raw: str | list[str], setting: Setting) -> Any:
             raise ValueError(f"needs a value ({expected(setting.kind)})")
     if isinstance(raw, str):
         raw = _SPELLINGS.get(setting.name, {}).get(raw.lower(), raw)
+    if "\0" in "".join(raw):
+        raise ValueError("holds a NUL character, which no text can; leave it out")
     value = _convert(raw, setting.kind)
+    if value == "" and setting.default != "" and not setting.is_required:
+        raise ValueError(f"is empty; give {expected(setting.kind)}")
+    if setting.is_path and isinstance(value, str):
+        check_path(value)
     _check_range(value, setting)
     return value
 
@@ -109,12 +118,12 @@ def _convert(raw: str | list[str], kind: Any) -> Any:
     if kind in (int, float) and _NUMBER.fullmatch(raw):
         number = Decimal(raw)
         if number and number.adjusted() > 18:
-            raise ValueError(f"{raw!r} is too large")
+            raise ValueError(f"{shown(raw)} is too large")
         if kind is float:
             return float(raw)
         if number == number.to_integral_value():
             return int(number)
-    raise ValueError(f"{raw!r} is not {expected(kind)}")
+    raise ValueError(f"{shown(raw)} is not {expected(kind)}")
 
 
 def _first_that_fits(raw: str, kinds: tuple[Any, ...]) -> Any:
@@ -131,7 +140,7 @@ def _choice(raw: str, allowed: tuple[Any, ...]) -> Any:
         return by_lower_case[raw.lower()]
     near = get_close_matches(raw.lower(), by_lower_case, n=1)
     hint = f"; did you mean {by_lower_case[near[0]]}?" if near else ""
-    raise ValueError(f"{raw!r} is not one of {', '.join(map(str, allowed))}{hint}")
+    raise ValueError(f"{shown(raw)} is not one of {', '.join(map(str, allowed))}{hint}")
 
 
 def _items(raw: str | list[str]) -> tuple[str, ...]:
@@ -155,7 +164,8 @@ def _check_range(value: Any, setting: Setting) -> None:
         raise ValueError(f"{value} is too small; give {setting.minimum} or more{unit}")
     if setting.exclusive_minimum is not None and value <= setting.exclusive_minimum:
         raise ValueError(f"{value} is too small; give more than {setting.exclusive_minimum}{unit}")
-    if setting.maximum is not None and value > setting.maximum:
-        raise ValueError(f"{value} is too large; give {setting.maximum} or less{unit}")
+    maximum = _MAX_WHOLE if setting.maximum is None and isinstance(value, int) else setting.maximum
+    if maximum is not None and value > maximum:
+        raise ValueError(f"{value} is too large; give {maximum} or less{unit}")
     if setting.exclusive_maximum is not None and value >= setting.exclusive_maximum:
         raise ValueError(f"{value} is too large; give less than {setting.exclusive_maximum}{unit}")

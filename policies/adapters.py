@@ -87,7 +87,7 @@ def num_virtual_tokens(train: TrainConfig, prefix: PrefixConfig) -> int:
     try:
         saved = json.loads((Path(train.from_peft_checkpoint).expanduser() / "adapter_config.json").read_text())
         return int(saved.get("num_virtual_tokens", 0))
-    except (OSError, ValueError, TypeError, AttributeError):
+    except (OSError, ValueError, TypeError, AttributeError, RecursionError):
         return 0  # it is refused when it is loaded
 
 

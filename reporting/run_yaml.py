@@ -69,7 +69,7 @@ def read_run_yaml(folder: Path) -> dict[str, Any]:
     """The contents of run.yaml. Empty if it is damaged, as after a power failure: no run needs it to go on."""
     try:
         values = yaml.safe_load((folder / NAME).read_text(encoding="utf-8"))
-    except (ValueError, yaml.YAMLError):
+    except (ValueError, RecursionError, yaml.YAMLError):
         return {}
     return values if isinstance(values, dict) else {}
 
