@@ -9,7 +9,7 @@ from pathlib import Path
 from torch import nn
 
 from configs.training import TrainConfig
-from policies.pretrained import weight_files
+from policies.stored_weights import weight_files
 
 _NUM_SAMPLES, _SAMPLE_BYTES = 16, 2**16
 

@@ -117,7 +117,7 @@ def build_for_training(
     weights = find_weights(
         config.train_config, empty.model, auto_model, policies.precision.storage_dtype, env, num_rows=num_embeddings
     )
-    print_rank_zero(env, *empty.notes, weights.note)
+    print_rank_zero(env, *empty.notes, *weights.notes)
     adapted = adapt_model(
         empty.model,
         find_backbone(empty.model),

@@ -6,14 +6,11 @@ Refusals are the caller's, who knows the flag and the remedy.
 from __future__ import annotations
 
 from contextlib import suppress
-from pathlib import Path
 from typing import Any
 
 import torch
 from accelerate import init_empty_weights
 from transformers import GenerationConfig, PretrainedConfig
-from transformers.utils import SAFE_WEIGHTS_INDEX_NAME, SAFE_WEIGHTS_NAME, cached_file
-from transformers.utils.hub import get_checkpoint_shard_files
 
 from utils.compat import must_be_exact
 
@@ -77,8 +74,11 @@ def read_whole(
     *,
     attention: dict[str, Any],
     trust_remote_code: bool = False,
-) -> Any:
+) -> tuple[Any, list[str]]:
     """The model with its values on the CPU, read by transformers, which converts what files name or fuse differently.
+
+    Returns:
+        The model, and the tensors in the files that it has no place for.
 
     Raises:
         MissingTensorsError: if the files lack tensors, which transformers would draw at random.
@@ -94,15 +94,4 @@ def read_whole(
     )
     if missing := sorted(report.get("missing_keys", ())):
         raise MissingTensorsError(missing)
-    return model
-
-
-def weight_files(name: str) -> list[Path]:
-    """The safetensors files of a folder or of a model on the hub; none if it has none."""
-    single = cached_file(name, SAFE_WEIGHTS_NAME, _raise_exceptions_for_missing_entries=False)
-    if single is not None:
-        return [Path(single)]
-    index = cached_file(name, SAFE_WEIGHTS_INDEX_NAME, _raise_exceptions_for_missing_entries=False)
-    if index is None:
-        return []
-    return [Path(path) for path in get_checkpoint_shard_files(name, index)[0]]
+    return model, sorted(report.get("unexpected_keys", ()))

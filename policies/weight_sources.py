@@ -51,8 +51,8 @@ class Weights(Protocol):
     """Where a model's values come from."""
 
     @property
-    def note(self) -> str:
-        """A line to print."""
+    def notes(self) -> list[str]:
+        """Lines to print: where from, and what is noteworthy about the files."""
 
     def fill(self, model: Any, targets: dict[str, Target], device: torch.device) -> None:
         """Write the values of `targets`, named as in the model without adapters. Every rank must call this."""
@@ -70,11 +70,12 @@ class FileWeights:
     """Every rank reads its own slices from the safetensors files."""
 
     stored: dict[str, Stored]
+    about_files: tuple[str, ...] = ()  # lines to print
 
     @property
-    def note(self) -> str:
+    def notes(self) -> list[str]:
         num_files = len({place.path for place in self.stored.values()})
-        return f"weights: each rank reads its own part of {num_files} safetensors file(s)"
+        return [f"weights: each rank reads its own part of {num_files} safetensors file(s)", *self.about_files]
 
     def fill(self, model: Any, targets: dict[str, Target], device: torch.device) -> None:
         targets = {name: target for name, target in targets.items() if name in self.stored}
@@ -110,12 +111,12 @@ class WholeWeights:
 
     read: Callable[[], dict[str, torch.Tensor]]
     difference: str
+    about_files: tuple[str, ...] = ()  # lines to print
 
     @property
-    def note(self) -> str:
-        return (
-            f"weights: rank 0 reads them all and sends each rank its part (files unlike the model: {self.difference})"
-        )
+    def notes(self) -> list[str]:
+        reading = "weights: rank 0 reads them all and sends each rank its part"
+        return [f"{reading} (files unlike the model: {self.difference})", *self.about_files]
 
     def fill(self, model: Any, targets: dict[str, Target], device: torch.device) -> None:
         whole: dict[str, torch.Tensor] = {}
@@ -138,8 +139,8 @@ class RandomWeights:
     seed: int
 
     @property
-    def note(self) -> str:
-        return "weights: random"
+    def notes(self) -> list[str]:
+        return ["weights: random"]
 
     def fill(self, model: Any, targets: dict[str, Target], device: torch.device) -> None:
         undrawn = {id(target.tensor): target for target in targets.values()}

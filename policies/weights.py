@@ -13,29 +13,32 @@ depend on the layout.
 from __future__ import annotations
 
 import hashlib
-from pathlib import Path
 from typing import Any
 
 import torch
-from safetensors import safe_open
 from torch import nn
 from torch.distributed.fsdp import FSDPModule
 from transformers.utils import SAFE_WEIGHTS_INDEX_NAME, SAFE_WEIGHTS_NAME
 
 from configs.training import TrainConfig
+from policies.fitting import (
+    check_dtypes,
+    describe_left_over,
+    left_over,
+    untie_config,
+    untie_what_differs,
+)
 from policies.loading import attention_settings, explain_failed_load
-from policies.pretrained import MissingTensorsError, read_whole, weight_files
+from policies.pretrained import MissingTensorsError, read_whole
 from policies.quantization import gathering_changes_nothing
 from policies.quantized_linear import QuantizedLinear
+from policies.stored_weights import SafetensorsTensors, weight_files
 from policies.tensor_names import find_stored, plain_name, saved_buffers, shared_names
 from policies.weight_sources import FileWeights, RandomWeights, Stored, Target, Weights, WholeWeights
 from utils.distributed import gather_to_all, one_rank_per_node_first
-from utils.environment import Environment
+from utils.environment import Environment, print_rank_zero
 from utils.errors import ConfigError
 from utils.progress import phase
-
-# Stored dtypes that a plain copy converts exactly as transformers does.
-_PLAIN_DTYPES = {"F64", "F32", "F16", "BF16"}
 
 
 def materialise(
@@ -91,24 +94,27 @@ def find_weights(
     if train.random_weights:
         return RandomWeights(train.seed)
 
-    def match() -> tuple[dict[str, Stored], str]:
+    def match() -> tuple[dict[str, Stored], str, list[str]]:
         try:
             return _match_files(train.model_name, model)
+        except ConfigError as error:
+            raise ConfigError(f"--model_name: {train.model_name}: {error}") from error
         except Exception as error:
             raise explain_failed_load(train, error) from error
 
-    stored, difference = one_rank_per_node_first(env, match)
-    found = hashlib.sha256(repr([(name, place.key) for name, place in stored.items()] + [difference]).encode())
+    stored, difference, notes = one_rank_per_node_first(env, match)
+    found = hashlib.sha256(repr([(name, place.key) for name, place in stored.items()] + [difference, notes]).encode())
     if len(set(gather_to_all(found.hexdigest()))) > 1:
         raise ConfigError(f"--model_name: {train.model_name} is not the same on all nodes; copy it again")
     if not difference:
-        return FileWeights(stored)
+        return FileWeights(stored, tuple(notes))
 
+    ties = sorted(map(sorted, shared_names(model)))
     attention, trust = attention_settings(train, model.config), train.trust_remote_code
 
     def read() -> dict[str, torch.Tensor]:
         try:
-            whole = read_whole(auto_model, train.model_name, dtype, attention=attention, trust_remote_code=trust)
+            whole, extra = read_whole(auto_model, train.model_name, dtype, attention=attention, trust_remote_code=trust)
         except MissingTensorsError as error:
             raise ConfigError(
                 f"--model_name: the weights of {train.model_name} lack {len(error.names)} tensors, {error.names[0]} "
@@ -116,36 +122,52 @@ def find_weights(
             ) from error
         except Exception as error:
             raise explain_failed_load(train, error) from error
+        if not whole.all_tied_weights_keys:  # else growing would tie again what from_pretrained has untied
+            untie_config(whole)
         if whole.get_input_embeddings().num_embeddings < num_rows:
             whole.resize_token_embeddings(num_rows)
+        if sorted(map(sorted, shared_names(whole))) != ties:
+            raise ConfigError(
+                f"--model_name: config.json of {train.model_name} ties weights (tie_word_embeddings) that the files "
+                'hold with different values; set "tie_word_embeddings": false there'
+            )
+        if extra:
+            print_rank_zero(env, describe_left_over(extra, whole))
         return whole.state_dict()
 
-    return WholeWeights(read, difference)
+    return WholeWeights(read, difference, tuple(notes))
 
 
-def _match_files(model_name: str, model: Any) -> tuple[dict[str, Stored], str]:
-    """Where each of the model's tensors is stored, and "" or how the files differ from the model."""
+def _match_files(model_name: str, model: Any) -> tuple[dict[str, Stored], str, list[str]]:
+    """Where each of the model's tensors is stored, "" or how the files differ from the model, and lines to print.
+
+    The model's weights are untied if the files hold them apart.
+
+    Raises:
+        ConfigError: if the files hold what the model does not compute with.
+    """
     paths = weight_files(model_name)
     if not paths:
-        return {}, f"there is neither {SAFE_WEIGHTS_NAME} nor {SAFE_WEIGHTS_INDEX_NAME}"
-    held: dict[str, tuple[Path, list[int], str]] = {}
-    for path in paths:
-        with safe_open(path, framework="pt") as file:
-            for key in file.keys():  # noqa: SIM118 - a reader of files, not a dict
-                part = file.get_slice(key)
-                held[key] = path, part.get_shape(), part.get_dtype()
+        return {}, f"there is neither {SAFE_WEIGHTS_NAME} nor {SAFE_WEIGHTS_INDEX_NAME}", []
+    files = SafetensorsTensors(paths)
+    notes = untie_what_differs(model, files)
+    stored, difference = _find_each(model, files)
+    check_dtypes(model, files.index, converts=bool(difference))
+    if not difference and (extra := left_over(model, files.index)):
+        notes.append(describe_left_over(extra, model))
+    return stored, difference, notes
 
-    stored_as, stored = find_stored(model, held), {}
+
+def _find_each(model: Any, files: SafetensorsTensors) -> tuple[dict[str, Stored], str]:
+    """Where each of the model's tensors is stored, and "" or how the files differ from the model."""
+    stored_as, stored = find_stored(model, files.index), {}
     for name, *_ in shared_names(model):
         if name not in stored_as:
             return {}, f"they hold no {name}"
         key = stored_as[name]
-        path, shape, dtype = held[key]
-        wanted = list(model.get_parameter(name).shape)
+        shape, wanted = files.index[key].shape, tuple(model.get_parameter(name).shape)
         if shape != wanted:
-            return {}, f"{key} is {shape} in them and {wanted} in the model"
-        if dtype not in _PLAIN_DTYPES:
-            return {}, f"{key} is stored as {dtype}"
-        stored[name] = Stored(path, key)
-    stored |= {name: Stored(held[name][0], name) for name in saved_buffers(model) if name in held}
+            return {}, f"{key} is {list(shape)} in them and {list(wanted)} in the model"
+        stored[name] = Stored(files.path_of[key], key)
+    stored |= {name: Stored(files.path_of[name], name) for name in saved_buffers(model) if name in files.index}
     return stored, ""

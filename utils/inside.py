@@ -11,7 +11,12 @@ def is_inside(folder: Path, name: str) -> bool:
 
     The folder itself may be reached by a link.
     """
-    path = PurePosixPath(name)
-    if "\0" in name or path.is_absolute() or ".." in path.parts or not path.parts:
+    if leads_out(name):
         return False
     return Path(os.path.realpath(folder / name)).is_relative_to(os.path.realpath(folder))
+
+
+def leads_out(name: str) -> bool:
+    """Whether a path leads out of its folder, or nowhere, by its text alone; links are not looked at."""
+    path = PurePosixPath(name)
+    return "\0" in name or path.is_absolute() or ".." in path.parts or not path.parts

@@ -13,9 +13,9 @@ from peft.tuners.lora import LoraLayer, ParamWrapper
 from torch import nn
 
 from checkpointing.exporting.model_source import ModelSource
-from checkpointing.exporting.safetensors_file import Entry
 from checkpointing.exporting.stored_tensors import StoredTensors
 from policies.saved_adapters import attach_adapter, check_base_is_unchanged, read_adapter_config, set_adapter
+from policies.stored_weights import Entry
 from utils.errors import ConfigError, in_one_line
 
 _MODEL_PREFIX = "base_model.model."

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -10,8 +11,10 @@ from torch import nn
 from transformers import AutoConfig, AutoTokenizer, PretrainedConfig
 
 from checkpointing.exporting.model_source import ModelSource
-from checkpointing.exporting.stored_tensors import SafetensorsTensors, StoredTensors
-from policies.pretrained import MissingTensorsError, build_on_meta, read_whole, weight_files
+from checkpointing.exporting.stored_tensors import StoredTensors
+from policies.fitting import check_dtypes, describe_left_over, left_over, untie_what_differs
+from policies.pretrained import MissingTensorsError, build_on_meta, read_whole
+from policies.stored_weights import SafetensorsTensors, weight_files
 from policies.tensor_names import find_stored, is_stored_as_named, names_in_files
 from utils.compat import attention_of_capped_scores
 from utils.errors import ConfigError
@@ -60,24 +63,23 @@ def build_blueprint(settings: str, auto_model: Any, *, num_rows: int | None = No
     return model
 
 
-def blueprint_of(source: ModelSource, auto_model: Any) -> Any:
-    """The model of a full checkpoint, with as many embeddings as the checkpoint has.
+def blueprint_of(source: ModelSource, auto_model: Any) -> tuple[Any, list[str]]:
+    """The model of a full checkpoint, with as many embeddings as the checkpoint has, and lines to print.
 
-    None for a folder in Hugging Face format whose files name or fuse tensors unlike the model: only `load_pretrained`
-    reads such a folder.
+    The model is None for a folder in Hugging Face format whose files name or fuse tensors unlike the model: only
+    `load_pretrained` reads such a folder.
 
     Raises:
         ConfigError: if the checkpoint's tensors are not this model's.
     """
     model = build_blueprint(source.settings, auto_model)
     if isinstance(source.tensors, SafetensorsTensors) and not is_stored_as_named(model):
-        return None
+        return None, []
     (embedding,) = [n for n, m in model.named_modules() if m is model.get_input_embeddings()]
     entry = source.tensors.index.get(f"{embedding}.weight")
     if entry and entry.shape[0] != model.get_input_embeddings().num_embeddings:
         model = build_blueprint(source.settings, auto_model, num_rows=entry.shape[0])
-    check_fit(model, source.tensors, str(source.path), source.settings)
-    return model
+    return model, fit(model, source.tensors, str(source.path), source.settings)
 
 
 def fill_blueprint(model: Any, tensors: StoredTensors, dtype: torch.dtype | None = None) -> Any:
@@ -100,29 +102,40 @@ def fill_blueprint(model: Any, tensors: StoredTensors, dtype: torch.dtype | None
     return model.eval()
 
 
-def load_full(source: ModelSource, auto_model: Any, dtype: torch.dtype) -> Any:
+def load_full(source: ModelSource, auto_model: Any, dtype: torch.dtype, say: Callable[[str], object]) -> Any:
     """The model of a full checkpoint or of a folder in Hugging Face format, floating-point tensors in `dtype`.
+
+    Args:
+        say: called with lines to print.
 
     Raises:
         ConfigError: if the tensors are not this model's.
     """
-    model = blueprint_of(source, auto_model)
+    model, notes = blueprint_of(source, auto_model)
+    for note in notes:
+        say(note)
     if model is None:
         return load_pretrained(source.settings, auto_model, dtype).eval()
     return fill_blueprint(model, source.tensors, dtype)
 
 
-def check_fit(model: Any, tensors: StoredTensors, path: str, settings: str) -> None:
-    """Refuse tensors that are not this model's.
+def fit(model: Any, tensors: StoredTensors, path: str, settings: str) -> list[str]:
+    """Check that the tensors are this model's. Weights that files in Hugging Face format hold apart are untied.
+
+    Returns:
+        Lines to print: also about tensors in such files that the model has no place for. A checkpoint has none.
 
     Raises:
-        ConfigError: if one is missing, of another shape, or too many.
+        ConfigError: if one is missing, of another shape, of numbers that the model does not compute with, or too many.
     """
-    buffers = dict(model.named_buffers())
-    known = set(buffers)
     remedy = f"is it a checkpoint of the model in {settings}? (--base names another)"
+    try:
+        notes = untie_what_differs(model, tensors) if isinstance(tensors, SafetensorsTensors) else []
+        check_dtypes(model, tensors.index, converts=False)
+    except ConfigError as error:
+        raise ConfigError(f"{path}: {error}") from error
+    buffers = dict(model.named_buffers())
     for name, names in names_in_files(model).items():
-        known |= set(names)
         found = next((n for n in names if n in tensors.index), None)
         if found is None and name not in buffers:
             raise ConfigError(f"{path} lacks {name}; {remedy}")
@@ -130,11 +143,10 @@ def check_fit(model: Any, tensors: StoredTensors, path: str, settings: str) -> N
         if found and tensors.index[found].shape != wanted:
             shape = list(tensors.index[found].shape)
             raise ConfigError(f"{path}: {found} is {shape}, and should be {list(wanted)}; {remedy}")
-    # Older versions of transformers saved what is computed, such as rotary frequencies, and under other names.
-    computed = {name.rpartition(".")[2] for name in buffers} | {"inv_freq", "masked_bias"}
-    strangers = [name for name in sorted(set(tensors.index) - known) if name.rpartition(".")[2] not in computed]
-    if strangers:
+    strangers = left_over(model, tensors.index)
+    if strangers and not isinstance(tensors, SafetensorsTensors):
         raise ConfigError(f"{path} holds {strangers[0]} ({len(strangers)} such) that the model does not have; {remedy}")
+    return [*notes, describe_left_over(strangers, model)] if strangers else notes
 
 
 def open_base(name: str) -> SafetensorsTensors:
@@ -177,7 +189,7 @@ def load_pretrained(name: str, auto_model: Any, dtype: torch.dtype | str) -> Any
     """
     try:
         attention = attention_of_capped_scores(AutoConfig.from_pretrained(name, trust_remote_code=False))
-        return read_whole(auto_model, name, dtype, attention=attention)
+        return read_whole(auto_model, name, dtype, attention=attention)[0]
     except MissingTensorsError as error:
         raise ConfigError(
             f"the model {name} lacks {error.names[0]} ({len(error.names)} tensors); name another by --base"

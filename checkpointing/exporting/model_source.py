@@ -9,12 +9,13 @@ from pathlib import Path
 
 import yaml
 
-from checkpointing.exporting.stored_tensors import PickledTensors, SafetensorsTensors, ShardedTensors, StoredTensors
+from checkpointing.exporting.stored_tensors import PickledTensors, ShardedTensors, StoredTensors
 from checkpointing.folder import COMPLETE, STATE, checkpoints, checksum, damage, is_step_folder, listed_files
 from checkpointing.huggingface_files import FOLDER as SETTINGS
 from policies.adapter_kinds import OWN_NAMES
+from policies.stored_weights import SafetensorsTensors, weight_files
 from reporting.run_folder import checkpoint_root_of
-from utils.errors import ConfigError
+from utils.errors import ConfigError, in_one_line
 
 
 @dataclass(frozen=True)
@@ -80,9 +81,12 @@ def open_source(path: Path, base: str | None = None) -> ModelSource:
     if (path / "adapter_config.json").is_file():
         return _adapter(path, base)
     if (path / "config.json").is_file():
-        files = list(path.glob("*.safetensors"))
+        try:
+            files = weight_files(str(path))
+        except (OSError, ValueError) as error:
+            raise ConfigError(f"{path} cannot be read ({in_one_line(error)})") from error
         if not files:
-            raise ConfigError(f"{path} holds no *.safetensors; give a checkpoint, or what save_pretrained wrote")
+            raise ConfigError(f"{path} holds no model.safetensors; give a checkpoint, or what save_pretrained wrote")
         return ModelSource(path, SafetensorsTensors(files), settings=str(path))
     raise ConfigError(
         f"{path} is not a checkpoint: it has neither .metadata, state.pt, adapter_config.json nor config.json; "
@@ -159,10 +163,13 @@ def _model_name(folder: Path) -> str | None:
     """The model that training started from, by our state.json or by llama-recipes' train_params.yaml."""
     try:
         if (folder / STATE).is_file():
-            return json.loads((folder / STATE).read_text())["settings"]["train_config"]["model_name"]
+            name = json.loads((folder / STATE).read_text())["settings"]["train_config"]["model_name"]
+            if not isinstance(name, str):
+                raise TypeError("model_name is no text")
+            return name
         if (folder / "train_params.yaml").is_file():
             return str(yaml.safe_load((folder / "train_params.yaml").read_text())["model_name"])
-    except (ValueError, KeyError, TypeError, yaml.YAMLError) as error:
+    except (ValueError, KeyError, TypeError, RecursionError, yaml.YAMLError) as error:
         raise ConfigError(
             f"{folder}: {STATE} or train_params.yaml does not say which model this is of "
             f"({type(error).__name__}: {error}); give it with --base"
@@ -187,6 +194,9 @@ def _adapter(folder: Path, base: str | None) -> ModelSource:
 def _base_of(adapter: Path) -> str | None:
     """The base model that an adapter's folder names."""
     try:
-        return json.loads((adapter / "adapter_config.json").read_text()).get("base_model_name_or_path")
-    except (ValueError, AttributeError) as error:
+        name = json.loads((adapter / "adapter_config.json").read_text()).get("base_model_name_or_path")
+        if name is not None and not isinstance(name, str):
+            raise ValueError("base_model_name_or_path is no text")
+        return name
+    except (OSError, ValueError, AttributeError, RecursionError) as error:
         raise ConfigError(f"{adapter}/adapter_config.json cannot be read ({error}); copy the folder again") from error

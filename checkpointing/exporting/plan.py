@@ -19,15 +19,16 @@ from checkpointing.exporting.adapters import MergedTensors, load_adapter_config,
 from checkpointing.exporting.blueprint import (
     blueprint_of,
     build_blueprint,
-    check_fit,
     fill_blueprint,
+    fit,
     load_pretrained,
     load_tokenizer,
     open_base,
 )
 from checkpointing.exporting.model_source import ModelSource
-from checkpointing.exporting.safetensors_file import MAX_FILE_SIZE, Entry
+from checkpointing.exporting.safetensors_file import MAX_FILE_SIZE
 from checkpointing.exporting.stored_tensors import StoredTensors
+from policies.stored_weights import Entry
 from policies.tensor_names import find_stored, is_stored_as_named, names_in_files
 from utils.compat import must_be_exact
 from utils.errors import ConfigError, TrainingError
@@ -77,14 +78,14 @@ def plan_export(source: ModelSource, auto_model: Any, *, merge: bool, dtype: tor
 
 
 def _plan_full(source: ModelSource, auto_model: Any, dtype: torch.dtype | None) -> ExportPlan:
-    model = blueprint_of(source, auto_model)
+    model, notes = blueprint_of(source, auto_model)
     if model is None:
         return _plan_whole(source, load_pretrained(source.settings, auto_model, "auto"), dtype, [_ONE_COPY])
     if is_stored_as_named(model):
         stored_as = find_stored(model, source.tensors.index)
         entries = {name: source.tensors.index[stored_as[name]] for name in names_in_files(model) if name in stored_as}
-        return _plan_model(source, model, entries, lambda name: source.tensors.read(stored_as[name]), dtype)
-    return _plan_whole(source, fill_blueprint(model, source.tensors), dtype, [_ONE_COPY])
+        return _plan_model(source, model, entries, lambda name: source.tensors.read(stored_as[name]), dtype, notes)
+    return _plan_whole(source, fill_blueprint(model, source.tensors), dtype, [*notes, _ONE_COPY])
 
 
 def _plan_merged(source: ModelSource, auto_model: Any, dtype: torch.dtype | None) -> ExportPlan:
@@ -96,7 +97,7 @@ def _plan_merged(source: ModelSource, auto_model: Any, dtype: torch.dtype | None
         )
     if not is_stored_as_named(model):
         return _plan_merged_whole(source, auto_model, config, base, dtype, f"{_ONE_COPY}, in fp32")
-    check_fit(model, base, f"the base model {source.base}", str(source.base))
+    notes = fit(model, base, f"the base model {source.base}", str(source.base))
     names_of, stored_as = names_in_files(model), find_stored(model, base.index)
     adapted, _ = put_adapter(model, source, config)
     if not merges_by_layer(adapted, config):
@@ -104,7 +105,7 @@ def _plan_merged(source: ModelSource, auto_model: Any, dtype: torch.dtype | None
             source, auto_model, config, base, dtype, "the whole model is merged at once, in fp32 in memory"
         )
     merged = MergedTensors(base, stored_as, adapted)
-    notes, names = [], []
+    names = []
     for name, group in names_of.items():
         changed = len(group) > 1 and merged.merged_names & set(group)
         notes += [_untie(model, group)] if changed else []

@@ -11,61 +11,18 @@ import json
 import os
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 from huggingface_hub import split_torch_state_dict_into_shards
-from safetensors import SafetensorError, safe_open
+from safetensors import safe_open
 
+from policies.stored_weights import DTYPES, Entry, read_entries
 from utils.errors import ConfigError, TrainingError
 
 MAX_FILE_SIZE = "5GB"
-DTYPES = {
-    "F64": torch.float64,
-    "F32": torch.float32,
-    "F16": torch.float16,
-    "BF16": torch.bfloat16,
-    "I64": torch.int64,
-    "I32": torch.int32,
-    "I16": torch.int16,
-    "I8": torch.int8,
-    "U8": torch.uint8,
-    "BOOL": torch.bool,
-}
 _NAMES = {dtype: name for name, dtype in DTYPES.items()}
 _BLOCK_BYTES = 64 << 20  # read back at a time
-
-
-class Entry(NamedTuple):
-    """A tensor without its values."""
-
-    shape: tuple[int, ...]
-    dtype: torch.dtype
-
-    @property
-    def nbytes(self) -> int:
-        return torch.Size(self.shape).numel() * self.dtype.itemsize
-
-
-def read_entries(path: Path) -> dict[str, Entry]:
-    """The tensors that a safetensors file holds.
-
-    Raises:
-        ConfigError: if it cannot be read, or holds a dtype that no unquantized model has.
-    """
-    entries = {}
-    try:
-        with safe_open(path, framework="pt") as file:
-            for name in file.keys():  # noqa: SIM118 - a reader of files, not a dict
-                tensor = file.get_slice(name)
-                if tensor.get_dtype() not in DTYPES:
-                    raise ConfigError(
-                        f"{path}: {name} is stored as {tensor.get_dtype()}, quantized; give the full-precision model"
-                    )
-                entries[name] = Entry(tuple(tensor.get_shape()), DTYPES[tensor.get_dtype()])
-    except (OSError, SafetensorError) as error:
-        raise ConfigError(f"{path} cannot be read ({error}); copy it again") from error
-    return entries
 
 
 def write_model_files(

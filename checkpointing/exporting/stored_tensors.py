@@ -5,16 +5,14 @@ No code from the files is run, no process group is needed, and only the tensor t
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from pathlib import Path
 from typing import Protocol
 
 import torch
-from safetensors import safe_open
 from torch.distributed.checkpoint.metadata import ChunkStorageMetadata, MetadataIndex, TensorStorageMetadata
 
-from checkpointing.exporting.safetensors_file import Entry, read_entries
 from checkpointing.safe_reader import SafeFileSystemReader, load_tensors
+from policies.stored_weights import Entry
 from utils.errors import ConfigError
 
 _PREFIX = "model."  # of the names of the model's tensors; the optimizer's begin with `optimizer.`
@@ -98,24 +96,3 @@ class PickledTensors:
         tensor = self._mapped[self._prefix + name].clone(memory_format=torch.contiguous_format)
         self._num_read += tensor.nbytes
         return tensor
-
-
-class SafetensorsTensors:
-    """The safetensors files of a Hugging Face folder.
-
-    Raises:
-        ConfigError: if one cannot be read.
-    """
-
-    def __init__(self, paths: Iterable[Path]) -> None:
-        self.files = sorted(paths)
-        self.index: dict[str, Entry] = {}
-        self._path_of: dict[str, Path] = {}
-        for path in self.files:
-            entries = read_entries(path)
-            self.index |= entries
-            self._path_of |= dict.fromkeys(entries, path)
-
-    def read(self, name: str) -> torch.Tensor:
-        with safe_open(self._path_of[name], framework="pt") as file:
-            return file.get_tensor(name).clone()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -26,14 +27,22 @@ class LogitDifference(NamedTuple):
     largest_logit: float
 
 
-def load_model(source: ModelSource, auto_model: Any, dtype: torch.dtype = torch.float32) -> Any:
+def load_model(
+    source: ModelSource,
+    auto_model: Any,
+    dtype: torch.dtype = torch.float32,
+    say: Callable[[str], object] = lambda line: None,
+) -> Any:
     """The model with the source's own tensors, an adapter unmerged, on the CPU, for inference.
+
+    Args:
+        say: called with lines to print about its files.
 
     Raises:
         ConfigError: if it cannot be loaded.
     """
     if not source.is_adapter:
-        return load_full(source, auto_model, dtype)
+        return load_full(source, auto_model, dtype, say)
     return put_adapter(load_pretrained(str(source.base), auto_model, dtype), source, load_adapter_config(source))[0]
 
 

@@ -131,7 +131,7 @@ def test_embeddings_grow_where_the_tokenizer_outgrew_the_model(
     rows = len(before["model.embed_tokens.weight"])
     tokenizer.add_tokens(["<user>", "<assistant>", "<tool>"])
     model, weights, lines = load(tmp_path, tokenizer=tokenizer)
-    assert "rank 0 reads" in weights.note
+    assert "rank 0 reads" in weights.notes[0]
     assert len(lines) == 1
     assert str(rows) in lines[0]
     assert model.config.vocab_size == model.get_input_embeddings().num_embeddings == rows + 3

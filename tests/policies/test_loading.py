@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import re
 import shutil
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -13,10 +14,14 @@ from safetensors.torch import load_file, save_file
 from transformers import AutoConfig, AutoModelForCausalLM, DeepseekV3Config, Gemma2Config
 
 from checkpointing.exporting.blueprint import build_blueprint, load_pretrained
+from checkpointing.exporting.model_source import open_source
 from tests.helpers import random_documents
+from tests.helpers.checkpoints import load_plain
+from tests.helpers.exports import export
 from tests.helpers.families import FAMILIES, LLAMA_LIKE, make_model
 from tests.helpers.loaded import load, load_model
 from tests.helpers.processes import ProcessGroup, run_forked, train_events
+from tests.helpers.resuming import as_if_killed_after, assert_bit_equal, flags_of
 from utils.errors import ConfigError
 
 DTYPES = [torch.float32, torch.bfloat16]
@@ -138,7 +143,7 @@ def test_a_checkpoint_of_several_files_is_read_from_all_of_them(tiny_model: Path
     reference.save_pretrained(tmp_path, max_shard_size="40KB")
     assert len(list(tmp_path.glob("*.safetensors"))) > 2
     model, weights, _ = load(tmp_path)
-    assert f"of {len(list(tmp_path.glob('*.safetensors')))} safetensors" in weights.note
+    assert f"of {len(list(tmp_path.glob('*.safetensors')))} safetensors" in weights.notes[0]
     assert all(torch.equal(model.state_dict()[name], tensor) for name, tensor in reference.state_dict().items())
 
 
@@ -148,6 +153,128 @@ def test_a_quantized_checkpoint_is_refused(model_copy: Path) -> None:
     (model_copy / "config.json").write_text(json.dumps(settings))
     with pytest.raises(ConfigError, match=r"--model_name: .* stored quantized"):
         load_model(model_copy)
+
+
+def rewrite(model: Path, change: Callable[[dict[str, torch.Tensor]], object], **settings: object) -> Path:
+    """Change the tensors and the config.json of a model's folder."""
+    tensors = load_file(model / "model.safetensors")
+    change(tensors)
+    save_file(tensors, model / "model.safetensors", metadata={"format": "pt"})
+    config = json.loads((model / "config.json").read_text()) | settings
+    (model / "config.json").write_text(json.dumps(config))
+    return model
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_weights_that_config_ties_and_files_hold_apart_are_apart_as_in_transformers(
+    dtype: torch.dtype, model_copy: Path
+) -> None:
+    """Those that are equal in the dtype that is asked for are tied, there as here."""
+    for name, change in {"apart": 1.0, "equal": 0.0, "equal in bf16": 1e-6}.items():
+        rewrite(
+            model_copy,
+            lambda tensors, change=change: tensors.update(
+                {"lm_head.weight": (tensors["model.embed_tokens.weight"].bfloat16().float() * (1 + change))}
+                | {"model.embed_tokens.weight": tensors["model.embed_tokens.weight"].bfloat16().float()}
+            ),
+            tie_word_embeddings=True,
+        )
+        reference = AutoModelForCausalLM.from_pretrained(model_copy, dtype=dtype)
+        model, weights, _ = load(model_copy, dtype=dtype)
+        is_tied = model.lm_head.weight is model.model.embed_tokens.weight
+        assert is_tied == (reference.lm_head.weight is reference.model.embed_tokens.weight), name
+        assert is_tied == (name == "equal" or (name == "equal in bf16" and dtype == torch.bfloat16))
+        assert model.config.tie_word_embeddings == is_tied
+        assert is_tied != any("tie_word_embeddings: False: config.json ties lm_head" in note for note in weights.notes)
+        tokens = torch.arange(2, 22)[None]
+        assert torch.equal(model(tokens).logits, reference(tokens).logits)
+
+
+@pytest.mark.slow
+def test_a_run_trains_saves_exports_and_goes_on_with_weights_that_it_untied(
+    tiny_model: Path, process_group: ProcessGroup, tmp_path: Path
+) -> None:
+    """As one whose config.json says so: full weights over two ranks, and LoRA, merged."""
+    said = rewrite(Path(shutil.copytree(tiny_model, tmp_path / "said")), lambda tensors: None)
+    tied = rewrite(Path(shutil.copytree(said, tmp_path / "tied")), lambda tensors: None, tie_word_embeddings=True)
+    lora = ["--use_peft", "--lora_dropout", "0"]
+    for name, flags, ranks in (("full", ["--enable_fsdp"], 2), ("lora", lora, 1)):
+        common = [*flags, "--run_validation", "False", "--max_train_step", "4", "--save_every_steps", "2"]
+        whole = tmp_path / f"{name}-said"
+        process_group.train(flags_of(said, whole, *common), ranks)
+        run = tmp_path / f"{name}-tied"
+        outcome = process_group.train(flags_of(tied, run, *common), ranks)[0]
+        assert "tie_word_embeddings: False: config.json ties lm_head.weight" in outcome.stdout
+        assert_bit_equal(run, whole)
+        killed = as_if_killed_after(2, run, tmp_path / f"{name}-killed")
+        process_group.train(flags_of(tied, killed, *common, "--resume", "auto"), ranks)
+        assert_bit_equal(killed, whole)
+    assert not load_plain(tmp_path / "full-tied/model").config.tie_word_embeddings
+    for name, more in (("full", []), ("lora", ["--merge", "--verify"])):
+        export(tmp_path / f"{name}-tied", tmp_path / f"{name}-exported", *more)
+        wanted = export(tmp_path / f"{name}-said", tmp_path / f"{name}-wanted", *more)
+        found = load_plain(tmp_path / f"{name}-exported").state_dict()
+        assert all(torch.equal(found[key], tensor) for key, tensor in load_plain(wanted).state_dict().items())
+        assert not torch.equal(found["lm_head.weight"], found["model.embed_tokens.weight"])
+
+
+def test_tensors_that_the_model_has_no_place_for_are_named(model_copy: Path) -> None:
+    """Not those that transformers leaves out without a word."""
+    more = {"model.layers.0.self_attn.rotary_emb.inv_freq": torch.ones(4), "score.weight": torch.ones(2, 32)}
+    rewrite(model_copy, lambda tensors: tensors.update(more), num_hidden_layers=1)
+    _, weights, _ = load(model_copy)
+    (note,) = [note for note in weights.notes if "no place" in note]
+    assert note.startswith(
+        "weights: 10 tensors in the files have no place in this model and are left out: model.layers.1."
+    )
+    assert "config.json has 1 layers, num_hidden_layers; the files have 2" in note
+    assert "inv_freq" not in note
+
+
+def test_what_a_family_names_itself_is_left_out_without_a_word(tmp_path: Path) -> None:
+    make_model("gpt2").save_pretrained(tmp_path)
+    rewrite(tmp_path, lambda tensors: tensors.update({"transformer.h.0.attn.bias": torch.ones(1, dtype=torch.uint8)}))
+    assert len(load(tmp_path)[1].notes) == 1
+
+
+@pytest.mark.parametrize("family", ["llama", "mixtral"])
+def test_numbers_that_no_full_precision_model_has_are_refused(family: str, tmp_path: Path) -> None:
+    make_model(family).save_pretrained(tmp_path / "model")
+    for dtype in (torch.int8, torch.float8_e4m3fn, torch.complex64, torch.int64):
+        model = Path(shutil.copytree(tmp_path / "model", tmp_path / str(dtype)))
+        name = next(name for name in load_file(model / "model.safetensors") if "layers.1.self_attn.v_proj" in name)
+        rewrite(model, lambda tensors, name=name, dtype=dtype: tensors.update({name: tensors[name].to(dtype)}))
+        with pytest.raises(
+            ConfigError, match=rf"--model_name: .*{name} is stored as .*; give the full-prec"
+        ) as refusal:
+            load(model)
+        assert "Error" not in str(refusal.value)
+
+
+@pytest.mark.parametrize(
+    "weight_map",
+    [
+        {"lm_head.weight": "../other/model.safetensors"},
+        {"lm_head.weight": "/tmp/model.safetensors"},
+        {"lm_head.weight": "a/../../other.safetensors"},
+        {"lm_head.weight": ""},
+        {"lm_head.weight": 3},
+        ["model.safetensors"],
+        None,
+    ],
+)
+def test_an_index_that_leads_elsewhere_or_nowhere_is_refused(
+    weight_map: object, tiny_model: Path, tmp_path: Path
+) -> None:
+    (tmp_path / "other").mkdir()
+    model = Path(shutil.copytree(tiny_model, tmp_path / "copy"))
+    (model / "model.safetensors").rename(tmp_path / "other/model.safetensors")
+    (model / "a.safetensors").touch()
+    (model / "model.safetensors.index.json").write_text(json.dumps({"metadata": {}, "weight_map": weight_map}))
+    with pytest.raises(ConfigError, match=r"--model_name: .*model\.safetensors\.index\.json .*; "):
+        load_model(model)
+    with pytest.raises(ConfigError, match=r"model\.safetensors\.index\.json .*; "):
+        open_source(model)
 
 
 def test_generation_settings_come_with_the_weights(model_copy: Path) -> None:
@@ -162,7 +289,7 @@ def test_every_family_is_as_transformers_loads_it(family: str, dtype: torch.dtyp
     make_model(family).save_pretrained(tmp_path)
     reference = AutoModelForCausalLM.from_pretrained(tmp_path, dtype=dtype)
     model, weights, _ = load(tmp_path, dtype=dtype)
-    assert ("rank 0 reads" in weights.note) == (family in ("gpt_neox", "mixtral"))
+    assert ("rank 0 reads" in weights.notes[0]) == (family in ("gpt_neox", "mixtral"))
     for kind in ("named_parameters", "named_buffers"):
         wanted = dict(getattr(reference, kind)(remove_duplicate=False))
         found = dict(getattr(model, kind)(remove_duplicate=False))

@@ -15,8 +15,9 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from safetensors.torch import load_file, save_file
 
-from checkpointing.exporting.safetensors_file import DTYPES, Entry, check_model_files, read_entries, write_model_files
-from checkpointing.exporting.stored_tensors import PickledTensors, SafetensorsTensors, ShardedTensors, StoredTensors
+from checkpointing.exporting.safetensors_file import check_model_files, write_model_files
+from checkpointing.exporting.stored_tensors import PickledTensors, ShardedTensors, StoredTensors
+from policies.stored_weights import DTYPES, Entry, SafetensorsTensors, read_entries
 from tests.helpers.processes import free_port
 from tests.helpers.shards import SHARDED, save_shards, whole
 from utils.errors import ConfigError, TrainingError
