@@ -14,10 +14,11 @@ import math
 import sys
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from functools import partial
 from typing import Any, NamedTuple
 
 from supervision.exit_status import FAILED, REFUSED, leave
-from supervision.failures import end_unless_flags_hold, end_with_error
+from supervision.failures import end_at_once, end_unless_flags_hold, end_with_error
 from utils.errors import ConfigError, TrainingError
 from utils.quiet import quiet_imports, quiet_libraries
 
@@ -39,13 +40,13 @@ from policies.clipping import clip_grad_norm
 from policies.loss_scaling import LossScaler
 from policies.sharding import gradient_sync, reshard
 from preparation import Job, prepare
-from reporting.run_lock import RunLock
+from reporting.run_lock import BEAT_SECONDS, RunLock
 from supervision.non_finite import NonFiniteError, describe_non_finite
 from supervision.stopping import StopRequests
 from supervision.watchdog import Watchdog
 from tasks.task import MicroBatch, count_globally
 from utils.distributed import stop_process_group, sum_on_host
-from utils.environment import Environment, read_environment
+from utils.environment import Environment, print_rank_zero, read_environment
 from utils.progress import phase, progress_bar
 
 
@@ -361,7 +362,8 @@ def main(argv: Sequence[str]) -> int:
     quiet_libraries(env)
     watchdog = Watchdog(env)
     try:
-        with RunLock() as lock:
+        beat_seconds = BEAT_SECONDS * env.grace_scale
+        with RunLock(beat_seconds=beat_seconds, say=partial(print_rank_zero, env), on_loss=end_at_once) as lock:
             run(parse_flags(argv), env, watchdog, lock)
         watchdog.stop()
         status = 0

@@ -14,15 +14,18 @@ from checkpointing.finding import Checkpoint, find_checkpoints, open_checkpoint,
 from checkpointing.huggingface_files import huggingface_files, model_config_values
 from checkpointing.model_folder import export_model
 from checkpointing.resume import load_checkpoint, take_up_results
+from checkpointing.root import delete_checkpoints
 from checkpointing.save_plan import plan_saves
 from checkpointing.saver import CheckpointSaver
 from checkpointing.train_state import TrainState
 from checkpointing.trained import Trained
+from configs.absolute_paths import make_paths_absolute
 from configs.run import RunConfig
 from data.pipeline import RunData, load_data, make_loaders
 from data.step_loader import StepLoader
 from data.stream_loader import StreamLoader
 from data.tokenizer_loading import num_rows_needed
+from planning.places import check_places
 from planning.preflight import check_environment
 from planning.resolved import Resolved, resolve, resolve_num_steps
 from policies.attention import check_packing_isolates
@@ -37,7 +40,7 @@ from reporting.memory_ledger import MemoryLedger
 from reporting.metrics_file import MetricsFile
 from reporting.profiling import step_recorder
 from reporting.run_description import describe_run, start_event
-from reporting.run_folder import checkpoint_root, create_run_folder
+from reporting.run_folder import Marks, checkpoint_root, create_run_folder, marks_of, planned_folder
 from reporting.run_lock import RunLock
 from reporting.run_reporter import RunReporter
 from reporting.start_table import start_table, start_warnings
@@ -47,6 +50,7 @@ from supervision.watchdog import Watchdog
 from tasks.task import Task, find_task
 from utils.distributed import on_rank_zero, start_process_group
 from utils.environment import Environment, print_rank_zero
+from utils.errors import ConfigError
 from utils.seeding import seed_everything, use_deterministic_kernels
 
 
@@ -117,9 +121,11 @@ def prepare(config: RunConfig, env: Environment, watchdog: Watchdog, lock: RunLo
     """
     if config.train_config.deterministic:
         use_deterministic_kernels()
-    config = resolve_resume(config, env)
+    config = resolve_resume(make_paths_absolute(config, env.started_in), env)
     check_environment(config, env)
+    marks = marks_of(config.train_config, env)
     found = find_checkpoints(config.train_config, env)
+    check_places(config, planned_folder(config.train_config, env), afresh=not found)
     inputs = read_inputs(config, env, open_checkpoint(found, env, every_file=False))
 
     start_process_group(env)
@@ -134,7 +140,7 @@ def prepare(config: RunConfig, env: Environment, watchdog: Watchdog, lock: RunLo
     seed_everything(config.train_config.seed)
     parts = build(inputs, config, env)
     seed_everything(config.train_config.seed, env.rank)
-    return open_run(inputs, parts, checkpoint, config, env, watchdog, lock)
+    return open_run(inputs, parts, checkpoint, config, env, watchdog, lock, marks)
 
 
 def read_inputs(config: RunConfig, env: Environment, checkpoint: Checkpoint | None) -> Inputs:
@@ -226,8 +232,13 @@ def open_run(
     env: Environment,
     watchdog: Watchdog,
     lock: RunLock,
+    marks: Marks,
 ) -> Job:
-    """Load the checkpoint's state, make the run folder, and open what writes to it. Every rank must call this."""
+    """Load the checkpoint's state, make the run folder, and open what writes to it. Every rank must call this.
+
+    Args:
+        marks: of the run's folders, when the checkpoint was looked for.
+    """
     train, trainable, say = config.train_config, parts.trainable, partial(print_rank_zero, env)
     model = trainable.model
     files = huggingface_files(model, inputs.processor)
@@ -238,7 +249,7 @@ def open_run(
         say(*check_same(checkpoint, config, model_identity))
         offload = config.fsdp_config.optimizer_cpu_offload
         state = load_checkpoint(checkpoint, trainable, env, seed=train.seed, optimizer_cpu_offload=offload)
-    planned_root = checkpoint_root(train, Path(train.output_dir or "outputs").expanduser())
+    planned_root = checkpoint_root(train, planned_folder(train, env))
     save_plan, save_notes = plan_saves(model, train, config.fsdp_config, planned_root, env)
     say(*save_notes)
 
@@ -254,8 +265,25 @@ def open_run(
         "checkpoint_bytes": save_plan.num_bytes,
     }
     resumed = None if checkpoint is None else checkpoint.summary(env)
+
+    def check(folder: Path) -> None:
+        if marks_of(train, env) != marks:
+            raise ConfigError(
+                f"--output_dir: another run wrote into {folder} while this one was loading; give the same command again"
+            )
+        check_places(config, folder, afresh=resumed is None)
+
     folder = on_rank_zero(
-        lambda: create_run_folder(config, env, lock, resolved=resolved, description=description, resumed=resumed)
+        lambda: create_run_folder(
+            config,
+            env,
+            lock,
+            check=check,
+            delete_checkpoints=partial(delete_checkpoints, train),
+            resolved=resolved,
+            description=description,
+            resumed=resumed,
+        )
     )
     if checkpoint is not None:
         take_up_results(checkpoint, state, folder, inputs.num_steps)

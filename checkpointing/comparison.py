@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 from checkpointing.finding import Checkpoint
@@ -175,8 +176,13 @@ def _meaning(name: str, value: Any) -> Any:
     return SETTINGS[name].unset if value is None else value
 
 
+_NAME_FILES = ("custom_dataset.file", "chat_dataset.chat_template", "train_config.from_peft_checkpoint")
+
+
 def _comparable(name: str, value: Any) -> Any:
-    """The value, or a set if the order of its parts means nothing."""
+    """The value, or a set if the order of its parts means nothing. Of a path its name: the files may have moved."""
+    if name in _NAME_FILES and value:
+        return Path(value).name
     if name != "lora_config.target_modules":
         return value
     return {part.strip() for part in (value.split(",") if isinstance(value, str) else value)}

@@ -10,8 +10,8 @@ from checkpointing.folder import COMPLETE, STATE, checkpoints, damage, listed_fi
 from checkpointing.state_json import StateError, read_state
 from configs.run import RunConfig
 from configs.training import TrainConfig
-from reporting.default_folders import folder_of_job, latest_run_folder
-from reporting.run_folder import check_unfinished, checkpoint_root, checkpoint_root_of, held_entries
+from reporting.default_folders import folder_of_job, latest_run_folder, outputs
+from reporting.run_folder import check_can_begin, checkpoint_root, checkpoint_root_of, held_entries
 from reporting.run_yaml import now, read_run_yaml
 from utils.distributed import gather_to_all
 from utils.environment import Environment, print_rank_zero
@@ -55,10 +55,10 @@ def resolve_resume(config: RunConfig, env: Environment) -> RunConfig:
         train = replace(train, resume="auto", overwrite=False, output_dir=str(own))
         notes.append("resume: auto, since the launcher has restarted this job")
     elif train.resume == "auto" and train.output_dir is None:
-        folder = (env.restarted and folder_of_job(train, env)) or latest_run_folder(train)
+        folder = (env.restarted and folder_of_job(train, env)) or latest_run_folder(train, outputs(env))
         train = replace(train, output_dir=str(folder) if folder else None)
     elif train.resume and train.resume != "auto" and train.output_dir is None:
-        folder = run_folder_of(Path(train.resume).expanduser())
+        folder = run_folder_of(Path(train.resume))
         if folder is None:
             raise ConfigError(f"--resume: {train.resume} is in no run folder; give --output_dir for what comes")
         train = replace(train, output_dir=str(folder))
@@ -80,16 +80,16 @@ def find_checkpoints(train: TrainConfig, env: Environment) -> list[Path]:
     """
     if not train.resume:
         return []
-    run = None if train.output_dir is None else Path(train.output_dir).expanduser()
+    run = None if train.output_dir is None else Path(train.output_dir)
     own = [] if run is None else next(filter(None, map(checkpoints, _own_roots(train, run))), [])
     if train.resume == "auto":
         own = own or _begun_from(run)
         if not own:
-            check_unfinished(train)
+            check_can_begin(train)
         return own
     if own and env.restarted:
         return own
-    path = Path(train.resume).expanduser()
+    path = Path(train.resume)
     found = checkpoints(path) or checkpoints(checkpoint_root_of(path))
     if not found and (path / COMPLETE).is_file() and (path / STATE).is_file():
         found = [path]

@@ -4,7 +4,9 @@
     checkpoints/latest           names the newest complete one
     checkpoints/best             names that of the best evaluation (--keep_best)
 
-Files are written to `step-00000020.incomplete`, which is renamed when all of them are on the disk.
+Files are written to `step-00000020.incomplete`, which is renamed when all of them are on the disk. A checkpoint that is
+to be deleted gets that name again first. Others' files may lie beside these folders: what is deleted here either has
+such a name or holds a COMPLETE or a state.json that this program wrote.
 """
 
 from __future__ import annotations
@@ -24,6 +26,8 @@ from utils.inside import is_inside
 COMPLETE, LATEST, BEST, STATE = "COMPLETE", "latest", "best", "state.json"
 _INCOMPLETE, _GIVEN_UP = ".incomplete", ".given-up"
 _STEP = re.compile(r"step-(\d{8,})")
+_TEMPORARY = re.compile(rf"{_STEP.pattern}({re.escape(_INCOMPLETE)}|{re.escape(_GIVEN_UP)})")
+_POINTER = re.compile(rf"\0*|{_STEP.pattern}\n?")  # zeros: what a power failure may leave
 
 FileEntry = dict[str, Any]  # {"bytes": int, "crc32": "8 hex digits"}, as COMPLETE lists a file
 
@@ -54,6 +58,48 @@ def checkpoints(root: Path) -> list[Path]:
     """The complete checkpoints, newest first."""
     folders = [path.parent for path in root.glob(f"step-*/{COMPLETE}") if _STEP.fullmatch(path.parent.name)]
     return sorted(folders, key=step_of, reverse=True)
+
+
+def is_ours(path: Path) -> bool:
+    """Whether this program wrote it: a checkpoint, or one that is half written or given up. Never a symbolic link."""
+    if path.is_symlink() or not path.is_dir():
+        return False
+    return _TEMPORARY.fullmatch(path.name) is not None or (is_step_folder(path) and _has_marker(path))
+
+
+def foreign_entries(root: Path) -> list[str]:
+    """What others put where checkpoints, `latest` and `best` are written: entries that would have to be replaced."""
+    if not root.is_dir():
+        return []
+    steps = sorted(path for path in root.iterdir() if is_step_folder(path))
+    found = [path.name for path in steps if not (path.is_dir() and (_has_marker(path) or not any(path.iterdir())))]
+    return found + [name for name in (LATEST, BEST) if os.path.lexists(root / name) and not _is_pointer(root / name)]
+
+
+def remove_all(root: Path) -> None:
+    """Delete every checkpoint of this program, and what names one of them; nothing else."""
+    for path in list(root.iterdir()) if root.is_dir() else []:
+        if is_ours(path):
+            remove(path)
+        elif path.name in (LATEST, BEST) and _is_pointer(path):
+            path.unlink()
+
+
+def _has_marker(folder: Path) -> bool:
+    """Whether the folder holds a COMPLETE or a state.json that this program wrote; one of the two may be damaged."""
+    with contextlib.suppress(ValueError):
+        return bool(listed_files(folder))
+    with contextlib.suppress(OSError, ValueError, RecursionError):
+        state = json.loads((folder / STATE).read_bytes())
+        return isinstance(state, dict) and {"state", "settings"} <= state.keys()
+    return False
+
+
+def _is_pointer(path: Path) -> bool:
+    if path.is_symlink() or not path.is_file():
+        return False
+    with open(path, "rb") as file:
+        return _POINTER.fullmatch(file.read(100).decode("latin-1")) is not None
 
 
 def write_synced(path: Path, data: bytes) -> FileEntry:
@@ -122,19 +168,26 @@ def pointed_to(root: Path, name: str) -> str | None:
 
 
 def remove(folder: Path) -> None:
-    """Delete a checkpoint, COMPLETE first, so that no half of one looks complete."""
-    (folder / COMPLETE).unlink(missing_ok=True)
-    shutil.rmtree(folder, ignore_errors=True)
+    """Delete a checkpoint, under its temporary name, so that no half of one looks complete or like another's."""
+    doomed = folder
+    if is_step_folder(folder):
+        doomed = temporary_folder(folder)
+        shutil.rmtree(doomed, ignore_errors=True)
+        folder.rename(doomed)
+    shutil.rmtree(doomed, ignore_errors=True)
 
 
 def keep_only(root: Path, keep_last: int) -> None:
     """Delete checkpoints older than the last `keep_last`, except the best one, and those that were set aside."""
     best = pointed_to(root, BEST)
     for folder in checkpoints(root)[keep_last:]:
-        if folder.name != best:
+        if folder.name != best and is_ours(folder):
             remove(folder)
     for folder in root.glob(f"step-*{_GIVEN_UP}"):
-        remove(folder)
+        if folder.is_symlink():
+            folder.unlink()  # what it links to is elsewhere, and stays
+        elif is_ours(folder):
+            remove(folder)
 
 
 def give_up_after(root: Path, step: int) -> None:
@@ -150,6 +203,8 @@ def give_up_after(root: Path, step: int) -> None:
 
 
 def _set_aside(folder: Path) -> None:
+    if not folder.is_symlink() and not is_ours(folder) and any(folder.iterdir()):
+        raise OSError(f"{folder} is there, and this program did not write it")
     aside = folder.with_name(folder.name + _GIVEN_UP)
     shutil.rmtree(aside, ignore_errors=True)
     folder.rename(aside)
@@ -158,9 +213,8 @@ def _set_aside(folder: Path) -> None:
 def remove_leftovers(root: Path) -> None:
     """Delete what a killed run left half written or half deleted."""
     for folder in set(root.glob("step-*")) - set(root.glob(f"step-*{_GIVEN_UP}")):
-        is_whole = _STEP.fullmatch(folder.name) and (folder / COMPLETE).is_file()
-        if folder.is_dir() and not is_whole:
-            shutil.rmtree(folder, ignore_errors=True)
+        if is_ours(folder) and not (is_step_folder(folder) and (folder / COMPLETE).is_file()):
+            remove(folder)
 
 
 def listed_files(folder: Path) -> dict[str, FileEntry]:

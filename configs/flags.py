@@ -47,7 +47,7 @@ def parse_flags(argv: Sequence[str]) -> RunConfig:
         )
         for section, config_class in SECTIONS.items()
     }
-    config = adapt(RunConfig(**sections, given=frozenset(values), notes=tuple(notes)))
+    config = adapt(RunConfig(**sections, given=frozenset(values), notes=tuple(notes), recipe=recipe))
     validate(config)
     return config
 

@@ -26,7 +26,7 @@ class RunConfig:
     """The settings of a run. Each section is named like the prefix of its flags.
 
     `given` holds the dotted names of the settings in flags or the recipe ("fsdp_config.pure_bf16"). `notes` holds one
-    line for each adapted setting; the run prints them.
+    line for each adapted setting; the run prints them. `recipe` is the file of --config.
     """
 
     train_config: TrainConfig
@@ -45,6 +45,7 @@ class RunConfig:
     tracking_config: TrackingConfig = field(default_factory=TrackingConfig)
     given: frozenset[str] = frozenset()
     notes: tuple[str, ...] = ()
+    recipe: str | None = None
 
     def value(self, name: str) -> Any:
         """The value of a setting by its dotted name."""

@@ -6,7 +6,8 @@ import torch
 
 from configs.fsdp import OPTIMIZERS_IN_8BIT
 from configs.run import RunConfig
-from reporting.run_folder import check_run_folder
+from planning.places import check_places
+from reporting.run_folder import check_free, planned_folder
 from reporting.trackers import check_packages
 from utils.bitsandbytes_import import import_bitsandbytes
 from utils.environment import Environment
@@ -34,7 +35,8 @@ def check_environment(config: RunConfig, env: Environment) -> None:
         )
     check_packages(config.tracking_config)
     _check_optimizer(config.fsdp_config.optimizer, env)
-    check_run_folder(train, config.tracking_config, env)
+    check_free(config, env)
+    check_places(config, planned_folder(train, env), afresh=not train.resume)
 
 
 def _check_optimizer(name: str, env: Environment) -> None:

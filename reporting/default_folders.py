@@ -12,17 +12,20 @@ from configs.training import TrainConfig
 from reporting.run_yaml import read_run_yaml
 from utils.environment import Environment
 
-OUTPUTS = Path("outputs")
+
+def outputs(env: Environment) -> Path:
+    """The folder that default folders are made in."""
+    return env.started_in / "outputs"
 
 
-def make_default_folder(train: TrainConfig) -> Path:
+def make_default_folder(train: TrainConfig, inside: Path) -> Path:
     """Make a folder that no other run has. One that begins in the same second has -2 at the end of its name.
 
     Raises:
         OSError: if it cannot be made.
     """
-    OUTPUTS.mkdir(exist_ok=True)
-    for folder in _names(f"{_model_and_dataset(train)}-{datetime.now():%Y%m%d-%H%M%S}"):
+    inside.mkdir(exist_ok=True)
+    for folder in _names(inside / f"{_model_and_dataset(train)}-{datetime.now():%Y%m%d-%H%M%S}"):
         try:
             folder.mkdir()
             return folder
@@ -31,9 +34,9 @@ def make_default_folder(train: TrainConfig) -> Path:
     raise AssertionError("names do not end")
 
 
-def _names(name: str) -> Iterator[Path]:
-    yield OUTPUTS / name
-    yield from (OUTPUTS / f"{name}-{number}" for number in count(2))
+def _names(first: Path) -> Iterator[Path]:
+    yield first
+    yield from (first.with_name(f"{first.name}-{number}") for number in count(2))
 
 
 def _model_and_dataset(train: TrainConfig) -> str:
@@ -41,31 +44,32 @@ def _model_and_dataset(train: TrainConfig) -> str:
     return f"{model}-{'-'.join(name.removesuffix('_dataset') for name in train.datasets)}"
 
 
-def latest_run_folder(train: TrainConfig) -> Path | None:
+def latest_run_folder(train: TrainConfig, inside: Path) -> Path | None:
     """The newest default folder of this model and dataset."""
-    return next(iter(_default_folders(train)), None)
+    return next(iter(_default_folders(train, inside)), None)
 
 
 def folder_of_job(train: TrainConfig, env: Environment) -> Path | None:
     """The run folder that this job wrote before its launcher restarted it."""
-    folders = _default_folders(train) if train.output_dir is None else [Path(train.output_dir).expanduser()]
+    folders = _default_folders(train, outputs(env)) if train.output_dir is None else [Path(train.output_dir)]
     return next((folder for folder in folders if _is_of_job(folder, env)), None)
 
 
-def _default_folders(train: TrainConfig) -> list[Path]:
+def _default_folders(train: TrainConfig, inside: Path) -> list[Path]:
     """Those of this model and dataset that hold a run, newest first."""
     pattern = re.compile(rf"{re.escape(_model_and_dataset(train))}-(\d{{8}}-\d{{6}})(?:-(\d+))?")
-    matches = [(pattern.fullmatch(path.parent.name), path.parent) for path in OUTPUTS.glob("*/run.yaml")]
+    matches = [(pattern.fullmatch(path.parent.name), path.parent) for path in inside.glob("*/run.yaml")]
     found = [(match[1], int(match[2] or 1), folder) for match, folder in matches if match]
     return [folder for *_, folder in sorted(found, reverse=True)]
 
 
 def _is_of_job(folder: Path, env: Environment) -> bool:
-    """Match by job id; torchrun's default id is "none", so match by start time as well, if on one machine."""
+    """Match by job id. torchrun's default id is "none", so if it runs on one machine, match by its process as well."""
     if not (folder / "run.yaml").is_file():
         return False
     run = read_run_yaml(folder)
     if "started" not in run or run.get("job") != env.job:
         return False
-    began = run["resumed"][-1]["time"] if "resumed" in run else run["started"]
-    return datetime.fromisoformat(str(began)).timestamp() >= int(env.launched_at)
+    if env.launcher is None:
+        return True
+    return run["launcher"] == env.launcher if run.get("launcher") else env.job != "none"

@@ -50,7 +50,7 @@ def step_recorder(
 
 
 def trace_folder(tracking: TrackingConfig, folder: Path) -> Path:
-    return Path(tracking.profiler_dir).expanduser() if tracking.profiler_dir else folder / "profiler"
+    return Path(tracking.profiler_dir) if tracking.profiler_dir else folder / "profiler"
 
 
 def num_steps_needed(tracking: TrackingConfig) -> int:

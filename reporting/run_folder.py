@@ -1,77 +1,146 @@
-"""The run folder: where a run writes, and what it must not write over."""
+"""The run folder: where a run writes, and what it must not write over.
+
+Files of others may lie there, too. run.yaml says which entries are a run's: nothing else is deleted or replaced.
+"""
 
 from __future__ import annotations
 
 import os
 import shutil
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
 from configs.run import RunConfig
-from configs.tracking import TrackingConfig
 from configs.training import TrainConfig
-from reporting.default_folders import OUTPUTS, make_default_folder
+from reporting.default_folders import make_default_folder, outputs
 from reporting.run_lock import RunLock, find_dead
-from reporting.run_yaml import read_run_yaml, write_run_yaml
+from reporting.run_yaml import NAME, is_damaged, is_of_a_run, read_run_yaml, write_run_yaml
 from reporting.trackers import WANDB_RUN
 from utils.environment import Environment
 from utils.errors import ConfigError
 
-RUN_ENTRIES = (
-    "run.yaml",
-    "metrics.jsonl",
-    "metrics_data.json",
-    "model",
-    "adapter",
-    "checkpoints",
-    "tensorboard",
-    "traces",
-    "wandb",
-    "profiler",
-    "report.html",
-)
+CHECKPOINTS = "checkpoints"
+REPLACED = (NAME, "metrics.jsonl", "metrics_data.json", "model", "adapter")
+"""Entries that a resumed run replaces as a whole. It only adds to the others."""
+RUN_ENTRIES = (*REPLACED, CHECKPOINTS, "tensorboard", "traces", "wandb", "profiler")
 
 
-def check_run_folder(train: TrainConfig, tracking: TrackingConfig, env: Environment) -> None:
-    """Refuse a folder that cannot be written, is in use, or already holds a run. Writes nothing.
+def entries_of(settings: Mapping[str, Any]) -> list[str]:
+    """The names of what a run with these settings writes into its folder.
+
+    Args:
+        settings: as in run.yaml, perhaps of another version.
+    """
+    sections = [settings.get(name) for name in ("train_config", "tracking_config")]
+    train, tracking = (section if isinstance(section, dict) else {} for section in sections)
+    adapts, saves = bool(train.get("use_peft")), bool(train.get("save_model"))
+    written = {
+        "metrics_data.json": tracking.get("save_metrics"),
+        "model": saves and not adapts,
+        "adapter": saves and adapts,
+        CHECKPOINTS: not train.get("dist_checkpoint_root_folder"),
+        "tensorboard": tracking.get("use_tensorboard"),
+        "wandb": tracking.get("use_wandb"),
+        "profiler": tracking.get("use_profiler") and not tracking.get("profiler_dir"),
+    }
+    return [name for name in RUN_ENTRIES if written.get(name, True)]
+
+
+def made_entries(folder: Path) -> list[str]:
+    """The names of what the run in this folder wrote, in all its sessions; none if it holds no run."""
+    run = read_run_yaml(folder) if (folder / NAME).is_file() else {}
+    if not is_of_a_run(run):
+        return []
+    recorded = run.get("entries")
+    if isinstance(recorded, list):
+        return [name for name in RUN_ENTRIES if name in recorded]
+    return entries_of(run["settings"])
+
+
+def held_entries(folder: Path) -> list[str]:
+    """The names of what a run would write into the folder and is there already. Empty folders hold nothing."""
+    return [name for name in RUN_ENTRIES if os.path.lexists(folder / name) and not _is_empty_folder(folder / name)]
+
+
+def _is_empty_folder(path: Path) -> bool:
+    return path.is_dir() and not path.is_symlink() and os.access(path, os.R_OK) and not any(path.iterdir())
+
+
+def check_free(config: RunConfig, env: Environment) -> None:
+    """Refuse folders that cannot be written or are in use by another run. Writes nothing.
 
     Raises:
         ConfigError: with the remedy.
     """
-    # What held the folder before a restart has died with the job. Ranks of other machines cannot see that; rank 0 can.
-    checks_lock = env.is_rank_zero or not env.restarted
-    folder = Path(train.output_dir).expanduser() if train.output_dir else OUTPUTS
-    _check_writable("--output_dir", folder)
+    train, tracking = config.train_config, config.tracking_config
+    folder = planned_folder(train, env)
+    places = [("--output_dir", folder)]
     if train.dist_checkpoint_root_folder:
-        _check_writable("--dist_checkpoint_root_folder", Path(train.dist_checkpoint_root_folder))
-        root = checkpoint_root(train, folder)
-        if checks_lock:
-            find_dead("--dist_checkpoint_folder", root)
-        is_held = any(path.exists() for path in (root / "COMPLETE", *root.glob("step-*/COMPLETE")))
-        if is_held and not train.overwrite and not train.resume:
-            raise ConfigError(
-                f"--dist_checkpoint_folder: {root} already holds a checkpoint; give another folder, or --overwrite"
-            )
+        places.append(("--dist_checkpoint_root_folder", Path(train.dist_checkpoint_root_folder)))
+        places.append(("--dist_checkpoint_folder", checkpoint_root(train, folder)))
     if tracking.profiler_dir:
-        _check_writable("--profiler_dir", Path(tracking.profiler_dir).expanduser())
-    if not train.output_dir:
+        places.append(("--profiler_dir", Path(tracking.profiler_dir)))
+    for flag, place in places:
+        _check_writable(flag, place)
+    # What held a folder before a restart has died with the job. Ranks of other machines cannot see that; rank 0 can.
+    if env.is_rank_zero or not env.restarted:
+        for flag, place in places:
+            if flag == "--dist_checkpoint_folder" or (flag == "--output_dir" and train.output_dir):
+                find_dead(flag, place)
+
+
+def check_entries(config: RunConfig, folder: Path, *, afresh: bool) -> None:
+    """Refuse a folder in which the run would delete or replace what no run wrote. Writes nothing.
+
+    Args:
+        afresh: whether what an earlier run left will be deleted.
+
+    Raises:
+        ConfigError: with the remedy.
+    """
+    train = config.train_config
+    held, damaged = held_entries(folder), is_damaged(folder)
+    if not held:
         return
-    if checks_lock:
-        find_dead("--output_dir", folder)
-    if not train.overwrite and not train.resume and (held := held_entries(folder)):
+    made, written = made_entries(folder), entries_of(config.to_dict())
+    names = ", ".join(held)
+    if not made and not damaged:
         raise ConfigError(
-            f"--output_dir: {folder} already holds a run ({', '.join(held)}); "
+            f"--output_dir: {folder} holds {names}, but no run (no {NAME} of one), so nothing there is touched; give "
+            "another folder, or move that away"
+        )
+    if not train.overwrite and not train.resume:
+        raise ConfigError(
+            f"--output_dir: {folder} already holds a run ({names}); "
             "give another folder, --resume auto to go on with it, or --overwrite to replace it"
+        )
+    if damaged and afresh:
+        raise ConfigError(
+            f"--output_dir: {folder / NAME} is damaged and does not tell what the run there wrote ({names}), so "
+            "nothing of it is deleted; give another folder, or move that away"
+        )
+    made = made or written  # a damaged run.yaml beside checkpoints: they belong together
+    if foreign := [name for name in written if name in held and name not in made]:
+        raise ConfigError(
+            f"--output_dir: {folder} holds {', '.join(foreign)}, which the run there did not write and this one would "
+            "replace; give another folder, or move that away"
+        )
+    gone = {*made, *written} - {CHECKPOINTS} if afresh else {*written}.intersection(REPLACED)
+    if links := [name for name in held if name in gone and (folder / name).is_symlink()]:
+        raise ConfigError(
+            f"--output_dir: {', '.join(links)} in {folder} is a symbolic link, which no run makes and this one would "
+            "replace; give another folder, or remove the link"
         )
 
 
-def check_unfinished(train: TrainConfig) -> None:
+def check_can_begin(train: TrainConfig) -> None:
     """Refuse to train a finished run again if --resume auto finds no checkpoint.
 
     Raises:
         ConfigError: with the remedy.
     """
-    folder = Path(train.output_dir or "").expanduser()
+    folder = Path(train.output_dir or "")
     metrics = folder / "metrics.jsonl"
     if train.output_dir and metrics.is_file() and b'"status": "finished"' in metrics.read_bytes()[-4096:]:
         raise ConfigError(
@@ -80,22 +149,39 @@ def check_unfinished(train: TrainConfig) -> None:
         )
 
 
-def held_entries(folder: Path) -> list[str]:
-    """The names of what an earlier run left in the folder."""
-    return [entry for entry in RUN_ENTRIES if (folder / entry).exists()]
+def planned_folder(train: TrainConfig, env: Environment) -> Path:
+    """The run's folder; if it was not given, one that stands for it: the default folder has a new name."""
+    return Path(train.output_dir) if train.output_dir else outputs(env) / "MODEL-DATASET-TIME"
 
 
 def checkpoint_root(train: TrainConfig, folder: Path) -> Path:
     """Where a run with this folder has its checkpoints."""
     if train.dist_checkpoint_root_folder:
-        return Path(train.dist_checkpoint_root_folder).expanduser() / train.dist_checkpoint_folder
-    return folder / "checkpoints"
+        return Path(train.dist_checkpoint_root_folder) / train.dist_checkpoint_folder
+    return folder / CHECKPOINTS
 
 
 def checkpoint_root_of(run: Path) -> Path:
     """Where the run in this folder has, or had, its checkpoints, by its run.yaml."""
-    elsewhere = read_run_yaml(run).get("checkpoints") if (run / "run.yaml").is_file() else None
-    return Path(elsewhere) if elsewhere else run / "checkpoints"
+    elsewhere = read_run_yaml(run).get("checkpoints") if (run / NAME).is_file() else None
+    return Path(elsewhere) if isinstance(elsewhere, str) else run / CHECKPOINTS
+
+
+Marks = tuple[tuple[int, int, int] | None, ...]
+
+
+def marks_of(train: TrainConfig, env: Environment) -> Marks:
+    """What changes if a run begins in the folders of this one, or writes a checkpoint there."""
+    folder = planned_folder(train, env)
+    return tuple(_mark(file) for file in (folder / NAME, checkpoint_root(train, folder) / "latest"))
+
+
+def _mark(file: Path) -> tuple[int, int, int] | None:
+    try:
+        stat = file.stat()
+    except OSError:
+        return None
+    return stat.st_ino, stat.st_size, stat.st_mtime_ns
 
 
 def _check_writable(flag: str, folder: Path) -> None:
@@ -114,17 +200,21 @@ def create_run_folder(
     env: Environment,
     lock: RunLock,
     *,
+    check: Callable[[Path], None],
+    delete_checkpoints: Callable[[Path], None],
     resolved: dict[str, Any],
     description: dict[str, dict[str, Any]],
     resumed: dict[str, Any] | None = None,
 ) -> Path:
     """Make the folder and its run.yaml, or go on with those that are there. Call this on rank 0 alone.
 
-    Entries of an earlier run are deleted, as --overwrite asks. If --resume auto found no checkpoint, saved weights stay
+    What an earlier run wrote is deleted, as --overwrite asks. If --resume auto found no checkpoint, saved weights stay
     until new ones replace them.
 
     Args:
-        lock: is taken before anything is deleted or written.
+        lock: is taken before anything is checked, deleted or written.
+        check: refuses the folder, once it is held.
+        delete_checkpoints: deletes those of an earlier run in the folder.
         resolved: what the settings came to on this machine.
         description: what else run.yaml shows, by section.
         resumed: what run.yaml tells of the resume; None if the run starts afresh.
@@ -133,27 +223,31 @@ def create_run_folder(
         ConfigError: if another run uses the folder, or the file system refuses.
     """
     train = config.train_config
-    folder = Path(train.output_dir).expanduser() if train.output_dir else OUTPUTS
+    folder = planned_folder(train, env)
     try:
-        folder = folder if train.output_dir else make_default_folder(train)
+        folder = folder if train.output_dir else make_default_folder(train, outputs(env))
         root = checkpoint_root(train, folder)
         lock.take("--output_dir", folder)
         if root.parent != folder:
             lock.take("--dist_checkpoint_folder", root)
+        check(folder)
+        made = made_entries(folder)
         earlier: dict[str, Any] = {}
         if resumed is None:
-            _delete_checkpoints(root)
-            _delete_entries(folder, kept=() if train.overwrite else ("model", "adapter"))
+            delete_checkpoints(folder)
+            _delete_entries(folder, made, kept=() if train.overwrite else ("model", "adapter"))
         else:
-            before = read_run_yaml(folder) if (folder / "run.yaml").is_file() else {}
+            before = read_run_yaml(folder) if (folder / NAME).is_file() else {}
             earlier = {name: before[name] for name in ("saved", "started", WANDB_RUN) if name in before}
             earlier["resumed"] = [*before.get("resumed", []), resumed]
+        held, written = held_entries(folder), entries_of(config.to_dict())
         write_run_yaml(
             folder,
             config,
             env,
             resolved=resolved,
             description=description,
+            entries=[name for name in RUN_ENTRIES if name in written or (name in made and name in held)],
             checkpoints=None if root.parent == folder else root,
             earlier=earlier,
         )
@@ -162,18 +256,13 @@ def create_run_folder(
     return folder
 
 
-def _delete_entries(folder: Path, *, kept: tuple[str, ...]) -> None:
-    for entry in RUN_ENTRIES:
-        path = folder / entry
-        if path.is_dir() and entry not in kept:
+def _delete_entries(folder: Path, made: list[str], *, kept: tuple[str, ...]) -> None:
+    """Delete what an earlier run wrote. run.yaml says what that is, so it stays until the new one replaces it."""
+    for name in made:
+        path = folder / name
+        if name in (NAME, CHECKPOINTS, *kept):
+            continue
+        if path.is_dir():
             shutil.rmtree(path)
-        elif path.is_file():
-            path.unlink()
-
-
-def _delete_checkpoints(root: Path) -> None:
-    """Those of an earlier run: the first restart of this one would resume from them."""
-    for path in root.glob("step-*"):
-        shutil.rmtree(path)
-    for name in ("latest", "best"):
-        (root / name).unlink(missing_ok=True)
+        else:
+            path.unlink(missing_ok=True)

@@ -2,7 +2,9 @@
 
 The lock is the file lock.json, which names its owner: host, process, since when. Whether the owner lives is asked of
 the kernel if it ran on this machine, by process id and start time. The process of another machine cannot be looked at,
-so the owner touches the file every few seconds, and a file that nobody has touched for a minute has no owner.
+so the owner touches the file every few seconds, and a file that nobody has touched for a minute has no owner. An owner
+that was held up for so long, by a machine that slept or a file server that was gone, may find its lock taken when it
+wakes: then it must write no more, and is told.
 """
 
 from __future__ import annotations
@@ -11,8 +13,10 @@ import contextlib
 import json
 import os
 import socket
+import tempfile
 import threading
 import time
+from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -22,12 +26,13 @@ import psutil
 
 from reporting.run_yaml import now
 from utils.errors import ConfigError
+from utils.processes import machine, started_at
 from utils.progress import shows_progress
 
 NAME = "lock.json"
 BEAT_SECONDS = 10.0  # from touch to touch
 STALE_SECONDS = 60.0  # without a touch, and the owner is dead
-_CERTAIN_SECONDS = 600.0  # as above, but by this machine's clock, which may differ from the file server's
+_CERTAIN_SECONDS = 600.0  # as above, by the file server's clock, without waiting
 
 
 @dataclass(frozen=True)
@@ -36,7 +41,7 @@ class Owner:
 
     host: str
     process: int
-    process_started: float  # seconds since the epoch
+    process_start: float  # see utils.processes.started_at
     machine: str  # processes of equal machines can see each other
     since: str
     token: str
@@ -44,17 +49,21 @@ class Owner:
     def __str__(self) -> str:
         return f"a run on {self.host} (process {self.process}, since {self.since})"
 
-    def is_here(self) -> bool:
-        return self.machine == _machine()
+    def is_alive(self) -> bool | None:
+        """Whether the process lives; None if it cannot be looked at: on another machine, or another user's here.
 
-    def is_alive_here(self) -> bool:
-        """Whether the process lives. A process never blocks itself: its earlier run has ended."""
+        A process never blocks itself: its earlier run has ended.
+        """
+        if self.machine != machine():
+            return None
         try:
-            process = psutil.Process(self.process)
-            is_same = abs(process.create_time() - self.process_started) < 2
-            return is_same and process.status() != psutil.STATUS_ZOMBIE and process.pid != os.getpid()
+            is_same = abs(started_at(self.process) - self.process_start) < 0.5
+            is_zombie = psutil.Process(self.process).status() == psutil.STATUS_ZOMBIE
+            return is_same and not is_zombie and self.process != os.getpid()
+        except psutil.AccessDenied:
+            return None
         except psutil.NoSuchProcess:
-            return False
+            return None if psutil.pid_exists(self.process) else False
 
 
 @dataclass(frozen=True)
@@ -64,12 +73,26 @@ class LockState:
 
 
 class RunLock:
-    """Holds folders for this run until `release`. Used as a context; it may hold nothing."""
+    """Holds folders for this run until `release`. Used as a context; it may hold nothing.
 
-    def __init__(self, *, beat_seconds: float = BEAT_SECONDS, stale_seconds: float = STALE_SECONDS) -> None:
+    Args:
+        say: prints a line.
+        on_loss: called, by a thread, with an error's text if another run has taken a folder: this one must end.
+    """
+
+    def __init__(
+        self,
+        *,
+        beat_seconds: float = BEAT_SECONDS,
+        stale_seconds: float = STALE_SECONDS,
+        say: Callable[[str], None] = print,
+        on_loss: Callable[[str], None] = print,
+    ) -> None:
         self.beat_seconds, self.stale_seconds = beat_seconds, stale_seconds
+        self.say, self.on_loss = say, on_loss
         self.held: list[Path] = []  # lock files
         self._made: list[Path] = []  # folders that were not there before
+        self._gone: set[Path] = set()  # lock files whose folders were missed and are not back
         self._token = uuid4().hex
         self._ended = threading.Event()
 
@@ -119,8 +142,8 @@ class RunLock:
         owner = Owner(
             host=socket.gethostname(),
             process=os.getpid(),
-            process_started=psutil.Process().create_time(),
-            machine=_machine(),
+            process_start=started_at(os.getpid()),
+            machine=machine(),
             since=now(),
             token=self._token,
         )
@@ -148,8 +171,26 @@ class RunLock:
         while not self._ended.wait(self.beat_seconds):
             for path in self.held:
                 with contextlib.suppress(OSError):
-                    if self._is_ours(path):
-                        os.utime(path)
+                    self._touch(path)
+
+    def _touch(self, path: Path) -> None:
+        """Touch the file, or make it again if its folder was deleted and is back."""
+        state = _read(path)
+        if state is None and not path.parent.is_dir():
+            if path not in self._gone:
+                self._gone.add(path)
+                self.say(
+                    f"{path.parent} is gone: it was deleted or renamed; the run goes on, and writes there when it can"
+                )
+            return
+        self._gone.discard(path)
+        if state is None:
+            self._create(path)
+        elif state.owner is not None and state.owner.token == self._token:
+            os.utime(path)
+        elif state.owner is not None and not self._ended.is_set():
+            self._ended.set()
+            self.on_loss(f"{path.parent} is in use by {state.owner} since this run was held up; this run ends")
 
     def _is_ours(self, path: Path) -> bool:
         state = _read(path)
@@ -167,9 +208,8 @@ def find_dead(flag: str, folder: Path, *, stale_seconds: float = STALE_SECONDS) 
     state = _read(folder / NAME)
     if state is None:
         return None
-    if state.owner is not None and state.owner.is_here():
-        is_alive = state.owner.is_alive_here()
-    else:
+    is_alive = state.owner.is_alive() if state.owner is not None else None
+    if is_alive is None:
         is_alive = _is_touched(folder / NAME, state, stale_seconds)
     if is_alive:
         owner = state.owner or "a run that has just begun"
@@ -194,7 +234,7 @@ def _read(path: Path) -> LockState | None:
 
 def _is_touched(path: Path, before: LockState, stale_seconds: float) -> bool:
     """Wait until a lock is touched or given back. False if neither happens in time, or has not for a long time."""
-    if time.time() - before.touched_at / 1e9 > max(_CERTAIN_SECONDS, stale_seconds):
+    if _server_time(path.parent) - before.touched_at / 1e9 > max(_CERTAIN_SECONDS, stale_seconds):
         return False
     if shows_progress():
         print(f"{path} is of another machine: waiting up to {stale_seconds:.0f} s for a sign of its run", flush=True)
@@ -209,13 +249,15 @@ def _is_touched(path: Path, before: LockState, stale_seconds: float) -> bool:
     return False
 
 
-def _machine() -> str:
-    """Names the machine since it was started, and the namespace of its processes: containers have their own."""
-    parts = [socket.gethostname()]
-    for read in (
-        lambda: Path("/proc/sys/kernel/random/boot_id").read_text().strip(),
-        lambda: os.readlink("/proc/self/ns/pid"),
-    ):
-        with contextlib.suppress(OSError):
-            parts.append(read())
-    return " ".join(parts)
+def _server_time(folder: Path) -> float:
+    """Now by the clock of the folder's file server, in seconds since the epoch; 0 if it cannot be asked.
+
+    This machine's clock may be hours away from it.
+    """
+    try:
+        with tempfile.TemporaryFile(dir=folder) as file:
+            file.write(b"0")
+            file.flush()
+            return os.fstat(file.fileno()).st_mtime
+    except OSError:
+        return 0.0

@@ -7,6 +7,7 @@ import os
 import platform
 import subprocess
 import sys
+from collections.abc import Mapping
 from datetime import datetime
 from importlib import metadata
 from pathlib import Path
@@ -28,6 +29,7 @@ def write_run_yaml(
     *,
     resolved: dict[str, Any],
     description: dict[str, dict[str, Any]],
+    entries: list[str],
     checkpoints: Path | None,
     earlier: dict[str, Any],
 ) -> None:
@@ -35,6 +37,7 @@ def write_run_yaml(
 
     Args:
         description: sections on model, data and devices (`reporting.run_description`).
+        entries: names of what the run writes into this folder, in all its sessions.
         checkpoints: where they are, unless in this folder.
         earlier: what stays of the run's earlier sessions.
 
@@ -52,6 +55,8 @@ def write_run_yaml(
         "git_commit": _git_commit(),
         "command": launch_command(env, Path(sys.argv[0]).name, sys.argv[1:]),
         "job": env.job,
+        "launcher": env.launcher,
+        "entries": entries,
         # None if they are in this folder, which may be moved with them. Absolute, since the working directory changes.
         "checkpoints": None if checkpoints is None else str(checkpoints.absolute()),
         "started": now(),
@@ -72,6 +77,17 @@ def read_run_yaml(folder: Path) -> dict[str, Any]:
     except (ValueError, RecursionError, yaml.YAMLError):
         return {}
     return values if isinstance(values, dict) else {}
+
+
+def is_of_a_run(values: Mapping[str, Any]) -> bool:
+    """Whether these are the contents of a run.yaml that this program wrote, and not of another's file of this name."""
+    settings = values.get("settings")
+    return isinstance(settings, dict) and isinstance(settings.get("train_config"), dict)
+
+
+def is_damaged(folder: Path) -> bool:
+    """Whether run.yaml is there and no YAML any more, as after a power failure; another program's file can be read."""
+    return (folder / NAME).is_file() and not read_run_yaml(folder)
 
 
 def now() -> str:
@@ -98,7 +114,7 @@ _RunDumper.add_representer(
 
 
 def _write_atomically(path: Path, contents: dict[str, Any]) -> None:
-    temporary = path.with_suffix(".tmp")
+    temporary = path.with_name(f"{path.name}.tmp")
     text = yaml.dump(contents, Dumper=_RunDumper, sort_keys=False, allow_unicode=True, width=math.inf)
     with open(temporary, "w", encoding="utf-8") as file:
         file.write(text)

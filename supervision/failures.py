@@ -7,10 +7,10 @@ import sys
 import time
 import traceback
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NoReturn
 
 from configs.flags import help_text, parse_flags, wants_help
-from supervision.exit_status import REFUSED, leave
+from supervision.exit_status import FAILED, REFUSED, leave
 from supervision.patience import patience_of
 from utils.environment import Environment, print_rank_zero, read_environment
 from utils.errors import ConfigError, TrainingError
@@ -38,6 +38,12 @@ def end_unless_flags_hold(argv: Sequence[str]) -> None:
         parse_flags(argv)
     except ConfigError as error:
         sys.exit(end_with_error(env, error, REFUSED))
+
+
+def end_at_once(message: str) -> NoReturn:
+    """Print one `error:` line and end the process from any thread, so that it writes nothing more."""
+    print(f"\nerror: {message}", file=sys.stderr, flush=True)  # below a progress bar
+    leave(FAILED)
 
 
 def end_with_error(env: Environment, error: Exception, status: int, watchdog: Watchdog | None = None) -> int:

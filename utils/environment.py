@@ -11,11 +11,14 @@ import os
 import shlex
 import sys
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import psutil
 from tqdm import tqdm
+
+from utils.processes import machine, started_at
 
 if TYPE_CHECKING:
     import torch
@@ -36,8 +39,10 @@ class Environment:
     job: str | None = None  # the launcher's name for this job; a restart keeps it
     restarted: bool = False  # by torchrun (--max-restarts) or Slurm (requeue)
     grace_scale: float = 1.0  # tests shorten by it how long ranks wait for each other (supervision/patience.py)
-    launched_at: float = 0.0  # when the launcher that restarted it began, seconds since the epoch; 0: not known, or on
-    # several machines, whose clocks and launchers differ
+    # Names the torchrun process that may restart this one. None: there is none, or it is not one process: on several
+    # machines, or if Slurm has requeued the job.
+    launcher: str | None = None
+    started_in: Path = field(default_factory=Path.cwd)  # the working directory; a user's code may change it later
 
     @property
     def is_rank_zero(self) -> bool:
@@ -64,9 +69,9 @@ def read_environment() -> Environment:
     by_torchrun, by_slurm = (int(os.environ.get(name) or 0) > 0 for name in (_RESTARTS_OF_TORCHRUN, _RESTARTS_OF_SLURM))
     restarted = by_torchrun or by_slurm
     on_one_machine = os.environ.get("WORLD_SIZE") == os.environ.get("LOCAL_WORLD_SIZE")
-    launched_at = 0.0
-    if by_torchrun and not by_slurm and on_one_machine:  # a requeued job has a new torchrun
-        launched_at = _torchrun_began()
+    launcher = None
+    if _RESTARTS_OF_TORCHRUN in os.environ and not by_slurm and on_one_machine:  # a requeued job has a new torchrun
+        launcher = _torchrun()
     launched = "RANK" in os.environ and "WORLD_SIZE" in os.environ
     of_launcher = os.environ if launched else {}
     world_size = int(of_launcher.get("WORLD_SIZE", "1"))
@@ -79,19 +84,19 @@ def read_environment() -> Environment:
         job=job,
         restarted=restarted,
         grace_scale=float(os.environ.get("FINETUNING_GRACE_SCALE", "1")),
-        launched_at=launched_at,
+        launcher=launcher,
     )
 
 
-def _torchrun_began() -> float:
-    """When torchrun began, in seconds since the epoch; 0 if unknown. It may start this process through a script."""
+def _torchrun() -> str | None:
+    """Names the process of torchrun, which may start this one through a script; None if unknown."""
     with contextlib.suppress(psutil.Error):
         process = psutil.Process().parent()
         while process is not None and _RESTARTS_OF_TORCHRUN in process.environ():
             process = process.parent()
         if process is not None:
-            return process.create_time()
-    return 0.0
+            return f"{machine()} {process.pid} {started_at(process.pid):.0f}"
+    return None
 
 
 def launch_command(env: Environment, script: str, flags: Sequence[str]) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
 import pytest
@@ -30,21 +31,43 @@ def test_a_run_whose_run_yaml_is_damaged_goes_on(
     assert_bit_equal(run, whole)
 
 
+IN_THE_WAY = """
+import os, threading, time
+from pathlib import Path
+from tests.helpers.random_documents import get_custom_dataset as documents
+
+def put_in_the_way():
+    while not (Path({run!r}) / "metrics.jsonl").exists():
+        time.sleep(0.001)
+    Path({file!r}).write_text("of another program")
+
+def get_custom_dataset(dataset_config, tokenizer, split):
+    if split == "train" and os.environ["RANK"] == "0" and not Path({run!r}).exists():
+        threading.Thread(target=put_in_the_way, daemon=True).start()
+    return documents(dataset_config, tokenizer, split)
+"""
+
+
 def test_a_copy_that_cannot_be_written_is_said_on_every_rank_and_written_after_resuming(
     tiny_model: Path, process_group: ProcessGroup, tmp_path: Path
 ) -> None:
-    """A file is in the place of a folder. The remains of an earlier copy of another type are deleted."""
-    copy = tmp_path / "copies/fine-tuned"
+    """Another program has put a file there since the run began. What an earlier copy left is deleted."""
+    run, copy = tmp_path / "run", tmp_path / "copies/fine-tuned"
+    dataset = tmp_path / "dataset.py"
+    dataset.write_text(IN_THE_WAY.format(run=str(run), file=str(copy / "huggingface")))
     given = [*PLAIN, "--dist_checkpoint_root_folder", str(tmp_path / "copies"), "--max_train_step", "3"]
-    copy.mkdir(parents=True)
-    (copy / "huggingface").write_text("in the way")
-    (copy / "state.pt").write_text("of an earlier copy")
-    outcomes = process_group.run(flags_of(tiny_model, tmp_path / "run", *given), 2)
+    given += ["--dataset", str(dataset)]
+    outcomes = process_group.run(flags_of(tiny_model, run, *given), 2)
     assert [outcome.status for outcome in outcomes] == [1, 1]
     assert "the copy of the final weights could not be written; free the disk" in outcomes[0].stderr
+    assert "huggingface there was not written by this program" in outcomes[0].stdout
     assert "Traceback" not in outcomes[0].stderr
     assert damage(copy / "step-00000003") == ""
+    assert (copy / "huggingface").read_text() == "of another program"
     (copy / "huggingface").unlink()
-    process_group.train(flags_of(tiny_model, tmp_path / "run", *given, "--resume", "auto"), 2)
+    (copy / "state.pt").write_text("of an earlier copy")
+    (copy / "COMPLETE").write_text(json.dumps({"files": {"state.pt": {"bytes": 18, "crc32": "00000000"}}}))
+    process_group.train(flags_of(tiny_model, run, *given, "--resume", "auto"), 2)
     assert damage(copy) == ""
     assert not (copy / "state.pt").exists()
+    assert not (copy / "copy.incomplete").exists()

@@ -212,7 +212,7 @@ def test_auto_with_nothing_to_resume_starts_afresh(
     assert len(results(tmp_path / "run")) == NUM_STEPS
     killed_early = tmp_path / "early"
     killed_early.mkdir()
-    (killed_early / "run.yaml").write_text("settings: {}\n")
+    shutil.copy(tmp_path / "run/run.yaml", killed_early)
     (killed_early / "metrics.jsonl").write_text('{"event": "train", "step": 1}\n')
     given[given.index("--output_dir") + 1] = str(killed_early)
     process_group.train(given, 1)

@@ -24,6 +24,7 @@ from reporting.run_lock import BEAT_SECONDS, STALE_SECONDS, RunLock, find_dead
 from tests.helpers.processes import ROOT
 from tests.helpers.refusals import Bench
 from utils.errors import ConfigError
+from utils.processes import started_at
 
 Hold = Callable[..., subprocess.Popen[str]]
 
@@ -100,12 +101,27 @@ def test_a_second_folder_that_is_in_use_gives_the_first_one_back(hold: Hold, tmp
 
 
 def test_a_process_id_that_another_process_has_now_is_dead(tmp_path: Path) -> None:
-    parent = psutil.Process(os.getppid())
-    write_lock(tmp_path, process=parent.pid, process_started=parent.create_time())
-    with pytest.raises(ConfigError, match=rf"process {parent.pid}"):
+    parent = os.getppid()
+    write_lock(tmp_path, process=parent, process_start=started_at(parent))
+    with pytest.raises(ConfigError, match=rf"process {parent}"):
         RunLock().take("--output_dir", tmp_path)
-    write_lock(tmp_path, process=parent.pid, process_started=parent.create_time() - 100)
+    write_lock(tmp_path, process=parent, process_start=started_at(parent) - 100)
     RunLock().take("--output_dir", tmp_path)
+
+
+def test_setting_the_clock_neither_kills_a_live_owner_nor_makes_another_process_one(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """psutil counts a process's start from a boot time that moves with the clock."""
+    write_lock(tmp_path, process=os.getppid(), process_start=started_at(os.getppid()))
+    boot_time = psutil.boot_time()
+    for shift in (-7200, 7200):
+        monkeypatch.setattr("psutil._pslinux.boot_time", lambda shift=shift: boot_time + shift)
+        monkeypatch.setattr("psutil._pslinux.BOOT_TIME", boot_time + shift, raising=False)
+        monkeypatch.setattr(time, "time", lambda shift=shift, now=time.time: now() + shift)
+        with pytest.raises(ConfigError, match="is in use by"):
+            find_dead("--output_dir", tmp_path)
+        monkeypatch.undo()
 
 
 @pytest.mark.parametrize("text", [None, ""], ids=["of another machine", "not written yet"])
@@ -176,7 +192,6 @@ def test_of_several_runs_that_find_a_dead_one_one_gets_the_folder(hold: Hold, tm
 def test_runs_that_begin_in_the_same_second_have_folders_of_their_own(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.chdir(tmp_path)
     train = TrainConfig(model_name="models/tiny", dataset="samsum_dataset")
     seconds = [reporting.default_folders.datetime(2026, 1, 2, 3, 4, second) for second in (5, 5, 5, 6)]
 
@@ -186,12 +201,12 @@ def test_runs_that_begin_in_the_same_second_have_folders_of_their_own(
             return seconds.pop(0)
 
     monkeypatch.setattr(reporting.default_folders, "datetime", Clock)
-    folders = [make_default_folder(train) for _ in range(4)]
+    folders = [make_default_folder(train, tmp_path / "outputs") for _ in range(4)]
     first = "tiny-samsum-20260102-030405"
     assert [folder.name for folder in folders] == [first, f"{first}-2", f"{first}-3", "tiny-samsum-20260102-030406"]
     for newest in folders:
         (newest / "run.yaml").touch()
-        assert latest_run_folder(train) == newest
+        assert latest_run_folder(train, tmp_path / "outputs") == newest
 
 
 # A whole run

@@ -1,0 +1,43 @@
+"""Paths among the settings, made absolute before code of the user's can change the working directory."""
+
+import os
+from dataclasses import replace
+from glob import has_magic
+from pathlib import Path
+from typing import Any
+
+from configs.run import SETTINGS, RunConfig
+
+WRITTEN = (
+    "train_config.output_dir",
+    "train_config.dist_checkpoint_root_folder",
+    "tracking_config.profiler_dir",
+)
+"""What these name need not be there yet. Any other path that is not there may be a name on the hub."""
+
+
+def make_paths_absolute(config: RunConfig, started_in: Path) -> RunConfig:
+    """The config with every path in it absolute, `~` written out. A name on the hub stays a name.
+
+    Args:
+        started_in: the working directory at the start.
+    """
+    sections: dict[str, Any] = {}
+    for name, setting in SETTINGS.items():
+        section, field = name.split(".")
+        value = config.value(name)
+        is_name = name == "train_config.dist_checkpoint_folder" or (name, value) == ("train_config.resume", "auto")
+        if setting.is_path and isinstance(value, str) and value and not is_name:
+            path = _absolute(name, value, started_in)
+            sections[section] = replace(sections.get(section, getattr(config, section)), **{field: path})
+    recipe = None if config.recipe is None else str(Path(started_in, config.recipe))
+    return replace(config, **sections, recipe=recipe)
+
+
+def _absolute(name: str, value: str, started_in: Path) -> str:
+    # A file may be followed by its function's name: FILE.py:FUNCTION.
+    file, colon, function = value.partition(":") if name == "custom_dataset.file" else (value, "", "")
+    expanded = os.path.expanduser(file)
+    path = str(Path(started_in, expanded))
+    is_glob = name.endswith(".data_path") and name != "custom_dataset.data_path" and has_magic(expanded)
+    return path + colon + function if name in WRITTEN or is_glob or os.path.exists(path) else value
