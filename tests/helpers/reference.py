@@ -117,7 +117,10 @@ def quantized_by_transformers(model_folder: Path, quantization: BitsAndBytesConf
     inputs.
     """
     if quantization is None:
-        return AutoModelForCausalLM.from_pretrained(model_folder, dtype=torch.float32)
+        model = AutoModelForCausalLM.from_pretrained(model_folder, dtype=torch.float32)
+        if getattr(model.config, "attn_logit_softcapping", None):
+            model.set_attn_implementation("eager")  # transformers before 5.23 chooses sdpa, which does no soft-capping
+        return model
     model = AutoModelForCausalLM.from_pretrained(
         model_folder, dtype=torch.float32, quantization_config=quantization, device_map="cpu"
     )

@@ -10,6 +10,8 @@ import pytest
 import torch
 import yaml
 from torch.utils.flop_counter import FlopCounterMode
+from transformers import LlamaConfig
+from transformers.models.llama.modeling_llama import LlamaRotaryEmbedding
 
 from reporting.profiling import attention_formulas
 from tests.helpers.processes import ProcessGroup, read_metrics, train_events
@@ -33,8 +35,16 @@ def attention(products: int) -> int:
     return LAYERS * ROWS * products * 2 * 4 * 8 * 55
 
 
+def rotary() -> int:
+    """FLOPs of the products of positions and frequencies, which transformers forms as matrices before 5.23."""
+    config = LlamaConfig(hidden_size=32, num_attention_heads=4)
+    with FlopCounterMode(display=False) as counter:
+        LlamaRotaryEmbedding(config)(torch.zeros(1), torch.arange(10).expand(ROWS, 10))
+    return counter.get_total_flops()
+
+
 # Forward, input gradients, weight gradients; and a fused attention forms its scores again in backward.
-ONCE = 6 * TOKENS * LAYERS * LAYER + 6 * LEARNED * HEAD + attention(2 + 5)
+ONCE = 6 * TOKENS * LAYERS * LAYER + 6 * LEARNED * HEAD + attention(2 + 5) + rotary()
 # Recomputing a layer ends with the last tensor that backward needs, which is the input of its last matrix.
 LAYERS_AGAIN = 2 * TOKENS * LAYERS * (LAYER - DOWN) + attention(2)
 HEAD_AGAIN = 2 * LEARNED * HEAD
