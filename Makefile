@@ -3,6 +3,7 @@
 # make test       the fast tests                make test-slow  the slow ones
 # make test-all   both, and every product of settings in full
 # make test-lowest  the fast tests with the lowest version of each package that requirements*.txt allow
+# make audit      asks PyPI's advisories about every installed package
 # Each makes .venv and installs what it needs, once. WORKERS=1 runs the tests one after the other.
 
 PYTHON ?= python3
@@ -15,7 +16,7 @@ BIN := $(VENV)/bin
 PYTEST := $(BIN)/python -m pytest -q --numprocesses $(WORKERS) --dist worksteal --durations 15
 
 .DELETE_ON_ERROR:
-.PHONY: demo test test-slow test-all test-lowest lint format clean
+.PHONY: demo test test-slow test-all test-lowest audit lint format clean
 
 $(VENV)/bin/python:
 	@$(PYTHON) -c 'import sys; sys.exit("Python 3.11 or newer is needed: make PYTHON=python3.12 ...") if sys.version_info < (3, 11) else None'
@@ -51,6 +52,11 @@ $(LOWEST)/.installed: requirements.txt requirements-dev.txt requirements-trackin
 test-lowest: $(LOWEST)/.installed
 	$(LOWEST)/bin/python -m pytest -q --numprocesses $(WORKERS) --dist worksteal -m "not slow and not full"
 
+audit: $(VENV)/.installed-dev
+	$(PYTHON) -m venv $(VENV)-audit
+	$(VENV)-audit/bin/python -m pip install --quiet pip-audit
+	$(VENV)-audit/bin/pip-audit --path $$($(BIN)/python -c 'import sysconfig; print(sysconfig.get_path("purelib"))')
+
 lint: $(VENV)/.installed-dev
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
@@ -61,4 +67,4 @@ format: $(VENV)/.installed-dev
 	$(BIN)/ruff format .
 
 clean:
-	rm -rf $(VENV) $(LOWEST) outputs .pytest_cache .ruff_cache .mypy_cache
+	rm -rf $(VENV) $(VENV)-audit $(LOWEST) outputs .pytest_cache .ruff_cache .mypy_cache
