@@ -37,6 +37,7 @@ from configs.run import RunConfig
 from data.counts import BatchCounts
 from data.step_loader import StepLoader
 from policies.clipping import clip_grad_norm
+from policies.finite import weights_not_finite
 from policies.loss_scaling import LossScaler
 from policies.sharding import gradient_sync, reshard
 from preparation import Job, prepare
@@ -226,7 +227,8 @@ def step(job: Job, micro_batches: list[MicroBatch], *, ends_epoch: bool) -> Step
     except NonFiniteError as error:
         every_row = [row for batch in micro_batches for row in batch.source_rows]
         is_fp16 = trainable.scaler.active
-        message = describe_non_finite(state.step, error, every_row, train_config.datasets, is_fp16=is_fp16)
+        weights = weights_not_finite(trainable.model)
+        message = describe_non_finite(state.step, error, every_row, train_config.datasets, weights, is_fp16=is_fp16)
         raise TrainingError(message) from None
     trainable.scheduler.step()
     return StepResult(counts, loss.item(), grad_norm.item(), lr)

@@ -153,6 +153,7 @@ def read_inputs(config: RunConfig, env: Environment, checkpoint: Checkpoint | No
     """
     resolved = resolve(config, env, resumed_size=checkpoint.global_batch_size if checkpoint else None)
     task = find_task(resolved.model_config)
+    task.check_config(resolved.model_config, config.train_config.model_name)
     processor = task.load_processor(config.train_config)
     vocab_size = max(resolved.model_config.get_text_config().vocab_size, num_rows_needed(processor))
     data = load_data(

@@ -16,6 +16,7 @@ from checkpointing.gathering import gathered_state_dict
 from policies.adapter_kinds import own_name
 from policies.sharding import own_class, unwrap
 from utils.distributed import on_rank_zero
+from utils.umask import follow_umask
 
 
 class WriteError(Exception):
@@ -65,6 +66,7 @@ def _replace(folder: Path, write: Callable[[Path], None]) -> str:
     try:
         shutil.rmtree(temporary, ignore_errors=True)
         write(temporary)
+        follow_umask(temporary)
         shutil.rmtree(replaced, ignore_errors=True)
         if folder.exists():
             folder.rename(replaced)

@@ -17,6 +17,7 @@ from policies.adapters import adapter_notes
 from policies.apply_policies import Policies, adapt_model, shard_and_fill
 from policies.attention import choose_attention, rows_that_need_offsets
 from policies.loading import build_model, grow_embeddings
+from policies.pretrained import generation_settings
 from policies.weights import find_weights
 from utils.environment import Environment, print_rank_zero
 
@@ -68,6 +69,7 @@ def build_empty(
     check_model(model, train.model_name)
     notes = choose_attention(model, train, policies.precision, device)
     notes += grow_embeddings(model, num_embeddings, use_peft=train.use_peft)
+    notes += filter(None, [generation_settings(train.model_name)[1]])
     notes += adapter_notes(model, train, config.lora_config, config.llama_adapter_config)
     checkpointing, checkpointing_notes = checkpointing_mode(
         model, train, config.fsdp_config, quantized=policies.quantization is not None

@@ -38,9 +38,22 @@ def load_model_config(train: TrainConfig) -> PretrainedConfig:
             f"--model_name: the weights of {train.model_name} are stored quantized, and such weights cannot be "
             "trained; give the full-precision model"
         )
+    _check_dropout(train.model_name, model_config)
     if folder.is_dir() and not train.random_weights:
         _check_weights(folder, model_config)
     return model_config
+
+
+def _check_dropout(model_name: str, model_config: PretrainedConfig) -> None:
+    """Refuse probabilities that are none; torch would only notice in the first forward pass."""
+    for config in {id(c): c for c in (model_config, model_config.get_text_config())}.values():
+        for name, value in config.to_dict().items():
+            is_probability = ("dropout" in name or name.endswith("pdrop")) and type(value) in (int, float)
+            if is_probability and not 0 <= value <= 1:
+                raise ConfigError(
+                    f"--model_name: config.json of {model_name} says {name} {value}, and a probability is from 0 to 1; "
+                    "correct it there"
+                )
 
 
 def _check_weights(folder: Path, model_config: PretrainedConfig) -> None:

@@ -5,14 +5,15 @@ Refusals are the caller's, who knows the flag and the remedy.
 
 from __future__ import annotations
 
-from contextlib import suppress
 from typing import Any
 
 import torch
 from accelerate import init_empty_weights
 from transformers import GenerationConfig, PretrainedConfig
+from transformers.utils import GENERATION_CONFIG_NAME, cached_file
 
 from utils.compat import must_be_exact
+from utils.errors import in_one_line
 
 
 class MissingTensorsError(Exception):
@@ -51,9 +52,23 @@ def build_on_meta(
     model.tie_weights()  # accelerate makes a new parameter of each, which unties them
     _keep_exact_buffers(model)
     if model.can_generate():
-        with suppress(OSError):  # without generation_config.json, the one made from config.json stays
-            model.generation_config = GenerationConfig.from_pretrained(model_config._name_or_path)
+        settings, _ = generation_settings(model_config._name_or_path)
+        model.generation_config = settings or model.generation_config  # the one made from config.json
     return model
+
+
+def generation_settings(name: str) -> tuple[GenerationConfig | None, str]:
+    """The generation_config.json of a folder or of a model on the hub, and "" or a line that says why it is left out.
+
+    Left out is what transformers cannot read: with it beside the weights, it would not load them either.
+    """
+    file = cached_file(name, GENERATION_CONFIG_NAME, _raise_exceptions_for_missing_entries=False) if name else None
+    if file is None:
+        return None, ""
+    try:
+        return GenerationConfig.from_pretrained(name), ""
+    except Exception as error:
+        return None, f"{GENERATION_CONFIG_NAME} of {name} is left out, since it cannot be read ({in_one_line(error)})"
 
 
 def _keep_exact_buffers(model: Any) -> None:
@@ -84,6 +99,8 @@ def read_whole(
         MissingTensorsError: if the files lack tensors, which transformers would draw at random.
         Exception: whatever transformers raises otherwise.
     """
+    # Given, or transformers would refuse the model for a generation_config.json that it cannot read.
+    left_out = {"generation_config": GenerationConfig()} if generation_settings(name)[1] else {}
     model, report = auto_model.from_pretrained(
         name,
         dtype=dtype,
@@ -91,6 +108,7 @@ def read_whole(
         trust_remote_code=trust_remote_code,
         output_loading_info=True,
         **attention,
+        **left_out,
     )
     if missing := sorted(report.get("missing_keys", ())):
         raise MissingTensorsError(missing)

@@ -20,6 +20,7 @@ from policies.quantized_linear import QuantizedLinear
 from policies.tensor_names import plain_name
 from utils.compat import return_free_memory
 from utils.distributed import on_rank_zero
+from utils.errors import ConfigError
 from utils.progress import progress_bar
 
 
@@ -39,6 +40,19 @@ class Target:
     def dtype(self) -> torch.dtype:
         """The dtype that the value is rounded to, before it may be packed."""
         return self.tensor.dtype if self.linear is None else self.linear.quantization.compute_dtype
+
+    def check(self, whole: torch.Tensor, name: str) -> None:
+        """Refuse a weight to be packed that is not finite: packed it would be, and the model another.
+
+        Raises:
+            ConfigError: it names the weight.
+        """
+        if self.linear is not None and not whole.isfinite().all():
+            raise ConfigError(
+                f"--model_name: {name} holds NaN, infinity, or numbers too large for "
+                f"{str(self.dtype).removeprefix('torch.')}, which quantizing would hide; get the model again, or give "
+                "another"
+            )
 
     def keep(self, whole: torch.Tensor) -> None:
         """Store this rank's part of the value. For a packed weight the value must be on the device that quantizes."""
@@ -92,7 +106,9 @@ class FileWeights:
         """Read what this rank keeps into memory of its own, freed at once; the rest stays on disk."""
         if target.linear is not None:
             # Blocks and scales run through the whole weight, so every rank quantizes all of it, one weight at a time.
-            target.keep(file.get_tensor(key).to(device, target.dtype))
+            whole = file.get_tensor(key).to(device, target.dtype)
+            target.check(whole, key)
+            target.keep(whole)
             return
         local, index = _local_part(target.tensor)
         if local.numel():
@@ -128,6 +144,7 @@ class WholeWeights:
                 else:
                     tensor = torch.empty(target.shape, device=device, dtype=target.dtype)
                 dist.broadcast(tensor, src=0)
+                target.check(tensor, name)
                 target.keep(tensor)
                 bar.update(tensor.nbytes)
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 from data.mixing import describe_row
 from utils.distributed import gather_to_all
@@ -17,7 +17,13 @@ class NonFiniteError(Exception):
 
 
 def describe_non_finite(
-    step: int, error: NonFiniteError, rows_of_step: Sequence[int], datasets: Sequence[str], *, is_fp16: bool = False
+    step: int,
+    error: NonFiniteError,
+    rows_of_step: Sequence[int],
+    datasets: Sequence[str],
+    weights: Mapping[str, bool],
+    *,
+    is_fp16: bool = False,
 ) -> str:
     """The message that names the rows whose loss is not finite, or all rows of the step if only the gradient is not.
 
@@ -27,6 +33,8 @@ def describe_non_finite(
         rows_of_step: this rank's rows of the training data in that step, counted from 0 (`data.mixing.global_row`);
             the message counts from 1.
         datasets: the run's.
+        weights: this rank's weights that are not finite themselves, and whether each is trained. They are the cause
+            then, and not the data.
         is_fp16: whether the run computes in fp16. Then its gradient overflowed at the smallest loss scale.
     """
     what, suspects = "loss", gather_to_all(error.source_rows)
@@ -38,7 +46,29 @@ def describe_non_finite(
         remedy += (
             "; fp16 holds at most 65504: bf16 (on cards that have it) or --mixed_precision False (fp32) would help"
         )
+    if broken := {name: is_trained for of_rank in gather_to_all(dict(weights)) for name, is_trained in of_rank.items()}:
+        remedy = _blame(broken, first_step=step == 1)
     return (
         f"step {step}: the {what} is not finite, and the update was not made; rows of the training data in it: {rows}. "
         f"{remedy}"
+    )
+
+
+def _blame(weights: Mapping[str, bool], *, first_step: bool) -> str:
+    """The cause and the remedy if weights are not finite themselves.
+
+    Args:
+        weights: their names, and whether each is trained.
+        first_step: whether no update was made yet.
+    """
+    untouched = [name for name, is_trained in weights.items() if first_step or not is_trained]
+    name, more = (untouched or list(weights))[0], f" and {len(weights) - 1} more" if len(weights) > 1 else ""
+    if untouched:
+        return (
+            f"It comes from the weights, not from the data: {name}{more} held NaN or infinity before training; get the "
+            "model of --model_name again, or give another"
+        )
+    return (
+        f"It comes from the weights, not from the data: {name}{more} hold NaN or infinity, from --model_name or from "
+        "an earlier update; look at that model, or go on from an earlier checkpoint with a lower --lr"
     )

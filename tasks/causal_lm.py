@@ -29,6 +29,21 @@ build_sequences = causal_sequences.build_sequences
 make_flops = StepFlops
 
 
+def check_config(model_config: Any, model_name: str) -> None:
+    """Check that transformers, or code that came with the model, has a causal language model of this type.
+
+    Raises:
+        ConfigError: if not, as for models of images alone.
+    """
+    own_code = getattr(model_config, "auto_map", None) or {}
+    if type(model_config) not in AUTO_MODEL._model_mapping and AUTO_MODEL.__name__ not in own_code:
+        raise ConfigError(
+            f"--model_name: {model_name} is a {model_config.model_type} model, and transformers "
+            f"{transformers.__version__} has no causal language model of that type ({AUTO_MODEL.__name__}); give a "
+            "language model"
+        )
+
+
 def check_model(model: Any, model_name: str) -> None:
     """Check that the head can be called on what the decoder gave, as `policies.loss.use_summed_loss` calls it.
 

@@ -53,6 +53,9 @@ class Task(Protocol):
     def PEFT_TYPE(self) -> str:
         """The `task_type` of peft's configs."""
 
+    def check_config(self, model_config: Any, model_name: str) -> None:
+        """Raise ConfigError if this config is of no such model, before anything is built."""
+
     def check_model(self, model: Any, model_name: str) -> None:
         """Raise ConfigError if the loss of this model cannot be computed here."""
 

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import math
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -30,7 +31,10 @@ from data.chat import chat_spans
 from data.loss_mask import BadExample
 from supervision.exit_status import REFUSED
 from tasks.task import Task, find_task
-from utils.errors import ConfigError
+from utils.errors import ConfigError, in_one_line
+
+_LEAST_TEMPERATURE = 1e-3  # logits divided by less may overflow
+_MOST_TOKENS = 10**6
 
 
 def read_prompts(file: Path) -> list[str]:
@@ -50,10 +54,32 @@ def read_prompts(file: Path) -> list[str]:
     prompts = []
     for number, line in enumerate(lines, 1):
         try:
-            prompts.append(json.loads(line)["prompt"])
-        except (ValueError, KeyError, TypeError) as error:
-            raise ConfigError(f'--prompts: {file}, line {number}, is no JSON with "prompt" ({error})') from error
+            prompt = json.loads(line)["prompt"]
+        except (ValueError, KeyError, TypeError, RecursionError) as error:
+            raise ConfigError(
+                f'--prompts: {file}, line {number}, is no JSON with "prompt" ({in_one_line(error)}); give '
+                '{"prompt": "..."} on each line'
+            ) from error
+        if not isinstance(prompt, str):
+            raise ConfigError(f'--prompts: {file}, line {number}: "prompt" is no text; give it in quotes')
+        prompts.append(prompt)
     return prompts
+
+
+def check_text(prompt: str) -> None:
+    """Refuse what no tokenizer takes.
+
+    Raises:
+        ConfigError: if the prompt is empty, or holds what is no character.
+    """
+    try:
+        prompt.encode()
+    except UnicodeEncodeError as error:
+        raise ConfigError(
+            f"--prompt: {prompt[:40]!a} is no text (what stands at {error.start} is no UTF-8); give it as UTF-8"
+        ) from error
+    if not prompt.strip():
+        raise ConfigError("--prompt: a prompt is empty; give a text")
 
 
 def as_user_turn(tokenizer: Any, prompt: str) -> str:
@@ -84,7 +110,8 @@ def load(path: Path, base: str | None) -> tuple[Any, Any, Task]:
     dtype = torch.bfloat16 if device.type == "cuda" and torch.cuda.is_bf16_supported() else torch.float32
     tokenizer = load_tokenizer(source.tokenizer)
     task = find_task(read_model_config(source.settings))
-    return load_model(source, task.AUTO_MODEL, dtype).to(device), tokenizer, task
+    model = load_model(source, task.AUTO_MODEL, dtype, say=lambda line: print(line, file=sys.stderr))
+    return model.to(device), tokenizer, task
 
 
 def answer_all(given: argparse.Namespace) -> None:
@@ -92,8 +119,17 @@ def answer_all(given: argparse.Namespace) -> None:
     prompts = [*given.prompt, *(read_prompts(given.prompts) if given.prompts else [])]
     if not prompts:
         raise ConfigError("--prompt: there is nothing to answer; give --prompt TEXT or --prompts FILE")
-    if given.temperature < 0 or given.max_new_tokens < 1:
-        raise ConfigError("--temperature must be 0 or more, and --max_new_tokens 1 or more")
+    if not (given.temperature == 0 or _LEAST_TEMPERATURE <= given.temperature < math.inf):  # NaN is none of these
+        raise ConfigError(
+            f"--temperature: {given.temperature} is neither 0 nor a number from {_LEAST_TEMPERATURE} on; give 0 for "
+            "the likeliest token each time"
+        )
+    if not 1 <= given.max_new_tokens <= _MOST_TOKENS:
+        raise ConfigError(f"--max_new_tokens: {given.max_new_tokens} is not from 1 to {_MOST_TOKENS}; give fewer")
+    if not 0 <= given.seed < 2**63:
+        raise ConfigError(f"--seed: {given.seed} is not from 0 to 2^63 - 1; give another")
+    for prompt in prompts:
+        check_text(prompt)
     model, tokenizer, task = load(given.path, given.base)
     if given.chat and not tokenizer.chat_template:
         raise ConfigError(f"--chat: the tokenizer of {given.path} has no chat template; leave --chat out")

@@ -18,6 +18,8 @@ import torch
 from tokenizers import Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers, trainers
 from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
 
+from utils.umask import follow_umask
+
 BOS, EOS, UNK = "<s>", "</s>", "<unk>"
 DEFAULT_DATA = Path(__file__).resolve().parent.parent / "datasets/samples/dialogue_summary"
 
@@ -105,6 +107,7 @@ def make_tiny_model(
         model = LlamaForCausalLM(config)
     model.save_pretrained(out, safe_serialization=True)
     tokenizer.save_pretrained(out)
+    follow_umask(out)
     return out
 
 

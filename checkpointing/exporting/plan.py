@@ -28,6 +28,7 @@ from checkpointing.exporting.blueprint import (
 from checkpointing.exporting.model_source import ModelSource
 from checkpointing.exporting.safetensors_file import MAX_FILE_SIZE
 from checkpointing.exporting.stored_tensors import StoredTensors
+from policies.pretrained import generation_settings
 from policies.stored_weights import Entry
 from policies.tensor_names import find_stored, is_stored_as_named, names_in_files
 from utils.compat import must_be_exact
@@ -153,11 +154,13 @@ def _plan_model(
     model.config.dtype = _common_dtype(entries)
     model.config.architectures = [type(model).__name__]
 
+    _, left_out = generation_settings(source.settings)
+
     def save_config(folder: Path) -> None:
         model.config.save_pretrained(folder)
         # Copied: transformers refuses to save some that it reads.
         generation = cached_file(source.settings, GENERATION_CONFIG_NAME, _raise_exceptions_for_missing_entries=False)
-        if generation is not None:
+        if generation is not None and not left_out:
             shutil.copyfile(generation, folder / GENERATION_CONFIG_NAME)
 
     return ExportPlan(
@@ -167,7 +170,7 @@ def _plan_model(
         lambda name: cast(name, read(name), entries[name].dtype),
         save_config,
         rounds=source.is_adapter or entries != stored,
-        notes=list(notes),
+        notes=[*notes, *([left_out] if left_out else [])],
     )
 
 

@@ -15,6 +15,8 @@ from transformers import (
     Gemma3TextConfig,
     Llama4TextConfig,
     Mamba2Config,
+    T5Config,
+    ViTConfig,
 )
 
 from tests.helpers.families import LLAMA_LIKE, save_family
@@ -51,6 +53,34 @@ def test_a_model_config_that_says_nothing_is_refused(bench: Bench, text: str) ->
     message = bench.refused("--model_name", str(model))
     assert "--model_name" in message
     assert str(model) in message
+
+
+def test_a_model_that_is_no_language_model_is_refused(bench: Bench) -> None:
+    model = bench.copy_of_model()
+    for config in (ViTConfig(), T5Config()):
+        config.save_pretrained(model)
+        message = bench.refused("--model_name", str(model), "--random_weights")
+        assert message.startswith(f"error: --model_name: {model} is a {config.model_type} model, and transformers ")
+        assert message.endswith("give a language model")
+
+
+@pytest.mark.parametrize("value", [2, -0.1, float("nan")])
+def test_a_dropout_that_is_no_probability_is_refused(bench: Bench, value: float) -> None:
+    """torch would notice in the first forward pass."""
+    model = bench.copy_of_model()
+    config = json.loads((model / "config.json").read_text()) | {"attention_dropout": value}
+    (model / "config.json").write_text(json.dumps(config))
+    message = bench.refused("--model_name", str(model))
+    assert f"says attention_dropout {value}, and a probability is from 0 to 1; correct it there" in message
+
+
+def test_weights_that_are_a_quantized_models_are_refused_before_any_is_read(bench: Bench) -> None:
+    model = bench.copy_of_model()
+    tensors = load_file(model / "model.safetensors")
+    name = "model.layers.1.mlp.up_proj.weight"
+    save_file(tensors | {name: tensors[name].to(torch.int8)}, model / "model.safetensors", metadata={"format": "pt"})
+    message = bench.refused("--model_name", str(model), "--enable_fsdp", world_size=2)
+    assert f"--model_name: {model}: {name} is stored as int8" in message
 
 
 def test_a_language_model_inside_a_larger_one_is_refused(bench: Bench) -> None:

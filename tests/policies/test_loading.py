@@ -15,6 +15,7 @@ from transformers import AutoConfig, AutoModelForCausalLM, DeepseekV3Config, Gem
 
 from checkpointing.exporting.blueprint import build_blueprint, load_pretrained
 from checkpointing.exporting.model_source import open_source
+from policies.pretrained import generation_settings
 from tests.helpers import random_documents
 from tests.helpers.checkpoints import load_plain
 from tests.helpers.exports import export
@@ -280,6 +281,22 @@ def test_an_index_that_leads_elsewhere_or_nowhere_is_refused(
 def test_generation_settings_come_with_the_weights(model_copy: Path) -> None:
     (model_copy / "generation_config.json").write_text(json.dumps({"temperature": 0.3, "do_sample": True}))
     assert load_model(model_copy).generation_config.temperature == 0.3
+
+
+@pytest.mark.parametrize("text", ["{", "[]", '{"max_new_tokens": -5}', "[" * 100_000])
+def test_generation_settings_that_cannot_be_read_are_left_out_of_what_is_saved_with_a_line(
+    text: str, model_copy: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """With them beside it, transformers would not load the model."""
+    (model_copy / "generation_config.json").write_text(text)
+    settings, line = generation_settings(str(model_copy))
+    assert settings is None
+    assert line.startswith(f"generation_config.json of {model_copy} is left out, since it cannot be read (")
+    folder = export(model_copy, tmp_path / "out")
+    assert line in capsys.readouterr().out
+    assert not (folder / "generation_config.json").exists()
+    load_plain(folder)
+    load_model(model_copy).generation_config.save_pretrained(tmp_path)
 
 
 @pytest.mark.parametrize("dtype", DTYPES)

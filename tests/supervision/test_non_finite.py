@@ -8,6 +8,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from safetensors.torch import load_file, save_file
 from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
 
 from data.order import epoch_order
@@ -25,6 +26,7 @@ def test_a_loss_that_is_not_finite_ends_the_run_and_names_step_and_rows(bench: B
     assert "step 2" in line
     rows = epoch_order(12, seed=5, epoch=0, global_batch_size=3, lengths=np.ones(12))[3:6] + 1  # counted from 1
     assert f": {', '.join(map(str, sorted(rows)))}." in line
+    assert "held NaN or infinity before training" not in line
     events = read_metrics(bench.output)
     assert [event["step"] for event in events if event["event"] == "train"] == [1]
     assert events[-1]["event"] == "end"
@@ -58,10 +60,43 @@ def test_only_the_row_at_fault_is_named(bench: Bench, world_size: int) -> None:
     (line,) = error_lines(outcomes[0].stderr)
     assert f"step {step}:" in line
     assert ": 8." in line  # counted from 1
+    assert "It comes from the weights, not from the data: model.embed_tokens.weight hold" in line
     events = read_metrics(bench.output)
     assert [event["step"] for event in events if event["event"] == "train"] == list(range(1, step))
     assert events[-1]["status"] == "failed"
     assert not (bench.output / "model").exists()
+
+
+def model_with_nan(bench: Bench) -> Path:
+    model = bench.copy_of_model()
+    tensors = load_file(model / "model.safetensors")
+    tensors["model.layers.1.mlp.up_proj.weight"][3, 5] = float("nan")
+    save_file(tensors, model / "model.safetensors", metadata={"format": "pt"})
+    return model
+
+
+def test_weights_that_are_not_finite_are_not_quantized(bench: Bench) -> None:
+    """Packed they would be finite, and nothing would tell."""
+    given = ["--use_peft", "--quantization", "4bit", "--model_name", str(model_with_nan(bench))]
+    message = bench.refused(*given, world_size=2)
+    assert message.startswith("error: --model_name: model.layers.1.mlp.up_proj.weight holds NaN, infinity, or numbers")
+
+
+@pytest.mark.parametrize(
+    ("given", "world_size"),
+    [(["--enable_fsdp"], 2), (["--use_peft"], 1)],
+    ids=["shards", "LoRA"],
+)
+def test_weights_that_were_not_finite_before_training_are_blamed_and_not_the_data(
+    bench: Bench, given: list[str], world_size: int
+) -> None:
+    model = model_with_nan(bench)
+    outcome = bench.group.run(bench.flags("--model_name", str(model), *given), world_size)[0]
+    assert outcome.status == 1, outcome.stderr
+    (line,) = error_lines(outcome.stderr)
+    assert line.startswith("error: step 1: the loss is not finite")
+    assert "It comes from the weights, not from the data: model.layers.1.mlp.up_proj.weight" in line
+    assert "held NaN or infinity before training; get the model of --model_name again" in line
 
 
 @pytest.mark.slow

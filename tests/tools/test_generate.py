@@ -133,7 +133,21 @@ def test_a_temperature_draws_and_a_seed_draws_the_same(tiny_model: Path, capsys:
 def test_what_cannot_be_answered_is_refused_in_a_line(tiny_model: Path, tmp_path: Path, capsys: Capture) -> None:
     (tmp_path / "empty.txt").write_text("\n")
     (tmp_path / "bad.jsonl").write_text('{"prompt": "a"}\n{"text": "b"}\n')
+    (tmp_path / "number.jsonl").write_text('{"prompt": 5}\n')
+    (tmp_path / "half.jsonl").write_text('{"prompt": "a\\ud800"}\n')
+    (tmp_path / "deep.jsonl").write_text("[" * 100_000)
     for flags, reason in (
+        ([str(tiny_model), "--prompts", str(tmp_path / "number.jsonl")], 'line 1: "prompt" is no text'),
+        ([str(tiny_model), "--prompts", str(tmp_path / "half.jsonl")], "is no text (what stands at 1 is no UTF-8)"),
+        ([str(tiny_model), "--prompts", str(tmp_path / "deep.jsonl")], 'line 1, is no JSON with "prompt"'),
+        ([str(tiny_model), "--prompt", "a\udcff"], "is no text"),
+        ([str(tiny_model), "--prompt", " "], "a prompt is empty"),
+        *(
+            ([str(tiny_model), "--prompt", "a", "--temperature", bad], "--temperature")
+            for bad in ("nan", "inf", "1e-30")
+        ),
+        ([str(tiny_model), "--prompt", "a", "--max_new_tokens", "0"], "--max_new_tokens"),
+        ([str(tiny_model), "--prompt", "a", "--seed", "1" + 40 * "0"], "--seed"),
         ([str(tiny_model)], "nothing to answer"),
         ([str(tiny_model), "--prompts", str(tmp_path / "empty.txt")], "holds no prompt"),
         ([str(tiny_model), "--prompts", str(tmp_path / "bad.jsonl")], "line 2"),
