@@ -117,3 +117,14 @@ def test_a_job_restarted_before_it_overwrote_an_earlier_run_overwrites_it(
     env = Environment(0, 0, 1, 1, launched=True, job=job, restarted=True)
     train = resolve_resume(config, env).train_config
     assert (train.resume, train.overwrite) == (resume, resume is None)
+
+
+@pytest.mark.parametrize("started", ["1999-01-01T00:00:00+00:00", "2999-01-01T00:00:00+00:00"])
+def test_a_restarted_job_knows_its_own_run_whatever_the_clock_said_when_it_began(started: str, tmp_path: Path) -> None:
+    """By torchrun's process. With --overwrite it would delete its own checkpoints if it did not."""
+    (tmp_path / "run.yaml").write_text(f"job: none\nlauncher: machine 7 123\nstarted: {started}\n")
+    config = parse_flags(["--model_name", "m", "--output_dir", str(tmp_path), "--overwrite"])
+    for launcher, is_own in (("machine 7 123", True), ("machine 7 456", False)):
+        env = Environment(0, 0, 1, 1, launched=True, job="none", restarted=True, launcher=launcher)
+        train = resolve_resume(config, env).train_config
+        assert (train.resume, train.overwrite) == (("auto", False) if is_own else (None, True))

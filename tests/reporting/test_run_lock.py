@@ -18,10 +18,19 @@ import psutil
 import pytest
 
 import reporting.default_folders
+from checkpointing.folder import checkpoints, damage
 from configs.training import TrainConfig
 from reporting.default_folders import latest_run_folder, make_default_folder
 from reporting.run_lock import BEAT_SECONDS, STALE_SECONDS, RunLock, find_dead
-from tests.helpers.processes import ROOT
+from tests.helpers.processes import (
+    ROOT,
+    SHORT_GRACE,
+    RunningCommand,
+    read_metrics,
+    run_command,
+    train_events,
+    wait_until,
+)
 from tests.helpers.refusals import Bench
 from utils.errors import ConfigError
 from utils.processes import started_at
@@ -209,7 +218,124 @@ def test_runs_that_begin_in_the_same_second_have_folders_of_their_own(
         assert latest_run_folder(train, tmp_path / "outputs") == newest
 
 
+def test_a_folder_that_is_deleted_is_said_once_and_held_again_when_it_is_back(tmp_path: Path) -> None:
+    said_lines: list[str] = []
+    lock = RunLock(beat_seconds=0.02, say=said_lines.append)
+    lock.take("--output_dir", tmp_path / "run")
+    (tmp_path / "run").rename(tmp_path / "away")
+    time.sleep(0.3)
+    assert len(said_lines) == 1
+    assert f"{tmp_path / 'run'} is gone: it was deleted or renamed; the run goes on" in said_lines[0]
+    (tmp_path / "run").mkdir()
+    deadline = time.monotonic() + 20
+    while not (tmp_path / "run/lock.json").exists():
+        assert time.monotonic() < deadline
+        time.sleep(0.02)
+    assert owner(tmp_path / "run")["process"] == os.getpid()
+    lock.release()
+    assert not (tmp_path / "run/lock.json").exists()
+    assert len(said_lines) == 1
+
+
+def test_a_clock_of_this_machine_that_is_wrong_takes_no_live_lock_of_another(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The file was touched a second ago, by the file server's clock."""
+    write_lock(tmp_path, machine="another")
+    monkeypatch.setattr(time, "time", lambda now=time.time: now() + 7200)
+    started = time.monotonic()
+    assert find_dead("--output_dir", tmp_path, stale_seconds=0.5) is not None
+    assert time.monotonic() - started >= 0.5, "it might have touched it"
+
+
 # A whole run
+
+
+def endless(bench: Bench, *given: str) -> list[str]:
+    """Many short steps, a checkpoint now and then."""
+    rows = bench.dataset_function("return [{'input_ids': [5, 6, 7], 'labels': [5, 6, 7]}] * 64")
+    steps = [
+        "--num_epochs",
+        "999",
+        "--save_every_steps",
+        "50",
+        "--run_validation",
+        "False",
+        "--log_every_steps",
+        "1000",
+    ]
+    return bench.flags(*rows, *steps, "--batch_size_training", "1", "--batching_strategy", "padding", *given)
+
+
+def trained_steps(folder: Path) -> list[int]:
+    return [event["step"] for event in train_events(folder)] if (folder / "metrics.jsonl").exists() else []
+
+
+@pytest.fixture
+def launch(bench: Bench) -> Iterator[Callable[..., RunningCommand]]:
+    started: list[RunningCommand] = []
+
+    def launch(*flags: str, world_size: int = 1, torchrun: bool = False, **given: Any) -> RunningCommand:
+        log = bench.folder / f"log-{len(started)}"
+        started.append(
+            RunningCommand(*flags, world_size=world_size, torchrun=torchrun, log=log, **SHORT_GRACE, **given)
+        )
+        return started[-1]
+
+    yield launch
+    for run in started:
+        run.kill()
+
+
+def test_of_two_runs_begun_at_the_same_moment_one_is_refused(
+    bench: Bench, launch: Callable[..., RunningCommand]
+) -> None:
+    """Both with --resume auto, and an empty folder; there is one line for each step, and every checkpoint is good."""
+    flags = endless(bench, "--resume", "auto", "--max_train_step", "150")
+    runs = [launch(*flags) for _ in range(2)]
+    statuses = [run.wait(300)[0] for run in runs]
+    logs = [run.log.read_text() for run in runs]
+    assert sorted(statuses) == [0, 2], logs
+    assert re.search("error: .*(is in use by a run on|another run wrote into)", logs[statuses.index(2)])
+    assert trained_steps(bench.output) == list(range(1, 151))
+    assert [damage(folder) for folder in checkpoints(bench.output / "checkpoints")] == ["", ""]
+
+
+def test_a_run_whose_folder_was_taken_while_it_was_held_up_ends_and_writes_no_more(
+    bench: Bench, launch: Callable[..., RunningCommand]
+) -> None:
+    """As after a machine slept for minutes: both ranks end, with status 1 and a line."""
+    run = launch(*endless(bench), world_size=2)
+    wait_until(lambda: len(trained_steps(bench.output)) > 5, run)
+    (bench.folder / "other").write_text(json.dumps(owner(bench.output) | {"token": "of another run", "host": "node7"}))
+    (bench.folder / "other").rename(bench.output / "lock.json")
+    assert run.wait(60) == [1, 1]
+    assert f"error: {bench.output} is in use by a run on node7" in run.log.read_text()
+    assert "end" not in [event["event"] for event in read_metrics(bench.output)]
+    assert owner(bench.output)["token"] == "of another run"
+
+
+@pytest.mark.slow
+def test_a_requeued_job_is_refused_while_ranks_of_a_killed_torchrun_still_train(
+    bench: Bench, launch: Callable[..., RunningCommand]
+) -> None:
+    flags = endless(bench)
+    first = launch(*flags, world_size=2, torchrun=True, SLURM_JOB_ID="7")
+    wait_until(lambda: len(trained_steps(bench.output)) > 5, first)
+    ranks = [first.rank(0), first.rank(1)]
+    os.kill(first.started[0].pid, 9)
+    again = run_command(*flags, nproc=2, SLURM_JOB_ID="7", SLURM_RESTART_COUNT="1", **SHORT_GRACE)
+    assert again.returncode != 0
+    assert f"error: --output_dir: {bench.output} is in use by a run on " in again.stderr
+    num_trained = len(trained_steps(bench.output))
+    wait_until_trained = time.monotonic() + 60
+    while len(trained_steps(bench.output)) == num_trained:
+        assert time.monotonic() < wait_until_trained, "the first ranks go on"
+        time.sleep(0.1)
+    for rank in ranks:
+        rank.kill()
+    steps = trained_steps(bench.output)
+    assert steps == list(range(1, len(steps) + 1))
 
 
 @pytest.mark.parametrize("given", [("--overwrite",), ("--resume", "auto")])
