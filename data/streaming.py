@@ -15,6 +15,7 @@ from typing import Any
 
 import datasets
 import numpy as np
+import psutil
 
 import data.dataset_functions  # noqa: F401  (a spawned worker finds dataset files through its import hook)
 from data.labels import IGNORE_INDEX
@@ -141,21 +142,31 @@ class Stream:
     num_steps: int  # of the run
 
     def head(self) -> list[Sequences]:
-        """The first sequences of each source, in the order of the data.
+        """The first sequences of each source, in the order of the data; rows without a label give none.
 
         Raises:
             ConfigError: if they cannot be trained on.
         """
-        return [next(source.blocks(0, HEAD)) for source in self.sources]
+        return [next(filter(len, source.blocks(0, HEAD))) for source in self.sources]
 
     def describe(self, head: Sequence[Sequences]) -> list[str]:
-        """Lines on how the data is read and what its shuffle buffer will hold, judged by the first sequences."""
+        """Lines on how the data is read and what its shuffle buffer will hold, judged by the first sequences.
+
+        Raises:
+            ConfigError: if the buffer is larger than host memory.
+        """
         num_samples = max(1, sum(map(len, head)))
         mean_tokens = sum(len(part.input_ids) for part in head) / num_samples
-        mib = self.shuffle_buffer_size * (8 * mean_tokens + 400) / 2**20  # two int32 arrays and Python's overhead
+        num_bytes = self.shuffle_buffer_size * (8 * mean_tokens + 400)  # two int32 arrays and Python's overhead
+        size = f"at {mean_tokens:,.0f} tokens each, as the first {num_samples} have, {num_bytes / 2**20:,.0f} MiB"
+        if num_bytes > psutil.virtual_memory().total:
+            raise ConfigError(
+                f"--shuffle_buffer_size: {self.shuffle_buffer_size:,} samples ({size}) are more than host memory; "
+                "give fewer"
+            )
         lines = [
-            f"train: streamed, drawn from {self.shuffle_buffer_size:,} samples at a time (at {mean_tokens:,.0f} tokens "
-            f"each, as the first {num_samples} have, {mib:,.0f} MiB of host memory on every rank)"
+            f"train: streamed, drawn from {self.shuffle_buffer_size:,} samples at a time ({size} of host memory on "
+            "every rank)"
         ]
         lines += [
             f"train: the function of {source.dataset} returned a {type(rows).__name__}, which is in memory as a whole; "

@@ -285,6 +285,14 @@ def test_ranks_that_read_different_data_would_be_noticed_at_its_start() -> None:
     assert checksum(stream(first).head()) != checksum(stream(second).head())
 
 
+def test_a_stream_may_begin_with_rows_that_cannot_be_learned() -> None:
+    begins_late = stream(source([1] * 200 + [5, 6]))
+    (head,) = begins_late.head()
+    assert head.lengths.tolist() == [5, 6]
+    assert len(begins_late.describe([head])) == 2
+    assert sum(len(row) for rows in take_pass(begins_late, 4) for row in rows) == 2
+
+
 # What cannot be trained on
 
 
