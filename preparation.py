@@ -28,6 +28,7 @@ from data.tokenizer_loading import num_rows_needed
 from planning.places import check_places
 from planning.preflight import check_environment
 from planning.resolved import Resolved, resolve, resolve_num_steps
+from planning.sizes import check_batch_sizes
 from policies.attention import check_packing_isolates
 from policies.building import BuiltModel, build_for_training
 from policies.loss_scaling import LossScaler
@@ -164,6 +165,7 @@ def read_inputs(config: RunConfig, env: Environment, checkpoint: Checkpoint | No
         vocab_size=vocab_size,
         context_length=resolved.context_length,
     )
+    check_batch_sizes(config, data, resolved.model_config, vocab_size, env)
     print_rank_zero(env, *config.notes, *resolved.notes, *task.loss_notes(resolved.model_config), *data.notes)
     return Inputs(
         resolved=resolved,

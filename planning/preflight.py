@@ -7,6 +7,7 @@ import torch
 from configs.fsdp import OPTIMIZERS_IN_8BIT
 from configs.run import RunConfig
 from planning.places import check_places
+from planning.sizes import check_workers
 from reporting.run_folder import check_free, planned_folder
 from reporting.trackers import check_packages
 from utils.bitsandbytes_import import import_bitsandbytes
@@ -33,6 +34,7 @@ def check_environment(config: RunConfig, env: Environment) -> None:
             f"--nproc_per_node: {env.local_world_size} processes on this machine, but it has "
             f"{torch.cuda.device_count()} GPU(s); start one process per GPU"
         )
+    check_workers(train, env)
     check_packages(config.tracking_config)
     _check_optimizer(config.fsdp_config.optimizer, env)
     check_free(config, env)

@@ -11,6 +11,7 @@ from configs.tracking import TrackingConfig
 from configs.training import DEFAULT_CONTEXT_LENGTH, TrainConfig
 from data.batch_layout import BatchLayout
 from data.padding import PaddedWidth
+from planning.sizes import check_model_sizes
 from policies.adapters import num_virtual_tokens
 from policies.apply_policies import Policies
 from policies.loading import load_model_config
@@ -20,6 +21,8 @@ from policies.sharding import choose_layout
 from reporting.profiling import num_steps_needed
 from utils.environment import Environment
 from utils.errors import ConfigError
+
+MAX_GLOBAL_BATCH = 10**15  # rows: their number must fit into 64 bits, and so must what is computed with it
 
 
 @dataclass(frozen=True)
@@ -60,6 +63,7 @@ def resolve(config: RunConfig, env: Environment, *, resumed_size: int | None = N
     quantization = resolve_quantization(config.quantization_config, precision, layout, env.device)
     model_config = load_model_config(config.train_config)
     context_length, length_notes = resolve_context_length(config.train_config, config.prefix_config, model_config)
+    check_model_sizes(config, model_config, context_length, env)
     return Resolved(
         model_config=model_config,
         batches=batches,
@@ -80,7 +84,13 @@ def batch_layout(train: TrainConfig, env: Environment, resumed_size: int | None)
         ConfigError: if the global batch does not divide.
     """
     if train.global_batch_size is None and resumed_size is None:
-        return BatchLayout(train.batch_size_training, train.gradient_accumulation_steps, env.world_size), []
+        layout = BatchLayout(train.batch_size_training, train.gradient_accumulation_steps, env.world_size)
+        if layout.global_batch_size > MAX_GLOBAL_BATCH:
+            raise ConfigError(
+                f"--batch_size_training: times --gradient_accumulation_steps and ranks that is "
+                f"{layout.global_batch_size:,} rows per optimizer step; give at most {MAX_GLOBAL_BATCH:,}"
+            )
+        return layout, []
     size = train.global_batch_size or resumed_size
     if resumed_size is not None and size != resumed_size:
         raise ConfigError(
