@@ -11,7 +11,6 @@ from typing import Any, Literal, Union, get_args, get_origin
 
 from configs.paths import check_path
 from configs.setting import Setting
-from utils.errors import shown
 
 NO_VALUE = "\0"
 """The raw value of a flag without a value. No real argument can contain a NUL."""
@@ -118,12 +117,12 @@ def _convert(raw: str | list[str], kind: Any) -> Any:
     if kind in (int, float) and _NUMBER.fullmatch(raw):
         number = Decimal(raw)
         if number and number.adjusted() > 18:
-            raise ValueError(f"{shown(raw)} is too large")
+            raise ValueError(f"{raw!r} is too large")
         if kind is float:
             return float(raw)
         if number == number.to_integral_value():
             return int(number)
-    raise ValueError(f"{shown(raw)} is not {expected(kind)}")
+    raise ValueError(f"{raw!r} is not {expected(kind)}")
 
 
 def _first_that_fits(raw: str, kinds: tuple[Any, ...]) -> Any:
@@ -140,7 +139,7 @@ def _choice(raw: str, allowed: tuple[Any, ...]) -> Any:
         return by_lower_case[raw.lower()]
     near = get_close_matches(raw.lower(), by_lower_case, n=1)
     hint = f"; did you mean {by_lower_case[near[0]]}?" if near else ""
-    raise ValueError(f"{shown(raw)} is not one of {', '.join(map(str, allowed))}{hint}")
+    raise ValueError(f"{raw!r} is not one of {', '.join(map(str, allowed))}{hint}")
 
 
 def _items(raw: str | list[str]) -> tuple[str, ...]:

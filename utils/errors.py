@@ -1,5 +1,7 @@
 """The errors that end a run with one line, and the text of a library's error in one line."""
 
+_HEAD_CHARACTERS, _TAIL_CHARACTERS = 2000, 500
+
 
 class RunError(Exception):
     """Ends a run with one line.
@@ -14,21 +16,20 @@ class RunError(Exception):
 
 
 class ConfigError(RunError):
-    """A run refused before it starts. The message is one line: the flag, the reason, the remedy."""
+    """A run refused before it starts. The message is one line: the flag, the reason, the remedy.
+
+    The middle of a very long one, which quotes a very long value, is left out.
+    """
 
     def __init__(self, message: str, details: str = "") -> None:
-        super().__init__(" ".join(message.splitlines()), details)
+        line = " ".join(message.splitlines())
+        if (num_left_out := len(line) - _HEAD_CHARACTERS - _TAIL_CHARACTERS) > 0:
+            line = f"{line[:_HEAD_CHARACTERS]} [... {num_left_out:,} characters ...] {line[-_TAIL_CHARACTERS:]}"
+        super().__init__(line, details)
 
 
 class TrainingError(RunError):
     """Training cannot go on. Raised on every rank; the message is all that the user needs."""
-
-
-def shown(value: str) -> str:
-    """A value as a message quotes it: in quotes, its middle left out if it is long."""
-    if len(value) <= 200:
-        return repr(value)
-    return f"{value[:100]!r}...{value[-50:]!r} ({len(value):,} characters)"
 
 
 def in_one_line(error: BaseException) -> str:

@@ -1,0 +1,106 @@
+"""Absurd values for every flag: each is taken, or refused in one line that names the flag."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from configs.flags import parse_flags
+from configs.names import flag
+from configs.run import SETTINGS
+from configs.setting import Setting
+from configs.values import NO_VALUE
+from utils.errors import ConfigError
+
+LONG = 100_000
+VALUES = {
+    "nothing": "",
+    "space": " ",
+    "zero": "0",
+    "minus one": "-1",
+    "minus zero": "-0.0",
+    "a half": "0.5",
+    "huge": "1e30",
+    "just too large": str(10**18 + 1),
+    "many digits": "9" * LONG,
+    "many zeros": "0." + "0" * LONG + "1",
+    "tiny": "1e-400",
+    "nan": "nan",
+    "inf": "inf",
+    "minus inf": "-inf",
+    "hexadecimal": "0x10",
+    "arabic digits": "١٢",
+    "list": "[1, 2]",
+    "nested list": "[" * 2000 + "]" * 2000,
+    "commas": ",,,",
+    "dict": "{'a': 1}",
+    "call": "__import__('os').system('true')",
+    "none": "None",
+    "true": "True",
+    "long text": "x" * LONG,
+    "long text of words": "x " * LONG,
+    "long path": "/x" * LONG,
+    "no home": "~nosuch/folder",
+    "newline": "a\nb",
+    "only newlines": "\r\n\u2028\x85",
+    "NUL": "a\0b",
+    "escape": "\x1b[31mred",
+    "surrogate": "\udcff",
+    "emoji": "🙂",
+    "quotes": "'\"",
+    "format": "{0}%s%(a)s",
+    "dashes": "-",
+}
+
+
+def assert_taken_or_refused(argv: list[str], named: str) -> None:
+    try:
+        parse_flags(argv)
+    except ConfigError as error:
+        message = str(error)
+        assert named in message, message[:300]
+        assert len(message.splitlines()) == 1
+        assert len(message) < 5000, f"{len(message)} characters"
+
+
+def spelled(dotted: str, setting: Setting, value: str) -> list[str]:
+    flags = [f"--{dotted}={value}"]
+    return flags if setting.name == "model_name" else ["--model_name", "M", *flags]
+
+
+@pytest.mark.parametrize("value", VALUES.values(), ids=list(VALUES))
+def test_an_absurd_value_of_any_flag_is_taken_or_refused_in_one_line(value: str) -> None:
+    for dotted, setting in SETTINGS.items():
+        assert_taken_or_refused(spelled(dotted, setting, value), flag(dotted).rpartition(".")[2].removeprefix("--"))
+
+
+@pytest.mark.parametrize(
+    "text", ['"a\\0b"', "[]", "[[1]]", "{}", "{a: 1}", "~", "!!python/object:os.system x", "&a [*a]"]
+)
+def test_an_absurd_value_in_a_recipe_is_taken_or_refused_in_one_line(text: str, tmp_path: Path) -> None:
+    for dotted in SETTINGS:
+        section, name = dotted.split(".")
+        recipe = tmp_path / "recipe.yaml"
+        recipe.write_text(f"{section}:\n  {name}: {text}\n")
+        argv = ["--config", str(recipe)]
+        assert_taken_or_refused(argv if name == "model_name" else ["--model_name", "M", *argv], name)
+
+
+@pytest.mark.parametrize("text", ["[" * 1500, "{a: " * 1500, "- " * 1500])
+def test_a_deeply_nested_recipe_is_refused_in_one_line(text: str, tmp_path: Path) -> None:
+    (tmp_path / "recipe.yaml").write_text(text)
+    with pytest.raises(ConfigError, match=r"^--config: .*recipe.yaml is nested too deeply"):
+        parse_flags(["--config", str(tmp_path / "recipe.yaml")])
+
+
+@pytest.mark.parametrize(
+    "name", ["", " ", "x" * LONG, "a\nb", "a b", "[1]", "🙂", "\udcff", "a.b.c", ".", "train_config."]
+)
+@pytest.mark.parametrize("value", ["", "=1", f"={NO_VALUE}"])
+def test_an_absurd_name_of_a_flag_is_refused_in_one_line(name: str, value: str) -> None:
+    with pytest.raises(ConfigError) as refusal:
+        parse_flags(["--model_name", "M", f"--{name}{value}"])
+    message = str(refusal.value)
+    assert len(message.splitlines()) == 1
+    assert len(message) < 5000
