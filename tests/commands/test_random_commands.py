@@ -1,0 +1,30 @@
+"""benchmarks.random_commands with its first 60 commands."""
+
+from __future__ import annotations
+
+from functools import partial
+from pathlib import Path
+
+import pytest
+
+from benchmarks.random_commands import command, main
+from tests.helpers.processes import ProcessGroup
+
+
+def test_a_command_is_made_of_its_number_alone(tmp_path: Path) -> None:
+    made = [command(number, tmp_path, tmp_path / "model") for number in range(300)]
+    assert made == [command(number, tmp_path, tmp_path / "model") for number in range(300)]
+    assert len({" ".join(line.flags) for line in made}) > 290
+    assert {line.world_size for line in made} == {1, 2}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("first", range(0, 60, 15))
+def test_random_commands_finish_or_are_refused_in_one_line(
+    first: int, tiny_model: Path, process_group: ProcessGroup
+) -> None:
+    words = ["--first", str(first), "--count", "15", "--model", str(tiny_model)]
+    (outcome,) = process_group.run(partial(main, words), 1)
+    assert outcome.status == 0, outcome.stdout + outcome.stderr
+    assert " finished" in outcome.stdout
+    assert " refused" in outcome.stdout
