@@ -37,7 +37,7 @@ from configs.values import choices
 from tools.make_tiny_model import make_tiny_model
 
 LIMIT_SECONDS = 120
-MODEL = {"vocab_size": 600, "hidden_size": 32, "intermediate_size": 64, "num_layers": 2, "num_heads": 4}
+MODEL: dict[str, Any] = {"vocab_size": 600, "hidden_size": 32, "intermediate_size": 64, "num_layers": 2, "num_heads": 4}
 # Every run is of these few steps.
 FIXED = ("train_config.model_name", "train_config.output_dir", "train_config.max_train_step")
 # Valid, and costs more than all the others together: compiling, and a process of W&B.
