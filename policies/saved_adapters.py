@@ -19,6 +19,9 @@ from utils.errors import ConfigError, in_one_line
 _CHANGES_BASE = ("pissa", "olora", "corda", "loftq", "lora_ga")
 
 
+_FULL_PRECISION = (torch.float64, torch.float32, torch.float16, torch.bfloat16)
+
+
 class AdapterMismatchError(Exception):
     """The adapter's tensors are not those that the model has room for; the message is a clause that names one."""
 
@@ -84,9 +87,12 @@ def set_adapter(adapted: Any, own_names: Collection[str], tensors: Mapping[str, 
         tensors: named as in an adapter's folder.
 
     Raises:
-        AdapterMismatchError: if some are missing or too many.
+        AdapterMismatchError: if some are missing or too many, or of numbers that no trained adapter has.
         Exception: whatever peft raises for tensors of another shape.
     """
+    for name, tensor in tensors.items():
+        if tensor.dtype not in _FULL_PRECISION:
+            raise AdapterMismatchError(f"{name} is stored as {str(tensor.dtype).removeprefix('torch.')}")
     report: Any = peft.set_peft_model_state_dict(adapted, {name: tensor.float() for name, tensor in tensors.items()})
     if adapted.active_peft_config.is_prompt_learning:  # it has one tensor, and peft itself insists on that
         return

@@ -65,8 +65,8 @@ def _blame(weights: Mapping[str, bool], *, first_step: bool) -> str:
     name, more = (untouched or list(weights))[0], f" and {len(weights) - 1} more" if len(weights) > 1 else ""
     if untouched:
         return (
-            f"It comes from the weights, not from the data: {name}{more} held NaN or infinity before training; get the "
-            "model of --model_name again, or give another"
+            f"It comes from the weights, not from the data: {name}{more} held NaN or infinity before training; get "
+            "that model or adapter again, or give another"
         )
     return (
         f"It comes from the weights, not from the data: {name}{more} hold NaN or infinity, from --model_name or from "

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import io
 import json
 import re
 import shutil
@@ -30,7 +31,7 @@ BAD: list[Any] = [None, True, -1, 1.5, NAN, INFINITE, 10**30, "x", "", [], [1], 
 def run(tiny_model: Path, process_group: ProcessGroup, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """An optimizer whose states hold numbers beside tensors."""
     folder = tmp_path_factory.mktemp("state") / "run"
-    process_group.train(flags_of(tiny_model, folder, *PLAIN, "--optimizer", "anyprecision"), 1)
+    process_group.train(flags_of(tiny_model, folder, *PLAIN, "--optimizer", "anyprecision"), 2)
     return folder
 
 
@@ -136,7 +137,7 @@ def test_a_run_does_not_go_on_from_a_state_that_is_none(
     values["state"]["step"] = 10**30
     forge(newest(copied), "state.json", json.dumps(values).encode())
     given = flags_of(tiny_model, copied, *PLAIN, "--optimizer", "anyprecision", "--resume", "auto")
-    outcome = process_group.train(given, 1)[0]
+    outcome = process_group.train(given, 2)[0]
     said = "is damaged: state.json: state.step is about 10^30, and must be a whole number from 0 to 1000000000"
     assert said in outcome.stdout
     assert "after step 6" in outcome.stdout
@@ -146,36 +147,41 @@ def test_a_run_does_not_go_on_from_a_state_that_is_none(
 def test_files_beside_it_are_checked_too(
     run: Path, tiny_model: Path, process_group: ProcessGroup, tmp_path: Path
 ) -> None:
-    """Each is refused in one line, with nothing written."""
+    """Each is refused on both ranks in one line, with nothing written."""
     whole = newest(run)
     values = json.loads((whole / "state.json").read_bytes())
-    far = values | {"state": values["state"] | {"epoch": 1, "step_of_epoch": 8}}
+    numbers = json.dumps(values | {"optimizer_numbers": {"x": {"step": 1}}}).encode()
     fewer_data = ["--split_slice", "20%", "--resume_anyway"]
     for name, data, flags, said in (
-        ("rng-00000.pt", b"PK", [], "rng-00000.pt holds no random states"),
-        (
-            "optimizer",
-            json.dumps(values | {"optimizer_numbers": {"x": {"step": 1}}}).encode(),
-            [],
-            "optimizer_numbers.x",
-        ),
-        ("epoch", json.dumps(far).encode(), fewer_data, "is at step 8 of its epoch, and an epoch of these data has"),
-        ("COMPLETE", b'{"files": {"../run/state.json": {"bytes": 1, "crc32": "0"}}}', [], "leads outside the folder"),
+        ("rng-00001.pt", b"PK", [], "rng-00001.pt holds no random states"),
+        ("state.json", numbers, [], "optimizer_numbers.x"),
+        ("state.json", (whole / "state.json").read_bytes(), fewer_data, "and an epoch of these data has"),
+        ("state.pt", b"PK", [], "state.pt cannot be read"),
+        ("state.pt", saved([torch.zeros(2)]), [], "state.pt holds no tensors by their names"),
+        ("state.pt", saved({"model.a": 3}), [], "state.pt: model.a is no tensor with its values"),
+        ("link", b"", [], "COMPLETE lists 'state.json', which leads outside the folder"),
     ):
-        alone = tmp_path / name / "step-00000008"
-        shutil.copytree(whole, alone)
-        if name == "COMPLETE":
-            (alone / name).write_bytes(data)
+        folder = tmp_path / f"{len(list(tmp_path.iterdir()))}"
+        alone = Path(shutil.copytree(whole, folder / "step-00000008"))
+        if name == "link":
+            (alone / "state.json").rename(folder / "state.json")
+            (alone / "state.json").symlink_to(folder / "state.json")
         else:
-            forge(alone, name if name.startswith("rng") else "state.json", data)
+            forge(alone, name, data)
         before = contents(tmp_path)
         given = [*PLAIN, "--optimizer", "anyprecision", "--max_train_step", "9", "--resume", str(alone), *flags]
-        outcome = process_group.run(flags_of(tiny_model, tmp_path / "out", *given), 1)[0]
-        assert outcome.status == 2, outcome.stderr
-        (line,) = error_lines(outcome.stderr)
+        outcomes = process_group.run(flags_of(tiny_model, tmp_path / "out", *given), 2)
+        assert [outcome.status for outcome in outcomes] == [2, 2], outcomes[0].stderr
+        (line,) = error_lines(outcomes[0].stderr)
         assert said in line
         assert "; " in line
         assert contents(tmp_path) == before
+
+
+def saved(value: object) -> bytes:
+    buffer = io.BytesIO()
+    torch.save(value, buffer)
+    return buffer.getvalue()
 
 
 def test_random_states_that_are_none_are_refused() -> None:

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
+from typing import Any
 
+import peft
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
@@ -240,10 +242,10 @@ def test_a_target_module_that_matches_nothing_beside_one_that_does_is_refused(be
     assert "v_prj" in message
 
 
-@pytest.mark.parametrize("kind", ["missing", "empty", "pickled", "torn", "of another model"])
+@pytest.mark.parametrize("kind", ["missing", "empty", "pickled", "torn", "of another model", "of integers"])
 def test_a_checkpoint_without_a_usable_adapter_is_refused(bench: Bench, kind: str) -> None:
     adapter = bench.folder / "adapter"
-    settings = {"peft_type": "LORA", "task_type": "CAUSAL_LM", "r": 4, "target_modules": ["q_proj"]}
+    settings: dict[str, Any] = {"peft_type": "LORA", "task_type": "CAUSAL_LM", "r": 4, "target_modules": ["q_proj"]}
     if kind != "missing":
         adapter.mkdir()
     if kind not in ("missing", "empty"):
@@ -255,6 +257,13 @@ def test_a_checkpoint_without_a_usable_adapter_is_refused(bench: Bench, kind: st
     if kind == "of another model":
         name = "base_model.model.model.layers.0.self_attn.q_proj.lora"
         tensors = {f"{name}_A.weight": torch.zeros(4, 48), f"{name}_B.weight": torch.zeros(48, 4)}
+        save_file(tensors, adapter / "adapter_model.safetensors", metadata={"format": "pt"})
+    if kind == "of integers":
+        model = peft.get_peft_model(
+            AutoModelForCausalLM.from_pretrained(bench.model),
+            peft.LoraConfig(**settings),  # type: ignore[arg-type]
+        )
+        tensors = {name: tensor.to(torch.int8) for name, tensor in peft.get_peft_model_state_dict(model).items()}
         save_file(tensors, adapter / "adapter_model.safetensors", metadata={"format": "pt"})
     message = bench.refused("--use_peft", "--from_peft_checkpoint", str(adapter))
     assert "--from_peft_checkpoint" in message

@@ -96,7 +96,7 @@ def test_weights_that_were_not_finite_before_training_are_blamed_and_not_the_dat
     (line,) = error_lines(outcome.stderr)
     assert line.startswith("error: step 1: the loss is not finite")
     assert "It comes from the weights, not from the data: model.layers.1.mlp.up_proj.weight" in line
-    assert "held NaN or infinity before training; get the model of --model_name again" in line
+    assert "held NaN or infinity before training; get that model or adapter again" in line
 
 
 @pytest.mark.slow
