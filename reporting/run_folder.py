@@ -106,9 +106,11 @@ def check_entries(config: RunConfig, folder: Path, *, afresh: bool) -> None:
     made, written = made_entries(folder), entries_of(config.to_dict())
     names = ", ".join(held)
     if not made and not damaged:
+        complete = max(folder.glob(f"{CHECKPOINTS}/step-*/COMPLETE"), default=None)
+        goes_on = f" (with --resume {complete.parent} to go on from there)" if complete else ""
         raise ConfigError(
             f"--output_dir: {folder} holds {names}, but no run (no {NAME} of one), so nothing there is touched; give "
-            "another folder, or move that away"
+            f"another folder{goes_on}, or move that away"
         )
     if not train.overwrite and not train.resume:
         raise ConfigError(

@@ -121,6 +121,11 @@ def _write_atomically(path: Path, contents: dict[str, Any]) -> None:
         file.flush()
         os.fsync(file.fileno())
     temporary.replace(path)
+    folder = os.open(path.parent, os.O_RDONLY)
+    try:
+        os.fsync(folder)  # without it, a power failure may leave the folder's checkpoints and not this file
+    finally:
+        os.close(folder)
 
 
 def _git_commit() -> str | None:

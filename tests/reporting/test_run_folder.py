@@ -100,6 +100,18 @@ def test_a_folder_that_holds_no_run_is_refused_by_the_names_of_what_it_holds(
         assert "--overwrite" not in line
 
 
+def test_a_run_that_lost_its_run_yaml_goes_on_in_another_folder(tmp_path: Path) -> None:
+    """What else lies in the first one may be anybody's."""
+    run = begin(tmp_path / "run")
+    checkpoint = save(run / "checkpoints/step-00000003")
+    write(run / "model/m")
+    (run / "run.yaml").unlink()
+    line = refusal(run, "--resume", "auto", around=tmp_path)
+    assert f"give another folder (with --resume {checkpoint} to go on from there), or move that away" in line
+    new = begin(tmp_path / "new", "--resume", str(checkpoint))
+    assert read_run_yaml(new)["resumed"][0]["from"] == str(checkpoint)
+
+
 def test_the_refusal_is_one_line_and_status_2_and_other_files_are_no_matter(bench: Bench) -> None:
     write(bench.output / "checkpoints/checkpoint-500/weights.bin")
     write(bench.output / "wandb/run-1/logs")
