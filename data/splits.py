@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, fields
+from glob import escape
 from typing import Any
 
 import datasets
@@ -190,7 +191,7 @@ def _read(name: str, place: Files | Saved | Hub, split: str, streams: bool, opti
             return data.to_iterable_dataset() if streams else data
         reader = READERS[files[0].suffix]
         options = options if reader == "text" else {}
-        paths = [str(file) for file in files]
+        paths = [escape(str(file)) for file in files]  # the library takes them for patterns
         data = datasets.load_dataset(reader, data_files=paths, split="train", streaming=streams, **options)
         if streams:
             next(iter(data), None)  # a file that cannot be read is refused now, not in a worker
@@ -207,7 +208,7 @@ def _read(name: str, place: Files | Saved | Hub, split: str, streams: bool, opti
                 f"{name}: {found}; name one with --{place.flag}.train_split or .test_split, or evaluate on a share of "
                 f"the training rows with --{place.flag}.validation_fraction 0.05"
             ) from error
-        reason = in_one_line(error.__cause__ or error)
+        reason = in_one_line(error.__cause__ or error) or type(error).__name__
         raise ConfigError(
             f"{name} could not be read ({reason}); check it, or give another with --{place.flag}.data_path"
         ) from error

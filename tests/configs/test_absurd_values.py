@@ -104,3 +104,34 @@ def test_an_absurd_name_of_a_flag_is_refused_in_one_line(name: str, value: str) 
     message = str(refusal.value)
     assert len(message.splitlines()) == 1
     assert len(message) < 5000
+
+
+PATHS = [dotted for dotted, setting in SETTINGS.items() if setting.is_path]
+
+
+@pytest.mark.parametrize(
+    ("path", "reason"),
+    [
+        ("~nosuch/folder", "'~nosuch' is nobody's home folder here; write the whole path"),
+        ("folder/" + "x" * 256, "a name in the path is 256 bytes long; give one of at most 255"),
+        ("ä" * 128, "a name in the path is 256 bytes long; give one of at most 255"),
+        ("folder/" * 700, "bytes long; give one of at most 3,840"),
+    ],
+)
+def test_a_path_that_the_system_cannot_have_is_refused(path: str, reason: str) -> None:
+    assert len(PATHS) > 12
+    for dotted in PATHS:
+        value = f"{path}.py" if dotted == "custom_dataset.file" else path
+        with pytest.raises(ConfigError) as refusal:
+            parse_flags(spelled(dotted, SETTINGS[dotted], value))
+        assert str(refusal.value).startswith(f"--{dotted}: ")
+    with pytest.raises(ConfigError) as refusal:
+        parse_flags(["--model_name", "M", "--dataset", f"{path}.py:function"])
+    assert str(refusal.value).startswith("--dataset: ")
+    with pytest.raises(ConfigError) as refusal:
+        parse_flags(["--model_name", "M", "--output_dir", path])
+    assert str(refusal.value).endswith(reason)
+
+
+def test_a_path_at_home_is_taken() -> None:
+    assert parse_flags(["--model_name", "M", "--output_dir", "~/run"]).train_config.output_dir == "~/run"

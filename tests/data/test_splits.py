@@ -167,6 +167,17 @@ def test_json_that_is_nested_too_deeply_is_refused(name: str, start: str, bracke
             outputs(config)
 
 
+@pytest.mark.parametrize(
+    "name", ["a[1].jsonl", "a*.jsonl", "a?.jsonl", "a 1.jsonl", "{a1,b}.jsonl", "ä\n.jsonl", "\udcff.jsonl"]
+)
+@pytest.mark.parametrize("streaming", [False, True])
+def test_a_file_is_itself_whatever_its_name_would_match(name: str, streaming: bool, tmp_path: Path) -> None:
+    write(tmp_path / "a1.jsonl", ROWS[:3])
+    write(tmp_path / name, ROWS[3:5])
+    config = AlpacaDataset(str(tmp_path / name), validation_fraction=0.0, streaming=streaming)
+    assert outputs(config) == [row["output"] for row in ROWS[3:5]]
+
+
 def test_a_link_to_a_folder_above_it_gives_no_row_twice(tmp_path: Path) -> None:
     write(tmp_path / "books/one/train.jsonl", ROWS[:3])
     write(tmp_path / "books/two.jsonl", ROWS[3:5])
