@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 from collections.abc import Iterator
 from datetime import datetime
@@ -11,6 +12,8 @@ from pathlib import Path
 from configs.training import TrainConfig
 from reporting.run_yaml import read_run_yaml
 from utils.environment import Environment
+
+_NAME_BYTES = 200  # of a folder's name, which may have 255, with the time behind it
 
 
 def outputs(env: Environment) -> Path:
@@ -41,7 +44,8 @@ def _names(first: Path) -> Iterator[Path]:
 
 def _model_and_dataset(train: TrainConfig) -> str:
     model = Path(train.model_name.rstrip("/")).name
-    return f"{model}-{'-'.join(name.removesuffix('_dataset') for name in train.datasets)}"
+    name = f"{model}-{'-'.join(name.removesuffix('_dataset') for name in train.datasets)}"
+    return os.fsencode(name)[:_NAME_BYTES].decode(errors="ignore")
 
 
 def latest_run_folder(train: TrainConfig, inside: Path) -> Path | None:

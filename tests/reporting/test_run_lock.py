@@ -218,6 +218,14 @@ def test_runs_that_begin_in_the_same_second_have_folders_of_their_own(
         assert latest_run_folder(train, tmp_path / "outputs") == newest
 
 
+@pytest.mark.parametrize("name", ["m" * 255, "ä" * 127])
+def test_the_default_folder_of_a_model_with_a_long_name_can_be_made(name: str, tmp_path: Path) -> None:
+    train = TrainConfig(model_name=f"models/{name}", dataset="samsum_dataset")
+    folder = make_default_folder(train, tmp_path)
+    (folder / "run.yaml").touch()
+    assert latest_run_folder(train, tmp_path) == folder
+
+
 def test_a_folder_that_is_deleted_is_said_once_and_held_again_when_it_is_back(tmp_path: Path) -> None:
     said_lines: list[str] = []
     lock = RunLock(beat_seconds=0.02, say=said_lines.append)
