@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import os
 import platform
+import re
 import subprocess
 import sys
 from collections.abc import Mapping
@@ -129,17 +130,17 @@ def _write_atomically(path: Path, contents: dict[str, Any]) -> None:
 
 
 def _git_commit() -> str | None:
-    """The commit of this code, marked "-dirty" if files differ from it; None outside a checkout."""
+    """The commit of this code, marked "-dirty" if files differ from it; None outside a checkout.
+
+    `git describe --dirty` would say the same, and write the checkout's index anew each time.
+    """
     here = Path(__file__).resolve().parent
+    command = ["git", "--no-optional-locks", "status", "--porcelain=v2", "--branch", "--untracked-files=no"]
     try:
-        done = subprocess.run(
-            ["git", "describe", "--always", "--dirty", "--abbrev=40", "--exclude=*"],
-            cwd=here,
-            capture_output=True,
-            text=True,
-            timeout=10,
-            check=False,
-        )
+        done = subprocess.run(command, cwd=here, capture_output=True, text=True, timeout=10, check=False)
     except (OSError, subprocess.TimeoutExpired):
         return None
-    return done.stdout.strip() or None
+    lines = done.stdout.splitlines()
+    commit = next((line.split()[2] for line in lines if re.match("# branch.oid [0-9a-f]", line)), None)
+    is_dirty = any(not line.startswith("#") for line in lines)
+    return f"{commit}-dirty" if commit and is_dirty else commit
