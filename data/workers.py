@@ -13,7 +13,7 @@ import signal
 import threading
 from collections.abc import Iterator
 
-STOP_SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1)
+STOP_SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1, signal.SIGHUP)
 
 
 @contextlib.contextmanager
@@ -35,13 +35,15 @@ def watch_parent(worker: int) -> None:
     torch's worker checks for its parent between batches only. At its end it waits for the parent to read what it has
     sent, and a killed parent reads nothing.
     """
-    threading.Thread(target=_end_with_parent, args=(os.getppid(),), daemon=True).start()
-
-
-def _end_with_parent(started_by: int) -> None:
     main_process = multiprocessing.parent_process()
-    while os.getppid() == started_by:
+    if main_process is not None:
+        threading.Thread(target=_end_with, args=(main_process.pid,), daemon=True).start()
+
+
+def _end_with(main_process: int | None) -> None:
+    """Args: main_process: noted before this process was started. Its own view of its parent may be of a later one."""
+    while os.getppid() == main_process:
         received = signal.sigtimedwait(STOP_SIGNALS, 1.0)
-        if received and received.si_signo == signal.SIGTERM and main_process and received.si_pid == main_process.pid:
+        if received and received.si_signo == signal.SIGTERM and received.si_pid == main_process:
             os._exit(0)  # as torch's handler does; the DataLoader so ends a worker that reads for too long
     os._exit(1)

@@ -1,4 +1,4 @@
-"""Stops a run on request: SIGTERM, SIGINT, SIGUSR1 or the file RUN/STOP, agreed upon by all ranks.
+"""Stops a run on request: SIGTERM, SIGINT, SIGHUP, SIGUSR1 or the file RUN/STOP, agreed upon by all ranks.
 
 Python runs a signal's handler when the main thread next runs Python code. A rank that waits in a collective runs none.
 So the handler does nothing. The interpreter also writes the signal's number into a pipe, at once and from C, and a
@@ -11,7 +11,6 @@ import atexit
 import contextlib
 import os
 import signal
-import sys
 import threading
 import time
 from collections.abc import Iterable, Iterator
@@ -25,6 +24,7 @@ from data.workers import STOP_SIGNALS
 from supervision.exit_status import leave
 from utils.distributed import max_on_host
 from utils.environment import Environment
+from utils.printing import print_line
 
 T = TypeVar("T")
 
@@ -66,6 +66,8 @@ class StopRequests:
             self._wakeup_before = signal.set_wakeup_fd(self._pipe[1], warn_on_full_buffer=False)
             threading.Thread(target=self._listen, daemon=True).start()
             for number in STOP_SIGNALS:
+                if number == signal.SIGHUP and signal.getsignal(number) == signal.SIG_IGN:
+                    continue  # nohup
                 self._handlers[number] = signal.signal(number, _do_nothing)
                 signal.siginterrupt(number, False)  # system calls of libraries go on
         return self
@@ -128,7 +130,7 @@ class StopRequests:
         """Remove a request that was meant for an earlier run. One made while this run was loading is kept."""
         if self.file.exists() and self.file.stat().st_mtime < psutil.Process().create_time():
             self.file.unlink(missing_ok=True)
-            print(f"{self.file} is older than this run: removed", flush=True)
+            print_line(f"{self.file} is older than this run: removed")
 
     def _listen(self) -> None:
         """The thread: note the first signal. A later one ends the process, unless it is an echo of the first."""
@@ -147,7 +149,7 @@ class StopRequests:
 
     def _say(self, line: str) -> None:
         if self.env.is_rank_zero:
-            print(f"\n{line}", file=sys.stderr, flush=True)  # below a progress bar
+            print_line(f"\n{line}", to_stderr=True)  # below a progress bar
 
 
 class UntilAsked(Generic[T]):

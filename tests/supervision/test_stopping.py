@@ -8,6 +8,7 @@ from __future__ import annotations
 import contextlib
 import gc
 import json
+import multiprocessing
 import os
 import signal
 import threading
@@ -23,7 +24,7 @@ from data.batch_layout import BatchLayout
 from data.causal_sequences import build_sequences
 from data.rows import make_rows
 from data.step_loader import StepLoader
-from data.workers import STOP_SIGNALS
+from data.workers import STOP_SIGNALS, watch_parent
 from supervision.stopping import StopRequests
 from tests.helpers.processes import RunningCommand, assert_all_gone, read_metrics, train_events, wait_until
 from utils.distributed import start_process_group, stop_process_group
@@ -91,6 +92,7 @@ def send(run: RunningCommand, number: signal.Signals, to: str) -> None:
     [
         (signal.SIGTERM, "launcher"),
         (signal.SIGINT, "everyone"),
+        pytest.param(signal.SIGHUP, "launcher", marks=pytest.mark.slow),
         pytest.param(signal.SIGINT, "group", marks=pytest.mark.slow),
         pytest.param(signal.SIGTERM, "everyone", marks=pytest.mark.slow),
     ],
@@ -171,6 +173,7 @@ def test_a_file_of_an_earlier_run_is_removed_and_said(start: Start, tmp_path: Pa
     "number",
     [
         signal.SIGTERM,
+        signal.SIGHUP,
         pytest.param(signal.SIGINT, marks=pytest.mark.slow),
         pytest.param(signal.SIGUSR1, marks=pytest.mark.slow),
     ],
@@ -245,6 +248,31 @@ def test_no_worker_outlives_a_main_process_that_was_killed(start: Start, tmp_pat
     assert_all_gone(processes)
 
 
+def watch_late(started_by: int, pid_file: str) -> None:
+    """A worker that comes to itself when the process that started it is gone already."""
+    Path(pid_file).write_text(str(os.getpid()))
+    while os.getppid() == started_by:
+        time.sleep(0.01)
+    watch_parent(0)
+    time.sleep(100)
+
+
+def start_and_die(pid_file: str) -> None:
+    multiprocessing.get_context("fork").Process(target=watch_late, args=(os.getpid(), pid_file)).start()
+    while not (os.path.exists(pid_file) and Path(pid_file).read_text()):
+        time.sleep(0.01)
+    os._exit(0)
+
+
+def test_no_worker_outlives_a_main_process_that_was_killed_before_the_worker_looked(tmp_path: Path) -> None:
+    pid_file = tmp_path / "pid"
+    main_process = multiprocessing.get_context("fork").Process(target=start_and_die, args=(str(pid_file),))
+    main_process.start()
+    main_process.join()
+    with contextlib.suppress(psutil.NoSuchProcess):
+        assert_all_gone([psutil.Process(int(pid_file.read_text()))])
+
+
 @pytest.fixture
 def group_of_one() -> Iterator[None]:
     start_process_group(ALONE)
@@ -268,6 +296,19 @@ def test_signals_do_what_they_did_before_when_the_loop_has_ended(tmp_path: Path)
     assert handlers() == before
     assert signal.set_wakeup_fd(fd) == fd
     assert stopping.asked == ""
+
+
+@pytest.mark.usefixtures("group_of_one")
+def test_a_hangup_stops_a_run_unless_nohup_had_it_ignored(tmp_path: Path) -> None:
+    before = signal.signal(signal.SIGHUP, signal.SIG_IGN)
+    try:
+        with StopRequests(ALONE, tmp_path) as stopping:
+            os.kill(os.getpid(), signal.SIGHUP)
+            time.sleep(0.2)
+            assert not stopping.agree().stop
+        assert signal.getsignal(signal.SIGHUP) == signal.SIG_IGN
+    finally:
+        signal.signal(signal.SIGHUP, before)
 
 
 @pytest.mark.usefixtures("group_of_one")

@@ -1,0 +1,19 @@
+"""Prints lines whose words may come from anywhere: data, file names, models, other libraries' errors."""
+
+from __future__ import annotations
+
+import re
+import sys
+
+# Control characters but line feed and tab; line separators; what turns the direction of text; halves of characters.
+_CONTROLS = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u061c\u200e\u200f\u2028-\u202e\u2066-\u2069\ud800-\udfff]")
+
+
+def printable(text: str) -> str:
+    r"""The text with its control characters shown, such as \x1b. A terminal would obey them."""
+    return _CONTROLS.sub(lambda found: found.group().encode("unicode_escape").decode(), text)
+
+
+def print_line(text: str, *, to_stderr: bool = False) -> None:
+    """Print a line at once."""
+    print(printable(text), file=sys.stderr if to_stderr else sys.stdout, flush=True)
