@@ -52,6 +52,7 @@ from tasks.task import Task, find_task
 from utils.distributed import on_rank_zero, start_process_group
 from utils.environment import Environment, print_rank_zero
 from utils.errors import ConfigError
+from utils.meeting import connect
 from utils.seeding import seed_everything, use_deterministic_kernels
 
 
@@ -127,9 +128,10 @@ def prepare(config: RunConfig, env: Environment, watchdog: Watchdog, lock: RunLo
     marks = marks_of(config.train_config, env)
     found = find_checkpoints(config.train_config, env)
     check_places(config, planned_folder(config.train_config, env), afresh=not found)
+    store = connect(env)
     inputs = read_inputs(config, env, open_checkpoint(found, env, every_file=False))
 
-    start_process_group(env)
+    start_process_group(env, store)
     watchdog.start(config.train_config.step_timeout_seconds)
     inputs.data.check_same_on_all_ranks()
     checkpoint = open_checkpoint(found, env, every_file=True)

@@ -22,7 +22,7 @@ from typing import Any
 
 from configs.datasets import CustomDataset, DataSource
 from data.user_collator import with_collator
-from data.user_errors import failed
+from data.user_errors import RAISED, failed
 from utils.errors import ConfigError
 
 BUILT_IN_FOLDER = Path(__file__).resolve().parent.parent / "datasets"
@@ -60,7 +60,7 @@ def load_dataset_file(file: Path) -> ModuleType:
     os.environ[_PATHS_VARIABLE] = json.dumps(paths | {name: str(file)})
     try:
         return importlib.import_module(name)
-    except (Exception, SystemExit) as error:
+    except RAISED as error:
         raise failed(f"--dataset: {file} could not be imported", error, file) from error
 
 

@@ -21,10 +21,11 @@ from data.splits import first_rows, has_validation
 from data.step_loader import StepLoader
 from data.stream_loader import StreamLoader
 from data.streaming import Stream, StreamSource
-from data.user_errors import failed, file_of
+from data.user_errors import RAISED, failed, file_of
 from utils.distributed import gather_to_all
 from utils.environment import Environment
 from utils.errors import ConfigError
+from utils.streams import keep_standard_descriptors
 
 
 @dataclass(frozen=True)
@@ -202,8 +203,10 @@ def load_sequences(
         return build(rows if cuts_itself else first_rows(rows, split_slice), name=name)
     except ConfigError:
         raise
-    except (Exception, SystemExit) as error:  # the function's own code runs here; a generator's while it is read
+    except RAISED as error:  # the function's own code runs here; a generator's while it is read
         raise failed(f"dataset ({name})", error, file_of(function)) from error
+    finally:
+        keep_standard_descriptors()  # which the function may have closed
 
 
 def _no_validation_note(name: str, dataset_config: DataSource, streams: bool) -> str | None:

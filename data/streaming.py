@@ -23,7 +23,7 @@ from data.mixing import global_row, interleave, source_of
 from data.order import batched_by_length, in_batches, shuffled
 from data.packing import pack_stream
 from data.sequences import Row, Sequences, TokenSequence, check_token_ids
-from data.user_errors import failed, file_of
+from data.user_errors import RAISED, failed, file_of
 from utils.errors import ConfigError
 
 BLOCK = 256  # rows that are checked together
@@ -72,7 +72,7 @@ class StreamSource:
                 num_sequences += len(sequences)
         except ConfigError:
             raise
-        except (Exception, SystemExit) as error:  # the function's own code runs here
+        except RAISED as error:  # the function's own code runs here
             raise failed(f"dataset ({self.name}), after row {first_row}", error, file_of(self.function)) from error
         if not num_sequences:
             raise ConfigError(

@@ -20,6 +20,7 @@ from data import chat, loss_mask, prompts
 from data.loss_mask import BadExample, TextSpan, tokenize_spans
 from data.splits import SplitExamples
 from utils.errors import ConfigError, in_one_line
+from utils.printing import print_line
 from utils.progress import phase, shows_progress
 
 ToSpans = Callable[[Mapping[str, Any]], Sequence[TextSpan]]
@@ -138,7 +139,7 @@ def _is_sound(cache_file: Path, num_rows: int) -> bool:
     except Exception as error:  # whatever the bytes make Arrow stumble over
         damage = in_one_line(error)
     if damage:
-        print(f"the tokens kept in {cache_file} are damaged ({damage}); tokenizing again", flush=True)
+        print_line(f"the tokens kept in {cache_file} are damaged ({damage}); tokenizing again")
         cache_file.unlink()
     return not damage
 
@@ -159,7 +160,7 @@ def _held_by_one_process(place: str, cache_key: str) -> Iterator[Path]:
         try:
             lock.acquire(timeout=_QUIET_WAIT_SECONDS)
         except Timeout:
-            print(f"waiting for another process, which tokenizes {place} ({lock.lock_file})", flush=True)
+            print_line(f"waiting for another process, which tokenizes {place} ({lock.lock_file})")
             lock.acquire()
     except OSError as error:
         raise ConfigError(

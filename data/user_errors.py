@@ -13,6 +13,7 @@ from datasets.exceptions import DatasetGenerationError
 
 from utils.errors import ConfigError, in_one_line
 
+RAISED = (Exception, SystemExit, KeyboardInterrupt)  # by a user's code; Ctrl-C raises none (supervision/exit_status.py)
 _LIBRARIES = tuple(Path(sysconfig.get_path(name)) for name in ("stdlib", "platstdlib", "purelib", "platlib"))
 _PROJECT = Path(__file__).resolve().parent.parent
 

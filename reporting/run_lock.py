@@ -26,6 +26,7 @@ import psutil
 
 from reporting.run_yaml import now
 from utils.errors import ConfigError
+from utils.printing import print_line
 from utils.processes import machine, started_at
 from utils.progress import shows_progress
 
@@ -237,7 +238,7 @@ def _is_touched(path: Path, before: LockState, stale_seconds: float) -> bool:
     if _server_time(path.parent) - before.touched_at / 1e9 > max(_CERTAIN_SECONDS, stale_seconds):
         return False
     if shows_progress():
-        print(f"{path} is of another machine: waiting up to {stale_seconds:.0f} s for a sign of its run", flush=True)
+        print_line(f"{path} is of another machine: waiting up to {stale_seconds:.0f} s for a sign of its run")
     deadline = time.monotonic() + stale_seconds
     while time.monotonic() < deadline:
         time.sleep(min(1.0, stale_seconds / 10))

@@ -8,6 +8,8 @@ from typing import Any
 from rich.console import Console
 from rich.table import Table
 
+from utils.printing import printable
+
 LOG_WIDTH = 110  # a log file has no width of its own
 
 
@@ -17,7 +19,7 @@ def table_of(rows: dict[str, str]) -> Table:
     table.add_column(style="bold")
     table.add_column(overflow="fold")
     for subject, text in rows.items():
-        table.add_row(subject, text)
+        table.add_row(subject, printable(text))
     return table
 
 
@@ -27,7 +29,8 @@ def print_for_people(*parts: Any, console: Console | None = None) -> None:
     if not console.is_terminal:
         console.width = LOG_WIDTH
     for part in parts:
-        console.print(part, markup=False, soft_wrap=isinstance(part, str))
+        is_line = isinstance(part, str)
+        console.print(printable(part) if is_line else part, markup=False, soft_wrap=is_line)
 
 
 def value_range(values: Iterable[float], form: str = "g") -> str:

@@ -5,10 +5,21 @@ from __future__ import annotations
 import contextlib
 import multiprocessing
 import os
+import signal
 import sys
 from typing import NoReturn
 
 REFUSED, FAILED = 2, 1
+
+
+def let_ctrl_c_end_this() -> None:
+    """Let Ctrl-C end this process as SIGTERM does, until the loop takes requests to stop (supervision/stopping.py).
+
+    Python's own handler raises KeyboardInterrupt, but not before the main thread runs Python code again. One that waits
+    for other ranks may run none for half an hour.
+    """
+    if signal.getsignal(signal.SIGINT) is signal.default_int_handler:
+        signal.signal(signal.SIGINT, signal.SIG_DFL)
 
 
 def leave(status: int) -> NoReturn:

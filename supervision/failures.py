@@ -12,8 +12,9 @@ from typing import TYPE_CHECKING, NoReturn
 from configs.flags import help_text, parse_flags, wants_help
 from supervision.exit_status import FAILED, REFUSED, leave
 from supervision.patience import patience_of
-from utils.environment import Environment, print_rank_zero, read_environment
+from utils.environment import Environment, launcher_rank, lone_process, print_rank_zero, read_environment
 from utils.errors import ConfigError, TrainingError
+from utils.printing import print_line
 
 if TYPE_CHECKING:
     from supervision.watchdog import Watchdog
@@ -29,12 +30,16 @@ _LOST_WORDS = (  # by which gloo, NCCL and the store say that another rank is go
 
 
 def end_unless_flags_hold(argv: Sequence[str]) -> None:
-    """End the process if these flags are refused or ask for help, before torch is imported."""
-    env = read_environment()
-    if wants_help(argv):
-        print_rank_zero(env, help_text())
-        sys.exit(0)
+    """End the process if these flags or the launcher's variables are refused, or if it is asked for help.
+
+    Before torch is imported.
+    """
+    env = lone_process(launcher_rank())
     try:
+        env = read_environment()
+        if wants_help(argv):
+            print_rank_zero(env, help_text())
+            sys.exit(0)
         parse_flags(argv)
     except ConfigError as error:
         sys.exit(end_with_error(env, error, REFUSED))
@@ -42,11 +47,11 @@ def end_unless_flags_hold(argv: Sequence[str]) -> None:
 
 def end_at_once(message: str) -> NoReturn:
     """Print one `error:` line and end the process from any thread, so that it writes nothing more."""
-    print(f"\nerror: {message}", file=sys.stderr, flush=True)  # below a progress bar
+    print_line(f"\nerror: {message}", to_stderr=True)  # below a progress bar
     leave(FAILED)
 
 
-def end_with_error(env: Environment, error: Exception, status: int, watchdog: Watchdog | None = None) -> int:
+def end_with_error(env: Environment, error: BaseException, status: int, watchdog: Watchdog | None = None) -> int:
     """Print one `error:` line, from one rank, and return the exit status. An unforeseen error's traceback follows.
 
     The launcher ends all ranks as soon as one has failed, so the others first give rank 0 time to speak. If neither it
@@ -66,7 +71,7 @@ def end_with_error(env: Environment, error: Exception, status: int, watchdog: Wa
         elif watchdog.others_tell(patience.lost_seconds if is_of_another_rank else patience.grace_seconds):
             return status
         message = f"rank {env.rank}: {message}"
-    print(f"{start}error: {message}", file=sys.stderr, flush=True)
+    print_line(f"{start}error: {message}", to_stderr=True)
     if watchdog is not None:
         watchdog.has_told()
     return status

@@ -12,7 +12,6 @@ from __future__ import annotations
 import contextlib
 import faulthandler
 import json
-import sys
 import threading
 import time
 from collections.abc import Callable, Iterable, Iterator
@@ -30,8 +29,10 @@ from supervision.main_thread import MainThread, Stillness
 from supervision.patience import patience_of
 from supervision.traces import close_stacks, open_stacks, where_main_thread_is, write_traces
 from supervision.verdict import Report, State, Verdict, judge, judge_lost
-from utils.distributed import num_collectives
+from utils.distributed import CONNECT_MINUTES, connecting, num_collectives
 from utils.environment import Environment
+from utils.printing import print_line
+from utils.torch_internals import set_timeout
 
 T = TypeVar("T")
 
@@ -61,7 +62,9 @@ class Watchdog:
         """Watch from now on. Every rank must call this, right after the process group has started."""
         self.main_thread = MainThread(step_timeout_seconds, self.patience)
         if self.env.world_size > 1:
-            group = dist.new_group(backend="gloo", timeout=timedelta(seconds=2 * self.patience.long_seconds))
+            with connecting():
+                group = dist.new_group(backend="gloo", timeout=timedelta(minutes=CONNECT_MINUTES))
+            set_timeout(group, timedelta(seconds=2 * self.patience.long_seconds))
             self._thread = threading.Thread(target=self._watch, args=(group, open_stacks()), daemon=True)
             self._thread.start()
 
@@ -174,6 +177,8 @@ class Watchdog:
         """End this rank, since another is gone or has told its error. A launcher may do and say so first."""
         if self._state == "told":
             return
+        if self._state == "finished" and verdict.ranks:
+            return  # a rank that was killed after the end was written: the results are whole
         main_ends_by_itself = self._state == "failing"
         if not main_ends_by_itself:
             self._write_end()
@@ -211,8 +216,7 @@ class Watchdog:
     def _say(self, verdict: Verdict) -> None:
         """Print the message on rank 0, and on one rank of each other machine, since rank 0 may be gone."""
         if verdict.message and (self.env.rank in (0, 1) or self.env.local_rank == 0):
-            with contextlib.suppress(OSError):  # if nobody reads it any more
-                print(f"\nerror: {verdict.message}", file=sys.stderr, flush=True)
+            print_line(f"\nerror: {verdict.message}", to_stderr=True)
 
     def _write_end(self) -> None:
         with contextlib.suppress(OSError):  # a full disk must not keep the process

@@ -22,6 +22,7 @@ import torch
 from data.dataset_functions import BUILT_IN_FOLDER, load_dataset_file
 from tools.generate import load
 from tools.make_tiny_model import make_tiny_model
+from utils.streams import keep_standard_streams
 
 ROOT = Path(__file__).resolve().parent.parent
 DATA = ROOT / "datasets/samples/dialogue_summary"
@@ -94,4 +95,5 @@ def show(run: Path) -> None:
 
 
 if __name__ == "__main__":
+    keep_standard_streams()
     sys.exit(main())

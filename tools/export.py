@@ -16,8 +16,10 @@ from pathlib import Path
 from typing import Any
 
 from utils.quiet import quiet_imports, quiet_tool
+from utils.streams import keep_standard_streams
 
 if __name__ == "__main__":
+    keep_standard_streams()
     quiet_imports()
 
 import torch
@@ -30,6 +32,7 @@ from supervision.exit_status import FAILED, REFUSED
 from tools.model_class import model_class
 from utils.compat import return_freed_tensors
 from utils.errors import ConfigError, TrainingError
+from utils.printing import print_line
 from utils.progress import phase, progress_bar
 
 DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16, "fp32": torch.float32}
@@ -43,24 +46,23 @@ def export(path: Path, to: Path, *, merge: bool, dtype: torch.dtype | None, veri
     """
     check_place(to)
     source = open_source(path, base)
-    print(f"from {source.path}", flush=True)
+    print_line(f"from {source.path}")
     auto_model = model_class(source.settings)
     plan = plan_export(source, auto_model, merge=merge, dtype=dtype)
     for note in plan.notes:
-        print(note, flush=True)
+        print_line(note)
 
     def check(folder: Path) -> None:
         rounded_to = plan.dtype if plan.rounds else torch.float32
         found = check_logits(source, auto_model, folder, merged=merge, dtype=rounded_to)
-        print(
+        print_line(
             f"verified: logits differ by at most {found.largest:.3g} (rounding to {_short(found.dtype)} explains "
-            f"{found.explained:.3g}; the largest is {found.largest_logit:.3g})",
-            flush=True,
+            f"{found.explained:.3g}; the largest is {found.largest_logit:.3g})"
         )
 
     write_export(plan, to, _bar, check if verify else None)
     size = f"{len(plan.entries)} tensors, {plan.num_bytes / 1e9:.3g} GB, {_short(plan.dtype)}"
-    print(f"exported: {to} ({size}; every tensor read back)")
+    print_line(f"exported: {to} ({size}; every tensor read back)")
 
 
 @contextmanager
@@ -93,7 +95,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         dtype = DTYPES[given.dtype] if given.dtype else None
         export(given.path, given.to.expanduser(), merge=given.merge, dtype=dtype, verify=given.verify, base=given.base)
     except (ConfigError, TrainingError) as error:
-        print(f"error: {error}", file=sys.stderr)
+        print_line(f"error: {error}", to_stderr=True)
         return REFUSED if isinstance(error, ConfigError) else FAILED
     return 0
 

@@ -18,8 +18,10 @@ from pathlib import Path
 from typing import Any
 
 from utils.quiet import quiet_imports, quiet_tool
+from utils.streams import keep_standard_streams, refusal
 
 if __name__ == "__main__":
+    keep_standard_streams()
     quiet_imports()
 
 import torch
@@ -29,9 +31,10 @@ from checkpointing.exporting.model_source import open_source
 from checkpointing.exporting.verify import load_model
 from data.chat import chat_spans
 from data.loss_mask import BadExample
-from supervision.exit_status import REFUSED
+from supervision.exit_status import FAILED, REFUSED
 from tasks.task import Task, find_task
-from utils.errors import ConfigError, in_one_line
+from utils.errors import ConfigError, TrainingError, in_one_line
+from utils.printing import print_line
 
 _LEAST_TEMPERATURE = 1e-3  # logits divided by less may overflow
 _MOST_TOKENS = 10**6
@@ -110,7 +113,7 @@ def load(path: Path, base: str | None) -> tuple[Any, Any, Task]:
     dtype = torch.bfloat16 if device.type == "cuda" and torch.cuda.is_bf16_supported() else torch.float32
     tokenizer = load_tokenizer(source.tokenizer)
     task = find_task(read_model_config(source.settings))
-    model = load_model(source, task.AUTO_MODEL, dtype, say=lambda line: print(line, file=sys.stderr))
+    model = load_model(source, task.AUTO_MODEL, dtype, say=lambda line: print_line(line, to_stderr=True))
     return model.to(device), tokenizer, task
 
 
@@ -146,7 +149,9 @@ def answer_all(given: argparse.Namespace) -> None:
             add_bos=not given.chat,  # a template brings its own
             more_end_ids=more_end_ids,
         )
-        print(f"> {prompt}\n{text}\n" if len(prompts) > 1 else text, flush=True)
+        print_line(f"> {prompt}\n{text}\n" if len(prompts) > 1 else text)
+    if reason := refusal():
+        raise TrainingError(f"standard output cannot be written ({reason}): some answers are lost")
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -165,9 +170,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     quiet_tool()
     try:
         answer_all(given)
-    except ConfigError as error:
-        print(f"error: {error}", file=sys.stderr)
-        return REFUSED
+    except (ConfigError, TrainingError) as error:
+        print_line(f"error: {error}", to_stderr=True)
+        return REFUSED if isinstance(error, ConfigError) else FAILED
     return 0
 
 

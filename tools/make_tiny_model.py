@@ -18,6 +18,7 @@ import torch
 from tokenizers import Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers, trainers
 from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
 
+from utils.streams import keep_standard_streams
 from utils.umask import follow_umask
 
 BOS, EOS, UNK = "<s>", "</s>", "<unk>"
@@ -112,4 +113,5 @@ def make_tiny_model(
 
 
 if __name__ == "__main__":
+    keep_standard_streams()
     fire.Fire(make_tiny_model)

@@ -2,76 +2,67 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
-import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from datetime import timedelta
 from typing import Any, TypeVar
-from uuid import uuid4
 
 import torch
 import torch.distributed as dist
-from torch.distributed.rendezvous import rendezvous
 from torch.distributed.tensor import DTensor
 
 from utils.environment import Environment
-from utils.errors import ConfigError
+from utils.errors import ConfigError, TrainingError, in_one_line
+from utils.meeting import connect, meet
 from utils.torch_internals import num_entered, process_groups, set_timeout
 
 T = TypeVar("T")
 
 
-def start_process_group(env: Environment) -> None:
+CONNECT_MINUTES = 5  # for ranks that have met to connect to each other
+
+
+def start_process_group(env: Environment, store: dist.Store | None = None) -> None:
     """Join the default process group. A single process gets one too, so that later code has one case.
 
     On GPUs it has both backends: nccl for device tensors, and gloo for the few counts on the host, which then never
     wait for the device.
+
+    Args:
+        store: where the ranks meet, if this one has connected to it already (`utils.meeting.connect`).
+
+    Raises:
+        ConfigError, TrainingError: if the ranks do not meet.
     """
     backend, device_id = "gloo", None
     if env.device.type == "cuda":
         torch.cuda.set_device(env.device)
         backend, device_id = "cpu:gloo,cuda:nccl", env.device
     os.environ.setdefault("TORCH_FR_BUFFER_SIZE", "2000")  # the last collectives, for what a hang leaves behind
-    timeout = timedelta(minutes=30)  # until every rank is there; the one that tokenises longest comes last
-    store: dist.Store = dist.HashStore()
-    if env.launched:
-        launchers, _, _ = next(rendezvous("env://", env.rank, env.world_size, timeout=timeout))
-        store = _store_of_this_attempt(launchers, env, timeout)
-    dist.init_process_group(
-        backend, store=store, rank=env.rank, world_size=env.world_size, timeout=timeout, device_id=device_id
-    )
+    store = meet(store or connect(env), env)
+    with connecting():
+        timeout = timedelta(minutes=CONNECT_MINUTES)
+        dist.init_process_group(
+            backend, store=store, rank=env.rank, world_size=env.world_size, timeout=timeout, device_id=device_id
+        )
     set_timeouts()
 
 
-def _store_of_this_attempt(store: dist.Store, env: Environment, timeout: timedelta) -> dist.Store:
-    """The launcher's store, without what an earlier attempt of the same job left in it.
-
-    torchrun keeps one store over its restarts (https://github.com/pytorch/pytorch/issues/135712). A rank that reads
-    rank 0's entries before rank 0 has renewed them connects to a process that is gone: gloo fails, NCCL hangs. Nodes do
-    not agree on how often the job was restarted either. So rank 0 gives the attempt a name, and answers each rank that
-    asks under this name. An attempt that is over answers nobody.
+@contextlib.contextmanager
+def connecting() -> Iterator[None]:
+    """Ranks that have met connect to each other. One that ends meanwhile is noticed by the others, at the latest after
+    `CONNECT_MINUTES`: no watchdog watches yet.
 
     Raises:
-        DistStoreError: if not every rank came in time.
+        TrainingError: if a rank has ended.
     """
-    name = uuid4().hex
-    if env.is_rank_zero:
-        store.set("attempt", name)
-        for rank in range(1, env.world_size):
-            store.wait([f"{name}/{rank}"], timeout)
-            store.set(f"{name}/{store.get(f'{name}/{rank}').decode()}", "")
-        return dist.PrefixStore(name, store)
-    deadline = time.monotonic() + timeout.total_seconds()
-    while True:
-        store.wait(["attempt"], timeout)
-        attempt = store.get("attempt").decode()
-        store.set(f"{attempt}/{env.rank}", name)
-        try:
-            store.wait([f"{attempt}/{name}"], timedelta(seconds=2))
-            return dist.PrefixStore(attempt, store)
-        except dist.DistStoreError:
-            if time.monotonic() > deadline:
-                raise
+    try:
+        yield
+    except dist.DistError as error:
+        raise TrainingError(
+            f"another rank ended while the ranks connected; its own output says why ({in_one_line(error)})"
+        ) from error
 
 
 def set_timeouts() -> None:

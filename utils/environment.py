@@ -7,17 +7,20 @@ srun with torchrun's variables all set the same ones; without them the run is on
 from __future__ import annotations
 
 import contextlib
+import math
 import os
 import shlex
 import sys
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import psutil
 from tqdm import tqdm
 
+from utils.errors import ConfigError
+from utils.printing import printable
 from utils.processes import machine, started_at
 
 if TYPE_CHECKING:
@@ -39,6 +42,8 @@ class Environment:
     job: str | None = None  # the launcher's name for this job; a restart keeps it
     restarted: bool = False  # by torchrun (--max-restarts) or Slurm (requeue)
     grace_scale: float = 1.0  # tests shorten by it how long ranks wait for each other (supervision/patience.py)
+    meeting_place: tuple[str, int] | None = None  # address and port of rank 0, or of the launcher's store
+    launcher_has_store: bool = False
     # Names the torchrun process that may restart this one. None: there is none, or it is not one process: on several
     # machines, or if Slurm has requeued the job.
     launcher: str | None = None
@@ -58,34 +63,85 @@ class Environment:
 
 
 def launcher_rank() -> int:
-    """This process's rank, as the launcher tells it; 0 without one."""
-    return int(os.environ.get("RANK", "0")) if "WORLD_SIZE" in os.environ else 0
+    """This process's rank, as the launcher tells it; 0 without one, or if it is no number."""
+    rank = os.environ.get("RANK", "")
+    return int(rank) if rank.isdecimal() and "WORLD_SIZE" in os.environ else 0
+
+
+def lone_process(rank: int = 0) -> Environment:
+    """The environment of a process without others. `rank` is what its messages call it."""
+    return Environment(rank=rank, local_rank=0, world_size=1, local_world_size=1, launched=False)
 
 
 def read_environment() -> Environment:
-    """Read RANK, LOCAL_RANK, WORLD_SIZE and LOCAL_WORLD_SIZE; without them the run is one process."""
+    """What the launcher's variables say; without RANK and WORLD_SIZE the run is one process.
+
+    Raises:
+        ConfigError: if a variable is no number, or they contradict each other.
+    """
     slurm_job = os.environ.get("SLURM_JOB_ID")
     job = f"slurm-{slurm_job}" if slurm_job else os.environ.get("TORCHELASTIC_RUN_ID")
-    by_torchrun, by_slurm = (int(os.environ.get(name) or 0) > 0 for name in (_RESTARTS_OF_TORCHRUN, _RESTARTS_OF_SLURM))
+    by_torchrun, by_slurm = (_number(name, 0) > 0 for name in (_RESTARTS_OF_TORCHRUN, _RESTARTS_OF_SLURM))
     restarted = by_torchrun or by_slurm
     on_one_machine = os.environ.get("WORLD_SIZE") == os.environ.get("LOCAL_WORLD_SIZE")
     launcher = None
     if _RESTARTS_OF_TORCHRUN in os.environ and not by_slurm and on_one_machine:  # a requeued job has a new torchrun
         launcher = _torchrun()
-    launched = "RANK" in os.environ and "WORLD_SIZE" in os.environ
-    of_launcher = os.environ if launched else {}
-    world_size = int(of_launcher.get("WORLD_SIZE", "1"))
-    return Environment(
-        rank=launcher_rank(),
-        local_rank=int(of_launcher.get("LOCAL_RANK", "0")),
-        world_size=world_size,
-        local_world_size=int(of_launcher.get("LOCAL_WORLD_SIZE", str(world_size))),
-        launched=launched,
+    environment = replace(
+        lone_process(),
         job=job,
         restarted=restarted,
-        grace_scale=float(os.environ.get("FINETUNING_GRACE_SCALE", "1")),
+        grace_scale=_grace_scale(),
         launcher=launcher,
     )
+    return _with_ranks(environment) if "RANK" in os.environ or "WORLD_SIZE" in os.environ else environment
+
+
+def _with_ranks(environment: Environment) -> Environment:
+    """The environment of a process that a launcher started as one of several.
+
+    Raises:
+        ConfigError: if its variables are not there, are no numbers, or contradict each other.
+    """
+    for name in ("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT"):
+        if not os.environ.get(name):
+            found = "RANK" if "RANK" in os.environ else "WORLD_SIZE"
+            raise ConfigError(f"{found} is set and {name} is not; start with torchrun, which sets both, or unset it")
+    world_size = _number("WORLD_SIZE", least=1)
+    local_world_size = _number("LOCAL_WORLD_SIZE", world_size, least=1, most=("WORLD_SIZE", world_size))
+    return replace(
+        environment,
+        rank=_number("RANK", most=("WORLD_SIZE - 1", world_size - 1)),
+        local_rank=_number("LOCAL_RANK", 0, most=("LOCAL_WORLD_SIZE - 1", local_world_size - 1)),
+        world_size=world_size,
+        local_world_size=local_world_size,
+        launched=True,
+        meeting_place=(os.environ["MASTER_ADDR"], _number("MASTER_PORT", least=1, most=("", 65535))),
+        launcher_has_store=os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True",
+    )
+
+
+def _number(name: str, default: int = 0, *, least: int = 0, most: tuple[str, int] | None = None) -> int:
+    """A variable's whole number.
+
+    Args:
+        default: if it is not set.
+        most: what it may be at most, in words and as a number.
+    """
+    text = os.environ.get(name) or str(default)
+    limits = f"from {least}" + (f" to {' = '.join(filter(None, map(str, most)))}" if most else "")
+    is_number = text.isascii() and text.isdecimal() and len(text) < 10
+    if not is_number or int(text) < least or (most is not None and int(text) > most[1]):
+        raise ConfigError(f"{name}={text[:80]}: must be a whole number {limits}; correct or unset it")
+    return int(text)
+
+
+def _grace_scale() -> float:
+    text = os.environ.get("FINETUNING_GRACE_SCALE", "1")
+    with contextlib.suppress(ValueError):
+        if 0 < float(text) < math.inf:
+            return float(text)
+    raise ConfigError(f"FINETUNING_GRACE_SCALE={text[:80]}: must be a number above 0; correct or unset it")
 
 
 def _torchrun() -> str | None:
@@ -112,5 +168,5 @@ def print_rank_zero(env: Environment, *lines: str) -> None:
     """Print lines on rank 0 only, above its progress bar if there is one."""
     if env.is_rank_zero:
         for line in lines:
-            tqdm.write(line)
+            tqdm.write(printable(line))
         sys.stdout.flush()

@@ -16,6 +16,7 @@ from typing import Any
 from tqdm import tqdm
 
 from utils.environment import launcher_rank
+from utils.printing import print_line, printable
 
 
 def shows_progress() -> bool:
@@ -36,13 +37,13 @@ def progress_bar(
     Args:
         options: of tqdm, such as `total`.
     """
-    return tqdm(items, desc=description, disable=is_hidden or not shows_bars(), **options)
+    return tqdm(items, desc=printable(description), disable=is_hidden or not shows_bars(), **options)
 
 
 def phase_begins(name: str) -> None:
     """Say in a log file that long work begins. For work that ends with a line of its own; see `phase` for other."""
     if shows_progress() and not shows_bars():
-        print(f"{name} ...", flush=True)
+        print_line(f"{name} ...")
 
 
 @contextmanager
@@ -56,4 +57,4 @@ def phase(name: str) -> Iterator[None]:
     started = time.perf_counter()
     yield
     if shows_progress() and not shows_bars():
-        print(f"{name}: {time.perf_counter() - started:.1f} s", flush=True)
+        print_line(f"{name}: {time.perf_counter() - started:.1f} s")

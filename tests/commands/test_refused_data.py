@@ -127,6 +127,7 @@ def test_a_dataset_function_that_cannot_be_imported_is_refused_with_the_reason(
     [
         ("raise KeyError('speaker')", ["KeyError", "speaker"]),
         ("raise SystemExit('no data')", ["no data"]),
+        ("raise KeyboardInterrupt", ["KeyboardInterrupt", "my_dataset.py:4"]),
         ("yield {'input_ids': [5, 6], 'labels': [5, 6]}\nraise ValueError('row 2 is bad')", ["row 2 is bad"]),
         ("return dataset_config.no_such_setting", ["no_such_setting"]),
         ("return None", ["nothing"]),

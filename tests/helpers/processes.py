@@ -107,7 +107,7 @@ class ProcessGroup:
     ) -> list[Outcome]:
         """Run with these flags, or a function that can be pickled, on `world_size` ranks; the outcomes by rank."""
         what = argv if callable(argv) else [str(ROOT / "finetuning.py"), *argv]
-        environments = [_variables(variables | SHORT_GRACE) for variables in ranks_of(world_size)]
+        environments = [process_variables(variables | SHORT_GRACE) for variables in ranks_of(world_size)]
         ranks = [Captured(what, Path.cwd(), environment) for environment in environments]
         deadline = time.monotonic() + timeout_seconds
         try:
@@ -137,7 +137,8 @@ def command(*flags: str, nproc: int | None = None) -> list[str]:
     return [sys.executable, *arguments(*flags, nproc=nproc)]
 
 
-def _variables(environment: dict[str, str]) -> dict[str, str]:
+def process_variables(environment: dict[str, str]) -> dict[str, str]:
+    """The variables of a process that is started: this one's without a launcher's, one thread, and those given."""
     variables = {key: value for key, value in os.environ.items() if key not in ("RANK", "WORLD_SIZE", "LOCAL_RANK")}
     return variables | ONE_THREAD | environment
 
@@ -173,7 +174,7 @@ class RunningCommand:
         self.started: list[subprocess.Popen[bytes] | Fork] = []
         with open(log, "w") as file:
             for of_rank in [{}] if torchrun else ranks_of(world_size):
-                variables = _variables(of_rank | environment)
+                variables = process_variables(of_rank | environment)
                 group = self.started[0].pid if self.started else 0
                 given: dict[str, Any] = {"cwd": cwd, "stdout": file.fileno(), "stderr": file.fileno()}
                 given["process_group"] = group
@@ -236,7 +237,7 @@ def run_command(
     argv = arguments(*flags, nproc=nproc)
     if real:
         options: dict[str, Any] = {"capture_output": True, "text": True, "check": False, "timeout": timeout_seconds}
-        return subprocess.run([sys.executable, *argv], cwd=cwd, env=_variables(environment), **options)
+        return subprocess.run([sys.executable, *argv], cwd=cwd, env=process_variables(environment), **options)
     return run_forked(argv, cwd, environment, timeout_seconds)
 
 
@@ -244,5 +245,5 @@ def run_forked(
     argv: list[str], cwd: Path = ROOT, variables: dict[str, str] | None = None, timeout_seconds: float = 300
 ) -> subprocess.CompletedProcess[str]:
     """As `python ARGV` is run by subprocess.run, but by a fork."""
-    outcome = Captured(argv, cwd, _variables(variables or {})).outcome(timeout_seconds)
+    outcome = Captured(argv, cwd, process_variables(variables or {})).outcome(timeout_seconds)
     return subprocess.CompletedProcess(argv, outcome.status, outcome.stdout, outcome.stderr)

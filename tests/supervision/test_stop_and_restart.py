@@ -29,8 +29,8 @@ from tests.helpers.processes import (
     wait_until,
 )
 from tests.helpers.resuming import SHARDED, assert_bit_equal, flags_of
-from utils.distributed import _store_of_this_attempt
 from utils.environment import Environment
+from utils.meeting import meet
 
 pytestmark = pytest.mark.slow
 
@@ -237,7 +237,7 @@ def test_ranks_that_come_before_rank_0_do_not_meet_what_an_earlier_attempt_left_
     def join(rank: int) -> dist.Store:
         client = dist.TCPStore("127.0.0.1", server.port, is_master=False, timeout=limit)
         env = Environment(rank=rank, local_rank=rank, world_size=3, local_world_size=3, launched=True)
-        return _store_of_this_attempt(client, env, limit)
+        return meet(client, env, limit)
 
     with ThreadPoolExecutor(3) as threads:
         for attempt in range(3):

@@ -1,0 +1,169 @@
+"""How the ranks of a run meet: over the launcher's store, or over one that rank 0 opens.
+
+Ranks that no launcher watches connect as soon as they start, and tell rank 0 every few seconds that they live. So a
+rank that ends while it reads its data, or on its way here, is noticed: the others need not wait for it.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import socket
+import threading
+import time
+from datetime import timedelta
+from uuid import uuid4
+
+import torch.distributed as dist
+
+from utils.environment import Environment
+from utils.errors import ConfigError, TrainingError, in_one_line
+
+ALL_THERE = timedelta(minutes=30)  # until every rank has read its data; the one that tokenizes longest comes last
+COME_SECONDS = 600.0  # for the processes of a run to start
+_BEAT_SECONDS, _SILENT_SECONDS = 5.0, 60.0
+_LOOK_SECONDS = 1.0
+
+
+def connect(env: Environment) -> dist.Store:
+    """The store over which the ranks meet. Without a launcher a process has one of its own.
+
+    Raises:
+        ConfigError: if the launcher's variables lead to no store, or two processes have the same rank.
+    """
+    if env.meeting_place is None:
+        return dist.HashStore()
+    hosts = env.is_rank_zero and not env.launcher_has_store
+    store = _open_store(env) if hosts else _connect(env)
+    store.set_timeout(ALL_THERE)  # what it waits for later may come late, too
+    if not env.launcher_has_store:
+        _take_rank(store, env)
+        if not hosts:
+            threading.Thread(target=_beat, args=(_connect(env), env), daemon=True).start()
+    return store
+
+
+def meet(store: dist.Store, env: Environment, limit: timedelta = ALL_THERE) -> dist.Store:
+    """Wait until every rank is here. Returns the store, without what an earlier attempt of the same job left in it.
+
+    torchrun keeps one store over its restarts (https://github.com/pytorch/pytorch/issues/135712). A rank that reads
+    rank 0's entries before rank 0 has renewed them connects to a process that is gone: gloo fails, NCCL hangs. Nodes do
+    not agree on how often the job was restarted either. So rank 0 gives the attempt a name, and answers each rank that
+    asks under this name. An attempt that is over answers nobody.
+
+    Raises:
+        TrainingError: if a rank ended, or did not come in time.
+    """
+    name = uuid4().hex
+    if env.is_rank_zero:
+        store.set("attempt", name)
+        for rank in range(1, env.world_size):
+            _wait_for(store, f"{name}/{rank}", rank, env, limit)
+            store.set(f"{name}/{store.get(f'{name}/{rank}').decode()}", "")
+        return dist.PrefixStore(name, store)
+    deadline = time.monotonic() + limit.total_seconds()
+    while time.monotonic() < deadline:
+        try:
+            store.wait(["attempt"], limit)
+            attempt = store.get("attempt").decode()
+            store.set(f"{attempt}/{env.rank}", name)
+            store.wait([f"{attempt}/{name}"], timedelta(seconds=2 * _LOOK_SECONDS))
+            return dist.PrefixStore(attempt, store)
+        except dist.DistNetworkError as error:
+            raise TrainingError("rank 0 ended before the ranks had met; its own output says why") from error
+        except dist.DistStoreError:
+            continue
+    raise TrainingError(f"the ranks did not meet in {limit}: some still read their data, or have ended")
+
+
+def _open_store(env: Environment) -> dist.TCPStore:
+    assert env.meeting_place is not None
+    address, port = _checked_place(env)
+    try:
+        # Its own connection to itself is a matter of moments.
+        store = dist.TCPStore(address, port, is_master=True, timeout=timedelta(seconds=30), wait_for_workers=False)
+    except (dist.DistNetworkError, dist.DistStoreError) as error:
+        if "EADDRINUSE" in str(error):
+            raise ConfigError(
+                f"MASTER_PORT={port}: is in use on this machine, by another run or by a second process with RANK=0; "
+                "give a free port, and each process a rank of its own"
+            ) from error
+        raise ConfigError(
+            f"MASTER_ADDR={address}, MASTER_PORT={port}: rank 0 cannot listen there ({in_one_line(error)}); "
+            "give the address of the machine that rank 0 runs on, and a free port"
+        ) from error
+    store.set("world_size", str(env.world_size))
+    return store
+
+
+def _connect(env: Environment) -> dist.TCPStore:
+    """Wait until something listens at the meeting place, and connect. torch's own wait has pauses of a minute."""
+    address, port = _checked_place(env)
+    limit = COME_SECONDS * env.grace_scale
+    deadline = time.monotonic() + limit
+    while True:
+        try:
+            socket.create_connection((address, port), timeout=5).close()
+            break
+        except OSError as error:
+            if time.monotonic() > deadline:
+                raise ConfigError(
+                    f"MASTER_ADDR={address}, MASTER_PORT={port}: rank 0 did not answer there for {limit:.0f} s "
+                    f"({in_one_line(error)}); start it, or correct these variables"
+                ) from error
+            time.sleep(0.2)
+    try:
+        return dist.TCPStore(address, port, is_master=False, timeout=timedelta(seconds=30), wait_for_workers=False)
+    except (dist.DistNetworkError, dist.DistStoreError) as error:
+        raise ConfigError(
+            f"MASTER_ADDR={address}, MASTER_PORT={port}: what listens there is no rank 0, or has just ended "
+            f"({in_one_line(error)}); look at its output, or correct these variables"
+        ) from error
+
+
+def _checked_place(env: Environment) -> tuple[str, int]:
+    assert env.meeting_place is not None
+    address, port = env.meeting_place
+    try:
+        socket.getaddrinfo(address, port)
+    except (OSError, UnicodeError) as error:
+        raise ConfigError(f"MASTER_ADDR={address}: no machine has this name ({error}); correct it") from error
+    return address, port
+
+
+def _take_rank(store: dist.TCPStore, env: Environment) -> None:
+    store.wait(["world_size"], timedelta(seconds=30))
+    world_size = int(store.get("world_size"))
+    if world_size != env.world_size:
+        raise ConfigError(f"WORLD_SIZE={env.world_size}: rank 0 has WORLD_SIZE={world_size}; give all ranks the same")
+    if store.add(f"taken/{env.rank}", 1) > 1:
+        raise ConfigError(f"RANK={env.rank}: another process of this run has it; give each process a rank of its own")
+
+
+def _beat(store: dist.Store, env: Environment) -> None:
+    """The thread: tell rank 0 that this process lives, until rank 0 has gone."""
+    with contextlib.suppress(dist.DistError):
+        while True:
+            store.add(f"beat/{env.rank}", 1)
+            time.sleep(_BEAT_SECONDS * env.grace_scale)
+
+
+def _wait_for(store: dist.Store, key: str, rank: int, env: Environment, limit: timedelta) -> None:
+    """Wait for a rank's entry as long as it lives. Time in which this process was suspended does not count."""
+    waited = silent = 0.0
+    beats = 0
+    while True:
+        try:
+            return store.wait([key], timedelta(seconds=_LOOK_SECONDS))
+        except dist.DistStoreError:
+            waited, silent = waited + _LOOK_SECONDS, silent + _LOOK_SECONDS
+        if waited > limit.total_seconds():
+            raise TrainingError(f"rank {rank} did not come for {waited:.0f} s: it still reads its data, or hangs")
+        if env.launcher_has_store:
+            continue  # the launcher looks after its ranks
+        before, beats = beats, store.add(f"beat/{rank}", 0)
+        if beats > before:
+            silent = 0.0
+        patience = (_SILENT_SECONDS if beats else COME_SECONDS) * env.grace_scale
+        if silent > patience:
+            what = "ended before the ranks had met; its own output says why" if beats else "did not start"
+            raise TrainingError(f"rank {rank} {what} (no sign of it for {silent:.0f} s)")
