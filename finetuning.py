@@ -17,12 +17,15 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import partial
 from typing import Any, NamedTuple
 
-from supervision.exit_status import FAILED, REFUSED, leave
+from supervision.exit_status import FAILED, REFUSED, leave, let_ctrl_c_end_this
 from supervision.failures import end_at_once, end_unless_flags_hold, end_with_error
 from utils.errors import ConfigError, TrainingError
 from utils.quiet import quiet_imports, quiet_libraries
+from utils.streams import keep_standard_streams
 
 if __name__ == "__main__":
+    keep_standard_streams()
+    let_ctrl_c_end_this()
     end_unless_flags_hold(sys.argv[1:])  # before the imports below, which take seconds: at once
     quiet_imports()
 
@@ -31,6 +34,7 @@ from torch import nn
 from torch.optim import Optimizer
 
 from checkpointing.model_folder import WriteError
+from checkpointing.results import lacking_checkpoint, lacking_weights
 from checkpointing.save_plan import is_due
 from configs.flags import parse_flags
 from configs.run import RunConfig
@@ -46,7 +50,7 @@ from supervision.non_finite import NonFiniteError, describe_non_finite
 from supervision.stopping import StopRequests
 from supervision.watchdog import Watchdog
 from tasks.task import MicroBatch, count_globally
-from utils.distributed import stop_process_group, sum_on_host
+from utils.distributed import on_rank_zero, stop_process_group, sum_on_host
 from utils.environment import Environment, print_rank_zero, read_environment
 from utils.progress import phase, progress_bar
 
@@ -144,19 +148,18 @@ def train(job: Job, stopping: StopRequests) -> str:
         "finished", or "stopped" on request, after a checkpoint.
 
     Raises:
-        TrainingError: if an update would not be finite (it names the samples), or if the run was to stop and could
-            not write a checkpoint.
+        TrainingError: if an update would not be finite; it names the samples.
     """
     state, saver = job.state, job.saver
     if not settle_earlier(job, stopping):
-        return stop_early(job, stopping)
+        return stop_early(job)
     while state.step < job.num_steps:
         for micro_batches, ends_epoch in rest_of_epoch(job):
             done = step(job, micro_batches, ends_epoch=ends_epoch)
             report(job, done, ends_epoch=ends_epoch)
             asked = stopping.agree(saver.due_by_time())
             if asked.stop or not settle(job, stopping):
-                return stop_early(job, stopping)
+                return stop_early(job)
             save_if_due(job, by_time=asked.flags[0], ends_epoch=ends_epoch)
     save_results(job)
     return "finished"
@@ -275,8 +278,11 @@ def validate(job: Job, eval_loader: StepLoader, stopping: StopRequests) -> float
     if steps.cut_short:
         return None
     job.reporter.evaluated(state.step, epoch, loss, num_label_tokens)
-    if state.step > 0 and loss < state.best_eval_loss and (not job.config.train_config.save_model or save_weights(job)):
-        state.best_eval_loss, state.best_step = loss, state.step
+    if state.step > 0 and loss < state.best_eval_loss:
+        if not job.config.train_config.save_model or save_weights(job):
+            state.best_eval_loss, state.best_step = loss, state.step
+        else:
+            job.reporter.weights_lost(state.step, loss)
     return loss
 
 
@@ -285,46 +291,29 @@ def save_if_due(job: Job, *, by_time: bool, ends_epoch: bool) -> None:
     state = job.state
     is_best = job.config.train_config.keep_best and state.best_step == state.step
     if by_time or is_best or job.saver.due(state.step, ends_epoch=ends_epoch, ends_run=state.step == job.num_steps):
-        save_checkpoint(job, best=is_best)
+        save_checkpoint(job, best=is_best, is_last=state.step == job.num_steps)
 
 
-def save_checkpoint(job: Job, *, best: bool = False) -> None:
+def save_checkpoint(job: Job, *, best: bool = False, is_last: bool = False) -> None:
     """Write a checkpoint of the run as it is now."""
     job.watchdog.at(job.state.step, "saving")
-    job.saver.save(job.state, best=best)
+    job.saver.save(job.state, best=best, is_last=is_last)
 
 
 def save_results(job: Job) -> None:
-    """Save the last weights, unless an evaluation has saved the best, and the copy that was asked for.
-
-    Raises:
-        TrainingError: if they cannot be written.
-    """
-    train_config, state = job.config.train_config, job.state
-    if train_config.save_model and not math.isfinite(state.best_eval_loss) and not save_weights(job):
-        raise TrainingError("the trained weights could not be saved; free the disk and give --resume auto")
-    job.watchdog.at(state.step, "saving")
-    if train_config.dist_checkpoint_root_folder and train_config.save_model and not job.saver.save_copy(state):
-        raise TrainingError("the copy of the final weights could not be written; free the disk and give --resume auto")
-    job.saver.close()
+    """Save the last weights, unless an evaluation has saved the best, and a checkpoint that the disk refused before."""
+    state = job.state
+    if job.config.train_config.save_model and not math.isfinite(state.best_eval_loss) and not save_weights(job):
+        job.reporter.weights_lost(state.step, None)
+    if not job.saver.wait() and job.saver.tried_step != state.step:
+        save_checkpoint(job, is_last=True)
+    job.saver.wait()
 
 
-def stop_early(job: Job, stopping: StopRequests) -> str:
-    """Write a checkpoint that the run can be resumed from, and say how.
-
-    Raises:
-        TrainingError: if the checkpoint cannot be written.
-    """
-    save_checkpoint(job)
-    if not job.saver.wait():
-        raise TrainingError(f"asked to stop by {stopping.asked}, and the checkpoint could not be written")
-    job.saver.close()
-    given = job.config.was_given("train_config.output_dir")
-    where = "" if given else f" --output_dir {job.folder}"
-    job.reporter.say(
-        f"stopped by {stopping.asked} after step {job.state.step} of {job.num_steps}; to go on, give the same command "
-        f"with --resume auto{where}"
-    )
+def stop_early(job: Job) -> str:
+    """Write a checkpoint that the run can be resumed from."""
+    save_checkpoint(job, is_last=True)
+    job.saver.wait()
     return "stopped"
 
 
@@ -341,6 +330,37 @@ def save_weights(job: Job) -> bool:
     return True
 
 
+def conclude(job: Job, status: str, asked: str) -> None:
+    """Write the copy that was asked for, and the run's end; say what it came to.
+
+    Args:
+        status: "finished" or "stopped".
+        asked: what stopped it, in words.
+
+    Raises:
+        TrainingError: on every rank, if the disk did not take all of the results; it says what is where.
+    """
+    state, saver, reporter = job.state, job.saver, job.reporter
+    train_config = job.config.train_config
+    how = f"stopped by {asked} after step" if asked else "finished step"
+    how += f" {state.step} of {job.num_steps}"
+    lacking = on_rank_zero(
+        lambda: lacking_checkpoint(saver.root, saver.tried_step) + lacking_weights(reporter, state.best_eval_loss)
+    )
+    if status == "finished" and train_config.dist_checkpoint_root_folder and train_config.save_model:
+        job.watchdog.at(state.step, "saving")
+        lacking += [] if saver.save_copy(state) else ["the copy of the final weights could not be written"]
+    saver.close()
+    reporter.run_ended("failed" if lacking else status)
+    lacking += on_rank_zero(reporter.write_rest)
+    if lacking:
+        raise TrainingError(f"{how}, but {'; '.join(lacking)}; free the disk and give --resume auto")
+    if status == "stopped":
+        where = "" if job.config.was_given("train_config.output_dir") else f" --output_dir {job.folder}"
+        reporter.say(f"{how}; to go on, give the same command with --resume auto{where}")
+    reporter.show_end(status)
+
+
 def run(config: RunConfig, env: Environment, watchdog: Watchdog, lock: RunLock) -> None:
     """One run, from its settings to the table at its end."""
     job = prepare(config, env, watchdog, lock)
@@ -349,13 +369,13 @@ def run(config: RunConfig, env: Environment, watchdog: Watchdog, lock: RunLock) 
         with StopRequests(env, job.folder) as stopping:
             watchdog.was_signalled = stopping.unanswered
             status = train(job, stopping)
-        job.reporter.run_ended(status)
+            conclude(job, status, stopping.asked if status == "stopped" else "")
+            watchdog.stop()  # a signal to one rank must not end it while others still wait for it
     except TrainingError:
         job.saver.close()  # raised on every rank: a save that was begun may still become a checkpoint
         raise
     finally:
         job.reporter.run_ended("failed")  # unless it has ended already
-    job.reporter.show_end(status)
 
 
 def main(argv: Sequence[str]) -> int:
@@ -367,13 +387,12 @@ def main(argv: Sequence[str]) -> int:
         beat_seconds = BEAT_SECONDS * env.grace_scale
         with RunLock(beat_seconds=beat_seconds, say=partial(print_rank_zero, env), on_loss=end_at_once) as lock:
             run(parse_flags(argv), env, watchdog, lock)
-        watchdog.stop()
         status = 0
     except ConfigError as error:
         status = end_with_error(env, error, REFUSED, watchdog)
     except TrainingError as error:
         status = end_with_error(env, error, FAILED, watchdog)
-    except Exception as error:
+    except BaseException as error:  # a dataset function may raise SystemExit or KeyboardInterrupt; Ctrl-C does not
         # Perhaps only this rank failed. The others may wait in a collective, and leaving the group would wait for them.
         return end_with_error(env, error, FAILED, watchdog)
     stop_process_group()

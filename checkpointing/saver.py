@@ -34,6 +34,7 @@ class _Save:
     """A save that was begun."""
 
     step: int
+    is_last: bool  # the run ends with it
     blocked_seconds: float
     future: Future[tuple[int, float]]  # bytes, seconds
 
@@ -41,7 +42,8 @@ class _Save:
 class CheckpointSaver:
     """Writes the run's checkpoints. Every rank must call its methods alike, `due_by_time` aside.
 
-    If a save fails, a line says so and the run goes on; the next save tries again. One save at a time is in flight.
+    If a save fails, a line says so and the run goes on; the next save tries again, and the run's end tells if the last
+    one failed. One save at a time is in flight.
 
     Args:
         trained: what a checkpoint keeps.
@@ -92,8 +94,12 @@ class CheckpointSaver:
         minutes = self.plan.every_minutes
         return dist.get_rank() == 0 and minutes > 0 and time.monotonic() - self._last_began > 60 * minutes
 
-    def save(self, state: TrainState, *, best: bool = False) -> None:
-        """Write a checkpoint of the run as it is now. Returns as soon as training may go on."""
+    def save(self, state: TrainState, *, best: bool = False, is_last: bool = False) -> None:
+        """Write a checkpoint of the run as it is now. Returns as soon as training may go on.
+
+        Args:
+            is_last: whether the run ends with it, so that no later one can make it good.
+        """
         began = time.monotonic()
         self.wait()
         if self.saved_step == state.step and not best:
@@ -112,7 +118,7 @@ class CheckpointSaver:
         future: Future[tuple[int, float]] = self._thread.submit(_timed, write)
         if not self.beside_training:
             future.exception()  # wait for the end, whichever it is
-        self._in_flight = _Save(state.step, time.monotonic() - began, future)
+        self._in_flight = _Save(state.step, is_last, time.monotonic() - began, future)
         if not self.beside_training:
             self.wait()
 
@@ -139,9 +145,8 @@ class CheckpointSaver:
                     f"{save.blocked_seconds:.2f} s"
                 )
             except CheckpointError as error:
-                self.say(
-                    f"checkpoint of step {save.step} failed: {error}; the run goes on, and the next one tries again"
-                )
+                goes_on = "" if save.is_last else "; the run goes on, and the next one tries again"
+                self.say(f"checkpoint of step {save.step} failed: {error}{goes_on}")
         return self.saved_step == self.tried_step
 
     def save_copy(self, state: TrainState) -> bool:

@@ -6,42 +6,86 @@ import errno
 import json
 import math
 import os
+import time
+from collections import deque
+from io import RawIOBase
 from pathlib import Path
 from typing import Any
 
 from reporting.trackers import Trackers
 
+MOST_WAITING_BYTES = 16 * 2**20  # about 40,000 steps
+RETRY_SECONDS = 1.0  # a full disk is asked this often, not for every line
+_PIECE_BYTES = 2**16
+
 
 class MetricsFile:
-    """metrics.jsonl: one JSON object per line and one write per line; non-finite numbers are null.
+    """metrics.jsonl: one JSON object per line; non-finite numbers are null.
 
     The trackers get the same events; `end` is the last and closes them. A full disk does not end the run: lines wait
-    until they can be written.
+    until they can be written, whole and in their order. If too many wait, later ones are lost, and counted.
     """
 
     def __init__(self, path: Path | None, trackers: Trackers | None = None) -> None:
         """Append to `path`. None writes nothing: every rank but 0."""
         self.path, self.trackers = path, trackers or Trackers()
-        self._waiting = b""  # lines that the disk did not take
+        self.num_lost = 0
+        self.refusal = ""  # why the last line could not be written; empty if it was
+        self._waiting: deque[bytes] = deque()  # lines that the disk did not take
+        self._waiting_bytes = 0
+        self._next_try = 0.0
 
     def write(self, event: str, **values: Any) -> None:
         if self.path is None:
             return
         line = json.dumps({"event": event} | {name: json_number(value) for name, value in values.items()}) + "\n"
-        could_write, self._waiting = not self._waiting, self._waiting + line.encode()
-        try:
-            append_whole(self.path, self._waiting)
-            self._waiting = b""
-        except OSError as error:
-            if could_write:
-                self.trackers.say(f"{self.path} cannot be written ({error.strerror}); its lines wait until it can be")
+        if self._waiting_bytes + len(line) <= MOST_WAITING_BYTES or event == "end":
+            self._waiting.append(line.encode())
+            self._waiting_bytes += len(line)
+        else:
+            self.num_lost += 1
+        if event == "end" or time.monotonic() >= self._next_try:
+            self.write_waiting()
         self.trackers.write(event, values)
 
+    def write_waiting(self) -> None:
+        """Try to write what waits."""
+        if self.path is None:
+            return
+        could_write = not self.refusal
+        try:
+            while self._waiting:
+                piece = self._first_lines()
+                append_whole(self.path, b"".join(piece))
+                for line in piece:
+                    self._waiting.popleft()
+                    self._waiting_bytes -= len(line)
+            self.refusal, self._next_try = "", 0.0
+        except OSError as error:
+            self.refusal, self._next_try = error.strerror or str(error), time.monotonic() + RETRY_SECONDS
+            if could_write:
+                self.trackers.say(f"{self.path} cannot be written ({self.refusal}); its lines wait until it can be")
+
+    def num_missing(self) -> int:
+        """How many lines are not in the file."""
+        return len(self._waiting) + self.num_lost
+
     def read(self) -> list[dict[str, Any]]:
-        """All lines so far; none on a rank that writes none."""
-        if self.path is None or not self.path.exists():
+        """All lines so far, those that wait included; none on a rank that writes none."""
+        if self.path is None:
             return []
-        return [json.loads(line) for line in self.path.read_text(encoding="utf-8").splitlines()]
+        written = self.path.read_bytes() if self.path.exists() else b""
+        return [json.loads(line) for line in [*written.splitlines(), *self._waiting]]
+
+    def _first_lines(self) -> list[bytes]:
+        """The first of the lines that wait, at least one: a nearly full disk may take some."""
+        size, lines = 0, list[bytes]()
+        for line in self._waiting:
+            size += len(line)
+            if lines and size > _PIECE_BYTES:
+                break
+            lines.append(line)
+        return lines
 
 
 def json_number(value: Any) -> Any:
@@ -50,19 +94,34 @@ def json_number(value: Any) -> Any:
 
 
 def append_whole(path: Path, data: bytes) -> None:
-    """Append all of the data or nothing of it.
+    """Append all of the lines or nothing of them.
 
     Raises:
         OSError: if there is no room, or the file cannot be opened.
     """
-    with open(path, "ab", buffering=0) as file:
-        end = file.seek(0, os.SEEK_END)
+    with open(os.open(path, os.O_RDWR | os.O_CREAT | os.O_APPEND, 0o666), "rb+", buffering=0) as file:
+        end = _end_of_last_line(file)
         try:
             if file.write(data) < len(data):
                 raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
         except OSError:
             file.truncate(end)
             raise
+
+
+def _end_of_last_line(file: RawIOBase) -> int:
+    """The file's end, after a torn last line is cut off: the disk had neither taken all of it nor given it up."""
+    end = size = file.seek(0, os.SEEK_END)
+    while end > 0:
+        start = max(0, end - 4096)
+        file.seek(start)
+        newline = (file.read(end - start) or b"").rfind(b"\n")
+        end = start + newline + 1
+        if newline >= 0:
+            break
+    if end < size:
+        file.truncate(end)
+    return end
 
 
 def keep_until(source: Path, target: Path, *, step: int, epoch: int, eval_due: bool = False) -> None:

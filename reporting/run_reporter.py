@@ -14,6 +14,7 @@ Rank 0 writes. Every rank makes the same calls, since some gather figures from a
     reporter.evaluated(state.step, epoch, loss, num_label_tokens)
     reporter.epoch_ended(state.epoch, seconds, train_loss, eval_loss)
     reporter.run_ended("finished")
+    refused = reporter.write_rest()
     reporter.show_end("finished")
 """
 
@@ -23,9 +24,9 @@ import math
 import threading
 import time
 from collections.abc import Iterable, Iterator
-from contextlib import contextmanager, nullcontext
+from contextlib import contextmanager, nullcontext, suppress
 from pathlib import Path
-from typing import Any, Protocol, TypeVar
+from typing import Any, NamedTuple, Protocol, TypeVar
 
 from configs.tracking import TrackingConfig
 from data.counts import BatchCounts
@@ -35,10 +36,11 @@ from reporting.log_line import TimeLeft, log_line, perplexity
 from reporting.memory_ledger import MemoryLedger, is_observed_step
 from reporting.metrics_file import MetricsFile
 from reporting.profiling import FlopFormula, StepRecorder
-from reporting.run_yaml import add_to_run_yaml
+from reporting.run_yaml import add_to_run_yaml, read_run_yaml
 from reporting.tables import print_for_people
 from utils.distributed import gather_to_all
 from utils.environment import Environment, print_rank_zero
+from utils.printing import print_line
 from utils.progress import phase, progress_bar
 
 T = TypeVar("T")
@@ -51,6 +53,14 @@ class LossScale(Protocol):
     def active(self) -> bool: ...
     @property
     def scale(self) -> float: ...
+
+
+class LostWeights(NamedTuple):
+    """Weights that the disk did not take."""
+
+    step: int
+    loss: float  # of their evaluation; -inf if there was none
+    which: str  # "best" or "last"
 
 
 class RunReporter:
@@ -88,6 +98,8 @@ class RunReporter:
         self._run_began = self._step_began = time.perf_counter()
         self._data_wait = self._loss_scale = 0.0
         self._end_is_written = threading.Lock()
+        self.lost: LostWeights | None = None  # the best of those that could not be saved
+        self._saved: dict[str, Any] | None = None  # what run.yaml should say of the weights that could
 
     def say(self, *lines: str) -> None:
         """Print lines on rank 0, above its bar."""
@@ -206,12 +218,37 @@ class RunReporter:
 
     def weights_saved(self, step: int, folder: Path) -> None:
         """Note in run.yaml which step's weights the folder holds."""
-        if not self.env.is_rank_zero:
-            return
+        self._saved = {"step": step, "folder": folder.name}
+        if self.env.is_rank_zero and (reason := self._note_saved()):
+            self.say(f"run.yaml cannot be written ({reason}): {folder} holds the weights of step {step}")
+
+    def weights_lost(self, step: int, loss: float | None) -> None:
+        """Note that weights could not be saved.
+
+        Args:
+            loss: of the evaluation that makes them the best; None if they are the run's last.
+        """
+        if loss is None:
+            self.lost = self.lost or LostWeights(step, -math.inf, "last")
+        elif self.lost is None or loss < self.lost.loss:
+            self.lost = LostWeights(step, loss, "best")
+
+    def read_saved(self) -> dict[str, Any] | None:
+        """Which step's weights are saved, and in which folder; None if none are. An earlier session may have."""
+        if self._saved is not None:
+            return self._saved
+        with suppress(OSError):
+            return read_run_yaml(self.folder).get("saved")
+        return None
+
+    def _note_saved(self) -> str:
+        """Write to run.yaml which weights are saved. Returns why that failed, or ""."""
         try:
-            add_to_run_yaml(self.folder, saved={"step": step, "folder": folder.name})
+            if self._saved is not None and read_run_yaml(self.folder).get("saved") != self._saved:
+                add_to_run_yaml(self.folder, saved=self._saved)
         except OSError as error:
-            self.say(f"run.yaml cannot be written ({error.strerror}): {folder} holds the weights of step {step}")
+            return error.strerror or str(error)
+        return ""
 
     # The end
 
@@ -223,17 +260,34 @@ class RunReporter:
         """
         if self._end_is_written.acquire(blocking=False):
             seconds = time.perf_counter() - self._run_began
+            status = "failed" if self.metrics.num_lost else status
             self.metrics.write("end", **end_figures(self.metrics.read()), status=status, seconds=seconds)
 
+    def write_rest(self) -> list[str]:
+        """Write what --save_metrics asks for, and what the disk has refused so far. Call this on rank 0, after the end.
+
+        Returns:
+            What it refuses still, as clauses.
+        """
+        refused = []
+        self.metrics.write_waiting()
+        if missing := self.metrics.num_missing():
+            refused.append(f"{self.metrics.path} lacks {missing} line(s) ({self.metrics.refusal or 'too many waited'})")
+        if reason := self._note_saved():
+            refused.append(f"run.yaml cannot be written ({reason})")
+        if self.tracking.save_metrics:
+            try:
+                write_metrics_data(self.folder, self.metrics.read())
+            except OSError as error:
+                refused.append(f"metrics_data.json cannot be written ({error.strerror})")
+        return refused
+
     def show_end(self, status: str) -> None:
-        """Print the table at the end, and write what --save_metrics asks for."""
+        """Print the table at the end."""
         if not self.env.is_rank_zero:
             return
-        events = self.metrics.read()
-        if self.tracking.save_metrics:
-            write_metrics_data(self.folder, events)
-        print_for_people(*end_summary(events, self.folder, device_type=self.env.device.type))
-        print(f"{status}: {self.folder}", flush=True)
+        print_for_people(*end_summary(self.metrics.read(), self.folder, device_type=self.env.device.type))
+        print_line(f"{status}: {self.folder}")
 
 
 def end_figures(events: list[dict[str, Any]]) -> dict[str, Any]:

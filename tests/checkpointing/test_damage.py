@@ -6,16 +6,15 @@ import json
 import os
 import pickle
 import shutil
-import subprocess
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
 from checkpointing.folder import checkpoints, checksum, damage, listed_files
-from tests.helpers.processes import ROOT, ProcessGroup, command
+from tests.helpers.processes import ProcessGroup
 from tests.helpers.refusals import error_lines
-from tests.helpers.resuming import NUM_STEPS, assert_bit_equal, flags_of, results
+from tests.helpers.resuming import assert_bit_equal, flags_of
 
 
 def cut_short(path: Path) -> None:
@@ -103,80 +102,3 @@ def test_a_checkpoint_whose_index_is_forged_runs_nothing(
     assert outcome.status == 2
     assert "posix.system" in outcome.stderr
     assert not (tmp_path / "ran").exists()
-
-
-def in_own_mounts(script: str, folder: Path) -> subprocess.CompletedProcess[str]:
-    """Run a shell script in a mount namespace of its own."""
-    namespace = ["unshare", "--mount"] if os.geteuid() == 0 else ["unshare", "--map-root-user", "--mount"]
-    environment = os.environ | {"OMP_NUM_THREADS": "1", "TOKENIZERS_PARALLELISM": "false"}
-    return subprocess.run(
-        [*namespace, "bash", "-euc", script],
-        cwd=ROOT,
-        env=environment | {"RUN": str(folder)},
-        capture_output=True,
-        text=True,
-        timeout=300,
-        check=False,
-    )
-
-
-def shell(*words: str) -> str:
-    return " ".join(f"'{word}'" for word in words)
-
-
-@pytest.mark.slow
-def test_a_full_disk_costs_the_checkpoint_and_not_the_run(tiny_model: Path, whole: Path, tmp_path: Path) -> None:
-    """The disk has room for one checkpoint and most of another. With room again, saving continues."""
-    run = tmp_path / "run"
-    run.mkdir()
-    given = flags_of(tiny_model, run, "--run_validation", "False", "--save_model", "False", "--keep_last", "1")
-    script = f"""
-        mount -t tmpfs -o size=1750k tmpfs "$RUN"
-        {shell(*command(*given))} --resume auto
-        ls "$RUN/checkpoints"; cat "$RUN/checkpoints/latest"
-        mount -o remount,size=20m "$RUN"
-        {shell(*command(*given))} --resume auto
-        cp -r "$RUN" {shell(str(tmp_path / "after"))}
-    """
-    done = in_own_mounts(script, run)
-    assert done.returncode == 0, done.stderr
-    assert "checkpoint | step 3 |" in done.stdout
-    assert "checkpoint of step 6 failed: " in done.stdout
-    assert "No space left on device" in done.stdout or "GiB free, and a checkpoint needs" in done.stdout
-    assert "step-00000003\nstep-00000003\n" in done.stdout  # the only one, and the latest
-    assert f"resume: from {run}/checkpoints/step-00000003, after step 3" in done.stdout
-    assert len(results(tmp_path / "after")) == NUM_STEPS
-    assert [r[2] for r in results(tmp_path / "after")] == pytest.approx([r[2] for r in results(whole)], rel=1e-5)
-    assert all(damage(folder) == "" for folder in checkpoints(tmp_path / "after/checkpoints"))
-
-
-@pytest.mark.slow
-def test_a_disk_that_becomes_read_only_costs_the_checkpoints_from_then_on(
-    tiny_model: Path, whole: Path, tmp_path: Path
-) -> None:
-    run, place = tmp_path / "run", tmp_path / "place"
-    run.mkdir()
-    place.mkdir()
-    steps = ["--run_validation", "False", "--save_model", "False", "--max_train_step", "60", "--num_epochs", "9"]
-    given = flags_of(tiny_model, run / "r", *steps)
-    script = f"""
-        mount --bind {shell(str(place))} "$RUN"
-        {shell(*command(*given))} &
-        while [ ! -e "$RUN/r/checkpoints/latest" ]; do sleep 0.01; done
-        until mount -o remount,bind,ro "$RUN" 2>/dev/null; do sleep 0.001; done  # not while a file is being written
-        wait
-    """
-    done = in_own_mounts(script, run)
-    assert done.returncode == 0, done.stderr
-    assert "failed: [Errno 30] Read-only file system" in done.stdout
-    assert "metrics.jsonl cannot be written (Read-only file system); its lines wait until it can be" in done.stdout
-    left = checkpoints(place / "r/checkpoints")
-    assert left
-    assert all(damage(folder) == "" for folder in left)
-    refused = in_own_mounts(
-        f"""mount --bind {shell(str(place))} "$RUN"; mount -o remount,bind,ro "$RUN"
-        {shell(*command(*given))} --resume auto""",
-        run,
-    )
-    assert refused.returncode == 2
-    assert f"error: --output_dir: {run}/r cannot be written" in refused.stderr

@@ -1,0 +1,39 @@
+"""What of a run's results the disk did not take, for the line that the run ends with. Call these on rank 0 alone."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from checkpointing.folder import COMPLETE, checkpoints, step_folder, step_of
+from reporting.run_reporter import RunReporter
+
+
+def lacking_checkpoint(root: Path, last_step: int) -> list[str]:
+    """Where the newest checkpoint is, unless it is the one that was last due; none if none was.
+
+    Args:
+        root: the folder of the checkpoints.
+        last_step: the step of the checkpoint that was last due; below 0 if none was.
+    """
+    if last_step < 0 or (step_folder(root, last_step) / COMPLETE).is_file():
+        return []
+    what = f"the checkpoint of step {last_step} could not be written"
+    newest = next(iter(checkpoints(root)), None)
+    if newest is None:
+        return [f"{what}, and there is none before it"]
+    return [f"{what}: the newest is that of step {step_of(newest)}, {newest}"]
+
+
+def lacking_weights(reporter: RunReporter, best_loss: float) -> list[str]:
+    """Which step's weights are saved, if they are not those of the best evaluation.
+
+    Args:
+        best_loss: of the weights that are saved.
+    """
+    lost, saved = reporter.lost, reporter.read_saved()
+    if lost is None or not lost.loss < best_loss:
+        return []
+    where = "none are saved"
+    if saved is not None and (reporter.folder / saved["folder"]).is_dir():
+        where = f"{reporter.folder / saved['folder']} holds those of step {saved['step']}"
+    return [f"the {lost.which} weights, those of step {lost.step}, could not be saved: {where}"]

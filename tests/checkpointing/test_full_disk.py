@@ -1,0 +1,174 @@
+"""A disk that takes nothing for a while costs a run nothing; one that takes nothing to the end costs it its status 0.
+
+The run's folder lies on a disk of its own. A dataset function fills it, or makes it read-only, while the run trains.
+"""
+
+from __future__ import annotations
+
+import re
+import shutil
+import subprocess
+from pathlib import Path
+
+import pytest
+
+from checkpointing.folder import checkpoints, damage
+from tests.helpers.processes import ROOT, ProcessGroup, read_metrics, run_forked
+from tests.helpers.refusals import error_lines
+from tests.helpers.resuming import assert_bit_equal, flags_of
+
+RECIPE = """
+import os, subprocess
+from data.rows import Rows
+from tests.helpers import random_documents
+
+read, folder = Rows.__getitem__, {folder!r}
+ballast = os.path.join(folder, "ballast")
+
+def fill():
+    with open(ballast, "wb", buffering=0) as file:
+        while True:
+            try:
+                file.write(bytes(4096))
+            except OSError:
+                return
+
+def make_room():
+    os.unlink(ballast)
+
+def read_only():
+    subprocess.run(["mount", "-o", "remount,ro", folder], check=True)
+
+class Reads:
+    number = 0
+
+def read_and(rows, index):
+    Reads.number += len(rows) > 20  # not of the evaluation
+    {plant}
+    return read(rows, index)
+
+Rows.__getitem__ = read_and
+
+def get_rows(dataset_config, tokenizer, split):
+    return random_documents.get_custom_dataset(dataset_config, tokenizer, split)
+"""
+
+# Four rows a step: what is planted at row 4 * N + 1 happens after step N, but for its checkpoint, which may be later.
+STEPS = 12
+GIVEN = ["--max_train_step", str(STEPS), "--num_epochs", "3", "--async_save", "False", "--save_every_steps", "3"]
+EVALUATED = [*GIVEN, "--eval_every_steps", "3"]
+
+
+@pytest.fixture(scope="module")
+def whole(tiny_model: Path, process_group: ProcessGroup, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("whole")
+    (folder / "recipe.py").write_text(RECIPE.format(folder="", plant=""))
+    process_group.train(
+        flags_of(tiny_model, folder / "run", *EVALUATED, "--dataset", f"{folder}/recipe.py:get_rows"), 1
+    )
+    return folder / "run"
+
+
+class OnOwnDisk:
+    """Runs on a disk of 40 MB, where `plant` is called for each row of training data."""
+
+    def __init__(self, model: Path, folder: Path) -> None:
+        self.model, self.folder, self.disk = model, folder, folder / "disk"
+        self.disk.mkdir()
+        self.dataset = f"{folder}/recipe.py:get_rows"
+
+    def write_recipe(self, plant: str) -> None:
+        (self.folder / "recipe.py").write_text(RECIPE.format(folder=str(self.disk), plant=plant))
+
+    def run(self, plant: str, *flags: str) -> tuple[subprocess.CompletedProcess[str], Path]:
+        """How it ended, and a copy of what it left."""
+        copy = self.folder / "copy"
+        self.write_recipe(plant)
+        given = flags_of(self.model, self.disk / "run", *(flags or EVALUATED), "--dataset", self.dataset)
+        words = [str(self.disk), "40m", str(copy), str(ROOT / "finetuning.py"), *given]
+        return run_forked([str(ROOT / "tests/helpers/own_disk.py"), *words]), copy / "run"
+
+
+@pytest.fixture
+def on_own_disk(tiny_model: Path, tmp_path: Path) -> OnOwnDisk:
+    return OnOwnDisk(tiny_model, tmp_path)
+
+
+def kinds(run: Path) -> list[tuple[str, int | None]]:
+    return [(event["event"], event.get("step")) for event in read_metrics(run)]
+
+
+def failed_saves(log: str) -> list[str]:
+    return re.findall(r"^checkpoint of step \d+ failed: .*$", log, re.MULTILINE)
+
+
+def test_a_disk_that_is_full_for_a_while_costs_nothing_in_the_end(on_own_disk: OnOwnDisk, whole: Path) -> None:
+    """Checkpoint and weights of step 6 are lost, lines of metrics.jsonl come late, and later ones make it good."""
+    done, run = on_own_disk.run("fill() if Reads.number == 17 else make_room() if Reads.number == 33 else None")
+    assert done.returncode == 0, done.stderr + done.stdout
+    (failed,) = failed_saves(done.stdout)
+    assert failed.startswith("checkpoint of step 6 failed: ")
+    assert failed.endswith("the run goes on, and the next one tries again")
+    assert not error_lines(done.stderr)
+    assert_bit_equal(run, whole)
+    everything = [event for event in kinds(whole) if event != ("checkpoint", 6)]
+    assert kinds(run) == everything, "each line, in its order"
+
+
+@pytest.mark.parametrize(("plant", "reason"), [("fill()", "No space left"), ("read_only()", "Read-only file system")])
+def test_a_run_whose_disk_takes_nothing_to_the_end_fails_and_says_what_is_where(
+    on_own_disk: OnOwnDisk,
+    whole: Path,
+    plant: str,
+    reason: str,
+    tiny_model: Path,
+    process_group: ProcessGroup,
+) -> None:
+    done, run = on_own_disk.run(f"{plant} if Reads.number == 25 else None")
+    assert done.returncode == 1, done.stderr + done.stdout
+    (error,) = error_lines(done.stderr)
+    assert "Traceback" not in done.stderr
+    disk = on_own_disk.disk / "run"
+    what = f"the checkpoint of step {STEPS} could not be written"
+    assert error.startswith(f"error: finished step {STEPS} of {STEPS}, but {what}: the newest is that of step 6, ")
+    newest, *_ = checkpoints(run / "checkpoints")
+    assert damage(newest) == ""
+    assert f" {disk}/checkpoints/{newest.name}; the best weights, those of step 12, could not be saved: " in error
+    assert f"{disk}/model holds those of step 6; " in error
+    assert error.endswith("; free the disk and give --resume auto")
+    lacking = int(re.search(rf"{disk}/metrics.jsonl lacks (\d+) line", error)[1])
+    lines = (run / "metrics.jsonl").read_text()
+    assert lines.endswith("}\n")
+    assert "finished" not in lines
+    everything = [event for event in kinds(whole) if event not in (("checkpoint", 9), ("checkpoint", 12))]
+    assert kinds(run) == everything[:-lacking]
+    assert done.stdout.count("metrics.jsonl cannot be written") == 1
+    first, last = failed_saves(done.stdout)
+    assert first.endswith("; the run goes on, and the next one tries again")
+    assert not last.endswith("tries again")
+    assert reason in done.stdout
+
+    on_own_disk.write_recipe("")
+    given = [*EVALUATED, "--dataset", on_own_disk.dataset, "--resume", "auto"]
+    process_group.train(flags_of(tiny_model, run, *given), 1)
+    assert_bit_equal(run, whole)
+
+
+def test_a_full_disk_that_leaves_nothing_is_said_and_so_is_a_stop_without_its_checkpoint(
+    on_own_disk: OnOwnDisk,
+) -> None:
+    done, run = on_own_disk.run("fill() if Reads.number == 1 else None", *GIVEN, "--run_validation", "False")
+    assert done.returncode == 1, done.stderr + done.stdout
+    (error,) = error_lines(done.stderr)
+    assert f"the checkpoint of step {STEPS} could not be written, and there is none before it; " in error
+    assert f"the last weights, those of step {STEPS}, could not be saved: none are saved; " in error
+    assert not (run / "model").exists()
+
+    shutil.rmtree(run.parent)
+    done, run = on_own_disk.run("(fill(), os.kill(os.getpid(), 15)) if Reads.number == 25 else None")
+    assert done.returncode == 1, done.stderr + done.stdout
+    (error,) = error_lines(done.stderr)
+    assert re.match(
+        r"error: stopped by SIGTERM after step [67] of 12, but the checkpoint of step [67] could not ", error
+    )
+    assert "to go on, give the same command" not in done.stdout
