@@ -93,6 +93,11 @@ class _InertReader:
         taken, self.position = self.data[self.position : end], end
         return taken
 
+    def byte(self) -> int:
+        value = self.data[self.position]
+        self.position += 1
+        return value
+
     def number(self, layout: str) -> Any:
         return struct.unpack(layout, self.take(struct.calcsize(layout)))[0]
 
@@ -166,11 +171,11 @@ _OPERATIONS: dict[int, Callable[[_InertReader], Any]] = {
     0x88: _pushes(lambda r: True),
     0x89: _pushes(lambda r: False),
     ord("J"): _pushes(lambda r: r.number("<i")),
-    ord("K"): _pushes(lambda r: r.number("<B")),
+    ord("K"): _pushes(lambda r: r.byte()),
     ord("M"): _pushes(lambda r: r.number("<H")),
-    0x8A: _pushes(lambda r: int.from_bytes(r.take(r.number("<B")), "little", signed=True)),  # LONG1
+    0x8A: _pushes(lambda r: int.from_bytes(r.take(r.byte()), "little", signed=True)),  # LONG1
     ord("G"): _pushes(lambda r: r.number(">d")),
-    0x8C: lambda r: r.text(r.number("<B")),  # SHORT_BINUNICODE
+    0x8C: lambda r: r.text(r.byte()),  # SHORT_BINUNICODE
     ord("X"): lambda r: r.text(r.number("<I")),
     0x8D: lambda r: r.text(r.number("<Q")),  # BINUNICODE8
     # containers
@@ -193,8 +198,8 @@ _OPERATIONS: dict[int, Callable[[_InertReader], Any]] = {
     ord("b"): lambda r: r.build(),
     # the memo
     0x94: lambda r: r.memoize(len(r.memo)),  # MEMOIZE
-    ord("q"): lambda r: r.memoize(r.number("<B")),
+    ord("q"): lambda r: r.memoize(r.byte()),
     ord("r"): lambda r: r.memoize(r.number("<I")),
-    ord("h"): _pushes(lambda r: r.memo[r.number("<B")]),
+    ord("h"): _pushes(lambda r: r.memo[r.byte()]),
     ord("j"): _pushes(lambda r: r.memo[r.number("<I")]),
 }

@@ -62,7 +62,10 @@ def generation_settings(name: str) -> tuple[GenerationConfig | None, str]:
 
     Left out is what transformers cannot read: with it beside the weights, it would not load them either.
     """
-    file = cached_file(name, GENERATION_CONFIG_NAME, _raise_exceptions_for_missing_entries=False) if name else None
+    try:
+        file = cached_file(name, GENERATION_CONFIG_NAME, _raise_exceptions_for_missing_entries=False) if name else None
+    except OSError:  # no folder, and the hub does not answer
+        file = None
     if file is None:
         return None, ""
     try:

@@ -232,6 +232,23 @@ def test_tensors_that_the_model_has_no_place_for_are_named(model_copy: Path) -> 
     assert "inv_freq" not in note
 
 
+def test_files_that_transformers_converts_are_told_of_and_untied_alike(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    make_model("mixtral").save_pretrained(tmp_path)
+    more = {"model.layers.1.extra.weight": torch.ones(2)}
+    rewrite(tmp_path, lambda tensors: tensors.update(more), tie_word_embeddings=True)
+    reference = AutoModelForCausalLM.from_pretrained(tmp_path, dtype=torch.float32)
+    model, weights, _ = load(tmp_path)
+    assert "rank 0 reads" in weights.notes[0]
+    assert "tie_word_embeddings: False" in weights.notes[1]
+    assert "1 tensors in the files have no place in this model and are left out: model.layers.1.extra.weight" in (
+        capsys.readouterr().out
+    )
+    tokens = torch.arange(2, 22)[None]
+    assert torch.equal(model(tokens).logits, reference(tokens).logits)
+
+
 def test_what_a_family_names_itself_is_left_out_without_a_word(tmp_path: Path) -> None:
     make_model("gpt2").save_pretrained(tmp_path)
     rewrite(tmp_path, lambda tensors: tensors.update({"transformer.h.0.attn.bias": torch.ones(1, dtype=torch.uint8)}))
