@@ -8,12 +8,14 @@ from __future__ import annotations
 import os
 from typing import Any
 
+import numpy as np
 import psutil
 import torch
 
 from configs.peft import ALL_LINEAR, DEFAULT_ADAPTER_LAYERS
 from configs.run import RunConfig
 from configs.training import TrainConfig
+from data.labels import IGNORE_INDEX
 from data.pipeline import RunData
 from utils.environment import Environment
 from utils.errors import ConfigError
@@ -78,7 +80,7 @@ def check_batch_sizes(config: RunConfig, data: RunData, model_config: Any, vocab
         num_tokens = int(num_rows * mean_length)
         what = f"a micro-batch of {num_rows:,} rows ({num_tokens:,} tokens)"
         _refuse_above(_device_bytes(env), num_tokens * 4 * _hidden_size(model_config), flag, what)
-        share = int(sequences.num_label_tokens.sum()) / max(1, len(sequences.input_ids))
+        share = int(np.count_nonzero(sequences.labels != IGNORE_INDEX)) / len(sequences.input_ids)
         num_labels = min(train.loss_chunk_size or num_tokens, int(num_tokens * share))
         what = f"the logits of {num_labels:,} tokens at a time"
         _refuse_above(_device_bytes(env), num_labels * 4 * vocab_size, "--loss_chunk_size", what)

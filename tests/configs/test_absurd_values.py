@@ -8,7 +8,7 @@ import pytest
 
 from configs.flags import parse_flags
 from configs.names import flag
-from configs.run import SETTINGS
+from configs.run import DATASETS, SETTINGS
 from configs.setting import Setting
 from configs.values import NO_VALUE
 from utils.errors import ConfigError
@@ -104,6 +104,16 @@ def test_an_absurd_name_of_a_flag_is_refused_in_one_line(name: str, value: str) 
     message = str(refusal.value)
     assert len(message.splitlines()) == 1
     assert len(message) < 5000
+
+
+@pytest.mark.parametrize("name", ["train_split", "test_split"])
+def test_a_split_without_a_name_is_refused(name: str) -> None:
+    """It found every file of a folder, the validation file too."""
+    for dataset in DATASETS:
+        given = ["--model_name", "M", "--dataset", dataset, f"--{dataset}.{name}"]
+        for value in ("", *(() if dataset == "custom_dataset" else (" ", ".", "..", "../other", "/"))):
+            with pytest.raises(ConfigError, match=rf"^--{dataset}\.{name}: "):
+                parse_flags([*given, value])
 
 
 PATHS = [dotted for dotted, setting in SETTINGS.items() if setting.is_path]

@@ -145,6 +145,15 @@ def test_what_is_no_conversation_is_refused_with_the_reason(turns: Any, reason: 
         chat_spans(turns, None, FAMILIES["ChatML"].tokenizer())
 
 
+def test_what_is_nested_too_deeply_is_refused_as_a_row() -> None:
+    tokenizer = FAMILIES["ChatML"].tokenizer()
+    with pytest.raises(BadExample, match="its tools are nested too deeply"):
+        chat_spans(TURNS, "[" * 100_000, tokenizer)
+    tokenizer.chat_template = "{% if true %}" * 2000 + "{% endif %}" * 2000
+    with pytest.raises(BadExample, match=r"the chat template does not take it \(\w+Error"):
+        chat_spans(TURNS, None, tokenizer)
+
+
 def test_what_the_template_refuses_is_refused_in_its_words() -> None:
     with pytest.raises(BadExample, match=r"must alternate"):
         chat_spans([TURNS[0], TURNS[0], TURNS[1]], None, FAMILIES["Llama-2"].tokenizer())

@@ -18,7 +18,7 @@ from configs.flags import parse_flags
 from planning.places import check_places
 from reporting.run_folder import check_free, create_run_folder, planned_folder
 from reporting.run_lock import RunLock
-from reporting.run_yaml import add_to_run_yaml, read_run_yaml
+from reporting.run_yaml import add_to_run_yaml, is_damaged, read_run_yaml
 from tests.helpers.checkpoints import complete
 from tests.helpers.processes import ROOT, run_command, train_events
 from tests.helpers.refusals import Bench, contents, error_lines
@@ -413,3 +413,9 @@ def test_only_what_is_a_path_becomes_one(tmp_path: Path, monkeypatch: pytest.Mon
     assert config.samsum_dataset.data_path == str(tmp_path / "home/data.jsonl")
     assert config.text_dataset.data_path == str(tmp_path / "texts/**/*.txt")
     assert config.custom_dataset.file == "datasets/custom_example.py", "not there: named as it was given"
+
+
+def test_a_deeply_nested_run_yaml_is_a_damaged_one(tmp_path: Path) -> None:
+    write(tmp_path / "run.yaml", "[" * 1500)
+    assert read_run_yaml(tmp_path) == {}
+    assert is_damaged(tmp_path)
