@@ -86,7 +86,7 @@ def command(number: int, folder: Path, model: Path) -> Command:
     draw = random.Random(number)
     names = draw.sample([name for name in SETTINGS if name not in (*FIXED, *COSTLY)], 2)
     flags = {"--model_name": str(model), "--output_dir": str(folder / "run"), "--max_train_step": "2"}
-    flags |= {"--context_length": "64", "--num_workers_dataloader": "0"}
+    flags |= {"--context_length": "128", "--num_workers_dataloader": "0"}
     datasets = [name.split(".")[0] for name in names if name.split(".")[0] in DATASETS] or ["samsum_dataset"]
     flags["--dataset"] = ",".join(dict.fromkeys(datasets))
     for dataset in dict.fromkeys(datasets):

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from glob import escape, glob, has_magic
 from pathlib import Path
@@ -130,7 +131,7 @@ def locate(flag: str, dataset_config: DataSource, hub_name: str | None, kinds: S
         _check_kind(flag, local, kinds)
         return Files(flag, path, {train_split: [local]}, has_splits=False)
     if has_magic(path):
-        found = sorted(Path(name) for name in glob(str(local), recursive=True))
+        found = sorted(set(_expand(local)))
         files = _one_kind(flag, path, _each_once([file for file in found if file.is_file()]), kinds)
         return Files(flag, path, {train_split: files}, has_splits=False)
     if _HUB_NAME.fullmatch(path) and local.suffix not in READERS:
@@ -138,8 +139,32 @@ def locate(flag: str, dataset_config: DataSource, hub_name: str | None, kinds: S
     raise ConfigError(f"--{flag}.data_path: {path} does not exist")
 
 
+def _expand(pattern: Path) -> Iterator[Path]:
+    """The paths that a pattern matches. Python's own `**` follows a link to a folder above it round and round."""
+    if "**" not in pattern.parts:
+        yield from map(Path, glob(str(pattern)))
+        return
+    place = pattern.parts.index("**")
+    for top in _expand(Path(*pattern.parts[:place])) if place else [Path()]:
+        for folder in _folders(top):
+            yield from _expand(Path(escape(str(folder)), *(pattern.parts[place + 1 :] or ("*",))))
+
+
+def _folders(top: Path) -> Iterator[Path]:
+    """A folder and those below it, links followed, each once; hidden ones are left out, as by Python's `**`."""
+    entered, waiting = set(), [top]
+    while waiting:
+        folder = waiting.pop(0)
+        with suppress(OSError):  # as for a folder that cannot be read
+            if (identity := folder.resolve()) not in entered:
+                entered.add(identity)
+                below = [path for path in sorted(folder.iterdir()) if path.is_dir() and path.name[0] != "."]
+                waiting += below
+                yield folder
+
+
 def _each_once(files: list[Path]) -> list[Path]:
-    """Each file by its shortest path: a link to a folder above it leads `**` round and round."""
+    """Each file by its shortest path, whatever links lead to it."""
     shortest: dict[Path, Path] = {}
     for file in sorted(files, key=lambda file: len(file.parts)):
         shortest.setdefault(file.resolve(), file)

@@ -178,12 +178,17 @@ def test_a_file_is_itself_whatever_its_name_would_match(name: str, streaming: bo
     assert outputs(config) == [row["output"] for row in ROWS[3:5]]
 
 
-def test_a_link_to_a_folder_above_it_gives_no_row_twice(tmp_path: Path) -> None:
+def test_links_under_a_glob_are_followed_and_give_no_row_twice(tmp_path: Path) -> None:
     write(tmp_path / "books/one/train.jsonl", ROWS[:3])
     write(tmp_path / "books/two.jsonl", ROWS[3:5])
-    (tmp_path / "books/one/up").symlink_to(tmp_path / "books")
-    found = outputs(AlpacaDataset(str(tmp_path / "books/**/*.jsonl"), validation_fraction=0.0))
-    assert sorted(found) == sorted(row["output"] for row in ROWS[:5])
+    write(tmp_path / "elsewhere/deep/three.jsonl", ROWS[5:6])
+    write(tmp_path / "books/.hidden/four.jsonl", ROWS[6:7])
+    for name in ("up", "again", "once_more"):  # paths through these are without end
+        (tmp_path / "books/one" / name).symlink_to(tmp_path / "books")
+    (tmp_path / "books/other").symlink_to(tmp_path / "elsewhere")
+    for pattern in ("books/**/*.jsonl", "bo*/**/**/*.jsonl", "**/b*/**/*.jsonl"):
+        found = outputs(AlpacaDataset(str(tmp_path / pattern), validation_fraction=0.0))
+        assert sorted(found) == sorted(row["output"] for row in ROWS[:6]), pattern
 
 
 @pytest.mark.parametrize("split", ["dev", "*", "[a-z]*"])
