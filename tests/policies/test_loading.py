@@ -316,6 +316,17 @@ def test_generation_settings_that_cannot_be_read_are_left_out_of_what_is_saved_w
     load_model(model_copy).generation_config.save_pretrained(tmp_path)
 
 
+def test_a_run_on_such_a_model_says_so_and_saves_what_loads(
+    model_copy: Path, process_group: ProcessGroup, tmp_path: Path
+) -> None:
+    (model_copy / "generation_config.json").write_text('{"max_new_tokens": -5}')
+    given = flags_of(model_copy, tmp_path / "run", "--max_train_step", "1", "--run_validation", "False")
+    outcome = process_group.train(given, 1)[0]
+    assert f"generation_config.json of {model_copy} is left out, since it cannot be read" in outcome.stdout
+    load_plain(tmp_path / "run/model")
+    load_plain(export(tmp_path / "run", tmp_path / "out"))
+
+
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("family", FAMILIES)
 def test_every_family_is_as_transformers_loads_it(family: str, dtype: torch.dtype, tmp_path: Path) -> None:
