@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import math
+import os
+import subprocess
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -11,10 +13,12 @@ from typing import Any
 import pytest
 from transformers import AutoModelForCausalLM
 
+from reporting import run_yaml
 from reporting.llama_recipes_lists import write_metrics_data
 from reporting.log_line import perplexity
 from reporting.metrics_file import MetricsFile
 from reporting.run_reporter import end_figures
+from reporting.trackers import Trackers
 from tests.helpers.contract import KEYS
 from tests.helpers.processes import ProcessGroup, read_metrics
 
@@ -204,3 +208,63 @@ def test_a_loss_that_is_not_finite_neither_stops_the_end_nor_the_lists(tmp_path:
 def test_perplexity_overflows_to_infinity() -> None:
     assert perplexity(0.0) == 1.0
     assert perplexity(5000.0) == math.inf
+
+
+def written(path: Path) -> list[int]:
+    return [json.loads(line)["step"] for line in path.read_text().splitlines()]
+
+
+def test_lines_that_the_disk_refuses_wait_and_come_in_their_order(tmp_path: Path) -> None:
+    said: list[str] = []
+    folder = tmp_path / "run"
+    metrics = MetricsFile(folder / "metrics.jsonl", Trackers(said.append))
+    for step in range(1, 4):
+        metrics.write("train", step=step)
+    assert metrics.num_missing() == 3
+    assert [event["step"] for event in metrics.read()] == [1, 2, 3]
+    folder.mkdir()
+    metrics.write("end", step=4)
+    assert written(folder / "metrics.jsonl") == [1, 2, 3, 4]
+    assert (metrics.num_missing(), metrics.refusal) == (0, "")
+    (line,) = said
+    assert line.endswith("cannot be written (No such file or directory); its lines wait until it can be")
+
+
+def test_lines_wait_in_bounded_memory_and_the_end_always_does(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("reporting.metrics_file.MOST_WAITING_BYTES", 100)
+    folder = tmp_path / "run"
+    metrics = MetricsFile(folder / "metrics.jsonl", Trackers(lambda line: None))
+    for step in range(10, 20):
+        metrics.write("train", step=step)  # 31 bytes each
+    assert (metrics.num_lost, metrics.num_missing()) == (7, 10)
+    metrics.write("end", step=20)
+    folder.mkdir()
+    metrics.write_waiting()
+    assert written(folder / "metrics.jsonl") == [10, 11, 12, 20]
+    assert metrics.num_missing() == metrics.num_lost == 7
+
+
+@pytest.mark.parametrize("torn", ['{"event": "tr', "x" * 10_000])
+def test_a_torn_line_is_cut_off_before_the_next_one_is_written(torn: str, tmp_path: Path) -> None:
+    path = tmp_path / "metrics.jsonl"
+    for before in ("", '{"event": "train", "step": 1}\n'):
+        path.write_text(before + torn)
+        MetricsFile(path).write("train", step=2)
+        assert path.read_text() == before + '{"event": "train", "step": 2}\n'
+
+
+def test_naming_the_commit_leaves_the_checkout_as_it_is(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A file whose time changed is read anew, and the index not written."""
+    git = ["git", "-c", "user.name=A", "-c", "user.email=a@b", "-C", str(tmp_path)]
+    file = tmp_path / "run_yaml.py"
+    file.write_text("1")
+    for words in (["init", "-q"], ["add", "."], ["commit", "-qm", "one"]):
+        subprocess.run([*git, *words], check=True)
+    monkeypatch.setattr(run_yaml, "__file__", str(file))
+    commit = subprocess.run([*git, "rev-parse", "HEAD"], capture_output=True, text=True, check=True).stdout.strip()
+    os.utime(file, (1, 1))
+    before = (tmp_path / ".git/index").read_bytes()
+    assert run_yaml._git_commit() == commit
+    file.write_text("2")
+    assert run_yaml._git_commit() == f"{commit}-dirty"
+    assert (tmp_path / ".git/index").read_bytes() == before
