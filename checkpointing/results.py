@@ -31,6 +31,8 @@ def lacking_weights(reporter: RunReporter, best_loss: float) -> list[str]:
         best_loss: of the weights that are saved.
     """
     lost, saved = reporter.lost, reporter.read_saved()
+    if lost is None and (gone := reporter.gone_weights()):
+        return [gone]
     if lost is None or not lost.loss < best_loss:
         return []
     where = "none are saved"

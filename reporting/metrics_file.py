@@ -34,6 +34,7 @@ class MetricsFile:
         self._waiting: deque[bytes] = deque()  # lines that the disk did not take
         self._waiting_bytes = 0
         self._next_try = 0.0
+        self._num_written = self._num_in_file()
 
     def write(self, event: str, **values: Any) -> None:
         if self.path is None:
@@ -57,6 +58,7 @@ class MetricsFile:
             while self._waiting:
                 piece = self._first_lines()
                 append_whole(self.path, b"".join(piece))
+                self._num_written += len(piece)
                 for line in piece:
                     self._waiting.popleft()
                     self._waiting_bytes -= len(line)
@@ -68,7 +70,17 @@ class MetricsFile:
 
     def num_missing(self) -> int:
         """How many lines are not in the file."""
-        return len(self._waiting) + self.num_lost
+        return len(self._waiting) + self.num_lost + self.num_deleted()
+
+    def num_deleted(self) -> int:
+        """How many lines were written and are gone, with the file or its folder."""
+        return max(0, self._num_written - self._num_in_file())
+
+    def _num_in_file(self) -> int:
+        if self.path is None or not os.path.exists(self.path):
+            return 0
+        with open(self.path, "rb") as file:
+            return sum(1 for _ in file)
 
     def read(self) -> list[dict[str, Any]]:
         """All lines so far, those that wait included; none on a rank that writes none."""

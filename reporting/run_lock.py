@@ -175,19 +175,18 @@ class RunLock:
                     self._touch(path)
 
     def _touch(self, path: Path) -> None:
-        """Touch the file, or make it again if its folder was deleted and is back."""
+        """Touch the file, or make it again if its folder was deleted or renamed, and is back."""
         state = _read(path)
-        if state is None and not path.parent.is_dir():
+        if state is None:
             if path not in self._gone:
                 self._gone.add(path)
                 self.say(
-                    f"{path.parent} is gone: it was deleted or renamed; the run goes on, and writes there when it can"
+                    f"{path} is gone, deleted or moved with its folder; the run goes on, and writes there if it can"
                 )
-            return
-        self._gone.discard(path)
-        if state is None:
-            self._create(path)
+            if path.parent.is_dir():
+                self._create(path)
         elif state.owner is not None and state.owner.token == self._token:
+            self._gone.discard(path)
             os.utime(path)
         elif state.owner is not None and not self._ended.is_set():
             self._ended.set()

@@ -36,7 +36,8 @@ from reporting.log_line import TimeLeft, log_line, perplexity
 from reporting.memory_ledger import MemoryLedger, is_observed_step
 from reporting.metrics_file import MetricsFile
 from reporting.profiling import FlopFormula, StepRecorder
-from reporting.run_yaml import add_to_run_yaml, read_run_yaml
+from reporting.run_yaml import NAME as RUN_YAML
+from reporting.run_yaml import add_to_run_yaml, read_run_yaml, restore_run_yaml
 from reporting.tables import print_for_people
 from utils.distributed import gather_to_all
 from utils.environment import Environment, print_rank_zero
@@ -100,6 +101,7 @@ class RunReporter:
         self._end_is_written = threading.Lock()
         self.lost: LostWeights | None = None  # the best of those that could not be saved
         self._saved: dict[str, Any] | None = None  # what run.yaml should say of the weights that could
+        self._run_yaml: dict[str, Any] = {}  # its contents, in case that the folder is deleted
 
     def say(self, *lines: str) -> None:
         """Print lines on rank 0, above its bar."""
@@ -113,6 +115,7 @@ class RunReporter:
         """
         self._run_began = time.perf_counter() - seconds_before
         self.metrics.write("start", **start)
+        self._keep_run_yaml()
 
     # A step
 
@@ -214,6 +217,8 @@ class RunReporter:
         self.metrics.write("epoch", epoch=epoch, seconds=seconds, train_loss=train_loss, eval_loss=eval_loss)
 
     def checkpoint(self, *, step: int, seconds: float, blocked_seconds: float, bytes: int) -> None:
+        """Write the `checkpoint` event. A run that goes on from there needs run.yaml, too."""
+        self._keep_run_yaml()
         self.metrics.write("checkpoint", step=step, seconds=seconds, blocked_seconds=blocked_seconds, bytes=bytes)
 
     def weights_saved(self, step: int, folder: Path) -> None:
@@ -241,8 +246,25 @@ class RunReporter:
             return read_run_yaml(self.folder).get("saved")
         return None
 
+    def gone_weights(self) -> str:
+        """What was deleted or moved of the weights that this session saved, as a clause; "" if they are there."""
+        if self._saved is None or (self.folder / self._saved["folder"]).is_dir():
+            return ""
+        return f"{self.folder / self._saved['folder']}, with the weights of step {self._saved['step']}, is gone"
+
+    def _keep_run_yaml(self) -> None:
+        """Read run.yaml, or write it again if the folder was deleted or renamed and is back."""
+        if not self.env.is_rank_zero:
+            return
+        with suppress(OSError):  # a disk that takes nothing is told of with the results
+            if (self.folder / RUN_YAML).exists():
+                self._run_yaml = read_run_yaml(self.folder)
+            elif self._run_yaml and self.folder.is_dir():
+                restore_run_yaml(self.folder, self._run_yaml)
+
     def _note_saved(self) -> str:
         """Write to run.yaml which weights are saved. Returns why that failed, or ""."""
+        self._keep_run_yaml()
         try:
             if self._saved is not None and read_run_yaml(self.folder).get("saved") != self._saved:
                 add_to_run_yaml(self.folder, saved=self._saved)
@@ -260,7 +282,7 @@ class RunReporter:
         """
         if self._end_is_written.acquire(blocking=False):
             seconds = time.perf_counter() - self._run_began
-            status = "failed" if self.metrics.num_lost else status
+            status = "failed" if self.metrics.num_lost or self.metrics.num_deleted() else status
             self.metrics.write("end", **end_figures(self.metrics.read()), status=status, seconds=seconds)
 
     def write_rest(self) -> list[str]:
@@ -270,9 +292,12 @@ class RunReporter:
             What it refuses still, as clauses.
         """
         refused = []
+        with suppress(OSError):
+            self.folder.mkdir(parents=True, exist_ok=True)  # it may have been deleted or renamed
         self.metrics.write_waiting()
         if missing := self.metrics.num_missing():
-            refused.append(f"{self.metrics.path} lacks {missing} line(s) ({self.metrics.refusal or 'too many waited'})")
+            why = "deleted or moved away" if self.metrics.num_deleted() else self.metrics.refusal or "too many waited"
+            refused.append(f"{self.metrics.path} lacks {missing} line(s) ({why})")
         if reason := self._note_saved():
             refused.append(f"run.yaml cannot be written ({reason})")
         if self.tracking.save_metrics:

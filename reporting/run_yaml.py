@@ -71,6 +71,11 @@ def add_to_run_yaml(folder: Path, **entries: Any) -> None:
     _write_atomically(folder / NAME, read_run_yaml(folder) | entries)
 
 
+def restore_run_yaml(folder: Path, contents: dict[str, Any]) -> None:
+    """Write run.yaml again, as it was last read, into a folder that was deleted since and is back."""
+    _write_atomically(folder / NAME, contents)
+
+
 def read_run_yaml(folder: Path) -> dict[str, Any]:
     """The contents of run.yaml. Empty if it is damaged, as after a power failure: no run needs it to go on."""
     try:

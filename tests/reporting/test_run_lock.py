@@ -22,6 +22,7 @@ from checkpointing.folder import checkpoints, damage
 from configs.training import TrainConfig
 from reporting.default_folders import latest_run_folder, make_default_folder
 from reporting.run_lock import BEAT_SECONDS, STALE_SECONDS, RunLock, find_dead
+from reporting.run_yaml import read_run_yaml
 from tests.helpers.processes import (
     ROOT,
     SHORT_GRACE,
@@ -233,7 +234,7 @@ def test_a_folder_that_is_deleted_is_said_once_and_held_again_when_it_is_back(tm
     (tmp_path / "run").rename(tmp_path / "away")
     time.sleep(0.3)
     assert len(said_lines) == 1
-    assert f"{tmp_path / 'run'} is gone: it was deleted or renamed; the run goes on" in said_lines[0]
+    assert f"{tmp_path / 'run/lock.json'} is gone, deleted or moved with its folder; the run goes on" in said_lines[0]
     (tmp_path / "run").mkdir()
     deadline = time.monotonic() + 20
     while not (tmp_path / "run/lock.json").exists():
@@ -262,16 +263,9 @@ def test_a_clock_of_this_machine_that_is_wrong_takes_no_live_lock_of_another(
 def endless(bench: Bench, *given: str) -> list[str]:
     """Many short steps, a checkpoint now and then."""
     rows = bench.dataset_function("return [{'input_ids': [5, 6, 7], 'labels': [5, 6, 7]}] * 64")
-    steps = [
-        "--num_epochs",
-        "999",
-        "--save_every_steps",
-        "50",
-        "--run_validation",
-        "False",
-        "--log_every_steps",
-        "1000",
-    ]
+    steps = ["--num_epochs", "999"]
+    for flag, value in (("--save_every_steps", "50"), ("--run_validation", "False")):
+        steps += [] if flag in given else [flag, value]
     return bench.flags(*rows, *steps, "--batch_size_training", "1", "--batching_strategy", "padding", *given)
 
 
@@ -378,3 +372,45 @@ def test_a_run_holds_its_folder_and_gives_it_back_when_it_ends(bench: Bench, hol
     assert bench.group.run(bench.flags(*failing), 1)[0].status == 1
     assert (bench.output / "metrics.jsonl").exists()
     assert not list(bench.folder.rglob("lock.json"))
+
+
+def test_a_folder_that_is_renamed_for_a_while_costs_the_run_nothing(
+    bench: Bench, launch: Callable[..., RunningCommand]
+) -> None:
+    flags = endless(bench, "--save_every_steps", "0", "--max_train_step", "900")
+    run = launch(*flags)
+    wait_until(lambda: len(trained_steps(bench.output)) > 5, run)
+    bench.output.rename(bench.folder / "away")
+    time.sleep(0.2)
+    (bench.folder / "away").rename(bench.output)
+    assert run.wait(120) == [0]
+    log = run.log.read_text()
+    assert log.count("metrics.jsonl cannot be written (No such file or directory); its lines wait") == 1
+    assert trained_steps(bench.output) == list(range(1, 901))
+    assert (bench.output / "model").is_dir()
+
+
+def test_a_run_whose_folder_was_deleted_keeps_its_state_in_a_new_one_and_says_at_the_end_what_is_gone(
+    bench: Bench, launch: Callable[..., RunningCommand]
+) -> None:
+    """The best weights were those of the first evaluation: nothing is learned."""
+    given = ["--run_validation", "True", "--max_eval_step", "1", "--lr", "1e-20", "--max_train_step", "120"]
+    flags = endless(bench, *given, "--resume", "auto")
+    run = launch(*flags, world_size=2)
+    wait_until(lambda: (bench.output / "model").exists() and "saved" in read_run_yaml(bench.output), run)
+    bench.output.rename(bench.folder / "away")
+    assert run.wait(120) == [1, 1]
+    log = run.log.read_text()
+    assert log.count("lock.json is gone, deleted or moved with its folder; the run goes on") <= 1
+    lines = len((bench.folder / "away/metrics.jsonl").read_text().splitlines())
+    (line,) = {line.partition("error: ")[2] for line in log.splitlines() if "error: " in line}
+    assert f"finished step 120 of 120, but {bench.output}/model, with the weights of step 32, is gone; " in line
+    assert f"{bench.output}/metrics.jsonl lacks {lines} line(s) (deleted or moved away); " in line
+    assert read_metrics(bench.output)[-1]["status"] == "failed"
+    assert damage(checkpoints(bench.output / "checkpoints")[0]) == ""
+    assert not (bench.output / "lock.json").exists()
+
+    again = launch(*flags, world_size=2)
+    assert again.wait(60) == [0, 0], again.log.read_text()
+    assert "after step 120" in again.log.read_text()
+    assert (bench.output / "model/model.safetensors").exists()
