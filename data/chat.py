@@ -8,35 +8,19 @@ ends the turn.
 
 from __future__ import annotations
 
-import json
 import re
-from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from jinja2 import TemplateError
 from transformers.utils.chat_template_utils import render_jinja_template
 
+from data.conversation import Conversation, Message
 from data.loss_mask import BadExample, TextSpan
 from utils.errors import ConfigError
 
 _GENERATION = re.compile(r"\{%[-+]?\s*generation\s*[-+]?%\}")
 _REMEDY = "give a template that marks the assistant's parts with {% generation %} (--chat_dataset.chat_template FILE)"
-
-Message = dict[str, Any]
-
-# ShareGPT's `from` as the roles that templates know.
-_ROLES = {
-    "system": "system",
-    "human": "user",
-    "user": "user",
-    "gpt": "assistant",
-    "assistant": "assistant",
-    "function_call": "assistant",
-    "tool": "tool",
-    "observation": "tool",
-    "function_response": "tool",
-}
 
 
 def use_template(tokenizer: Any, file: str | None) -> None:
@@ -59,20 +43,13 @@ def use_template(tokenizer: Any, file: str | None) -> None:
         )
 
 
-def chat_spans(turns: Any, tools: Any, tokenizer: Any) -> list[TextSpan]:
+def chat_spans(conversation: Conversation, tokenizer: Any) -> list[TextSpan]:
     """A conversation's rendered text as spans; the assistant's have a loss, each with the token that ends it.
 
-    Args:
-        turns: dicts with `role` and `content`, or ShareGPT's `from` and `value`.
-        tools: the tools that the conversation may call, passed to the template; a list, its JSON, or None.
-
     Raises:
-        BadExample: if it is no conversation, has no assistant turn, or the template does not tell the assistant's part.
+        BadExample: if the template does not take it, or does not tell the assistant's part.
     """
-    messages = _read_turns(turns)
-    tools = _read_tools(tools)
-    if not any(message["role"] == "assistant" for message in messages):
-        raise BadExample("it has no assistant turn, so there are no label tokens")
+    messages, tools = conversation.messages, conversation.tools
     try:
         if _GENERATION.search(tokenizer.get_chat_template(tools=tools)):
             text, places = _marked_by_template(messages, tools, tokenizer)
@@ -139,50 +116,3 @@ def _end_of_turn(text: str, first: int, last: int, tokenizer: Any) -> int:
 
 def _special_tokens(tokenizer: Any) -> list[Any]:
     return [token for token in tokenizer.added_tokens_decoder.values() if token.special and token.content.strip()]
-
-
-def _read_turns(turns: Any) -> list[Message]:
-    if not isinstance(turns, Sequence) or isinstance(turns, str) or not turns:
-        raise BadExample("it needs a list of turns, each with role and content (or from and value)")
-    return [_read_turn(number, turn) for number, turn in enumerate(turns, 1)]
-
-
-def _read_turn(number: int, turn: Any) -> Message:
-    if not isinstance(turn, Mapping):
-        raise BadExample(f"turn {number} is not a dict with role and content but {type(turn).__name__}")
-    message = _without_nulls(turn)
-    if "role" not in message and "from" in message:
-        speaker = message.pop("from")
-        if speaker not in _ROLES:
-            raise BadExample(f"turn {number} is from {speaker!r}; known are {', '.join(_ROLES)}")
-        message = {"role": _ROLES[speaker], "content": message.pop("value", None), **message}
-    if not isinstance(message.get("role"), str):
-        raise BadExample(f"turn {number} has no role")
-    content = message.get("content")
-    if content is None and "tool_calls" in message:
-        return message
-    if not isinstance(content, str | list):
-        raise BadExample(f"turn {number} ({message['role']}) has no text in content")
-    return message
-
-
-def _without_nulls(value: Any) -> Any:
-    """Drop the keys that are null: Arrow gives each dict of a column the keys of all of them."""
-    if isinstance(value, Mapping):
-        return {key: _without_nulls(item) for key, item in value.items() if item is not None}
-    return [_without_nulls(item) for item in value] if isinstance(value, list) else value
-
-
-def _read_tools(tools: Any) -> list[Any] | None:
-    if isinstance(tools, str) and tools.strip():
-        try:
-            tools = json.loads(tools)
-        except json.JSONDecodeError as error:
-            raise BadExample(f"its tools are no JSON ({error})") from error
-        except RecursionError as error:
-            raise BadExample("its tools are nested too deeply") from error
-    if not tools:
-        return None
-    if not isinstance(tools, list):
-        raise BadExample(f"its tools are not a list but {type(tools).__name__}")
-    return _without_nulls(tools)

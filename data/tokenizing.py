@@ -16,7 +16,7 @@ import transformers
 from datasets.fingerprint import Hasher
 from filelock import FileLock, Timeout
 
-from data import chat, loss_mask, prompts
+from data import chat, conversation, loss_mask, prompts
 from data.loss_mask import BadExample, TextSpan, tokenize_spans
 from data.splits import SplitExamples
 from utils.errors import ConfigError, in_one_line
@@ -29,7 +29,7 @@ BATCH_SIZE = 1000  # examples per call of the tokenizer, which then works on all
 STREAM_BATCH_SIZE = 256  # for a stream, whose batches stay in host memory: 1000 cost 60 MiB more
 _HEAD_START_SECONDS = 1.0  # for the process that shows progress
 _QUIET_WAIT_SECONDS = 5.0
-_MADE_BY = (loss_mask, chat, prompts)  # modules that decide what the tokens are, beside the dataset's own
+_MADE_BY = (loss_mask, chat, conversation, prompts)  # modules that decide what the tokens are, beside the dataset's own
 
 
 def tokenize_split(examples: SplitExamples, tokenizer: Any, to_spans: ToSpans, *, by_template: bool = False) -> Any:

@@ -12,31 +12,31 @@ from collections.abc import Mapping
 from functools import partial
 from typing import Any
 
+from configs.datasets import ChatDataset
 from data.chat import chat_spans, use_template
+from data.conversation import columns_to_read, read_conversation, turn_columns
 from data.loss_mask import TextSpan
 from data.splits import load_split
 from data.tokenizing import tokenize_split
 from utils.errors import ConfigError
 
-TURNS = ("messages", "conversations")
-
 
 def get_chat_dataset(dataset_config: Any, tokenizer: Any, split: str, split_slice: str | None = None) -> Any:
     """Tokenised conversations (`input_ids`, `labels`)."""
     use_template(tokenizer, dataset_config.chat_template)
-    columns = (dataset_config.messages_column,) if dataset_config.messages_column else TURNS
-    tools = dataset_config.tools_column
-    examples = load_split("chat_dataset", dataset_config, split, split_slice, other_columns=(*columns, tools))
-    turns = next((column for column in columns if column in examples.columns), None)
-    if turns is None:
+    examples = load_split(
+        "chat_dataset", dataset_config, split, split_slice, other_columns=columns_to_read(dataset_config)
+    )
+    columns = turn_columns(dataset_config)
+    if not any(column in examples.columns for column in columns):
         raise ConfigError(
             f"{examples.name} has no column {' or '.join(columns)}; it has {', '.join(examples.all_columns)}: "
             "name the column of the turns with --chat_dataset.messages_column"
         )
     return tokenize_split(
-        examples, tokenizer, partial(to_spans, turns=turns, tools=tools, tokenizer=tokenizer), by_template=True
+        examples, tokenizer, partial(to_spans, config=dataset_config, tokenizer=tokenizer), by_template=True
     )
 
 
-def to_spans(example: Mapping[str, Any], *, turns: str, tools: str, tokenizer: Any) -> list[TextSpan]:
-    return chat_spans(example[turns], example.get(tools), tokenizer)
+def to_spans(example: Mapping[str, Any], *, config: ChatDataset, tokenizer: Any) -> list[TextSpan]:
+    return chat_spans(read_conversation(example, config), tokenizer)

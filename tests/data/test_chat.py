@@ -7,8 +7,10 @@ from typing import Any
 
 import pytest
 
+from configs.datasets import ChatDataset
 from data.chat import chat_spans, use_template
-from data.loss_mask import BadExample, tokenize_spans
+from data.conversation import read_conversation
+from data.loss_mask import BadExample, TextSpan, tokenize_spans
 from tests.helpers.chat_templates import CHATML, FAMILIES, LLAMA_3
 from tests.helpers.tokenizers_of_kinds import byte_level
 from utils.errors import ConfigError
@@ -30,9 +32,14 @@ MARKED = """\
 {%- endfor -%}"""
 
 
+def spans_of(turns: Any, tools: Any, tokenizer: Any) -> list[TextSpan]:
+    conversation = read_conversation({"messages": turns, "tools": tools}, ChatDataset())
+    return chat_spans(conversation, tokenizer)
+
+
 def label_text(turns: list[dict[str, Any]], tokenizer: Any, tools: Any = None) -> list[str]:
     """The label tokens of the whole conversation, decoded, by turn."""
-    ((input_ids,), (labels,)) = tokenize_spans([chat_spans(turns, tools, tokenizer)], tokenizer)
+    ((input_ids,), (labels,)) = tokenize_spans([spans_of(turns, tools, tokenizer)], tokenizer)
     whole = tokenizer.apply_chat_template(turns, tools=tools, return_dict=False)
     assert input_ids.tolist() == whole, "the template's own tokens, start token included"
     parts: list[list[int]] = [[]]
@@ -59,7 +66,7 @@ def test_of_four_turns_the_assistants_are_label_tokens_with_their_end_tokens(nam
 def test_the_label_tokens_are_the_answers_and_no_other(name: str) -> None:
     """By ids: labels begin after the generation prompt and end with the answer's end token."""
     tokenizer = FAMILIES[name].tokenizer()
-    ((input_ids,), (labels,)) = tokenize_spans([chat_spans(TURNS, None, tokenizer)], tokenizer)
+    ((input_ids,), (labels,)) = tokenize_spans([spans_of(TURNS, None, tokenizer)], tokenizer)
     ids, with_label = input_ids.tolist(), (labels != -100).tolist()
     for number in (1, 3):
         prompt = tokenizer.apply_chat_template(TURNS[:number], add_generation_prompt=True, return_dict=False)
@@ -72,8 +79,8 @@ def test_the_label_tokens_are_the_answers_and_no_other(name: str) -> None:
 
 def test_the_templates_own_marks_give_the_same() -> None:
     family = FAMILIES["Llama-3"]
-    found = chat_spans(TURNS, None, family.tokenizer())
-    marked = chat_spans(TURNS, None, family.tokenizer(MARKED))
+    found = spans_of(TURNS, None, family.tokenizer())
+    marked = spans_of(TURNS, None, family.tokenizer(MARKED))
     assert [span for span in marked if span.text] == [span for span in found if span.text]
 
 
@@ -86,15 +93,15 @@ def test_a_template_that_rewrites_earlier_turns_is_fine_where_it_marks_them_and_
     rewritten = [template.replace("message['content'] | trim", "content | trim") for template in (LLAMA_3, MARKED)]
     plain, marked = (text.replace("in messages -%}", "in messages -%}" + forgets, 1) for text in rewritten)
     with pytest.raises(BadExample, match=r"turn 2 differently.*generation"):
-        chat_spans(turns, None, family.tokenizer(plain))
-    answers = [span.text for span in chat_spans(turns, None, family.tokenizer(marked)) if span.has_loss]
+        spans_of(turns, None, family.tokenizer(plain))
+    answers = [span.text for span in spans_of(turns, None, family.tokenizer(marked)) if span.has_loss]
     assert answers == ["Paris.<|eot_id|>", "Lima.\nAnna says so.<|eot_id|>"]
 
 
 @pytest.mark.parametrize("template", [CHATML.replace("<|im_end|>", ""), MARKED.replace("<|eot_id|>", "")])
 def test_a_template_without_an_end_token_is_refused(template: str) -> None:
     with pytest.raises(BadExample, match="never end"):
-        chat_spans(TURNS, None, FAMILIES["ChatML"].tokenizer(template))
+        spans_of(TURNS, None, FAMILIES["ChatML"].tokenizer(template))
 
 
 def test_tools_and_tool_turns_are_passed_through_without_labels() -> None:
@@ -107,7 +114,7 @@ def test_tools_and_tool_turns_are_passed_through_without_labels() -> None:
         {"role": "assistant", "content": "No."},
     ]
     tools = [{"type": "function", "function": {"name": "weather", "description": None, "parameters": {}}}]
-    spans = chat_spans(turns, tools, tokenizer)
+    spans = spans_of(turns, tools, tokenizer)
     with_label = [span.text for span in spans if span.has_loss]
     assert with_label == [
         '<tool_call>{"name": "weather", "arguments": {"city": "Lima"}}</tool_call><|im_end|>',
@@ -117,14 +124,14 @@ def test_tools_and_tool_turns_are_passed_through_without_labels() -> None:
     assert 'Tools: [{"type": "function"' in text
     assert "description" not in text, "a key that Arrow filled with null"
     assert "<|im_start|>tool\ndry<|im_end|>" in text
-    assert chat_spans(turns, '[{"type": "function"}]', tokenizer)[0].text.count("Tools:") == 1
+    assert spans_of(turns, '[{"type": "function"}]', tokenizer)[0].text.count("Tools:") == 1
 
 
 def test_sharegpt_turns_are_the_same_conversation() -> None:
     tokenizer = FAMILIES["ChatML"].tokenizer()
     names = {"user": "human", "assistant": "gpt", "system": "system"}
     turns = [{"from": names[turn["role"]], "value": turn["content"]} for turn in [SYSTEM, *TURNS]]
-    assert chat_spans(turns, None, tokenizer) == chat_spans([SYSTEM, *TURNS], None, tokenizer)
+    assert spans_of(turns, None, tokenizer) == spans_of([SYSTEM, *TURNS], None, tokenizer)
 
 
 @pytest.mark.parametrize(
@@ -142,21 +149,21 @@ def test_sharegpt_turns_are_the_same_conversation() -> None:
 )
 def test_what_is_no_conversation_is_refused_with_the_reason(turns: Any, reason: str) -> None:
     with pytest.raises(BadExample, match=reason):
-        chat_spans(turns, None, FAMILIES["ChatML"].tokenizer())
+        spans_of(turns, None, FAMILIES["ChatML"].tokenizer())
 
 
 def test_what_is_nested_too_deeply_is_refused_as_a_row() -> None:
     tokenizer = FAMILIES["ChatML"].tokenizer()
     with pytest.raises(BadExample, match="its tools are nested too deeply"):
-        chat_spans(TURNS, "[" * 100_000, tokenizer)
+        spans_of(TURNS, "[" * 100_000, tokenizer)
     tokenizer.chat_template = "{% if true %}" * 2000 + "{% endif %}" * 2000
     with pytest.raises(BadExample, match=r"the chat template does not take it \(\w+Error"):
-        chat_spans(TURNS, None, tokenizer)
+        spans_of(TURNS, None, tokenizer)
 
 
 def test_what_the_template_refuses_is_refused_in_its_words() -> None:
     with pytest.raises(BadExample, match=r"must alternate"):
-        chat_spans([TURNS[0], TURNS[0], TURNS[1]], None, FAMILIES["Llama-2"].tokenizer())
+        spans_of([TURNS[0], TURNS[0], TURNS[1]], None, FAMILIES["Llama-2"].tokenizer())
 
 
 def test_a_tokenizer_without_a_template_is_refused_or_given_one(tmp_path: Path) -> None:
