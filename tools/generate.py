@@ -35,7 +35,7 @@ from data.loss_mask import BadExample
 from supervision.exit_status import FAILED, REFUSED
 from tasks.task import Task, find_task
 from utils.errors import ConfigError, TrainingError, in_one_line
-from utils.printing import print_line
+from utils.printing import print_line, printable
 
 _LEAST_TEMPERATURE = 1e-3  # logits divided by less may overflow
 _MOST_TOKENS = 10**6
@@ -152,7 +152,9 @@ def answer_all(given: argparse.Namespace) -> None:
             add_bos=not given.chat,  # a template brings its own
             more_end_ids=more_end_ids,
         )
-        print_line(f"> {prompt}\n{text}\n" if len(prompts) > 1 else text)
+        answer = f"> {prompt}\n{text}\n" if len(prompts) > 1 else text
+        # A terminal would obey control characters; another program gets what the model wrote.
+        print(printable(answer) if sys.stdout.isatty() else answer, flush=True)
     if reason := refusal():
         raise TrainingError(f"standard output cannot be written ({reason}): some answers are lost")
 
