@@ -326,16 +326,11 @@ def test_a_run_within_what_another_run_writes_is_refused(tmp_path: Path) -> None
 
 def test_a_folder_that_another_run_began_and_left_in_the_meantime_is_refused(bench: Bench) -> None:
     """Both saw an empty folder. Else the second run would delete what the first one trained."""
-    inner = bench.dataset_function("return [{'input_ids': [5, 6, 7], 'labels': [5, 6, 7]}] * 8", "inner.py")
+    rows = "return [{'input_ids': [5, 6, 7], 'labels': [5, 6, 7]}] * 8"
     few = ["--max_train_step", "2", "--run_validation", "False", "--resume", "auto"]
-    flags = bench.flags(*inner, *few)
-    body = (
-        f"from tests.helpers.processes import ProcessGroup\n"
-        f"from pathlib import Path\n"
-        f"if not Path({str(bench.output)!r}).exists():\n"
-        f"    ProcessGroup().train({flags!r}, 1)\n"
-        f"return [{{'input_ids': [5, 6, 7], 'labels': [5, 6, 7]}}] * 8"
-    )
+    whole = bench.folder / "whole"
+    bench.group.train(bench.flags(*bench.dataset_function(rows, "inner.py"), *few, "--output_dir", str(whole)), 1)
+    body = f"import shutil\nshutil.copytree({str(whole)!r}, {str(bench.output)!r}, dirs_exist_ok=True)\n{rows}"
     outcome = bench.group.run(bench.flags(*bench.dataset_function(body), *few), 1)[0]
     assert outcome.status == 2, outcome.stderr
     (line,) = error_lines(outcome.stderr)
