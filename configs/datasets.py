@@ -1,7 +1,7 @@
 """Settings of the datasets. `--dataset NAME` chooses one; settings of any other are refused."""
 
 from dataclasses import dataclass
-from typing import Literal
+from typing import ClassVar, Literal
 
 from configs.setting import setting
 
@@ -13,6 +13,8 @@ _FORMS = "a file, a folder, a glob, a save_to_disk folder, or OWNER/NAME on the 
 @dataclass(frozen=True)
 class DataSource:
     """The settings of every dataset: where its examples are, and which are for training."""
+
+    DEFAULT_TRUNCATION: ClassVar[Literal["right", "split"]] = "right"  # of --truncation; half an answer teaches nothing
 
     data_path: str | None = setting(None, f"{_FORMS} (docs/datasets.md)", is_path=True)
     hub_config: str | None = setting(None, "configuration of a hub dataset that has several")
@@ -70,6 +72,8 @@ class InstructionDataset(DataSource):
 @dataclass(frozen=True)
 class TextDataset(DataSource):
     """Plain text; every token is a label (--dataset text_dataset)."""
+
+    DEFAULT_TRUNCATION = "split"
 
     text_column: str = setting("text", "column with the text")
     sample_by: Literal["line", "paragraph", "document"] = setting(

@@ -83,7 +83,7 @@ HINTS: dict[str, str] = {
     "packing": "--batching_strategy packing|padding",
     "sample_packing": "--batching_strategy packing|padding",
     "group_by_length": "--batching_strategy padding (batches then hold sequences of similar length)",
-    "truncation_side": "--truncation right|left|drop|error",
+    "truncation_side": "--truncation right|left|drop|error|split",
     "pad_to_max_length": "--batching_strategy packing|padding",
     "num_workers": "--num_workers_dataloader",
     "dataloader_num_workers": "--num_workers_dataloader",

@@ -105,10 +105,12 @@ class TrainConfig:
         minimum=8,
         unset=DEFAULT_CONTEXT_LENGTH,
     )
-    truncation: Literal["right", "left", "drop", "error"] = setting(
-        "right",
+    truncation: Literal["right", "left", "drop", "error", "split"] | None = setting(
+        None,
         "what to do with a sequence longer than context_length: keep its first tokens (right) or its last (left), "
-        "skip it (drop), or end the run (error)",
+        "skip it (drop), end the run (error), or make several of it (split); unset: split for text_dataset, right for "
+        "others",
+        unset="right",
     )
     pad_to_multiple_of: int = setting(
         8,

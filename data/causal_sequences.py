@@ -6,6 +6,7 @@ a `build_sequences` of its own.
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Iterable, Mapping
 from typing import Any, Literal
 
@@ -16,7 +17,7 @@ from data.labels import IGNORE_INDEX
 from data.sequences import Sequences
 from utils.errors import ConfigError
 
-Truncation = Literal["right", "left", "drop", "error"]
+Truncation = Literal["right", "left", "drop", "error", "split"]
 
 
 def build_sequences(
@@ -32,7 +33,7 @@ def build_sequences(
 
     Args:
         truncation: for a row longer than `context_length`: keep its first tokens (right) or its last (left), leave it
-            out (drop), or refuse the data (error).
+            out (drop), refuse the data (error), or make several sequences of it (split).
         first_row: the first row's place in the data, from 0.
         is_part: more rows may follow, so it is no error if none of these is kept.
 
@@ -58,6 +59,11 @@ def cut_sequences(flat: Sequences, *, name: str, context_length: int, truncation
     Raises:
         ConfigError: under `error`, for the first sequence that is too long.
     """
+    num_split = num_parts = 0
+    if truncation == "split":
+        num_split, num_whole = int((flat.lengths > context_length).sum()), len(flat)
+        flat = split_sequences(flat, context_length)
+        num_parts = len(flat) - num_whole + num_split
     starts, ends = flat.offsets[:-1], flat.offsets[1:]
     lengths = ends - starts
     too_long = lengths > context_length
@@ -65,7 +71,7 @@ def cut_sequences(flat: Sequences, *, name: str, context_length: int, truncation
         index = int(np.argmax(too_long))
         raise ConfigError(
             f"dataset ({name}), row {flat.source_rows[index] + 1}: {lengths[index]} tokens are more than "
-            f"--context_length {context_length}; raise it, or give --truncation right, left or drop"
+            f"--context_length {context_length}; raise it, or give --truncation right, left, drop or split"
         )
     if truncation == "left":
         starts = np.maximum(starts, ends - context_length)
@@ -74,8 +80,9 @@ def cut_sequences(flat: Sequences, *, name: str, context_length: int, truncation
     is_empty, is_dropped = lengths == 0, too_long & (truncation == "drop")
     kept = ~is_empty & ~is_dropped
     has_label = _has_label(flat.labels, starts, ends)
-    num_without_label = int((kept & ~has_label).sum())
+    lacking = flat.source_rows[kept & ~has_label]
     kept &= has_label
+    is_part = np.isin(lacking, flat.source_rows[kept])  # of a sample of which other parts are kept
     lengths_kept = (ends - starts)[kept]
     num_tokens_cut = int((lengths[kept] - lengths_kept).sum())
     input_ids, labels = flat.input_ids, flat.labels.copy()
@@ -93,9 +100,38 @@ def cut_sequences(flat: Sequences, *, name: str, context_length: int, truncation
         num_truncated=int(too_long[kept].sum()),
         num_tokens_cut=num_tokens_cut,
         num_too_long=int(is_dropped.sum()),
-        num_without_label=num_without_label,
+        num_without_label=len(np.unique(lacking[~is_part])),
+        num_split=num_split,
+        num_parts=num_parts,
+        num_parts_without_label=int(is_part.sum()),
         num_empty=int(is_empty.sum()),
         num_misplaced_labels=int(((labels != IGNORE_INDEX) & (labels != input_ids)).sum()),
+    )
+
+
+def split_sequences(flat: Sequences, context_length: int) -> Sequences:
+    """Sequences longer than `context_length` as several, all but the last of them that long.
+
+    Each part begins with the last token of the part before, as in Megatron's and nanoGPT's data: nothing precedes a
+    first token, so it has no label, and every label counts exactly once. No start or end token is added inside a text.
+    """
+    starts, lengths = flat.offsets[:-1], flat.lengths
+    step = context_length - 1
+    num_parts = np.maximum(1, -(-(lengths - 1) // step))
+    if (num_parts == 1).all():
+        return flat
+    ordinals = np.arange(num_parts.sum()) - np.repeat(np.cumsum(num_parts) - num_parts, num_parts)
+    part_starts = np.repeat(starts, num_parts) + ordinals * step
+    seams = part_starts[ordinals > 0]  # tokens that end one part and begin the next
+    offsets = np.append(part_starts + np.cumsum(ordinals > 0), flat.offsets[-1] + len(seams))
+    # A part before a seam ends after the seam's token; the next begins with its copy, one place later.
+    return dataclasses.replace(
+        flat,
+        input_ids=np.insert(flat.input_ids, seams + 1, flat.input_ids[seams]),
+        labels=np.insert(flat.labels, seams + 1, flat.labels[seams]),
+        offsets=offsets,
+        label_offsets=offsets,
+        source_rows=np.repeat(flat.source_rows, num_parts),
     )
 
 

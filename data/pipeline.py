@@ -91,14 +91,21 @@ def load_data(
     names, strategy = list(dataset_configs), train_config.batching_strategy
     streams = any(config.streaming for config in dataset_configs.values())
     notes: list[str] = []
-    build = partial(build_sequences, context_length=context_length, truncation=train_config.truncation)
+    builds = {
+        name: partial(
+            build_sequences,
+            context_length=context_length,
+            truncation=train_config.truncation or config.DEFAULT_TRUNCATION,
+        )
+        for name, config in dataset_configs.items()
+    }
 
     def load(name: str, split: str) -> Sequences:
         config = replace(dataset_configs[name], streaming=False)
         function = find_dataset_function(name, config)
         split_name = config.train_split if split == "train" else config.test_split
         sequences = load_sequences(
-            function, config, tokenizer, split_name, split_slice=train_config.split_slice, build=build
+            function, config, tokenizer, split_name, split_slice=train_config.split_slice, build=builds[name]
         )
         label = split if len(names) == 1 else f"{name}, {split}"
         check_token_ids(sequences, vocab_size, label)
@@ -109,7 +116,7 @@ def load_data(
     parts: list[MixPart] = []
     if streams:
         stream = _open_stream(
-            train_config, dataset_configs, tokenizer, build, vocab_size=vocab_size, context_length=context_length
+            train_config, dataset_configs, tokenizer, builds, vocab_size=vocab_size, context_length=context_length
         )
         heads = stream.head()
         train = join_sequences(heads)
@@ -144,7 +151,7 @@ def _open_stream(
     train_config: TrainConfig,
     dataset_configs: Mapping[str, DataSource],
     tokenizer: Any,
-    build: Callable[..., Sequences],
+    builds: Mapping[str, Callable[..., Sequences]],
     *,
     vocab_size: int,
     context_length: int,
@@ -156,7 +163,7 @@ def _open_stream(
             dataset_config=config,
             tokenizer=tokenizer,
             split=config.train_split,
-            build=build,
+            build=builds[name],
             vocab_size=vocab_size,
             max_rows=int(train_config.split_slice) if train_config.split_slice else None,
         )

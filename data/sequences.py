@@ -43,6 +43,9 @@ class Sequences:
     num_too_long: int = 0  # left out
     num_without_label: int = 0  # left out
     num_empty: int = 0  # left out
+    num_split: int = 0  # longer than a row and made into several samples
+    num_parts: int = 0  # the samples that they became
+    num_parts_without_label: int = 0  # of these, left out; other parts of their sample are kept
     num_misplaced_labels: int = 0  # labels for a causal model that are not the token at their place
 
     def __len__(self) -> int:
@@ -77,6 +80,13 @@ class Sequences:
                 f"{split}: {self.num_truncated} samples were longer than context_length and were cut (--truncation), "
                 f"by {self.num_tokens_cut:,} tokens in all"
             )
+        if self.num_split:
+            lines.append(
+                f"{split}: {self.num_split} samples were longer than context_length and were split into "
+                f"{self.num_parts} (--truncation split)"
+            )
+        if self.num_parts_without_label:
+            lines.append(f"{split}: {self.num_parts_without_label} parts of split samples left out: no label token")
         if self.num_too_long:
             lines.append(
                 f"{split}: {self.num_too_long} samples left out: longer than context_length (--truncation drop)"

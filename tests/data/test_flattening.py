@@ -41,7 +41,7 @@ def outcome(rows: Any, truncation: Truncation) -> Any:
     kind=st.sampled_from(["int8", "int32", "uint16", "int64"]),
     make_list=st.sampled_from([List, LargeList]),
     masked=st.booleans(),
-    truncation=st.sampled_from(["right", "left", "drop", "error"]),
+    truncation=st.sampled_from(["right", "left", "drop", "error", "split"]),
     data=st.data(),
 )
 @settings(max_examples=100, deadline=None)
