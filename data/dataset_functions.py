@@ -23,6 +23,7 @@ from typing import Any
 from configs.datasets import CustomDataset, DataSource
 from data.user_collator import with_collator
 from data.user_errors import RAISED, failed
+from data.user_function import UserFunction
 from utils.errors import ConfigError
 
 BUILT_IN_FOLDER = Path(__file__).resolve().parent.parent / "datasets"
@@ -84,6 +85,8 @@ def find_dataset_function(name: str, dataset_config: DataSource) -> Callable[...
     function = getattr(module, function_name, None)
     if not callable(function):
         raise ConfigError(f"--{name}.file: {path} has no function {function_name}; name one as file.py:function")
+    if isinstance(dataset_config, CustomDataset):
+        function = UserFunction(function)
     if callable(get_data_collator := getattr(module, "get_data_collator", None)):
         function = with_collator(function, get_data_collator)
     return function

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import sys
 import sysconfig
 import traceback
 from collections.abc import Callable
@@ -20,8 +21,11 @@ _PROJECT = Path(__file__).resolve().parent.parent
 
 def file_of(function: Callable[..., Any]) -> Path:
     """The file with a dataset function, even if something wraps it; an empty path if Python does not know it."""
-    code = getattr(inspect.unwrap(getattr(function, "func", function)), "__code__", None)
-    return Path(code.co_filename if code else "")
+    own = inspect.unwrap(getattr(function, "func", function))
+    if code := getattr(own, "__code__", None):
+        return Path(code.co_filename)
+    module = sys.modules.get(getattr(own, "__module__", ""))  # of a class
+    return Path(getattr(module, "__file__", None) or "")
 
 
 def failed(what: str, error: BaseException, file: Path) -> ConfigError:
