@@ -210,7 +210,9 @@ def kill_and_resume(options: argparse.Namespace, given: Sequence[str], folder: P
     dataset.write_text(DATASET_FUNCTION.format(num_rows=num_steps * most // 2))  # gives two epochs
     flags = ["--model_name", str(model), "--dataset", f"{dataset}:get_rows", "--batching_strategy", "padding"]
     flags += ["--batch_size_training", "1", "--global_batch_size", str(most), "--num_epochs", "2"]
-    flags += ["--run_validation", "False", "--lr", "1e-2"]
+    same_ranks = len(set(options.ranks)) == 1
+    # At a high rate a difference of rounding grows tenfold in some fifty steps.
+    flags += ["--run_validation", "False", "--lr", "1e-2" if same_ranks else "1e-4"]
     flags += ["--save_every_steps", "1", "--resume", "auto", "--enable_fsdp", *given, "--output_dir"]
     whole, killed = folder / "whole", folder / "killed"
     Ranks([*flags, str(whole)], most, folder / "whole.log").finish()
@@ -224,7 +226,6 @@ def kill_and_resume(options: argparse.Namespace, given: Sequence[str], folder: P
         print(f"  {number:4}  {world_size:5}  {kill.where:9}  {figures}  {'yes' if kill.writing else 'no'}", flush=True)
     Ranks(flags, most, folder / "killed.log").finish()
     check_checkpoints(killed)
-    same_ranks = len(set(options.ranks)) == 1
     compare(whole, killed, 0 if same_ranks else TOLERANCE)
     print(
         f"{num_steps} steps on {' or '.join(map(str, options.ranks))} rank(s), {options.kills} kills: equal to the "
