@@ -22,6 +22,9 @@ class DataSource:
     test_split: str = setting("validation", "evaluation split, named like train_split")
     validation_fraction: float = setting(0.0, FRACTION, minimum=0, exclusive_maximum=1)
     streaming: bool = setting(False, STREAMING)
+    skip_bad_rows: bool = setting(
+        False, "leave out rows that cannot be used, and count them; otherwise they end the run"
+    )
 
 
 @dataclass(frozen=True)

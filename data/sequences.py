@@ -94,7 +94,9 @@ class Sequences:
         if self.num_without_label:
             lines.append(f"{split}: {self.num_without_label} samples left out: no label token (within context_length)")
         if self.num_empty:
-            lines.append(f"{split}: {self.num_empty} samples left out: no tokens")
+            lines.append(
+                f"{split}: {self.num_empty} samples left out: no tokens (empty, or left out by --skip_bad_rows)"
+            )
         num_labels = int((self.labels != IGNORE_INDEX).sum())
         if 2 * self.num_misplaced_labels > num_labels:
             lines.append(

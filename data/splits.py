@@ -2,20 +2,32 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import asdict, dataclass, fields
+import json
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass, fields, replace
 from glob import escape
+from itertools import islice
 from typing import Any
 
 import datasets
 import numpy as np
+import pyarrow.compute as pc
 
 from configs.datasets import DataSource
-from data.data_path import READERS, TABLES, Files, Hub, Saved, locate
-from data.json_files import broken_json, nested_too_deeply
+from data.data_path import ALL_KINDS, TABLES, Files, Hub, Saved, ending, locate
+from data.json_files import where_not_utf8
+from data.loss_mask import BadExample
+from data.row_files import ENDINGS, NEW_KEYS, PROBLEM, ROW, keys_of, read_row_files
+from data.split_names import names_of
 from utils.errors import ConfigError, in_one_line
 from utils.hub import check_on_hub
+from utils.printing import print_line
+from utils.progress import shows_progress
 
+_REMEDY = "mend it, or leave such rows out with --skip_bad_rows"
+_ROWS_AT_A_TIME = 1000
+_HEAD = 256  # rows of a stream that name its columns
+_READERS = {".parquet": "parquet", ".arrow": "arrow", ".txt": "text"}
 _FRACTION_SEED = 0  # fixed: another --seed must not move examples between training and validation
 
 
@@ -23,14 +35,17 @@ _FRACTION_SEED = 0  # fixed: another --seed must not move examples between train
 class SplitExamples:
     """The examples of a split, with the columns that a dataset function asked for, and what messages call them."""
 
-    data: Any  # datasets.Dataset or IterableDataset
+    data: Any  # datasets.Dataset or IterableDataset: columns, or rows as text
     flag: str  # that named the place: "--samsum_dataset.data_path"
     place: str  # file, folder, glob or name on the hub
-    columns: tuple[str, ...]
+    columns: tuple[str, ...]  # that are there; of a stream of rows as text, those of its first rows
     all_columns: tuple[str, ...]  # of the place, for messages
     text_columns: tuple[str, ...]  # must hold text in every example
     settings: str  # that only this dataset has, for the cache key
     row_numbers: np.ndarray | None = None  # int64 [examples], rows of the place; None: 0, 1, 2, ...
+    later_columns: tuple[str, ...] = ()  # of a stream: asked for, and not in its first rows; a later row may have them
+    skips_bad_rows: bool = False
+    is_training: bool = True
 
     @property
     def name(self) -> str:
@@ -39,6 +54,62 @@ class SplitExamples:
     def row_number(self, index: int) -> int:
         """The row of an example in its place, from 1, counted over all files in their order."""
         return 1 + int(index if self.row_numbers is None else self.row_numbers[index])
+
+    def with_columns(self, *columns: str | None) -> SplitExamples:
+        """These examples, once it is known which of the columns asked for are used: the others are not read."""
+        used = {column for column in columns if column}
+        return replace(
+            self,
+            columns=tuple(column for column in self.columns if column in used),
+            text_columns=tuple(column for column in self.text_columns if column in used),
+            later_columns=tuple(column for column in self.later_columns if column in used),
+        )
+
+    def rows_of(self, batch: Mapping[str, Sequence[Any]]) -> Iterator[dict[str, Any] | UnreadableRow]:
+        """The examples of a batch of `data`, each with all its columns: None where a row has none."""
+        if ROW not in batch or PROBLEM not in batch:
+            columns = [batch[name] for name in self.columns]
+            for values in zip(*columns, strict=True):
+                yield dict(zip(self.columns, values, strict=True))
+            return
+        for text, problem in zip(batch[ROW], batch[PROBLEM], strict=True):
+            if text is None:
+                yield UnreadableRow(problem)
+            else:
+                row = json.loads(text)
+                example = {name: row.get(name) for name in self.columns}
+                yield example | {name: row[name] for name in self.later_columns if name in row}
+
+    def __iter__(self) -> Iterator[dict[str, Any]]:
+        """The examples.
+
+        Raises:
+            ConfigError: for a row that cannot be read, unless such rows are skipped.
+        """
+        first = 0
+        for batch in self.data.iter(_ROWS_AT_A_TIME):
+            for index, row in enumerate(self.rows_of(batch), first):
+                if isinstance(row, BadExample):
+                    self.refusal(index, row)
+                else:
+                    yield row
+            first += len(next(iter(batch.values())))
+
+    def refusal(self, index: int, problem: BadExample) -> str:
+        """What is said of an example that is left out, as it cannot be used.
+
+        Raises:
+            ConfigError: unless such examples are skipped.
+        """
+        row = "" if isinstance(problem, UnreadableRow) else f" {self.place}, row {self.row_number(index)}:"
+        refusal = f"{self.flag}:{row} {problem}"
+        if not self.skips_bad_rows:
+            raise ConfigError(f"{refusal}; {_REMEDY}") from problem
+        return refusal
+
+
+class UnreadableRow(BadExample):
+    """A row of a file that could not be read; its text names file and line."""
 
 
 def load_split(
@@ -76,21 +147,27 @@ def load_split(
         name_of_place = str(files[0])
     name = f"--{flag}.data_path: {name_of_place}"
     streams = dataset_config.streaming and is_training
+    if isinstance(place, Files) and place.note and is_training and shows_progress():
+        print_line(f"--{flag}.data_path: {place.note}")
     data = _read(name, place, dataset_config.train_split if takes_fraction else split, streams, reader_options)
-    all_columns = column_names(data)
+    all_columns, row_numbers = column_names(data), None
+    if holds_text(data) and streams and not all_columns and (first := next(iter(data), None)):
+        raise ConfigError(f"--{flag}.data_path: {first[PROBLEM]}; {_REMEDY}")
+    if holds_text(data) and not streams:
+        data, row_numbers = _without_problems(data, f"--{flag}.data_path", dataset_config.skip_bad_rows)
+    if not streams and not len(data):
+        raise ConfigError(f"{name} is empty: it holds no rows")
     missing = [column for column in text_columns if column not in all_columns]
     if missing:
         raise ConfigError(f"{name} has no column {', '.join(missing)}; it has {', '.join(all_columns) or 'none'}")
     columns = [column for column in all_columns if column in (*text_columns, *other_columns)]
-    if not streams and not len(data):
-        raise ConfigError(f"{name} is empty: it holds no rows")
-    data = data.select_columns(columns)
+    data = data.select_columns([ROW, PROBLEM] if holds_text(data) else columns)
     own = {field.name for field in fields(dataset_config)} - {field.name for field in fields(DataSource)}
     settings = repr([(key, value) for key, value in asdict(dataset_config).items() if key in own])
-    row_numbers = None
     if takes_fraction or (is_training and not streams and sets_rows_aside(flag, dataset_config, place)):
-        row_numbers = _chosen_rows(name, flag, dataset_config, len(data), aside=takes_fraction)
-        data = data.select(row_numbers)
+        chosen = _chosen_rows(name, flag, dataset_config, len(data), aside=takes_fraction)
+        data = data.select(chosen)
+        row_numbers = chosen if row_numbers is None else row_numbers[chosen]
     if not streams:
         data = first_rows(data, split_slice)
     return SplitExamples(
@@ -102,7 +179,36 @@ def load_split(
         text_columns=tuple(text_columns),
         settings=settings,
         row_numbers=row_numbers,
+        later_columns=tuple(name for name in dict.fromkeys(other_columns) if streams and name not in columns),
+        skips_bad_rows=dataset_config.skip_bad_rows,
+        is_training=is_training,
     )
+
+
+def holds_text(data: Any) -> bool:
+    """Whether data has rows as text, of which a stream's may be broken."""
+    return set(data.column_names or ()) >= {ROW, PROBLEM}
+
+
+def _without_problems(data: Any, flag: str, skips: bool) -> tuple[Any, np.ndarray | None]:
+    """The rows that can be read, and their numbers; None if these are all.
+
+    Raises:
+        ConfigError: if some cannot, unless they are skipped.
+    """
+    problems = data.data.column(PROBLEM)
+    num_bad = len(problems) - problems.null_count
+    if not num_bad:
+        return data, None
+    good = pc.is_null(problems).to_numpy()
+    first = problems[int(np.argmin(good))].as_py()
+    if not skips:
+        more = f" ({num_bad - 1:,} more rows cannot be read)" if num_bad > 1 else ""
+        raise ConfigError(f"{flag}: {first}{more}; {_REMEDY}")
+    if shows_progress():
+        print_line(f"{flag}: {num_bad:,} of {len(good):,} rows cannot be read and are left out; the first: {first}")
+    numbers = np.flatnonzero(good)
+    return data.select(numbers), numbers
 
 
 def first_rows(rows: Any, split_slice: str | None) -> Any:
@@ -157,7 +263,7 @@ def sets_rows_aside(flag: str, dataset_config: DataSource, place: Files | Saved 
 
 def has_validation(flag: str, dataset_config: DataSource) -> bool:
     """Whether a built-in dataset has validation examples; on the hub the answer is yes, and loading them will tell."""
-    place = locate(flag, dataset_config, "the/default", tuple(READERS))
+    place = locate(flag, dataset_config, "the/default", ALL_KINDS)
     return isinstance(place, Hub) or place.has_splits or validation_fraction(flag, dataset_config) > 0
 
 
@@ -181,15 +287,16 @@ def _read(name: str, place: Files | Saved | Hub, split: str, streams: bool, opti
     for file in files:
         if file.stat().st_size == 0:
             raise ConfigError(f"--{place.flag}.data_path: {file} is empty")
-        if deep := nested_too_deeply(file, streams=streams):
-            raise ConfigError(f"--{place.flag}.data_path: {deep}; mend it, or give another file")
     try:
         if isinstance(place, Hub):
             return datasets.load_dataset(place.name, place.config, split=split, streaming=streams)
         if isinstance(place, Saved):
             data = place.rows_of(split)
             return data.to_iterable_dataset() if streams else data
-        reader = READERS[files[0].suffix]
+        kind = ending(files[0])
+        if kind in ENDINGS:
+            return read_row_files(files, names_of(split, is_default=True), streams=streams)
+        reader = _READERS[kind]
         options = options if reader == "text" else {}
         paths = [escape(str(file)) for file in files]  # the library takes them for patterns
         data = datasets.load_dataset(reader, data_files=paths, split="train", streaming=streams, **options)
@@ -199,9 +306,9 @@ def _read(name: str, place: Files | Saved | Hub, split: str, streams: bool, opti
     except ConfigError:
         raise
     except Exception as error:
-        broken = next((found for file in files if (found := broken_json(file))), "")
-        if broken:
-            raise ConfigError(f"--{place.flag}.data_path: {broken}; mend it, or give another file") from error
+        is_text = files and ending(files[0]) == ".txt"
+        if is_text and (found := next((found for file in files if (found := where_not_utf8(file))), "")):
+            raise ConfigError(f"--{place.flag}.data_path: {found}") from error
         if isinstance(place, Hub) and "Unknown split" in str(error):
             found = " ".join(str(error).split())
             raise ConfigError(
@@ -215,5 +322,11 @@ def _read(name: str, place: Files | Saved | Hub, split: str, streams: bool, opti
 
 
 def column_names(data: Any) -> list[str]:
-    """The columns of a dataset; if a stream does not name them, those of its first row."""
-    return list(data.column_names or next(iter(data), {}))
+    """The columns of a dataset, or the keys of its rows; if a stream does not name them, those of its first rows."""
+    if not data.column_names:
+        return list(next(iter(data), {}))
+    if not holds_text(data):
+        return list(data.column_names)
+    if isinstance(data, datasets.IterableDataset):
+        return keys_of([row[NEW_KEYS] for row in islice(data, _HEAD)])
+    return keys_of(pc.drop_null(data.data.column(NEW_KEYS)).to_pylist())

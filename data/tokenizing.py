@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import datasets
+import numpy as np
 import tokenizers
 import transformers
 from datasets.fingerprint import Hasher
@@ -51,7 +52,8 @@ def tokenize_split(examples: SplitExamples, tokenizer: Any, to_spans: ToSpans, *
     end = [] if by_template else [tokenizer.eos_token_id]
 
     tokenize = _Tokenize(replace(examples, data=None), to_spans, tokenizer, start, end)
-    options: dict[str, Any] = {"batched": True, "with_indices": True, "remove_columns": list(examples.columns)}
+    _say_unread(examples)
+    options: dict[str, Any] = {"batched": True, "with_indices": True, "remove_columns": examples.data.column_names}
     if isinstance(examples.data, datasets.IterableDataset):
         return examples.data.map(tokenize, batch_size=STREAM_BATCH_SIZE, **options)
     cache_key = _cache_key(examples, tokenizer, to_spans, [start, end])
@@ -85,24 +87,42 @@ class _Tokenize:
 
     def __call__(self, batch: Mapping[str, Sequence[Any]], indices: Sequence[int]) -> dict[str, list[Any]]:
         spans = list(self._spans(batch, indices))
-        return tokenize_spans(spans, self.tokenizer, start=self.start, end=self.end)._asdict()
+        columns = tokenize_spans([each or [] for each in spans], self.tokenizer, start=self.start, end=self.end)
+        for place, each in enumerate(spans):
+            if each is None:  # without tokens it is counted and left out later, and the other rows keep their numbers
+                columns.input_ids[place] = columns.labels[place] = np.empty(0, dtype=np.int32)
+        return columns._asdict()
 
-    def _spans(self, batch: Mapping[str, Sequence[Any]], indices: Sequence[int]) -> Iterator[Sequence[TextSpan]]:
-        columns = self.examples.columns
-        for index, values in zip(indices, zip(*(batch[name] for name in columns), strict=True), strict=True):
-            example = dict(zip(columns, values, strict=True))
+    def _spans(self, batch: Mapping[str, Sequence[Any]], indices: Sequence[int]) -> Iterator[Sequence[TextSpan] | None]:
+        """The text of each example; None for one that is left out."""
+        refusals = []
+        for index, example in zip(indices, self.examples.rows_of(batch), strict=True):
             try:
+                if isinstance(example, BadExample):
+                    raise example
                 for name in self.examples.text_columns:
                     if not isinstance(example[name], str):
-                        raise BadExample(f"column {name} is not text but {_kind(example[name])}")
+                        example[name] = _as_text(name, example[name])
                 yield self.to_spans(example)
             except BadExample as error:
-                row = self.examples.row_number(index)
-                raise ConfigError(f"{self.examples.name}, row {row}: {error}") from error
+                refusals.append(self.examples.refusal(index, error))
+                yield None
+        if refusals and shows_progress():
+            more = f" (and {len(refusals) - 1} more of {len(indices):,} rows)" if len(refusals) > 1 else ""
+            print_line(f"left out: {refusals[0]}{more}")
 
 
-def _kind(value: Any) -> str:
-    return "empty (null)" if value is None else type(value).__name__
+def _as_text(name: str, value: Any) -> str:
+    """A number as text."""
+    if isinstance(value, int | float) and not isinstance(value, bool):
+        return str(value)
+    raise BadExample(f"column {name} is not text but {'empty (null)' if value is None else type(value).__name__}")
+
+
+def _say_unread(examples: SplitExamples) -> None:
+    unread = [name for name in examples.all_columns if name not in examples.columns]
+    if unread and examples.is_training and shows_progress():
+        print_line(f"{examples.name}: columns that are not read: {', '.join(unread)}")
 
 
 def _cache_key(examples: SplitExamples, tokenizer: Any, to_spans: ToSpans, ends: list[list[int]]) -> str:
@@ -115,7 +135,16 @@ def _cache_key(examples: SplitExamples, tokenizer: Any, to_spans: ToSpans, ends:
     own_code = inspect.getsource(inspect.getmodule(function) or function)
     code = [*(inspect.getsource(module) for module in _MADE_BY), own_code]
     versions = [transformers.__version__, tokenizers.__version__]
-    parts = [examples.data._fingerprint, examples.settings, _tokenizer_state(tokenizer), ends, code, versions]
+    parts = [
+        examples.data._fingerprint,
+        examples.settings,
+        examples.skips_bad_rows,
+        examples.columns,
+        _tokenizer_state(tokenizer),
+        ends,
+        code,
+        versions,
+    ]
     return Hasher.hash(parts)
 
 

@@ -40,22 +40,22 @@ def get_instruction_dataset(dataset_config: Any, tokenizer: Any, split: str, spl
     there = examples.columns
     prompt = asked[0] or next((name for name, answer in PAIRS.items() if name in there and answer in there), "prompt")
     answer = asked[2] or PAIRS.get(prompt, "completion")
-    about = asked[1] or ("input" if prompt == "instruction" and "input" in there else None)
-    missing = [name for name in (prompt, answer, about) if name and name not in there]
+    about = asked[1] or ("input" if prompt == "instruction" and "input" in (*there, *examples.later_columns) else None)
+    missing = [name for name in (prompt, answer, asked[1]) if name and name not in there]
     if missing:
         raise ConfigError(
             f"{examples.name} has no column {', '.join(missing)}; it has {', '.join(examples.all_columns)}: name them "
             "with --instruction_dataset.prompt_column and .completion_column"
         )
     columns = {"prompt": prompt, "about": about, "answer": answer, "template": template}
-    examples = replace(examples, text_columns=(prompt, answer))  # tokenize_split checks that they hold text
+    examples = replace(examples.with_columns(prompt, about, answer), text_columns=(prompt, answer))
     return tokenize_split(examples, tokenizer, partial(to_spans, **columns))
 
 
 def to_spans(
     example: Mapping[str, Any], *, prompt: str, about: str | None, answer: str, template: str | None
 ) -> list[TextSpan]:
-    text, subject = example[prompt], (example[about] or "") if about else ""
+    text, subject = example[prompt], (example.get(about) or "") if about else ""
     template = template.replace("\\n", "\n") if template is not None else TEMPLATES.get(prompt)
     if template is not None:
         before = template.replace("{prompt}", text).replace("{input}", subject)

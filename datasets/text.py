@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from functools import partial
 from typing import Any
 
-from data.data_path import READERS
+from data.data_path import ALL_KINDS
 from data.loss_mask import TextSpan
 from data.splits import load_split
 from data.tokenizing import tokenize_split
@@ -24,7 +24,7 @@ def get_text_dataset(dataset_config: Any, tokenizer: Any, split: str, split_slic
         split,
         split_slice,
         text_columns=(column,),
-        kinds=tuple(READERS),
+        kinds=ALL_KINDS,
         sample_by=dataset_config.sample_by,
     )
     return tokenize_split(examples, tokenizer, partial(to_spans, column=column))

@@ -45,7 +45,7 @@ def test_a_folder_with_two_training_files_is_refused(bench: Bench) -> None:
         ("no json", "dialogue,summary\nA: Hi,Hi.\n", []),
         ("one column missing", '{"dialogue": "A: Hi", "text": "Hi."}\n', ["summary", "text"]),
         ("columns missing", '{"id": "1", "conversation": "A: Hi"}\n', ["dialogue", "summary", "conversation"]),
-        ("not text", '{"dialogue": "A: Hi", "summary": 7}\n', ["summary"]),
+        ("not text", '{"dialogue": "A: Hi", "summary": [7]}\n', ["summary"]),
         ("null", '{"dialogue": "A: Hi", "summary": "Hi."}\n{"dialogue": null, "summary": "Hi."}\n', ["dialogue"]),
     ],
 )

@@ -51,7 +51,7 @@ def write(file: Path, rows: list[dict[str, Any]]) -> Path:
 
 def outputs(config: DataSource, split: str = "train") -> list[str]:
     found = load_split("alpaca_dataset", config, split, text_columns=("output",), hub_name="a/b")
-    return [row["output"] for row in found.data]
+    return [row["output"] for row in found]
 
 
 def tokenized(name: str, config: DataSource, tokenizer: Any, split: str = "train") -> Any:
@@ -86,6 +86,52 @@ def test_a_folder_holds_splits_by_name(names: tuple[str, str], tmp_path: Path) -
     assert outputs(config) == [row["output"] for row in ROWS[:30]], "a default gives way to what is there"
     assert outputs(config, "test") == [row["output"] for row in ROWS[30:]]
     assert has_validation("alpaca_dataset", config)
+
+
+@pytest.mark.parametrize(
+    ("train", "validation", "others"),
+    [
+        ("samsun_train.jsonl", "samsun_validation.jsonl", []),
+        ("train.json", "val.json", []),
+        ("Alpaca-Train-0.csv", "alpaca.dev.csv", []),
+        ("training.v2.jsonl", "valid/a.jsonl", []),
+        ("a_train.jsonl", "a_eval.jsonl", ["a_test.jsonl"]),
+        ("train.jsonl", "val.jsonl", ["notes.jsonl"]),
+    ],
+)
+def test_files_are_splits_by_a_word_of_their_names(
+    train: str, validation: str, others: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The validation rows of a folder like llama-recipes' SAMSum were trained on."""
+    for name, rows in ((train, ROWS[:30]), (validation, ROWS[30:]), *((other, ROWS[:1]) for other in others)):
+        write(tmp_path / name, rows)
+    config = SamsumDataset(str(tmp_path))
+    assert outputs(config) == [row["output"] for row in ROWS[:30]]
+    said = capsys.readouterr().out
+    assert f"--alpaca_dataset.data_path: {tmp_path}: " in said
+    assert f"validation is {validation}" in said
+    assert not others or f"not read: {others[0]}" in said
+    assert outputs(config, "validation") == [row["output"] for row in ROWS[30:]]
+    assert has_validation("alpaca_dataset", config)
+
+
+@pytest.mark.parametrize(
+    ("names", "reason"),
+    [
+        (["train_test.jsonl", "train.jsonl"], r"train_test.jsonl could be train or test; rename it"),
+        (["a_train.jsonl", "b.jsonl"], r"files named like splits \(a_train.jsonl\) and others \(b.jsonl\)"),
+        (["my_test.jsonl"], r"has no file named train, but my_test.jsonl"),
+        (["rows_dev.jsonl"], r"needs train.*has rows_dev.jsonl"),
+    ],
+)
+def test_names_that_leave_the_split_open_are_refused(names: list[str], reason: str, tmp_path: Path) -> None:
+    for name in names:
+        write(tmp_path / name, ROWS)
+    with pytest.raises(ConfigError, match=reason):
+        outputs(SamsumDataset(str(tmp_path)))
+    assert len(outputs(SamsumDataset(f"{tmp_path}/*.jsonl"))) == 40 * len(names), (
+        "a glob names files, whatever they say"
+    )
 
 
 @pytest.mark.parametrize("path", ["", "*.jsonl", "**/part*"])
