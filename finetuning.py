@@ -354,7 +354,9 @@ def conclude(job: Job, status: str, asked: str) -> None:
     reporter.run_ended("failed" if lacking else status)
     lacking += on_rank_zero(reporter.write_rest)
     if lacking:
-        raise TrainingError(f"{how}, but {'; '.join(lacking)}; free the disk and give --resume auto")
+        raise TrainingError(
+            f"{how}, but {'; '.join(lacking)}; free the disk, or bring the folder back, and give --resume auto"
+        )
     if status == "stopped":
         where = "" if job.config.was_given("train_config.output_dir") else f" --output_dir {job.folder}"
         reporter.say(f"{how}; to go on, give the same command with --resume auto{where}")

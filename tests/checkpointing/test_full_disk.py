@@ -135,7 +135,7 @@ def test_a_run_whose_disk_takes_nothing_to_the_end_fails_and_says_what_is_where(
     assert damage(newest) == ""
     assert f" {disk}/checkpoints/{newest.name}; the best weights, those of step 12, could not be saved: " in error
     assert f"{disk}/model holds those of step 6; " in error
-    assert error.endswith("; free the disk and give --resume auto")
+    assert error.endswith("; free the disk, or bring the folder back, and give --resume auto")
     lacking = int(re.search(rf"{disk}/metrics.jsonl lacks (\d+) line", error)[1])
     lines = (run / "metrics.jsonl").read_text()
     assert lines.endswith("}\n")
