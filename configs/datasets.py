@@ -7,7 +7,12 @@ from configs.setting import setting
 
 STREAMING = "read training examples while training, for data that does not fit into memory"
 FRACTION = "share of the training examples to hold out for evaluation, if there is no test_split"
+EMPTY = "answers, or texts, that are empty: not learned and counted (skip), or learned as an end token alone (learn)"
 _FORMS = "a file, a folder, a glob, a save_to_disk folder, or OWNER/NAME on the hub"
+
+
+ROLES = ("system", "developer", "user", "assistant", "tool", "function_call")
+"""The roles of turns; a function_call turn is the assistant's and holds the JSON of a call."""
 
 
 @dataclass(frozen=True)
@@ -25,6 +30,7 @@ class DataSource:
     skip_bad_rows: bool = setting(
         False, "leave out rows that cannot be used, and count them; otherwise they end the run"
     )
+    empty_answers: Literal["skip", "learn"] = setting("skip", EMPTY)
 
 
 @dataclass(frozen=True)
@@ -56,6 +62,14 @@ class ChatDataset(DataSource):
     chat_template: str | None = setting(
         None, "file with a Jinja chat template; unset: the tokenizer's own", is_path=True
     )
+    roles: tuple[str, ...] = setting(
+        (), f"the data's own names of roles, as in critic=user,writer=assistant; roles are {', '.join(ROLES)}"
+    )
+    learn: Literal["all", "last"] = setting("all", "which of the assistant's turns are learned: all, or the last")
+
+    def role_names(self) -> dict[str, str]:
+        """The role of each name in `roles`."""
+        return dict(pair.split("=", 1) for pair in self.roles)
 
 
 @dataclass(frozen=True)

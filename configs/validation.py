@@ -5,6 +5,7 @@ from difflib import get_close_matches
 from typing import Any
 
 from configs.adaptation import SHARED_FIELDS
+from configs.datasets import ROLES
 from configs.fsdp import OPTIMIZERS_IN_8BIT
 from configs.names import flag
 from configs.peft import ALL_LINEAR
@@ -230,6 +231,12 @@ def _check_data(config: RunConfig) -> None:
         raise ConfigError(
             f"--custom_dataset.file: {config.custom_dataset.file!r} is not FILE.py or FILE.py:FUNCTION; name one"
         )
+    for pair in config.chat_dataset.roles:
+        name, equals, role = pair.partition("=")
+        if not (name and equals and role in (*ROLES, name)):
+            raise ConfigError(
+                f"--chat_dataset.roles: {pair!r} names no role; write NAME=ROLE, with one of {', '.join(ROLES)}"
+            )
     if train.split_slice is not None and not _is_slice(train.split_slice):
         raise ConfigError(
             f"--split_slice: {train.split_slice!r} is neither a percentage nor a number of examples; "

@@ -14,7 +14,7 @@ import numpy as np
 
 from data.flattening import flatten
 from data.labels import IGNORE_INDEX
-from data.sequences import Sequences
+from data.sequences import COUNT_COLUMNS, Sequences
 from utils.errors import ConfigError
 
 Truncation = Literal["right", "left", "drop", "error", "split"]
@@ -105,6 +105,7 @@ def cut_sequences(flat: Sequences, *, name: str, context_length: int, truncation
         num_parts=num_parts,
         num_parts_without_label=int(is_part.sum()),
         num_empty=int(is_empty.sum()),
+        **{name: getattr(flat, name) for name in COUNT_COLUMNS},
         num_misplaced_labels=int(((labels != IGNORE_INDEX) & (labels != input_ids)).sum()),
     )
 

@@ -15,7 +15,7 @@ from typing import Any
 from jinja2 import TemplateError
 from transformers.utils.chat_template_utils import render_jinja_template
 
-from data.conversation import Conversation, Message
+from data.conversation import Conversation
 from data.loss_mask import BadExample, TextSpan
 from utils.errors import ConfigError
 
@@ -52,9 +52,14 @@ def chat_spans(conversation: Conversation, tokenizer: Any) -> list[TextSpan]:
     messages, tools = conversation.messages, conversation.tools
     try:
         if _GENERATION.search(tokenizer.get_chat_template(tools=tools)):
-            text, places = _marked_by_template(messages, tools, tokenizer)
+            text, places = _marked_by_template(conversation, tokenizer)
+            answers = [number for number, message in enumerate(messages) if message["role"] == "assistant"]
+            if not all(conversation.has_loss[number] for number in answers):
+                if len(places) != len(answers):
+                    raise BadExample("the chat template's marks are not one for each of the assistant's turns")
+                places = [place for number, place in zip(answers, places, strict=True) if conversation.has_loss[number]]
         else:
-            text, places = _found_by_prefixes(messages, tools, tokenizer)
+            text, places = _found_by_prefixes(conversation, tokenizer)
     except BadExample:
         raise
     except (TemplateError, TypeError, ValueError, KeyError, RecursionError) as error:
@@ -66,14 +71,14 @@ def chat_spans(conversation: Conversation, tokenizer: Any) -> list[TextSpan]:
     return [*spans, TextSpan(text[position:], False)]
 
 
-def _marked_by_template(messages: list[Message], tools: Any, tokenizer: Any) -> tuple[str, list[tuple[int, int]]]:
+def _marked_by_template(conversation: Conversation, tokenizer: Any) -> tuple[str, list[tuple[int, int]]]:
     render: Any = render_jinja_template  # its annotation says str
     rendered, marks = render(
-        [messages],
-        tools=tools,
-        chat_template=tokenizer.get_chat_template(tools=tools),
+        [conversation.messages],
+        tools=conversation.tools,
+        chat_template=tokenizer.get_chat_template(tools=conversation.tools),
         return_assistant_tokens_mask=True,
-        **tokenizer.special_tokens_map,
+        **{**tokenizer.special_tokens_map, **conversation.template_kwargs},
     )
     text, places = rendered[0], [tuple(mark) for mark in marks[0]]
     if not places:
@@ -81,15 +86,20 @@ def _marked_by_template(messages: list[Message], tools: Any, tokenizer: Any) -> 
     return text, [(first, _end_of_turn(text, first, last, tokenizer)) for first, last in places]
 
 
-def _found_by_prefixes(messages: list[Message], tools: Any, tokenizer: Any) -> tuple[str, list[tuple[int, int]]]:
+def _found_by_prefixes(conversation: Conversation, tokenizer: Any) -> tuple[str, list[tuple[int, int]]]:
     def render(number: int, *, prompts: bool) -> str:
         return tokenizer.apply_chat_template(
-            messages[:number], tools=tools, tokenize=False, add_generation_prompt=prompts
+            messages[:number],
+            tools=tools,
+            tokenize=False,
+            add_generation_prompt=prompts,
+            **conversation.template_kwargs,
         )
 
+    messages, tools = conversation.messages, conversation.tools
     text, places = render(len(messages), prompts=False), []
-    for index, message in enumerate(messages):
-        if message["role"] != "assistant":
+    for index in range(len(messages)):
+        if not conversation.has_loss[index]:
             continue
         if index == 0:
             raise BadExample(f"it begins with the assistant's turn, where the chat template has no prompt; {_REMEDY}")

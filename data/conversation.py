@@ -2,30 +2,20 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 from configs.datasets import ChatDataset
 from data.loss_mask import BadExample
+from data.turns import MEDIA, Message, Turn, parse_json, read_turn, says_nothing, without_nulls
 
 TURN_COLUMNS = ("messages", "conversations")
+PROMPT_COLUMNS = ("prompt", "completion")
 
-Message = dict[str, Any]
-
-# ShareGPT's `from` as the roles that templates know.
-_ROLES = {
-    "system": "system",
-    "human": "user",
-    "user": "user",
-    "gpt": "assistant",
-    "assistant": "assistant",
-    "function_call": "assistant",
-    "tool": "tool",
-    "observation": "tool",
-    "function_response": "tool",
-}
+_SYSTEM, _KWARGS, _MASK_HISTORY = "system", "chat_template_kwargs", "mask_history"
+_MEDIA_COLUMNS = (*(f"{medium}s" for medium in MEDIA), *MEDIA)
+_FUNCTIONS = "functions"  # OpenAI's older name of the tools
 
 
 @dataclass(frozen=True)
@@ -36,11 +26,13 @@ class Conversation:
     has_loss: tuple[bool, ...]  # of each message; only the assistant's may
     tools: list[Any] | None = None
     template_kwargs: dict[str, Any] = field(default_factory=dict)  # of the template, beside messages and tools
+    num_empty_answers: int = 0  # that have no loss because they are empty
 
 
 def columns_to_read(config: ChatDataset) -> tuple[str, ...]:
     """The columns that `read_conversation` looks for."""
-    return (*turn_columns(config), config.tools_column)
+    others = (*PROMPT_COLUMNS, config.tools_column, _FUNCTIONS, _SYSTEM, _KWARGS, _MASK_HISTORY, *_MEDIA_COLUMNS)
+    return (*turn_columns(config), *others)
 
 
 def turn_columns(config: ChatDataset) -> tuple[str, ...]:
@@ -48,66 +40,163 @@ def turn_columns(config: ChatDataset) -> tuple[str, ...]:
     return (config.messages_column,) if config.messages_column else TURN_COLUMNS
 
 
-def read_conversation(example: Mapping[str, Any], config: ChatDataset) -> Conversation:
+def read_conversation(
+    example: Mapping[str, Any], config: ChatDataset, *, chat_template: Any = "", drop_nulls: bool = False
+) -> Conversation:
     """The conversation of a row.
 
     Args:
         example: the row's columns, of those that `columns_to_read` names.
+        chat_template: a developer's turn stays one if the template knows the role; otherwise it is the system's.
+        drop_nulls: inside the arguments of calls, too, where Arrow puts them for the keys of other calls.
 
     Raises:
-        BadExample: if it is no conversation, or no turn of the assistant's has a loss.
+        BadExample: if it is no conversation, or has no turn of the assistant's.
     """
-    turns = next((example[column] for column in turn_columns(config) if column in example), None)
-    messages = _read_turns(turns)
-    tools = _read_tools(example.get(config.tools_column))
-    has_loss = tuple(message["role"] == "assistant" for message in messages)
-    if not any(has_loss):
+    example = {name: value for name, value in example.items() if value is not None}
+    names = config.role_names()
+    prompt, turns = _find_turns(example, config)
+    read = [_read_turn(number, turn, names, drop_nulls) for number, turn in enumerate([*prompt, *turns], 1)]
+    messages = [turn.message for turn in read]
+    if "developer" not in str(chat_template):
+        messages = [m | {"role": "system"} if m["role"] == "developer" else m for m in messages]
+    _check_is_text(example, messages)
+    is_answer = [message["role"] == "assistant" for message in messages]
+    if not any(is_answer[len(prompt) :]):
         raise BadExample("it has no assistant turn, so there are no label tokens")
-    return Conversation(messages, has_loss, tools)
+    last = len(messages) - 1 - is_answer[::-1].index(True)
+    only_last = config.learn == "last" or _mask_history(example)
+    learned = [
+        answers and number >= len(prompt) and turn.is_learned is not False and (number == last or not only_last)
+        for number, (answers, turn) in enumerate(zip(is_answer, read, strict=True))
+    ]
+    is_empty = [
+        learns and config.empty_answers == "skip" and says_nothing(message)
+        for learns, message in zip(learned, messages, strict=True)
+    ]
+    has_loss = [learns and not empty for learns, empty in zip(learned, is_empty, strict=True)]
+    if (system := _system_turn(example, messages)) is not None:
+        messages, has_loss = [system, *messages], [False, *has_loss]
+    return Conversation(
+        messages,
+        tuple(has_loss),
+        tools=_read_tools(example, config, drop_nulls),
+        template_kwargs=_read_kwargs(example),
+        num_empty_answers=sum(is_empty),
+    )
 
 
-def _read_turns(turns: Any) -> list[Message]:
-    if not isinstance(turns, Sequence) or isinstance(turns, str) or not turns:
-        raise BadExample("it needs a list of turns, each with role and content (or from and value)")
-    return [_read_turn(number, turn) for number, turn in enumerate(turns, 1)]
+def _find_turns(example: Mapping[str, Any], config: ChatDataset) -> tuple[Sequence[Any], Sequence[Any]]:
+    """The turns without a loss that come first, such as a prompt's, and the others."""
+    column = next((name for name in turn_columns(config) if name in example), None)
+    if column is None and "completion" in example and config.messages_column is None:
+        return _read_list("prompt", example.get("prompt")), _read_list("completion", example["completion"])
+    return [], _read_list(column or turn_columns(config)[0], example.get(column or ""))
 
 
-def _read_turn(number: int, turn: Any) -> Message:
-    if not isinstance(turn, Mapping):
-        raise BadExample(f"turn {number} is not a dict with role and content but {type(turn).__name__}")
-    message = _without_nulls(turn)
-    if "role" not in message and "from" in message:
-        speaker = message.pop("from")
-        if speaker not in _ROLES:
-            raise BadExample(f"turn {number} is from {speaker!r}; known are {', '.join(_ROLES)}")
-        message = {"role": _ROLES[speaker], "content": message.pop("value", None), **message}
-    if not isinstance(message.get("role"), str):
-        raise BadExample(f"turn {number} has no role")
-    content = message.get("content")
-    if content is None and "tool_calls" in message:
-        return message
-    if not isinstance(content, str | list):
-        raise BadExample(f"turn {number} ({message['role']}) has no text in content")
-    return message
-
-
-def _without_nulls(value: Any) -> Any:
-    """Drop the keys that are null: Arrow gives each dict of a column the keys of all of them."""
-    if isinstance(value, Mapping):
-        return {key: _without_nulls(item) for key, item in value.items() if item is not None}
-    return [_without_nulls(item) for item in value] if isinstance(value, list) else value
-
-
-def _read_tools(tools: Any) -> list[Any] | None:
-    if isinstance(tools, str) and tools.strip():
+def _read_list(column: str, turns: Any) -> Sequence[Any]:
+    if isinstance(turns, str):
         try:
-            tools = json.loads(tools)
-        except json.JSONDecodeError as error:
-            raise BadExample(f"its tools are no JSON ({error})") from error
-        except RecursionError as error:
-            raise BadExample("its tools are nested too deeply") from error
+            turns = parse_json(turns)
+        except ValueError as error:
+            raise BadExample(
+                f"column {column} needs a list of turns, or its JSON, and is other text ({error})"
+            ) from error
+    if isinstance(turns, Mapping) and "role" in turns:
+        return [turns]
+    if not isinstance(turns, Sequence) or not turns:
+        raise BadExample(f"column {column} needs a list of turns, each with role and content (or from and value)")
+    return turns
+
+
+def _read_turn(number: int, turn: Any, names: Mapping[str, str], drop_nulls: bool) -> Turn:
+    try:
+        return read_turn(turn, names, drop_nulls=drop_nulls)
+    except BadExample as error:
+        role = (turn.get("role") or turn.get("from")) if isinstance(turn, Mapping) else None
+        raise BadExample(f"turn {number}{f' ({role})' if role else ''}: {error}") from error
+
+
+def _check_is_text(example: Mapping[str, Any], messages: Sequence[Message]) -> None:
+    """Refuse images, audio and video: a column of them, which no model for text reads."""
+    for column in _MEDIA_COLUMNS:
+        sign = f"<{column.removesuffix('s')}>"
+        is_used = column not in MEDIA or any(sign in message["content"] for message in messages)
+        if is_used and example.get(column) not in (None, [], "", {}):
+            raise BadExample(f"column {column} holds what a run on text alone would lose; leave the row out")
+
+
+def _mask_history(example: Mapping[str, Any]) -> bool:
+    value = example.get(_MASK_HISTORY, False)
+    if value not in (0, 1):
+        raise BadExample(f"column {_MASK_HISTORY} is {value!r}; give true or false")
+    return bool(value)
+
+
+def _system_turn(example: Mapping[str, Any], messages: Sequence[Message]) -> Message | None:
+    """The turn of the column `system`; None without one, or if it is the first of the turns already.
+
+    Raises:
+        BadExample: if the turns begin with another.
+    """
+    text = example.get(_SYSTEM) or ""
+    if not isinstance(text, str):
+        raise BadExample(f"column {_SYSTEM} is not text but {type(text).__name__}")
+    if not text.strip():
+        return None
+    if messages[0]["role"] not in ("system", "developer"):
+        return {"role": "system", "content": text}
+    if messages[0]["content"].strip() != text.strip():
+        raise BadExample(f"column {_SYSTEM} and its first turn, which is the system's, differ; leave one of them out")
+    return None
+
+
+def _read_kwargs(example: Mapping[str, Any]) -> dict[str, Any]:
+    kwargs = example.get(_KWARGS, {})
+    try:
+        kwargs = parse_json(kwargs) if isinstance(kwargs, str) and kwargs.strip() else kwargs or {}
+    except ValueError as error:
+        raise BadExample(f"its {_KWARGS} are no JSON ({error})") from error
+    if not isinstance(kwargs, Mapping):
+        raise BadExample(f"its {_KWARGS} are not a dict but {type(kwargs).__name__}")
+    if taken := {"messages", "tools", "add_generation_prompt", "chat_template"} & kwargs.keys():
+        raise BadExample(f"its {_KWARGS} hold {', '.join(sorted(taken))}, which the row itself gives; leave it out")
+    return without_nulls(kwargs)
+
+
+def _read_tools(example: Mapping[str, Any], config: ChatDataset, drop_nulls: bool) -> list[Any] | None:
+    """The tools that a template takes: functions with their JSON schema, each in `{"type": "function", ...}`."""
+    given = [_parse_tools(column, example[column]) for column in (config.tools_column, _FUNCTIONS) if column in example]
+    tools = [tool for of_column in given for tool in of_column]
     if not tools:
         return None
-    if not isinstance(tools, list):
-        raise BadExample(f"its tools are not a list but {type(tools).__name__}")
-    return _without_nulls(tools)
+    if len([of_column for of_column in given if of_column]) > 1:
+        raise BadExample(f"it has both {config.tools_column} and {_FUNCTIONS}; leave one of them out")
+    kept = () if drop_nulls else ("default", "const")  # a null is their value
+    return [_read_tool(without_nulls(tool, kept)) for tool in tools]
+
+
+def _parse_tools(column: str, tools: Any) -> list[Any]:
+    if isinstance(tools, str):
+        try:
+            tools = parse_json(tools) if tools.strip() else []
+        except ValueError as error:
+            raise BadExample(f"its {column} are no JSON ({error})") from error
+    if not isinstance(tools, list | None):
+        raise BadExample(f"its {column} are not a list but {type(tools).__name__}")
+    return tools or []
+
+
+def _read_tool(tool: Any) -> Any:
+    """A tool in the form of Hugging Face's templates; LLaMA-Factory and OpenAI's older API leave its frame out."""
+    if isinstance(tool, str):
+        tool = _parse_tools("tools", f"[{tool}]")[0]
+    if not isinstance(tool, Mapping):
+        raise BadExample(f"one of its tools is not a dict but {type(tool).__name__}")
+    if "name" in tool and "function" not in tool:
+        tool = {"type": "function", "function": {key: value for key, value in tool.items() if key != "type"}}
+    function = tool.get("function")
+    if isinstance(function, Mapping) and isinstance(function.get("parameters"), str):
+        (parameters,) = _parse_tools("tools' parameters", f"[{function['parameters'] or '{}'}]")
+        tool = {**tool, "function": {**function, "parameters": parameters}}
+    return tool

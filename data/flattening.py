@@ -9,7 +9,7 @@ import datasets
 import numpy as np
 import pyarrow as pa
 
-from data.sequences import Sequences
+from data.sequences import COUNT_COLUMNS, Sequences
 from utils.errors import ConfigError
 
 LIMITS = np.iinfo(np.int32)
@@ -31,13 +31,15 @@ def flatten(rows: Iterable[Mapping[str, Any]], name: str, first_row: int = 0) ->
         flat = flatten_columns(rows, first_row)
         if flat is not None:
             return flat
-    input_ids, labels, lengths = [], [], []
+    input_ids, labels, lengths, counts = [], [], [], dict.fromkeys(COUNT_COLUMNS, 0)
     for index, row in enumerate(rows, first_row):
         ids, targets = _read_row(row, f"dataset ({name}), row {index + 1}")
         input_ids.append(ids)
         labels.append(targets)
         lengths.append(len(ids))
-    return _end_to_end(input_ids, labels, [np.array(lengths, dtype=np.int64)], first_row)
+        for name in COUNT_COLUMNS:
+            counts[name] += row.get(name, 0)
+    return _end_to_end(input_ids, labels, [np.array(lengths, dtype=np.int64)], first_row, counts)
 
 
 def flatten_columns(dataset: datasets.Dataset, first_row: int = 0) -> Sequences | None:
@@ -47,8 +49,9 @@ def flatten_columns(dataset: datasets.Dataset, first_row: int = 0) -> Sequences 
         return None  # a user's transform makes the rows when they are read, or a column is missing
     if not all(_holds_whole_numbers(dataset.data.schema.field(name).type) for name in names):
         return None
-    input_ids, labels, lengths = [], [], []
-    for table in dataset.select_columns(names).with_format("arrow").iter(ROWS_AT_A_TIME):
+    counted = [name for name in COUNT_COLUMNS if name in dataset.format["columns"]]
+    input_ids, labels, lengths, counts = [], [], [], dict.fromkeys(counted, 0)
+    for table in dataset.select_columns([*names, *counted]).with_format("arrow").iter(ROWS_AT_A_TIME):
         columns = [_read_column(table[name]) for name in names]
         first = columns[0]
         if first is None:
@@ -66,11 +69,17 @@ def flatten_columns(dataset: datasets.Dataset, first_row: int = 0) -> Sequences 
         input_ids.append(values[0])
         labels.append(values[1])
         lengths.append(num_tokens)
-    return _end_to_end(input_ids, labels, lengths, first_row)
+        for name in counted:
+            counts[name] += int(table[name].to_numpy().sum())
+    return _end_to_end(input_ids, labels, lengths, first_row, counts)
 
 
 def _end_to_end(
-    input_ids: list[np.ndarray], labels: list[np.ndarray], lengths: list[np.ndarray], first_row: int
+    input_ids: list[np.ndarray],
+    labels: list[np.ndarray],
+    lengths: list[np.ndarray],
+    first_row: int,
+    counts: Mapping[str, int],
 ) -> Sequences:
     """Parts, of which there may be none, as one; a label for every token."""
     none = np.empty(0, dtype=np.int32)
@@ -81,6 +90,7 @@ def _end_to_end(
         offsets=offsets,
         label_offsets=offsets,
         source_rows=np.arange(first_row, first_row + len(offsets) - 1),
+        **counts,
     )
 
 

@@ -30,6 +30,16 @@ class TextSpan(NamedTuple):
     has_loss: bool
 
 
+def without_empty_answers(spans: Sequence[TextSpan]) -> tuple[Sequence[TextSpan], int]:
+    """The spans, and how many blank ones had a loss; now they have none."""
+    is_empty = [span.has_loss and (not span.text or span.text.isspace()) for span in spans]
+    if not any(is_empty):
+        return spans, 0
+    return [
+        span._replace(has_loss=span.has_loss and not empty) for span, empty in zip(spans, is_empty, strict=True)
+    ], sum(is_empty)
+
+
 class TokenColumns(NamedTuple):
     """Tokenised examples as the columns of a Hugging Face dataset."""
 

@@ -21,6 +21,9 @@ class TokenSequence(NamedTuple):
     source_row: int  # row of the data file, from 0; with several datasets see `data.mixing.global_row`
 
 
+COUNT_COLUMNS = ("num_empty_answers",)
+"""Columns of tokenised examples beside their tokens: counts, which `Sequences` sums up."""
+
 Row = list[TokenSequence]
 """A row of a batch: one sequence under padding, several under packing."""
 
@@ -46,6 +49,7 @@ class Sequences:
     num_split: int = 0  # longer than a row and made into several samples
     num_parts: int = 0  # the samples that they became
     num_parts_without_label: int = 0  # of these, left out; other parts of their sample are kept
+    num_empty_answers: int = 0  # not learned
     num_misplaced_labels: int = 0  # labels for a causal model that are not the token at their place
 
     def __len__(self) -> int:
@@ -96,6 +100,10 @@ class Sequences:
         if self.num_empty:
             lines.append(
                 f"{split}: {self.num_empty} samples left out: no tokens (empty, or left out by --skip_bad_rows)"
+            )
+        if self.num_empty_answers:
+            lines.append(
+                f"{split}: {self.num_empty_answers} empty answers are not learned (--empty_answers learn would)"
             )
         num_labels = int((self.labels != IGNORE_INDEX).sum())
         if 2 * self.num_misplaced_labels > num_labels:

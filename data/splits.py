@@ -42,6 +42,7 @@ class SplitExamples:
     all_columns: tuple[str, ...]  # of the place, for messages
     text_columns: tuple[str, ...]  # must hold text in every example
     settings: str  # that only this dataset has, for the cache key
+    learns_empty_answers: bool = False
     row_numbers: np.ndarray | None = None  # int64 [examples], rows of the place; None: 0, 1, 2, ...
     later_columns: tuple[str, ...] = ()  # of a stream: asked for, and not in its first rows; a later row may have them
     skips_bad_rows: bool = False
@@ -178,6 +179,7 @@ def load_split(
         all_columns=tuple(all_columns),
         text_columns=tuple(text_columns),
         settings=settings,
+        learns_empty_answers=dataset_config.empty_answers == "learn",
         row_numbers=row_numbers,
         later_columns=tuple(name for name in dict.fromkeys(other_columns) if streams and name not in columns),
         skips_bad_rows=dataset_config.skip_bad_rows,

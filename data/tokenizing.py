@@ -17,8 +17,9 @@ import transformers
 from datasets.fingerprint import Hasher
 from filelock import FileLock, Timeout
 
-from data import chat, conversation, loss_mask, prompts
-from data.loss_mask import BadExample, TextSpan, tokenize_spans
+from data import chat, conversation, loss_mask, prompts, turns
+from data.loss_mask import BadExample, TextSpan, tokenize_spans, without_empty_answers
+from data.sequences import COUNT_COLUMNS
 from data.splits import SplitExamples
 from utils.errors import ConfigError, in_one_line
 from utils.printing import print_line
@@ -30,7 +31,8 @@ BATCH_SIZE = 1000  # examples per call of the tokenizer, which then works on all
 STREAM_BATCH_SIZE = 256  # for a stream, whose batches stay in host memory: 1000 cost 60 MiB more
 _HEAD_START_SECONDS = 1.0  # for the process that shows progress
 _QUIET_WAIT_SECONDS = 5.0
-_MADE_BY = (loss_mask, chat, conversation, prompts)  # modules that decide what the tokens are, beside the dataset's own
+# Modules that decide what the tokens are, beside the dataset's own.
+_MADE_BY = (loss_mask, chat, conversation, turns, prompts)
 
 
 def tokenize_split(examples: SplitExamples, tokenizer: Any, to_spans: ToSpans, *, by_template: bool = False) -> Any:
@@ -58,6 +60,7 @@ def tokenize_split(examples: SplitExamples, tokenizer: Any, to_spans: ToSpans, *
         return examples.data.map(tokenize, batch_size=STREAM_BATCH_SIZE, **options)
     cache_key = _cache_key(examples, tokenizer, to_spans, [start, end])
     int32_lists = datasets.List(datasets.Value("int32"))
+    counts = dict.fromkeys(COUNT_COLUMNS, datasets.Value("int32"))
     work = f"tokenizing {len(examples.data):,} examples of {examples.place}"
     with (
         _held_by_one_process(examples.place, cache_key) as cache_file,
@@ -67,7 +70,7 @@ def tokenize_split(examples: SplitExamples, tokenizer: Any, to_spans: ToSpans, *
             tokenize,
             batch_size=BATCH_SIZE,
             **options,
-            features=datasets.Features({"input_ids": int32_lists, "labels": int32_lists}),
+            features=datasets.Features({"input_ids": int32_lists, "labels": int32_lists} | counts),
             new_fingerprint=cache_key,
             cache_file_name=str(cache_file),
             load_from_cache_file=True,
@@ -86,12 +89,16 @@ class _Tokenize:
     end: list[int]
 
     def __call__(self, batch: Mapping[str, Sequence[Any]], indices: Sequence[int]) -> dict[str, list[Any]]:
-        spans = list(self._spans(batch, indices))
-        columns = tokenize_spans([each or [] for each in spans], self.tokenizer, start=self.start, end=self.end)
-        for place, each in enumerate(spans):
-            if each is None:  # without tokens it is counted and left out later, and the other rows keep their numbers
+        examples = list(self._spans(batch, indices))
+        num_empty_answers = [0] * len(examples)
+        if not self.examples.learns_empty_answers:
+            kept = [without_empty_answers(spans) if spans is not None else (None, 0) for spans in examples]
+            examples, num_empty_answers = [spans for spans, _ in kept], [num_empty for _, num_empty in kept]
+        columns = tokenize_spans([spans or [] for spans in examples], self.tokenizer, start=self.start, end=self.end)
+        for place, spans in enumerate(examples):
+            if spans is None:  # without tokens it is counted and left out later, and the other rows keep their numbers
                 columns.input_ids[place] = columns.labels[place] = np.empty(0, dtype=np.int32)
-        return columns._asdict()
+        return columns._asdict() | {"num_empty_answers": num_empty_answers}
 
     def _spans(self, batch: Mapping[str, Sequence[Any]], indices: Sequence[int]) -> Iterator[Sequence[TextSpan] | None]:
         """The text of each example; None for one that is left out."""
@@ -138,6 +145,7 @@ def _cache_key(examples: SplitExamples, tokenizer: Any, to_spans: ToSpans, ends:
     parts = [
         examples.data._fingerprint,
         examples.settings,
+        examples.learns_empty_answers,
         examples.skips_bad_rows,
         examples.columns,
         _tokenizer_state(tokenizer),

@@ -117,6 +117,7 @@ def split_figures(examples: Sequences, documents: np.ndarray | None = None) -> d
         "num_too_long": examples.num_too_long,
         "num_without_label": examples.num_without_label,
         "num_empty": examples.num_empty,
+        "num_empty_answers": examples.num_empty_answers,
         "num_split": examples.num_split,
         "num_parts": examples.num_parts,
         "num_parts_without_label": examples.num_parts_without_label,

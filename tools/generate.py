@@ -97,7 +97,6 @@ def turn_end_ids(tokenizer: Any) -> list[int]:
     turns = [{"role": "user", "content": "a"}, {"role": "assistant", "content": "b"}]
     try:
         spans = chat_spans(Conversation(turns, has_loss=(False, True)), tokenizer)
-
     except BadExample:
         return []
     answers = [span.text for span in spans if span.has_loss]

@@ -47,6 +47,8 @@ PREFIX = "--use_peft --peft_method prefix --batching_strategy padding"
             "--use_double_quant: 8bit has no such choice",
             "--quantization 4bit",
         ),
+        ("--dataset chat_dataset --chat_dataset.roles a", "--chat_dataset.roles: 'a' names no role", "NAME=ROLE"),
+        ("--dataset chat_dataset --chat_dataset.roles a=b", "--chat_dataset.roles: 'a=b' names no role", "NAME=ROLE"),
         ("--lora_config.r 8", "--r: there is no adapter without --use_peft", "add it"),
         ("--peft_method lora", "--peft_method: there is no adapter without --use_peft", "add it"),
         ("--from_peft_checkpoint d", "--from_peft_checkpoint: there is no adapter without --use_peft", "add it"),

@@ -148,7 +148,10 @@ def test_run_yaml_says_what_ran_where_and_how_to_run_it_again(run: Run, tiny_mod
         "num_samples": 32,
         "num_tokens": 320,
         "num_label_tokens": 288,  # nothing precedes a document's first
-        **dict.fromkeys(("num_truncated", "num_tokens_cut", "num_too_long", "num_without_label", "num_empty"), 0),
+        **dict.fromkeys(
+            ("num_truncated", "num_tokens_cut", "num_too_long", "num_without_label", "num_empty", "num_empty_answers"),
+            0,
+        ),
         **dict.fromkeys(("num_split", "num_parts", "num_parts_without_label"), 0),
         "lengths": dict.fromkeys(("min", "p50", "p90", "p99", "max"), 10),
         "num_rows": 32,

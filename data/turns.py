@@ -1,0 +1,241 @@
+"""One turn of a conversation, from the forms in which data holds it to the one that chat templates take."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Collection, Mapping
+from typing import Any, NamedTuple
+
+from data.loss_mask import BadExample
+
+Message = dict[str, Any]
+
+# Names of roles, in lower case, as the roles that templates know. A function_call turn is the assistant's.
+ROLES = {
+    **dict.fromkeys(("system",), "system"),
+    **dict.fromkeys(("developer",), "developer"),
+    **dict.fromkeys(("user", "human", "prompter"), "user"),
+    **dict.fromkeys(("assistant", "gpt", "bot", "model", "chatgpt", "ai"), "assistant"),
+    **dict.fromkeys(("tool", "function", "observation", "function_response", "tool_response", "ipython"), "tool"),
+    **dict.fromkeys(("function_call", "tool_call"), "function_call"),
+}
+MEDIA = ("image", "audio", "video")
+
+# Other keys of a turn that say whether it is learned: OpenAI's, Axolotl's, LLaMA-Factory's.
+_WEIGHTS = ("weight", "train", "training", "loss_weight")
+_DETAILS = ("train_detail", "training_detail")
+_THOUGHTS = ("reasoning_content", "thinking", "reasoning")
+_TEXT_KEYS = ("text", "value", "content")
+_TEXT_PARTS = ("text", "input_text", "output_text", "refusal", None)
+_CALL_PARTS = ("tool_call", "tool_use", "function_call")
+
+
+class Turn(NamedTuple):
+    """A turn, and whether its data says that it is learned; None if it says nothing."""
+
+    message: Message
+    is_learned: bool | None
+
+
+def read_turn(turn: Any, names: Mapping[str, str], *, drop_nulls: bool = False) -> Turn:
+    """A turn as templates take it: `role`, `content` (text), `tool_calls`, `reasoning_content`, and what else it has.
+
+    Args:
+        turn: a dict with `role` and `content`, or ShareGPT's `from` and `value`.
+        names: roles by the names that the data has for them, beside `ROLES`.
+        drop_nulls: inside the arguments of calls, too, where Arrow puts them for the keys of other calls.
+
+    Raises:
+        BadExample: if it is none, or holds what a template would not print.
+    """
+    if not isinstance(turn, Mapping):
+        raise BadExample(f"it is not a dict with role and content but {type(turn).__name__}")
+    message = {key: value for key, value in turn.items() if value is not None}
+    role = _role(message, names)
+    weights = [_is_learned(key, message.pop(key)) for key in _WEIGHTS if key in message]
+    weights += [_is_detail_learned(key, message.pop(key)) for key in _DETAILS if message.get(key)]
+    content = _only_one(message, ("content", "value"))
+    thoughts = _only_one(message, _THOUGHTS)
+    calls = _parse(message.pop("tool_calls", None) or [], "tool_calls")
+    if function := message.pop("function_call", None):  # OpenAI's older form of one call
+        calls = [function]
+    if not isinstance(calls, list):
+        raise BadExample("its tool_calls are not a list")
+    if role == "function_call" and (content or not calls):
+        calls, content = [*calls, *_calls_in_text(content)], ""
+    if role == "tool" and isinstance(content, Mapping):
+        content = json.dumps(content, ensure_ascii=False)
+    text, more_thoughts, more_calls, parts_learned = _read_parts(content)
+    calls, weights = [*calls, *more_calls], [*weights, *parts_learned]
+    if isinstance(thoughts, list):
+        thoughts, _, _, parts_learned = _read_parts(thoughts)
+        weights += parts_learned
+    if text is None and not calls and not thoughts and not more_thoughts:
+        raise BadExample("it has no text in content")
+    if thoughts or more_thoughts:  # templates call them by either name
+        message |= dict.fromkeys(("reasoning_content", "thinking"), (thoughts or "") + more_thoughts)
+    if calls:
+        message["tool_calls"] = [_read_call(call, drop_nulls=drop_nulls) for call in calls]
+    if len(set(weights)) > 1:
+        raise BadExample("parts of it are learned and others are not; split it into two turns, or weigh it as a whole")
+    role = "assistant" if role == "function_call" else role
+    return Turn({"role": role, "content": text or "", **message}, weights[0] if weights else None)
+
+
+def says_nothing(message: Message) -> bool:
+    """Whether a turn has no text, no call and no thoughts."""
+    return not (message["content"].strip() or message.get("tool_calls") or message.get("reasoning_content", "").strip())
+
+
+def without_nulls(value: Any, but: Collection[str] = ()) -> Any:
+    """The value without keys that are null: Arrow gives each dict of a column the keys of all of them.
+
+    Raises:
+        BadExample: if it is nested too deeply.
+    """
+    try:
+        return _without_nulls(value, but)
+    except RecursionError as error:
+        raise BadExample("it holds a value that is nested too deeply") from error
+
+
+def parse_json(text: str) -> Any:
+    """The value of a JSON text.
+
+    Raises:
+        ValueError: if it is none, or gives a key twice, of which one value would be lost.
+    """
+    try:
+        return json.loads(text, object_pairs_hook=_each_key_once)
+    except RecursionError as error:
+        raise ValueError("it is nested too deeply") from error
+
+
+def _without_nulls(value: Any, but: Collection[str]) -> Any:
+    if isinstance(value, Mapping):
+        return {key: _without_nulls(item, but) for key, item in value.items() if item is not None or key in but}
+    return [_without_nulls(item, but) for item in value] if isinstance(value, list) else value
+
+
+def _each_key_once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    value = dict(pairs)
+    if len(value) < len(pairs):
+        raise ValueError("it gives a key twice")
+    return value
+
+
+def _role(message: Message, names: Mapping[str, str]) -> str:
+    speaker = _only_one(message, ("role", "from"))
+    if not isinstance(speaker, str):
+        raise BadExample("it has no role")
+    role = names.get(speaker) or ROLES.get(speaker.lower())
+    if role is None:
+        raise BadExample(
+            f"its role {speaker!r} is unknown; name it with --chat_dataset.roles {speaker}=user (or =assistant, "
+            f"=system, =tool; {speaker}={speaker} if the chat template knows it)"
+        )
+    return role
+
+
+def _only_one(message: Message, keys: Collection[str]) -> Any:
+    """What stands under any of these keys, taken out."""
+    found = {key: message.pop(key) for key in keys if key in message}
+    first = next(iter(found.values()), None)
+    if any(value != first for value in found.values()):
+        raise BadExample(f"its {' and '.join(found)} differ; leave one of them out")
+    return first
+
+
+def _is_learned(key: str, value: Any) -> bool:
+    if isinstance(value, str) and value.lower() in ("true", "false"):
+        return value.lower() == "true"
+    if value in (0, 1):
+        return bool(value)
+    raise BadExample(f"its {key} is {value!r}; a turn is learned (1) or not (0), and not in part")
+
+
+def _is_detail_learned(key: str, spans: Any) -> bool:
+    """Of Axolotl's spans of characters, if all say the same."""
+    spans = spans if isinstance(spans, list) else [spans]
+    learned = {_is_learned(key, span.get("train", span.get("training"))) for span in spans if isinstance(span, Mapping)}
+    if len(learned) != 1:
+        raise BadExample(f"its {key} learns some of its characters and not others; a turn is learned as a whole or not")
+    return learned.pop()
+
+
+def _read_parts(content: Any) -> tuple[str | None, str, list[Any], list[bool]]:
+    """Text, thoughts, calls and weights of a content; the text is None if there is none."""
+    if content is None or isinstance(content, str):
+        return content, "", [], []
+    if not isinstance(content, list):
+        raise BadExample(f"its content is neither text nor a list of parts but {type(content).__name__}")
+    texts: list[str] = []
+    thoughts, calls, weights = "", list[Any](), list[bool]()
+    for part in content:
+        if isinstance(part, str):
+            texts.append(part)
+            continue
+        if not isinstance(part, Mapping):
+            raise BadExample(f"a part of its content is neither text nor a dict but {type(part).__name__}")
+        part = {key: value for key, value in part.items() if value is not None}
+        kind = part.get("type")
+        weights += [_is_learned(key, part[key]) for key in _WEIGHTS if key in part]
+        if kind in _CALL_PARTS:
+            calls += _calls_in_text(part["value"]) if isinstance(part.get("value"), str) else [part]
+        elif kind in _THOUGHTS:
+            thoughts += _text_of_part(part, (*_THOUGHTS, *_TEXT_KEYS))
+        elif kind in _TEXT_PARTS:
+            texts.append(_text_of_part(part, (*_TEXT_KEYS, "refusal")))
+        elif any(medium in str(kind) for medium in MEDIA):
+            raise BadExample(
+                f"a part of its content is of type {kind}; this run trains on text alone, so leave the row out"
+            )
+        else:
+            raise BadExample(f"a part of its content is of type {kind!r}, which is unknown; write it as text")
+    return "".join(texts), thoughts, calls, weights
+
+
+def _text_of_part(part: Mapping[str, Any], keys: tuple[str, ...]) -> str:
+    text = next((part[key] for key in keys if isinstance(part.get(key), str)), None)
+    if text is None:
+        raise BadExample(f"a part of its content has no text: {', '.join(part)}")
+    return text
+
+
+def _calls_in_text(text: Any) -> list[Any]:
+    """ShareGPT's call turn: the JSON of a call's name and arguments, or of a list of them."""
+    try:
+        calls = parse_json(text) if isinstance(text, str) else text
+    except ValueError as error:
+        raise BadExample(
+            f"it is a call that is no JSON ({error}); write it as JSON with name and arguments, or learn it as text "
+            "with --chat_dataset.roles function_call=assistant"
+        ) from error
+    return calls if isinstance(calls, list) else [calls]
+
+
+def _read_call(call: Any, *, drop_nulls: bool) -> dict[str, Any]:
+    """A call as templates take it: its arguments are a dict."""
+    call = _parse(call, "call")
+    function = call.get("function") if isinstance(call, Mapping) else None
+    function = _parse(function, "call") if isinstance(function, str) and function.strip()[:1] == "{" else function
+    said = function if isinstance(function, Mapping) else call
+    if not isinstance(said, Mapping) or not isinstance(said.get("name"), str):
+        raise BadExample("it has a call without a name")
+    keys = ("arguments", "parameters", "input")
+    arguments = _parse(next((said[key] for key in keys if said.get(key) is not None), {}) or {}, "arguments")
+    if not isinstance(arguments, Mapping):
+        raise BadExample(f"the arguments of its call of {said['name']} are not a JSON object; write them as one")
+    whole = call if said is not call else {key: call[key] for key in ("id",) if key in call}
+    more = {key: value for key, value in whole.items() if value is not None and key not in ("function", "type")}
+    arguments = without_nulls(arguments) if drop_nulls else dict(arguments)
+    return {"type": "function", **more, "function": {"name": said["name"], "arguments": arguments}}
+
+
+def _parse(value: Any, what: str) -> Any:
+    if not isinstance(value, str):
+        return value
+    try:
+        return parse_json(value) if value.strip() else {}
+    except ValueError as error:
+        raise BadExample(f"its {what} {value[:40]!r} are no JSON ({error}); mend them") from error
