@@ -254,6 +254,8 @@ def open_run(
         say(*check_same(checkpoint, config, model_identity))
         offload = config.fsdp_config.optimizer_cpu_offload
         state = load_checkpoint(checkpoint, trainable, env, seed=train.seed, optimizer_cpu_offload=offload)
+        if isinstance(parts.loaders.train, StreamLoader):
+            state.stay_in_first_epoch()
     planned_root = checkpoint_root(train, planned_folder(train, env))
     save_plan, save_notes = plan_saves(model, train, config.fsdp_config, planned_root, env)
     say(*save_notes)

@@ -41,6 +41,11 @@ class TrainState:
         self.step_of_epoch = self.epoch_label_tokens = 0
         self.epoch_loss_sum = self.epoch_seconds = 0.0
 
+    def stay_in_first_epoch(self) -> None:
+        """Take back the end of the one epoch of a stream, which earlier versions ended with the run."""
+        if self.epoch > 1:
+            self.epoch, self.step_of_epoch = 1, self.step
+
     def to_dict(self) -> dict[str, Any]:
         """The fields as JSON values; JSON has no infinity."""
         return asdict(self) | {"best_eval_loss": self.best_eval_loss if math.isfinite(self.best_eval_loss) else None}

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import json
 import re
 from pathlib import Path
 
 import pytest
 
 import finetuning
+from tests.helpers.checkpoints import complete
 from tests.helpers.processes import ROOT, ProcessGroup, read_metrics, train_events
 
 DATASET_FUNCTION = """
@@ -66,8 +68,9 @@ def test_a_streamed_run_says_what_it_knows(
     assert losses[-1] < losses[0] - 0.1
 
 
+@pytest.mark.parametrize("epoch_there", [1, 2])
 def test_a_finished_streamed_run_goes_on_if_it_is_given_more_steps(
-    tiny_model: Path, data: Path, tmp_path: Path
+    epoch_there: int, tiny_model: Path, data: Path, tmp_path: Path
 ) -> None:
     given = [
         "--batching_strategy",
@@ -78,8 +81,19 @@ def test_a_finished_streamed_run_goes_on_if_it_is_given_more_steps(
         "False",
         "--max_train_step",
     ]
-    for name, steps in (("whole", ["6"]), ("extended", ["3"]), ("extended", ["6", "--resume", "auto"])):
+
+    def run(name: str, *steps: str) -> None:
         assert finetuning.main(flags(tiny_model, data, tmp_path / name, *given, *steps)) == 0
+
+    run("whole", "6")
+    run("extended", "3")
+    if epoch_there == 2:  # as earlier versions left it
+        checkpoint = tmp_path / "extended/checkpoints/step-00000003"
+        values = json.loads((checkpoint / "state.json").read_text())
+        values["state"] |= {"epoch": 2, "step_of_epoch": 0}
+        (checkpoint / "state.json").write_text(json.dumps(values))
+        complete(checkpoint)
+    run("extended", "6", "--resume", "auto")
     whole, extended = (
         [(event["step"], event["epoch"], event["loss"]) for event in train_events(tmp_path / name)]
         for name in ("whole", "extended")
