@@ -24,7 +24,7 @@ from configs.run import RunConfig
 from data.pipeline import RunData, load_data, make_loaders
 from data.step_loader import StepLoader
 from data.stream_loader import StreamLoader
-from data.tokenizer_loading import num_rows_needed
+from data.tokenizer_loading import added_token_ids, num_rows_needed
 from planning.places import check_places
 from planning.preflight import check_environment
 from planning.resolved import Resolved, resolve, resolve_num_steps
@@ -195,6 +195,7 @@ def build(inputs: Inputs, config: RunConfig, env: Environment) -> Parts:
         policies=resolved.policies,
         row_length=resolved.context_length,
         num_embeddings=num_rows_needed(inputs.processor),
+        new_tokens=added_token_ids(inputs.processor, config.train_config),
         env=env,
     )
     model = built.model

@@ -50,7 +50,7 @@ MAY_CHANGE = _dotted(
 
 DECIDE_TENSORS = _dotted(
     {
-        "train_config": ("use_peft", "peft_method", "peft_dtype"),
+        "train_config": ("use_peft", "peft_method", "peft_dtype", "add_special_tokens"),
         "lora_config": ("r", "target_modules", "use_dora"),
         "llama_adapter_config": ("adapter_len", "adapter_layers"),
         "prefix_config": ("num_virtual_tokens",),

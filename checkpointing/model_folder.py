@@ -13,7 +13,7 @@ from torch import nn
 from torch.distributed.fsdp import FSDPModule
 
 from checkpointing.gathering import gathered_state_dict
-from policies.adapter_kinds import own_name
+from policies.adapter_kinds import is_own_name
 from policies.sharding import own_class, unwrap
 from utils.distributed import on_rank_zero
 from utils.umask import follow_umask
@@ -51,7 +51,7 @@ def export_model(model: nn.Module, tokenizer: Any, run_folder: Path) -> Path:
 
 def _write(model: Any, state_dict: dict[str, Any], tokenizer: Any, folder: Path) -> None:
     if isinstance(model, PeftModel):
-        # False: embeddings are never trained beside adapters; "auto" would ask the hub about the base model.
+        # False: trained tokens are saved as the adapter's; "auto" would ask the hub about the base model.
         with _whole_prefix(model, state_dict):
             model.save_pretrained(str(folder), state_dict=state_dict, save_embedding_layers=False)
     else:
@@ -88,7 +88,7 @@ def _whole_prefix(model: Any, state_dict: dict[str, Any]) -> Iterator[None]:
         return
     embedding = model.prompt_encoder[model.active_adapter].embedding
     sharded = embedding.weight
-    (whole,) = (tensor for name, tensor in state_dict.items() if own_name(model) in name)
+    (whole,) = (tensor for name, tensor in state_dict.items() if is_own_name(model, name))
     embedding.weight = nn.Parameter(whole, requires_grad=False)
     try:
         yield

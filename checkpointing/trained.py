@@ -12,7 +12,7 @@ from torch import nn
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler
 
-from policies.adapter_kinds import own_name
+from policies.adapter_kinds import is_own_name
 from policies.loss_scaling import LossScaler
 from policies.sharding import unwrap
 from policies.tensor_names import saved_buffers
@@ -52,8 +52,7 @@ def saved_tensors(model: nn.Module, *, every_name: bool = False) -> dict[str, to
     """
     inner = unwrap(model)
     if isinstance(inner, PeftModel):
-        own = own_name(inner)
-        return {name: p.detach() for name, p in inner.named_parameters() if own in name}
+        return {name: p.detach() for name, p in inner.named_parameters() if is_own_name(inner, name)}
     tensors = {name: p.detach() for name, p in inner.named_parameters(remove_duplicate=not every_name)}
     state = inner.state_dict()
     return tensors | {name: state[name] for name in saved_buffers(inner)}

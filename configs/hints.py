@@ -5,6 +5,7 @@ _PRECISION = "--pure_bf16 (all bf16), --mixed_precision True|False, or --use_fp1
 _EPOCHS = "--num_epochs"
 _STEPS = "--max_train_step (optimizer steps)"
 _ACCUMULATION = "--gradient_accumulation_steps, or --global_batch_size in rows"
+_TOKENS = "--add_special_tokens a,b"
 _LENGTH = "--context_length (tokens)"
 _MODEL = "--model_name"
 _PEFT = "--use_peft, with --lora_config.r, .lora_alpha, .target_modules and .lora_dropout"
@@ -83,6 +84,9 @@ HINTS: dict[str, str] = {
     "packing": "--batching_strategy packing|padding",
     "sample_packing": "--batching_strategy packing|padding",
     "group_by_length": "--batching_strategy padding (batches then hold sequences of similar length)",
+    "special_tokens": _TOKENS,
+    "new_special_tokens": _TOKENS,
+    "additional_special_tokens": _TOKENS,
     "truncation_side": "--truncation right|left|drop|error|split",
     "pad_to_max_length": "--batching_strategy packing|padding",
     "num_workers": "--num_workers_dataloader",

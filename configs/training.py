@@ -16,6 +16,10 @@ class TrainConfig:
     # Model
     model_name: str = setting(MISSING, "model to fine-tune: a folder, or a name on the Hugging Face hub", is_path=True)
     tokenizer_name: str | None = setting(None, "tokenizer folder or hub name; unset: the model's own", is_path=True)
+    add_special_tokens: tuple[str, ...] = setting(
+        (),
+        "tokens to add to the tokenizer, like '<|im_start|>,<|im_end|>'; embeddings grow; LoRA trains their rows, too",
+    )
     random_weights: bool = setting(
         False, "build the model from its config.json alone, with random weights: for benchmarks and tests"
     )

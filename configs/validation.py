@@ -39,6 +39,7 @@ def validate(config: RunConfig) -> None:
     _check_optimizer(config)
     _check_batches_and_schedule(config)
     _check_data(config)
+    _check_tokens(config)
     _check_mix(config)
     _check_streaming(config)
     _check_evaluation_and_results(config)
@@ -93,6 +94,15 @@ def _check_adapter(config: RunConfig) -> None:
         raise ConfigError(
             "--use_dora: torch.compile cannot trace peft's DoRA, so most of each layer would not be compiled; "
             "leave --compile out"
+        )
+    if train.add_special_tokens and train.peft_method != "lora":
+        raise ConfigError(
+            f"--add_special_tokens: --peft_method {train.peft_method} has no room for new embeddings; give "
+            "--peft_method lora, or train without --use_peft"
+        )
+    if train.add_special_tokens and train.from_peft_checkpoint:
+        raise ConfigError(
+            "--add_special_tokens: the adapter in --from_peft_checkpoint has no rows for them; leave one of them out"
         )
     if train.peft_method == "prefix":
         _check_prefix(config)
@@ -242,6 +252,13 @@ def _check_data(config: RunConfig) -> None:
             f"--split_slice: {train.split_slice!r} is neither a percentage nor a number of examples; "
             "give one like 1%, up to 100%, or one like 10"
         )
+
+
+def _check_tokens(config: RunConfig) -> None:
+    tokens = config.train_config.add_special_tokens
+    for token in tokens:
+        if tokens.count(token) > 1:
+            raise ConfigError(f"--add_special_tokens: {token} is named twice; name it once")
 
 
 def _is_set_in_all(config: RunConfig, field: str) -> bool:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from transformers import AutoTokenizer, PreTrainedTokenizerBase
+from transformers import AddedToken, AutoTokenizer, PreTrainedTokenizerBase
 
 from configs.training import TrainConfig
 from utils.errors import ConfigError
@@ -13,7 +13,7 @@ from utils.hub import check_on_hub, explain
 
 
 def load_tokenizer(train_config: TrainConfig) -> PreTrainedTokenizerBase:
-    """The tokenizer of `--tokenizer_name`, or of the model if that is unset. No token is added to it.
+    """The tokenizer of `--tokenizer_name`, or of the model if that is unset, with the tokens of `--add_special_tokens`.
 
     Raises:
         ConfigError: if none can be loaded, or it has no end token (answers would never end).
@@ -31,7 +31,30 @@ def load_tokenizer(train_config: TrainConfig) -> PreTrainedTokenizerBase:
         ) from error
     if tokenizer.eos_token_id is None:
         raise ConfigError(f"{flag}: the tokenizer of {name!r} has no end token (eos_token); answers would never end")
+    _add_special_tokens(tokenizer, train_config)
     return tokenizer
+
+
+def _add_special_tokens(tokenizer: Any, train_config: TrainConfig) -> None:
+    """Add the tokens that the tokenizer does not have.
+
+    Raises:
+        ConfigError: if one would not be read as one token.
+    """
+    if not (tokens := list(train_config.add_special_tokens)):
+        return
+    there = set(tokenizer.all_special_tokens)  # </s> stays the end token, and nothing else
+    tokenizer.add_tokens([AddedToken(token, special=True, normalized=False) for token in tokens if token not in there])
+    for token in tokens:
+        if (ids := tokenizer.encode(token, add_special_tokens=False)) != [tokenizer.convert_tokens_to_ids(token)]:
+            raise ConfigError(
+                f"--add_special_tokens: this tokenizer reads {token!r} as {len(ids)} tokens; give one like <|name|>"
+            )
+
+
+def added_token_ids(tokenizer: Any, train_config: TrainConfig) -> tuple[int, ...]:
+    """The ids of the tokens of `--add_special_tokens`, sorted."""
+    return tuple(sorted({tokenizer.convert_tokens_to_ids(token) for token in train_config.add_special_tokens}))
 
 
 def num_rows_needed(tokenizer: Any) -> int:

@@ -2,20 +2,26 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import peft
 
 from configs.peft import DEFAULT_ADAPTER_LAYERS, LlamaAdapterConfig, LoraConfig, PrefixConfig
 from policies.adapter_targets import choose_targets
+from policies.new_tokens import token_settings
 from policies.wrapping import find_layers
 from utils.errors import ConfigError
 
 METHODS = {"LORA": "lora", "ADAPTION_PROMPT": "llama_adapter", "PREFIX_TUNING": "prefix"}
 """--peft_method by peft's name of the kind."""
 
-OWN_NAMES = {"LORA": "lora_", "ADAPTION_PROMPT": "adaption_", "PREFIX_TUNING": "prompt_encoder."}
-"""What the names of an adapter's own parameters contain, and no other parameter's name does."""
+OWN_NAMES = {
+    "LORA": ("lora_", "trainable_tokens_"),
+    "ADAPTION_PROMPT": ("adaption_",),
+    "PREFIX_TUNING": ("prompt_encoder.",),
+}
+"""What the names of an adapter's own parameters contain one of, and no other parameter's name does."""
 
 LLAMA_ADAPTER_MODELS = ("gpt2", "llama", "mistral")
 """Model types for which peft knows how attention takes gated prompts."""
@@ -24,13 +30,14 @@ PREFIX_MODELS = ("gemma2", "gemma3_text", "gpt2", "gpt_neox", "llama", "mistral"
 """Model types whose attention reads a prefix from the cache as peft passes it; tests check each."""
 
 
-def own_name(model: Any) -> str:
-    """What the names of a PeftModel's own parameters contain, and the names of its base model's do not."""
-    return OWN_NAMES[model.peft_config[model.active_adapter].peft_type]
+def is_own_name(model: Any, name: str) -> bool:
+    """Whether a PeftModel's parameter of this name is the adapter's own, and not its base model's."""
+    return any(own in name for own in OWN_NAMES[model.peft_config[model.active_adapter].peft_type])
 
 
-def lora_settings(model: Any, lora: LoraConfig, task_type: str) -> peft.PeftConfig:
+def lora_settings(model: Any, lora: LoraConfig, task_type: str, new_tokens: Sequence[int] = ()) -> peft.PeftConfig:
     return peft.LoraConfig(
+        trainable_token_indices=token_settings(model, lora, new_tokens),
         r=lora.r,
         lora_alpha=lora.lora_alpha,
         lora_dropout=lora.lora_dropout,

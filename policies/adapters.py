@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+from collections.abc import Sequence
 from pathlib import Path
 from types import MethodType
 from typing import Any
@@ -33,7 +34,7 @@ from policies.wrapping import find_layers
 from utils.errors import ConfigError, in_one_line
 
 
-def apply_adapters(model: nn.Module, config: RunConfig, task_type: str) -> Any:
+def apply_adapters(model: nn.Module, config: RunConfig, task_type: str, new_tokens: Sequence[int] = ()) -> Any:
     """Freeze the model, which may be on the meta device, and put trainable fp32 adapters beside its weights.
 
     Every rank gets the same adapters, whole and in host memory: drawn from the run's seed, or read from their files.
@@ -41,6 +42,7 @@ def apply_adapters(model: nn.Module, config: RunConfig, task_type: str) -> Any:
 
     Args:
         task_type: peft's name of the task.
+        new_tokens: the ids of tokens whose embeddings are trained, too; their values come last (`policies.new_tokens`).
 
     Raises:
         ConfigError: if the model does not take such an adapter, or the saved one cannot be read.
@@ -48,7 +50,7 @@ def apply_adapters(model: nn.Module, config: RunConfig, task_type: str) -> Any:
     train = config.train_config
     if train.from_peft_checkpoint:
         return _load_adapter(model, train)
-    settings = _new_settings(model, config, task_type)
+    settings = _new_settings(model, config, task_type, new_tokens)
     try:
         adapted, _ = attach_adapter(model, settings)
     except ValueError as error:  # a kind of layer that it takes in most families only
@@ -57,10 +59,10 @@ def apply_adapters(model: nn.Module, config: RunConfig, task_type: str) -> Any:
     return _compute_prompts_in_the_models_dtype(adapted)
 
 
-def _new_settings(model: nn.Module, config: RunConfig, task_type: str) -> peft.PeftConfig:
+def _new_settings(model: nn.Module, config: RunConfig, task_type: str, new_tokens: Sequence[int]) -> peft.PeftConfig:
     method = config.train_config.peft_method
     if method == "lora":
-        return lora_settings(model, config.lora_config, task_type)
+        return lora_settings(model, config.lora_config, task_type, new_tokens)
     if method == "prefix":
         return prefix_settings(model, config.prefix_config, task_type)
     return llama_adapter_settings(model, config.llama_adapter_config, task_type)

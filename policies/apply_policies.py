@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 from torch import nn
@@ -16,6 +17,7 @@ from policies.freezing import freeze_layers
 from policies.lora_layers import use_lean_forward
 from policies.loss import use_summed_loss
 from policies.mixed_precision import Precision
+from policies.new_tokens import set_token_rows, use_lean_tokens
 from policies.quantization import quantize_linears
 from policies.quantized_linear import Quantization
 from policies.sharding import Layout, replicate, shard
@@ -49,6 +51,7 @@ def adapt_model(
     checkpointing: str,
     task_type: str,
     env: Environment,
+    new_tokens: Sequence[int] = (),
 ) -> Adapted:
     """Steps 1 to 5: everything that needs neither other ranks nor weights. A plan of the run stops here.
 
@@ -57,6 +60,7 @@ def adapt_model(
         backbone: the submodule whose output the model's head turns into logits.
         checkpointing: the mode that `policies.activation_checkpointing.checkpointing_mode` returned.
         task_type: of peft's configs.
+        new_tokens: ids of tokens whose embeddings LoRA trains, too.
     """
     base = model
     # The loss comes before all else: its code runs inside whatever wraps the model, where sharded weights are whole.
@@ -68,9 +72,10 @@ def adapt_model(
     if policies.quantization is not None:
         print_rank_zero(env, quantize_linears(base, policies.quantization))
     if config.train_config.use_peft:
-        model = apply_adapters(model, config, task_type)
+        model = apply_adapters(model, config, task_type, new_tokens)
         store_adapters(model, policies.precision.adapter_dtype)
         use_lean_forward(model)
+        use_lean_tokens(model)
     # 2. freeze: adapters froze what they need frozen
     if config.train_config.freeze_layers:
         freeze_layers(model, backbone, config.train_config.num_freeze_layers)
@@ -102,6 +107,7 @@ def shard_and_fill(
     # 7. materialise weights; DistributedDataParallel goes around real ones
     parameter_device = layout.parameter_device(env.device)
     materialise(model, base, weights, parameter_device=parameter_device, compute_device=env.device)
+    set_token_rows(model)
     if lora.use_dora:  # an adapter that is trained on from a folder has its own
         set_magnitudes(model)
     return replicate(model, layout)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -53,6 +53,7 @@ def build_empty(
     row_length: int,
     num_embeddings: int,
     device: torch.device,
+    new_tokens: Sequence[int] = (),
 ) -> EmptyModel:
     """The model of a config.json, without weights. A run fills it; a plan of the run does not.
 
@@ -60,6 +61,7 @@ def build_empty(
         auto_model, check_model: those of the task (`tasks.task.Task`).
         row_length: the most tokens that a row of the run holds.
         num_embeddings: rows that its embeddings need at least.
+        new_tokens: the ids of the tokens of --add_special_tokens.
 
     Raises:
         ConfigError: if the config describes no model that can be trained so.
@@ -68,7 +70,7 @@ def build_empty(
     model = build_model(train, model_config, auto_model, policies.precision.storage_dtype)
     check_model(model, train.model_name)
     notes = choose_attention(model, train, policies.precision, device)
-    notes += grow_embeddings(model, num_embeddings, use_peft=train.use_peft)
+    notes += grow_embeddings(model, num_embeddings, use_peft=train.use_peft, new_tokens=new_tokens)
     notes += filter(None, [generation_settings(train.model_name)[1]])
     notes += adapter_notes(model, train, config.lora_config, config.llama_adapter_config)
     checkpointing, checkpointing_notes = checkpointing_mode(
@@ -96,6 +98,7 @@ def build_for_training(
     row_length: int,
     num_embeddings: int,
     env: Environment,
+    new_tokens: Sequence[int] = (),
 ) -> BuiltModel:
     """The model, adapted, sharded and filled; what was adapted is printed. Every rank must call this.
 
@@ -115,6 +118,7 @@ def build_for_training(
         row_length=row_length,
         num_embeddings=num_embeddings,
         device=env.device,
+        new_tokens=new_tokens,
     )
     weights = find_weights(
         config.train_config, empty.model, auto_model, policies.precision.storage_dtype, env, num_rows=num_embeddings
@@ -128,6 +132,7 @@ def build_for_training(
         checkpointing=empty.checkpointing,
         task_type=task_type,
         env=env,
+        new_tokens=new_tokens,
     )
     model = shard_and_fill(adapted, config.lora_config, policies, weights, env)
     return BuiltModel(model, empty, time.perf_counter() - started)

@@ -3,6 +3,7 @@ every rank knows its part of them."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -114,25 +115,26 @@ def explain_failed_load(train: TrainConfig, error: Exception) -> ConfigError:
     return ConfigError(f"{flag}: {train.model_name} could not be loaded ({explain(error)})")
 
 
-def grow_embeddings(model: Any, needed: int, *, use_peft: bool) -> list[str]:
+def grow_embeddings(model: Any, needed: int, *, use_peft: bool, new_tokens: Sequence[int] = ()) -> list[str]:
     """Give the model embeddings for tokens that it does not have. It never shrinks.
 
     Args:
         needed: rows that the tokenizer needs (`data.tokenizer_loading.num_rows_needed`).
+        new_tokens: the ids of tokens whose embeddings an adapter trains.
 
     Returns:
         Lines to print.
 
     Raises:
-        ConfigError: with an adapter, which could not hold the new rows.
+        ConfigError: with an adapter that would not hold the new rows.
     """
     rows = model.get_input_embeddings().num_embeddings
     if needed <= rows:
         return []
-    if use_peft:
+    if use_peft and not set(range(rows, needed)) <= set(new_tokens):
         raise ConfigError(
-            f"--tokenizer_name: the tokenizer has {needed} tokens, the model {rows}, and an adapter cannot "
-            "hold new embeddings; resize and save the base model first, or train without --use_peft"
+            f"--tokenizer_name: the tokenizer has {needed} tokens, the model {rows}, and an adapter holds the "
+            "embeddings of --add_special_tokens alone; name them there, or train without --use_peft"
         )
     model.resize_token_embeddings(needed, mean_resizing=False)  # shapes only; policies.weights gives the values
     return [f"embeddings grown from {rows} to {needed} rows: the tokenizer has more tokens than the model"]

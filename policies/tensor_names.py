@@ -56,6 +56,6 @@ def plain_name(name: str) -> str:
     """The name in the model without adapters.
 
     peft puts an adapted layer's own weights below `base_layer`. It puts those of an adapted attention, whose modules
-    are called `attn` or `self_attn`, below `model`.
+    are called `attn` or `self_attn`, below `model`. It puts an embedding with trained tokens below `token_adapter`.
     """
-    return name.replace(".base_layer", "").replace("attn.model.", "attn.")
+    return name.replace(".token_adapter", "").replace(".base_layer", "").replace("attn.model.", "attn.")

@@ -14,6 +14,7 @@ from torch import nn
 
 from checkpointing.exporting.model_source import ModelSource
 from checkpointing.exporting.stored_tensors import StoredTensors
+from policies.new_tokens import make_room_for_tokens
 from policies.saved_adapters import attach_adapter, check_base_is_unchanged, read_adapter_config, set_adapter
 from policies.stored_weights import Entry
 from utils.errors import ConfigError, in_one_line
@@ -48,6 +49,7 @@ def put_adapter(model: Any, source: ModelSource, config: Any) -> tuple[Any, dict
     dtype = None if config.peft_type == "ADAPTION_PROMPT" else torch.float32
     try:
         model.name_or_path = config.base_model_name_or_path or ""  # else peft renames it in the config
+        make_room_for_tokens(model, config)
         adapted, own_names = attach_adapter(model, copy.deepcopy(config), dtype)
         tensors = {name: source.tensors.read(name) for name in source.tensors.index}
         if config.is_prompt_learning and not source.in_peft_format:

@@ -132,7 +132,9 @@ def _checkpoint(folder: Path, base: str | None, file: Path | None = None) -> Mod
         raise ConfigError(f"{folder} has neither .metadata nor state.pt; copy the whole folder again")
     settings = folder / SETTINGS
     adapter_config = settings if (settings / "adapter_config.json").is_file() else None
-    if adapter_config is None and any(own in name for name in tensors.index for own in OWN_NAMES.values()):
+    if adapter_config is None and any(
+        own in name for name in tensors.index for names in OWN_NAMES.values() for own in names
+    ):
         raise ConfigError(
             f"{folder} holds an adapter and no {SETTINGS}/adapter_config.json, which says how to apply it; "
             "take the run's adapter/ folder"
