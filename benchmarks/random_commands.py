@@ -59,7 +59,10 @@ DATA = {
     "text_dataset": "formats/places.txt",
     "custom_dataset": "formats/questions.jsonl",
 }
-CUSTOM = "def rows(config, tokenizer, split):\n    return [{'input_ids': [5, 6, 7], 'labels': [5, 6, 7]}] * 9\n"
+CUSTOM = """def rows(config, tokenizer, split):
+    vars(config)  # or what it does not read is refused
+    return [{"input_ids": [5, 6, 7], "labels": [5, 6, 7]}] * 9
+"""
 WORDS = (
     "nosuch",
     "~nosuch/folder",

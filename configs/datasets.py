@@ -102,10 +102,13 @@ class TextDataset(DataSource):
 class CustomDataset(DataSource):
     """Your own data (--dataset custom_dataset, or in short --dataset FILE.py:FUNCTION)."""
 
-    file: str = setting(
-        "datasets/custom_example.py", "FILE.py or FILE.py:FUNCTION that returns the examples of one split", is_path=True
+    file: str | None = setting(
+        None,
+        "FILE.py or FILE.py:FUNCTION that returns the examples of one split; unset: data_path holds tokenised rows "
+        "(input_ids, optional labels and attention_mask)",
+        is_path=True,
     )
-    data_path: str | None = setting(None, "a file or folder for the function to read", is_path=True)
+    data_path: str | None = setting(None, f"what the function reads; without file: {_FORMS}", is_path=True)
     train_split: str = setting("train", "split name passed to the function for training")
     test_split: str = setting("validation", "split name passed to the function for evaluation")
     streaming: bool = setting(False, STREAMING)

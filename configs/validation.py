@@ -233,11 +233,19 @@ def _check_data(config: RunConfig) -> None:
     for name, place in config.dataset_configs.items():
         for field in ("train_split", "test_split"):
             split = getattr(place, field)
-            if name != "custom_dataset" and (split.strip() in ("", ".", "..") or "/" in split):
+            if (name != "custom_dataset" or config.custom_dataset.file is None) and (
+                split.strip() in ("", ".", "..") or "/" in split
+            ):
                 raise ConfigError(
                     f"--{name}.{field}: {split!r} names no split; give one like train, whose files are train.*"
                 )
-    if not _CUSTOM_FILE.fullmatch(config.custom_dataset.file):
+    custom = config.custom_dataset
+    if "custom_dataset" in train.datasets and custom.file is None and custom.data_path is None:
+        raise ConfigError(
+            "--custom_dataset.file: is required; give FILE.py:FUNCTION, or a file of tokenised rows with "
+            "--custom_dataset.data_path"
+        )
+    if custom.file is not None and not _CUSTOM_FILE.fullmatch(custom.file):
         raise ConfigError(
             f"--custom_dataset.file: {config.custom_dataset.file!r} is not FILE.py or FILE.py:FUNCTION; name one"
         )

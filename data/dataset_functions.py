@@ -74,10 +74,12 @@ def find_dataset_function(name: str, dataset_config: DataSource) -> Callable[...
     Raises:
         ConfigError: if the file or the function does not exist.
     """
-    if isinstance(dataset_config, CustomDataset):
+    if isinstance(dataset_config, CustomDataset) and dataset_config.file is not None:
         file, _, function_name = dataset_config.file.partition(":")
         function_name = function_name or "get_custom_dataset"
         path = Path(file).expanduser()
+    elif isinstance(dataset_config, CustomDataset):
+        path, function_name = BUILT_IN_FOLDER / "tokenized.py", "get_tokenized_dataset"
     else:
         path = BUILT_IN_FOLDER / f"{name.removesuffix('_dataset')}.py"
         function_name = f"get_{name}"
@@ -85,7 +87,7 @@ def find_dataset_function(name: str, dataset_config: DataSource) -> Callable[...
     function = getattr(module, function_name, None)
     if not callable(function):
         raise ConfigError(f"--{name}.file: {path} has no function {function_name}; name one as file.py:function")
-    if isinstance(dataset_config, CustomDataset):
+    if path.parent != BUILT_IN_FOLDER:
         function = UserFunction(function)
     if callable(get_data_collator := getattr(module, "get_data_collator", None)):
         function = with_collator(function, get_data_collator)

@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from configs.datasets import DataSource
+from configs.datasets import CustomDataset, DataSource
 from configs.training import TrainConfig
 from data.batch_layout import BatchLayout
 from data.dataset_functions import find_dataset_function
@@ -22,6 +22,7 @@ from data.step_loader import StepLoader
 from data.stream_loader import StreamLoader
 from data.streaming import Stream, StreamSource
 from data.user_errors import RAISED, failed, file_of
+from data.watched_settings import refuse_unread, watched
 from utils.distributed import gather_to_all
 from utils.environment import Environment
 from utils.errors import ConfigError
@@ -101,12 +102,14 @@ def load_data(
     }
 
     def load(name: str, split: str) -> Sequences:
-        config = replace(dataset_configs[name], streaming=False)
+        config = watched(replace(dataset_configs[name], streaming=False))
         function = find_dataset_function(name, config)
         split_name = config.train_split if split == "train" else config.test_split
         sequences = load_sequences(
             function, config, tokenizer, split_name, split_slice=train_config.split_slice, build=builds[name]
         )
+        if split == "train":
+            refuse_unread(config)
         label = split if len(names) == 1 else f"{name}, {split}"
         check_token_ids(sequences, vocab_size, label)
         notes.extend(sequences.describe(label))
@@ -119,6 +122,8 @@ def load_data(
             train_config, dataset_configs, tokenizer, builds, vocab_size=vocab_size, context_length=context_length
         )
         heads = stream.head()
+        for source in stream.sources:
+            refuse_unread(source.dataset_config)
         train = join_sequences(heads)
         notes.extend(stream.describe(heads))
     else:
@@ -160,7 +165,7 @@ def _open_stream(
         StreamSource(
             dataset=name,
             function=find_dataset_function(name, config),
-            dataset_config=config,
+            dataset_config=watched(config),
             tokenizer=tokenizer,
             split=config.train_split,
             build=builds[name],
@@ -218,7 +223,8 @@ def load_sequences(
 
 def _no_validation_note(name: str, dataset_config: DataSource, streams: bool) -> str | None:
     """Why a dataset is not evaluated on; None if it has a validation split, or is a user's, whose function knows."""
-    if name == "custom_dataset" or has_validation(name, dataset_config):
+    is_of_user = isinstance(dataset_config, CustomDataset) and dataset_config.file is not None
+    if is_of_user or has_validation(name, dataset_config):
         return None
     remedy = f"--{name}.validation_fraction 0.05 keeps some of them for it"
     if streams:

@@ -81,20 +81,30 @@ class SplitExamples:
                 example = {name: row.get(name) for name in self.columns}
                 yield example | {name: row[name] for name in self.later_columns if name in row}
 
+    def numbered(self) -> Iterator[tuple[int, dict[str, Any] | UnreadableRow]]:
+        """The examples with their places here, from 0."""
+        first = 0
+        for batch in self.data.iter(_ROWS_AT_A_TIME):
+            yield from enumerate(self.rows_of(batch), first)
+            first += len(next(iter(batch.values())))
+
     def __iter__(self) -> Iterator[dict[str, Any]]:
         """The examples.
 
         Raises:
             ConfigError: for a row that cannot be read, unless such rows are skipped.
         """
-        first = 0
-        for batch in self.data.iter(_ROWS_AT_A_TIME):
-            for index, row in enumerate(self.rows_of(batch), first):
-                if isinstance(row, BadExample):
-                    self.refusal(index, row)
-                else:
-                    yield row
-            first += len(next(iter(batch.values())))
+        for index, row in self.numbered():
+            if isinstance(row, BadExample):
+                self.refusal(index, row)
+            else:
+                yield row
+
+    def say_unread(self) -> None:
+        """Name the columns of the training data that no one reads."""
+        unread = [name for name in self.all_columns if name not in self.columns]
+        if unread and self.is_training and shows_progress():
+            print_line(f"{self.name}: columns that are not read: {', '.join(unread)}")
 
     def refusal(self, index: int, problem: BadExample) -> str:
         """What is said of an example that is left out, as it cannot be used.

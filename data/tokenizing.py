@@ -54,7 +54,7 @@ def tokenize_split(examples: SplitExamples, tokenizer: Any, to_spans: ToSpans, *
     end = [] if by_template else [tokenizer.eos_token_id]
 
     tokenize = _Tokenize(replace(examples, data=None), to_spans, tokenizer, start, end)
-    _say_unread(examples)
+    examples.say_unread()
     options: dict[str, Any] = {"batched": True, "with_indices": True, "remove_columns": examples.data.column_names}
     if isinstance(examples.data, datasets.IterableDataset):
         return examples.data.map(tokenize, batch_size=STREAM_BATCH_SIZE, **options)
@@ -124,12 +124,6 @@ def _as_text(name: str, value: Any) -> str:
     if isinstance(value, int | float) and not isinstance(value, bool):
         return str(value)
     raise BadExample(f"column {name} is not text but {'empty (null)' if value is None else type(value).__name__}")
-
-
-def _say_unread(examples: SplitExamples) -> None:
-    unread = [name for name in examples.all_columns if name not in examples.columns]
-    if unread and examples.is_training and shows_progress():
-        print_line(f"{examples.name}: columns that are not read: {', '.join(unread)}")
 
 
 def _cache_key(examples: SplitExamples, tokenizer: Any, to_spans: ToSpans, ends: list[list[int]]) -> str:

@@ -91,7 +91,7 @@ def _inputs(config: RunConfig) -> Iterator[tuple[str, Path]]:
         named[flag(f"{name}.data_path")] = source.data_path
         if isinstance(source, ChatDataset):
             named[flag(f"{name}.chat_template")] = source.chat_template
-        if isinstance(source, CustomDataset):
+        if isinstance(source, CustomDataset) and source.file is not None:
             named[flag(f"{name}.file")] = source.file.partition(":")[0]
     for name, value in named.items():
         if value and os.path.exists(value):

@@ -243,7 +243,7 @@ def test_booleans_have_the_documented_spellings(line, value):
         ("--use_peft --r 16", "lora_config.r", 16),
         ("--pure_bf16", "fsdp_config.pure_bf16", True),
         ("--samsum_dataset.data_path d", "samsum_dataset.data_path", "d"),
-        ("--dataset custom_dataset --custom_dataset.train_split tr", "custom_dataset.train_split", "tr"),
+        ("--dataset f.py --custom_dataset.train_split tr", "custom_dataset.train_split", "tr"),
     ],
 )
 def test_values_are_parsed_by_the_type_of_their_setting(line, name, value):

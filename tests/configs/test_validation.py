@@ -288,7 +288,7 @@ def test_settings_in_conflict_are_refused_with_reason_and_remedy(line, start, re
         "--use_peft --quantization 4bit --quant_type fp4 --use_double_quant --quant_storage bf16 --compute_dtype bf16",
         "--use_peft --quantization 8bit --quant_storage fp32 --compute_dtype fp16 --use_fp16",
         "--use_peft --use_dora --quantization --enable_fsdp",
-        "--dataset custom_dataset",
+        "--dataset custom_dataset --custom_dataset.data_path rows.jsonl",
         "--dataset alpaca_dataset",
         "--dataset grammar_dataset --grammar_dataset.data_path d",
         "--dataset chat_dataset --chat_dataset.data_path d --chat_dataset.chat_template f",

@@ -400,14 +400,23 @@ def test_only_what_is_a_path_becomes_one(tmp_path: Path, monkeypatch: pytest.Mon
     write(tmp_path / "home/data.jsonl")
     (tmp_path / "auto").mkdir()
     flags = ["--model_name", "org/model", "--resume", "auto", "--samsum_dataset.data_path", "~/data.jsonl"]
-    flags += ["--output_dir", "runs/a", "--text_dataset.data_path", "texts/**/*.txt"]
-    config = make_paths_absolute(parse_flags([*flags, "--dataset", "samsum_dataset,text_dataset"]), tmp_path)
+    flags += [
+        "--custom_dataset.file",
+        "no/rows.py:rows",
+        "--output_dir",
+        "runs/a",
+        "--text_dataset.data_path",
+        "texts/**/*.txt",
+    ]
+    config = make_paths_absolute(
+        parse_flags([*flags, "--dataset", "samsum_dataset,text_dataset,custom_dataset"]), tmp_path
+    )
     train = config.train_config
     assert (train.model_name, train.resume) == ("org/model", "auto")
     assert train.output_dir == str(tmp_path / "runs/a")
     assert config.samsum_dataset.data_path == str(tmp_path / "home/data.jsonl")
     assert config.text_dataset.data_path == str(tmp_path / "texts/**/*.txt")
-    assert config.custom_dataset.file == "datasets/custom_example.py", "not there: named as it was given"
+    assert config.custom_dataset.file == "no/rows.py:rows", "not there: named as it was given"
 
 
 def test_a_deeply_nested_run_yaml_is_a_damaged_one(tmp_path: Path) -> None:

@@ -1,0 +1,54 @@
+"""Rows that are tokenised already (`input_ids`, optional `labels` and `attention_mask`), from a file of any kind.
+
+python finetuning.py --model_name M --dataset custom_dataset --custom_dataset.data_path rows.jsonl
+
+Without a column `labels`, every token is a label token.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+from data.loss_mask import BadExample
+from data.splits import SplitExamples, load_split
+from utils.errors import ConfigError
+
+COLUMNS = ("input_ids", "labels", "attention_mask")
+
+
+def get_tokenized_dataset(dataset_config: Any, tokenizer: Any, split: str, split_slice: str | None = None) -> Any:
+    """The rows as they are; whoever makes sequences of them checks them."""
+    examples = load_split("custom_dataset", dataset_config, split, split_slice, other_columns=COLUMNS)
+    if "input_ids" not in examples.columns:
+        raise ConfigError(
+            f"{examples.name} has no column input_ids; it has {', '.join(examples.all_columns)}: give rows that are "
+            "tokenised, a --dataset for such columns, or a function of yours that reads them (--custom_dataset.file)"
+        )
+    examples.say_unread()
+    return TokenizedRows(examples)
+
+
+class TokenizedRows:
+    """The rows of a split, in their order. A class, so that a stream can be pickled for a worker process."""
+
+    def __init__(self, examples: SplitExamples) -> None:
+        self.examples = examples
+
+    def __iter__(self) -> Iterator[Mapping[str, Any]]:
+        for index, row in self.examples.numbered():
+            try:
+                yield self._read(row)
+            except BadExample as error:
+                self.examples.refusal(index, error)
+                yield {"input_ids": [], "labels": []}
+
+    def _read(self, row: Mapping[str, Any] | BadExample) -> Mapping[str, Any]:
+        if isinstance(row, BadExample):
+            raise row
+        known = {name: value for name, value in row.items() if value is not None}
+        has_labels = "labels" in self.examples.columns
+        for name in ("input_ids", *(["labels"] if has_labels else [])):
+            if not isinstance(known.get(name), Sequence) or isinstance(known[name], str):
+                raise BadExample(f"column {name} is not a list of token ids")
+        return known if "labels" in known else known | {"labels": known["input_ids"]}
