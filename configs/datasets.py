@@ -65,6 +65,9 @@ class ChatDataset(DataSource):
     roles: tuple[str, ...] = setting(
         (), f"the data's own names of roles, as in critic=user,writer=assistant; roles are {', '.join(ROLES)}"
     )
+    preference: Literal["chosen"] | None = setting(
+        None, "of preference data (chosen and rejected, label, kto_tag), learn the good answers; unset: refuse it"
+    )
     learn: Literal["all", "last"] = setting("all", "which of the assistant's turns are learned: all, or the last")
 
     def role_names(self) -> dict[str, str]:

@@ -8,7 +8,8 @@ from typing import Any
 
 from configs.datasets import ChatDataset
 from data.loss_mask import BadExample
-from data.turns import MEDIA, Message, Turn, parse_json, read_turn, says_nothing, without_nulls
+from data.preference import LABELS, PREFERENCE_COLUMNS, PROMPT_TEXTS, chosen_turns, refuse_preferences
+from data.turns import MEDIA, Message, Turn, parse_json, read_turn, role_of, says_nothing, without_nulls
 
 TURN_COLUMNS = ("messages", "conversations")
 PROMPT_COLUMNS = ("prompt", "completion")
@@ -31,8 +32,9 @@ class Conversation:
 
 def columns_to_read(config: ChatDataset) -> tuple[str, ...]:
     """The columns that `read_conversation` looks for."""
-    others = (*PROMPT_COLUMNS, config.tools_column, _FUNCTIONS, _SYSTEM, _KWARGS, _MASK_HISTORY, *_MEDIA_COLUMNS)
-    return (*turn_columns(config), *others)
+    beside = (config.tools_column, _FUNCTIONS, _SYSTEM, _KWARGS, _MASK_HISTORY, *_MEDIA_COLUMNS)
+    prompts = PROMPT_TEXTS if config.preference else ()
+    return (*turn_columns(config), *PROMPT_COLUMNS, *PREFERENCE_COLUMNS, *beside, *prompts)
 
 
 def turn_columns(config: ChatDataset) -> tuple[str, ...]:
@@ -55,7 +57,7 @@ def read_conversation(
     """
     example = {name: value for name, value in example.items() if value is not None}
     names = config.role_names()
-    prompt, turns = _find_turns(example, config)
+    prompt, turns, is_good = _find_turns(example, config, names)
     read = [_read_turn(number, turn, names, drop_nulls) for number, turn in enumerate([*prompt, *turns], 1)]
     messages = [turn.message for turn in read]
     if "developer" not in str(chat_template):
@@ -70,6 +72,8 @@ def read_conversation(
         answers and number >= len(prompt) and turn.is_learned is not False and (number == last or not only_last)
         for number, (answers, turn) in enumerate(zip(is_answer, read, strict=True))
     ]
+    if not is_good:
+        learned = [False] * len(messages)
     is_empty = [
         learns and config.empty_answers == "skip" and says_nothing(message)
         for learns, message in zip(learned, messages, strict=True)
@@ -86,12 +90,34 @@ def read_conversation(
     )
 
 
-def _find_turns(example: Mapping[str, Any], config: ChatDataset) -> tuple[Sequence[Any], Sequence[Any]]:
-    """The turns without a loss that come first, such as a prompt's, and the others."""
+def _find_turns(
+    example: Mapping[str, Any], config: ChatDataset, names: Mapping[str, str]
+) -> tuple[Sequence[Any], Sequence[Any], bool]:
+    """The turns without a loss that come first, such as a prompt's; the others; whether these are good to learn."""
     column = next((name for name in turn_columns(config) if name in example), None)
-    if column is None and "completion" in example and config.messages_column is None:
-        return _read_list("prompt", example.get("prompt")), _read_list("completion", example["completion"])
-    return [], _read_list(column or turn_columns(config)[0], example.get(column or ""))
+    if config.preference is None:
+        columns = LABELS if config.messages_column else PREFERENCE_COLUMNS  # turns that are named are meant
+        refuse_preferences(
+            {name: example[name] for name in columns if name in example},
+            "learn the good ones with --chat_dataset.preference chosen",
+        )
+    completes = column is None and config.messages_column is None and not _is_text(example.get("completion", ""))
+    if completes:
+        prompt, turns = _read_list("prompt", example.get("prompt")), _read_list("completion", example["completion"])
+    elif config.preference is None or column is not None:
+        prompt, turns = [], _read_list(column or turn_columns(config)[0], example.get(column or ""))
+    else:
+        prompt, turns = [], []
+    if config.preference is None:
+        return prompt, turns, True
+    before, turns, is_good = chosen_turns(
+        example, turns, _read_list, lambda turn: role_of(turn, names) in ("assistant", "function_call")
+    )
+    return before or prompt, turns, is_good
+
+
+def _is_text(value: Any) -> bool:
+    return isinstance(value, str) and not value.lstrip().startswith("[")
 
 
 def _read_list(column: str, turns: Any) -> Sequence[Any]:
@@ -102,7 +128,7 @@ def _read_list(column: str, turns: Any) -> Sequence[Any]:
             raise BadExample(
                 f"column {column} needs a list of turns, or its JSON, and is other text ({error})"
             ) from error
-    if isinstance(turns, Mapping) and "role" in turns:
+    if isinstance(turns, Mapping) and turns.keys() & {"role", "from"}:
         return [turns]
     if not isinstance(turns, Sequence) or not turns:
         raise BadExample(f"column {column} needs a list of turns, each with role and content (or from and value)")

@@ -17,7 +17,7 @@ import transformers
 from datasets.fingerprint import Hasher
 from filelock import FileLock, Timeout
 
-from data import chat, conversation, loss_mask, prompts, turns
+from data import chat, conversation, loss_mask, preference, prompts, turns
 from data.loss_mask import BadExample, TextSpan, tokenize_spans, without_empty_answers
 from data.sequences import COUNT_COLUMNS
 from data.splits import SplitExamples
@@ -32,7 +32,7 @@ STREAM_BATCH_SIZE = 256  # for a stream, whose batches stay in host memory: 1000
 _HEAD_START_SECONDS = 1.0  # for the process that shows progress
 _QUIET_WAIT_SECONDS = 5.0
 # Modules that decide what the tokens are, beside the dataset's own.
-_MADE_BY = (loss_mask, chat, conversation, turns, prompts)
+_MADE_BY = (loss_mask, chat, conversation, turns, preference, prompts)
 
 
 def tokenize_split(examples: SplitExamples, tokenizer: Any, to_spans: ToSpans, *, by_template: bool = False) -> Any:

@@ -82,6 +82,12 @@ def read_turn(turn: Any, names: Mapping[str, str], *, drop_nulls: bool = False) 
     return Turn({"role": role, "content": text or "", **message}, weights[0] if weights else None)
 
 
+def role_of(turn: Any, names: Mapping[str, str]) -> str | None:
+    """The role of a turn as it stands in the data; None if it is unknown."""
+    speaker = (turn.get("role") or turn.get("from")) if isinstance(turn, Mapping) else None
+    return (names.get(speaker) or ROLES.get(speaker.lower())) if isinstance(speaker, str) else None
+
+
 def says_nothing(message: Message) -> bool:
     """Whether a turn has no text, no call and no thoughts."""
     return not (message["content"].strip() or message.get("tool_calls") or message.get("reasoning_content", "").strip())

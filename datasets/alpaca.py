@@ -11,6 +11,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from data.loss_mask import TextSpan
+from data.preference import LABELS, refuse_labels
 from data.prompts import alpaca_prompt
 from data.splits import load_split
 from data.tokenizing import tokenize_split
@@ -26,13 +27,14 @@ def get_alpaca_dataset(dataset_config: Any, tokenizer: Any, split: str, split_sl
         split,
         split_slice,
         text_columns=("instruction", "output"),
-        other_columns=("input",),
+        other_columns=("input", *LABELS),
         hub_name=HUB_NAME,
     )
     return tokenize_split(examples, tokenizer, to_spans)
 
 
 def to_spans(example: Mapping[str, Any]) -> list[TextSpan]:
+    refuse_labels(example)
     return [
         TextSpan(alpaca_prompt(example["instruction"], example.get("input") or ""), False),
         TextSpan(example["output"], True),

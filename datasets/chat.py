@@ -16,6 +16,7 @@ from configs.datasets import ChatDataset
 from data.chat import chat_spans, use_template
 from data.conversation import columns_to_read, read_conversation, turn_columns
 from data.loss_mask import TextSpan
+from data.preference import LABELS, PREFERENCE_COLUMNS
 from data.splits import load_split
 from data.tokenizing import tokenize_split
 from utils.errors import ConfigError
@@ -30,11 +31,13 @@ def get_chat_dataset(dataset_config: Any, tokenizer: Any, split: str, split_slic
         "chat_dataset", dataset_config, split, split_slice, other_columns=columns_to_read(dataset_config)
     )
     columns = turn_columns(dataset_config)
-    if not any(column in examples.columns for column in (*columns, "completion")):
+    if not any(column in examples.columns for column in (*columns, "completion", *PREFERENCE_COLUMNS)):
         raise ConfigError(
             f"{examples.name} has no column {' or '.join(columns)}; it has {', '.join(examples.all_columns)}: "
             "name the column of the turns with --chat_dataset.messages_column"
         )
+    if dataset_config.preference and set(LABELS) & set(examples.columns) and shows_progress():
+        print_line(f"{examples.place}: rows that are labelled false are left out (--chat_dataset.preference chosen)")
     drop_nulls = _has_struct("arguments", examples.data.features)
     if drop_nulls and shows_progress():
         print_line(

@@ -14,6 +14,7 @@ from functools import partial
 from typing import Any
 
 from data.loss_mask import TextSpan
+from data.preference import LABELS, refuse_labels
 from data.prompts import alpaca_prompt
 from data.splits import load_split
 from data.tokenizing import tokenize_split
@@ -35,7 +36,7 @@ def get_instruction_dataset(dataset_config: Any, tokenizer: Any, split: str, spl
         dataset_config,
         split,
         split_slice,
-        other_columns=(*known, *(name for name in asked if name)),
+        other_columns=(*known, *LABELS, *(name for name in asked if name)),
     )
     there = examples.columns
     prompt = asked[0] or next((name for name, answer in PAIRS.items() if name in there and answer in there), "prompt")
@@ -48,13 +49,14 @@ def get_instruction_dataset(dataset_config: Any, tokenizer: Any, split: str, spl
             "with --instruction_dataset.prompt_column and .completion_column"
         )
     columns = {"prompt": prompt, "about": about, "answer": answer, "template": template}
-    examples = replace(examples.with_columns(prompt, about, answer), text_columns=(prompt, answer))
+    examples = replace(examples.with_columns(prompt, about, answer, *LABELS), text_columns=(prompt, answer))
     return tokenize_split(examples, tokenizer, partial(to_spans, **columns))
 
 
 def to_spans(
     example: Mapping[str, Any], *, prompt: str, about: str | None, answer: str, template: str | None
 ) -> list[TextSpan]:
+    refuse_labels(example)
     text, subject = example[prompt], (example.get(about) or "") if about else ""
     template = template.replace("\\n", "\n") if template is not None else TEMPLATES.get(prompt)
     if template is not None:

@@ -1,0 +1,100 @@
+"""Preference data: answers that are ranked. It is refused, or its good side is learned."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Mapping, Sequence
+from itertools import takewhile
+from typing import Any
+
+from data.loss_mask import BadExample
+
+LABELS = ("kto_tag", "label")
+PROMPT_TEXTS = ("prompt", "question", "instruction")
+PREFERENCE_COLUMNS = ("chosen", "rejected", "chosen_messages", "rejected_messages", *LABELS)
+
+ReadList = Callable[[str, Any], Sequence[Any]]
+
+_IS_GOOD = {"true": True, "false": False, "1": True, "0": False, "1.0": True, "0.0": False}
+
+
+def refuse_preferences(example: Mapping[str, Any], remedy: str) -> None:
+    """Refuse a row of preference data.
+
+    Raises:
+        BadExample: if it is one, with what to do.
+    """
+    found = [name for name in PREFERENCE_COLUMNS if example.get(name) is not None and not _is_topic(example, name)]
+    both = any(name.startswith("chosen") for name in found) and any(name.startswith("rejected") for name in found)
+    if both or set(LABELS) & set(found):
+        raise BadExample(f"it is preference data ({', '.join(found)}), whose bad answers would be learned; {remedy}")
+
+
+def refuse_labels(example: Mapping[str, Any]) -> None:
+    """The same for a dataset that is not of conversations.
+
+    Raises:
+        BadExample: if its answer is labelled good or bad.
+    """
+    labels = {name: example[name] for name in LABELS if name in example}
+    refuse_preferences(labels, "keep the good ones, or give --dataset chat_dataset --chat_dataset.preference chosen")
+
+
+def chosen_turns(
+    example: Mapping[str, Any], turns: Sequence[Any], read_list: ReadList, is_answer: Callable[[Any], bool]
+) -> tuple[Sequence[Any], Sequence[Any], bool]:
+    """The good side of a row: the turns before it, those that are learned, and whether they are good.
+
+    Args:
+        turns: the row's turns, if it has them beside its answers.
+        read_list: makes turns of a column's value.
+        is_answer: whether a turn is the assistant's.
+
+    Raises:
+        BadExample: if the row does not say which answer is good.
+    """
+    column = next((name for name in ("chosen", "chosen_messages") if example.get(name) is not None), None)
+    if column is None:
+        label = next((name for name in LABELS if example.get(name) is not None), None)
+        if label is None:
+            raise BadExample(
+                f"it has no {', '.join(('chosen', *LABELS))} that says which answer is good; leave "
+                "--chat_dataset.preference out"
+            )
+        if (is_good := _IS_GOOD.get(str(example[label]).lower())) is None:
+            raise BadExample(f"its {label} is {example[label]!r}; give true or false")
+        completion = example.get("completion")
+        if not turns and isinstance(completion, str) and not _is_json(completion):
+            return _prompt(example, turns, read_list), [{"role": "assistant", "content": completion}], is_good
+        return [], turns, is_good
+    if isinstance(example[column], str) and not _is_json(example[column]):
+        return _prompt(example, turns, read_list), [{"role": "assistant", "content": example[column]}], True
+    chosen = read_list(column, example[column])
+    if is_answer(chosen[0]):
+        return _prompt(example, turns, read_list), chosen, True
+    rejected = example.get(column.replace("chosen", "rejected"))
+    others = read_list("rejected", rejected) if rejected is not None else []
+    shared = len(list(takewhile(lambda pair: pair[0] == pair[1], zip(chosen, others, strict=False))))
+    shared = min(shared, len(chosen) - 1)
+    return chosen[:shared], chosen[shared:], True
+
+
+def _prompt(example: Mapping[str, Any], turns: Sequence[Any], read_list: ReadList) -> Sequence[Any]:
+    """The turns before an answer that stands by itself."""
+    if turns:
+        return turns
+    column = next((name for name in PROMPT_TEXTS if example.get(name)), None)
+    if column is None:
+        raise BadExample(f"its answer has no prompt; give one in {', '.join(PROMPT_TEXTS)}, messages or conversations")
+    is_text = isinstance(example[column], str) and not _is_json(example[column])
+    return [{"role": "user", "content": example[column]}] if is_text else read_list(column, example[column])
+
+
+def _is_json(text: str) -> bool:
+    return re.match(r"\s*(\[\s*)?\{", text) is not None
+
+
+def _is_topic(example: Mapping[str, Any], name: str) -> bool:
+    """Whether a column `label` says something else, such as a class."""
+    value = example[name]
+    return name == "label" and not isinstance(value, bool) and str(value).lower() not in ("true", "false")
