@@ -7,7 +7,7 @@ from configs.setting import setting
 
 STREAMING = "read training examples while training, for data that does not fit into memory"
 FRACTION = "share of the training examples to hold out for evaluation, if there is no test_split"
-EMPTY = "answers, or texts, that are empty: not learned and counted (skip), or learned as an end token alone (learn)"
+EMPTY = "learn answers, or texts, that are empty, as an end token alone; otherwise they are counted and not learned"
 _FORMS = "a file, a folder, a glob, a save_to_disk folder, or OWNER/NAME on the hub"
 
 
@@ -30,7 +30,7 @@ class DataSource:
     skip_bad_rows: bool = setting(
         False, "leave out rows that cannot be used, and count them; otherwise they end the run"
     )
-    empty_answers: Literal["skip", "learn"] = setting("skip", EMPTY)
+    learn_empty_answers: bool = setting(False, EMPTY)
 
 
 @dataclass(frozen=True)

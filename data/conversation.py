@@ -75,7 +75,7 @@ def read_conversation(
     if not is_good:
         learned = [False] * len(messages)
     is_empty = [
-        learns and config.empty_answers == "skip" and says_nothing(message)
+        learns and not config.learn_empty_answers and says_nothing(message)
         for learns, message in zip(learned, messages, strict=True)
     ]
     has_loss = [learns and not empty for learns, empty in zip(learned, is_empty, strict=True)]

@@ -103,7 +103,7 @@ class Sequences:
             )
         if self.num_empty_answers:
             lines.append(
-                f"{split}: {self.num_empty_answers} empty answers are not learned (--empty_answers learn would)"
+                f"{split}: {self.num_empty_answers} empty answers are not learned (--learn_empty_answers learns them)"
             )
         num_labels = int((self.labels != IGNORE_INDEX).sum())
         if 2 * self.num_misplaced_labels > num_labels:

@@ -189,7 +189,7 @@ def load_split(
         all_columns=tuple(all_columns),
         text_columns=tuple(text_columns),
         settings=settings,
-        learns_empty_answers=dataset_config.empty_answers == "learn",
+        learns_empty_answers=dataset_config.learn_empty_answers,
         row_numbers=row_numbers,
         later_columns=tuple(name for name in dict.fromkeys(other_columns) if streams and name not in columns),
         skips_bad_rows=dataset_config.skip_bad_rows,

@@ -216,7 +216,7 @@ def test_empty_answers_are_counted_and_learned_only_where_asked() -> None:
     found = read(turns)
     assert found.has_loss == (False, False, False, True, False, False)
     assert found.num_empty_answers == 2
-    asked = read(turns, ChatDataset(empty_answers="learn"))
+    asked = read(turns, ChatDataset(learn_empty_answers=True))
     assert (asked.has_loss, asked.num_empty_answers) == ((False, True) * 3, 0)
 
 
