@@ -38,6 +38,8 @@ class SamsumDataset(DataSource):
     """Dialogues and their summaries (--dataset samsum_dataset)."""
 
     data_path: str | None = setting(None, f"{_FORMS}; unset: knkarthick/samsum from the hub", is_path=True)
+    dialogue_column: str = setting("dialogue", "column with the dialogue, or whatever text is summarized")
+    summary_column: str = setting("summary", "column with the summary")
 
 
 @dataclass(frozen=True)
@@ -46,11 +48,19 @@ class AlpacaDataset(DataSource):
 
     data_path: str | None = setting(None, f"{_FORMS}; unset: tatsu-lab/alpaca from the hub", is_path=True)
     validation_fraction: float = setting(0.01, FRACTION, minimum=0, exclusive_maximum=1)
+    instruction_column: str = setting("instruction", "column with the instruction")
+    input_column: str = setting("input", "column with input to the instruction; it may be missing")
+    output_column: str = setting("output", "column with the answer")
+    system_column: str = setting("system", "column with text that takes the place of Alpaca's first lines, if there is")
+    history_column: str = setting("history", "column with earlier turns, [instruction, answer] pairs, if there is")
 
 
 @dataclass(frozen=True)
 class GrammarDataset(DataSource):
     """Sentences and their corrections (--dataset grammar_dataset)."""
+
+    input_column: str = setting("input", "column with the sentence")
+    target_column: str = setting("target", "column with its correction")
 
 
 @dataclass(frozen=True)

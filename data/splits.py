@@ -81,6 +81,21 @@ class SplitExamples:
                 example = {name: row.get(name) for name in self.columns}
                 yield example | {name: row[name] for name in self.later_columns if name in row}
 
+    def with_text(self, example: dict[str, Any]) -> dict[str, Any]:
+        """The example with text in its text columns: a number as it is written.
+
+        Raises:
+            BadExample: if a column holds anything else.
+        """
+        for name in self.text_columns:
+            value = example[name]
+            if isinstance(value, int | float) and not isinstance(value, bool):
+                example[name] = str(value)
+            elif not isinstance(value, str):
+                kind = "empty (null)" if value is None else type(value).__name__
+                raise BadExample(f"column {name} is not text but {kind}")
+        return example
+
     def numbered(self) -> Iterator[tuple[int, dict[str, Any] | UnreadableRow]]:
         """The examples with their places here, from 0."""
         first = 0
@@ -168,9 +183,7 @@ def load_split(
         data, row_numbers = _without_problems(data, f"--{flag}.data_path", dataset_config.skip_bad_rows)
     if not streams and not len(data):
         raise ConfigError(f"{name} is empty: it holds no rows")
-    missing = [column for column in text_columns if column not in all_columns]
-    if missing:
-        raise ConfigError(f"{name} has no column {', '.join(missing)}; it has {', '.join(all_columns) or 'none'}")
+    _check_columns(name, flag, dataset_config, all_columns, text_columns, () if streams else other_columns)
     columns = [column for column in all_columns if column in (*text_columns, *other_columns)]
     data = data.select_columns([ROW, PROBLEM] if holds_text(data) else columns)
     own = {field.name for field in fields(dataset_config)} - {field.name for field in fields(DataSource)}
@@ -195,6 +208,19 @@ def load_split(
         skips_bad_rows=dataset_config.skip_bad_rows,
         is_training=is_training,
     )
+
+
+def _check_columns(
+    name: str, flag: str, config: DataSource, there: Sequence[str], required: Sequence[str], optional: Sequence[str]
+) -> None:
+    """Refuse data without a required column, or without an optional one that the user named."""
+    named = {getattr(config, field.name): field for field in fields(config) if field.name.endswith("_column")}
+    asked = [column for column in optional if column in named and column != named[column].default]
+    missing = [column for column in (*required, *asked) if column not in there]
+    if missing:
+        flags = " and ".join(f"--{flag}.{named[column].name}" for column in missing if column in named)
+        remedy = f"; name the right one with {flags}" if flags else ""
+        raise ConfigError(f"{name} has no column {', '.join(missing)}; it has {', '.join(there) or 'none'}{remedy}")
 
 
 def holds_text(data: Any) -> bool:

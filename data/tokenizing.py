@@ -17,7 +17,7 @@ import transformers
 from datasets.fingerprint import Hasher
 from filelock import FileLock, Timeout
 
-from data import chat, conversation, loss_mask, preference, prompts, turns
+from data import chat, conversation, loss_mask, preference, prompts, splits, turns
 from data.loss_mask import BadExample, TextSpan, tokenize_spans, without_empty_answers
 from data.sequences import COUNT_COLUMNS
 from data.splits import SplitExamples
@@ -32,7 +32,7 @@ STREAM_BATCH_SIZE = 256  # for a stream, whose batches stay in host memory: 1000
 _HEAD_START_SECONDS = 1.0  # for the process that shows progress
 _QUIET_WAIT_SECONDS = 5.0
 # Modules that decide what the tokens are, beside the dataset's own.
-_MADE_BY = (loss_mask, chat, conversation, turns, preference, prompts)
+_MADE_BY = (loss_mask, chat, conversation, turns, preference, prompts, splits)
 
 
 def tokenize_split(examples: SplitExamples, tokenizer: Any, to_spans: ToSpans, *, by_template: bool = False) -> Any:
@@ -107,23 +107,13 @@ class _Tokenize:
             try:
                 if isinstance(example, BadExample):
                     raise example
-                for name in self.examples.text_columns:
-                    if not isinstance(example[name], str):
-                        example[name] = _as_text(name, example[name])
-                yield self.to_spans(example)
+                yield self.to_spans(self.examples.with_text(example))
             except BadExample as error:
                 refusals.append(self.examples.refusal(index, error))
                 yield None
         if refusals and shows_progress():
             more = f" (and {len(refusals) - 1} more of {len(indices):,} rows)" if len(refusals) > 1 else ""
             print_line(f"left out: {refusals[0]}{more}")
-
-
-def _as_text(name: str, value: Any) -> str:
-    """A number as text."""
-    if isinstance(value, int | float) and not isinstance(value, bool):
-        return str(value)
-    raise BadExample(f"column {name} is not text but {'empty (null)' if value is None else type(value).__name__}")
 
 
 def _cache_key(examples: SplitExamples, tokenizer: Any, to_spans: ToSpans, ends: list[list[int]]) -> str:

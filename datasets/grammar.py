@@ -6,6 +6,7 @@ python finetuning.py --model_name M --dataset grammar_dataset --grammar_dataset.
 from __future__ import annotations
 
 from collections.abc import Mapping
+from functools import partial
 from typing import Any
 
 from data.loss_mask import TextSpan
@@ -17,9 +18,11 @@ PROMPT = "Correct this to standard English: {input}\n---\nCorrected: "
 
 def get_grammar_dataset(dataset_config: Any, tokenizer: Any, split: str, split_slice: str | None = None) -> Any:
     """Tokenised examples; the correction and its end token are label tokens, the prompt is not."""
-    examples = load_split("grammar_dataset", dataset_config, split, split_slice, text_columns=("input", "target"))
-    return tokenize_split(examples, tokenizer, to_spans)
+    columns = (dataset_config.input_column, dataset_config.target_column)
+    examples = load_split("grammar_dataset", dataset_config, split, split_slice, text_columns=columns)
+    return tokenize_split(examples, tokenizer, partial(to_spans, columns=columns))
 
 
-def to_spans(example: Mapping[str, Any]) -> list[TextSpan]:
-    return [TextSpan(PROMPT.format(input=example["input"]), False), TextSpan(example["target"], True)]
+def to_spans(example: Mapping[str, Any], *, columns: tuple[str, str]) -> list[TextSpan]:
+    sentence, correction = (example[name] for name in columns)
+    return [TextSpan(PROMPT.format(input=sentence), False), TextSpan(correction, True)]

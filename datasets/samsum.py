@@ -7,6 +7,7 @@ torchrun --nproc_per_node 2 finetuning.py --enable_fsdp --model_name M --dataset
 from __future__ import annotations
 
 from collections.abc import Mapping
+from functools import partial
 from typing import Any
 
 from data.loss_mask import TextSpan
@@ -19,11 +20,11 @@ PROMPT = "Summarize this dialog:\n{dialogue}\n---\nSummary:\n"
 
 def get_samsum_dataset(dataset_config: Any, tokenizer: Any, split: str, split_slice: str | None = None) -> Any:
     """Tokenised examples; the summary and its end token are label tokens, the prompt is not."""
-    examples = load_split(
-        "samsum_dataset", dataset_config, split, split_slice, text_columns=("dialogue", "summary"), hub_name=HUB_NAME
-    )
-    return tokenize_split(examples, tokenizer, to_spans)
+    columns = (dataset_config.dialogue_column, dataset_config.summary_column)
+    examples = load_split("samsum_dataset", dataset_config, split, split_slice, text_columns=columns, hub_name=HUB_NAME)
+    return tokenize_split(examples, tokenizer, partial(to_spans, columns=columns))
 
 
-def to_spans(example: Mapping[str, Any]) -> list[TextSpan]:
-    return [TextSpan(PROMPT.format(dialogue=example["dialogue"]), False), TextSpan(example["summary"], True)]
+def to_spans(example: Mapping[str, Any], *, columns: tuple[str, str]) -> list[TextSpan]:
+    dialogue, summary = (example[name] for name in columns)
+    return [TextSpan(PROMPT.format(dialogue=dialogue), False), TextSpan(summary, True)]

@@ -1,0 +1,129 @@
+"""Columns that mean something: Alpaca's system and history, other columns by name, and names that are not there."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+from transformers import AutoTokenizer
+
+from configs.datasets import AlpacaDataset, DataSource, GrammarDataset, SamsumDataset
+from data.dataset_functions import find_dataset_function
+from tests.helpers.refusals import write_lines
+from utils.errors import ConfigError
+
+FIRST_LINES = (
+    "Below is an instruction that describes a task. Write a response that appropriately completes the request."
+)
+
+
+@pytest.fixture(scope="module")
+def tokenizer(tiny_model: Path) -> Any:
+    return AutoTokenizer.from_pretrained(tiny_model)
+
+
+def texts(name: str, config: DataSource, tokenizer: Any) -> list[tuple[str, str]]:
+    """The text of each row without start and end token, and its label tokens with | between separate ones."""
+    found = []
+    for row in find_dataset_function(name, config)(config, tokenizer, "train"):
+        learned = "|".join(tokenizer.decode(part) for part in _runs(row["labels"]))
+        found.append((tokenizer.decode(row["input_ids"]).removeprefix("<s>").strip().removesuffix("</s>"), learned))
+    return found
+
+
+def _runs(labels: list[int]) -> list[list[int]]:
+    runs: list[list[int]] = [[]]
+    for label in labels:
+        if label != -100:
+            runs[-1].append(label)
+        elif runs[-1]:
+            runs.append([])
+    return [run for run in runs if run]
+
+
+def alpaca(folder: Path, **row: Any) -> AlpacaDataset:
+    write_lines(folder / "rows.jsonl", [{"instruction": "Say c.", "output": "c"} | row])
+    return AlpacaDataset(str(folder / "rows.jsonl"), validation_fraction=0.0)
+
+
+@pytest.mark.parametrize("streaming", [False, True])
+def test_alpacas_system_takes_the_place_of_the_first_lines(streaming: bool, tokenizer: Any, tmp_path: Path) -> None:
+    config = replace(alpaca(tmp_path, system="Be brief.", input="x"), streaming=streaming)
+    ((text, learned),) = texts("alpaca_dataset", config, tokenizer)
+    assert text == "Be brief.\n\n### Instruction:\nSay c.\n\n### Input:\nx\n\n### Response:\nc"
+    assert learned.strip() == "c</s>"
+
+
+@pytest.mark.parametrize("as_text", [False, True])
+def test_alpacas_history_is_earlier_turns_that_are_learned(as_text: bool, tokenizer: Any, tmp_path: Path) -> None:
+    history: Any = [["Say a.", "a"], ["Say b.", "b"]]
+    config = alpaca(tmp_path, history=json.dumps(history) if as_text else history)
+    ((text, learned),) = texts("alpaca_dataset", config, tokenizer)
+    asked = [f"### Instruction:\nSay {letter}.\n\n### Response:\n" for letter in "abc"]
+    assert text.replace("</s> ", "</s>") == f"{FIRST_LINES}\n\n{asked[0]}a</s>\n\n{asked[1]}b</s>\n\n{asked[2]}c"
+    assert learned.replace(" ", "") == "a</s>|b</s>|c</s>"
+
+
+@pytest.mark.parametrize(
+    ("row", "reason"),
+    [
+        ({"history": [["Say a."]]}, r"row 1: column history, turn 1: not \[instruction, answer\]"),
+        ({"history": "Say a."}, "row 1: column history is no JSON"),
+        ({"system": ["Be brief."]}, "row 1: column system is not text but list"),
+    ],
+)
+def test_what_is_no_history_or_system_is_refused(
+    row: dict[str, Any], reason: str, tokenizer: Any, tmp_path: Path
+) -> None:
+    with pytest.raises(ConfigError, match=reason):
+        texts("alpaca_dataset", alpaca(tmp_path, **row), tokenizer)
+
+
+@pytest.mark.parametrize(
+    ("name", "config", "row", "text"),
+    [
+        (
+            "samsum_dataset",
+            SamsumDataset(dialogue_column="article", summary_column="highlights"),
+            {"article": "Long.", "highlights": "Short."},
+            "Summarize this dialog:\nLong.\n---\nSummary:\nShort.",
+        ),
+        (
+            "alpaca_dataset",
+            AlpacaDataset(input_column="context", output_column="response", validation_fraction=0.0),
+            {"instruction": "Why?", "context": "It is so.", "response": "So."},
+            "### Instruction:\nWhy?\n\n### Input:\nIt is so.\n\n### Response:\nSo.",
+        ),
+        (
+            "grammar_dataset",
+            GrammarDataset(input_column="wrong", target_column="right"),
+            {"wrong": "It fall.", "right": "It falls."},
+            "It fall.\n---\nCorrected: It falls.",
+        ),
+    ],
+)
+def test_columns_by_other_names(
+    name: str, config: Any, row: dict[str, str], text: str, tokenizer: Any, tmp_path: Path
+) -> None:
+    write_lines(tmp_path / "rows.jsonl", [row])
+    config = replace(config, data_path=str(tmp_path / "rows.jsonl"))
+    ((found, learned),) = texts(name, config, tokenizer)
+    assert found.endswith(text)
+    assert learned.strip().removesuffix("</s>") == list(row.values())[-1]
+
+
+@pytest.mark.parametrize(
+    ("settings", "reason"),
+    [
+        ({"output_column": "answer"}, r"has no column answer; it has .*--alpaca_dataset.output_column"),
+        ({"input_column": "context"}, r"has no column context; it has .*--alpaca_dataset.input_column"),
+    ],
+)
+def test_a_named_column_that_is_not_there_is_refused(
+    settings: dict[str, str], reason: str, tokenizer: Any, tmp_path: Path
+) -> None:
+    with pytest.raises(ConfigError, match=reason):
+        texts("alpaca_dataset", replace(alpaca(tmp_path), **settings), tokenizer)
