@@ -52,7 +52,7 @@ class AlpacaDataset(DataSource):
     input_column: str = setting("input", "column with input to the instruction; it may be missing")
     output_column: str = setting("output", "column with the answer")
     system_column: str = setting("system", "column with text that takes the place of Alpaca's first lines, if there is")
-    history_column: str = setting("history", "column with earlier turns, [instruction, answer] pairs, if there is")
+    history_column: str = setting("history", "column with earlier turns, pairs of instruction and answer, if there is")
 
 
 @dataclass(frozen=True)
