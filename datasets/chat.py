@@ -14,14 +14,11 @@ from typing import Any
 
 from configs.datasets import ChatDataset
 from data.chat import chat_spans, use_template
-from data.conversation import columns_to_read, read_conversation, turn_columns
+from data.chat_columns import adds_nulls, used_columns
+from data.conversation import columns_to_read, read_conversation
 from data.loss_mask import TextSpan
-from data.preference import LABELS, PREFERENCE_COLUMNS
 from data.splits import load_split
 from data.tokenizing import tokenize_split
-from utils.errors import ConfigError
-from utils.printing import print_line
-from utils.progress import shows_progress
 
 
 def get_chat_dataset(dataset_config: Any, tokenizer: Any, split: str, split_slice: str | None = None) -> Any:
@@ -30,21 +27,8 @@ def get_chat_dataset(dataset_config: Any, tokenizer: Any, split: str, split_slic
     examples = load_split(
         "chat_dataset", dataset_config, split, split_slice, other_columns=columns_to_read(dataset_config)
     )
-    columns = turn_columns(dataset_config)
-    if not any(column in examples.columns for column in (*columns, "completion", *PREFERENCE_COLUMNS)):
-        raise ConfigError(
-            f"{examples.name} has no column {' or '.join(columns)}; it has {', '.join(examples.all_columns)}: "
-            "name the column of the turns with --chat_dataset.messages_column"
-        )
-    if dataset_config.preference and set(LABELS) & set(examples.columns) and shows_progress():
-        print_line(f"{examples.place}: rows that are labelled false are left out (--chat_dataset.preference chosen)")
-    drop_nulls = _has_struct("arguments", examples.data.features)
-    if drop_nulls and shows_progress():
-        print_line(
-            f"{examples.place}: nulls inside the arguments of calls are left out, since its columns give each call the "
-            "keys of all others; write arguments as JSON text to keep them"
-        )
-    options = {"config": dataset_config, "drop_nulls": drop_nulls, "tokenizer": tokenizer}
+    examples = used_columns(examples, dataset_config)
+    options = {"config": dataset_config, "drop_nulls": adds_nulls(examples), "tokenizer": tokenizer}
     return tokenize_split(examples, tokenizer, partial(to_spans, **options), by_template=True)
 
 
@@ -55,10 +39,3 @@ def to_spans(
     conversation = read_conversation(example, config, chat_template=template, drop_nulls=drop_nulls)
     empty_answers = [TextSpan("", True)] * conversation.num_empty_answers  # which are counted where spans are tokenised
     return [*chat_spans(conversation, tokenizer), *empty_answers]
-
-
-def _has_struct(name: str, feature: Any) -> bool:
-    """Whether a column is made of dicts that hold dicts under this name, all with the same keys."""
-    if isinstance(feature, Mapping):
-        return isinstance(feature.get(name), Mapping) or any(_has_struct(name, part) for part in feature.values())
-    return _has_struct(name, getattr(feature, "feature", None)) if feature is not None else False
