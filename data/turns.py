@@ -20,6 +20,7 @@ ROLES = {
     **dict.fromkeys(("function_call", "tool_call"), "function_call"),
 }
 MEDIA = ("image", "audio", "video")
+_MEDIA_KEYS = ("images", "audios", "videos")
 
 # Other keys of a turn that say whether it is learned: OpenAI's, Axolotl's, LLaMA-Factory's.
 _WEIGHTS = ("weight", "train", "training", "loss_weight")
@@ -52,6 +53,11 @@ def read_turn(turn: Any, names: Mapping[str, str], *, drop_nulls: bool = False) 
         raise BadExample(f"it is not a dict with role and content but {type(turn).__name__}")
     message = {key: value for key, value in turn.items() if value is not None}
     role = _role(message, names)
+    if message.keys() == {"content"} and isinstance(message["content"], str) and role != "function_call":
+        return Turn({"role": role, **message}, None)  # most turns; the rest of this function would take as long again
+    for key in _MEDIA_KEYS:
+        if message.get(key):
+            raise BadExample(f"its {key} would be lost by a run on text alone; leave the row out")
     weights = [_is_learned(key, message.pop(key)) for key in _WEIGHTS if key in message]
     weights += [_is_detail_learned(key, message.pop(key)) for key in _DETAILS if message.get(key)]
     content = _only_one(message, ("content", "value"))
@@ -79,6 +85,8 @@ def read_turn(turn: Any, names: Mapping[str, str], *, drop_nulls: bool = False) 
     if len(set(weights)) > 1:
         raise BadExample("parts of it are learned and others are not; split it into two turns, or weigh it as a whole")
     role = "assistant" if role == "function_call" else role
+    if True in weights and role != "assistant":
+        raise BadExample("it is to be learned, and only the assistant's turns are; leave its weight out, or give 0")
     return Turn({"role": role, "content": text or "", **message}, weights[0] if weights else None)
 
 

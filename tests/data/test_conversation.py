@@ -133,6 +133,7 @@ def test_nulls_that_arrow_puts_into_arguments_are_left_out_where_asked() -> None
         ({"role": "assistant", "content": [{"type": "poem", "text": "a"}]}, "'poem', which is unknown"),
         ({"role": "assistant", "content": [{"type": "text"}]}, "has no text"),
         ({"role": "assistant", "content": "a", "weight": 0.5}, "not in part"),
+        ({"role": "user", "content": "What is this?", "images": ["a.png"]}, "its images would be lost"),
     ],
 )
 def test_what_cannot_be_read_is_refused_with_its_turn(turn: dict[str, Any], reason: str) -> None:
@@ -185,10 +186,12 @@ def test_template_settings_and_thoughts_are_kept() -> None:
 
 @pytest.mark.parametrize("key", ["weight", "train", "training", "loss_weight"])
 def test_an_answer_that_weighs_nothing_is_not_learned(key: str) -> None:
-    turns = [QUESTION, ANSWER | {key: 0}, QUESTION | {key: 1}, ANSWER | {key: 1.0}, QUESTION, ANSWER]
+    turns = [QUESTION, ANSWER | {key: 0}, QUESTION | {key: 0}, ANSWER | {key: 1.0}, QUESTION, ANSWER]
     found = read(turns)
     assert found.has_loss == (False, False, False, True, False, True)
     assert not [message for message in found.messages if key in message]
+    with pytest.raises(BadExample, match=r"turn 1 \(user\): .*only the assistant's turns are"):
+        read([QUESTION | {key: 1}, ANSWER])
 
 
 def test_spans_and_parts_that_agree_weigh_the_turn_and_others_are_refused() -> None:
