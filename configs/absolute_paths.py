@@ -6,6 +6,7 @@ from glob import has_magic
 from pathlib import Path
 from typing import Any
 
+from configs.datasets import split_paths
 from configs.run import SETTINGS, RunConfig
 
 WRITTEN = (
@@ -28,16 +29,19 @@ def make_paths_absolute(config: RunConfig, started_in: Path) -> RunConfig:
         value = config.value(name)
         is_name = name == "train_config.dist_checkpoint_folder" or (name, value) == ("train_config.resume", "auto")
         if setting.is_path and isinstance(value, str) and value and not is_name:
-            path = _absolute(name, value, started_in)
+            is_of_function = name == "custom_dataset.data_path" and config.custom_dataset.file is not None
+            is_data = name.endswith(".data_path") and not is_of_function
+            parts = split_paths(value) if is_data else [value]
+            path = ",".join(_absolute(name, part, started_in, may_be_glob=is_data) for part in parts)
             sections[section] = replace(sections.get(section, getattr(config, section)), **{field: path})
     recipe = None if config.recipe is None else str(Path(started_in, config.recipe))
     return replace(config, **sections, recipe=recipe)
 
 
-def _absolute(name: str, value: str, started_in: Path) -> str:
+def _absolute(name: str, value: str, started_in: Path, *, may_be_glob: bool) -> str:
     # A file may be followed by its function's name: FILE.py:FUNCTION.
     file, colon, function = value.partition(":") if name == "custom_dataset.file" else (value, "", "")
     expanded = os.path.expanduser(file)
     path = str(Path(started_in, expanded))
-    is_glob = name.endswith(".data_path") and name != "custom_dataset.data_path" and has_magic(expanded)
+    is_glob = may_be_glob and has_magic(expanded)
     return path + colon + function if name in WRITTEN or is_glob or os.path.exists(path) else value

@@ -1,6 +1,8 @@
 """Settings of the datasets. `--dataset NAME` chooses one; settings of any other are refused."""
 
+import os
 from dataclasses import dataclass
+from glob import iglob
 from typing import ClassVar, Literal
 
 from configs.setting import setting
@@ -8,11 +10,19 @@ from configs.setting import setting
 STREAMING = "read training examples while training, for data that does not fit into memory"
 FRACTION = "share of the training examples to hold out for evaluation, if there is no test_split"
 EMPTY = "learn answers, or texts, that are empty, as an end token alone; otherwise they are counted and not learned"
-_FORMS = "a file, a folder, a glob, a save_to_disk folder, or OWNER/NAME on the hub"
+_FORMS = "a file, a glob, several as a,b, a folder, a save_to_disk folder, or OWNER/NAME on the hub"
 
 
 ROLES = ("system", "developer", "user", "assistant", "tool", "function_call")
 """The roles of turns; a function_call turn is the assistant's and holds the JSON of a call."""
+
+
+def split_paths(data_path: str) -> list[str]:
+    """The files and globs of a list, `a.jsonl,b/*.jsonl`; what is there is one, whatever its name holds."""
+    whole = os.path.expanduser(data_path)
+    if "," not in whole or os.path.exists(whole) or next(iglob(whole, recursive=True), None) is not None:
+        return [data_path]
+    return [part for part in map(str.strip, data_path.split(",")) if part]
 
 
 @dataclass(frozen=True)

@@ -12,7 +12,7 @@ from typing import Any
 
 import datasets
 
-from configs.datasets import DataSource
+from configs.datasets import DataSource, split_paths
 from data.json_files import lists_of_rows
 from data.split_names import names_of, split_in_name
 from utils.errors import ConfigError, in_one_line
@@ -134,13 +134,31 @@ def locate(flag: str, dataset_config: DataSource, hub_name: str | None, kinds: S
     if local.is_file():
         _check_kind(flag, local, kinds)
         return _splits_of_file(flag, path, local, dataset_config)
-    if has_magic(path):
-        found = sorted(set(_expand(local)))
-        files = _one_kind(flag, path, _each_once([file for file in found if file.is_file()]), kinds)
+    if has_magic(path) and split_paths(path) == [path]:
+        files = _one_kind(flag, path, _each_once(_files_of_glob(local)), kinds)
+        return Files(flag, path, {train_split: files}, has_splits=False)
+    if "," in path:
+        files = [file for part in split_paths(path) for file in _files_of_part(flag, part, kinds)]
+        files = _one_kind(flag, path, _each_once(list(dict.fromkeys(files))), kinds)
         return Files(flag, path, {train_split: files}, has_splits=False)
     if _HUB_NAME.fullmatch(path) and ending(local) not in ALL_KINDS:
         return Hub(flag, path, dataset_config.hub_config)
     raise ConfigError(f"--{flag}.data_path: {path} does not exist")
+
+
+def _files_of_part(flag: str, part: str, kinds: Sequence[str]) -> list[Path]:
+    """The file, or the files of the glob, that one part of a list names."""
+    local = Path(part).expanduser()
+    if local.is_file():
+        _check_kind(flag, local, kinds)
+        return [local]
+    if has_magic(part) and (files := _files_of_glob(local)):
+        return files
+    raise ConfigError(f"--{flag}.data_path: {part} is no file and no glob of files; a list names these alone")
+
+
+def _files_of_glob(pattern: Path) -> list[Path]:
+    return sorted(file for file in set(_expand(pattern)) if file.is_file())
 
 
 def _expand(pattern: Path) -> Iterator[Path]:

@@ -130,7 +130,7 @@ def _row_of_value(where: str, text: str, value: Any) -> RowText:
             json.dumps(value, ensure_ascii=False).encode()
         except UnicodeEncodeError:
             return RowText(None, (), f"{where}: holds half of a character (\\ud83d or the like, alone)")
-    return RowText(text, value)
+    return RowText(text, tuple(value))
 
 
 def _text_of_one_value(file: Path) -> str | None:

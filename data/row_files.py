@@ -23,6 +23,7 @@ from data.json_files import RowText
 ROW, NEW_KEYS, PROBLEM = "row", "new_keys", "problem"
 ENDINGS = (".jsonl", ".json", ".jsonl.gz", ".json.gz", ".jsonl.zst", ".json.zst", ".csv", ".tsv")
 _ROWS_AT_A_TIME = 4096
+_CHARACTERS_AT_A_TIME = 2**24
 _SEPARATOR = "\x1f"
 _FEATURES = datasets.Features({name: datasets.Value("string") for name in (ROW, NEW_KEYS, PROBLEM)})
 
@@ -77,12 +78,23 @@ class RowFiles(datasets.ArrowBasedBuilder):
         for path in paths:
             file, seen = Path(path), set[str]()
             rows = iter(csv_files.csv_rows(file) if file.suffix in (".csv", ".tsv") else self._json_rows(file))
-            while block := list(islice(rows, _ROWS_AT_A_TIME)):
+            while block := _block(rows):
                 yield number, _table(block, seen)
                 number += 1
 
     def _json_rows(self, file: Path) -> Iterator[RowText]:
         return json_files.json_rows(file, self.config.names)
+
+
+def _block(rows: Iterator[RowText]) -> list[RowText]:
+    """The next rows: not many, and few if they are long, for a block is in memory as a whole."""
+    block, num_characters = [], 0
+    for row in islice(rows, _ROWS_AT_A_TIME):
+        block.append(row)
+        num_characters += len(row.text or "")
+        if num_characters > _CHARACTERS_AT_A_TIME:
+            break
+    return block
 
 
 def _table(rows: Sequence[RowText], seen: set[str]) -> pa.Table:

@@ -10,7 +10,7 @@ from pathlib import Path
 from checkpointing.final_copy import copied_entries
 from checkpointing.folder import is_ours, is_step_folder
 from checkpointing.root import check_root
-from configs.datasets import ChatDataset, CustomDataset
+from configs.datasets import ChatDataset, CustomDataset, split_paths
 from configs.names import flag
 from configs.run import RunConfig
 from reporting.run_folder import (
@@ -93,11 +93,17 @@ def _inputs(config: RunConfig) -> Iterator[tuple[str, Path]]:
             named[flag(f"{name}.chat_template")] = source.chat_template
         if isinstance(source, CustomDataset) and source.file is not None:
             named[flag(f"{name}.file")] = source.file.partition(":")[0]
-    for name, value in named.items():
-        if value and os.path.exists(value):
+    parts = [(name, part) for name, value in named.items() if value for part in _parts(name, value)]
+    for name, value in parts:
+        if os.path.exists(value):
             yield from ((name, path) for path in _with_links(Path(value)))
-        elif value and has_magic(value):
+        elif has_magic(value):
             yield from ((name, Path(found)) for found in glob(value, recursive=True))
+
+
+def _parts(name: str, value: str) -> list[str]:
+    """A list of data files as its files; any other path as it is."""
+    return split_paths(value) if name.endswith(".data_path") else [value]
 
 
 def _with_links(path: Path) -> Iterator[Path]:

@@ -14,7 +14,9 @@ import datasets
 import pytest
 from transformers import AutoTokenizer
 
+from configs.absolute_paths import make_paths_absolute
 from configs.datasets import AlpacaDataset, ChatDataset, DataSource, InstructionDataset, SamsumDataset, TextDataset
+from configs.flags import parse_flags
 from data import tokenizing
 from data.causal_sequences import build_sequences
 from data.dataset_functions import BUILT_IN_FOLDER, find_dataset_function, load_dataset_file
@@ -132,6 +134,33 @@ def test_names_that_leave_the_split_open_are_refused(names: list[str], reason: s
     assert len(outputs(SamsumDataset(f"{tmp_path}/*.jsonl"))) == 40 * len(names), (
         "a glob names files, whatever they say"
     )
+
+
+@pytest.mark.parametrize("first", ["b.jsonl", "[b]*.jsonl", "b.json"])
+def test_several_files_are_read_in_their_order(first: str, tmp_path: Path) -> None:
+    write(tmp_path / first.replace("[b]*", "b"), ROWS[:15])
+    write(tmp_path / "a.jsonl", ROWS[15:])
+    config = AlpacaDataset(f"{tmp_path / first}, {tmp_path}/a.jsonl", validation_fraction=0.0)
+    assert outputs(config) == [row["output"] for row in ROWS]
+    for other, reason in (("c.jsonl", "c.jsonl is no file"), ("", "is no file"), ("c.csv", "several kinds")):
+        write(tmp_path / "c.csv", ROWS[:1])
+        with pytest.raises(ConfigError, match=reason):
+            outputs(replace(config, data_path=f"{tmp_path / first},{tmp_path}/{other}"))
+
+
+def test_a_list_of_files_becomes_absolute_paths(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    write(Path("a,b/one.jsonl"), ROWS)
+    write(Path("two.jsonl"), ROWS)
+    for given, path in (
+        ("two.jsonl,*.jsonl", f"{tmp_path}/two.jsonl,{tmp_path}/*.jsonl"),
+        ("a,b/*.jsonl", f"{tmp_path}/a,b/*.jsonl"),
+        ("a,b/one.jsonl", f"{tmp_path}/a,b/one.jsonl"),
+    ):
+        config = parse_flags(["--model_name", "m", "--samsum_dataset.data_path", given])
+        found = make_paths_absolute(config, tmp_path).samsum_dataset
+        assert found.data_path == path
+        assert len(outputs(found)) == 40, "each file once"
 
 
 @pytest.mark.parametrize("path", ["", "*.jsonl", "**/part*"])
