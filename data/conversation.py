@@ -8,7 +8,7 @@ from typing import Any
 
 from configs.datasets import ChatDataset
 from data.loss_mask import BadExample
-from data.preference import LABELS, PREFERENCE_COLUMNS, PROMPT_TEXTS, chosen_turns, refuse_preferences
+from data.preference import BESIDE_PROMPTS, LABELS, PREFERENCE_COLUMNS, PROMPT_TEXTS, chosen_turns, refuse_preferences
 from data.turns import MEDIA, Message, Turn, parse_json, read_turn, role_of, says_nothing, without_nulls
 
 TURN_COLUMNS = ("messages", "conversations")
@@ -33,7 +33,7 @@ class Conversation:
 def columns_to_read(config: ChatDataset) -> tuple[str, ...]:
     """The columns that `read_conversation` looks for."""
     beside = (config.tools_column, _FUNCTIONS, _SYSTEM, _KWARGS, _MASK_HISTORY, *_MEDIA_COLUMNS)
-    prompts = PROMPT_TEXTS if config.preference else ()
+    prompts = (*PROMPT_TEXTS, *BESIDE_PROMPTS) if config.preference else ()
     return (*turn_columns(config), *PROMPT_COLUMNS, *PREFERENCE_COLUMNS, *beside, *prompts)
 
 

@@ -11,6 +11,7 @@ from data.loss_mask import BadExample
 
 LABELS = ("kto_tag", "label")
 PROMPT_TEXTS = ("prompt", "question", "instruction")
+BESIDE_PROMPTS = ("input", "history")
 PREFERENCE_COLUMNS = ("chosen", "rejected", "chosen_messages", "rejected_messages", *LABELS)
 
 ReadList = Callable[[str, Any], Sequence[Any]]
@@ -86,8 +87,12 @@ def _prompt(example: Mapping[str, Any], turns: Sequence[Any], read_list: ReadLis
     column = next((name for name in PROMPT_TEXTS if example.get(name)), None)
     if column is None:
         raise BadExample(f"its answer has no prompt; give one in {', '.join(PROMPT_TEXTS)}, messages or conversations")
-    is_text = isinstance(example[column], str) and not _is_json(example[column])
-    return [{"role": "user", "content": example[column]}] if is_text else read_list(column, example[column])
+    if not isinstance(example[column], str) or _is_json(example[column]):
+        return read_list(column, example[column])
+    about, history = (example.get(name) if column == "instruction" else None for name in BESIDE_PROMPTS)
+    if history:
+        raise BadExample("its history would be lost; write the row as turns, in messages")
+    return [{"role": "user", "content": f"{example[column]}\n{about}" if about else example[column]}]
 
 
 def _is_json(text: str) -> bool:

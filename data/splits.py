@@ -220,6 +220,8 @@ def _check_columns(
     if missing:
         flags = " and ".join(f"--{flag}.{named[column].name}" for column in missing if column in named)
         remedy = f"; name the right one with {flags}" if flags else ""
+        if {"chosen", "rejected"} <= set(there):
+            remedy = "; learn the chosen answers with --dataset chat_dataset --chat_dataset.preference chosen"
         raise ConfigError(f"{name} has no column {', '.join(missing)}; it has {', '.join(there) or 'none'}{remedy}")
 
 

@@ -41,6 +41,7 @@ RANKED: dict[str, dict[str, Any]] = {
         "rejected": {"from": "gpt", "value": "Green."},
     },
     "LLaMA-Factory's newer": {"chosen_messages": [QUESTION, GOOD], "rejected_messages": [QUESTION, BAD]},
+    "LLaMA-Factory, Alpaca": {"instruction": "Sky?", "input": "", "chosen": "Blue.", "rejected": "Green."},
     "orca": {"question": "Sky?", "chosen": "Blue.", "rejected": "Green."},
 }
 LABELLED: dict[str, dict[str, Any]] = {
@@ -85,6 +86,22 @@ def test_rows_that_rank_nothing_are_refused_where_a_side_is_asked_for() -> None:
         read_conversation({"messages": [QUESTION, GOOD]}, ChatDataset(preference="chosen"))
     with pytest.raises(BadExample, match="its answer has no prompt"):
         read_conversation({"chosen": "Blue.", "rejected": "Green."}, ChatDataset(preference="chosen"))
+
+
+def test_the_input_of_an_instruction_is_part_of_its_prompt() -> None:
+    row = {"instruction": "Which colour?", "input": "The sky.", "chosen": "Blue.", "rejected": "Green."}
+    found = read_conversation(row, ChatDataset(preference="chosen"))
+    assert found.messages == [{"role": "user", "content": "Which colour?\nThe sky."}, GOOD]
+    with pytest.raises(BadExample, match="its history would be lost"):
+        read_conversation(row | {"history": [["a", "b"]]}, ChatDataset(preference="chosen"))
+
+
+def test_ranked_instructions_are_refused_with_the_flag_that_learns_them(tmp_path: Path) -> None:
+    (tmp_path / "dpo.json").write_text(json.dumps([RANKED["LLaMA-Factory, Alpaca"]] * 2))
+    config = AlpacaDataset(str(tmp_path / "dpo.json"), validation_fraction=0)
+    function = find_dataset_function("alpaca_dataset", config)
+    with pytest.raises(ConfigError, match=r"no column output; .*--chat_dataset.preference chosen"):
+        function(config, FAMILIES["ChatML"].tokenizer(), "train")
 
 
 def test_a_label_that_is_a_class_is_none_of_this() -> None:
