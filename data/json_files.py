@@ -44,7 +44,10 @@ def json_rows(file: Path, names: Sequence[str]) -> Iterator[RowText]:
     """
     if not file.name.endswith((".json", ".json.gz", ".json.zst")):
         return _rows_of_lines(file)
-    text = _text_of_one_value(file)
+    try:
+        text = _text_of_one_value(file)
+    except UnicodeDecodeError:
+        return iter([RowText(None, (), where_not_utf8(file))])
     if text is None:
         return _rows_of_lines(file)
     return _rows_of_list(file, text) if text.startswith("[") else _rows_of_object(file, text, names)
@@ -52,12 +55,11 @@ def json_rows(file: Path, names: Sequence[str]) -> Iterator[RowText]:
 
 def lists_of_rows(file: Path) -> list[str]:
     """The keys of a file that is one JSON object, if their values are lists of rows."""
-    text = _text_of_one_value(file) if file.suffix == ".json" else None
-    if text is None or text.startswith("["):
+    if file.suffix != ".json" or _first_character(file) != b"{":
         return []
     try:
-        value = json.loads(text)
-    except (ValueError, RecursionError):
+        value = json.loads(_text_of_one_value(file) or "{}")
+    except (ValueError, RecursionError):  # reading the rows will say where
         return []
     return [key for key, rows in value.items() if _is_list_of_rows(rows)] if isinstance(value, dict) else []
 
@@ -134,7 +136,11 @@ def _row_of_value(where: str, text: str, value: Any) -> RowText:
 
 
 def _text_of_one_value(file: Path) -> str | None:
-    """The text of a .json file if it is one list or one object; None if it holds JSON lines, or no UTF-8."""
+    """The text of a .json file if it is one list or one object; None if it holds JSON lines.
+
+    Raises:
+        UnicodeDecodeError: if it is not UTF-8.
+    """
     with opened(file) as stream:
         start = stream.read(_CHUNK_BYTES).removeprefix(_UTF8_MARK).lstrip()
         if start[:1] == b"{":
@@ -143,10 +149,12 @@ def _text_of_one_value(file: Path) -> str | None:
                 return None
         elif start[:1] != b"[":
             return None
-        try:
-            return (start + stream.read()).decode()
-        except UnicodeDecodeError:
-            return None  # the lines will tell where
+        return (start + stream.read()).decode()
+
+
+def _first_character(file: Path) -> bytes:
+    with opened(file) as stream:
+        return stream.read(_CHUNK_BYTES).removeprefix(_UTF8_MARK).lstrip()[:1]
 
 
 def _is_object(line: bytes) -> bool:

@@ -13,10 +13,12 @@ import pyarrow as pa
 import pytest
 from transformers import AutoTokenizer
 
-from configs.datasets import AlpacaDataset, DataSource, TextDataset
+from configs.datasets import AlpacaDataset, ChatDataset, DataSource, TextDataset
+from configs.flags import parse_flags
 from data.causal_sequences import build_sequences
 from data.dataset_functions import find_dataset_function
 from data.splits import load_split
+from tests.helpers.chat_templates import FAMILIES
 from utils.errors import ConfigError
 
 LONG = "word " * 2000
@@ -174,6 +176,15 @@ def test_a_broken_row_of_a_table_is_refused_or_left_out(
         assert "".join(row["output"] for row in rows(source(file, skip_bad_rows=True))) == kept
 
 
+@EITHER
+def test_a_list_in_another_encoding_is_named_by_its_byte(streaming: bool, tmp_path: Path) -> None:
+    file = tmp_path / "rows.json"
+    for text in ('[\n {"output": "caf\udce9"}\n]', '{"data": [\n {"output": "\udce9"}]}'):
+        file.write_bytes(text.encode("utf-8", "surrogateescape"))
+        with pytest.raises(ConfigError, match=rf"{file}, line 2, byte \d+: not UTF-8 \(0xe9\); .*iconv"):
+            rows(source(file, streaming=streaming))
+
+
 def test_a_text_file_in_another_encoding_is_named_by_its_byte(tmp_path: Path) -> None:
     file = tmp_path / "book.txt"
     file.write_bytes(b"one\ncaf\xe9\n")
@@ -206,6 +217,24 @@ def test_a_row_that_cannot_be_used_is_refused_or_left_out(
         if first:
             assert "rows.jsonl, row 2: column output" in (said := capsys.readouterr().out)
             assert "(and 1 more of 6 rows)" in said
+
+
+def test_a_conversation_that_cannot_be_used_is_left_out(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    turns = [{"role": "user", "content": "Hi"}, {"role": "assistant", "content": "Hello."}]
+    file = tmp_path / "chats.jsonl"
+    file.write_text(json_lines({"messages": turns}, {"messages": turns[:1]}, {"messages": 7}, {"messages": turns}))
+    found = list(
+        find_dataset_function("chat_dataset", ChatDataset())(
+            ChatDataset(str(file), skip_bad_rows=True), FAMILIES["ChatML"].tokenizer(), "train"
+        )
+    )
+    assert build_sequences(found, name="chats", context_length=512).source_rows.tolist() == [0, 3]
+    assert f"left out: --chat_dataset.data_path: {file}, row 2: it has no assistant" in capsys.readouterr().out
+
+
+def test_the_flag_is_one_for_all_datasets() -> None:
+    config = parse_flags(["--model_name", "m", "--dataset", "samsum_dataset,f.py", "--skip_bad_rows"])
+    assert all(dataset.skip_bad_rows for dataset in config.dataset_configs.values())
 
 
 def test_numbers_are_text_if_text_is_meant(tmp_path: Path, tokenizer: Any) -> None:
