@@ -39,7 +39,8 @@ def get_instruction_dataset(dataset_config: Any, tokenizer: Any, split: str, spl
         other_columns=(*known, *LABELS, *(name for name in asked if name)),
     )
     there = examples.columns
-    prompt = asked[0] or next((name for name, answer in PAIRS.items() if name in there and answer in there), "prompt")
+    pairs = [name for name, answer in PAIRS.items() if name in there and (asked[2] or answer) in there]
+    prompt = asked[0] or next(iter(pairs), "prompt")
     answer = asked[2] or PAIRS.get(prompt, "completion")
     about = asked[1] or ("input" if prompt == "instruction" and "input" in (*there, *examples.later_columns) else None)
     missing = [name for name in (prompt, answer, asked[1]) if name and name not in there]

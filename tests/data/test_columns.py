@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 from transformers import AutoTokenizer
 
-from configs.datasets import AlpacaDataset, DataSource, GrammarDataset, SamsumDataset
+from configs.datasets import AlpacaDataset, DataSource, GrammarDataset, InstructionDataset, SamsumDataset
 from data.dataset_functions import find_dataset_function
 from tests.helpers.refusals import write_lines
 from utils.errors import ConfigError
@@ -94,6 +94,12 @@ def test_what_is_no_history_or_system_is_refused(
         (
             "alpaca_dataset",
             AlpacaDataset(input_column="context", output_column="response", validation_fraction=0.0),
+            {"instruction": "Why?", "context": "It is so.", "response": "So."},
+            "### Instruction:\nWhy?\n\n### Input:\nIt is so.\n\n### Response:\nSo.",
+        ),
+        (
+            "instruction_dataset",
+            InstructionDataset(input_column="context", completion_column="response"),
             {"instruction": "Why?", "context": "It is so.", "response": "So."},
             "### Instruction:\nWhy?\n\n### Input:\nIt is so.\n\n### Response:\nSo.",
         ),
