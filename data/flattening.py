@@ -1,4 +1,8 @@
-"""Flat arrays from whatever rows a dataset function returned, for causal data: labels as long as their inputs."""
+"""Flat arrays from whatever rows a dataset function returned, for causal data: labels as long as their inputs.
+
+A row is one sequence, or several end to end if it has `sample_lengths` (a conversation may give several). Sequences
+keep the number of their row.
+"""
 
 from __future__ import annotations
 
@@ -31,15 +35,17 @@ def flatten(rows: Iterable[Mapping[str, Any]], name: str, first_row: int = 0) ->
         flat = flatten_columns(rows, first_row)
         if flat is not None:
             return flat
-    input_ids, labels, lengths, counts = [], [], [], dict.fromkeys(COUNT_COLUMNS, 0)
+    input_ids, labels, lengths, numbers, counts = [], [], [], [], dict.fromkeys(COUNT_COLUMNS, 0)
     for index, row in enumerate(rows, first_row):
-        ids, targets = _read_row(row, f"dataset ({name}), row {index + 1}")
+        ids, targets, samples = _read_row(row, f"dataset ({name}), row {index + 1}")
         input_ids.append(ids)
         labels.append(targets)
-        lengths.append(len(ids))
+        lengths.extend(samples)
+        numbers.append(len(samples))
         for name in COUNT_COLUMNS:
             counts[name] += row.get(name, 0)
-    return _end_to_end(input_ids, labels, [np.array(lengths, dtype=np.int64)], first_row, counts)
+    sizes = [np.array(lengths, dtype=np.int64)], [np.array(numbers, dtype=np.int64)]
+    return _end_to_end(input_ids, labels, *sizes, first_row, counts)
 
 
 def flatten_columns(dataset: datasets.Dataset, first_row: int = 0) -> Sequences | None:
@@ -50,8 +56,9 @@ def flatten_columns(dataset: datasets.Dataset, first_row: int = 0) -> Sequences 
     if not all(_holds_whole_numbers(dataset.data.schema.field(name).type) for name in names):
         return None
     counted = [name for name in COUNT_COLUMNS if name in dataset.format["columns"]]
-    input_ids, labels, lengths, counts = [], [], [], dict.fromkeys(counted, 0)
-    for table in dataset.select_columns([*names, *counted]).with_format("arrow").iter(ROWS_AT_A_TIME):
+    several = [name for name in ("sample_lengths",) if name in dataset.format["columns"]]
+    input_ids, labels, lengths, numbers, counts = [], [], [], [], dict.fromkeys(counted, 0)
+    for table in dataset.select_columns([*names, *counted, *several]).with_format("arrow").iter(ROWS_AT_A_TIME):
         columns = [_read_column(table[name]) for name in names]
         first = columns[0]
         if first is None:
@@ -68,28 +75,48 @@ def flatten_columns(dataset: datasets.Dataset, first_row: int = 0) -> Sequences 
             num_tokens = np.diff(np.concatenate([[0], np.cumsum(kept)])[np.concatenate([[0], np.cumsum(first[1])])])
         input_ids.append(values[0])
         labels.append(values[1])
-        lengths.append(num_tokens)
+        samples = num_tokens, np.ones(len(num_tokens), dtype=np.int64)
+        if several:
+            found = _read_column(table["sample_lengths"])
+            if found is None or not _add_up(*found, num_tokens):
+                return None
+            samples = found
+        lengths.append(samples[0])
+        numbers.append(samples[1])
         for name in counted:
             counts[name] += int(table[name].to_numpy().sum())
-    return _end_to_end(input_ids, labels, lengths, first_row, counts)
+    return _end_to_end(input_ids, labels, lengths, numbers, first_row, counts)
+
+
+def _add_up(lengths: np.ndarray, numbers: np.ndarray, num_tokens: np.ndarray) -> bool:
+    """Whether each row's sequences have as many tokens as the row."""
+    before = np.concatenate([[0], np.cumsum(lengths, dtype=np.int64)])
+    return np.array_equal(np.diff(before[np.concatenate([[0], np.cumsum(numbers)])]), num_tokens)
 
 
 def _end_to_end(
     input_ids: list[np.ndarray],
     labels: list[np.ndarray],
     lengths: list[np.ndarray],
+    numbers: list[np.ndarray],
     first_row: int,
     counts: Mapping[str, int],
 ) -> Sequences:
-    """Parts, of which there may be none, as one; a label for every token."""
+    """Parts, of which there may be none, as one; a label for every token.
+
+    Args:
+        lengths: tokens of each sequence.
+        numbers: sequences of each row.
+    """
     none = np.empty(0, dtype=np.int32)
+    num_of_row = np.concatenate([*numbers, none]).astype(np.int64)
     offsets = np.concatenate([[0], np.cumsum(np.concatenate([*lengths, none]))]).astype(np.int64)
     return Sequences(
         input_ids=np.concatenate([*input_ids, none]),
         labels=np.concatenate([*labels, none]),
         offsets=offsets,
         label_offsets=offsets,
-        source_rows=np.arange(first_row, first_row + len(offsets) - 1),
+        source_rows=np.repeat(np.arange(first_row, first_row + len(num_of_row)), num_of_row),
         **counts,
     )
 
@@ -111,7 +138,7 @@ def _read_column(column: pa.ChunkedArray) -> tuple[np.ndarray, np.ndarray] | Non
     return numbers.astype(np.int32), np.diff(array.offsets.to_numpy())
 
 
-def _read_row(row: Mapping[str, Any], where: str) -> tuple[np.ndarray, np.ndarray]:
+def _read_row(row: Mapping[str, Any], where: str) -> tuple[np.ndarray, np.ndarray, list[int]]:
     if not isinstance(row, Mapping) or "input_ids" not in row or "labels" not in row:
         found = sorted(row) if isinstance(row, Mapping) else type(row).__name__
         raise ConfigError(f"{where}: needs input_ids and labels (tokenised, labels not shifted), found {found}")
@@ -123,7 +150,12 @@ def _read_row(row: Mapping[str, Any], where: str) -> tuple[np.ndarray, np.ndarra
             f"{where}: input_ids, labels and attention_mask must have one length; "
             f"found {ids.shape}, {targets.shape} and {kept.shape}"
         )
-    return ids[kept], targets[kept]
+    ids, targets, lengths = ids[kept], targets[kept], row.get("sample_lengths")
+    if lengths is None:
+        return ids, targets, [len(ids)]
+    if sum(lengths) != len(ids):
+        raise ConfigError(f"{where}: sample_lengths add up to {sum(lengths)}, and the row has {len(ids)} tokens")
+    return ids, targets, list(lengths)
 
 
 def _whole_numbers(values: Any, where: str) -> np.ndarray:

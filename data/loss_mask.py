@@ -11,6 +11,7 @@ from __future__ import annotations
 
 from bisect import bisect_left, bisect_right
 from collections.abc import Callable, Sequence
+from enum import StrEnum
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -28,6 +29,22 @@ class TextSpan(NamedTuple):
 
     text: str
     has_loss: bool
+
+
+class MaskWay(StrEnum):
+    """How the assistant's turns of a conversation were found; the values are names of counts of `Sequences`."""
+
+    MARKS = "num_by_marks"  # by the template's own marks
+    PROMPTS = "num_by_prompts"  # behind its generation prompts, in one sample
+    TURNS = "num_by_turns"  # the same in several samples, since the template rewrites history
+
+
+class ChatSamples(NamedTuple):
+    """The samples of a conversation."""
+
+    spans: Sequence[Sequence[TextSpan]]
+    way: MaskWay
+    num_empty_answers: int = 0  # that have no loss because they are empty
 
 
 def without_empty_answers(spans: Sequence[TextSpan]) -> tuple[Sequence[TextSpan], int]:
@@ -55,24 +72,38 @@ def tokenize_spans(
     Args:
         start: token ids without a label, such as the start token.
         end: token ids that have labels if the last span has a loss, such as the end token.
+
+    `start` and `end` are left out where the text brings them itself, as the text of a chat template does.
     """
     texts = ["".join(span.text for span in spans) for spans in examples]
     tokenized = TokenColumns([], [])
     for spans, text, encoded in zip(examples, texts, encode_texts(texts, tokenizer), strict=True):
         content = encoded.ids
-        ids = np.concatenate([np.array(start, dtype=np.int32), content, np.array(end, dtype=np.int32)])
+        before = () if len(start) and content[: len(start)].tolist() == list(start) else start
+        behind = () if len(end) and _ends_with(content, end, text, tokenizer) else end
+        ids = np.concatenate([np.array(before, dtype=np.int32), content, np.array(behind, dtype=np.int32)])
         labels = np.full(len(ids), IGNORE_INDEX, dtype=np.int32)
         for place in _places_with_loss(spans):
             if encoded.place_of is not None:
                 first, last = _tokens_by_offset(encoded.place_of, len(content), place, len(text))
             else:
                 first, last = _tokens_by_prefix(content, text, place, tokenizer)
-            labels[len(start) + first : len(start) + last] = content[first:last]
-        if spans and spans[-1].has_loss and len(end):
-            labels[-len(end) :] = end
+            labels[len(before) + first : len(before) + last] = content[first:last]
+        if spans and spans[-1].has_loss and len(behind):
+            labels[-len(behind) :] = behind
         tokenized.input_ids.append(ids)
         tokenized.labels.append(labels)
     return tokenized
+
+
+def _ends_with(content: np.ndarray, end: Sequence[int], text: str, tokenizer: Any) -> bool:
+    """Whether the tokens of a text end with `end`; white space may follow, as behind the turns of many templates."""
+    if content[-len(end) :].tolist() == list(end):
+        return True
+    written = text.rstrip()
+    if len(written) == len(text) or end[-1] not in content[-8:]:
+        return False
+    return written.endswith(tokenizer.convert_ids_to_tokens(end[-1]))
 
 
 def _places_with_loss(spans: Sequence[TextSpan]) -> list[tuple[int, int]]:

@@ -10,6 +10,7 @@ from typing import NamedTuple
 import numpy as np
 
 from data.labels import IGNORE_INDEX
+from data.loss_mask import MaskWay
 from utils.errors import ConfigError
 
 
@@ -21,7 +22,7 @@ class TokenSequence(NamedTuple):
     source_row: int  # row of the data file, from 0; with several datasets see `data.mixing.global_row`
 
 
-COUNT_COLUMNS = ("num_empty_answers",)
+COUNT_COLUMNS = ("num_empty_answers", *MaskWay)
 """Columns of tokenised examples beside their tokens: counts, which `Sequences` sums up."""
 
 Row = list[TokenSequence]
@@ -50,6 +51,9 @@ class Sequences:
     num_parts: int = 0  # the samples that they became
     num_parts_without_label: int = 0  # of these, left out; other parts of their sample are kept
     num_empty_answers: int = 0  # not learned
+    num_by_marks: int = 0  # conversations, by `MaskWay`
+    num_by_prompts: int = 0
+    num_by_turns: int = 0
     num_misplaced_labels: int = 0  # labels for a causal model that are not the token at their place
 
     def __len__(self) -> int:
@@ -79,6 +83,13 @@ class Sequences:
     def describe(self, split: str) -> list[str]:
         """Lines on what was cut, what was left out, and labels that look shifted; none if all is well."""
         lines = []
+        ways = [
+            (self.num_by_marks, "by the chat template's own marks"),
+            (self.num_by_prompts, "behind its generation prompts"),
+            (self.num_by_turns, "turn by turn, in several samples, since it writes history differently"),
+        ]
+        if found := [f"{number:,} {way}" for number, way in ways if number]:
+            lines.append(f"{split}: conversations whose assistant's turns were found: {'; '.join(found)}")
         if self.num_truncated:
             lines.append(
                 f"{split}: {self.num_truncated} samples were longer than context_length and were cut (--truncation), "

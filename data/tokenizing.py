@@ -7,6 +7,7 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, replace
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -17,22 +18,33 @@ import transformers
 from datasets.fingerprint import Hasher
 from filelock import FileLock, Timeout
 
-from data import chat, conversation, loss_mask, preference, prompts, splits, turns
-from data.loss_mask import BadExample, TextSpan, tokenize_spans, without_empty_answers
+from data import (
+    chat,
+    chat_template,
+    conversation,
+    loss_mask,
+    lost_text,
+    message_forms,
+    preference,
+    prompts,
+    splits,
+    turns,
+)
+from data.loss_mask import BadExample, ChatSamples, MaskWay, TextSpan, tokenize_spans, without_empty_answers
 from data.sequences import COUNT_COLUMNS
 from data.splits import SplitExamples
 from utils.errors import ConfigError, in_one_line
 from utils.printing import print_line
 from utils.progress import phase, shows_progress
 
-ToSpans = Callable[[Mapping[str, Any]], Sequence[TextSpan]]
+ToSpans = Callable[[Mapping[str, Any]], Sequence[TextSpan] | ChatSamples]
 
 BATCH_SIZE = 1000  # examples per call of the tokenizer, which then works on all cores
 STREAM_BATCH_SIZE = 256  # for a stream, whose batches stay in host memory: 1000 cost 60 MiB more
 _HEAD_START_SECONDS = 1.0  # for the process that shows progress
 _QUIET_WAIT_SECONDS = 5.0
 # Modules that decide what the tokens are, beside the dataset's own.
-_MADE_BY = (loss_mask, chat, conversation, turns, preference, prompts, splits)
+_MADE_BY = (loss_mask, chat, chat_template, conversation, lost_text, message_forms, turns, preference, prompts, splits)
 
 
 def tokenize_split(examples: SplitExamples, tokenizer: Any, to_spans: ToSpans, *, by_template: bool = False) -> Any:
@@ -41,11 +53,13 @@ def tokenize_split(examples: SplitExamples, tokenizer: Any, to_spans: ToSpans, *
     Args:
         examples: what `load_split` returned; a stream is tokenised as it is read.
         to_spans: makes an example's text, as spans with and without a loss.
-        by_template: the text already holds its start and end tokens. Otherwise it gets the tokenizer's start token, if
-            there is one, and its end token.
+        by_template: `to_spans` returns the samples of a conversation, and their text already holds its start and end
+            tokens. Otherwise it gets the tokenizer's start token, if there is one, and its end token, unless the text
+            brings them.
 
     Returns:
-        A Hugging Face Dataset with int32 lists; an IterableDataset for a stream.
+        A Hugging Face Dataset with int32 lists; an IterableDataset for a stream. A row is an example; the samples of a
+        conversation are end to end, with their lengths in `sample_lengths`.
 
     Raises:
         ConfigError: naming the row of an example that cannot be used; for a stream, when it is read.
@@ -53,7 +67,7 @@ def tokenize_split(examples: SplitExamples, tokenizer: Any, to_spans: ToSpans, *
     start = [] if by_template or tokenizer.bos_token_id is None else [tokenizer.bos_token_id]
     end = [] if by_template else [tokenizer.eos_token_id]
 
-    tokenize = _Tokenize(replace(examples, data=None), to_spans, tokenizer, start, end)
+    tokenize = _Tokenize(replace(examples, data=None), to_spans, tokenizer, start, end, by_template)
     examples.say_unread()
     options: dict[str, Any] = {"batched": True, "with_indices": True, "remove_columns": examples.data.column_names}
     if isinstance(examples.data, datasets.IterableDataset):
@@ -61,6 +75,9 @@ def tokenize_split(examples: SplitExamples, tokenizer: Any, to_spans: ToSpans, *
     cache_key = _cache_key(examples, tokenizer, to_spans, [start, end])
     int32_lists = datasets.List(datasets.Value("int32"))
     counts = dict.fromkeys(COUNT_COLUMNS, datasets.Value("int32"))
+    columns = {"input_ids": int32_lists, "labels": int32_lists, **counts}
+    if by_template:
+        columns["sample_lengths"] = int32_lists
     work = f"tokenizing {len(examples.data):,} examples of {examples.place}"
     with (
         _held_by_one_process(examples.place, cache_key) as cache_file,
@@ -70,7 +87,7 @@ def tokenize_split(examples: SplitExamples, tokenizer: Any, to_spans: ToSpans, *
             tokenize,
             batch_size=BATCH_SIZE,
             **options,
-            features=datasets.Features({"input_ids": int32_lists, "labels": int32_lists} | counts),
+            features=datasets.Features(columns),
             new_fingerprint=cache_key,
             cache_file_name=str(cache_file),
             load_from_cache_file=True,
@@ -87,9 +104,13 @@ class _Tokenize:
     tokenizer: Any
     start: list[int]
     end: list[int]
+    by_template: bool
 
     def __call__(self, batch: Mapping[str, Sequence[Any]], indices: Sequence[int]) -> dict[str, list[Any]]:
         examples = list(self._spans(batch, indices))
+        return self._conversations(examples) if self.by_template else self._texts(examples)
+
+    def _texts(self, examples: list[Any]) -> dict[str, list[Any]]:
         num_empty_answers = [0] * len(examples)
         if not self.examples.learns_empty_answers:
             kept = [without_empty_answers(spans) if spans is not None else (None, 0) for spans in examples]
@@ -98,9 +119,26 @@ class _Tokenize:
         for place, spans in enumerate(examples):
             if spans is None:  # without tokens it is counted and left out later, and the other rows keep their numbers
                 columns.input_ids[place] = columns.labels[place] = np.empty(0, dtype=np.int32)
-        return columns._asdict() | {"num_empty_answers": num_empty_answers}
+        return columns._asdict() | self._counts(num_empty_answers, [None] * len(examples))
 
-    def _spans(self, batch: Mapping[str, Sequence[Any]], indices: Sequence[int]) -> Iterator[Sequence[TextSpan] | None]:
+    def _conversations(self, examples: list[ChatSamples | None]) -> dict[str, list[Any]]:
+        of_each: list[Any] = [samples.spans if samples else [[]] for samples in examples]
+        tokenized = tokenize_spans([spans for samples in of_each for spans in samples], self.tokenizer)
+        ends = np.cumsum([0, *map(len, of_each)]).tolist()
+        parts = [slice(first, last) for first, last in pairwise(ends)]
+        columns: dict[str, list[Any]] = {
+            "input_ids": [np.concatenate(tokenized.input_ids[part]) for part in parts],
+            "labels": [np.concatenate(tokenized.labels[part]) for part in parts],
+            "sample_lengths": [[len(ids) for ids in tokenized.input_ids[part]] for part in parts],
+        }
+        num_empty_answers = [samples.num_empty_answers if samples else 0 for samples in examples]
+        return columns | self._counts(num_empty_answers, [samples.way if samples else None for samples in examples])
+
+    @staticmethod
+    def _counts(num_empty_answers: list[int], ways: Sequence[MaskWay | None]) -> dict[str, list[int]]:
+        return {"num_empty_answers": num_empty_answers} | {way: [int(way == used) for used in ways] for way in MaskWay}
+
+    def _spans(self, batch: Mapping[str, Sequence[Any]], indices: Sequence[int]) -> Iterator[Any]:
         """The text of each example; None for one that is left out."""
         refusals = []
         for index, example in zip(indices, self.examples.rows_of(batch), strict=True):

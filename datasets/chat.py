@@ -13,10 +13,11 @@ from functools import partial
 from typing import Any
 
 from configs.datasets import ChatDataset
-from data.chat import chat_spans, use_template
+from data.chat import chat_samples
 from data.chat_columns import adds_nulls, used_columns
+from data.chat_template import ChatTemplate, use_template
 from data.conversation import columns_to_read, read_conversation
-from data.loss_mask import TextSpan
+from data.loss_mask import ChatSamples
 from data.splits import load_split
 from data.tokenizing import tokenize_split
 
@@ -28,14 +29,13 @@ def get_chat_dataset(dataset_config: Any, tokenizer: Any, split: str, split_slic
         "chat_dataset", dataset_config, split, split_slice, other_columns=columns_to_read(dataset_config)
     )
     examples = used_columns(examples, dataset_config)
-    options = {"config": dataset_config, "drop_nulls": adds_nulls(examples), "tokenizer": tokenizer}
+    options = {"config": dataset_config, "drop_nulls": adds_nulls(examples), "template": ChatTemplate.of(tokenizer)}
     return tokenize_split(examples, tokenizer, partial(to_spans, **options), by_template=True)
 
 
 def to_spans(
-    example: Mapping[str, Any], *, config: ChatDataset, tokenizer: Any, drop_nulls: bool = False
-) -> list[TextSpan]:
-    template = tokenizer.chat_template
-    conversation = read_conversation(example, config, chat_template=template, drop_nulls=drop_nulls)
-    empty_answers = [TextSpan("", True)] * conversation.num_empty_answers  # which are counted where spans are tokenised
-    return [*chat_spans(conversation, tokenizer), *empty_answers]
+    example: Mapping[str, Any], *, config: ChatDataset, template: ChatTemplate, drop_nulls: bool = False
+) -> ChatSamples:
+    written = template.tokenizer.chat_template
+    conversation = read_conversation(example, config, chat_template=written, drop_nulls=drop_nulls)
+    return chat_samples(conversation, template)

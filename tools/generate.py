@@ -29,7 +29,8 @@ import torch
 from checkpointing.exporting.blueprint import load_tokenizer, read_model_config
 from checkpointing.exporting.model_source import open_source
 from checkpointing.exporting.verify import load_model
-from data.chat import chat_spans
+from data.chat import chat_samples
+from data.chat_template import ChatTemplate
 from data.conversation import Conversation
 from data.loss_mask import BadExample
 from supervision.exit_status import FAILED, REFUSED
@@ -96,10 +97,10 @@ def turn_end_ids(tokenizer: Any) -> list[int]:
     """The token that ends the assistant's turn in training; it need not be the tokenizer's end token."""
     turns = [{"role": "user", "content": "a"}, {"role": "assistant", "content": "b"}]
     try:
-        spans = chat_spans(Conversation(turns, has_loss=(False, True)), tokenizer)
+        samples = chat_samples(Conversation(turns, has_loss=(False, True)), ChatTemplate.of(tokenizer))
     except BadExample:
         return []
-    answers = [span.text for span in spans if span.has_loss]
+    answers = [span.text for spans in samples.spans for span in spans if span.has_loss]
     return tokenizer.encode(answers[-1], add_special_tokens=False)[-1:]
 
 

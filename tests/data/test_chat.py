@@ -8,10 +8,11 @@ from typing import Any
 import pytest
 
 from configs.datasets import ChatDataset
-from data.chat import chat_spans, use_template
+from data.chat import chat_samples
+from data.chat_template import ChatTemplate, use_template
 from data.conversation import read_conversation
-from data.loss_mask import BadExample, TextSpan, tokenize_spans
-from tests.helpers.chat_templates import CHATML, FAMILIES, LLAMA_3
+from data.loss_mask import BadExample, ChatSamples, MaskWay, TextSpan, tokenize_spans
+from tests.helpers.chat_templates import CHATML, FAMILIES, LLAMA_3, REWRITING
 from tests.helpers.tokenizers_of_kinds import byte_level
 from utils.errors import ConfigError
 
@@ -34,7 +35,18 @@ MARKED = """\
 
 def spans_of(turns: Any, tools: Any, tokenizer: Any) -> list[TextSpan]:
     conversation = read_conversation({"messages": turns, "tools": tools}, ChatDataset())
-    return chat_spans(conversation, tokenizer)
+    (spans,) = chat_samples(conversation, ChatTemplate.of(tokenizer)).spans
+    return list(spans)
+
+
+def samples_of(turns: Any, tokenizer: Any, **columns: Any) -> ChatSamples:
+    return chat_samples(read_conversation({"messages": turns, **columns}, ChatDataset()), ChatTemplate.of(tokenizer))
+
+
+def learned_of(turns: Any, tokenizer: Any, **columns: Any) -> list[list[str]]:
+    """What is learned of each sample, turn by turn."""
+    samples = samples_of(turns, tokenizer, **columns).spans
+    return [[span.text for span in spans if span.has_loss] for spans in samples]
 
 
 def label_text(turns: list[dict[str, Any]], tokenizer: Any, tools: Any = None) -> list[str]:
@@ -84,18 +96,16 @@ def test_the_templates_own_marks_give_the_same() -> None:
     assert [span for span in marked if span.text] == [span for span in found if span.text]
 
 
-def test_a_template_that_rewrites_earlier_turns_is_fine_where_it_marks_them_and_refused_where_not() -> None:
+@pytest.mark.parametrize("template", [LLAMA_3, MARKED])
+def test_thoughts_that_a_template_drops_from_history_are_learned_in_a_sample_of_their_own(template: str) -> None:
     """As in some reasoning templates, the assistant's thoughts are kept in its last turn alone."""
-    family = FAMILIES["Llama-3"]
     forgets = "{%- set content = message['content'] if loop.last else message['content'].split('</think>')[-1] -%}"
     turns = [dict(turn) for turn in TURNS]
     turns[1]["content"] = "<think>France, so Paris</think>Paris."
-    rewritten = [template.replace("message['content'] | trim", "content | trim") for template in (LLAMA_3, MARKED)]
-    plain, marked = (text.replace("in messages -%}", "in messages -%}" + forgets, 1) for text in rewritten)
-    with pytest.raises(BadExample, match=r"turn 2 differently.*generation"):
-        spans_of(turns, None, family.tokenizer(plain))
-    answers = [span.text for span in spans_of(turns, None, family.tokenizer(marked)) if span.has_loss]
-    assert answers == ["Paris.<|eot_id|>", "Lima.\nAnna says so.<|eot_id|>"]
+    rewritten = template.replace("message['content'] | trim", "content | trim")
+    rewritten = rewritten.replace("in messages -%}", "in messages -%}" + forgets, 1)
+    learned = learned_of(turns, FAMILIES["Llama-3"].tokenizer(rewritten))
+    assert learned == [["<think>France, so Paris</think>Paris.<|eot_id|>"], ["Lima.\nAnna says so.<|eot_id|>"]]
 
 
 @pytest.mark.parametrize("template", [CHATML.replace("<|im_end|>", ""), MARKED.replace("<|eot_id|>", "")])
@@ -157,7 +167,7 @@ def test_what_is_nested_too_deeply_is_refused_as_a_row() -> None:
     with pytest.raises(BadExample, match=r"its tools are no JSON .*nested too deeply"):
         spans_of(TURNS, "[" * 100_000, tokenizer)
     tokenizer.chat_template = "{% if true %}" * 2000 + "{% endif %}" * 2000
-    with pytest.raises(BadExample, match=r"the chat template does not take it \(\w+Error"):
+    with pytest.raises(BadExample, match=r"the chat template does not take turn 1 \(\w+Error"):
         spans_of(TURNS, None, tokenizer)
 
 
@@ -176,3 +186,98 @@ def test_a_tokenizer_without_a_template_is_refused_or_given_one(tmp_path: Path) 
     given = FAMILIES["ChatML"].tokenizer(LLAMA_3)
     use_template(given, str(tmp_path / "chat.jinja"))
     assert given.chat_template == CHATML
+
+
+CALL = {"type": "function", "function": {"name": "weather", "arguments": {"city": 'Lima "A"', "days": [1, 2]}}}
+WITH_CALL = [
+    TURNS[0],
+    {"role": "assistant", "content": "", "tool_calls": [CALL]},
+    {"role": "tool", "content": "dry"},
+    {"role": "assistant", "content": "No."},
+]
+
+
+def test_each_of_two_turns_is_learned_once_where_a_template_rewrites_history() -> None:
+    """Qwen 3 writes an empty thought before the last answer alone."""
+    tokenizer = REWRITING["empty thought"].tokenizer()
+    samples = samples_of(TURNS, tokenizer)
+    assert samples.way == MaskWay.TURNS
+    thought = "<think>\n\n</think>\n\n"
+    assert learned_of(TURNS, tokenizer) == [
+        [f"{thought}Paris.<|im_end|>"],
+        [f"{thought}Lima.\nAnna says so.<|im_end|>"],
+    ]
+    first, second = ("".join(span.text for span in spans) for spans in samples.spans)
+    assert first == tokenizer.apply_chat_template(TURNS[:2], tokenize=False)
+    assert second == tokenizer.apply_chat_template(TURNS, tokenize=False)
+
+
+def test_turns_that_are_beginnings_of_each_other_share_a_sample() -> None:
+    """Between two questions Qwen 3 keeps its thoughts: the call and the answer after it are one sample."""
+    turns = [dict(turn, reasoning_content=f"thought {n}") for n, turn in enumerate([*WITH_CALL, *TURNS[2:]])]
+    learned = learned_of(turns, REWRITING["empty thought"].tokenizer())
+    assert [len(turns) for turns in learned] == [2, 1]
+    assert "thought 1" in learned[0][0]
+    assert "thought 3" in learned[0][1]
+    assert "thought 5" in learned[1][0]
+
+
+def test_a_prompt_that_opens_a_thought_is_cut_where_the_turn_begins() -> None:
+    """DeepSeek's and Nemotron's prompts open a thought that the finished turn does not have."""
+    tokenizer = REWRITING["open thought"].tokenizer()
+    assert learned_of(TURNS, tokenizer) == [["Paris.<|im_end|>", "Lima.\nAnna says so.<|im_end|>"]]
+
+
+def test_a_turn_is_put_behind_the_prompt_that_the_model_will_see() -> None:
+    """gpt-oss drops the thoughts of a call once the last answer is written, but not before."""
+    turns = [dict(turn, reasoning_content=f"thought {n}") for n, turn in enumerate(WITH_CALL)]
+    tokenizer = REWRITING["final answer"].tokenizer()
+    (spans,) = samples_of(turns, tokenizer).spans
+    learned = [span.text for span in spans if span.has_loss]
+    assert [("thought 1" in learned[0]), ("thought 3" in learned[1]), len(learned)] == [True, True, 2]
+    prompt = tokenizer.apply_chat_template(turns[:3], tokenize=False, add_generation_prompt=True)
+    assert "".join(span.text for span in spans).startswith(prompt)
+
+
+def test_a_turn_without_an_end_token_ends_with_the_token_of_the_next_speaker() -> None:
+    """GLM-4: the model stops when it writes <|user|> or <|tool|>."""
+    learned = learned_of(WITH_CALL, REWRITING["role tokens"].tokenizer())
+    assert [[turn[-8:] for turn in turns] for turns in learned] == [["<|tool|>", "<|user|>"]]
+
+
+@pytest.mark.parametrize("name", ["parts", "argument text"])
+def test_a_template_gets_the_form_that_it_takes(name: str) -> None:
+    """LLaVA's takes contents as parts, DeepSeek's the arguments as text."""
+    turns = WITH_CALL if name == "argument text" else TURNS
+    ((first, second),) = learned_of(turns, REWRITING[name].tokenizer())
+    assert first.count("Lima") == (name == "argument text")
+    assert (first + second).count("'") == 0, "Python's own form"
+    if name == "argument text":
+        assert '{"city": "Lima \\"A\\"", "days": [1, 2]}' in first
+
+
+@pytest.mark.parametrize(
+    ("changed", "lost"),
+    [
+        ({"tools": [{"type": "function", "function": {"name": "weather"}}]}, "'weather' of the tools"),
+        (
+            {"reasoning_content": "so it is Paris"},
+            r"turn 2 \(assistant\): the chat template does not write its thoughts",
+        ),
+        ({"tool_calls": [CALL]}, r"turn 2 \(assistant\): the chat template does not write its call of weather"),
+    ],
+)
+def test_what_the_template_does_not_write_is_refused_by_turn(changed: dict[str, Any], lost: str) -> None:
+    tools = {"tools": changed.pop("tools")} if "tools" in changed else {}
+    with pytest.raises(BadExample, match=lost) as refusal:
+        samples_of([TURNS[0], TURNS[1] | changed], FAMILIES["Llama-3"].tokenizer(), **tools)
+    assert "--chat_dataset.chat_template FILE" in str(refusal.value)
+
+
+@pytest.mark.parametrize(("role", "dropped"), [("system", 1), ("tool", 2), ("user", 2)])
+def test_a_turn_that_a_template_skips_is_refused(role: str, dropped: int) -> None:
+    turns = [SYSTEM, *TURNS] if role == "system" else [TURNS[0], {"role": role, "content": "Hm."}, TURNS[1]]
+    skips = "{%- for message in messages if message['content'] not in ('Hm.', 'Be brief, Bob.') -%}"
+    template = CHATML.replace("{%- for message in messages -%}", skips)
+    with pytest.raises(BadExample, match=rf"turn {dropped} \({role}\): the chat template does not write its text"):
+        samples_of(turns, FAMILIES["ChatML"].tokenizer(template))

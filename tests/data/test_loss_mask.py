@@ -33,8 +33,8 @@ def label_tokens(spans: list[TextSpan], tokenizer: Any, **ends: Any) -> tuple[li
 def test_the_tokens_are_those_of_the_whole_text_between_its_ends(kind: str, spans: list[TextSpan]) -> None:
     tokenizer = KINDS[kind]()
     whole = tokenizer("".join(span.text for span in spans), add_special_tokens=False)["input_ids"]
-    ids, with_label = label_tokens(spans, tokenizer, start=[7, 8], end=[9])
-    assert ids == [7, 8, *whole, 9]
+    ids, with_label = label_tokens(spans, tokenizer, start=[10_007, 10_008], end=[10_009])  # which no text has
+    assert ids == [10_007, 10_008, *whole, 10_009]
     assert not {0, 1} & set(with_label)
     assert (len(ids) - 1 in with_label) == bool(spans and spans[-1].has_loss)
 
@@ -79,6 +79,20 @@ def test_an_answer_that_ends_in_white_space_has_labels_to_its_end() -> None:
     tokenizer = byte_level(trim_offsets=True)
     ids, with_label = label_tokens([TextSpan("a:", False), TextSpan(" Anna \n\n ", True)], tokenizer, end=[2])
     assert tokenizer.decode([ids[index] for index in with_label]) == " Anna \n\n </s>"
+
+
+@pytest.mark.parametrize(
+    ("text", "before", "behind"),
+    [("<s>Hi</s>", 0, 0), ("<s>Hi", 0, 1), ("Hi</s>\n", 1, 0), ("Hi </s> you", 1, 1), ("", 1, 1)],
+)
+def test_text_that_brings_its_own_ends_gets_no_second_ones(text: str, before: int, behind: int) -> None:
+    """As text from a chat template does, in whichever dataset it stands."""
+    tokenizer = byte_level()
+    start, end = tokenizer.bos_token_id, tokenizer.eos_token_id
+    whole = tokenizer(text, add_special_tokens=False)["input_ids"]
+    ids, with_label = label_tokens([TextSpan(text, True)], tokenizer, start=[start], end=[end])
+    assert ids == [start] * before + whole + [end] * behind
+    assert with_label[-1] == len(ids) - 1
 
 
 def test_no_examples_are_no_rows() -> None:

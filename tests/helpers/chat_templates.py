@@ -1,4 +1,4 @@
-"""Chat templates of five families, written for these tests in the families' format, and tokenizers that have them."""
+"""Chat templates of families, written for these tests in the families' format, and tokenizers that have them."""
 
 from __future__ import annotations
 
@@ -76,4 +76,61 @@ FAMILIES = {
     "ChatML": Family(CHATML, ("<|im_start|>", "<|im_end|>"), "{}<|im_end|>"),
     "Mistral": Family(MISTRAL, ("[INST]", "[/INST]"), " {}</s>", spaces=True),
     "Gemma": Family(GEMMA, ("<start_of_turn>", "<end_of_turn>"), "{}<end_of_turn>"),
+}
+
+# Qwen 3: thoughts after the last question are kept, earlier ones dropped; the last turn has them even if empty.
+_EMPTY_THOUGHT = """\
+{%- set at = namespace(question=-1) -%}
+{%- for message in messages -%}{%- if message.role == 'user' -%}{%- set at.question = loop.index0 -%}{%- endif -%}
+{%- endfor -%}
+{%- for message in messages -%}
+{{ '<|im_start|>' + message.role + '\\n' }}
+{%- set thoughts = message.reasoning_content or '' -%}
+{%- if message.role == 'assistant' and loop.index0 > at.question and (loop.last or thoughts) -%}
+{{ '<think>\\n' + thoughts + '\\n</think>\\n\\n' }}
+{%- endif -%}
+{{ message.content }}
+{%- for call in message.tool_calls or [] -%}{{ '<tool_call>' + call.function | tojson + '</tool_call>' }}{%- endfor -%}
+{{ '<|im_end|>\\n' }}
+{%- endfor -%}
+{%- if add_generation_prompt -%}{{ '<|im_start|>assistant\\n' }}{%- endif -%}"""
+
+# gpt-oss: the thoughts of a call are dropped as soon as an answer without a call follows.
+_FINAL_ANSWER = """\
+{%- for message in messages -%}
+{%- set later = messages[loop.index:] | selectattr('role', 'equalto', 'assistant')
+    | rejectattr('tool_calls', 'defined') | list -%}
+{%- set header = '<|start|>' + message.role -%}
+{%- if message.role == 'assistant' and message.reasoning_content and not later and (message.tool_calls or loop.last) -%}
+{{ header + '<|channel|>analysis<|message|>' + message.reasoning_content + '<|end|>' }}
+{%- endif -%}
+{%- if message.tool_calls -%}
+{{ header + '<|channel|>call<|message|>' + message.tool_calls[0].function | tojson + '<|call|>' }}
+{%- elif message.role == 'assistant' -%}
+{{ header + '<|channel|>final<|message|>' + message.content + ('<|return|>' if loop.last else '<|end|>') }}
+{%- else -%}{{ header + '<|message|>' + message.content + '<|end|>' }}{%- endif -%}
+{%- endfor -%}
+{%- if add_generation_prompt -%}{{ '<|start|>assistant' }}{%- endif -%}"""
+
+# GLM-4: no end tokens; a turn ends where the next speaker's token begins.
+_ROLE_TOKENS = """\
+{%- for message in messages -%}
+{{ '<|' + message.role + '|>\\n' + message.content }}
+{%- for call in message.tool_calls or [] -%}{{ '<tool_call>' + call.function | tojson + '</tool_call>' }}{%- endfor -%}
+{%- endfor -%}
+{%- if add_generation_prompt -%}{{ '<|assistant|>\\n' }}{%- endif -%}"""
+
+_IM = ("<|im_start|>", "<|im_end|>")
+_OPEN = CHATML.replace("{{ '<|im_start|>assistant\\n' }}", "{{ '<|im_start|>assistant\\n<think>\\n' }}")
+_PARTS = CHATML.replace("(message['content'] or '')", "message['content'][0]['text']")
+_PARTS = _PARTS.replace("messages[0]['role'] != 'system'", "false")
+_ARGUMENT_TEXT = CHATML.replace("call.function | tojson", "call.function.name + ' ' + call.function.arguments")
+
+REWRITING = {
+    "empty thought": Family(_EMPTY_THOUGHT, _IM, "{}<|im_end|>"),
+    "open thought": Family(_OPEN, _IM, "{}<|im_end|>"),
+    "final answer": Family(_FINAL_ANSWER, ("<|start|>", "<|end|>", "<|call|>", "<|return|>", "<|message|>"), "{}"),
+    "role tokens": Family(_ROLE_TOKENS, ("<|user|>", "<|assistant|>", "<|tool|>", "<|system|>"), "{}"),
+    "parts": Family(_PARTS, _IM, "{}<|im_end|>"),
+    "argument text": Family(_ARGUMENT_TEXT, _IM, "{}<|im_end|>"),
 }
