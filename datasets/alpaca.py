@@ -48,8 +48,13 @@ def to_spans(example: Mapping[str, Any], *, config: AlpacaDataset, end: str) -> 
     spans = []
     for number, (question, earlier_answer) in enumerate(turns):
         prompt = alpaca_prompt(question, "", system) if number == 0 else alpaca_turn(question)
-        has_loss = bool(earlier_answer.strip())
-        spans += [TextSpan(prompt, False), TextSpan(earlier_answer + end, has_loss), TextSpan("\n\n", False)]
+        is_empty = not earlier_answer.strip() and not config.learn_empty_answers
+        answered = (
+            [TextSpan(earlier_answer, True), TextSpan(end, False)]
+            if is_empty
+            else [TextSpan(earlier_answer + end, True)]
+        )
+        spans += [TextSpan(prompt, False), *answered, TextSpan("\n\n", False)]  # an empty answer is counted later
     return [*spans, TextSpan(alpaca_turn(instruction, subject), False), TextSpan(answer, True)]
 
 

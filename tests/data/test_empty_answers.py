@@ -55,3 +55,14 @@ def test_empty_answers_are_counted_and_not_learned_unless_asked(name: str, tmp_p
     learned = sequences_of(name, replace(config, learn_empty_answers=True))
     assert (len(learned), learned.num_empty_answers) == (3, 0)
     assert np.array_equal(learned[0].labels, skipped[0].labels)
+
+
+def test_an_empty_answer_of_a_history_is_counted_too(tmp_path: Path) -> None:
+    row = {"instruction": "Hi", "output": "No.", "history": [["Hi", ""], ["Hi", "Yes."]]}
+    (tmp_path / "train.json").write_text(json.dumps([row]))
+    config = AlpacaDataset(str(tmp_path / "train.json"), validation_fraction=0)
+    skipped = sequences_of("alpaca_dataset", config)
+    learned = sequences_of("alpaca_dataset", replace(config, learn_empty_answers=True))
+    assert (skipped.num_empty_answers, learned.num_empty_answers) == (1, 0)
+    assert learned.num_label_tokens[0] == skipped.num_label_tokens[0] + 1, "the end token of the empty answer"
+    assert np.array_equal(learned.input_ids, skipped.input_ids)
