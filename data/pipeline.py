@@ -13,6 +13,7 @@ import numpy as np
 from configs.datasets import CustomDataset, DataSource
 from configs.training import TrainConfig
 from data.batch_layout import BatchLayout
+from data.block_share import open_share
 from data.dataset_functions import find_dataset_function
 from data.mixing import MixPart, join_sequences, mix, mixed_indices
 from data.rows import Rows, make_rows
@@ -253,7 +254,7 @@ def make_loaders(
     }
     train_loader: StepLoader | StreamLoader
     if data.stream is not None:
-        train_loader = StreamLoader(data.stream, layout, say=say, **options)
+        train_loader = StreamLoader(data.stream.shared(open_share(env)), layout, say=say, **options)
     else:
         assert data.train_rows is not None
         train_loader = StepLoader(data.train_rows, layout, seed=train_config.seed, **options)

@@ -90,12 +90,16 @@ class StreamLoader:
         )
         with stop_signals_held_back():
             batches = iter(loader)
-        for micro_batches, lines, failure in batches:
-            if failure is not None:
-                raise TrainingError(str(failure), failure.details)
-            for line in lines:
-                self.say(line)
-            yield micro_batches
+        try:
+            for micro_batches, lines, failure in batches:
+                if failure is not None:
+                    raise TrainingError(str(failure), failure.details)
+                for line in lines:
+                    self.say(line)
+                yield micro_batches
+        finally:
+            if share := self.stream.share:
+                share.end()
 
 
 def _start_worker(worker: int) -> None:

@@ -1,14 +1,14 @@
 """Training data read as it is needed: one stream of global batches, the same on every rank.
 
-Every rank reads, tokenises and packs the whole stream and keeps its own rows of each global batch. So ranks exchange
-nothing about data, and the rows of step s depend on seed and global batch size alone, as without streaming.
+Every rank reads and packs the whole stream and keeps its own rows of each global batch. So the rows of step s depend on
+seed and global batch size alone, as without streaming. Ranks of one machine share the tokenising (`data.block_share`).
 """
 
 from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field, fields, replace
 from functools import partial
 from itertools import count, islice
 from typing import Any
@@ -18,11 +18,13 @@ import numpy as np
 import psutil
 
 import data.dataset_functions  # noqa: F401  (a spawned worker finds dataset files through its import hook)
+from data.block_share import BlockShare
 from data.labels import IGNORE_INDEX
 from data.mixing import global_row, interleave, source_of
 from data.order import batched_by_length, in_batches, shuffled
 from data.packing import pack_stream
 from data.sequences import Row, Sequences, TokenSequence, check_token_ids
+from data.tokenized_stream import RowBatch, TokenizedStream
 from data.user_errors import RAISED, failed, file_of
 from utils.errors import ConfigError
 
@@ -42,6 +44,7 @@ class StreamSource:
     build: Callable[..., Sequences]  # makes sequences of a block of rows
     vocab_size: int
     max_rows: int | None = None
+    share: BlockShare | None = None  # with the other processes of the machine
     kept: Any = field(default=None, repr=False)  # what the function returned, if it can be read again
 
     def __getstate__(self) -> dict[str, Any]:
@@ -61,26 +64,51 @@ class StreamSource:
         Raises:
             ConfigError: if the function fails, or returns rows that cannot be trained on.
         """
-        first_row, num_sequences = 0, 0
+        num_rows = num_sequences = 0
+
+        def count(batches: Iterator[RowBatch]) -> Iterator[RowBatch]:
+            nonlocal num_rows
+            for batch in batches:
+                num_rows = batch.first_row + batch.num_rows
+                yield batch
+
         try:
-            rows = islice(self._rows(epoch), self.max_rows)
-            while block := list(islice(rows, size)):
-                sequences = self.build(block, name=self.name, first_row=first_row, is_part=True)
-                check_token_ids(sequences, self.vocab_size, self.name)
+            rows = self._rows(epoch)
+            if isinstance(rows, TokenizedStream):
+                if self.share is not None:
+                    batches = count(rows.shared().batches(size, self.max_rows))
+                    blocks = self.share.in_turn(batches, self._sequences)
+                else:
+                    blocks = map(self._sequences, count(rows.batches(size, self.max_rows)))
+            else:  # it tokenises while it is read
+                blocks = map(self._sequences, count(_in_batches(islice(iter(rows), self.max_rows), size)))
+            for sequences in blocks:
                 yield sequences
-                first_row += len(block)
                 num_sequences += len(sequences)
         except ConfigError:
             raise
         except RAISED as error:  # the function's own code runs here
-            raise failed(f"dataset ({self.name}), after row {first_row}", error, file_of(self.function)) from error
+            raise self._failed(num_rows, error) from error
         if not num_sequences:
             raise ConfigError(
-                f"dataset ({self.name}): none of its {first_row} rows has a label token within the context length; "
+                f"dataset ({self.name}): none of its {num_rows} rows has a label token within the context length; "
                 "check the path, the split and the labels, or raise --context_length"
             )
 
-    def _rows(self, epoch: int) -> Iterator[Mapping[str, Any]]:
+    def _sequences(self, batch: RowBatch) -> Sequences:
+        try:
+            sequences = self.build(batch.rows(), name=self.name, first_row=batch.first_row, is_part=True)
+        except ConfigError:
+            raise
+        except RAISED as error:
+            raise self._failed(batch.first_row, error) from error
+        check_token_ids(sequences, self.vocab_size, self.name)
+        return sequences
+
+    def _failed(self, row: int, error: BaseException) -> ConfigError:
+        return failed(f"dataset ({self.name}), after row {row}", error, file_of(self.function))
+
+    def _rows(self, epoch: int) -> Iterable[Mapping[str, Any]]:
         rows = self.kept
         if rows is None:
             rows = self.function(self.dataset_config, self.tokenizer, self.split)
@@ -91,7 +119,14 @@ class StreamSource:
                 self.kept = rows
         if hasattr(rows, "set_epoch"):
             rows.set_epoch(epoch)
-        return iter(rows)
+        return rows
+
+
+def _in_batches(rows: Iterator[Mapping[str, Any]], size: int) -> Iterator[RowBatch]:
+    first = 0
+    while block := list(islice(rows, size)):
+        yield RowBatch(first, len(block), partial(list, block))
+        first += len(block)
 
 
 class PassCounts:
@@ -140,6 +175,14 @@ class Stream:
     packing: bool
     context_length: int
     num_steps: int  # of the run
+
+    @property
+    def share(self) -> BlockShare | None:
+        return self.sources[0].share
+
+    def shared(self, share: BlockShare | None) -> Stream:
+        """This stream, its blocks tokenised in turn with the other processes of the machine."""
+        return replace(self, sources=tuple(replace(source, share=share) for source in self.sources))
 
     def head(self) -> list[Sequences]:
         """The first sequences of each source, in the order of the data; rows without a label give none.

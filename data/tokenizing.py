@@ -33,6 +33,7 @@ from data import (
 from data.loss_mask import BadExample, ChatSamples, MaskWay, TextSpan, tokenize_spans, without_empty_answers
 from data.sequences import COUNT_COLUMNS
 from data.splits import SplitExamples
+from data.tokenized_stream import TokenizedStream
 from utils.errors import ConfigError, in_one_line
 from utils.printing import print_line
 from utils.progress import phase, shows_progress
@@ -58,7 +59,7 @@ def tokenize_split(examples: SplitExamples, tokenizer: Any, to_spans: ToSpans, *
             brings them.
 
     Returns:
-        A Hugging Face Dataset with int32 lists; an IterableDataset for a stream. A row is an example; the samples of a
+        A Hugging Face Dataset with int32 lists; a TokenizedStream for a stream. A row is an example; the samples of a
         conversation are end to end, with their lengths in `sample_lengths`.
 
     Raises:
@@ -71,7 +72,7 @@ def tokenize_split(examples: SplitExamples, tokenizer: Any, to_spans: ToSpans, *
     examples.say_unread()
     options: dict[str, Any] = {"batched": True, "with_indices": True, "remove_columns": examples.data.column_names}
     if isinstance(examples.data, datasets.IterableDataset):
-        return examples.data.map(tokenize, batch_size=STREAM_BATCH_SIZE, **options)
+        return TokenizedStream(examples.data, tokenize, STREAM_BATCH_SIZE)
     cache_key = _cache_key(examples, tokenizer, to_spans, [start, end])
     int32_lists = datasets.List(datasets.Value("int32"))
     counts = dict.fromkeys(COUNT_COLUMNS, datasets.Value("int32"))
@@ -97,7 +98,7 @@ def tokenize_split(examples: SplitExamples, tokenizer: Any, to_spans: ToSpans, *
 
 @dataclass(frozen=True)
 class _Tokenize:
-    """Called by `map` with a batch of columns. A class, so that a stream can be pickled for a worker process."""
+    """Called with a batch of columns. A class, so that a stream can be pickled for a worker process."""
 
     examples: SplitExamples  # without their data
     to_spans: ToSpans
@@ -105,6 +106,7 @@ class _Tokenize:
     start: list[int]
     end: list[int]
     by_template: bool
+    speaks: bool = False  # also if other processes show progress: of a stream that they share
 
     def __call__(self, batch: Mapping[str, Sequence[Any]], indices: Sequence[int]) -> dict[str, list[Any]]:
         examples = list(self._spans(batch, indices))
@@ -149,7 +151,7 @@ class _Tokenize:
             except BadExample as error:
                 refusals.append(self.examples.refusal(index, error))
                 yield None
-        if refusals and shows_progress():
+        if refusals and (self.speaks or shows_progress()):
             more = f" (and {len(refusals) - 1} more of {len(indices):,} rows)" if len(refusals) > 1 else ""
             print_line(f"left out: {refusals[0]}{more}")
 

@@ -23,6 +23,7 @@ from data.dataset_functions import BUILT_IN_FOLDER, find_dataset_function, load_
 from data.loss_mask import tokenize_spans
 from data.pipeline import load_sequences
 from data.splits import has_validation, load_split
+from data.tokenized_stream import TokenizedStream
 from tests.helpers.chat_templates import FAMILIES
 from utils.errors import ConfigError
 
@@ -398,7 +399,7 @@ def test_a_stream_gives_the_rows_that_reading_whole_gives(tokenizer: Any, tmp_pa
     config = AlpacaDataset(str(write(tmp_path / "data.jsonl", ROWS)), validation_fraction=0.0)
     whole = tokenized("alpaca", config, tokenizer)
     stream = tokenized("alpaca", replace(config, streaming=True), tokenizer)
-    assert isinstance(stream, datasets.IterableDataset)
+    assert isinstance(stream, TokenizedStream)
     stream = pickle.loads(pickle.dumps(stream))  # as for a spawned worker process
     for streamed, row in zip(stream, whole, strict=True):
         assert list(streamed["input_ids"]) == row["input_ids"]
