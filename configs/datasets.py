@@ -107,6 +107,7 @@ class InstructionDataset(DataSource):
     prompt_template: str | None = setting(
         None, "text with {prompt} and optionally {input}, \\n for a new line; unset: depends on the prompt's column"
     )
+    as_chat: bool = setting(False, "write prompt and completion as a question and its answer, by the chat template")
 
 
 @dataclass(frozen=True)

@@ -17,7 +17,7 @@ from utils.errors import ConfigError, in_one_line
 _GENERATION = re.compile(r"\{%[-+]?\s*generation\s*[-+]?%\}")
 
 
-def use_template(tokenizer: Any, file: str | None, flag: str = "chat_dataset") -> None:
+def use_template(tokenizer: Any, file: str | None) -> None:
     """Give the tokenizer the template in `file`, which is then saved with the trained model; None keeps its own.
 
     Raises:
@@ -27,10 +27,12 @@ def use_template(tokenizer: Any, file: str | None, flag: str = "chat_dataset") -
         try:
             tokenizer.chat_template = Path(file).expanduser().read_text(encoding="utf-8")
         except (OSError, UnicodeDecodeError) as error:
-            raise ConfigError(f"--{flag}.chat_template: {file} could not be read ({error}); name a file") from error
+            raise ConfigError(
+                f"--chat_dataset.chat_template: {file} could not be read ({error}); name a file"
+            ) from error
     if not tokenizer.chat_template:
         raise ConfigError(
-            f"--{flag}: the tokenizer has no chat template; give one with --{flag}.chat_template FILE, or "
+            "--chat_dataset: the tokenizer has no chat template; give one with --chat_dataset.chat_template FILE, or "
             "take a model whose tokenizer has one"
         )
 

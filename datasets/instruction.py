@@ -3,7 +3,8 @@
 python finetuning.py --model_name M --dataset instruction_dataset --instruction_dataset.data_path my_tasks.jsonl
 
 `prompt`/`completion` are joined unchanged, `instruction`/`input`/`output` get Alpaca's prompt, `question`/`answer` the
-one below. --instruction_dataset.prompt_template replaces all of these.
+one below. --instruction_dataset.prompt_template replaces all of these. With --instruction_dataset.as_chat the prompt is
+a user's turn in the model's own format.
 """
 
 from __future__ import annotations
@@ -13,7 +14,10 @@ from dataclasses import replace
 from functools import partial
 from typing import Any
 
-from data.loss_mask import TextSpan
+from data.chat import chat_samples
+from data.chat_template import ChatTemplate
+from data.conversation import Conversation
+from data.loss_mask import ChatSamples, TextSpan
 from data.preference import LABELS, refuse_labels
 from data.prompts import alpaca_prompt
 from data.splits import load_split
@@ -49,9 +53,17 @@ def get_instruction_dataset(dataset_config: Any, tokenizer: Any, split: str, spl
             f"{examples.name} has no column {', '.join(missing)}; it has {', '.join(examples.all_columns)}: name them "
             "with --instruction_dataset.prompt_column and .completion_column"
         )
-    columns = {"prompt": prompt, "about": about, "answer": answer, "template": template}
+    columns: dict[str, Any] = {"prompt": prompt, "about": about, "answer": answer, "template": template}
     examples = replace(examples.with_columns(prompt, about, answer, *LABELS), text_columns=(prompt, answer))
-    return tokenize_split(examples, tokenizer, partial(to_spans, **columns))
+    if not dataset_config.as_chat:
+        return tokenize_split(examples, tokenizer, partial(to_spans, **columns))
+    if not tokenizer.chat_template:
+        raise ConfigError(
+            "--instruction_dataset.as_chat: the tokenizer has no chat template; take a model that has one, or "
+            "leave this out"
+        )
+    columns |= {"chat": ChatTemplate.of(tokenizer), "learns_empty_answers": examples.learns_empty_answers}
+    return tokenize_split(examples, tokenizer, partial(to_samples, **columns), by_template=True)
 
 
 def to_spans(
@@ -67,3 +79,21 @@ def to_spans(
     else:
         before = f"{text}\n\n{subject}" if subject else text
     return [TextSpan(before, False), TextSpan(example[answer], True)]
+
+
+def to_samples(
+    example: Mapping[str, Any],
+    *,
+    prompt: str,
+    about: str | None,
+    answer: str,
+    template: str | None,
+    chat: ChatTemplate,
+    learns_empty_answers: bool,
+) -> ChatSamples:
+    """The example as a conversation of two turns; the prompt is as it stands, or as `template` writes it."""
+    spans = to_spans(example, prompt=prompt, about=about, answer=answer, template=template or "{prompt}\n\n{input}")
+    question, completion = (span.text.strip() for span in spans)
+    is_learned = learns_empty_answers or bool(completion)
+    messages = [{"role": "user", "content": question}, {"role": "assistant", "content": completion}]
+    return chat_samples(Conversation(messages, (False, is_learned), num_empty_answers=int(not is_learned)), chat)

@@ -10,7 +10,7 @@ from typing import Any
 import datasets
 import pytest
 
-from configs.datasets import ChatDataset
+from configs.datasets import ChatDataset, InstructionDataset
 from data.causal_sequences import build_sequences
 from data.dataset_functions import find_dataset_function
 from data.flattening import flatten
@@ -86,3 +86,21 @@ def test_sample_lengths_of_rows_are_read_alike_by_column_and_by_row_and_must_add
     for wrong in (rows, datasets.Dataset.from_list(rows)):
         with pytest.raises(ConfigError, match="row 1: sample_lengths add up to 2, and the row has 3 tokens"):
             flatten(wrong, "test")
+
+
+@pytest.mark.parametrize("template", [None, "Task: {prompt} ({input})"])
+def test_instructions_as_a_chat_are_what_the_template_writes(template: str | None, tmp_path: Path) -> None:
+    (tmp_path / "tasks.jsonl").write_text(
+        '{"instruction": "Name a lake.", "input": "in Peru", "output": "Titicaca."}\n'
+    )
+    tokenizer = REWRITING["empty thought"].tokenizer()
+    config = InstructionDataset(data_path=str(tmp_path / "tasks.jsonl"), as_chat=True, prompt_template=template)
+    (row,) = find_dataset_function("instruction_dataset", config)(config, tokenizer, "train")
+    question = "Name a lake.\n\nin Peru" if template is None else "Task: Name a lake. (in Peru)"
+    turns = [{"role": "user", "content": question}, {"role": "assistant", "content": "Titicaca."}]
+    assert row["input_ids"] == tokenizer.apply_chat_template(turns, return_dict=False)
+    learned = tokenizer.decode([label for label in row["labels"] if label != -100])
+    assert learned == "<think>\n\n</think>\n\nTiticaca.<|im_end|>"
+    tokenizer.chat_template = None
+    with pytest.raises(ConfigError, match=r"--instruction_dataset\.as_chat: the tokenizer has no chat template"):
+        find_dataset_function("instruction_dataset", config)(config, tokenizer, "train")
