@@ -26,7 +26,7 @@ from utils.progress import shows_progress
 
 _REMEDY = "mend it, or leave such rows out with --skip_bad_rows"
 _ROWS_AT_A_TIME = 1000
-_HEAD = 256  # rows of a stream that name its columns
+_HEAD, _HEAD_CHARACTERS = 256, 2**22  # rows of a stream that name its columns, and their size
 _READERS = {".parquet": "parquet", ".arrow": "arrow", ".txt": "text"}
 _FRACTION_SEED = 0  # fixed: another --seed must not move examples between training and validation
 
@@ -368,5 +368,11 @@ def column_names(data: Any) -> list[str]:
     if not holds_text(data):
         return list(data.column_names)
     if isinstance(data, datasets.IterableDataset):
-        return keys_of([row[NEW_KEYS] for row in islice(data, _HEAD)])
+        new_keys, num_characters = [], 0
+        for row in islice(data, _HEAD):
+            new_keys.append(row[NEW_KEYS])
+            num_characters += len(row[ROW] or "")
+            if num_characters > _HEAD_CHARACTERS:
+                break
+        return keys_of(new_keys)
     return keys_of(pc.drop_null(data.data.column(NEW_KEYS)).to_pylist())
