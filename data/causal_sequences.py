@@ -60,9 +60,10 @@ def cut_sequences(flat: Sequences, *, name: str, context_length: int, truncation
         ConfigError: under `error`, for the first sequence that is too long.
     """
     num_split = num_parts = 0
+    whole = np.arange(len(flat))  # the sequence that each one is a part of
     if truncation == "split":
         num_split, num_whole = int((flat.lengths > context_length).sum()), len(flat)
-        flat = split_sequences(flat, context_length)
+        flat, whole = split_sequences(flat, context_length)
         num_parts = len(flat) - num_whole + num_split
     starts, ends = flat.offsets[:-1], flat.offsets[1:]
     lengths = ends - starts
@@ -80,9 +81,9 @@ def cut_sequences(flat: Sequences, *, name: str, context_length: int, truncation
     is_empty, is_dropped = lengths == 0, too_long & (truncation == "drop")
     kept = ~is_empty & ~is_dropped
     has_label = _has_label(flat.labels, starts, ends)
-    lacking = flat.source_rows[kept & ~has_label]
+    lacking = whole[kept & ~has_label]
     kept &= has_label
-    is_part = np.isin(lacking, flat.source_rows[kept])  # of a sample of which other parts are kept
+    is_part = np.isin(lacking, whole[kept])  # of a sequence of which other parts are kept
     lengths_kept = (ends - starts)[kept]
     num_tokens_cut = int((lengths[kept] - lengths_kept).sum())
     input_ids, labels = flat.input_ids, flat.labels.copy()
@@ -110,30 +111,35 @@ def cut_sequences(flat: Sequences, *, name: str, context_length: int, truncation
     )
 
 
-def split_sequences(flat: Sequences, context_length: int) -> Sequences:
+def split_sequences(flat: Sequences, context_length: int) -> tuple[Sequences, np.ndarray]:
     """Sequences longer than `context_length` as several, all but the last of them that long.
 
     Each part begins with the last token of the part before, as in Megatron's and nanoGPT's data: nothing precedes a
     first token, so it has no label, and every label counts exactly once. No start or end token is added inside a text.
+
+    Returns:
+        The parts, and for each the index of its sequence.
     """
     starts, lengths = flat.offsets[:-1], flat.lengths
     step = context_length - 1
     num_parts = np.maximum(1, -(-(lengths - 1) // step))
-    if (num_parts == 1).all():
-        return flat
+    whole = np.repeat(np.arange(len(flat)), num_parts)
+    if len(whole) == len(flat):
+        return flat, whole
     ordinals = np.arange(num_parts.sum()) - np.repeat(np.cumsum(num_parts) - num_parts, num_parts)
     part_starts = np.repeat(starts, num_parts) + ordinals * step
     seams = part_starts[ordinals > 0]  # tokens that end one part and begin the next
     offsets = np.append(part_starts + np.cumsum(ordinals > 0), flat.offsets[-1] + len(seams))
     # A part before a seam ends after the seam's token; the next begins with its copy, one place later.
-    return dataclasses.replace(
+    parts = dataclasses.replace(
         flat,
         input_ids=np.insert(flat.input_ids, seams + 1, flat.input_ids[seams]),
         labels=np.insert(flat.labels, seams + 1, flat.labels[seams]),
         offsets=offsets,
         label_offsets=offsets,
-        source_rows=np.repeat(flat.source_rows, num_parts),
+        source_rows=flat.source_rows[whole],
     )
+    return parts, whole
 
 
 def _has_label(labels: np.ndarray, starts: np.ndarray, ends: np.ndarray) -> np.ndarray:

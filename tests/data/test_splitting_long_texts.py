@@ -125,3 +125,14 @@ def test_other_datasets_are_cut_unless_splitting_is_asked_for(tiny_model: Path, 
     split = load(tiny_model, file, "--truncation", "split", dataset="instruction_dataset").train
     assert len(split) > 3
     assert split.num_label_tokens.sum() > 60
+
+
+def test_samples_of_one_row_that_are_cut_are_no_parts_of_a_split_one() -> None:
+    """A conversation may give several samples; here the second has no label within the context length."""
+    ids = list(range(20))
+    labels = [-100, 1, 2, 3, *[-100] * 15, 19]
+    rows = [row(ids, labels, sample_lengths=[4, 16])]
+    cut = build_sequences(rows, name="test", context_length=8)
+    assert (len(cut), cut.num_without_label, cut.num_parts_without_label) == (1, 1, 0)
+    split = build_sequences(rows, name="test", context_length=8, truncation="split")
+    assert (len(split), split.num_split, split.num_parts, split.num_parts_without_label) == (2, 1, 3, 2)
