@@ -61,17 +61,31 @@ def preview_data(
 
 
 def sample_spans(examples: Sequences, tokenizer: Any) -> list[TextSpan]:
-    """The first sample as text, with special tokens. Characters that cannot be shown become U+FFFD."""
-    ids, has_loss = examples[0].input_ids, examples[0].labels != IGNORE_INDEX
-    if len(ids) <= SHOWN_TOKENS:
-        return list(_spans(tokenizer, ids, has_loss))
-    half = SHOWN_TOKENS // 2
-    gap = TextSpan(f"\n[... {len(ids) - 2 * half:,} tokens ...]\n", False)
-    return [
-        *_spans(tokenizer, ids[:half], has_loss[:half]),
-        gap,
-        *_spans(tokenizer, ids[-half:], has_loss[-half:]),
-    ]
+    """The first sample as text, with special tokens; if it is a conversation of several samples, all of these.
+
+    Control characters are shown by their codes (`\\x1b`).
+    """
+    num_samples = 1
+    if examples.num_by_turns and not examples.num_split:
+        num_samples = int((examples.source_rows == examples.source_rows[0]).sum())
+    spans: list[TextSpan] = []
+    for number in range(num_samples):
+        if num_samples > 1:
+            heading = f"[sample {number + 1} of {num_samples} of the first conversation]\n"
+            spans.append(TextSpan(f"\n{heading}" if number else heading, False))
+        spans += _shortened(tokenizer, *examples[number][:2], SHOWN_TOKENS // num_samples)
+    return spans
+
+
+def _shortened(tokenizer: Any, ids: np.ndarray, labels: np.ndarray, num_shown: int) -> Iterator[TextSpan]:
+    has_loss = labels != IGNORE_INDEX
+    if len(ids) <= num_shown:
+        yield from _spans(tokenizer, ids, has_loss)
+        return
+    half = max(1, num_shown // 2)
+    yield from _spans(tokenizer, ids[:half], has_loss[:half])
+    yield TextSpan(f"\n[... {len(ids) - 2 * half:,} tokens ...]\n", False)
+    yield from _spans(tokenizer, ids[-half:], has_loss[-half:])
 
 
 def _spans(tokenizer: Any, ids: np.ndarray, has_loss: np.ndarray) -> Iterator[TextSpan]:
@@ -85,9 +99,14 @@ def _spans(tokenizer: Any, ids: np.ndarray, has_loss: np.ndarray) -> Iterator[Te
         # Decoded from the start, since spaces and characters of several tokens depend on what precedes them. A
         # character that is incomplete here (U+FFFD) belongs to the next span.
         stop = len(text) if end == len(ids) else max(start, min(len(text), len(decode(end).rstrip("\ufffd"))))
-        shown = "".join(c if c.isprintable() or c in "\n\t" else "\ufffd" for c in text[start:stop])
-        yield TextSpan(shown, bool(has_loss[end - 1]))
+        yield TextSpan("".join(map(_shown, text[start:stop])), bool(has_loss[end - 1]))
         start = stop
+
+
+def _shown(character: str) -> str:
+    if character.isprintable() or character in "\n\t":
+        return character
+    return character.encode("unicode_escape").decode()
 
 
 def marked(spans: list[TextSpan]) -> str:

@@ -7,6 +7,7 @@ import re
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import yaml
 from hypothesis import given, settings
@@ -15,9 +16,13 @@ from rich.console import Console
 from transformers import AutoTokenizer
 
 import finetuning
+from configs.datasets import ChatDataset
 from data.batch_layout import BatchLayout
 from data.causal_sequences import build_sequences
-from data.loss_mask import TextSpan
+from data.chat import chat_samples
+from data.chat_template import ChatTemplate
+from data.conversation import read_conversation
+from data.loss_mask import TextSpan, tokenize_spans
 from data.padding import PaddedWidth
 from data.rows import make_rows
 from data.sequences import Sequences
@@ -32,6 +37,7 @@ from reporting.data_preview import (
     split_figures,
 )
 from tasks.causal_lm import Collator
+from tests.helpers.chat_templates import REWRITING
 
 
 @pytest.fixture(scope="module")
@@ -70,9 +76,8 @@ def test_the_spans_are_the_whole_text_wherever_they_are_cut(tokenizer: Any, text
     spans = sample_spans(examples_of(ids, labels), tokenizer)
     whole = tokenizer.decode(ids, skip_special_tokens=False, clean_up_tokenization_spaces=False)
     shown = "".join(span.text for span in spans)
-    assert len(shown) == len(whole)
-    assert all(a == b or b == "\ufffd" for a, b in zip(whole, shown, strict=True))
-    assert all(c == "\ufffd" for w, c in zip(whole, shown, strict=True) if not (w.isprintable() or w in "\n\t"))
+    codes = [c if c.isprintable() or c in "\n\t" else c.encode("unicode_escape").decode() for c in whole]
+    assert shown == "".join(codes)
 
 
 def test_what_would_steer_the_terminal_is_not_printed(tokenizer: Any) -> None:
@@ -80,7 +85,30 @@ def test_what_would_steer_the_terminal_is_not_printed(tokenizer: Any) -> None:
     text = "".join(span.text for span in sample_spans(examples_of(ids), tokenizer))
     assert "\x1b" not in text
     assert "\r" not in text
-    assert text.endswith("c\n\td")
+    assert text.endswith("a\\x1b[2Jb\\rc\n\td"), "shown by their codes"
+
+
+def test_all_samples_of_the_first_conversation_are_shown() -> None:
+    """With a call, its result and an answer: what is learned of each turn is seen at once."""
+    turns: list[dict[str, Any]] = [
+        {"role": "user", "content": "Rain?"},
+        {"role": "assistant", "tool_calls": [{"function": {"name": "weather", "arguments": {"city": "Lima"}}}]},
+        {"role": "tool", "content": "dry"},
+        {"role": "assistant", "content": "No."},
+    ]
+    tokenizer = REWRITING["empty thought"].tokenizer()
+    samples = chat_samples(read_conversation({"messages": turns}, ChatDataset()), ChatTemplate.of(tokenizer))
+    ids, labels = tokenize_spans(samples.spans, tokenizer)
+    row: dict[str, Any] = {"input_ids": np.concatenate(ids), "labels": np.concatenate(labels)}
+    row |= {"sample_lengths": [len(part) for part in ids], "num_by_turns": 1}
+    text = marked(sample_spans(build_sequences([row], name="test", context_length=999), tokenizer))
+    first, second = text.split("\n[sample 2 of 2 of the first conversation]\n")
+    thought = "<think>\n\n</think>\n\n"
+    call = '<tool_call>{"name": "weather", "arguments": {"city": "Lima"}}</tool_call>'
+    assert first.startswith("[sample 1 of 2 of the first conversation]\n<|im_start|>user\nRain?<|im_end|>")
+    assert f"<|im_start|>assistant\n[learned]{thought}{call}<|im_end|>[/learned]" in first
+    assert f"<|im_start|>assistant\n{call}<|im_end|>\n<|im_start|>tool\ndry<|im_end|>" in second
+    assert f"<|im_start|>assistant\n[learned]{thought}No.<|im_end|>[/learned]" in second
 
 
 def test_of_a_long_sample_the_beginning_and_the_end_are_shown(tokenizer: Any) -> None:
