@@ -6,8 +6,8 @@ Takes every *.jinja in FOLDER, with a tokenizer that is trained on the samples a
 and the own template of every TOKENIZER (a folder or a name on the hub). Conversations have one to six turns, with
 system, tools, calls, results, thoughts, parts and characters of many scripts; every word of them is unique. For each
 template it prints how many were taken in which way, the refusals with their reasons, and what is wrong: words of others
-that are learned, words of the assistant that are not or twice, turns that begin elsewhere than behind the generation
-prompt, turns without an end token, samples that the template does not write. The last number must be 0.
+that are learned, words of the assistant that are not or twice, turns that begin where no rendered generation prompt
+ends or leads, turns without an end token, label tokens that are not those of the text. The last number must be 0.
 """
 
 from __future__ import annotations
