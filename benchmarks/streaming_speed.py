@@ -13,6 +13,7 @@ import os
 import shutil
 import tempfile
 import time
+from dataclasses import replace
 from multiprocessing import get_context
 from pathlib import Path
 from typing import Any
@@ -30,6 +31,8 @@ from tools.make_tiny_model import make_tiny_model
 def read(stream: Stream, share: BlockShare | None, core: int, ready: Any, results: Any) -> None:
     """One rank: read one pass, and tell how many tokens it had and how long that took."""
     os.sched_setaffinity(0, {core})
+    # Its own rows, as in a rank: forks of one process would share the epoch that datasets keeps in shared memory.
+    stream = replace(stream, sources=tuple(replace(source, kept=None) for source in stream.sources))
     ready.wait()
     started, started_cpu, num_tokens = time.perf_counter(), time.process_time(), 0
     for rows, lines in stream.shared(share).steps(8):
