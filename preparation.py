@@ -128,10 +128,10 @@ def prepare(config: RunConfig, env: Environment, watchdog: Watchdog, lock: RunLo
     marks = marks_of(config.train_config, env)
     found = find_checkpoints(config.train_config, env)
     check_places(config, planned_folder(config.train_config, env), afresh=not found)
-    store = connect(env)
+    connection = connect(env)
     inputs = read_inputs(config, env, open_checkpoint(found, env, every_file=False))
 
-    start_process_group(env, store)
+    start_process_group(env, connection)
     watchdog.start(config.train_config.step_timeout_seconds)
     inputs.data.check_same_on_all_ranks()
     checkpoint = open_checkpoint(found, env, every_file=True)

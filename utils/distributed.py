@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import os
 from collections.abc import Callable, Iterable, Iterator
+from concurrent.futures import Future
 from datetime import timedelta
 from typing import Any, TypeVar
 
@@ -23,14 +24,14 @@ T = TypeVar("T")
 CONNECT_MINUTES = 5  # for ranks that have met to connect to each other
 
 
-def start_process_group(env: Environment, store: dist.Store | None = None) -> None:
+def start_process_group(env: Environment, connection: Future[dist.Store] | None = None) -> None:
     """Join the default process group. A single process gets one too, so that later code has one case.
 
     On GPUs it has both backends: nccl for device tensors, and gloo for the few counts on the host, which then never
     wait for the device.
 
     Args:
-        store: where the ranks meet, if this one has connected to it already (`utils.meeting.connect`).
+        connection: to where the ranks meet, if this one has begun to connect (`utils.meeting.connect`).
 
     Raises:
         ConfigError, TrainingError: if the ranks do not meet.
@@ -40,7 +41,7 @@ def start_process_group(env: Environment, store: dist.Store | None = None) -> No
         torch.cuda.set_device(env.device)
         backend, device_id = "cpu:gloo,cuda:nccl", env.device
     os.environ.setdefault("TORCH_FR_BUFFER_SIZE", "2000")  # the last collectives, for what a hang leaves behind
-    store = meet(store or connect(env), env)
+    store = meet((connection or connect(env)).result(), env)
     with connecting():
         timeout = timedelta(minutes=CONNECT_MINUTES)
         dist.init_process_group(

@@ -10,6 +10,7 @@ import contextlib
 import socket
 import threading
 import time
+from concurrent.futures import Future
 from datetime import timedelta
 from uuid import uuid4
 
@@ -20,16 +21,39 @@ from utils.errors import ConfigError, TrainingError, in_one_line
 
 ALL_THERE = timedelta(minutes=30)  # until every rank has read its data; the one that tokenizes longest comes last
 COME_SECONDS = 600.0  # for the processes of a run to start
+_EARLY_SECONDS = 10.0  # to wait for rank 0 before anything else is done
 _BEAT_SECONDS, _SILENT_SECONDS = 5.0, 60.0
 _LOOK_SECONDS = 1.0
 
 
-def connect(env: Environment) -> dist.Store:
-    """The store over which the ranks meet. Without a launcher a process has one of its own.
+def connect(env: Environment) -> Future[dist.Store]:
+    """Connect to the store over which the ranks meet. Without a launcher a process has one of its own.
+
+    If rank 0 does not answer soon, this returns and goes on trying beside what follows: rank 0 may start late, or it was
+    refused what this rank will be refused, too.
 
     Raises:
-        ConfigError: if the launcher's variables lead to no store, or two processes have the same rank.
+        ConfigError: if the launcher's variables lead to no store, or two processes have the same rank. It may come out
+            of the future only.
     """
+    connection: Future[dist.Store] = Future()
+    if env.is_rank_zero or env.launcher_has_store or env.meeting_place is None:
+        connection.set_result(_connected(env))
+        return connection
+
+    def work() -> None:
+        try:
+            connection.set_result(_connected(env))
+        except BaseException as error:
+            connection.set_exception(error)
+
+    threading.Thread(target=work, daemon=True, name="connect").start()
+    with contextlib.suppress(TimeoutError):
+        connection.result(_EARLY_SECONDS * env.grace_scale)
+    return connection
+
+
+def _connected(env: Environment) -> dist.Store:
     if env.meeting_place is None:
         return dist.HashStore()
     hosts = env.is_rank_zero and not env.launcher_has_store
