@@ -29,8 +29,8 @@ _LOOK_SECONDS = 1.0
 def connect(env: Environment) -> Future[dist.Store]:
     """Connect to the store over which the ranks meet. Without a launcher a process has one of its own.
 
-    If rank 0 does not answer soon, this returns and goes on trying beside what follows: rank 0 may start late, or it was
-    refused what this rank will be refused, too.
+    If rank 0 does not answer soon, this returns and goes on trying beside what follows: rank 0 may start late, or it
+    was refused what this rank will be refused, too.
 
     Raises:
         ConfigError: if the launcher's variables lead to no store, or two processes have the same rank. It may come out

@@ -108,6 +108,7 @@ def test_python_refuses_a_dataset_that_is_neither_here_nor_to_be_reached(bench: 
     assert "nobody/nothing" in message
 
 
+@pytest.mark.slow
 def test_python_refuses_an_output_folder_on_a_read_only_file_system(bench: Bench) -> None:
     within, place = unwritable(bench.folder / "mounted")
     message = run_refused(bench, "--output_dir", str(place / "below" / "run"), within=within)

@@ -129,7 +129,7 @@ def test_a_file_that_cannot_be_used_is_refused_by_path(contents: str | None, mes
     assert str(file) in str(refusal.value)
 
 
-@pytest.mark.parametrize("start_method", ["fork", "spawn"])
+@pytest.mark.parametrize("start_method", ["fork", pytest.param("spawn", marks=pytest.mark.slow)])
 def test_a_dataset_files_own_classes_work_in_worker_processes(
     start_method: str, dataset_file: Path, tmp_path: Path
 ) -> None:

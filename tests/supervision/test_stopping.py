@@ -90,7 +90,7 @@ def send(run: RunningCommand, number: signal.Signals, to: str) -> None:
 @pytest.mark.parametrize(
     ("number", "to"),
     [
-        (signal.SIGTERM, "launcher"),
+        pytest.param(signal.SIGTERM, "launcher", marks=pytest.mark.slow),
         (signal.SIGINT, "everyone"),
         pytest.param(signal.SIGHUP, "launcher", marks=pytest.mark.slow),
         pytest.param(signal.SIGINT, "group", marks=pytest.mark.slow),
