@@ -82,6 +82,7 @@ def meet(store: dist.Store, env: Environment, limit: timedelta = ALL_THERE) -> d
         store.set("attempt", name)
         for rank in range(1, env.world_size):
             _wait_for(store, f"{name}/{rank}", rank, env, limit)
+        for rank in range(1, env.world_size):  # none begins to connect, which has a short limit, before all are here
             store.set(f"{name}/{store.get(f'{name}/{rank}').decode()}", "")
         return dist.PrefixStore(name, store)
     deadline = time.monotonic() + limit.total_seconds()
