@@ -23,7 +23,7 @@ import torch
 import torch.distributed as dist
 from transformers import AutoModelForCausalLM, LlamaConfig
 
-from benchmarks.measurements import anonymous_bytes
+from benchmarks.measurements import MIB, anonymous_bytes
 from configs.flags import parse_flags
 from planning.resolved import resolve
 from policies.building import build_for_training
@@ -33,7 +33,6 @@ from tasks.task import find_task
 from utils.distributed import start_process_group, stop_process_group
 from utils.environment import read_environment
 
-MIB = 2**20
 WAYS = {
     "--low_cpu_fsdp": ["--enable_fsdp", "--low_cpu_fsdp"],
     "without the flag": ["--enable_fsdp"],

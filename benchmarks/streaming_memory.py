@@ -23,6 +23,7 @@ from typing import Any
 import numpy as np
 import psutil
 
+from benchmarks.measurements import MIB
 from configs.flags import parse_flags
 from data.batch_layout import BatchLayout
 from data.causal_sequences import build_sequences
@@ -33,7 +34,6 @@ from tasks.causal_lm import Collator
 from tools.make_tiny_model import make_tiny_model
 from utils.environment import read_environment
 
-MIB = 2**20
 SAMPLES = Path(__file__).parent.parent / "datasets/samples/dialogue_summary/validation.jsonl"  # for their words
 TEXTS = 20_000  # different dialogues; the file repeats them
 TINY: dict[str, Any] = {"hidden_size": 32, "intermediate_size": 64, "num_layers": 1, "num_heads": 4}
