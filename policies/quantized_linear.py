@@ -13,6 +13,7 @@ serves every layout and compiles without graph breaks.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -185,6 +186,8 @@ def linear_4bit(
         statistics: absmax and code of `QuantizedLinear`; with double quantization also offset, nested_absmax and
             nested_code.
     """
+    if inputs.device.type == "cpu" and shape[-1] % BLOCK:
+        return nn.functional.linear(inputs, _dequantize_4bit(packed, statistics, shape, quant_type, inputs.dtype))
     absmax, _, *nested = statistics
     gemm = torch.ops.bitsandbytes.gemm_4bit.default
     if not nested:
@@ -224,7 +227,10 @@ def _dequantize_4bit(
         offset, nested_absmax, nested_code = nested
         operator = torch.ops.bitsandbytes.dequantize_blockwise.default
         absmax = operator(absmax, nested_absmax, nested_code, NESTED_BLOCK, torch.float32) + offset
-    return torch.ops.bitsandbytes.dequantize_4bit.default(packed, absmax, BLOCK, quant_type, list(shape), dtype)
+    # As one row. Of several rows bitsandbytes 0.50 takes wrong scales on a CPU, if blocks do not end where rows do; its
+    # product does so, too.
+    flat = torch.ops.bitsandbytes.dequantize_4bit.default(packed, absmax, BLOCK, quant_type, [math.prod(shape)], dtype)
+    return flat.view(tuple(shape))
 
 
 @torch.library.custom_op("quantization::linear_8bit", mutates_args=())

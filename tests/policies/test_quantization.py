@@ -55,8 +55,15 @@ def test_outputs_and_gradients_are_those_of_the_dequantized_weight(
     linear = quantized(plain, kind, storage=storage)
     weight = linear.dequantize()
     assert weight.shape == plain.weight.shape
-    step = plain.weight.abs().max() * (0.01 if kind[0] == "int8" else 0.3)
-    assert (weight - plain.weight).abs().max() < step
+    if kind[0] == "int8":
+        assert (weight - plain.weight).abs().max() < 0.01 * plain.weight.abs().max()
+    else:  # half of the widest gap between two values of the type; double quantization rounds the scales, too
+        step = 0.3 if kind[1] else 0.17
+        errors, weights = (
+            nn.functional.pad(tensor.detach().flatten(), (0, -tensor.numel() % 64)).view(-1, 64).abs().amax(1)
+            for tensor in (weight - plain.weight, plain.weight)
+        )
+        assert bool((errors < step * weights).all()), "of each block of 64"
     inputs = torch.randn(3, 5, columns, requires_grad=True)
     wanted = nn.functional.linear(inputs, weight, plain.bias)
     found = linear(inputs)
