@@ -245,7 +245,8 @@ def test_the_adapter_is_merged_into_the_full_precision_base(
     assert (logits(load_plain(merged)) - wanted).abs().max() < 2e-6
 
 
-@pytest.mark.parametrize("kind", slow_but(1, ["nf4", "int8"]))
+@pytest.mark.parametrize("kind", ["nf4", "int8"])
+@pytest.mark.slow
 def test_a_resumed_run_is_bit_equal(kind: str, wider_model: Path, process_group: ProcessGroup, tmp_path: Path) -> None:
     given = [*FLAGS[kind], "--use_peft", "--lora_config.r", "4", "--enable_fsdp", "--run_validation", "False"]
     process_group.train(flags_of(wider_model, tmp_path / "whole", *given), 2)

@@ -70,6 +70,7 @@ def test_a_run_that_was_raised_is_bit_equal_to_one_that_was_longer_from_the_star
     assert_bit_equal(short, whole)
 
 
+@pytest.mark.slow
 def test_several_epochs_go_on_in_the_epoch_where_they_were(
     tiny_model: Path, process_group: ProcessGroup, tmp_path: Path
 ) -> None:
@@ -175,6 +176,7 @@ def test_a_checkpoint_of_a_version_without_a_loss_scale_is_resumed(
     assert_bit_equal(killed, tmp_path / "whole")
 
 
+@pytest.mark.slow
 def test_the_global_batch_is_the_checkpoints_and_accumulation_follows(
     tiny_model: Path, process_group: ProcessGroup, tmp_path: Path
 ) -> None:
@@ -285,6 +287,7 @@ def test_every_complete_checkpoint_lists_what_is_in_it(
         assert {"__0_0.distcp", "__1_0.distcp", ".metadata", "rng-00000.pt", "rng-00001.pt"} <= found
 
 
+@pytest.mark.slow
 def test_a_checkpoint_is_written_when_the_last_one_is_old_enough(
     tiny_model: Path, process_group: ProcessGroup, tmp_path: Path
 ) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from copy import copy
 from pathlib import Path
 from typing import Any
 
@@ -111,10 +112,10 @@ def reference_run(
 
 
 def quantized_by_transformers(model_folder: Path, quantization: BitsAndBytesConfig | None) -> Any:
-    """With the layers of bitsandbytes in 4 bits; in 8 bits with plain ones that hold what its weights stand for.
+    """With bitsandbytes' layers, or with plain ones that hold what its weights stand for where its own are less exact.
 
-    Both are spared what bitsandbytes computes less exactly: on some CPUs 4 bits in bf16, and 8-bit products of rounded
-    inputs.
+    These are 8 bits, of which it rounds the inputs, and on a CPU 4 bits whose blocks do not end where rows do: it takes
+    the scales of other blocks for them. On some CPUs it computes 4 bits in bf16, which is turned off.
     """
     if quantization is None:
         model = AutoModelForCausalLM.from_pretrained(model_folder, dtype=torch.float32)
@@ -125,14 +126,25 @@ def quantized_by_transformers(model_folder: Path, quantization: BitsAndBytesConf
         model_folder, dtype=torch.float32, quantization_config=quantization, device_map="cpu"
     )
     for name, module in list(model.named_modules()):
-        if isinstance(module, bitsandbytes.nn.Linear4bit):
+        if isinstance(module, bitsandbytes.nn.Linear4bit) and module.in_features % module.weight.blocksize == 0:
             module.support_avx512bf16_for_cpu = False
-        elif isinstance(module, bitsandbytes.nn.Linear8bitLt):
+        elif isinstance(module, bitsandbytes.nn.Linear4bit | bitsandbytes.nn.Linear8bitLt):
             plain = nn.Linear(module.in_features, module.out_features, bias=False)
-            plain.weight = nn.Parameter(module.weight.float() * module.weight.SCB.unsqueeze(1) / 127, False)
+            plain.bias = module.bias
+            plain.weight = nn.Parameter(dequantized(module), requires_grad=False)
             model.set_submodule(name, plain)
     model.is_loaded_in_8bit = False  # so that peft takes plain layers for what they are
     return model
+
+
+def dequantized(layer: Any) -> torch.Tensor:
+    """What the weight of a quantized layer stands for: fp32 [out, in]."""
+    weight = layer.weight
+    if isinstance(layer, bitsandbytes.nn.Linear8bitLt):
+        return weight.float() * weight.SCB.unsqueeze(1) / 127
+    state = copy(weight.quant_state)
+    state.shape = torch.Size([weight.quant_state.shape.numel()])  # as one row, of which every block's scale is right
+    return bitsandbytes.functional.dequantize_4bit(weight.data, state).float().view(weight.quant_state.shape)
 
 
 def reference_order(num_rows: int, epoch: int, lengths: Sequence[int] | None) -> list[int]:

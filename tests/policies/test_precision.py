@@ -204,7 +204,7 @@ def test_losses_fall_and_stay_close_to_those_of_fp32(mode: str, layout: str, met
     ("mode", "method"),
     [
         ("bf16-mixed", "full"),
-        ("fp16-mixed", "lora"),
+        pytest.param("fp16-mixed", "lora", marks=pytest.mark.slow),
         pytest.param("bf16-mixed", "lora", marks=pytest.mark.full),
         pytest.param("fp16-mixed", "full", marks=pytest.mark.full),
     ],

@@ -374,6 +374,7 @@ def test_a_run_holds_its_folder_and_gives_it_back_when_it_ends(bench: Bench, hol
     assert not list(bench.folder.rglob("lock.json"))
 
 
+@pytest.mark.slow
 def test_a_folder_that_is_renamed_for_a_while_costs_the_run_nothing(
     bench: Bench, launch: Callable[..., RunningCommand]
 ) -> None:

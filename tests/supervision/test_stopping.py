@@ -211,6 +211,7 @@ def test_an_evaluation_is_left_early_on_all_ranks_alike(start: Start, tmp_path: 
     assert_all_gone(processes)
 
 
+@pytest.mark.slow
 def test_a_second_signal_ends_a_run_that_cannot_stop(start: Start, tmp_path: Path) -> None:
     """Rank 1 never comes to the agreement, so rank 0's main thread waits inside a collective, where no handler runs."""
     run = start("--stuck_at", "4", torchrun=False)
