@@ -1,0 +1,129 @@
+"""Conflicts between settings of the data: datasets, slices, tokens, mixes and streams."""
+
+import re
+from difflib import get_close_matches
+
+from configs.datasets import ROLES
+from configs.run import DATASETS, SETTINGS, RunConfig
+from utils.errors import ConfigError
+
+_CUSTOM_FILE = re.compile(r"[^:]+\.py(:[^\W\d]\w*)?")
+
+
+def check_data(config: RunConfig) -> None:
+    """Check that the settings of the data fit together.
+
+    Raises:
+        ConfigError: for the first conflict.
+    """
+    _check_datasets(config)
+    _check_tokens(config)
+    _check_mix(config)
+    _check_streaming(config)
+
+
+def _check_datasets(config: RunConfig) -> None:
+    train = config.train_config
+    for name in train.datasets:
+        if name not in DATASETS:
+            near = get_close_matches(name, DATASETS, n=1)
+            hint = f"did you mean {near[0]}?" if near else "or give your own as FILE.py:FUNCTION"
+            raise ConfigError(f"--dataset: {name!r} is not one of {', '.join(DATASETS)}; {hint}")
+        if train.datasets.count(name) > 1:
+            raise ConfigError(
+                f"--dataset: {name} is named twice; name it once, and give its share with --dataset_weights"
+            )
+    for name in sorted(config.given):
+        section, field = name.split(".")
+        if section in DATASETS and section not in train.datasets and not _is_set_in_all(config, field):
+            raise ConfigError(f"--{name}: the chosen dataset is {train.dataset}; add --dataset {section}")
+    for name, place in config.dataset_configs.items():
+        for field in ("train_split", "test_split"):
+            split = getattr(place, field)
+            if (name != "custom_dataset" or config.custom_dataset.file is None) and (
+                split.strip() in ("", ".", "..") or "/" in split
+            ):
+                raise ConfigError(
+                    f"--{name}.{field}: {split!r} names no split; give one like train, whose files are train.*"
+                )
+    custom = config.custom_dataset
+    if "custom_dataset" in train.datasets and custom.file is None and custom.data_path is None:
+        raise ConfigError(
+            "--custom_dataset.file: is required; give FILE.py:FUNCTION, or a file of tokenised rows with "
+            "--custom_dataset.data_path"
+        )
+    if custom.file is not None and not _CUSTOM_FILE.fullmatch(custom.file):
+        raise ConfigError(
+            f"--custom_dataset.file: {config.custom_dataset.file!r} is not FILE.py or FILE.py:FUNCTION; name one"
+        )
+    for pair in config.chat_dataset.roles:
+        name, equals, role = pair.partition("=")
+        if not (name and equals and role in (*ROLES, name)):
+            raise ConfigError(
+                f"--chat_dataset.roles: {pair!r} names no role; write NAME=ROLE, with one of {', '.join(ROLES)}"
+            )
+    if train.split_slice is not None and not _is_slice(train.split_slice):
+        raise ConfigError(
+            f"--split_slice: {train.split_slice!r} is neither a percentage nor a number of examples; "
+            "give one like 1%, up to 100%, or one like 10"
+        )
+
+
+def _check_tokens(config: RunConfig) -> None:
+    tokens = config.train_config.add_special_tokens
+    for token in tokens:
+        if tokens.count(token) > 1:
+            raise ConfigError(f"--add_special_tokens: {token} is named twice; name it once")
+
+
+def _is_set_in_all(config: RunConfig, field: str) -> bool:
+    """Whether the field was given for every dataset that has it, as with a bare flag."""
+    names = [name for section in DATASETS if (name := f"{section}.{field}") in SETTINGS]
+    return len(names) > 1 and all(config.was_given(name) for name in names)
+
+
+def _check_mix(config: RunConfig) -> None:
+    train = config.train_config
+    if not train.dataset_weights:
+        return
+    if len(train.datasets) == 1:
+        raise ConfigError("--dataset_weights: there is one dataset; name several with --dataset a,b, or leave this out")
+    if len(train.dataset_weights) != len(train.datasets):
+        raise ConfigError(
+            f"--dataset_weights: {len(train.dataset_weights)} weights for {len(train.datasets)} datasets "
+            f"({train.dataset}); give one for each"
+        )
+
+
+def _check_streaming(config: RunConfig) -> None:
+    train = config.train_config
+    if not config.streams:
+        if config.was_given("train_config.shuffle_buffer_size"):
+            raise ConfigError("--shuffle_buffer_size: only a stream has a buffer; add --streaming, or leave this out")
+        return
+    whole = [name for name in train.datasets if not getattr(config, name).streaming]
+    if whole:
+        raise ConfigError(
+            f"--streaming: {', '.join(whole)} would not be streamed, and a run streams all of its datasets or none; "
+            "give --streaming for all, or for none"
+        )
+    if not train.max_train_step:
+        raise ConfigError(
+            "--streaming: needs --max_train_step, because the length of a stream is unknown; give the optimizer steps "
+            "after which the run ends"
+        )
+    for field in ("num_epochs", "gamma"):
+        if config.was_given(f"train_config.{field}"):
+            raise ConfigError(
+                f"--{field}: a stream has no epochs, so only --max_train_step ends the run; leave this out"
+            )
+    if train.split_slice is not None and train.split_slice.endswith("%"):
+        raise ConfigError(
+            f"--split_slice: {train.split_slice} of a stream is unknown, because its length is; give a number instead"
+        )
+
+
+def _is_slice(text: str) -> bool:
+    if re.fullmatch(r"[0-9]+(\.[0-9]+)?%", text):
+        return 0 < float(text[:-1]) <= 100
+    return bool(re.fullmatch(r"0*[1-9][0-9]*", text))
