@@ -24,13 +24,15 @@ COME_SECONDS = 600.0  # for the processes of a run to start
 _EARLY_SECONDS = 10.0  # to wait for rank 0 before anything else is done
 _BEAT_SECONDS, _SILENT_SECONDS = 5.0, 60.0
 _LOOK_SECONDS = 1.0
+_RANK_0_ENDED = "rank 0 ended before the ranks had met; its own output says why"
 
 
 def connect(env: Environment) -> Future[dist.Store]:
     """Connect to the store over which the ranks meet. Without a launcher a process has one of its own.
 
     If rank 0 does not answer soon, this returns and goes on trying beside what follows: rank 0 may start late, or it
-    was refused what this rank will be refused, too.
+    was refused what this rank will be refused, too. For the same reason a rank 0 that has just ended is no error yet:
+    the future raises it, as a TrainingError.
 
     Raises:
         ConfigError: if the launcher's variables lead to no store, or two processes have the same rank. It may come out
@@ -48,7 +50,7 @@ def connect(env: Environment) -> Future[dist.Store]:
             connection.set_exception(error)
 
     threading.Thread(target=work, daemon=True, name="connect").start()
-    with contextlib.suppress(TimeoutError):
+    with contextlib.suppress(TimeoutError, TrainingError):
         connection.result(_EARLY_SECONDS * env.grace_scale)
     return connection
 
@@ -94,7 +96,7 @@ def meet(store: dist.Store, env: Environment, limit: timedelta = ALL_THERE) -> d
             store.wait([f"{attempt}/{name}"], timedelta(seconds=2 * _LOOK_SECONDS))
             return dist.PrefixStore(attempt, store)
         except dist.DistNetworkError as error:
-            raise TrainingError("rank 0 ended before the ranks had met; its own output says why") from error
+            raise TrainingError(_RANK_0_ENDED) from error
         except dist.DistStoreError:
             continue
     raise TrainingError(f"the ranks did not meet in {limit}: some still read their data, or have ended")
@@ -156,11 +158,17 @@ def _checked_place(env: Environment) -> tuple[str, int]:
 
 
 def _take_rank(store: dist.TCPStore, env: Environment) -> None:
-    store.wait(["world_size"], timedelta(seconds=30))
-    world_size = int(store.get("world_size"))
-    if world_size != env.world_size:
-        raise ConfigError(f"WORLD_SIZE={env.world_size}: rank 0 has WORLD_SIZE={world_size}; give all ranks the same")
-    if store.add(f"taken/{env.rank}", 1) > 1:
+    try:
+        store.wait(["world_size"], timedelta(seconds=30))
+        world_size = int(store.get("world_size"))
+        if world_size != env.world_size:
+            raise ConfigError(
+                f"WORLD_SIZE={env.world_size}: rank 0 has WORLD_SIZE={world_size}; give all ranks the same"
+            )
+        num_taken = store.add(f"taken/{env.rank}", 1)
+    except dist.DistNetworkError as error:
+        raise TrainingError(_RANK_0_ENDED) from error
+    if num_taken > 1:
         raise ConfigError(f"RANK={env.rank}: another process of this run has it; give each process a rank of its own")
 
 

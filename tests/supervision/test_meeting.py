@@ -5,17 +5,20 @@ from __future__ import annotations
 import os
 import random
 import signal
+import threading
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
+import torch.distributed as dist
 
 from tests.helpers.processes import ROOT, Captured, process_variables, ranks_of, read_metrics
 from tests.helpers.refusals import error_lines
 from tests.helpers.resuming import flags_of
 from utils.environment import read_environment
-from utils.errors import ConfigError
+from utils.errors import ConfigError, TrainingError
+from utils.meeting import connect
 
 RECIPE = """
 import os, signal, time
@@ -117,6 +120,21 @@ def test_a_rank_that_contradicts_rank_0_is_refused_and_rank_0_does_not_wait(
     assert error.startswith("error: rank 1 did not start (no sign of it for ")
     assert "Traceback" not in outcomes[0].stderr + outcomes[1].stderr
     assert not (tmp_path / "run").exists()
+
+
+def test_a_rank_0_that_ends_while_others_connect_is_noticed_when_they_meet(monkeypatch: pytest.MonkeyPatch) -> None:
+    store = dist.TCPStore("localhost", 0, is_master=True, wait_for_workers=False)
+    for name, value in (LAUNCHED | {"MASTER_PORT": str(store.port), "FINETUNING_GRACE_SCALE": "1"}).items():
+        monkeypatch.setenv(name, value)
+    found = []
+    connecting = threading.Thread(target=lambda: found.append(connect(read_environment())))
+    connecting.start()
+    time.sleep(0.5)  # until it waits for an answer
+    del store
+    connecting.join(timeout=5)
+    (connection,) = found  # it may be refused for the same reason as rank 0, and goes on to find out
+    with pytest.raises(TrainingError, match="rank 0 ended before the ranks had met"):
+        connection.result(timeout=0)
 
 
 def test_of_two_processes_with_one_rank_the_second_is_refused(start: Start, tmp_path: Path) -> None:
