@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, TextIO
 
 from checkpointing.base_fingerprint import base_fingerprint
 from checkpointing.comparison import check_place, check_same
@@ -25,6 +25,7 @@ from data.pipeline import RunData, load_data, make_loaders
 from data.step_loader import StepLoader
 from data.stream_loader import StreamLoader
 from data.tokenizer_loading import added_token_ids, num_rows_needed
+from planning.beginning import Beginning
 from planning.places import check_places
 from planning.preflight import check_environment
 from planning.resolved import Resolved, resolve, resolve_num_steps
@@ -50,10 +51,11 @@ from reporting.trackers import open_trackers
 from supervision.watchdog import Watchdog
 from tasks.task import Task, find_task
 from utils.distributed import on_rank_zero, start_process_group
-from utils.environment import Environment, print_rank_zero
+from utils.environment import Environment, launcher_notes, print_rank_zero
 from utils.errors import ConfigError
 from utils.meeting import connect
 from utils.seeding import seed_everything, use_deterministic_kernels
+from utils.streams import take_standard_output
 
 
 @dataclass(frozen=True)
@@ -123,7 +125,9 @@ def prepare(config: RunConfig, env: Environment, watchdog: Watchdog, lock: RunLo
     """
     if config.train_config.deterministic:
         use_deterministic_kernels()
+    screen = take_standard_output() if config.tracking_config.log_format == "json" else None
     config = resolve_resume(make_paths_absolute(config, env.started_in), env)
+    print_rank_zero(env, *launcher_notes(env))
     check_environment(config, env)
     marks = marks_of(config.train_config, env)
     found = find_checkpoints(config.train_config, env)
@@ -143,7 +147,7 @@ def prepare(config: RunConfig, env: Environment, watchdog: Watchdog, lock: RunLo
     seed_everything(config.train_config.seed)
     parts = build(inputs, config, env)
     seed_everything(config.train_config.seed, env.rank)
-    return open_run(inputs, parts, checkpoint, config, env, watchdog, lock, marks)
+    return open_run(inputs, parts, checkpoint, config, env, watchdog, lock, marks, screen)
 
 
 def read_inputs(config: RunConfig, env: Environment, checkpoint: Checkpoint | None) -> Inputs:
@@ -154,7 +158,9 @@ def read_inputs(config: RunConfig, env: Environment, checkpoint: Checkpoint | No
     Args:
         checkpoint: the one that the run goes on from, its small files read.
     """
-    resolved = resolve(config, env, resumed_size=checkpoint.global_batch_size if checkpoint else None)
+    resumed_size = checkpoint.global_batch_size if checkpoint else None
+    began_with = Beginning.of(checkpoint.values) if checkpoint else None
+    resolved = resolve(config, env, resumed_size=resumed_size, began_with=began_with)
     task = find_task(resolved.model_config)
     task.check_config(resolved.model_config, config.train_config.model_name)
     processor = task.load_processor(config.train_config)
@@ -168,7 +174,8 @@ def read_inputs(config: RunConfig, env: Environment, checkpoint: Checkpoint | No
         context_length=resolved.context_length,
     )
     check_batch_sizes(config, data, resolved.model_config, vocab_size, env)
-    print_rank_zero(env, *config.notes, *resolved.notes, *task.loss_notes(resolved.model_config), *data.notes)
+    notes = [*resolved.notes, *task.loss_notes(resolved.model_config), *data.notes, *data.epoch_notes(resolved.batches)]
+    print_rank_zero(env, *config.notes, *notes)
     return Inputs(
         resolved=resolved,
         task=task,
@@ -199,7 +206,7 @@ def build(inputs: Inputs, config: RunConfig, env: Environment) -> Parts:
         env=env,
     )
     model = built.model
-    train, fsdp = config.train_config, config.fsdp_config
+    train, fsdp = replace(config.train_config, lr=resolved.lr), config.fsdp_config
     optimizer = build_optimizer(model, train, fsdp)
     notes = [*unit_notes(model, fsdp.wrap), *optimizer_notes(model, train.lr, fsdp), *share_out_cores(fsdp, env)]
     print_rank_zero(env, *notes)
@@ -239,11 +246,13 @@ def open_run(
     watchdog: Watchdog,
     lock: RunLock,
     marks: Marks,
+    screen: TextIO | None,
 ) -> Job:
     """Load the checkpoint's state, make the run folder, and open what writes to it. Every rank must call this.
 
     Args:
         marks: of the run's folders, when the checkpoint was looked for.
+        screen: standard output, if only events are to be printed there.
     """
     train, trainable, say = config.train_config, parts.trainable, partial(print_rank_zero, env)
     model = trainable.model
@@ -300,7 +309,9 @@ def open_run(
         print_for_people("", start_table(config, env, start, resolved, description), "")
         say(*start_warnings(train, start), f"run folder: {folder}")
 
-    reporter = open_reporter(inputs, trainable, config, env, folder, figures=resolved | start, after_step=state.step)
+    reporter = open_reporter(
+        inputs, trainable, config, env, folder, screen, figures=resolved | start, after_step=state.step
+    )
     saver = CheckpointSaver(
         trainable,
         save_plan,
@@ -309,6 +320,7 @@ def open_run(
             "settings": config.to_dict(),
             "global_batch_size": inputs.resolved.batches.global_batch_size,
             "num_steps": inputs.num_steps,
+            "began_with": inputs.resolved.began_with._asdict(),
             **inputs.identity(),
             **model_identity,
         },
@@ -341,6 +353,7 @@ def open_reporter(
     config: RunConfig,
     env: Environment,
     folder: Path,
+    screen: TextIO | None,
     *,
     figures: dict[str, Any],
     after_step: int,
@@ -348,6 +361,7 @@ def open_reporter(
     """The reporter of a run, with its trackers on rank 0.
 
     Args:
+        screen: gets the events, too, if there is one.
         figures: what trackers keep beside the settings.
         after_step: the step that a resumed run goes on after.
     """
@@ -355,7 +369,7 @@ def open_reporter(
     metrics = MetricsFile(None)
     if env.is_rank_zero:
         trackers = open_trackers(tracking, folder, config.to_dict(), figures, say, after_step=after_step)
-        metrics = MetricsFile(folder / "metrics.jsonl", trackers)
+        metrics = MetricsFile(folder / "metrics.jsonl", trackers, screen)
     flops = inputs.task.make_flops(unwrap(trainable.model))
     return RunReporter(
         tracking,

@@ -90,8 +90,17 @@ MAY_BE_MISSING: dict[tuple[str, ...], _Kind] = {
     ("loss_scaler",): _or_null(_TABLE),  # earlier versions wrote none
     ("loss_scaler", "scale"): _Kind("a finite number, 1 or more", lambda value: _is_number(value) and value >= 1),
     ("loss_scaler", "growth_tracker"): _count(GROWTH_INTERVAL),
+    ("began_with",): _TABLE,  # earlier versions wrote none
+    ("began_with", "world_size"): _count(_MOST_RANKS, least=1),
+    ("began_with", "batch_size_training"): _count(_MOST_STEPS, least=1),
     ("settings", "lora_config", "target_modules"): _or_null(_NAMES),
 }
+
+WHOLE: dict[tuple[str, ...], set[str]] = {
+    path: {name for *above, name in MAY_BE_MISSING if tuple(above) == path}
+    for path in (("loss_scaler",), ("began_with",))
+}
+"""Tables that hold these names and no others, if they are there."""
 
 
 def read_state(folder: Path) -> dict[str, Any]:
@@ -122,8 +131,10 @@ def check_state(values: Any) -> None:
     for path, kind in MAY_BE_MISSING.items():
         if (value := _at(values, path)) is not _MISSING:
             _check(path, value, kind)
-    if isinstance(scaler := values.get("loss_scaler"), dict) and set(scaler) != {"scale", "growth_tracker"}:
-        raise StateError(f"{STATE}: loss_scaler holds {_shown(sorted(scaler))}, and must hold scale and growth_tracker")
+    for path, names in WHOLE.items():
+        if isinstance(table := _at(values, path), dict) and set(table) != names:
+            wanted, found = " and ".join(sorted(names)), _shown(sorted(table))
+            raise StateError(f"{STATE}: {'.'.join(path)} holds {found}, and must hold {wanted}")
     for name, section in values["settings"].items():
         _check(("settings", name), section, _TABLE)
     _check_optimizer_numbers(values["optimizer_numbers"], values["state"]["step"])

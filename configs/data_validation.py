@@ -9,6 +9,8 @@ from utils.errors import ConfigError
 
 _CUSTOM_FILE = re.compile(r"[^:]+\.py(:[^\W\d]\w*)?")
 
+_URL = re.compile(r"[A-Za-z][A-Za-z0-9+.-]*://")
+
 
 def check_data(config: RunConfig) -> None:
     """Check that the settings of the data fit together.
@@ -37,6 +39,8 @@ def _check_datasets(config: RunConfig) -> None:
         section, field = name.split(".")
         if section in DATASETS and section not in train.datasets and not _is_set_in_all(config, field):
             raise ConfigError(f"--{name}: the chosen dataset is {train.dataset}; add --dataset {section}")
+        if section in DATASETS and not any(f"{chosen}.{field}" in SETTINGS for chosen in train.datasets):
+            raise ConfigError(f"--{field}: {train.dataset} has no such setting; leave this out")
     for name, place in config.dataset_configs.items():
         for field in ("train_split", "test_split"):
             split = getattr(place, field)
@@ -46,6 +50,11 @@ def _check_datasets(config: RunConfig) -> None:
                 raise ConfigError(
                     f"--{name}.{field}: {split!r} names no split; give one like train, whose files are train.*"
                 )
+        if (name != "custom_dataset" or config.custom_dataset.file is None) and _URL.match(place.data_path or ""):
+            raise ConfigError(
+                f"--{name}.data_path: {place.data_path} is a URL, and only files and datasets on the hub are read; "
+                "download it and give the file, or give OWNER/NAME"
+            )
     custom = config.custom_dataset
     if "custom_dataset" in train.datasets and custom.file is None and custom.data_path is None:
         raise ConfigError(
@@ -112,7 +121,7 @@ def _check_streaming(config: RunConfig) -> None:
             "--streaming: needs --max_train_step, because the length of a stream is unknown; give the optimizer steps "
             "after which the run ends"
         )
-    for field in ("num_epochs", "gamma"):
+    for field in ("num_epochs", "gamma", "limit_train_batches"):
         if config.was_given(f"train_config.{field}"):
             raise ConfigError(
                 f"--{field}: a stream has no epochs, so only --max_train_step ends the run; leave this out"

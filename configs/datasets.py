@@ -10,6 +10,7 @@ from configs.setting import setting
 STREAMING = "read training examples while training, for data that does not fit into memory"
 FRACTION = "share of the training examples to hold out for evaluation, if there is no test_split"
 EMPTY = "learn answers, or texts, that are empty, as an end token alone; otherwise they are counted and not learned"
+MASK_PROMPT = "learn answers alone; False: learn their prompts, too"
 _FORMS = "a file, a glob, several as a,b, a folder, a save_to_disk folder, or OWNER/NAME on the hub"
 
 
@@ -50,6 +51,7 @@ class SamsumDataset(DataSource):
     data_path: str | None = setting(None, f"{_FORMS}; unset: knkarthick/samsum from the hub", is_path=True)
     dialogue_column: str = setting("dialogue", "column with the dialogue, or whatever text is summarized")
     summary_column: str = setting("summary", "column with the summary")
+    mask_prompt: bool = setting(True, MASK_PROMPT)
 
 
 @dataclass(frozen=True)
@@ -63,6 +65,7 @@ class AlpacaDataset(DataSource):
     output_column: str = setting("output", "column with the answer")
     system_column: str = setting("system", "column with text that takes the place of Alpaca's first lines, if there is")
     history_column: str = setting("history", "column with earlier turns, pairs of instruction and answer, if there is")
+    mask_prompt: bool = setting(True, MASK_PROMPT)
 
 
 @dataclass(frozen=True)
@@ -71,6 +74,7 @@ class GrammarDataset(DataSource):
 
     input_column: str = setting("input", "column with the sentence")
     target_column: str = setting("target", "column with its correction")
+    mask_prompt: bool = setting(True, MASK_PROMPT)
 
 
 @dataclass(frozen=True)
@@ -108,6 +112,7 @@ class InstructionDataset(DataSource):
         None, "text with {prompt} and optionally {input}, \\n for a new line; unset: depends on the prompt's column"
     )
     as_chat: bool = setting(False, "write prompt and completion as a question and its answer, by the chat template")
+    mask_prompt: bool = setting(True, MASK_PROMPT)
 
 
 @dataclass(frozen=True)

@@ -9,7 +9,7 @@ from fire.decorators import SetParseFn
 
 from configs.adaptation import adapt
 from configs.help import help_text
-from configs.names import explain_unknown, find, find_negated, flag
+from configs.names import explain_unknown, find, find_negated, flag, value_hint
 from configs.recipe_file import Raw, read_recipe
 from configs.run import SECTIONS, SETTINGS, RunConfig
 from configs.validation import validate
@@ -108,7 +108,7 @@ def _assign(entries: Iterable[tuple[str, Raw]], prefix: str, notes: list[str]) -
             try:
                 values[target] = convert(raw, SETTINGS[target])
             except ValueError as error:
-                raise ConfigError(f"{label}: {error}") from error
+                raise ConfigError(f"{label}: {error}{value_hint(target, raw)}") from error
         if len(targets) > 1:
             notes.append(f"--{name} set in " + " and ".join(target.split(".")[0] for target in targets))
         if targets == ("quantization_config.quantization",) and (raw == NO_VALUE or is_true(raw)):

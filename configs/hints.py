@@ -14,7 +14,10 @@ _QUANT_TYPE = "--quant_type nf4|fp4, with --quantization 4bit"
 _DOUBLE_QUANT = "--use_double_quant, with --quantization 4bit"
 _QUANT_COMPUTE = "--compute_dtype fp32|bf16|fp16 (left out: that of the run)"
 _QUANT_STORAGE = "--quant_storage (left out: one that every layout copies unchanged)"
-_SHARDING = "--enable_fsdp with --sharding_strategy FULL_SHARD|SHARD_GRAD_OP|NO_SHARD|HYBRID_SHARD"
+_SHARDING = (
+    "--enable_fsdp with --sharding_strategy FULL_SHARD|SHARD_GRAD_OP|NO_SHARD|HYBRID_SHARD; "
+    "for DeepSpeed's offload of the optimizer, --optimizer_cpu_offload"
+)
 _CHECKPOINTING = "--activation_checkpointing off|selective|full"
 _OFFLOAD = "--fsdp_cpu_offload (weights too, under --enable_fsdp) or --optimizer_cpu_offload"
 _UNITS = "--wrap layer|root (the layers are found in the model)"
@@ -26,6 +29,8 @@ _LOGGING = "--log_every_steps (optimizer steps)"
 _TRACKERS = "--use_wandb or --use_tensorboard"
 _SLICE = "--split_slice (1%, or a number of examples)"
 _DATA = "--dataset NAME with --NAME.data_path FILE_OR_FOLDER"
+_TARGETS = "--lora_config.target_modules, with"
+_SAVING = "--save_every_steps N (0: no checkpoints) and --save_model True|False"
 _LAUNCHER = "torchrun's --nproc_per_node and --nnodes, before finetuning.py"
 
 HINTS: dict[str, str] = {
@@ -91,7 +96,6 @@ HINTS: dict[str, str] = {
     "pad_to_max_length": "--batching_strategy packing|padding",
     "num_workers": "--num_workers_dataloader",
     "dataloader_num_workers": "--num_workers_dataloader",
-    "limit_train_batches": _SLICE,
     "num_train_samples": _SLICE,
     "max_train_samples": _SLICE,
     "max_samples": _SLICE,
@@ -104,6 +108,8 @@ HINTS: dict[str, str] = {
     "model": _MODEL,
     "model_path": _MODEL,
     "model_id": _MODEL,
+    "model_ckpt": _MODEL,
+    "model_checkpoint": _MODEL,
     "model_name_or_path": _MODEL,
     "base_model": _MODEL,
     "checkpoint_dir": _MODEL,
@@ -122,6 +128,12 @@ HINTS: dict[str, str] = {
     "adapter": _PEFT,
     "finetuning_type": _PEFT,
     "qlora": f"--use_peft with {_QUANTIZATION}",
+    "lora_query": f"{_TARGETS} q_proj",
+    "lora_key": f"{_TARGETS} k_proj",
+    "lora_value": f"{_TARGETS} v_proj",
+    "lora_projection": f"{_TARGETS} o_proj",
+    "lora_mlp": f"{_TARGETS} gate_proj,up_proj,down_proj",
+    "lora_head": f"{_TARGETS} lm_head beside the others",
     "lora_r": "--lora_config.r",
     "lora_rank": "--lora_config.r",
     "rank": "--lora_config.r",
@@ -161,6 +173,8 @@ HINTS: dict[str, str] = {
     "fsdp": _SHARDING,
     "use_fsdp": _SHARDING,
     "strategy": _SHARDING,
+    "deepspeed": _SHARDING,
+    "gradient_as_bucket_view": "always so, under --sharding_strategy NO_SHARD too",
     "ddp": "--enable_fsdp False (several processes then replicate the model)",
     "cpu_offload": _OFFLOAD,
     "offload": _OFFLOAD,
@@ -180,6 +194,7 @@ HINTS: dict[str, str] = {
     # Evaluation and results
     "do_eval": _EVALUATION,
     "eval_steps": _EVALUATION,
+    "evaluation_steps": _EVALUATION,
     "eval_interval": _EVALUATION,
     "eval_strategy": _EVALUATION,
     "evaluation_strategy": _EVALUATION,
@@ -189,9 +204,20 @@ HINTS: dict[str, str] = {
     "report_to": _TRACKERS,
     "wandb": _TRACKERS,
     "tensorboard": _TRACKERS,
+    "enable_checkpointing": _SAVING,
+    "checkpointing_steps": _SAVING,
+    "save_steps": _SAVING,
+    "save_strategy": _SAVING,
     "out_dir": "--output_dir",
     "save_dir": "--output_dir",
     "overwrite_output_dir": "--overwrite",
     "resume_from_checkpoint": "--resume",
 }
 """The flags that mean the same here, by the name that other tools use."""
+
+VALUE_HINTS: dict[str, dict[str, str]] = {
+    "peft_method": {"none": "to train all weights, leave --use_peft and this out"},
+    "optimizer": {"adam_8bit": "here it is AdamW8bit", "adam8bit": "here it is AdamW8bit"},
+    "sharding_strategy": {"ddp": "here it is --enable_fsdp False", "deepspeed": "here it is FULL_SHARD"},
+}
+"""What means the same here, by setting and by the value, in lower case, that other tools have for it."""

@@ -2,7 +2,7 @@
 
 from difflib import get_close_matches
 
-from configs.hints import HINTS
+from configs.hints import HINTS, VALUE_HINTS
 from configs.run import DATASETS, SECTIONS, SETTINGS
 
 _DOTTED_BY_FIELD: dict[str, tuple[str, ...]] = {}
@@ -54,6 +54,12 @@ def explain_unknown(name: str) -> str:
         return f"unknown flag; here it is {HINTS[field]}"
     near = _nearest(name) or (_nearest(field) if section else "")
     return f"unknown flag; did you mean --{near}?" if near else "unknown flag; --help lists them all"
+
+
+def value_hint(dotted: str, raw: str | list[str]) -> str:
+    """What to write instead of a value that other tools have for the setting, as a clause; empty if it is unknown."""
+    hint = VALUE_HINTS.get(dotted.split(".")[1], {}).get(raw.lower()) if isinstance(raw, str) else None
+    return f"; {hint}" if hint else ""
 
 
 def _nearest(name: str) -> str:

@@ -1,6 +1,7 @@
 """Settings of logging: what a run records."""
 
 from dataclasses import dataclass
+from typing import Literal
 
 from configs.setting import setting
 
@@ -10,6 +11,14 @@ class TrackingConfig:
     """Log lines, metrics and traces."""
 
     log_every_steps: int = setting(10, "print a line every so many optimizer steps", unit="steps", minimum=1)
+    log_format: Literal["text", "json"] = setting(
+        "text",
+        "json: print the lines of metrics.jsonl to standard output, and nothing else there; lines for people go to "
+        "standard error",
+    )
+    print_memory: bool = setting(
+        False, "print what holds each rank's memory at steps 1, 2, every 50th and the last of an epoch"
+    )
     save_metrics: bool = setting(False, "also write losses and perplexities into one JSON file of lists")
     use_wandb: bool = setting(False, "send metrics and settings to Weights & Biases (offline with WANDB_MODE=offline)")
     use_tensorboard: bool = setting(False, "write metrics and settings for TensorBoard into the run folder")

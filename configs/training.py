@@ -141,12 +141,26 @@ class TrainConfig:
 
     # Length and schedule
     num_epochs: int = setting(3, "passes over the training data", unit="epochs", minimum=1)
+    limit_train_batches: int = setting(
+        0,
+        "end each epoch after so many micro-batches of each rank, which are others in each epoch; 0: no limit",
+        unit="micro-batches",
+        minimum=0,
+    )
     max_train_step: int = setting(0, "end after so many optimizer steps; 0: no limit", unit="steps", minimum=0)
     lr: float = setting(1e-4, "peak learning rate", exclusive_minimum=0)
+    lr_scale_with_world_size: Literal["none", "linear", "sqrt"] = setting(
+        "none",
+        "multiply lr by the number of ranks (linear), or by its square root (sqrt); a resumed run keeps what it began "
+        "with",
+    )
     scheduler: Literal["step", "cosine", "linear", "constant"] = setting(
         "step",
-        "how the learning rate falls: by gamma after each epoch (step), to 0 at the last step (cosine, linear), or not "
-        "at all (constant)",
+        "how the learning rate falls: by gamma after each epoch (step), to min_lr at the last step (cosine, linear), "
+        "or not at all (constant)",
+    )
+    min_lr: float = setting(
+        0.0, "the learning rate never falls below this after warm-up (step, cosine, linear)", minimum=0
     )
     gamma: float = setting(
         0.85, "multiply the learning rate by this after each epoch (scheduler step)", exclusive_minimum=0, maximum=1
@@ -155,6 +169,12 @@ class TrainConfig:
     weight_decay: float = setting(0.0, "weight decay of the optimizer", minimum=0)
     decay_norms_and_biases: bool = setting(
         True, "apply weight_decay to parameters of one dimension too: biases and the weights of norms"
+    )
+    adam_beta1: float = setting(
+        0.9, "decay of the averaged gradients of AdamW and its variants", minimum=0, exclusive_maximum=1
+    )
+    adam_beta2: float = setting(
+        0.999, "decay of the averaged squared gradients of AdamW and its variants", minimum=0, exclusive_maximum=1
     )
     momentum: float | None = setting(
         None, "momentum of SGD; unset: 0.9 with --optimizer SGD", minimum=0, exclusive_maximum=1

@@ -184,6 +184,9 @@ def _check_optimizer(config: RunConfig) -> None:
         given = config.was_given(f"fsdp_config.{field}") and getattr(fsdp, field) is not False
         if given and name != "anyprecision":
             raise ConfigError(f"--{field}: only anyprecision has it; add --optimizer anyprecision, or leave this out")
+    for field in ("adam_beta1", "adam_beta2"):
+        if config.was_given(f"train_config.{field}") and name in ("SGD", "Adafactor"):
+            raise ConfigError(f"--{field}: {name} has none; give --optimizer AdamW, or leave this out")
     if not train.decay_norms_and_biases and not train.weight_decay:
         raise ConfigError("--decay_norms_and_biases: nothing decays with --weight_decay 0; give one, or leave this out")
     for field in ("fsdp_cpu_offload", "optimizer_cpu_offload"):
@@ -205,6 +208,10 @@ def _check_batches_and_schedule(config: RunConfig) -> None:
         raise ConfigError("--global_batch_size: it sets --gradient_accumulation_steps; leave one of them out")
     if config.was_given("train_config.gamma") and train.scheduler != "step":
         raise ConfigError(f"--gamma: only --scheduler step uses it, not {train.scheduler}; leave one of them out")
+    if train.min_lr > train.lr:
+        raise ConfigError(f"--min_lr: {train.min_lr:g} is above --lr {train.lr:g}, from where it would fall; lower it")
+    if train.min_lr and train.scheduler == "constant":
+        raise ConfigError("--min_lr: lr never falls with --scheduler constant; leave one of them out")
     if config.was_given("train_config.gradient_clipping_threshold") and not train.gradient_clipping:
         raise ConfigError("--gradient_clipping_threshold: nothing is clipped without --gradient_clipping; add it")
 

@@ -18,15 +18,20 @@ class BatchLayout:
     rows_per_micro_batch: int
     gradient_accumulation_steps: int
     world_size: int
+    max_rows_per_epoch: int | None = None  # an epoch takes the first ones of its order
 
     @property
     def global_batch_size(self) -> int:
         """Rows of one optimizer step."""
         return self.rows_per_micro_batch * self.gradient_accumulation_steps * self.world_size
 
+    def rows_of_epoch(self, num_rows: int) -> int:
+        """How many of these rows an epoch takes."""
+        return num_rows if self.max_rows_per_epoch is None else min(num_rows, self.max_rows_per_epoch)
+
     def num_steps(self, num_rows: int) -> int:
         """Optimizer steps of an epoch; the last may hold fewer rows."""
-        return -(-num_rows // self.global_batch_size)
+        return -(-self.rows_of_epoch(num_rows) // self.global_batch_size)
 
     def num_micro_batches(self, num_rows: int) -> int:
         """Micro-batches of a step of `num_rows` rows, the same on every rank."""

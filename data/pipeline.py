@@ -54,6 +54,13 @@ class RunData:
             return self.stream.num_steps
         return layout.num_steps(len(self.train_rows))
 
+    def epoch_notes(self, layout: BatchLayout) -> list[str]:
+        """A line if an epoch takes only some of the rows."""
+        if layout.max_rows_per_epoch is None or self.train_rows is None:
+            return []
+        num_rows = len(self.train_rows)
+        return [f"limit_train_batches: an epoch takes {layout.rows_of_epoch(num_rows):,} of {num_rows:,} rows"]
+
     def checksum(self) -> int:
         """Of the training sequences; of a stream, of the first ones."""
         return checksum([self.train])

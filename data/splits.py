@@ -43,6 +43,7 @@ class SplitExamples:
     text_columns: tuple[str, ...]  # must hold text in every example
     settings: str  # that only this dataset has, for the cache key
     learns_empty_answers: bool = False
+    masks_prompts: bool = True
     row_numbers: np.ndarray | None = None  # int64 [examples], rows of the place; None: 0, 1, 2, ...
     later_columns: tuple[str, ...] = ()  # of a stream: asked for, and not in its first rows; a later row may have them
     skips_bad_rows: bool = False
@@ -203,6 +204,7 @@ def load_split(
         text_columns=tuple(text_columns),
         settings=settings,
         learns_empty_answers=dataset_config.learn_empty_answers,
+        masks_prompts=getattr(dataset_config, "mask_prompt", True),
         row_numbers=row_numbers,
         later_columns=tuple(name for name in dict.fromkeys(other_columns) if streams and name not in columns),
         skips_bad_rows=dataset_config.skip_bad_rows,

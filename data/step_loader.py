@@ -37,8 +37,9 @@ class StepSampler(Sampler[list[int]]):
 
     def steps(self) -> Iterator[list[list[int]]]:
         """Per optimizer step, this rank's micro-batches."""
-        order, size = self.order(), self.layout.global_batch_size
-        for start in range(self.first_step * size, self.num_rows, size):
+        size = self.layout.global_batch_size
+        order = self.order()[: self.layout.rows_of_epoch(self.num_rows)]
+        for start in range(self.first_step * size, len(order), size):
             yield self.layout.cut(order[start : start + size].tolist(), self.rank)
 
     def __iter__(self) -> Iterator[list[int]]:
@@ -88,7 +89,7 @@ class StepLoader:
         self.sampler.epoch, self.sampler.first_step = epoch, first_step
         with stop_signals_held_back():
             batches = iter(self.loader)
-        size, num_rows = self.layout.global_batch_size, len(self.rows)
+        size, num_rows = self.layout.global_batch_size, self.layout.rows_of_epoch(len(self.rows))
         for start in range(first_step * size, num_rows, size):
             num_micro_batches = self.layout.num_micro_batches(min(size, num_rows - start))
             yield [next(batches) for _ in range(num_micro_batches)]

@@ -117,14 +117,18 @@ class _Tokenize:
         if not self.examples.learns_empty_answers:
             kept = [without_empty_answers(spans) if spans is not None else (None, 0) for spans in examples]
             examples, num_empty_answers = [spans for spans, _ in kept], [num_empty for _, num_empty in kept]
-        columns = tokenize_spans([spans or [] for spans in examples], self.tokenizer, start=self.start, end=self.end)
+        texts = [self._learned(spans or [], count) for spans, count in zip(examples, num_empty_answers, strict=True)]
+        columns = tokenize_spans(texts, self.tokenizer, start=self.start, end=self.end)
         for place, spans in enumerate(examples):
             if spans is None:  # without tokens it is counted and left out later, and the other rows keep their numbers
                 columns.input_ids[place] = columns.labels[place] = np.empty(0, dtype=np.int32)
         return columns._asdict() | self._counts(num_empty_answers, [None] * len(examples))
 
     def _conversations(self, examples: list[ChatSamples | None]) -> dict[str, list[Any]]:
-        of_each: list[Any] = [samples.spans if samples else [[]] for samples in examples]
+        of_each = [
+            [self._learned(spans, samples.num_empty_answers) for spans in samples.spans] if samples else [[]]
+            for samples in examples
+        ]
         tokenized = tokenize_spans([spans for samples in of_each for spans in samples], self.tokenizer)
         ends = np.cumsum([0, *map(len, of_each)]).tolist()
         parts = [slice(first, last) for first, last in pairwise(ends)]
@@ -135,6 +139,12 @@ class _Tokenize:
         }
         num_empty_answers = [samples.num_empty_answers if samples else 0 for samples in examples]
         return columns | self._counts(num_empty_answers, [samples.way if samples else None for samples in examples])
+
+    def _learned(self, spans: Sequence[TextSpan], num_empty_answers: int) -> Sequence[TextSpan]:
+        """The spans, prompts with a loss too if that was asked for. An example whose answer is empty stays as it is."""
+        if self.examples.masks_prompts or num_empty_answers:
+            return spans
+        return [span._replace(has_loss=True) for span in spans]
 
     @staticmethod
     def _counts(num_empty_answers: list[int], ways: Sequence[MaskWay | None]) -> dict[str, list[int]]:

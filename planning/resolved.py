@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+import math
+from dataclasses import dataclass, replace
 from typing import Any
 
 from configs.peft import PrefixConfig
@@ -11,6 +12,7 @@ from configs.tracking import TrackingConfig
 from configs.training import DEFAULT_CONTEXT_LENGTH, TrainConfig
 from data.batch_layout import BatchLayout
 from data.padding import PaddedWidth
+from planning.beginning import Beginning
 from planning.sizes import check_model_sizes
 from policies.adapters import num_virtual_tokens
 from policies.apply_policies import Policies
@@ -31,6 +33,8 @@ class Resolved:
 
     model_config: Any  # of transformers
     batches: BatchLayout
+    began_with: Beginning
+    lr: float  # the peak learning rate
     policies: Policies
     context_length: int  # tokens of the longest row
     width: PaddedWidth  # of a micro-batch
@@ -45,19 +49,28 @@ class Resolved:
             "context_length": self.context_length,
             "gradient_accumulation_steps": self.batches.gradient_accumulation_steps,
             "global_batch_size": self.batches.global_batch_size,
+            "lr": self.lr,
         }
 
 
-def resolve(config: RunConfig, env: Environment, *, resumed_size: int | None = None) -> Resolved:
+def resolve(
+    config: RunConfig, env: Environment, *, resumed_size: int | None = None, began_with: Beginning | None = None
+) -> Resolved:
     """Decide every setting that depends on the model's config.json or on the machine. Reads no weights and no data.
 
     Args:
         resumed_size: rows of the global batch of the checkpoint that the run goes on from: it stays as it is.
+        began_with: what the run began with, if it goes on from a checkpoint.
 
     Raises:
         ConfigError: if a setting cannot hold for this model or on these ranks.
     """
     batches, batch_notes = batch_layout(config.train_config, env, resumed_size)
+    began_with = began_with or Beginning(env.world_size, config.train_config.batch_size_training)
+    if config.train_config.limit_train_batches:
+        rows = config.train_config.limit_train_batches * began_with.rows_per_micro_batch
+        batches = replace(batches, max_rows_per_epoch=rows)
+    lr, lr_notes = resolve_lr(config.train_config, began_with)
     precision, precision_notes = resolve_precision(config.train_config, config.fsdp_config, env.device)
     layout = choose_layout(config.train_config, config.fsdp_config, precision, env)
     quantization = resolve_quantization(config.quantization_config, precision, layout, env.device)
@@ -67,11 +80,22 @@ def resolve(config: RunConfig, env: Environment, *, resumed_size: int | None = N
     return Resolved(
         model_config=model_config,
         batches=batches,
+        began_with=began_with,
+        lr=lr,
         policies=Policies(precision, quantization, layout),
         context_length=context_length,
         width=PaddedWidth(config.train_config.pad_to_multiple_of, context_length),
-        notes=(*precision_notes, *batch_notes, *length_notes),
+        notes=(*precision_notes, *batch_notes, *lr_notes, *length_notes),
     )
+
+
+def resolve_lr(train: TrainConfig, began_with: Beginning) -> tuple[float, list[str]]:
+    """The peak learning rate, and lines to print: --lr, scaled with the ranks that the run began with."""
+    world_size, scale = began_with.world_size, train.lr_scale_with_world_size
+    if scale == "none":
+        return train.lr, []
+    lr = train.lr * (world_size if scale == "linear" else math.sqrt(world_size))
+    return lr, [f"lr: {lr:g}, {train.lr:g} scaled with {world_size} rank(s) ({scale})"]
 
 
 def batch_layout(train: TrainConfig, env: Environment, resumed_size: int | None) -> tuple[BatchLayout, list[str]]:

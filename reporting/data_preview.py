@@ -151,6 +151,7 @@ def row_figures(rows: Rows, layout: BatchLayout, width: PaddedWidth, *, seed: in
         return {"fill": round(float(lengths.sum() / (len(rows) * width.limit)), 4)}
     size = layout.global_batch_size
     order = epoch_order(len(rows), seed=seed, epoch=0, global_batch_size=size, lengths=lengths)
+    order = order[: layout.rows_of_epoch(len(rows))]
     return {"padding_share": round(padding_share(lengths[order], layout.rows_per_micro_batch, width), 4)}
 
 

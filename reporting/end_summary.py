@@ -8,6 +8,7 @@ from typing import Any
 
 from rich.table import Table
 
+from reporting.epoch_lines import averages_line
 from reporting.log_line import clock
 from reporting.run_yaml import read_run_yaml
 from reporting.tables import value_range
@@ -19,12 +20,13 @@ def end_summary(events: Iterable[dict[str, Any]], folder: Path, *, device_type: 
     Args:
         events: all of the run's, as read from metrics.jsonl.
     """
+    events = list(events)
     of: dict[str, list[dict[str, Any]]] = {}
     for event in events:
         of.setdefault(event["event"], []).append(event)
     parts: list[Any] = []
     if memory := of.get("memory"):
-        parts += [_memory_table(memory, device_type), _peaks(memory)]
+        parts.append(_memory_table(memory, device_type))
     if train := of.get("train"):
         steady = sorted(event["tokens_per_second"] for event in train[len(train) // 4 :])
         parts.append(
@@ -38,9 +40,11 @@ def end_summary(events: Iterable[dict[str, Any]], folder: Path, *, device_type: 
             f"eval loss {_loss(evals[0])} (step {evals[0]['step']}) -> {_loss(evals[-1])} "
             f"(step {evals[-1]['step']}), best {_loss(best)} (step {best['step']})"
         )
+    if averages := averages_line(events):
+        parts.append(averages)
     for end in of.get("end", []):
         in_steps = sum(event["step_seconds"] for event in of.get("train", []))
-        parts.append(f"time {clock(end['seconds'])}, of it {clock(in_steps)} in training steps")
+        parts.append(f"train time {clock(in_steps)} of {clock(end['seconds'])} | {_peaks(of.get('memory', []))}")
     saved = read_run_yaml(folder).get("saved")
     parts.append(f"weights {folder / saved['folder']} (of step {saved['step']})" if saved else "weights not saved")
     return parts
@@ -62,10 +66,20 @@ def _memory_table(memory: list[dict[str, Any]], device_type: str) -> Table:
 
 
 def _peaks(memory: list[dict[str, Any]]) -> str:
-    peaks: dict[int, float] = {}
+    """The highest figures of each rank: allocated and, on GPUs, reserved; and host memory, at the phases of steps."""
+    highest: dict[str, dict[int, float]] = {"peak_allocated_gib": {}, "reserved_gib": {}, "host_rss_gib": {}}
     for event in memory:
-        peaks[event["rank"]] = max(event["peak_allocated_gib"], peaks.get(event["rank"], 0.0))
-    return f"peak memory {value_range(peaks.values(), '.3f')} GiB over {len(peaks)} rank(s)"
+        for name, of_rank in highest.items():
+            if event[name] is not None:
+                of_rank[event["rank"]] = max(event[name], of_rank.get(event["rank"], 0.0))
+    ranges = {name: value_range(of_rank.values(), ".3f") for name, of_rank in highest.items() if of_rank}
+    if not ranges:
+        return "peak memory not measured"
+    reserved = f", reserved {ranges['reserved_gib']}" if "reserved_gib" in ranges else ""
+    return (
+        f"peak memory {ranges['peak_allocated_gib']} GiB{reserved}, host {ranges['host_rss_gib']}, "
+        f"over {len(highest['peak_allocated_gib'])} rank(s)"
+    )
 
 
 def _loss(event: dict[str, Any]) -> str:

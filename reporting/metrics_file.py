@@ -10,7 +10,7 @@ import time
 from collections import deque
 from io import RawIOBase
 from pathlib import Path
-from typing import Any
+from typing import Any, TextIO
 
 from reporting.trackers import Trackers
 
@@ -26,9 +26,13 @@ class MetricsFile:
     until they can be written, whole and in their order. If too many wait, later ones are lost, and counted.
     """
 
-    def __init__(self, path: Path | None, trackers: Trackers | None = None) -> None:
-        """Append to `path`. None writes nothing: every rank but 0."""
-        self.path, self.trackers = path, trackers or Trackers()
+    def __init__(self, path: Path | None, trackers: Trackers | None = None, screen: TextIO | None = None) -> None:
+        """
+        Args:
+            path: append to it; None writes nothing: every rank but 0.
+            screen: gets each line, too (`--log_format json`).
+        """
+        self.path, self.trackers, self.screen = path, trackers or Trackers(), screen
         self.num_lost = 0
         self.refusal = ""  # why the last line could not be written; empty if it was
         self._waiting: deque[bytes] = deque()  # lines that the disk did not take
@@ -40,6 +44,8 @@ class MetricsFile:
         if self.path is None:
             return
         line = json.dumps({"event": event} | {name: json_number(value) for name, value in values.items()}) + "\n"
+        if self.screen is not None:
+            self.screen.write(line)
         if self._waiting_bytes + len(line) <= MOST_WAITING_BYTES or event == "end":
             self._waiting.append(line.encode())
             self._waiting_bytes += len(line)

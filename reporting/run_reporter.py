@@ -31,9 +31,11 @@ from typing import Any, NamedTuple, Protocol, TypeVar
 from configs.tracking import TrackingConfig
 from data.counts import BatchCounts
 from reporting.end_summary import end_summary
+from reporting.epoch_lines import epoch_line
 from reporting.llama_recipes_lists import write_metrics_data
-from reporting.log_line import TimeLeft, log_line, perplexity
+from reporting.log_line import TimeLeft, clock, log_line, perplexity
 from reporting.memory_ledger import MemoryLedger, is_observed_step
+from reporting.memory_table import MemoryTable
 from reporting.metrics_file import MetricsFile
 from reporting.profiling import FlopFormula, StepRecorder
 from reporting.run_yaml import NAME as RUN_YAML
@@ -45,6 +47,9 @@ from utils.printing import print_line
 from utils.progress import phase, progress_bar
 
 T = TypeVar("T")
+
+BAR_FORMAT = "{l_bar}{bar}| {n_fmt}/{total_fmt} [{elapsed}, {rate_fmt}{postfix}]"
+"""tqdm's, without the time that is left of the bar itself."""
 
 
 class LossScale(Protocol):
@@ -95,6 +100,7 @@ class RunReporter:
         self.on_phase = ledger.record  # for train_step to call at each of PHASES
         self._compiles = compiles  # in the step to come
         self._bar = progress_bar("epoch", is_hidden=True)
+        self._memory_table = MemoryTable()
         self._time_left = TimeLeft(num_steps)
         self._run_began = self._step_began = time.perf_counter()
         self._data_wait = self._loss_scale = 0.0
@@ -133,12 +139,13 @@ class RunReporter:
 
     @contextmanager
     def epoch_bar(self, epoch: int, *, first_step: int, num_steps: int) -> Iterator[None]:
-        """Show a bar that moves as steps end.
+        """Show a bar that moves as steps end. Its time left is the run's.
 
         Args:
             first_step: steps of the epoch that are done already. num_steps: all steps of the epoch.
         """
-        with progress_bar(f"epoch {epoch}/{self.num_epochs}", total=num_steps, initial=first_step) as self._bar:
+        name = f"epoch {epoch}/{self.num_epochs}"
+        with progress_bar(name, total=num_steps, initial=first_step, bar_format=BAR_FORMAT) as self._bar:
             yield
 
     @contextmanager
@@ -186,7 +193,7 @@ class RunReporter:
         if step == 1 or step % self.tracking.log_every_steps == 0 or step == self.num_steps:
             peak_gib = self.ledger.peak_gib()
             self.say(log_line(event, num_steps=self.num_steps, peak_gib=peak_gib, seconds_left=seconds_left))
-        self._bar.set_postfix_str(f"loss {loss:.4f}", refresh=False)
+        self._bar.set_postfix_str(f"{clock(seconds_left)} left, loss {loss:.4f}", refresh=False)
         self._bar.update()
         return seconds
 
@@ -201,9 +208,12 @@ class RunReporter:
     def _write_memory(self, step: int) -> None:
         """Write what the ledgers of all ranks hold, if this step was observed."""
         if self.ledger.active:
-            for rank, entries in enumerate(gather_to_all(self.ledger.take())):
+            by_rank = gather_to_all(self.ledger.take())
+            for rank, entries in enumerate(by_rank):
                 for entry in entries:
                     self.metrics.write("memory", step=step, rank=rank, **entry)
+            if self.tracking.print_memory:
+                self.say(*self._memory_table.lines(step, by_rank))
 
     # Between steps
 
@@ -214,7 +224,9 @@ class RunReporter:
         self.say(f"eval | step {step} | epoch {epoch} | loss {loss:.4f} | perplexity {ppl:.3f}")
 
     def epoch_ended(self, epoch: int, seconds: float, train_loss: float, eval_loss: float | None) -> None:
+        """Write the `epoch` event and its line."""
         self.metrics.write("epoch", epoch=epoch, seconds=seconds, train_loss=train_loss, eval_loss=eval_loss)
+        self.say(epoch_line(epoch, seconds, train_loss, eval_loss))
 
     def checkpoint(self, *, step: int, seconds: float, blocked_seconds: float, bytes: int) -> None:
         """Write the `checkpoint` event. A run that goes on from there needs run.yaml, too."""

@@ -31,7 +31,7 @@ def start_table(
         "trained": _trained(config, description["model"]),
         "layout": _layout(env, resolved, description["devices"]),
         "compute": _compute(train, config.quantization_config, resolved),
-        "optimizer": _optimizer(train, fsdp),
+        "optimizer": _optimizer(train, fsdp, resolved["lr"]),
         "devices": "; ".join(_device(group) for group in description["devices"]),
         "data": f"{train.dataset}: {_data(train, resolved, description['data'])}",
         "steps": _steps(train, start, resolved, env.world_size),
@@ -91,12 +91,15 @@ def _compute(train: TrainConfig, quantized: QuantizationConfig, resolved: dict[s
     )
 
 
-def _optimizer(train: TrainConfig, fsdp: FsdpConfig) -> str:
+def _optimizer(train: TrainConfig, fsdp: FsdpConfig, lr: float) -> str:
     schedule = f"{train.scheduler} (gamma {train.gamma:g})" if train.scheduler == "step" else train.scheduler
+    schedule += f" to at least {train.min_lr:g}" if train.min_lr else ""
     warmup = f" after {train.warmup_steps} steps of warm-up" if train.warmup_steps else ""
     clips = f"clipping at {train.gradient_clipping_threshold:g}" if train.gradient_clipping else "no clipping"
     decays = "" if train.decay_norms_and_biases else " (not of norms and biases)"
-    return f"{_name(fsdp)}, lr {train.lr:g} {schedule}{warmup}, weight decay {train.weight_decay:g}{decays}, {clips}"
+    betas = (train.adam_beta1, train.adam_beta2)
+    name = _name(fsdp) + (f" (betas {betas[0]:g}, {betas[1]:g})" if betas != (0.9, 0.999) else "")
+    return f"{name}, lr {lr:g} {schedule}{warmup}, weight decay {train.weight_decay:g}{decays}, {clips}"
 
 
 def _name(fsdp: FsdpConfig) -> str:

@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING
 import psutil
 from tqdm import tqdm
 
+from utils.accelerate_launch import not_followed
 from utils.errors import ConfigError
 from utils.printing import printable
 from utils.processes import machine, started_at
@@ -162,6 +163,11 @@ def launch_command(env: Environment, script: str, flags: Sequence[str]) -> str:
         nodes = str(env.world_size // env.local_world_size)
         launcher = ["torchrun", "--nnodes", nodes, "--nproc_per_node", str(env.local_world_size)]
     return shlex.join([*launcher, script, *flags])
+
+
+def launcher_notes(env: Environment) -> list[str]:
+    """Lines to print: what the launcher asks for and the run does not follow."""
+    return not_followed(os.environ, has_gpu=env.device.type == "cuda")
 
 
 def print_rank_zero(env: Environment, *lines: str) -> None:

@@ -16,7 +16,7 @@ from uuid import uuid4
 
 import torch.distributed as dist
 
-from utils.environment import Environment
+from utils.environment import Environment, print_rank_zero
 from utils.errors import ConfigError, TrainingError, in_one_line
 
 ALL_THERE = timedelta(minutes=30)  # until every rank has read its data; the one that tokenizes longest comes last
@@ -25,6 +25,7 @@ _EARLY_SECONDS = 10.0  # to wait for rank 0 before anything else is done
 _BEAT_SECONDS, _SILENT_SECONDS = 5.0, 60.0
 _LOOK_SECONDS = 1.0
 _RANK_0_ENDED = "rank 0 ended before the ranks had met; its own output says why"
+_SAY_SECONDS = 30.0  # so often rank 0 says whom it waits for
 
 
 def connect(env: Environment) -> Future[dist.Store]:
@@ -82,8 +83,7 @@ def meet(store: dist.Store, env: Environment, limit: timedelta = ALL_THERE) -> d
     name = uuid4().hex
     if env.is_rank_zero:
         store.set("attempt", name)
-        for rank in range(1, env.world_size):
-            _wait_for(store, f"{name}/{rank}", rank, env, limit)
+        _wait_for_all(store, name, env, limit)
         for rank in range(1, env.world_size):  # none begins to connect, which has a short limit, before all are here
             store.set(f"{name}/{store.get(f'{name}/{rank}').decode()}", "")
         return dist.PrefixStore(name, store)
@@ -180,23 +180,65 @@ def _beat(store: dist.Store, env: Environment) -> None:
             time.sleep(_BEAT_SECONDS * env.grace_scale)
 
 
-def _wait_for(store: dist.Store, key: str, rank: int, env: Environment, limit: timedelta) -> None:
-    """Wait for a rank's entry as long as it lives. Time in which this process was suspended does not count."""
-    waited = silent = 0.0
-    beats = 0
-    while True:
+class _Silence:
+    """How long a rank has given no sign that it lives."""
+
+    def __init__(self) -> None:
+        self.seconds, self.beats = 0.0, 0
+
+    def listen(self, store: dist.Store, rank: int, env: Environment) -> None:
+        """Look for a sign, `_LOOK_SECONDS` after the last look.
+
+        Raises:
+            TrainingError: if there was none for too long.
+        """
+        before, self.beats = self.beats, store.add(f"beat/{rank}", 0)
+        self.seconds = 0.0 if self.beats > before else self.seconds + _LOOK_SECONDS
+        patience = (_SILENT_SECONDS if self.beats else COME_SECONDS) * env.grace_scale
+        if self.seconds > patience:
+            what = "ended before the ranks had met; its own output says why" if self.beats else "did not start"
+            raise TrainingError(f"rank {rank} {what} (no sign of it for {self.seconds:.0f} s)")
+
+
+def _wait_for_all(store: dist.Store, name: str, env: Environment, limit: timedelta) -> None:
+    """Wait for the entries of all other ranks as long as they live, and say who came and who is waited for.
+
+    Time in which this process was suspended does not count.
+    """
+    silences = {rank: _Silence() for rank in range(1, env.world_size)}  # of those that are not here
+    waited, say_at = 0.0, _LOOK_SECONDS
+    while silences:
+        first = next(iter(silences))
         try:
-            return store.wait([key], timedelta(seconds=_LOOK_SECONDS))
+            store.wait([f"{name}/{first}"], timedelta(seconds=_LOOK_SECONDS))
         except dist.DistStoreError:
-            waited, silent = waited + _LOOK_SECONDS, silent + _LOOK_SECONDS
-        if waited > limit.total_seconds():
-            raise TrainingError(f"rank {rank} did not come for {waited:.0f} s: it still reads its data, or hangs")
-        if env.launcher_has_store:
-            continue  # the launcher looks after its ranks
-        before, beats = beats, store.add(f"beat/{rank}", 0)
-        if beats > before:
-            silent = 0.0
-        patience = (_SILENT_SECONDS if beats else COME_SECONDS) * env.grace_scale
-        if silent > patience:
-            what = "ended before the ranks had met; its own output says why" if beats else "did not start"
-            raise TrainingError(f"rank {rank} {what} (no sign of it for {silent:.0f} s)")
+            waited += _LOOK_SECONDS
+            if not env.launcher_has_store:  # otherwise the launcher looks after its ranks
+                for rank, silence in silences.items():
+                    silence.listen(store, rank, env)
+        come = [rank for rank in silences if store.check([f"{name}/{rank}"])]
+        for rank in come:
+            del silences[rank]
+        if come:
+            joined = f"{_ranks(come)} joined: {env.world_size - len(silences)} of {env.world_size} ranks are here"
+            print_rank_zero(env, joined + (f"; waiting for {_ranks(list(silences))}" if silences else ""))
+        elif waited >= say_at:
+            print_rank_zero(env, f"waiting for {_ranks(list(silences))} ({waited:.0f} s so far)")
+        if come or waited >= say_at:
+            say_at = waited + _SAY_SECONDS
+        if silences and waited > limit.total_seconds():
+            raise TrainingError(
+                f"{_ranks(list(silences))} did not come for {waited:.0f} s: still reading data, or hung"
+            )
+
+
+def _ranks(ranks: list[int]) -> str:
+    """Ranks in words, in rising order: "rank 3", "ranks 1-4, 7"."""
+    runs: list[list[int]] = []
+    for rank in ranks:
+        if runs and runs[-1][-1] == rank - 1:
+            runs[-1].append(rank)
+        else:
+            runs.append([rank])
+    words = ", ".join(str(run[0]) if len(run) == 1 else f"{run[0]}-{run[-1]}" for run in runs)
+    return f"rank {words}" if len(ranks) == 1 else f"ranks {words}"

@@ -11,7 +11,7 @@ import io
 import os
 import select
 import sys
-from typing import Any
+from typing import Any, TextIO
 
 
 def keep_standard_streams() -> None:
@@ -31,6 +31,16 @@ def keep_standard_descriptors() -> None:
             os.fstat(number)
         except OSError:
             os.set_inheritable(os.open(os.devnull, os.O_RDWR), True)  # it gets the lowest number that is free: this one
+
+
+def take_standard_output() -> TextIO:
+    """Standard output for the caller alone. What anyone else prints there from now on, C libraries and processes that
+    are started later too, goes to standard error.
+    """
+    sys.stdout.flush()
+    own = os.dup(1)
+    os.dup2(2, 1)
+    return _Stream(_Descriptor(own, "wb", closefd=False), encoding="utf-8", line_buffering=True)
 
 
 def refusal() -> str:

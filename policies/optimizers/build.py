@@ -29,26 +29,27 @@ def build_optimizer(model: nn.Module, train: TrainConfig, fsdp: FsdpConfig) -> O
         ConfigError: if nothing is trainable, or if the optimizer needs bitsandbytes and it is missing.
     """
     common: dict[str, Any] = {"lr": train.lr, "weight_decay": train.weight_decay}
+    adam = common | {"betas": (train.adam_beta1, train.adam_beta2)}
 
     def make(groups: list[dict[str, Any]]) -> Optimizer:
         match fsdp.optimizer:
             case "AdamW":
-                return AdamW(groups, **common, fused=True)
+                return AdamW(groups, **adam, fused=True)
             case "SGD":
                 # foreach: torch 2.13 has no sharding rule for the fused kernel of SGD.
                 return SGD(groups, **common, momentum=train.momentum or 0.0, foreach=True)
             case "anyprecision":
                 return AnyPrecisionAdamW(
                     groups,
-                    **common,
+                    **adam,
                     momentum_dtype=DTYPES[fsdp.momentum_dtype],
                     variance_dtype=DTYPES[fsdp.variance_dtype],
                     use_kahan_summation=fsdp.use_kahan_summation,
                 )
             case "AdamW8bit":
-                return AdamW8bit(groups, **common)
+                return AdamW8bit(groups, **adam)
             case "PagedAdamW8bit":
-                return PagedAdamW8bit(groups, **common)
+                return PagedAdamW8bit(groups, **adam)
             case "Adafactor":
                 return Adafactor(groups, **common)
 

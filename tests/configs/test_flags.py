@@ -388,6 +388,23 @@ def test_every_hint_leads_to_real_flags_from_a_name_that_is_none():
             assert find(flag), hint
 
 
+@pytest.mark.parametrize(
+    ("line", "hint"),
+    [
+        ("--peft_method None", "leave --use_peft and this out"),
+        ("--optimizer adam_8bit", "here it is AdamW8bit"),
+        ("--strategy deepspeed", "--optimizer_cpu_offload"),
+        ("--lora_head True", "--lora_config.target_modules, with lm_head"),
+        ("--model-ckpt bart", "--model_name"),
+        ("--evaluation-steps 500", "--eval_every_steps"),
+        ("--enable_checkpointing False", "--save_every_steps"),
+        ("--gradient_as_bucket_view True", "NO_SHARD"),
+    ],
+)
+def test_spellings_of_other_tools_are_told_what_to_write(line, hint):
+    assert hint in refusal(line)
+
+
 def test_nothing_is_printed_while_parsing(capsys):
     parse("--use_peft")
     refusal("--zzz")

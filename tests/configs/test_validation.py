@@ -47,6 +47,28 @@ PREFIX = "--use_peft --peft_method prefix --batching_strategy padding"
             "--use_double_quant: 8bit has no such choice",
             "--quantization 4bit",
         ),
+        ("--dataset chat_dataset --mask_prompt False", "--mask_prompt: chat_dataset has no such", "leave this out"),
+        *(
+            (
+                f"--{name}.data_path {url}{more}",
+                f"--{name}.data_path: {url} is a URL",
+                "download it and give the file",
+            )
+            for name, url, more in (
+                ("samsum_dataset", "https://a.b/c.json", ""),
+                ("samsum_dataset", "s3://bucket/train.jsonl", ""),
+                ("custom_dataset", "hf://datasets/a/b", " --dataset custom_dataset"),
+            )
+        ),
+        ("--optimizer SGD --adam_beta1 0.8", "--adam_beta1: SGD has none", "AdamW"),
+        ("--optimizer Adafactor --adam_beta2 0.95", "--adam_beta2: Adafactor has none", "AdamW"),
+        ("--min_lr 1e-3", "--min_lr: 0.001 is above --lr 0.0001", "lower it"),
+        ("--scheduler constant --min_lr 1e-5", "--min_lr: lr never falls", "leave one of them out"),
+        (
+            "--samsum_dataset.streaming --max_train_step 5 --limit_train_batches 3",
+            "--limit_train_batches: a stream has no epochs",
+            "leave this out",
+        ),
         ("--dataset chat_dataset --chat_dataset.roles a", "--chat_dataset.roles: 'a' names no role", "NAME=ROLE"),
         ("--dataset chat_dataset --chat_dataset.roles a=b", "--chat_dataset.roles: 'a=b' names no role", "NAME=ROLE"),
         ("--lora_config.r 8", "--r: there is no adapter without --use_peft", "add it"),

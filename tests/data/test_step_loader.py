@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -94,6 +95,19 @@ def test_order_is_a_function_of_seed_and_epoch_alone(num_rows: int, seed: int, e
     assert here == order(seed, epoch, BatchLayout(2, 3, 2), 1)
     assert here != order(seed, epoch + 1, BatchLayout(1, 1, 1), 0)
     assert here != order(seed + 1, epoch, BatchLayout(1, 1, 1), 0)
+
+
+@given(num_rows=NUM_ROWS, layout=LAYOUTS, limit=st.integers(1, 80), epoch=st.integers(0, 3))
+@settings(max_examples=100, deadline=None)
+def test_a_limited_epoch_is_the_beginning_of_the_whole_one(
+    num_rows: int, layout: BatchLayout, limit: int, epoch: int
+) -> None:
+    limited = replace(layout, max_rows_per_epoch=limit)
+    whole, first = (rows_of_steps(steps_by_rank(num_rows, some, epoch=epoch)) for some in (layout, limited))
+    assert sum(map(len, first)) == min(num_rows, limit)
+    assert len(first) == limited.num_steps(num_rows)
+    assert first[:-1] == whole[: len(first) - 1]
+    assert set(first[-1]) <= set(whole[len(first) - 1])
 
 
 def test_without_a_seed_rows_come_in_file_order() -> None:

@@ -39,6 +39,22 @@ def test_a_resumed_run_is_bit_equal_to_one_that_was_not_interrupted(
     assert_bit_equal(killed, tmp_path / "whole")
 
 
+def test_on_other_ranks_a_run_keeps_its_learning_rate_and_the_length_of_its_epochs(
+    tiny_model: Path, process_group: ProcessGroup, tmp_path: Path
+) -> None:
+    """Both depend on the number of ranks that it began with."""
+    given = ["--lr_scale_with_world_size", "linear", "--limit_train_batches", "6", "--run_validation", "False"]
+    process_group.train(flags_of(tiny_model, tmp_path / "whole", *given), 2)
+    killed = as_if_killed_after(3, tmp_path / "whole", tmp_path / "killed")
+    (outcome,) = process_group.train(flags_of(tiny_model, killed, *given, "--resume", "auto"), 1)
+    assert "scaled with 2 rank(s)" in outcome.stdout
+    wanted, found = train_events(tmp_path / "whole"), train_events(killed)
+    assert [event["epoch"] for event in found] == [event["epoch"] for event in wanted] == [1, 1, 1, 2, 2, 2, 3, 3]
+    assert [event["lr"] for event in found] == [event["lr"] for event in wanted]
+    assert [event["num_tokens"] for event in found] == [event["num_tokens"] for event in wanted]
+    assert [event["loss"] for event in found] == pytest.approx([event["loss"] for event in wanted], rel=1e-5)
+
+
 @pytest.mark.parametrize("ranks", slow_but(1, [1, 2]))
 def test_evaluations_and_the_best_weights_are_those_of_the_uninterrupted_run(
     ranks: int, tiny_model: Path, process_group: ProcessGroup, tmp_path: Path

@@ -200,15 +200,16 @@ def test_the_end_is_a_few_lines_with_the_figures_of_metrics(run: Run) -> None:
     assert [line for line in lines if line.startswith("eval loss ") and f"best {best['loss']:.4f} (step " in line]
     peaks = [max(e["peak_allocated_gib"] for e in of["memory"] if e["rank"] == rank) for rank in range(2)]
     low, high = (f"{peak:.3f}" for peak in sorted(peaks))
-    assert f"peak memory {low if low == high else f'{low} to {high}'} GiB over 2 rank(s)" in lines
+    of_both = low if low == high else f"{low} to {high}"
+    assert [line for line in lines if line.startswith("train time ") and f" | peak memory {of_both} GiB, host " in line]
     seconds = sum(int(part) * 60**place for place, part in enumerate(reversed(clock(lines).split(":"))))
     assert math.isclose(seconds, of["end"][0]["seconds"], abs_tol=1)
     assert f"weights {run.folder / 'model'} (of step {best['step']})" in lines
 
 
 def clock(lines: list[str]) -> str:
-    (line,) = [line for line in lines if line.startswith("time ")]
-    return re.match(r"time (\S+), of it \S+ in training steps", line)[1]
+    (line,) = [line for line in lines if line.startswith("train time ")]
+    return re.match(r"train time \S+ of (\S+) ", line)[1]
 
 
 # Where something is missing

@@ -62,3 +62,12 @@ def test_sgd_has_momentum_09_unless_told_otherwise(flags: tuple[str, ...], momen
         model.weight.grad = torch.ones_like(model.weight)
         optimizer.step()
     assert torch.allclose(model.weight, before - LR * (1 + (1 + momentum)))
+
+
+@pytest.mark.parametrize("name", ["AdamW", "anyprecision", "AdamW8bit"])
+def test_betas_are_those_of_the_flags(name: str) -> None:
+    (group,) = build_optimizer(
+        nn.Linear(2, 2), *sections("--optimizer", name, "--adam_beta1", "0.8", "--adam_beta2", "0.95")
+    ).param_groups
+    assert group["betas"] == (0.8, 0.95)
+    assert build_optimizer(nn.Linear(2, 2), *sections("--optimizer", name)).param_groups[0]["betas"] == (0.9, 0.999)

@@ -62,3 +62,16 @@ def test_cosine_falls_along_half_a_wave_to_zero_at_the_end(warmup: int) -> None:
         for step in range(NUM_STEPS)
     ]
     assert rates("--scheduler", "cosine", "--warmup_steps", str(warmup)) == pytest.approx(wanted)
+
+
+@pytest.mark.parametrize("warmup", [0, 5])
+@pytest.mark.parametrize("scheduler", ["linear", "cosine"])
+def test_what_falls_to_zero_falls_to_min_lr_instead(scheduler: str, warmup: int) -> None:
+    least, given = 0.25 * LR, ("--scheduler", scheduler, "--warmup_steps", str(warmup))
+    wanted = [rate if step < warmup else least + (LR - least) * rate / LR for step, rate in enumerate(rates(*given))]
+    assert rates(*given, "--min_lr", str(least)) == pytest.approx(wanted)
+
+
+def test_steps_end_at_min_lr_and_warm_up_begins_at_zero() -> None:
+    wanted = [LR * min(1, step / 2) * max(0.3, 0.5 ** (step // STEPS_PER_EPOCH)) for step in range(NUM_STEPS)]
+    assert rates("--gamma", "0.5", "--warmup_steps", "2", "--min_lr", str(0.3 * LR)) == pytest.approx(wanted)
