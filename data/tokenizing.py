@@ -125,7 +125,7 @@ class _Tokenize:
         return columns._asdict() | self._counts(num_empty_answers, [None] * len(examples))
 
     def _conversations(self, examples: list[ChatSamples | None]) -> dict[str, list[Any]]:
-        of_each = [
+        of_each: list[Sequence[Sequence[TextSpan]]] = [
             [self._learned(spans, samples.num_empty_answers) for spans in samples.spans] if samples else [[]]
             for samples in examples
         ]
