@@ -8,6 +8,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import nn
+from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
 from torch.distributed.tensor import DTensor
 from torch.utils.flop_counter import FlopCounterMode
@@ -150,11 +151,12 @@ def test_a_bit_that_changes_on_the_way_to_the_gathered_weight_is_found(damage: b
         linears = {name: module for name, module in model.named_modules() if isinstance(module, nn.Linear)}
         whole = {name: module.weight.detach() for name, module in linears.items()}
         quantize_linears(model, Quantization(4, "nf4", False, FP32, torch.uint8))
+        mesh = init_device_mesh("cpu", (1,))  # else it takes a GPU, if there is one
         for layer in model.layers:
             if nested:
-                fully_shard(layer[0])
-            fully_shard(layer)
-        fully_shard(model)
+                fully_shard(layer[0], mesh=mesh)
+            fully_shard(layer, mesh=mesh)
+        fully_shard(model, mesh=mesh)
         model._apply(lambda tensor: torch.empty_like(tensor, device=CPU) if tensor.is_meta else tensor)
 
         def fill() -> None:
