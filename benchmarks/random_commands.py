@@ -57,6 +57,7 @@ DATA = {
     "chat_dataset": "formats/chats.jsonl",
     "instruction_dataset": "formats/questions.jsonl",
     "text_dataset": "formats/places.txt",
+    "segments_dataset": "formats/segments.jsonl",
     "custom_dataset": "formats/questions.jsonl",
 }
 CUSTOM = """def rows(config, tokenizer, split):

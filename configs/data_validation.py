@@ -71,6 +71,11 @@ def _check_datasets(config: RunConfig) -> None:
             raise ConfigError(
                 f"--chat_dataset.roles: {pair!r} names no role; write NAME=ROLE, with one of {', '.join(ROLES)}"
             )
+    if config.instruction_dataset.chat_template is not None and not config.instruction_dataset.as_chat:
+        raise ConfigError(
+            "--instruction_dataset.chat_template: only --instruction_dataset.as_chat uses it; add that, or leave this "
+            "out"
+        )
     if train.split_slice is not None and not _is_slice(train.split_slice):
         raise ConfigError(
             f"--split_slice: {train.split_slice!r} is neither a percentage nor a number of examples; "

@@ -109,10 +109,24 @@ class InstructionDataset(DataSource):
     )
     completion_column: str | None = setting(None, "column with the completion; unset: completion, output, or answer")
     prompt_template: str | None = setting(
-        None, "text with {prompt} and optionally {input}, \\n for a new line; unset: depends on the prompt's column"
+        None,
+        "text with {prompt} and optionally {input} and {system}, \\n for a new line; unset: depends on the prompt's "
+        "column",
     )
+    system_column: str = setting("system", "column with the system's text, if there is")
+    history_column: str = setting("history", "column with earlier turns, pairs of prompt and completion, if there is")
     as_chat: bool = setting(False, "write prompt and completion as a question and its answer, by the chat template")
     mask_prompt: bool = setting(True, MASK_PROMPT)
+    chat_template: str | None = setting(
+        None, "file with a Jinja chat template for as_chat; unset: the tokenizer's own", is_path=True
+    )
+
+
+@dataclass(frozen=True)
+class SegmentsDataset(DataSource):
+    """Text in parts, each learned or not (--dataset segments_dataset)."""
+
+    segments_column: str = setting("segments", "column with the parts, a list of text and label (true or false)")
 
 
 @dataclass(frozen=True)

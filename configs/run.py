@@ -11,6 +11,7 @@ from configs.datasets import (
     GrammarDataset,
     InstructionDataset,
     SamsumDataset,
+    SegmentsDataset,
     TextDataset,
 )
 from configs.fsdp import FsdpConfig
@@ -41,6 +42,7 @@ class RunConfig:
     chat_dataset: ChatDataset = field(default_factory=ChatDataset)
     instruction_dataset: InstructionDataset = field(default_factory=InstructionDataset)
     text_dataset: TextDataset = field(default_factory=TextDataset)
+    segments_dataset: SegmentsDataset = field(default_factory=SegmentsDataset)
     custom_dataset: CustomDataset = field(default_factory=CustomDataset)
     tracking_config: TrackingConfig = field(default_factory=TrackingConfig)
     given: frozenset[str] = frozenset()

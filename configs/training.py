@@ -86,7 +86,7 @@ class TrainConfig:
     dataset: str = setting(
         "samsum_dataset",
         "training data: samsum_dataset, alpaca_dataset, grammar_dataset, chat_dataset, instruction_dataset, "
-        "text_dataset, custom_dataset, or FILE.py:FUNCTION in short; several as a,b",
+        "text_dataset, segments_dataset, custom_dataset, or FILE.py:FUNCTION in short; several as a,b",
     )
     dataset_weights: tuple[float, ...] = setting(
         (),

@@ -26,16 +26,14 @@ from data.lost_text import (
     lost_from_history,
     lost_from_tools,
     text_of,
+    thoughts_of,
 )
 from data.message_forms import with_json_arguments, with_null_content, with_parts
+from data.turn_parts import Place, learned_places
 from data.turns import Message
 
-_MARK_IT = "give a template that marks the assistant's parts with {% generation %} (--chat_dataset.chat_template FILE)"
-_WRITE_IT = "give a template that writes it (--chat_dataset.chat_template FILE), or take that out of the rows"
 _PARTS_AS_TEXT = ("'type': 'text'", '"type": "text"')  # of a template that does not know parts
 _PROBE = "\ue000"  # a private character: no text has it
-
-Place = tuple[int, int]  # characters [first, last)
 
 
 @dataclass
@@ -68,6 +66,8 @@ def chat_samples(conversation: Conversation, template: ChatTemplate) -> ChatSamp
     for form, forbidden in _forms(conversation):
         try:
             samples, way = _samples(form, template)
+            for sample in samples:
+                _leave_out_parts(form, sample)
         except BadExample as error:
             # What is lost says more than an exception, but not in a form that most templates do not know.
             if refusal is None or (not error.__cause__ and not forbidden):
@@ -101,7 +101,7 @@ def _samples(conversation: Conversation, template: ChatTemplate) -> tuple[list[_
     turns = [find(conversation, template, index) for index, learned in enumerate(conversation.has_loss) if learned]
     samples = _shared(conversation, template, turns)
     for sample in samples:
-        _check(conversation, sample)
+        _check(conversation, sample, template)
     if has_marks:
         return samples, MaskWay.MARKS
     return samples, MaskWay.PROMPTS if len(samples) == 1 else MaskWay.TURNS
@@ -120,10 +120,10 @@ def _marked_whole(conversation: Conversation, template: ChatTemplate) -> _Sample
         if conversation.has_loss[index]:
             ends = _ends(text, first, last, template)
             if not ends:
-                raise BadExample(_never_ends(index))
+                raise BadExample(_never_ends(index, template))
             sample.places[index] = [(first, ends[0])]
     try:
-        _check(conversation, sample)
+        _check(conversation, sample, template)
     except BadExample:
         if len(indices) == 1:
             raise
@@ -141,14 +141,16 @@ def _marked_turn(conversation: Conversation, template: ChatTemplate, index: int)
         raise BadExample(f"the chat template does not mark turn {index + 1} with {{% generation %}}")
     ends = _ends(text, *places[-1], template)
     if not ends:
-        raise BadExample(_never_ends(index))
+        raise BadExample(_never_ends(index, template))
     return _Turn(index, text, [*places[:-1], (places[-1][0], ends[0])], ends[:1])
 
 
 def _prompted_turn(conversation: Conversation, template: ChatTemplate, index: int) -> _Turn:
     """A turn from the end of the generation prompt on."""
     if index == 0:
-        raise BadExample(f"it begins with the assistant's turn, where the chat template has no prompt; {_MARK_IT}")
+        raise BadExample(
+            f"it begins with the assistant's turn, where the chat template has no prompt; {template.mark_it}"
+        )
     prompt = template.render(conversation, index, prompt=True)
     text, first = template.render(conversation, index + 1), len(prompt)
     if not text.startswith(prompt):
@@ -178,7 +180,7 @@ def _cut(conversation: Conversation, template: ChatTemplate, index: int, prompt:
     if not (header and parting > len(history) and text.startswith(history)):
         raise BadExample(
             f"the chat template writes what stands before turn {index + 1} otherwise than its generation prompt, so "
-            f"the assistant's part cannot be told; {_MARK_IT}"
+            f"the assistant's part cannot be told; {template.mark_it}"
         )
     return text, min(parting, own)
 
@@ -238,12 +240,12 @@ def _token_of_next_turn(conversation: Conversation, template: ChatTemplate, inde
     token = template.special_at_start(behind.lstrip())
     history, prompt = template.render(conversation, index), template.render(conversation, index, prompt=True)
     if token is None or not prompt.startswith(history) or token in prompt[len(history) :]:
-        raise BadExample(_never_ends(index))
+        raise BadExample(_never_ends(index, template))
     return behind[: behind.index(token)] + token
 
 
-def _never_ends(index: int) -> str:
-    return f"the chat template ends turn {index + 1} with no end token, so answers would never end; {_MARK_IT}"
+def _never_ends(index: int, template: ChatTemplate) -> str:
+    return f"the chat template ends turn {index + 1} with no end token, so answers would never end; {template.mark_it}"
 
 
 def _shared(conversation: Conversation, template: ChatTemplate, turns: Sequence[_Turn]) -> list[_Sample]:
@@ -263,7 +265,7 @@ def _shared(conversation: Conversation, template: ChatTemplate, turns: Sequence[
     return [sample for sample in reversed(samples) if sample.places or not turns]
 
 
-def _check(conversation: Conversation, sample: _Sample) -> None:
+def _check(conversation: Conversation, sample: _Sample, template: ChatTemplate) -> None:
     """Check that the sample holds all that the conversation says, and that what is learned is the assistant's.
 
     Raises:
@@ -294,10 +296,25 @@ def _check(conversation: Conversation, sample: _Sample) -> None:
         if lost:
             raise BadExample(
                 f"turn {index + 1} ({message['role']}): the chat template does not write its {lost}, which would be "
-                f"lost; {_WRITE_IT}"
+                f"lost; {template.write_it}"
             )
     if lost := lost_from_tools(conversation.tools, outside):
-        raise BadExample(f"the chat template does not write {lost}, which would be lost; {_WRITE_IT}")
+        raise BadExample(f"the chat template does not write {lost}, which would be lost; {template.write_it}")
+
+
+def _leave_out_parts(conversation: Conversation, sample: _Sample) -> None:
+    """Take the parts that are not learned out of the places of their turns."""
+    for index, not_learned in conversation.not_learned.items():
+        if index not in sample.places:
+            continue
+        message = conversation.messages[index]
+        text, thoughts = text_of(message), "".join(thoughts_of(message))
+        try:
+            sample.places[index] = learned_places(
+                sample.text, sample.places[index], text=text, thoughts=thoughts, not_learned=not_learned
+            )
+        except BadExample as error:
+            raise BadExample(f"turn {index + 1}: {error}") from error
 
 
 def _spans(sample: _Sample) -> list[TextSpan]:

@@ -14,11 +14,16 @@ from data.conversation import Conversation
 from data.loss_mask import BadExample
 from utils.errors import ConfigError, in_one_line
 
+FLAG = "--chat_dataset.chat_template"
+
 _GENERATION = re.compile(r"\{%[-+]?\s*generation\s*[-+]?%\}")
 
 
-def use_template(tokenizer: Any, file: str | None) -> None:
+def use_template(tokenizer: Any, file: str | None, flag: str = FLAG) -> None:
     """Give the tokenizer the template in `file`, which is then saved with the trained model; None keeps its own.
+
+    Args:
+        flag: that gave the file.
 
     Raises:
         ConfigError: if the file cannot be read, or the tokenizer has no template.
@@ -27,13 +32,11 @@ def use_template(tokenizer: Any, file: str | None) -> None:
         try:
             tokenizer.chat_template = Path(file).expanduser().read_text(encoding="utf-8")
         except (OSError, UnicodeDecodeError) as error:
-            raise ConfigError(
-                f"--chat_dataset.chat_template: {file} could not be read ({error}); name a file"
-            ) from error
+            raise ConfigError(f"{flag}: {file} could not be read ({error}); name a file") from error
     if not tokenizer.chat_template:
         raise ConfigError(
-            "--chat_dataset: the tokenizer has no chat template; give one with --chat_dataset.chat_template FILE, or "
-            "take a model whose tokenizer has one"
+            f"{flag}: the tokenizer has no chat template; give one with {flag} FILE, or take a model whose tokenizer "
+            "has one"
         )
 
 
@@ -43,11 +46,22 @@ class ChatTemplate:
 
     tokenizer: Any
     special_tokens: tuple[str, ...]  # longest first
+    flag: str = FLAG  # that gives another template
 
     @classmethod
-    def of(cls, tokenizer: Any) -> ChatTemplate:
+    def of(cls, tokenizer: Any, flag: str = FLAG) -> ChatTemplate:
         tokens = {token.content.strip() for token in tokenizer.added_tokens_decoder.values() if token.special} - {""}
-        return cls(tokenizer, tuple(sorted(tokens, key=len, reverse=True)))
+        return cls(tokenizer, tuple(sorted(tokens, key=len, reverse=True)), flag)
+
+    @property
+    def mark_it(self) -> str:
+        """What to do if the assistant's part cannot be told."""
+        return f"give a template that marks the assistant's parts with {{% generation %}} ({self.flag} FILE)"
+
+    @property
+    def write_it(self) -> str:
+        """What to do if it leaves out a part of a row."""
+        return f"give a template that writes it ({self.flag} FILE), or take that out of the rows"
 
     def has_marks(self, conversation: Conversation) -> bool:
         """Whether it marks the assistant's parts with `{% generation %}`."""
@@ -85,7 +99,7 @@ class ChatTemplate:
             turn = self._first_refused(conversation, num_messages, error)
             raise BadExample(
                 f"the chat template does not take turn {turn} ({type(error).__name__}: {in_one_line(error)}); mend the "
-                "row, or give a template that takes it (--chat_dataset.chat_template FILE)"
+                f"row, or give a template that takes it ({self.flag} FILE)"
             ) from error
 
     def _call(self, conversation: Conversation, num_messages: int, **options: bool) -> Any:

@@ -8,14 +8,22 @@ from typing import Any
 
 from configs.datasets import ChatDataset
 from data.loss_mask import BadExample
-from data.preference import BESIDE_PROMPTS, LABELS, PREFERENCE_COLUMNS, PROMPT_TEXTS, chosen_turns, refuse_preferences
-from data.turns import MEDIA, Message, Turn, parse_json, read_turn, role_of, says_nothing, without_nulls
+from data.optional_columns import MEDIA_COLUMNS, refuse_media
+from data.preference import (
+    BESIDE_PREFERENCES,
+    LABELS,
+    PREFERENCE_COLUMNS,
+    chosen_turns,
+    refuse_preferences,
+    unfolded,
+)
+from data.turn_parts import NOTHING, TurnPlaces
+from data.turns import Message, Turn, parse_json, read_turn, role_of, says_nothing, without_nulls
 
 TURN_COLUMNS = ("messages", "conversations")
 PROMPT_COLUMNS = ("prompt", "completion")
 
 _SYSTEM, _KWARGS, _MASK_HISTORY = "system", "chat_template_kwargs", "mask_history"
-_MEDIA_COLUMNS = (*(f"{medium}s" for medium in MEDIA), *MEDIA)
 _FUNCTIONS = "functions"  # OpenAI's older name of the tools
 
 
@@ -28,13 +36,14 @@ class Conversation:
     tools: list[Any] | None = None
     template_kwargs: dict[str, Any] = field(default_factory=dict)  # of the template, beside messages and tools
     num_empty_answers: int = 0  # that have no loss because they are empty
+    not_learned: dict[int, TurnPlaces] = field(default_factory=dict)  # by message: parts without a loss, if it has one
 
 
 def columns_to_read(config: ChatDataset) -> tuple[str, ...]:
     """The columns that `read_conversation` looks for."""
-    beside = (config.tools_column, _FUNCTIONS, _SYSTEM, _KWARGS, _MASK_HISTORY, *_MEDIA_COLUMNS)
-    prompts = (*PROMPT_TEXTS, *BESIDE_PROMPTS) if config.preference else ()
-    return (*turn_columns(config), *PROMPT_COLUMNS, *PREFERENCE_COLUMNS, *beside, *prompts)
+    beside = (config.tools_column, _FUNCTIONS, _SYSTEM, _KWARGS, _MASK_HISTORY, *MEDIA_COLUMNS)
+    more = BESIDE_PREFERENCES if config.preference else ()
+    return (*turn_columns(config), *PROMPT_COLUMNS, *PREFERENCE_COLUMNS, *beside, *more)
 
 
 def turn_columns(config: ChatDataset) -> tuple[str, ...]:
@@ -55,14 +64,14 @@ def read_conversation(
     Raises:
         BadExample: if it is no conversation, or has no turn of the assistant's.
     """
-    example = {name: value for name, value in example.items() if value is not None}
+    example = unfolded({name: value for name, value in example.items() if value is not None})
     names = config.role_names()
     prompt, turns, is_good = _find_turns(example, config, names)
     read = [_read_turn(number, turn, names, drop_nulls) for number, turn in enumerate([*prompt, *turns], 1)]
     messages = [turn.message for turn in read]
     if "developer" not in str(chat_template):
         messages = [m | {"role": "system"} if m["role"] == "developer" else m for m in messages]
-    _check_is_text(example, messages)
+    refuse_media(example, [message["content"] for message in messages])
     is_answer = [message["role"] == "assistant" for message in messages]
     if not any(is_answer[len(prompt) :]):
         raise BadExample("it has no assistant turn, so there are no label tokens")
@@ -79,14 +88,16 @@ def read_conversation(
         for learns, message in zip(learned, messages, strict=True)
     ]
     has_loss = [learns and not empty for learns, empty in zip(learned, is_empty, strict=True)]
+    not_learned = [turn.not_learned for turn in read]
     if (system := _system_turn(example, messages)) is not None:
-        messages, has_loss = [system, *messages], [False, *has_loss]
+        messages, has_loss, not_learned = [system, *messages], [False, *has_loss], [NOTHING, *not_learned]
     return Conversation(
         messages,
         tuple(has_loss),
         tools=_read_tools(example, config, drop_nulls),
         template_kwargs=_read_kwargs(example),
         num_empty_answers=sum(is_empty),
+        not_learned={number: places for number, places in enumerate(not_learned) if any(places) and has_loss[number]},
     )
 
 
@@ -141,15 +152,6 @@ def _read_turn(number: int, turn: Any, names: Mapping[str, str], drop_nulls: boo
     except BadExample as error:
         role = (turn.get("role") or turn.get("from")) if isinstance(turn, Mapping) else None
         raise BadExample(f"turn {number}{f' ({role})' if role else ''}: {error}") from error
-
-
-def _check_is_text(example: Mapping[str, Any], messages: Sequence[Message]) -> None:
-    """Refuse images, audio and video: a column of them, which no model for text reads."""
-    for column in _MEDIA_COLUMNS:
-        sign = f"<{column.removesuffix('s')}>"
-        is_used = column not in MEDIA or any(sign in message["content"] for message in messages)
-        if is_used and example.get(column) not in (None, [], "", {}):
-            raise BadExample(f"column {column} holds what a run on text alone would lose; leave the row out")
 
 
 def _mask_history(example: Mapping[str, Any]) -> bool:

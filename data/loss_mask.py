@@ -40,10 +40,10 @@ class MaskWay(StrEnum):
 
 
 class ChatSamples(NamedTuple):
-    """The samples of a conversation."""
+    """The samples of a conversation, or of another text that holds its start and end tokens."""
 
     spans: Sequence[Sequence[TextSpan]]
-    way: MaskWay
+    way: MaskWay | None  # None: the row itself says what is learned
     num_empty_answers: int = 0  # that have no loss because they are empty
 
 

@@ -8,11 +8,21 @@ from itertools import takewhile
 from typing import Any
 
 from data.loss_mask import BadExample
+from data.optional_columns import optional_text, read_history
 
 LABELS = ("kto_tag", "label")
-PROMPT_TEXTS = ("prompt", "question", "instruction")
-BESIDE_PROMPTS = ("input", "history")
-PREFERENCE_COLUMNS = ("chosen", "rejected", "chosen_messages", "rejected_messages", *LABELS)
+REJECTED = {
+    "chosen": "rejected",
+    "chosen_messages": "rejected_messages",  # LLaMA-Factory's newer files
+    "chosen_response": "rejected_response",  # Axolotl's
+    "preferred_output": "non_preferred_output",  # OpenAI's
+}
+"""Columns of bad answers by those of good ones."""
+
+PREFERENCE_COLUMNS = (*REJECTED, *REJECTED.values(), *LABELS)
+PROMPT_TEXTS = ("prompt", "question", "instruction", "input")
+ANSWER_TEXTS = ("completion", "output")  # of labelled rows
+BESIDE_PREFERENCES = (*PROMPT_TEXTS, *ANSWER_TEXTS, "history")
 
 ReadList = Callable[[str, Any], Sequence[Any]]
 
@@ -26,7 +36,7 @@ def refuse_preferences(example: Mapping[str, Any], remedy: str) -> None:
         BadExample: if it is one, with what to do.
     """
     found = [name for name in PREFERENCE_COLUMNS if example.get(name) is not None and not _is_topic(example, name)]
-    both = any(name.startswith("chosen") for name in found) and any(name.startswith("rejected") for name in found)
+    both = bool(REJECTED.keys() & found) and any(name in found for name in REJECTED.values())
     if both or set(LABELS) & set(found):
         raise BadExample(f"it is preference data ({', '.join(found)}), whose bad answers would be learned; {remedy}")
 
@@ -39,6 +49,14 @@ def refuse_labels(example: Mapping[str, Any]) -> None:
     """
     labels = {name: example[name] for name in LABELS if name in example}
     refuse_preferences(labels, "keep the good ones, or give --dataset chat_dataset --chat_dataset.preference chosen")
+
+
+def unfolded(example: Mapping[str, Any]) -> Mapping[str, Any]:
+    """OpenAI's preference rows with the turns and tools of their `input` as columns; any other row as it is."""
+    asked = example.get("input")
+    if "preferred_output" not in example or not isinstance(asked, Mapping):
+        return example
+    return {name: value for name, value in {**asked, **example}.items() if name != "input"}
 
 
 def chosen_turns(
@@ -54,30 +72,37 @@ def chosen_turns(
     Raises:
         BadExample: if the row does not say which answer is good.
     """
-    column = next((name for name in ("chosen", "chosen_messages") if example.get(name) is not None), None)
+    column = next((name for name in REJECTED if example.get(name) is not None), None)
     if column is None:
-        label = next((name for name in LABELS if example.get(name) is not None), None)
-        if label is None:
-            raise BadExample(
-                f"it has no {', '.join(('chosen', *LABELS))} that says which answer is good; leave "
-                "--chat_dataset.preference out"
-            )
-        if (is_good := _IS_GOOD.get(str(example[label]).lower())) is None:
-            raise BadExample(f"its {label} is {example[label]!r}; give true or false")
-        completion = example.get("completion")
-        if not turns and isinstance(completion, str) and not _is_json(completion):
-            return _prompt(example, turns, read_list), [{"role": "assistant", "content": completion}], is_good
-        return [], turns, is_good
+        return _labelled_turns(example, turns, read_list)
     if isinstance(example[column], str) and not _is_json(example[column]):
         return _prompt(example, turns, read_list), [{"role": "assistant", "content": example[column]}], True
     chosen = read_list(column, example[column])
     if is_answer(chosen[0]):
         return _prompt(example, turns, read_list), chosen, True
-    rejected = example.get(column.replace("chosen", "rejected"))
+    rejected = example.get(REJECTED[column])
     others = read_list("rejected", rejected) if rejected is not None else []
     shared = len(list(takewhile(lambda pair: pair[0] == pair[1], zip(chosen, others, strict=False))))
     shared = min(shared, len(chosen) - 1)
     return chosen[:shared], chosen[shared:], True
+
+
+def _labelled_turns(
+    example: Mapping[str, Any], turns: Sequence[Any], read_list: ReadList
+) -> tuple[Sequence[Any], Sequence[Any], bool]:
+    """The same of a row whose one answer is labelled good or bad."""
+    label = next((name for name in LABELS if example.get(name) is not None), None)
+    if label is None:
+        raise BadExample(
+            f"it has no {', '.join(('chosen', *LABELS))} that says which answer is good; leave "
+            "--chat_dataset.preference out"
+        )
+    if (is_good := _IS_GOOD.get(str(example[label]).lower())) is None:
+        raise BadExample(f"its {label} is {example[label]!r}; give true or false")
+    answer = next((example[name] for name in ANSWER_TEXTS if example.get(name) is not None), None)
+    if not turns and isinstance(answer, str) and not _is_json(answer):
+        return _prompt(example, turns, read_list), [{"role": "assistant", "content": answer}], is_good
+    return [], turns, is_good
 
 
 def _prompt(example: Mapping[str, Any], turns: Sequence[Any], read_list: ReadList) -> Sequence[Any]:
@@ -89,10 +114,12 @@ def _prompt(example: Mapping[str, Any], turns: Sequence[Any], read_list: ReadLis
         raise BadExample(f"its answer has no prompt; give one in {', '.join(PROMPT_TEXTS)}, messages or conversations")
     if not isinstance(example[column], str) or _is_json(example[column]):
         return read_list(column, example[column])
-    about, history = (example.get(name) if column == "instruction" else None for name in BESIDE_PROMPTS)
-    if history:
-        raise BadExample("its history would be lost; write the row as turns, in messages")
-    return [{"role": "user", "content": f"{example[column]}\n{about}" if about else example[column]}]
+    has_more = column != "input"  # as in Alpaca's files
+    about = optional_text(example, "input") if has_more else ""
+    history = list(read_history(example, "history")) if has_more else []
+    earlier = [text for pair in history for text in pair]
+    questions = [*earlier, f"{example[column]}\n{about}" if about else example[column]]
+    return [{"role": ("user", "assistant")[n % 2], "content": text} for n, text in enumerate(questions)]
 
 
 def _is_json(text: str) -> bool:

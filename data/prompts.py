@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
+from data.loss_mask import TextSpan
+
 # The prompts of Stanford Alpaca (https://github.com/tatsu-lab/stanford_alpaca), word for word: models trained with them
 # expect them.
 _ALPACA_WITH_INPUT = (
@@ -13,13 +17,39 @@ _ALPACA_WITHOUT_INPUT = (
 )
 
 
-def alpaca_prompt(instruction: str, input: str = "", system: str = "") -> str:
-    """Alpaca's prompt; `input` may be empty. `system` takes the place of its first lines."""
-    first_lines = system or (_ALPACA_WITH_INPUT if input else _ALPACA_WITHOUT_INPUT)
-    return f"{first_lines}\n\n{alpaca_turn(instruction, input)}"
+def alpaca_spans(
+    instruction: str,
+    input: str,
+    answer: str,
+    *,
+    system: str,
+    history: Sequence[tuple[str, str]],
+    end: str,
+    learns_empty_answers: bool,
+) -> list[TextSpan]:
+    """An example in Alpaca's form; `input` may be empty. `system` takes the place of the prompt's first lines.
+
+    Args:
+        history: earlier instructions and answers, which are learned, too.
+        end: the end token, for the answers of the history.
+    """
+    if not history:
+        return [TextSpan(_first_lines(system, input) + _turn(instruction, input), False), TextSpan(answer, True)]
+    spans = [TextSpan(_first_lines(system, ""), False)]
+    for question, earlier_answer in history:
+        spans.append(TextSpan(_turn(question, ""), False))
+        if earlier_answer.strip() or learns_empty_answers:
+            spans.append(TextSpan(earlier_answer + end, True))
+        else:  # counted later, as any empty answer
+            spans += [TextSpan(earlier_answer, True), TextSpan(end, False)]
+        spans.append(TextSpan("\n\n", False))
+    return [*spans, TextSpan(_turn(instruction, input), False), TextSpan(answer, True)]
 
 
-def alpaca_turn(instruction: str, input: str = "") -> str:
-    """What follows the first lines, and an earlier answer."""
+def _first_lines(system: str, input: str) -> str:
+    return f"{system or (_ALPACA_WITH_INPUT if input else _ALPACA_WITHOUT_INPUT)}\n\n"
+
+
+def _turn(instruction: str, input: str) -> str:
     subject = f"### Input:\n{input}\n\n" if input else ""
     return f"### Instruction:\n{instruction}\n\n{subject}### Response:\n"

@@ -25,9 +25,11 @@ from data import (
     loss_mask,
     lost_text,
     message_forms,
+    optional_columns,
     preference,
     prompts,
     splits,
+    turn_parts,
     turns,
 )
 from data.loss_mask import BadExample, ChatSamples, MaskWay, TextSpan, tokenize_spans, without_empty_answers
@@ -45,7 +47,10 @@ STREAM_BATCH_SIZE = 256  # for a stream, whose batches stay in host memory: 1000
 _HEAD_START_SECONDS = 1.0  # for the process that shows progress
 _QUIET_WAIT_SECONDS = 5.0
 # Modules that decide what the tokens are, beside the dataset's own.
-_MADE_BY = (loss_mask, chat, chat_template, conversation, lost_text, message_forms, turns, preference, prompts, splits)
+_MADE_BY = (
+    *(loss_mask, chat, chat_template, conversation, lost_text, message_forms, turns, turn_parts),
+    *(optional_columns, preference, prompts, splits),
+)
 
 
 def tokenize_split(examples: SplitExamples, tokenizer: Any, to_spans: ToSpans, *, by_template: bool = False) -> Any:
@@ -54,8 +59,8 @@ def tokenize_split(examples: SplitExamples, tokenizer: Any, to_spans: ToSpans, *
     Args:
         examples: what `load_split` returned; a stream is tokenised as it is read.
         to_spans: makes an example's text, as spans with and without a loss.
-        by_template: `to_spans` returns the samples of a conversation, and their text already holds its start and end
-            tokens. Otherwise it gets the tokenizer's start token, if there is one, and its end token, unless the text
+        by_template: `to_spans` returns samples whose text holds its start and end tokens, as that of chat templates
+            does. Otherwise it gets the tokenizer's start token, if there is one, and its end token, unless the text
             brings them.
 
     Returns:

@@ -7,6 +7,8 @@ from collections.abc import Collection, Mapping
 from typing import Any, NamedTuple
 
 from data.loss_mask import BadExample
+from data.optional_columns import MEDIA
+from data.turn_parts import NOTHING, Parts, TurnPlaces, is_learned, parts_of, places_not_learned
 
 Message = dict[str, Any]
 
@@ -19,10 +21,9 @@ ROLES = {
     **dict.fromkeys(("tool", "function", "observation", "function_response", "tool_response", "ipython"), "tool"),
     **dict.fromkeys(("function_call", "tool_call"), "function_call"),
 }
-MEDIA = ("image", "audio", "video")
 _MEDIA_KEYS = ("images", "audios", "videos")
 
-# Other keys of a turn that say whether it is learned: OpenAI's, Axolotl's, LLaMA-Factory's.
+# Other keys of a turn that say whether it is learned: OpenAI's, Axolotl's, LLaMA-Factory's. The details are Axolotl's.
 _WEIGHTS = ("weight", "train", "training", "loss_weight")
 _DETAILS = ("train_detail", "training_detail")
 _THOUGHTS = ("reasoning_content", "thinking", "reasoning")
@@ -36,6 +37,16 @@ class Turn(NamedTuple):
 
     message: Message
     is_learned: bool | None
+    not_learned: TurnPlaces = NOTHING  # though the turn is
+
+
+class _Content(NamedTuple):
+    """What stands in a content, or in thoughts that are a list of parts."""
+
+    text: str | None  # None if there is none
+    calls: list[Any]
+    text_parts: Parts
+    thoughts: Parts
 
 
 def read_turn(turn: Any, names: Mapping[str, str], *, drop_nulls: bool = False) -> Turn:
@@ -58,10 +69,12 @@ def read_turn(turn: Any, names: Mapping[str, str], *, drop_nulls: bool = False) 
     for key in _MEDIA_KEYS:
         if message.get(key):
             raise BadExample(f"its {key} would be lost by a run on text alone; leave the row out")
-    weights = [_is_learned(key, message.pop(key)) for key in _WEIGHTS if key in message]
-    weights += [_is_detail_learned(key, message.pop(key)) for key in _DETAILS if message.get(key)]
+    weights = {is_learned(key, message.pop(key)) for key in _WEIGHTS if key in message}
+    if len(weights) > 1:
+        raise BadExample("its weights differ; leave one of them out")
+    details = [(key, message.pop(key)) for key in _DETAILS if message.get(key)]
     content = _only_one(message, ("content", "value"))
-    thoughts = _only_one(message, _THOUGHTS)
+    thoughts = _read_thoughts(_only_one(message, _THOUGHTS))
     calls = _parse(message.pop("tool_calls", None) or [], "tool_calls")
     if function := message.pop("function_call", None):  # OpenAI's older form of one call
         calls = [function]
@@ -71,23 +84,28 @@ def read_turn(turn: Any, names: Mapping[str, str], *, drop_nulls: bool = False) 
         calls, content = [*calls, *_calls_in_text(content)], ""
     if role == "tool" and isinstance(content, Mapping):
         content = json.dumps(content, ensure_ascii=False)
-    text, more_thoughts, more_calls, parts_learned = _read_parts(content)
-    calls, weights = [*calls, *more_calls], [*weights, *parts_learned]
-    if isinstance(thoughts, list):
-        thoughts, _, _, parts_learned = _read_parts(thoughts)
-        weights += parts_learned
-    if text is None and not calls and not thoughts and not more_thoughts:
+    said = _read_parts(content)
+    calls, all_thoughts = [*calls, *said.calls], [*thoughts, *said.thoughts]
+    if said.text is None and not calls and not all_thoughts:
         raise BadExample("it has no text in content")
-    if thoughts or more_thoughts:  # templates call them by either name
-        message |= dict.fromkeys(("reasoning_content", "thinking"), (thoughts or "") + more_thoughts)
+    if all_thoughts:  # templates call them by either name
+        text = "".join(part for part, _ in all_thoughts)
+        message |= dict.fromkeys(("reasoning_content", "thinking"), text)
     if calls:
         message["tool_calls"] = [_read_call(call, drop_nulls=drop_nulls) for call in calls]
-    if len(set(weights)) > 1:
-        raise BadExample("parts of it are learned and others are not; split it into two turns, or weigh it as a whole")
     role = "assistant" if role == "function_call" else role
-    if True in weights and role != "assistant":
+    if details and any(learned is not None for _, learned in said.text_parts):
+        raise BadExample(f"its {details[0][0]} and its parts both say what is learned; leave one of them out")
+    text_parts = parts_of(said.text or "", *details[0]) if details else said.text_parts
+    parts = [*text_parts, *all_thoughts]
+    if role != "assistant" and (True in weights or any(learned for _, learned in parts)):
         raise BadExample("it is to be learned, and only the assistant's turns are; leave its weight out, or give 0")
-    return Turn({"role": role, "content": text or "", **message}, weights[0] if weights else None)
+    learns = next(iter(weights), None)
+    said_of_parts = {learned for text, learned in parts if text.strip()}
+    if said_of_parts == {False} and not calls:
+        learns = False
+    not_learned = TurnPlaces(places_not_learned(text_parts), places_not_learned(all_thoughts))
+    return Turn({"role": role, "content": said.text or "", **message}, learns, not_learned)
 
 
 def role_of(turn: Any, names: Mapping[str, str]) -> str | None:
@@ -160,53 +178,47 @@ def _only_one(message: Message, keys: Collection[str]) -> Any:
     return first
 
 
-def _is_learned(key: str, value: Any) -> bool:
-    if isinstance(value, str) and value.lower() in ("true", "false"):
-        return value.lower() == "true"
-    if value in (0, 1):
-        return bool(value)
-    raise BadExample(f"its {key} is {value!r}; a turn is learned (1) or not (0), and not in part")
+def _read_thoughts(thoughts: Any) -> Parts:
+    if isinstance(thoughts, list):
+        said = _read_parts(thoughts)
+        if said.calls or (said.text_parts and said.thoughts):
+            raise BadExample("its thoughts hold parts of several kinds; give parts of text alone")
+        return said.text_parts or said.thoughts
+    if thoughts and not isinstance(thoughts, str):
+        raise BadExample(f"its thoughts are neither text nor a list of parts but {type(thoughts).__name__}")
+    return [(thoughts, None)] if thoughts else []
 
 
-def _is_detail_learned(key: str, spans: Any) -> bool:
-    """Of Axolotl's spans of characters, if all say the same."""
-    spans = spans if isinstance(spans, list) else [spans]
-    learned = {_is_learned(key, span.get("train", span.get("training"))) for span in spans if isinstance(span, Mapping)}
-    if len(learned) != 1:
-        raise BadExample(f"its {key} learns some of its characters and not others; a turn is learned as a whole or not")
-    return learned.pop()
-
-
-def _read_parts(content: Any) -> tuple[str | None, str, list[Any], list[bool]]:
-    """Text, thoughts, calls and weights of a content; the text is None if there is none."""
+def _read_parts(content: Any) -> _Content:
     if content is None or isinstance(content, str):
-        return content, "", [], []
+        return _Content(content, [], [(content, None)] if content else [], [])
     if not isinstance(content, list):
         raise BadExample(f"its content is neither text nor a list of parts but {type(content).__name__}")
-    texts: list[str] = []
-    thoughts, calls, weights = "", list[Any](), list[bool]()
+    texts, thoughts, calls = Parts(), Parts(), list[Any]()
     for part in content:
         if isinstance(part, str):
-            texts.append(part)
+            texts.append((part, None))
             continue
         if not isinstance(part, Mapping):
             raise BadExample(f"a part of its content is neither text nor a dict but {type(part).__name__}")
         part = {key: value for key, value in part.items() if value is not None}
         kind = part.get("type")
-        weights += [_is_learned(key, part[key]) for key in _WEIGHTS if key in part]
+        learned = next((is_learned(key, part[key]) for key in _WEIGHTS if key in part), None)
         if kind in _CALL_PARTS:
+            if learned is False:
+                raise BadExample("a call in its content is not to be learned; weigh the turn as a whole")
             calls += _calls_in_text(part["value"]) if isinstance(part.get("value"), str) else [part]
         elif kind in _THOUGHTS:
-            thoughts += _text_of_part(part, (*_THOUGHTS, *_TEXT_KEYS))
+            thoughts.append((_text_of_part(part, (*_THOUGHTS, *_TEXT_KEYS)), learned))
         elif kind in _TEXT_PARTS:
-            texts.append(_text_of_part(part, (*_TEXT_KEYS, "refusal")))
+            texts.append((_text_of_part(part, (*_TEXT_KEYS, "refusal")), learned))
         elif any(medium in str(kind) for medium in MEDIA):
             raise BadExample(
                 f"a part of its content is of type {kind}; this run trains on text alone, so leave the row out"
             )
         else:
             raise BadExample(f"a part of its content is of type {kind!r}, which is unknown; write it as text")
-    return "".join(texts), thoughts, calls, weights
+    return _Content("".join(text for text, _ in texts), calls, texts, thoughts)
 
 
 def _text_of_part(part: Mapping[str, Any], keys: tuple[str, ...]) -> str:

@@ -4,96 +4,143 @@ python finetuning.py --model_name M --dataset instruction_dataset --instruction_
 
 `prompt`/`completion` are joined unchanged, `instruction`/`input`/`output` get Alpaca's prompt, `question`/`answer` the
 one below. --instruction_dataset.prompt_template replaces all of these. With --instruction_dataset.as_chat the prompt is
-a user's turn in the model's own format.
+a user's turn in the model's own format, after the turns of `system` and `history` if a row has them.
 """
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
+from configs.datasets import InstructionDataset
 from data.chat import chat_samples
-from data.chat_template import ChatTemplate
+from data.chat_template import ChatTemplate, use_template
 from data.conversation import Conversation
-from data.loss_mask import ChatSamples, TextSpan
+from data.loss_mask import BadExample, ChatSamples, TextSpan
+from data.optional_columns import MEDIA_COLUMNS, optional_text, read_history, refuse_media
 from data.preference import LABELS, refuse_labels
-from data.prompts import alpaca_prompt
-from data.splits import load_split
+from data.prompts import alpaca_spans
+from data.splits import SplitExamples, load_split
 from data.tokenizing import tokenize_split
 from utils.errors import ConfigError
 
 PAIRS = {"prompt": "completion", "instruction": "output", "question": "answer"}
 TEMPLATES = {"question": "Question: {prompt}\nAnswer:\n"}
+_PLACES = re.compile(r"\{(prompt|input|system)\}")
+
+
+@dataclass(frozen=True)
+class Columns:
+    """The columns that a file has."""
+
+    prompt: str
+    about: str | None  # the prompt's input
+    answer: str
+    system: str | None
+    history: str | None
 
 
 def get_instruction_dataset(dataset_config: Any, tokenizer: Any, split: str, split_slice: str | None = None) -> Any:
     """Tokenised examples; the completion and its end token are label tokens, the prompt is not."""
-    asked = (dataset_config.prompt_column, dataset_config.input_column, dataset_config.completion_column)
-    template = dataset_config.prompt_template
-    if template is not None and "{prompt}" not in template:
-        raise ConfigError(f"--instruction_dataset.prompt_template: {template!r} has no {{prompt}}; say where it goes")
-    known = (*PAIRS, *PAIRS.values(), "input")
-    examples = load_split(
-        "instruction_dataset",
-        dataset_config,
-        split,
-        split_slice,
-        other_columns=(*known, *LABELS, *(name for name in asked if name)),
-    )
+    config: InstructionDataset = dataset_config
+    if config.prompt_template is not None and "{prompt}" not in config.prompt_template:
+        raise ConfigError(
+            f"--instruction_dataset.prompt_template: {config.prompt_template!r} has no {{prompt}}; say where it goes"
+        )
+    asked = (config.prompt_column, config.input_column, config.completion_column)
+    beside = (config.system_column, config.history_column, *LABELS, *MEDIA_COLUMNS)
+    known = (*PAIRS, *PAIRS.values(), "input", *beside)
+    others = (*known, *(name for name in asked if name))
+    examples = load_split("instruction_dataset", config, split, split_slice, other_columns=others)
+    columns = _columns(examples, config)
+    examples = examples.with_columns(columns.prompt, columns.about, columns.answer, *beside)
+    examples = replace(examples, text_columns=(columns.prompt, columns.answer))
+    options: dict[str, Any] = {"columns": columns, "config": config}
+    if not config.as_chat:
+        return tokenize_split(examples, tokenizer, partial(to_spans, **options, end=tokenizer.eos_token))
+    use_template(tokenizer, config.chat_template, "--instruction_dataset.chat_template")
+    options["chat"] = ChatTemplate.of(tokenizer, "--instruction_dataset.chat_template")
+    return tokenize_split(examples, tokenizer, partial(to_samples, **options), by_template=True)
+
+
+def _columns(examples: SplitExamples, config: InstructionDataset) -> Columns:
+    """The columns to read, of those that are there.
+
+    Raises:
+        ConfigError: if one is missing.
+    """
     there = examples.columns
-    pairs = [name for name, answer in PAIRS.items() if name in there and (asked[2] or answer) in there]
-    prompt = asked[0] or next(iter(pairs), "prompt")
-    answer = asked[2] or PAIRS.get(prompt, "completion")
-    about = asked[1] or ("input" if prompt == "instruction" and "input" in (*there, *examples.later_columns) else None)
-    missing = [name for name in (prompt, answer, asked[1]) if name and name not in there]
+    named = config.completion_column
+    pairs = [name for name, answer in PAIRS.items() if name in there and (named or answer) in there]
+    prompt = config.prompt_column or next(iter(pairs), "prompt")
+    answer = named or PAIRS.get(prompt, "completion")
+    has_input = prompt == "instruction" and "input" in (*there, *examples.later_columns)
+    about = config.input_column or ("input" if has_input else None)
+    missing = [name for name in (prompt, answer, config.input_column) if name and name not in there]
     if missing:
         raise ConfigError(
             f"{examples.name} has no column {', '.join(missing)}; it has {', '.join(examples.all_columns)}: name them "
             "with --instruction_dataset.prompt_column and .completion_column"
         )
-    columns: dict[str, Any] = {"prompt": prompt, "about": about, "answer": answer, "template": template}
-    examples = replace(examples.with_columns(prompt, about, answer, *LABELS), text_columns=(prompt, answer))
-    if not dataset_config.as_chat:
-        return tokenize_split(examples, tokenizer, partial(to_spans, **columns))
-    if not tokenizer.chat_template:
-        raise ConfigError(
-            "--instruction_dataset.as_chat: the tokenizer has no chat template; take a model that has one, or "
-            "leave this out"
+    taken = (prompt, about, answer)
+    system, history = (name if name not in taken else None for name in (config.system_column, config.history_column))
+    return Columns(prompt, about, answer, system, history)
+
+
+def to_spans(example: Mapping[str, Any], *, columns: Columns, config: InstructionDataset, end: str) -> list[TextSpan]:
+    text, subject, system, history = _read(example, columns)
+    answer = example[columns.answer]
+    if columns.prompt == "instruction" and config.prompt_template is None:
+        empty = config.learn_empty_answers
+        return alpaca_spans(text, subject, answer, system=system, history=history, end=end, learns_empty_answers=empty)
+    template = config.prompt_template or TEMPLATES.get(columns.prompt)
+    if history:
+        raise BadExample("its history would be lost; give --instruction_dataset.as_chat, which writes it as turns")
+    if system and "{system}" not in (template or ""):
+        raise BadExample(
+            "its system would be lost; say where it goes with {system} in --instruction_dataset.prompt_template, or "
+            "give --instruction_dataset.as_chat"
         )
-    columns |= {"chat": ChatTemplate.of(tokenizer), "learns_empty_answers": examples.learns_empty_answers}
-    return tokenize_split(examples, tokenizer, partial(to_samples, **columns), by_template=True)
-
-
-def to_spans(
-    example: Mapping[str, Any], *, prompt: str, about: str | None, answer: str, template: str | None
-) -> list[TextSpan]:
-    refuse_labels(example)
-    text, subject = example[prompt], (example.get(about) or "") if about else ""
-    template = template.replace("\\n", "\n") if template is not None else TEMPLATES.get(prompt)
-    if template is not None:
-        before = template.replace("{prompt}", text).replace("{input}", subject)
-    elif prompt == "instruction":
-        before = alpaca_prompt(text, subject)
-    else:
-        before = f"{text}\n\n{subject}" if subject else text
-    return [TextSpan(before, False), TextSpan(example[answer], True)]
+    return [TextSpan(_prompt(template, text, subject, system), False), TextSpan(answer, True)]
 
 
 def to_samples(
-    example: Mapping[str, Any],
-    *,
-    prompt: str,
-    about: str | None,
-    answer: str,
-    template: str | None,
-    chat: ChatTemplate,
-    learns_empty_answers: bool,
+    example: Mapping[str, Any], *, columns: Columns, config: InstructionDataset, chat: ChatTemplate
 ) -> ChatSamples:
-    """The example as a conversation of two turns; the prompt is as it stands, or as `template` writes it."""
-    spans = to_spans(example, prompt=prompt, about=about, answer=answer, template=template or "{prompt}\n\n{input}")
-    question, completion = (span.text.strip() for span in spans)
-    is_learned = learns_empty_answers or bool(completion)
-    messages = [{"role": "user", "content": question}, {"role": "assistant", "content": completion}]
-    return chat_samples(Conversation(messages, (False, is_learned), num_empty_answers=int(not is_learned)), chat)
+    """The example as a conversation; the last question is as it stands, or as `prompt_template` writes it."""
+    text, subject, system, history = _read(example, columns)
+    template = config.prompt_template
+    messages, is_learned = [], []
+    if system.strip() and "{system}" not in (template or ""):
+        messages, is_learned = [{"role": "system", "content": system}], [False]
+    pairs = [*history, (_prompt(template, text, subject, system).strip(), example[columns.answer].strip())]
+    num_empty = 0
+    for question, answer in pairs:
+        is_empty = not answer.strip() and not config.learn_empty_answers
+        num_empty += is_empty
+        messages += [{"role": "user", "content": question}, {"role": "assistant", "content": answer}]
+        is_learned += [False, not is_empty]
+    return chat_samples(Conversation(messages, tuple(is_learned), num_empty_answers=num_empty), chat)
+
+
+def _read(example: Mapping[str, Any], columns: Columns) -> tuple[str, str, str, list[tuple[str, str]]]:
+    """Prompt, input, system and earlier turns of a row.
+
+    Raises:
+        BadExample: if one is not what it should be, or the row holds what would be lost.
+    """
+    refuse_labels(example)
+    text, subject = example[columns.prompt], optional_text(example, columns.about)
+    refuse_media(example, (text, subject))
+    return text, subject, optional_text(example, columns.system), list(read_history(example, columns.history))
+
+
+def _prompt(template: str | None, text: str, subject: str, system: str) -> str:
+    """The text before the completion; without a template the prompt, and its input below it."""
+    if template is None:
+        return f"{text}\n\n{subject}" if subject else text
+    parts = {"prompt": text, "input": subject, "system": system}
+    return _PLACES.sub(lambda place: parts[place[1]], template.replace("\\n", "\n"))

@@ -10,7 +10,7 @@ from pathlib import Path
 from checkpointing.final_copy import copied_entries
 from checkpointing.folder import is_ours, is_step_folder
 from checkpointing.root import check_root
-from configs.datasets import ChatDataset, CustomDataset, split_paths
+from configs.datasets import ChatDataset, CustomDataset, InstructionDataset, split_paths
 from configs.names import flag
 from configs.run import RunConfig
 from reporting.run_folder import (
@@ -89,7 +89,7 @@ def _inputs(config: RunConfig) -> Iterator[tuple[str, Path]]:
         named[flag(f"train_config.{name}")] = getattr(train, name)
     for name, source in config.dataset_configs.items():
         named[flag(f"{name}.data_path")] = source.data_path
-        if isinstance(source, ChatDataset):
+        if isinstance(source, ChatDataset | InstructionDataset):
             named[flag(f"{name}.chat_template")] = source.chat_template
         if isinstance(source, CustomDataset) and source.file is not None:
             named[flag(f"{name}.file")] = source.file.partition(":")[0]

@@ -1,0 +1,49 @@
+"""Text in parts, each learned or not (`segments` with `text` and `label`): Axolotl's template-free format.
+
+python finetuning.py --model_name M --dataset segments_dataset --segments_dataset.data_path output.jsonl
+
+The parts are joined as they are. Nothing is added: write start and end tokens yourself.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from functools import partial
+from typing import Any
+
+from data.loss_mask import BadExample, ChatSamples, TextSpan
+from data.splits import load_split
+from data.tokenizing import tokenize_split
+from utils.errors import ConfigError
+
+
+def get_segments_dataset(dataset_config: Any, tokenizer: Any, split: str, split_slice: str | None = None) -> Any:
+    """Tokenised examples; the tokens of parts whose label is true are label tokens."""
+    column = dataset_config.segments_column
+    examples = load_split("segments_dataset", dataset_config, split, split_slice, other_columns=(column,))
+    if column not in examples.columns:
+        raise ConfigError(
+            f"{examples.name} has no column {column}; it has {', '.join(examples.all_columns)}: name the column of the "
+            "parts with --segments_dataset.segments_column"
+        )
+    return tokenize_split(examples, tokenizer, partial(to_samples, column=column), by_template=True)
+
+
+def to_samples(example: Mapping[str, Any], *, column: str) -> ChatSamples:
+    parts = example.get(column)
+    if isinstance(parts, str):
+        try:
+            parts = json.loads(parts)
+        except ValueError as error:
+            raise BadExample(f"column {column} is no JSON ({error})") from error
+    if not isinstance(parts, list) or not parts:
+        raise BadExample(f"column {column} needs a list of parts, each with text and label")
+    return ChatSamples([[_read_part(number, part) for number, part in enumerate(parts, 1)]], None)
+
+
+def _read_part(number: int, part: Any) -> TextSpan:
+    text, label = (part.get(name) if isinstance(part, Mapping) else None for name in ("text", "label"))
+    if not isinstance(text, str) or label not in (0, 1):
+        raise BadExample(f"part {number} needs a text and a label that is true or false")
+    return TextSpan(text, bool(label))
