@@ -158,6 +158,7 @@ def check_template(tokenizer: Any, count: int) -> tuple[Counter[str], Counter[st
         except BadExample as error:
             refusals[re.sub(r"^turn \d+|turn \d+|'[^']*'", "turn", str(error)).split(";")[0][:110]] += 1
             continue
+        assert samples.way is not None  # as of every conversation
         ways[samples.way.removeprefix("num_by_")] += 1
         is_marked = template.has_marks(conversation)
         faults.update(wrong(conversation, samples, tokenizer, own, is_marked=is_marked))

@@ -28,7 +28,7 @@ from data.tokenizing import tokenize_split
 from utils.errors import ConfigError
 
 PAIRS = {"prompt": "completion", "instruction": "output", "question": "answer"}
-TEMPLATES = {"question": "Question: {prompt}\nAnswer:\n"}
+QUESTION = "Question: {prompt}\nAnswer:\n"
 _PLACES = re.compile(r"\{(prompt|input|system)\}")
 
 
@@ -96,14 +96,11 @@ def to_spans(example: Mapping[str, Any], *, columns: Columns, config: Instructio
     if columns.prompt == "instruction" and config.prompt_template is None:
         empty = config.learn_empty_answers
         return alpaca_spans(text, subject, answer, system=system, history=history, end=end, learns_empty_answers=empty)
-    template = config.prompt_template or TEMPLATES.get(columns.prompt)
     if history:
         raise BadExample("its history would be lost; give --instruction_dataset.as_chat, which writes it as turns")
-    if system and "{system}" not in (template or ""):
-        raise BadExample(
-            "its system would be lost; say where it goes with {system} in --instruction_dataset.prompt_template, or "
-            "give --instruction_dataset.as_chat"
-        )
+    template = config.prompt_template
+    if template is None and columns.prompt == "question":
+        template = "{input}\n\n" + QUESTION if subject else QUESTION
     return [TextSpan(_prompt(template, text, subject, system), False), TextSpan(answer, True)]
 
 
@@ -115,7 +112,7 @@ def to_samples(
     template = config.prompt_template
     messages, is_learned = [], []
     if system.strip() and "{system}" not in (template or ""):
-        messages, is_learned = [{"role": "system", "content": system}], [False]
+        messages, is_learned, system = [{"role": "system", "content": system}], [False], ""
     pairs = [*history, (_prompt(template, text, subject, system).strip(), example[columns.answer].strip())]
     num_empty = 0
     for question, answer in pairs:
@@ -139,8 +136,18 @@ def _read(example: Mapping[str, Any], columns: Columns) -> tuple[str, str, str, 
 
 
 def _prompt(template: str | None, text: str, subject: str, system: str) -> str:
-    """The text before the completion; without a template the prompt, and its input below it."""
-    if template is None:
-        return f"{text}\n\n{subject}" if subject else text
+    """The text before the completion; without a template the prompt, and its input below it.
+
+    Raises:
+        BadExample: if the template has no place for what the row has.
+    """
+    template = template or ("{prompt}\n\n{input}" if subject else "{prompt}")
     parts = {"prompt": text, "input": subject, "system": system}
+    for name, part in parts.items():
+        if part.strip() and f"{{{name}}}" not in template:
+            chat = ", or give --instruction_dataset.as_chat" if name == "system" else ""
+            raise BadExample(
+                f"its {name} would be lost; say where it goes with {{{name}}} in "
+                f"--instruction_dataset.prompt_template{chat}"
+            )
     return _PLACES.sub(lambda place: parts[place[1]], template.replace("\\n", "\n"))

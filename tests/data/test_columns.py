@@ -12,6 +12,7 @@ from transformers import AutoTokenizer
 
 from configs.datasets import AlpacaDataset, DataSource, GrammarDataset, InstructionDataset, SamsumDataset
 from data.dataset_functions import find_dataset_function
+from tests.helpers.chat_templates import FAMILIES
 from tests.helpers.refusals import write_lines
 from utils.errors import ConfigError
 
@@ -133,3 +134,65 @@ def test_a_named_column_that_is_not_there_is_refused(
 ) -> None:
     with pytest.raises(ConfigError, match=reason):
         texts("alpaca_dataset", replace(alpaca(tmp_path), **settings), tokenizer)
+
+
+def instruction(folder: Path, row: dict[str, Any], **settings: Any) -> InstructionDataset:
+    write_lines(folder / "rows.jsonl", [row])
+    return InstructionDataset(str(folder / "rows.jsonl"), **settings)
+
+
+ASKED = {"instruction": "Say c.", "output": "c", "system": "Be brief.", "history": [["Say a.", "a"]]}
+
+
+def test_an_instructions_system_and_history_are_what_alpacas_are(tokenizer: Any, tmp_path: Path) -> None:
+    found = texts("instruction_dataset", instruction(tmp_path, ASKED), tokenizer)
+    assert found == texts("alpaca_dataset", alpaca(tmp_path, **ASKED), tokenizer)
+    assert "Be brief." in found[0][0]
+
+
+def test_an_instructions_system_and_history_are_turns_of_a_chat_by_the_template_that_is_given(tmp_path: Path) -> None:
+    (tmp_path / "chat.jinja").write_text(FAMILIES["ChatML"].template)
+    tokenizer = FAMILIES["ChatML"].tokenizer("{{ raise_exception('no') }}")
+    settings = {"as_chat": True, "chat_template": str(tmp_path / "chat.jinja")}
+    row = ASKED | {"history": [["Say a.", "a"], ["Say b.", " "]]}
+    ((text, learned),) = texts("instruction_dataset", instruction(tmp_path, row, **settings), tokenizer)
+    turns = [("system", "Be brief."), ("user", "Say a."), ("assistant", "a"), ("user", "Say b."), ("assistant", " ")]
+    turns += [("user", "Say c."), ("assistant", "c")]
+    assert text == "\n".join(f"<|im_start|>{role}\n{said}<|im_end|>" for role, said in turns)
+    assert learned == "a<|im_end|>|c<|im_end|>"
+    config = instruction(tmp_path, ASKED, **settings, prompt_template="{system} {prompt}")
+    ((text, _),) = texts("instruction_dataset", config, tokenizer)
+    assert "<|im_start|>user\nBe brief. Say c.<|im_end|>" in text
+    assert "<|im_start|>system\nBe brief." not in text
+
+
+def test_a_templates_places_are_filled_once_and_what_has_no_place_is_refused(tokenizer: Any, tmp_path: Path) -> None:
+    row = {"prompt": "About {input} and {system}: ", "input": "x", "completion": "c", "system": "Be brief."}
+    settings = {"input_column": "input", "prompt_template": "{system} {prompt}{input}\\n"}
+    ((text, _),) = texts("instruction_dataset", instruction(tmp_path, row, **settings), tokenizer)
+    assert text == "Be brief. About {input} and {system}: x\nc"
+    for template, lost in (("{prompt}{input}", "system"), ("{prompt}{system}", "input")):
+        config = instruction(tmp_path, row, input_column="input", prompt_template=template)
+        with pytest.raises(ConfigError, match=rf"row 1: its {lost} would be lost; say where it goes with {{{lost}}}"):
+            texts("instruction_dataset", config, tokenizer)
+    with pytest.raises(ConfigError, match=r"row 1: its history would be lost; give --instruction_dataset.as_chat"):
+        texts("instruction_dataset", instruction(tmp_path, row | {"history": [["a", "b"]]}), tokenizer)
+
+
+def test_the_input_of_a_question_stands_before_it(tokenizer: Any, tmp_path: Path) -> None:
+    row = {"question": "Who?", "context": 5, "answer": "Ann."}
+    ((text, _),) = texts("instruction_dataset", instruction(tmp_path, row, input_column="context"), tokenizer)
+    assert text == "5\n\nQuestion: Who?\nAnswer:\nAnn."
+
+
+@pytest.mark.parametrize("name", ["alpaca_dataset", "instruction_dataset"])
+@pytest.mark.parametrize("media", [{"images": ["a.png"]}, {"image": "a.png"}, {"audios": ["a.wav"]}])
+def test_instructions_about_images_are_refused(
+    name: str, media: dict[str, Any], tokenizer: Any, tmp_path: Path
+) -> None:
+    row = {"instruction": "<image>What is it?", "output": "A bee."}
+    make = {"alpaca_dataset": alpaca, "instruction_dataset": lambda folder, **row: instruction(folder, row)}[name]
+    with pytest.raises(ConfigError, match=f"row 1: column {next(iter(media))} holds what a run on text alone"):
+        texts(name, make(tmp_path, **row, **media), tokenizer)
+    if "image" in media:  # a column of this name may be about anything
+        assert texts(name, make(tmp_path, **media, instruction="What is it?", output="A bee."), tokenizer)

@@ -102,5 +102,5 @@ def test_instructions_as_a_chat_are_what_the_template_writes(template: str | Non
     learned = tokenizer.decode([label for label in row["labels"] if label != -100])
     assert learned == "<think>\n\n</think>\n\nTiticaca.<|im_end|>"
     tokenizer.chat_template = None
-    with pytest.raises(ConfigError, match=r"--instruction_dataset\.as_chat: the tokenizer has no chat template"):
+    with pytest.raises(ConfigError, match=r"--instruction_dataset\.chat_template: the tokenizer has no chat template"):
         find_dataset_function("instruction_dataset", config)(config, tokenizer, "train")

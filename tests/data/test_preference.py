@@ -92,8 +92,9 @@ def test_the_input_of_an_instruction_is_part_of_its_prompt() -> None:
     row = {"instruction": "Which colour?", "input": "The sky.", "chosen": "Blue.", "rejected": "Green."}
     found = read_conversation(row, ChatDataset(preference="chosen"))
     assert found.messages == [{"role": "user", "content": "Which colour?\nThe sky."}, GOOD]
-    with pytest.raises(BadExample, match="its history would be lost"):
-        read_conversation(row | {"history": [["a", "b"]]}, ChatDataset(preference="chosen"))
+    found = read_conversation(row | {"history": [["Sun?", "Hot."]]}, ChatDataset(preference="chosen"))
+    assert [message["content"] for message in found.messages[:2]] == ["Sun?", "Hot."]
+    assert found.has_loss == (False, False, False, True)
 
 
 def test_ranked_instructions_are_refused_with_the_flag_that_learns_them(tmp_path: Path) -> None:
