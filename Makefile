@@ -26,7 +26,7 @@ $(VENV)/.installed: requirements.txt | $(VENV)/bin/python
 	$(BIN)/python -m pip install --quiet --requirement requirements.txt
 	@touch $@
 
-$(VENV)/.installed-dev: requirements-dev.txt requirements-tracking.txt $(VENV)/.installed
+$(VENV)/.installed-dev: requirements-dev.txt requirements-tracking.txt requirements-evaluation.txt $(VENV)/.installed
 	$(BIN)/python -m pip install --quiet --requirement requirements-dev.txt
 	@touch $@
 
@@ -42,9 +42,9 @@ test-slow: $(VENV)/.installed-dev
 test-all: $(VENV)/.installed-dev
 	$(PYTEST)
 
-$(LOWEST)/.installed: requirements.txt requirements-dev.txt requirements-tracking.txt
+$(LOWEST)/.installed: requirements.txt requirements-dev.txt requirements-tracking.txt requirements-evaluation.txt
 	$(PYTHON) -m venv --clear $(LOWEST)
-	sed -nE 's/^([A-Za-z0-9_]+)>=([0-9.]+).*/\1==\2/p' requirements.txt requirements-tracking.txt \
+	sed -nE 's/^([A-Za-z0-9_-]+)>=([0-9.]+).*/\1==\2/p' requirements.txt requirements-tracking.txt requirements-evaluation.txt \
 		| sed -E 's/^torch==.*/torch==$(TORCH)/' > $(LOWEST)/versions.txt
 	$(LOWEST)/bin/python -m pip install --quiet --requirement requirements-dev.txt --constraint $(LOWEST)/versions.txt
 	@touch $@

@@ -40,6 +40,7 @@ from configs.flags import parse_flags
 from configs.run import RunConfig
 from data.counts import BatchCounts
 from data.step_loader import StepLoader
+from evaluation.generation import Answer, mean_rouge
 from policies.clipping import clip_grad_norm
 from policies.finite import weights_not_finite
 from policies.loss_scaling import LossScaler
@@ -269,21 +270,36 @@ def settle(job: Job, stopping: StopRequests) -> bool:
 
 def validate(job: Job, eval_loader: StepLoader, stopping: StopRequests) -> float | None:
     """Evaluate, report it, and save the weights if they are the best so far; None if a stop came first."""
-    state = job.state
+    state, train_config = job.state, job.config.train_config
     epoch = state.epoch if state.step else 0
     steps = stopping.until_asked(job.watchdog.each(eval_loader.epoch(0), state.step, "evaluating"))
     with phase("evaluating"):
         bar = progress_bar("eval", steps, total=len(eval_loader), leave=False)
         loss, num_label_tokens = evaluate(job.trainable.model, bar, job.task.summed_loss, job.env.device)
-    if steps.cut_short:
+    answers = None if steps.cut_short else generate_answers(job, stopping)
+    if answers is None:
         return None
-    job.reporter.evaluated(state.step, epoch, loss, num_label_tokens)
-    if state.step > 0 and loss < state.best_eval_loss:
-        if not job.config.train_config.save_model or save_weights(job):
-            state.best_eval_loss, state.best_step = loss, state.step
+    rouge = mean_rouge(answers)
+    samples = job.generation.shown(answers, train_config.datasets) if job.generation else []
+    job.reporter.evaluated(state.step, epoch, loss, num_label_tokens, rouge, samples)
+    decisive = rouge.get(train_config.best_metric)  # None if the loss decides
+    if state.step > 0 and state.is_best(loss, decisive):
+        if not train_config.save_model or save_weights(job):
+            state.best_eval_loss, state.best_rouge, state.best_step = loss, decisive, state.step
         else:
-            job.reporter.weights_lost(state.step, loss)
+            job.reporter.weights_lost(state.step, loss if decisive is None else -decisive)
     return loss
+
+
+def generate_answers(job: Job, stopping: StopRequests) -> list[Answer] | None:
+    """The model's answers to validation prompts, none without --eval_generate; None if a stop came first."""
+    if job.generation is None:
+        return []
+    rounds = stopping.until_asked(job.watchdog.each(job.generation.rounds(), job.state.step, "generating"))
+    with phase("generating"):
+        bar = progress_bar("generate", rounds, total=job.generation.num_rounds, leave=False)
+        answers = job.generation.answers(job.trainable.model, bar)
+    return None if rounds.cut_short else answers
 
 
 def save_if_due(job: Job, *, by_time: bool, ends_epoch: bool) -> None:
@@ -345,7 +361,7 @@ def conclude(job: Job, status: str, asked: str) -> None:
     how = f"stopped by {asked} after step" if asked else "finished step"
     how += f" {state.step} of {job.num_steps}"
     lacking = on_rank_zero(
-        lambda: lacking_checkpoint(saver.root, saver.tried_step) + lacking_weights(reporter, state.best_eval_loss)
+        lambda: lacking_checkpoint(saver.root, saver.tried_step) + lacking_weights(reporter, state.best_score)
     )
     if status == "finished" and train_config.dist_checkpoint_root_folder and train_config.save_model:
         job.watchdog.at(state.step, "saving")

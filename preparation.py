@@ -25,10 +25,11 @@ from data.pipeline import RunData, load_data, make_loaders
 from data.step_loader import StepLoader
 from data.stream_loader import StreamLoader
 from data.tokenizer_loading import added_token_ids, num_rows_needed
+from evaluation.generation import Generation, plan_generation
 from planning.beginning import Beginning
 from planning.places import check_places
 from planning.preflight import check_environment
-from planning.resolved import Resolved, resolve, resolve_num_steps
+from planning.resolved import Resolved, num_positions, resolve, resolve_num_steps
 from planning.sizes import check_batch_sizes
 from policies.attention import check_packing_isolates
 from policies.building import BuiltModel, build_for_training
@@ -67,6 +68,7 @@ class Inputs:
     processor: Any  # a tokenizer, or a processor that has one
     vocab_size: int  # rows that the embeddings will have at least
     data: RunData
+    generation: Generation | None  # what is generated at each evaluation
     preview: dict[str, Any]  # the section `data` of run.yaml
     num_steps: int  # optimizer steps of the whole run
 
@@ -108,6 +110,7 @@ class Job:
     task: Task
     trainable: Trainable
     loaders: Loaders
+    generation: Generation | None
     num_steps: int
     state: TrainState
     saver: CheckpointSaver
@@ -174,14 +177,25 @@ def read_inputs(config: RunConfig, env: Environment, checkpoint: Checkpoint | No
         context_length=resolved.context_length,
     )
     check_batch_sizes(config, data, resolved.model_config, vocab_size, env)
+    generation = plan_generation(
+        config.train_config,
+        data,
+        task,
+        processor,
+        resolved.policies,
+        env,
+        vocab_size=vocab_size,
+        num_positions=num_positions(config.train_config, config.prefix_config, resolved.model_config),
+    )
     notes = [*resolved.notes, *task.loss_notes(resolved.model_config), *data.notes, *data.epoch_notes(resolved.batches)]
-    print_rank_zero(env, *config.notes, *notes)
+    print_rank_zero(env, *config.notes, *notes, *(generation.notes if generation else ()))
     return Inputs(
         resolved=resolved,
         task=task,
         processor=processor,
         vocab_size=vocab_size,
         data=data,
+        generation=generation,
         preview=preview_data(data, processor, config.train_config, resolved.batches, resolved.width, env),
         num_steps=resolve_num_steps(
             config.train_config, config.tracking_config, data.steps_per_epoch(resolved.batches)
@@ -337,6 +351,7 @@ def open_run(
         task=inputs.task,
         trainable=trainable,
         loaders=parts.loaders,
+        generation=inputs.generation,
         num_steps=inputs.num_steps,
         state=state,
         saver=saver,
@@ -366,16 +381,18 @@ def open_reporter(
         after_step: the step that a resumed run goes on after.
     """
     tracking, say = config.tracking_config, partial(print_rank_zero, env)
-    metrics = MetricsFile(None)
+    metrics = samples = MetricsFile(None)
     if env.is_rank_zero:
         trackers = open_trackers(tracking, folder, config.to_dict(), figures, say, after_step=after_step)
         metrics = MetricsFile(folder / "metrics.jsonl", trackers, screen)
+        samples = MetricsFile(folder / "samples.jsonl") if inputs.generation else samples
     flops = inputs.task.make_flops(unwrap(trainable.model))
     return RunReporter(
         tracking,
         env,
         folder,
         metrics=metrics,
+        samples=samples,
         ledger=MemoryLedger(trainable.model, trainable.optimizer, env.device),
         recorder=step_recorder(tracking, env, folder, flops, say),
         flops=flops,

@@ -34,6 +34,7 @@ MAY_CHANGE = _dotted(
             *("num_epochs", "max_train_step"),
             # evaluation and results
             *("run_validation", "val_batch_size", "max_eval_step", "eval_every_steps", "eval_before_training"),
+            *("eval_generate", "num_beams", "max_new_tokens", "max_generate_samples"),
             *("output_dir", "overwrite", "resume", "resume_anyway", "save_every_steps", "save_every_minutes"),
             *("keep_last", "keep_best", "async_save", "save_model", "save_optimizer"),
             *("dist_checkpoint_root_folder", "dist_checkpoint_folder"),

@@ -24,16 +24,16 @@ def lacking_checkpoint(root: Path, last_step: int) -> list[str]:
     return [f"{what}: the newest is that of step {step_of(newest)}, {newest}"]
 
 
-def lacking_weights(reporter: RunReporter, best_loss: float) -> list[str]:
+def lacking_weights(reporter: RunReporter, best_score: float) -> list[str]:
     """Which step's weights are saved, if they are not those of the best evaluation.
 
     Args:
-        best_loss: of the weights that are saved.
+        best_score: of the weights that are saved (`TrainState.best_score`).
     """
     lost, saved = reporter.lost, reporter.read_saved()
     if lost is None and (gone := reporter.gone_weights()):
         return [gone]
-    if lost is None or not lost.loss < best_loss:
+    if lost is None or not lost.score < best_score:
         return []
     where = "none are saved"
     if saved is not None and (reporter.folder / saved["folder"]).is_dir():

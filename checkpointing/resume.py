@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import warnings
 from collections.abc import Iterable, Mapping
 from pathlib import Path
@@ -74,17 +73,18 @@ def take_up_results(checkpoint: Checkpoint, state: TrainState, folder: Path, num
     def on_rank() -> bool:
         before = run_folder_of(checkpoint.folder) or folder
         unfinished = state.epoch if state.step < num_steps or state.epoch_end_due else state.epoch + 1
-        if (before / "metrics.jsonl").is_file():
-            source, target = before / "metrics.jsonl", folder / "metrics.jsonl"
-            keep_until(source, target, step=state.step, epoch=unfinished, eval_due=state.eval_due)
         run_yaml = read_run_yaml(folder)
+        for name in ("metrics.jsonl", "samples.jsonl"):
+            if name in run_yaml["entries"] and (before / name).is_file():
+                source, target = before / name, folder / name
+                keep_until(source, target, step=state.step, epoch=unfinished, eval_due=state.eval_due)
         if not run_yaml["settings"]["train_config"]["save_model"]:
             return before.resolve() == folder.resolve()
         saved = run_yaml.get("saved", {"step": 0, "folder": "."})
         return saved["step"] == state.best_step and (folder / saved["folder"]).is_dir()
 
     if not on_rank_zero(on_rank):
-        state.best_eval_loss = math.inf
+        state.forget_best()
 
 
 def _cause(error: BaseException) -> str:

@@ -87,6 +87,7 @@ SCHEMA: dict[tuple[str, ...], _Kind] = {
 """Every field that must be there, by its path."""
 
 MAY_BE_MISSING: dict[tuple[str, ...], _Kind] = {
+    ("state", "best_rouge"): _or_null(_NUMBER),  # earlier versions wrote none
     ("loss_scaler",): _or_null(_TABLE),  # earlier versions wrote none
     ("loss_scaler", "scale"): _Kind("a finite number, 1 or more", lambda value: _is_number(value) and value >= 1),
     ("loss_scaler", "growth_tracker"): _count(GROWTH_INTERVAL),

@@ -21,8 +21,9 @@ class TrainState:
     epoch_seconds: float = 0.0
     num_tokens: int = 0  # trained on so far
     seconds: float = 0.0  # of steps and evaluations, over all sessions of the run
-    best_eval_loss: float = math.inf
-    best_step: int = 0  # after which that was measured
+    best_eval_loss: float = math.inf  # of the best evaluation so far
+    best_rouge: float | None = None  # of the same, if --best_metric is a ROUGE
+    best_step: int = 0  # after which they were measured
 
     def count_step(self, seconds: float, loss: float, num_label_tokens: int, num_tokens: int) -> None:
         """Count the step that has just ended; `step` includes it already."""
@@ -35,6 +36,25 @@ class TrainState:
     def count_seconds(self, seconds: float) -> None:
         self.seconds += seconds
         self.epoch_seconds += seconds
+
+    def is_best(self, loss: float, rouge: float | None) -> bool:
+        """Whether an evaluation is the best so far.
+
+        Args:
+            rouge: the figure of --best_metric, if that is a ROUGE: higher is better.
+        """
+        if rouge is None:
+            return loss < self.best_eval_loss
+        return math.isfinite(loss) and (self.best_rouge is None or rouge > self.best_rouge)
+
+    @property
+    def best_score(self) -> float:
+        """The figure that decided, lower is better: the loss, or the ROUGE times -1."""
+        return self.best_eval_loss if self.best_rouge is None else -self.best_rouge
+
+    def forget_best(self) -> None:
+        """Let the next evaluation be the best."""
+        self.best_eval_loss, self.best_rouge = math.inf, None
 
     def begin_next_epoch(self) -> None:
         self.epoch += 1
@@ -52,7 +72,8 @@ class TrainState:
 
     @classmethod
     def from_dict(cls, values: dict[str, Any]) -> TrainState:
-        state = cls(**{field.name: values[field.name] for field in fields(cls)})
+        """Earlier versions wrote no `best_rouge`."""
+        state = cls(**{field.name: values[field.name] for field in fields(cls) if field.name in values})
         if state.best_eval_loss is None:
             state.best_eval_loss = math.inf
         return state

@@ -204,6 +204,24 @@ class TrainConfig:
         0, "also evaluate every so many optimizer steps; 0: only at the end of each epoch", unit="steps", minimum=0
     )
     eval_before_training: bool = setting(False, "evaluate once before the first step")
+    eval_generate: bool = setting(
+        False, "also let the model answer the validation prompts at each evaluation, and compute the answers' ROUGE"
+    )
+    num_beams: int = setting(1, "beams of the beam search (eval_generate); 1: greedy", unit="beams", minimum=1)
+    max_new_tokens: int = setting(
+        128, "longest answer that is generated (eval_generate)", unit="tokens", minimum=1, maximum=10**6
+    )
+    max_generate_samples: int = setting(
+        0,
+        "generate for so many of the evaluated samples, evenly spaced over the set (eval_generate); 0: for all",
+        unit="samples",
+        minimum=0,
+    )
+    best_metric: Literal["eval_loss", "rouge1", "rouge2", "rougeL"] = setting(
+        "eval_loss",
+        "figure of an evaluation that decides which weights are saved as the best: the lowest loss, or the highest "
+        "ROUGE (eval_generate)",
+    )
 
     # Results
     output_dir: str | None = setting(
@@ -236,7 +254,7 @@ class TrainConfig:
         unset=DEFAULT_KEEP_LAST,
     )
     keep_best: bool = setting(
-        False, "write a checkpoint after each evaluation with the lowest loss so far, and keep the last of these"
+        False, "write a checkpoint after each evaluation that is the best so far, and keep the last of these"
     )
     async_save: bool | None = setting(
         None,

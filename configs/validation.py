@@ -37,6 +37,7 @@ def validate(config: RunConfig) -> None:
     _check_batches_and_schedule(config)
     check_data(config)
     _check_evaluation_and_results(config)
+    _check_generation(config)
     _check_recording(config)
     _check_not_yet_available(config)
 
@@ -239,6 +240,19 @@ def _check_evaluation_and_results(config: RunConfig) -> None:
         raise ConfigError(
             "--resume: cannot be combined with --overwrite, which starts a new run; leave one of them out"
         )
+
+
+def _check_generation(config: RunConfig) -> None:
+    train = config.train_config
+    if train.eval_generate and train.run_validation is False:
+        raise ConfigError("--eval_generate: nothing is evaluated with --run_validation False; leave one of them out")
+    if train.eval_generate:
+        return
+    for field in ("num_beams", "max_new_tokens", "max_generate_samples"):
+        if config.was_given(f"train_config.{field}"):
+            raise ConfigError(f"--{field}: nothing is generated without --eval_generate; add it, or leave this out")
+    if train.best_metric != "eval_loss":
+        raise ConfigError(f"--best_metric: {train.best_metric} needs --eval_generate; add it, or leave this out")
 
 
 def _check_recording(config: RunConfig) -> None:

@@ -6,6 +6,7 @@ import torch
 
 from configs.fsdp import OPTIMIZERS_IN_8BIT
 from configs.run import RunConfig
+from evaluation.rouge import check_package
 from planning.places import check_places
 from planning.sizes import check_workers
 from reporting.run_folder import check_free, planned_folder
@@ -36,6 +37,7 @@ def check_environment(config: RunConfig, env: Environment) -> None:
         )
     check_workers(train, env)
     check_packages(config.tracking_config)
+    check_package(train)
     _check_optimizer(config.fsdp_config.optimizer, env)
     check_free(config, env)
     check_places(config, planned_folder(train, env), afresh=not train.resume)

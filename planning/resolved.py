@@ -186,3 +186,9 @@ def resolve_context_length(train: TrainConfig, prefix_config: PrefixConfig, mode
             f"(max_position_embeddings{taken}); give at most {positions}"
         )
     return positions, [f"context_length: {positions}, all that this model has positions for{taken}"]
+
+
+def num_positions(train: TrainConfig, prefix_config: PrefixConfig, model_config: Any) -> int | None:
+    """Tokens that the model's decoder has positions for, less a prefix; None if it has no limit."""
+    positions = getattr(model_config.get_text_config(decoder=True), "max_position_embeddings", None)
+    return None if positions is None else positions - num_virtual_tokens(train, prefix_config)

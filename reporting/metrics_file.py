@@ -1,4 +1,5 @@
-"""metrics.jsonl: writing its lines, reading them, and cutting it back to where a resumed run continues."""
+"""metrics.jsonl, and samples.jsonl in the same way: writing lines, reading them, and cutting them back to where a
+resumed run continues."""
 
 from __future__ import annotations
 
@@ -158,7 +159,7 @@ def keep_until(source: Path, target: Path, *, step: int, epoch: int, eval_due: b
         except ValueError:
             continue
         is_later = event.get("step", 0) > step or (event["event"] == "epoch" and event["epoch"] >= epoch)
-        is_later = is_later or (eval_due and event["event"] == "eval" and event["step"] == step)
+        is_later = is_later or (eval_due and event["event"] in ("eval", "sample") and event["step"] == step)
         if event["event"] != "end" and not is_later:
             kept.append(line + "\n")
     temporary = target.with_suffix(".tmp")

@@ -21,7 +21,7 @@ from utils.environment import Environment
 from utils.errors import ConfigError
 
 CHECKPOINTS = "checkpoints"
-REPLACED = (NAME, "metrics.jsonl", "metrics_data.json", "model", "adapter")
+REPLACED = (NAME, "metrics.jsonl", "samples.jsonl", "metrics_data.json", "model", "adapter")
 """Entries that a resumed run replaces as a whole. It only adds to the others."""
 RUN_ENTRIES = (*REPLACED, CHECKPOINTS, "tensorboard", "traces", "wandb", "profiler")
 
@@ -36,6 +36,7 @@ def entries_of(settings: Mapping[str, Any]) -> list[str]:
     train, tracking = (section if isinstance(section, dict) else {} for section in sections)
     adapts, saves = bool(train.get("use_peft")), bool(train.get("save_model"))
     written = {
+        "samples.jsonl": train.get("eval_generate"),
         "metrics_data.json": tracking.get("save_metrics"),
         "model": saves and not adapts,
         "adapter": saves and adapts,

@@ -11,7 +11,7 @@ Rank 0 writes. Every rank makes the same calls, since some gather figures from a
             loss, grad_norm = train_step(..., on_phase=reporter.on_phase)
         scheduler.step()
         seconds = reporter.step_ended(state.step, state.epoch, counts, loss, grad_norm, lr=lr)
-    reporter.evaluated(state.step, epoch, loss, num_label_tokens)
+    reporter.evaluated(state.step, epoch, loss, num_label_tokens, rouge, samples)
     reporter.epoch_ended(state.epoch, seconds, train_loss, eval_loss)
     reporter.run_ended("finished")
     refused = reporter.write_rest()
@@ -23,7 +23,7 @@ from __future__ import annotations
 import math
 import threading
 import time
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext, suppress
 from pathlib import Path
 from typing import Any, NamedTuple, Protocol, TypeVar
@@ -40,6 +40,7 @@ from reporting.metrics_file import MetricsFile
 from reporting.profiling import FlopFormula, StepRecorder
 from reporting.run_yaml import NAME as RUN_YAML
 from reporting.run_yaml import add_to_run_yaml, read_run_yaml, restore_run_yaml
+from reporting.samples import NUM_PRINTED, sample_lines
 from reporting.tables import print_for_people
 from utils.distributed import gather_to_all
 from utils.environment import Environment, print_rank_zero
@@ -65,7 +66,7 @@ class LostWeights(NamedTuple):
     """Weights that the disk did not take."""
 
     step: int
-    loss: float  # of their evaluation; -inf if there was none
+    score: float  # of their evaluation, lower is better; -inf if there was none
     which: str  # "best" or "last"
 
 
@@ -79,6 +80,7 @@ class RunReporter:
         folder: Path,
         *,
         metrics: MetricsFile,
+        samples: MetricsFile,
         ledger: MemoryLedger,
         recorder: StepRecorder,
         flops: FlopFormula,
@@ -90,11 +92,13 @@ class RunReporter:
         """
         Args:
             folder: the run's.
+            samples: where generated samples go.
             recorder: profiles a step or counts its operations (`reporting.profiling.step_recorder`).
             num_steps: optimizer steps of the whole run.
             compiles: whether the first step compiles the model, which takes long.
         """
         self.tracking, self.env, self.folder = tracking, env, folder
+        self.samples = samples
         self.metrics, self.ledger, self.recorder, self.flops, self.scaler = metrics, ledger, recorder, flops, scaler
         self.num_epochs, self.num_steps = num_epochs, num_steps
         self.on_phase = ledger.record  # for train_step to call at each of PHASES
@@ -217,11 +221,27 @@ class RunReporter:
 
     # Between steps
 
-    def evaluated(self, step: int, epoch: int, loss: float, num_label_tokens: int) -> None:
-        """Write the `eval` event and its log line."""
-        ppl = perplexity(loss)
-        self.metrics.write("eval", step=step, epoch=epoch, loss=loss, perplexity=ppl, num_label_tokens=num_label_tokens)
-        self.say(f"eval | step {step} | epoch {epoch} | loss {loss:.4f} | perplexity {ppl:.3f}")
+    def evaluated(
+        self,
+        step: int,
+        epoch: int,
+        loss: float,
+        num_label_tokens: int,
+        rouge: Mapping[str, float],
+        samples: Sequence[Mapping[str, Any]],
+    ) -> None:
+        """Write the `eval` event and its log line, and some generated samples.
+
+        Args:
+            rouge: by name, 0 to 100; empty if nothing was generated. samples: as `reporting.samples` prints them.
+        """
+        figures = {"step": step, "epoch": epoch, "loss": loss, "perplexity": perplexity(loss)}
+        self.metrics.write("eval", **figures, num_label_tokens=num_label_tokens, **rouge)
+        for sample in samples:
+            self.samples.write("sample", step=step, **sample)
+        line = f"eval | step {step} | epoch {epoch} | loss {loss:.4f} | perplexity {figures['perplexity']:.3f}"
+        line += "".join(f" | {name} {value:.2f}" for name, value in rouge.items())
+        self.say(*sample_lines(samples[:NUM_PRINTED]), line)
 
     def epoch_ended(self, epoch: int, seconds: float, train_loss: float, eval_loss: float | None) -> None:
         """Write the `epoch` event and its line."""
@@ -239,16 +259,16 @@ class RunReporter:
         if self.env.is_rank_zero and (reason := self._note_saved()):
             self.say(f"run.yaml cannot be written ({reason}): {folder} holds the weights of step {step}")
 
-    def weights_lost(self, step: int, loss: float | None) -> None:
+    def weights_lost(self, step: int, score: float | None) -> None:
         """Note that weights could not be saved.
 
         Args:
-            loss: of the evaluation that makes them the best; None if they are the run's last.
+            score: of the evaluation that makes them the best, lower is better; None if they are the run's last.
         """
-        if loss is None:
+        if score is None:
             self.lost = self.lost or LostWeights(step, -math.inf, "last")
-        elif self.lost is None or loss < self.lost.loss:
-            self.lost = LostWeights(step, loss, "best")
+        elif self.lost is None or score < self.lost.score:
+            self.lost = LostWeights(step, score, "best")
 
     def read_saved(self) -> dict[str, Any] | None:
         """Which step's weights are saved, and in which folder; None if none are. An earlier session may have."""
@@ -306,10 +326,11 @@ class RunReporter:
         refused = []
         with suppress(OSError):
             self.folder.mkdir(parents=True, exist_ok=True)  # it may have been deleted or renamed
-        self.metrics.write_waiting()
-        if missing := self.metrics.num_missing():
-            why = "deleted or moved away" if self.metrics.num_deleted() else self.metrics.refusal or "too many waited"
-            refused.append(f"{self.metrics.path} lacks {missing} line(s) ({why})")
+        for file in (self.metrics, self.samples):
+            file.write_waiting()
+            if missing := file.num_missing():
+                why = "deleted or moved away" if file.num_deleted() else file.refusal or "too many waited"
+                refused.append(f"{file.path} lacks {missing} line(s) ({why})")
         if reason := self._note_saved():
             refused.append(f"run.yaml cannot be written ({reason})")
         if self.tracking.save_metrics:

@@ -16,9 +16,10 @@ from data import causal_sequences
 from data.labels import IGNORE_INDEX, next_tokens_to_predict
 from data.packing import Offsets
 from data.padding import EXACT, PaddedWidth, padding_id
-from data.sequences import Row
+from data.sequences import Row, TokenSequence
 from data.tokenizer_loading import load_tokenizer
 from tasks.flops import StepFlops
+from tasks.generation import GenerationSettings, PromptedAnswer, generate_tokens, last_answer
 from utils.errors import ConfigError
 
 AUTO_MODEL = AutoModelForCausalLM
@@ -230,3 +231,26 @@ def generate(
         **sampling,
     )
     return processor.decode(output[0, ids.shape[1] :], skip_special_tokens=True).strip()
+
+
+def prompted_answer(sequence: TokenSequence) -> PromptedAnswer:
+    """The last answer of a sequence, and as its prompt all that comes before: earlier turns of a conversation, too."""
+    place = last_answer(sequence.labels)
+    return PromptedAnswer(sequence.input_ids[: place.start], sequence.input_ids[place], place.start)
+
+
+def generate_batch(
+    model: Any, processor: Any, sequences: Sequence[TokenSequence], settings: GenerationSettings, *, in_step: bool
+) -> list[str]:
+    """The model's text behind the prompt of each sequence, without special tokens. Prompts are padded on the left."""
+    prompts = [prompted_answer(sequence).prompt for sequence in sequences]
+    width = max(map(len, prompts))
+    input_ids = np.full((len(prompts), width), settings.padding_id, dtype=np.int64)
+    attention_mask = np.zeros_like(input_ids)
+    for row, prompt in enumerate(prompts):
+        input_ids[row, width - len(prompt) :] = prompt
+        attention_mask[row, width - len(prompt) :] = 1
+    inputs = {"input_ids": input_ids, "attention_mask": attention_mask}
+    on_device = {name: torch.from_numpy(value).to(model.device) for name, value in inputs.items()}
+    output = generate_tokens(model, on_device, settings, in_step=in_step)
+    return [text.strip() for text in processor.batch_decode(output[:, width:], skip_special_tokens=True)]

@@ -16,9 +16,10 @@ from data.causal_sequences import Truncation
 from data.counts import BatchCounts
 from data.packing import Offsets
 from data.padding import PaddedWidth
-from data.sequences import Sequences
+from data.sequences import Sequences, TokenSequence
 from tasks import causal_lm
 from tasks.flops import StepFlops
+from tasks.generation import GenerationSettings, PromptedAnswer
 from utils.distributed import sum_on_host
 
 
@@ -103,6 +104,24 @@ class Task(Protocol):
         more_end_ids: Sequence[int] = (),
     ) -> str:
         """The model's answer to a prompt."""
+
+    def prompted_answer(self, sequence: TokenSequence) -> PromptedAnswer:
+        """What generation at evaluation makes of a sequence: its prompt, and the answer to compare with."""
+
+    def generate_batch(
+        self,
+        model: Any,
+        processor: Any,
+        sequences: Sequence[TokenSequence],
+        settings: GenerationSettings,
+        *,
+        in_step: bool,
+    ) -> list[str]:
+        """The text that the model generates for each sequence's prompt, on the device where it computes.
+
+        Args:
+            in_step: call the model as often as every other rank does (`policies.generating`).
+        """
 
 
 def find_task(model_config: Any) -> Task:

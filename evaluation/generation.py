@@ -1,0 +1,241 @@
+"""Generation at evaluation: the model's own answers to prompts of the validation set, and their ROUGE.
+
+Which samples share a batch does not depend on the number of ranks, so neither does any text. Whole batches are dealt
+out to the ranks; texts and scores are gathered in host memory, in the order of the data.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+import numpy as np
+from torch import nn
+
+from configs.training import TrainConfig
+from data.mixing import describe_row
+from data.padding import padding_id
+from data.pipeline import RunData
+from data.sequences import Sequences, TokenSequence
+from evaluation.rouge import ROUGES, rouge_scorer
+from policies.apply_policies import Policies
+from policies.generating import generating
+from policies.pretrained import generation_settings
+from policies.sharding import unwrap
+from tasks.generation import GenerationSettings, PromptedAnswer
+from tasks.task import Task
+from utils.distributed import gather_to_all
+from utils.environment import Environment
+from utils.errors import ConfigError
+
+NUM_SHOWN = 8  # samples of each evaluation that samples.jsonl gets
+OVERRULED = (
+    *("num_beams", "max_length", "max_new_tokens", "do_sample", "temperature", "top_k", "top_p"),
+    "transformers_version",
+)
+"""Of generation_config.json, what flags decide here, or says nothing about texts."""
+
+
+class Answer(NamedTuple):
+    """What the model wrote for one sample."""
+
+    place: int  # of its sample, among those of the Generation
+    text: str
+    rouge: dict[str, float]  # by the names in ROUGES, 0 to 100
+
+
+@dataclass(frozen=True)
+class Generation:
+    """What is generated at each evaluation: the same samples each time, in the same batches."""
+
+    task: Task
+    processor: Any
+    sequences: Sequences
+    samples: np.ndarray  # int64 [n], which sequences, in the order of the data
+    batches: tuple[tuple[int, ...], ...]  # places in `samples`
+    settings: GenerationSettings
+    policies: Policies
+    env: Environment
+    score: Callable[[str, str], dict[str, float]]
+    notes: tuple[str, ...]  # lines to print
+
+    @property
+    def num_rounds(self) -> int:
+        """How many batches each rank gets; the last may be empty."""
+        return -(-len(self.batches) // self.env.world_size)
+
+    def rounds(self) -> Iterator[tuple[int, ...]]:
+        """This rank's batches. Every rank gets as many; if batches run out, an empty one."""
+        for start in range(0, len(self.batches), self.env.world_size):
+            place = start + self.env.rank
+            yield self.batches[place] if place < len(self.batches) else ()
+
+    def answers(self, model: nn.Module, rounds: Iterable[tuple[int, ...]]) -> list[Answer]:
+        """The answers of all ranks, in the order of the samples. Every rank must call this.
+
+        Args:
+            rounds: those of `rounds()`, or the first of them; equally many on every rank.
+        """
+        mine: list[Answer] = []
+        with generating(model, self.policies, self.env) as in_step:
+            for batch in rounds:
+                if batch:
+                    mine += self._answer(unwrap(model), batch, in_step=in_step)
+                elif in_step:  # the others wait for this rank's part of the weights
+                    self._answer(unwrap(model), self.batches[-1], in_step=True)
+        return sorted(answer for part in gather_to_all(mine) for answer in part)
+
+    def _answer(self, model: Any, batch: tuple[int, ...], *, in_step: bool) -> list[Answer]:
+        sequences = [self.sequences[int(self.samples[place])] for place in batch]
+        texts = self.task.generate_batch(model, self.processor, sequences, self.settings, in_step=in_step)
+        return [
+            Answer(place, text, self.score(self._reference(sequence), text))
+            for place, sequence, text in zip(batch, sequences, texts, strict=True)
+        ]
+
+    def _reference(self, sequence: TokenSequence) -> str:
+        return decoded_answer(self.processor, self.task.prompted_answer(sequence))
+
+    def shown(self, answers: Sequence[Answer], datasets: Sequence[str]) -> list[dict[str, Any]]:
+        """Some of the answers as records for people, the same samples each time."""
+        return [self._record(answers[place], datasets) for place in spread(len(answers), NUM_SHOWN)]
+
+    def _record(self, answer: Answer, datasets: Sequence[str]) -> dict[str, Any]:
+        sequence = self.sequences[int(self.samples[answer.place])]
+        prompt = self.task.prompted_answer(sequence).prompt
+        return {
+            "row": describe_row(sequence.source_row, datasets),
+            "prompt": self.processor.decode(prompt.tolist(), skip_special_tokens=False),
+            "reference": self._reference(sequence),
+            "generated": answer.text,
+            **answer.rouge,
+        }
+
+
+def mean_rouge(answers: Sequence[Answer]) -> dict[str, float]:
+    """The mean of each of ROUGES over the answers, none without answers."""
+    return {name: math.fsum(a.rouge[name] for a in answers) / len(answers) for name in ROUGES if answers}
+
+
+def spread(num_items: int, num_chosen: int) -> list[int]:
+    """So many of the items, evenly spaced, from the first on; all if there are fewer."""
+    num_chosen = min(num_items, num_chosen)
+    return [number * num_items // num_chosen for number in range(num_chosen)]
+
+
+def plan_generation(
+    train: TrainConfig,
+    data: RunData,
+    task: Task,
+    processor: Any,
+    policies: Policies,
+    env: Environment,
+    *,
+    vocab_size: int,
+    num_positions: int | None,
+) -> Generation | None:
+    """What will be generated at each evaluation; None without --eval_generate.
+
+    The samples are those whose loss is evaluated and that have a prompt.
+
+    Args:
+        num_positions: of the model's decoder; None if it has no limit.
+
+    Raises:
+        ConfigError: if there is no such sample, or an answer could be longer than the model has positions for.
+    """
+    if not train.eval_generate:
+        return None
+    if data.evaluation is None or data.eval_rows is None:
+        raise ConfigError("--eval_generate: there is no validation data to generate from; leave it out")
+    sequences, rows = data.evaluation, data.eval_rows
+    evaluated = np.unique(rows.indices[: rows.offsets[-1]])
+    prompted = {int(index): task.prompted_answer(sequences[index]) for index in evaluated}
+    special = set(tokenizer_of(processor).all_special_ids)
+    samples = [index for index, sample in prompted.items() if not special.issuperset(sample.prompt.tolist())]
+    if not samples:
+        raise ConfigError(
+            "--eval_generate: no validation sample has a prompt, that is tokens without a label before its answer (as "
+            "with text_dataset); leave it out"
+        )
+    notes = []
+    if left_out := len(prompted) - len(samples):
+        notes.append(f"eval_generate: {left_out} validation samples without a prompt before their answer are left out")
+    if train.max_generate_samples:
+        samples = [samples[place] for place in spread(len(samples), train.max_generate_samples)]
+    _check_lengths(train, {index: prompted[index] for index in samples}, sequences, num_positions)
+    notes += _notes_on_rouge([decoded_answer(processor, prompted[index]) for index in samples])
+    notes += _notes_on_settings(train)
+    last_tokens = {int(prompted[index].answer[-1]) for index in samples}
+    by_length = sorted(range(len(samples)), key=lambda place: -len(prompted[samples[place]].prompt))
+    size = train.val_batch_size
+    return Generation(
+        task=task,
+        processor=processor,
+        sequences=sequences,
+        samples=np.array(samples),
+        batches=tuple(tuple(by_length[start : start + size]) for start in range(0, len(samples), size)),
+        settings=GenerationSettings(
+            num_beams=train.num_beams,
+            max_new_tokens=train.max_new_tokens,
+            padding_id=padding_id(tokenizer_of(processor), vocab_size),
+            # A chat template may end the assistant's turn by another token than the tokenizer's end token.
+            end_ids=tuple(sorted(last_tokens & special | {tokenizer_of(processor).eos_token_id})),
+        ),
+        policies=policies,
+        env=env,
+        score=rouge_scorer(),
+        notes=tuple(notes),
+    )
+
+
+def decoded_answer(processor: Any, sample: PromptedAnswer) -> str:
+    """The reference as text, without special tokens, as generated texts are decoded."""
+    return str(processor.decode(sample.answer.tolist(), skip_special_tokens=True)).strip()
+
+
+def tokenizer_of(processor: Any) -> Any:
+    """The tokenizer of a processor, which may be one itself."""
+    return getattr(processor, "tokenizer", processor)
+
+
+def _check_lengths(
+    train: TrainConfig, prompted: Mapping[int, PromptedAnswer], sequences: Sequences, num_positions: int | None
+) -> None:
+    """Refuse answers that could be longer than the model has positions for."""
+    longest, sample = max(prompted.items(), key=lambda item: item[1].num_positions)
+    if num_positions is None or sample.num_positions + train.max_new_tokens <= num_positions:
+        return
+    row = describe_row(int(sequences.source_rows[longest]), train.datasets)
+    room = num_positions - sample.num_positions
+    remedy = f"give at most {room}, or a smaller --context_length" if room > 0 else "give a smaller --context_length"
+    raise ConfigError(
+        f"--max_new_tokens: {train.max_new_tokens} behind the {sample.num_positions:,} tokens before the answer of "
+        f"validation row {row} are more than the {num_positions:,} positions of this model; {remedy}"
+    )
+
+
+def _notes_on_rouge(references: Sequence[str]) -> list[str]:
+    """A line if there are references that rouge-score, which drops all other letters, takes for empty."""
+    num_empty = sum(not re.search("[a-z0-9]", reference.lower()) for reference in references)
+    if not num_empty:
+        return []
+    return [
+        f"eval_generate: {num_empty:,} of {len(references):,} references have no letter from a to z and no digit, and "
+        "rouge-score counts nothing else; their ROUGE is 0"
+    ]
+
+
+def _notes_on_settings(train: TrainConfig) -> list[str]:
+    """A line that names what generation_config.json says beside the flags, such as a least length."""
+    settings, _ = generation_settings(train.model_name)
+    given = {} if settings is None else settings.to_diff_dict()
+    named = [
+        f"{name} {value}"
+        for name, value in given.items()
+        if name not in OVERRULED and not name.startswith("_") and not name.endswith(("token_id", "token_ids"))
+    ]
+    return [f"eval_generate: generation_config.json of the model also says: {', '.join(named)}"] if named else []

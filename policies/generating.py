@@ -1,0 +1,84 @@
+"""A trained model made ready to generate, and ready to train again afterwards."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import psutil
+import torch
+from peft import PeftModel
+from torch import nn
+from torch.distributed.fsdp import FSDPModule
+
+from policies.apply_policies import Policies
+from policies.attention import BY_OFFSETS
+from policies.sharding import reshard, unwrap
+from utils.distributed import max_on_host
+from utils.environment import Environment, print_rank_zero
+
+
+@contextmanager
+def generating(model: nn.Module, policies: Policies, env: Environment) -> Iterator[bool]:
+    """A context in which `unwrap(model).generate` works. Every rank must enter and leave it.
+
+    Sharded weights are gathered once if they take at most half of the free memory of every rank: each new token is a
+    forward pass, and gathering every layer for each of them would cost far more than computing. Otherwise layers are
+    gathered one at a time, and every rank has to call the model equally often.
+
+    Yields:
+        Whether the ranks must go in step.
+    """
+    units: list[Any] = [module for module in model.modules() if isinstance(module, FSDPModule)]
+    training, inner = model.training, _transformers_model(model)
+    attention = inner.config.get_text_config()._attn_implementation
+    whole = bool(units) and _fits(units, policies, env)
+    if units and not whole:
+        print_rank_zero(env, "generating: the whole model does not fit; layers are gathered for every token, slowly")
+    model.eval()
+    if attention == BY_OFFSETS:  # a lone prompt longer than a sliding window would have neither offsets nor a mask
+        inner.set_attn_implementation("sdpa")
+    # The root's weights are whole only in its own forward, which generation does not call under an adapter, nor for an
+    # encoder alone.
+    for unit in units if whole else units[:1]:
+        unit.unshard()
+    if whole:
+        units[0].set_reshard_after_forward(False)
+    try:
+        # Every new token has another length, and compiled layers would be compiled again and again.
+        with torch.compiler.set_stance("force_eager"):
+            yield bool(units) and not whole and policies.layout.mesh_shape[1] > 1
+    finally:
+        if whole:
+            for unit in units[1:]:
+                unit.set_reshard_after_forward(policies.layout.reshard_after_forward, recurse=False)
+        reshard(model)
+        if attention == BY_OFFSETS:
+            inner.set_attn_implementation(BY_OFFSETS)
+        model.train(training)
+
+
+def _transformers_model(model: nn.Module) -> Any:
+    """The transformers model below what wraps it."""
+    inner = unwrap(model)
+    return inner.get_base_model() if isinstance(inner, PeftModel) else inner
+
+
+def _fits(units: list[Any], policies: Policies, env: Environment) -> bool:
+    """Whether the whole weights, as they are computed with, take at most half of the free memory of every rank."""
+    precision = policies.precision
+    num_bytes = 0
+    for parameter in units[0].parameters():
+        casts = parameter.is_floating_point() and precision.casts
+        num_bytes += parameter.numel() * (precision.compute_dtype.itemsize if casts else parameter.element_size())
+    (is_short,) = max_on_host(2 * num_bytes > free_bytes(env))
+    return not is_short
+
+
+def free_bytes(env: Environment) -> int:
+    """Memory that this rank can still take on the device where it computes."""
+    if env.device.type != "cuda":
+        return int(psutil.virtual_memory().available // env.local_world_size)
+    kept = torch.cuda.memory_reserved(env.device) - torch.cuda.memory_allocated(env.device)
+    return torch.cuda.mem_get_info(env.device)[0] + kept

@@ -1,0 +1,62 @@
+"""What tasks share when they generate: the settings, what a sample asks of the model, and the call itself."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+
+from data.labels import IGNORE_INDEX
+
+
+@dataclass(frozen=True)
+class GenerationSettings:
+    """How the texts of an evaluation are generated. Everything else is as the model's generation_config.json says."""
+
+    num_beams: int  # 1: greedy
+    max_new_tokens: int
+    padding_id: int  # in the unused positions of a batch
+    end_ids: tuple[int, ...]  # tokens that end an answer, beside those of generation_config.json
+
+
+class PromptedAnswer(NamedTuple):
+    """What the model is asked, and the reference that its text is compared with."""
+
+    prompt: np.ndarray  # int32 [tokens]
+    answer: np.ndarray  # int32 [tokens], at least one
+    num_positions: int  # of the decoder that are taken before the first new token
+
+
+def last_answer(labels: np.ndarray) -> slice:
+    """The last run of label tokens, empty if there is none."""
+    places = np.flatnonzero(labels != IGNORE_INDEX)
+    if not len(places):
+        return slice(0, 0)
+    breaks = np.flatnonzero(np.diff(places) > 1)
+    return slice(int(places[breaks[-1] + 1] if len(breaks) else places[0]), int(places[-1]) + 1)
+
+
+def generate_tokens(
+    model: Any, inputs: Mapping[str, torch.Tensor], settings: GenerationSettings, *, in_step: bool
+) -> torch.Tensor:
+    """The tokens of `model.generate`, int64 [batch, tokens]: those of the decoder's input, and behind them new ones.
+
+    It draws no random numbers.
+
+    Args:
+        in_step: call the model as often as every other rank does, until the last of them has finished.
+    """
+    own_end_ids = model.generation_config.eos_token_id
+    own_end_ids = own_end_ids if isinstance(own_end_ids, list) else [own_end_ids]
+    return model.generate(
+        **inputs,
+        num_beams=settings.num_beams,
+        max_new_tokens=settings.max_new_tokens,
+        do_sample=False,
+        eos_token_id=sorted({*settings.end_ids, *(end for end in own_end_ids if end is not None)}),
+        pad_token_id=settings.padding_id,
+        synced_gpus=in_step,
+    )
