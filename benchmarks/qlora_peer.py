@@ -11,32 +11,16 @@ import argparse
 import json
 import statistics
 import tempfile
-import time
-from typing import Any
 
 import datasets
 import numpy as np
 import peft
 import torch
 import trl
-from transformers import AutoModelForCausalLM, AutoTokenizer, BitsAndBytesConfig, TrainerCallback
+from transformers import AutoModelForCausalLM, AutoTokenizer, BitsAndBytesConfig
 
 from benchmarks.measurements import WARMUP_STEPS
-
-
-class StepTimes(TrainerCallback):
-    """Measures the seconds of each step, with all work on the GPU done."""
-
-    def __init__(self) -> None:
-        self.seconds: list[float] = []
-
-    def on_step_begin(self, *args: Any, **kwargs: Any) -> None:
-        torch.cuda.synchronize()
-        self.began = time.perf_counter()
-
-    def on_step_end(self, *args: Any, **kwargs: Any) -> None:
-        torch.cuda.synchronize()
-        self.seconds.append(time.perf_counter() - self.began)
+from benchmarks.step_times import StepTimes
 
 
 def main() -> None:

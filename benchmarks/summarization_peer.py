@@ -11,8 +11,6 @@ import argparse
 import json
 import statistics
 import tempfile
-import time
-from typing import Any
 
 import datasets
 import torch
@@ -23,27 +21,10 @@ from transformers import (
     DataCollatorForSeq2Seq,
     Seq2SeqTrainer,
     Seq2SeqTrainingArguments,
-    TrainerCallback,
 )
 
 from benchmarks.measurements import WARMUP_STEPS
-
-
-class StepTimes(TrainerCallback):
-    """Measures the seconds of each step, with all work on the GPU done."""
-
-    def __init__(self) -> None:
-        self.seconds: list[float] = []
-
-    def on_step_begin(self, *args: Any, **kwargs: Any) -> None:
-        if torch.cuda.is_available():
-            torch.cuda.synchronize()
-        self.began = time.perf_counter()
-
-    def on_step_end(self, *args: Any, **kwargs: Any) -> None:
-        if torch.cuda.is_available():
-            torch.cuda.synchronize()
-        self.seconds.append(time.perf_counter() - self.began)
+from benchmarks.step_times import StepTimes
 
 
 def main() -> None:
