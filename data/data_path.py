@@ -217,12 +217,13 @@ def _files_of_folder(flag: str, folder: Path, config: DataSource, kinds: Sequenc
     by_split, by_word = {}, _files_by_word(flag, folder, kinds)
     for split, is_default in _asked(config):
         names = names_of(split, is_default)
-        if files := _files_of_split(flag, folder, split, kinds):
+        if files := _files_of_split(flag, folder, split, kinds) or _files_of_names(flag, folder, names, by_word, kinds):
             by_split[split] = files
-        elif files := [file for name in names for file in by_word.get(name, [])]:
-            by_split[split] = _one_kind(flag, str(folder), files, kinds)
-        elif files := next((files for name in names if (files := _files_in(flag, folder / name, kinds))), []):
-            by_split[split] = files
+    lacks_validation = config.train_split in by_split and config.test_split not in by_split
+    if lacks_validation and config.test_split == type(config).test_split:
+        # A folder of train and test alone is evaluated on test, and the note says so.
+        tests = _files_of_names(flag, folder, ("test",), by_word, kinds)
+        by_split |= {config.test_split: tests} if tests else {}
     entries = sorted(folder.iterdir())
     if by_split:
         return Files(flag, str(folder), by_split, has_splits=True, note=_note(folder, by_split, entries, kinds))
@@ -285,6 +286,15 @@ def _files_of_split(flag: str, folder: Path, split: str, kinds: Sequence[str]) -
         raise ConfigError(f"--{flag}.data_path: {folder} has more than one {split}.*: {names}; leave one there")
     found = found or [file for file in files if file.name.startswith(f"{split}-")]
     return _one_kind(flag, str(folder), found, kinds) if found else _files_in(flag, folder / split, kinds)
+
+
+def _files_of_names(
+    flag: str, folder: Path, names: Sequence[str], by_word: dict[str, list[Path]], kinds: Sequence[str]
+) -> list[Path]:
+    """The files whose names hold one of these as a word, or those of a folder of that name."""
+    if files := [file for name in names for file in by_word.get(name, [])]:
+        return _one_kind(flag, str(folder), files, kinds)
+    return next((files for name in names if (files := _files_in(flag, folder / name, kinds))), [])
 
 
 def _files_in(flag: str, folder: Path, kinds: Sequence[str]) -> list[Path]:

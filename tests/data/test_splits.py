@@ -100,6 +100,10 @@ def test_a_folder_holds_splits_by_name(names: tuple[str, str], tmp_path: Path) -
         ("training.v2.jsonl", "valid/a.jsonl", []),
         ("a_train.jsonl", "a_eval.jsonl", ["a_test.jsonl"]),
         ("train.jsonl", "val.jsonl", ["notes.jsonl"]),
+        ("captions_train2017.json", "captions_val2017.json", []),
+        ("samsumTrain.jsonl", "samsumValid.jsonl", ["samsumTest.jsonl"]),
+        ("my_train.csv", "my_test.csv", []),
+        ("train.parquet", "test/a.parquet", []),
     ],
 )
 def test_files_are_splits_by_a_word_of_their_names(
