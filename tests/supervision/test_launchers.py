@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import subprocess
-import sys
 from concurrent.futures import ThreadPoolExecutor
 from datetime import timedelta
 from pathlib import Path
@@ -11,7 +9,7 @@ from pathlib import Path
 import pytest
 import torch.distributed as dist
 
-from tests.helpers.processes import ROOT, free_port, process_variables, train_events
+from tests.helpers.processes import ROOT, Captured, free_port, process_variables, train_events
 from tests.helpers.resuming import flags_of
 from utils.accelerate_launch import not_followed
 from utils.environment import Environment
@@ -89,12 +87,6 @@ def test_rank_0_says_who_joined_and_whom_it_waits_for(
     assert any(line.startswith("waiting for rank 2 (") for line in lines)
 
 
-def started(words: list[str], folder: Path, **variables: str) -> subprocess.Popen[str]:
-    environment = process_variables(variables | {"HF_HOME": str(folder / "home")})  # no config of accelerate's
-    given = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
-    return subprocess.Popen([sys.executable, *words], cwd=ROOT, env=environment, **given)  # type: ignore[call-overload]
-
-
 @pytest.mark.slow
 def test_every_launcher_starts_the_same_run(tiny_model: Path, tmp_path: Path) -> None:
     """python, torchrun, torchrun on two hosts, accelerate launch: the same losses, to rounding and bit by bit."""
@@ -109,7 +101,7 @@ def test_every_launcher_starts_the_same_run(tiny_model: Path, tmp_path: Path) ->
         "accelerate": [[*accelerate, "--multi_gpu", *two, "--mixed_precision", "fp16", "--dynamo_backend", "no"]],
         "single": [[*accelerate, *two, "--mixed_precision", "no", "--dynamo_backend", "no"]],
     }
-    losses, printed = {}, {}
+    losses, printed, variables = {}, {}, process_variables({})
     for name, words in launchers.items():
         given = [
             "--max_train_step",
@@ -122,10 +114,9 @@ def test_every_launcher_starts_the_same_run(tiny_model: Path, tmp_path: Path) ->
             "False",
         ]
         flags = [str(ROOT / "finetuning.py"), *flags_of(tiny_model, tmp_path / name, *given)]
-        processes = [started([*launcher, *flags], tmp_path) for launcher in words]
-        outputs = [process.communicate(timeout=300) for process in processes]
-        assert [process.returncode for process in processes] == [0] * len(words), outputs
-        printed[name] = "".join(out for out, _ in outputs)
+        outcomes = [process.outcome(300) for process in [Captured([*w, *flags], ROOT, variables) for w in words]]
+        assert [outcome.status for outcome in outcomes] == [0] * len(words), outcomes
+        printed[name] = "".join(outcome.stdout for outcome in outcomes)
         losses[name] = [event["loss"] for event in train_events(tmp_path / name)]
     assert len(losses["torchrun"]) == 3
     assert losses["torchrun"] == losses["hosts"] == losses["accelerate"]
