@@ -50,7 +50,7 @@ from reporting.start_table import start_table, start_warnings
 from reporting.tables import print_for_people
 from reporting.trackers import open_trackers
 from supervision.watchdog import Watchdog
-from tasks.task import Task, find_task
+from tasks.task import Task
 from utils.distributed import on_rank_zero, start_process_group
 from utils.environment import Environment, launcher_notes, print_rank_zero
 from utils.errors import ConfigError
@@ -64,7 +64,6 @@ class Inputs:
     """What each rank knows of a run before it meets the others and reads weights."""
 
     resolved: Resolved
-    task: Task
     processor: Any  # a tokenizer, or a processor that has one
     vocab_size: int  # rows that the embeddings will have at least
     data: RunData
@@ -137,6 +136,7 @@ def prepare(config: RunConfig, env: Environment, watchdog: Watchdog, lock: RunLo
     check_places(config, planned_folder(config.train_config, env), afresh=not found)
     connection = connect(env)
     inputs = read_inputs(config, env, open_checkpoint(found, env, every_file=False))
+    config = inputs.resolved.config
 
     start_process_group(env, connection)
     watchdog.start(config.train_config.step_timeout_seconds)
@@ -164,17 +164,18 @@ def read_inputs(config: RunConfig, env: Environment, checkpoint: Checkpoint | No
     resumed_size = checkpoint.global_batch_size if checkpoint else None
     began_with = Beginning.of(checkpoint.values) if checkpoint else None
     resolved = resolve(config, env, resumed_size=resumed_size, began_with=began_with)
-    task = find_task(resolved.model_config)
-    task.check_config(resolved.model_config, config.train_config.model_name)
+    config, task = resolved.config, resolved.task
     processor = task.load_processor(config.train_config)
+    reading = task.make_reading(processor, config.train_config, resolved.lengths)
     vocab_size = max(resolved.model_config.get_text_config().vocab_size, num_rows_needed(processor))
     data = load_data(
         config.train_config,
         config.dataset_configs,
         processor,
-        build_sequences=task.build_sequences,
+        build_sequences=reading.build_sequences,
         vocab_size=vocab_size,
         context_length=resolved.context_length,
+        encode=reading.encode,
     )
     check_batch_sizes(config, data, resolved.model_config, vocab_size, env)
     generation = plan_generation(
@@ -191,12 +192,11 @@ def read_inputs(config: RunConfig, env: Environment, checkpoint: Checkpoint | No
     print_rank_zero(env, *config.notes, *notes, *(generation.notes if generation else ()))
     return Inputs(
         resolved=resolved,
-        task=task,
         processor=processor,
         vocab_size=vocab_size,
         data=data,
         generation=generation,
-        preview=preview_data(data, processor, config.train_config, resolved.batches, resolved.width, env),
+        preview=preview_data(data, processor, config.train_config, resolved.batches, resolved.widths[0], env),
         num_steps=resolve_num_steps(
             config.train_config, config.tracking_config, data.steps_per_epoch(resolved.batches)
         ),
@@ -205,14 +205,11 @@ def read_inputs(config: RunConfig, env: Environment, checkpoint: Checkpoint | No
 
 def build(inputs: Inputs, config: RunConfig, env: Environment) -> Parts:
     """Build the model with its weights, what updates it and what feeds it. Every rank must call this."""
-    resolved, task = inputs.resolved, inputs.task
+    resolved, task = inputs.resolved, inputs.resolved.task
     built = build_for_training(
         config,
         resolved.model_config,
-        auto_model=task.AUTO_MODEL,
-        task_type=task.PEFT_TYPE,
-        check_model=task.check_model,
-        find_backbone=task.backbone,
+        task=task,
         policies=resolved.policies,
         row_length=resolved.context_length,
         num_embeddings=num_rows_needed(inputs.processor),
@@ -226,7 +223,12 @@ def build(inputs: Inputs, config: RunConfig, env: Environment) -> Parts:
     print_rank_zero(env, *notes)
     packing = train.batching_strategy == "packing"
     collate = task.make_collator(
-        inputs.processor, inputs.vocab_size, resolved.width, packing=packing, offsets=built.empty.offsets
+        inputs.processor,
+        built.empty.model.config,
+        vocab_size=inputs.vocab_size,
+        widths=resolved.widths,
+        packing=packing,
+        offsets=built.empty.offsets,
     )
     if packing:
         check_packing_isolates(
@@ -348,7 +350,7 @@ def open_run(
     return Job(
         config=config,
         env=env,
-        task=inputs.task,
+        task=inputs.resolved.task,
         trainable=trainable,
         loaders=parts.loaders,
         generation=inputs.generation,
@@ -386,7 +388,7 @@ def open_reporter(
         trackers = open_trackers(tracking, folder, config.to_dict(), figures, say, after_step=after_step)
         metrics = MetricsFile(folder / "metrics.jsonl", trackers, screen)
         samples = MetricsFile(folder / "samples.jsonl") if inputs.generation else samples
-    flops = inputs.task.make_flops(unwrap(trainable.model))
+    flops = inputs.resolved.task.make_flops(unwrap(trainable.model))
     return RunReporter(
         tracking,
         env,

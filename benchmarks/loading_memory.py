@@ -29,7 +29,6 @@ from planning.resolved import resolve
 from policies.building import build_for_training
 from policies.sharding import shard
 from policies.wrapping import find_units
-from tasks.task import find_task
 from utils.distributed import start_process_group, stop_process_group
 from utils.environment import read_environment
 
@@ -67,14 +66,10 @@ def load(way: str, model: str) -> None:
         whole = AutoModelForCausalLM.from_pretrained(model, dtype=precision.storage_dtype)
         shard(whole, find_units(whole), resolved.policies.layout, precision, env.device)
         return
-    task = find_task(resolved.model_config)
     build_for_training(
         config,
         resolved.model_config,
-        auto_model=task.AUTO_MODEL,
-        task_type=task.PEFT_TYPE,
-        check_model=task.check_model,
-        find_backbone=task.backbone,
+        task=resolved.task,
         policies=resolved.policies,
         row_length=resolved.context_length,
         num_embeddings=0,

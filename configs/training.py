@@ -6,6 +6,8 @@ from typing import Literal
 from configs.setting import setting
 
 DEFAULT_CONTEXT_LENGTH = 4096
+DEFAULT_SOURCE_LENGTH = 1024
+DEFAULT_TARGET_LENGTH = 128
 DEFAULT_KEEP_LAST = 2
 
 
@@ -15,6 +17,11 @@ class TrainConfig:
 
     # Model
     model_name: str = setting(MISSING, "model to fine-tune: a folder, or a name on the Hugging Face hub", is_path=True)
+    task: Literal["causal_lm", "seq2seq_lm"] | None = setting(
+        None,
+        "kind of model: a causal language model, or an encoder-decoder like BART and T5 (docs/tasks.md); unset: as its "
+        "config.json says",
+    )
     tokenizer_name: str | None = setting(None, "tokenizer folder or hub name; unset: the model's own", is_path=True)
     add_special_tokens: tuple[str, ...] = setting(
         (),
@@ -62,6 +69,14 @@ class TrainConfig:
         unset=False,
     )
 
+    # Loss
+    label_smoothing: float = setting(
+        0.0,
+        "train on targets of which this share is spread evenly over the vocabulary; evaluation is on the plain ones",
+        minimum=0,
+        exclusive_maximum=1,
+    )
+
     # Adapters and frozen layers
     use_peft: bool = setting(False, "train an adapter and freeze the model's own weights")
     peft_method: Literal["lora", "llama_adapter", "prefix"] = setting(
@@ -77,10 +92,10 @@ class TrainConfig:
     )
     freeze_layers: bool = setting(
         False,
-        "freeze the first num_freeze_layers decoder layers and their adapters; this does not affect embeddings, later "
-        "layers, the final norm and the head",
+        "freeze the first num_freeze_layers decoder layers (and encoder layers, if there are any) and their adapters; "
+        "this does not affect embeddings, later layers, the final norm and the head",
     )
-    num_freeze_layers: int = setting(1, "decoder layers to freeze (freeze_layers)", unit="layers", minimum=1)
+    num_freeze_layers: int = setting(1, "layers to freeze (freeze_layers)", unit="layers", minimum=1)
 
     # Data
     dataset: str = setting(
@@ -109,9 +124,27 @@ class TrainConfig:
         minimum=8,
         unset=DEFAULT_CONTEXT_LENGTH,
     )
+    max_source_length: int | None = setting(
+        None,
+        "length of the longest source of an encoder-decoder; unset: less if the model has fewer positions",
+        unit="tokens",
+        minimum=8,
+        unset=DEFAULT_SOURCE_LENGTH,
+    )
+    max_target_length: int | None = setting(
+        None,
+        "length of the longest target of an encoder-decoder; unset: less if the model has fewer positions",
+        unit="tokens",
+        minimum=2,
+        unset=DEFAULT_TARGET_LENGTH,
+    )
+    source_prefix: str = setting(
+        "", "text before every source of an encoder-decoder, such as 'summarize: ' for T5 (its task prefix)"
+    )
     truncation: Literal["right", "left", "drop", "error", "split"] | None = setting(
         None,
-        "what to do with a sequence longer than context_length: keep its first tokens (right) or its last (left), "
+        "what to do with a sequence longer than context_length (a source or target longer than its own limit): keep "
+        "its first tokens (right) or its last (left), "
         "skip it (drop), end the run (error), or make several of it (split); unset: split for text_dataset, right for "
         "others",
         unset="right",

@@ -12,6 +12,7 @@ import importlib
 import importlib.abc
 import importlib.machinery
 import importlib.util
+import inspect
 import json
 import os
 import sys
@@ -92,3 +93,9 @@ def find_dataset_function(name: str, dataset_config: DataSource) -> Callable[...
     if callable(get_data_collator := getattr(module, "get_data_collator", None)):
         function = with_collator(function, get_data_collator)
     return function
+
+
+def accepted_options(function: Callable[..., Any], **offered: Any) -> dict[str, Any]:
+    """Those of the offered arguments that a dataset function has parameters for."""
+    parameters = inspect.signature(function).parameters
+    return {name: value for name, value in offered.items() if name in parameters}

@@ -53,13 +53,13 @@ def flatten_columns(dataset: datasets.Dataset, first_row: int = 0) -> Sequences 
     names = [name for name in ("input_ids", "labels", "attention_mask") if name in dataset.format["columns"]]
     if dataset.format["type"] == "custom" or names[:2] != ["input_ids", "labels"]:
         return None  # a user's transform makes the rows when they are read, or a column is missing
-    if not all(_holds_whole_numbers(dataset.data.schema.field(name).type) for name in names):
+    if not all(holds_whole_numbers(dataset.data.schema.field(name).type) for name in names):
         return None
     counted = [name for name in COUNT_COLUMNS if name in dataset.format["columns"]]
     several = [name for name in ("sample_lengths",) if name in dataset.format["columns"]]
     input_ids, labels, lengths, numbers, counts = [], [], [], [], dict.fromkeys(counted, 0)
     for table in dataset.select_columns([*names, *counted, *several]).with_format("arrow").iter(ROWS_AT_A_TIME):
-        columns = [_read_column(table[name]) for name in names]
+        columns = [read_column(table[name]) for name in names]
         first = columns[0]
         if first is None:
             return None
@@ -77,7 +77,7 @@ def flatten_columns(dataset: datasets.Dataset, first_row: int = 0) -> Sequences 
         labels.append(values[1])
         samples = num_tokens, np.ones(len(num_tokens), dtype=np.int64)
         if several:
-            found = _read_column(table["sample_lengths"])
+            found = read_column(table["sample_lengths"])
             if found is None or not _add_up(*found, num_tokens):
                 return None
             samples = found
@@ -100,7 +100,7 @@ def _end_to_end(
     lengths: list[np.ndarray],
     numbers: list[np.ndarray],
     first_row: int,
-    counts: Mapping[str, int],
+    counts: Mapping[str, Any],
 ) -> Sequences:
     """Parts, of which there may be none, as one; a label for every token.
 
@@ -121,12 +121,12 @@ def _end_to_end(
     )
 
 
-def _holds_whole_numbers(kind: pa.DataType) -> bool:
+def holds_whole_numbers(kind: pa.DataType) -> bool:
     is_list = pa.types.is_list(kind) or pa.types.is_large_list(kind) or pa.types.is_fixed_size_list(kind)
     return is_list and pa.types.is_integer(kind.value_type) and not pa.types.is_uint64(kind.value_type)
 
 
-def _read_column(column: pa.ChunkedArray) -> tuple[np.ndarray, np.ndarray] | None:
+def read_column(column: pa.ChunkedArray) -> tuple[np.ndarray, np.ndarray] | None:
     """Values, int32 [tokens], and their number in each row, int64 [rows]; None for a null or a number out of range."""
     array = column.combine_chunks().cast(pa.large_list(pa.int64()))
     values = array.flatten()
@@ -142,7 +142,7 @@ def _read_row(row: Mapping[str, Any], where: str) -> tuple[np.ndarray, np.ndarra
     if not isinstance(row, Mapping) or "input_ids" not in row or "labels" not in row:
         found = sorted(row) if isinstance(row, Mapping) else type(row).__name__
         raise ConfigError(f"{where}: needs input_ids and labels (tokenised, labels not shifted), found {found}")
-    ids, targets = _whole_numbers(row["input_ids"], where), _whole_numbers(row["labels"], where)
+    ids, targets = whole_numbers(row["input_ids"], where), whole_numbers(row["labels"], where)
     mask = row.get("attention_mask")
     kept = np.ones(ids.shape, dtype=bool) if mask is None else np.asarray(mask).astype(bool)
     if not ids.shape == targets.shape == kept.shape or ids.ndim != 1:
@@ -158,7 +158,7 @@ def _read_row(row: Mapping[str, Any], where: str) -> tuple[np.ndarray, np.ndarra
     return ids, targets, list(lengths)
 
 
-def _whole_numbers(values: Any, where: str) -> np.ndarray:
+def whole_numbers(values: Any, where: str) -> np.ndarray:
     try:
         array = np.asarray(values)
     except ValueError:

@@ -14,17 +14,26 @@ def shift_left(labels: torch.Tensor) -> torch.Tensor:
 
 
 def next_tokens_to_predict(labels: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """The positions that predict a label token, and these tokens: int64 [n] each, n at least 1.
+    """The positions of a causal model that predict a label token, and these tokens: int64 [n] each, n at least 1.
+
+    Args:
+        labels: int64 [batch, seq], not shifted; see `labels_to_predict`.
+    """
+    return labels_to_predict(shift_left(labels))
+
+
+def labels_to_predict(labels: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """The positions that have a label, and these labels: int64 [n] each, n at least 1.
 
     Positions are indices into the flattened [batch x seq]. Call it on the host: counting on a device would wait for it.
     A batch without labels keeps its first position, so that the loss, zero, still depends on the weights and every rank
     has gradients to reduce.
 
     Args:
-        labels: int64 [batch, seq], not shifted.
+        labels: int64 [batch, seq], each at the position whose logits predict it.
     """
-    shifted = shift_left(labels).reshape(-1)
-    positions = (shifted != IGNORE_INDEX).nonzero().squeeze(1)
+    flat = labels.reshape(-1)
+    positions = (flat != IGNORE_INDEX).nonzero().squeeze(1)
     if not len(positions):
         positions = torch.zeros(1, dtype=torch.int64)
-    return positions, shifted[positions]
+    return positions, flat[positions]

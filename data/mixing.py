@@ -99,14 +99,15 @@ def join_sequences(parts: Sequence[Sequences]) -> Sequences:
     if len(parts) == 1:
         return parts[0]
     offsets = _join_offsets([part.offsets for part in parts])
-    has_label_offsets = any(part.label_offsets is not part.offsets for part in parts)
+    has_targets = any(part.has_targets for part in parts)
     counts = [field.name for field in fields(Sequences) if field.name.startswith("num_")]
     return Sequences(
         input_ids=np.concatenate([part.input_ids for part in parts]),
         labels=np.concatenate([part.labels for part in parts]),
         offsets=offsets,
-        label_offsets=_join_offsets([part.label_offsets for part in parts]) if has_label_offsets else offsets,
+        label_offsets=_join_offsets([part.label_offsets for part in parts]) if has_targets else offsets,
         source_rows=np.concatenate([part.source_rows + global_row(i, 0) for i, part in enumerate(parts)]),
+        length_flags=parts[0].length_flags,
         **{name: sum(getattr(part, name) for part in parts) for name in counts},
     )
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import inspect
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, replace
 from functools import partial
@@ -14,7 +13,8 @@ from configs.datasets import CustomDataset, DataSource
 from configs.training import TrainConfig
 from data.batch_layout import BatchLayout
 from data.block_share import open_share
-from data.dataset_functions import find_dataset_function
+from data.dataset_functions import accepted_options, find_dataset_function
+from data.encoding import ONE_TEXT, Encode
 from data.mixing import MixPart, join_sequences, mix, mixed_indices
 from data.rows import Rows, make_rows
 from data.sequences import Row, Sequences, check_token_ids, checksum
@@ -87,12 +87,14 @@ def load_data(
     build_sequences: Callable[..., Sequences],
     vocab_size: int,
     context_length: int,
+    encode: Encode = ONE_TEXT,
 ) -> RunData:
     """Read, tokenise and check both splits of every dataset, and place them into rows; read the start of a stream.
 
     Args:
         dataset_configs: by the dataset's name, in the order of `--dataset`.
-        build_sequences: the task's, such as `data.causal_sequences.build_sequences`.
+        build_sequences, encode: the task's, such as `data.causal_sequences.build_sequences`.
+        context_length: the most input tokens of a row.
 
     Raises:
         ConfigError: if a split cannot be trained on.
@@ -111,10 +113,15 @@ def load_data(
 
     def load(name: str, split: str) -> Sequences:
         config = watched(replace(dataset_configs[name], streaming=False))
-        function = find_dataset_function(name, config)
         split_name = config.train_split if split == "train" else config.test_split
         sequences = load_sequences(
-            function, config, tokenizer, split_name, split_slice=train_config.split_slice, build=builds[name]
+            find_function(name, config, encode),
+            config,
+            tokenizer,
+            split_name,
+            split_slice=train_config.split_slice,
+            build=builds[name],
+            encode=encode,
         )
         if split == "train":
             refuse_unread(config)
@@ -127,7 +134,13 @@ def load_data(
     parts: list[MixPart] = []
     if streams:
         stream = _open_stream(
-            train_config, dataset_configs, tokenizer, builds, vocab_size=vocab_size, context_length=context_length
+            train_config,
+            dataset_configs,
+            tokenizer,
+            builds,
+            vocab_size=vocab_size,
+            context_length=context_length,
+            encode=encode,
         )
         heads = stream.head()
         for source in stream.sources:
@@ -168,16 +181,18 @@ def _open_stream(
     *,
     vocab_size: int,
     context_length: int,
+    encode: Encode,
 ) -> Stream:
     sources = [
         StreamSource(
             dataset=name,
-            function=find_dataset_function(name, config),
+            function=find_function(name, config, encode),
             dataset_config=watched(config),
             tokenizer=tokenizer,
             split=config.train_split,
             build=builds[name],
             vocab_size=vocab_size,
+            encode=encode,
             max_rows=int(train_config.split_slice) if train_config.split_slice else None,
         )
         for name, config in dataset_configs.items()
@@ -193,6 +208,22 @@ def _open_stream(
     )
 
 
+def find_function(name: str, dataset_config: DataSource, encode: Encode) -> Callable[..., Any]:
+    """The dataset function of that name (`data.dataset_functions`), if its examples can be encoded so.
+
+    Raises:
+        ConfigError: if they cannot: a function of this project that takes no `encode` writes one text.
+    """
+    function = find_dataset_function(name, dataset_config)
+    is_of_user = isinstance(dataset_config, CustomDataset)
+    if not encode.is_one_text and not is_of_user and not accepted_options(function, encode=encode):
+        raise ConfigError(
+            f"--dataset: {name} is for causal language models, and this model reads a source and writes a target; give "
+            "a dataset that has both, such as instruction_dataset"
+        )
+    return function
+
+
 def load_sequences(
     function: Callable[..., Any],
     dataset_config: Any,
@@ -201,6 +232,7 @@ def load_sequences(
     *,
     split_slice: str | None,
     build: Callable[..., Sequences],
+    encode: Encode = ONE_TEXT,
 ) -> Sequences:
     """Call a dataset function for one split, and check what it returns.
 
@@ -208,19 +240,20 @@ def load_sequences(
         split_slice: passed to a function with a parameter of this name, which then cuts before it tokenises. Otherwise
             the rows that the function returns are cut.
         build: makes sequences of the rows, such as `build_sequences` with a context length.
+        encode: passed to a function with a parameter of this name.
 
     Raises:
         ConfigError: if the function fails, returns nothing, or returns rows that cannot be trained on.
     """
     name = f"{getattr(function, '__name__', 'function')}, split {split!r}"
     try:
-        cuts_itself = "split_slice" in inspect.signature(function).parameters
-        rows = function(dataset_config, tokenizer, split, **({"split_slice": split_slice} if cuts_itself else {}))
+        options = accepted_options(function, split_slice=split_slice, encode=encode)
+        rows = function(dataset_config, tokenizer, split, **options)
         if rows is None:
             raise ConfigError(f"dataset ({name}): the function returned nothing; return a list of tokenised rows")
         if not isinstance(rows, Iterable):
             raise ConfigError(f"dataset ({name}): the function returned {type(rows).__name__}; return a list of rows")
-        return build(rows if cuts_itself else first_rows(rows, split_slice), name=name)
+        return build(rows if "split_slice" in options else first_rows(rows, split_slice), name=name)
     except ConfigError:
         raise
     except RAISED as error:  # the function's own code runs here; a generator's while it is read

@@ -55,6 +55,9 @@ class Sequences:
     num_by_prompts: int = 0
     num_by_turns: int = 0
     num_misplaced_labels: int = 0  # labels for a causal model that are not the token at their place
+    num_targets_cut: int = 0  # labels apart from their inputs: targets that were longer than theirs may be
+    num_target_tokens_cut: int = 0
+    length_flags: tuple[str, ...] = ("context_length",)  # that limit the inputs, and labels that are apart from them
 
     def __len__(self) -> int:
         return len(self.source_rows)
@@ -71,8 +74,18 @@ class Sequences:
 
     @property
     def lengths(self) -> np.ndarray:
-        """Tokens of each sequence, int64 [sequences]."""
+        """Input tokens of each sequence, int64 [sequences]."""
         return np.diff(self.offsets)
+
+    @property
+    def has_targets(self) -> bool:
+        """Whether labels are texts of their own (of an encoder-decoder), and not those of the input tokens."""
+        return self.label_offsets is not self.offsets
+
+    @property
+    def num_tokens(self) -> np.ndarray:
+        """Tokens of each sequence that the model reads, its target's included, int64 [sequences]."""
+        return self.lengths + np.diff(self.label_offsets) if self.has_targets else self.lengths
 
     @property
     def num_label_tokens(self) -> np.ndarray:
@@ -90,24 +103,30 @@ class Sequences:
         ]
         if found := [f"{number:,} {way}" for number, way in ways if number]:
             lines.append(f"{split}: conversations whose assistant's turns were found: {'; '.join(found)}")
+        limit, what = self.length_flags[0], "sources" if self.has_targets else "samples"
         if self.num_truncated:
             lines.append(
-                f"{split}: {self.num_truncated} samples were longer than context_length and were cut (--truncation), "
+                f"{split}: {self.num_truncated} {what} were longer than {limit} and were cut (--truncation), "
                 f"by {self.num_tokens_cut:,} tokens in all"
+            )
+        if self.num_targets_cut:
+            lines.append(
+                f"{split}: {self.num_targets_cut} targets were longer than {self.length_flags[-1]} and were cut "
+                f"(--truncation), by {self.num_target_tokens_cut:,} tokens in all"
             )
         if self.num_split:
             lines.append(
-                f"{split}: {self.num_split} samples were longer than context_length and were split into "
+                f"{split}: {self.num_split} samples were longer than {limit} and were split into "
                 f"{self.num_parts} (--truncation split)"
             )
         if self.num_parts_without_label:
             lines.append(f"{split}: {self.num_parts_without_label} parts of split samples left out: no label token")
         if self.num_too_long:
-            lines.append(
-                f"{split}: {self.num_too_long} samples left out: longer than context_length (--truncation drop)"
-            )
+            limits = " or ".join(self.length_flags)
+            lines.append(f"{split}: {self.num_too_long} samples left out: longer than {limits} (--truncation drop)")
         if self.num_without_label:
-            lines.append(f"{split}: {self.num_without_label} samples left out: no label token (within context_length)")
+            within = "" if self.has_targets else f" (within {limit})"
+            lines.append(f"{split}: {self.num_without_label} samples left out: no label token{within}")
         if self.num_empty:
             lines.append(
                 f"{split}: {self.num_empty} samples left out: no tokens (empty, or left out by --skip_bad_rows)"

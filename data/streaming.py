@@ -17,8 +17,9 @@ import datasets
 import numpy as np
 import psutil
 
-import data.dataset_functions  # noqa: F401  (a spawned worker finds dataset files through its import hook)
 from data.block_share import BlockShare
+from data.dataset_functions import accepted_options  # a spawned worker finds dataset files through its import hook
+from data.encoding import ONE_TEXT, Encode
 from data.labels import IGNORE_INDEX
 from data.mixing import global_row, interleave, source_of
 from data.order import batched_by_length, in_batches, shuffled
@@ -44,6 +45,7 @@ class StreamSource:
     build: Callable[..., Sequences]  # makes sequences of a block of rows
     vocab_size: int
     max_rows: int | None = None
+    encode: Encode = ONE_TEXT
     share: BlockShare | None = None  # with the other processes of the machine
     kept: Any = field(default=None, repr=False)  # what the function returned, if it can be read again
 
@@ -111,7 +113,8 @@ class StreamSource:
     def _rows(self, epoch: int) -> Iterable[Mapping[str, Any]]:
         rows = self.kept
         if rows is None:
-            rows = self.function(self.dataset_config, self.tokenizer, self.split)
+            options = accepted_options(self.function, encode=self.encode)
+            rows = self.function(self.dataset_config, self.tokenizer, self.split, **options)
             if not isinstance(rows, Iterable):
                 what = "nothing" if rows is None else type(rows).__name__
                 raise ConfigError(f"dataset ({self.name}): the function returned {what}; return an iterable of rows")

@@ -22,6 +22,7 @@ from data import (
     chat,
     chat_template,
     conversation,
+    encoding,
     loss_mask,
     lost_text,
     message_forms,
@@ -32,7 +33,8 @@ from data import (
     turn_parts,
     turns,
 )
-from data.loss_mask import BadExample, ChatSamples, MaskWay, TextSpan, tokenize_spans, without_empty_answers
+from data.encoding import ONE_TEXT, Encode
+from data.loss_mask import BadExample, ChatSamples, MaskWay, TextSpan, without_empty_answers
 from data.sequences import COUNT_COLUMNS
 from data.splits import SplitExamples
 from data.tokenized_stream import TokenizedStream
@@ -48,37 +50,47 @@ _HEAD_START_SECONDS = 1.0  # for the process that shows progress
 _QUIET_WAIT_SECONDS = 5.0
 # Modules that decide what the tokens are, beside the dataset's own.
 _MADE_BY = (
-    *(loss_mask, chat, chat_template, conversation, lost_text, message_forms, turns, turn_parts),
+    *(encoding, loss_mask, chat, chat_template, conversation, lost_text, message_forms, turns, turn_parts),
     *(optional_columns, preference, prompts, splits),
 )
 
 
-def tokenize_split(examples: SplitExamples, tokenizer: Any, to_spans: ToSpans, *, by_template: bool = False) -> Any:
+def tokenize_split(
+    examples: SplitExamples,
+    tokenizer: Any,
+    to_spans: ToSpans,
+    *,
+    by_template: bool = False,
+    encode: Encode = ONE_TEXT,
+) -> Any:
     """`input_ids` and `labels` of every example, in their order.
 
     Args:
         examples: what `load_split` returned; a stream is tokenised as it is read.
         to_spans: makes an example's text, as spans with and without a loss.
         by_template: `to_spans` returns samples whose text holds its start and end tokens, as that of chat templates
-            does. Otherwise it gets the tokenizer's start token, if there is one, and its end token, unless the text
-            brings them.
+            does.
+        encode: makes token ids of the spans; the task's (`data.encoding`).
 
     Returns:
         A Hugging Face Dataset with int32 lists; a TokenizedStream for a stream. A row is an example; the samples of a
         conversation are end to end, with their lengths in `sample_lengths`.
 
     Raises:
-        ConfigError: naming the row of an example that cannot be used; for a stream, when it is read.
+        ConfigError: naming the row of an example that cannot be used; for a stream, when it is read. Conversations, if
+            source and target are encoded apart.
     """
-    start = [] if by_template or tokenizer.bos_token_id is None else [tokenizer.bos_token_id]
-    end = [] if by_template else [tokenizer.eos_token_id]
-
-    tokenize = _Tokenize(replace(examples, data=None), to_spans, tokenizer, start, end, by_template)
+    if by_template and not encode.is_one_text:
+        raise ConfigError(
+            f"{examples.flag}: a chat template writes prompt and answer as one text, and an encoder-decoder reads them "
+            "apart; give prompts and completions (--dataset instruction_dataset)"
+        )
+    tokenize = _Tokenize(replace(examples, data=None), to_spans, tokenizer, encode, by_template)
     examples.say_unread()
     options: dict[str, Any] = {"batched": True, "with_indices": True, "remove_columns": examples.data.column_names}
     if isinstance(examples.data, datasets.IterableDataset):
         return TokenizedStream(examples.data, tokenize, STREAM_BATCH_SIZE)
-    cache_key = _cache_key(examples, tokenizer, to_spans, [start, end])
+    cache_key = _cache_key(examples, tokenizer, to_spans, [encode, by_template])
     int32_lists = datasets.List(datasets.Value("int32"))
     counts = dict.fromkeys(COUNT_COLUMNS, datasets.Value("int32"))
     columns = {"input_ids": int32_lists, "labels": int32_lists, **counts}
@@ -108,8 +120,7 @@ class _Tokenize:
     examples: SplitExamples  # without their data
     to_spans: ToSpans
     tokenizer: Any
-    start: list[int]
-    end: list[int]
+    encode: Encode
     by_template: bool
     speaks: bool = False  # also if other processes show progress: of a stream that they share
 
@@ -123,10 +134,8 @@ class _Tokenize:
             kept = [without_empty_answers(spans) if spans is not None else (None, 0) for spans in examples]
             examples, num_empty_answers = [spans for spans, _ in kept], [num_empty for _, num_empty in kept]
         texts = [self._learned(spans or [], count) for spans, count in zip(examples, num_empty_answers, strict=True)]
-        columns = tokenize_spans(texts, self.tokenizer, start=self.start, end=self.end)
-        for place, spans in enumerate(examples):
-            if spans is None:  # without tokens it is counted and left out later, and the other rows keep their numbers
-                columns.input_ids[place] = columns.labels[place] = np.empty(0, dtype=np.int32)
+        # Without spans, and so without tokens, it is counted and left out later; the other rows keep their numbers.
+        columns = self.encode(texts, self.tokenizer)
         return columns._asdict() | self._counts(num_empty_answers, [None] * len(examples))
 
     def _conversations(self, examples: list[ChatSamples | None]) -> dict[str, list[Any]]:
@@ -134,7 +143,8 @@ class _Tokenize:
             [self._learned(spans, samples.num_empty_answers) for spans in samples.spans] if samples else [[]]
             for samples in examples
         ]
-        tokenized = tokenize_spans([spans for samples in of_each for spans in samples], self.tokenizer)
+        spans_of_each = [spans for samples in of_each for spans in samples]
+        tokenized = self.encode(spans_of_each, self.tokenizer, by_template=True)
         ends = np.cumsum([0, *map(len, of_each)]).tolist()
         parts = [slice(first, last) for first, last in pairwise(ends)]
         columns: dict[str, list[Any]] = {
@@ -171,7 +181,7 @@ class _Tokenize:
             print_line(f"left out: {refusals[0]}{more}")
 
 
-def _cache_key(examples: SplitExamples, tokenizer: Any, to_spans: ToSpans, ends: list[list[int]]) -> str:
+def _cache_key(examples: SplitExamples, tokenizer: Any, to_spans: ToSpans, encoding_settings: list[Any]) -> str:
     """A hash of all that the tokens depend on: examples, tokenizer, the dataset's settings and code, library versions.
 
     Hugging Face would hash the function itself. It hashes a function imported from a file by its name alone, and a
@@ -188,7 +198,7 @@ def _cache_key(examples: SplitExamples, tokenizer: Any, to_spans: ToSpans, ends:
         examples.skips_bad_rows,
         examples.columns,
         _tokenizer_state(tokenizer),
-        ends,
+        repr(encoding_settings),
         code,
         versions,
     ]

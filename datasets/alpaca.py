@@ -13,6 +13,7 @@ from functools import partial
 from typing import Any
 
 from configs.datasets import AlpacaDataset
+from data.encoding import ONE_TEXT, Encode
 from data.loss_mask import TextSpan
 from data.optional_columns import MEDIA_COLUMNS, optional_text, read_history, refuse_media
 from data.preference import LABELS, refuse_labels
@@ -23,7 +24,9 @@ from data.tokenizing import tokenize_split
 HUB_NAME = "tatsu-lab/alpaca"
 
 
-def get_alpaca_dataset(dataset_config: Any, tokenizer: Any, split: str, split_slice: str | None = None) -> Any:
+def get_alpaca_dataset(
+    dataset_config: Any, tokenizer: Any, split: str, split_slice: str | None = None, encode: Encode = ONE_TEXT
+) -> Any:
     """Tokenised examples (`input_ids`, `labels`); answers and their end tokens are label tokens, prompts are not."""
     config = dataset_config
     beside = (config.input_column, config.system_column, config.history_column)
@@ -36,7 +39,9 @@ def get_alpaca_dataset(dataset_config: Any, tokenizer: Any, split: str, split_sl
         other_columns=(*beside, *LABELS, *MEDIA_COLUMNS),
         hub_name=HUB_NAME,
     )
-    return tokenize_split(examples, tokenizer, partial(to_spans, config=config, end=tokenizer.eos_token))
+    # An encoder reads earlier answers as text; an end token in it would be a source's end.
+    end = tokenizer.eos_token if encode.is_one_text else ""
+    return tokenize_split(examples, tokenizer, partial(to_spans, config=config, end=end), encode=encode)
 
 
 def to_spans(example: Mapping[str, Any], *, config: AlpacaDataset, end: str) -> list[TextSpan]:

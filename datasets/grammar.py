@@ -9,6 +9,7 @@ from collections.abc import Mapping
 from functools import partial
 from typing import Any
 
+from data.encoding import ONE_TEXT, Encode
 from data.loss_mask import TextSpan
 from data.splits import load_split
 from data.tokenizing import tokenize_split
@@ -16,13 +17,16 @@ from data.tokenizing import tokenize_split
 PROMPT = "Correct this to standard English: {input}\n---\nCorrected: "
 
 
-def get_grammar_dataset(dataset_config: Any, tokenizer: Any, split: str, split_slice: str | None = None) -> Any:
+def get_grammar_dataset(
+    dataset_config: Any, tokenizer: Any, split: str, split_slice: str | None = None, encode: Encode = ONE_TEXT
+) -> Any:
     """Tokenised examples; the correction and its end token are label tokens, the prompt is not."""
     columns = (dataset_config.input_column, dataset_config.target_column)
     examples = load_split("grammar_dataset", dataset_config, split, split_slice, text_columns=columns)
-    return tokenize_split(examples, tokenizer, partial(to_spans, columns=columns))
+    prompt = PROMPT if encode.is_one_text else "{input}"
+    return tokenize_split(examples, tokenizer, partial(to_spans, columns=columns, prompt=prompt), encode=encode)
 
 
-def to_spans(example: Mapping[str, Any], *, columns: tuple[str, str]) -> list[TextSpan]:
+def to_spans(example: Mapping[str, Any], *, columns: tuple[str, str], prompt: str) -> list[TextSpan]:
     sentence, correction = (example[name] for name in columns)
-    return [TextSpan(PROMPT.format(input=sentence), False), TextSpan(correction, True)]
+    return [TextSpan(prompt.format(input=sentence), False), TextSpan(correction, True)]

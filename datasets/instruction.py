@@ -19,6 +19,7 @@ from configs.datasets import InstructionDataset
 from data.chat import chat_samples
 from data.chat_template import ChatTemplate, use_template
 from data.conversation import Conversation
+from data.encoding import ONE_TEXT, Encode
 from data.loss_mask import BadExample, ChatSamples, TextSpan
 from data.optional_columns import MEDIA_COLUMNS, optional_text, read_history, refuse_media
 from data.preference import LABELS, refuse_labels
@@ -43,7 +44,9 @@ class Columns:
     history: str | None
 
 
-def get_instruction_dataset(dataset_config: Any, tokenizer: Any, split: str, split_slice: str | None = None) -> Any:
+def get_instruction_dataset(
+    dataset_config: Any, tokenizer: Any, split: str, split_slice: str | None = None, encode: Encode = ONE_TEXT
+) -> Any:
     """Tokenised examples; the completion and its end token are label tokens, the prompt is not."""
     config: InstructionDataset = dataset_config
     if config.prompt_template is not None and "{prompt}" not in config.prompt_template:
@@ -60,10 +63,12 @@ def get_instruction_dataset(dataset_config: Any, tokenizer: Any, split: str, spl
     examples = replace(examples, text_columns=(columns.prompt, columns.answer))
     options: dict[str, Any] = {"columns": columns, "config": config}
     if not config.as_chat:
-        return tokenize_split(examples, tokenizer, partial(to_spans, **options, end=tokenizer.eos_token))
+        # An encoder reads earlier answers as text; an end token in it would be a source's end.
+        end = tokenizer.eos_token if encode.is_one_text else ""
+        return tokenize_split(examples, tokenizer, partial(to_spans, **options, end=end), encode=encode)
     use_template(tokenizer, config.chat_template, "--instruction_dataset.chat_template")
     options["chat"] = ChatTemplate.of(tokenizer, "--instruction_dataset.chat_template")
-    return tokenize_split(examples, tokenizer, partial(to_samples, **options), by_template=True)
+    return tokenize_split(examples, tokenizer, partial(to_samples, **options), by_template=True, encode=encode)
 
 
 def _columns(examples: SplitExamples, config: InstructionDataset) -> Columns:

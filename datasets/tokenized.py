@@ -2,7 +2,7 @@
 
 python finetuning.py --model_name M --dataset custom_dataset --custom_dataset.data_path rows.jsonl
 
-Without a column `labels`, every token is a label token.
+Without a column `labels`, every token is a label token. For an encoder-decoder `labels` holds the targets' tokens.
 """
 
 from __future__ import annotations
@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
+from data.encoding import ONE_TEXT, Encode
 from data.loss_mask import BadExample
 from data.splits import SplitExamples, load_split
 from utils.errors import ConfigError
@@ -17,13 +18,20 @@ from utils.errors import ConfigError
 COLUMNS = ("input_ids", "labels", "attention_mask")
 
 
-def get_tokenized_dataset(dataset_config: Any, tokenizer: Any, split: str, split_slice: str | None = None) -> Any:
+def get_tokenized_dataset(
+    dataset_config: Any, tokenizer: Any, split: str, split_slice: str | None = None, encode: Encode = ONE_TEXT
+) -> Any:
     """The rows as they are; whoever makes sequences of them checks them."""
     examples = load_split("custom_dataset", dataset_config, split, split_slice, other_columns=COLUMNS)
     if "input_ids" not in examples.columns:
         raise ConfigError(
             f"{examples.name} has no column input_ids; it has {', '.join(examples.all_columns)}: give rows that are "
             "tokenised, a --dataset for such columns, or a function of yours that reads them (--custom_dataset.file)"
+        )
+    if "labels" not in examples.columns and not encode.is_one_text:
+        raise ConfigError(
+            f"{examples.name} has no column labels, and an encoder-decoder learns targets of their own; add the token "
+            "ids of each row's target"
         )
     examples.say_unread()
     return TokenizedRows(examples)

@@ -3,17 +3,19 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
 from configs.peft import PrefixConfig
 from configs.run import RunConfig
 from configs.tracking import TrackingConfig
-from configs.training import DEFAULT_CONTEXT_LENGTH, TrainConfig
+from configs.training import TrainConfig
 from data.batch_layout import BatchLayout
 from data.padding import PaddedWidth
 from planning.beginning import Beginning
 from planning.sizes import check_model_sizes
+from policies.adapter_targets import default_targets
 from policies.adapters import num_virtual_tokens
 from policies.apply_policies import Policies
 from policies.loading import load_model_config
@@ -21,6 +23,7 @@ from policies.mixed_precision import resolve_precision
 from policies.quantization import resolve_quantization
 from policies.sharding import choose_layout
 from reporting.profiling import num_steps_needed
+from tasks.task import Task, find_task, settings_of_task
 from utils.environment import Environment
 from utils.errors import ConfigError
 
@@ -31,14 +34,25 @@ MAX_GLOBAL_BATCH = 10**15  # rows: their number must fit into 64 bits, and so mu
 class Resolved:
     """The settings of a run with every default decided. A run trains by it, and a plan is made from it."""
 
+    config: RunConfig  # with the defaults that depend on the task
+    task: Task
     model_config: Any  # of transformers
     batches: BatchLayout
     began_with: Beginning
     lr: float  # the peak learning rate
     policies: Policies
-    context_length: int  # tokens of the longest row
-    width: PaddedWidth  # of a micro-batch
+    lengths: tuple[int, ...]  # tokens of the longest row, and of the longest target if targets are apart
     notes: tuple[str, ...]  # lines to print: which defaults were adapted
+
+    @property
+    def context_length(self) -> int:
+        """Input tokens of the longest row."""
+        return self.lengths[0]
+
+    @property
+    def widths(self) -> tuple[PaddedWidth, ...]:
+        """Of a micro-batch: of its inputs, and of targets that are apart from them."""
+        return tuple(PaddedWidth(self.config.train_config.pad_to_multiple_of, length) for length in self.lengths)
 
     def to_dict(self) -> dict[str, Any]:
         """The entries of run.yaml's section `resolved` that are known here."""
@@ -46,7 +60,8 @@ class Resolved:
             "precision": self.policies.precision.name,
             "sharding_strategy": self.policies.layout.strategy,
             "mesh_shape": list(self.policies.layout.mesh_shape),
-            "context_length": self.context_length,
+            "task": self.task.NAME,
+            **dict(zip(self.task.LENGTHS, self.lengths, strict=True)),
             "gradient_accumulation_steps": self.batches.gradient_accumulation_steps,
             "global_batch_size": self.batches.global_batch_size,
             "lr": self.lr,
@@ -75,16 +90,20 @@ def resolve(
     layout = choose_layout(config.train_config, config.fsdp_config, precision, env)
     quantization = resolve_quantization(config.quantization_config, precision, layout, env.device)
     model_config = load_model_config(config.train_config)
-    context_length, length_notes = resolve_context_length(config.train_config, config.prefix_config, model_config)
-    check_model_sizes(config, model_config, context_length, env)
+    task = find_task(model_config, config.train_config.task)
+    task.check_config(model_config, config.train_config.model_name)
+    config = with_default_targets(settings_of_task(config, task), model_config.model_type)
+    lengths, length_notes = resolve_lengths(config.train_config, config.prefix_config, model_config, task.LENGTHS)
+    check_model_sizes(config, model_config, lengths[0], env)
     return Resolved(
+        config=config,
+        task=task,
         model_config=model_config,
         batches=batches,
         began_with=began_with,
         lr=lr,
         policies=Policies(precision, quantization, layout),
-        context_length=context_length,
-        width=PaddedWidth(config.train_config.pad_to_multiple_of, context_length),
+        lengths=lengths,
         notes=(*precision_notes, *batch_notes, *lr_notes, *length_notes),
     )
 
@@ -162,17 +181,45 @@ def resolve_num_steps(train: TrainConfig, tracking: TrackingConfig, steps_per_ep
     return num_steps
 
 
-def resolve_context_length(train: TrainConfig, prefix_config: PrefixConfig, model_config: Any) -> tuple[int, list[str]]:
-    """Tokens of the longest row, and lines to print: the default shrinks to the positions that the model has.
+def with_default_targets(config: RunConfig, model_type: str) -> RunConfig:
+    """The settings with the layers that LoRA adapts in models of this type, if none were named."""
+    train, given = config.train_config, config.was_given("lora_config.target_modules")
+    if not train.use_peft or train.peft_method != "lora" or train.from_peft_checkpoint or given:
+        return config
+    targets = default_targets(model_type, config.lora_config.target_modules)
+    if targets == config.lora_config.target_modules:
+        return config
+    note = f"--lora_config.target_modules is {','.join(targets)} with a {model_type} model"
+    return replace(config, lora_config=replace(config.lora_config, target_modules=targets), notes=(*config.notes, note))
+
+
+def resolve_lengths(
+    train: TrainConfig, prefix_config: PrefixConfig, model_config: Any, defaults: Mapping[str, int]
+) -> tuple[tuple[int, ...], list[str]]:
+    """Tokens of the longest row, and of the longest target if targets are apart; and lines to print.
+
+    A default shrinks to the positions that the model has.
+
+    Args:
+        defaults: of the settings that the task has for them (`tasks.task.Task.LENGTHS`).
 
     Raises:
         ConfigError: if a length was asked for that the model does not have.
     """
-    asked, prefix = train.context_length, num_virtual_tokens(train, prefix_config)
-    length = asked or DEFAULT_CONTEXT_LENGTH
+    prefix = num_virtual_tokens(train, prefix_config)
     positions = getattr(model_config.get_text_config(), "max_position_embeddings", None)
-    if positions is None or length + prefix <= positions:
-        return length, []
+    lengths, notes = [], []
+    for name, default in defaults.items():
+        asked = getattr(train, name)
+        length = asked or default
+        if positions is not None and length + prefix > positions:
+            length, note = _all_positions(name, asked, positions, prefix)
+            notes.append(note)
+        lengths.append(length)
+    return tuple(lengths), notes
+
+
+def _all_positions(name: str, asked: int | None, positions: int, prefix: int) -> tuple[int, str]:
     if prefix >= positions:
         raise ConfigError(
             f"--num_virtual_tokens: a prefix of {prefix} leaves no room in the {positions} positions of this model; "
@@ -182,10 +229,10 @@ def resolve_context_length(train: TrainConfig, prefix_config: PrefixConfig, mode
     taken = f", less the prefix's {prefix}" if prefix else ""
     if asked is not None:
         raise ConfigError(
-            f"--context_length: {asked} is more than the {positions} positions of this model "
+            f"--{name}: {asked} is more than the {positions} positions of this model "
             f"(max_position_embeddings{taken}); give at most {positions}"
         )
-    return positions, [f"context_length: {positions}, all that this model has positions for{taken}"]
+    return positions, f"{name}: {positions}, all that this model has positions for{taken}"
 
 
 def num_positions(train: TrainConfig, prefix_config: PrefixConfig, model_config: Any) -> int | None:

@@ -7,6 +7,7 @@ from difflib import get_close_matches
 from typing import Any
 
 import peft
+from peft.utils.constants import TRANSFORMERS_MODELS_TO_LORA_TARGET_MODULES_MAPPING
 from peft.utils.transformers_weight_conversion import convert_peft_config_for_transformers
 from torch import nn
 from transformers.pytorch_utils import Conv1D
@@ -16,6 +17,12 @@ from policies.wrapping import has_tied_embeddings
 from utils.errors import ConfigError
 
 LINEAR = (nn.Linear, Conv1D)  # told by class, since a quantized layer's weight has another shape
+
+
+def default_targets(model_type: str, usual: tuple[str, ...]) -> tuple[str, ...]:
+    """The names that LoRA adapts by default: peft's for this type of model, if it has none of the usual names."""
+    known = TRANSFORMERS_MODELS_TO_LORA_TARGET_MODULES_MAPPING.get(model_type)
+    return usual if known is None or set(usual) & set(known) else tuple(known)
 
 
 def choose_targets(model: Any, lora: LoraConfig) -> list[str]:

@@ -17,6 +17,7 @@ from policies.freezing import freeze_layers
 from policies.lora_layers import use_lean_forward
 from policies.loss import use_summed_loss
 from policies.mixed_precision import Precision
+from policies.model_task import ModelTask
 from policies.new_tokens import set_token_rows, use_lean_tokens
 from policies.quantization import quantize_linears
 from policies.quantized_linear import Quantization
@@ -44,12 +45,11 @@ class Adapted(NamedTuple):
 
 def adapt_model(
     model: Any,
-    backbone: nn.Module,
     config: RunConfig,
     policies: Policies,
     *,
+    task: ModelTask,
     checkpointing: str,
-    task_type: str,
     env: Environment,
     new_tokens: Sequence[int] = (),
 ) -> Adapted:
@@ -57,33 +57,31 @@ def adapt_model(
 
     Args:
         model: as `policies.loading.build_model` returns it, on the meta device.
-        backbone: the submodule whose output the model's head turns into logits.
         checkpointing: the mode that `policies.activation_checkpointing.checkpointing_mode` returned.
-        task_type: of peft's configs.
         new_tokens: ids of tokens whose embeddings LoRA trains, too.
     """
-    base = model
+    base, train, stacks = model, config.train_config, task.stacks(model)
     # The loss comes before all else: its code runs inside whatever wraps the model, where sharded weights are whole.
-    use_summed_loss(base, backbone, config.train_config.loss_chunk_size)
+    use_summed_loss(base, stacks, train.loss_chunk_size, task.head_inputs, label_smoothing=train.label_smoothing)
     # Found now: sharding renames their classes.
     layers, units = find_layers(base), find_units(base, config.fsdp_config.wrap)
 
     # 1. PEFT, on quantized layers or plain ones
     if policies.quantization is not None:
         print_rank_zero(env, quantize_linears(base, policies.quantization))
-    if config.train_config.use_peft:
-        model = apply_adapters(model, config, task_type, new_tokens)
+    if train.use_peft:
+        model = apply_adapters(model, config, task.PEFT_TYPE, new_tokens)
         store_adapters(model, policies.precision.adapter_dtype)
         use_lean_forward(model)
         use_lean_tokens(model)
     # 2. freeze: adapters froze what they need frozen
-    if config.train_config.freeze_layers:
-        freeze_layers(model, backbone, config.train_config.num_freeze_layers)
+    if train.freeze_layers:
+        freeze_layers(model, stacks, train.num_freeze_layers)
     # 3. precision: weights have their storage dtype since they were built; the policy that casts belongs to sharding
     # 4. activation checkpointing
     apply_activation_checkpointing(base, checkpointing)
     # 5. compile, inside the hooks that sharding adds
-    if config.train_config.compile:
+    if train.compile:
         compile_layers(layers)
     return Adapted(model, base, units)
 

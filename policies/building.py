@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -17,6 +17,7 @@ from policies.adapters import adapter_notes
 from policies.apply_policies import Policies, adapt_model, shard_and_fill
 from policies.attention import choose_attention, rows_that_need_offsets
 from policies.loading import build_model, grow_embeddings
+from policies.model_task import ModelTask
 from policies.pretrained import generation_settings
 from policies.weights import find_weights
 from utils.environment import Environment, print_rank_zero
@@ -46,8 +47,7 @@ class BuiltModel:
 def build_empty(
     config: RunConfig,
     model_config: Any,
-    auto_model: Any,
-    check_model: Callable[[Any, str], None],
+    task: ModelTask,
     *,
     policies: Policies,
     row_length: int,
@@ -58,7 +58,6 @@ def build_empty(
     """The model of a config.json, without weights. A run fills it; a plan of the run does not.
 
     Args:
-        auto_model, check_model: those of the task (`tasks.task.Task`).
         row_length: the most tokens that a row of the run holds.
         num_embeddings: rows that its embeddings need at least.
         new_tokens: the ids of the tokens of --add_special_tokens.
@@ -67,9 +66,9 @@ def build_empty(
         ConfigError: if the config describes no model that can be trained so.
     """
     train = config.train_config
-    model = build_model(train, model_config, auto_model, policies.precision.storage_dtype)
-    check_model(model, train.model_name)
-    notes = choose_attention(model, train, policies.precision, device)
+    model = build_model(train, model_config, task.AUTO_MODEL, policies.precision.storage_dtype)
+    notes = task.check_model(model, train.model_name)
+    notes += choose_attention(model, train, policies.precision, device)
     notes += grow_embeddings(model, num_embeddings, use_peft=train.use_peft, new_tokens=new_tokens)
     notes += filter(None, [generation_settings(train.model_name)[1]])
     notes += adapter_notes(model, train, config.lora_config, config.llama_adapter_config)
@@ -90,10 +89,7 @@ def build_for_training(
     config: RunConfig,
     model_config: Any,
     *,
-    auto_model: Any,
-    task_type: str,
-    check_model: Callable[[Any, str], None],
-    find_backbone: Callable[[Any], nn.Module],
+    task: ModelTask,
     policies: Policies,
     row_length: int,
     num_embeddings: int,
@@ -102,8 +98,7 @@ def build_for_training(
 ) -> BuiltModel:
     """The model, adapted, sharded and filled; what was adapted is printed. Every rank must call this.
 
-    Args:
-        task_type, find_backbone: those of the task, as `auto_model` and `check_model`; for the rest see `build_empty`.
+    Args: as of `build_empty`.
 
     Raises:
         ConfigError: on every rank, if the model cannot be built, read or trained so.
@@ -112,25 +107,22 @@ def build_for_training(
     empty = build_empty(
         config,
         model_config,
-        auto_model,
-        check_model,
+        task,
         policies=policies,
         row_length=row_length,
         num_embeddings=num_embeddings,
         device=env.device,
         new_tokens=new_tokens,
     )
-    weights = find_weights(
-        config.train_config, empty.model, auto_model, policies.precision.storage_dtype, env, num_rows=num_embeddings
-    )
+    dtype = policies.precision.storage_dtype
+    weights = find_weights(config.train_config, empty.model, task.AUTO_MODEL, dtype, env, num_rows=num_embeddings)
     print_rank_zero(env, *empty.notes, *weights.notes)
     adapted = adapt_model(
         empty.model,
-        find_backbone(empty.model),
         config,
         policies,
+        task=task,
         checkpointing=empty.checkpointing,
-        task_type=task_type,
         env=env,
         new_tokens=new_tokens,
     )

@@ -7,7 +7,7 @@ Logits of a long batch are often the largest tensor of a run ([batch x seq, voca
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
@@ -20,33 +20,47 @@ from transformers.modeling_outputs import BaseModelOutputWithPast
 from data.labels import IGNORE_INDEX
 
 
-def summed_cross_entropy(logits: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
+def summed_cross_entropy(logits: torch.Tensor, targets: torch.Tensor, label_smoothing: float = 0.0) -> torch.Tensor:
     """The sum of the cross-entropy over label tokens: fp32 scalar; 0, with zero gradients, if there is none.
 
     Args:
         logits: [tokens, vocab], any floating dtype.
         targets: [tokens], the token that each position predicts; -100 = no label.
+        label_smoothing: the share of each target that is spread evenly over the vocabulary (Szegedy et al., "Rethinking
+            the Inception Architecture", 2016), as transformers' LabelSmoother does.
     """
-    return F.cross_entropy(logits.float(), targets, ignore_index=IGNORE_INDEX, reduction="sum")
+    return F.cross_entropy(
+        logits.float(), targets, ignore_index=IGNORE_INDEX, reduction="sum", label_smoothing=label_smoothing
+    )
 
 
-def use_summed_loss(model: Any, backbone: nn.Module, chunk_size: int) -> None:
+def use_summed_loss(
+    model: Any,
+    stacks: Sequence[nn.Module],
+    chunk_size: int,
+    head_inputs: Callable[[torch.Tensor], dict[str, Any]],
+    *,
+    label_smoothing: float = 0.0,
+) -> None:
     """Make `model(..., targets=targets)` return the summed loss alone; a call without targets is as before.
 
     `targets` ([n]) holds the token to predict at each of `target_positions` ([n], indices into the flattened
-    [batch x seq] of the backbone's output; unset: at every position). Other positions never reach the head: of a
+    [batch x seq] of the last stack's output; unset: at every position). Other positions never reach the head: of a
     dialogue with its summary, nine tenths.
 
     The forward of this one instance is replaced, inside whatever later wraps it, because sharded weights are whole
-    only while their module's own forward runs. The head of each chunk is the model's own code: its forward is
-    called with the backbone's output given, so logit scaling or soft-capping are never forgotten.
+    only while their module's own forward runs. All code is the model's own. Its forward is called once with the
+    inputs, up to the last stack's output, and then for each chunk with that output given. So what a model does between
+    encoder and decoder, and logit scaling or soft-capping behind them, are never forgotten.
 
     Args:
-        model: a transformers model whose head runs on the backbone's output alone.
-        backbone: the submodule that computes the head's input.
+        model: a transformers model whose head runs on the last stack's output alone.
+        stacks: the submodules that compute the head's input (`tasks.task.Task.stacks`).
         chunk_size: tokens whose logits are held at a time; 0 computes all at once.
+        head_inputs: the arguments of a forward in which the last stack's output is given (`tasks.task.Task`).
+        label_smoothing: see `summed_cross_entropy`; in training only, so that evaluations can be compared.
     """
-    own_forward = model.forward
+    own_forward, last = model.forward, stacks[-1]
 
     @functools.wraps(own_forward)
     def forward(
@@ -59,20 +73,21 @@ def use_summed_loss(model: Any, backbone: nn.Module, chunk_size: int) -> None:
         if targets is None:
             given = {} if labels is None else {"labels": labels}
             return own_forward(*args, **given, **kwargs)
-        hidden = backbone(*args, **kwargs)[0]
+        hidden = _output_of(last, lambda: own_forward(*args, **kwargs))
         hidden = hidden.reshape(1, -1, hidden.shape[-1])
         if target_positions is not None:
             hidden = hidden[:, target_positions]
+        smoothing = label_smoothing if model.training else 0.0
 
         def chunk_loss(hidden_chunk: torch.Tensor, target_chunk: torch.Tensor) -> torch.Tensor:
-            with _backbone_returns(backbone, hidden_chunk):
-                logits = own_forward(input_ids=None, use_cache=False).logits
-            return summed_cross_entropy(logits[0], target_chunk)
+            with _forward_replaced(last, lambda *args, **kwargs: _Hidden(last_hidden_state=hidden_chunk)):
+                logits = own_forward(**head_inputs(hidden_chunk)).logits
+            return summed_cross_entropy(logits[0], target_chunk, smoothing)
 
         size = chunk_size or max(1, targets.numel())
         chunks = list(zip(hidden.split(size, dim=1), targets.split(size), strict=True))
         # fp16 gradients need the loss scale, which is not known before backward.
-        head_trains = any(p.requires_grad for p in _parameters_beside(backbone, model))
+        head_trains = any(p.requires_grad for p in _parameters_beside(stacks, model))
         if hidden.requires_grad and hidden.dtype != torch.float16 and not head_trains:
             return _LossOfFrozenHead.apply(hidden, chunks, chunk_loss)
         if len(chunks) == 1:
@@ -83,16 +98,16 @@ def use_summed_loss(model: Any, backbone: nn.Module, chunk_size: int) -> None:
     model.forward = forward
 
 
-def _parameters_beside(backbone: nn.Module, module: nn.Module) -> Iterator[nn.Parameter]:
-    """The parameters of the module outside the backbone: the head's, which may be shared with the embedding."""
-    if module is not backbone:
+def _parameters_beside(stacks: Sequence[nn.Module], module: nn.Module) -> Iterator[nn.Parameter]:
+    """The parameters of the module outside the stacks: the head's, which may be shared with the embedding."""
+    if not any(module is stack for stack in stacks):
         yield from module.parameters(recurse=False)
         for child in module.children():
-            yield from _parameters_beside(backbone, child)
+            yield from _parameters_beside(stacks, child)
 
 
 class _LossOfFrozenHead(torch.autograd.Function):
-    """The loss of all chunks if only the backbone's output takes a gradient.
+    """The loss of all chunks if only the last stack's output takes a gradient.
 
     The gradient is computed together with the loss, chunk by chunk, so no logits are computed again in backward.
     """
@@ -123,23 +138,38 @@ class _LossOfFrozenHead(torch.autograd.Function):
 
 
 class _Hidden(BaseModelOutputWithPast):
-    """A backbone's output whose other fields are None, whichever of them the head's code asks for."""
+    """A stack's output whose other fields are None, whichever of them the head's code asks for."""
 
     def __getattr__(self, name: str) -> None:
         if name.startswith("__"):
             raise AttributeError(name)
 
 
+def _output_of(stack: nn.Module, run: Callable[[], Any]) -> torch.Tensor:
+    """What `stack` computes while `run` runs: [batch, seq, hidden_size]. The head behind it gets one position alone."""
+    found: list[torch.Tensor] = []
+    compute = stack.forward
+
+    def keep(*args: Any, **kwargs: Any) -> _Hidden:
+        found.append(compute(*args, **kwargs)[0])
+        return _Hidden(last_hidden_state=found[0][:, :1].detach())
+
+    with _forward_replaced(stack, keep):
+        run()
+    (hidden,) = found
+    return hidden
+
+
 @contextmanager
-def _backbone_returns(backbone: nn.Module, hidden: torch.Tensor) -> Iterator[None]:
-    """Inside this context `backbone` returns `hidden` ([1, tokens, hidden_size]) and computes nothing."""
-    had_own = "forward" in backbone.__dict__
-    before = backbone.forward
-    backbone.forward = lambda *args, **kwargs: _Hidden(last_hidden_state=hidden)
+def _forward_replaced(module: nn.Module, forward: Callable[..., Any]) -> Iterator[None]:
+    """Inside this context the module computes this instead."""
+    had_own = "forward" in module.__dict__
+    before = module.forward
+    module.forward = forward
     try:
         yield
     finally:
         if had_own:
-            backbone.forward = before
+            module.forward = before
         else:
-            del backbone.forward
+            del module.forward

@@ -26,10 +26,12 @@ def find_units(model: Any, wrap: str = "layer") -> list[nn.Module]:
     """The modules that are gathered one at a time. All other parameters belong to the root unit.
 
     Empty if `wrap` is "root" or the model names no layers: the root unit is then the whole model. The input embedding
-    is a unit unless it shares its weight with the head: shared parameters must be in one unit. The head is in the
-    root unit, because the loss needs it there.
+    is a unit unless another module has the same weight: the head, or the embeddings of encoder and decoder. Shared
+    parameters must be in one unit. The head is in the root unit, because the loss needs it there.
     """
     units = find_layers(model) if wrap == "layer" else []
-    if units and not has_tied_embeddings(model):
-        units.append(model.get_input_embeddings())
+    embedding = model.get_input_embeddings()
+    num_names = sum(p is embedding.weight for _, p in model.named_parameters(remove_duplicate=False))
+    if units and num_names == 1:
+        units.append(embedding)
     return units

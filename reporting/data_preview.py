@@ -63,6 +63,7 @@ def preview_data(
 def sample_spans(examples: Sequences, tokenizer: Any) -> list[TextSpan]:
     """The first sample as text, with special tokens; if it is a conversation of several samples, all of these.
 
+    A source and its target stand one below the other.
     Control characters are shown by their codes (`\\x1b`).
     """
     num_samples = 1
@@ -73,12 +74,20 @@ def sample_spans(examples: Sequences, tokenizer: Any) -> list[TextSpan]:
         if num_samples > 1:
             heading = f"[sample {number + 1} of {num_samples} of the first conversation]\n"
             spans.append(TextSpan(f"\n{heading}" if number else heading, False))
-        spans += _shortened(tokenizer, *examples[number][:2], SHOWN_TOKENS // num_samples)
+        ids, labels, _ = examples[number]
+        if examples.has_targets:
+            spans += [
+                TextSpan("[source]\n", False),
+                *_shortened(tokenizer, ids, np.zeros(len(ids), bool), SHOWN_TOKENS),
+            ]
+            target = labels[labels != IGNORE_INDEX]
+            spans += [TextSpan("\n[target]\n", False), *_shortened(tokenizer, target, target >= 0, SHOWN_TOKENS)]
+        else:
+            spans += _shortened(tokenizer, ids, labels != IGNORE_INDEX, SHOWN_TOKENS // num_samples)
     return spans
 
 
-def _shortened(tokenizer: Any, ids: np.ndarray, labels: np.ndarray, num_shown: int) -> Iterator[TextSpan]:
-    has_loss = labels != IGNORE_INDEX
+def _shortened(tokenizer: Any, ids: np.ndarray, has_loss: np.ndarray, num_shown: int) -> Iterator[TextSpan]:
     if len(ids) <= num_shown:
         yield from _spans(tokenizer, ids, has_loss)
         return
@@ -126,10 +135,12 @@ def split_figures(examples: Sequences, documents: np.ndarray | None = None) -> d
         documents: which of them an epoch holds, if not each of them once.
     """
     chosen = np.arange(len(examples)) if documents is None else documents
-    lengths = np.percentile(examples.lengths[chosen], list(PERCENTILES.values()), method="inverted_cdf")
+    lengths = {"lengths": _percentiles(examples.lengths[chosen])}
+    if examples.has_targets:
+        lengths["target_lengths"] = _percentiles((examples.num_tokens - examples.lengths)[chosen])
     return {
         "num_samples": len(chosen),
-        "num_tokens": int(examples.lengths[chosen].sum()),
+        "num_tokens": int(examples.num_tokens[chosen].sum()),
         "num_label_tokens": int(examples.num_label_tokens[chosen].sum()),
         "num_truncated": examples.num_truncated,
         "num_tokens_cut": examples.num_tokens_cut,
@@ -140,8 +151,14 @@ def split_figures(examples: Sequences, documents: np.ndarray | None = None) -> d
         "num_split": examples.num_split,
         "num_parts": examples.num_parts,
         "num_parts_without_label": examples.num_parts_without_label,
-        "lengths": dict(zip(PERCENTILES, lengths.astype(int).tolist(), strict=True)),
+        **({"num_targets_cut": examples.num_targets_cut} if examples.has_targets else {}),
+        **lengths,
     }
+
+
+def _percentiles(lengths: np.ndarray) -> dict[str, int]:
+    found = np.percentile(lengths, list(PERCENTILES.values()), method="inverted_cdf")
+    return dict(zip(PERCENTILES, found.astype(int).tolist(), strict=True))
 
 
 def row_figures(rows: Rows, layout: BatchLayout, width: PaddedWidth, *, seed: int) -> dict[str, float]:
@@ -162,6 +179,8 @@ def figures_table(data: dict[str, Any]) -> Table:
         "learned": "\n".join(f"{name} {_label_tokens(figures)}" for name, figures in splits.items()),
         "lengths": "\n".join(f"{name} {_lengths(figures['lengths'])}" for name, figures in splits.items()),
     }
+    if any("target_lengths" in figures for figures in splits.values()):
+        rows["targets"] = "\n".join(f"{name} {_lengths(figures['target_lengths'])}" for name, figures in splits.items())
     train = data["train"]
     if "fill" in train:
         rows["packing"] = f"training rows are {100 * train['fill']:.1f} % full"

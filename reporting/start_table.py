@@ -126,9 +126,12 @@ def _data(train_config: TrainConfig, resolved: dict[str, Any], data: dict[str, A
         return f"{name} {part['num_samples']:,} samples, {part['num_tokens']:,} tokens, {part['num_rows']:,} rows"
 
     train = "train streamed" if data["train"].get("streamed") else split("train", data["train"])
-    strategy, length = train_config.batching_strategy, resolved["context_length"]
+    strategy = train_config.batching_strategy
+    limits = f"rows of at most {resolved.get('context_length')} tokens"
+    if "context_length" not in resolved:
+        limits = ", ".join(f"{name} {length}" for name, length in resolved.items() if name.endswith("_length"))
     validation = split("validation", data["validation"]) if data["validation"] else "no validation"
-    return f"{train}; {validation} ({strategy}, rows of at most {length} tokens)"
+    return f"{train}; {validation} ({strategy}, {limits})"
 
 
 def _steps(train: TrainConfig, start: dict[str, Any], resolved: dict[str, Any], world_size: int) -> str:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -12,32 +12,45 @@ import transformers
 from torch import nn
 from transformers import AutoModelForCausalLM
 
+from configs.run import RunConfig
+from configs.training import DEFAULT_CONTEXT_LENGTH, TrainConfig
 from data import causal_sequences
+from data.encoding import ONE_TEXT
 from data.labels import IGNORE_INDEX, next_tokens_to_predict
 from data.packing import Offsets
 from data.padding import EXACT, PaddedWidth, padding_id
+from data.reading import Reading
 from data.sequences import Row, TokenSequence
 from data.tokenizer_loading import load_tokenizer
 from tasks.flops import StepFlops
 from tasks.generation import GenerationSettings, PromptedAnswer, generate_tokens, last_answer
+from tasks.micro_batch import TensorBatch
 from utils.errors import ConfigError
 
+NAME = "causal_lm"
 AUTO_MODEL = AutoModelForCausalLM
 PEFT_TYPE = "CAUSAL_LM"
+PACKS = True
+OWN_SETTINGS = ("context_length",)
+LENGTHS = {"context_length": DEFAULT_CONTEXT_LENGTH}
 
 load_processor = load_tokenizer
-build_sequences = causal_sequences.build_sequences
 make_flops = StepFlops
 
 
+def fits(model_config: Any) -> bool:
+    """Whether transformers, or code that came with the model, has a causal language model of this type."""
+    own_code = getattr(model_config, "auto_map", None) or {}
+    return type(model_config) in AUTO_MODEL._model_mapping or AUTO_MODEL.__name__ in own_code
+
+
 def check_config(model_config: Any, model_name: str) -> None:
-    """Check that transformers, or code that came with the model, has a causal language model of this type.
+    """Check that there is a causal language model of this type.
 
     Raises:
         ConfigError: if not, as for models of images alone.
     """
-    own_code = getattr(model_config, "auto_map", None) or {}
-    if type(model_config) not in AUTO_MODEL._model_mapping and AUTO_MODEL.__name__ not in own_code:
+    if not fits(model_config):
         raise ConfigError(
             f"--model_name: {model_name} is a {model_config.model_type} model, and transformers "
             f"{transformers.__version__} has no causal language model of that type ({AUTO_MODEL.__name__}); give a "
@@ -45,8 +58,15 @@ def check_config(model_config: Any, model_name: str) -> None:
         )
 
 
-def check_model(model: Any, model_name: str) -> None:
+def check_settings(config: RunConfig) -> None:
+    """Every setting that a causal model does not take belongs to another task."""
+
+
+def check_model(model: Any, model_name: str) -> list[str]:
     """Check that the head can be called on what the decoder gave, as `policies.loss.use_summed_loss` calls it.
+
+    Returns:
+        No lines to print.
 
     Raises:
         ConfigError: if it cannot.
@@ -61,6 +81,7 @@ def check_model(model: Any, model_name: str) -> None:
             f"--model_name: transformers {transformers.__version__} does not say where the decoder of "
             f"{type(model).__name__} is, and the loss is computed after it; give a model of another family"
         )
+    return []
 
 
 def loss_notes(model_config: Any) -> list[str]:
@@ -70,13 +91,22 @@ def loss_notes(model_config: Any) -> list[str]:
     return []
 
 
-def backbone(model: Any) -> nn.Module:
+def stacks(model: Any) -> list[nn.Module]:
     """The decoder: the head computes logits from its output alone."""
-    return model.get_decoder()
+    return [model.get_decoder()]
+
+
+def head_inputs(hidden: torch.Tensor) -> dict[str, Any]:
+    """Nothing is read, since the decoder's output is given."""
+    return {"input_ids": None, "use_cache": False}
+
+
+def make_reading(processor: Any, train_config: TrainConfig, lengths: Sequence[int]) -> Reading:
+    return Reading(ONE_TEXT, causal_sequences.build_sequences)
 
 
 @dataclass(frozen=True)
-class CausalMicroBatch:
+class CausalMicroBatch(TensorBatch):
     """One rank's share of one forward pass (`tasks.task.MicroBatch`)."""
 
     input_ids: torch.Tensor  # int64 [batch, seq]
@@ -91,32 +121,6 @@ class CausalMicroBatch:
     source_rows: tuple[int, ...]  # rows of the data file
     cu_seqlens: torch.Tensor | None = None  # int32 [sequences + 1] in the flattened [batch x seq]
     max_seqlen: int = 0  # tokens of the longest sequence; 0 without offsets
-
-    def to(self, device: torch.device) -> CausalMicroBatch:
-        return self._map(lambda tensor: tensor.to(device, non_blocking=True))
-
-    def pin_memory(self) -> CausalMicroBatch:
-        """Called by the DataLoader."""
-        return self._map(lambda tensor: tensor.pin_memory())
-
-    def __getstate__(self) -> dict[str, Any]:
-        """By value: a pipe takes a batch sooner than torch hands over a file descriptor for each of its tensors."""
-        return {name: value.numpy() if torch.is_tensor(value) else value for name, value in vars(self).items()}
-
-    def __setstate__(self, state: dict[str, Any]) -> None:
-        tensors = {name: torch.from_numpy(value) for name, value in state.items() if isinstance(value, np.ndarray)}
-        vars(self).update(state | tensors)
-
-    def _map(self, function: Any) -> CausalMicroBatch:
-        return replace(
-            self,
-            input_ids=function(self.input_ids),
-            position_ids=function(self.position_ids),
-            target_positions=function(self.target_positions),
-            targets=function(self.targets),
-            attention_mask=None if self.attention_mask is None else function(self.attention_mask),
-            cu_seqlens=None if self.cu_seqlens is None else function(self.cu_seqlens),
-        )
 
 
 @dataclass(frozen=True)
@@ -178,9 +182,18 @@ def _cu_seqlens(position_ids: np.ndarray) -> np.ndarray:
     return np.append(np.flatnonzero(position_ids == 0), position_ids.size).astype(np.int32)
 
 
-def make_collator(tokenizer: Any, vocab_size: int, width: PaddedWidth, *, packing: bool, offsets: Offsets) -> Collator:
+def make_collator(
+    processor: Any,
+    model_config: Any,
+    *,
+    vocab_size: int,
+    widths: Sequence[PaddedWidth],
+    packing: bool,
+    offsets: Offsets,
+) -> Collator:
     """The Collator of a run, which pads with an id that the model's embedding has."""
-    return Collator(packing=packing, padding_id=padding_id(tokenizer, vocab_size), width=width, offsets=offsets)
+    (width,) = widths
+    return Collator(packing=packing, padding_id=padding_id(processor, vocab_size), width=width, offsets=offsets)
 
 
 def summed_loss(model: nn.Module, batch: CausalMicroBatch) -> torch.Tensor:

@@ -1,7 +1,8 @@
-"""Model FLOPs of a step of a decoder: what the mathematics needs."""
+"""Model FLOPs of a step of a decoder, or of an encoder-decoder: what the mathematics needs."""
 
 from __future__ import annotations
 
+import re
 from typing import Any
 
 from torch import nn
@@ -24,16 +25,11 @@ class StepFlops:
         Args:
             model: without a wrapper around it, sharded or not.
         """
-        head = model.get_output_embeddings()
-        head_weights = {id(parameter) for parameter in head.parameters()} if head is not None else set()
-        lookups = {id(m.weight) for m in model.modules() if isinstance(m, nn.Embedding)} - head_weights
-        matrices = [m for m in count_weights(model) if m.parameter.dim() > 1 and id(m.parameter) not in lookups]
-        self.per_label_token = sum(_flops_per_token(m) for m in matrices if id(m.parameter) in head_weights)
-        self.per_token = sum(_flops_per_token(m) for m in matrices if id(m.parameter) not in head_weights)
+        of_head, of_others = _matrices(model)
+        self.per_label_token = sum(map(_flops_per_token, of_head))
+        self.per_token = sum(map(_flops_per_token, of_others))
         text = model.config.get_text_config()
-        heads = getattr(text, "num_attention_heads", 0)
-        head_dim = getattr(text, "head_dim", None) or getattr(text, "hidden_size", 0) // max(1, heads)
-        self.per_pair = 3 * 4 * heads * head_dim * getattr(text, "num_hidden_layers", 0)
+        self.per_pair = _flops_per_pair(text) * getattr(text, "num_hidden_layers", 0)
 
     def count(self, counts: BatchCounts) -> float:
         """FLOPs of forward and backward over a global batch."""
@@ -42,6 +38,66 @@ class StepFlops:
             + counts.num_label_tokens * self.per_label_token
             + counts.num_attended_pairs * self.per_pair
         )
+
+
+class Seq2SeqFlops:
+    """The same for an encoder-decoder. The keys and values of the decoder's attention to the encoder are computed for
+    each source token, all else in the decoder for each token that it reads.
+    """
+
+    def __init__(self, model: Any) -> None:
+        """
+        Args:
+            model: without a wrapper around it, sharded or not.
+        """
+        of_head, of_others = _matrices(model)
+        in_decoder = {id(parameter): name for name, parameter in model.get_decoder().named_parameters()}
+        of_source = [m for m in of_others if _reads_source(in_decoder.get(id(m.parameter)))]
+        self.per_label_token = sum(map(_flops_per_token, of_head))
+        self.per_source_token = sum(map(_flops_per_token, of_source))
+        self.per_decoder_token = sum(map(_flops_per_token, of_others)) - self.per_source_token
+        config = model.config
+        num_decoder_layers = getattr(config, "decoder_layers", None) or config.num_decoder_layers
+        self.per_encoder_pair = _flops_per_pair(config) * config.num_hidden_layers
+        self.per_decoder_pair = _flops_per_pair(config) * num_decoder_layers
+
+    def count(self, counts: BatchCounts) -> float:
+        """FLOPs of forward and backward over a global batch."""
+        return (
+            (counts.num_tokens - counts.num_decoder_tokens) * self.per_source_token
+            + counts.num_decoder_tokens * self.per_decoder_token
+            + counts.num_label_tokens * self.per_label_token
+            + counts.num_attended_pairs * self.per_encoder_pair
+            + (counts.num_decoder_pairs + counts.num_cross_pairs) * self.per_decoder_pair
+        )
+
+
+# In the attention to the encoder, as BART and Pegasus name it, and as T5 does.
+_CROSS_KEYS_AND_VALUES = re.compile(r"\bencoder_attn\.[kv]_proj\b|\bEncDecAttention\.[kv]\b")
+
+
+def _reads_source(name_in_decoder: str | None) -> bool:
+    """Whether a matrix is multiplied with the source's tokens: one of the encoder, which has no name in the decoder."""
+    return name_in_decoder is None or _CROSS_KEYS_AND_VALUES.search(name_in_decoder) is not None
+
+
+def _matrices(model: Any) -> tuple[list[Counted], list[Counted]]:
+    """The matrices that are multiplied with: the head's, and all others."""
+    head = model.get_output_embeddings()
+    head_weights = {id(parameter) for parameter in head.parameters()} if head is not None else set()
+    lookups = {id(m.weight) for m in model.modules() if isinstance(m, nn.Embedding)} - head_weights
+    matrices = [m for m in count_weights(model) if m.parameter.dim() > 1 and id(m.parameter) not in lookups]
+    return (
+        [m for m in matrices if id(m.parameter) in head_weights],
+        [m for m in matrices if id(m.parameter) not in head_weights],
+    )
+
+
+def _flops_per_pair(config: Any) -> int:
+    """Of one layer, forward and backward."""
+    heads = getattr(config, "num_attention_heads", 0)
+    head_dim = getattr(config, "head_dim", None) or getattr(config, "hidden_size", 0) // max(1, heads)
+    return 3 * 4 * heads * head_dim
 
 
 def _flops_per_token(matrix: Counted) -> int:

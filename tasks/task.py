@@ -6,21 +6,24 @@ else gets the task, or a part of it, as an argument.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from typing import Any, Protocol
 
 import torch
 from torch import nn
 
-from data.causal_sequences import Truncation
+from configs.run import RunConfig
+from configs.training import TrainConfig
 from data.counts import BatchCounts
 from data.packing import Offsets
 from data.padding import PaddedWidth
-from data.sequences import Sequences, TokenSequence
-from tasks import causal_lm
-from tasks.flops import StepFlops
+from data.reading import Reading
+from data.sequences import TokenSequence
+from tasks import causal_lm, seq2seq_lm
 from tasks.generation import GenerationSettings, PromptedAnswer
 from utils.distributed import sum_on_host
+from utils.errors import ConfigError
 
 
 class MicroBatch(Protocol):
@@ -34,7 +37,14 @@ class MicroBatch(Protocol):
     def num_label_tokens(self) -> int: ...
     @property
     def num_attended_pairs(self) -> int:
-        """(query, key) pairs that attention visits."""
+        """(query, key) pairs that attention visits; for this and the next three see `data.counts.BatchCounts`."""
+
+    @property
+    def num_decoder_tokens(self) -> int: ...
+    @property
+    def num_decoder_pairs(self) -> int: ...
+    @property
+    def num_cross_pairs(self) -> int: ...
 
     @property
     def source_rows(self) -> tuple[int, ...]:
@@ -43,8 +53,19 @@ class MicroBatch(Protocol):
     def to(self, device: torch.device) -> Any: ...
 
 
+class Flops(Protocol):
+    """Counts the model FLOPs of steps."""
+
+    def count(self, counts: BatchCounts) -> float:
+        """FLOPs of forward and backward over a global batch."""
+
+
 class Task(Protocol):
     """The names that a module of this folder has."""
+
+    @property
+    def NAME(self) -> str:
+        """Its value of --task."""
 
     @property
     def AUTO_MODEL(self) -> Any:
@@ -54,42 +75,71 @@ class Task(Protocol):
     def PEFT_TYPE(self) -> str:
         """The `task_type` of peft's configs."""
 
+    @property
+    def PACKS(self) -> bool:
+        """Whether several sequences may share a row."""
+
+    @property
+    def OWN_SETTINGS(self) -> tuple[str, ...]:
+        """The fields of TrainConfig that only tasks which list them take."""
+
+    @property
+    def LENGTHS(self) -> Mapping[str, int]:
+        """The fields of TrainConfig that limit the inputs, and then labels that are apart from them, with defaults."""
+
+    def fits(self, model_config: Any) -> bool:
+        """Whether the model with this config can be of this task."""
+
     def check_config(self, model_config: Any, model_name: str) -> None:
         """Raise ConfigError if this config is of no such model, before anything is built."""
 
-    def check_model(self, model: Any, model_name: str) -> None:
-        """Raise ConfigError if the loss of this model cannot be computed here."""
+    def check_settings(self, config: RunConfig) -> None:
+        """Raise ConfigError for a setting that this task does not take, apart from OWN_SETTINGS of others."""
+
+    def check_model(self, model: Any, model_name: str) -> list[str]:
+        """Lines to print on what was changed of a model without weights; raise ConfigError if its loss cannot be
+        computed here."""
 
     def loss_notes(self, model_config: Any) -> list[str]:
         """Lines to print about what the loss leaves out."""
 
-    def backbone(self, model: Any) -> nn.Module:
-        """The submodule whose output the head turns into logits."""
+    def stacks(self, model: Any) -> list[nn.Module]:
+        """The submodules that hold the layers, in the order in which they run; the head turns the output of the last
+        one into logits."""
+
+    def head_inputs(self, hidden: torch.Tensor) -> dict[str, Any]:
+        """The arguments with which the model computes logits alone, once its last stack returns `hidden`."""
 
     def load_processor(self, train_config: Any) -> Any:
         """What turns examples into model inputs: a tokenizer, or a processor that has one."""
 
-    def build_sequences(
-        self,
-        rows: Iterable[Mapping[str, Any]],
-        *,
-        name: str,
-        context_length: int,
-        truncation: Truncation = "right",
-        first_row: int = 0,
-        is_part: bool = False,
-    ) -> Sequences:
-        """Check and cut the tokenised rows of a dataset (`data.causal_sequences`)."""
+    def make_reading(self, processor: Any, train_config: TrainConfig, lengths: Sequence[int]) -> Reading:
+        """How examples become sequences.
+
+        Args:
+            lengths: what each name in LENGTHS comes to, in tokens.
+        """
 
     def make_collator(
-        self, processor: Any, vocab_size: int, width: PaddedWidth, *, packing: bool, offsets: Offsets
+        self,
+        processor: Any,
+        model_config: Any,
+        *,
+        vocab_size: int,
+        widths: Sequence[PaddedWidth],
+        packing: bool,
+        offsets: Offsets,
     ) -> Callable[[list[Any]], Any]:
-        """The function that makes a MicroBatch of rows."""
+        """The function that makes a MicroBatch of rows.
+
+        Args:
+            widths: how wide the inputs, and labels that are apart from them, are padded.
+        """
 
     def summed_loss(self, model: nn.Module, batch: Any) -> torch.Tensor:
         """The sum of the loss over the batch's label tokens, fp32 scalar."""
 
-    def make_flops(self, model: Any) -> StepFlops:
+    def make_flops(self, model: Any) -> Flops:
         """Counts the model FLOPs of a step of this model."""
 
     def generate(
@@ -124,9 +174,54 @@ class Task(Protocol):
         """
 
 
-def find_task(model_config: Any) -> Task:
-    """The task of the model with this config."""
-    return causal_lm
+TASKS: tuple[Task, ...] = (seq2seq_lm, causal_lm)
+"""The first that fits a model's config is its task: transformers' mapping of causal models names BART, too."""
+
+
+def find_task(model_config: Any, asked: str | None = None) -> Task:
+    """The task of the model with this config.
+
+    Args:
+        asked: --task, if it was given.
+
+    Raises:
+        ConfigError: if the model cannot be of the task that was asked for.
+    """
+    if asked is None:
+        return next((task for task in TASKS if task.fits(model_config)), causal_lm)
+    task = next(task for task in TASKS if asked == task.NAME)
+    if not task.fits(model_config):
+        fitting = [task.NAME for task in TASKS if task.fits(model_config)]
+        remedy = f"give --task {' or '.join(fitting)}, or leave it out" if fitting else "give another model"
+        raise ConfigError(
+            f"--task: transformers has no {task.AUTO_MODEL.__name__} of {model_config.model_type} models; {remedy}"
+        )
+    return task
+
+
+def settings_of_task(config: RunConfig, task: Task) -> RunConfig:
+    """The settings with those defaults adapted that depend on the task; a note is left for each.
+
+    Raises:
+        ConfigError: for a setting that was given and that the task does not take.
+    """
+    others = {name: other for other in TASKS for name in other.OWN_SETTINGS if name not in task.OWN_SETTINGS}
+    for name, other in others.items():
+        if config.was_given(f"train_config.{name}"):
+            instead = [f"--{own}" for own in task.LENGTHS] if name in other.LENGTHS else []
+            remedy = f"give {' and '.join(instead)} instead" if instead else "leave it out"
+            raise ConfigError(f"--{name}: this is a model for --task {task.NAME}, which does not take it; {remedy}")
+    task.check_settings(config)
+    train = config.train_config
+    if train.batching_strategy == "padding" or task.PACKS:
+        return config
+    if config.was_given("train_config.batching_strategy"):
+        raise ConfigError(
+            f"--batching_strategy: {train.batching_strategy} is for causal language models, and this one is for --task "
+            f"{task.NAME}; give padding, or leave it out"
+        )
+    note = f"--batching_strategy is padding with --task {task.NAME}"
+    return replace(config, train_config=replace(train, batching_strategy="padding"), notes=(*config.notes, note))
 
 
 def count_globally(micro_batches: Sequence[MicroBatch]) -> BatchCounts:

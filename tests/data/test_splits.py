@@ -17,7 +17,7 @@ from transformers import AutoTokenizer
 from configs.absolute_paths import make_paths_absolute
 from configs.datasets import AlpacaDataset, ChatDataset, DataSource, InstructionDataset, SamsumDataset, TextDataset
 from configs.flags import parse_flags
-from data import tokenizing
+from data import encoding
 from data.causal_sequences import build_sequences
 from data.dataset_functions import BUILT_IN_FOLDER, find_dataset_function, load_dataset_file
 from data.loss_mask import tokenize_spans
@@ -440,7 +440,7 @@ def test_a_slice_is_cut_before_tokenising_and_holds_the_same_sequences(
         num_tokenized.append(len(examples))
         return tokenize_spans(examples, *rest, **options)
 
-    monkeypatch.setattr(tokenizing, "tokenize_spans", count)
+    monkeypatch.setattr(encoding, "tokenize_spans", count)
     assert sliced(config, split, split_slice, tokenizer, cuts_itself=True) == wanted
     kept = {"1": 1, "7": 7, "30%": round(0.3 * num_in_split), "1%": 1}.get(str(split_slice), num_in_split)
     assert len(wanted) == kept

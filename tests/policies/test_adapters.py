@@ -14,10 +14,11 @@ from torch import nn
 from transformers import AutoModelForCausalLM
 
 from configs.peft import LoraConfig
-from planning.resolved import resolve_context_length
+from planning.resolved import resolve_lengths
 from policies.activation_checkpointing import checkpointing_mode
 from policies.adapter_targets import choose_targets
 from policies.dora import set_magnitudes
+from tasks.causal_lm import LENGTHS
 from tests.helpers.adapter_kinds import LINEAR, adapt, config_of, notes_on
 from tests.helpers.families import FAMILIES, LLAMA_LIKE, make_model
 from utils.errors import ConfigError
@@ -187,7 +188,7 @@ def test_a_prefix_takes_positions_from_the_rows() -> None:
 
     def length(num_virtual_tokens: str, *flags: str) -> int:
         config = config_of(*prefix, "--num_virtual_tokens", num_virtual_tokens, *flags)
-        return resolve_context_length(config.train_config, config.prefix_config, model_config)[0]
+        return resolve_lengths(config.train_config, config.prefix_config, model_config, LENGTHS)[0][0]
 
     assert length("8") == 120
     with pytest.raises(ConfigError, match=r"--context_length: 121 is more than .* give at most 120"):

@@ -74,7 +74,7 @@ def test_frozen_adapters_are_saved_as_they_were(
 
 def test_what_is_frozen_reaches_no_optimizer(tiny_model: Path) -> None:
     model = AutoModelForCausalLM.from_pretrained(tiny_model)
-    freeze_layers(model, model.get_decoder(), 1)
+    freeze_layers(model, [model.get_decoder()], 1)
     config = parse_flags(["--model_name", "m"])
     groups = build_optimizer(model, config.train_config, config.fsdp_config).param_groups
     held = {id(parameter) for group in groups for parameter in group["params"]}
@@ -84,7 +84,7 @@ def test_what_is_frozen_reaches_no_optimizer(tiny_model: Path) -> None:
 @pytest.mark.parametrize("mode", ["off", "selective", "full"])
 def test_no_gradient_is_computed_below_the_first_layer_that_trains(mode: str, tiny_model: Path) -> None:
     model, base = adapted(tiny_model)
-    freeze_layers(model, base.get_decoder(), 1)
+    freeze_layers(model, [base.get_decoder()], 1)
     apply_activation_checkpointing(base, mode)
     learned: list[bool] = []
     for layer in base.model.layers:

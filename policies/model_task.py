@@ -1,0 +1,20 @@
+"""What building a model has to know of its task."""
+
+from __future__ import annotations
+
+from typing import Any, Protocol
+
+import torch
+from torch import nn
+
+
+class ModelTask(Protocol):
+    """Those names of a `tasks.task.Task` that are about the model."""
+
+    @property
+    def AUTO_MODEL(self) -> Any: ...
+    @property
+    def PEFT_TYPE(self) -> str: ...
+    def check_model(self, model: Any, model_name: str) -> list[str]: ...
+    def stacks(self, model: Any) -> list[nn.Module]: ...
+    def head_inputs(self, hidden: torch.Tensor) -> dict[str, Any]: ...

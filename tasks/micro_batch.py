@@ -1,0 +1,41 @@
+"""What the micro-batches of all tasks share: how their tensors move."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any, ClassVar, Self
+
+import numpy as np
+import torch
+
+
+class TensorBatch:
+    """A frozen dataclass of tensors and numbers. Tensors named in ON_HOST stay in host memory."""
+
+    ON_HOST: ClassVar[tuple[str, ...]] = ("labels",)
+
+    # Of a model that is no encoder-decoder (see `data.counts.BatchCounts`).
+    num_decoder_tokens = 0
+    num_decoder_pairs = 0
+    num_cross_pairs = 0
+
+    def to(self, device: torch.device) -> Self:
+        return self._map(lambda tensor: tensor.to(device, non_blocking=True))
+
+    def pin_memory(self) -> Self:
+        """Called by the DataLoader."""
+        return self._map(lambda tensor: tensor.pin_memory())
+
+    def __getstate__(self) -> dict[str, Any]:
+        """By value: a pipe takes a batch sooner than torch hands over a file descriptor for each of its tensors."""
+        return {name: value.numpy() if torch.is_tensor(value) else value for name, value in vars(self).items()}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        tensors = {name: torch.from_numpy(value) for name, value in state.items() if isinstance(value, np.ndarray)}
+        vars(self).update(state | tensors)
+
+    def _map(self, function: Callable[[torch.Tensor], torch.Tensor]) -> Self:
+        tensors = {name: value for name, value in vars(self).items() if torch.is_tensor(value)}
+        moved = {name: function(tensor) for name, tensor in tensors.items() if name not in self.ON_HOST}
+        return replace(self, **moved)  # type: ignore[type-var]

@@ -1,0 +1,304 @@
+"""Encoder-decoders, such as BART and T5. See `tasks.task.Task` for what each name is for."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+import transformers
+from torch import nn
+from transformers import AutoModelForSeq2SeqLM
+
+from configs.run import RunConfig
+from configs.training import DEFAULT_SOURCE_LENGTH, DEFAULT_TARGET_LENGTH, TrainConfig
+from data.encoding import SourceAndTarget
+from data.labels import IGNORE_INDEX, labels_to_predict
+from data.packing import Offsets
+from data.padding import EXACT, PaddedWidth, padding_id
+from data.reading import Reading
+from data.sequences import Row, TokenSequence
+from data.source_target import Affixes, SourceTargetBuilder
+from data.tokenizer_loading import load_tokenizer
+from tasks.flops import Seq2SeqFlops
+from tasks.generation import GenerationSettings, PromptedAnswer, generate_tokens
+from tasks.micro_batch import TensorBatch
+from utils.errors import ConfigError
+
+NAME = "seq2seq_lm"
+AUTO_MODEL = AutoModelForSeq2SeqLM
+PEFT_TYPE = "SEQ_2_SEQ_LM"
+PACKS = False
+OWN_SETTINGS = ("max_source_length", "max_target_length", "source_prefix")
+LENGTHS = {"max_source_length": DEFAULT_SOURCE_LENGTH, "max_target_length": DEFAULT_TARGET_LENGTH}
+
+FAMILIES = ("bart", "mt5", "pegasus", "t5")
+"""Model types whose loss is computed as their own code does; tests check each."""
+
+load_processor = load_tokenizer
+make_flops = Seq2SeqFlops
+
+
+def fits(model_config: Any) -> bool:
+    """Whether transformers has an encoder-decoder of text of this type."""
+    return bool(getattr(model_config, "is_encoder_decoder", False)) and type(model_config) in AUTO_MODEL._model_mapping
+
+
+def check_config(model_config: Any, model_name: str) -> None:
+    """Check that it is a family that was tried, since some compute their loss or their decoder's inputs otherwise.
+
+    Raises:
+        ConfigError: if not.
+    """
+    if model_config.model_type not in FAMILIES:
+        raise ConfigError(
+            f"--model_name: {model_name} is a {model_config.model_type} model, and the encoder-decoders that are known "
+            f"to train here are {', '.join(FAMILIES)}; give one of these"
+        )
+    for name in ("decoder_start_token_id", "pad_token_id"):
+        if getattr(model_config, name, None) is None:
+            raise ConfigError(
+                f"--model_name: config.json of {model_name} has no {name}, and the decoder's inputs are made with it; "
+                "add it there"
+            )
+
+
+def check_settings(config: RunConfig) -> None:
+    """Check the settings that have no meaning for an encoder-decoder.
+
+    Raises:
+        ConfigError: for the first of them.
+    """
+    train = config.train_config
+    if train.truncation == "split":
+        raise ConfigError(
+            "--truncation: split makes several samples of one text, and a target belongs to its whole source; give "
+            "right, left, drop or error"
+        )
+    if unmasked := [
+        name for name, data in config.dataset_configs.items() if getattr(data, "mask_prompt", True) is False
+    ]:
+        raise ConfigError(
+            f"--{unmasked[0]}.mask_prompt: False learns the prompt, too, and an encoder-decoder reads it as its source; "
+            "leave it out"
+        )
+    if train.add_special_tokens and train.use_peft:
+        raise ConfigError(
+            "--add_special_tokens: an adapter cannot train the embeddings that encoder and decoder share; train "
+            "without --use_peft, or leave it out"
+        )
+
+
+def check_model(model: Any, model_name: str) -> list[str]:
+    """Check that the decoder's inputs are the labels shifted by one place, as the collator makes them.
+
+    Layers are no longer dropped at random: each rank would drop others, and wait for those of the rest.
+
+    Returns:
+        Lines to print.
+
+    Raises:
+        ConfigError: if they are not.
+    """
+    labels = np.array([[5, 6, 7, IGNORE_INDEX]])
+    own = model.prepare_decoder_input_ids_from_labels(torch.from_numpy(labels.copy()))
+    if own.tolist() != _shifted(labels, _start(model.config), model.config.pad_token_id).tolist():
+        raise ConfigError(
+            f"--model_name: transformers {transformers.__version__} shifts the labels of {type(model).__name__} in a "
+            "way that is not known here; give a model of another family"
+        )
+    dropping: list[Any] = [stack for stack in stacks(model) if getattr(stack, "layerdrop", 0) > 0]
+    for stack in dropping:
+        stack.layerdrop = 0.0
+    return ["layerdrop: off, since ranks would drop different layers"] if dropping else []
+
+
+def loss_notes(model_config: Any) -> list[str]:
+    return []
+
+
+def stacks(model: Any) -> list[nn.Module]:
+    """Encoder and decoder; the head computes logits from the decoder's output alone."""
+    return [model.get_encoder(), model.get_decoder()]
+
+
+def head_inputs(hidden: torch.Tensor) -> dict[str, Any]:
+    """The encoder is left out, and what the decoder would read is not read."""
+    any_token = torch.zeros(1, 1, dtype=torch.int64, device=hidden.device)
+    return {"encoder_outputs": (hidden,), "decoder_input_ids": any_token, "use_cache": False}
+
+
+def make_reading(processor: Any, train_config: TrainConfig, lengths: Sequence[int]) -> Reading:
+    """Source and target apart, each cut to its own length without its special tokens."""
+    texts = {"text": "a"}, {"text_target": "a"}
+    source, target = (_affixes(processor, **text) for text in texts)
+    return Reading(SourceAndTarget(train_config.source_prefix), SourceTargetBuilder(lengths[1], source, target))
+
+
+def _affixes(tokenizer: Any, **text: str) -> Affixes:
+    """The special tokens around a text, which is given by the tokenizer's argument for it."""
+    plain, whole = (tokenizer(**text, add_special_tokens=added)["input_ids"] for added in (False, True))
+    place = next((i for i in range(len(whole)) if whole[i : i + len(plain)] == plain), None)
+    if not plain or place is None:
+        return Affixes()
+    return Affixes(tuple(whole[:place]), tuple(whole[place + len(plain) :]))
+
+
+@dataclass(frozen=True)
+class Seq2SeqMicroBatch(TensorBatch):
+    """One rank's share of one forward pass (`tasks.task.MicroBatch`)."""
+
+    input_ids: torch.Tensor  # int64 [batch, source]
+    attention_mask: torch.Tensor | None  # int64 [batch, source], 1 = token; None if there is no padding
+    decoder_input_ids: torch.Tensor  # int64 [batch, target]: the labels, one place later
+    labels: torch.Tensor  # int64 [batch, target], -100 = no label; stays on the host
+    target_positions: torch.Tensor  # int64 [n], positions of the flattened [batch x target] that have a label
+    targets: torch.Tensor  # int64 [n], those labels
+    num_tokens: int  # of sources and targets, without padding
+    num_label_tokens: int
+    num_attended_pairs: int  # (query, key) pairs of the encoder
+    source_rows: tuple[int, ...]  # rows of the data file
+    num_decoder_tokens: int = 0
+    num_decoder_pairs: int = 0
+    num_cross_pairs: int = 0
+
+
+@dataclass(frozen=True)
+class Seq2SeqCollator:
+    """Makes a Seq2SeqMicroBatch of rows of one sequence each, padded on the right.
+
+    The decoder needs no mask: it looks back only, so what follows a target changes nothing before.
+    """
+
+    padding_id: int
+    decoder_start_id: int
+    decoder_padding_id: int
+    width: PaddedWidth = EXACT
+    target_width: PaddedWidth = EXACT
+
+    def __call__(self, rows: list[Row]) -> Seq2SeqMicroBatch:
+        sequences = [sequence for row in rows for sequence in row]
+        input_ids, is_token, lengths = _padded([s.input_ids for s in sequences], self.width, self.padding_id)
+        labels, _, target_lengths = _padded([s.labels for s in sequences], self.target_width, IGNORE_INDEX)
+        target_positions, targets = labels_to_predict(torch.from_numpy(labels))
+        return Seq2SeqMicroBatch(
+            input_ids=torch.from_numpy(input_ids),
+            attention_mask=None if is_token.all() else torch.from_numpy(is_token.astype(np.int64)),
+            decoder_input_ids=torch.from_numpy(_shifted(labels, self.decoder_start_id, self.decoder_padding_id)),
+            labels=torch.from_numpy(labels),
+            target_positions=target_positions,
+            targets=targets,
+            num_tokens=int(lengths.sum() + target_lengths.sum()),
+            num_label_tokens=int((labels != IGNORE_INDEX).sum()),
+            num_attended_pairs=int((lengths**2).sum()),
+            source_rows=tuple(sequence.source_row for sequence in sequences),
+            num_decoder_tokens=int(target_lengths.sum()),
+            num_decoder_pairs=int((target_lengths * (target_lengths + 1) // 2).sum()),
+            num_cross_pairs=int((target_lengths * lengths).sum()),
+        )
+
+
+def _padded(lists: list[np.ndarray], width: PaddedWidth, filling: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """The lists as an int64 array [batch, width], where it holds their values, and their lengths.
+
+    An empty micro-batch (fewer rows than ranks) becomes two tokens that are all filling.
+    """
+    lengths = np.array([len(values) for values in lists], dtype=np.int64)
+    shape = (max(1, len(lists)), max(2, int(width.of(lengths.max(initial=0)))))
+    padded = np.full(shape, filling, dtype=np.int64)
+    if not lists:
+        return padded, np.ones(shape, dtype=bool), lengths
+    is_value = np.arange(shape[1]) < lengths[:, None]
+    padded[is_value] = np.concatenate(lists)
+    return padded, is_value, lengths
+
+
+def _shifted(labels: np.ndarray, start_id: int, padding: int) -> np.ndarray:
+    """What the decoder reads to predict these labels: each one place later, the start token before them."""
+    shifted = np.concatenate([np.full((len(labels), 1), start_id, dtype=np.int64), labels[:, :-1]], axis=1)
+    return np.where(shifted == IGNORE_INDEX, padding, shifted)
+
+
+def _start(model_config: Any) -> int:
+    return model_config.decoder_start_token_id
+
+
+def make_collator(
+    processor: Any,
+    model_config: Any,
+    *,
+    vocab_size: int,
+    widths: Sequence[PaddedWidth],
+    packing: bool,
+    offsets: Offsets,
+) -> Seq2SeqCollator:
+    """The collator of a run; the decoder begins with the token of the model's config."""
+    width, target_width = widths
+    return Seq2SeqCollator(
+        padding_id=padding_id(processor, vocab_size),
+        decoder_start_id=_start(model_config),
+        decoder_padding_id=model_config.pad_token_id,
+        width=width,
+        target_width=target_width,
+    )
+
+
+def summed_loss(model: nn.Module, batch: Seq2SeqMicroBatch) -> torch.Tensor:
+    """Sum of the cross-entropy over the batch's labels, fp32 scalar (see `policies.loss`)."""
+    return model(
+        input_ids=batch.input_ids,
+        attention_mask=batch.attention_mask,
+        decoder_input_ids=batch.decoder_input_ids,
+        targets=batch.targets,
+        target_positions=batch.target_positions,
+        use_cache=False,
+    )
+
+
+@torch.no_grad()
+def generate(
+    model: Any,
+    processor: Any,
+    prompt: str,
+    *,
+    max_new_tokens: int,
+    temperature: float = 0.0,
+    add_bos: bool = True,
+    more_end_ids: Sequence[int] = (),
+) -> str:
+    """The target that the model writes for a source, its task prefix included. The model is one process's, not sharded.
+
+    The model's generation_config.json decides about beams, lengths and forced tokens.
+
+    Args:
+        temperature: 0 takes the likeliest text; above, torch's random state decides.
+        add_bos, more_end_ids: of causal models; the tokenizer knows what belongs around a source.
+    """
+    inputs = processor(prompt, return_tensors="pt").to(model.device)
+    sampling = {"temperature": temperature, "top_k": 0, "top_p": 1.0, "num_beams": 1} if temperature > 0 else {}
+    output = model.generate(
+        input_ids=inputs["input_ids"],
+        attention_mask=inputs["attention_mask"],
+        max_new_tokens=max_new_tokens,
+        do_sample=temperature > 0,
+        **sampling,
+    )
+    return processor.decode(output[0], skip_special_tokens=True).strip()
+
+
+def prompted_answer(sequence: TokenSequence) -> PromptedAnswer:
+    """The source and the target; the decoder begins with one token."""
+    return PromptedAnswer(sequence.input_ids, sequence.labels[sequence.labels != IGNORE_INDEX], num_positions=1)
+
+
+def generate_batch(
+    model: Any, processor: Any, sequences: Sequence[TokenSequence], settings: GenerationSettings, *, in_step: bool
+) -> list[str]:
+    """The target that the model writes for each sequence's source, without special tokens."""
+    input_ids, is_token, _ = _padded([sequence.input_ids for sequence in sequences], EXACT, settings.padding_id)
+    inputs = {"input_ids": input_ids, "attention_mask": is_token.astype(np.int64)}
+    on_device = {name: torch.from_numpy(value).to(model.device) for name, value in inputs.items()}
+    output = generate_tokens(model, on_device, settings, in_step=in_step)
+    return [text.strip() for text in processor.batch_decode(output, skip_special_tokens=True)]
