@@ -13,11 +13,11 @@ from transformers import (
     AutoConfig,
     AutoModelForCausalLM,
     AutoTokenizer,
+    CLIPConfig,
     Gemma3Config,
     Gemma3TextConfig,
     Llama4TextConfig,
     Mamba2Config,
-    T5Config,
     ViTConfig,
 )
 
@@ -59,7 +59,7 @@ def test_a_model_config_that_says_nothing_is_refused(bench: Bench, text: str) ->
 
 def test_a_model_that_is_no_language_model_is_refused(bench: Bench) -> None:
     model = bench.copy_of_model()
-    for config in (ViTConfig(), T5Config()):
+    for config in (ViTConfig(), CLIPConfig()):
         config.save_pretrained(model)
         message = bench.refused("--model_name", str(model), "--random_weights")
         assert message.startswith(f"error: --model_name: {model} is a {config.model_type} model, and transformers ")
