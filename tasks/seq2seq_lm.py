@@ -77,13 +77,11 @@ def check_settings(config: RunConfig) -> None:
             "--truncation: split makes several samples of one text, and a target belongs to its whole source; give "
             "right, left, drop or error"
         )
-    if unmasked := [
-        name for name, data in config.dataset_configs.items() if getattr(data, "mask_prompt", True) is False
-    ]:
-        raise ConfigError(
-            f"--{unmasked[0]}.mask_prompt: False learns the prompt, too, and an encoder-decoder reads it as its source; "
-            "leave it out"
-        )
+    for name, source in config.dataset_configs.items():
+        if not getattr(source, "mask_prompt", True):
+            raise ConfigError(
+                f"--{name}.mask_prompt: False learns the prompt, too, and an encoder only reads it; leave it out"
+            )
     if train.add_special_tokens and train.use_peft:
         raise ConfigError(
             "--add_special_tokens: an adapter cannot train the embeddings that encoder and decoder share; train "
