@@ -32,9 +32,14 @@ def source_of(number: int) -> int:
     return number >> _ROW_BITS
 
 
+def row_of(number: int) -> int:
+    """The row of a global row within its dataset, from 1."""
+    return (number & ((1 << _ROW_BITS) - 1)) + 1
+
+
 def describe_row(number: int, datasets: Sequence[str]) -> str:
     """ "17", or "alpaca_dataset 17" if there are several datasets; rows count from 1."""
-    row = (number & ((1 << _ROW_BITS) - 1)) + 1
+    row = row_of(number)
     return str(row) if len(datasets) == 1 else f"{datasets[source_of(number)]} {row}"
 
 

@@ -16,7 +16,7 @@ import numpy as np
 from torch import nn
 
 from configs.training import TrainConfig
-from data.mixing import describe_row
+from data.mixing import describe_row, row_of, source_of
 from data.padding import padding_id
 from data.pipeline import RunData
 from data.sequences import Sequences, TokenSequence
@@ -107,7 +107,8 @@ class Generation:
         sequence = self.sequences[int(self.samples[answer.place])]
         prompt = self.task.prompted_answer(sequence).prompt
         return {
-            "row": describe_row(sequence.source_row, datasets),
+            "dataset": datasets[source_of(sequence.source_row)],
+            "row": row_of(sequence.source_row),
             "prompt": self.processor.decode(prompt.tolist(), skip_special_tokens=False),
             "reference": self._reference(sequence),
             "generated": answer.text,

@@ -17,6 +17,7 @@ from policies.attention import BY_OFFSETS
 from policies.sharding import reshard, unwrap
 from utils.distributed import max_on_host
 from utils.environment import Environment, print_rank_zero
+from utils.quiet import quiet_generation
 
 
 @contextmanager
@@ -47,7 +48,7 @@ def generating(model: nn.Module, policies: Policies, env: Environment) -> Iterat
         units[0].set_reshard_after_forward(False)
     try:
         # Every new token has another length, and compiled layers would be compiled again and again.
-        with torch.compiler.set_stance("force_eager"):
+        with torch.compiler.set_stance("force_eager"), quiet_generation():
             yield bool(units) and not whole and policies.layout.mesh_shape[1] > 1
     finally:
         if whole:

@@ -42,6 +42,12 @@ def end_summary(events: Iterable[dict[str, Any]], folder: Path, *, device_type: 
         )
     if averages := averages_line(events):
         parts.append(averages)
+    if scored := [event for event in evals or () if "rougeL" in event]:
+        best = max(scored, key=lambda event: event["rougeL"])
+        parts.append(
+            f"rougeL {scored[0]['rougeL']:.2f} (step {scored[0]['step']}) -> {scored[-1]['rougeL']:.2f} "
+            f"(step {scored[-1]['step']}), best {best['rougeL']:.2f} (step {best['step']})"
+        )
     for end in of.get("end", []):
         in_steps = sum(event["step_seconds"] for event in of.get("train", []))
         parts.append(f"train time {clock(in_steps)} of {clock(end['seconds'])} | {_peaks(of.get('memory', []))}")

@@ -10,10 +10,10 @@ _MOST_CHARACTERS = 300
 
 
 def sample_lines(samples: Iterable[Mapping[str, Any]]) -> list[str]:
-    """Four lines for each of the samples: its row and ROUGE, prompt, reference, and what was generated."""
+    """Four lines for each of the samples: its place and ROUGE, prompt, reference, and what was generated."""
     lines = []
     for sample in samples:
-        lines.append(f"sample | row {sample['row']} | rougeL {sample['rougeL']:.2f}")
+        lines.append(f"sample | {sample['dataset']} | row {sample['row']} | rougeL {sample['rougeL']:.2f}")
         lines += [f"  {name:<9} | {_shortened(sample[name])}" for name in ("prompt", "reference", "generated")]
     return lines
 

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import logging
 import warnings
+from collections.abc import Iterator
+from contextlib import contextmanager
 
 from utils.environment import Environment
 from utils.progress import shows_bars
@@ -49,3 +51,16 @@ def quiet_libraries(env: Environment) -> None:
     logging.getLogger("datasets.packaged_modules").setLevel(logging.CRITICAL)
     if not env.is_rank_zero:
         transformers.utils.logging.set_verbosity_error()
+
+
+@contextmanager
+def quiet_generation() -> Iterator[None]:
+    """Leave only the errors of transformers, which says with every batch what generation_config.json says, too."""
+    import transformers
+
+    before = transformers.utils.logging.get_verbosity()
+    transformers.utils.logging.set_verbosity_error()
+    try:
+        yield
+    finally:
+        transformers.utils.logging.set_verbosity(before)

@@ -7,19 +7,26 @@ from pathlib import Path
 
 import pytest
 import torch
+import yaml
 from peft import PeftModel
-from transformers import AutoModelForCausalLM, AutoTokenizer
+from transformers import AutoTokenizer, BitsAndBytesConfig
 
 from tests.helpers.adapter_kinds import ADAPTERS, LORA, batching_of
 from tests.helpers.processes import ProcessGroup
+from tests.helpers.reference import quantized_by_transformers
 from tests.helpers.refusals import dialogues, write_lines
 
 MAX_NEW_TOKENS = 10
-KINDS = {"lora": LORA, **{name: flags for name, (flags, _) in ADAPTERS.items() if name != "rslora"}}
+NF4 = BitsAndBytesConfig(load_in_4bit=True, bnb_4bit_quant_type="nf4", bnb_4bit_compute_dtype=torch.float32)
+KINDS = {name: flags for name, (flags, _) in ADAPTERS.items()} | {
+    "lora": LORA,
+    "qlora": [*LORA, "--quantization", "4bit"],
+}
 
 
-@pytest.mark.parametrize("kind", KINDS)
-@pytest.mark.parametrize("ranks", [1, 2])
+@pytest.mark.parametrize(
+    ("kind", "ranks"), [("lora", 2), ("qlora", 2), ("dora", 1), ("llama_adapter", 2), ("prefix", 2)]
+)
 def test_answers_are_those_of_peft_with_the_saved_adapter(
     kind: str, ranks: int, tiny_model: Path, process_group: ProcessGroup, tmp_path: Path
 ) -> None:
@@ -33,10 +40,10 @@ def test_answers_are_those_of_peft_with_the_saved_adapter(
     argv += ["--eval_generate", "--max_new_tokens", str(MAX_NEW_TOKENS), "--val_batch_size", "2", "--use_peft"]
     process_group.train([*argv, *KINDS[kind], *(["--enable_fsdp"] if ranks > 1 else [])], ranks)
     tokenizer = AutoTokenizer.from_pretrained(tiny_model)
-    base = AutoModelForCausalLM.from_pretrained(tiny_model)
-    model = PeftModel.from_pretrained(AutoModelForCausalLM.from_pretrained(tiny_model), tmp_path / "run/adapter")
+    base, below = (quantized_by_transformers(tiny_model, NF4 if kind == "qlora" else None).eval() for _ in range(2))
+    model = PeftModel.from_pretrained(below, tmp_path / "run/adapter")
     samples = [json.loads(line) for line in (tmp_path / "run/samples.jsonl").read_text().splitlines()]
-    saved = json.loads((tmp_path / "run/metrics.jsonl").read_text().splitlines()[-1])["step"]
+    saved = yaml.safe_load((tmp_path / "run/run.yaml").read_text())["saved"]["step"]
     last = [sample for sample in samples if sample["step"] == saved]
     plain, texts = [], []
     for sample in last:

@@ -84,7 +84,8 @@ def test_texts_are_those_of_plain_transformers_and_rouge_that_of_rouge_score(
     assert 10 < event["rougeL"] < 100
     assert len(samples) == 8
     for sample in samples:
-        place = int(sample["row"]) - 1
+        assert sample["dataset"] == "samsum_dataset"
+        place = sample["row"] - 1
         assert sample["generated"] == texts[place]
         assert sample["reference"] == rows[place]["summary"]
         assert sample["prompt"].endswith(template.format(dialogue=rows[place]["dialogue"]))
