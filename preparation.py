@@ -26,6 +26,7 @@ from data.step_loader import StepLoader
 from data.stream_loader import StreamLoader
 from data.tokenizer_loading import added_token_ids, num_rows_needed
 from evaluation.generation import Generation, plan_generation
+from planning.agreement import facts_at_start, facts_found
 from planning.beginning import Beginning
 from planning.places import check_places
 from planning.preflight import check_environment
@@ -51,10 +52,11 @@ from reporting.tables import print_for_people
 from reporting.trackers import open_trackers
 from supervision.watchdog import Watchdog
 from tasks.task import Task
-from utils.distributed import on_rank_zero, start_process_group
+from utils.distributed import check_agreement, on_rank_zero, start_process_group
 from utils.environment import Environment, launcher_notes, print_rank_zero
 from utils.errors import ConfigError
-from utils.meeting import connect
+from utils.job_store import connect
+from utils.meeting import meet
 from utils.seeding import seed_everything, use_deterministic_kernels
 from utils.streams import take_standard_output
 
@@ -128,19 +130,22 @@ def prepare(config: RunConfig, env: Environment, watchdog: Watchdog, lock: RunLo
     if config.train_config.deterministic:
         use_deterministic_kernels()
     screen = take_standard_output() if config.tracking_config.log_format == "json" else None
-    config = resolve_resume(make_paths_absolute(config, env.started_in), env)
     print_rank_zero(env, *launcher_notes(env))
+    config = make_paths_absolute(config, env.started_in)
+    meeting = meet(connect(env), env)
+    if env.world_size > 1:
+        meeting.check_agreement(facts_at_start(config, env))
+    config = resolve_resume(config, env)
     check_environment(config, env)
     marks = marks_of(config.train_config, env)
     found = find_checkpoints(config.train_config, env)
     check_places(config, planned_folder(config.train_config, env), afresh=not found)
-    connection = connect(env)
     inputs = read_inputs(config, env, open_checkpoint(found, env, every_file=False))
     config = inputs.resolved.config
 
-    start_process_group(env, connection)
+    start_process_group(env, meeting)
     watchdog.start(config.train_config.step_timeout_seconds)
-    inputs.data.check_same_on_all_ranks()
+    check_agreement(facts_found(config, inputs.resolved, inputs.data, inputs.num_steps, inputs.vocab_size))
     checkpoint = open_checkpoint(found, env, every_file=True)
     if checkpoint is not None:
         print_rank_zero(env, *check_same(checkpoint, config, inputs.identity(), num_steps=inputs.num_steps))

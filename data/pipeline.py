@@ -24,7 +24,6 @@ from data.stream_loader import StreamLoader
 from data.streaming import Stream, StreamSource
 from data.user_errors import RAISED, failed, file_of
 from data.watched_settings import refuse_unread, watched
-from utils.distributed import gather_to_all
 from utils.environment import Environment
 from utils.errors import ConfigError
 from utils.streams import keep_standard_descriptors
@@ -65,18 +64,14 @@ class RunData:
         """Of the training sequences; of a stream, of the first ones."""
         return checksum([self.train])
 
-    def check_same_on_all_ranks(self) -> None:
-        """Check that every rank has read the same data; otherwise ranks would train on overlapping rows.
-
-        Raises:
-            ConfigError: on every rank, if the data differ.
-        """
-        splits = [split for split in (self.train, self.evaluation) if split is not None]
-        if len(set(gather_to_all(checksum(splits)))) > 1:
-            raise ConfigError(
-                "--dataset: the ranks did not read the same data; a dataset function must return the same rows in "
-                "every process (seed its random choices, sort what it lists)"
-            )
+    def fingerprints(self) -> dict[str, str]:
+        """What tells each split from another, by its name; of a stream, its first sequences."""
+        splits = {"training data": self.train, "validation data": self.evaluation}
+        return {
+            name: f"{len(split)} sequences with checksum {checksum([split]):08x}"
+            for name, split in splits.items()
+            if split is not None
+        }
 
 
 def load_data(

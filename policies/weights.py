@@ -12,7 +12,6 @@ depend on the layout.
 
 from __future__ import annotations
 
-import hashlib
 from typing import Any
 
 import torch
@@ -34,8 +33,9 @@ from policies.quantization import gathering_changes_nothing
 from policies.quantized_linear import QuantizedLinear
 from policies.stored_weights import SafetensorsTensors, weight_files
 from policies.tensor_names import find_stored, plain_name, saved_buffers, shared_names
+from policies.weight_fingerprint import describe_file
 from policies.weight_sources import FileWeights, RandomWeights, Stored, Target, Weights, WholeWeights
-from utils.distributed import gather_to_all, one_rank_per_node_first
+from utils.distributed import check_agreement, one_rank_per_node_first
 from utils.environment import Environment, print_rank_zero
 from utils.errors import ConfigError
 from utils.progress import phase
@@ -103,9 +103,8 @@ def find_weights(
             raise explain_failed_load(train, error) from error
 
     stored, difference, notes = one_rank_per_node_first(env, match)
-    found = hashlib.sha256(repr([(name, place.key) for name, place in stored.items()] + [difference, notes]).encode())
-    if len(set(gather_to_all(found.hexdigest()))) > 1:
-        raise ConfigError(f"--model_name: {train.model_name} is not the same on all nodes; copy it again")
+    files = {f"--model_name, {path.name}": describe_file(path) for path in weight_files(train.model_name)}
+    check_agreement({"copy the model to every machine again": files})
     if not difference:
         return FileWeights(stored, tuple(notes))
 

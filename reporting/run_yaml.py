@@ -4,13 +4,9 @@ from __future__ import annotations
 
 import math
 import os
-import platform
-import re
-import subprocess
 import sys
 from collections.abc import Mapping
 from datetime import datetime
-from importlib import metadata
 from pathlib import Path
 from typing import Any
 
@@ -18,9 +14,9 @@ import yaml
 
 from configs.run import RunConfig
 from utils.environment import Environment, launch_command
+from utils.software import git_commit, versions
 
 NAME = "run.yaml"
-PACKAGES = ("torch", "transformers", "peft", "datasets", "accelerate", "tokenizers", "safetensors")
 
 
 def write_run_yaml(
@@ -52,8 +48,8 @@ def write_run_yaml(
         **description,
         "world_size": env.world_size,
         "local_world_size": env.local_world_size,
-        "versions": {"python": platform.python_version()} | {name: metadata.version(name) for name in PACKAGES},
-        "git_commit": _git_commit(),
+        "versions": versions(),
+        "git_commit": git_commit(),
         "command": launch_command(env, Path(sys.argv[0]).name, sys.argv[1:]),
         "job": env.job,
         "launcher": env.launcher,
@@ -132,20 +128,3 @@ def _write_atomically(path: Path, contents: dict[str, Any]) -> None:
         os.fsync(folder)  # without it, a power failure may leave the folder's checkpoints and not this file
     finally:
         os.close(folder)
-
-
-def _git_commit() -> str | None:
-    """The commit of this code, marked "-dirty" if files differ from it; None outside a checkout.
-
-    `git describe --dirty` would say the same, and write the checkout's index anew each time.
-    """
-    here = Path(__file__).resolve().parent
-    command = ["git", "--no-optional-locks", "status", "--porcelain=v2", "--branch", "--untracked-files=no"]
-    try:
-        done = subprocess.run(command, cwd=here, capture_output=True, text=True, timeout=10, check=False)
-    except (OSError, subprocess.TimeoutExpired):
-        return None
-    lines = done.stdout.splitlines()
-    commit = next((line.split()[2] for line in lines if re.match("# branch.oid [0-9a-f]", line)), None)
-    is_dirty = any(not line.startswith("#") for line in lines)
-    return f"{commit}-dirty" if commit and is_dirty else commit

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import contextlib
 import os
+import socket
 from collections.abc import Callable, Iterable, Iterator
-from concurrent.futures import Future
 from datetime import timedelta
 from typing import Any, TypeVar
 
@@ -13,9 +13,11 @@ import torch
 import torch.distributed as dist
 from torch.distributed.tensor import DTensor
 
+from utils.agreement import Facts, Told, differing, disagreement, plain
 from utils.environment import Environment
 from utils.errors import ConfigError, TrainingError, in_one_line
-from utils.meeting import connect, meet
+from utils.job_store import connect
+from utils.meeting import Meeting, meet
 from utils.torch_internals import num_entered, process_groups, set_timeout
 
 T = TypeVar("T")
@@ -24,14 +26,14 @@ T = TypeVar("T")
 CONNECT_MINUTES = 5  # for ranks that have met to connect to each other
 
 
-def start_process_group(env: Environment, connection: Future[dist.Store] | None = None) -> None:
+def start_process_group(env: Environment, meeting: Meeting | None = None) -> None:
     """Join the default process group. A single process gets one too, so that later code has one case.
 
     On GPUs it has both backends: nccl for device tensors, and gloo for the few counts on the host, which then never
     wait for the device.
 
     Args:
-        connection: to where the ranks meet, if this one has begun to connect (`utils.meeting.connect`).
+        meeting: of the ranks, if they have met before; they meet again now.
 
     Raises:
         ConfigError, TrainingError: if the ranks do not meet.
@@ -41,7 +43,11 @@ def start_process_group(env: Environment, connection: Future[dist.Store] | None 
         torch.cuda.set_device(env.device)
         backend, device_id = "cpu:gloo,cuda:nccl", env.device
     os.environ.setdefault("TORCH_FR_BUFFER_SIZE", "2000")  # the last collectives, for what a hang leaves behind
-    store = meet((connection or connect(env)).result(), env)
+    if meeting is None:
+        meeting = meet(connect(env), env)
+    else:
+        meeting.wait_for_all()
+    store = meeting.entries
     with connecting():
         timeout = timedelta(minutes=CONNECT_MINUTES)
         dist.init_process_group(
@@ -117,6 +123,18 @@ def gather_to_all(value: T, group: dist.ProcessGroup | None = None) -> list[T]:
     gathered: list[Any] = [None] * dist.get_world_size()
     dist.all_gather_object(gathered, value, group=group)
     return gathered
+
+
+def check_agreement(facts: Facts) -> None:
+    """Check that every rank has found the same. Every rank must call this.
+
+    Raises:
+        ConfigError: on every rank; it names what differs.
+    """
+    told = gather_to_all(Told(dist.get_rank(), socket.gethostname(), plain(facts)))
+    message = disagreement(told[0], [one._replace(facts=differing(one.facts, told[0].facts)) for one in told[1:]])
+    if message:
+        raise ConfigError(message)
 
 
 def on_rank_zero(action: Callable[[], T], group: dist.ProcessGroup | None = None) -> T:

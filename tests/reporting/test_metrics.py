@@ -13,7 +13,6 @@ from typing import Any
 import pytest
 from transformers import AutoModelForCausalLM
 
-from reporting import run_yaml
 from reporting.llama_recipes_lists import write_metrics_data
 from reporting.log_line import perplexity
 from reporting.metrics_file import MetricsFile
@@ -21,6 +20,7 @@ from reporting.run_reporter import end_figures
 from reporting.trackers import Trackers
 from tests.helpers.contract import KEYS
 from tests.helpers.processes import ProcessGroup, read_metrics
+from utils import software
 
 GIB = 2**30
 # Nine documents of 10 tokens, of which the last i + 1 are learned; three packed rows of three.
@@ -256,15 +256,15 @@ def test_a_torn_line_is_cut_off_before_the_next_one_is_written(torn: str, tmp_pa
 def test_naming_the_commit_leaves_the_checkout_as_it_is(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A file whose time changed is read anew, and the index not written."""
     git = ["git", "-c", "user.name=A", "-c", "user.email=a@b", "-C", str(tmp_path)]
-    file = tmp_path / "run_yaml.py"
+    file = tmp_path / "code.py"
     file.write_text("1")
     for words in (["init", "-q"], ["add", "."], ["commit", "-qm", "one"]):
         subprocess.run([*git, *words], check=True)
-    monkeypatch.setattr(run_yaml, "__file__", str(file))
+    monkeypatch.setattr(software, "_ROOT", tmp_path)
     commit = subprocess.run([*git, "rev-parse", "HEAD"], capture_output=True, text=True, check=True).stdout.strip()
     os.utime(file, (1, 1))
     before = (tmp_path / ".git/index").read_bytes()
-    assert run_yaml._git_commit() == commit
+    assert software.git_commit() == commit
     file.write_text("2")
-    assert run_yaml._git_commit() == f"{commit}-dirty"
+    assert software.git_commit() == f"{commit}-dirty"
     assert (tmp_path / ".git/index").read_bytes() == before

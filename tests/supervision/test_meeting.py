@@ -5,9 +5,9 @@ from __future__ import annotations
 import os
 import random
 import signal
-import threading
 import time
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -18,7 +18,7 @@ from tests.helpers.refusals import error_lines
 from tests.helpers.resuming import flags_of
 from utils.environment import read_environment
 from utils.errors import ConfigError, TrainingError
-from utils.meeting import connect
+from utils.job_store import connect
 
 RECIPE = """
 import os, signal, time
@@ -122,19 +122,16 @@ def test_a_rank_that_contradicts_rank_0_is_refused_and_rank_0_does_not_wait(
     assert not (tmp_path / "run").exists()
 
 
-def test_a_rank_0_that_ends_while_others_connect_is_noticed_when_they_meet(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_rank_0_that_ends_while_others_connect_is_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
     store = dist.TCPStore("localhost", 0, is_master=True, wait_for_workers=False)
     for name, value in (LAUNCHED | {"MASTER_PORT": str(store.port), "FINETUNING_GRACE_SCALE": "1"}).items():
         monkeypatch.setenv(name, value)
-    found = []
-    connecting = threading.Thread(target=lambda: found.append(connect(read_environment())))
-    connecting.start()
-    time.sleep(0.5)  # until it waits for an answer
-    del store
-    connecting.join(timeout=5)
-    (connection,) = found  # it may be refused for the same reason as rank 0, and goes on to find out
-    with pytest.raises(TrainingError, match="rank 0 ended before the ranks had met"):
-        connection.result(timeout=0)
+    with ThreadPoolExecutor(1) as threads:
+        connecting = threads.submit(connect, read_environment())
+        time.sleep(0.5)  # until it waits for an answer
+        del store
+        with pytest.raises(TrainingError, match="rank 0 ended before the ranks had met"):
+            connecting.result(timeout=5)
 
 
 def test_of_two_processes_with_one_rank_the_second_is_refused(start: Start, tmp_path: Path) -> None:

@@ -237,7 +237,7 @@ def test_ranks_that_come_before_rank_0_do_not_meet_what_an_earlier_attempt_left_
     def join(rank: int) -> dist.Store:
         client = dist.TCPStore("127.0.0.1", server.port, is_master=False, timeout=limit)
         env = Environment(rank=rank, local_rank=rank, world_size=3, local_world_size=3, launched=True)
-        return meet(client, env, limit)
+        return meet(client, env, limit).entries
 
     with ThreadPoolExecutor(3) as threads:
         for attempt in range(3):

@@ -1,0 +1,116 @@
+"""Ranks that were started with, or find, something else are refused: on every rank, by name, with nothing written."""
+
+from __future__ import annotations
+
+import shutil
+import socket
+import time
+from pathlib import Path
+
+import pytest
+from safetensors.torch import load_file, save_file
+
+from tests.helpers.processes import ROOT, SHORT_GRACE, Captured, process_variables, ranks_of
+from tests.helpers.refusals import Bench, contents, error_lines
+from utils.agreement import Told, disagreement
+
+LIMIT_SECONDS = 30
+
+
+def refused(bench: Bench, first: list[str], second: list[str], *, script: Path = ROOT / "finetuning.py") -> str:
+    """The line with which two ranks of these flags are refused. `script`: that of the second one."""
+    before = contents(bench.folder)
+    environments = [process_variables(variables | SHORT_GRACE) for variables in ranks_of(2)]
+    commands = [[str(ROOT / "finetuning.py"), *bench.flags(*first)], [str(script), *bench.flags(*second)]]
+    ranks = [Captured(argv, bench.folder, env) for argv, env in zip(commands, environments, strict=True)]
+    began = time.monotonic()
+    outcomes = [rank.outcome(LIMIT_SECONDS - (time.monotonic() - began)) for rank in ranks]
+    printed = "\n".join(outcome.stderr for outcome in outcomes)
+    assert [outcome.status for outcome in outcomes] == [2, 2], printed
+    assert "Traceback" not in printed
+    assert contents(bench.folder) == before
+    (line,) = error_lines(outcomes[0].stderr)
+    assert error_lines(outcomes[1].stderr) == [line.replace("error: ", "error: rank 1: ", 1)]
+    return line
+
+
+@pytest.mark.parametrize(
+    ("flag", "first", "second"),
+    [
+        ("--lr", "0.001", "0.002"),
+        ("--seed", "1", "2"),
+        ("--optimizer", "AdamW", "SGD"),
+        ("--weight_decay", "0.1", "0.2"),
+        ("--scheduler", "cosine", "linear"),
+        ("--max_train_step", "2", "3"),
+        ("--save_every_steps", "2", "3"),
+        ("--batch_size_training", "1", "2"),
+        ("--use_peft", "True", "False"),
+        ("--enable_fsdp", "False", "True"),
+    ],
+)
+def test_another_setting_is_refused(bench: Bench, flag: str, first: str, second: str) -> None:
+    host = socket.gethostname()
+    line = refused(bench, [flag, first], [flag, second])
+    assert f"{flag}: {second} on rank 1 ({host}), {first} on rank 0 ({host})" in line
+    assert "give the same command on every machine" in line
+
+
+def test_another_output_dir_is_refused_and_neither_is_made(bench: Bench) -> None:
+    line = refused(bench, ["--output_dir", "here"], ["--output_dir", "there"])
+    assert f"--output_dir: {bench.folder}/there on rank 1 " in line
+    assert f", {bench.folder}/here on rank 0 " in line
+
+
+def test_other_weights_of_the_same_shapes_are_refused(bench: Bench) -> None:
+    file = bench.copy_of_model() / "model.safetensors"
+    tensors = load_file(file)
+    save_file({name: tensor + 1e-3 for name, tensor in tensors.items()}, file, metadata={"format": "pt"})
+    line = refused(bench, ["--enable_fsdp"], ["--enable_fsdp", "--model_name", str(file.parent)])
+    assert "--model_name, model.safetensors: " in line
+    assert "copy the model to every machine again" in line
+
+
+def test_the_same_weights_elsewhere_are_not_refused(bench: Bench) -> None:
+    copy = bench.copy_of_model()
+    given = ["--enable_fsdp", "--max_train_step", "1", "--save_model", "False"]
+    environments = [process_variables(variables | SHORT_GRACE) for variables in ranks_of(2)]
+    ranks = [
+        Captured([str(ROOT / "finetuning.py"), *bench.flags(*given, *more)], bench.folder, env)
+        for more, env in zip(([], ["--model_name", str(copy)]), environments, strict=True)
+    ]
+    outcomes = [rank.outcome(60) for rank in ranks]
+    assert [outcome.status for outcome in outcomes] == [0, 0], outcomes
+
+
+def test_another_config_of_the_model_and_another_adapter_are_refused(bench: Bench) -> None:
+    copy = bench.copy_of_model()
+    config = (copy / "config.json").read_text()
+    (copy / "config.json").write_text(config.replace('"rms_norm_eps": 1e-06', '"rms_norm_eps": 1e-05'))
+    assert (copy / "config.json").read_text() != config
+    line = refused(bench, [], ["--model_name", str(copy)])
+    assert "--model_name: rms_norm_eps of config.json: 1e-05 on rank 1 " in line
+
+
+def test_another_copy_of_this_repository_is_refused(bench: Bench, tmp_path_factory: pytest.TempPathFactory) -> None:
+    copy = tmp_path_factory.mktemp("copy")
+    for path in ROOT.iterdir():
+        if path.is_dir() and ((path / "__init__.py").exists() or path.name == "datasets"):
+            shutil.copytree(path, copy / path.name, ignore=shutil.ignore_patterns("__pycache__", "samples"))
+    for name in ("finetuning.py", "preparation.py"):
+        shutil.copy(ROOT / name, copy)
+    line = refused(bench, [], [], script=copy / "finetuning.py")
+    assert "this repository's code: commit unknown, files " in line
+    assert "install the same on every machine" in line
+
+
+def test_many_ranks_of_one_host_are_named_together() -> None:
+    first = Told(0, "a", {"give the same command": {"--lr": 0.1, "--seed": 1}})
+    others = [Told(rank, "b", {"give the same command": {"--lr": 0.2}}) for rank in range(8, 16)]
+    others += [Told(20, "c", {"give the same command": {"--seed": 2}})]
+    line = disagreement(first, others)
+    assert line == (
+        "--lr: 0.2 on ranks 8-15 (b), 0.1 on rank 0 (a); --seed: 2 on rank 20 (c), 1 on rank 0 (a); "
+        "give the same command"
+    )
+    assert disagreement(first, [Told(1, "b", {})]) == ""

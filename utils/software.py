@@ -1,0 +1,45 @@
+"""The software that a run computes with: versions of packages, and this repository's own code."""
+
+from __future__ import annotations
+
+import hashlib
+import platform
+import re
+import subprocess
+from importlib import metadata
+from pathlib import Path
+
+_PACKAGES = ("torch", "transformers", "peft", "datasets", "accelerate", "tokenizers", "safetensors")
+_ROOT = Path(__file__).resolve().parents[1]
+_BESIDE_TRAINING = ("tests", "tools", "benchmarks")
+
+
+def versions() -> dict[str, str]:
+    """Of Python and of the packages that decide what a run computes, by name."""
+    return {"python": platform.python_version()} | {name: metadata.version(name) for name in _PACKAGES}
+
+
+def git_commit() -> str | None:
+    """The commit of this code, marked "-dirty" if files differ from it; None outside a checkout.
+
+    `git describe --dirty` would say the same, and write the checkout's index anew each time.
+    """
+    command = ["git", "--no-optional-locks", "status", "--porcelain=v2", "--branch", "--untracked-files=no"]
+    try:
+        done = subprocess.run(command, cwd=_ROOT, capture_output=True, text=True, timeout=10, check=False)
+    except (OSError, subprocess.TimeoutExpired):
+        return None
+    lines = done.stdout.splitlines()
+    commit = next((line.split()[2] for line in lines if re.match("# branch.oid [0-9a-f]", line)), None)
+    is_dirty = any(not line.startswith("#") for line in lines)
+    return f"{commit}-dirty" if commit and is_dirty else commit
+
+
+def code_checksum() -> str:
+    """A digest of the Python files that a run may import: two copies of one commit may differ, and need no git."""
+    rooms = {path.parent for path in _ROOT.glob("*/__init__.py") if path.parent.name not in _BESIDE_TRAINING}
+    paths = [*_ROOT.glob("*.py"), *(path for room in (*rooms, _ROOT / "datasets") for path in room.rglob("*.py"))]
+    digest = hashlib.sha256()
+    for path in sorted(paths):
+        digest.update(f"{path.relative_to(_ROOT)}\0".encode() + path.read_bytes())
+    return digest.hexdigest()[:12]
