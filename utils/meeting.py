@@ -52,7 +52,7 @@ class Meeting:
             others = [Told(*json.loads(told)) for told in self._get_from_all("differs")]
             message = disagreement(own, others)
             self.entries.set("agreement", message)
-            if message and not env.launcher_has_store:  # the store ends with this process
+            if not env.launcher_has_store:  # the store ends with this process, which may be refused at once
                 self._get_from_all("heard")
         if message:
             raise ConfigError(message)

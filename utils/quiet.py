@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import logging
+import os
 import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-from utils.environment import Environment
+from utils.environment import Environment, launcher_rank
 from utils.progress import shows_bars
 
 
@@ -15,6 +16,9 @@ def quiet_imports() -> None:
     """Leave only the errors of what libraries log while they are imported. For the start of a script."""
     # peft imports bitsandbytes if it is installed, which on some CPUs tells of a faster kernel on the hub.
     logging.getLogger("bitsandbytes").setLevel(logging.ERROR)
+    if launcher_rank():
+        # torch's store tells of its end with forty lines of C++ frames. The run says it in a line of its own.
+        os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")
 
 
 def quiet_tool() -> None:
