@@ -1,0 +1,74 @@
+"""Every recipe trains a tiny model, started as its first comment says."""
+
+from __future__ import annotations
+
+import os
+import re
+import shlex
+import subprocess
+from pathlib import Path
+
+import pytest
+import yaml
+
+from tests.helpers.processes import ROOT, ProcessGroup, process_variables, read_metrics
+from tests.helpers.refusals import dialogues, write_lines
+
+RECIPES = sorted((ROOT / "configs/recipes").rglob("*.yaml"))
+DATA = {
+    "alpaca_dataset": [{"instruction": f"Add 1 to {i}.", "input": "", "output": str(i + 1)} for i in range(40)],
+    "grammar_dataset": [{"input": f"He have {i}.", "target": f"He has {i}."} for i in range(40)],
+    "samsum_dataset": dialogues(40),
+}
+MOST_RANKS = 2  # of the four or eight that a recipe is for
+
+
+def command_of(recipe: Path) -> list[str]:
+    """The command in the recipe's first lines, as words."""
+    (command,) = re.findall(r"^#   ((?:python|torchrun) .*)$", recipe.read_text(), re.MULTILINE)
+    return shlex.split(command)
+
+
+@pytest.mark.parametrize("recipe", RECIPES, ids=lambda path: str(path.relative_to(ROOT / "configs/recipes")))
+def test_a_recipe_trains_as_its_first_lines_say(
+    recipe: Path,
+    tiny_model: Path,
+    process_group: ProcessGroup,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    words = command_of(recipe)
+    flags = words[words.index("finetuning.py") + 1 :]
+    assert flags[flags.index("--config") + 1] == str(recipe.relative_to(ROOT))
+    for flag, value in (("--config", recipe), ("--model_name", tiny_model)):
+        flags[flags.index(flag) + 1] = str(value)
+    ranks = min(MOST_RANKS, int(words[words.index("--nproc_per_node") + 1])) if words[0] == "torchrun" else 1
+    dataset = yaml.safe_load(recipe.read_text()).get("train_config", {}).get("dataset", "samsum_dataset")
+    for split, rows in (("train", DATA[dataset][:32]), ("validation", DATA[dataset][32:])):
+        write_lines(tmp_path / f"data/{split}.jsonl", rows)
+    flags += [f"--{dataset}.data_path", str(tmp_path / "data"), "--output_dir", "run", "--num_workers_dataloader", "0"]
+    flags += ["--max_train_step", "2"]
+    monkeypatch.chdir(tmp_path)
+    process_group.train(flags, ranks)
+    events = read_metrics(tmp_path / "run")
+    assert [event["step"] for event in events if event["event"] == "train"] == [1, 2]
+    assert events[-1]["status"] == "finished"
+
+
+@pytest.mark.slow
+def test_the_slurm_script_starts_the_ranks_of_its_machines(tiny_model: Path, samples: Path, tmp_path: Path) -> None:
+    """With commands in the place of Slurm's: a job of one machine."""
+    for name, body in (("srun", 'exec "$@"'), ("scontrol", "echo 127.0.0.1")):
+        (tmp_path / name).write_text(f"#!/bin/bash\n{body}\n")
+        (tmp_path / name).chmod(0o755)
+    variables = {"SLURM_JOB_ID": "7", "SLURM_JOB_NODELIST": "node[1]", "SLURM_NNODES": "1", "SLURM_GPUS_ON_NODE": "2"}
+    variables["PATH"] = os.pathsep.join([str(tmp_path), str(ROOT / ".venv/bin"), os.environ["PATH"]])
+    variables["OUTPUT"] = str(tmp_path / "run")
+    flags = ["--model_name", str(tiny_model), "--samsum_dataset.data_path", str(samples), "--max_train_step", "1"]
+    script = ["bash", str(ROOT / "configs/recipes/multi_node.slurm"), *flags]
+    options = {"cwd": ROOT, "env": process_variables(variables), "capture_output": True, "text": True}
+    done = subprocess.run(script, check=False, timeout=300, **options)  # type: ignore[call-overload]
+    assert done.returncode == 0, done.stderr
+    events = read_metrics(tmp_path / "run")
+    assert events[0]["world_size"] == 2
+    assert events[-1]["status"] == "finished"
