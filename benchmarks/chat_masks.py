@@ -6,8 +6,9 @@ Takes every *.jinja in FOLDER, with a tokenizer that is trained on the samples a
 and the own template of every TOKENIZER (a folder or a name on the hub). Conversations have one to six turns, with
 system, tools, calls, results, thoughts, parts and characters of many scripts; every word of them is unique. For each
 template it prints how many were taken in which way, the refusals with their reasons, and what is wrong: words of others
-that are learned, words of the assistant that are not or twice, turns that begin where no rendered generation prompt
-ends or leads, turns without an end token, label tokens that are not those of the text. The last number must be 0.
+that are learned, words of the assistant that are not or twice, and samples that are not what jinja itself writes: each
+text is compared whole, each token with those of the text, and each label with those behind the generation prompt, or
+between the template's own marks, up to the end token. The last number must be 0.
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ import re
 from collections import Counter
 from collections.abc import Iterator
 from datetime import datetime
-from itertools import product
+from itertools import product, takewhile
 from pathlib import Path
 from typing import Any
 
@@ -77,20 +78,33 @@ def make_row(draw: random.Random) -> dict[str, Any]:
     return {"messages": messages} | ({"tools": tools} if has_tools else {})
 
 
+MARK, END_OF_MARK, PROBE = "\ue001", "\ue002", "\ue003"  # private characters: no text has them
+WORD = re.compile(r"[AO]\d+x")
+Range = tuple[int, int]  # characters [first, last)
+Turn = tuple[str, list[Range]]  # a text that begins a sample, and where a turn is learned in it
+
+
 class OwnRendering:
-    """The template, rendered here, in every form that a message may have."""
+    """The template, rendered here, in every form that a message may have; its own marks become characters."""
 
     def __init__(self, tokenizer: Any) -> None:
         environment = ImmutableSandboxedEnvironment(trim_blocks=True, lstrip_blocks=True, extensions=[loopcontrols])
         environment.filters["tojson"] = lambda value, **options: json.dumps(value, **{"ensure_ascii": False, **options})
+        environment.filters["marked"] = lambda text: f"{MARK}{text}{END_OF_MARK}"
         environment.globals |= {"raise_exception": _refuse, "strftime_now": lambda form: datetime.now().strftime(form)}
-        source = re.sub(r"(\{%-?)\s*(?:end)?generation\s*(-?%\})", r"\1 if true \2\1 endif \2", tokenizer.chat_template)
+        source = re.sub(r"(\{%-?)\s*generation\s*(-?%\})", r"\1 filter marked \2", tokenizer.chat_template)
+        source = re.sub(r"(\{%-?)\s*endgeneration\s*(-?%\})", r"\1 endfilter \2", source)
         self.template, self.tokens = environment.from_string(source), tokenizer.special_tokens_map
+        self.special = sorted(
+            {token.content.strip() for token in tokenizer.added_tokens_decoder.values() if token.special} - {""},
+            key=len,
+            reverse=True,
+        )
 
-    def texts(self, conversation: Conversation, number: int, *, prompt: bool) -> list[str]:
-        found = []
+    def forms(self, conversation: Conversation) -> Iterator[list[dict[str, Any]]]:
+        """The messages in each form that a template may take."""
         for as_parts, as_text, as_null in product((False, True), repeat=3):
-            messages = copy.deepcopy(conversation.messages[:number])
+            messages = copy.deepcopy(conversation.messages)
             for message in messages:
                 for call in message.get("tool_calls") or []:
                     if as_text:
@@ -99,15 +113,21 @@ class OwnRendering:
                     message["content"] = [{"type": "text", "text": message["content"]}]
                 if as_null and message.get("tool_calls"):
                     message["content"] = None
-            try:
-                found.append(
-                    self.template.render(
-                        messages=messages, tools=conversation.tools, add_generation_prompt=prompt, **self.tokens
-                    )
-                )
-            except (jinja2.TemplateError, TypeError, ValueError, KeyError):
-                continue
-        return found
+            yield messages
+
+    def render(self, messages: list[dict[str, Any]], tools: Any, *, prompt: bool = False) -> tuple[str, list[Range]]:
+        """The text, and the ranges that the template marks.
+
+        Raises:
+            jinja2.TemplateError: or others, if the template does not take the messages.
+        """
+        written = self.template.render(messages=messages, tools=tools, add_generation_prompt=prompt, **self.tokens)
+        marks, text = [], ""
+        for number, part in enumerate(re.split(f"[{MARK}{END_OF_MARK}]", written)):
+            if number % 2 and part:
+                marks.append((len(text), len(text) + len(part)))
+            text += part
+        return text, marks
 
 
 def _refuse(message: str) -> None:
@@ -120,30 +140,127 @@ def wrong(
     """Each thing that is wrong with the samples of a conversation."""
     learned: Counter[str] = Counter()
     tokens = tokenize_spans(samples.spans, tokenizer)
-    special = {token.content for token in tokenizer.added_tokens_decoder.values() if token.special}
     answers = [number for number, message in enumerate(conversation.messages) if message["role"] == "assistant"]
-    prompts = [text for number in answers for text in own.texts(conversation, number, prompt=True)]
     for spans, ids, labels in zip(samples.spans, *tokens, strict=True):
-        before = ""
-        for text, has_loss in spans:
-            if has_loss:
-                words = re.findall(r"([AO]\d+x)", text)
-                learned.update(words)
-                yield from (f"{word} of another is learned" for word in words if word[0] == "O")
-                behind_prompt = before in prompts or any(prompt.startswith(before) for prompt in prompts)
-                if not is_marked and not behind_prompt:
-                    yield "a turn begins elsewhere than its prompt ends"
-                if not any(text.endswith(token) for token in special):
-                    yield "a turn has no end token"
-            before += text
-        in_labels = Counter(re.findall(r"[AO]\d+x", tokenizer.decode(ids[labels != IGNORE_INDEX].tolist())))
-        in_spans = Counter(re.findall(r"[AO]\d+x", " ".join(text for text, has_loss in spans if has_loss)))
-        if in_labels != in_spans:
-            yield "label tokens are not those of the spans"
-        if (labels[labels != IGNORE_INDEX] != ids[labels != IGNORE_INDEX]).any():
-            yield "a label is not its token"
-    said = {word for number in answers for word in re.findall(r"A\d+x", json.dumps(conversation.messages[number]))}
+        words = re.findall(r"([AO]\d+x)", " ".join(text for text, has_loss in spans if has_loss))
+        learned.update(words)
+        yield from (f"{word} of another is learned" for word in words if word[0] == "O")
+        turns = [number for number in answers if _words(conversation.messages[number]) & set(words)]
+        text = "".join(span.text for span in spans)
+        difference = _difference(text, ids, labels, turns, conversation, tokenizer, own, is_marked=is_marked)
+        if difference is not None:
+            yield difference
+    said = {word for number in answers for word in _words(conversation.messages[number])}
     yield from (f"{word} of the assistant is learned {learned[word]} times" for word in said if learned[word] != 1)
+
+
+def _words(message: dict[str, Any]) -> set[str]:
+    return set(re.findall(r"A\d+x", json.dumps(message)))
+
+
+def _difference(
+    text: str,
+    ids: Any,
+    labels: Any,
+    turns: list[int],
+    conversation: Conversation,
+    tokenizer: Any,
+    own: OwnRendering,
+    *,
+    is_marked: bool,
+) -> str | None:
+    """How a sample differs from all own renderings of it, token by token; None if it is like one.
+
+    Args:
+        turns: those that are learned in it.
+    """
+    encoded = tokenizer(text, add_special_tokens=False, return_offsets_mapping=True)
+    if encoded["input_ids"] != ids.tolist():
+        return "the tokens are not those of the text"
+    found = "the text is not what the template writes"
+    for messages in own.forms(conversation):
+        try:
+            numbers = [*(number + 1 for number in turns), len(messages)]
+            whole = [own.render(messages[:number], conversation.tools) for number in numbers]
+            if is_marked:
+                found_turns = [[_marked_turn(messages[number], each, own) for each in whole] for number in turns]
+                written = [[turn for turn in of_turn if turn] for of_turn in found_turns]
+            else:
+                written = [_prompted_turns(messages, number, conversation.tools, own) for number in turns]
+        except (jinja2.TemplateError, TypeError, ValueError, KeyError):
+            continue
+        places = [_places(text, options) for options in written]
+        texts = [each for each, _ in [*whole, *(option for options in written for option in options)]]
+        if text not in texts or None in places:
+            continue
+        ranges = [place for of_turn in places for place in of_turn or []]
+        expected = [
+            token if any(first < end and start < last for first, last in ranges) else IGNORE_INDEX
+            for token, (start, end) in zip(encoded["input_ids"], encoded["offset_mapping"], strict=True)
+        ]
+        if expected == labels.tolist():
+            return None
+        number = sum(one != other for one, other in zip(expected, labels.tolist(), strict=True))
+        found = f"{number} labels are not those of the rendering"
+    return found
+
+
+def _marked_turn(message: dict[str, Any], rendered: tuple[str, list[Range]], own: OwnRendering) -> Turn | None:
+    """A turn in a rendering with marks: those with its words, and those without any words beside them."""
+    text, marks = rendered
+    with_words = [n for n, mark in enumerate(marks) if any(word in text[slice(*mark)] for word in _words(message))]
+    if not with_words:
+        return None
+    first, last = with_words[0], with_words[-1]
+    while first and not WORD.search(text[marks[first - 1][0] : marks[first][0]]):
+        first -= 1
+    while last + 1 < len(marks) and not WORD.search(text[marks[last][1] : marks[last + 1][1]]):
+        last += 1
+    end = _own_ends(text[: marks[last][1]], own.special)[0]
+    return text, [*marks[first:last], (marks[last][0], end)]
+
+
+def _prompted_turns(messages: list[dict[str, Any]], number: int, tools: Any, own: OwnRendering) -> list[Turn]:
+    """A turn behind its prompt; its end may be behind one special token or behind several."""
+    text, prompt = (own.render(messages[: number + n], tools, prompt=not n)[0] for n in (1, 0))
+    first_word = min(text.index(word) for word in _words(messages[number]))
+    first = min(_length_shared(prompt, text), first_word)
+    header = prompt[len(own.render(messages[:number], tools)[0]) :]
+    earlier = json.dumps(messages[:number])
+    before = max((word.end() for word in WORD.finditer(text, 0, first_word) if word[0] in earlier), default=0)
+    if not text.startswith(prompt) and header in text[before:first_word]:
+        text = prompt + text[text.rindex(header, before, first_word) + len(header) :]
+        first = len(prompt)
+    ends = _own_ends(text, own.special)
+    if not ends:
+        following = messages[number + 1] if len(messages) > number + 1 else {"role": "user", "content": PROBE}
+        written = own.render([*messages[: number + 1], following], tools)[0]
+        last_words = text.rstrip()[max(text.rindex(word) for word in _words(messages[number])) :]
+        behind = written.rpartition(last_words)[2]
+        token = next((token for token in own.special if behind.lstrip().startswith(token)), None)
+        if token is None:
+            return []
+        text = text.rstrip() + behind[: behind.index(token) + len(token)]
+        ends = [len(text)]
+    return [(text, [(first, end)]) for end in ends]
+
+
+def _length_shared(one: str, other: str) -> int:
+    return sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], zip(one, other, strict=False)))
+
+
+def _own_ends(text: str, special: list[str]) -> list[int]:
+    """Behind each of the special tokens that end a text, the last first."""
+    ends, rest = [], text.rstrip()
+    while token := next((token for token in special if rest.endswith(token)), None):
+        ends.append(len(rest))
+        rest = rest.removesuffix(token).rstrip()
+    return ends
+
+
+def _places(text: str, options: list[Turn]) -> list[Range] | None:
+    """Where a turn is in a sample that begins with its text; None if none does."""
+    return next((places for written, places in options if text.startswith(written[: places[-1][1]])), None)
 
 
 def check_template(tokenizer: Any, count: int) -> tuple[Counter[str], Counter[str], Counter[str]]:

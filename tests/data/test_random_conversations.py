@@ -14,7 +14,7 @@ from configs.datasets import ChatDataset
 from data.chat import chat_samples
 from data.chat_template import ChatTemplate
 from data.conversation import read_conversation
-from data.loss_mask import BadExample
+from data.loss_mask import BadExample, TextSpan
 from tests.helpers.chat_templates import FAMILIES, REWRITING
 
 TAKE_ALL = ("empty thought", "final answer")  # templates that can express thoughts, calls, results and systems
@@ -44,3 +44,22 @@ def test_nothing_of_the_assistants_is_lost_and_nothing_of_others_is_learned(
             raise
         return
     assert not list(wrong(conversation, samples, tokenizer, OwnRendering(tokenizer), is_marked=False))
+
+
+def test_a_wrong_sample_is_found(tokenizers: dict[str, Any]) -> None:
+    """A character more or less that is learned, a text that the template does not write, a turn learned twice."""
+    tokenizer = tokenizers["ChatML"]
+    template, own = ChatTemplate.of(tokenizer), OwnRendering(tokenizer)
+    turns = [{"role": "user", "content": "O1x asks"}, {"role": "assistant", "content": "A2x says"}]
+    conversation = read_conversation({"messages": turns}, ChatDataset())
+    samples = chat_samples(conversation, template)
+    (((before, _), (answer, _), rest),) = samples.spans
+    learns_more = [TextSpan(before[:-1], False), TextSpan(before[-1] + answer, True), rest]
+    learns_less = [TextSpan(before + answer[:1], False), TextSpan(answer[1:], True), rest]
+    has_no_end = [TextSpan(before, False), TextSpan(answer.removesuffix("<|im_end|>"), True), rest]
+    is_other_text = [TextSpan(before.replace("helpful", "brief"), False), TextSpan(answer, True), rest]
+    for spans in (learns_more, learns_less, has_no_end, is_other_text):
+        assert list(wrong(conversation, samples._replace(spans=[spans]), tokenizer, own, is_marked=False))
+    twice = samples._replace(spans=[*samples.spans, *samples.spans])
+    assert list(wrong(conversation, twice, tokenizer, own, is_marked=False))
+    assert not list(wrong(conversation, samples, tokenizer, own, is_marked=False))
