@@ -31,6 +31,7 @@ _SLICE = "--split_slice (1%, or a number of examples)"
 _DATA = "--dataset NAME with --NAME.data_path FILE_OR_FOLDER"
 _TARGETS = "--lora_config.target_modules, with"
 _SAVING = "--save_every_steps N (0: no checkpoints) and --save_model True|False"
+_ROUGE = "--eval_generate"
 _LAUNCHER = "torchrun's --nproc_per_node and --nnodes, before finetuning.py"
 
 HINTS: dict[str, str] = {
@@ -204,6 +205,10 @@ HINTS: dict[str, str] = {
     "report_to": _TRACKERS,
     "wandb": _TRACKERS,
     "tensorboard": _TRACKERS,
+    "rouge": _ROUGE,
+    "predict_with_generate": _ROUGE,
+    "generation_num_beams": "--num_beams, with --eval_generate",
+    "generation_max_length": "--max_new_tokens, with --eval_generate",
     "enable_checkpointing": _SAVING,
     "checkpointing_steps": _SAVING,
     "save_steps": _SAVING,

@@ -6,13 +6,16 @@ import os
 import re
 import shlex
 import subprocess
+from itertools import pairwise
 from pathlib import Path
 
 import pytest
 import yaml
 
+from tests.helpers.made import Made
 from tests.helpers.processes import ROOT, ProcessGroup, process_variables, read_metrics
 from tests.helpers.refusals import dialogues, write_lines
+from tests.helpers.seq2seq_models import save_seq2seq
 
 RECIPES = sorted((ROOT / "configs/recipes").rglob("*.yaml"))
 DATA = {
@@ -20,19 +23,38 @@ DATA = {
     "grammar_dataset": [{"input": f"He have {i}.", "target": f"He has {i}."} for i in range(40)],
     "samsum_dataset": dialogues(40),
 }
+PROCESSES = ("--nproc_per_node", "--num_processes")
 MOST_RANKS = 2  # of the four or eight that a recipe is for
 
 
 def command_of(recipe: Path) -> list[str]:
     """The command in the recipe's first lines, as words."""
-    (command,) = re.findall(r"^#   ((?:python|torchrun) .*)$", recipe.read_text(), re.MULTILINE)
+    (command,) = re.findall(r"^#   ((?:python|torchrun|accelerate launch) .*)$", recipe.read_text(), re.MULTILINE)
     return shlex.split(command)
+
+
+def num_ranks(words: list[str]) -> int:
+    """How many processes a command starts, over all machines."""
+    given = {flag: int(value) for flag, value in pairwise(words) if flag in ("--nnodes", *PROCESSES)}
+    return given.get("--nnodes", 1) * next((given[flag] for flag in PROCESSES if flag in given), 1)
+
+
+@pytest.fixture(scope="module")
+def models(tiny_model: Path, tmp_path_factory: pytest.TempPathFactory) -> Made:
+    """A tiny model by task."""
+
+    def make(task: str) -> Path:
+        if task == "causal_lm":
+            return tiny_model
+        return save_seq2seq("bart", tmp_path_factory.mktemp("models") / task, max_position_embeddings=1024)
+
+    return Made(make)
 
 
 @pytest.mark.parametrize("recipe", RECIPES, ids=lambda path: str(path.relative_to(ROOT / "configs/recipes")))
 def test_a_recipe_trains_as_its_first_lines_say(
     recipe: Path,
-    tiny_model: Path,
+    models: Made,
     process_group: ProcessGroup,
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
@@ -40,16 +62,16 @@ def test_a_recipe_trains_as_its_first_lines_say(
     words = command_of(recipe)
     flags = words[words.index("finetuning.py") + 1 :]
     assert flags[flags.index("--config") + 1] == str(recipe.relative_to(ROOT))
-    for flag, value in (("--config", recipe), ("--model_name", tiny_model)):
+    settings = yaml.safe_load(recipe.read_text())["train_config"]
+    for flag, value in (("--config", recipe), ("--model_name", models[settings.get("task", "causal_lm")])):
         flags[flags.index(flag) + 1] = str(value)
-    ranks = min(MOST_RANKS, int(words[words.index("--nproc_per_node") + 1])) if words[0] == "torchrun" else 1
-    dataset = yaml.safe_load(recipe.read_text()).get("train_config", {}).get("dataset", "samsum_dataset")
+    dataset = settings.get("dataset", "samsum_dataset")
     for split, rows in (("train", DATA[dataset][:32]), ("validation", DATA[dataset][32:])):
         write_lines(tmp_path / f"data/{split}.jsonl", rows)
     flags += [f"--{dataset}.data_path", str(tmp_path / "data"), "--output_dir", "run", "--num_workers_dataloader", "0"]
     flags += ["--max_train_step", "2"]
     monkeypatch.chdir(tmp_path)
-    process_group.train(flags, ranks)
+    process_group.train(flags, min(MOST_RANKS, num_ranks(words)))
     events = read_metrics(tmp_path / "run")
     assert [event["step"] for event in events if event["event"] == "train"] == [1, 2]
     assert events[-1]["status"] == "finished"
