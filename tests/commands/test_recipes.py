@@ -12,6 +12,8 @@ from pathlib import Path
 import pytest
 import yaml
 
+from configs.flags import parse_flags
+from data.batch_layout import BatchLayout
 from tests.helpers.made import Made
 from tests.helpers.processes import ROOT, ProcessGroup, process_variables, read_metrics
 from tests.helpers.refusals import dialogues, write_lines
@@ -75,6 +77,20 @@ def test_a_recipe_trains_as_its_first_lines_say(
     events = read_metrics(tmp_path / "run")
     assert [event["step"] for event in events if event["event"] == "train"] == [1, 2]
     assert events[-1]["status"] == "finished"
+
+
+def test_every_recipe_is_on_the_page() -> None:
+    page = (ROOT / "docs/recipes.md").read_text()
+    assert [recipe.stem for recipe in RECIPES if not re.search(rf"\b{recipe.stem}(\.yaml)?`", page)] == []
+
+
+@pytest.mark.parametrize(("world_size", "num_steps"), [(4, 3683), (2, 7366)])
+def test_processes_share_out_samsum_as_the_page_says(world_size: int, num_steps: int) -> None:
+    train = parse_flags(
+        ["--config", str(ROOT / "configs/recipes/bart/accelerate.yaml"), "--model_name", "M"]
+    ).train_config
+    layout = BatchLayout(train.batch_size_training, train.gradient_accumulation_steps, world_size)
+    assert layout.num_steps(14_732) == num_steps
 
 
 @pytest.mark.slow
