@@ -276,7 +276,7 @@ def open_run(
         screen: standard output, if only events are to be printed there.
     """
     train, trainable, say = config.train_config, parts.trainable, partial(print_rank_zero, env)
-    model = trainable.model
+    model, loader = trainable.model, parts.loaders.train
     files = huggingface_files(model, inputs.processor)
     base = on_rank_zero(lambda: base_fingerprint(model, train))
     model_identity = {"model_config": model_config_values(files), "base_fingerprint": base}
@@ -285,8 +285,9 @@ def open_run(
         say(*check_same(checkpoint, config, model_identity))
         offload = config.fsdp_config.optimizer_cpu_offload
         state = load_checkpoint(checkpoint, trainable, env, seed=train.seed, optimizer_cpu_offload=offload)
-        if isinstance(parts.loaders.train, StreamLoader):
+        if isinstance(loader, StreamLoader):
             state.stay_in_first_epoch()
+            loader.state = checkpoint.stream_state()
     planned_root = checkpoint_root(train, planned_folder(train, env))
     save_plan, save_notes = plan_saves(model, train, config.fsdp_config, planned_root, env)
     say(*save_notes)
@@ -346,6 +347,7 @@ def open_run(
             **model_identity,
         },
         files=files,
+        stream_state=lambda: loader.state if isinstance(loader, StreamLoader) else None,
         say=say,
         write_event=reporter.checkpoint,
     )

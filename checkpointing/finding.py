@@ -6,7 +6,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from checkpointing.folder import COMPLETE, STATE, checkpoints, damage, listed_files
+from checkpointing.folder import COMPLETE, STATE, STREAM, checkpoints, damage, listed_files
 from checkpointing.state_json import StateError, read_state
 from configs.run import RunConfig
 from configs.training import TrainConfig
@@ -34,6 +34,10 @@ class Checkpoint:
     @property
     def global_batch_size(self) -> int:
         return int(self.values["global_batch_size"])
+
+    def stream_state(self) -> bytes | None:
+        """Where the run was in its stream; None if it had none, or was of an earlier version."""
+        return (self.folder / STREAM).read_bytes() if STREAM in listed_files(self.folder) else None
 
     def summary(self, env: Environment) -> dict[str, Any]:
         """What run.yaml records about resuming from here."""

@@ -16,7 +16,7 @@ import torch.distributed as dist
 
 from checkpointing.final_copy import save_copy
 from checkpointing.finding import Checkpoint
-from checkpointing.folder import STATE, give_up_after, remove_leftovers, step_folder
+from checkpointing.folder import STATE, STREAM, give_up_after, remove_leftovers, step_folder
 from checkpointing.gathering import gather_to_host
 from checkpointing.host_copy import HostCopy
 from checkpointing.save_plan import SavePlan
@@ -50,6 +50,7 @@ class CheckpointSaver:
         root: the folder of the checkpoints.
         metadata: what state.json holds besides the state: what a resumed run must have in common with this one.
         files: small ones that every checkpoint carries, by their paths in it.
+        stream_state: where the run is in its stream, on rank 0; None without one.
         say: prints a line on rank 0.
         write_event: writes a line of metrics.jsonl there.
     """
@@ -62,11 +63,12 @@ class CheckpointSaver:
         *,
         metadata: Mapping[str, Any],
         files: Mapping[str, bytes],
+        stream_state: Callable[[], bytes | None],
         say: Callable[[str], None],
         write_event: Callable[..., None],
     ) -> None:
         self.trained, self.plan, self.root = trained, plan, root
-        self.metadata, self.files = metadata, files
+        self.metadata, self.files, self.stream_state = metadata, files, stream_state
         self.say, self.write_event = say, write_event
         self.group = new_host_group()
         self.beside_training = plan.beside_training
@@ -112,6 +114,8 @@ class CheckpointSaver:
         elif self.beside_training:
             tensors = self._copied(tensors)
         files = {STATE: self._state_json(state), **self.files}
+        if (stream_state := self.stream_state()) is not None:
+            files[STREAM] = stream_state
         contents = Contents(tensors, full=self.plan.full, rng=rng_state(), files=files)
         folder, keep_last = step_folder(self.root, state.step), self.plan.keep_last
         write = partial(write_checkpoint, folder, contents, group=self.group, keep_last=keep_last, best=best)

@@ -39,8 +39,8 @@ class BlockShare:
     size: int
     num_rounds: int = 0  # so far; the same in every process, since all read the same
 
-    def in_turn(self, batches: Iterator[T], work: Callable[[T], Sequences]) -> Iterator[Sequences]:
-        """`work` of every batch, in order, `size` batches at a time: one is this process's own.
+    def in_turn(self, batches: Iterator[T], work: Callable[[T], Sequences]) -> Iterator[tuple[T, Sequences]]:
+        """Every batch and `work` of it, in order, `size` batches at a time: one is this process's own.
 
         Raises:
             ConfigError: if `work` does, in any process; the same in all.
@@ -61,7 +61,7 @@ class BlockShare:
                 if isinstance(found, ConfigError):
                     raise found
                 assert found is not None
-                yield found
+                yield group[position], found
 
     def end(self) -> None:
         """Take no more blocks. The last process removes the folder."""

@@ -8,19 +8,21 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from itertools import islice
 from pathlib import Path
-from typing import IO, Any, NamedTuple, cast
+from typing import Any, NamedTuple
 
 import numpy as np
-import pyarrow as pa
+
+from data.byte_chunks import CHUNK_BYTES, UTF8_MARK, ByteChunks, opened
+from data.row_chunks import ItemChunk, Place, RowChunk, RowReader
 
 MAX_DEPTH = 60
 """Of nested lists and objects. What comes after the reader recurses: templates, Python's json, Arrow."""
 
-_COMPRESSIONS = {".gz": "gzip", ".zst": "zstd"}
-_CHUNK_BYTES = 2**23
-_UTF8_MARK = b"\xef\xbb\xbf"
+_ITEMS_AT_A_TIME = 1000
 _NO_BRACKETS = re.compile(rb'"[^"\\]*+(?:\\.[^"\\]*+)*+"|[^\[\]{}"]++', re.DOTALL)
 _STEPS = np.zeros(256, dtype=np.int64)
 _STEPS[list(b"[{")], _STEPS[list(b"]}")] = 1, -1
@@ -29,10 +31,10 @@ _HALF_CHARACTER = re.compile(r"\\u[dD][89a-fA-F]")
 
 
 class RowText(NamedTuple):
-    """A row as JSON, and its keys; or what is wrong with it, with file and line."""
+    """A row as JSON, and its value; or what is wrong with it, with file and line."""
 
     text: str | None
-    keys: Iterable[str] = ()
+    value: dict[str, Any] | None = None
     problem: str | None = None
 
 
@@ -42,15 +44,44 @@ def json_rows(file: Path, names: Sequence[str]) -> Iterator[RowText]:
     Args:
         names: keys under which the rows of a split may stand, beside `data`.
     """
-    if not file.name.endswith((".json", ".json.gz", ".json.zst")):
-        return _rows_of_lines(file)
-    try:
-        text = _text_of_one_value(file)
-    except UnicodeDecodeError:
-        return iter([RowText(None, (), where_not_utf8(file))])
-    if text is None:
-        return _rows_of_lines(file)
-    return _rows_of_list(file, text) if text.startswith("[") else _rows_of_object(file, text, names)
+    if may_hold_lines(file):
+        position = num_before = 0
+        lines = ByteChunks(file)
+        while (chunk := _line_chunk(file, lines, position, num_before)) is not None:
+            yield from map(chunk.row, range(len(chunk)))
+            position, num_before = chunk.next
+        lines.close()
+    else:
+        yield from _rows_of_one_value(file, names)
+
+
+class JsonReader(RowReader):
+    """The rows of such a file from any line on; of a list, from any item on, once the file is read as a whole."""
+
+    def __init__(self, file: Path, names: Sequence[str]) -> None:
+        self.file, self.names = file, names
+        self._lines = ByteChunks(file) if may_hold_lines(file) else None
+        self._items: Iterator[RowText] = iter(())
+        self._next_item = -1
+
+    def chunk(self, position: int, num_before: int) -> RowChunk | None:
+        if self._lines is not None:
+            return _line_chunk(self.file, self._lines, position, num_before)
+        if position != self._next_item:
+            self._items = islice(_rows_of_one_value(self.file, self.names), position, None)
+        rows = list(islice(self._items, _ITEMS_AT_A_TIME))
+        self._next_item = position + len(rows)
+        values = [row.problem or "" if row.value is None else row.value for row in rows]
+        return ItemChunk(values, (self._next_item, 0)) if rows else None
+
+    def close(self) -> None:
+        if self._lines is not None:
+            self._lines.close()
+
+
+def may_hold_lines(file: Path) -> bool:
+    """Whether a file is JSON lines, or may be: a .json file is, unless it is one list or one object."""
+    return not file.name.endswith((".json", ".json.gz", ".json.zst")) or _start_of_one_value(file) is None
 
 
 def lists_of_rows(file: Path) -> list[str]:
@@ -58,7 +89,7 @@ def lists_of_rows(file: Path) -> list[str]:
     if file.suffix != ".json" or _first_character(file) != b"{":
         return []
     try:
-        value = json.loads(_text_of_one_value(file) or "{}")
+        value = {} if may_hold_lines(file) else json.loads(file.read_bytes().removeprefix(UTF8_MARK))
     except (ValueError, RecursionError):  # reading the rows will say where
         return []
     return [key for key, rows in value.items() if _is_list_of_rows(rows)] if isinstance(value, dict) else []
@@ -75,86 +106,99 @@ def where_not_utf8(file: Path) -> str:
     return ""
 
 
-def opened(file: Path) -> IO[bytes]:
-    """The file's bytes, decompressed by its name."""
-    stream = open(file, "rb")  # noqa: SIM115 (the caller closes it)
-    compression = _COMPRESSIONS.get(file.suffix)
-    return stream if compression is None else cast(IO[bytes], pa.CompressedInputStream(stream, compression))
+@dataclass(frozen=True)
+class LineChunk:
+    """Lines of a file of JSON lines; blank ones are no rows."""
+
+    file: Path
+    position: int  # of its first byte
+    num_before: int  # lines
+    lines: list[bytes]
+    places: Sequence[int]  # of the rows, in lines
+    next: Place
+
+    def __len__(self) -> int:
+        return len(self.places)
+
+    def read(self, first: int, last: int) -> list[dict[str, Any] | str]:
+        rows = map(self.row, range(first, last))
+        return [row.problem or "" if row.value is None else row.value for row in rows]
+
+    def row(self, index: int) -> RowText:
+        """A row and its text."""
+        place = self.places[index]
+        return _row_of_line(self, self.num_before + place + 1, self.lines[place])
+
+    def position_of(self, number: int) -> int:
+        """The first byte of a line."""
+        before = self.lines[: number - self.num_before - 1]
+        return self.position + sum(map(len, before)) + len(before)
 
 
-def _rows_of_lines(file: Path) -> Iterator[RowText]:
-    position = 0
-    for number, line in enumerate(_lines(file), 1):
-        if line and not line.isspace():
-            yield _row_of_line(file, number, position, line)
-        position += len(line) + 1
+def _line_chunk(file: Path, lines: ByteChunks, position: int, num_before: int) -> LineChunk | None:
+    data = lines.at(position)
+    if not data:
+        return None
+    parts = (data if position else data.removeprefix(UTF8_MARK)).split(b"\n")
+    if not parts[-1]:
+        del parts[-1]
+    places: Sequence[int] = range(len(parts))
+    if any(not line or line.isspace() for line in parts):
+        places = [place for place in places if parts[place] and not parts[place].isspace()]
+    following = (position + len(data), num_before + len(parts))
+    return LineChunk(file, position, num_before, parts, places, following)
 
 
-def _lines(file: Path) -> Iterator[bytes]:
-    """The lines without their ends; not by the stream's own iterator, which is slow if the stream is Arrow's."""
-    with opened(file) as stream:
-        rest = stream.read(_CHUNK_BYTES)
-        rest = rest.removeprefix(_UTF8_MARK)
-        parts: list[bytes] = []  # of a line longer than a chunk: joined once
-        while rest:
-            *lines, last = rest.split(b"\n")
-            if lines:
-                yield b"".join([*parts, lines[0]])
-                yield from lines[1:]
-                parts = []
-            parts.append(last)
-            rest = stream.read(_CHUNK_BYTES)
-        if any(parts):
-            yield b"".join(parts)
-
-
-def _row_of_line(file: Path, number: int, position: int, line: bytes) -> RowText:
-    where = f"{file}, line {number}"
-    if line.count(b"[") + line.count(b"{") > MAX_DEPTH and (depth := _depth(line)) > MAX_DEPTH:
-        return RowText(None, (), _too_deep(where, depth))
+def _row_of_line(chunk: LineChunk, number: int, line: bytes) -> RowText:
     try:
+        if line.count(b"[") + line.count(b"{") > MAX_DEPTH and (depth := _depth(line)) > MAX_DEPTH:
+            return RowText(None, None, _too_deep(f"{chunk.file}, line {number}", depth))
         text = line.decode()
         value = json.loads(text)
     except json.JSONDecodeError as error:
-        return RowText(None, (), f"{where}: broken JSON ({error.msg}, column {error.colno})")
+        return RowText(None, None, f"{chunk.file}, line {number}: broken JSON ({error.msg}, column {error.colno})")
     except UnicodeDecodeError:
-        return RowText(None, (), _not_utf8(file, number, position, line))
+        return RowText(None, None, _not_utf8(chunk.file, number, chunk.position_of(number), line))
     except ValueError as error:  # a number of thousands of digits
-        return RowText(None, (), f"{where}: {error}")
-    return _row_of_value(where, text, value)
+        return RowText(None, None, f"{chunk.file}, line {number}: {error}")
+    if type(value) is dict and b"\\ud" not in line and b"\\uD" not in line:
+        return RowText(text, value)
+    return _row_of_value(f"{chunk.file}, line {number}", text, value)
 
 
 def _row_of_value(where: str, text: str, value: Any) -> RowText:
     if not isinstance(value, dict):
-        return RowText(None, (), f"{where}: not a JSON object but {type(value).__name__}")
+        return RowText(None, None, f"{where}: not a JSON object but {type(value).__name__}")
     if _HALF_CHARACTER.search(text):
         try:
             json.dumps(value, ensure_ascii=False).encode()
         except UnicodeEncodeError:
-            return RowText(None, (), f"{where}: holds half of a character (\\ud83d or the like, alone)")
-    return RowText(text, tuple(value))
+            return RowText(None, None, f"{where}: holds half of a character (\\ud83d or the like, alone)")
+    return RowText(text, value)
 
 
-def _text_of_one_value(file: Path) -> str | None:
-    """The text of a .json file if it is one list or one object; None if it holds JSON lines.
-
-    Raises:
-        UnicodeDecodeError: if it is not UTF-8.
-    """
+def _start_of_one_value(file: Path) -> bytes | None:
+    """The first bytes of a .json file if it is one list or one object; None if it holds JSON lines."""
     with opened(file) as stream:
-        start = stream.read(_CHUNK_BYTES).removeprefix(_UTF8_MARK).lstrip()
-        if start[:1] == b"{":
-            first, _, more = start.partition(b"\n")
-            if more.strip() and _is_object(first):
-                return None
-        elif start[:1] != b"[":
-            return None
-        return (start + stream.read()).decode()
+        start = stream.read(CHUNK_BYTES).removeprefix(UTF8_MARK).lstrip()
+    if start[:1] == b"{":
+        first, _, more = start.partition(b"\n")
+        return None if more.strip() and _is_object(first) else start
+    return start if start[:1] == b"[" else None
+
+
+def _rows_of_one_value(file: Path, names: Sequence[str]) -> Iterator[RowText]:
+    try:
+        with opened(file) as stream:
+            text = stream.read().removeprefix(UTF8_MARK).lstrip().decode()
+    except UnicodeDecodeError:
+        return iter([RowText(None, None, where_not_utf8(file))])
+    return _rows_of_list(file, text) if text.startswith("[") else _rows_of_object(file, text, names)
 
 
 def _first_character(file: Path) -> bytes:
     with opened(file) as stream:
-        return stream.read(_CHUNK_BYTES).removeprefix(_UTF8_MARK).lstrip()[:1]
+        return stream.read(CHUNK_BYTES).removeprefix(UTF8_MARK).lstrip()[:1]
 
 
 def _is_object(line: bytes) -> bool:
@@ -173,30 +217,30 @@ def _rows_of_list(file: Path, text: str) -> Iterator[RowText]:
         try:
             value, end = decoder.raw_decode(text, position)
         except json.JSONDecodeError as error:
-            yield RowText(None, (), f"{file}, line {error.lineno}: broken JSON ({error.msg}, column {error.colno})")
+            yield RowText(None, None, f"{file}, line {error.lineno}: broken JSON ({error.msg}, column {error.colno})")
             return
         except RecursionError:
-            yield RowText(None, (), _too_deep(where, _depth(text[position:].encode())))
+            yield RowText(None, None, _too_deep(where, _depth(text[position:].encode())))
             return
         item = text[position:end]
         if item.count("[") + item.count("{") > MAX_DEPTH and (depth := _depth(item.encode())) > MAX_DEPTH:
-            yield RowText(None, (), _too_deep(where, depth))
+            yield RowText(None, None, _too_deep(where, depth))
         else:
             yield _row_of_value(where, item, value)
         position = _BETWEEN.match(text, end).end()  # type: ignore[union-attr]
     if position >= len(text):
         line = text.count("\n") + 1
-        yield RowText(None, (), f"{file}, line {line}: broken JSON (the list does not end)")
+        yield RowText(None, None, f"{file}, line {line}: broken JSON (the list does not end)")
 
 
 def _rows_of_object(file: Path, text: str, names: Sequence[str]) -> Iterator[RowText]:
     try:
         value = json.loads(text)
     except json.JSONDecodeError as error:
-        yield RowText(None, (), f"{file}, line {error.lineno}: broken JSON ({error.msg}, column {error.colno})")
+        yield RowText(None, None, f"{file}, line {error.lineno}: broken JSON ({error.msg}, column {error.colno})")
         return
     except RecursionError:
-        yield RowText(None, (), _too_deep(str(file), _depth(text.encode())))
+        yield RowText(None, None, _too_deep(str(file), _depth(text.encode())))
         return
     key = next((key for key in (*names, "data") if _is_list_of_rows(value.get(key))), None)
     items = [value] if key is None else value[key]
@@ -204,7 +248,7 @@ def _rows_of_object(file: Path, text: str, names: Sequence[str]) -> Iterator[Row
         line = json.dumps(item)
         where = str(file) if key is None else f"{file}, item {number} of {key}"
         if (depth := _depth(line.encode())) > MAX_DEPTH:
-            yield RowText(None, (), _too_deep(where, depth))
+            yield RowText(None, None, _too_deep(where, depth))
         else:
             yield _row_of_value(where, line, item)
 

@@ -6,13 +6,14 @@ With one dataset it is the row itself.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields
 from itertools import islice
-from typing import TypeVar
+from typing import Any, Generic, TypeVar
 
 import numpy as np
 
+from data.draws import Draws
 from data.sequences import Sequences
 from utils.errors import ConfigError
 
@@ -122,9 +123,7 @@ def _join_offsets(parts: Sequence[np.ndarray]) -> np.ndarray:
     return np.concatenate([*(part[:-1] + start for part, start in zip(parts, starts, strict=False)), starts[-1:]])
 
 
-def interleave(
-    sources: Sequence[Callable[[int], Iterator[T]]], weights: Sequence[float], rng: np.random.Generator
-) -> Iterator[T]:
+class Interleaved(Generic[T]):
     """Items of several sources, the source of each drawn at random.
 
     Args:
@@ -132,22 +131,43 @@ def interleave(
         weights: a source is drawn in proportion to its weight; one that ends starts again, until every source has ended
             once. Without weights, sources are drawn evenly and end once: every item comes exactly once.
     """
-    shares = normalised(weights or [1.0] * len(sources))
-    num_starts = [1] * len(sources)
-    iterators = [source(0) for source in sources]
-    unfinished = set(range(len(sources)))
-    while True:
-        for source in rng.choice(len(sources), size=1024, p=shares).tolist():
-            if not weights and source not in unfinished:
+
+    def __init__(
+        self, sources: Sequence[Callable[[int], Iterable[T]]], weights: Sequence[float], rng: np.random.Generator
+    ) -> None:
+        self.sources, self.weights = sources, weights
+        shares = normalised(weights or [1.0] * len(sources))
+        self._draws = Draws(rng, lambda rng: rng.choice(len(sources), size=1024, p=shares).tolist())
+        self._num_starts = [1] * len(sources)
+        self._unfinished = set(range(len(sources)))
+
+    def __iter__(self) -> Iterator[T]:
+        starts, unfinished = self._num_starts, self._unfinished
+        iterators = [iter(source(num - 1)) for source, num in zip(self.sources, starts, strict=True)]
+        while unfinished:
+            source = next(self._draws)
+            if not self.weights and source not in unfinished:
                 continue
             items = list(islice(iterators[source], 1))
             if not items:
                 unfinished.discard(source)
                 if not unfinished:
                     return
-                if not weights:
+                if not self.weights:
                     continue
-                iterators[source] = sources[source](num_starts[source])
-                num_starts[source] += 1
+                iterators[source] = iter(self.sources[source](starts[source]))
+                starts[source] += 1
                 items = [next(iterators[source])]
             yield items[0]
+
+    def state(self) -> dict[str, Any]:
+        return {
+            "draws": self._draws.state(),
+            "num_starts": list(self._num_starts),
+            "unfinished": sorted(self._unfinished),
+        }
+
+    def go_on(self, state: Mapping[str, Any]) -> None:
+        """Continue from a state; the sources have to continue by themselves."""
+        self._draws.go_on(state["draws"])
+        self._num_starts, self._unfinished = list(state["num_starts"]), set(state["unfinished"])

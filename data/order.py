@@ -2,19 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections import deque
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from itertools import islice
-from typing import TypeVar
+from typing import Any, Generic, TypeVar
 
 import numpy as np
 
-from data.sequences import Row, TokenSequence
+from data.draws import Draws
+from data.sequences import HasTokens
 
 WINDOW_ROWS = 1024  # sorted together: enough for neighbours of like length, few enough that epochs differ
 MIN_WINDOWS = 4  # so that small data, too, has other global batches in every epoch
 BATCHES_PER_WINDOW = 32  # of a stream under padding: global batches whose sequences are sorted by length together
 
 T = TypeVar("T")
+S = TypeVar("S", bound=HasTokens)
 
 
 def epoch_order(
@@ -57,47 +60,84 @@ def _longest_first(rows: np.ndarray, lengths: np.ndarray) -> np.ndarray:
     return rows[np.argsort(-lengths[rows], kind="stable")]
 
 
-def shuffled(items: Iterable[T], buffer_size: int, rng: np.random.Generator) -> Iterator[T]:
-    """All items of a stream, each drawn evenly from a buffer of `buffer_size` that were read and not yet given."""
-    iterator = iter(items)
-    buffer = list(islice(iterator, buffer_size))
-    if len(buffer) == buffer_size:
-        places = _places(buffer_size, rng)
-        for item in iterator:
-            place = next(places)
-            yield buffer[place]
-            buffer[place] = item
-    order = rng.permutation(len(buffer)).tolist()
-    for place in order:
-        yield buffer[place]
+class Shuffled(Generic[T]):
+    """All items of a stream, each drawn evenly from a buffer of `buffer_size` that were read and not yet given.
+
+    `held` are the items read and not given; with `state()` they are all that is needed to go on.
+    """
+
+    def __init__(self, items: Iterable[T], buffer_size: int, rng: np.random.Generator) -> None:
+        self.items, self.buffer_size, self.rng = items, buffer_size, rng
+        self.held: list[T] = []
+        self._places = Draws(rng, lambda rng: rng.integers(buffer_size, size=1024).tolist())
+        self._last: dict[str, Any] | None = None  # once the stream has ended: the generator, and items given since
+
+    def __iter__(self) -> Iterator[T]:
+        iterator = iter(self.items)
+        if self._last is None:
+            self.held += islice(iterator, self.buffer_size - len(self.held))
+            if len(self.held) == self.buffer_size:
+                for item in iterator:
+                    place = next(self._places)
+                    drawn, self.held[place] = self.held[place], item
+                    yield drawn
+            self._last = {"generator": self.rng.bit_generator.state, "num_given": 0}
+        self.rng.bit_generator.state = self._last["generator"]
+        order = self.rng.permutation(len(self.held)).tolist()
+        for place in order[self._last["num_given"] :]:
+            self._last["num_given"] += 1
+            yield self.held[place]
+
+    def state(self) -> dict[str, Any]:
+        return {"places": self._places.state(), "last": self._last and dict(self._last)}
+
+    def go_on(self, state: Mapping[str, Any], held: list[T]) -> None:
+        """Continue from a state with the items that were held then."""
+        self._places.go_on(state["places"])
+        self.held, self._last = held, state["last"] and dict(state["last"])
 
 
-def _places(size: int, rng: np.random.Generator) -> Iterator[int]:
-    """Endless random indices below `size`, drawn many at a time: a single draw costs as much as a sequence."""
-    while True:
-        yield from rng.integers(size, size=1024).tolist()
-
-
-def in_batches(rows: Iterable[Row], size: int) -> Iterator[list[Row]]:
+def in_batches(rows: Iterable[T], size: int) -> Iterator[list[T]]:
     """`size` rows at a time; the last batch may be smaller."""
     iterator = iter(rows)
     while batch := list(islice(iterator, size)):
         yield batch
 
 
-def batched_by_length(sequences: Iterable[TokenSequence], size: int, rng: np.random.Generator) -> Iterator[list[Row]]:
+class BatchesByLength(Generic[S]):
     """Batches of sequences of like length, one sequence per row, shortest first; the last batch may be smaller.
 
     The sequences of `BATCHES_PER_WINDOW` batches are sorted by length and cut; these batches come in random order.
+    `ready` are the batches of the window that were not given.
     """
-    for window in in_batches(([sequence] for sequence in sequences), BATCHES_PER_WINDOW * size):
-        num_whole = len(window) // size
-        rows = sorted(window[: num_whole * size], key=_num_tokens)
-        for batch in rng.permutation(num_whole).tolist():
-            yield rows[batch * size : (batch + 1) * size]
-        if rest := window[num_whole * size :]:
-            yield sorted(rest, key=_num_tokens)
+
+    def __init__(self, sequences: Iterable[S], size: int, rng: np.random.Generator) -> None:
+        self.sequences, self.size, self.rng = sequences, size, rng
+        self.ready: deque[list[list[S]]] = deque()
+
+    def __iter__(self) -> Iterator[list[list[S]]]:
+        windows = in_batches(([sequence] for sequence in self.sequences), BATCHES_PER_WINDOW * self.size)
+        while True:
+            while self.ready:
+                yield self.ready.popleft()
+            window = next(windows, None)
+            if window is None:
+                return
+            num_whole = len(window) // self.size
+            rows = sorted(window[: num_whole * self.size], key=_num_tokens)
+            for batch in self.rng.permutation(num_whole).tolist():
+                self.ready.append(rows[batch * self.size : (batch + 1) * self.size])
+            if rest := window[num_whole * self.size :]:
+                self.ready.append(sorted(rest, key=_num_tokens))
+
+    def state(self) -> dict[str, Any]:
+        return {"generator": self.rng.bit_generator.state}
+
+    def go_on(self, state: Mapping[str, Any], ready: Iterable[list[list[S]]]) -> None:
+        """Continue from a state with the batches that were ready then."""
+        self.rng.bit_generator.state = state["generator"]
+        self.ready.extend(ready)
 
 
-def _num_tokens(row: Row) -> int:
+def _num_tokens(row: Sequence[HasTokens]) -> int:
     return len(row[0].input_ids)

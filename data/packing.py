@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 from bisect import bisect_left, insort
+from collections import deque
 from collections.abc import Iterable, Iterator, Sequence
-from typing import Literal
+from typing import Generic, Literal, TypeVar
 
 import numpy as np
 
-from data.sequences import Row, TokenSequence
+from data.sequences import HasTokens
+
+S = TypeVar("S", bound=HasTokens)
 
 OPEN_ROWS = 64
 """Rows of a stream that wait for sequences that fit: 99.7 % full on dialogues, 98 % on uniform lengths up to a row."""
@@ -66,31 +69,67 @@ def pack_best_fit(lengths: Sequence[int] | np.ndarray, row_length: int) -> list[
     return [part.tolist() for part in np.split(sequences, np.cumsum(np.bincount(row_of))[:-1])] if num_rows else []
 
 
-def pack_stream(sequences: Iterable[TokenSequence], row_length: int, num_open_rows: int = OPEN_ROWS) -> Iterator[Row]:
-    """Put each sequence, whole, into the open row it fills best, without knowing what follows.
+class PackedStream(Generic[S]):
+    """Puts each sequence, whole, into the open row it fills best, without knowing what follows.
 
     A full row is given at once; if too many rows are open, the fullest is. When the sequences end, those of the open
     rows are packed anew, longest first. Bounded-space best fit (Csirik and Johnson, "Bounded space on-line bin
     packing", 1991).
+
+    `open_rows`, from the oldest on, and `ready`, rows to give next, are all that is needed to go on.
     """
-    rows: dict[int, Row] = {}
-    spaces: list[tuple[int, int]] = []  # (free tokens, row), sorted
-    num_rows = 0
-    for sequence in sequences:
-        length = len(sequence.input_ids)
+
+    def __init__(self, sequences: Iterable[S], row_length: int, num_open_rows: int = OPEN_ROWS) -> None:
+        self.sequences, self.row_length, self.num_open_rows = sequences, row_length, num_open_rows
+        self.ready: deque[list[S]] = deque()
+        self._rows: dict[int, list[S]] = {}  # that are open
+        self._spaces: list[tuple[int, int]] = []  # (free tokens, row), sorted
+        self._num_rows = 0
+
+    @property
+    def open_rows(self) -> list[list[S]]:
+        return list(self._rows.values())
+
+    def go_on(self, open_rows: Iterable[list[S]], ready: Iterable[list[S]]) -> None:
+        """Continue with the rows that were open and ready."""
+        self.ready.extend(ready)
+        self._rows = dict(enumerate(open_rows))
+        self._num_rows = len(self._rows)
+        self._spaces = sorted((self.row_length - _num_tokens(row), number) for number, row in self._rows.items())
+
+    def __iter__(self) -> Iterator[list[S]]:
+        yield from self._given()
+        for sequence in self.sequences:
+            self._place(sequence)
+            if self.ready:
+                yield from self._given()
+        left = [sequence for row in self._rows.values() for sequence in row]
+        self._rows = {}
+        for indices in pack_best_fit([len(sequence.input_ids) for sequence in left], self.row_length):
+            self.ready.append([left[index] for index in indices])
+        yield from self._given()
+
+    def _place(self, sequence: S) -> None:
+        rows, spaces, length = self._rows, self._spaces, len(sequence.input_ids)
         position = bisect_left(spaces, (length, 0))
         if position < len(spaces):
             free, row = spaces.pop(position)
         else:
-            if len(spaces) == num_open_rows:
-                yield rows.pop(spaces.pop(0)[1])
-            free, row, num_rows = row_length, num_rows, num_rows + 1
+            if len(spaces) == self.num_open_rows:
+                self.ready.append(rows.pop(spaces.pop(0)[1]))
+            free, row = self.row_length, self._num_rows
+            self._num_rows += 1
             rows[row] = []
         rows[row].append(sequence)
         if free == length:
-            yield rows.pop(row)
+            self.ready.append(rows.pop(row))
         else:
             insort(spaces, (free - length, row))
-    left = [sequence for row in rows.values() for sequence in row]
-    for indices in pack_best_fit([len(sequence.input_ids) for sequence in left], row_length):
-        yield [left[index] for index in indices]
+
+    def _given(self) -> Iterator[list[S]]:
+        while self.ready:
+            yield self.ready.popleft()
+
+
+def _num_tokens(row: Sequence[HasTokens]) -> int:
+    return sum(len(sequence.input_ids) for sequence in row)

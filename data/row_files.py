@@ -1,6 +1,6 @@
 """JSON, CSV and TSV files as a Hugging Face dataset of rows that are still text.
 
-The library keeps the rows once read, holds the lock of the process that reads them, and streams them by the same code.
+The library keeps the rows once read, and holds the lock of the process that reads them.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ import datasets
 import pyarrow as pa
 from datasets.fingerprint import Hasher
 
-from data import csv_files, json_files
+from data import byte_chunks, csv_files, json_files
 from data.json_files import RowText
 
 ROW, NEW_KEYS, PROBLEM = "row", "new_keys", "problem"
@@ -28,25 +28,20 @@ _SEPARATOR = "\x1f"
 _FEATURES = datasets.Features({name: datasets.Value("string") for name in (ROW, NEW_KEYS, PROBLEM)})
 
 
-def read_row_files(files: Sequence[Path], names: Sequence[str], *, streams: bool) -> Any:
+def read_row_files(files: Sequence[Path], names: Sequence[str]) -> Any:
     """Rows as text: `row` is JSON, or null and `problem` says why; `new_keys` are those that no row before had.
 
     Args:
         names: keys under which a JSON object may hold the rows of this split.
-
-    Returns:
-        A Dataset, or an IterableDataset if it `streams`.
     """
     builder = RowFiles(
-        hash=Hasher.hash([inspect.getsource(module) for module in (json_files, csv_files)]),
+        hash=Hasher.hash([inspect.getsource(module) for module in (byte_chunks, json_files, csv_files)]),
         data_files=[
             escape(str(file)) for file in files
         ],  # the library takes them for patterns, and their times for a key
         paths=tuple(map(str, files)),
         names=tuple(names),
     )
-    if streams:
-        return builder.as_streaming_dataset(split="train")
     builder.download_and_prepare()
     return builder.as_dataset(split="train")
 
@@ -100,10 +95,11 @@ def _block(rows: Iterator[RowText]) -> list[RowText]:
 def _table(rows: Sequence[RowText], seen: set[str]) -> pa.Table:
     new_keys: list[str | None] = []
     for row in rows:
-        if seen.issuperset(row.keys):
+        keys = row.value or ()
+        if seen.issuperset(keys):
             new_keys.append(None)
         else:
-            new_keys.append(_SEPARATOR.join(key for key in row.keys if key not in seen))
-            seen.update(row.keys)
+            new_keys.append(_SEPARATOR.join(key for key in keys if key not in seen))
+            seen.update(keys)
     columns = {ROW: [row.text for row in rows], NEW_KEYS: new_keys, PROBLEM: [row.problem for row in rows]}
     return pa.table(columns, schema=_FEATURES.arrow_schema)

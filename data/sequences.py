@@ -5,7 +5,7 @@ from __future__ import annotations
 import zlib
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import NamedTuple, Protocol
 
 import numpy as np
 
@@ -20,6 +20,13 @@ class TokenSequence(NamedTuple):
     input_ids: np.ndarray  # int32 [tokens]
     labels: np.ndarray  # int32 [labels], not shifted; IGNORE_INDEX where the loss mask is off
     source_row: int  # row of the data file, from 0; with several datasets see `data.mixing.global_row`
+
+
+class HasTokens(Protocol):
+    """A sequence, or what holds one."""
+
+    @property
+    def input_ids(self) -> np.ndarray: ...
 
 
 COUNT_COLUMNS = ("num_empty_answers", *MaskWay)

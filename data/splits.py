@@ -6,7 +6,6 @@ import json
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, fields, replace
 from glob import escape
-from itertools import islice
 from typing import Any
 
 import datasets
@@ -18,6 +17,7 @@ from data.data_path import ALL_KINDS, TABLES, Files, Hub, Saved, ending, locate
 from data.json_files import where_not_utf8
 from data.loss_mask import BadExample
 from data.row_files import ENDINGS, NEW_KEYS, PROBLEM, ROW, keys_of, read_row_files
+from data.row_stream import RowStream
 from data.split_names import names_of
 from utils.errors import ConfigError, in_one_line
 from utils.hub import check_on_hub
@@ -26,16 +26,19 @@ from utils.progress import shows_progress
 
 _REMEDY = "mend it, or leave such rows out with --skip_bad_rows"
 _ROWS_AT_A_TIME = 1000
-_HEAD, _HEAD_CHARACTERS = 256, 2**22  # rows of a stream that name its columns, and their size
 _READERS = {".parquet": "parquet", ".arrow": "arrow", ".txt": "text"}
 _FRACTION_SEED = 0  # fixed: another --seed must not move examples between training and validation
+
+
+Batch = Mapping[str, Sequence[Any]] | Sequence[dict[str, Any] | str]
+"""Columns; of a stream of files rows, or texts that say what is wrong with a row."""
 
 
 @dataclass(frozen=True)
 class SplitExamples:
     """The examples of a split, with the columns that a dataset function asked for, and what messages call them."""
 
-    data: Any  # datasets.Dataset or IterableDataset: columns, or rows as text
+    data: Any  # datasets.Dataset: columns, or rows as text; of a stream RowStream or datasets.IterableDataset
     flag: str  # that named the place: "--samsum_dataset.data_path"
     place: str  # file, folder, glob or name on the hub
     columns: tuple[str, ...]  # that are there; of a stream of rows as text, those of its first rows
@@ -67,20 +70,25 @@ class SplitExamples:
             later_columns=tuple(column for column in self.later_columns if column in used),
         )
 
-    def rows_of(self, batch: Mapping[str, Sequence[Any]]) -> Iterator[dict[str, Any] | UnreadableRow]:
+    def rows_of(self, batch: Batch) -> Iterator[dict[str, Any] | UnreadableRow]:
         """The examples of a batch of `data`, each with all its columns: None where a row has none."""
-        if ROW not in batch or PROBLEM not in batch:
+        if not isinstance(batch, Mapping):
+            for row in batch:
+                yield UnreadableRow(row) if isinstance(row, str) else self._columns_of(row)
+        elif ROW in batch and PROBLEM in batch:
+            for text, problem in zip(batch[ROW], batch[PROBLEM], strict=True):
+                yield UnreadableRow(problem) if text is None else self._columns_of(json.loads(text))
+        else:
             columns = [batch[name] for name in self.columns]
             for values in zip(*columns, strict=True):
                 yield dict(zip(self.columns, values, strict=True))
-            return
-        for text, problem in zip(batch[ROW], batch[PROBLEM], strict=True):
-            if text is None:
-                yield UnreadableRow(problem)
-            else:
-                row = json.loads(text)
-                example = {name: row.get(name) for name in self.columns}
-                yield example | {name: row[name] for name in self.later_columns if name in row}
+
+    def _columns_of(self, row: Mapping[str, Any]) -> dict[str, Any]:
+        example = {name: row.get(name) for name in self.columns}
+        for name in self.later_columns:
+            if name in row:
+                example[name] = row[name]
+        return example
 
     def with_text(self, example: dict[str, Any]) -> dict[str, Any]:
         """The example with text in its text columns: a number as it is written.
@@ -102,7 +110,7 @@ class SplitExamples:
         first = 0
         for batch in self.data.iter(_ROWS_AT_A_TIME):
             yield from enumerate(self.rows_of(batch), first)
-            first += len(next(iter(batch.values())))
+            first += len(next(iter(batch.values())) if isinstance(batch, Mapping) else batch)
 
     def __iter__(self) -> Iterator[dict[str, Any]]:
         """The examples.
@@ -178,9 +186,9 @@ def load_split(
         print_line(f"--{flag}.data_path: {place.note}")
     data = _read(name, place, dataset_config.train_split if takes_fraction else split, streams, reader_options)
     all_columns, row_numbers = column_names(data), None
-    if holds_text(data) and streams and not all_columns and (first := next(iter(data), None)):
-        raise ConfigError(f"--{flag}.data_path: {first[PROBLEM]}; {_REMEDY}")
-    if holds_text(data) and not streams:
+    if isinstance(data, RowStream) and not all_columns and isinstance(first := next(iter(data), None), str):
+        raise ConfigError(f"--{flag}.data_path: {first}; {_REMEDY}")
+    if holds_text(data):
         data, row_numbers = _without_problems(data, f"--{flag}.data_path", dataset_config.skip_bad_rows)
     if not streams and not len(data):
         raise ConfigError(f"{name} is empty: it holds no rows")
@@ -228,8 +236,8 @@ def _check_columns(
 
 
 def holds_text(data: Any) -> bool:
-    """Whether data has rows as text, of which a stream's may be broken."""
-    return set(data.column_names or ()) >= {ROW, PROBLEM}
+    """Whether a dataset has its rows as text."""
+    return isinstance(data, datasets.Dataset) and set(data.column_names) >= {ROW, PROBLEM}
 
 
 def _without_problems(data: Any, flag: str, skips: bool) -> tuple[Any, np.ndarray | None]:
@@ -334,17 +342,18 @@ def _read(name: str, place: Files | Saved | Hub, split: str, streams: bool, opti
             return datasets.load_dataset(place.name, place.config, split=split, streaming=streams)
         if isinstance(place, Saved):
             data = place.rows_of(split)
-            return data.to_iterable_dataset() if streams else data
-        kind = ending(files[0])
+            return RowStream(saved=data) if streams else data
+        kind, names = ending(files[0]), names_of(split, is_default=True)
+        if streams:
+            rows = RowStream(tuple(files), names, sample_by=options.get("sample_by", "line"))
+            next(iter(rows), None)  # a file that cannot be read is refused now, not in a worker
+            return rows
         if kind in ENDINGS:
-            return read_row_files(files, names_of(split, is_default=True), streams=streams)
+            return read_row_files(files, names)
         reader = _READERS[kind]
         options = options if reader == "text" else {}
         paths = [escape(str(file)) for file in files]  # the library takes them for patterns
-        data = datasets.load_dataset(reader, data_files=paths, split="train", streaming=streams, **options)
-        if streams:
-            next(iter(data), None)  # a file that cannot be read is refused now, not in a worker
-        return data
+        return datasets.load_dataset(reader, data_files=paths, split="train", **options)
     except ConfigError:
         raise
     except Exception as error:
@@ -365,16 +374,8 @@ def _read(name: str, place: Files | Saved | Hub, split: str, streams: bool, opti
 
 def column_names(data: Any) -> list[str]:
     """The columns of a dataset, or the keys of its rows; if a stream does not name them, those of its first rows."""
-    if not data.column_names:
-        return list(next(iter(data), {}))
-    if not holds_text(data):
-        return list(data.column_names)
-    if isinstance(data, datasets.IterableDataset):
-        new_keys, num_characters = [], 0
-        for row in islice(data, _HEAD):
-            new_keys.append(row[NEW_KEYS])
-            num_characters += len(row[ROW] or "")
-            if num_characters > _HEAD_CHARACTERS:
-                break
-        return keys_of(new_keys)
-    return keys_of(pc.drop_null(data.data.column(NEW_KEYS)).to_pylist())
+    if isinstance(data, RowStream):
+        return data.column_names()
+    if holds_text(data):
+        return keys_of(pc.drop_null(data.data.column(NEW_KEYS)).to_pylist())
+    return list(data.column_names or next(iter(data), {}))

@@ -6,11 +6,10 @@ seed and global batch size alone, as without streaming. Ranks of one machine sha
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, fields, replace
+from dataclasses import dataclass, field, replace
 from functools import partial
-from itertools import count, islice
+from itertools import islice
 from typing import Any
 
 import datasets
@@ -20,11 +19,9 @@ import psutil
 from data.block_share import BlockShare
 from data.dataset_functions import accepted_options  # a spawned worker finds dataset files through its import hook
 from data.encoding import ONE_TEXT, Encode
-from data.labels import IGNORE_INDEX
-from data.mixing import global_row, interleave, source_of
-from data.order import batched_by_length, in_batches, shuffled
-from data.packing import pack_stream
-from data.sequences import Row, Sequences, TokenSequence, check_token_ids
+from data.row_stream import RowPlace, RowStream
+from data.sequences import Row, Sequences, check_token_ids
+from data.stream_steps import StreamSteps
 from data.tokenized_stream import RowBatch, TokenizedStream
 from data.user_errors import RAISED, failed, file_of
 from utils.errors import ConfigError
@@ -48,6 +45,7 @@ class StreamSource:
     encode: Encode = ONE_TEXT
     share: BlockShare | None = None  # with the other processes of the machine
     kept: Any = field(default=None, repr=False)  # what the function returned, if it can be read again
+    known_identity: list[list[int]] | None = None
 
     def __getstate__(self) -> dict[str, Any]:
         """For a spawned worker: it calls the function itself, since the rows may not be picklable."""
@@ -58,10 +56,17 @@ class StreamSource:
         return f"{getattr(self.function, '__name__', 'function')}, split {self.split!r}"
 
     def blocks(self, epoch: int, size: int = BLOCK) -> Iterator[Sequences]:
-        """Blocks of checked sequences, from the first row of the data.
+        """Blocks of checked sequences, from the first row of the data (see `placed_blocks`)."""
+        return (sequences for _, sequences in self.placed_blocks(epoch, size))
+
+    def placed_blocks(
+        self, epoch: int, size: int = BLOCK, *, start: tuple[int, RowPlace] | None = None
+    ) -> Iterator[tuple[RowBatch, Sequences]]:
+        """Blocks of checked sequences, each with the rows that it was made of.
 
         Args:
             epoch: passed to `set_epoch` of the rows, if they have it, as Hugging Face datasets do.
+            start: the number and the place of a block's first row, to begin with this block.
 
         Raises:
             ConfigError: if the function fails, or returns rows that cannot be trained on.
@@ -75,27 +80,62 @@ class StreamSource:
                 yield batch
 
         try:
-            rows = self._rows(epoch)
+            rows = self._rows()
             if isinstance(rows, TokenizedStream):
-                if self.share is not None:
-                    batches = count(rows.shared().batches(size, self.max_rows))
-                    blocks = self.share.in_turn(batches, self._sequences)
-                else:
-                    blocks = map(self._sequences, count(rows.batches(size, self.max_rows)))
+                rows = rows if self.share is None else rows.shared()
+                batches = count(rows.batches(size, self.max_rows, epoch=epoch, start=start))
+                blocks = self._in_turn(batches, self._sequences)
             else:  # it tokenises while it is read
-                blocks = map(self._sequences, count(_in_batches(islice(iter(rows), self.max_rows), size)))
-            for sequences in blocks:
-                yield sequences
+                if hasattr(rows, "set_epoch"):
+                    rows.set_epoch(epoch)
+                batches = count(_in_batches(islice(iter(rows), self.max_rows), size))
+                blocks = ((batch, self._sequences(batch)) for batch in batches)
+            for batch, sequences in blocks:
+                yield batch, sequences
                 num_sequences += len(sequences)
         except ConfigError:
             raise
         except RAISED as error:  # the function's own code runs here
             raise self._failed(num_rows, error) from error
-        if not num_sequences:
+        if not num_sequences and start is None:
             raise ConfigError(
                 f"dataset ({self.name}): none of its {num_rows} rows has a label token within the context length; "
                 "check the path, the split and the labels, or raise --context_length"
             )
+
+    def picked(self, blocks: Sequence[tuple[int, RowPlace, Sequence[int]]]) -> Iterator[Sequences]:
+        """The sequences of some rows of each of these blocks.
+
+        Args:
+            blocks: of each the number of its first row, its place, and which of its rows.
+        """
+        rows = self._rows()
+        assert isinstance(rows, TokenizedStream)
+        rows = rows if self.share is None else rows.shared()
+        numbers = [first + np.array(wanted, dtype=np.int64) for first, _, wanted in blocks]
+        found = self._in_turn(rows.picked(blocks), self._sequences_of_some)
+        for number, (_, sequences) in zip(numbers, found, strict=True):
+            yield replace(sequences, source_rows=number[sequences.source_rows])
+
+    @property
+    def places(self) -> RowStream | None:
+        """Its rows, if they can be read from any place on."""
+        rows = self._rows()
+        return rows.places if isinstance(rows, TokenizedStream) else None
+
+    def identity(self) -> list[list[int]]:
+        """What tells its files from others; read once."""
+        if self.known_identity is None:
+            places = self.places
+            self.known_identity = [] if places is None else places.identity()
+        return self.known_identity
+
+    def _in_turn(
+        self, batches: Iterator[RowBatch], work: Callable[[RowBatch], Sequences]
+    ) -> Iterator[tuple[RowBatch, Sequences]]:
+        if self.share is not None:
+            return self.share.in_turn(batches, work)
+        return ((batch, work(batch)) for batch in batches)
 
     def _sequences(self, batch: RowBatch) -> Sequences:
         try:
@@ -107,10 +147,14 @@ class StreamSource:
         check_token_ids(sequences, self.vocab_size, self.name)
         return sequences
 
+    def _sequences_of_some(self, batch: RowBatch) -> Sequences:
+        """The rows of the sequences count from 0, as they come."""
+        return self._sequences(batch._replace(first_row=0))
+
     def _failed(self, row: int, error: BaseException) -> ConfigError:
         return failed(f"dataset ({self.name}), after row {row}", error, file_of(self.function))
 
-    def _rows(self, epoch: int) -> Iterable[Mapping[str, Any]]:
+    def _rows(self) -> Iterable[Mapping[str, Any]]:
         rows = self.kept
         if rows is None:
             options = accepted_options(self.function, encode=self.encode)
@@ -120,8 +164,6 @@ class StreamSource:
                 raise ConfigError(f"dataset ({self.name}): the function returned {what}; return an iterable of rows")
             if not isinstance(rows, Iterator):  # a generator can be read once; the function makes another
                 self.kept = rows
-        if hasattr(rows, "set_epoch"):
-            rows.set_epoch(epoch)
         return rows
 
 
@@ -130,41 +172,6 @@ def _in_batches(rows: Iterator[Mapping[str, Any]], size: int) -> Iterator[RowBat
     while block := list(islice(rows, size)):
         yield RowBatch(first, len(block), partial(list, block))
         first += len(block)
-
-
-class PassCounts:
-    """Counts of what a pass over the stream has given so far."""
-
-    def __init__(self, datasets: tuple[str, ...]) -> None:
-        self.datasets = datasets
-        self.num_samples: Counter[int] = Counter()  # trained on, by dataset
-        self.num_rows = self.num_tokens = self.num_label_tokens = 0
-        self.checks: Counter[str] = Counter()  # sequences that were cut or left out
-
-    def add_checks(self, sequences: Sequences) -> None:
-        names = [field.name for field in fields(sequences) if field.name.startswith("num_")]
-        self.checks.update({name: getattr(sequences, name) for name in names})
-
-    def add_rows(self, rows: list[Row]) -> None:
-        self.num_rows += len(rows)
-        for row in rows:
-            for sequence in row:
-                self.num_samples[source_of(sequence.source_row)] += 1
-                self.num_tokens += len(sequence.input_ids)
-                self.num_label_tokens += int(np.count_nonzero(sequence.labels != IGNORE_INDEX))
-
-    def describe(self, row_length: int | None) -> str:
-        """Samples, by dataset if there are several; tokens; rows and how full they are; what was cut or left out."""
-        total = sum(self.num_samples.values())
-        parts = [f"{total:,} samples"]
-        if len(self.datasets) > 1:
-            shares = [f"{name} {self.num_samples[i]:,}" for i, name in enumerate(self.datasets)]
-            parts[0] += f" ({', '.join(shares)})"
-        parts.append(f"{self.num_tokens:,} tokens, {self.num_label_tokens:,} of them label tokens")
-        fill = f", {100 * self.num_tokens / (self.num_rows * row_length):.1f} % full" if row_length else ""
-        parts.append(f"{self.num_rows:,} rows{fill}")
-        parts += [f"{name.removeprefix('num_').replace('_', ' ')} {n:,}" for name, n in self.checks.items() if n]
-        return "; ".join(parts)
 
 
 @dataclass(frozen=True)
@@ -223,42 +230,5 @@ class Stream:
         return lines
 
     def steps(self, global_batch_size: int) -> Iterator[tuple[list[Row], tuple[str, ...]]]:
-        """The rows of each optimizer step, and the lines to print before it.
-
-        The last batch of a pass over the data may be smaller, as in an epoch.
-        """
-        row_length = self.context_length if self.packing else None
-        lines: list[str] = []
-        step = 0
-        for number in count():
-            counts = PassCounts(tuple(source.dataset for source in self.sources))
-            for rows in self._pass(number, global_batch_size, counts):
-                step += 1
-                counts.add_rows(rows)
-                if step == self.num_steps:
-                    lines.append(f"stream: in pass {number + 1} at the end: {counts.describe(row_length)}")
-                yield rows, tuple(lines)
-                lines = []
-                if step == self.num_steps:
-                    return
-            lines.append(f"stream: pass {number + 1} ended at step {step}: {counts.describe(row_length)}")
-
-    def _pass(self, number: int, global_batch_size: int, counts: PassCounts) -> Iterator[list[Row]]:
-        """Global batches of one pass over the data."""
-        mixing, shuffling, batching = (np.random.default_rng([self.seed, number, use]) for use in range(3))
-        sources = [partial(self._sequences, index, number, counts) for index in range(len(self.sources))]
-        sequences = shuffled(interleave(sources, self.weights, mixing), self.shuffle_buffer_size, shuffling)
-        if self.packing:
-            return in_batches(pack_stream(sequences, self.context_length), global_batch_size)
-        return batched_by_length(sequences, global_batch_size, batching)
-
-    def _sequences(self, index: int, number: int, counts: PassCounts, num_starts: int) -> Iterator[TokenSequence]:
-        for block in self.sources[index].blocks(number + num_starts):
-            for sequence in block:
-                # Copies: a slice of the block's arrays would keep the whole block alive while it waits in the buffer.
-                yield sequence._replace(
-                    input_ids=sequence.input_ids.copy(),
-                    labels=sequence.labels.copy(),
-                    source_row=global_row(index, sequence.source_row),
-                )
-            counts.add_checks(block)
+        """The rows of each optimizer step, and the lines to print before it; see `data.stream_steps`."""
+        return iter(StreamSteps(self, global_batch_size))

@@ -35,8 +35,9 @@ from data import (
 )
 from data.encoding import ONE_TEXT, Encode
 from data.loss_mask import BadExample, ChatSamples, MaskWay, TextSpan, without_empty_answers
+from data.row_stream import RowStream
 from data.sequences import COUNT_COLUMNS
-from data.splits import SplitExamples
+from data.splits import Batch, SplitExamples
 from data.tokenized_stream import TokenizedStream
 from utils.errors import ConfigError, in_one_line
 from utils.printing import print_line
@@ -87,9 +88,9 @@ def tokenize_split(
         )
     tokenize = _Tokenize(replace(examples, data=None), to_spans, tokenizer, encode, by_template)
     examples.say_unread()
-    options: dict[str, Any] = {"batched": True, "with_indices": True, "remove_columns": examples.data.column_names}
-    if isinstance(examples.data, datasets.IterableDataset):
+    if isinstance(examples.data, datasets.IterableDataset | RowStream):
         return TokenizedStream(examples.data, tokenize, STREAM_BATCH_SIZE)
+    options: dict[str, Any] = {"batched": True, "with_indices": True, "remove_columns": examples.data.column_names}
     cache_key = _cache_key(examples, tokenizer, to_spans, [encode, by_template])
     int32_lists = datasets.List(datasets.Value("int32"))
     counts = dict.fromkeys(COUNT_COLUMNS, datasets.Value("int32"))
@@ -124,7 +125,7 @@ class _Tokenize:
     by_template: bool
     speaks: bool = False  # also if other processes show progress: of a stream that they share
 
-    def __call__(self, batch: Mapping[str, Sequence[Any]], indices: Sequence[int]) -> dict[str, list[Any]]:
+    def __call__(self, batch: Batch, indices: Sequence[int]) -> dict[str, list[Any]]:
         examples = list(self._spans(batch, indices))
         return self._conversations(examples) if self.by_template else self._texts(examples)
 
@@ -165,7 +166,7 @@ class _Tokenize:
     def _counts(num_empty_answers: list[int], ways: Sequence[MaskWay | None]) -> dict[str, list[int]]:
         return {"num_empty_answers": num_empty_answers} | {way: [int(way == used) for used in ways] for way in MaskWay}
 
-    def _spans(self, batch: Mapping[str, Sequence[Any]], indices: Sequence[int]) -> Iterator[Any]:
+    def _spans(self, batch: Batch, indices: Sequence[int]) -> Iterator[Any]:
         """The text of each example; None for one that is left out."""
         refusals = []
         for index, example in zip(indices, self.examples.rows_of(batch), strict=True):

@@ -12,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from data.causal_sequences import build_sequences
-from data.mixing import describe_row, global_row, interleave, join_sequences, mix, mixed_indices, source_of
+from data.mixing import Interleaved, describe_row, global_row, join_sequences, mix, mixed_indices, source_of
 from data.sequences import Sequences
 from utils.errors import ConfigError
 
@@ -110,7 +110,7 @@ def drawn(sizes: list[int], weights: list[float], seed: int) -> list[tuple[int, 
 
         return items
 
-    return list(interleave([source(*pair) for pair in enumerate(sizes)], weights, np.random.default_rng(seed)))
+    return list(Interleaved([source(*pair) for pair in enumerate(sizes)], weights, np.random.default_rng(seed)))
 
 
 @given(sizes=st.lists(st.integers(1, 60), min_size=1, max_size=4), seed=st.integers(0, 9))

@@ -19,8 +19,8 @@ from hypothesis import strategies as st
 from data.batch_layout import BatchLayout
 from data.causal_sequences import build_sequences
 from data.mixing import source_of
-from data.order import batched_by_length, shuffled
-from data.packing import pack_stream
+from data.order import BatchesByLength, Shuffled
+from data.packing import PackedStream
 from data.sequences import Row, TokenSequence, checksum
 from data.stream_loader import StreamLoader
 from data.streaming import Stream, StreamSource
@@ -237,13 +237,13 @@ def samsum_like(num_documents: int, longest: int) -> list[Any]:
 
 def test_packing_on_the_fly_fills_rows() -> None:
     sequences = samsum_like(20_000, 2048)
-    rows = list(pack_stream(sequences, 2048))
+    rows = list(PackedStream(sequences, 2048))
     assert sum(len(sequence.input_ids) for sequence in sequences) / (2048 * len(rows)) > 0.99
 
 
 @pytest.mark.parametrize("global_batch_size", [8, 64])
 def test_batches_of_like_lengths_have_little_padding(global_batch_size: int) -> None:
-    batches = batched_by_length(samsum_like(20_000, 2048), global_batch_size, np.random.default_rng(0))
+    batches = BatchesByLength(samsum_like(20_000, 2048), global_batch_size, np.random.default_rng(0))
     tokens = padded = 0
     for batch in batches:
         for start in range(0, len(batch), 4):
@@ -256,7 +256,7 @@ def test_a_buffer_moves_items_far_and_holds_no_more_than_it_may() -> None:
     read: list[int] = []
     ahead = []
     order = []
-    for item in shuffled((read.append(i) or i for i in range(5000)), 500, np.random.default_rng(0)):
+    for item in Shuffled((read.append(i) or i for i in range(5000)), 500, np.random.default_rng(0)):
         order.append(item)
         ahead.append(len(read) - len(order))
     assert sorted(order) == list(range(5000))
@@ -273,7 +273,7 @@ def test_no_more_rows_are_open_than_may_be() -> None:
             given_documents += 1
             yield sequence
 
-    for row in pack_stream(sequences(), CONTEXT, num_open_rows=5):
+    for row in PackedStream(sequences(), CONTEXT, num_open_rows=5):
         given_documents -= len(row)
         waiting = max(waiting, given_documents)
     assert waiting <= 6
