@@ -55,22 +55,24 @@ class StreamSource:
     def name(self) -> str:
         return f"{getattr(self.function, '__name__', 'function')}, split {self.split!r}"
 
-    def blocks(self, epoch: int, size: int = BLOCK) -> Iterator[Sequences]:
+    def blocks(self, epoch: int, size: int | None = None) -> Iterator[Sequences]:
         """Blocks of checked sequences, from the first row of the data (see `placed_blocks`)."""
         return (sequences for _, sequences in self.placed_blocks(epoch, size))
 
     def placed_blocks(
-        self, epoch: int, size: int = BLOCK, *, start: tuple[int, RowPlace] | None = None
+        self, epoch: int, size: int | None = None, *, start: tuple[int, RowPlace] | None = None
     ) -> Iterator[tuple[RowBatch, Sequences]]:
         """Blocks of checked sequences, each with the rows that it was made of.
 
         Args:
             epoch: passed to `set_epoch` of the rows, if they have it, as Hugging Face datasets do.
+            size: rows of a block; unset: `BLOCK`.
             start: the number and the place of a block's first row, to begin with this block.
 
         Raises:
             ConfigError: if the function fails, or returns rows that cannot be trained on.
         """
+        size = size or BLOCK
         num_rows = num_sequences = 0
 
         def count(batches: Iterator[RowBatch]) -> Iterator[RowBatch]:

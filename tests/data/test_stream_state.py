@@ -191,7 +191,7 @@ def test_what_lies_before_is_not_read(tiny_model: Path, tmp_path: Path, monkeypa
     num_waiting = len(named["held"]) + sum(map(len, named["rows"]["open_rows"]))
     assert num_made <= num_waiting + 6 * 16, "what waited, and the blocks of one step"
     assert num_made < 400
-    assert min(positions) > data.stat().st_size / 3
+    assert 700 * len(set(positions)) < data.stat().st_size / 4
 
 
 def test_a_state_belongs_to_the_step_that_was_given_though_a_process_reads_ahead(
