@@ -301,7 +301,9 @@ class TrainConfig:
         is_path=True,
     )
     dist_checkpoint_folder: str = setting(
-        "fine-tuned", "subfolder of dist_checkpoint_root_folder for this run", is_path=True
+        "fine-tuned",
+        "subfolder of dist_checkpoint_root_folder for this run; the model's name is added: fine-tuned-MODEL",
+        is_path=True,
     )
     save_optimizer: bool = setting(
         False, "save the optimizer states with the copy of the final model (checkpoints always hold them)"

@@ -42,9 +42,13 @@ def _names(first: Path) -> Iterator[Path]:
     yield from (first.with_name(f"{first.name}-{number}") for number in count(2))
 
 
+def model_title(train: TrainConfig) -> str:
+    """The last part of the model's folder or hub name."""
+    return os.fsencode(Path(train.model_name.rstrip("/")).name)[:_NAME_BYTES].decode(errors="ignore")
+
+
 def _model_and_dataset(train: TrainConfig) -> str:
-    model = Path(train.model_name.rstrip("/")).name
-    name = f"{model}-{'-'.join(name.removesuffix('_dataset') for name in train.datasets)}"
+    name = f"{model_title(train)}-{'-'.join(name.removesuffix('_dataset') for name in train.datasets)}"
     return os.fsencode(name)[:_NAME_BYTES].decode(errors="ignore")
 
 

@@ -13,7 +13,7 @@ from typing import Any
 
 from configs.run import RunConfig
 from configs.training import TrainConfig
-from reporting.default_folders import make_default_folder, outputs
+from reporting.default_folders import make_default_folder, model_title, outputs
 from reporting.run_lock import RunLock, find_dead
 from reporting.run_yaml import NAME, is_damaged, is_of_a_run, read_run_yaml, write_run_yaml
 from reporting.trackers import WANDB_RUN
@@ -158,9 +158,9 @@ def planned_folder(train: TrainConfig, env: Environment) -> Path:
 
 
 def checkpoint_root(train: TrainConfig, folder: Path) -> Path:
-    """Where a run with this folder has its checkpoints."""
+    """Where a run with this folder has its checkpoints. Elsewhere with the model's name, as llama-recipes does."""
     if train.dist_checkpoint_root_folder:
-        return Path(train.dist_checkpoint_root_folder) / train.dist_checkpoint_folder
+        return Path(train.dist_checkpoint_root_folder, f"{train.dist_checkpoint_folder}-{model_title(train)}")
     return folder / CHECKPOINTS
 
 

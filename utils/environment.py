@@ -157,12 +157,39 @@ def _torchrun() -> str | None:
 
 
 def launch_command(env: Environment, script: str, flags: Sequence[str]) -> str:
-    """The command that started this run, as far as the environment tells."""
-    launcher = [] if env.launched else ["python"]
-    if "TORCHELASTIC_RUN_ID" in os.environ:
-        nodes = str(env.world_size // env.local_world_size)
-        launcher = ["torchrun", "--nnodes", nodes, "--nproc_per_node", str(env.local_world_size)]
+    """The command that started this run: the launcher's own, with all its options, where it can be read."""
+    launcher = ["python"]
+    if env.launched:
+        launcher = _words_of_launcher(flags) or _like_torchrun(env)
     return shlex.join([*launcher, script, *flags])
+
+
+def _words_of_launcher(flags: Sequence[str]) -> list[str]:
+    """What stands before the script on the launcher's command line; empty if it cannot be read.
+
+    torchrun takes options from variables, too.
+    """
+    options = [f"{name}={value}" for name, value in sorted(os.environ.items()) if name.startswith("PET_")]
+    own = [Path(sys.argv[0]).name, *flags]
+    with contextlib.suppress(psutil.Error):
+        for process in psutil.Process().parents():
+            words = process.cmdline()
+            words, rest = words[: -len(own)], words[-len(own) :]
+            if not words or [Path(rest[0]).name, *rest[1:]] != own:
+                continue
+            if Path(words[0]).name.startswith("python"):
+                is_script = len(words) > 1 and not words[1].startswith("-")
+                words = [Path(words[1]).name, *words[2:]] if is_script else ["python", *words[1:]]
+            return [*(["env", *options] if options else []), *words]
+    return []
+
+
+def _like_torchrun(env: Environment) -> list[str]:
+    """As far as the variables of each process tell."""
+    if "TORCHELASTIC_RUN_ID" not in os.environ:
+        return []
+    nodes = str(env.world_size // env.local_world_size)
+    return ["torchrun", "--nnodes", nodes, "--nproc_per_node", str(env.local_world_size)]
 
 
 def launcher_notes(env: Environment) -> list[str]:

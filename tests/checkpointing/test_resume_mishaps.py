@@ -52,7 +52,7 @@ def test_a_copy_that_cannot_be_written_is_said_on_every_rank_and_written_after_r
     tiny_model: Path, process_group: ProcessGroup, tmp_path: Path
 ) -> None:
     """Another program has put a file there since the run began. What an earlier copy left is deleted."""
-    run, copy = tmp_path / "run", tmp_path / "copies/fine-tuned"
+    run, copy = tmp_path / "run", tmp_path / "copies/fine-tuned-tiny"
     dataset = tmp_path / "dataset.py"
     dataset.write_text(IN_THE_WAY.format(run=str(run), file=str(copy / "huggingface")))
     given = [*PLAIN, "--dist_checkpoint_root_folder", str(tmp_path / "copies"), "--max_train_step", "3"]

@@ -40,10 +40,10 @@ def test_a_run_whose_checkpoints_go_elsewhere_from_now_on_goes_on_from_those_it_
         flags_of(tiny_model, run, *PLAIN, *elsewhere, "--max_train_step", "6", "--resume", "auto"), 1
     )[0]
     assert f"resume: from {run}/checkpoints/step-00000003" in moved.stdout
-    assert [folder.name for folder in checkpoints(tmp_path / "elsewhere/fine-tuned")] == ["step-00000006"]
+    assert [folder.name for folder in checkpoints(tmp_path / "elsewhere/fine-tuned-tiny")] == ["step-00000006"]
     shutil.rmtree(run / "checkpoints")
     back = process_group.train(flags_of(tiny_model, run, *PLAIN, "--resume", "auto"), 1)[0]
-    assert f"resume: from {tmp_path}/elsewhere/fine-tuned/step-00000006" in back.stdout
+    assert f"resume: from {tmp_path}/elsewhere/fine-tuned-tiny/step-00000006" in back.stdout
     assert_bit_equal(run, whole)
 
 

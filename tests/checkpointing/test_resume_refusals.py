@@ -254,10 +254,12 @@ def test_a_path_that_holds_no_checkpoint_is_refused(
 def test_a_copy_without_the_optimizer_is_refused(tiny_model: Path, process_group: ProcessGroup, tmp_path: Path) -> None:
     copy = ["--dist_checkpoint_root_folder", str(tmp_path), "--dist_checkpoint_folder", "copy"]
     process_group.train(flags_of(tiny_model, tmp_path / "run", *PLAIN, *copy), 1)
-    outcome = process_group.run(flags_of(tiny_model, tmp_path / "b", *PLAIN, "--resume", str(tmp_path / "copy")), 1)[0]
+    outcome = process_group.run(
+        flags_of(tiny_model, tmp_path / "b", *PLAIN, "--resume", str(tmp_path / "copy-tiny")), 1
+    )[0]
     assert outcome.status == 0, "its step checkpoints hold the optimizer"
     (tmp_path / "alone").mkdir()
-    for file in (tmp_path / "copy").iterdir():
+    for file in (tmp_path / "copy-tiny").iterdir():
         if not file.name.startswith("step-"):
             (shutil.copytree if file.is_dir() else shutil.copy)(file, tmp_path / "alone" / file.name)
     outcome = process_group.run(flags_of(tiny_model, tmp_path / "c", *PLAIN, "--resume", str(tmp_path / "alone")), 1)[0]

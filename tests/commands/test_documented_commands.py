@@ -198,7 +198,7 @@ def test_full_fine_tuning_over_eight_ranks_writes_a_sharded_copy(
     assert re.fullmatch(r"tiny-samsum-[0-9]{8}-[0-9]{6}", folder.name)
     assert_run_folder_keeps_its_contract(folder, world_size=8, num_samples=(NUM_TRAIN, NUM_EVAL))
     assert_model_loads(folder / "model", tiny_model, dtype=torch.bfloat16)
-    copy = read_sharded_copy(tmp_path / "model_checkpoints/fine-tuned", tmp_path / "copy.pt", world_size=8)
+    copy = read_sharded_copy(tmp_path / "model_checkpoints/fine-tuned-tiny", tmp_path / "copy.pt", world_size=8)
     saved = load_file(folder / "model/model.safetensors")
     assert set(saved) <= set(copy)
     assert all(copy[name].shape == tensor.shape for name, tensor in saved.items())
@@ -215,7 +215,7 @@ def test_lora_on_a_named_dataset_writes_adapter_and_sharded_copy(
     run_documented(line, tiny_model, few_samples, tmp_path / "run", nproc=4, cwd=tmp_path)
     assert_run_folder_keeps_its_contract(tmp_path / "run", world_size=4, num_samples=(NUM_TRAIN, NUM_EVAL))
     assert_adapter_loads(tmp_path / "run/adapter", tiny_model)
-    copy = read_sharded_copy(tmp_path / "model_checkpoints/fine-tuned", tmp_path / "copy.pt", world_size=4)
+    copy = read_sharded_copy(tmp_path / "model_checkpoints/fine-tuned-tiny", tmp_path / "copy.pt", world_size=4)
     saved = load_file(tmp_path / "run/adapter/adapter_model.safetensors")
     assert len(copy) == len(saved), "the copy of an adapter holds the adapter alone"
     assert all("lora_" in name for name in copy)

@@ -59,7 +59,7 @@ def load(folder: Path) -> Any:
 def sharded_weights(run: Path, like: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
     """The trained weights as the ranks held them: read from the shards they wrote, by the names of the modules."""
     state: dict[str, Any] = {"model": {key: torch.full_like(tensor, torch.nan) for key, tensor in like.items()}}
-    dcp.load(state, checkpoint_id=run.parent / "copy")
+    dcp.load(state, checkpoint_id=next(run.parent.glob("copy-*")))
     return state["model"]
 
 

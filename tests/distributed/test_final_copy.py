@@ -40,7 +40,7 @@ def keys(copy: Path) -> set[str]:
 def test_a_plain_model_in_one_process_loads_the_copy(
     layout: str, tie: str, models: dict[str, Path], process_group: ProcessGroup, tmp_path: Path
 ) -> None:
-    copy = train(process_group, layout, models[tie], tmp_path) / "fine-tuned"
+    copy = train(process_group, layout, models[tie], tmp_path) / f"fine-tuned-{models[tie].name}"
     assert (copy / "COMPLETE").exists()
     model = AutoModelForCausalLM.from_pretrained(models[tie], dtype=torch.float32)
     state: dict[str, Any] = {"model": model.state_dict()}
@@ -59,15 +59,15 @@ def test_save_optimizer_adds_the_optimizers_state(
     copies = train(
         process_group, layout, tiny_model, tmp_path, "--save_optimizer", "--dist_checkpoint_folder", "with/optimizer"
     )
-    assert (copies / "with/optimizer/COMPLETE").exists()
-    metadata = FileSystemReader(copies / "with/optimizer").read_metadata().state_dict_metadata
+    assert (copies / "with/optimizer-tiny/COMPLETE").exists()
+    metadata = FileSystemReader(copies / "with/optimizer-tiny").read_metadata().state_dict_metadata
     parameters = dict(AutoModelForCausalLM.from_pretrained(tiny_model).named_parameters())
     for name, parameter in parameters.items():
         for average in ("exp_avg", "exp_avg_sq"):
             assert metadata[f"optimizer.state.{name}.{average}"].size == parameter.shape
     name = "model.layers.0.mlp.up_proj.weight"
     state = {"optimizer": {"state": {name: {"exp_avg_sq": torch.zeros_like(parameters[name])}}}}
-    dcp.load(state, checkpoint_id=copies / "with/optimizer")
+    dcp.load(state, checkpoint_id=copies / "with/optimizer-tiny")
     average = state["optimizer"]["state"][name]["exp_avg_sq"]
     assert (average >= 0).all()
     assert average.max() > 0
@@ -80,7 +80,7 @@ def test_optimizer_states_of_every_layout_are_the_same(
     for layout in LAYOUTS:
         copies = train(process_group, layout, tiny_model, tmp_path / layout, "--save_optimizer")
         state: dict[str, Any] = {"optimizer": {"state": {name: {"exp_avg": torch.zeros(32, 32)}}}}
-        dcp.load(state, checkpoint_id=copies / "fine-tuned")
+        dcp.load(state, checkpoint_id=copies / "fine-tuned-tiny")
         found.append(state["optimizer"]["state"][name]["exp_avg"])
     assert found[0].abs().max() > 0
     assert torch.allclose(found[1], found[0], atol=1e-6)
@@ -96,7 +96,7 @@ def models(tiny_model: Path, tied_model: Path) -> dict[str, Path]:
 def test_of_an_adapter_the_copy_holds_the_adapter_alone(
     layout: str, tie: str, models: dict[str, Path], process_group: ProcessGroup, tmp_path: Path
 ) -> None:
-    copy = train(process_group, layout, models[tie], tmp_path, *LORA) / "fine-tuned"
+    copy = train(process_group, layout, models[tie], tmp_path, *LORA) / f"fine-tuned-{models[tie].name}"
     assert (copy / "COMPLETE").exists()
     saved = keys(copy)
     assert len(saved) == 2 * 2 * 2
@@ -116,7 +116,7 @@ def test_an_earlier_copy_in_the_folder_is_replaced(
 ) -> None:
     """From two ranks to one: what the second rank wrote before must not be read again."""
     train(process_group, "FULL_SHARD", tiny_model, tmp_path, lr="1e-4")
-    copy = train(process_group, "SINGLE", tiny_model, tmp_path, "--overwrite") / "fine-tuned"
+    copy = train(process_group, "SINGLE", tiny_model, tmp_path, "--overwrite") / "fine-tuned-tiny"
     state: dict[str, Any] = {"model": AutoModelForCausalLM.from_pretrained(tiny_model).state_dict()}
     dcp.load(state, checkpoint_id=copy)
     wanted = AutoModelForCausalLM.from_pretrained(tmp_path / "run/model").state_dict()
@@ -125,5 +125,5 @@ def test_an_earlier_copy_in_the_folder_is_replaced(
 
 
 def test_without_save_model_there_is_no_copy(tiny_model: Path, process_group: ProcessGroup, tmp_path: Path) -> None:
-    copy = train(process_group, "SINGLE", tiny_model, tmp_path, "--save_model", "False") / "fine-tuned"
+    copy = train(process_group, "SINGLE", tiny_model, tmp_path, "--save_model", "False") / "fine-tuned-tiny"
     assert sorted(path.name for path in copy.iterdir()) == ["latest", "step-00000004"]

@@ -152,7 +152,7 @@ def test_a_checkpoint_passes_through_another_layout_unchanged(
         *OPTIMIZERS[name],
     ]
     process_group.train([*flags, *layout, *copies], ranks)
-    found, wanted = stored(tmp_path / "fine-tuned"), stored(checkpoint)
+    found, wanted = stored(tmp_path / f"fine-tuned-{wide_model.name}"), stored(checkpoint)
     assert found.keys() == wanted.keys()
     for key, value in wanted.items():
         assert torch.equal(found[key], value), key

@@ -156,7 +156,7 @@ def run(tiny_model: Path, process_group: ProcessGroup, tmp_path_factory: pytest.
 
 def stored_dtypes(run: Path) -> dict[str, torch.dtype]:
     """Trained weights and their optimizer states, as the sharded copy holds them."""
-    metadata = FileSystemReader(run.parent / "sharded").read_metadata().state_dict_metadata
+    metadata = FileSystemReader(run.parent / "sharded-tiny").read_metadata().state_dict_metadata
     return {key: value.properties.dtype for key, value in metadata.items() if hasattr(value, "properties")}
 
 

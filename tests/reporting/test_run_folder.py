@@ -167,7 +167,7 @@ def test_a_run_that_auto_begins_afresh_keeps_the_weights_until_it_has_new_ones(t
 
 
 def test_files_of_others_stay_beside_the_checkpoints(tmp_path: Path) -> None:
-    root = tmp_path / "shared/llama"
+    root = tmp_path / "shared/llama-model"
     given = ["--dist_checkpoint_root_folder", str(root.parent), "--dist_checkpoint_folder", "llama"]
     kept = [
         write(root / name) for name in ("step-1000/weights", "step-by-step/notes.md", "step-1.incomplete/x", "best.md")
@@ -204,7 +204,7 @@ def test_files_of_others_stay_beside_the_checkpoints(tmp_path: Path) -> None:
 def test_what_a_run_would_replace_among_the_checkpoints_is_refused(
     name: str, text: str, way: str, tmp_path: Path
 ) -> None:
-    root = tmp_path / "shared/llama"
+    root = tmp_path / "shared/llama-model"
     write(root / name, text)
     given = ["--dist_checkpoint_root_folder", str(root.parent), "--dist_checkpoint_folder", "llama"]
     line = refusal(tmp_path / "run", *given, *WAYS[way], around=tmp_path)
@@ -318,9 +318,9 @@ def test_a_run_within_what_another_run_writes_is_refused(tmp_path: Path) -> None
     line = refusal(run / "model/second", around=tmp_path)
     assert f"--output_dir: {run}/model/second lies in {run}/model, which is the run's in {run}" in line
     elsewhere = ["--dist_checkpoint_root_folder", str(run), "--dist_checkpoint_folder"]
-    assert "--dist_checkpoint_folder: " in refusal(tmp_path / "new", *elsewhere, "checkpoints", around=tmp_path)
-    assert "--dist_checkpoint_folder: " in refusal(run, *elsewhere, "model", "--overwrite", around=tmp_path)
-    begin(run, *elsewhere, "checkpoints", "--overwrite")
+    assert "--dist_checkpoint_folder: " in refusal(tmp_path / "new", *elsewhere, "checkpoints/x", around=tmp_path)
+    assert "--dist_checkpoint_folder: " in refusal(run, *elsewhere, "model/x", "--overwrite", around=tmp_path)
+    begin(run, *elsewhere, "checkpoints/x", "--overwrite")
     begin(run / "sweep/second")
 
 
@@ -380,7 +380,7 @@ def test_a_recipe_that_changes_the_working_directory_moves_nothing(
     places = sorted(path.name for path in tmp_path.iterdir())
     assert places == sorted(["copies", "model", "rows", "traces", run.parent.name])
     assert sorted(path.name for path in run.iterdir()) == ["metrics.jsonl", "model", "run.yaml"]
-    assert (tmp_path / "copies/fine-tuned/COMPLETE").exists()
+    assert (tmp_path / "copies/fine-tuned-model/COMPLETE").exists()
     if not output_is_given:
         return
     notes = read_run_yaml(run)

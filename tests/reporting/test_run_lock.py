@@ -351,11 +351,11 @@ def test_a_run_is_refused_a_folder_in_use_and_writes_nothing(given: tuple[str, .
 
 
 def test_a_run_is_refused_a_checkpoint_folder_in_use(bench: Bench, hold: Hold) -> None:
-    holder = hold(bench.folder / "elsewhere/fine-tuned")
+    holder = hold(bench.folder / "elsewhere/fine-tuned-tiny")
     assert said(holder) == "held"
     os.kill(holder.pid, 19)
     line = bench.refused("--dist_checkpoint_root_folder", str(bench.folder / "elsewhere"))
-    assert f"--dist_checkpoint_folder: {bench.folder / 'elsewhere/fine-tuned'} is in use by a run on " in line
+    assert f"--dist_checkpoint_folder: {bench.folder / 'elsewhere/fine-tuned-tiny'} is in use by a run on " in line
 
 
 def test_a_run_holds_its_folder_and_gives_it_back_when_it_ends(bench: Bench, hold: Hold) -> None:

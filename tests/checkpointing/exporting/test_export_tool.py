@@ -222,7 +222,9 @@ def test_the_copy_that_a_run_leaves_is_the_model_that_it_saved(
     flags += ["--batch_size_training", "1", "--global_batch_size", "4"]
     flags += ["--dist_checkpoint_root_folder", str(tmp_path / "copies")]
     process_group.train(flags, ranks)
-    folder = export(tmp_path / "copies/fine-tuned", tmp_path / "out", "--base", str(models[tie]), "--verify")
+    folder = export(
+        tmp_path / f"copies/fine-tuned-{models[tie].name}", tmp_path / "out", "--base", str(models[tie]), "--verify"
+    )
     found, wanted = (load_file(f / "model.safetensors") for f in (folder, tmp_path / "run/model"))
     assert found.keys() == wanted.keys()
     assert all(torch.equal(found[name], wanted[name]) for name in wanted)
