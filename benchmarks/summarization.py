@@ -1,10 +1,10 @@
 """Summarisation by an encoder-decoder: finetuning.py beside transformers' Seq2SeqTrainer, on the same rows.
 
-    python -m benchmarks.summarization --nproc 4
+    python -m benchmarks.summarization --nproc 4 --rows Trainer ours ours-4
 
 The shape is bart-large-cnn's with random weights; the rows are as long as SAMSum's (1,024 tokens of source and 128 of
 target at most). Each row of the table is one run, and they follow one another in one call. Step seconds are the median
-after warm-up; a whole epoch of SAMSum's 14,732 rows is figured from them.
+after warm-up; an epoch's minutes over SAMSum's 14,732 rows are figured from them.
 """
 
 from __future__ import annotations
@@ -16,6 +16,7 @@ import statistics
 import subprocess
 import sys
 import tempfile
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -35,6 +36,27 @@ SHAPES: dict[str, dict[str, Any]] = {
     # bart-large-cnn (Lewis et al., 2020), from its published config.json
     "bart-large": {"d_model": 1024, "layers": 12, "heads": 16, "ffn": 4096, "vocab_size": 50264},
 }
+
+
+@dataclass(frozen=True)
+class Row:
+    """One run: a global batch of 16 rows per rank, cut into micro-batches."""
+
+    name: str
+    micro_batch: int
+    accumulation: int
+    flags: tuple[str, ...] = ()
+
+
+ROWS = [
+    Row("Trainer", 1, 16),
+    Row("ours", 1, 16),
+    Row("ours-4", 4, 4),
+    Row("Trainer-4", 4, 4),
+    Row("ours-FULL_SHARD", 1, 16, ("--enable_fsdp",)),
+    Row("ours-compiled", 1, 16, ("--compile",)),
+    Row("Trainer-compiled", 1, 16, ("--compile",)),
+]
 
 
 def make_model(folder: Path, shape: str) -> None:
@@ -66,21 +88,21 @@ def make_rows(file: Path, vocab_size: int, count: int) -> None:
     datasets.Dataset.from_dict({"input_ids": drawn[0], "labels": drawn[1]}).to_parquet(file)
 
 
-def ours(folder: Path, options: argparse.Namespace, name: str, flags: list[str]) -> dict[str, Any]:
-    output = folder / name
-    common = ["--model_name", str(folder / "model"), "--random_weights", "--output_dir", str(output)]
-    common += ["--dataset", "custom_dataset", "--custom_dataset.data_path", str(folder / "rows.parquet")]
-    common += ["--run_validation", "False", "--save_model", "False", "--save_every_steps", "0"]
-    common += ["--save_every_minutes", "0", "--show_sample", "False", "--max_train_step", str(options.steps)]
-    common += ["--lr", "5e-5", "--scheduler", "linear", "--warmup_steps", "500", "--weight_decay", "0.01"]
-    common += ["--gradient_clipping", "--batch_size_training", str(options.micro_batch)]
-    common += ["--gradient_accumulation_steps", str(options.accumulation), *flags]
-    print("$ finetuning.py", *common, flush=True)
-    failure = launch(common, options.nproc, by_torchrun=options.nproc > 1)
+def ours(folder: Path, row: Row, nproc: int, steps: int) -> dict[str, Any]:
+    output = folder / f"run-{row.name}"
+    flags = ["--model_name", str(folder / "model"), "--random_weights", "--output_dir", str(output)]
+    flags += ["--dataset", "custom_dataset", "--custom_dataset.data_path", str(folder / "rows.parquet")]
+    flags += ["--run_validation", "False", "--save_model", "False", "--save_every_steps", "0"]
+    flags += ["--save_every_minutes", "0", "--show_sample", "False", "--max_train_step", str(steps)]
+    flags += ["--lr", "5e-5", "--scheduler", "linear", "--warmup_steps", "500", "--weight_decay", "0.01"]
+    flags += ["--gradient_clipping", "--batch_size_training", str(row.micro_batch)]
+    flags += ["--gradient_accumulation_steps", str(row.accumulation), *row.flags]
+    print("$ finetuning.py", *flags, flush=True)
+    failure = launch(flags, nproc, by_torchrun=nproc > 1)
     events = read_events(output)
     train = [event for event in events if event["event"] == "train"]
-    if failure or len(train) < options.steps:
-        print(f"{name}: {failure}", flush=True)
+    if failure or len(train) < steps:
+        print(f"{row.name}: {failure}", flush=True)
         return {}
     return {
         "step_seconds": statistics.median(event["step_seconds"] for event in train[WARMUP_STEPS:]),
@@ -89,55 +111,52 @@ def ours(folder: Path, options: argparse.Namespace, name: str, flags: list[str])
     }
 
 
-def peer(folder: Path, options: argparse.Namespace, flags: list[str]) -> dict[str, Any]:
-    launcher = ["-m", "torch.distributed.run", "--standalone", "--nproc_per_node", str(options.nproc)]
-    given = [str(folder / "model"), str(folder / "rows.parquet"), "--steps", str(options.steps)]
-    given += ["--micro_batch", str(options.micro_batch), "--accumulation", str(options.accumulation), *flags]
+def peer(folder: Path, row: Row, nproc: int, steps: int) -> dict[str, Any]:
+    launcher = ["-m", "torch.distributed.run", "--standalone", "--nproc_per_node", str(nproc)]
+    given = [str(folder / "model"), str(folder / "rows.parquet"), "--steps", str(steps)]
+    given += ["--micro_batch", str(row.micro_batch), "--accumulation", str(row.accumulation), *row.flags]
     command = [sys.executable, *launcher, "-m", "benchmarks.summarization_peer", *given]
     done = subprocess.run(command, cwd=ROOT, env=os.environ, capture_output=True, text=True, check=False)
     lines = [line for line in done.stdout.splitlines() if line.startswith("{")]
     if done.returncode or not lines:
-        print(f"peer: exit {done.returncode}\n{done.stdout[-1000:]}\n{done.stderr[-3000:]}", flush=True)
+        print(f"{row.name}: exit {done.returncode}\n{done.stdout[-1000:]}\n{done.stderr[-3000:]}", flush=True)
         return {}
     return json.loads(lines[-1])
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    names = [row.name for row in ROWS]
+    parser.add_argument("--rows", nargs="+", choices=names, default=names)
     parser.add_argument("--shape", choices=sorted(SHAPES), default="bart-large")
     parser.add_argument("--nproc", type=int, default=max(1, torch.cuda.device_count()))
-    parser.add_argument("--micro_batch", type=int, default=1)
-    parser.add_argument("--accumulation", type=int, default=16)
-    parser.add_argument("--steps", type=int, default=25)
-    parser.add_argument("--fsdp", action="store_true", help="a row for FULL_SHARD, too")
+    parser.add_argument("--steps", type=int, default=20)
     options = parser.parse_args()
+    table = ["| run | rows x accumulation | s per step | min per epoch | peak GiB | x Trainer | first and last loss |"]
+    table += ["|" + "---|" * 7]
     with tempfile.TemporaryDirectory() as temporary:
         folder = Path(temporary)
         make_model(folder / "model", options.shape)
-        count = min(NUM_ROWS, options.steps * options.micro_batch * options.accumulation * options.nproc)
-        make_rows(folder / "rows.parquet", SHAPES[options.shape]["vocab_size"], count)
-        found = {
-            "Trainer": peer(folder, options, []),
-            "ours": ours(folder, options, "plain", []),
-            "ours, compiled": ours(folder, options, "compiled", ["--compile"]),
-            "Trainer, compiled": peer(folder, options, ["--compile"]),
-        }
-        if options.fsdp:
-            found["ours, FULL_SHARD"] = ours(folder, options, "sharded", ["--enable_fsdp", "--compile"])
-    micro_batches = -(-NUM_ROWS // (options.micro_batch * options.nproc))
-    print(f"{NUM_ROWS:,} rows over {options.nproc} ranks: {micro_batches:,} micro-batches per rank and epoch")
-    print(
-        "| run | s per step | min per epoch | peak GiB | of Trainer's speed | first loss | last loss |\n|" + "---|" * 7
-    )
-    reference = found["Trainer"].get("step_seconds")
-    for name, row in found.items():
-        if not row:
-            print(f"| {name} | failed |")
-            continue
-        minutes = row["step_seconds"] * micro_batches / options.accumulation / 60
-        ratio = f"{reference / row['step_seconds']:.2f}" if reference else ""
-        losses = f"{row['losses'][0]:.3f} | {row['losses'][-1]:.3f}"
-        print(f"| {name} | {row['step_seconds']:.3f} | {minutes:.1f} | {row['peak_gib']:.2f} | {ratio} | {losses} |")
+        make_rows(folder / "rows.parquet", SHAPES[options.shape]["vocab_size"], NUM_ROWS)
+        reference = None
+        for row in ROWS:
+            if row.name not in options.rows:
+                continue
+            measure = peer if row.name.startswith("Trainer") else ours
+            found = measure(folder, row, options.nproc, options.steps)
+            if not found:
+                table += [f"| {row.name} | failed |"]
+                continue
+            reference = reference or found["step_seconds"]
+            steps_per_epoch = NUM_ROWS / (row.micro_batch * row.accumulation * options.nproc)
+            table += [
+                f"| {row.name} | {row.micro_batch} x {row.accumulation} | {found['step_seconds']:.3f} "
+                f"| {found['step_seconds'] * steps_per_epoch / 60:.1f} | {found['peak_gib']:.2f} "
+                f"| {reference / found['step_seconds']:.2f} | {found['losses'][0]:.3f} -> {found['losses'][-1]:.3f} |"
+            ]
+            print(table[-1], flush=True)
+    print(f"{NUM_ROWS:,} rows: {-(-NUM_ROWS // options.nproc):,} micro-batches of one row per rank and epoch")
+    print("\n".join(table))
 
 
 if __name__ == "__main__":
