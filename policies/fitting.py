@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import re
 from collections.abc import Collection, Mapping
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 from torch import nn
 
-from policies.stored_weights import Entry, SafetensorsTensors
+from policies.stored_weights import Entry
 from policies.tensor_names import saved_buffers, shared_names
 from utils.errors import ConfigError
 
@@ -66,19 +66,26 @@ def check_dtypes(model: Any, index: Mapping[str, Entry], *, converts: bool) -> N
             )
 
 
-def untie_what_differs(model: Any, stored: SafetensorsTensors) -> list[str]:
+class ComparableTensors(Protocol):
+    """Stored tensors that can be compared."""
+
+    index: dict[str, Entry]
+
+    def are_equal(self, name: str, other: str, dtype: torch.dtype) -> bool:
+        """Whether two tensors have the same values in this dtype."""
+
+
+def untie_what_differs(model: Any, stored: ComparableTensors) -> list[str]:
     """Untie weights that config.json ties and the files hold with different values, as `from_pretrained` does.
 
-    The config then says so: checkpoints, exports and resumed runs are of the untied model.
+    If all are untied, the config says so. If some are and others are not, as the head of T5 1.1 and its encoder's and
+    decoder's embeddings, no config can say it: whoever reads the saved weights compares them again.
 
     Args:
         model: on the meta device.
 
     Returns:
         Lines to print.
-
-    Raises:
-        ConfigError: if some are to be untied and others tied, which no config can say.
     """
     ties: dict[str, str] = getattr(model, "all_tied_weights_keys", None) or {}
     differ = {
@@ -91,20 +98,20 @@ def untie_what_differs(model: Any, stored: SafetensorsTensors) -> list[str]:
     if not differ:
         return []
     target, source = next(iter(differ.items()))
-    if len(differ) < len(ties):
-        raise ConfigError(
-            f"config.json ties {target} to {source} (tie_word_embeddings), the files hold different values, and other "
-            "ties hold; save the model again with transformers"
-        )
     for name in differ:
         owner, _, attribute = name.rpartition(".")
         shared = model.get_parameter(name)
         own = nn.Parameter(torch.empty_like(shared), requires_grad=shared.requires_grad)
         setattr(model.get_submodule(owner), attribute, own)
-    untie_config(model)
+    if len(differ) == len(ties):
+        untie_config(model)
+        said = "tie_word_embeddings: False: "
+    else:
+        model.all_tied_weights_keys = {name: tied_to for name, tied_to in ties.items() if name not in differ}
+        said = f"{target} is not tied: "
     return [
-        f"tie_word_embeddings: False: config.json ties {target} to {source}, but the files hold different values, and "
-        "each is taken (as transformers does)"
+        f"{said}config.json ties {target} to {source}, but the files hold different values, and each is taken (as "
+        "transformers does)"
     ]
 
 

@@ -120,7 +120,7 @@ def load_full(source: ModelSource, auto_model: Any, dtype: torch.dtype, say: Cal
 
 
 def fit(model: Any, tensors: StoredTensors, path: str, settings: str) -> list[str]:
-    """Check that the tensors are this model's. Weights that files in Hugging Face format hold apart are untied.
+    """Check that the tensors are this model's. Weights that it ties and the files hold with other values are untied.
 
     Returns:
         Lines to print: also about tensors in such files that the model has no place for. A checkpoint has none.
@@ -130,7 +130,7 @@ def fit(model: Any, tensors: StoredTensors, path: str, settings: str) -> list[st
     """
     remedy = f"is it a checkpoint of the model in {settings}? (--base names another)"
     try:
-        notes = untie_what_differs(model, tensors) if isinstance(tensors, SafetensorsTensors) else []
+        notes = untie_what_differs(model, tensors)
         check_dtypes(model, tensors.index, converts=False)
     except ConfigError as error:
         raise ConfigError(f"{path}: {error}") from error

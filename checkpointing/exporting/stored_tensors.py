@@ -28,8 +28,26 @@ class StoredTensors(Protocol):
     def read(self, name: str) -> torch.Tensor:
         """The tensor, in memory of its own on the CPU."""
 
+    def are_equal(self, name: str, other: str, dtype: torch.dtype) -> bool:
+        """Whether two tensors have the same values in this dtype."""
 
-class ShardedTensors:
+
+class ReadTensors:
+    """Tensors that are compared by reading them."""
+
+    index: dict[str, Entry]
+
+    def read(self, name: str) -> torch.Tensor:
+        raise NotImplementedError
+
+    def are_equal(self, name: str, other: str, dtype: torch.dtype) -> bool:
+        """Whether two tensors have the same values in this dtype."""
+        if self.index[name].shape != self.index[other].shape:
+            return False
+        return torch.equal(self.read(name).to(dtype), self.read(other).to(dtype))
+
+
+class ShardedTensors(ReadTensors):
     """A folder of torch.distributed.checkpoint with keys `model.NAME`, saved by any number of ranks.
 
     Raises:
@@ -66,7 +84,7 @@ class ShardedTensors:
         return tensor
 
 
-class PickledTensors:
+class PickledTensors(ReadTensors):
     """A file of `torch.save` that holds one flat dict of tensors.
 
     Args:

@@ -1,0 +1,197 @@
+"""Encoder-decoders: the loss is that of transformers' own code, in chunks or not, and inputs are what it expects."""
+
+from __future__ import annotations
+
+import copy
+from typing import Any
+
+import numpy as np
+import peft
+import pytest
+import torch
+from transformers.modeling_outputs import Seq2SeqLMOutput
+from transformers.trainer_pt_utils import LabelSmoother
+
+from data.counts import BatchCounts
+from data.padding import PaddedWidth
+from data.sequences import TokenSequence
+from policies.activation_checkpointing import apply_activation_checkpointing
+from policies.loss import summed_cross_entropy, use_summed_loss
+from tasks.flops import Seq2SeqFlops
+from tasks.seq2seq_lm import (
+    FAMILIES,
+    Seq2SeqCollator,
+    Seq2SeqMicroBatch,
+    check_model,
+    head_inputs,
+    make_collator,
+    make_reading,
+    stacks,
+    summed_loss,
+)
+from tests.helpers.seq2seq_models import VOCAB, make_config, make_model, make_tokenizer
+
+MODELS = ["bart", "pegasus", "t5", "flan-t5", "mt5"]
+WIDTH = PaddedWidth(8, 64)
+
+
+def make_rows(seed: int = 0) -> list[list[TokenSequence]]:
+    """Rows of unequal sources and targets; one target has tokens without a label."""
+    generator = np.random.default_rng(seed)
+    rows = []
+    for row, (source, target) in enumerate([(9, 5), (3, 12), (17, 2)]):
+        ids, labels = (generator.integers(3, VOCAB, n, dtype=np.int32) for n in (source, target))
+        labels[1:2] = -100 if row == 1 else labels[1:2]
+        rows.append([TokenSequence(ids, labels, row)])
+    return rows
+
+
+def collator(model: Any) -> Seq2SeqCollator:
+    made = make_collator(
+        make_tokenizer("bart"), model.config, vocab_size=VOCAB, widths=(WIDTH, WIDTH), packing=False, offsets="none"
+    )
+    assert isinstance(made, Seq2SeqCollator)
+    return made
+
+
+def own_loss(model: Any, batch: Seq2SeqMicroBatch) -> torch.Tensor:
+    """The sum of the loss as transformers computes its mean, with the labels alone."""
+    mask = batch.attention_mask
+    loss = model(input_ids=batch.input_ids, attention_mask=mask, labels=batch.labels).loss
+    return loss * batch.num_label_tokens
+
+
+def assert_same_gradients(model: Any, reference: Any) -> None:
+    for (name, parameter), other in zip(model.named_parameters(), reference.parameters(), strict=True):
+        if other.grad is not None:
+            assert torch.allclose(parameter.grad, other.grad, rtol=1e-4, atol=1e-5), name
+
+
+@pytest.mark.parametrize("family", MODELS)
+@pytest.mark.parametrize("chunk_size", [0, 7])
+def test_loss_and_gradients_are_those_of_the_model_itself(family: str, chunk_size: int) -> None:
+    reference = make_model(family).train()
+    model = copy.deepcopy(reference)
+    use_summed_loss(model, stacks(model), chunk_size, head_inputs)
+    batch = collator(model)(make_rows())
+    wanted, loss = own_loss(reference, batch), summed_loss(model, batch)
+    wanted.backward()
+    loss.backward()
+    assert loss.item() == pytest.approx(wanted.item(), rel=1e-5)
+    assert_same_gradients(model, reference)
+
+
+@pytest.mark.parametrize("family", ["bart", "t5"])
+@pytest.mark.parametrize("chunk_size", [0, 7])
+def test_of_a_frozen_head_the_loss_is_the_same_with_adapters(family: str, chunk_size: int) -> None:
+    """The head's gradient is then computed together with the loss; adapters of the encoder do not make the head train."""
+    settings = peft.LoraConfig(r=4, target_modules=["q", "v", "q_proj", "v_proj"], task_type="SEQ_2_SEQ_LM")
+    torch.manual_seed(0)
+    reference = peft.get_peft_model(make_model(family), settings)
+    for name, parameter in reference.named_parameters():
+        if "lora_B" in name:
+            torch.nn.init.normal_(parameter, std=0.1)
+    model = copy.deepcopy(reference)
+    base = model.get_base_model()
+    use_summed_loss(base, stacks(base), chunk_size, head_inputs)
+    batch = collator(base)(make_rows())
+    wanted, loss = own_loss(reference, batch), summed_loss(model, batch)
+    assert "LossOfFrozenHead" in type(loss.grad_fn).__name__
+    wanted.backward()
+    loss.backward()
+    assert loss.item() == pytest.approx(wanted.item(), rel=1e-5)
+    assert_same_gradients(model, reference)
+
+
+@pytest.mark.parametrize("family", ["bart", "flan-t5"])
+def test_recomputed_layers_and_a_batch_without_padding_change_nothing(family: str) -> None:
+    reference = make_model(family).train()
+    model = copy.deepcopy(reference)
+    use_summed_loss(model, stacks(model), 7, head_inputs)
+    apply_activation_checkpointing(model, "full")
+    row = [[TokenSequence(np.arange(3, 19, dtype=np.int32), np.arange(3, 11, dtype=np.int32), 0)]]
+    batch = collator(model)(row)
+    assert batch.attention_mask is None
+    wanted, loss = own_loss(reference, batch), summed_loss(model, batch)
+    wanted.backward()
+    loss.backward()
+    assert loss.item() == pytest.approx(wanted.item(), rel=1e-5)
+    assert_same_gradients(model, reference)
+
+
+def test_label_smoothing_is_that_of_transformers_and_of_training_alone() -> None:
+    reference = make_model("bart").train()
+    model = copy.deepcopy(reference)
+    use_summed_loss(model, stacks(model), 7, head_inputs, label_smoothing=0.1)
+    batch = collator(model)(make_rows())
+    outputs = reference(input_ids=batch.input_ids, attention_mask=batch.attention_mask, labels=batch.labels)
+    smoothed = LabelSmoother(epsilon=0.1)(Seq2SeqLMOutput(logits=outputs.logits), batch.labels)
+    assert summed_loss(model, batch).item() == pytest.approx(smoothed.item() * batch.num_label_tokens, rel=1e-5)
+    model.eval()
+    assert summed_loss(model, batch).item() == pytest.approx(own_loss(reference, batch).item(), rel=1e-5)
+    logits, targets = torch.randn(5, 9), torch.tensor([1, -100, 3, 8, -100])
+    wanted = LabelSmoother(epsilon=0.3)(Seq2SeqLMOutput(logits=logits), targets) * 3
+    assert summed_cross_entropy(logits, targets, 0.3).item() == pytest.approx(wanted.item(), rel=1e-5)
+
+
+def test_what_the_decoder_reads_is_what_the_models_own_code_makes_of_the_labels() -> None:
+    for family in MODELS:
+        model = make_model(family)
+        batch = collator(model)(make_rows())
+        own = model.prepare_decoder_input_ids_from_labels(batch.labels)
+        assert torch.equal(batch.decoder_input_ids, own), family
+        assert check_model(model, family) == []
+    assert {make_config(family).model_type for family in MODELS} == set(FAMILIES)
+
+
+def test_an_empty_micro_batch_has_no_loss_and_zero_gradients() -> None:
+    model = make_model("t5").train()
+    use_summed_loss(model, stacks(model), 7, head_inputs)
+    batch = collator(model)([])
+    assert (batch.num_tokens, batch.num_label_tokens, batch.num_cross_pairs) == (0, 0, 0)
+    loss = summed_loss(model, batch)
+    loss.backward()
+    assert loss.item() == 0
+    assert all(p.grad is not None and not p.grad.any() for p in model.parameters())
+
+
+def test_layers_are_not_dropped_at_random() -> None:
+    model = make_model("bart", encoder_layerdrop=0.5)
+    assert check_model(model, "bart") == ["layerdrop: off, since ranks would drop different layers"]
+    assert model.model.encoder.layerdrop == 0
+
+
+def test_a_cut_keeps_the_special_tokens_of_source_and_target() -> None:
+    class Train:
+        source_prefix = ""
+
+    ids = list(range(10, 30))
+    rows = [{"input_ids": [0, *ids, 2], "labels": [0, *ids, 2]}, {"input_ids": [0, 9, 2], "labels": [0, 8, 2]}]
+    build = make_reading(make_tokenizer("bart"), Train(), (8, 5)).build_sequences  # type: ignore[arg-type]
+    cut = build(rows, name="test", context_length=8)
+    assert cut[0].input_ids.tolist() == [0, *ids[:6], 2]
+    assert cut[0].labels.tolist() == [0, *ids[:3], 2]
+    assert cut[1].input_ids.tolist() == [0, 9, 2]
+    lines = cut.describe("train")
+    assert (
+        lines[0]
+        == "train: 1 sources were longer than max_source_length and were cut (--truncation), by 14 tokens in all"
+    )
+    assert (
+        lines[1]
+        == "train: 1 targets were longer than max_target_length and were cut (--truncation), by 17 tokens in all"
+    )
+    left = build(rows, name="test", context_length=8, truncation="left")
+    assert left[0].input_ids.tolist() == [0, *ids[-6:], 2]
+    assert len(build(rows, name="test", context_length=8, truncation="drop")) == 1
+
+
+def test_flops_by_hand() -> None:
+    """Two encoder layers and one decoder layer of width 32 with 64 in the middle; k and v of cross attention read the
+    source."""
+    square, mlp, head = 32 * 32, 2 * 32 * 64, 32 * VOCAB
+    source, target = 2 * (4 * square + mlp) + 2 * square, 4 * square + 2 * square + mlp
+    pairs = 3 * 4 * 32 * (2 + 1 + 1)
+    for family in ("bart", "t5"):
+        model = make_model(family, **({"decoder_layers": 1} if family == "bart" else {"num_decoder_layers": 1}))
+        assert Seq2SeqFlops(model).count(BatchCounts(1, 2, 1, 1, 1, 1)) == 6 * (source + target + head) + pairs, family
