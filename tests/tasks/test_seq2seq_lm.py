@@ -84,7 +84,7 @@ def test_loss_and_gradients_are_those_of_the_model_itself(family: str, chunk_siz
 @pytest.mark.parametrize("family", ["bart", "t5"])
 @pytest.mark.parametrize("chunk_size", [0, 7])
 def test_of_a_frozen_head_the_loss_is_the_same_with_adapters(family: str, chunk_size: int) -> None:
-    """The head's gradient is then computed together with the loss; adapters of the encoder do not make the head train."""
+    """The head's gradient comes with the loss; the encoder's adapters do not make the head train."""
     settings = peft.LoraConfig(r=4, target_modules=["q", "v", "q_proj", "v_proj"], task_type="SEQ_2_SEQ_LM")
     torch.manual_seed(0)
     reference = peft.get_peft_model(make_model(family), settings)

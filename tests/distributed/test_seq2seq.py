@@ -1,0 +1,201 @@
+"""Encoder-decoders: losses and gradient norms of a plain loop in every layout, and what a run leaves is theirs."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import peft
+import pytest
+import torch
+import yaml
+from peft.tuners.lora import LoraLayer
+from transformers import AutoModelForSeq2SeqLM, AutoTokenizer, GenerationConfig
+from transformers.modeling_outputs import Seq2SeqLMOutput
+from transformers.trainer_pt_utils import LabelSmoother
+
+from tests.helpers import random_pairs
+from tests.helpers.made import Made
+from tests.helpers.processes import ProcessGroup, run_forked, train_events
+from tests.helpers.reference import GLOBAL_BATCH, LR, SEED, assert_agrees, reference_order
+from tests.helpers.seq2seq_models import save_seq2seq
+
+NUM_STEPS = 8
+TARGETS = {"bart": ("q_proj", "v_proj"), "t5": ("q", "v"), "flan-t5": ("q", "v")}
+FULL, LORA = (), ("--use_peft", "--lora_config.r", "4", "--lora_config.lora_dropout", "0")
+SMOOTH = ("--label_smoothing", "0.1")
+
+
+@dataclass(frozen=True)
+class Case:
+    family: str
+    split: tuple[int, int, int]  # ranks, micro-batch, accumulation
+    strategy: str
+    flags: tuple[str, ...]
+
+    def __str__(self) -> str:
+        named = [flag.strip("-") for flag in self.flags if flag.startswith("--") and "." not in flag]
+        return "-".join([self.family, "x".join(map(str, self.split)), self.strategy, *named])
+
+
+CASES = [
+    Case("bart", (1, 8, 1), "SINGLE", SMOOTH),
+    Case("bart", (2, 1, 4), "FULL_SHARD", FULL),
+    Case("bart", (2, 4, 1), "NO_SHARD", LORA),
+    Case("t5", (2, 2, 2), "NO_SHARD", SMOOTH),
+    Case("t5", (2, 1, 4), "FULL_SHARD", LORA),
+    Case("t5", (2, 4, 1), "SHARD_GRAD_OP", ("--activation_checkpointing", "selective", "--loss_chunk_size", "9")),
+    Case("flan-t5", (2, 2, 2), "FULL_SHARD", FULL),
+    Case("flan-t5", (1, 2, 4), "SINGLE", LORA),
+    Case("t5", (2, 1, 4), "FULL_SHARD", (*LORA, "--freeze_layers")),
+]
+SLOW_CASES = [
+    Case("bart", (2, 2, 2), "FULL_SHARD", ("--compile",)),
+    Case("t5", (1, 4, 2), "SINGLE", (*LORA, "--compile", "--activation_checkpointing", "full")),
+    Case("bart", (4, 1, 2), "HYBRID_SHARD", LORA),
+]
+
+
+@pytest.fixture(scope="module")
+def models(tmp_path_factory: pytest.TempPathFactory) -> Made:
+    return Made(lambda family: save_seq2seq(family, tmp_path_factory.mktemp("models") / family))
+
+
+@pytest.fixture(scope="module")
+def references(models: Made) -> Made:
+    """By family, whether it has adapters, label smoothing, and the number of frozen layers."""
+    return Made(lambda family, *how: reference_run(models[family], TARGETS[family], *how))
+
+
+def reference_run(
+    folder: Path, targets: tuple[str, ...], has_adapters: bool, smoothing: float, num_frozen: int
+) -> list[tuple[float, float]]:
+    """A plain loop with transformers' own loss, one row at a time: the loss and the gradient norm of each step."""
+    model: Any = AutoModelForSeq2SeqLM.from_pretrained(folder, dtype=torch.float32)
+    if has_adapters:
+        model = peft.get_peft_model(
+            model, peft.LoraConfig(r=4, lora_alpha=32, lora_dropout=0.0, target_modules=[*targets])
+        )
+        torch.manual_seed(SEED)
+        for layer in model.modules():
+            if isinstance(layer, LoraLayer):
+                layer.reset_lora_parameters("default", init_lora_weights=True)
+    for name, parameter in model.named_parameters():
+        if any(f".{layers}.{index}." in name for index in range(num_frozen) for layers in ("layers", "block")):
+            parameter.requires_grad = False
+    parameters = [parameter for parameter in model.parameters() if parameter.requires_grad]
+    optimizer = torch.optim.AdamW(parameters, lr=LR, weight_decay=0.0)
+    rows = random_pairs.get_custom_dataset(None, None, "train")
+    smoother = LabelSmoother(epsilon=smoothing)
+    results = []
+    for step in range(NUM_STEPS):
+        order = reference_order(len(rows), 0, [len(row["input_ids"]) for row in rows])
+        batch = [rows[index] for index in order[step * GLOBAL_BATCH :][:GLOBAL_BATCH]]
+        num_label_tokens = sum(label != -100 for row in batch for label in row["labels"])
+        loss_sum = 0.0
+        for row in batch:
+            labels = torch.tensor([row["labels"]])
+            outputs = model(input_ids=torch.tensor([row["input_ids"]]), labels=labels)
+            loss = smoother(Seq2SeqLMOutput(logits=outputs.logits), labels) if smoothing else outputs.loss
+            loss = loss * (labels != -100).sum()
+            (loss / num_label_tokens).backward()
+            loss_sum += loss.item()
+        grad_norm = torch.nn.utils.clip_grad_norm_(parameters, 0.5)
+        optimizer.step()
+        optimizer.zero_grad()
+        results.append((loss_sum / num_label_tokens, grad_norm.item()))
+    return results
+
+
+def flags_for(model: Path, output: Path, *given: str) -> list[str]:
+    flags = ["--model_name", str(model), "--output_dir", str(output), "--seed", str(SEED), "--lr", str(LR)]
+    flags += ["--dataset", f"{random_pairs.__file__}:get_custom_dataset", "--num_workers_dataloader", "0"]
+    flags += ["--max_train_step", str(NUM_STEPS), "--gradient_clipping", "--gradient_clipping_threshold", "0.5"]
+    return [*flags, *given]
+
+
+def check(case: Case, models: Made, references: Made, process_group: ProcessGroup, output: Path) -> None:
+    ranks, micro_batch, accumulation = case.split
+    flags = flags_for(models[case.family], output, *case.flags, "--run_validation", "False", "--save_model", "False")
+    flags += ["--batch_size_training", str(micro_batch), "--gradient_accumulation_steps", str(accumulation)]
+    if case.strategy != "SINGLE":
+        flags += ["--enable_fsdp", "--fsdp_config.sharding_strategy", case.strategy]
+    if case.strategy == "HYBRID_SHARD":
+        flags += ["--fsdp_config.sharding_group_size", "2"]
+    process_group.train(flags, world_size=ranks)
+    smoothing = 0.1 if "--label_smoothing" in case.flags else 0.0
+    frozen = int("--freeze_layers" in case.flags)
+    assert_agrees(output, references[case.family, "--use_peft" in case.flags, smoothing, frozen], tolerance=1e-5)
+
+
+@pytest.mark.parametrize("case", CASES, ids=str)
+def test_losses_and_grad_norms_are_those_of_a_plain_loop(
+    case: Case, models: Made, references: Made, process_group: ProcessGroup, tmp_path: Path
+) -> None:
+    check(case, models, references, process_group, tmp_path / "run")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("case", SLOW_CASES, ids=str)
+def test_so_they_are_compiled_and_in_groups(
+    case: Case, models: Made, references: Made, process_group: ProcessGroup, tmp_path: Path
+) -> None:
+    check(case, models, references, process_group, tmp_path / "run")
+
+
+def logits_of(model: Any) -> torch.Tensor:
+    ids = torch.arange(3, 15)[None]
+    with torch.no_grad():
+        return model.eval()(input_ids=ids, decoder_input_ids=ids.flip(1)).logits
+
+
+@pytest.mark.parametrize("family", ["bart", "flan-t5"])
+def test_a_run_resumes_and_its_weights_load_export_and_generate(
+    family: str, models: Made, process_group: ProcessGroup, tmp_path: Path
+) -> None:
+    """Sharded over two ranks and stopped halfway; model/, the exported checkpoint and the plain loop's steps agree."""
+    base = models[family]
+    settings = {"decoder_start_token_id": 2, "eos_token_id": 2, "forced_bos_token_id": 0, "num_beams": 3}
+    if family == "bart":
+        GenerationConfig(**settings).save_pretrained(base)
+    run, halves = tmp_path / "run", ["--save_every_steps", "4", "--batch_size_training", "4", "--enable_fsdp"]
+    flags = flags_for(base, run, *halves, "--run_validation", "False")
+    process_group.train([*flags, "--max_train_step", "4"], world_size=2)
+    process_group.train([*flags, "--resume", "auto"], world_size=2)
+    whole = tmp_path / "whole"
+    process_group.train(flags_for(base, whole, *halves, "--run_validation", "False"), world_size=2)
+    assert [event["loss"] for event in train_events(run)] == [event["loss"] for event in train_events(whole)]
+    resolved = yaml.safe_load((run / "run.yaml").read_text())["resolved"]
+    assert (resolved["task"], resolved["max_target_length"]) == ("seq2seq_lm", 128)
+
+    trained = AutoModelForSeq2SeqLM.from_pretrained(run / "model", dtype=torch.float32)
+    exported = run_forked(["-m", "tools.export", str(run), "--to", str(tmp_path / "exported"), "--verify"])
+    assert exported.returncode == 0, exported.stderr
+    loaded = AutoModelForSeq2SeqLM.from_pretrained(tmp_path / "exported", dtype=torch.float32)
+    assert torch.equal(logits_of(loaded), logits_of(trained))
+    assert not torch.allclose(logits_of(loaded), logits_of(AutoModelForSeq2SeqLM.from_pretrained(base)), atol=1e-2)
+    if family == "bart":
+        for folder in (run / "model", tmp_path / "exported"):
+            kept = GenerationConfig.from_pretrained(folder).to_diff_dict()
+            assert {name: kept[name] for name in settings} == settings
+
+    said = run_forked(["-m", "tools.generate", str(run), "--prompt", "Ann: Is it 3?", "--max_new_tokens", "12"])
+    assert said.returncode == 0, said.stderr
+    tokenizer = AutoTokenizer.from_pretrained(base)
+    inputs = tokenizer("Ann: Is it 3?", return_tensors="pt")
+    wanted = trained.generate(input_ids=inputs["input_ids"], max_new_tokens=12, do_sample=False)
+    assert said.stdout.strip() == tokenizer.decode(wanted[0], skip_special_tokens=True).strip()
+
+
+def test_an_adapter_loads_and_merges(models: Made, process_group: ProcessGroup, tmp_path: Path) -> None:
+    base, run = models["t5"], tmp_path / "run"
+    process_group.train(flags_for(base, run, "--use_peft", "--batch_size_training", "4"), world_size=2)
+    adapted = peft.AutoPeftModelForSeq2SeqLM.from_pretrained(run / "adapter", dtype=torch.float32)
+    assert adapted.peft_config["default"].task_type == "SEQ_2_SEQ_LM"
+    assert adapted.peft_config["default"].target_modules == {"q", "v"}
+    exported = run_forked(["-m", "tools.export", str(run), "--to", str(tmp_path / "merged"), "--merge", "--verify"])
+    assert exported.returncode == 0, exported.stderr
+    merged = AutoModelForSeq2SeqLM.from_pretrained(tmp_path / "merged", dtype=torch.float32)
+    assert np.allclose(logits_of(merged), logits_of(adapted), atol=1e-4)
