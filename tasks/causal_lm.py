@@ -101,6 +101,10 @@ def head_inputs(hidden: torch.Tensor) -> dict[str, Any]:
     return {"input_ids": None, "use_cache": False}
 
 
+def inputs_of(ids: torch.Tensor) -> dict[str, Any]:
+    return {"input_ids": ids, "use_cache": False}
+
+
 def make_reading(processor: Any, train_config: TrainConfig, lengths: Sequence[int]) -> Reading:
     return Reading(ONE_TEXT, causal_sequences.build_sequences)
 

@@ -128,6 +128,11 @@ def head_inputs(hidden: torch.Tensor) -> dict[str, Any]:
     return {"encoder_outputs": (hidden,), "decoder_input_ids": any_token, "use_cache": False}
 
 
+def inputs_of(ids: torch.Tensor) -> dict[str, Any]:
+    """The decoder reads them, too."""
+    return {"input_ids": ids, "decoder_input_ids": ids, "use_cache": False}
+
+
 def make_reading(processor: Any, train_config: TrainConfig, lengths: Sequence[int]) -> Reading:
     """Source and target apart, each cut to its own length without its special tokens."""
     texts = {"text": "a"}, {"text_target": "a"}

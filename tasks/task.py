@@ -110,6 +110,9 @@ class Task(Protocol):
     def head_inputs(self, hidden: torch.Tensor) -> dict[str, Any]:
         """The arguments with which the model computes logits alone, once its last stack returns `hidden`."""
 
+    def inputs_of(self, ids: torch.Tensor) -> dict[str, Any]:
+        """The arguments of a forward pass over these token ids, int64 [batch, seq], whatever they mean."""
+
     def load_processor(self, train_config: Any) -> Any:
         """What turns examples into model inputs: a tokenizer, or a processor that has one."""
 

@@ -24,11 +24,13 @@ if __name__ == "__main__":
 
 import torch
 
+from checkpointing.exporting.blueprint import read_model_config
 from checkpointing.exporting.model_source import open_source
 from checkpointing.exporting.plan import plan_export
 from checkpointing.exporting.verify import check_logits
 from checkpointing.exporting.write import check_place, write_export
 from supervision.exit_status import FAILED, REFUSED
+from tasks.task import find_task
 from tools.model_class import model_class
 from utils.compat import return_freed_tensors
 from utils.errors import ConfigError, TrainingError
@@ -54,7 +56,8 @@ def export(path: Path, to: Path, *, merge: bool, dtype: torch.dtype | None, veri
 
     def check(folder: Path) -> None:
         rounded_to = plan.dtype if plan.rounds else torch.float32
-        found = check_logits(source, auto_model, folder, merged=merge, dtype=rounded_to)
+        inputs_of = find_task(read_model_config(source.settings)).inputs_of
+        found = check_logits(source, auto_model, folder, merged=merge, dtype=rounded_to, inputs_of=inputs_of)
         print_line(
             f"verified: logits differ by at most {found.largest:.3g} (rounding to {_short(found.dtype)} explains "
             f"{found.explained:.3g}; the largest is {found.largest_logit:.3g})"

@@ -47,7 +47,13 @@ def load_model(
 
 
 def check_logits(
-    source: ModelSource, auto_model: Any, folder: Path, *, merged: bool, dtype: torch.dtype
+    source: ModelSource,
+    auto_model: Any,
+    folder: Path,
+    *,
+    merged: bool,
+    dtype: torch.dtype,
+    inputs_of: Callable[[torch.Tensor], dict[str, Any]],
 ) -> LogitDifference:
     """Compare the logits of the exported folder, loaded as a user would, with those of `load_model`, both in fp32.
 
@@ -56,6 +62,7 @@ def check_logits(
 
     Args:
         dtype: what weights were rounded to; fp32 if they were not.
+        inputs_of: the arguments of a forward pass over token ids (`tasks.task.Task.inputs_of`).
 
     Raises:
         TrainingError: if the logits differ by more than that.
@@ -64,12 +71,13 @@ def check_logits(
     num_rows = reference.get_input_embeddings().weight.shape[0]
     generator = torch.Generator().manual_seed(0)
     ids = torch.randint(num_rows, (2, 16), generator=generator)
-    wanted = _logits(reference, ids)
+    inputs = inputs_of(ids)
+    wanted = _logits(reference, inputs)
     with torch.no_grad():
         for parameter in reference.parameters():
             noise = torch.rand(parameter.shape, generator=generator).mul_(2).sub_(1)
             parameter.mul_(noise.mul_(torch.finfo(dtype).eps / 2).add_(1))
-    explained = _SPREAD * (_logits(reference, ids) - wanted).abs().max().item()
+    explained = _SPREAD * (_logits(reference, inputs) - wanted).abs().max().item()
     del reference
     try:
         if source.is_adapter and not merged:
@@ -79,7 +87,7 @@ def check_logits(
             model = load_pretrained(str(folder), auto_model, torch.float32)
     except ConfigError as error:
         raise TrainingError(f"--verify: what was exported does not load: {error}") from error
-    largest = (_logits(model.eval(), ids) - wanted).abs().max().item()
+    largest = (_logits(model.eval(), inputs) - wanted).abs().max().item()
     found = LogitDifference(largest, explained, dtype, wanted.abs().max().item())
     if not largest <= explained:  # false for NaN too
         raise TrainingError(
@@ -90,5 +98,5 @@ def check_logits(
 
 
 @torch.no_grad()
-def _logits(model: Any, ids: torch.Tensor) -> torch.Tensor:
-    return model(input_ids=ids, use_cache=False).logits.float()
+def _logits(model: Any, inputs: dict[str, Any]) -> torch.Tensor:
+    return model(**inputs).logits.float()

@@ -17,10 +17,12 @@ from transformers.modeling_outputs import Seq2SeqLMOutput
 from transformers.trainer_pt_utils import LabelSmoother
 
 from tests.helpers import random_pairs
+from tests.helpers.exports import Capture, export
 from tests.helpers.made import Made
-from tests.helpers.processes import ProcessGroup, run_forked, train_events
+from tests.helpers.processes import ProcessGroup, train_events
 from tests.helpers.reference import GLOBAL_BATCH, LR, SEED, assert_agrees, reference_order
 from tests.helpers.seq2seq_models import save_seq2seq
+from tools.generate import main as generate
 
 NUM_STEPS = 8
 TARGETS = {"bart": ("q_proj", "v_proj"), "t5": ("q", "v"), "flan-t5": ("q", "v")}
@@ -109,10 +111,10 @@ def reference_run(
     return results
 
 
-def flags_for(model: Path, output: Path, *given: str) -> list[str]:
+def flags_for(model: Path, output: Path, *given: str, num_steps: int = NUM_STEPS) -> list[str]:
     flags = ["--model_name", str(model), "--output_dir", str(output), "--seed", str(SEED), "--lr", str(LR)]
     flags += ["--dataset", f"{random_pairs.__file__}:get_custom_dataset", "--num_workers_dataloader", "0"]
-    flags += ["--max_train_step", str(NUM_STEPS), "--gradient_clipping", "--gradient_clipping_threshold", "0.5"]
+    flags += ["--max_train_step", str(num_steps), "--gradient_clipping", "--gradient_clipping_threshold", "0.5"]
     return [*flags, *given]
 
 
@@ -153,40 +155,38 @@ def logits_of(model: Any) -> torch.Tensor:
 
 @pytest.mark.parametrize("family", ["bart", "flan-t5"])
 def test_a_run_resumes_and_its_weights_load_export_and_generate(
-    family: str, models: Made, process_group: ProcessGroup, tmp_path: Path
+    family: str, models: Made, process_group: ProcessGroup, tmp_path: Path, capsys: Capture
 ) -> None:
     """Sharded over two ranks and stopped halfway; model/, the exported checkpoint and the plain loop's steps agree."""
     base = models[family]
     settings = {"decoder_start_token_id": 2, "eos_token_id": 2, "forced_bos_token_id": 0, "num_beams": 3}
     if family == "bart":
         GenerationConfig(**settings).save_pretrained(base)
-    run, halves = tmp_path / "run", ["--save_every_steps", "4", "--batch_size_training", "4", "--enable_fsdp"]
-    flags = flags_for(base, run, *halves, "--run_validation", "False")
-    process_group.train([*flags, "--max_train_step", "4"], world_size=2)
-    process_group.train([*flags, "--resume", "auto"], world_size=2)
-    whole = tmp_path / "whole"
-    process_group.train(flags_for(base, whole, *halves, "--run_validation", "False"), world_size=2)
+    run, whole = tmp_path / "run", tmp_path / "whole"
+    given = ("--batch_size_training", "4", "--enable_fsdp", "--run_validation", "False")
+    process_group.train(flags_for(base, run, *given, num_steps=4), world_size=2)
+    process_group.train(flags_for(base, run, *given, "--resume", "auto"), world_size=2)
+    process_group.train(flags_for(base, whole, *given), world_size=2)
     assert [event["loss"] for event in train_events(run)] == [event["loss"] for event in train_events(whole)]
     resolved = yaml.safe_load((run / "run.yaml").read_text())["resolved"]
     assert (resolved["task"], resolved["max_target_length"]) == ("seq2seq_lm", 128)
 
     trained = AutoModelForSeq2SeqLM.from_pretrained(run / "model", dtype=torch.float32)
-    exported = run_forked(["-m", "tools.export", str(run), "--to", str(tmp_path / "exported"), "--verify"])
-    assert exported.returncode == 0, exported.stderr
-    loaded = AutoModelForSeq2SeqLM.from_pretrained(tmp_path / "exported", dtype=torch.float32)
+    exported = export(run, tmp_path / "exported", "--verify")
+    loaded = AutoModelForSeq2SeqLM.from_pretrained(exported, dtype=torch.float32)
     assert torch.equal(logits_of(loaded), logits_of(trained))
     assert not torch.allclose(logits_of(loaded), logits_of(AutoModelForSeq2SeqLM.from_pretrained(base)), atol=1e-2)
     if family == "bart":
-        for folder in (run / "model", tmp_path / "exported"):
+        for folder in (run / "model", exported):
             kept = GenerationConfig.from_pretrained(folder).to_diff_dict()
             assert {name: kept[name] for name in settings} == settings
 
-    said = run_forked(["-m", "tools.generate", str(run), "--prompt", "Ann: Is it 3?", "--max_new_tokens", "12"])
-    assert said.returncode == 0, said.stderr
+    capsys.readouterr()
+    assert generate([str(run), "--prompt", "Ann: Is it 3?", "--max_new_tokens", "12"]) == 0
     tokenizer = AutoTokenizer.from_pretrained(base)
     inputs = tokenizer("Ann: Is it 3?", return_tensors="pt")
     wanted = trained.generate(input_ids=inputs["input_ids"], max_new_tokens=12, do_sample=False)
-    assert said.stdout.strip() == tokenizer.decode(wanted[0], skip_special_tokens=True).strip()
+    assert capsys.readouterr().out.strip() == tokenizer.decode(wanted[0], skip_special_tokens=True).strip()
 
 
 def test_an_adapter_loads_and_merges(models: Made, process_group: ProcessGroup, tmp_path: Path) -> None:
@@ -195,7 +195,6 @@ def test_an_adapter_loads_and_merges(models: Made, process_group: ProcessGroup, 
     adapted = peft.AutoPeftModelForSeq2SeqLM.from_pretrained(run / "adapter", dtype=torch.float32)
     assert adapted.peft_config["default"].task_type == "SEQ_2_SEQ_LM"
     assert adapted.peft_config["default"].target_modules == {"q", "v"}
-    exported = run_forked(["-m", "tools.export", str(run), "--to", str(tmp_path / "merged"), "--merge", "--verify"])
-    assert exported.returncode == 0, exported.stderr
-    merged = AutoModelForSeq2SeqLM.from_pretrained(tmp_path / "merged", dtype=torch.float32)
+    exported = export(run, tmp_path / "merged", "--merge", "--verify")
+    merged = AutoModelForSeq2SeqLM.from_pretrained(exported, dtype=torch.float32)
     assert np.allclose(logits_of(merged), logits_of(adapted), atol=1e-4)
