@@ -83,6 +83,9 @@ def _try_on(device: torch.device, quantization: Quantization) -> None:
 def quantize_linears(model: Any, quantization: Quantization) -> str:
     """Replace every linear layer but the output head by a QuantizedLinear.
 
+    Layers that transformers keeps in fp32 stay as they are: T5 casts what it multiplies with `wo` to that weight's
+    dtype, and packed weights are bytes.
+
     Args:
         model: on the meta device.
 
@@ -92,9 +95,11 @@ def quantize_linears(model: Any, quantization: Quantization) -> str:
     Raises:
         ConfigError: if there is no linear layer.
     """
-    head = model.get_output_embeddings()
+    head, kept = model.get_output_embeddings(), set(getattr(model, "_keep_in_fp32_modules", None) or ())
     linears = [
-        (name, module) for name, module in model.named_modules() if type(module) is nn.Linear and module is not head
+        (name, module)
+        for name, module in model.named_modules()
+        if type(module) is nn.Linear and module is not head and kept.isdisjoint(name.split("."))
     ]
     if not linears:
         raise ConfigError(
@@ -107,7 +112,7 @@ def quantize_linears(model: Any, quantization: Quantization) -> str:
     quantized = sum(module.weight.numel() for _, module in linears)
     return (
         f"quantization: {quantization.name}, {quantized / 1e6:,.1f} of {num_weights / 1e6:,.1f} million weights: all "
-        "linear layers but the output head"
+        f"linear layers but {' and '.join(['the output head', *sorted(kept)])}"
     )
 
 
