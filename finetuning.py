@@ -231,8 +231,8 @@ def step(job: Job, micro_batches: list[MicroBatch], *, ends_epoch: bool) -> Step
     except NonFiniteError as error:
         every_row = [row for batch in micro_batches for row in batch.source_rows]
         is_fp16 = trainable.scaler.active
-        weights = weights_not_finite(trainable.model)
-        message = describe_non_finite(state.step, error, every_row, train_config.datasets, weights, is_fp16=is_fp16)
+        weights, names = weights_not_finite(trainable.model), tuple(job.config.sources)
+        message = describe_non_finite(state.step, error, every_row, names, weights, is_fp16=is_fp16)
         raise TrainingError(message) from None
     trainable.scheduler.step()
     return StepResult(counts, loss.item(), grad_norm.item(), lr)
@@ -280,7 +280,7 @@ def validate(job: Job, eval_loader: StepLoader, stopping: StopRequests) -> float
     if answers is None:
         return None
     rouge = mean_rouge(answers)
-    samples = job.generation.shown(answers, train_config.datasets) if job.generation else []
+    samples = job.generation.shown(answers, tuple(job.config.sources)) if job.generation else []
     job.reporter.evaluated(state.step, epoch, loss, num_label_tokens, rouge, samples)
     decisive = rouge.get(train_config.best_metric)  # None if the loss decides
     if state.step > 0 and state.is_best(loss, decisive):

@@ -175,7 +175,7 @@ def read_inputs(config: RunConfig, env: Environment, checkpoint: Checkpoint | No
     vocab_size = max(resolved.model_config.get_text_config().vocab_size, num_rows_needed(processor))
     data = load_data(
         config.train_config,
-        config.dataset_configs,
+        config.sources,
         processor,
         build_sequences=reading.build_sequences,
         vocab_size=vocab_size,
@@ -190,6 +190,7 @@ def read_inputs(config: RunConfig, env: Environment, checkpoint: Checkpoint | No
         processor,
         resolved.policies,
         env,
+        datasets=tuple(config.sources),
         vocab_size=vocab_size,
         num_positions=num_positions(config.train_config, config.prefix_config, resolved.model_config),
     )

@@ -3,7 +3,7 @@
 import re
 from difflib import get_close_matches
 
-from configs.datasets import ROLES
+from configs.datasets import ROLES, CustomDataset, split_paths
 from configs.run import DATASETS, SETTINGS, RunConfig
 from utils.errors import ConfigError
 
@@ -100,12 +100,22 @@ def _check_mix(config: RunConfig) -> None:
     train = config.train_config
     if not train.dataset_weights:
         return
-    if len(train.datasets) == 1:
-        raise ConfigError("--dataset_weights: there is one dataset; name several with --dataset a,b, or leave this out")
-    if len(train.dataset_weights) != len(train.datasets):
+    what, named = "datasets", [*train.datasets]
+    if len(named) == 1:
+        (name, source), *_ = config.dataset_configs.items()
+        is_function = isinstance(source, CustomDataset) and source.file is not None
+        what, named = "files", split_paths(source.data_path) if source.data_path and not is_function else []
+        if len(named) < 2:
+            raise ConfigError(
+                "--dataset_weights: there is one dataset; name several with --dataset a,b, or several files of it with "
+                f"--{name}.data_path a.jsonl,b.jsonl, or leave this out"
+            )
+        if len(set(named)) < len(named):
+            raise ConfigError(f"--{name}.data_path: names a file twice, and each has one weight; name it once")
+    if len(train.dataset_weights) != len(named):
         raise ConfigError(
-            f"--dataset_weights: {len(train.dataset_weights)} weights for {len(train.datasets)} datasets "
-            f"({train.dataset}); give one for each"
+            f"--dataset_weights: {len(train.dataset_weights)} weights for {len(named)} {what} ({','.join(named)}); "
+            "give one for each"
         )
 
 

@@ -1,6 +1,7 @@
 """All settings of one run in one frozen object."""
 
-from dataclasses import asdict, dataclass, field, fields, is_dataclass
+import os
+from dataclasses import asdict, dataclass, field, fields, is_dataclass, replace
 from typing import Any, get_type_hints
 
 from configs.datasets import (
@@ -13,6 +14,7 @@ from configs.datasets import (
     SamsumDataset,
     SegmentsDataset,
     TextDataset,
+    split_paths,
 )
 from configs.fsdp import FsdpConfig
 from configs.peft import LlamaAdapterConfig, LoraConfig, PrefixConfig
@@ -70,6 +72,18 @@ class RunConfig:
         return {name: getattr(self, name) for name in self.train_config.datasets}
 
     @property
+    def sources(self) -> dict[str, DataSource]:
+        """What is mixed, by its name in messages: the datasets; of one dataset with weights, the parts of data_path."""
+        configs = self.dataset_configs
+        (name, config), *others = configs.items()
+        if others or not self.train_config.dataset_weights or config.data_path is None:
+            return configs
+        parts = split_paths(config.data_path)
+        short = [os.path.basename(part) for part in parts]
+        labels = short if len(set(short)) == len(parts) else parts
+        return {f"{name} {label}": replace(config, data_path=part) for label, part in zip(labels, parts, strict=True)}
+
+    @property
     def streams(self) -> bool:
         """Whether the training examples are streamed."""
         return any(getattr(self, name).streaming for name in self.train_config.datasets if name in DATASETS)
@@ -94,3 +108,8 @@ SETTINGS: dict[str, Setting] = {
 
 DATASETS: tuple[str, ...] = tuple(section for section in SECTIONS if section.endswith("_dataset"))
 """The sections of datasets, which are the names that --dataset knows."""
+
+
+def dataset_of(config: DataSource) -> str:
+    """The name that `--dataset` has for the dataset with these settings."""
+    return next(name for name in DATASETS if isinstance(config, SECTIONS[name]))

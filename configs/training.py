@@ -105,7 +105,8 @@ class TrainConfig:
     )
     dataset_weights: tuple[float, ...] = setting(
         (),
-        "share of the examples for each dataset of --dataset; empty: all examples of all datasets once per epoch",
+        "share of the examples for each dataset of --dataset, or for each of several files in the data_path of one; "
+        "empty: all examples once per epoch",
         exclusive_minimum=0,
     )
     shuffle_buffer_size: int = setting(

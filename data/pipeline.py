@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 
 from configs.datasets import CustomDataset, DataSource
+from configs.run import dataset_of
 from configs.training import TrainConfig
 from data.batch_layout import BatchLayout
 from data.block_share import open_share
@@ -87,7 +88,7 @@ def load_data(
     """Read, tokenise and check both splits of every dataset, and place them into rows; read the start of a stream.
 
     Args:
-        dataset_configs: by the dataset's name, in the order of `--dataset`.
+        dataset_configs: of what is mixed, by its name in messages (`RunConfig.sources`).
         build_sequences, encode: the task's, such as `data.causal_sequences.build_sequences`.
         context_length: the most input tokens of a row.
 
@@ -110,7 +111,7 @@ def load_data(
         config = watched(replace(dataset_configs[name], streaming=False))
         split_name = config.train_split if split == "train" else config.test_split
         sequences = load_sequences(
-            find_function(name, config, encode),
+            find_function(config, encode),
             config,
             tokenizer,
             split_name,
@@ -157,7 +158,7 @@ def load_data(
         missing = {
             name: note
             for name, config in dataset_configs.items()
-            if not train_config.run_validation and (note := _no_validation_note(name, config, streams))
+            if not train_config.run_validation and (note := _no_validation_note(config, streams))
         }
         notes.extend(missing.values())
         if validated := [name for name in names if name not in missing]:
@@ -181,7 +182,7 @@ def _open_stream(
     sources = [
         StreamSource(
             dataset=name,
-            function=find_function(name, config, encode),
+            function=find_function(config, encode),
             dataset_config=watched(config),
             tokenizer=tokenizer,
             split=config.train_split,
@@ -203,12 +204,13 @@ def _open_stream(
     )
 
 
-def find_function(name: str, dataset_config: DataSource, encode: Encode) -> Callable[..., Any]:
-    """The dataset function of that name (`data.dataset_functions`), if its examples can be encoded so.
+def find_function(dataset_config: DataSource, encode: Encode) -> Callable[..., Any]:
+    """The function of a dataset (`data.dataset_functions`), if its examples can be encoded so.
 
     Raises:
         ConfigError: if they cannot: a function of this project that takes no `encode` writes one text.
     """
+    name = dataset_of(dataset_config)
     function = find_dataset_function(name, dataset_config)
     is_of_user = isinstance(dataset_config, CustomDataset)
     if not encode.is_one_text and not is_of_user and not accepted_options(function, encode=encode):
@@ -257,8 +259,9 @@ def load_sequences(
         keep_standard_descriptors()  # which the function may have closed
 
 
-def _no_validation_note(name: str, dataset_config: DataSource, streams: bool) -> str | None:
+def _no_validation_note(dataset_config: DataSource, streams: bool) -> str | None:
     """Why a dataset is not evaluated on; None if it has a validation split, or is a user's, whose function knows."""
+    name = dataset_of(dataset_config)
     is_of_user = isinstance(dataset_config, CustomDataset) and dataset_config.file is not None
     if is_of_user or has_validation(name, dataset_config):
         return None

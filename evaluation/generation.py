@@ -135,6 +135,7 @@ def plan_generation(
     policies: Policies,
     env: Environment,
     *,
+    datasets: Sequence[str],
     vocab_size: int,
     num_positions: int | None,
 ) -> Generation | None:
@@ -143,6 +144,7 @@ def plan_generation(
     The samples are those whose loss is evaluated and that have a prompt.
 
     Args:
+        datasets: the names of what is mixed, for messages.
         num_positions: of the model's decoder; None if it has no limit.
 
     Raises:
@@ -167,7 +169,7 @@ def plan_generation(
         notes.append(f"eval_generate: {left_out} validation samples without a prompt before their answer are left out")
     if train.max_generate_samples:
         samples = [samples[place] for place in spread(len(samples), train.max_generate_samples)]
-    _check_lengths(train, {index: prompted[index] for index in samples}, sequences, num_positions)
+    _check_lengths(train, {index: prompted[index] for index in samples}, sequences, datasets, num_positions)
     notes += _notes_on_rouge([decoded_answer(processor, prompted[index]) for index in samples])
     notes += _notes_on_settings(train)
     last_tokens = {int(prompted[index].answer[-1]) for index in samples}
@@ -204,13 +206,17 @@ def tokenizer_of(processor: Any) -> Any:
 
 
 def _check_lengths(
-    train: TrainConfig, prompted: Mapping[int, PromptedAnswer], sequences: Sequences, num_positions: int | None
+    train: TrainConfig,
+    prompted: Mapping[int, PromptedAnswer],
+    sequences: Sequences,
+    datasets: Sequence[str],
+    num_positions: int | None,
 ) -> None:
     """Refuse answers that could be longer than the model has positions for."""
     longest, sample = max(prompted.items(), key=lambda item: item[1].num_positions)
     if num_positions is None or sample.num_positions + train.max_new_tokens <= num_positions:
         return
-    row = describe_row(int(sequences.source_rows[longest]), train.datasets)
+    row = describe_row(int(sequences.source_rows[longest]), datasets)
     room = num_positions - sample.num_positions
     remedy = f"give at most {room}, or a smaller --context_length" if room > 0 else "give a smaller --context_length"
     raise ConfigError(

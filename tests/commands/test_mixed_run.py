@@ -85,3 +85,72 @@ def test_a_loss_that_is_not_finite_names_datasets_and_rows() -> None:
         rows = [global_row(1, 7), global_row(0, 3)]
         message = describe_non_finite(4, NonFiniteError(rows), [], ["samsum_dataset", "custom_dataset"], {})
     assert "rows of the training data in it: samsum_dataset 4, custom_dataset 8." in message
+
+
+@pytest.fixture
+def two_files(flags: list[str], tmp_path: Path) -> list[str]:
+    """20 rows of dialogues in one file, and 4 in two others, which a glob names."""
+    lines = (tmp_path / "samples/train.jsonl").read_text().splitlines(keepends=True)
+    (tmp_path / "few").mkdir()
+    for number in range(2):
+        (tmp_path / f"few/{number}.jsonl").write_text("".join(lines[2 * number : 2 * number + 2]))
+    words = [*flags[:2], *flags[flags.index("--output_dir") :], "--batching_strategy", "padding"]
+    return [*words, "--samsum_dataset.data_path", f"{tmp_path}/samples/train.jsonl,{tmp_path}/few/*.jsonl"]
+
+
+def test_files_of_one_dataset_have_the_shares_asked_for(
+    two_files: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert (
+        finetuning.main([*two_files, "--dataset_weights", "1,3", "--samsum_dataset.validation_fraction", "0.25"]) == 0
+    )
+    out = capsys.readouterr().out
+    assert (
+        "mix: samsum_dataset train.jsonl 0.25: 15 samples, 1.0 passes; samsum_dataset *.jsonl 0.75: 45 samples" in out
+    )
+    start, *_ = read_metrics(tmp_path / "run")
+    assert (start["num_train_samples"], start["num_eval_samples"]) == (60, 6), "a quarter of each part is held out"
+
+
+def test_files_of_one_dataset_stream_by_their_weights(
+    two_files: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    words = [*two_files[: two_files.index("--num_epochs")], *two_files[two_files.index("--num_epochs") + 2 :]]
+    words += ["--streaming", "--max_train_step", "6", "--batch_size_training", "8", "--dataset_weights", "1,1"]
+    assert finetuning.main(words) == 0
+    said = re.search(
+        r"samples \(samsum_dataset train.jsonl (\d+), samsum_dataset \*.jsonl (\d+)", capsys.readouterr().out
+    )
+    assert said
+    assert int(said[1]) >= 20
+    assert int(said[2]) > 8, "the small part starts again"
+
+
+def test_a_row_of_a_weighed_file_is_named_with_its_file(
+    two_files: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    broken = '{"dialogue": "A: Hi", "summary": 5, "id": []}\n{"dialogue": "A: Hi"}\n'
+    (tmp_path / "few/1.jsonl").write_text(broken)
+    assert finetuning.main([*two_files, "--dataset_weights", "1,3"]) == 2
+    assert re.search(
+        r"error: --samsum_dataset.data_path: .*few/\*.jsonl, row 4: column summary", capsys.readouterr().err
+    )
+
+
+@pytest.mark.parametrize(
+    ("given", "reason"),
+    [
+        ({"--dataset_weights": "1,2,3"}, r"3 weights for 2 files \(.*; give one for each"),
+        (
+            {"--samsum_dataset.data_path": "samples/train.jsonl"},
+            r"there is one dataset; name several .*a.jsonl,b.jsonl",
+        ),
+        ({"--samsum_dataset.data_path": "few/0.jsonl,few/0.jsonl"}, "names a file twice"),
+    ],
+)
+def test_weights_that_are_not_of_the_files_are_refused(
+    given: dict[str, str], reason: str, two_files: list[str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    words = dict(zip(two_files[::2], two_files[1::2], strict=True)) | {"--dataset_weights": "1,2"} | given
+    assert finetuning.main([word for pair in words.items() for word in pair]) == 2
+    assert re.search(rf"error: .*{reason}", capsys.readouterr().err)
