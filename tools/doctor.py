@@ -1,0 +1,108 @@
+"""Check, before anything is loaded, that the nodes of a run can work together.
+
+On every node, without a launcher, which would only say that it found no rendezvous:
+    python -m tools.doctor --rdzv_endpoint HOST:PORT [--nnodes N] [--node_rank K] [--local_addr NAME] [-- FLAGS]
+
+FLAGS are those of finetuning.py. Exit status: 0 all is well; 2 refused: it would be so again; 1 a node was not there.
+"""
+
+from __future__ import annotations
+
+import argparse
+import socket
+import sys
+from collections.abc import Sequence
+
+from configs.flags import parse_flags
+from supervision.exit_status import FAILED, REFUSED
+from tools.network.identity import describe_node
+from tools.network.meeting import Plan, meet_nodes
+from tools.network.names import (
+    NAME_SECONDS,
+    check_hostname,
+    check_local_address,
+    is_loopback,
+    parse_endpoint,
+    resolve,
+    way_to,
+)
+from utils.errors import ConfigError, TrainingError
+from utils.printing import print_line
+from utils.streams import keep_standard_streams
+
+if __name__ == "__main__":
+    keep_standard_streams()
+
+
+def say(line: str) -> None:
+    print_line(f"doctor: {line}")
+
+
+def check_node(given: argparse.Namespace, flags: Sequence[str]) -> None:
+    """Check this node's names and routes, and meet the others.
+
+    Raises:
+        ConfigError, TrainingError: with what is wrong, and the remedy.
+    """
+    if flags:
+        parse_flags(flags)
+    endpoint = parse_endpoint(given.rdzv_endpoint)
+    num_nodes = number_of_nodes(given.nnodes)
+    if given.node_rank is not None and not 0 <= given.node_rank < max(num_nodes, most_nodes(given.nnodes)):
+        raise ConfigError(f"--node_rank: {given.node_rank} is none of {given.nnodes} nodes, counted from 0")
+    if num_nodes == 1:
+        return
+    local_addr = given.local_addr or socket.getfqdn()  # as torchrun takes it
+    own = check_local_address(local_addr, given.name_seconds, say)
+    address = resolve(endpoint.host, "--rdzv_endpoint", say, given.name_seconds)[0]
+    way = way_to(address)
+    check_hostname(way)
+    if way != own and not is_loopback(way):
+        say(f"this node is {own} to the others, and reaches {endpoint.host} from {way}")
+    plan = Plan(endpoint, num_nodes, given.node_rank, local_addr, given.wait_seconds, given.name_seconds)
+    found = meet_nodes(plan, describe_node(flags), say)
+    for note in found.notes:
+        say(note)
+    if found.nodes:
+        say(f"{len(found.nodes)} nodes reach each other by name and run the same code: {', '.join(found.nodes)}")
+
+
+def number_of_nodes(text: str) -> int:
+    """The number of nodes that a run starts with, from torchrun's N or MIN:MAX.
+
+    Raises:
+        ConfigError: if it is neither.
+    """
+    parts = text.split(":")
+    if len(parts) > 2 or not all(part.isascii() and part.isdecimal() and int(part) > 0 for part in parts):
+        raise ConfigError(f"--nnodes: {text!r} is no number of nodes; give N, or MIN:MAX")
+    return int(parts[0])
+
+
+def most_nodes(text: str) -> int:
+    return int(text.split(":")[-1])
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    words = list(sys.argv[1:] if argv is None else argv)
+    flags = words[words.index("--") + 1 :] if "--" in words else []
+    parser = argparse.ArgumentParser(
+        prog="python -m tools.doctor", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--nnodes", default="2", help="N or MIN:MAX, as for torchrun; default: 2")
+    parser.add_argument("--rdzv_endpoint", required=True, help="HOST:PORT of node 0, as for torchrun")
+    parser.add_argument("--node_rank", type=int, help="0 for the host of the endpoint; default: by its address")
+    parser.add_argument("--local_addr", help="this node's name for the others; default: its own full name")
+    parser.add_argument("--wait_seconds", type=float, default=600.0, help="for the other nodes to come")
+    parser.add_argument("--name_seconds", type=float, default=NAME_SECONDS, help="for a name to have an address")
+    given = parser.parse_args(words[: words.index("--")] if "--" in words else words)
+    try:
+        check_node(given, flags)
+    except (ConfigError, TrainingError) as error:
+        print_line("\n".join(filter(None, (f"error: {error}", error.details))), to_stderr=True)
+        return REFUSED if isinstance(error, ConfigError) else FAILED
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,152 @@
+"""Write what starts these very flags: a command for torchrun or Slurm, or the files for Kubernetes.
+
+    python -m tools.launch --to torchrun --nodes 2 --gpus_per_node 8 --rdzv_endpoint HOST:29500 -- FLAGS
+    python -m tools.launch --to slurm --nodes 2 --gpus_per_node 8 --account A --partition P -- FLAGS
+    python -m tools.launch --to k8s --nodes 2 --gpus_per_node 8 --image REGISTRY/NAME:TAG --out my_run -- FLAGS
+    python -m tools.launch --to folder -- FLAGS
+
+FLAGS are those of finetuning.py, and refused as it refuses them. `folder` prints their --output_dir, if they have one.
+Nothing is started. Exit status: 0 written, 2 refused.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import shlex
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from configs.flags import parse_flags
+from configs.run import RunConfig
+from supervision.exit_status import REFUSED
+from tools.network.names import parse_endpoint
+from utils.errors import ConfigError
+from utils.printing import print_line
+from utils.streams import keep_standard_streams
+
+if __name__ == "__main__":
+    keep_standard_streams()
+
+ROOT = Path(__file__).resolve().parent.parent
+JOB = "k8s/indexed_job"
+
+
+def torchrun_command(nodes: int, gpus_per_node: int, endpoint: str | None, flags: Sequence[str]) -> list[str]:
+    """The lines to type on every node.
+
+    Raises:
+        ConfigError: if several nodes have no place to meet.
+    """
+    script = ["finetuning.py", *flags]
+    if nodes == 1:
+        return [shlex.join(["torchrun", "--standalone", "--nproc_per_node", str(gpus_per_node), *script])]
+    if endpoint is None:
+        raise ConfigError("--rdzv_endpoint: is required for several nodes; give HOST:PORT of the first")
+    parse_endpoint(endpoint)
+    meeting = ["--nnodes", str(nodes), "--rdzv_endpoint", endpoint]
+    check = ["python", "-m", "tools.doctor", *meeting, "--", *flags]
+    launch = ["torchrun", *meeting, "--rdzv_backend", "c10d", "--rdzv_id", "1", "--nproc_per_node", str(gpus_per_node)]
+    return [shlex.join(check), shlex.join([*launch, *script])]
+
+
+def slurm_command(
+    nodes: int, gpus_per_node: int, account: str | None, partition: str | None, flags: Sequence[str]
+) -> str:
+    """The line to type in the repository's folder on a login node."""
+    words = ["sbatch"]
+    for option, value in (("--account", account), ("--partition", partition)):
+        words += [] if value is None else [option, value]
+    words += [] if nodes == 1 else ["--nodes", str(nodes)]
+    script = "slurm/single_node.slurm" if nodes == 1 else "slurm/multi_node.slurm"
+    return shlex.join([*words, "--gpus-per-node", str(gpus_per_node), script, *flags])
+
+
+def write_overlay(out: Path, nodes: int, gpus_per_node: int, image: str, config: RunConfig, flags: Sequence[str]) -> None:
+    """Write a Kustomize overlay of k8s/indexed_job into a new folder.
+
+    Raises:
+        ConfigError: if the folder is there, or the flags name no folder for the run.
+    """
+    if not config.was_given("train_config.output_dir"):
+        raise ConfigError("--output_dir: is required; a pod that is replaced has to find its run: /data/runs/NAME")
+    if out.exists():
+        raise ConfigError(f"--out: {out} is there; give a new folder")
+    name, _, tag = image.rpartition(":")
+    if not name or "/" in tag:
+        raise ConfigError(f"--image: {image} has no tag; give NAME:TAG, so that every node runs the same")
+    resumes = [] if config.was_given("train_config.resume") else ["--resume", "auto"]
+    container: dict[str, Any] = {
+        "name": "run",
+        "args": [*flags, *resumes],
+        "env": [{"name": "NNODES", "value": str(nodes)}, {"name": "NPROC_PER_NODE", "value": str(gpus_per_node)}],
+        "resources": {"limits": {"nvidia.com/gpu": gpus_per_node}},
+    }
+    job = {
+        "apiVersion": "batch/v1",
+        "kind": "Job",
+        "metadata": {"name": "finetuning"},
+        "spec": {"completions": nodes, "parallelism": nodes, "template": {"spec": {"containers": [container]}}},
+    }
+    overlay = {
+        "apiVersion": "kustomize.config.k8s.io/v1beta1",
+        "kind": "Kustomization",
+        "resources": [os.path.relpath(ROOT / JOB, out.resolve())],
+        "images": [{"name": "finetuning", "newName": name, "newTag": tag}],
+        "patches": [{"path": "run.yaml"}],
+    }
+    out.mkdir(parents=True)
+    for file, contents in (("kustomization.yaml", overlay), ("run.yaml", job)):
+        (out / file).write_text(yaml.safe_dump(contents, sort_keys=False), encoding="utf-8")
+
+
+def launch(given: argparse.Namespace, flags: Sequence[str]) -> list[str]:
+    """The lines to print; for Kubernetes files are written, too.
+
+    Raises:
+        ConfigError: for what finetuning.py would refuse, and for what the launcher would.
+    """
+    config = parse_flags(flags)
+    if given.to == "folder":
+        return [config.train_config.output_dir or ""]
+    for option, value in (("--nodes", given.nodes), ("--gpus_per_node", given.gpus_per_node)):
+        if value < 1:
+            raise ConfigError(f"{option}: {value} is none; give 1 or more")
+    if given.to == "torchrun":
+        return torchrun_command(given.nodes, given.gpus_per_node, given.rdzv_endpoint, flags)
+    if given.to == "slurm":
+        return [slurm_command(given.nodes, given.gpus_per_node, given.account, given.partition, flags)]
+    write_overlay(given.out, given.nodes, given.gpus_per_node, given.image, config, flags)
+    return [f"kubectl apply -k {shlex.quote(str(given.out))}"]
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    words = list(sys.argv[1:] if argv is None else argv)
+    at = words.index("--") if "--" in words else len(words)
+    parser = argparse.ArgumentParser(
+        prog="python -m tools.launch", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--to", choices=("torchrun", "slurm", "k8s", "folder"), required=True)
+    parser.add_argument("--nodes", type=int, default=1, help="default: 1")
+    parser.add_argument("--gpus_per_node", type=int, default=1, help="default: 1")
+    parser.add_argument("--rdzv_endpoint", help="torchrun: HOST:PORT of the first node")
+    parser.add_argument("--account", help="slurm")
+    parser.add_argument("--partition", help="slurm")
+    parser.add_argument("--image", default="finetuning:latest", help="k8s: NAME:TAG, of docker/Dockerfile")
+    parser.add_argument("--out", type=Path, default=Path("outputs/k8s"), help="k8s: the folder to write")
+    given = parser.parse_args(words[:at])
+    try:
+        for line in launch(given, words[at + 1 :]):
+            print_line(line)
+    except ConfigError as error:
+        print_line(f"error: {error}", to_stderr=True)
+        return REFUSED
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

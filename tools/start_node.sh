@@ -1,0 +1,39 @@
+#!/usr/bin/env bash
+# Start one node of a run on several: first check the way to the other nodes, then start torchrun. From the repository's
+# folder, once on each node:
+#
+#     NNODES=2 NODE_RANK=0 NPROC_PER_NODE=8 RDZV_ENDPOINT=node-0:29500 LOCAL_ADDR=node-0 bash tools/start_node.sh FLAGS
+#
+# slurm/ and k8s/ start it. Node 0 is the host of RDZV_ENDPOINT.
+# Exit status: 0 finished; 75 stopped on request, with a checkpoint to go on from; 2 refused; another one failed.
+set -u
+
+: "${NNODES:?}" "${NODE_RANK:?}" "${NPROC_PER_NODE:?}" "${RDZV_ENDPOINT:?}" "${LOCAL_ADDR:?}"
+export PYTHONUNBUFFERED=1  # what ranks print reaches the log at once
+
+run=$(python -m tools.launch --to folder -- "$@") || exit  # refuses flags before any node waits for another
+python -m tools.doctor --nnodes "$NNODES" --node_rank "$NODE_RANK" --rdzv_endpoint "$RDZV_ENDPOINT" \
+    --local_addr "$LOCAL_ADDR" --wait_seconds "${WAIT_SECONDS:-600}" -- "$@" || exit
+
+is_host=false
+[ "$NODE_RANK" = 0 ] && is_host=true
+options=(--nnodes "$NNODES" --nproc_per_node "$NPROC_PER_NODE" --max_restarts "${MAX_RESTARTS:-0}"
+    --rdzv_backend c10d --rdzv_id "${RUN_ID:-finetuning}" --rdzv_endpoint "$RDZV_ENDPOINT"
+    --rdzv_conf "is_host=$is_host" --local_addr "$LOCAL_ADDR")
+[ -n "${LOG_DIR:-}" ] && options+=(--log_dir "$LOG_DIR" --tee 3)
+
+asked=
+# A deleted pod signals its first process alone, Slurm each one of a job. torchrun must not get the signal twice.
+trap 'asked=1; [ $$ = 1 ] && kill -TERM "$launcher"' TERM
+torchrun "${options[@]}" finetuning.py "$@" &
+launcher=$!
+wait "$launcher"
+status=$?
+if [ -n "$asked" ]; then  # the trap ended the first wait
+    wait "$launcher"
+    exit 75
+fi
+# Ranks that were asked to stop end with 0, on the nodes that were not asked, too. Whoever starts nodes has to know.
+[ "$status" = 0 ] && tail -n 1 "$run/metrics.jsonl" 2> /dev/null | grep -q '"status": "stopped"' && exit 75
+[ "$status" = 0 ] && [ "${STAY:-}" = finished ] && exec sleep infinity
+exit "$status"
