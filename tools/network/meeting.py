@@ -94,7 +94,7 @@ def meet_nodes(plan: Plan, description: dict[str, Any], say: Callable[[str], Non
         raise ConfigError(f"--rdzv_endpoint: {plan.endpoint.host} is {addresses[0]}, {whose}; give the name of node 0")
     with ExitStack() as stack:
         door = stack.enter_context(_listener(addresses[0], 0))  # the others knock here
-        hello = {"greeting": GREETING, "name": plan.local_addr, "door": door.getsockname()[1], **description}
+        hello = {"name": plan.local_addr, "door": door.getsockname()[1], **description}
         if is_host:
             return _host(plan, hello, addresses[0], stack, say)
         return _join(plan, hello, addresses[0], stack, say)
@@ -121,8 +121,9 @@ def _host(plan: Plan, hello: dict[str, Any], address: str, stack: ExitStack, say
         listener.settimeout(1.0)
         try:
             line = _Line(stack.enter_context(listener.accept()[0]))
+            line.send(greeting=GREETING)
             other = line.receive()
-            name = str(other["name"]) if other.get("greeting") == GREETING else ""
+            name = str(other["name"])
         except (OSError, ValueError, KeyError):
             name = ""
         if name and name != plan.local_addr:
@@ -168,23 +169,20 @@ def _tell(lines: dict[str, _Line], **values: Any) -> list[str]:
 def _join(plan: Plan, hello: dict[str, Any], address: str, stack: ExitStack, say: Callable[[str], None]) -> Found:
     """What every other node does."""
     way_to(address)  # or it says that there is none
-    connection = _connect(plan, address, say)
-    if connection is None:
-        return Found()
-    line = _Line(stack.enter_context(connection))
+    line = _Line(stack.enter_context(_connect(plan, address, say)))
+    try:
+        greeted = line.receive().get("greeting") == GREETING
+    except (OSError, ValueError):
+        greeted = False
+    if not greeted:  # a run that has lost this node waits for it at the same place, and its store greets nobody
+        note = f"what listens at {plan.endpoint} is no doctor: taken for the torchrun of a run that waits for this node"
+        return Found(notes=[note])
     try:
         line.send(**hello)
         told = line.receive(plan.wait_seconds + 2 * _SAY_SECONDS)
-    except TimeoutError as error:
-        raise TrainingError(f"{plan.endpoint} is silent; its own output says which nodes it waits for") from error
-    except (OSError, ValueError):
-        # A run that has lost this node waits for it at the same place.
-        note = f"what listens at {plan.endpoint} is no doctor: taken for torchrun, which waits for this node"
-        return Found(notes=[note])
-    doors, refused = told.get("doors", {}), told.get("refused", [])
-    if not refused:
-        line.send(lost=_knock(doors, plan.local_addr))
-    try:
+        doors, refused = told.get("doors", {}), told.get("refused", [])
+        if not refused:
+            line.send(lost=_knock(doors, plan.local_addr))
         told = line.receive(_ANSWER_SECONDS * (len(doors) + 2))
     except (OSError, ValueError) as error:
         raise TrainingError(f"{plan.endpoint} ended while the nodes met; its own output says why") from error
