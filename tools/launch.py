@@ -12,6 +12,7 @@ Nothing is started. Exit status: 0 written, 2 refused.
 from __future__ import annotations
 
 import argparse
+import math
 import os
 import shlex
 import sys
@@ -31,6 +32,19 @@ from utils.streams import keep_standard_streams
 
 if __name__ == "__main__":
     keep_standard_streams()
+
+
+class _Quoted(str):
+    """Text that is written in quotes. Kubernetes' reader of YAML takes 2e-5 for a number, PyYAML's for text."""
+
+
+class _Dumper(yaml.SafeDumper):
+    """Writes `_Quoted`."""
+
+
+_Dumper.add_representer(
+    _Quoted, lambda dumper, text: dumper.represent_scalar("tag:yaml.org,2002:str", str(text), style='"')
+)
 
 ROOT = Path(__file__).resolve().parent.parent
 JOB = "k8s/indexed_job"
@@ -66,7 +80,9 @@ def slurm_command(
     return shlex.join([*words, "--gpus-per-node", str(gpus_per_node), script, *flags])
 
 
-def write_overlay(out: Path, nodes: int, gpus_per_node: int, image: str, config: RunConfig, flags: Sequence[str]) -> None:
+def write_overlay(
+    out: Path, nodes: int, gpus_per_node: int, image: str, config: RunConfig, flags: Sequence[str]
+) -> None:
     """Write a Kustomize overlay of k8s/indexed_job into a new folder.
 
     Raises:
@@ -82,7 +98,7 @@ def write_overlay(out: Path, nodes: int, gpus_per_node: int, image: str, config:
     resumes = [] if config.was_given("train_config.resume") else ["--resume", "auto"]
     container: dict[str, Any] = {
         "name": "run",
-        "args": [*flags, *resumes],
+        "args": [_Quoted(word) for word in (*flags, *resumes)],
         "env": [{"name": "NNODES", "value": str(nodes)}, {"name": "NPROC_PER_NODE", "value": str(gpus_per_node)}],
         "resources": {"limits": {"nvidia.com/gpu": gpus_per_node}},
     }
@@ -101,7 +117,7 @@ def write_overlay(out: Path, nodes: int, gpus_per_node: int, image: str, config:
     }
     out.mkdir(parents=True)
     for file, contents in (("kustomization.yaml", overlay), ("run.yaml", job)):
-        (out / file).write_text(yaml.safe_dump(contents, sort_keys=False), encoding="utf-8")
+        (out / file).write_text(yaml.dump(contents, Dumper=_Dumper, sort_keys=False, width=math.inf), encoding="utf-8")
 
 
 def launch(given: argparse.Namespace, flags: Sequence[str]) -> list[str]:

@@ -22,6 +22,15 @@ options=(--nnodes "$NNODES" --nproc_per_node "$NPROC_PER_NODE" --max_restarts "$
     --rdzv_conf "is_host=$is_host" --local_addr "$LOCAL_ADDR")
 [ -n "${LOG_DIR:-}" ] && options+=(--log_dir "$LOG_DIR" --tee 3)
 
+# With a store that torchrun shares with its ranks, a node that comes back waits for an address that the others published
+# when the run began, and they wait for it (torch 2.13, DynamicRendezvousHandler.next_rendezvous).
+export TORCH_DISABLE_SHARE_RDZV_TCP_STORE=1
+
+export TORCH_CPP_LOG_LEVEL=${TORCH_CPP_LOG_LEVEL:-ERROR}  # or each second that a rank waits for another is a warning
+
+last_event() { tail -n 1 "$run/metrics.jsonl" 2> /dev/null; }
+before=$(last_event)
+
 asked=
 # A deleted pod signals its first process alone, Slurm each one of a job. torchrun must not get the signal twice.
 trap 'asked=1; [ $$ = 1 ] && kill -TERM "$launcher"' TERM
@@ -31,9 +40,11 @@ wait "$launcher"
 status=$?
 if [ -n "$asked" ]; then  # the trap ended the first wait
     wait "$launcher"
-    exit 75
+    status=$?
 fi
-# Ranks that were asked to stop end with 0, on the nodes that were not asked, too. Whoever starts nodes has to know.
-[ "$status" = 0 ] && tail -n 1 "$run/metrics.jsonl" 2> /dev/null | grep -q '"status": "stopped"' && exit 75
+# Ranks that were asked to stop end with 0, on every node, and torchrun with 1 if it was asked itself. Whoever starts
+# nodes has to tell this from a run that has finished, and from one that has failed.
+last=$(last_event)
+[ "$last" != "$before" ] && grep -q '"status": "stopped"' <<< "$last" && exit 75
 [ "$status" = 0 ] && [ "${STAY:-}" = finished ] && exec sleep infinity
 exit "$status"

@@ -9,7 +9,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -26,7 +26,7 @@ def missing() -> str:
     """Why there can be no such hosts here, in words; empty if there can."""
     if os.geteuid() != 0:
         return "needs root, to make network namespaces"
-    tools = [tool for tool in ("ip", "unshare", "mount", "hostname") if shutil.which(tool) is None]
+    tools = [tool for tool in ("ip", "nsenter", "unshare", "mount", "hostname") if shutil.which(tool) is None]
     if tools:
         return f"needs {', '.join(tools)}: apt-get install iproute2 util-linux hostname"
     probe = ["unshare", "--net", "--mount", "--uts", "--pid", "--fork", "ip", "link", "add", "probe", "type", "bridge"]
@@ -49,7 +49,7 @@ class Host:
     def inside(self, command: Sequence[str]) -> list[str]:
         isolate = ["unshare", "--mount", "--uts", "--pid", "--fork", "--kill-child", "--mount-proc"]
         enter = ["bash", "-c", _ENTER, str(self.hosts_file), self.name, *command]
-        return ["ip", "netns", "exec", self.namespace, *isolate, *enter]
+        return ["nsenter", f"--net=/run/netns/{self.namespace}", *isolate, *enter]
 
     def run(self, command: Sequence[str], timeout_seconds: float = 120, **environment: str) -> tuple[int, str]:
         """A command's exit status and all that it printed."""
@@ -90,7 +90,7 @@ class HostProcess:
 
     def kill(self) -> None:
         """End every process of the container at once, as if the host lost its power."""
-        with contextlib.suppress(psutil.Error):
+        with contextlib.suppress(psutil.Error, IndexError):  # it has ended
             self.first().kill()
         self.popen.wait(30)
 
@@ -148,8 +148,9 @@ def _ip_tool(*command: str) -> None:
     assert done.returncode == 0, f"{' '.join(command)}: {done.stderr}"
 
 
-def wait_for(condition: Any, seconds: float, what: str = "") -> None:
+def wait_for(condition: Callable[[], bool], seconds: float, log: Callable[[], str] = str) -> None:
+    """Wait until the condition holds; if it does not, show the log."""
     deadline = time.monotonic() + seconds
     while not condition():
-        assert time.monotonic() < deadline, what or "it did not come"
+        assert time.monotonic() < deadline, log()
         time.sleep(0.05)

@@ -49,7 +49,9 @@ def differences(nodes: dict[str, dict[str, Any]]) -> list[str]:
             if one != two:
                 found.append(f"{what}: {first} has {one}, {name} has {two}; give all nodes the same")
         if wanted["flags"] != other["flags"]:
-            found.append(f"flags: {first} has {_words(wanted, other)}, {name} has {_words(other, wanted)}; give the same")
+            found.append(
+                f"flags: {first} has {_words(wanted, other)}, {name} has {_words(other, wanted)}; give the same"
+            )
     return found
 
 

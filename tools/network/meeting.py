@@ -139,7 +139,7 @@ def _host(plan: Plan, hello: dict[str, Any], address: str, stack: ExitStack, say
             say(f"{len(descriptions)} of {plan.num_nodes} nodes are here: {', '.join(descriptions)}; waiting")
     refused = differences(descriptions)
     notes = [
-        f"the clock of {name} is {abs(seconds):.0f} s {'ahead of' if seconds > 0 else 'behind'} that of {plan.local_addr}"
+        f"the clock of {name} is {abs(seconds):.0f} s {'ahead' if seconds > 0 else 'behind'} of {plan.local_addr}'s"
         for name, seconds in clocks.items()
         if abs(seconds) > CLOCK_SECONDS
     ]

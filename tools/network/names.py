@@ -38,7 +38,9 @@ def parse_endpoint(text: str) -> Endpoint:
     """
     host, _, port = text.strip().rpartition(":")
     if not host or not port.isascii() or not port.isdecimal() or not 0 < int(port) < 65536:
-        raise ConfigError(f"--rdzv_endpoint: {text!r} is not HOST:PORT; give the first node's name, such as node-0:29500")
+        raise ConfigError(
+            f"--rdzv_endpoint: {text!r} is not HOST:PORT; give the first node's name, such as node-0:29500"
+        )
     return Endpoint(host.strip("[]"), int(port))
 
 

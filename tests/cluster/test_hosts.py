@@ -1,0 +1,177 @@
+"""The commands of the Kubernetes manifests, on hosts whose names are known as headless Services make them known."""
+
+from __future__ import annotations
+
+import re
+import shutil
+import time
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+import pytest
+import yaml
+
+from tests.helpers import hosts
+from tests.helpers.hosts import Host, HostProcess, made_hosts, wait_for
+from tests.helpers.processes import ROOT, ProcessGroup, train_events
+from tests.helpers.resuming import SHARDED, assert_bit_equal, flags_of
+
+pytestmark = [pytest.mark.cluster, pytest.mark.skipif(bool(hosts.missing()), reason=hosts.missing())]
+
+LIMIT_SECONDS = 400
+LATE_SECONDS = 60
+
+
+@pytest.fixture(scope="module")
+def pods(tmp_path_factory: pytest.TempPathFactory) -> Iterator[list[Host]]:
+    names = [f"finetuning-{index} finetuning-{index}.finetuning" for index in range(2)]
+    elsewhere = {"elsewhere": "10.77.0.99", "loopback": "127.0.1.1"}
+    with made_hosts(tmp_path_factory.mktemp("pods"), *names, more_names=elsewhere) as pods:
+        yield pods
+
+
+def container(manifest: str) -> tuple[list[str], dict[str, str]]:
+    """The command of the container in a manifest, without its arguments, and its plain variables."""
+    documents = yaml.safe_load_all((ROOT / "k8s" / manifest).read_text())
+    (spec,) = [document["spec"]["template"]["spec"] for document in documents if document["kind"] != "Service"]
+    (run,) = spec["containers"]
+    return run["command"], {entry["name"]: entry["value"] for entry in run["env"] if "value" in entry}
+
+
+def start_pod(pod: Host, index: int, flags: Sequence[str], log: Path, **changed: str) -> HostProcess:
+    """Start pod `index` of k8s/indexed_job with these flags, and variables that Kubernetes would have filled in."""
+    command, given = container("indexed_job/job.yaml")
+    given |= {"NODE_RANK": str(index), "LOCAL_ADDR": given["LOCAL_ADDR"].replace("$(NODE_RANK)", str(index))}
+    given |= {"HOME": str(log.parent), "HF_HOME": str(log.parent)}
+    return pod.start([*command, *flags], log, given | changed)
+
+
+def doctor(pod: Host, index: int, *words: str) -> list[str]:
+    options = {"--rdzv_endpoint": "finetuning-0.finetuning:29500", "--local_addr": f"finetuning-{index}.finetuning"}
+    given = [word for option, value in options.items() if option not in words for word in (option, value)]
+    return ["python", "-m", "tools.doctor", *given, *words]
+
+
+def test_pods_one_of_them_late_train_to_the_losses_of_one_node(
+    pods: list[Host], tiny_model: Path, tmp_path: Path, process_group: ProcessGroup
+) -> None:
+    flags = flags_of(tiny_model, tmp_path / "run", *SHARDED, "--resume", "auto")
+    log = tmp_path / "log"
+    started = [start_pod(pods[1], 1, flags, log, NPROC_PER_NODE="2")]
+    time.sleep(LATE_SECONDS)
+    assert started[0].popen.poll() is None, log.read_text()
+    assert re.search(
+        r"doctor: finetuning-0\S+ \(10.77.0.10\) is there, and nothing listens on the port", log.read_text()
+    )
+    started.append(start_pod(pods[0], 0, flags, log, NPROC_PER_NODE="2"))
+    assert [pod.wait(LIMIT_SECONDS) for pod in started] == [0, 0], log.read_text()
+    process_group.train(flags_of(tiny_model, tmp_path / "one", *SHARDED), 4)
+    losses = [[event["loss"] for event in train_events(tmp_path / run)] for run in ("run", "one")]
+    assert losses[0] == pytest.approx(losses[1], abs=1e-5)
+
+
+def test_a_pod_that_is_lost_and_replaced_costs_nothing_but_time(
+    pods: list[Host], tiny_model: Path, tmp_path: Path, process_group: ProcessGroup
+) -> None:
+    given = ["--max_train_step", "300", "--num_epochs", "50", "--save_every_steps", "40", "--run_validation", "False"]
+    flags = flags_of(tiny_model, tmp_path / "run", *SHARDED, *given, "--resume", "auto")
+    log, metrics = tmp_path / "log", tmp_path / "run/metrics.jsonl"
+    started = [start_pod(pod, index, flags, log, NPROC_PER_NODE="1") for index, pod in enumerate(pods)]
+    wait_for(lambda: metrics.is_file() and '"step": 60,' in metrics.read_text(), LIMIT_SECONDS, log.read_text)
+    started[1].kill()
+    wait_for(lambda: "error: rank 1 ended in step" in log.read_text(), 60, log.read_text)
+    started[1] = start_pod(pods[1], 1, flags, log, NPROC_PER_NODE="1")
+    assert [pod.wait(LIMIT_SECONDS) for pod in started] == [0, 0], log.read_text()
+    assert "taken for the torchrun of a run that waits for this node" in log.read_text()
+    flags = flags_of(tiny_model, tmp_path / "one", *SHARDED, *given)
+    process_group.train(flags, 2)
+    assert_bit_equal(tmp_path / "run", tmp_path / "one")
+
+
+def test_a_pod_that_is_deleted_stops_the_run_and_no_pod_counts_as_done(
+    pods: list[Host], tiny_model: Path, tmp_path: Path
+) -> None:
+    given = ["--max_train_step", "3000", "--num_epochs", "500", "--save_every_steps", "0", "--run_validation", "False"]
+    flags = flags_of(tiny_model, tmp_path / "run", *SHARDED, *given)
+    log, metrics = tmp_path / "log", tmp_path / "run/metrics.jsonl"
+    started = [start_pod(pod, index, flags, log, NPROC_PER_NODE="1") for index, pod in enumerate(pods)]
+    wait_for(lambda: metrics.is_file() and '"step": 5,' in metrics.read_text(), LIMIT_SECONDS, log.read_text)
+    started[1].terminate()
+    assert [pod.wait(60) for pod in started] == [75, 75], log.read_text()
+    assert "stopped by SIGTERM on rank 1 after step" in log.read_text()
+
+
+@pytest.mark.parametrize(
+    ("words", "status", "cause"),
+    [
+        (
+            ["--rdzv_endpoint", "finetunning-0:29500", "--name_seconds", "3"],
+            1,
+            "no machine has the name 'finetunning-0'",
+        ),
+        (["--wait_seconds", "3"], 1, r"finetuning-0.finetuning:29500 \(10.77.0.10\) is there, and nothing listens"),
+        (["--rdzv_endpoint", "elsewhere:29500", "--wait_seconds", "3"], 1, r"elsewhere:29500 \(10.77.0.99\) cannot be"),
+        (["--rdzv_endpoint", "loopback:29500"], 2, "loopback is 127.0.1.1 here, which no other node can reach"),
+        (
+            ["--local_addr", "loopback"],
+            2,
+            "--local_addr: loopback is 127.0.1.1 here.*give a name for one of 10.77.0.11",
+        ),
+        (["--local_addr", "finetuning-0"], 2, r"finetuning-0 is 10.77.0.10, which is no address of this node \(10.77"),
+        (["--node_rank", "0"], 2, "finetuning-0.finetuning is 10.77.0.10, no address of this node, which is node 0"),
+    ],
+    ids=[
+        "unknown-name",
+        "closed-port",
+        "no-machine",
+        "loopback",
+        "own-loopback",
+        "address-of-another",
+        "rank-of-another",
+    ],
+)
+def test_a_wrong_place_is_named(pods: list[Host], words: list[str], status: int, cause: str) -> None:
+    found, printed = pods[1].run(doctor(pods[1], 1, *words))
+    assert found == status, printed
+    assert re.search(f"^error: .*{cause}", printed, re.MULTILINE), printed
+
+
+def test_a_node_of_which_some_listen_to_nobody_is_told_from_one_that_is_not_there(pods: list[Host]) -> None:
+    """A firewall answers nothing, where a host without a listener refuses."""
+    block = "ip route add blackhole 10.77.0.10/32 && exec python -m tools.doctor"
+    words = "--rdzv_endpoint finetuning-0:29500 --local_addr finetuning-1 --wait_seconds 3"
+    try:
+        status, printed = pods[1].run(["bash", "-c", f"{block} {words}"])
+    finally:
+        pods[1].run(["ip", "route", "del", "blackhole", "10.77.0.10/32"])
+    assert status == 1
+    assert "no route leads from this node to 10.77.0.10" in printed
+
+
+def meet(pods: list[Host], folder: Path, *words: Sequence[str]) -> list[str]:
+    """What the doctors of both pods print, each with words of its own; they must refuse."""
+    started = [
+        pod.start(doctor(pod, index, *words[index]), folder / f"doctor-{index}") for index, pod in enumerate(pods)
+    ]
+    assert [process.wait(60) for process in started] == [2, 2]
+    return [process.log.read_text() for process in started]
+
+
+def test_nodes_with_other_flags_are_refused(pods: list[Host], tmp_path: Path) -> None:
+    for printed in meet(pods, tmp_path, *(["--", "--model_name", "M", "--lr", lr] for lr in ("1e-4", "2e-4"))):
+        assert re.search(r"error: the nodes differ; flags: \S+ has --lr 1e-4, \S+ has --lr 2e-4", printed), printed
+
+
+def test_a_node_with_other_code_is_refused(pods: list[Host], tmp_path: Path) -> None:
+    other = tmp_path / "checkout"
+    rooms = [path for path in ROOT.iterdir() if (path / "__init__.py").is_file() and path.name != "tests"]
+    for room in [*rooms, ROOT / "datasets"]:
+        shutil.copytree(room, other / room.name, ignore=shutil.ignore_patterns("__pycache__", "samples"))
+    for file in ROOT.glob("*.py"):
+        shutil.copy(file, other)
+    (other / "finetuning.py").write_text((other / "finetuning.py").read_text() + "\n# another commit\n")
+    logs = [tmp_path / "doctor-0", tmp_path / "doctor-1"]
+    started = [pods[0].start(doctor(pods[0], 0), logs[0]), pods[1].start(doctor(pods[1], 1), logs[1], cwd=other)]
+    assert [process.wait(60) for process in started] == [2, 2]
+    for log in logs:
+        assert re.search(r"error: the nodes differ; this repository: \S+ has \w+, \S+ has \w+", log.read_text())

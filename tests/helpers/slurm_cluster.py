@@ -1,0 +1,134 @@
+"""A Slurm cluster on this machine: slurmctld and a slurmd per host, each host with a network of its own."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import re
+import shutil
+import stat
+import subprocess
+from collections.abc import Iterator
+from pathlib import Path
+
+from tests.helpers import hosts
+from tests.helpers.hosts import Host, made_hosts, wait_for
+from tests.helpers.processes import ROOT
+
+_CONFIG = """
+ClusterName=test
+SlurmctldHost=control
+SlurmUser=root
+SlurmdUser=root
+AuthType=auth/munge
+AuthInfo=socket={folder}/munge.socket
+MpiDefault=none
+ProctrackType=proctrack/linuxproc
+TaskPlugin=task/none
+JobAcctGatherType=jobacct_gather/none
+SwitchType=switch/none
+ReturnToService=2
+KillWait=30
+SlurmctldPidFile={folder}/slurmctld.pid
+SlurmdPidFile={folder}/slurmd-%n.pid
+SlurmctldLogFile={folder}/slurmctld.log
+SlurmdLogFile={folder}/slurmd-%n.log
+SlurmdSpoolDir={folder}/spool-%n
+StateSaveLocation={folder}/state
+SelectType=select/cons_tres
+SelectTypeParameters=CR_Core
+SlurmdParameters=config_overrides
+GresTypes=gpu
+NodeName=n1 NodeAddr=n1 CPUs=16 RealMemory=8000 Gres=gpu:2 State=UNKNOWN
+NodeName=n2 NodeAddr=n2 CPUs=16 RealMemory=8000 Gres=gpu:2 State=UNKNOWN
+PartitionName=debug Nodes=ALL Default=YES MaxTime=INFINITE State=UP
+"""
+_NULL_DEVICE = os.makedev(1, 3)
+
+
+def missing() -> str:
+    """Why there can be no Slurm here, in words; empty if there can."""
+    tools = [tool for tool in ("slurmctld", "slurmd", "sbatch", "munged") if shutil.which(tool) is None]
+    if tools:
+        return f"needs {', '.join(tools)}: apt-get install --no-install-recommends slurm-wlm munge"
+    return hosts.missing()
+
+
+class Cluster:
+    """Jobs are submitted from `checkout`, a folder that has what the repository has."""
+
+    def __init__(self, control: Host, folder: Path) -> None:
+        self.control, self.folder = control, folder
+        self.checkout = folder / "checkout"
+        self.checkout.mkdir()
+        for entry in ROOT.iterdir():
+            if entry.name not in ("outputs", "logs", ".git"):
+                (self.checkout / entry.name).symlink_to(entry)
+
+    def run(self, *command: str) -> str:
+        """What a client of Slurm prints; it must succeed."""
+        given = {"cwd": self.checkout, "env": hosts.variables({"SLURM_CONF": str(self.folder / "slurm.conf")})}
+        done = subprocess.run(
+            self.control.inside(command), capture_output=True, text=True, timeout=60, check=False, **given
+        )
+        assert done.returncode == 0, f"{' '.join(command)}: {done.stdout}{done.stderr}"
+        return done.stdout
+
+    def submit(self, *words: str) -> str:
+        """The number of the job that sbatch was given with these words."""
+        return re.findall(r"Submitted batch job (\d+)", self.run("sbatch", *words))[0]
+
+    def state(self, job: str) -> str:
+        return re.findall(r"JobState=(\w+)", self.run("scontrol", "show", "job", job))[0]
+
+    def wait(self, job: str, seconds: float) -> str:
+        """The state in which the job ended."""
+        wait_for(lambda: self.state(job) not in ("PENDING", "RUNNING", "COMPLETING"), seconds, lambda: self.log(job))
+        return self.state(job)
+
+    def log(self, job: str) -> str:
+        found = [*self.checkout.glob(f"slurm-{job}.log"), *self.checkout.glob(f"slurm-{job}-*.log")]
+        return found[0].read_text(errors="replace") if found else ""
+
+    def start_again(self, job: str) -> None:
+        """Wait until a job was requeued, and start it now: Slurm waits for two minutes."""
+        wait_for(lambda: self.state(job) == "PENDING", 120, lambda: self.log(job))
+        self.run("scontrol", "update", f"JobId={job}", "StartTime=now")
+
+
+@contextlib.contextmanager
+def slurm_cluster(folder: Path) -> Iterator[Cluster]:
+    """Two nodes, n1 and n2, with two GPUs each that are none, and a third host that controls them."""
+    folder.mkdir(parents=True)
+    (folder / "slurm.conf").write_text(_CONFIG.format(folder=folder))
+    for number in range(2):
+        os.mknod(folder / f"gpu{number}", 0o666 | stat.S_IFCHR, _NULL_DEVICE)
+    (folder / "gres.conf").write_text(f"NodeName=n[1-2] Name=gpu File={folder}/gpu[0-1]\n")
+    key = folder / "munge.key"
+    key.write_bytes(os.urandom(64))
+    key.chmod(0o400)
+    files = {"key-file": key, "socket": folder / "munge.socket", "pid-file": folder / "munge.pid"}
+    files |= {"log-file": folder / "munge.log", "seed-file": folder / "munge.seed"}
+    with contextlib.ExitStack() as stack:
+        munged = subprocess.Popen(
+            ["munged", "--foreground", "--force", *(f"--{option}={file}" for option, file in files.items())],
+            stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL,
+        )  # fmt: skip
+        stack.callback(munged.wait)
+        stack.callback(munged.kill)
+        control, *nodes = stack.enter_context(made_hosts(folder / "hosts", "control", "n1", "n2"))
+        wait_for(lambda: (folder / "munge.socket").exists(), 20)
+        variables = {"SLURM_CONF": str(folder / "slurm.conf")}
+        daemons = [control.start(["slurmctld", "-D", "-c"], folder / "control.out", variables)]
+        daemons += [node.start(["slurmd", "-D", "-N", node.name], folder / "nodes.out", variables) for node in nodes]
+        for daemon in daemons:
+            stack.callback(daemon.kill)
+        cluster = Cluster(control, folder)
+
+        def is_up() -> bool:
+            with contextlib.suppress(AssertionError):
+                return cluster.run("sinfo", "--noheader", "--format=%t %D").split() == ["idle", "2"]
+            return False
+
+        wait_for(is_up, 60, lambda: (folder / "control.out").read_text() + (folder / "nodes.out").read_text())
+        yield cluster
