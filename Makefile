@@ -3,6 +3,7 @@
 # make test       the fast tests                make test-slow  the slow ones
 # make test-all   both, and every product of settings in full
 # make test-lowest  the fast tests with the lowest version of each package that requirements*.txt allow
+# make test-cluster  real Slurm, and pods in network namespaces; what they need is installed by apt
 # make audit      asks PyPI's advisories about every installed package
 # Each makes .venv and installs what it needs, once. WORKERS=1 runs the tests one after the other.
 
@@ -10,13 +11,14 @@ PYTHON ?= python3
 WORKERS ?= 2
 VENV := .venv
 LOWEST := .venv-lowest
+K8S := .venv-k8s
 # make test-lowest TORCH=2.13.0 takes another torch: pip may have the lowest one with gigabytes of CUDA only.
 TORCH ?= $(shell sed -nE 's/^torch>=([0-9.]+).*/\1/p' requirements.txt)
 BIN := $(VENV)/bin
 PYTEST := $(BIN)/python -m pytest -q --numprocesses $(WORKERS) --dist worksteal --durations 15
 
 .DELETE_ON_ERROR:
-.PHONY: demo test test-slow test-all test-lowest audit lint format clean
+.PHONY: demo test test-slow test-cluster test-all test-lowest audit lint format clean
 
 $(VENV)/bin/python:
 	@$(PYTHON) -c 'import sys; sys.exit("Python 3.11 or newer is needed: make PYTHON=python3.12 ...") if sys.version_info < (3, 11) else None'
@@ -34,10 +36,19 @@ demo: $(VENV)/.installed
 	$(BIN)/python -m tools.demo
 
 test: $(VENV)/.installed-dev
-	$(PYTEST) -m "not slow and not full"
+	$(PYTEST) -m "not slow and not full and not cluster"
 
 test-slow: $(VENV)/.installed-dev
 	$(PYTEST) -m "slow and not full"
+
+$(K8S)/.installed:
+	$(PYTHON) -m venv --clear $(K8S)
+	$(K8S)/bin/python -m pip install --quiet 'kubernetes-validate>=1.37,<2'
+	@touch $@
+
+test-cluster: $(VENV)/.installed-dev $(K8S)/.installed
+	bash .ci/cluster_tools
+	$(BIN)/python -m pytest -q -rs --numprocesses $(WORKERS) --dist loadfile --durations 5 -m cluster
 
 test-all: $(VENV)/.installed-dev
 	$(PYTEST)
@@ -50,7 +61,7 @@ $(LOWEST)/.installed: requirements.txt requirements-dev.txt requirements-trackin
 	@touch $@
 
 test-lowest: $(LOWEST)/.installed
-	$(LOWEST)/bin/python -m pytest -q --numprocesses $(WORKERS) --dist worksteal -m "not slow and not full"
+	$(LOWEST)/bin/python -m pytest -q --numprocesses $(WORKERS) --dist worksteal -m "not slow and not full and not cluster"
 
 audit: $(VENV)/.installed-dev
 	$(PYTHON) -m venv $(VENV)-audit
@@ -67,4 +78,4 @@ format: $(VENV)/.installed-dev
 	$(BIN)/ruff format .
 
 clean:
-	rm -rf $(VENV) $(VENV)-audit $(LOWEST) outputs .pytest_cache .ruff_cache .mypy_cache
+	rm -rf $(VENV) $(VENV)-audit $(LOWEST) $(K8S) outputs logs .pytest_cache .ruff_cache .mypy_cache

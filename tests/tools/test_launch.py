@@ -15,6 +15,7 @@ import pytest
 import yaml
 
 from configs.flags import parse_flags
+from tests.helpers.documented import DOCUMENTS
 from tests.helpers.processes import ROOT
 from tools.launch import main
 
@@ -29,6 +30,16 @@ needs_kubectl = pytest.mark.skipif(shutil.which("kubectl") is None, reason="need
 def written(*words: str, capsys: pytest.CaptureFixture[str]) -> list[list[str]]:
     assert main(list(words)) == 0
     return [shlex.split(line) for line in capsys.readouterr().out.splitlines()]
+
+
+def typed(start: str) -> list[list[str]]:
+    """The words of the lines that start so, in documents and at the top of shipped scripts."""
+    files = [*DOCUMENTS, *sorted((ROOT / "slurm").glob("*.slurm"))]
+    return [
+        shlex.split(line)
+        for file in files
+        for line in re.findall(f"^[# ]*({start} .*)$", file.read_text(), re.MULTILINE)
+    ]
 
 
 def render(folder: Path) -> str:
@@ -66,6 +77,23 @@ def test_slurm_gets_account_and_partition(capsys: pytest.CaptureFixture[str]) ->
         "sbatch --account a --partition p --nodes 4 --gpus-per-node 8 slurm/multi_node.slurm"
     )
     assert line[10:] == FLAGS
+
+
+def test_what_documents_and_scripts_say_to_type_is_taken(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    jobs = typed("sbatch")
+    assert len(jobs) >= 6
+    for words in jobs:
+        (script,) = [word for word in words if word.endswith(".slurm")]
+        assert (ROOT / script).is_file()
+        flags = words[words.index("--" if "--" in words else script) + 1 :]
+        parse_flags(flags)
+    monkeypatch.chdir(tmp_path)
+    launches = typed("python -m tools.launch")
+    assert len(launches) >= 4
+    for words in launches:
+        assert main(words[3:]) == 0, capsys.readouterr().err
 
 
 @pytest.mark.parametrize("to", ["torchrun", "slurm", "k8s", "folder"])
