@@ -2,6 +2,8 @@
 
 On every node, without a launcher, which would only say that it found no rendezvous:
     python -m tools.doctor --rdzv_endpoint HOST:PORT [--nnodes N] [--node_rank K] [--local_addr NAME] [-- FLAGS]
+Under the run's launcher, to measure the network, and what it means for a step with these flags:
+    torchrun [...] -m tools.doctor [FLAGS]
 
 FLAGS are those of finetuning.py. Exit status: 0 all is well; 2 refused: it would be so again; 1 a node was not there.
 """
@@ -9,9 +11,10 @@ FLAGS are those of finetuning.py. Exit status: 0 all is well; 2 refused: it woul
 from __future__ import annotations
 
 import argparse
+import os
 import socket
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 from configs.flags import parse_flags
 from supervision.exit_status import FAILED, REFUSED
@@ -46,6 +49,8 @@ def check_node(given: argparse.Namespace, flags: Sequence[str]) -> None:
     """
     if flags:
         parse_flags(flags)
+    if given.rdzv_endpoint is None:
+        raise ConfigError("--rdzv_endpoint: is required without a launcher; give HOST:PORT of the first node")
     endpoint = parse_endpoint(given.rdzv_endpoint)
     num_nodes = number_of_nodes(given.nnodes)
     if given.node_rank is not None and not 0 <= given.node_rank < max(num_nodes, most_nodes(given.nnodes)):
@@ -85,19 +90,32 @@ def most_nodes(text: str) -> int:
 
 def main(argv: Sequence[str] | None = None) -> int:
     words = list(sys.argv[1:] if argv is None else argv)
+    if "RANK" in os.environ and not {"-h", "--help"} & set(words):
+        return outcome(lambda: check_ranks([word for word in words if word != "--"]))
     flags = words[words.index("--") + 1 :] if "--" in words else []
     parser = argparse.ArgumentParser(
         prog="python -m tools.doctor", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("--nnodes", default="2", help="N or MIN:MAX, as for torchrun; default: 2")
-    parser.add_argument("--rdzv_endpoint", required=True, help="HOST:PORT of node 0, as for torchrun")
+    parser.add_argument("--rdzv_endpoint", help="HOST:PORT of node 0, as for torchrun; required without a launcher")
     parser.add_argument("--node_rank", type=int, help="0 for the host of the endpoint; default: by its address")
     parser.add_argument("--local_addr", help="this node's name for the others; default: its own full name")
     parser.add_argument("--wait_seconds", type=float, default=600.0, help="for the other nodes to come")
     parser.add_argument("--name_seconds", type=float, default=NAME_SECONDS, help="for a name to have an address")
     given = parser.parse_args(words[: words.index("--")] if "--" in words else words)
+    return outcome(lambda: check_node(given, flags))
+
+
+def check_ranks(flags: Sequence[str]) -> None:
+    from tools.network import ranks  # imports torch, which takes seconds
+
+    ranks.check_ranks(flags, say)
+
+
+def outcome(check: Callable[[], None]) -> int:
+    """The exit status of a check; its error is printed."""
     try:
-        check_node(given, flags)
+        check()
     except (ConfigError, TrainingError) as error:
         print_line("\n".join(filter(None, (f"error: {error}", error.details))), to_stderr=True)
         return REFUSED if isinstance(error, ConfigError) else FAILED

@@ -1,0 +1,120 @@
+"""How fast the ranks exchange tensors: over all of them, inside a node, and between nodes."""
+
+from __future__ import annotations
+
+import statistics
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import torch
+import torch.distributed as dist
+from torch.distributed.device_mesh import init_device_mesh
+
+from utils.environment import Environment
+
+_SMALL_BYTES = 1 << 16
+_LARGE_BYTES = {"cuda": 1 << 28, "cpu": 1 << 22}
+_REPEATS = 3
+
+Collective = Callable[[torch.Tensor, torch.Tensor, dist.ProcessGroup], object]
+
+
+def _all_gather(whole: torch.Tensor, part: torch.Tensor, group: dist.ProcessGroup) -> object:
+    return dist.all_gather_into_tensor(whole, part, group=group)
+
+
+def _reduce_scatter(whole: torch.Tensor, part: torch.Tensor, group: dist.ProcessGroup) -> object:
+    return dist.reduce_scatter_tensor(part, whole, group=group)
+
+
+def _all_reduce(whole: torch.Tensor, part: torch.Tensor, group: dist.ProcessGroup) -> object:
+    return dist.all_reduce(whole, group=group)
+
+
+@dataclass(frozen=True)
+class Speed:
+    """The time of a collective is `latency_seconds` plus `seconds_per_byte` for each byte of the whole tensor."""
+
+    latency_seconds: float
+    seconds_per_byte: float
+
+    def seconds(self, num_bytes: float, num_calls: float) -> float:
+        return num_calls * self.latency_seconds + num_bytes * self.seconds_per_byte
+
+    @property
+    def gigabytes_per_second(self) -> float:
+        return 1e-9 / self.seconds_per_byte
+
+
+@dataclass(frozen=True)
+class GroupSpeeds:
+    """Of the collectives of one kind of group. All groups of the kind work at once, as in a step."""
+
+    size: int
+    all_gather: Speed
+    reduce_scatter: Speed
+    all_reduce: Speed
+
+
+@dataclass(frozen=True)
+class Speeds:
+    world: GroupSpeeds
+    node: GroupSpeeds  # the ranks of one node
+    between: GroupSpeeds  # the ranks with the same number on each node
+
+
+def measure_speeds(env: Environment) -> Speeds:
+    """Measure; every rank must call this, and every node must have as many ranks."""
+    shape = (env.world_size // env.local_world_size, env.local_world_size)
+    mesh = init_device_mesh(env.device.type, shape, mesh_dim_names=("between", "node"))
+    world = dist.group.WORLD
+    assert world is not None
+    groups = {"world": world, "node": mesh["node"].get_group(), "between": mesh["between"].get_group()}
+    return Speeds(**{name: _measure_group(group, env.device) for name, group in groups.items()})
+
+
+def _measure_group(group: dist.ProcessGroup, device: torch.device) -> GroupSpeeds:
+    size = dist.get_world_size(group)
+    speeds = {
+        name: _measure(collective, group, size, device)
+        for name, collective in (
+            ("all_gather", _all_gather),
+            ("reduce_scatter", _reduce_scatter),
+            ("all_reduce", _all_reduce),
+        )
+    }
+    return GroupSpeeds(size=size, **speeds)
+
+
+def _measure(collective: Collective, group: dist.ProcessGroup, size: int, device: torch.device) -> Speed:
+    small, large = (
+        _median_seconds(collective, group, size, device, num_bytes)
+        for num_bytes in (_SMALL_BYTES, _LARGE_BYTES[device.type])
+    )
+    per_byte = max(1e-13, (large - small) / (_LARGE_BYTES[device.type] - _SMALL_BYTES))
+    return Speed(max(0.0, small - _SMALL_BYTES * per_byte), per_byte)
+
+
+def _median_seconds(
+    collective: Collective, group: dist.ProcessGroup, size: int, device: torch.device, num_bytes: int
+) -> float:
+    """Of the slowest rank."""
+    part = torch.zeros(num_bytes // 4 // size, device=device)
+    whole = torch.zeros(part.numel() * size, device=device)
+    seconds = []
+    for _ in range(1 + _REPEATS):  # the first one connects, and does not count
+        dist.barrier()
+        _wait_for(device)
+        started = time.perf_counter()
+        collective(whole, part, group)
+        _wait_for(device)
+        took = torch.tensor(time.perf_counter() - started, dtype=torch.float64)
+        dist.all_reduce(took, op=dist.ReduceOp.MAX)
+        seconds.append(took.item())
+    return statistics.median(seconds[1:])
+
+
+def _wait_for(device: torch.device) -> None:
+    if device.type == "cuda":
+        torch.cuda.synchronize(device)

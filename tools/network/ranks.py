@@ -1,0 +1,111 @@
+"""What the ranks of a run find under its launcher, before any weight is read: devices, speeds, time of a step."""
+
+from __future__ import annotations
+
+import socket
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import psutil
+import torch
+
+from configs.flags import parse_flags
+from configs.run import RunConfig
+from planning.resolved import resolve
+from policies.sharding import Layout
+from tools.network.bandwidth import GroupSpeeds, Speeds, measure_speeds
+from tools.network.identity import describe_node, differences
+from tools.network.traffic import Traffic, find_traffic, seconds_per_step
+from utils.distributed import gather_to_all, start_process_group, stop_process_group
+from utils.environment import Environment, read_environment
+from utils.errors import ConfigError
+from utils.units import GIB
+
+_WORTH_SAYING = 1.2  # how many times less HYBRID_SHARD has to communicate
+
+
+def check_ranks(flags: Sequence[str], say: Callable[[str], None]) -> None:
+    """Check the ranks, and say on rank 0 what was found. Every rank must call this.
+
+    Args:
+        flags: of finetuning.py; without any, no step is predicted.
+
+    Raises:
+        ConfigError, TrainingError: on every rank that found what is wrong, or all.
+    """
+    env = read_environment()
+    config = parse_flags(flags) if flags else None
+    start_process_group(env)
+    tell = say if env.is_rank_zero else _say_nothing
+    _check_devices(env, flags, tell)
+    speeds = measure_speeds(env)
+    for name, group in (("all ranks", speeds.world), ("inside a node", speeds.node), ("between nodes", speeds.between)):
+        if group.size > 1:
+            tell(_in_words(name, group))
+    if config is not None:
+        _predict(config, speeds, env, tell)
+    stop_process_group()
+
+
+def _say_nothing(line: str) -> None:
+    pass
+
+
+def _check_devices(env: Environment, flags: Sequence[str], tell: Callable[[str], None]) -> None:
+    """Refuse ranks whose code, versions, flags or devices differ."""
+    own = {"host": socket.gethostname(), "rank": env.rank, **describe_node(flags), "device": _describe_device(env)}
+    everyone: list[dict[str, Any]] = gather_to_all(own)
+    nodes = {f"rank {rank['rank']} on {rank['host']}": rank for rank in everyone}
+    refused = differences(nodes)
+    (first, wanted), *others = nodes.items()
+    for name, rank in others:
+        if rank["device"] != wanted["device"]:
+            refused.append(f"devices: {first} has {wanted['device']}, {name} has {rank['device']}; give all the same")
+    if refused:
+        raise ConfigError("the ranks differ; " + refused[0], "\n".join(refused[1:]))
+    hosts = list(dict.fromkeys(rank["host"] for rank in everyone))
+    tell(f"{env.world_size} ranks on {len(hosts)} nodes ({', '.join(hosts)}), each with {wanted['device']}")
+
+
+def _describe_device(env: Environment) -> str:
+    if env.device.type != "cuda":
+        return f"a CPU, {psutil.virtual_memory().total / GIB:.0f} GiB of memory"
+    index, count = env.device.index, torch.cuda.device_count()
+    properties = torch.cuda.get_device_properties(env.device)
+    peers = sum(torch.cuda.can_device_access_peer(index, other) for other in range(count) if other != index)
+    memory = f"{properties.total_memory / GIB:.0f} GiB"
+    return f"{properties.name}, {memory}, {count} on its node, of which it reaches {peers} directly"
+
+
+def _in_words(name: str, group: GroupSpeeds) -> str:
+    gather, reduce = group.all_gather, group.all_reduce
+    return (
+        f"{name} ({group.size}): all-gather {gather.gigabytes_per_second:.3g} GB/s, all-reduce "
+        f"{reduce.gigabytes_per_second:.3g} GB/s of whole tensors; {1e3 * gather.latency_seconds:.2g} ms a call"
+    )
+
+
+def _predict(config: RunConfig, speeds: Speeds, env: Environment, tell: Callable[[str], None]) -> None:
+    resolved = resolve(config, env)
+    layout = resolved.policies.layout
+    traffic = find_traffic(resolved.config, resolved, env)
+    weights, gradients = (traffic.units_bytes + traffic.root_bytes) / GIB, traffic.gradient_bytes / GIB
+    tell(f"the model has {weights:.3g} GiB of weights as they are gathered, {gradients:.3g} GiB of gradients")
+    for line in prediction(layout, traffic, speeds):
+        tell(line)
+
+
+def prediction(layout: Layout, traffic: Traffic, speeds: Speeds) -> list[str]:
+    """What these flags mean in seconds per step, and whether sharding inside nodes would be faster."""
+    strategy = "FULL_SHARD" if layout.strategy == "SINGLE" else layout.strategy
+    seconds = seconds_per_step(strategy, traffic, speeds)
+    lines = [f"{layout.strategy} communicates {seconds:.3g} s per step, less what computing hides"]
+    if strategy not in ("FULL_SHARD", "SHARD_GRAD_OP") or speeds.between.size == 1:
+        return lines
+    hybrid = seconds_per_step("HYBRID_SHARD", traffic, speeds)
+    if seconds > _WORTH_SAYING * hybrid:
+        lines.append(
+            f"warning: --hsdp, sharded inside each node, would communicate {hybrid:.3g} s, {seconds / hybrid:.1f} "
+            "times less, if the devices of a node have room for the model, its gradients and optimizer states"
+        )
+    return lines
