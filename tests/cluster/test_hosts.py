@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 import shutil
+import statistics
 import time
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -15,6 +16,7 @@ from tests.helpers import hosts
 from tests.helpers.hosts import Host, HostProcess, made_hosts, wait_for
 from tests.helpers.processes import ROOT, ProcessGroup, train_events
 from tests.helpers.resuming import SHARDED, assert_bit_equal, flags_of
+from tools.make_tiny_model import make_tiny_model
 
 pytestmark = [pytest.mark.cluster, pytest.mark.skipif(bool(hosts.missing()), reason=hosts.missing())]
 
@@ -73,7 +75,7 @@ def test_pods_one_of_them_late_train_to_the_losses_of_one_node(
 def test_a_pod_that_is_lost_and_replaced_costs_nothing_but_time(
     pods: list[Host], tiny_model: Path, tmp_path: Path, process_group: ProcessGroup
 ) -> None:
-    given = ["--max_train_step", "300", "--num_epochs", "50", "--save_every_steps", "40", "--run_validation", "False"]
+    given = ["--max_train_step", "160", "--num_epochs", "50", "--save_every_steps", "40", "--run_validation", "False"]
     flags = flags_of(tiny_model, tmp_path / "run", *SHARDED, *given, "--resume", "auto")
     log, metrics = tmp_path / "log", tmp_path / "run/metrics.jsonl"
     started = [start_pod(pod, index, flags, log, NPROC_PER_NODE="1") for index, pod in enumerate(pods)]
@@ -146,6 +148,33 @@ def test_a_node_of_which_some_listen_to_nobody_is_told_from_one_that_is_not_ther
         pods[1].run(["ip", "route", "del", "blackhole", "10.77.0.10/32"])
     assert status == 1
     assert "no route leads from this node to 10.77.0.10" in printed
+
+
+def test_the_doctor_foresees_what_sharding_inside_nodes_saves(tmp_path: Path) -> None:
+    """On a network that is slow enough for traffic to be all that a step waits for."""
+    sizes = {"vocab_size": 600, "hidden_size": 64, "intermediate_size": 192, "num_layers": 4, "num_heads": 4}
+    model = make_tiny_model(tmp_path / "model", tie_word_embeddings=False, **sizes)
+    given = ["--max_train_step", "6", "--run_validation", "False", "--save_every_steps", "0", "--save_model", "False"]
+    flags = flags_of(model, tmp_path / "unused", *SHARDED, *given)
+    del flags[flags.index("--output_dir") : flags.index("--output_dir") + 2]
+    meeting = ["--nnodes", "2", "--nproc_per_node", "2", "--rdzv_backend", "c10d", "--rdzv_id", "1"]
+    command = ["torchrun", *meeting, "--rdzv_endpoint", "node-0:29500", "-m", "tests.helpers.step_times"]
+    log = tmp_path / "log"
+    with made_hosts(tmp_path / "hosts", "node-0", "node-1") as pair:
+        for host in pair:
+            host.limit(megabits_per_second=10)
+        started = [
+            host.start([*command, str(tmp_path), *flags], log, {"TORCH_CPP_LOG_LEVEL": "ERROR"}) for host in pair
+        ]
+        assert [process.wait(LIMIT_SECONDS) for process in started] == [0, 0], log.read_text()
+    (foreseen,) = re.findall(r"FULL_SHARD communicates ([\d.]+) s per step", log.read_text())
+    (saved,) = re.findall(r"warning: --hsdp, .* would communicate ([\d.]+) s", log.read_text())
+    full, hybrid = (
+        statistics.median(event["step_seconds"] for event in train_events(tmp_path / name)[1:])
+        for name in ("full", "hybrid")
+    )
+    assert full / hybrid == pytest.approx(float(foreseen) / float(saved), rel=0.3)
+    assert full == pytest.approx(float(foreseen), rel=0.3)
 
 
 def meet(pods: list[Host], folder: Path, *words: Sequence[str]) -> list[str]:
