@@ -24,7 +24,7 @@ from configs.run import RunConfig
 from data.pipeline import RunData, load_data, make_loaders
 from data.step_loader import StepLoader
 from data.stream_loader import StreamLoader
-from data.tokenizer_loading import added_token_ids, num_rows_needed
+from data.tokenizer_loading import added_token_ids, num_rows_needed, tokenizer_of
 from evaluation.generation import Generation, plan_generation
 from planning.agreement import facts_at_start, facts_found
 from planning.beginning import Beginning
@@ -171,8 +171,8 @@ def read_inputs(config: RunConfig, env: Environment, checkpoint: Checkpoint | No
     resolved = resolve(config, env, resumed_size=resumed_size, began_with=began_with)
     config, task = resolved.config, resolved.task
     processor = task.load_processor(config.train_config)
-    reading = task.make_reading(processor, config.train_config, resolved.lengths)
-    vocab_size = max(resolved.model_config.get_text_config().vocab_size, num_rows_needed(processor))
+    reading = task.make_reading(processor, resolved.model_config, config.train_config, resolved.lengths)
+    vocab_size = max(resolved.model_config.get_text_config().vocab_size, num_rows_needed(tokenizer_of(processor)))
     data = load_data(
         config.train_config,
         config.sources,
@@ -202,7 +202,9 @@ def read_inputs(config: RunConfig, env: Environment, checkpoint: Checkpoint | No
         vocab_size=vocab_size,
         data=data,
         generation=generation,
-        preview=preview_data(data, processor, config.train_config, resolved.batches, resolved.widths[0], env),
+        preview=preview_data(
+            data, tokenizer_of(processor), config.train_config, resolved.batches, resolved.widths[0], env
+        ),
         num_steps=resolve_num_steps(
             config.train_config, config.tracking_config, data.steps_per_epoch(resolved.batches)
         ),
@@ -218,8 +220,8 @@ def build(inputs: Inputs, config: RunConfig, env: Environment) -> Parts:
         task=task,
         policies=resolved.policies,
         row_length=resolved.context_length,
-        num_embeddings=num_rows_needed(inputs.processor),
-        new_tokens=added_token_ids(inputs.processor, config.train_config),
+        num_embeddings=num_rows_needed(tokenizer_of(inputs.processor)),
+        new_tokens=added_token_ids(tokenizer_of(inputs.processor), config.train_config),
         env=env,
     )
     model = built.model

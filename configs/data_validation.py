@@ -19,6 +19,7 @@ def check_data(config: RunConfig) -> None:
         ConfigError: for the first conflict.
     """
     _check_datasets(config)
+    _check_images(config)
     _check_tokens(config)
     _check_mix(config)
     _check_streaming(config)
@@ -80,6 +81,24 @@ def _check_datasets(config: RunConfig) -> None:
         raise ConfigError(
             f"--split_slice: {train.split_slice!r} is neither a percentage nor a number of examples; "
             "give one like 1%, up to 100%, or one like 10"
+        )
+
+
+def _check_images(config: RunConfig) -> None:
+    train, caption = config.train_config, config.caption_dataset
+    if "caption_dataset" not in train.datasets:
+        if config.was_given("train_config.max_text_length"):
+            raise ConfigError("--max_text_length: cuts captions; add --dataset caption_dataset, or leave this out")
+        return
+    if len(train.datasets) > 1:
+        raise ConfigError("--dataset: caption_dataset cannot be mixed with others; give it alone")
+    if caption.streaming:
+        raise ConfigError("--streaming: images are read while training anyway, and only captions before; leave it out")
+    if caption.prompt and caption.prompt_column:
+        raise ConfigError("--caption_dataset.prompt: --caption_dataset.prompt_column gives each row its own; give one")
+    if config.was_given("train_config.truncation"):
+        raise ConfigError(
+            "--truncation: captions are cut to --max_text_length, and the tokens of an image never; leave this out"
         )
 
 

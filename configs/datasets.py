@@ -142,6 +142,18 @@ class TextDataset(DataSource):
 
 
 @dataclass(frozen=True)
+class CaptionDataset(DataSource):
+    """Images and their captions, for models of image and text (--dataset caption_dataset)."""
+
+    image_column: str | None = setting(
+        None, "column with the image, or with its path from the file's folder on; unset: image, or file_name"
+    )
+    text_column: str | None = setting(None, "column with the caption; unset: text, or caption")
+    prompt_column: str | None = setting(None, "column with what the model is asked about the image; unset: prompt")
+    prompt: str = setting("", "what the model is asked about every image, \\n for a new line; empty: nothing")
+
+
+@dataclass(frozen=True)
 class CustomDataset(DataSource):
     """Your own data (--dataset custom_dataset, or in short --dataset FILE.py:FUNCTION)."""
 

@@ -36,10 +36,11 @@ class FsdpConfig:
         "weights",
         unset=True,
     )
-    wrap: Literal["layer", "root"] = setting(
-        "layer",
-        "gather the weights of one layer at a time, or of the whole model (root): fewer and larger transfers, but all "
-        "weights and gradients are in device memory at once",
+    wrap: tuple[str, ...] = setting(
+        ("layer",),
+        "gather the weights of one layer at a time (layer; the layers are found in the model), of each module of the "
+        "named classes (OPTDecoderLayer,Blip2EncoderLayer), or of the whole model (root): fewer and larger transfers, "
+        "but all weights and gradients are in device memory at once",
     )
     fsdp_cpu_offload: bool = setting(
         False,

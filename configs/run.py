@@ -6,6 +6,7 @@ from typing import Any, get_type_hints
 
 from configs.datasets import (
     AlpacaDataset,
+    CaptionDataset,
     ChatDataset,
     CustomDataset,
     DataSource,
@@ -45,6 +46,7 @@ class RunConfig:
     instruction_dataset: InstructionDataset = field(default_factory=InstructionDataset)
     text_dataset: TextDataset = field(default_factory=TextDataset)
     segments_dataset: SegmentsDataset = field(default_factory=SegmentsDataset)
+    caption_dataset: CaptionDataset = field(default_factory=CaptionDataset)
     custom_dataset: CustomDataset = field(default_factory=CustomDataset)
     tracking_config: TrackingConfig = field(default_factory=TrackingConfig)
     given: frozenset[str] = frozenset()

@@ -17,7 +17,7 @@ class TrainConfig:
 
     # Model
     model_name: str = setting(MISSING, "model to fine-tune: a folder, or a name on the Hugging Face hub", is_path=True)
-    task: Literal["causal_lm", "seq2seq_lm"] | None = setting(
+    task: Literal["causal_lm", "seq2seq_lm", "image_text"] | None = setting(
         None,
         "kind of model: a causal language model, or an encoder-decoder like BART and T5 (docs/tasks.md); unset: as its "
         "config.json says",
@@ -97,11 +97,17 @@ class TrainConfig:
     )
     num_freeze_layers: int = setting(1, "layers to freeze (freeze_layers)", unit="layers", minimum=1)
 
+    freeze_vision: bool = setting(False, "of a model of image and text, freeze what sees the image")
+    freeze_qformer: bool = setting(False, "of BLIP-2 and its like, freeze the Q-Former and its queries")
+    freeze_language_model: bool = setting(
+        False, "of a model of image and text, freeze the language model with its embeddings and head"
+    )
+
     # Data
     dataset: str = setting(
         "samsum_dataset",
         "training data: samsum_dataset, alpaca_dataset, grammar_dataset, chat_dataset, instruction_dataset, "
-        "text_dataset, segments_dataset, custom_dataset, or FILE.py:FUNCTION in short; several as a,b",
+        "text_dataset, segments_dataset, caption_dataset, custom_dataset, or FILE.py:FUNCTION in short; several as a,b",
     )
     dataset_weights: tuple[float, ...] = setting(
         (),
@@ -149,6 +155,9 @@ class TrainConfig:
         "skip it (drop), end the run (error), or make several of it (split); unset: split for text_dataset, right for "
         "others",
         unset="right",
+    )
+    max_text_length: int = setting(
+        50, "longest caption, its end token counted; the rest is cut off (caption_dataset)", unit="tokens", minimum=2
     )
     pad_to_multiple_of: int = setting(
         8,

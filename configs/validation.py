@@ -17,7 +17,7 @@ _HOLDS_WITHOUT_FSDP: dict[str, tuple[Any, ...]] = {
     "fsdp_config.hsdp": (None, False),
     "fsdp_config.accumulate_unsharded": (None, True),
     "fsdp_config.fsdp_activation_checkpointing": (None, False),
-    "fsdp_config.wrap": ("layer",),
+    "fsdp_config.wrap": (("layer",),),
     "fsdp_config.fsdp_cpu_offload": (False,),
 }
 # The section of settings for each --peft_method.
@@ -164,11 +164,17 @@ def _check_layout(config: RunConfig) -> None:
     if not config.train_config.enable_fsdp:
         for name, values in _HOLDS_WITHOUT_FSDP.items():
             if config.was_given(name) and config.value(name) not in values:
-                raise ConfigError(f"{flag(name)}: {config.value(name)} needs --enable_fsdp; add it, or leave this out")
+                value = config.value(name)
+                shown = ",".join(value) if isinstance(value, tuple) else value
+                raise ConfigError(f"{flag(name)}: {shown} needs --enable_fsdp; add it, or leave this out")
     if fsdp.accumulate_unsharded is False and fsdp.sharding_strategy == "NO_SHARD":
         raise ConfigError("--accumulate_unsharded: False has no effect under NO_SHARD; leave one of them out")
-    if fsdp.wrap == "root" and fsdp.sharding_strategy == "NO_SHARD":
-        raise ConfigError("--wrap: root has no effect under NO_SHARD, which gathers nothing; leave one of them out")
+    if fsdp.wrap != ("layer",) and fsdp.sharding_strategy == "NO_SHARD":
+        raise ConfigError(
+            f"--wrap: {','.join(fsdp.wrap)} has no effect under NO_SHARD, which gathers nothing; leave one of them out"
+        )
+    if not fsdp.wrap or (len(fsdp.wrap) > 1 and {"layer", "root"} & {*fsdp.wrap}):
+        raise ConfigError(f"--wrap: {','.join(fsdp.wrap)!r} is neither layer nor root nor names of classes; give one")
     if fsdp.fsdp_cpu_offload and fsdp.optimizer_cpu_offload:
         raise ConfigError(
             "--optimizer_cpu_offload: --fsdp_cpu_offload already keeps the optimizer states in host memory; "

@@ -77,6 +77,23 @@ class SourceAndTarget:
         return columns
 
 
+@dataclass(frozen=True)
+class Caption:
+    """For a model of image and text: the caption alone, and the token that ends it. A processor writes the rest."""
+
+    end_id: int
+    is_one_text = False
+
+    def __call__(
+        self, examples: Sequence[Sequence[TextSpan]], tokenizer: Any, *, by_template: bool = False
+    ) -> TokenColumns:
+        columns = tokenize_spans(examples, tokenizer, end=[self.end_id])
+        for place, spans in enumerate(examples):
+            if not any(span.has_loss for span in spans):
+                columns.input_ids[place] = columns.labels[place] = _no_tokens()
+        return columns
+
+
 ONE_TEXT = OneText()
 
 

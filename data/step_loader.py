@@ -6,6 +6,7 @@ The rows of step s depend on seed, epoch and the global batch size alone, never 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -17,6 +18,14 @@ from data.order import epoch_order
 from data.rows import Rows
 from data.sequences import Row
 from data.workers import stop_signals_held_back, watch_parent
+from utils.errors import TrainingError
+
+
+@dataclass(frozen=True)
+class Unreadable:
+    """What a collator returns instead of a micro-batch if a row cannot be read: the run ends with this message."""
+
+    message: str
 
 
 class StepSampler(Sampler[list[int]]):
@@ -85,11 +94,21 @@ class StepLoader:
         return num_steps == len(self)
 
     def epoch(self, epoch: int, first_step: int = 0) -> Iterator[list[Any]]:
-        """The steps of an epoch from `first_step` on; both count from 0."""
+        """The steps of an epoch from `first_step` on; both count from 0.
+
+        Raises:
+            TrainingError: for a row that cannot be read, on its own rank alone.
+        """
         self.sampler.epoch, self.sampler.first_step = epoch, first_step
         with stop_signals_held_back():
             batches = iter(self.loader)
         size, num_rows = self.layout.global_batch_size, self.layout.rows_of_epoch(len(self.rows))
         for start in range(first_step * size, num_rows, size):
             num_micro_batches = self.layout.num_micro_batches(min(size, num_rows - start))
-            yield [next(batches) for _ in range(num_micro_batches)]
+            yield [_readable(next(batches)) for _ in range(num_micro_batches)]
+
+
+def _readable(batch: Any) -> Any:
+    if isinstance(batch, Unreadable):
+        raise TrainingError(batch.message)
+    return batch

@@ -31,11 +31,11 @@ def load_tokenizer(train_config: TrainConfig) -> PreTrainedTokenizerBase:
         ) from error
     if tokenizer.eos_token_id is None:
         raise ConfigError(f"{flag}: the tokenizer of {name!r} has no end token (eos_token); answers would never end")
-    _add_special_tokens(tokenizer, train_config)
+    add_special_tokens(tokenizer, train_config)
     return tokenizer
 
 
-def _add_special_tokens(tokenizer: Any, train_config: TrainConfig) -> None:
+def add_special_tokens(tokenizer: Any, train_config: TrainConfig) -> None:
     """Add the tokens that the tokenizer does not have.
 
     Raises:
@@ -50,6 +50,11 @@ def _add_special_tokens(tokenizer: Any, train_config: TrainConfig) -> None:
             raise ConfigError(
                 f"--add_special_tokens: this tokenizer reads {token!r} as {len(ids)} tokens; give one like <|name|>"
             )
+
+
+def tokenizer_of(processor: Any) -> Any:
+    """The tokenizer of a processor, or the tokenizer that it is."""
+    return getattr(processor, "tokenizer", processor)
 
 
 def added_token_ids(tokenizer: Any, train_config: TrainConfig) -> tuple[int, ...]:

@@ -20,6 +20,7 @@ from data.mixing import describe_row, row_of, source_of
 from data.padding import padding_id
 from data.pipeline import RunData
 from data.sequences import Sequences, TokenSequence
+from data.tokenizer_loading import tokenizer_of
 from evaluation.rouge import ROUGES, rouge_scorer
 from policies.apply_policies import Policies
 from policies.generating import generating
@@ -158,7 +159,11 @@ def plan_generation(
     evaluated = np.unique(rows.indices[: rows.offsets[-1]])
     prompted = {int(index): task.prompted_answer(sequences[index]) for index in evaluated}
     special = set(tokenizer_of(processor).all_special_ids)
-    samples = [index for index, sample in prompted.items() if not special.issuperset(sample.prompt.tolist())]
+    samples = [
+        index
+        for index, sample in prompted.items()
+        if task.READS_IMAGES or not special.issuperset(sample.prompt.tolist())
+    ]
     if not samples:
         raise ConfigError(
             "--eval_generate: no validation sample has a prompt, that is tokens without a label before its answer (as "
@@ -198,11 +203,6 @@ def plan_generation(
 def decoded_answer(processor: Any, sample: PromptedAnswer) -> str:
     """The reference as text, without special tokens, as generated texts are decoded."""
     return str(processor.decode(sample.answer.tolist(), skip_special_tokens=True)).strip()
-
-
-def tokenizer_of(processor: Any) -> Any:
-    """The tokenizer of a processor, which may be one itself."""
-    return getattr(processor, "tokenizer", processor)
 
 
 def _check_lengths(

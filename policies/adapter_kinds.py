@@ -35,7 +35,9 @@ def is_own_name(model: Any, name: str) -> bool:
     return any(own in name for own in OWN_NAMES[model.peft_config[model.active_adapter].peft_type])
 
 
-def lora_settings(model: Any, lora: LoraConfig, task_type: str, new_tokens: Sequence[int] = ()) -> peft.PeftConfig:
+def lora_settings(
+    model: Any, lora: LoraConfig, task_type: str | None, new_tokens: Sequence[int] = ()
+) -> peft.PeftConfig:
     return peft.LoraConfig(
         trainable_token_indices=token_settings(model, lora, new_tokens),
         r=lora.r,
@@ -48,7 +50,7 @@ def lora_settings(model: Any, lora: LoraConfig, task_type: str, new_tokens: Sequ
     )
 
 
-def llama_adapter_settings(model: Any, llama_adapter: LlamaAdapterConfig, task_type: str) -> peft.PeftConfig:
+def llama_adapter_settings(model: Any, llama_adapter: LlamaAdapterConfig, task_type: str | None) -> peft.PeftConfig:
     check_llama_adapter(model)
     asked, num_layers = llama_adapter.adapter_layers, len(find_layers(model.get_decoder()))
     if asked is not None and asked > num_layers:
@@ -78,7 +80,7 @@ def check_llama_adapter(model: Any) -> None:
         )
 
 
-def prefix_settings(model: Any, prefix: PrefixConfig, task_type: str) -> peft.PeftConfig:
+def prefix_settings(model: Any, prefix: PrefixConfig, task_type: str | None) -> peft.PeftConfig:
     check_prefix(model)
     return peft.PrefixTuningConfig(num_virtual_tokens=prefix.num_virtual_tokens, task_type=task_type)
 

@@ -13,6 +13,7 @@ from torch import nn
 from transformers.pytorch_utils import Conv1D
 
 from configs.peft import ALL_LINEAR, LoraConfig
+from policies.parts import has_vision, language_part
 from policies.wrapping import has_tied_embeddings
 from utils.errors import ConfigError
 
@@ -28,13 +29,17 @@ def default_targets(model_type: str, usual: tuple[str, ...]) -> tuple[str, ...]:
 def choose_targets(model: Any, lora: LoraConfig) -> list[str]:
     """The names for peft's `target_modules`; peft's own keyword for all linear layers includes a mixture's experts.
 
+    In a model of image and text a name means the layers of its language part, if any of those is called so: towers for
+    images have a `q_proj`, too.
+
     Raises:
         ConfigError: if a name matches nothing, which peft ignores as long as another name matches, or if it matches
             something that takes no such adapter.
     """
+    of_language = _language_modules(model)
     if lora.target_modules == (ALL_LINEAR,):
         head = model.get_output_embeddings()
-        linears = [name for name, module in model.named_modules() if isinstance(module, LINEAR) and module is not head]
+        linears = [name for name, module in of_language.items() if isinstance(module, LINEAR) and module is not head]
         return _refuse_names_of_experts(model, linears)
     takes = LINEAR if lora.use_dora else (*LINEAR, nn.Embedding)
     modules = {name: module for name, module in model.named_modules() if name}
@@ -54,7 +59,20 @@ def choose_targets(model: Any, lora: LoraConfig) -> list[str]:
         raise ConfigError(
             f"--lora_config.target_modules: {', '.join(other)}: {kind} only; name some of {', '.join(known)}"
         )
-    return _refuse_names_of_experts(model, list(lora.target_modules))
+    targets = list(lora.target_modules)
+    if has_vision(model):
+        named = {t: [name for name in of_language if _is_named(name, t)] or [t] for t in targets}
+        targets = [name for names in named.values() for name in names]
+    return _refuse_names_of_experts(model, targets)
+
+
+def _language_modules(model: Any) -> dict[str, nn.Module]:
+    """The modules of the language part by their names in the model; of a model of text alone, all modules."""
+    modules = {name: module for name, module in model.named_modules() if name}
+    if not has_vision(model):
+        return modules
+    inside = {id(module) for part in language_part(model) for module in part.modules()}
+    return {name: module for name, module in modules.items() if id(module) in inside}
 
 
 def _is_named(name: str, target: str) -> bool:

@@ -34,14 +34,14 @@ from policies.wrapping import find_layers
 from utils.errors import ConfigError, in_one_line
 
 
-def apply_adapters(model: nn.Module, config: RunConfig, task_type: str, new_tokens: Sequence[int] = ()) -> Any:
+def apply_adapters(model: nn.Module, config: RunConfig, task_type: str | None, new_tokens: Sequence[int] = ()) -> Any:
     """Freeze the model, which may be on the meta device, and put trainable fp32 adapters beside its weights.
 
     Every rank gets the same adapters, whole and in host memory: drawn from the run's seed, or read from their files.
     DoRA's magnitudes come later if they are not read (see `policies.dora`).
 
     Args:
-        task_type: peft's name of the task.
+        task_type: peft's name of the task; None if it has none.
         new_tokens: the ids of tokens whose embeddings are trained, too; their values come last (`policies.new_tokens`).
 
     Raises:
@@ -59,7 +59,9 @@ def apply_adapters(model: nn.Module, config: RunConfig, task_type: str, new_toke
     return _compute_prompts_in_the_models_dtype(adapted)
 
 
-def _new_settings(model: nn.Module, config: RunConfig, task_type: str, new_tokens: Sequence[int]) -> peft.PeftConfig:
+def _new_settings(
+    model: nn.Module, config: RunConfig, task_type: str | None, new_tokens: Sequence[int]
+) -> peft.PeftConfig:
     method = config.train_config.peft_method
     if method == "lora":
         return lora_settings(model, config.lora_config, task_type, new_tokens)

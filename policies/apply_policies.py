@@ -13,12 +13,13 @@ from policies.activation_checkpointing import apply_activation_checkpointing
 from policies.adapters import apply_adapters, store_adapters
 from policies.compilation import compile_layers
 from policies.dora import set_magnitudes
-from policies.freezing import freeze_layers
+from policies.freezing import freeze_layers, freeze_parts
 from policies.lora_layers import use_lean_forward
 from policies.loss import use_summed_loss
 from policies.mixed_precision import Precision
 from policies.model_task import ModelTask
 from policies.new_tokens import set_token_rows, use_lean_tokens
+from policies.parts import has_vision, qformer_part
 from policies.quantization import quantize_linears
 from policies.quantized_linear import Quantization
 from policies.sharding import Layout, replicate, shard
@@ -62,7 +63,7 @@ def adapt_model(
     """
     base, train, stacks = model, config.train_config, task.stacks(model)
     # The loss comes before all else: its code runs inside whatever wraps the model, where sharded weights are whole.
-    use_summed_loss(base, stacks, train.loss_chunk_size, task.head_inputs, label_smoothing=train.label_smoothing)
+    use_summed_loss(base, stacks, train.loss_chunk_size, task.compute_logits, label_smoothing=train.label_smoothing)
     # Found now: sharding renames their classes.
     layers, units = find_layers(base), find_units(base, config.fsdp_config.wrap)
 
@@ -77,6 +78,7 @@ def adapt_model(
     # 2. freeze: adapters froze what they need frozen
     if train.freeze_layers:
         freeze_layers(model, stacks, train.num_freeze_layers)
+    freeze_parts(model, base, train)
     # 3. precision: weights have their storage dtype since they were built; the policy that casts belongs to sharding
     # 4. activation checkpointing
     apply_activation_checkpointing(base, checkpointing)
@@ -108,4 +110,5 @@ def shard_and_fill(
     set_token_rows(model)
     if lora.use_dora:  # an adapter that is trained on from a folder has its own
         set_magnitudes(model)
-    return replicate(model, layout)
+    # Many towers for images have layers of which the language model reads nothing; a Q-Former reads them all.
+    return replicate(model, layout, has_unused=has_vision(base) and not qformer_part(base))

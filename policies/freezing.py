@@ -1,13 +1,23 @@
-"""Freezing: the first layers keep their weights."""
+"""Freezing: the first layers, or whole parts of a model of image and text, keep their weights."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from typing import Any
 
 from torch import nn
 
+from configs.training import TrainConfig
+from policies.parts import has_vision, language_part, qformer_part, vision_part
 from policies.wrapping import find_layers
 from utils.errors import ConfigError
+
+PARTS: dict[str, Callable[[Any], Sequence[nn.Module | nn.Parameter]]] = {
+    "freeze_vision": vision_part,
+    "freeze_qformer": qformer_part,
+    "freeze_language_model": language_part,
+}
+"""The part of a model of image and text that each flag freezes."""
 
 
 def freeze_layers(model: nn.Module, stacks: Sequence[nn.Module], num_layers: int) -> None:
@@ -23,7 +33,9 @@ def freeze_layers(model: nn.Module, stacks: Sequence[nn.Module], num_layers: int
     Raises:
         ConfigError: if one has fewer layers, or nothing is left to train.
     """
-    layers_of = [find_layers(stack)[::-1] for stack in stacks]  # from the first to the last
+    # From the first to the last. A tower for images inside a stack is a part of its own (`freeze_parts`).
+    of_towers = {id(module) for stack in stacks for tower in vision_part(stack) for module in tower.modules()}
+    layers_of = [[m for m in find_layers(stack)[::-1] if id(m) not in of_towers] for stack in stacks]
     most = min(map(len, layers_of))
     if num_layers > most:
         has = str(most) if len(layers_of) == 1 else f"{' and '.join(str(len(layers)) for layers in layers_of)}"
@@ -39,3 +51,24 @@ def freeze_layers(model: nn.Module, stacks: Sequence[nn.Module], num_layers: int
             f"--num_freeze_layers: with {num_layers} of {most} layers frozen nothing is trainable, because "
             "--use_peft trains adapters in layers only; freeze fewer"
         )
+
+
+def freeze_parts(model: nn.Module, base: Any, train: TrainConfig) -> None:
+    """Freeze the parts that --freeze_vision, --freeze_qformer and --freeze_language_model name, with their adapters.
+
+    Args:
+        model: the whole model, with its adapters.
+        base: the model that the adapters were added to.
+
+    Raises:
+        ConfigError: if the model has no such part, or nothing is left to train.
+    """
+    asked = [flag for flag in PARTS if getattr(train, flag)]
+    for flag in asked:
+        frozen = PARTS[flag](base) if has_vision(base) else []
+        if not frozen:
+            raise ConfigError(f"--{flag}: {type(base).__name__} has no such part; leave it out")
+        for part in frozen:
+            part.requires_grad_(False)
+    if asked and not any(parameter.requires_grad for parameter in model.parameters()):
+        raise ConfigError(f"--{', --'.join(asked)}: nothing is left to train; leave one of them out")

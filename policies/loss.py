@@ -38,7 +38,7 @@ def use_summed_loss(
     model: Any,
     stacks: Sequence[nn.Module],
     chunk_size: int,
-    head_inputs: Callable[[torch.Tensor], dict[str, Any]],
+    compute_logits: Callable[[Any, torch.Tensor], torch.Tensor],
     *,
     label_smoothing: float = 0.0,
 ) -> None:
@@ -57,7 +57,7 @@ def use_summed_loss(
         model: a transformers model whose head runs on the last stack's output alone.
         stacks: the submodules that compute the head's input (`tasks.task.Task.stacks`).
         chunk_size: tokens whose logits are held at a time; 0 computes all at once.
-        head_inputs: the arguments of a forward in which the last stack's output is given (`tasks.task.Task`).
+        compute_logits: the logits of this output of the last stack (`tasks.task.Task`).
         label_smoothing: see `summed_cross_entropy`; in training only, so that evaluations can be compared.
     """
     own_forward, last = model.forward, stacks[-1]
@@ -81,7 +81,7 @@ def use_summed_loss(
 
         def chunk_loss(hidden_chunk: torch.Tensor, target_chunk: torch.Tensor) -> torch.Tensor:
             with _forward_replaced(last, lambda *args, **kwargs: _Hidden(last_hidden_state=hidden_chunk)):
-                logits = own_forward(**head_inputs(hidden_chunk)).logits
+                logits = compute_logits(model, hidden_chunk)
             return summed_cross_entropy(logits[0], target_chunk, smoothing)
 
         size = chunk_size or max(1, targets.numel())

@@ -12,6 +12,7 @@ from torch.distributed.fsdp import FSDPModule
 
 from configs.quantization import QuantizationConfig
 from policies.mixed_precision import DTYPES, Precision
+from policies.parts import has_vision, language_part
 from policies.quantized_linear import BLOCK, Quantization, QuantizedLinear
 from policies.sharding import Layout
 from utils.bitsandbytes_import import import_bitsandbytes
@@ -81,7 +82,8 @@ def _try_on(device: torch.device, quantization: Quantization) -> None:
 
 
 def quantize_linears(model: Any, quantization: Quantization) -> str:
-    """Replace every linear layer but the output head by a QuantizedLinear.
+    """Replace every linear layer but the output head by a QuantizedLinear; of a model of image and text, those of its
+    language part alone.
 
     Layers that transformers keeps in fp32 stay as they are: T5 casts what it multiplies with `wo` to that weight's
     dtype, and packed weights are bytes.
@@ -95,11 +97,14 @@ def quantize_linears(model: Any, quantization: Quantization) -> str:
     Raises:
         ConfigError: if there is no linear layer.
     """
-    head, kept = model.get_output_embeddings(), set(getattr(model, "_keep_in_fp32_modules", None) or ())
+    head, parts = model.get_output_embeddings(), language_part(model) if has_vision(model) else [model]
+    kept = {name for part in parts for name in getattr(part, "_keep_in_fp32_modules", None) or ()}
+    inside = {id(module) for part in parts for module in part.modules()}
     linears = [
         (name, module)
         for name, module in model.named_modules()
-        if type(module) is nn.Linear and module is not head and kept.isdisjoint(name.split("."))
+        if type(module) is nn.Linear and module is not head and id(module) in inside
+        if kept.isdisjoint(name.split("."))
     ]
     if not linears:
         raise ConfigError(
@@ -112,7 +117,8 @@ def quantize_linears(model: Any, quantization: Quantization) -> str:
     quantized = sum(module.weight.numel() for _, module in linears)
     return (
         f"quantization: {quantization.name}, {quantized / 1e6:,.1f} of {num_weights / 1e6:,.1f} million weights: all "
-        f"linear layers but {' and '.join(['the output head', *sorted(kept)])}"
+        f"linear layers{' of the language model' if has_vision(model) else ''} but "
+        f"{' and '.join(['the output head', *sorted(kept)])}"
     )
 
 

@@ -102,12 +102,18 @@ def shard(
     fully_shard(model, reshard_after_forward=False, **policies)
 
 
-def replicate(model: nn.Module, layout: Layout) -> nn.Module:
-    """The model with its weights, wrapped in DistributedDataParallel if that is the layout."""
+def replicate(model: nn.Module, layout: Layout, *, has_unused: bool = False) -> nn.Module:
+    """The model with its weights, wrapped in DistributedDataParallel if that is the layout.
+
+    Args:
+        has_unused: some trainable parameters may take no part in the loss.
+    """
     if layout.kind != "ddp":
         return model
     # Gradients are views of the buckets that are reduced: no second copy. Ranks start equal, and buffers stay so.
-    return DistributedDataParallel(model, gradient_as_bucket_view=True, **no_buffer_sync())
+    return DistributedDataParallel(
+        model, gradient_as_bucket_view=True, find_unused_parameters=has_unused, **no_buffer_sync()
+    )
 
 
 def num_units(model: nn.Module) -> int:
@@ -115,9 +121,9 @@ def num_units(model: nn.Module) -> int:
     return sum(isinstance(module, FSDPModule) for module in model.modules())
 
 
-def unit_notes(model: nn.Module, wrap: str) -> list[str]:
+def unit_notes(model: nn.Module, wrap: Sequence[str]) -> list[str]:
     """A line to print if layers should be gathered one at a time and the model names none."""
-    if num_units(model) != 1 or wrap == "root":
+    if num_units(model) != 1 or wrap == ("root",):
         return []
     return ["wrap: this model names no repeated layers; it is gathered as one unit, all of its weights at a time"]
 

@@ -2,19 +2,32 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 from torch import nn
+
+from utils.errors import ConfigError
 
 
 def find_layers(model: Any) -> list[nn.Module]:
     """The repeated blocks: members of a ModuleList whose class is in the model's `_no_split_modules`.
 
-    Nested blocks come before the blocks that hold them, as `fully_shard` needs. Empty if the model names none.
+    A member that holds such a module, and no block, is one too: some models name the attention of a layer instead of
+    the layer (BLIP-2's Q-Former, Idefics3's vision encoder). Nested blocks come before the blocks that hold them, as
+    `fully_shard` needs. Empty if the model names none.
     """
     names = set(getattr(model, "_no_split_modules", None) or ())
     listed = {id(child) for module in model.modules() if isinstance(module, nn.ModuleList) for child in module}
-    return [m for m in reversed(list(model.modules())) if type(m).__name__ in names and id(m) in listed]
+    found: dict[int, nn.Module] = {}
+    for module in reversed(list(model.modules())):
+        if id(module) not in listed:
+            continue
+        inside = list(module.modules())[1:]
+        holds_named = any(type(m).__name__ in names for m in inside) and not any(id(m) in found for m in inside)
+        if type(module).__name__ in names or holds_named:
+            found[id(module)] = module
+    return list(found.values())
 
 
 def has_tied_embeddings(model: Any) -> bool:
@@ -22,16 +35,51 @@ def has_tied_embeddings(model: Any) -> bool:
     return head is not None and head.weight is embeddings.weight
 
 
-def find_units(model: Any, wrap: str = "layer") -> list[nn.Module]:
+def find_units(model: Any, wrap: Sequence[str] = ("layer",)) -> list[nn.Module]:
     """The modules that are gathered one at a time. All other parameters belong to the root unit.
 
     Empty if `wrap` is "root" or the model names no layers: the root unit is then the whole model. The input embedding
     is a unit unless another module has the same weight: the head, or the embeddings of encoder and decoder. Shared
     parameters must be in one unit. The head is in the root unit, because the loss needs it there.
+
+    Args:
+        wrap: "layer", "root", or the names of the units' classes.
+
+    Raises:
+        ConfigError: if the model has no module of such a class, or one that must be gathered with others.
     """
-    units = find_layers(model) if wrap == "layer" else []
+    if wrap == ("root",):
+        return []
+    units = find_layers(model) if wrap == ("layer",) else modules_of_classes(model, wrap)
     embedding = model.get_input_embeddings()
     num_names = sum(p is embedding.weight for _, p in model.named_parameters(remove_duplicate=False))
-    if units and num_names == 1:
-        units.append(embedding)
+    if units and num_names == 1 and embedding not in units:
+        units.insert(0, embedding)
     return units
+
+
+def modules_of_classes(model: Any, names: Sequence[str]) -> list[nn.Module]:
+    """The modules of these classes, inner ones before those that hold them.
+
+    Raises:
+        ConfigError: if there is none of a name.
+    """
+    modules = list(model.modules())
+    there = {type(module).__name__ for module in modules}
+    if missing := [name for name in names if name not in there]:
+        layers = sorted({type(layer).__name__ for layer in find_layers(model)})
+        raise ConfigError(
+            f"--wrap: {type(model).__name__} has no module of class {', '.join(missing)}; name some of "
+            f"{', '.join(layers) or ', '.join(sorted(there))}, or leave it out"
+        )
+    found = [module for module in reversed(modules) if type(module).__name__ in names]
+    for unit in found:
+        inside = {id(module) for module in unit.modules()}
+        own = {id(parameter) for parameter in unit.parameters()}
+        beside = (p for module in modules if id(module) not in inside for p in module.parameters(recurse=False))
+        if any(id(parameter) in own for parameter in beside):
+            raise ConfigError(
+                f"--wrap: {type(unit).__name__} shares a weight with modules outside it (embeddings and head), and a "
+                "shared weight must be gathered once; name the layers inside it"
+            )
+    return found

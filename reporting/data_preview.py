@@ -74,7 +74,7 @@ def sample_spans(examples: Sequences, tokenizer: Any) -> list[TextSpan]:
         if num_samples > 1:
             heading = f"[sample {number + 1} of {num_samples} of the first conversation]\n"
             spans.append(TextSpan(f"\n{heading}" if number else heading, False))
-        ids, labels, _ = examples[number]
+        ids, labels = examples[number][:2]
         if examples.has_targets:
             spans += [
                 TextSpan("[source]\n", False),

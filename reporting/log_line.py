@@ -14,10 +14,12 @@ def log_line(event: dict[str, Any], *, num_steps: int, peak_gib: float, seconds_
     Args:
         event: the step's `train` event.
     """
+    tflops = event["model_tflops_per_device"]
+    speed = f"{tflops:.2f} TFLOP/s per device | " if math.isfinite(tflops) else ""  # not counted for images
     return (
         f"step {event['step']}/{num_steps} | epoch {event['epoch']} | loss {event['loss']:.4f} | "
         f"grad_norm {event['grad_norm']:.4f} | lr {event['lr']:.3e} | {event['tokens_per_second']:,.0f} tokens/s | "
-        f"{event['model_tflops_per_device']:.2f} TFLOP/s per device | peak {peak_gib:.2f} GiB | "
+        f"{speed}peak {peak_gib:.2f} GiB | "
         f"data wait {event['data_wait_seconds']:.3f} s | {clock(seconds_left)} left"
     )
 

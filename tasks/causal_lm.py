@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -30,6 +31,7 @@ from utils.errors import ConfigError
 NAME = "causal_lm"
 AUTO_MODEL = AutoModelForCausalLM
 PEFT_TYPE = "CAUSAL_LM"
+READS_IMAGES = False
 PACKS = True
 OWN_SETTINGS = ("context_length",)
 LENGTHS = {"context_length": DEFAULT_CONTEXT_LENGTH}
@@ -96,16 +98,16 @@ def stacks(model: Any) -> list[nn.Module]:
     return [model.get_decoder()]
 
 
-def head_inputs(hidden: torch.Tensor) -> dict[str, Any]:
+def compute_logits(model: Any, hidden: torch.Tensor) -> torch.Tensor:
     """Nothing is read, since the decoder's output is given."""
-    return {"input_ids": None, "use_cache": False}
+    return model.forward(input_ids=None, use_cache=False).logits
 
 
-def inputs_of(ids: torch.Tensor) -> dict[str, Any]:
+def inputs_of(processor: Any, model_config: Any, ids: torch.Tensor) -> dict[str, Any]:
     return {"input_ids": ids, "use_cache": False}
 
 
-def make_reading(processor: Any, train_config: TrainConfig, lengths: Sequence[int]) -> Reading:
+def make_reading(processor: Any, model_config: Any, train_config: TrainConfig, lengths: Sequence[int]) -> Reading:
     return Reading(ONE_TEXT, causal_sequences.build_sequences)
 
 
@@ -227,6 +229,7 @@ def generate(
     temperature: float = 0.0,
     add_bos: bool = True,
     more_end_ids: Sequence[int] = (),
+    image: Path | None = None,
 ) -> str:
     """The model's answer to a prompt. The model is one process's, not sharded.
 

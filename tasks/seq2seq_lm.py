@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -30,6 +31,7 @@ from utils.errors import ConfigError
 NAME = "seq2seq_lm"
 AUTO_MODEL = AutoModelForSeq2SeqLM
 PEFT_TYPE = "SEQ_2_SEQ_LM"
+READS_IMAGES = False
 PACKS = False
 OWN_SETTINGS = ("max_source_length", "max_target_length", "source_prefix")
 LENGTHS = {"max_source_length": DEFAULT_SOURCE_LENGTH, "max_target_length": DEFAULT_TARGET_LENGTH}
@@ -122,18 +124,18 @@ def stacks(model: Any) -> list[nn.Module]:
     return [model.get_encoder(), model.get_decoder()]
 
 
-def head_inputs(hidden: torch.Tensor) -> dict[str, Any]:
+def compute_logits(model: Any, hidden: torch.Tensor) -> torch.Tensor:
     """The encoder is left out, and what the decoder would read is not read."""
     any_token = torch.zeros(1, 1, dtype=torch.int64, device=hidden.device)
-    return {"encoder_outputs": (hidden,), "decoder_input_ids": any_token, "use_cache": False}
+    return model.forward(encoder_outputs=(hidden,), decoder_input_ids=any_token, use_cache=False).logits
 
 
-def inputs_of(ids: torch.Tensor) -> dict[str, Any]:
+def inputs_of(processor: Any, model_config: Any, ids: torch.Tensor) -> dict[str, Any]:
     """The decoder reads them, too."""
     return {"input_ids": ids, "decoder_input_ids": ids, "use_cache": False}
 
 
-def make_reading(processor: Any, train_config: TrainConfig, lengths: Sequence[int]) -> Reading:
+def make_reading(processor: Any, model_config: Any, train_config: TrainConfig, lengths: Sequence[int]) -> Reading:
     """Source and target apart, each cut to its own length without its special tokens."""
     texts = {"text": "a"}, {"text_target": "a"}
     source, target = (_affixes(processor, **text) for text in texts)
@@ -270,6 +272,7 @@ def generate(
     temperature: float = 0.0,
     add_bos: bool = True,
     more_end_ids: Sequence[int] = (),
+    image: Path | None = None,
 ) -> str:
     """The target that the model writes for a source, its task prefix included. The model is one process's, not sharded.
 

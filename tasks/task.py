@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
+from pathlib import Path
 from typing import Any, Protocol
 
 import torch
@@ -20,7 +21,7 @@ from data.packing import Offsets
 from data.padding import PaddedWidth
 from data.reading import Reading
 from data.sequences import TokenSequence
-from tasks import causal_lm, seq2seq_lm
+from tasks import causal_lm, image_text, seq2seq_lm
 from tasks.generation import GenerationSettings, PromptedAnswer
 from utils.distributed import sum_on_host
 from utils.errors import ConfigError
@@ -72,8 +73,12 @@ class Task(Protocol):
         """The transformers class that builds and reads such models."""
 
     @property
-    def PEFT_TYPE(self) -> str:
-        """The `task_type` of peft's configs."""
+    def PEFT_TYPE(self) -> str | None:
+        """The `task_type` of peft's configs; None if peft has no such task."""
+
+    @property
+    def READS_IMAGES(self) -> bool:
+        """Whether an example has an image."""
 
     @property
     def PACKS(self) -> bool:
@@ -107,16 +112,21 @@ class Task(Protocol):
         """The submodules that hold the layers, in the order in which they run; the head turns the output of the last
         one into logits."""
 
-    def head_inputs(self, hidden: torch.Tensor) -> dict[str, Any]:
-        """The arguments with which the model computes logits alone, once its last stack returns `hidden`."""
+    def compute_logits(self, model: Any, hidden: torch.Tensor) -> torch.Tensor:
+        """The logits, by the model's own code, while the last stack returns `hidden` ([1, tokens, hidden_size])."""
 
-    def inputs_of(self, ids: torch.Tensor) -> dict[str, Any]:
-        """The arguments of a forward pass over these token ids, int64 [batch, seq], whatever they mean."""
+    def inputs_of(self, processor: Any, model_config: Any, ids: torch.Tensor) -> dict[str, Any]:
+        """The arguments of a forward pass over these token ids, int64 [batch, seq], whatever they mean.
+
+        If READS_IMAGES, over an image and those of the first row.
+        """
 
     def load_processor(self, train_config: Any) -> Any:
         """What turns examples into model inputs: a tokenizer, or a processor that has one."""
 
-    def make_reading(self, processor: Any, train_config: TrainConfig, lengths: Sequence[int]) -> Reading:
+    def make_reading(
+        self, processor: Any, model_config: Any, train_config: TrainConfig, lengths: Sequence[int]
+    ) -> Reading:
         """How examples become sequences.
 
         Args:
@@ -155,8 +165,9 @@ class Task(Protocol):
         temperature: float = 0.0,
         add_bos: bool = True,
         more_end_ids: Sequence[int] = (),
+        image: Path | None = None,
     ) -> str:
-        """The model's answer to a prompt."""
+        """The model's answer to a prompt; `image` is given if READS_IMAGES, and only then."""
 
     def prompted_answer(self, sequence: TokenSequence) -> PromptedAnswer:
         """What generation at evaluation makes of a sequence: its prompt, and the answer to compare with."""
@@ -177,8 +188,9 @@ class Task(Protocol):
         """
 
 
-TASKS: tuple[Task, ...] = (seq2seq_lm, causal_lm)
-"""The first that fits a model's config is its task: transformers' mapping of causal models names BART, too."""
+TASKS: tuple[Task, ...] = (image_text, seq2seq_lm, causal_lm)
+"""The first that fits a model's config is its task: transformers' mapping of causal models names BART and some
+models of images, too."""
 
 
 def find_task(model_config: Any, asked: str | None = None) -> Task:
@@ -216,6 +228,11 @@ def settings_of_task(config: RunConfig, task: Task) -> RunConfig:
             raise ConfigError(f"--{name}: this is a model for --task {task.NAME}, which does not take it; {remedy}")
     task.check_settings(config)
     train = config.train_config
+    if "caption_dataset" in train.datasets and not task.READS_IMAGES:
+        raise ConfigError(
+            f"--dataset: caption_dataset is for models of image and text, and this is one for --task {task.NAME}; give "
+            "another dataset, or another model"
+        )
     if train.batching_strategy == "padding" or task.PACKS:
         return config
     if config.was_given("train_config.batching_strategy"):

@@ -12,6 +12,7 @@ import argparse
 import sys
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -56,7 +57,7 @@ def export(path: Path, to: Path, *, merge: bool, dtype: torch.dtype | None, veri
 
     def check(folder: Path) -> None:
         rounded_to = plan.dtype if plan.rounds else torch.float32
-        inputs_of = find_task(read_model_config(source.settings)).inputs_of
+        inputs_of = partial(find_task(read_model_config(source.settings)).inputs_of, plan.tokenizer)
         found = check_logits(source, auto_model, folder, merged=merge, dtype=rounded_to, inputs_of=inputs_of)
         print_line(
             f"verified: logits differ by at most {found.largest:.3g} (rounding to {_short(found.dtype)} explains "

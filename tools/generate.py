@@ -2,6 +2,7 @@
 
     python -m tools.generate RUN_OR_FOLDER --prompt "..." [--prompts FILE] [--chat]
                              [--max_new_tokens 128] [--temperature 0] [--seed 0] [--base FOLDER]
+    python -m tools.generate RUN_OR_FOLDER --image FILE [--prompt "..."]
 
 FILE holds one prompt per line, or JSON lines with "prompt". With --chat each prompt is a user's turn in the tokenizer's
 chat template. Temperature 0 takes the likeliest token each time. It runs on a GPU if there is one.
@@ -32,6 +33,7 @@ from checkpointing.exporting.verify import load_model
 from data.chat import chat_samples
 from data.chat_template import ChatTemplate
 from data.conversation import Conversation
+from data.images import open_image
 from data.loss_mask import BadExample
 from supervision.exit_status import FAILED, REFUSED
 from tasks.task import Task, find_task
@@ -71,6 +73,18 @@ def read_prompts(file: Path) -> list[str]:
     return prompts
 
 
+def check_image_file(image: Path) -> None:
+    """Refuse a file that is no image.
+
+    Raises:
+        ConfigError: if it is not there, or cannot be decoded.
+    """
+    try:
+        open_image(image.expanduser())
+    except BadExample as error:
+        raise ConfigError(f"--image: {error}; give an image file") from error
+
+
 def check_text(prompt: str) -> None:
     """Refuse what no tokenizer takes.
 
@@ -104,18 +118,23 @@ def turn_end_ids(tokenizer: Any) -> list[int]:
     return tokenizer.encode(answers[-1], add_special_tokens=False)[-1:]
 
 
-def load(path: Path, base: str | None) -> tuple[Any, Any, Task]:
-    """The model, on the device where it will answer, its tokenizer and its task.
+def load(path: Path, base: str | None, image: Path | None = None) -> tuple[Any, Any, Task]:
+    """The model, on the device where it will answer, its tokenizer or processor, and its task.
 
     Raises:
-        ConfigError: if there is none, or it is not whole.
+        ConfigError: if there is none, it is not whole, or it does not write about images as it is asked to.
     """
     source = open_source(path, base)
     source.check(lambda num_bytes: None)
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
     dtype = torch.bfloat16 if device.type == "cuda" and torch.cuda.is_bf16_supported() else torch.float32
-    tokenizer = load_tokenizer(source.tokenizer)
     task = find_task(read_model_config(source.settings))
+    if (image is not None) != task.READS_IMAGES:
+        about = "writes about an image; give its file" if task.READS_IMAGES else "reads text alone; leave it out"
+        raise ConfigError(f"--image: the model of {path} {about}")
+    if image is not None:
+        check_image_file(image)
+    tokenizer = load_tokenizer(source.tokenizer)
     model = load_model(source, task.AUTO_MODEL, dtype, say=lambda line: print_line(line, to_stderr=True))
     return model.to(device), tokenizer, task
 
@@ -123,6 +142,7 @@ def load(path: Path, base: str | None) -> tuple[Any, Any, Task]:
 def answer_all(given: argparse.Namespace) -> None:
     """Print each prompt's answer, below the prompt if there are several."""
     prompts = [*given.prompt, *(read_prompts(given.prompts) if given.prompts else [])]
+    prompts = prompts or ([] if given.image is None else [""])
     if not prompts:
         raise ConfigError("--prompt: there is nothing to answer; give --prompt TEXT or --prompts FILE")
     if not (given.temperature == 0 or _LEAST_TEMPERATURE <= given.temperature < math.inf):  # NaN is none of these
@@ -135,8 +155,11 @@ def answer_all(given: argparse.Namespace) -> None:
     if not 0 <= given.seed < 2**63:
         raise ConfigError(f"--seed: {given.seed} is not from 0 to 2^63 - 1; give another")
     for prompt in prompts:
-        check_text(prompt)
-    model, tokenizer, task = load(given.path, given.base)
+        if prompt or given.image is None:
+            check_text(prompt)
+    model, tokenizer, task = load(given.path, given.base, given.image)
+    if given.chat and task.READS_IMAGES:
+        raise ConfigError("--chat: the processor writes the chat template around an image by itself; leave it out")
     if given.chat and not tokenizer.chat_template:
         raise ConfigError(f"--chat: the tokenizer of {given.path} has no chat template; leave --chat out")
     more_end_ids = turn_end_ids(tokenizer) if given.chat else []
@@ -151,6 +174,7 @@ def answer_all(given: argparse.Namespace) -> None:
             temperature=given.temperature,
             add_bos=not given.chat,  # a template brings its own
             more_end_ids=more_end_ids,
+            image=given.image,
         )
         answer = f"> {prompt}\n{text}\n" if len(prompts) > 1 else text
         # A terminal would obey control characters; another program gets what the model wrote.
@@ -166,6 +190,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("path", type=Path, help="an exported folder, an adapter's folder, a run, or a checkpoint")
     parser.add_argument("--prompt", action="append", default=[], help="may be given several times")
     parser.add_argument("--prompts", type=Path, help='a file: one per line, or .jsonl with "prompt"')
+    parser.add_argument("--image", type=Path, help="a file; what a model of image and text writes about")
     parser.add_argument("--max_new_tokens", type=int, default=128, help="longest answer (128)")
     parser.add_argument("--temperature", type=float, default=0.0, help="0: the likeliest token each time (default)")
     parser.add_argument("--seed", type=int, default=0, help="of the sampling at a temperature above 0")

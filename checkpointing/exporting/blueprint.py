@@ -12,6 +12,7 @@ from transformers import AutoConfig, AutoTokenizer, PretrainedConfig
 
 from checkpointing.exporting.model_source import ModelSource
 from checkpointing.exporting.stored_tensors import StoredTensors
+from data.processor_loading import has_processor, read_processor
 from policies.fitting import check_dtypes, describe_left_over, left_over, untie_what_differs
 from policies.pretrained import MissingTensorsError, build_on_meta, read_whole
 from policies.stored_weights import SafetensorsTensors, weight_files
@@ -170,11 +171,13 @@ def open_base(name: str) -> SafetensorsTensors:
 
 
 def load_tokenizer(settings: str) -> Any:
-    """The tokenizer in a folder or on the hub.
+    """The tokenizer in a folder or on the hub; the processor, if there is one for images.
 
     Raises:
         ConfigError: if none can be read without code that came with it.
     """
+    if has_processor(settings):
+        return read_processor(settings, settings)
     try:
         return AutoTokenizer.from_pretrained(settings, trust_remote_code=False)
     except Exception as error:

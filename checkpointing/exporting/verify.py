@@ -53,7 +53,7 @@ def check_logits(
     *,
     merged: bool,
     dtype: torch.dtype,
-    inputs_of: Callable[[torch.Tensor], dict[str, Any]],
+    inputs_of: Callable[[Any, torch.Tensor], dict[str, Any]],
 ) -> LogitDifference:
     """Compare the logits of the exported folder, loaded as a user would, with those of `load_model`, both in fp32.
 
@@ -62,7 +62,7 @@ def check_logits(
 
     Args:
         dtype: what weights were rounded to; fp32 if they were not.
-        inputs_of: the arguments of a forward pass over token ids (`tasks.task.Task.inputs_of`).
+        inputs_of: the arguments of a forward pass, by the model's config and token ids (`tasks.task.Task.inputs_of`).
 
     Raises:
         TrainingError: if the logits differ by more than that.
@@ -71,7 +71,7 @@ def check_logits(
     num_rows = reference.get_input_embeddings().weight.shape[0]
     generator = torch.Generator().manual_seed(0)
     ids = torch.randint(num_rows, (2, 16), generator=generator)
-    inputs = inputs_of(ids)
+    inputs = inputs_of(reference.config, ids)
     wanted = _logits(reference, inputs)
     with torch.no_grad():
         for parameter in reference.parameters():

@@ -18,7 +18,7 @@ import finetuning
 from data.packing import pack_best_fit
 from data.sequences import TokenSequence
 from policies.loss import use_summed_loss
-from tasks.causal_lm import CausalMicroBatch, Collator, head_inputs, stacks, summed_loss
+from tasks.causal_lm import CausalMicroBatch, Collator, compute_logits, stacks, summed_loss
 from tests.helpers import random_documents
 from tests.helpers.processes import train_events
 from tests.helpers.small_configs import SMALL, VOCAB
@@ -184,7 +184,7 @@ def test_changing_one_packed_sequence_changes_no_other_sequences_logits(name: st
 @pytest.mark.parametrize("name", CONFIGS)
 def test_gradients_of_a_batch_are_the_sum_of_each_sequences_alone(name: str, packing: bool) -> None:
     model = make_model(name, "eager", "train")
-    use_summed_loss(model, stacks(model), 0, head_inputs)
+    use_summed_loss(model, stacks(model), 0, compute_logits)
     sequences = make_sequences([7, 11, 5, 9])
     for sequence in sequences:
         alone = Collator(packing=False, padding_id=2)([[sequence]])
@@ -200,7 +200,7 @@ def test_gradients_of_a_batch_are_the_sum_of_each_sequences_alone(name: str, pac
 @pytest.mark.parametrize("name", CONFIGS)
 def test_what_fills_unused_places_changes_neither_loss_nor_gradients(name: str, packing: bool) -> None:
     model = make_model(name, "eager", "train")
-    use_summed_loss(model, stacks(model), 0, head_inputs)
+    use_summed_loss(model, stacks(model), 0, compute_logits)
     sequences = make_sequences([7, 12, 5])
     rows = [sequences[:1], sequences[1:]] if packing else [[sequence] for sequence in sequences]
     results = []
@@ -230,7 +230,7 @@ def test_the_first_token_of_a_sequence_is_no_label_token() -> None:
 @pytest.mark.parametrize("name", CONFIGS)
 def test_a_batch_without_rows_has_a_loss_and_gradients_of_exactly_zero(name: str, packing: bool) -> None:
     model = make_model(name, "eager", "train")
-    use_summed_loss(model, stacks(model), 0, head_inputs)
+    use_summed_loss(model, stacks(model), 0, compute_logits)
     batch = Collator(packing=packing, padding_id=2)([])
     assert (batch.num_tokens, batch.num_label_tokens, batch.num_attended_pairs) == (0, 0, 0)
     loss = summed_loss(model, batch)

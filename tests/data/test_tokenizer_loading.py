@@ -18,7 +18,7 @@ from data.sequences import TokenSequence
 from data.tokenizer_loading import load_tokenizer, num_rows_needed
 from policies.loading import build_model, grow_embeddings, load_model_config
 from policies.loss import use_summed_loss
-from tasks.causal_lm import AUTO_MODEL, Collator, head_inputs, stacks, summed_loss
+from tasks.causal_lm import AUTO_MODEL, Collator, compute_logits, stacks, summed_loss
 from tests.helpers import random_documents
 from tests.helpers.loaded import load
 from tests.helpers.processes import train_events
@@ -85,7 +85,7 @@ def test_the_end_tokens_embedding_is_trained(tiny_model: Path, tokenizer: Any) -
     assert model.get_input_embeddings().padding_idx is None
     # Untied, so that the head gives this row no gradient of its own.
     model.lm_head.weight = torch.nn.Parameter(model.lm_head.weight.detach().clone())
-    use_summed_loss(model, stacks(model), 0, head_inputs)
+    use_summed_loss(model, stacks(model), 0, compute_logits)
     end = tokenizer.eos_token_id
     ids = torch.tensor([5, 6, end, 7, 8, 9]).int().numpy()
     summed_loss(

@@ -23,7 +23,7 @@ from policies.activation_checkpointing import (
 )
 from policies.lora_layers import use_lean_forward
 from policies.loss import use_summed_loss
-from tasks.causal_lm import head_inputs, stacks
+from tasks.causal_lm import compute_logits, stacks
 from tests.helpers.small_configs import SMALL, VOCAB
 from utils.errors import ConfigError
 
@@ -57,7 +57,7 @@ class HeldBytes(TorchDispatchMode):
 def make_model(mode: str, *, name: str = "Llama", lora: bool = False, backend: str = "") -> torch.nn.Module:
     torch.manual_seed(0)
     model = causal_lm = AutoModelForCausalLM.from_config(MODELS[name])
-    use_summed_loss(causal_lm, stacks(causal_lm), 1024, head_inputs)
+    use_summed_loss(causal_lm, stacks(causal_lm), 1024, compute_logits)
     if lora:
         targets = ["q_proj", "v_proj"] if name == "Llama" else ["c_attn"]
         model = peft.get_peft_model(model, peft.LoraConfig(r=4, lora_dropout=0.1, target_modules=targets))

@@ -28,7 +28,7 @@ from policies.attention import (
 )
 from policies.loss import use_summed_loss
 from policies.mixed_precision import Precision
-from tasks.causal_lm import CausalMicroBatch, Collator, head_inputs, stacks, summed_loss
+from tasks.causal_lm import CausalMicroBatch, Collator, compute_logits, stacks, summed_loss
 from tests.helpers.small_configs import GPT2, SMALL, VOCAB
 
 WRITTEN_OUT = "written_out_offsets"
@@ -133,12 +133,12 @@ def test_packed_by_offsets_loss_and_gradients_are_the_sum_of_each_documents_alon
     rows = [[document] for document in documents] if one_each else [documents[:3], documents[3:5], documents[5:]]
     wanted_loss, wanted = 0.0, torch.zeros(())
     plain = make_model(name, "sdpa")
-    use_summed_loss(plain, stacks(plain), 0, head_inputs)
+    use_summed_loss(plain, stacks(plain), 0, compute_logits)
     for document in documents:
         loss, gradients = loss_and_gradients(plain, Collator(packing=False, padding_id=0)([[document]]))
         wanted_loss, wanted = wanted_loss + loss, wanted + gradients
     model = make_model(name, WRITTEN_OUT)
-    use_summed_loss(model, stacks(model), 0, head_inputs)
+    use_summed_loss(model, stacks(model), 0, compute_logits)
     monkeypatch.setattr(policies.attention, "BY_OFFSETS", WRITTEN_OUT)
     collate = Collator(packing=True, padding_id=0, offsets=rows_that_need_offsets(model, 16))
     loss, gradients = loss_and_gradients(model, collate(rows))
@@ -161,7 +161,7 @@ def test_only_windows_shorter_than_a_row_need_the_offsets_of_every_row(window: i
 @pytest.mark.parametrize("name", ["mistral", "gemma3"])
 def test_a_row_longer_than_the_window_without_offsets_is_an_error_and_not_another_model(name: str) -> None:
     model = make_model(name, WRITTEN_OUT)
-    use_summed_loss(model, stacks(model), 0, head_inputs)
+    use_summed_loss(model, stacks(model), 0, compute_logits)
     batch = Collator(packing=True, padding_id=0, offsets="shared")([make_documents([15])])
     with pytest.raises(ValueError, match="windows"):
         summed_loss(model, batch)
@@ -217,7 +217,7 @@ def test_on_a_gpu_in_bf16_packed_documents_are_as_near_to_fp32_as_documents_alon
 
     def alone(dtype: torch.dtype) -> torch.Tensor:
         model = make_model(name, "eager" if attention == "eager" else "sdpa", dtype).cuda()
-        use_summed_loss(model, stacks(model), 0, head_inputs)
+        use_summed_loss(model, stacks(model), 0, compute_logits)
         total = torch.zeros((), device="cuda")
         for document in documents:
             total = total + loss_and_gradients(model, Collator(packing=False, padding_id=0)([[document]]), "cuda")[1]
@@ -231,7 +231,7 @@ def test_on_a_gpu_in_bf16_packed_documents_are_as_near_to_fp32_as_documents_alon
         assert model.config._attn_implementation == BY_OFFSETS, notes
     else:
         model.set_attn_implementation(attention)
-    use_summed_loss(model, stacks(model), 0, head_inputs)
+    use_summed_loss(model, stacks(model), 0, compute_logits)
     collate = Collator(packing=True, padding_id=0, offsets=rows_that_need_offsets(model, 400))
     found = loss_and_gradients(model, collate(rows), "cuda")[1]
     far, unavoidable = (((other - truth).norm() / truth.norm()).item() for other in (found, noise))

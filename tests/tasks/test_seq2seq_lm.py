@@ -23,7 +23,7 @@ from tasks.seq2seq_lm import (
     Seq2SeqCollator,
     Seq2SeqMicroBatch,
     check_model,
-    head_inputs,
+    compute_logits,
     make_collator,
     make_reading,
     stacks,
@@ -72,7 +72,7 @@ def assert_same_gradients(model: Any, reference: Any) -> None:
 def test_loss_and_gradients_are_those_of_the_model_itself(family: str, chunk_size: int) -> None:
     reference = make_model(family).train()
     model = copy.deepcopy(reference)
-    use_summed_loss(model, stacks(model), chunk_size, head_inputs)
+    use_summed_loss(model, stacks(model), chunk_size, compute_logits)
     batch = collator(model)(make_rows())
     wanted, loss = own_loss(reference, batch), summed_loss(model, batch)
     wanted.backward()
@@ -93,7 +93,7 @@ def test_of_a_frozen_head_the_loss_is_the_same_with_adapters(family: str, chunk_
             torch.nn.init.normal_(parameter, std=0.1)
     model = copy.deepcopy(reference)
     base = model.get_base_model()
-    use_summed_loss(base, stacks(base), chunk_size, head_inputs)
+    use_summed_loss(base, stacks(base), chunk_size, compute_logits)
     batch = collator(base)(make_rows())
     wanted, loss = own_loss(reference, batch), summed_loss(model, batch)
     assert "LossOfFrozenHead" in type(loss.grad_fn).__name__
@@ -107,7 +107,7 @@ def test_of_a_frozen_head_the_loss_is_the_same_with_adapters(family: str, chunk_
 def test_recomputed_layers_and_a_batch_without_padding_change_nothing(family: str) -> None:
     reference = make_model(family).train()
     model = copy.deepcopy(reference)
-    use_summed_loss(model, stacks(model), 7, head_inputs)
+    use_summed_loss(model, stacks(model), 7, compute_logits)
     apply_activation_checkpointing(model, "full")
     row = [[TokenSequence(np.arange(3, 19, dtype=np.int32), np.arange(3, 11, dtype=np.int32), 0)]]
     batch = collator(model)(row)
@@ -122,7 +122,7 @@ def test_recomputed_layers_and_a_batch_without_padding_change_nothing(family: st
 def test_label_smoothing_is_that_of_transformers_and_of_training_alone() -> None:
     reference = make_model("bart").train()
     model = copy.deepcopy(reference)
-    use_summed_loss(model, stacks(model), 7, head_inputs, label_smoothing=0.1)
+    use_summed_loss(model, stacks(model), 7, compute_logits, label_smoothing=0.1)
     batch = collator(model)(make_rows())
     outputs = reference(input_ids=batch.input_ids, attention_mask=batch.attention_mask, labels=batch.labels)
     smoothed = LabelSmoother(epsilon=0.1)(Seq2SeqLMOutput(logits=outputs.logits), batch.labels)
@@ -146,7 +146,7 @@ def test_what_the_decoder_reads_is_what_the_models_own_code_makes_of_the_labels(
 
 def test_an_empty_micro_batch_has_no_loss_and_zero_gradients() -> None:
     model = make_model("t5").train()
-    use_summed_loss(model, stacks(model), 7, head_inputs)
+    use_summed_loss(model, stacks(model), 7, compute_logits)
     batch = collator(model)([])
     assert (batch.num_tokens, batch.num_label_tokens, batch.num_cross_pairs) == (0, 0, 0)
     loss = summed_loss(model, batch)

@@ -1,0 +1,35 @@
+"""The parts of a model of image and text: what sees, what asks about what was seen, and what writes."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from torch import nn
+
+
+def vision_part(model: Any) -> list[nn.Module]:
+    """What turns pixels into features; empty if the model has no such part."""
+    if not has_vision(model):
+        return []
+    encoder = model.get_encoder(modality="image")
+    return [] if encoder in (model, model.base_model) else [encoder]
+
+
+def qformer_part(model: Any) -> Sequence[nn.Module | nn.Parameter]:
+    """BLIP-2's Q-Former, with the queries that it starts from; empty if the model has none."""
+    inner = model if hasattr(model, "qformer") else model.base_model
+    if not hasattr(inner, "qformer"):
+        return []
+    queries = getattr(inner, "query_tokens", None)
+    return [inner.qformer, *([] if queries is None else [queries])]
+
+
+def language_part(model: Any) -> list[nn.Module]:
+    """What reads and writes text: the decoder, or encoder and decoder, with embeddings and head."""
+    return [model.get_decoder(), model.get_output_embeddings()]
+
+
+def has_vision(model: Any) -> bool:
+    """Whether the model sees images."""
+    return hasattr(getattr(model, "config", None), "vision_config")

@@ -1,0 +1,202 @@
+"""Micro-batches of images and captions. The collator runs in the loader's workers: that is where images are opened."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from typing import Any, Self
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+
+from data.image_sequences import CaptionedImage
+from data.labels import IGNORE_INDEX, labels_to_predict, shift_left
+from data.loss_mask import BadExample
+from data.padding import PaddedWidth
+from data.processor_loading import blank_image, image_inputs, num_end_tokens, prompt_text
+from data.step_loader import Unreadable
+from tasks.micro_batch import TensorBatch
+from utils.errors import in_one_line
+
+TEXT_INPUTS = ("input_ids", "attention_mask", "token_type_ids", "mm_token_type_ids")
+"""The inputs that have a value for each token; all others belong to the images."""
+
+
+@dataclass(frozen=True)
+class ImageTextMicroBatch(TensorBatch):
+    """One rank's share of one forward pass (`tasks.task.MicroBatch`)."""
+
+    inputs: dict[str, torch.Tensor]  # of the model: input_ids int64 [batch, seq], pixel_values and whatever it takes
+    target_positions: torch.Tensor  # int64 [n], positions of the flattened [batch x seq] that predict a label token
+    targets: torch.Tensor  # int64 [n], those label tokens
+    num_tokens: int  # that the language model reads, those of images included, without padding
+    num_label_tokens: int
+    num_attended_pairs: int  # (query, key) pairs of the language model; of an encoder-decoder, in its encoder
+    source_rows: tuple[int, ...]  # rows of the data file
+    num_decoder_tokens: int = 0
+    num_decoder_pairs: int = 0
+    num_cross_pairs: int = 0
+
+    def __getstate__(self) -> dict[str, Any]:
+        return super().__getstate__() | {"inputs": {name: value.numpy() for name, value in self.inputs.items()}}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        super().__setstate__(state)
+        vars(self)["inputs"] = {name: torch.from_numpy(value) for name, value in state["inputs"].items()}
+
+    def _map(self, function: Callable[[torch.Tensor], torch.Tensor]) -> Self:
+        inputs = {name: function(value) for name, value in self.inputs.items()}
+        return replace(super()._map(function), inputs=inputs)
+
+
+@dataclass(frozen=True)
+class DecoderIds:
+    """The tokens with which a decoder of its own begins and is padded."""
+
+    start: int
+    padding: int
+
+
+@dataclass(frozen=True)
+class ImageCollator:
+    """Makes an ImageTextMicroBatch of rows of one example each, padded on the right.
+
+    The processor writes the tokens of an image and the text before the caption. The caption follows, or, for an
+    encoder-decoder, is what the decoder writes.
+    """
+
+    processor: Any
+    padding_id: int
+    width: PaddedWidth
+    decoder: DecoderIds | None = None
+
+    def __call__(self, rows: Sequence[Sequence[CaptionedImage]]) -> ImageTextMicroBatch | Unreadable:
+        examples = [example for row in rows for example in row]
+        inputs = []
+        for example in examples:
+            try:
+                inputs.append(self._inputs_of(example))
+            except BadExample as error:
+                return Unreadable(example.pictures.describe(example.place, error))
+        captions = [torch.from_numpy(example.labels.astype(np.int64)) for example in examples]
+        # An empty micro-batch (fewer rows than ranks) becomes a blank image with nothing to learn.
+        inputs = inputs or [image_inputs(self.processor, blank_image(), prompt_text(self.processor, ""))]
+        captions = captions or [torch.empty(0, dtype=torch.int64)]
+        source_rows = tuple(example.source_row for example in examples)
+        if self.decoder is None:
+            return self._of_one_text(inputs, captions, source_rows)
+        return self._of_encoder_decoder(inputs, captions, self.decoder, source_rows)
+
+    def _inputs_of(self, example: CaptionedImage) -> dict[str, torch.Tensor]:
+        picture = example.pictures.open(example.place)
+        try:
+            inputs = image_inputs(self.processor, picture.image, prompt_text(self.processor, picture.prompt))
+        except Exception as error:  # some processors refuse some shapes
+            raise BadExample(f"the processor cannot take this image ({in_one_line(error)})") from error
+        num_tokens = inputs["input_ids"].shape[1] + (0 if self.decoder else len(example.labels))
+        if num_tokens > self.width.limit:
+            raise BadExample(
+                f"the tokens of the image, its prompt and caption are {num_tokens:,}, and the model takes "
+                f"{self.width.limit:,} (context_length); give a smaller image or a shorter prompt"
+            )
+        return inputs
+
+    def _of_one_text(
+        self, inputs: list[dict[str, torch.Tensor]], captions: list[torch.Tensor], source_rows: tuple[int, ...]
+    ) -> ImageTextMicroBatch:
+        cut = num_end_tokens(self.processor.tokenizer)
+        rows, labels = [], []
+        for of_image, caption in zip(inputs, captions, strict=True):
+            num_prompt = of_image["input_ids"].shape[1] - cut
+            text = {name: of_image[name][0, :num_prompt] for name in TEXT_INPUTS if name in of_image}
+            behind = {"input_ids": caption, "attention_mask": torch.ones_like(caption)}
+            filling = torch.zeros_like(caption)
+            rows.append({name: torch.cat([value, behind.get(name, filling)]) for name, value in text.items()})
+            labels.append(torch.cat([torch.full((num_prompt,), IGNORE_INDEX), caption]))
+        lengths = [len(row["input_ids"]) for row in rows]
+        width = int(self.width.of(max(lengths)))
+        target_positions, targets = labels_to_predict(shift_left(_padded(labels, width, IGNORE_INDEX)))
+        return ImageTextMicroBatch(
+            inputs=self._joined(rows, inputs, width),
+            target_positions=target_positions,
+            targets=targets,
+            num_tokens=sum(lengths) if source_rows else 0,
+            num_label_tokens=sum(map(len, captions)),
+            num_attended_pairs=sum(n * (n + 1) // 2 for n in lengths) if source_rows else 0,
+            source_rows=source_rows,
+        )
+
+    def _of_encoder_decoder(
+        self,
+        inputs: list[dict[str, torch.Tensor]],
+        captions: list[torch.Tensor],
+        decoder: DecoderIds,
+        source_rows: tuple[int, ...],
+    ) -> ImageTextMicroBatch:
+        rows = [{name: row[name][0] for name in TEXT_INPUTS if name in row} for row in inputs]
+        lengths, target_lengths = [len(row["input_ids"]) for row in rows], list(map(len, captions))
+        width, target_width = int(self.width.of(max(lengths))), max(2, int(self.width.of(max(target_lengths))))
+        labels = _padded(captions, target_width, IGNORE_INDEX)
+        shifted = F.pad(labels[:, :-1], (1, 0), value=decoder.start)
+        target_positions, targets = labels_to_predict(labels)
+        return ImageTextMicroBatch(
+            inputs=self._joined(rows, inputs, width)
+            | {"decoder_input_ids": shifted.masked_fill(shifted == IGNORE_INDEX, decoder.padding)},
+            target_positions=target_positions,
+            targets=targets,
+            num_tokens=sum(lengths) + sum(target_lengths) if source_rows else 0,
+            num_label_tokens=sum(target_lengths),
+            num_attended_pairs=sum(n * n for n in lengths) if source_rows else 0,
+            source_rows=source_rows,
+            num_decoder_tokens=sum(target_lengths),
+            num_decoder_pairs=sum(n * (n + 1) // 2 for n in target_lengths),
+            num_cross_pairs=sum(n * m for n, m in zip(lengths, target_lengths, strict=True)),
+        )
+
+    def _joined(
+        self, rows: list[dict[str, torch.Tensor]], inputs: list[dict[str, torch.Tensor]], width: int
+    ) -> dict[str, torch.Tensor]:
+        fillings = {"input_ids": self.padding_id}
+        text = {name: _padded([row[name] for row in rows], width, fillings.get(name, 0)) for name in rows[0]}
+        of_images = [name for name in inputs[0] if name not in TEXT_INPUTS]
+        return text | {name: _stacked([of_image[name] for of_image in inputs]) for name in of_images}
+
+
+def prompts_of_images(
+    inputs: list[dict[str, torch.Tensor]], num_end_tokens: int, padding_id: int
+) -> dict[str, torch.Tensor]:
+    """Inputs of single images as one batch whose texts are padded on the left, as generation needs them.
+
+    Args:
+        num_end_tokens: that are left out at the end of each text.
+    """
+    width = max(row["input_ids"].shape[1] for row in inputs) - num_end_tokens
+    joined = {}
+    for name in inputs[0]:
+        if name not in TEXT_INPUTS:
+            joined[name] = _stacked([row[name] for row in inputs])
+            continue
+        texts = [row[name][0, : row[name].shape[1] - num_end_tokens] for row in inputs]
+        filling = padding_id if name == "input_ids" else 0
+        joined[name] = torch.stack([F.pad(text, (width - len(text), 0), value=filling) for text in texts])
+    return joined
+
+
+def _padded(rows: list[torch.Tensor], width: int, filling: int) -> torch.Tensor:
+    """The rows, padded on the right: [batch, width]."""
+    return torch.stack([F.pad(row, (0, width - len(row)), value=filling) for row in rows])
+
+
+def _stacked(values: list[torch.Tensor]) -> torch.Tensor:
+    """Tensors of single images one behind another, along their first dimension; others are filled up with zeros.
+
+    Models leave out images of zeros, which fill up those that were cut into fewer tiles than others.
+    """
+    sizes = [max(size) for size in zip(*(value.shape[1:] for value in values), strict=True)]
+    filled = []
+    for value in values:
+        missing = [size - there for size, there in zip(sizes, value.shape[1:], strict=True)]
+        padding = [side for amount in reversed(missing) for side in (0, amount)]
+        filled.append(F.pad(value, padding) if any(missing) else value)
+    return torch.cat(filled)

@@ -1,0 +1,267 @@
+"""Models that write about an image, such as BLIP-2 and LLaVA. See `tasks.task.Task` for what each name is for."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Mapping, Sequence
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import torch
+import transformers
+from torch import nn
+from transformers import AutoModelForImageTextToText
+
+from configs.run import RunConfig
+from configs.training import DEFAULT_CONTEXT_LENGTH, TrainConfig
+from data import processor_loading
+from data.caption_rows import Picture
+from data.counts import BatchCounts
+from data.encoding import Caption
+from data.image_sequences import ImageSequences, build_image_sequences
+from data.images import open_image
+from data.packing import Offsets
+from data.padding import PaddedWidth, padding_id
+from data.processor_loading import blank_image, image_inputs, num_end_tokens, prompt_text
+from data.reading import Reading
+from data.sequences import TokenSequence
+from tasks import causal_lm, seq2seq_lm
+from tasks.generation import GenerationSettings, PromptedAnswer, generate_tokens
+from tasks.image_batches import TEXT_INPUTS, DecoderIds, ImageCollator, ImageTextMicroBatch, prompts_of_images
+from utils.errors import ConfigError
+
+NAME = "image_text"
+AUTO_MODEL = AutoModelForImageTextToText
+PEFT_TYPE = None
+READS_IMAGES = True
+PACKS = False
+OWN_SETTINGS = (
+    *("context_length", "max_text_length"),
+    *("freeze_vision", "freeze_qformer", "freeze_language_model"),
+)
+LENGTHS = {"context_length": DEFAULT_CONTEXT_LENGTH}
+
+load_processor = processor_loading.load_processor
+
+
+def fits(model_config: Any) -> bool:
+    """Whether transformers has a model of images and text of this type."""
+    return hasattr(model_config, "vision_config") and type(model_config) in AUTO_MODEL._model_mapping
+
+
+def check_config(model_config: Any, model_name: str) -> None:
+    """Whatever fits is tried: `check_model` says what is not known."""
+
+
+def check_settings(config: RunConfig) -> None:
+    """Check the settings that have no meaning for a model of images.
+
+    Raises:
+        ConfigError: for the first of them.
+    """
+    train = config.train_config
+    if train.datasets != ("caption_dataset",):
+        raise ConfigError(
+            f"--dataset: a model of image and text is trained on images and captions, not on {train.dataset}; give "
+            "--dataset caption_dataset"
+        )
+    if train.use_peft and train.peft_method != "lora":
+        raise ConfigError(f"--peft_method: {train.peft_method} is for models of text alone; give lora")
+
+
+def check_model(model: Any, model_name: str) -> list[str]:
+    """Check that the head and what computes its input were found.
+
+    Returns:
+        No lines to print.
+
+    Raises:
+        ConfigError: if not.
+    """
+    if model.get_output_embeddings() is None or stacks(model)[-1] is head(model):
+        raise ConfigError(
+            f"--model_name: transformers {transformers.__version__} does not say where the language model of "
+            f"{type(model).__name__} ends, and the loss is computed after it; give a model of another family"
+        )
+    return []
+
+
+def loss_notes(model_config: Any) -> list[str]:
+    return causal_lm.loss_notes(model_config)
+
+
+def head(model: Any) -> Any:
+    """The model whose own forward calls the head: the model itself, or, as in BLIP-2, a language model inside it."""
+    output, owner = model.get_output_embeddings(), model
+    while inner := next((child for child in owner.children() if _has_head(child, output)), None):
+        owner = inner
+    return owner
+
+
+def _has_head(module: nn.Module, output: nn.Module) -> bool:
+    find = getattr(module, "get_output_embeddings", None)
+    return find is not None and find() is output
+
+
+def stacks(model: Any) -> list[nn.Module]:
+    """Those of the language model inside, or the whole model below its head, which puts the image into the text."""
+    owner = head(model)
+    if owner is model:
+        return [model.base_model]
+    return seq2seq_lm.stacks(owner) if owner.config.is_encoder_decoder else causal_lm.stacks(owner)
+
+
+def compute_logits(model: Any, hidden: torch.Tensor) -> torch.Tensor:
+    owner = head(model)
+    return (seq2seq_lm if owner.config.is_encoder_decoder else causal_lm).compute_logits(owner, hidden)
+
+
+def inputs_of(processor: Any, model_config: Any, ids: torch.Tensor) -> dict[str, Any]:
+    """A blank image, and behind it the tokens; a decoder of its own reads them."""
+    inputs: dict[str, Any] = image_inputs(processor, blank_image(), prompt_text(processor, ""))
+    if getattr(model_config.get_text_config(), "is_encoder_decoder", False):
+        return inputs | {"decoder_input_ids": ids[:1], "use_cache": False}
+    # A token of the image's own would stand for one more of its features.
+    behind = ids[:1].masked_fill(torch.isin(ids[:1], inputs["input_ids"].unique()), 0)
+    fillings = {"input_ids": behind, "attention_mask": torch.ones_like(behind)}
+    for name in TEXT_INPUTS:
+        if name in inputs:
+            inputs[name] = torch.cat([inputs[name], fillings.get(name, torch.zeros_like(behind))], dim=1)
+    return inputs | {"use_cache": False}
+
+
+def make_reading(processor: Any, model_config: Any, train_config: TrainConfig, lengths: Sequence[int]) -> Reading:
+    """Captions, cut to --max_text_length; what is around them the processor writes later."""
+    build = partial(_build_sequences, max_text_length=train_config.max_text_length)
+    return Reading(Caption(end_id(processor, model_config)), build)
+
+
+def _build_sequences(
+    rows: Iterable[Mapping[str, Any]],
+    *,
+    name: str,
+    context_length: int,
+    truncation: str = "right",
+    first_row: int = 0,
+    is_part: bool = False,
+    max_text_length: int,
+) -> ImageSequences:
+    """The collator sees to the context length: how many tokens an image becomes is known once it is opened."""
+    return build_image_sequences(rows, name=name, max_text_length=max_text_length, first_row=first_row, is_part=is_part)
+
+
+def end_id(processor: Any, model_config: Any) -> int:
+    """The token that ends a caption: the tokenizer's, or the one at which the model stops.
+
+    BLIP-2 and InstructBLIP generate by their language model's own config, which names another one (a new line).
+    """
+    own = getattr(model_config.get_text_config(), "eos_token_id", None)
+    generates_by_it = hasattr(model_config, "use_decoder_only_language_model")
+    return own if generates_by_it and isinstance(own, int) else processor.tokenizer.eos_token_id
+
+
+def make_collator(
+    processor: Any,
+    model_config: Any,
+    *,
+    vocab_size: int,
+    widths: Sequence[PaddedWidth],
+    packing: bool,
+    offsets: Offsets,
+) -> ImageCollator:
+    """The collator of a run."""
+    (width,), text, decoder = widths, model_config.get_text_config(), None
+    if getattr(text, "is_encoder_decoder", False):
+        decoder = DecoderIds(text.decoder_start_token_id, text.pad_token_id)
+    return ImageCollator(processor, padding_id(processor.tokenizer, vocab_size), width, decoder)
+
+
+def summed_loss(model: nn.Module, batch: ImageTextMicroBatch) -> torch.Tensor:
+    """Sum of the cross-entropy over the batch's caption tokens, fp32 scalar (see `policies.loss`)."""
+    return model(**batch.inputs, targets=batch.targets, target_positions=batch.target_positions, use_cache=False)
+
+
+class UnknownFlops:
+    """Counts nothing: how much a tower computes depends on the sizes of images, of which a step keeps no count."""
+
+    def __init__(self, model: Any) -> None:
+        """Takes what the other tasks' counters take."""
+
+    def count(self, counts: BatchCounts) -> float:
+        return math.nan
+
+
+make_flops = UnknownFlops
+
+
+@torch.no_grad()
+def generate(
+    model: Any,
+    processor: Any,
+    prompt: str,
+    *,
+    max_new_tokens: int,
+    temperature: float = 0.0,
+    add_bos: bool = True,
+    more_end_ids: Sequence[int] = (),
+    image: Path | None = None,
+) -> str:
+    """What the model writes about an image. The model is one process's, not sharded.
+
+    Args:
+        prompt: what it is asked; it may be empty.
+        temperature: 0 takes the likeliest token each time; above, torch's random state decides.
+        add_bos, more_end_ids: of causal models; the processor knows what belongs around a prompt.
+        image: its file.
+
+    Raises:
+        BadExample: if the image cannot be read.
+    """
+    assert image is not None
+    inputs = _asked(model, processor, [Picture(open_image(image), prompt)], processor.tokenizer.eos_token_id)
+    sampling = {"temperature": temperature, "top_k": 0, "top_p": 1.0} if temperature > 0 else {}
+    output = model.generate(
+        **inputs,
+        max_new_tokens=max_new_tokens,
+        do_sample=temperature > 0,
+        eos_token_id=sorted({processor.tokenizer.eos_token_id, end_id(processor, model.config)}),
+        pad_token_id=processor.tokenizer.eos_token_id,
+        **sampling,
+    )
+    return _answers(processor, inputs["input_ids"], output)[0]
+
+
+def prompted_answer(sequence: TokenSequence) -> PromptedAnswer:
+    """The caption; what is asked is the image, and how many positions it takes is known once it is opened."""
+    return PromptedAnswer(sequence.input_ids[:0], sequence.labels, num_positions=0)
+
+
+def generate_batch(
+    model: Any, processor: Any, sequences: Sequence[Any], settings: GenerationSettings, *, in_step: bool
+) -> list[str]:
+    """What the model writes about each image, without special tokens."""
+    pictures = [sequence.pictures.open(sequence.place) for sequence in sequences]
+    inputs = _asked(model, processor, pictures, settings.padding_id)
+    output = generate_tokens(model, inputs, settings, in_step=in_step)
+    return _answers(processor, inputs["input_ids"], output)
+
+
+def _asked(model: Any, processor: Any, pictures: Sequence[Picture], padding: int) -> dict[str, torch.Tensor]:
+    """The model's inputs up to where captions begin, on its device; shorter ones are padded on the left."""
+    of_one_text = not getattr(model.config.get_text_config(), "is_encoder_decoder", False)
+    cut = num_end_tokens(processor.tokenizer) if of_one_text else 0
+    rows = [image_inputs(processor, picture.image, prompt_text(processor, picture.prompt)) for picture in pictures]
+    inputs = prompts_of_images(rows, cut, padding)
+    return {
+        name: value.to(model.device, model.dtype if value.is_floating_point() else value.dtype)
+        for name, value in inputs.items()
+    }
+
+
+def _answers(processor: Any, asked: torch.Tensor, output: torch.Tensor) -> list[str]:
+    """The new texts; what decoders return begins with what they were asked, if they read it."""
+    width = asked.shape[1]
+    repeats = output.shape[1] >= width and torch.equal(output[:, :width], asked)
+    answers = output[:, width:] if repeats else output
+    return [text.strip() for text in processor.tokenizer.batch_decode(answers, skip_special_tokens=True)]

@@ -1,0 +1,248 @@
+"""Tiny random models of image and text with their processors, and pictures to caption."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+import transformers
+from PIL import Image, ImageDraw
+from transformers import AutoModelForImageTextToText, PreTrainedTokenizerFast
+
+from tools.make_tiny_model import make_tokenizer
+
+COLOURS = {
+    "red": (220, 30, 30),
+    "green": (30, 160, 60),
+    "blue": (40, 70, 220),
+    "yellow": (235, 215, 40),
+    "white": (245, 245, 245),
+    "purple": (140, 40, 160),
+}
+SHAPES, COUNTS = ("circle", "square", "triangle"), ("one", "two", "three")
+IMAGE_SIZE, PATCH = 32, 8
+TEXT_SIZES = {"hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 4}
+VISION = TEXT_SIZES | {"intermediate_size": 48, "image_size": IMAGE_SIZE, "patch_size": PATCH}
+LLAMA = TEXT_SIZES | {"intermediate_size": 48, "num_key_value_heads": 2, "max_position_embeddings": 256}
+NO_DROPOUT = {"hidden_dropout_prob": 0.0, "attention_probs_dropout_prob": 0.0}
+IDS = {"bos_token_id": 1, "eos_token_id": 2, "pad_token_id": None}
+
+
+def draw(count: int, colour: str, shape: str, generator: np.random.Generator) -> Image.Image:
+    """So many shapes side by side on black, each moved and sized a little at random."""
+    image = Image.new("RGB", (IMAGE_SIZE, IMAGE_SIZE))
+    canvas = ImageDraw.Draw(image)
+    for place in range(count):
+        radius = generator.uniform(3.5, 5)
+        x, y = (place + 0.5) * IMAGE_SIZE / count + generator.uniform(-0.5, 0.5), generator.uniform(8, IMAGE_SIZE - 8)
+        box = (x - radius, y - radius, x + radius, y + radius)
+        if shape == "circle":
+            canvas.ellipse(box, fill=COLOURS[colour])
+        elif shape == "square":
+            canvas.rectangle(box, fill=COLOURS[colour])
+        else:
+            canvas.polygon([(x, box[1]), (box[0], box[3]), (box[2], box[3])], fill=COLOURS[colour])
+    return image
+
+
+def captioned(number: int, seed: int = 0) -> list[tuple[Image.Image, str]]:
+    """So many pictures and what they show: "two red circles"."""
+    generator = np.random.default_rng(seed)
+    found = []
+    for _ in range(number):
+        count, colour, shape = (int(generator.integers(3)), *map(generator.choice, (list(COLOURS), SHAPES)))
+        picture = draw(count + 1, str(colour), str(shape), generator)
+        found.append((picture, f"{COUNTS[count]} {colour} {shape}{'s' if count else ''}"))
+    return found
+
+
+def save_pictures(folder: Path, number: int, seed: int = 0, split: str = "train") -> Path:
+    """The pictures as files, with a JSON line for each: `image`, `text`. Returns the JSON file."""
+    folder.mkdir(parents=True, exist_ok=True)
+    lines = []
+    for index, (picture, text) in enumerate(captioned(number, seed)):
+        file = folder / f"{split}-{index}.png"
+        picture.save(file)
+        lines.append(json.dumps({"image": file.name, "text": text}))
+    table = folder / f"{split}.jsonl"
+    table.write_text("\n".join(lines) + "\n")
+    return table
+
+
+def caption_tokenizer(*more: str, **named: str) -> PreTrainedTokenizerFast:
+    """A tokenizer of the captions' words, with more special tokens."""
+    texts = [text for _, text in captioned(200)]
+    tokenizer = make_tokenizer(iter(texts), 400)
+    tokenizer = PreTrainedTokenizerFast(
+        tokenizer_object=tokenizer._tokenizer,
+        bos_token="<s>",
+        eos_token="</s>",
+        unk_token="<unk>",
+        clean_up_tokenization_spaces=False,
+        extra_special_tokens=named,
+    )
+    tokenizer.add_tokens([transformers.AddedToken(token, special=True, normalized=False) for token in more])
+    return tokenizer
+
+
+def _square(**more: Any) -> dict[str, Any]:
+    return {"size": {"height": IMAGE_SIZE, "width": IMAGE_SIZE}} | more
+
+
+def learner() -> tuple[Any, Any]:
+    """A BLIP-2 of one layer each, with weights large enough that it learns from the first step on."""
+    sizes, spread = {"hidden_size": 64, "num_hidden_layers": 1, "num_attention_heads": 4}, 0.15
+    processor = transformers.Blip2Processor(
+        transformers.BlipImageProcessorPil(**_square()), caption_tokenizer(), num_query_tokens=8
+    )
+    text = transformers.OPTConfig(
+        **sizes | IDS,
+        ffn_dim=128,
+        dropout=0.0,
+        max_position_embeddings=64,
+        word_embed_proj_dim=64,
+        init_std=spread,
+        vocab_size=len(processor.tokenizer),
+    )
+    vision = sizes | {"intermediate_size": 128, "image_size": IMAGE_SIZE, "patch_size": PATCH}
+    qformer = sizes | {"intermediate_size": 128, "encoder_hidden_size": 64, "cross_attention_frequency": 1}
+    config = transformers.Blip2Config(
+        vision_config=vision | {"initializer_range": spread},
+        qformer_config=qformer | NO_DROPOUT | {"initializer_range": spread},
+        text_config=text.to_dict(),
+        num_query_tokens=8,
+        image_token_index=processor.tokenizer.convert_tokens_to_ids("<image>"),
+        initializer_range=spread,
+    )
+    return config, processor
+
+
+def _blip2(text: Callable[[int], Any]) -> tuple[Any, Any]:
+    processor = transformers.Blip2Processor(
+        transformers.BlipImageProcessorPil(**_square()), caption_tokenizer(), num_query_tokens=4
+    )
+    qformer = TEXT_SIZES | {"intermediate_size": 48, "encoder_hidden_size": 32, "cross_attention_frequency": 2}
+    config = transformers.Blip2Config(
+        vision_config=VISION,
+        qformer_config=qformer | NO_DROPOUT,
+        text_config=text(len(processor.tokenizer)).to_dict(),
+        num_query_tokens=4,
+        image_token_index=processor.tokenizer.convert_tokens_to_ids("<image>"),
+    )
+    return config, processor
+
+
+def _opt(vocab_size: int) -> Any:
+    return transformers.OPTConfig(
+        **TEXT_SIZES | IDS,
+        ffn_dim=48,
+        dropout=0.0,
+        max_position_embeddings=128,
+        word_embed_proj_dim=32,
+        vocab_size=vocab_size,
+    )
+
+
+def _t5(vocab_size: int) -> Any:
+    return transformers.T5Config(
+        d_model=32,
+        d_kv=8,
+        d_ff=48,
+        num_layers=2,
+        num_heads=4,
+        dropout_rate=0.0,
+        initializer_factor=0.1,
+        feed_forward_proj="gated-gelu",
+        tie_word_embeddings=False,
+        decoder_start_token_id=0,
+        pad_token_id=0,
+        eos_token_id=2,
+        vocab_size=vocab_size,
+    )
+
+
+def _llava() -> tuple[Any, Any]:
+    tokenizer = caption_tokenizer("<image>")
+    crop = {"crop_size": {"height": IMAGE_SIZE, "width": IMAGE_SIZE}, "size": {"shortest_edge": IMAGE_SIZE}}
+    processor = transformers.LlavaProcessor(
+        transformers.CLIPImageProcessorPil(**crop),
+        tokenizer,
+        patch_size=PATCH,
+        vision_feature_select_strategy="default",
+        num_additional_image_tokens=1,
+        chat_template="{% for m in messages %}USER: {% for c in m['content'] %}"
+        "{% if c['type'] == 'image' %}<image>\n{% else %}{{ c['text'] }}{% endif %}{% endfor %} ASSISTANT:{% endfor %}",
+    )
+    config = transformers.LlavaConfig(
+        vision_config=transformers.CLIPVisionConfig(**VISION),
+        text_config=transformers.LlamaConfig(**LLAMA | IDS, vocab_size=len(tokenizer)),
+        image_token_index=tokenizer.convert_tokens_to_ids("<image>"),
+        image_token_id=tokenizer.convert_tokens_to_ids("<image>"),
+    )
+    return config, processor
+
+
+def _gemma3() -> tuple[Any, Any]:
+    named = {"boi_token": "<start_of_image>", "eoi_token": "<end_of_image>", "image_token": "<image_soft_token>"}
+    tokenizer = caption_tokenizer(**named)
+    image_id = tokenizer.convert_tokens_to_ids("<image_soft_token>")
+    processor = transformers.Gemma3Processor(
+        transformers.Gemma3ImageProcessorPil(**_square()), tokenizer, image_seq_length=4
+    )
+    config = transformers.Gemma3Config(
+        vision_config=transformers.SiglipVisionConfig(**VISION, vision_use_head=False),
+        text_config=transformers.Gemma3TextConfig(
+            **LLAMA | IDS, vocab_size=len(tokenizer), head_dim=8, query_pre_attn_scalar=8, sliding_window=64
+        ),
+        mm_tokens_per_image=4,
+        boi_token_index=tokenizer.convert_tokens_to_ids("<start_of_image>"),
+        eoi_token_index=tokenizer.convert_tokens_to_ids("<end_of_image>"),
+        image_token_index=image_id,
+    )
+    return config, processor
+
+
+def _idefics3() -> tuple[Any, Any]:
+    tokenizer = caption_tokenizer("<image>", "<fake_token_around_image>", "<global-img>", "<end_of_utterance>")
+    image_processor = transformers.Idefics3ImageProcessorPil(
+        size={"longest_edge": 2 * IMAGE_SIZE}, max_image_size={"longest_edge": IMAGE_SIZE}
+    )
+    processor = transformers.Idefics3Processor(image_processor, tokenizer, image_seq_len=4)
+    config = transformers.Idefics3Config(
+        vision_config=VISION,
+        text_config=transformers.LlamaConfig(**LLAMA | IDS, vocab_size=len(tokenizer)),
+        scale_factor=2,
+        image_token_id=tokenizer.convert_tokens_to_ids("<image>"),
+        pad_token_id=2,
+    )
+    return config, processor
+
+
+MODELS: dict[str, Callable[[], tuple[Any, Any]]] = {
+    "blip2_opt": lambda: _blip2(_opt),
+    "blip2_t5": lambda: _blip2(_t5),
+    "llava": _llava,
+    "gemma3": _gemma3,
+    "idefics3": _idefics3,
+    "learner": learner,
+}
+
+
+def save_image_model(name: str, folder: Path, seed: int = 0, *, scale: float = 3.0) -> Path:
+    """The model and its processor; random weights, large enough that what is seen changes what is said."""
+    config, processor = MODELS[name]()
+    with torch.random.fork_rng(devices=[]), torch.no_grad():
+        torch.manual_seed(seed)
+        model = AutoModelForImageTextToText.from_config(config, dtype=torch.float32)
+        for parameter in model.parameters():
+            if parameter.dim() > 1:
+                parameter.mul_(scale)
+            if parameter.dim() == 3:  # queries, which some begin as zeros
+                parameter.normal_(std=0.5)
+    model.save_pretrained(folder)
+    processor.save_pretrained(folder)
+    return folder

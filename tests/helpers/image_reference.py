@@ -1,0 +1,98 @@
+"""A plain loop over images and captions with transformers' own loss, and the flags for the same work."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from pathlib import Path
+
+import peft
+import torch
+from peft.tuners.lora import LoraLayer
+from PIL import Image
+from transformers import AutoModelForImageTextToText, AutoProcessor
+
+from tests.helpers.reference import GLOBAL_BATCH, LR, SEED, reference_order
+
+PROMPT = "what is it ?"
+
+
+def image_flags(model: Path, data: Path, output: Path, *, num_steps: int) -> list[str]:
+    """The reference's work; the caller says how it is cut into a global batch of 8 rows, and laid out."""
+    flags = ["--model_name", str(model), "--output_dir", str(output), "--seed", str(SEED), "--lr", str(LR)]
+    flags += ["--dataset", "caption_dataset", "--caption_dataset.data_path", str(data)]
+    flags += ["--caption_dataset.prompt", PROMPT, "--run_validation", "False"]
+    flags += ["--max_train_step", str(num_steps), "--num_epochs", "4", "--num_workers_dataloader", "0"]
+    flags += ["--mixed_precision", "False"]  # fp32 on GPUs too
+    return [*flags, "--gradient_clipping", "--gradient_clipping_threshold", "0.5"]
+
+
+def image_reference(
+    model_folder: Path, table: Path, *, num_steps: int, lora_targets: str = ""
+) -> list[tuple[float, float]]:
+    """One example at a time, with the processor's inputs and the model's own loss.
+
+    Args:
+        lora_targets: a pattern of the names of the layers that an adapter of rank 4 is put beside.
+
+    Returns:
+        For each step, the mean loss over the label tokens of the global batch, and the gradient norm before clipping.
+    """
+    torch.manual_seed(SEED)
+    processor = AutoProcessor.from_pretrained(model_folder, backend="pil")
+    model = AutoModelForImageTextToText.from_pretrained(model_folder, dtype=torch.float32)
+    if lora_targets:
+        adapter = peft.LoraConfig(r=4, lora_alpha=32, lora_dropout=0.0, target_modules=lora_targets)
+        model = peft.get_peft_model(model, adapter)
+        torch.manual_seed(SEED)  # the adapters' values are a function of the seed alone
+        for layer in model.modules():
+            if isinstance(layer, LoraLayer):
+                layer.reset_lora_parameters("default", init_lora_weights=True)
+    model.train()
+    parameters = [parameter for parameter in model.parameters() if parameter.requires_grad]
+    optimizer = torch.optim.AdamW(parameters, lr=LR, weight_decay=0.0)
+    rows = [json.loads(line) for line in table.read_text().splitlines()]
+    captions = [
+        processor.tokenizer(row["text"], add_special_tokens=False)["input_ids"] + [processor.tokenizer.eos_token_id]
+        for row in rows
+    ]
+    steps_per_epoch = -(-len(rows) // GLOBAL_BATCH)
+    results = []
+    for step in range(num_steps):
+        epoch, step_of_epoch = divmod(step, steps_per_epoch)
+        for group in optimizer.param_groups:
+            group["lr"] = LR * 0.85**epoch
+        order = reference_order(len(rows), epoch, list(map(len, captions)))
+        chosen = order[step_of_epoch * GLOBAL_BATCH :][:GLOBAL_BATCH]
+        num_label_tokens = sum(len(captions[row]) for row in chosen)
+        loss_sum = 0.0
+        for row in chosen:
+            inputs, labels = _example(processor, model.config, table.parent / rows[row]["image"], captions[row])
+            loss = model(**inputs, labels=labels).loss * len(captions[row])
+            (loss / num_label_tokens).backward()
+            loss_sum += loss.item()
+        results.append((loss_sum / num_label_tokens, torch.nn.utils.clip_grad_norm_(parameters, 0.5).item()))
+        optimizer.step()
+        optimizer.zero_grad()
+    return results
+
+
+def _example(
+    processor: object, config: object, file: Path, caption: Sequence[int]
+) -> tuple[dict[str, torch.Tensor], torch.Tensor]:
+    """What the model reads of an example, and its labels, [1, tokens] each."""
+    placeholder = getattr(processor, "image_token", "")
+    text = PROMPT if type(processor).__name__ == "Blip2Processor" else f"{placeholder}{PROMPT}"
+    if processor.chat_template:
+        content = [{"type": "image"}, {"type": "text", "text": PROMPT}]
+        text = processor.apply_chat_template([{"role": "user", "content": content}], add_generation_prompt=True)
+    inputs = dict(processor(images=[Image.open(file)], text=[text], return_tensors="pt"))
+    answer = torch.tensor([list(caption)])
+    if config.get_text_config().is_encoder_decoder:
+        return inputs, answer
+    labels = torch.cat([torch.full_like(inputs["input_ids"], -100), answer], dim=1)
+    inputs["input_ids"] = torch.cat([inputs["input_ids"], answer], dim=1)
+    inputs["attention_mask"] = torch.ones_like(inputs["input_ids"])
+    if "token_type_ids" in inputs:
+        inputs["token_type_ids"] = torch.cat([inputs["token_type_ids"], torch.zeros_like(answer)], dim=1)
+    return inputs, labels
