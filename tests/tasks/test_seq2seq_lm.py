@@ -167,7 +167,7 @@ def test_a_cut_keeps_the_special_tokens_of_source_and_target() -> None:
 
     ids = list(range(10, 30))
     rows = [{"input_ids": [0, *ids, 2], "labels": [0, *ids, 2]}, {"input_ids": [0, 9, 2], "labels": [0, 8, 2]}]
-    build = make_reading(make_tokenizer("bart"), Train(), (8, 5)).build_sequences  # type: ignore[arg-type]
+    build = make_reading(make_tokenizer("bart"), None, Train(), (8, 5)).build_sequences  # type: ignore[arg-type]
     cut = build(rows, name="test", context_length=8)
     assert cut[0].input_ids.tolist() == [0, *ids[:6], 2]
     assert cut[0].labels.tolist() == [0, *ids[:3], 2]
