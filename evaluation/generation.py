@@ -33,11 +33,11 @@ from utils.environment import Environment
 from utils.errors import ConfigError
 
 NUM_SHOWN = 8  # samples of each evaluation that samples.jsonl gets
-OVERRULED = (
+SAYS_NOTHING = (
     *("num_beams", "max_length", "max_new_tokens", "do_sample", "temperature", "top_k", "top_p"),
-    "transformers_version",
+    *("use_cache", "transformers_version"),
 )
-"""Of generation_config.json, what flags decide here, or says nothing about texts."""
+"""Of generation_config.json, what flags decide here, or what changes no text."""
 
 
 class Answer(NamedTuple):
@@ -218,10 +218,12 @@ def _check_lengths(
         return
     row = describe_row(int(sequences.source_rows[longest]), datasets)
     room = num_positions - sample.num_positions
-    remedy = f"give at most {room}, or a smaller --context_length" if room > 0 else "give a smaller --context_length"
+    remedies = [f"at most {room}"] if room > 0 else []
+    remedies += ["a smaller --context_length"] if sample.num_positions == len(sample.prompt) else []
     raise ConfigError(
         f"--max_new_tokens: {train.max_new_tokens} behind the {sample.num_positions:,} tokens before the answer of "
-        f"validation row {row} are more than the {num_positions:,} positions of this model; {remedy}"
+        f"validation row {row} are more than the {num_positions:,} positions of this model; give "
+        f"{' or '.join(remedies)}"
     )
 
 
@@ -243,6 +245,6 @@ def _notes_on_settings(train: TrainConfig) -> list[str]:
     named = [
         f"{name} {value}"
         for name, value in given.items()
-        if name not in OVERRULED and not name.startswith("_") and not name.endswith(("token_id", "token_ids"))
+        if value and name not in SAYS_NOTHING and not name.startswith("_") and not name.endswith("token_id")
     ]
     return [f"eval_generate: generation_config.json of the model also says: {', '.join(named)}"] if named else []
