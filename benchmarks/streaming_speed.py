@@ -1,9 +1,11 @@
 """How fast the ranks of one machine read, tokenise and pack a stream that they share.
 
     python -m benchmarks.streaming_speed [--ranks 1,2] [--megabytes 30] [--tokenizer FOLDER_OR_NAME]
+    python -m benchmarks.streaming_speed --resume_at 0.9
 
 Each rank is a process bound to one core, which reads the stream in steps as a run does. Tokens of all rows count once.
-On a machine that does other work, too, compare the CPU time.
+On a machine that does other work, too, compare the CPU time. With `--resume_at`: CPU time to the first step of a run
+that goes on after this share of a pass, with the state of the stream and without.
 """
 
 from __future__ import annotations
@@ -23,6 +25,7 @@ from configs.flags import parse_flags
 from data.block_share import BlockShare
 from data.causal_sequences import build_sequences
 from data.pipeline import load_data
+from data.stream_steps import StreamSteps
 from data.streaming import Stream
 from data.tokenizer_loading import load_tokenizer
 from tools.make_tiny_model import make_tiny_model
@@ -64,10 +67,28 @@ def measure(stream: Stream, num_ranks: int) -> tuple[float, float]:
     return num_tokens / max(figure[1] for figure in figures), num_tokens / max(figure[2] for figure in figures)
 
 
+def measure_resuming(stream: Stream, share_of_pass: float) -> None:
+    """Read to a step as a run does, then go on behind it from its state."""
+    num_steps = next(number for number, (_, lines) in enumerate(stream.steps(8)) if lines)
+    last = max(1, round(share_of_pass * num_steps))
+    steps, started = StreamSteps(stream, 8), time.process_time()
+    for _ in steps:
+        if steps.step == last:
+            break
+    up_to_it, state = time.process_time() - started, steps.state()
+    again, started = StreamSteps(stream, 8), time.process_time()
+    again.go_on(state)
+    next(iter(again))
+    seconds = time.process_time() - started
+    print(f"first step behind step {last:,} of {num_steps:,}: {seconds:.1f} s of CPU time from a state", end=" ")
+    print(f"of {len(state) / 1024:,.0f} KiB; {up_to_it:.1f} s by reading again")
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--ranks", default="1,2", help="numbers of ranks")
     parser.add_argument("--megabytes", type=int, default=30, help="of dialogues")
+    parser.add_argument("--resume_at", type=float, default=None, help="share of a pass; unset: measure the speed")
     parser.add_argument("--tokenizer", default=None, help="unset: a tiny one")
     given = parser.parse_args()
     os.environ["TOKENIZERS_PARALLELISM"] = "false"  # as in a run's reading process, which is a fork
@@ -84,12 +105,15 @@ def main() -> None:
             config.train_config, config.dataset_configs, tokenizer, build_sequences=build_sequences, **options
         ).stream
         assert stream is not None
+        if given.resume_at is not None:
+            return measure_resuming(stream, given.resume_at)
         alone: tuple[float, float] | None = None
         for num_ranks in map(int, given.ranks.split(",")):
             speed, of_cpu = measure(stream, num_ranks)
             alone = alone or (speed, of_cpu)
             times = f"{speed / alone[0]:.2f} times as many; {of_cpu / alone[1]:.2f} times by the CPU time of a rank"
             print(f"{num_ranks} ranks: {speed:,.0f} tokens/s, {times}")
+    return None
 
 
 if __name__ == "__main__":

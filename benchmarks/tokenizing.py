@@ -1,9 +1,11 @@
-"""Time and memory for tokenising: examples like SAMSum's through samsum_dataset's own function.
+"""Time and memory for tokenising: examples like SAMSum's through samsum_dataset's own function, or as conversations.
 
-    python -m benchmarks.tokenizing [--rows 200000] [--vocab_size 8192]
+    python -m benchmarks.tokenizing [--rows 200000] [--vocab_size 8192] [--chat]
 
 The examples are the sample dialogues, each with an added word that makes it unique; the tokenizer is trained on the
-samples. Prints the seconds to read and tokenise, the seconds of a second time with the cache, and the peak memory.
+samples. With `--chat` each is a conversation of four turns under ChatML, for chat_dataset. Prints the seconds to read
+and tokenise, also of CPU time over all threads (compare these on a machine that does other work, too), the seconds of a
+second time with the cache, and the peak memory.
 """
 
 from __future__ import annotations
@@ -19,31 +21,42 @@ import fire
 
 from tools.make_tiny_model import DEFAULT_DATA, make_tokenizer, read_texts
 
+CHATML = """{% for message in messages %}<|im_start|>{{ message['role'] }}
+{{ message['content'] }}<|im_end|>
+{% endfor %}{% if add_generation_prompt %}<|im_start|>assistant
+{% endif %}"""
 
-def write_rows(file: Path, num_rows: int) -> None:
+
+def write_rows(file: Path, num_rows: int, *, chat: bool) -> None:
     """Write the sample dialogues repeatedly, no two the same."""
     samples = [json.loads(line) for line in (DEFAULT_DATA / "train.jsonl").read_text(encoding="utf-8").splitlines()]
     with open(file, "w", encoding="utf-8") as lines:
         for number in range(num_rows):
             sample = samples[number % len(samples)]
-            dialogue = f"{sample['dialogue']}\nAnna: {number}"
-            lines.write(json.dumps({"dialogue": dialogue, "summary": sample["summary"]}) + "\n")
+            dialogue, summary = f"{sample['dialogue']}\nAnna: {number}", sample["summary"]
+            turns = [("user", dialogue), ("assistant", summary), ("user", "And who said so?"), ("assistant", "Anna.")]
+            messages = [{"role": role, "content": content} for role, content in turns]
+            row = {"messages": messages} if chat else {"dialogue": dialogue, "summary": summary}
+            lines.write(json.dumps(row) + "\n")
 
 
-def main(rows: int = 200_000, vocab_size: int = 8192) -> None:
+def main(rows: int = 200_000, vocab_size: int = 8192, chat: bool = False) -> None:
     with tempfile.TemporaryDirectory() as folder:
         os.environ["HF_HOME"] = folder  # set before the import, so that the cache is empty and temporary
-        from configs.datasets import SamsumDataset
+        from configs.datasets import ChatDataset, SamsumDataset
         from data.dataset_functions import BUILT_IN_FOLDER, load_dataset_file
 
         file = Path(folder) / "train.jsonl"
-        write_rows(file, rows)
+        write_rows(file, rows, chat=chat)
         tokenizer = make_tokenizer(read_texts(DEFAULT_DATA), vocab_size)
-        get_dataset = load_dataset_file(BUILT_IN_FOLDER / "samsum.py").get_samsum_dataset
+        tokenizer.chat_template = CHATML
+        name, config = ("chat", ChatDataset(str(file))) if chat else ("samsum", SamsumDataset(str(file)))
+        get_dataset = getattr(load_dataset_file(BUILT_IN_FOLDER / f"{name}.py"), f"get_{name}_dataset")
         for what in ("read and tokenized", "found in the cache"):
-            started = time.perf_counter()
-            data = get_dataset(SamsumDataset(data_path=str(file)), tokenizer, "train")
-            print(f"{rows:,} rows {what} in {time.perf_counter() - started:.1f} s")
+            started, started_cpu = time.perf_counter(), time.process_time()
+            data = get_dataset(config, tokenizer, "train")
+            seconds, cpu_seconds = time.perf_counter() - started, time.process_time() - started_cpu
+            print(f"{rows:,} rows {what} in {seconds:.1f} s, {cpu_seconds:.1f} s of CPU time", flush=True)
         peak_gib = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 2**20
         num_tokens = sum(len(ids) for batch in data.with_format("arrow").iter(10_000) for ids in batch["input_ids"])
         print(f"{num_tokens:,} tokens, {num_tokens / rows:.0f} a row; peak of resident memory {peak_gib:.2f} GiB")

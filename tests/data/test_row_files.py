@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gzip
 import json
+import tempfile
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -11,12 +12,18 @@ from typing import Any
 import datasets
 import pyarrow as pa
 import pytest
+from datasets.packaged_modules.text.text import Text
+from hypothesis import given as drawn
+from hypothesis import settings
+from hypothesis import strategies as st
 from transformers import AutoTokenizer
 
 from configs.datasets import AlpacaDataset, ChatDataset, DataSource, TextDataset
 from configs.flags import parse_flags
 from data.causal_sequences import build_sequences
+from data.csv_files import csv_rows
 from data.dataset_functions import find_dataset_function
+from data.row_stream import RowStream
 from data.splits import load_split
 from tests.helpers.chat_templates import FAMILIES
 from utils.errors import ConfigError
@@ -254,3 +261,33 @@ def test_columns_that_no_one_reads_are_named(
     )
     tokenized(source(file), tokenizer)
     assert f"{file}: columns that are not read: id, z\n" in capsys.readouterr().out
+
+
+CELLS = st.lists(st.sampled_from(["a", '"', ",", "\n", "é", "b c"]), max_size=5).map("".join)
+WRITTEN = CELLS.map(lambda cell: '"' + cell.replace('"', '""') + '"') | st.sampled_from(['p"q', "", 'x""y'])
+
+
+@drawn(rows=st.lists(st.tuples(WRITTEN, WRITTEN), min_size=1, max_size=20), size=st.integers(1, 60))
+@settings(max_examples=100, deadline=None)
+def test_where_a_table_is_cut_into_chunks_changes_no_row(rows: list[tuple[str, str]], size: int) -> None:
+    with tempfile.TemporaryDirectory() as folder, pytest.MonkeyPatch.context() as patched:
+        file = Path(folder) / "table.csv"
+        file.write_text("first,second\n" + "".join(f"{first},{second}\n" for first, second in rows))
+        whole = list(csv_rows(file))
+        patched.setattr("data.byte_chunks.CHUNK_BYTES", size)
+        assert list(csv_rows(file)) == whole
+
+
+@pytest.mark.parametrize("sample_by", ["line", "paragraph", "document"])
+@drawn(text=st.lists(st.sampled_from(["a", "bb", "\n", "\n\n", "\r\n", "é"]), min_size=1).map("".join))
+@settings(max_examples=40, deadline=None)
+def test_streamed_text_has_the_rows_that_the_library_makes(text: str, sample_by: str) -> None:
+    with tempfile.TemporaryDirectory() as folder, pytest.MonkeyPatch.context() as patched:
+        file = Path(folder) / "text.txt"
+        file.write_bytes(text.encode())
+        library = Text(sample_by=sample_by, data_files=[str(file)], cache_dir=folder)
+        expected = [
+            row for _, table in library._generate_tables([str(file)], [[str(file)]]) for row in table.to_pylist()
+        ]
+        patched.setattr("data.byte_chunks.CHUNK_BYTES", 5)
+        assert list(RowStream((file,), sample_by=sample_by)) == expected
