@@ -268,7 +268,7 @@ WRITTEN = CELLS.map(lambda cell: '"' + cell.replace('"', '""') + '"') | st.sampl
 
 
 @drawn(rows=st.lists(st.tuples(WRITTEN, WRITTEN), min_size=1, max_size=20), size=st.integers(1, 60))
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=50, deadline=None)
 def test_where_a_table_is_cut_into_chunks_changes_no_row(rows: list[tuple[str, str]], size: int) -> None:
     with tempfile.TemporaryDirectory() as folder, pytest.MonkeyPatch.context() as patched:
         file = Path(folder) / "table.csv"
