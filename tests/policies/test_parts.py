@@ -1,0 +1,70 @@
+"""Of a model of image and text: its parts, the units they are gathered in, and which layers LoRA means."""
+
+from __future__ import annotations
+
+from collections import Counter
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+from torch import nn
+from transformers import AutoModelForImageTextToText
+
+from configs.peft import LoraConfig
+from policies.adapter_targets import choose_targets
+from policies.freezing import freeze_parts
+from policies.wrapping import find_units
+from tests.helpers.image_models import MODELS
+
+
+def make(name: str) -> Any:
+    return AutoModelForImageTextToText.from_config(MODELS[name]()[0])
+
+
+@pytest.mark.parametrize(
+    ("name", "wanted"),
+    [
+        ("blip2_opt", {"Blip2EncoderLayer": 2, "Blip2QFormerLayer": 2, "OPTDecoderLayer": 2}),
+        ("blip2_t5", {"Blip2EncoderLayer": 2, "Blip2QFormerLayer": 2, "T5Block": 4}),
+        ("llava", {"CLIPEncoderLayer": 2, "LlamaDecoderLayer": 2, "Embedding": 1}),
+        ("idefics3", {"Idefics3EncoderLayer": 2, "LlamaDecoderLayer": 2, "Embedding": 1}),
+    ],
+)
+def test_layers_of_towers_and_qformers_are_units_too(name: str, wanted: dict[str, int]) -> None:
+    assert Counter(type(unit).__name__ for unit in find_units(make(name))) == wanted
+
+
+def test_named_classes_are_units_inner_ones_first() -> None:
+    model = make("blip2_opt")
+    units = find_units(model, ("Blip2Encoder", "Blip2EncoderLayer"))
+    assert [type(unit).__name__ for unit in units] == ["Blip2EncoderLayer"] * 2 + ["Blip2Encoder"]
+
+
+@pytest.mark.parametrize(
+    ("flags", "still_trained"),
+    [
+        (["freeze_vision"], {"query_tokens", "qformer", "language_projection", "language_model"}),
+        (["freeze_qformer"], {"vision_model", "language_projection", "language_model"}),
+        (["freeze_language_model"], {"vision_model", "query_tokens", "qformer", "language_projection"}),
+        (["freeze_vision", "freeze_language_model"], {"query_tokens", "qformer", "language_projection"}),
+    ],
+)
+def test_a_frozen_part_is_frozen_whole_and_nothing_else(flags: list[str], still_trained: set[str]) -> None:
+    model = make("blip2_opt")
+    names = ("freeze_vision", "freeze_qformer", "freeze_language_model")
+    freeze_parts(model, model, SimpleNamespace(**{name: name in flags for name in names}))  # type: ignore[arg-type]
+    trained = {name.split(".")[0] for name, parameter in model.named_parameters() if parameter.requires_grad}
+    frozen = {name.split(".")[0] for name, parameter in model.named_parameters() if not parameter.requires_grad}
+    assert trained == still_trained
+    assert not trained & frozen
+
+
+def test_lora_means_the_language_model_and_a_tower_only_by_a_name_of_its_own() -> None:
+    model = make("llava")
+    linears = {name for name, module in model.named_modules() if isinstance(module, nn.Linear)}
+    chosen = choose_targets(model, LoraConfig())
+    assert set(chosen) == {name for name in linears if "language_model" in name and name[-6:] in ("q_proj", "v_proj")}
+    assert "fc1" in choose_targets(model, LoraConfig(target_modules=("q_proj", "fc1")))  # CLIP's alone
+    every = choose_targets(model, LoraConfig(target_modules=("all-linear",)))
+    assert every
+    assert all("language_model" in name for name in every)
