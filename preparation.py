@@ -10,7 +10,7 @@ from typing import Any, TextIO
 
 from checkpointing.base_fingerprint import base_fingerprint
 from checkpointing.comparison import check_place, check_same
-from checkpointing.finding import Checkpoint, find_checkpoints, open_checkpoint, resolve_resume
+from checkpointing.finding import Checkpoint, open_checkpoint
 from checkpointing.huggingface_files import huggingface_files, model_config_values
 from checkpointing.model_folder import export_model
 from checkpointing.resume import load_checkpoint, take_up_results
@@ -28,8 +28,8 @@ from data.tokenizer_loading import added_token_ids, num_rows_needed, tokenizer_o
 from evaluation.generation import Generation, plan_generation
 from planning.agreement import facts_at_start, facts_found
 from planning.beginning import Beginning
+from planning.going_on import look_into_folders
 from planning.places import check_places
-from planning.preflight import check_environment
 from planning.resolved import Resolved, num_positions, resolve, resolve_num_steps
 from planning.sizes import check_batch_sizes
 from policies.attention import check_packing_isolates
@@ -135,18 +135,14 @@ def prepare(config: RunConfig, env: Environment, watchdog: Watchdog, lock: RunLo
     meeting = meet(connect(env), env)
     if env.world_size > 1:
         meeting.check_agreement(facts_at_start(config, env))
-    config = resolve_resume(config, env)
-    check_environment(config, env)
-    marks = marks_of(config.train_config, env)
-    found = find_checkpoints(config.train_config, env)
-    check_places(config, planned_folder(config.train_config, env), afresh=not found)
-    inputs = read_inputs(config, env, open_checkpoint(found, env, every_file=False))
+    begun = look_into_folders(config, env, meeting)
+    inputs = read_inputs(begun.config, env, begun.checkpoint)
     config = inputs.resolved.config
 
     start_process_group(env, meeting)
     watchdog.start(config.train_config.step_timeout_seconds)
     check_agreement(facts_found(config, inputs.resolved, inputs.data, inputs.num_steps, inputs.vocab_size))
-    checkpoint = open_checkpoint(found, env, every_file=True)
+    checkpoint = open_checkpoint(begun.folders, env, every_file=True)
     if checkpoint is not None:
         print_rank_zero(env, *check_same(checkpoint, config, inputs.identity(), num_steps=inputs.num_steps))
         steps_per_epoch = inputs.data.steps_per_epoch(inputs.resolved.batches)
@@ -155,7 +151,7 @@ def prepare(config: RunConfig, env: Environment, watchdog: Watchdog, lock: RunLo
     seed_everything(config.train_config.seed)
     parts = build(inputs, config, env)
     seed_everything(config.train_config.seed, env.rank)
-    return open_run(inputs, parts, checkpoint, config, env, watchdog, lock, marks, screen)
+    return open_run(inputs, parts, checkpoint, config, env, watchdog, lock, begun.marks, screen)
 
 
 def read_inputs(config: RunConfig, env: Environment, checkpoint: Checkpoint | None) -> Inputs:

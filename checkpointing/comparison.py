@@ -27,7 +27,7 @@ MAY_CHANGE = _dotted(
             # layout and speed
             *("use_fast_kernels", "compile", "activation_checkpointing", "loss_chunk_size", "enable_fsdp"),
             *("low_cpu_fsdp", "one_gpu", "num_workers_dataloader", "show_sample", "pad_to_multiple_of"),
-            *("step_timeout_seconds", "deterministic"),
+            *("step_timeout_seconds", "timeout_seconds", "deterministic"),
             # how the global batch is cut; its size stays
             *("batch_size_training", "gradient_accumulation_steps", "global_batch_size"),
             # length; if the learning rate depends on it, the number of steps is compared

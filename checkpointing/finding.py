@@ -2,18 +2,22 @@
 
 from __future__ import annotations
 
+import contextlib
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 from checkpointing.folder import COMPLETE, STATE, STREAM, checkpoints, damage, listed_files
 from checkpointing.state_json import StateError, read_state
+from checkpointing.writing import FULL_FILE
 from configs.run import RunConfig
 from configs.training import TrainConfig
 from reporting.default_folders import folder_of_job, latest_run_folder, outputs
 from reporting.run_folder import check_can_begin, checkpoint_root, checkpoint_root_of, held_entries
 from reporting.run_yaml import now, read_run_yaml
-from utils.distributed import gather_to_all
+from utils.agreement import named
+from utils.distributed import gather_to_all, on_rank_zero
 from utils.environment import Environment, print_rank_zero
 from utils.errors import ConfigError
 
@@ -26,6 +30,7 @@ class Checkpoint:
 
     folder: Path
     values: dict[str, Any]
+    blind: tuple[int, ...] = ()  # the ranks that do not see its files: they are on the disk of rank 0's node
 
     @property
     def step(self) -> int:
@@ -140,25 +145,25 @@ def open_checkpoint(folders: list[Path], env: Environment, *, every_file: bool) 
     """The first undamaged checkpoint. What is wrong with those before it is printed.
 
     Args:
-        every_file: check every file, each rank its share, and agree with the other ranks; else check only the small
-            files, without collectives.
+        folders: those that rank 0 sees.
+        every_file: check every file, each rank that sees them its share, and agree with the other ranks; else check
+            only the small files, without collectives. For rank 0 alone then.
 
     Raises:
-        ConfigError: if all are damaged.
+        ConfigError: if all are damaged, or only some ranks see one that is in shards.
     """
-    if every_file and len(set(gather_to_all(tuple(folder.name for folder in folders)))) > 1:
-        raise ConfigError(
-            "--resume: the ranks do not find the same checkpoints; --output_dir must be on a file system that all "
-            "nodes share"
-        )
     reason = ""
     for folder in folders:
-        reason = _shared_damage(folder, env) if every_file else _damage_of_small_files(folder)
+        blind = _ranks_without(folder) if every_file else ()
+        reason = _shared_damage(folder, env, blind) if every_file else _damage_of_small_files(folder)
         if not reason:
             try:
-                return Checkpoint(folder, read_state(folder))
-            except StateError as error:
+                values = on_rank_zero(partial(_values, folder)) if every_file else _values(folder)
+            except ConfigError as error:
                 reason = str(error)
+            else:
+                _check_seen(folder, blind)
+                return Checkpoint(folder, values, blind)
         if every_file or folder is folders[-1]:
             print_rank_zero(env, f"checkpoint: {folder} is damaged: {reason}")
     if folders:
@@ -169,6 +174,31 @@ def open_checkpoint(folders: list[Path], env: Environment, *, every_file: bool) 
     return None
 
 
+def _values(folder: Path) -> dict[str, Any]:
+    try:
+        return read_state(folder)
+    except StateError as error:
+        raise ConfigError(str(error)) from error
+
+
+def _ranks_without(folder: Path) -> tuple[int, ...]:
+    """The ranks that do not see rank 0's checkpoint in this folder, or another one."""
+    own = b""
+    with contextlib.suppress(OSError):
+        own = (folder / COMPLETE).read_bytes()
+    first = on_rank_zero(lambda: own)
+    return tuple(rank for rank, sees in enumerate(gather_to_all(own == first)) if not sees)
+
+
+def _check_seen(folder: Path, blind: tuple[int, ...]) -> None:
+    """Refuse a checkpoint in shards that not all ranks see; what rank 0 has gathered it can send them."""
+    if blind and not on_rank_zero(lambda: (folder / FULL_FILE).is_file()):
+        raise ConfigError(
+            f"--resume: {folder} holds shards that {named(list(blind))} do{'es' * (len(blind) == 1)} not see; put it "
+            "on a disk that all nodes share, or copy it to every node"
+        )
+
+
 def _damage_of_small_files(folder: Path) -> str:
     try:
         files = listed_files(folder)
@@ -177,11 +207,12 @@ def _damage_of_small_files(folder: Path) -> str:
     return damage(folder, [name for name, file in files.items() if file["bytes"] < _SMALL_BYTES])
 
 
-def _shared_damage(folder: Path, env: Environment) -> str:
-    """As `damage`, but each file is read by one rank only."""
-    reason = ""
+def _shared_damage(folder: Path, env: Environment, blind: tuple[int, ...]) -> str:
+    """As `damage`, but each file is read by one rank only, of those that see it."""
+    reason, readers = "", [rank for rank in range(env.world_size) if rank not in blind]
     try:
-        reason = damage(folder, sorted(listed_files(folder))[env.rank :: env.world_size])
+        if env.rank in readers:
+            reason = damage(folder, sorted(listed_files(folder))[readers.index(env.rank) :: len(readers)])
     except ValueError as error:
         reason = str(error)
     return next((found for found in gather_to_all(reason) if found), "")

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import io
 import warnings
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
 import torch
+import torch.distributed as dist
 import torch.distributed.checkpoint as dcp
 from torch.distributed.checkpoint.api import CheckpointException
 from torch.distributed.checkpoint.metadata import TensorStorageMetadata
@@ -102,14 +104,28 @@ def _read_rng_state(checkpoint: Checkpoint, env: Environment) -> dict[str, Any] 
         ConfigError: if the file is not what a run writes.
     """
     path = checkpoint.folder / rng_file(env.rank)
-    if checkpoint.values["world_size"] != env.world_size or not path.is_file():
+    if checkpoint.values["world_size"] != env.world_size:
+        return None
+    source: Path | io.BytesIO = path
+    if checkpoint.blind:
+        data = on_rank_zero(lambda: _rng_files(checkpoint.folder, env.world_size))[env.rank]
+        source = io.BytesIO(data or b"")
+        if data is None:
+            return None
+    elif not path.is_file():
         return None
     try:
-        return checked_rng_state(load_tensors(path))
+        return checked_rng_state(load_tensors(source))
     except (ValueError, ConfigError) as error:
         raise ConfigError(
             f"{path.name} holds no random states ({in_one_line(error)}); copy the checkpoint again, or give another"
         ) from error
+
+
+def _rng_files(folder: Path, world_size: int) -> list[bytes | None]:
+    """The contents of every rank's file of random states; None for one that is not there."""
+    paths = [folder / rng_file(rank) for rank in range(world_size)]
+    return [path.read_bytes() if path.is_file() else None for path in paths]
 
 
 def _load_schedule(scheduler: LRScheduler, optimizer: Optimizer, step: int) -> None:
@@ -129,7 +145,7 @@ def _load_schedule(scheduler: LRScheduler, optimizer: Optimizer, step: int) -> N
 
 def _load_tensors(checkpoint: Checkpoint, trained: Trained, optimizer_device: torch.device | None) -> None:
     model, optimizer = trained.model, trained.optimizer
-    stored = _FullFile(checkpoint.folder) if (checkpoint.folder / FULL_FILE).is_file() else _Shards(checkpoint.folder)
+    stored = _stored(checkpoint)
     targets, parameters = model_tensors(model), trained_parameters(model)
     second_names = model_tensors(model, every_name=True).keys() - targets.keys()
     _compare({n: k for n, k in stored.kinds.items() if n.startswith(MODEL) and n not in second_names}, targets)
@@ -199,6 +215,12 @@ def _shown(shape: Iterable[int], dtype: torch.dtype) -> str:
     return f"{list(shape)} {str(dtype).removeprefix('torch.')}"
 
 
+def _stored(checkpoint: Checkpoint) -> _Shards | _FullFile | _SentFile:
+    if checkpoint.blind:
+        return _SentFile(checkpoint.folder)
+    return _FullFile(checkpoint.folder) if (checkpoint.folder / FULL_FILE).is_file() else _Shards(checkpoint.folder)
+
+
 class _Shards:
     """A folder of torch.distributed.checkpoint, of which each rank reads what it needs, without asking the others."""
 
@@ -221,13 +243,34 @@ class _FullFile:
     """One file, of which each rank reads its slices."""
 
     def __init__(self, folder: Path) -> None:
-        self._tensors = load_tensors(folder / FULL_FILE)
-        for name, tensor in self._tensors.items():
+        self.tensors = load_tensors(folder / FULL_FILE)
+        for name, tensor in self.tensors.items():
             if not isinstance(tensor, torch.Tensor) or tensor.layout != torch.strided:
                 raise ConfigError(f"{FULL_FILE}: {name} is no tensor with its values; copy the checkpoint again")
-        self.kinds: Kinds = {name: (tensor.shape, tensor.dtype) for name, tensor in self._tensors.items()}
+        self.kinds: Kinds = {name: (tensor.shape, tensor.dtype) for name, tensor in self.tensors.items()}
 
     @torch.no_grad()
     def load(self, targets: Mapping[str, torch.Tensor]) -> None:
         for name, target in targets.items():
-            keep_part(target, self._tensors[name])
+            keep_part(target, self.tensors[name])
+
+
+class _SentFile:
+    """One file on the disk of rank 0's node, which sends one tensor at a time to the ranks that do not see it."""
+
+    def __init__(self, folder: Path) -> None:
+        self._tensors: dict[str, torch.Tensor] = {}
+        self.kinds: Kinds = on_rank_zero(lambda: self._open(folder))
+
+    def _open(self, folder: Path) -> Kinds:
+        file = _FullFile(folder)
+        self._tensors = file.tensors
+        return file.kinds
+
+    @torch.no_grad()
+    def load(self, targets: Mapping[str, torch.Tensor]) -> None:
+        for name, target in targets.items():
+            shape, dtype = self.kinds[name]
+            whole = self._tensors[name].contiguous() if name in self._tensors else torch.empty(shape, dtype=dtype)
+            dist.broadcast(whole, src=0)
+            keep_part(target, whole)

@@ -7,6 +7,7 @@ not tensors are never read.
 
 from __future__ import annotations
 
+import io
 from pathlib import Path
 from typing import Any
 
@@ -84,14 +85,14 @@ class SafeFileSystemReader(FileSystemReader):
         return part
 
 
-def load_tensors(path: Path) -> dict[str, Any]:
+def load_tensors(path: Path | io.BytesIO) -> dict[str, Any]:
     """The dict that `torch.save` wrote into a file, its tensors mapped and not read. No code from it is run.
 
     Raises:
         ConfigError: if it is damaged, is no dict, or holds anything but tensors and plain values.
     """
     try:
-        state = torch.load(path, map_location="cpu", mmap=True, weights_only=True)
+        state = torch.load(path, map_location="cpu", mmap=isinstance(path, Path), weights_only=True)
     except Exception as error:  # a damaged file may raise anything
         raise ConfigError(
             f"{path} cannot be read without running code from it, or is damaged ({in_one_line(error)}); "

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import os
 import shutil
+import socket
 from dataclasses import dataclass
 from pathlib import Path
+from uuid import uuid4
 
 import torch
 from torch import nn
@@ -16,6 +19,7 @@ from checkpointing.writing import num_bytes
 from configs.fsdp import FsdpConfig
 from configs.training import DEFAULT_KEEP_LAST, TrainConfig
 from policies.optimizers.build import state_bytes
+from utils.agreement import named
 from utils.distributed import gather_to_all, local_tensor, on_rank_zero
 from utils.environment import Environment
 from utils.errors import ConfigError
@@ -60,17 +64,18 @@ def plan_saves(
     """
     size = planned_bytes(model, train, fsdp)
     keep_last, disk_notes = on_rank_zero(lambda: _choose_keep_last(model, train, root, size))
-    beside_training, memory_notes = _choose_async(model, train, fsdp, env)
+    full, place_notes = _choose_full(train, fsdp, root, size, env)
+    beside_training, memory_notes = _choose_async(model, train, fsdp, env, full=full)
     plan = SavePlan(
         every_steps=train.save_every_steps,
         every_minutes=train.save_every_minutes,
-        full=_is_full(fsdp),
+        full=full,
         keep_last=keep_last,
         beside_training=beside_training,
         num_bytes=size,
         copies_optimizer=train.save_optimizer,
     )
-    return plan, disk_notes + memory_notes
+    return plan, disk_notes + place_notes + memory_notes
 
 
 def planned_bytes(model: nn.Module, train: TrainConfig, fsdp: FsdpConfig, *, local: bool = False) -> int:
@@ -88,11 +93,63 @@ def planned_bytes(model: nn.Module, train: TrainConfig, fsdp: FsdpConfig, *, loc
     return sum(map(size, model_tensors(model).values())) + states
 
 
-def _is_full(fsdp: FsdpConfig) -> bool:
-    return fsdp.checkpoint_type == "FULL_STATE_DICT"
+def _choose_full(
+    train: TrainConfig, fsdp: FsdpConfig, root: Path, size: int, env: Environment
+) -> tuple[bool, list[str]]:
+    """Whether a checkpoint is gathered and written by rank 0, and lines to print. Every rank must call this.
+
+    Nodes that share no disk send their shards to rank 0: a checkpoint is then whole, on one node.
+
+    Raises:
+        ConfigError: on every rank, if rank 0's node has no room for it in host memory.
+    """
+    if fsdp.checkpoint_type == "FULL_STATE_DICT":
+        return True, []
+    blind = ranks_without(root, env)
+    if not blind:
+        return False, []
+    saves = train.save_model or train.save_every_steps != 0 or train.save_every_minutes > 0
+    if saves and not on_rank_zero(lambda: has_room(size, 1)):
+        raise ConfigError(
+            f"--output_dir: {named(blind)} and rank 0 do not share the disk of {root}, so checkpoints are gathered in "
+            f"rank 0's host memory, which has no room for {readable(size)}; give a folder that all nodes share, or "
+            "--save_model False --save_every_steps 0 --save_every_minutes 0 to train without saving"
+        )
+    return True, [
+        f"checkpoints: gathered and written by rank 0 on {socket.gethostname()} alone (as FULL_STATE_DICT), since "
+        f"{named(blind)} do{'es' * (len(blind) == 1)} not see the disk of {root}"
+    ]
 
 
-def _choose_async(model: nn.Module, train: TrainConfig, fsdp: FsdpConfig, env: Environment) -> tuple[bool, list[str]]:
+def ranks_without(root: Path, env: Environment) -> list[int]:
+    """The ranks that do not see what rank 0 writes into a folder, which need not exist. Every rank must call this.
+
+    Raises:
+        ConfigError: on every rank, if rank 0 cannot write there.
+    """
+    if env.world_size == env.local_world_size:
+        return []
+    probe = on_rank_zero(lambda: _write_probe(root))
+    seen = gather_to_all(os.path.exists(probe))
+    on_rank_zero(lambda: probe.unlink(missing_ok=True))
+    return [rank for rank, sees in enumerate(seen) if not sees]
+
+
+def _write_probe(root: Path) -> Path:
+    existing = root
+    while not existing.is_dir():
+        existing = existing.parent
+    probe = existing / f".who-sees-this-{uuid4().hex}"
+    try:
+        probe.touch()
+    except OSError as error:
+        raise ConfigError(f"--output_dir: {existing} cannot be written ({error}); give a folder that can") from error
+    return probe
+
+
+def _choose_async(
+    model: nn.Module, train: TrainConfig, fsdp: FsdpConfig, env: Environment, *, full: bool
+) -> tuple[bool, list[str]]:
     """Whether checkpoints are written beside training, and lines to print. Every rank must call this.
 
     Raises:
@@ -101,8 +158,8 @@ def _choose_async(model: nn.Module, train: TrainConfig, fsdp: FsdpConfig, env: E
     asked = train.async_save
     if asked is False or (asked is None and env.device.type == "cpu"):
         return False, []
-    size = planned_bytes(model, train, fsdp, local=not _is_full(fsdp))
-    num_copies = 1 if _is_full(fsdp) else env.local_world_size
+    size = planned_bytes(model, train, fsdp, local=not full)
+    num_copies = 1 if full else env.local_world_size
     if all(gather_to_all(has_room(size, num_copies))):
         return True, []
     if asked:

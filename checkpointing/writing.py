@@ -90,16 +90,18 @@ def write_contents(folder: Path, contents: Contents, *, group: dist.ProcessGroup
     Returns:
         The files of all ranks, by name.
     """
-    if not all(gather_to_all(os.path.isdir(folder), group)):  # Path.is_dir raises if a file server is gone
+    writes = dist.get_rank() == 0 or not contents.full
+    if not all(gather_to_all(not writes or os.path.isdir(folder), group)):  # Path.is_dir raises if a server is gone
         raise CheckpointError(
             f"{folder.parent} is not the same folder on all nodes; it must be on a shared file system"
         )
+    rng_files = _rng_files(contents, group)
     written: dict[str, FileEntry] = {}
     if not contents.full:
         written |= _write_shards(folder, contents.tensors, group)
     failure = None
     try:
-        written |= _write_own(folder, contents)
+        written |= _write_own(folder, contents, rng_files)
         if dist.get_rank() == 0 and not contents.full:
             written[".metadata"] = checksum(folder / ".metadata")
     except Exception as error:
@@ -124,14 +126,22 @@ def _write_shards(
     return writer.fs.written
 
 
-def _write_own(folder: Path, contents: Contents) -> dict[str, FileEntry]:
+def _rng_files(contents: Contents, group: dist.ProcessGroup | None) -> dict[str, bytes]:
+    """The files of random states that this rank writes: its own, or, of a full checkpoint, rank 0 those of all."""
+    if contents.rng is None:
+        return {}
+    rank, buffer = dist.get_rank(), io.BytesIO()
+    torch.save(dict(contents.rng), buffer)
+    if not contents.full:
+        return {rng_file(rank): buffer.getvalue()}
+    of_ranks = gather_to_all(buffer.getvalue(), group)
+    return {rng_file(other): data for other, data in enumerate(of_ranks)} if rank == 0 else {}
+
+
+def _write_own(folder: Path, contents: Contents, rng_files: Mapping[str, bytes]) -> dict[str, FileEntry]:
     """Write this rank's files besides its shards; rank 0's include a full checkpoint."""
-    rank, written = dist.get_rank(), {}
-    if contents.rng is not None:
-        buffer = io.BytesIO()
-        torch.save(dict(contents.rng), buffer)
-        written[rng_file(rank)] = write_synced(folder / rng_file(rank), buffer.getvalue())
-    if rank != 0:
+    written = {name: write_synced(folder / name, data) for name, data in rng_files.items()}
+    if dist.get_rank() != 0:
         return written
     if contents.full:
         with open(folder / FULL_FILE, "wb") as file:

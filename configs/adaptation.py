@@ -24,6 +24,7 @@ def adapt(config: RunConfig) -> RunConfig:
     """
     config = _expand_dataset(config)
     config = _agree_on_shared_fields(config)
+    config = _agree_on_timeout(config)
     config = _fill_momentum(config)
     config = _agree_on_hybrid_sharding(config)
     config = _make_streams_one_epoch(config)
@@ -71,6 +72,14 @@ def _agree_on_shared_fields(config: RunConfig) -> RunConfig:
                     replace(config, **{target: section}), f"--{source}.{field} {value} applies to {target} too"
                 )
     return config
+
+
+def _agree_on_timeout(config: RunConfig) -> RunConfig:
+    """Write the short form out, unless the two contradict each other: validation refuses that."""
+    train = config.train_config
+    if train.step_timeout_seconds is not None or train.timeout_seconds is None:
+        return config
+    return replace(config, train_config=replace(train, step_timeout_seconds=train.timeout_seconds))
 
 
 def _fill_momentum(config: RunConfig) -> RunConfig:

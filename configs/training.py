@@ -236,6 +236,9 @@ class TrainConfig:
         minimum=0,
         maximum=3600,
     )
+    timeout_seconds: int | None = setting(
+        None, "short for step_timeout_seconds", unit="seconds", minimum=0, maximum=3600
+    )
 
     # Evaluation
     run_validation: bool | None = setting(

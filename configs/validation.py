@@ -211,6 +211,11 @@ def _check_optimizer(config: RunConfig) -> None:
 
 def _check_batches_and_schedule(config: RunConfig) -> None:
     train = config.train_config
+    if train.timeout_seconds not in (None, train.step_timeout_seconds):
+        raise ConfigError(
+            f"--timeout_seconds: {train.timeout_seconds} cannot be combined with --step_timeout_seconds "
+            f"{train.step_timeout_seconds}, which it is short for; leave one of them out"
+        )
     if train.global_batch_size is not None and config.was_given("train_config.gradient_accumulation_steps"):
         raise ConfigError("--global_batch_size: it sets --gradient_accumulation_steps; leave one of them out")
     if config.was_given("train_config.gamma") and train.scheduler != "step":

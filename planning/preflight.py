@@ -7,9 +7,8 @@ import torch
 from configs.fsdp import OPTIMIZERS_IN_8BIT
 from configs.run import RunConfig
 from evaluation.rouge import check_package
-from planning.places import check_places
 from planning.sizes import check_workers
-from reporting.run_folder import check_free, planned_folder
+from reporting.run_folder import check_free
 from reporting.trackers import check_packages
 from utils.bitsandbytes_import import import_bitsandbytes
 from utils.environment import Environment
@@ -40,7 +39,6 @@ def check_environment(config: RunConfig, env: Environment) -> None:
     check_package(train)
     _check_optimizer(config.fsdp_config.optimizer, env)
     check_free(config, env)
-    check_places(config, planned_folder(train, env), afresh=not train.resume)
 
 
 def _check_optimizer(name: str, env: Environment) -> None:

@@ -9,8 +9,10 @@ from __future__ import annotations
 import json
 import socket
 import time
+from collections.abc import Callable
 from dataclasses import dataclass
 from datetime import timedelta
+from typing import Any
 from uuid import uuid4
 
 import torch.distributed as dist
@@ -56,6 +58,30 @@ class Meeting:
                 self._get_from_all("heard")
         if message:
             raise ConfigError(message)
+
+    def from_rank_zero(self, action: Callable[[], Any]) -> Any:
+        """Run `action` on rank 0 only and return its result, values of JSON, or raise its ConfigError, on every rank.
+
+        To be called once.
+        """
+        env = self.env
+        if env.world_size == 1:
+            return action()
+        if not env.is_rank_zero:
+            result, refusal = json.loads(self._get("found"))
+            self.entries.set(f"heard-found/{env.rank}", "")
+            if refusal is not None:
+                raise ConfigError(refusal)
+            return result
+        try:
+            result = action()
+            self.entries.set("found", json.dumps([result, None]))
+            return result
+        except ConfigError as error:
+            self.entries.set("found", json.dumps([None, str(error)]))
+            if not env.launcher_has_store:
+                self._get_from_all("heard-found")
+            raise
 
     def wait_for_all(self) -> None:
         """Wait until every rank has read its data.

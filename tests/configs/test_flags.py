@@ -437,3 +437,8 @@ def test_help_lists_every_flag_with_its_default_in_lines_that_fit():
 def test_parsing_needs_no_heavy_library():
     code = "import sys, configs.flags; print(sorted({'torch', 'transformers', 'datasets', 'peft'} & set(sys.modules)))"
     assert subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout == "[]\n"
+
+
+def test_timeout_seconds_is_short_for_step_timeout_seconds() -> None:
+    train = parse_flags(["--model_name", "m", "--timeout_seconds", "60"]).train_config
+    assert train.step_timeout_seconds == 60

@@ -140,6 +140,7 @@ PREFIX = "--use_peft --peft_method prefix --batching_strategy padding"
         ("--enable_fsdp --replica_group_size 2", "--replica_group_size: there are groups only", "--hsdp"),
         ("--sharding_strategy FULL_SHARD", "--sharding_strategy: FULL_SHARD needs --enable_fsdp", "add it"),
         ("--hsdp", "--hsdp: True needs --enable_fsdp", "add it"),
+        ("--timeout_seconds 9 --step_timeout_seconds 8", "--timeout_seconds: 9 cannot be combined with", "leave one"),
         ("--fsdp_activation_checkpointing", "--fsdp_activation_checkpointing: True needs --enable_fsdp", "add it"),
         ("--accumulate_unsharded False", "--accumulate_unsharded: False needs --enable_fsdp", "add it"),
         (
@@ -281,6 +282,7 @@ def test_settings_in_conflict_are_refused_with_reason_and_remedy(line, start, re
     "line",
     [
         "--sharding_strategy NO_SHARD",
+        "--timeout_seconds 9 --step_timeout_seconds 9",
         "--hsdp False --fsdp_activation_checkpointing False --sharding_group_size 0 --accumulate_unsharded True",
         "--pure_bf16 --optimizer SGD",
         "--pure_bf16 --optimizer anyprecision --use_kahan_summation --momentum_dtype fp32 --variance_dtype fp32",

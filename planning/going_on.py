@@ -1,0 +1,75 @@
+"""Which checkpoint a run goes on from, and in which folder. Rank 0 looks: the others may be on another disk."""
+
+from __future__ import annotations
+
+import socket
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from checkpointing.finding import Checkpoint, find_checkpoints, open_checkpoint, resolve_resume
+from configs.run import RunConfig
+from configs.training import TrainConfig
+from planning.places import check_places
+from planning.preflight import check_environment
+from reporting.run_folder import Marks, checkpoint_root, marks_of, planned_folder
+from utils.environment import Environment
+from utils.meeting import Meeting
+
+_SETTLED = ("resume", "overwrite", "output_dir")
+
+
+@dataclass(frozen=True)
+class Begun:
+    """What a run finds in its folders before it reads anything else."""
+
+    config: RunConfig  # with --resume and --output_dir settled
+    folders: list[Path]  # the checkpoints to try, in this order; none if the run starts afresh
+    checkpoint: Checkpoint | None  # the first whose small files are undamaged
+    marks: Marks  # of the run's folders, on rank 0's machine
+
+
+def look_into_folders(config: RunConfig, env: Environment, meeting: Meeting) -> Begun:
+    """What rank 0 finds, on every rank. Writes nothing.
+
+    Raises:
+        ConfigError: on every rank, if rank 0 is refused its machine or the folders.
+    """
+
+    def look() -> dict[str, Any]:
+        settled = resolve_resume(config, env)
+        train, folder = settled.train_config, planned_folder(settled.train_config, env)
+        check_environment(settled, env)
+        check_places(settled, folder, afresh=not train.resume)
+        marks = marks_of(train, env)
+        folders = find_checkpoints(train, env)
+        check_places(settled, folder, afresh=not folders)
+        checkpoint = open_checkpoint(folders, env, every_file=False)
+        return {
+            "train_config": {name: getattr(train, name) for name in _SETTLED},
+            "notes": [*settled.notes, *_notes(train, folder, folders)],
+            "marks": marks,
+            "folders": [str(folder) for folder in folders],
+            "checkpoint": None if checkpoint is None else [str(checkpoint.folder), checkpoint.values],
+        }
+
+    told = meeting.from_rank_zero(look)
+    train = replace(config.train_config, **told["train_config"])
+    checkpoint = None if told["checkpoint"] is None else Checkpoint(Path(told["checkpoint"][0]), told["checkpoint"][1])
+    begun = Begun(
+        config=replace(config, train_config=train, notes=tuple(told["notes"])),
+        folders=[Path(folder) for folder in told["folders"]],
+        checkpoint=checkpoint,
+        marks=tuple(None if mark is None else tuple(mark) for mark in told["marks"]),
+    )
+    if not env.is_rank_zero:
+        check_environment(begun.config, env)
+    return begun
+
+
+def _notes(train: TrainConfig, folder: Path, folders: list[Path]) -> list[str]:
+    """A line for who expected to go on: on another machine there may be nothing."""
+    if not train.resume or folders:
+        return []
+    root = checkpoint_root(train, folder)
+    return [f"resume: there is no checkpoint in {root} on {socket.gethostname()}; the run starts afresh"]
