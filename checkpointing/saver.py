@@ -81,7 +81,7 @@ class CheckpointSaver:
 
     def begin(self, resumed: Checkpoint | None) -> None:
         """Call before the first step. The resumed checkpoint counts as saved; leftovers are deleted."""
-        if resumed is not None and resumed.folder.parent.resolve() == self.root.resolve():
+        if resumed is not None and on_rank_zero(lambda: resumed.folder.parent.resolve() == self.root.resolve()):
             self.tried_step = self.saved_step = resumed.step
         on_rank_zero(lambda: remove_leftovers(self.root))
         if resumed is not None:
