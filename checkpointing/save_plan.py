@@ -64,11 +64,11 @@ def plan_saves(
     """
     size = planned_bytes(model, train, fsdp)
     keep_last, disk_notes = on_rank_zero(lambda: _choose_keep_last(model, train, root, size))
-    full, place_notes = _choose_full(train, fsdp, root, size, env)
+    full, has_place, place_notes = _choose_place(train, fsdp, root, size, env)
     beside_training, memory_notes = _choose_async(model, train, fsdp, env, full=full)
     plan = SavePlan(
-        every_steps=train.save_every_steps,
-        every_minutes=train.save_every_minutes,
+        every_steps=train.save_every_steps if has_place else 0,
+        every_minutes=train.save_every_minutes if has_place else 0,
         full=full,
         keep_last=keep_last,
         beside_training=beside_training,
@@ -93,32 +93,33 @@ def planned_bytes(model: nn.Module, train: TrainConfig, fsdp: FsdpConfig, *, loc
     return sum(map(size, model_tensors(model).values())) + states
 
 
-def _choose_full(
+def _choose_place(
     train: TrainConfig, fsdp: FsdpConfig, root: Path, size: int, env: Environment
-) -> tuple[bool, list[str]]:
-    """Whether a checkpoint is gathered and written by rank 0, and lines to print. Every rank must call this.
+) -> tuple[bool, bool, list[str]]:
+    """Whether a checkpoint is gathered and written by rank 0, whether any is written, and lines to print.
 
-    Nodes that share no disk send their shards to rank 0: a checkpoint is then whole, on one node.
+    Nodes that share no disk send their shards to rank 0: a checkpoint is then whole, on one node. Every rank must call
+    this.
 
     Raises:
-        ConfigError: on every rank, if rank 0's node has no room for it in host memory.
+        ConfigError: on every rank, if rank 0's node has no room for it in host memory, unless nothing is to be saved.
     """
     if fsdp.checkpoint_type == "FULL_STATE_DICT":
-        return True, []
+        return True, True, []
     blind = ranks_without(root, env)
     if not blind:
-        return False, []
-    saves = train.save_model or train.save_every_steps != 0 or train.save_every_minutes > 0
-    if saves and not on_rank_zero(lambda: has_room(size, 1)):
+        return False, True, []
+    why = f"{named(blind)} do{'es' * (len(blind) == 1)} not see the disk of {root}"
+    if on_rank_zero(lambda: has_room(size, 1)):
+        how = f"gathered and written by rank 0 on {socket.gethostname()} alone (as FULL_STATE_DICT)"
+        return True, True, [f"checkpoints: {how}, since {why}"]
+    no_room = f"{why}, and the host memory of rank 0 has no room to gather {readable(size)} for it"
+    if train.save_model:
         raise ConfigError(
-            f"--output_dir: {named(blind)} and rank 0 do not share the disk of {root}, so checkpoints are gathered in "
-            f"rank 0's host memory, which has no room for {readable(size)}; give a folder that all nodes share, or "
-            "--save_model False --save_every_steps 0 --save_every_minutes 0 to train without saving"
+            f"--output_dir: the run could not be saved: {no_room}; give a folder that all nodes share, or "
+            "--save_model False to train without checkpoints and results"
         )
-    return True, [
-        f"checkpoints: gathered and written by rank 0 on {socket.gethostname()} alone (as FULL_STATE_DICT), since "
-        f"{named(blind)} do{'es' * (len(blind) == 1)} not see the disk of {root}"
-    ]
+    return True, False, [f"checkpoints: none, since {no_room}"]
 
 
 def ranks_without(root: Path, env: Environment) -> list[int]:

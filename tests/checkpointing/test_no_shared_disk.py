@@ -7,12 +7,17 @@ import time
 from pathlib import Path
 
 import pytest
+import torch
 
+from checkpointing import save_plan
 from checkpointing.folder import checkpoints
+from configs.flags import parse_flags
 from tests.helpers import own_folder
+from tests.helpers.loaded import single_process
 from tests.helpers.processes import ROOT, SHORT_GRACE, Captured, ProcessGroup, process_variables, ranks_of
 from tests.helpers.refusals import error_lines
 from tests.helpers.resuming import SHARDED, assert_bit_equal, flags_of
+from utils.errors import ConfigError
 
 STEPS = ["--max_train_step", "24", *SHARDED]
 
@@ -88,3 +93,21 @@ def test_shards_that_one_node_does_not_see_are_refused(
     given = flags_of(tiny_model, hosts.runs / "run", *SHARDED, "--max_train_step", "4", "--resume", "auto")
     (line,) = error_lines(hosts.run(*given, status=2))
     assert "holds shards that rank 1 does not see; put it on a disk that all nodes share" in line
+
+
+def test_a_run_that_cannot_save_is_refused_before_it_starts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(save_plan, "ranks_without", lambda root, env: [1, 2, 3])
+    monkeypatch.setattr(save_plan, "has_room", lambda num_bytes, num_copies: False)
+    model = torch.nn.Linear(4, 4)
+
+    def plan(*flags: str) -> tuple[save_plan.SavePlan, list[str]]:
+        config = parse_flags(["--model_name", "m", *flags])
+        return save_plan.plan_saves(model, config.train_config, config.fsdp_config, tmp_path / "run", env)
+
+    with single_process() as env:
+        with pytest.raises(ConfigError, match=r"ranks 1-3 do not see the disk of \S+/run, .*; .* --save_model False"):
+            plan()
+        unsaved, notes = plan("--save_model", "False")
+    assert not unsaved.due(1, ends_epoch=True, ends_run=True)
+    assert notes[0].startswith("checkpoints: none, since ranks 1-3 do not see the disk")
+    assert not list(tmp_path.iterdir())
