@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import os
 import re
 import shlex
-import subprocess
 from itertools import pairwise
 from pathlib import Path
 
@@ -15,7 +13,7 @@ import yaml
 from configs.flags import parse_flags
 from data.batch_layout import BatchLayout
 from tests.helpers.made import Made
-from tests.helpers.processes import ROOT, ProcessGroup, process_variables, read_metrics
+from tests.helpers.processes import ROOT, ProcessGroup, read_metrics
 from tests.helpers.refusals import dialogues, write_lines
 from tests.helpers.seq2seq_models import save_seq2seq
 
@@ -91,22 +89,3 @@ def test_processes_share_out_samsum_as_the_page_says(world_size: int, num_steps:
     ).train_config
     layout = BatchLayout(train.batch_size_training, train.gradient_accumulation_steps, world_size)
     assert layout.num_steps(14_732) == num_steps
-
-
-@pytest.mark.slow
-def test_the_slurm_script_starts_the_ranks_of_its_machines(tiny_model: Path, samples: Path, tmp_path: Path) -> None:
-    """With commands in the place of Slurm's: a job of one machine."""
-    for name, body in (("srun", 'exec "$@"'), ("scontrol", "echo 127.0.0.1")):
-        (tmp_path / name).write_text(f"#!/bin/bash\n{body}\n")
-        (tmp_path / name).chmod(0o755)
-    variables = {"SLURM_JOB_ID": "7", "SLURM_JOB_NODELIST": "node[1]", "SLURM_NNODES": "1", "SLURM_GPUS_ON_NODE": "2"}
-    variables["PATH"] = os.pathsep.join([str(tmp_path), str(ROOT / ".venv/bin"), os.environ["PATH"]])
-    variables["OUTPUT"] = str(tmp_path / "run")
-    flags = ["--model_name", str(tiny_model), "--samsum_dataset.data_path", str(samples), "--max_train_step", "1"]
-    script = ["bash", str(ROOT / "configs/recipes/multi_node.slurm"), *flags]
-    options = {"cwd": ROOT, "env": process_variables(variables), "capture_output": True, "text": True}
-    done = subprocess.run(script, check=False, timeout=300, **options)  # type: ignore[call-overload]
-    assert done.returncode == 0, done.stderr
-    events = read_metrics(tmp_path / "run")
-    assert events[0]["world_size"] == 2
-    assert events[-1]["status"] == "finished"
