@@ -12,6 +12,7 @@ import yaml
 
 from configs.flags import parse_flags
 from data.batch_layout import BatchLayout
+from tests.helpers.image_models import save_image_model, save_pictures
 from tests.helpers.made import Made
 from tests.helpers.processes import ROOT, ProcessGroup, read_metrics
 from tests.helpers.refusals import dialogues, write_lines
@@ -46,7 +47,10 @@ def models(tiny_model: Path, tmp_path_factory: pytest.TempPathFactory) -> Made:
     def make(task: str) -> Path:
         if task == "causal_lm":
             return tiny_model
-        return save_seq2seq("bart", tmp_path_factory.mktemp("models") / task, max_position_embeddings=1024)
+        folder = tmp_path_factory.mktemp("models") / task
+        if task == "image_text":
+            return save_image_model("blip2_opt", folder)
+        return save_seq2seq("bart", folder, max_position_embeddings=1024)
 
     return Made(make)
 
@@ -66,9 +70,16 @@ def test_a_recipe_trains_as_its_first_lines_say(
     for flag, value in (("--config", recipe), ("--model_name", models[settings.get("task", "causal_lm")])):
         flags[flags.index(flag) + 1] = str(value)
     dataset = settings.get("dataset", "samsum_dataset")
-    for split, rows in (("train", DATA[dataset][:32]), ("validation", DATA[dataset][32:])):
-        write_lines(tmp_path / f"data/{split}.jsonl", rows)
-    flags += [f"--{dataset}.data_path", str(tmp_path / "data"), "--output_dir", "run", "--num_workers_dataloader", "0"]
+    for split, numbers in (("train", range(32)), ("validation", range(32, 40))):
+        if dataset == "caption_dataset":
+            save_pictures(tmp_path / "data", len(numbers), split=split)
+        else:
+            write_lines(tmp_path / f"data/{split}.jsonl", [DATA[dataset][number] for number in numbers])
+    if (place := f"--{dataset}.data_path") in flags:
+        flags[flags.index(place) + 1] = str(tmp_path / "data")
+    else:
+        flags += [place, str(tmp_path / "data")]
+    flags += ["--output_dir", "run", "--num_workers_dataloader", "0"]
     flags += ["--max_train_step", "2"]
     monkeypatch.chdir(tmp_path)
     process_group.train(flags, min(MOST_RANKS, num_ranks(words)))
