@@ -144,13 +144,16 @@ def _read_row(row: Mapping[str, Any], where: str) -> tuple[np.ndarray, np.ndarra
         raise ConfigError(f"{where}: needs input_ids and labels (tokenised, labels not shifted), found {found}")
     ids, targets = whole_numbers(row["input_ids"], where), whole_numbers(row["labels"], where)
     mask = row.get("attention_mask")
-    kept = np.ones(ids.shape, dtype=bool) if mask is None else np.asarray(mask).astype(bool)
-    if not ids.shape == targets.shape == kept.shape or ids.ndim != 1:
+    kept = None if mask is None else np.asarray(mask).astype(bool)
+    of_mask = ids.shape if kept is None else kept.shape
+    if not ids.shape == targets.shape == of_mask or ids.ndim != 1:
         raise ConfigError(
             f"{where}: input_ids, labels and attention_mask must have one length; "
-            f"found {ids.shape}, {targets.shape} and {kept.shape}"
+            f"found {ids.shape}, {targets.shape} and {of_mask}"
         )
-    ids, targets, lengths = ids[kept], targets[kept], row.get("sample_lengths")
+    if kept is not None:
+        ids, targets = ids[kept], targets[kept]
+    lengths = row.get("sample_lengths")
     if lengths is None:
         return ids, targets, [len(ids)]
     if sum(lengths) != len(ids):
@@ -159,6 +162,8 @@ def _read_row(row: Mapping[str, Any], where: str) -> tuple[np.ndarray, np.ndarra
 
 
 def whole_numbers(values: Any, where: str) -> np.ndarray:
+    if isinstance(values, np.ndarray) and values.dtype == np.int32:  # as our own tokenising returns them
+        return values
     try:
         array = np.asarray(values)
     except ValueError:
