@@ -8,6 +8,7 @@ import inspect
 from typing import Any
 
 import torch
+import torch.distributed as dist
 from torch.nn.attention.varlen import varlen_attn
 from torch.nn.parallel import DistributedDataParallel
 from torch.torch_version import TorchVersion
@@ -79,3 +80,16 @@ def must_be_exact(model: Any, name: str) -> bool:
     Only `from_pretrained` does; `from_config` does not look. The list of names is not public.
     """
     return any(part in name for part in getattr(model, "_keep_in_fp32_modules_strict", None) or ())
+
+
+def all_gather(whole: torch.Tensor, part: torch.Tensor, group: dist.ProcessGroup) -> None:
+    """Gather every rank's part. torch 2.13 renamed the function, and warns of the old name.
+
+    Ends when requirements.txt asks for torch 2.13.
+    """
+    getattr(dist, "all_gather_single", dist.all_gather_into_tensor)(whole, part, group=group)
+
+
+def reduce_scatter(part: torch.Tensor, whole: torch.Tensor, group: dist.ProcessGroup) -> None:
+    """Sum over the ranks, and give each its part. Renamed as `all_gather`."""
+    getattr(dist, "reduce_scatter_single", dist.reduce_scatter_tensor)(part, whole, group=group)

@@ -152,9 +152,9 @@ def test_a_node_of_which_some_listen_to_nobody_is_told_from_one_that_is_not_ther
 
 def test_the_doctor_foresees_what_sharding_inside_nodes_saves(tmp_path: Path) -> None:
     """On a network that is slow enough for traffic to be all that a step waits for."""
-    sizes = {"vocab_size": 600, "hidden_size": 64, "intermediate_size": 192, "num_layers": 4, "num_heads": 4}
+    sizes = {"vocab_size": 600, "hidden_size": 128, "intermediate_size": 384, "num_layers": 4, "num_heads": 4}
     model = make_tiny_model(tmp_path / "model", tie_word_embeddings=False, **sizes)
-    given = ["--max_train_step", "6", "--run_validation", "False", "--save_every_steps", "0", "--save_model", "False"]
+    given = ["--max_train_step", "5", "--run_validation", "False", "--save_every_steps", "0", "--save_model", "False"]
     flags = flags_of(model, tmp_path / "unused", *SHARDED, *given)
     del flags[flags.index("--output_dir") : flags.index("--output_dir") + 2]
     meeting = ["--nnodes", "2", "--nproc_per_node", "2", "--rdzv_backend", "c10d", "--rdzv_id", "1"]
@@ -162,7 +162,7 @@ def test_the_doctor_foresees_what_sharding_inside_nodes_saves(tmp_path: Path) ->
     log = tmp_path / "log"
     with made_hosts(tmp_path / "hosts", "node-0", "node-1") as pair:
         for host in pair:
-            host.limit(megabits_per_second=10)
+            host.limit(megabits_per_second=40)
         started = [
             host.start([*command, str(tmp_path), *flags], log, {"TORCH_CPP_LOG_LEVEL": "ERROR"}) for host in pair
         ]

@@ -11,25 +11,22 @@ import torch
 import torch.distributed as dist
 from torch.distributed.device_mesh import init_device_mesh
 
+from utils.compat import all_gather, reduce_scatter
 from utils.environment import Environment
 
 _SMALL_BYTES = 1 << 16
-_LARGE_BYTES = {"cuda": 1 << 28, "cpu": 1 << 22}
+_LARGE_BYTES = {"cuda": 1 << 28, "cpu": 1 << 21}
 _REPEATS = 3
 
-Collective = Callable[[torch.Tensor, torch.Tensor, dist.ProcessGroup], object]
+Collective = Callable[[torch.Tensor, torch.Tensor, dist.ProcessGroup], None]
 
 
-def _all_gather(whole: torch.Tensor, part: torch.Tensor, group: dist.ProcessGroup) -> object:
-    return dist.all_gather_into_tensor(whole, part, group=group)
+def _reduce_scatter(whole: torch.Tensor, part: torch.Tensor, group: dist.ProcessGroup) -> None:
+    reduce_scatter(part, whole, group)
 
 
-def _reduce_scatter(whole: torch.Tensor, part: torch.Tensor, group: dist.ProcessGroup) -> object:
-    return dist.reduce_scatter_tensor(part, whole, group=group)
-
-
-def _all_reduce(whole: torch.Tensor, part: torch.Tensor, group: dist.ProcessGroup) -> object:
-    return dist.all_reduce(whole, group=group)
+def _all_reduce(whole: torch.Tensor, part: torch.Tensor, group: dist.ProcessGroup) -> None:
+    dist.all_reduce(whole, group=group)
 
 
 @dataclass(frozen=True)
@@ -79,7 +76,7 @@ def _measure_group(group: dist.ProcessGroup, device: torch.device) -> GroupSpeed
     speeds = {
         name: _measure(collective, group, size, device)
         for name, collective in (
-            ("all_gather", _all_gather),
+            ("all_gather", all_gather),
             ("reduce_scatter", _reduce_scatter),
             ("all_reduce", _all_reduce),
         )

@@ -1,0 +1,131 @@
+"""What the doctor says without any network: wrong options, nodes that differ, and what speeds mean for a step."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from configs.flags import parse_flags
+from planning.resolved import resolve
+from policies.sharding import Layout
+from tests.helpers.processes import ROOT
+from tools.doctor import main
+from tools.network.bandwidth import GroupSpeeds, Speed, Speeds
+from tools.network.identity import code_digest, describe_node, differences
+from tools.network.ranks import prediction
+from tools.network.traffic import Traffic, find_traffic, seconds_per_step
+from utils.environment import lone_process
+from utils.parameters import count_weights
+
+FULL = Layout("fully_shard", "FULL_SHARD", (1, 4), reshard_after_forward=True)
+
+
+def ring(size: int, bytes_per_second: float) -> GroupSpeeds:
+    """A ring in which every rank sends and receives so many bytes per second together."""
+    per_byte = 2 * (size - 1) / size / bytes_per_second  # what it sends, and as much that it receives
+    return GroupSpeeds(size, Speed(0, per_byte), Speed(0, per_byte), Speed(0, 2 * per_byte))
+
+
+def traffic(num_bytes: int) -> Traffic:
+    return Traffic(
+        units_bytes=num_bytes,
+        root_bytes=0,
+        gradient_bytes=num_bytes,
+        num_units=33,
+        num_trained_units=32,
+        num_micro_batches=1,
+        reduces_once=True,
+    )
+
+
+@pytest.mark.parametrize("endpoint", ["node-0", "node-0:", ":29500", "node-0:http", "node-0:70000", "node-0:0"])
+def test_an_endpoint_that_is_none_is_refused(endpoint: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["--rdzv_endpoint", endpoint]) == 2
+    assert capsys.readouterr().err.startswith("error: --rdzv_endpoint: ")
+
+
+@pytest.mark.parametrize(
+    ("words", "flag"),
+    [
+        (["--nnodes", "0"], "--nnodes"),
+        (["--nnodes", "1:2:3"], "--nnodes"),
+        (["--node_rank", "2"], "--node_rank"),
+        (["--", "--model_name", "M", "--lr", "fast"], "--lr"),
+    ],
+)
+def test_options_that_cannot_hold_are_refused_before_anyone_waits(
+    words: list[str], flag: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["--rdzv_endpoint", "node-0:29500", *words]) == 2
+    assert capsys.readouterr().err.startswith(f"error: {flag}: ")
+
+
+def test_the_endpoint_is_required_without_a_launcher(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main([]) == 2
+    assert capsys.readouterr().err.startswith("error: --rdzv_endpoint: ")
+
+
+def test_what_nodes_differ_in_is_named_with_both_values() -> None:
+    flags = ["--model_name", "M", "--lr", "1"]
+    first, other = describe_node(flags), describe_node([*flags[:3], "2"])
+    assert differences({"a": first, "b": describe_node(flags)}) == []
+    other["versions"]["torch"] = "2.0"
+    versions, words = differences({"a": first, "b": other})
+    assert versions == f"torch: a has {first['versions']['torch']}, b has 2.0; give all nodes the same"
+    assert words == "flags: a has --lr 1, b has --lr 2; give the same"
+    (words,) = differences({"a": first, "b": describe_node([*flags, "--enable_fsdp"])})
+    assert words == "flags: a has fewer flags, b has --enable_fsdp; give the same"
+
+
+def test_a_changed_line_of_code_is_another_digest(tmp_path: Path) -> None:
+    for name in ("finetuning.py", "tools/__init__.py", "tools/x.py", "datasets/y.py", "tests/__init__.py"):
+        (tmp_path / name).parent.mkdir(exist_ok=True)
+        (tmp_path / name).write_text("1")
+    before = code_digest(tmp_path)
+    (tmp_path / "tests/test_z.py").write_text("2")
+    assert code_digest(tmp_path) == before
+    for name in ("finetuning.py", "tools/x.py", "datasets/y.py"):
+        (tmp_path / name).write_text("2")
+        assert code_digest(tmp_path) != before
+        (tmp_path / name).write_text("1")
+    assert code_digest(ROOT) != before
+
+
+def test_full_shard_moves_six_times_the_parameters() -> None:
+    """Gathered twice and reduced once, each sent and received: 6 x bytes x (N - 1) / N per micro-batch."""
+    num_bytes, rate = 26e9, 0.734e9
+    world, node = ring(4, rate), ring(2, 100 * rate)
+    seconds = seconds_per_step("FULL_SHARD", traffic(int(num_bytes)), Speeds(world, node, ring(2, rate)))
+    assert seconds == pytest.approx(6 * num_bytes * 3 / 4 / rate)
+
+
+def test_sharding_inside_nodes_is_advised_where_it_communicates_less() -> None:
+    slow, fast = 1e9, 100e9
+    apart = Speeds(ring(4, slow), ring(2, fast), ring(2, slow))
+    lines = prediction(FULL, traffic(10**9), apart)
+    full, hybrid = (seconds_per_step(layout, traffic(10**9), apart) for layout in ("FULL_SHARD", "HYBRID_SHARD"))
+    assert lines[0] == f"FULL_SHARD communicates {full:.3g} s per step, less what computing hides"
+    assert lines[1].startswith(f"warning: --hsdp, sharded inside each node, would communicate {hybrid:.3g} s, ")
+    assert f" {full / hybrid:.1f} times less" in lines[1]
+    alone = GroupSpeeds(1, *[Speed(0, 0)] * 3)
+    assert len(prediction(FULL, traffic(10**9), Speeds(ring(4, fast), ring(4, fast), alone))) == 1
+
+
+@pytest.mark.parametrize("more", [[], ["--use_peft"], ["--pure_bf16"]], ids=["full", "lora", "bf16"])
+def test_the_traffic_is_that_of_the_model(more: list[str], tiny_model: Path) -> None:
+    config = parse_flags(["--model_name", str(tiny_model), "--enable_fsdp", *more])
+    resolved = resolve(config, lone_process())
+    found = find_traffic(resolved.config, resolved, lone_process())
+    model: Any = resolved.task.AUTO_MODEL.from_pretrained(tiny_model)
+    num_weights = sum(counted.num_weights for counted in count_weights(model))
+    gathered = found.units_bytes + found.root_bytes
+    assert found.num_units == 4  # two layers, the embedding, the root
+    if "--use_peft" in more:
+        num_adapter_weights = found.gradient_bytes // 4
+        assert gathered == 4 * (num_weights + num_adapter_weights)
+        assert (num_adapter_weights, found.num_trained_units) == (2 * 2 * 2 * 8 * 32, 2)  # A and B of q and v, rank 8
+    else:
+        assert gathered == (2 if "--pure_bf16" in more else 4) * num_weights
+        assert (found.gradient_bytes, found.num_trained_units) == (4 * num_weights, 4)
