@@ -48,7 +48,7 @@ $(K8S)/.installed:
 
 test-cluster: $(VENV)/.installed-dev $(K8S)/.installed
 	bash .ci/cluster_tools
-	$(BIN)/python -m pytest -q -rs --numprocesses $(WORKERS) --dist loadfile --durations 5 -m cluster
+	$(BIN)/python -m pytest -q -rs --numprocesses $(WORKERS) --dist loadfile --durations 5 -m "cluster and not full"
 
 test-all: $(VENV)/.installed-dev
 	$(PYTEST)

@@ -138,8 +138,7 @@ def test_a_wrong_place_is_named(pods: list[Host], words: list[str], status: int,
     assert re.search(f"^error: .*{cause}", printed, re.MULTILINE), printed
 
 
-def test_a_node_of_which_some_listen_to_nobody_is_told_from_one_that_is_not_there(pods: list[Host]) -> None:
-    """A firewall answers nothing, where a host without a listener refuses."""
+def test_a_missing_route_is_named(pods: list[Host]) -> None:
     block = "ip route add blackhole 10.77.0.10/32 && exec python -m tools.doctor"
     words = "--rdzv_endpoint finetuning-0:29500 --local_addr finetuning-1 --wait_seconds 3"
     try:
@@ -150,6 +149,7 @@ def test_a_node_of_which_some_listen_to_nobody_is_told_from_one_that_is_not_ther
     assert "no route leads from this node to 10.77.0.10" in printed
 
 
+@pytest.mark.full
 def test_the_doctor_foresees_what_sharding_inside_nodes_saves(tmp_path: Path) -> None:
     """On a network that is slow enough for traffic to be all that a step waits for."""
     sizes = {"vocab_size": 600, "hidden_size": 128, "intermediate_size": 384, "num_layers": 4, "num_heads": 4}
