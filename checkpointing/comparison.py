@@ -23,7 +23,7 @@ MAY_CHANGE = _dotted(
     {
         "train_config": (
             # what they name is compared: config.json, the base's weights, the tokens of the data
-            *("model_name", "tokenizer_name", "trust_remote_code"),
+            *("model_name", "task", "tokenizer_name", "trust_remote_code"),
             # layout and speed
             *("use_fast_kernels", "compile", "activation_checkpointing", "loss_chunk_size", "enable_fsdp"),
             *("low_cpu_fsdp", "one_gpu", "num_workers_dataloader", "show_sample", "pad_to_multiple_of"),

@@ -17,6 +17,8 @@ from data.padding import PaddedWidth
 from data.sequences import TokenSequence
 from policies.activation_checkpointing import apply_activation_checkpointing
 from policies.loss import summed_cross_entropy, use_summed_loss
+from policies.quantization import quantize_linears
+from policies.quantized_linear import Quantization, QuantizedLinear
 from tasks.flops import Seq2SeqFlops
 from tasks.seq2seq_lm import (
     FAMILIES,
@@ -195,3 +197,13 @@ def test_flops_by_hand() -> None:
     for family in ("bart", "t5"):
         model = make_model(family, **({"decoder_layers": 1} if family == "bart" else {"num_decoder_layers": 1}))
         assert Seq2SeqFlops(model).count(BatchCounts(1, 2, 1, 1, 1, 1)) == 6 * (source + target + head) + pairs, family
+
+
+def test_t5_casts_no_input_to_the_bytes_of_a_packed_weight() -> None:
+    """Its `wo` asks for inputs of the weight's dtype, so it stays a plain layer, as in transformers."""
+    model = make_model("flan-t5", d_ff=64).to("meta")
+    note = quantize_linears(model, Quantization(4, "nf4", False, torch.float32, torch.uint8))
+    assert note.endswith("all linear layers but the output head and wo")
+    block = model.decoder.block[0]
+    assert type(block.layer[2].DenseReluDense.wo) is torch.nn.Linear
+    assert type(block.layer[2].DenseReluDense.wi_0) is type(block.layer[0].SelfAttention.q) is QuantizedLinear
