@@ -32,7 +32,7 @@ def bart(tmp_path_factory: pytest.TempPathFactory) -> Path:
         (
             "llama",
             "--max_source_length 64",
-            ["--max_source_length", "--task causal_lm", "give --context_length instead"],
+            ["--task causal_lm", "give --context_length instead"],
         ),
         ("llama", "--source_prefix summarize:", ["--source_prefix", "leave it out"]),
     ],
@@ -71,7 +71,7 @@ def test_defaults_follow_the_task_and_the_family() -> None:
     [
         ("--max_source_length 513", ["--max_source_length: 513 is more than the 512 positions"]),
         ("--dataset chat_dataset", ["--dataset: chat_dataset is for causal language models"]),
-        ("--use_peft --peft_method prefix", ["--peft_method", "bart"]),
+        ("--use_peft --peft_method prefix --batching_strategy padding", ["--peft_method", "bart"]),
         ("--use_peft --peft_method llama_adapter", ["--peft_method", "bart"]),
     ],
 )
