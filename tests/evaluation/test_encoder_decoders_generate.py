@@ -83,7 +83,8 @@ def save_learner(family: str, folder: Path) -> Path:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("family", "num_steps"), [("bart", 400)])
+@pytest.mark.timeout(900)
+@pytest.mark.parametrize(("family", "num_steps"), [("bart", 400), ("t5", 900)])
 def test_the_samples_are_learned_and_rouge_says_so(
     family: str, num_steps: int, process_group: ProcessGroup, tmp_path: Path
 ) -> None:
@@ -94,6 +95,8 @@ def test_the_samples_are_learned_and_rouge_says_so(
     given += ["--eval_generate", "--max_new_tokens", "30", "--max_generate_samples", "60", "--eval_before_training"]
     given += ["--max_source_length", "80", "--enable_fsdp", "--sharding_strategy", "SHARD_GRAD_OP"]
     given += ["--fsdp_activation_checkpointing", "False", "--save_every_steps", "0", "--save_model", "False"]
-    process_group.train(flags(model, ROOT / "datasets/samples/dialogue_summary", tmp_path / "run", *given), 2)
+    argv = flags(model, ROOT / "datasets/samples/dialogue_summary", tmp_path / "run", *given)
+    outcomes = process_group.run(argv, 2, timeout_seconds=900)
+    assert [outcome.status for outcome in outcomes] == [0, 0], outcomes[0].stderr
     scores = [event["rougeL"] for event in read_metrics(tmp_path / "run") if event["event"] == "eval"]
     assert scores[-1] >= scores[0] + 25
