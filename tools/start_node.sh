@@ -30,21 +30,30 @@ export TORCH_CPP_LOG_LEVEL=${TORCH_CPP_LOG_LEVEL:-ERROR}  # or each second that 
 
 last_event() { tail -n 1 "$run/metrics.jsonl" 2> /dev/null; }
 before=$(last_event)
+has_stopped() {  # whether the run that this node takes part in ended on request
+    local last
+    last=$(last_event)
+    [ "$last" != "$before" ] && grep -q '"status": "stopped"' <<< "$last"
+}
 
 asked=
 # A deleted pod signals its first process alone, Slurm each one of a job. torchrun must not get the signal twice.
 trap 'asked=1; [ $$ = 1 ] && kill -TERM "$launcher"' TERM
 torchrun "${options[@]}" finetuning.py "$@" &
 launcher=$!
+# Its ranks have ended by then. torchrun would wait for five minutes more, and hear no signal, if that of another node was
+# signalled itself and has gone.
+(until has_stopped; do sleep 2; done; sleep 15; kill -KILL "$launcher") > /dev/null 2>&1 &
+watcher=$!
 wait "$launcher"
 status=$?
 if [ -n "$asked" ]; then  # the trap ended the first wait
     wait "$launcher"
     status=$?
 fi
+kill "$watcher" 2> /dev/null
 # Ranks that were asked to stop end with 0, on every node, and torchrun with 1 if it was asked itself. Whoever starts
 # nodes has to tell this from a run that has finished, and from one that has failed.
-last=$(last_event)
-[ "$last" != "$before" ] && grep -q '"status": "stopped"' <<< "$last" && exit 75
+has_stopped && exit 75
 [ "$status" = 0 ] && [ "${STAY:-}" = finished ] && exec sleep infinity
 exit "$status"

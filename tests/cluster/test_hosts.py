@@ -99,7 +99,7 @@ def test_a_pod_that_is_deleted_stops_the_run_and_no_pod_counts_as_done(
     started = [start_pod(pod, index, flags, log, NPROC_PER_NODE="1") for index, pod in enumerate(pods)]
     wait_for(lambda: metrics.is_file() and '"step": 5,' in metrics.read_text(), LIMIT_SECONDS, log.read_text)
     started[1].terminate()
-    assert [pod.wait(60) for pod in started] == [75, 75], log.read_text()
+    assert [pod.wait(120) for pod in started] == [75, 75], log.read_text()
     assert "stopped by SIGTERM on rank 1 after step" in log.read_text()
 
 
