@@ -59,6 +59,7 @@ DATA = {
     "text_dataset": "formats/places.txt",
     "segments_dataset": "formats/segments.jsonl",
     "custom_dataset": "formats/questions.jsonl",
+    "caption_dataset": "formats/questions.jsonl",  # whatever it holds, a model of text is refused
 }
 CUSTOM = """def rows(config, tokenizer, split):
     vars(config)  # or what it does not read is refused

@@ -146,13 +146,13 @@ class _Hidden(BaseModelOutputWithPast):
 
 
 def _output_of(stack: nn.Module, run: Callable[[], Any]) -> torch.Tensor:
-    """What `stack` computes while `run` runs: [batch, seq, hidden_size]. The head behind it gets one position alone."""
+    """What `stack` computes while `run` runs: [batch, seq, hidden_size]. The head behind it gets no position at all."""
     found: list[torch.Tensor] = []
     compute = stack.forward
 
     def keep(*args: Any, **kwargs: Any) -> _Hidden:
         found.append(compute(*args, **kwargs)[0])
-        return _Hidden(last_hidden_state=found[0][:, :1].detach())
+        return _Hidden(last_hidden_state=found[0][:, :0].detach())
 
     with _forward_replaced(stack, keep):
         run()

@@ -73,15 +73,17 @@ class Meeting:
             if refusal is not None:
                 raise ConfigError(refusal)
             return result
+        result, refused = None, None
         try:
             result = action()
-            self.entries.set("found", json.dumps([result, None]))
-            return result
         except ConfigError as error:
-            self.entries.set("found", json.dumps([None, str(error)]))
-            if not env.launcher_has_store:
-                self._get_from_all("heard-found")
-            raise
+            refused = error
+        self.entries.set("found", json.dumps([result, None if refused is None else str(refused)]))
+        if not env.launcher_has_store:  # the store ends with this process, which may be refused its data soon
+            self._get_from_all("heard-found")
+        if refused is not None:
+            raise refused
+        return result
 
     def wait_for_all(self) -> None:
         """Wait until every rank has read its data.

@@ -86,13 +86,15 @@ def test_weights_that_are_a_quantized_models_are_refused_before_any_is_read(benc
 
 
 def test_a_language_model_inside_a_larger_one_is_refused(bench: Bench) -> None:
-    """Gemma 3 of 4B and more: its head cannot be called without its other parts, nor are these given what they take."""
+    """Gemma 3 of 4B and more is a model of images and text, and samples of text alone are none for it."""
     model = bench.copy_of_model()
     vision = {"hidden_size": 16, "intermediate_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2}
     text = Gemma3TextConfig(**LLAMA_LIKE, head_dim=8).to_dict()
     vision |= {"image_size": 28, "patch_size": 14}
     Gemma3Config(text_config=text, vision_config=vision, mm_tokens_per_image=4).save_pretrained(model)
     message = bench.refused("--model_name", str(model), "--random_weights")
+    assert "--dataset: a model of image and text is trained on images and captions" in message
+    message = bench.refused("--model_name", str(model), "--random_weights", "--task", "causal_lm")
     assert "--model_name" in message
     assert "Gemma3ForConditionalGeneration" in message
 

@@ -11,6 +11,8 @@ import argparse
 import json
 import sys
 import time
+from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -23,19 +25,39 @@ from data.causal_sequences import build_sequences
 from data.rows import make_rows
 from data.step_loader import StepLoader
 from data.stream_loader import StreamLoader
+from data.streaming import Stream, StreamSource
 from supervision.stopping import StopRequests
 from utils.distributed import start_process_group, stop_process_group
 from utils.environment import read_environment
 
+LENGTH = 20_000
 
-class EndlessStream:
-    """A stream of rows, each of one document, larger than a pipe's buffer."""
 
-    num_steps = 1000
+def long_rows(dataset_config: Any, tokenizer: Any, split: str) -> Iterator[dict[str, Any]]:
+    """Rows of one document each, larger than a pipe's buffer."""
+    for _ in range(1000):
+        yield {"input_ids": range(LENGTH), "labels": range(LENGTH)}
 
-    def steps(self, global_batch_size: int) -> Any:
-        for _ in range(self.num_steps):
-            yield [list(range(20_000))] * global_batch_size, ()
+
+def long_stream() -> Stream:
+    source = StreamSource(
+        dataset="test",
+        function=long_rows,
+        dataset_config=None,
+        tokenizer=None,
+        split="train",
+        build=partial(build_sequences, context_length=LENGTH),
+        vocab_size=LENGTH,
+    )
+    return Stream(
+        sources=(source,),
+        weights=(),
+        seed=0,
+        shuffle_buffer_size=1,
+        packing=False,
+        context_length=LENGTH,
+        num_steps=1000,
+    )
 
 
 def as_it_is(rows: list[Any]) -> list[Any]:
@@ -63,7 +85,7 @@ def main() -> None:
     loader: Any = StepLoader(rows, layout, seed=0, num_workers=2, **common)
     eval_loader = StepLoader(rows, layout, seed=None, num_workers=1, **common)
     if given.stream:
-        loader = StreamLoader(EndlessStream(), layout, num_workers=1, **common)  # type: ignore[arg-type]
+        loader = StreamLoader(long_stream(), layout, num_workers=1, **common)
     step, cut_short, flags = 0, False, (False,)
     with StopRequests(env, given.folder) as stopping:
         for _ in loader.epoch(0):
