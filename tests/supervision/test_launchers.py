@@ -72,19 +72,21 @@ def test_rank_0_says_who_joined_and_whom_it_waits_for(
     store = dist.TCPStore("127.0.0.1", free_port(), is_master=True, wait_for_workers=False)
     env = Environment(0, 0, world_size=5, local_world_size=5, launched=True, launcher_has_store=True)
 
-    def come_late(seconds: float) -> None:
-        store.wait(["attempt"])
-        name = store.get("attempt").decode()
+    others = dist.TCPStore("127.0.0.1", store.port, is_master=False)  # a store that waits answers nobody else
+
+    def come() -> None:
+        others.wait(["attempt"])
+        name = others.get("attempt").decode()
         for rank in (1, 3, 4):
-            store.set(f"{name}/{rank}", str(rank))
+            others.set(f"{name}/{rank}", str(rank))
 
     with ThreadPoolExecutor() as threads:
-        threads.submit(come_late, 0.5)
+        threads.submit(come)
         with pytest.raises(TrainingError, match=r"rank 2 did not come for 1 s"):
             meet(store, env, limit=timedelta(seconds=1))
     lines = capsys.readouterr().out.splitlines()
     assert "4 of 5 ranks are here; waiting for rank 2" in " ".join(line for line in lines if "joined" in line)
-    assert any(line.startswith("waiting for rank 2 (") for line in lines)
+    assert any(line.startswith("waiting for rank 2 to come (") for line in lines)
 
 
 @pytest.mark.slow
