@@ -388,6 +388,7 @@ def run(config: RunConfig, env: Environment, watchdog: Watchdog, lock: RunLock) 
             watchdog.was_signalled = stopping.unanswered
             status = train(job, stopping)
             conclude(job, status, stopping.asked if status == "stopped" else "")
+            stopping.run_has_ended()
             watchdog.stop()  # a signal to one rank must not end it while others still wait for it
     except TrainingError:
         job.saver.close()  # raised on every rank: a save that was begun may still become a checkpoint

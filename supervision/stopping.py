@@ -44,14 +44,16 @@ class Agreement(NamedTuple):
 class StopRequests:
     """Listens for requests to stop. Used as a context around the loop.
 
-    Outside of it, signals do what they always do. If one came inside, the handlers stay, since the run is about to end
-    and the launcher may repeat the signal. Off the main thread Python allows no handlers; there, only the file works.
+    Outside of it, signals do what they always do. If one came inside, or the run has ended well, the handlers stay,
+    since the process is about to end, and no signal shall change what it says of the run. Off the main thread Python
+    allows no handlers; there, only the file works.
     """
 
     def __init__(self, env: Environment, folder: Path) -> None:
         self.env, self.file = env, folder / "STOP"
         self.asked = ""  # by what, in words, the same on every rank; empty until agreed upon
         self._signal = 0  # the first that this rank received
+        self._has_ended = False
         self._next_look = 0.0
         self._handlers: dict[signal.Signals, Any] = {}
         self._wakeup_before = -1
@@ -77,7 +79,7 @@ class StopRequests:
     ) -> None:
         if not self._handlers:
             return
-        if self._signal or self.asked:
+        if self._signal or self.asked or self._has_ended:
             atexit.register(_ignore_signals)  # while the interpreter ends, handlers are gone before the process is
             return
         for number, handler in self._handlers.items():
@@ -85,6 +87,10 @@ class StopRequests:
         signal.set_wakeup_fd(self._wakeup_before)
         os.write(self._pipe[1], bytes(1))  # no signal has this number: the thread's end
         os.close(self._pipe[1])
+
+    def run_has_ended(self) -> None:
+        """Tell that the run has ended well: one signal more changes nothing, a second one still ends the process."""
+        self._has_ended = True
 
     def agree(self, *flags: bool) -> Agreement:
         """Whether any rank was asked to stop. Every rank must call this once per step, with as many flags.
@@ -141,6 +147,8 @@ class StopRequests:
             name, now = signal.Signals(number).name, time.monotonic()
             if not self._signal:
                 self._signal, first_at = number, now
+                if self._has_ended:
+                    continue
                 self._say(f"{name}: the run ends after this step, with a checkpoint; once more, and it ends at once")
             elif now - first_at > SAME_WISH_SECONDS:
                 self._say(f"{name} again: this ends at once, without a checkpoint")

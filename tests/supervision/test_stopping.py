@@ -5,6 +5,7 @@ Real processes under the real launcher; `tests/helpers/stoppable.py` is the loop
 
 from __future__ import annotations
 
+import atexit
 import contextlib
 import gc
 import json
@@ -25,7 +26,7 @@ from data.causal_sequences import build_sequences
 from data.rows import make_rows
 from data.step_loader import StepLoader
 from data.workers import STOP_SIGNALS, watch_parent
-from supervision.stopping import StopRequests
+from supervision.stopping import StopRequests, _ignore_signals
 from tests.helpers.processes import RunningCommand, assert_all_gone, read_metrics, train_events, wait_until
 from utils.distributed import start_process_group, stop_process_group
 from utils.environment import Environment
@@ -297,6 +298,24 @@ def test_signals_do_what_they_did_before_when_the_loop_has_ended(tmp_path: Path)
     assert handlers() == before
     assert signal.set_wakeup_fd(fd) == fd
     assert stopping.asked == ""
+
+
+@pytest.mark.usefixtures("group_of_one")
+def test_a_signal_changes_nothing_when_the_run_has_ended_well(tmp_path: Path) -> None:
+    before, fd = {number: signal.getsignal(number) for number in STOP_SIGNALS}, signal.set_wakeup_fd(-1)
+    signal.set_wakeup_fd(fd)
+    try:
+        with StopRequests(ALONE, tmp_path) as stopping:
+            stopping.run_has_ended()
+        for number in STOP_SIGNALS:
+            os.kill(os.getpid(), number)  # would end this process
+        time.sleep(0.2)
+        assert stopping.asked == ""
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+        signal.set_wakeup_fd(fd)
+        atexit.unregister(_ignore_signals)
 
 
 @pytest.mark.usefixtures("group_of_one")
