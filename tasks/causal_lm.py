@@ -24,7 +24,7 @@ from data.reading import Reading
 from data.sequences import Row, TokenSequence
 from data.tokenizer_loading import load_tokenizer
 from tasks.flops import StepFlops
-from tasks.generation import GenerationSettings, PromptedAnswer, generate_tokens, last_answer
+from tasks.generation import GenerationSettings, PromptedAnswer, generate_tokens, last_answer, sampling
 from tasks.micro_batch import TensorBatch
 from utils.errors import ConfigError
 
@@ -240,15 +240,13 @@ def generate(
     """
     start = [] if processor.bos_token_id is None or not add_bos else [processor.bos_token_id]
     ids = torch.tensor([start + processor.encode(prompt, add_special_tokens=False)], device=model.device)
-    sampling = {"temperature": temperature, "top_k": 0, "top_p": 1.0} if temperature > 0 else {}
     output = model.generate(
         input_ids=ids,
         attention_mask=torch.ones_like(ids),
         max_new_tokens=max_new_tokens,
-        do_sample=temperature > 0,
         eos_token_id=[processor.eos_token_id, *more_end_ids],
         pad_token_id=processor.eos_token_id,
-        **sampling,
+        **sampling(temperature),
     )
     return processor.decode(output[0, ids.shape[1] :], skip_special_tokens=True).strip()
 

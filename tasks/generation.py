@@ -39,6 +39,17 @@ def last_answer(labels: np.ndarray) -> slice:
     return slice(int(places[breaks[-1] + 1] if len(breaks) else places[0]), int(places[-1]) + 1)
 
 
+def sampling(temperature: float) -> dict[str, Any]:
+    """The arguments of `model.generate` for a temperature.
+
+    Args:
+        temperature: 0 takes the likeliest token each time; above, torch's random state decides.
+    """
+    if temperature <= 0:
+        return {"do_sample": False}
+    return {"do_sample": True, "temperature": temperature, "top_k": 0, "top_p": 1.0}
+
+
 def generate_tokens(
     model: Any, inputs: Mapping[str, torch.Tensor], settings: GenerationSettings, *, in_step: bool
 ) -> torch.Tensor:

@@ -27,7 +27,7 @@ from data.processor_loading import blank_image, image_inputs, num_end_tokens, pr
 from data.reading import Reading
 from data.sequences import TokenSequence
 from tasks import causal_lm, seq2seq_lm
-from tasks.generation import GenerationSettings, PromptedAnswer, generate_tokens
+from tasks.generation import GenerationSettings, PromptedAnswer, generate_tokens, sampling
 from tasks.image_batches import TEXT_INPUTS, DecoderIds, ImageCollator, ImageTextMicroBatch, prompts_of_images
 from utils.errors import ConfigError
 
@@ -220,14 +220,12 @@ def generate(
     """
     assert image is not None
     inputs = _asked(model, processor, [Picture(open_image(image), prompt)], processor.tokenizer.eos_token_id)
-    sampling = {"temperature": temperature, "top_k": 0, "top_p": 1.0} if temperature > 0 else {}
     output = model.generate(
         **inputs,
         max_new_tokens=max_new_tokens,
-        do_sample=temperature > 0,
         eos_token_id=sorted({processor.tokenizer.eos_token_id, end_id(processor, model.config)}),
         pad_token_id=processor.tokenizer.eos_token_id,
-        **sampling,
+        **sampling(temperature),
     )
     return _answers(processor, inputs["input_ids"], output)[0]
 

@@ -24,7 +24,7 @@ from data.sequences import Row, TokenSequence
 from data.source_target import Affixes, SourceTargetBuilder
 from data.tokenizer_loading import load_tokenizer
 from tasks.flops import Seq2SeqFlops
-from tasks.generation import GenerationSettings, PromptedAnswer, generate_tokens
+from tasks.generation import GenerationSettings, PromptedAnswer, generate_tokens, sampling
 from tasks.micro_batch import TensorBatch
 from utils.errors import ConfigError
 
@@ -283,13 +283,13 @@ def generate(
         add_bos, more_end_ids: of causal models; the tokenizer knows what belongs around a source.
     """
     inputs = processor(prompt, return_tensors="pt").to(model.device)
-    sampling = {"temperature": temperature, "top_k": 0, "top_p": 1.0, "num_beams": 1} if temperature > 0 else {}
+    one_beam = {"num_beams": 1} if temperature > 0 else {}
     output = model.generate(
         input_ids=inputs["input_ids"],
         attention_mask=inputs["attention_mask"],
         max_new_tokens=max_new_tokens,
-        do_sample=temperature > 0,
-        **sampling,
+        **sampling(temperature),
+        **one_beam,
     )
     return processor.decode(output[0], skip_special_tokens=True).strip()
 
