@@ -9,7 +9,8 @@ from types import ModuleType
 from typing import Any
 
 from data.loss_mask import BadExample
-from utils.errors import ConfigError, in_one_line
+from utils.errors import in_one_line
+from utils.optional_packages import import_optional
 
 ImageSource = Path | bytes
 """A file, or its contents."""
@@ -21,14 +22,9 @@ def import_pillow() -> ModuleType:
     Raises:
         ConfigError: if Pillow is not installed, or cannot be imported.
     """
-    try:
-        from PIL import Image
-    except Exception as error:  # a library that does not fit this machine may raise anything
-        reason = "it is not installed" if isinstance(error, ModuleNotFoundError) else in_one_line(error)
-        raise ConfigError(
-            f"--dataset: images are opened by Pillow ({reason}); pip install -r requirements-images.txt"
-        ) from error
-    return Image
+    return import_optional(
+        "PIL.Image", "--dataset: images are opened by Pillow", "pip install -r requirements-images.txt"
+    )
 
 
 def image_source(value: Any, column: str, folder: Path | None) -> ImageSource:

@@ -10,9 +10,9 @@ from evaluation.rouge import check_package
 from planning.sizes import check_workers
 from reporting.run_folder import check_free
 from reporting.trackers import check_packages
-from utils.bitsandbytes_import import import_bitsandbytes
 from utils.environment import Environment
 from utils.errors import ConfigError
+from utils.optional_packages import import_bitsandbytes
 
 
 def check_environment(config: RunConfig, env: Environment) -> None:

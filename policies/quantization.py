@@ -15,10 +15,10 @@ from policies.mixed_precision import DTYPES, Precision
 from policies.parts import has_vision, language_part
 from policies.quantized_linear import BLOCK, Quantization, QuantizedLinear
 from policies.sharding import Layout
-from utils.bitsandbytes_import import import_bitsandbytes
 from utils.compat import SHARDS_INTEGERS
 from utils.distributed import gather_to_all
 from utils.errors import ConfigError, in_one_line
+from utils.optional_packages import import_bitsandbytes
 
 NUM_COMPARED = 16  # packed weights, as many as a large layer has
 

@@ -16,8 +16,8 @@ import torch
 from torch import nn
 
 from policies.optimizers.states import LocalOptimizer, zero_state
-from utils.bitsandbytes_import import import_bitsandbytes
 from utils.distributed import local_tensor
+from utils.optional_packages import import_bitsandbytes
 
 BLOCK = 256  # elements that share a scale; fixed in bitsandbytes' kernels
 SMALLEST = 4096  # fewest elements of a parameter with 8-bit averages, as in bitsandbytes

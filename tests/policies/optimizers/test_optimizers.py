@@ -30,9 +30,9 @@ from policies.optimizers.build import build_optimizer, optimizer_notes, state_by
 from policies.optimizers.schedule import build_scheduler
 from reporting.memory_ledger import local_bytes, optimizer_tensors
 from tests.helpers.processes import ROOT
-from utils.bitsandbytes_import import import_bitsandbytes
 from utils.environment import read_environment
 from utils.errors import ConfigError
+from utils.optional_packages import import_bitsandbytes
 
 PAGE = ROOT / "docs/optimizers.md"
 FP32, BF16, UINT8 = torch.float32, torch.bfloat16, torch.uint8

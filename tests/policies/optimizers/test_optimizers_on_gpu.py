@@ -24,7 +24,7 @@ from policies.optimizers.build import build_optimizer, state_bytes
 from tests.helpers import random_documents
 from tests.helpers.processes import read_metrics, run_command, train_events
 from tools.make_tiny_model import make_tiny_model
-from utils.bitsandbytes_import import import_bitsandbytes
+from utils.optional_packages import import_bitsandbytes
 
 pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
 needs_two = pytest.mark.skipif(torch.cuda.device_count() < 2, reason="needs two GPUs")

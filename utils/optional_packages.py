@@ -1,0 +1,35 @@
+"""Imports packages that only some runs need if a setting asks for them, and not before."""
+
+from __future__ import annotations
+
+from importlib import import_module
+from types import ModuleType
+
+from utils.errors import ConfigError, in_one_line
+
+
+def import_optional(module: str, needed: str, remedy: str) -> ModuleType:
+    """The module of an optional package.
+
+    Args:
+        needed, remedy: the beginning and the end of the refusal; what is wrong with the package stands between them.
+
+    Raises:
+        ConfigError: if it is not installed, or cannot be imported.
+    """
+    try:
+        return import_module(module)
+    except Exception as error:  # a library that does not fit this machine may raise anything
+        reason = "it is not installed" if isinstance(error, ModuleNotFoundError) else in_one_line(error)
+        raise ConfigError(f"{needed} ({reason}); {remedy}") from error
+
+
+def import_bitsandbytes(flag: str) -> ModuleType:
+    """bitsandbytes, which looks for a GPU's libraries, for the flag that needs it.
+
+    Raises:
+        ConfigError: as `import_optional`.
+    """
+    return import_optional(
+        "bitsandbytes", f"{flag}: needs bitsandbytes", "pip install 'bitsandbytes>=0.50', or leave the flag out"
+    )
