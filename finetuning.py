@@ -379,12 +379,12 @@ def conclude(job: Job, status: str, asked: str) -> None:
     reporter.show_end(status)
 
 
-def run(config: RunConfig, env: Environment, watchdog: Watchdog, lock: RunLock) -> None:
+def run(config: RunConfig, env: Environment, watchdog: Watchdog, lock: RunLock, *, ends_process: bool) -> None:
     """One run, from its settings to the table at its end."""
     job = prepare(config, env, watchdog, lock)
     watchdog.before_leaving = lambda: job.reporter.run_ended("failed")
     try:
-        with StopRequests(env, job.folder) as stopping:
+        with StopRequests(env, job.folder, ends_process) as stopping:
             watchdog.was_signalled = stopping.unanswered
             status = train(job, stopping)
             conclude(job, status, stopping.asked if status == "stopped" else "")
@@ -397,15 +397,19 @@ def run(config: RunConfig, env: Environment, watchdog: Watchdog, lock: RunLock) 
         job.reporter.run_ended("failed")  # unless it has ended already
 
 
-def main(argv: Sequence[str]) -> int:
-    """Exit status: 0 finished, 1 failed, 2 refused before it started."""
+def main(argv: Sequence[str], *, ends_process: bool = False) -> int:
+    """Exit status: 0 finished, 1 failed, 2 refused before it started.
+
+    Args:
+        ends_process: the caller ends this process next, so a late signal must not change what it says of the run.
+    """
     env = read_environment()
     quiet_libraries(env)
     watchdog = Watchdog(env)
     try:
         beat_seconds = BEAT_SECONDS * env.grace_scale
         with RunLock(beat_seconds=beat_seconds, say=partial(print_rank_zero, env), on_loss=end_at_once) as lock:
-            run(parse_flags(argv), env, watchdog, lock)
+            run(parse_flags(argv), env, watchdog, lock, ends_process=ends_process)
         status = 0
     except ConfigError as error:
         status = end_with_error(env, error, REFUSED, watchdog)
@@ -419,6 +423,6 @@ def main(argv: Sequence[str]) -> int:
 
 
 if __name__ == "__main__":
-    status = main(sys.argv[1:])
+    status = main(sys.argv[1:], ends_process=True)
     if status:
         leave(status)

@@ -44,13 +44,13 @@ class Agreement(NamedTuple):
 class StopRequests:
     """Listens for requests to stop. Used as a context around the loop.
 
-    Outside of it, signals do what they always do. If one came inside, or the run has ended well, the handlers stay,
-    since the process is about to end, and no signal shall change what it says of the run. Off the main thread Python
-    allows no handlers; there, only the file works.
+    Outside of it, signals do what they always do. If the process ends with the run (`ends_process`) and a signal came
+    inside or the run has ended well, the handlers stay: no signal shall change what the process says of the run. Off
+    the main thread Python allows no handlers; there, only the file works.
     """
 
-    def __init__(self, env: Environment, folder: Path) -> None:
-        self.env, self.file = env, folder / "STOP"
+    def __init__(self, env: Environment, folder: Path, ends_process: bool) -> None:
+        self.env, self.file, self.ends_process = env, folder / "STOP", ends_process
         self.asked = ""  # by what, in words, the same on every rank; empty until agreed upon
         self._signal = 0  # the first that this rank received
         self._has_ended = False
@@ -79,7 +79,7 @@ class StopRequests:
     ) -> None:
         if not self._handlers:
             return
-        if self._signal or self.asked or self._has_ended:
+        if self.ends_process and (self._signal or self.asked or self._has_ended):
             atexit.register(_ignore_signals)  # while the interpreter ends, handlers are gone before the process is
             return
         for number, handler in self._handlers.items():

@@ -87,7 +87,7 @@ def main() -> None:
     if given.stream:
         loader = StreamLoader(long_stream(), layout, num_workers=1, **common)
     step, cut_short, flags = 0, False, (False,)
-    with StopRequests(env, given.folder) as stopping:
+    with StopRequests(env, given.folder, ends_process=True) as stopping:
         for _ in loader.epoch(0):
             step += 1
             time.sleep(given.step_seconds)

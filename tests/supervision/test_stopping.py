@@ -286,15 +286,18 @@ ALONE = Environment(rank=0, local_rank=0, world_size=1, local_world_size=1, laun
 
 
 @pytest.mark.usefixtures("group_of_one")
-def test_signals_do_what_they_did_before_when_the_loop_has_ended(tmp_path: Path) -> None:
+@pytest.mark.parametrize("ended_well", [False, True])
+def test_signals_do_what_they_did_before_when_the_loop_has_ended(tmp_path: Path, ended_well: bool) -> None:
     def handlers() -> list[Any]:
         return [signal.getsignal(number) for number in STOP_SIGNALS]
 
     before, fd = handlers(), signal.set_wakeup_fd(-1)
     signal.set_wakeup_fd(fd)
-    with StopRequests(ALONE, tmp_path) as stopping:
+    with StopRequests(ALONE, tmp_path, ends_process=False) as stopping:
         assert handlers() != before
         assert stopping.agree(False, True) == (False, (False, True))
+        if ended_well:  # a notebook goes on after main()
+            stopping.run_has_ended()
     assert handlers() == before
     assert signal.set_wakeup_fd(fd) == fd
     assert stopping.asked == ""
@@ -305,7 +308,7 @@ def test_a_signal_changes_nothing_when_the_run_has_ended_well(tmp_path: Path) ->
     before, fd = {number: signal.getsignal(number) for number in STOP_SIGNALS}, signal.set_wakeup_fd(-1)
     signal.set_wakeup_fd(fd)
     try:
-        with StopRequests(ALONE, tmp_path) as stopping:
+        with StopRequests(ALONE, tmp_path, ends_process=True) as stopping:
             stopping.run_has_ended()
         for number in STOP_SIGNALS:
             os.kill(os.getpid(), number)  # would end this process
@@ -322,7 +325,7 @@ def test_a_signal_changes_nothing_when_the_run_has_ended_well(tmp_path: Path) ->
 def test_a_hangup_stops_a_run_unless_nohup_had_it_ignored(tmp_path: Path) -> None:
     before = signal.signal(signal.SIGHUP, signal.SIG_IGN)
     try:
-        with StopRequests(ALONE, tmp_path) as stopping:
+        with StopRequests(ALONE, tmp_path, ends_process=True) as stopping:
             os.kill(os.getpid(), signal.SIGHUP)
             time.sleep(0.2)
             assert not stopping.agree().stop
@@ -336,7 +339,7 @@ def test_off_the_main_thread_the_file_stops_a_run(tmp_path: Path) -> None:
     found = []
 
     def loop() -> None:
-        with StopRequests(ALONE, tmp_path) as stopping:
+        with StopRequests(ALONE, tmp_path, ends_process=True) as stopping:
             found.append(stopping.agree().stop)
             (tmp_path / "STOP").touch()
             stopping._next_look = 0.0
@@ -352,7 +355,7 @@ def test_off_the_main_thread_the_file_stops_a_run(tmp_path: Path) -> None:
 
 @pytest.mark.usefixtures("group_of_one")
 def test_items_that_nobody_stops_are_all_there(tmp_path: Path) -> None:
-    with StopRequests(ALONE, tmp_path) as stopping:
+    with StopRequests(ALONE, tmp_path, ends_process=True) as stopping:
         items = stopping.until_asked(iter("abc"))
         assert (list(items), items.cut_short) == (["a", "b", "c"], False)
 
