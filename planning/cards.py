@@ -1,0 +1,113 @@
+"""Accelerators by name, with public figures. Each card names its sources; rates are dense, never sparse.
+
+Vendors give links in both directions together; `peer_gb_per_second` and `host_gb_per_second` are one direction, half of
+that. The memory is what torch reports as total (`torch.cuda.get_device_properties(0).total_memory`), which is less than
+the label on the card: the driver and ECC keep some. It is quoted from out-of-memory messages in public issues.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from dataclasses import dataclass
+from difflib import get_close_matches
+
+PCIE3, PCIE4, PCIE5 = 15.75, 31.5, 63.0
+"""GB/s of 16 lanes in one direction, after encoding: PCI Express base specifications 3.0, 4.0 and 5.0."""
+
+
+@dataclass(frozen=True)
+class Card:
+    """What a plan needs to know about one accelerator. None: not known, or not there."""
+
+    name: str
+    memory_gib: float
+    bf16_tflops: float | None = None  # on tensor cores, summed in fp32
+    fp16_tflops: float | None = None  # the same
+    fp32_tflops: float | None = None  # not TF32, which runs here never use
+    memory_gb_per_second: float | None = None
+    peer_gb_per_second: float | None = None  # to the other cards of its node, sending
+    peer_link: str | None = None
+    host_gb_per_second: float | None = None  # to the memory of its node, one direction
+    compute_capability: tuple[int, int] | None = None  # as torch.cuda.get_device_capability returns it
+    source: str = "--device_memory_gib"
+
+    @property
+    def has_bf16(self) -> bool:
+        """Whether it computes in bf16 natively, as `policies.mixed_precision.has_bf16` decides it."""
+        return self.compute_capability is None or self.compute_capability[0] >= 8
+
+
+CARDS = (
+    # Memory bandwidth: Turing whitepaper (320); the datasheet says 300 for early boards.
+    Card("T4", 14.75, None, 65, 8.1, 320, PCIE3, "PCIe 3.0 x16", PCIE3, (7, 5), "NVIDIA T4 datasheet"),
+    # p3 instances and DGX-1 hold the SXM2 module. fp16: "Deep learning 125 teraFLOPS".
+    Card("V100-16GB", 15.78, None, 125, 15.7, 900, 150, "NVLink 2.0", PCIE3, (7, 0), "NVIDIA V100 datasheet, SXM2"),
+    Card("V100-32GB", 31.74, None, 125, 15.7, 900, 150, "NVLink 2.0", PCIE3, (7, 0), "NVIDIA V100 datasheet, SXM2"),
+    # Not the A10: half of its tensor rate.
+    Card("A10G", 22.06, 70, 70, 35, 600, PCIE4, "PCIe 4.0 x16", PCIE4, (8, 6), "NVIDIA A10G datasheet for AWS G5"),
+    Card("A100-40GB", 39.39, 312, 312, 19.5, 1555, 300, "NVLink 3.0", PCIE4, (8, 0), "NVIDIA A100 datasheet, SXM4"),
+    Card("A100-80GB", 79.15, 312, 312, 19.5, 2039, 300, "NVLink 3.0", PCIE4, (8, 0), "NVIDIA A100 datasheet, SXM4"),
+    # The datasheet's tensor rates are sparse: 1979 and 1671. NVL: bridges join two or four cards.
+    Card("H100-80GB", 79.11, 989.4, 989.4, 66.9, 3350, 450, "NVLink 4.0", PCIE5, (9, 0), "NVIDIA H100 datasheet, SXM"),
+    Card("H100-94GB", 93.10, 835.5, 835.5, 60, 3900, 300, "NVLink 4.0", PCIE5, (9, 0), "NVIDIA H100 datasheet, NVL"),
+    # Sparse in the datasheet: 1979.
+    Card("H200", 139.80, 989.4, 989.4, 66.9, 4800, 450, "NVLink 4.0", PCIE5, (9, 0), "NVIDIA H200 datasheet, SXM"),
+    # HGX, eight cards: bf16 36 PFLOP/s sparse, fp32 600 TFLOP/s. Memory bandwidth: bus of 7680 bits at 3996 MHz, as
+    # read from the device in pytorch/ao pull request 4002.
+    Card("B200", 178.35, 2250, 2250, 75, 7672, 900, "NVLink 5.0", PCIE5, (10, 0), "NVIDIA HGX B200 datasheet"),
+    # Sparse in the datasheets: 242 and 733.
+    Card("L4", 22.03, 121, 121, 30.3, 300, PCIE4, "PCIe 4.0 x16", PCIE4, (8, 9), "NVIDIA L4 datasheet"),
+    Card("L40S", 44.39, 366.5, 366.5, 91.6, 864, PCIE4, "PCIe 4.0 x16", PCIE4, (8, 9), "NVIDIA L40S datasheet"),
+    # Consumer cards halve the tensor rate where sums are in fp32, as they are here.
+    Card("RTX 3090", 23.69, 71, 71, 35.6, 936, PCIE4, "PCIe 4.0 x16", PCIE4, (8, 6), "NVIDIA Ampere GA102 whitepaper"),
+    Card("RTX 4090", 23.64, 165.2, 165.2, 82.6, 1008, PCIE4, "PCIe 4.0 x16", PCIE4, (8, 9), "NVIDIA Ada whitepaper"),
+    # Seven links of 128 GB/s in both directions. torch reports gfx942 as 9.4.
+    Card("MI300X", 191.98, 1307.4, 1307.4, 163.4, 5300, 448, "Infinity Fabric", PCIE5, (9, 4), "AMD MI300X datasheet"),
+)  # fmt: skip
+
+_LEFT_OUT = re.compile(r"nvidia|amd|tesla|geforce|instinct|quadro|sxm\d?|pcie|hbm\d?e?|oam")
+
+
+def find_card(name: str) -> Card | None:
+    """The card of this name, as people or drivers write it ("v100 32gb", "NVIDIA A100-SXM4-80GB"); None if unknown.
+
+    A name without the memory fits if there is only one such card.
+    """
+    found = _candidates(name)
+    return found[0] if len(found) == 1 else None
+
+
+def explain_unknown_card(name: str) -> str:
+    """Why no card is found by this name, as a clause, with the nearest names."""
+    found = _candidates(name)
+    if found:
+        return f"{name!r} is one of {_listed([card.name for card in found])}; name its memory, too"
+    by_key = {_key(card.name): card.name for card in CARDS}
+    near = get_close_matches(_key(name), by_key, n=1, cutoff=0.5)
+    known = f"did you mean {by_key[near[0]]}? Known" if near else "known"
+    return f"no figures of {name!r} are known; {known} are {_listed([card.name for card in CARDS])}"
+
+
+def _candidates(name: str) -> list[Card]:
+    key = _key(name)
+    exact = [card for card in CARDS if key in (_key(card.name), *_with_its_memory(card))]
+    return exact or [card for card in CARDS if key and re.fullmatch(rf"{re.escape(key)}\d\d", _key(card.name))]
+
+
+def _with_its_memory(card: Card) -> list[str]:
+    """Keys that also name the memory, where the card's name does not: "t416"."""
+    if card.name.endswith("GB"):
+        return []
+    return [f"{_key(card.name)}{label}" for label in range(math.ceil(card.memory_gib), int(card.memory_gib * 1.1) + 1)]
+
+
+def _key(name: str) -> str:
+    """The name without maker, form, unit and punctuation: "v10032"."""
+    words = [word for word in re.findall(r"[a-z0-9]+", name.lower()) if not _LEFT_OUT.fullmatch(word)]
+    key = re.sub(r"(?<=\d)(gib|gb|g)$", "", "".join(words))
+    return re.sub(r"^h100.*nvl.*", "h10094", re.sub(r"^(?=[34]090)", "rtx", key))
+
+
+def _listed(names: list[str]) -> str:
+    return ", ".join(names[:-1]) + f" or {names[-1]}"
