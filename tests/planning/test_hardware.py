@@ -48,7 +48,7 @@ def test_a_card_is_found_by_what_people_and_drivers_call_it(text: str, number: i
         ("8xH10", "did you mean H100-"),
         ("4xV100", "'V100' is one of V100-16GB or V100-32GB; name its memory, too"),
         ("A100", "A100-40GB or A100-80GB"),
-        ("H200-80GB", "did you mean H200?"),
+        ("H200-80GB", "did you mean H100-80GB?"),
         ("quantum", "no figures of 'quantum' are known; known are T4, V100-16GB"),
         ("0xT4", "'0xT4' is no NUMBERxCARD, like 4xV100-32GB"),
         ("4x", "'4x' is no NUMBERxCARD"),
