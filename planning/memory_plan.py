@@ -1,0 +1,118 @@
+"""What a plan says of a run's memory: per rank, part by part and phase by phase, and whether it fits.
+
+The plan itself is made by `planning.closed_form` or `planning.traced_step`; both return this.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, fields
+from typing import Any, Literal
+
+PHASES = ("load", "forward", "backward", "optimizer_step", "evaluation")
+"""The phases of a run, each with its own fullest moment."""
+
+TIGHT_SHARE = 0.05
+"""A run is tight if less than this share of the device's memory stays free. A plan is good to 5 % of the peak."""
+
+Verdict = Literal["fits", "tight", "does_not_fit"]
+
+
+@dataclass(frozen=True)
+class Parts:
+    """What torch's allocator holds at one moment on one rank, by owner, in GiB."""
+
+    params: float = 0.0  # this rank's part of them as they are stored, with buffers and scales of quantized weights
+    grads: float = 0.0  # as they wait for the optimizer, and whole ones while micro-batches accumulate unsharded
+    optimizer: float = 0.0  # states
+    activations: float = 0.0  # what forward keeps for backward, logits and loss included
+    unsharded: float = 0.0  # weights gathered or cast for computing, and whole gradients not yet reduced
+    communication: float = 0.0  # buffers of all-gather, reduce-scatter and DistributedDataParallel
+    temporaries: float = 0.0  # of a layer's forward or backward, of recomputing, or of the optimizer step
+
+    @property
+    def total(self) -> float:
+        return sum(getattr(self, field.name) for field in fields(self))
+
+
+PARTS = tuple(field.name for field in fields(Parts))
+
+
+@dataclass(frozen=True)
+class MemoryPlan:
+    """The memory of the fullest rank, in GiB (2^30 bytes).
+
+    `peak_gib` is what torch.cuda.max_memory_allocated would say. The device must hold `overhead_gib` beside it.
+
+    Verdicts compare `peak_gib + overhead_gib` with the capacity: above it a run does not fit. If less than TIGHT_SHARE
+    of the capacity is left it is tight: an error of the plan, or fragmentation, may use that up. Otherwise it fits.
+    """
+
+    phases: Mapping[str, Parts]  # the fullest moment of each of PHASES that the run has
+    after_forward_gib: float  # allocated after the first micro-batch's forward of a step, states being there already
+    overhead_gib: float  # CUDA context, collectives' own buffers, and what the allocator rounds up
+    capacity_gib: float  # of the device, as its driver gives it
+    host_load_gib: float  # host memory of this rank at most while it loads; page cache not counted
+    host_training_gib: float  # host memory of this rank at most while it trains
+    checkpoint_gib: float  # disk for one checkpoint, all ranks together
+    made_by: Literal["closed form", "trace"]
+    notes: tuple[str, ...] = ()  # what the plan assumes, or could not foresee: lines to print
+
+    @property
+    def peak_phase(self) -> str:
+        return max(self.phases, key=lambda phase: self.phases[phase].total)
+
+    @property
+    def at_peak(self) -> Parts:
+        """The parts at the fullest moment. They add up to `peak_gib`."""
+        return self.phases[self.peak_phase]
+
+    @property
+    def peak_gib(self) -> float:
+        return self.at_peak.total
+
+    @property
+    def margin_gib(self) -> float:
+        """What stays free at the peak; negative if it does not fit."""
+        return self.capacity_gib - self.peak_gib - self.overhead_gib
+
+    @property
+    def verdict(self) -> Verdict:
+        if self.margin_gib < 0:
+            return "does_not_fit"
+        return "tight" if self.margin_gib < TIGHT_SHARE * self.capacity_gib else "fits"
+
+    @property
+    def host_gib(self) -> float:
+        return max(self.host_load_gib, self.host_training_gib)
+
+    def most(self, part: str) -> float:
+        """The most that a part holds at the fullest moment of any phase of a training step."""
+        return max(getattr(parts, part) for phase, parts in self.phases.items() if phase != "evaluation")
+
+    def to_dict(self) -> dict[str, Any]:
+        """The plan in plain types, as --dry_run_json and plan.json hold it.
+
+        Each part is the most that it holds in a step. They need not be there together: `at_peak` adds up to the peak.
+        `other_gib` is what is there at the peak beside params, grads, optimizer and activations.
+        """
+        at_peak = self.at_peak
+        return {
+            "verdict": self.verdict,
+            "peak_gib": self.peak_gib,
+            "peak_phase": self.peak_phase,
+            "margin_gib": self.margin_gib,
+            "capacity_gib": self.capacity_gib,
+            **{f"{part}_gib": self.most(part) for part in PARTS},
+            "overhead_gib": self.overhead_gib,
+            "other_gib": at_peak.unsharded + at_peak.communication + at_peak.temporaries,
+            "after_forward_gib": self.after_forward_gib,
+            "host_gib": self.host_gib,
+            "host_load_gib": self.host_load_gib,
+            "host_training_gib": self.host_training_gib,
+            "checkpoint_gib": self.checkpoint_gib,
+            "at_peak": asdict(at_peak),
+            "phases": {phase: asdict(parts) for phase, parts in self.phases.items()},
+            "made_by": self.made_by,
+            "notes": list(self.notes),
+        }
