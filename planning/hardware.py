@@ -9,9 +9,7 @@ from planning.cards import Card, explain_unknown_card, find_card
 from utils.errors import ConfigError
 
 _TEXT = re.compile(r"(?:(?P<number>\d{1,4})\s*[xX*]\s*)?(?P<name>[A-Za-z0-9][\w .-]*)")
-_OTHER_CARD = (
-    "give --device_memory_gib, with NUMBERxGPU here for several cards, to describe another (without its speed)"
-)
+_OTHER_CARD = "describe another card, without its speed, by --device_memory_gib and NUMBERxGPU"
 
 
 @dataclass(frozen=True)

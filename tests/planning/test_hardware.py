@@ -51,7 +51,7 @@ def test_a_card_is_found_by_what_people_and_drivers_call_it(text: str, number: i
         ("H200-80GB", "did you mean H100-80GB?"),
         ("quantum", "no figures of 'quantum' are known; known are T4, V100-16GB"),
         ("0xT4", "'0xT4' is no NUMBERxCARD, like 4xV100-32GB"),
-        ("4x", "'4x' is no NUMBERxCARD"),
+        ("4x", "no figures of '4x' are known"),
         ("4xGPU", "describe another card, without its speed, by --device_memory_gib and NUMBERxGPU"),
         (None, "not given; name the cards, like 4xV100-32GB"),
     ],
