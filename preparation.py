@@ -251,7 +251,7 @@ def build(inputs: Inputs, config: RunConfig, env: Environment) -> Parts:
         scheduler=build_scheduler(optimizer, train, steps_per_epoch=steps_per_epoch, num_steps=inputs.num_steps),
         scaler=LossScaler(active=resolved.policies.precision.scales_loss),
         accumulate_unsharded=accumulates_unsharded(
-            fsdp.accumulate_unsharded, resolved.policies.layout, model, env.device
+            fsdp.accumulate_unsharded, resolved.policies.layout, model, env.device_facts
         ),
     )
     return Parts(built, trainable, loaders)

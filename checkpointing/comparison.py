@@ -157,7 +157,7 @@ def _settings_that_differ(checkpoint: Checkpoint, config: RunConfig, num_steps: 
     saved, unused = checkpoint.values["settings"], set(DATASETS).difference(config.train_config.datasets)
     differences = {}
     for section, values in config.to_dict().items():
-        if section in unused or section == "tracking_config":
+        if section in unused or section in ("tracking_config", "planning_config"):
             continue
         for field, value in values.items():
             name = f"{section}.{field}"

@@ -13,6 +13,7 @@ WRITTEN = (
     "train_config.output_dir",
     "train_config.dist_checkpoint_root_folder",
     "tracking_config.profiler_dir",
+    "planning_config.dry_run_json",
 )
 """What these name need not be there yet. Any other path that is not there may be a name on the hub."""
 

@@ -19,6 +19,7 @@ from configs.datasets import (
 )
 from configs.fsdp import FsdpConfig
 from configs.peft import LlamaAdapterConfig, LoraConfig, PrefixConfig
+from configs.planning import PlanningConfig
 from configs.quantization import QuantizationConfig
 from configs.setting import Setting, settings_of
 from configs.tracking import TrackingConfig
@@ -49,6 +50,7 @@ class RunConfig:
     caption_dataset: CaptionDataset = field(default_factory=CaptionDataset)
     custom_dataset: CustomDataset = field(default_factory=CustomDataset)
     tracking_config: TrackingConfig = field(default_factory=TrackingConfig)
+    planning_config: PlanningConfig = field(default_factory=PlanningConfig)
     given: frozenset[str] = frozenset()
     notes: tuple[str, ...] = ()
     recipe: str | None = None

@@ -39,6 +39,7 @@ def validate(config: RunConfig) -> None:
     _check_evaluation_and_results(config)
     _check_generation(config)
     _check_recording(config)
+    _check_planning(config)
     _check_not_yet_available(config)
 
 
@@ -275,6 +276,17 @@ def _check_recording(config: RunConfig) -> None:
     for name, needed in (("flop_counter_start", "flop_counter"), ("profiler_dir", "use_profiler")):
         if getattr(tracking, name) != SETTINGS[f"tracking_config.{name}"].default and not getattr(tracking, needed):
             raise ConfigError(f"--{name}: nothing is recorded without --{needed}; add it, or leave this out")
+
+
+def _check_planning(config: RunConfig) -> None:
+    planning = config.planning_config
+    for field in ("dry_run_hardware", "nodes", "device_memory_gib", "dry_run_json"):
+        if getattr(planning, field) is not None and not planning.dry_run:
+            raise ConfigError(f"--{field}: a run takes the machines that it finds; add --dry_run, or leave this out")
+    if planning.load_only and planning.dry_run:
+        raise ConfigError("--load_only: cannot be combined with --dry_run, which loads nothing; leave one of them out")
+    if planning.load_only and config.train_config.resume:
+        raise ConfigError("--load_only: loads what a new run would, and no checkpoint; leave it or --resume out")
 
 
 def _check_not_yet_available(config: RunConfig) -> None:

@@ -86,9 +86,11 @@ def resolve(
         rows = config.train_config.limit_train_batches * began_with.rows_per_micro_batch
         batches = replace(batches, max_rows_per_epoch=rows)
     lr, lr_notes = resolve_lr(config.train_config, began_with)
-    precision, precision_notes = resolve_precision(config.train_config, config.fsdp_config, env.device)
+    precision, precision_notes = resolve_precision(config.train_config, config.fsdp_config, env.device_facts)
     layout = choose_layout(config.train_config, config.fsdp_config, precision, env)
-    quantization = resolve_quantization(config.quantization_config, precision, layout, env.device)
+    quantization = resolve_quantization(
+        config.quantization_config, precision, layout, env.device if env.planned_device is None else None
+    )
     model_config = load_model_config(config.train_config)
     task = find_task(model_config, config.train_config.task)
     task.check_config(model_config, config.train_config.model_name)

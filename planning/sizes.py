@@ -10,7 +10,6 @@ from typing import Any
 
 import numpy as np
 import psutil
-import torch
 
 from configs.peft import ALL_LINEAR, DEFAULT_ADAPTER_LAYERS
 from configs.run import RunConfig
@@ -48,12 +47,17 @@ def check_model_sizes(config: RunConfig, model_config: Any, context_length: int,
     """
     hidden = _hidden_size(model_config)
     _refuse_above(
-        _device_bytes(env), context_length * hidden * 4, "--context_length", f"a row of {context_length:,} tokens"
+        env.device_facts.memory_bytes,
+        context_length * hidden * 4,
+        "--context_length",
+        f"a row of {context_length:,} tokens",
     )
     if not config.train_config.use_peft or config.train_config.from_peft_checkpoint:
         return
     if config.train_config.peft_method == "lora":
         _check_rank(config, model_config)
+    if env.planned_device is not None:  # how much host memory there is, is known of this machine alone
+        return
     # Every rank holds its adapter whole, in fp32; on a CPU its gradient and the optimizer's states, too.
     num_copies = env.local_world_size * (4 if env.device.type == "cpu" else 1)
     flag, num_weights = _adapter_weights(config, model_config)
@@ -79,11 +83,11 @@ def check_batch_sizes(config: RunConfig, data: RunData, model_config: Any, vocab
         num_rows = min(batch_size, len(rows)) if rows is not None else batch_size
         num_tokens = int(num_rows * mean_length)
         what = f"a micro-batch of {num_rows:,} rows ({num_tokens:,} tokens)"
-        _refuse_above(_device_bytes(env), num_tokens * 4 * _hidden_size(model_config), flag, what)
+        _refuse_above(env.device_facts.memory_bytes, num_tokens * 4 * _hidden_size(model_config), flag, what)
         share = int(np.count_nonzero(sequences.labels != IGNORE_INDEX)) / len(sequences.input_ids)
         num_labels = min(train.loss_chunk_size or num_tokens, int(num_tokens * share))
         what = f"the logits of {num_labels:,} tokens at a time"
-        _refuse_above(_device_bytes(env), num_labels * 4 * vocab_size, "--loss_chunk_size", what)
+        _refuse_above(env.device_facts.memory_bytes, num_labels * 4 * vocab_size, "--loss_chunk_size", what)
 
 
 def _check_rank(config: RunConfig, model_config: Any) -> None:
@@ -121,11 +125,6 @@ def _hidden_size(model_config: Any) -> int:
 
 def _host_bytes() -> int:
     return int(psutil.virtual_memory().total)
-
-
-def _device_bytes(env: Environment) -> int:
-    """Memory of what this rank computes on."""
-    return torch.cuda.get_device_properties(env.device).total_memory if env.device.type == "cuda" else _host_bytes()
 
 
 def _refuse_above(there: int, needed: int, flag: str, what: str) -> None:

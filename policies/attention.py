@@ -22,9 +22,10 @@ from configs.training import TrainConfig
 from data.labels import IGNORE_INDEX
 from data.packing import Offsets
 from data.sequences import TokenSequence
-from policies.mixed_precision import Precision, has_bf16
+from policies.mixed_precision import Precision
 from policies.sharding import reshard
 from utils.compat import GROUPED_HEADS, caps_scores
+from utils.device import DeviceFacts
 from utils.errors import ConfigError
 
 BY_OFFSETS = "packed_by_offsets"
@@ -34,7 +35,7 @@ PROBE_LENGTH = 24  # the most tokens of a probe's sequence
 UNSUPPORTED = ("softcap", "s_aux", "position_bias", "cache")  # arguments that a model may pass and flash does not take
 
 
-def choose_attention(model: Any, train: TrainConfig, precision: Precision, device: torch.device) -> list[str]:
+def choose_attention(model: Any, train: TrainConfig, precision: Precision, device: DeviceFacts) -> list[str]:
     """Make the model of a packed run tell sequences apart by offsets, if model and device can.
 
     Args:
@@ -43,7 +44,7 @@ def choose_attention(model: Any, train: TrainConfig, precision: Precision, devic
     Returns:
         Lines to print.
     """
-    if train.batching_strategy != "packing" or train.use_fast_kernels is False or not has_bf16(device):
+    if train.batching_strategy != "packing" or train.use_fast_kernels is False or not device.has_bf16:
         return []
     if precision.compute_dtype == torch.float32:
         return ["attention: flash kernels have no fp32; packed rows get a dense mask, which is slower"]

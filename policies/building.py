@@ -7,7 +7,6 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-import torch
 from torch import nn
 
 from configs.run import RunConfig
@@ -20,6 +19,7 @@ from policies.loading import build_model, grow_embeddings
 from policies.model_task import ModelTask
 from policies.pretrained import generation_settings
 from policies.weights import find_weights
+from utils.device import DeviceFacts
 from utils.environment import Environment, print_rank_zero
 
 
@@ -52,7 +52,7 @@ def build_empty(
     policies: Policies,
     row_length: int,
     num_embeddings: int,
-    device: torch.device,
+    device: DeviceFacts,
     new_tokens: Sequence[int] = (),
 ) -> EmptyModel:
     """The model of a config.json, without weights. A run fills it; a plan of the run does not.
@@ -111,7 +111,7 @@ def build_for_training(
         policies=policies,
         row_length=row_length,
         num_embeddings=num_embeddings,
-        device=env.device,
+        device=env.device_facts,
         new_tokens=new_tokens,
     )
     dtype = policies.precision.storage_dtype

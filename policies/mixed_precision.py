@@ -21,6 +21,7 @@ from torch.distributed.fsdp import MixedPrecisionPolicy
 
 from configs.fsdp import FsdpConfig
 from configs.training import TrainConfig
+from utils.device import DeviceFacts
 from utils.errors import ConfigError
 
 DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16, "uint8": torch.uint8}
@@ -49,12 +50,7 @@ class Precision:
         return MixedPrecisionPolicy(param_dtype=self.compute_dtype if self.casts else None, reduce_dtype=torch.float32)
 
 
-def has_bf16(device: torch.device) -> bool:
-    """Whether the device computes in bf16 natively. A CPU emulates it, so bf16 is not its default."""
-    return device.type == "cuda" and torch.cuda.get_device_capability(device)[0] >= 8
-
-
-def resolve_precision(train: TrainConfig, fsdp: FsdpConfig, device: torch.device) -> tuple[Precision, list[str]]:
+def resolve_precision(train: TrainConfig, fsdp: FsdpConfig, device: DeviceFacts) -> tuple[Precision, list[str]]:
     """The run's precision, and lines to print about defaults that were adapted.
 
     Raises:
@@ -71,8 +67,8 @@ def resolve_precision(train: TrainConfig, fsdp: FsdpConfig, device: torch.device
     return replace(precision, adapter_dtype=torch.bfloat16), notes
 
 
-def _precision_of_model(train: TrainConfig, fsdp: FsdpConfig, device: torch.device) -> tuple[Precision, list[str]]:
-    lacks_bf16 = device.type == "cuda" and not has_bf16(device)
+def _precision_of_model(train: TrainConfig, fsdp: FsdpConfig, device: DeviceFacts) -> tuple[Precision, list[str]]:
+    lacks_bf16 = device.type == "cuda" and not device.has_bf16
     if fsdp.pure_bf16:
         notes = ["pure_bf16: this card has no bf16; it is emulated and slow"] if lacks_bf16 else []
         return Precision("bf16-true", torch.bfloat16, torch.bfloat16), notes

@@ -24,9 +24,12 @@ NUM_COMPARED = 16  # packed weights, as many as a large layer has
 
 
 def resolve_quantization(
-    settings: QuantizationConfig, precision: Precision, layout: Layout, device: torch.device
+    settings: QuantizationConfig, precision: Precision, layout: Layout, device: torch.device | None
 ) -> Quantization | None:
     """The run's quantization, or None.
+
+    Args:
+        device: where it is tried; None if that device is not here, as in a plan.
 
     Raises:
         ConfigError: if bitsandbytes is missing or does not support the device, or if packed weights of this dtype
@@ -34,7 +37,8 @@ def resolve_quantization(
     """
     if settings.quantization is None:
         return None
-    import_bitsandbytes("--quantization")
+    if device is not None:
+        import_bitsandbytes("--quantization")
     if settings.compute_dtype == "fp16" and precision.compute_dtype != torch.float16:
         raise ConfigError(
             "--compute_dtype: gradients would vanish in fp16 without a loss scale; add --use_fp16, or leave this out"
@@ -46,7 +50,8 @@ def resolve_quantization(
         compute_dtype=DTYPES[settings.compute_dtype] if settings.compute_dtype else precision.compute_dtype,
         storage_dtype=_storage_dtype(settings.quant_storage, layout),
     )
-    _try_on(device, quantization)
+    if device is not None:
+        _try_on(device, quantization)
     return quantization
 
 

@@ -29,6 +29,7 @@ from configs.fsdp import FsdpConfig
 from configs.training import TrainConfig
 from policies.mixed_precision import Precision
 from utils.compat import no_buffer_sync
+from utils.device import DeviceFacts
 from utils.distributed import set_timeouts
 from utils.environment import Environment
 from utils.errors import ConfigError
@@ -128,7 +129,7 @@ def unit_notes(model: nn.Module, wrap: Sequence[str]) -> list[str]:
     return ["wrap: this model names no repeated layers; it is gathered as one unit, all of its weights at a time"]
 
 
-def accumulates_unsharded(asked: bool | None, layout: Layout, model: nn.Module, device: torch.device) -> bool:
+def accumulates_unsharded(asked: bool | None, layout: Layout, model: nn.Module, device: DeviceFacts) -> bool:
     """Whether micro-batches accumulate whole gradients and reduce them once per step.
 
     That communicates least, and holds whole fp32 gradients on every rank, which a model that was sharded to fit may
@@ -145,7 +146,7 @@ def accumulates_unsharded(asked: bool | None, layout: Layout, model: nn.Module, 
     if device.type == "cpu":
         return True
     gradient_bytes = 4 * sum(p.numel() for p in model.parameters() if p.requires_grad)
-    return gradient_bytes < 0.1 * torch.cuda.get_device_properties(device).total_memory
+    return gradient_bytes < 0.1 * device.memory_bytes
 
 
 @contextmanager

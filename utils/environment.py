@@ -20,6 +20,7 @@ import psutil
 from tqdm import tqdm
 
 from utils.accelerate_launch import not_followed
+from utils.device import DeviceFacts, facts_of
 from utils.errors import ConfigError
 from utils.printing import printable
 from utils.processes import machine, started_at
@@ -49,6 +50,7 @@ class Environment:
     # machines, or if Slurm has requeued the job.
     launcher: str | None = None
     started_in: Path = field(default_factory=Path.cwd)  # the working directory; a user's code may change it later
+    planned_device: DeviceFacts | None = None  # a plan's, which need not be here; None: this process has its device
 
     @property
     def is_rank_zero(self) -> bool:
@@ -58,9 +60,16 @@ class Environment:
     def device(self) -> torch.device:
         import torch  # takes seconds; a flag that is refused should not wait for it
 
+        if self.planned_device is not None:
+            return torch.device(self.planned_device.type, self.local_rank)
         if torch.cuda.is_available():
             return torch.device("cuda", self.local_rank)
         return torch.device("cpu")
+
+    @property
+    def device_facts(self) -> DeviceFacts:
+        """What decisions of the run depend on."""
+        return self.planned_device or facts_of(self.device)
 
 
 def launcher_rank() -> int:

@@ -30,6 +30,7 @@ from policies.loss import use_summed_loss
 from policies.mixed_precision import Precision
 from tasks.causal_lm import CausalMicroBatch, Collator, compute_logits, stacks, summed_loss
 from tests.helpers.small_configs import GPT2, SMALL, VOCAB
+from utils.device import facts_of
 
 WRITTEN_OUT = "written_out_offsets"
 BF16 = Precision("bf16-true", torch.bfloat16, torch.bfloat16)
@@ -203,7 +204,10 @@ def test_models_whose_attention_is_more_than_the_kernels_are_left_as_they_are(
 
 def test_a_cpu_has_no_such_kernel_and_the_model_stays_as_it_is() -> None:
     model = make_model("llama", "sdpa", torch.bfloat16)
-    assert choose_attention(model, parse_flags(["--model_name", "m"]).train_config, BF16, torch.device("cpu")) == []
+    assert (
+        choose_attention(model, parse_flags(["--model_name", "m"]).train_config, BF16, facts_of(torch.device("cpu")))
+        == []
+    )
     assert model.config._attn_implementation == "sdpa"
 
 
@@ -226,7 +230,7 @@ def test_on_a_gpu_in_bf16_packed_documents_are_as_near_to_fp32_as_documents_alon
     truth, noise = alone(torch.float32), alone(torch.bfloat16)
     model = make_model(name, "sdpa", torch.bfloat16).cuda()
     if attention == BY_OFFSETS:
-        device = torch.device("cuda")
+        device = facts_of(torch.device("cuda"))
         notes = choose_attention(model, parse_flags(["--model_name", "m", "--pure_bf16"]).train_config, BF16, device)
         assert model.config._attn_implementation == BY_OFFSETS, notes
     else:

@@ -14,7 +14,6 @@ from safetensors.torch import load_file
 from torch.distributed.checkpoint import FileSystemReader
 from transformers import AutoModelForCausalLM
 
-import policies.mixed_precision
 from configs.flags import parse_flags
 from policies.adapters import store_adapters
 from policies.mixed_precision import Precision, resolve_precision
@@ -22,10 +21,10 @@ from tests.helpers import random_documents
 from tests.helpers.adapter_kinds import adapt
 from tests.helpers.pairwise import select
 from tests.helpers.processes import ProcessGroup, read_metrics, train_events
+from utils.device import DeviceFacts, facts_of
 from utils.errors import ConfigError
 
-CPU = torch.device("cpu")
-CUDA = torch.device("cuda")
+CPU = facts_of(torch.device("cpu"))
 FP32, BF16, FP16 = torch.float32, torch.bfloat16, torch.float16
 FLAGS_OF_MODE = {
     "unset": [],
@@ -44,7 +43,7 @@ ALL_CASES = select(KINDS)
 LARGEST_DIFFERENCE = {"bf16-mixed": 5e-3, "bf16-true": 2e-2, "fp16-mixed": 2e-4}  # of a loss from fp32's, relative
 
 
-def resolved(device: torch.device, *flags: str) -> tuple[Precision, list[str]]:
+def resolved(device: DeviceFacts, *flags: str) -> tuple[Precision, list[str]]:
     config = parse_flags(["--model_name", "m", *flags])
     return resolve_precision(config.train_config, config.fsdp_config, device)
 
@@ -105,11 +104,10 @@ def test_what_was_adapted_is_said() -> None:
     ids=lambda value: " ".join(value) or "nothing" if isinstance(value, list) else "",
 )
 def test_a_card_without_bf16_computes_in_fp16_unless_told_otherwise_and_says_so(
-    flags: list[str], on_a_card_without: str, on_a_card_with: str, monkeypatch: pytest.MonkeyPatch
+    flags: list[str], on_a_card_without: str, on_a_card_with: str
 ) -> None:
     for card_has_bf16, wanted in ((False, on_a_card_without), (True, on_a_card_with)):
-        monkeypatch.setattr(policies.mixed_precision, "has_bf16", lambda device, answer=card_has_bf16: answer)
-        precision, notes = resolved(CUDA, *flags)
+        precision, notes = resolved(DeviceFacts("cuda", 2**34, card_has_bf16), *flags)
         assert precision.name == wanted
         was_asked_for = card_has_bf16 or (flags in (["--mixed_precision", "False"], ["--use_fp16"]))
         assert [note for note in notes if "this card has no bf16" in note] == notes

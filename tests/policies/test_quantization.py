@@ -20,6 +20,7 @@ from policies.quantization import gathering_changes_nothing, quantize_linears, r
 from policies.quantized_linear import Quantization, QuantizedLinear
 from policies.sharding import choose_layout
 from tests.helpers.loaded import single_process
+from utils.device import facts_of
 from utils.environment import Environment
 from utils.errors import ConfigError
 
@@ -179,7 +180,7 @@ def test_a_bit_that_changes_on_the_way_to_the_gathered_weight_is_found(damage: b
 def resolved(*flags: str, kind: str = "4bit", world_size: int = 1) -> Quantization | None:
     config = parse_flags(["--model_name", "m", "--use_peft", "--quantization", kind, *flags])
     env = Environment(rank=0, local_rank=0, world_size=world_size, local_world_size=world_size, launched=world_size > 1)
-    precision, _ = resolve_precision(config.train_config, config.fsdp_config, CPU)
+    precision, _ = resolve_precision(config.train_config, config.fsdp_config, facts_of(CPU))
     return resolve_quantization(
         config.quantization_config,
         precision,

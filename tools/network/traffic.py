@@ -48,7 +48,7 @@ def find_traffic(config: RunConfig, resolved: Resolved, env: Environment) -> Tra
         policies=policies,
         row_length=resolved.context_length,
         num_embeddings=vocab_size,
-        device=env.device,
+        device=env.device_facts,
     )
     adapted = adapt_model(
         empty.model, config, policies, task=task, checkpointing=empty.checkpointing, env=env, new_tokens=()
@@ -74,7 +74,7 @@ def find_traffic(config: RunConfig, resolved: Resolved, env: Environment) -> Tra
         num_trained_units=sum(map(bool, trained)),
         num_micro_batches=resolved.batches.gradient_accumulation_steps,
         reduces_once=accumulates_unsharded(
-            config.fsdp_config.accumulate_unsharded, policies.layout, adapted.model, env.device
+            config.fsdp_config.accumulate_unsharded, policies.layout, adapted.model, env.device_facts
         ),
     )
 

@@ -1,0 +1,40 @@
+"""Settings of what is known before a run: its plan, and the check that it loads."""
+
+from dataclasses import dataclass
+
+from configs.setting import setting
+
+
+@dataclass(frozen=True)
+class PlanningConfig:
+    """The plan of a run, made without weights or a GPU (docs/planning.md)."""
+
+    dry_run: bool = setting(
+        False,
+        "plan the run and end: what would hold each rank's memory, whether it fits, how long it takes and what it "
+        "costs; needs config.json alone, and writes nothing",
+    )
+    dry_run_hardware: str | None = setting(
+        None,
+        "plan for these cards of each machine, such as 4xV100-32GB; unset: for this machine's own (dry_run)",
+    )
+    nodes: int | None = setting(None, "machines to plan for (dry_run)", unit="machines", minimum=1, unset=1)
+    device_memory_gib: float | None = setting(
+        None,
+        "memory that the driver gives of each card; with dry_run_hardware, instead of what is known of the card; "
+        "alone, a card of which nothing else is known (dry_run)",
+        unit="GiB",
+        exclusive_minimum=0,
+    )
+    network_gbps: float | None = setting(
+        None, "speed of the network between machines, as plans count with", unit="Gbit/s", exclusive_minimum=0
+    )
+    price_per_hour: float | None = setting(
+        None, "price of each machine, in any currency: plans say what a run costs", unit="per hour", minimum=0
+    )
+    dry_run_json: str | None = setting(
+        None, "also write the plan into this file, as one JSON object (dry_run)", is_path=True
+    )
+    load_only: bool = setting(
+        False, "load the model as the run would, print what each rank holds beside what was planned, and end"
+    )

@@ -1,0 +1,28 @@
+"""What a run decides by, of the device that a rank computes on. A plan knows it of devices that are not here."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Literal, NamedTuple
+
+import psutil
+
+if TYPE_CHECKING:
+    import torch
+
+
+class DeviceFacts(NamedTuple):
+    """A device, as far as decisions depend on it."""
+
+    type: Literal["cpu", "cuda"]
+    memory_bytes: int  # that its driver gives; of a CPU, the host's
+    has_bf16: bool  # whether it computes in bf16 natively. A CPU emulates it, so bf16 is not its default
+
+
+def facts_of(device: torch.device) -> DeviceFacts:
+    """The facts of a device of this machine."""
+    import torch  # takes seconds; a flag that is refused should not wait for it
+
+    if device.type != "cuda":
+        return DeviceFacts("cpu", int(psutil.virtual_memory().total), has_bf16=False)
+    properties = torch.cuda.get_device_properties(device)
+    return DeviceFacts("cuda", properties.total_memory, has_bf16=torch.cuda.get_device_capability(device)[0] >= 8)
