@@ -94,7 +94,7 @@ class Loaders:
 
 
 @dataclass(frozen=True)
-class Parts:
+class Built:
     """The model, what updates it and what feeds it."""
 
     built: BuiltModel
@@ -207,7 +207,7 @@ def read_inputs(config: RunConfig, env: Environment, checkpoint: Checkpoint | No
     )
 
 
-def build(inputs: Inputs, config: RunConfig, env: Environment) -> Parts:
+def build(inputs: Inputs, config: RunConfig, env: Environment) -> Built:
     """Build the model with its weights, what updates it and what feeds it. Every rank must call this."""
     resolved, task = inputs.resolved, inputs.resolved.task
     built = build_for_training(
@@ -254,12 +254,12 @@ def build(inputs: Inputs, config: RunConfig, env: Environment) -> Parts:
             fsdp.accumulate_unsharded, resolved.policies.layout, model, env.device_facts
         ),
     )
-    return Parts(built, trainable, loaders)
+    return Built(built, trainable, loaders)
 
 
 def open_run(
     inputs: Inputs,
-    parts: Parts,
+    parts: Built,
     checkpoint: Checkpoint | None,
     config: RunConfig,
     env: Environment,
