@@ -31,11 +31,12 @@ class Card:
     host_gb_per_second: float | None = None  # to the memory of its node, one direction
     compute_capability: tuple[int, int] | None = None  # as torch.cuda.get_device_capability returns it
     source: str = "--device_memory_gib"
+    is_gpu: bool = True  # False for the host itself, as a plan for this machine may need it
 
     @property
     def has_bf16(self) -> bool:
-        """Whether it computes in bf16 natively, as `policies.mixed_precision.has_bf16` decides it."""
-        return self.compute_capability is None or self.compute_capability[0] >= 8
+        """Whether it computes in bf16 natively, as `utils.device.facts_of` decides it."""
+        return self.is_gpu and (self.compute_capability is None or self.compute_capability[0] >= 8)
 
 
 CARDS = (

@@ -34,7 +34,13 @@ from policies.wrapping import find_layers
 from utils.errors import ConfigError, in_one_line
 
 
-def apply_adapters(model: nn.Module, config: RunConfig, task_type: str | None, new_tokens: Sequence[int] = ()) -> Any:
+def apply_adapters(
+    model: nn.Module,
+    config: RunConfig,
+    task_type: str | None,
+    new_tokens: Sequence[int] = (),
+    device: str = "cpu",
+) -> Any:
     """Freeze the model, which may be on the meta device, and put trainable fp32 adapters beside its weights.
 
     Every rank gets the same adapters, whole and in host memory: drawn from the run's seed, or read from their files.
@@ -43,16 +49,17 @@ def apply_adapters(model: nn.Module, config: RunConfig, task_type: str | None, n
     Args:
         task_type: peft's name of the task; None if it has none.
         new_tokens: the ids of tokens whose embeddings are trained, too; their values come last (`policies.new_tokens`).
+        device: where the adapters are; on "meta" they have shapes and no values.
 
     Raises:
         ConfigError: if the model does not take such an adapter, or the saved one cannot be read.
     """
     train = config.train_config
     if train.from_peft_checkpoint:
-        return _load_adapter(model, train)
+        return _load_adapter(model, train, device)
     settings = _new_settings(model, config, task_type, new_tokens)
     try:
-        adapted, _ = attach_adapter(model, settings)
+        adapted, _ = attach_adapter(model, settings, device=device)
     except ValueError as error:  # a kind of layer that it takes in most families only
         raise ConfigError(f"--use_peft: peft cannot adapt this model ({in_one_line(error)})") from error
     _draw_adapter(adapted, train.seed)
@@ -134,7 +141,7 @@ def _compute_prompts_in_the_models_dtype(adapted: Any) -> Any:
     return adapted
 
 
-def _load_adapter(model: nn.Module, train: TrainConfig) -> Any:
+def _load_adapter(model: nn.Module, train: TrainConfig, device: str) -> Any:
     path, folder = train.from_peft_checkpoint, Path(train.from_peft_checkpoint).expanduser()
     if not (folder / "adapter_config.json").is_file():
         raise ConfigError(f"--from_peft_checkpoint: {path} holds no adapter_config.json; give a saved adapter's folder")
@@ -149,7 +156,7 @@ def _load_adapter(model: nn.Module, train: TrainConfig) -> Any:
     if train.peft_method == "lora":
         settings.init_lora_weights = True  # no other start: its values are read
     try:
-        adapted, own_names = attach_adapter(model, settings)
+        adapted, own_names = attach_adapter(model, settings, device=device)
         set_adapter(adapted, own_names, load_file(folder / "adapter_model.safetensors"))
     except Exception as error:
         raise ConfigError(f"--from_peft_checkpoint: {path} does not fit this model ({in_one_line(error)})") from error

@@ -25,7 +25,7 @@ from policies.quantized_linear import Quantization
 from policies.sharding import Layout, replicate, shard
 from policies.weights import Weights, materialise
 from policies.wrapping import find_layers, find_units
-from utils.environment import Environment, print_rank_zero
+from utils.environment import Environment
 
 
 class Policies(NamedTuple):
@@ -42,6 +42,7 @@ class Adapted(NamedTuple):
     model: nn.Module  # with its adapters
     base: Any  # the model that the adapters were added to; `model` itself if there are none
     units: list[nn.Module]  # the modules that are gathered one at a time; the root holds the rest
+    notes: tuple[str, ...]  # lines to print
 
 
 def adapt_model(
@@ -51,8 +52,8 @@ def adapt_model(
     *,
     task: ModelTask,
     checkpointing: str,
-    env: Environment,
     new_tokens: Sequence[int] = (),
+    adapter_device: str = "cpu",
 ) -> Adapted:
     """Steps 1 to 5: everything that needs neither other ranks nor weights. A plan of the run stops here.
 
@@ -60,6 +61,7 @@ def adapt_model(
         model: as `policies.loading.build_model` returns it, on the meta device.
         checkpointing: the mode that `policies.activation_checkpointing.checkpointing_mode` returned.
         new_tokens: ids of tokens whose embeddings LoRA trains, too.
+        adapter_device: "meta" for a plan, which needs no values.
     """
     base, train, stacks = model, config.train_config, task.stacks(model)
     # The loss comes before all else: its code runs inside whatever wraps the model, where sharded weights are whole.
@@ -68,10 +70,9 @@ def adapt_model(
     layers, units = find_layers(base), find_units(base, config.fsdp_config.wrap)
 
     # 1. PEFT, on quantized layers or plain ones
-    if policies.quantization is not None:
-        print_rank_zero(env, quantize_linears(base, policies.quantization))
+    notes = () if policies.quantization is None else (quantize_linears(base, policies.quantization),)
     if train.use_peft:
-        model = apply_adapters(model, config, task.PEFT_TYPE, new_tokens)
+        model = apply_adapters(model, config, task.PEFT_TYPE, new_tokens, adapter_device)
         store_adapters(model, policies.precision.adapter_dtype)
         use_lean_forward(model)
         use_lean_tokens(model)
@@ -85,7 +86,7 @@ def adapt_model(
     # 5. compile, inside the hooks that sharding adds
     if train.compile:
         compile_layers(layers)
-    return Adapted(model, base, units)
+    return Adapted(model, base, units, notes)
 
 
 def shard_and_fill(
@@ -100,7 +101,7 @@ def shard_and_fill(
     Returns:
         The model to call: `model(..., targets=targets)` gives the summed loss.
     """
-    model, base, units = adapted
+    model, base, units, _ = adapted
     layout = policies.layout
     # 6. shard
     shard(model, units, layout, policies.precision, env.device)

@@ -123,8 +123,8 @@ def build_for_training(
         policies,
         task=task,
         checkpointing=empty.checkpointing,
-        env=env,
         new_tokens=new_tokens,
     )
+    print_rank_zero(env, *adapted.notes)
     model = shard_and_fill(adapted, config.lora_config, policies, weights, env)
     return BuiltModel(model, empty, time.perf_counter() - started)

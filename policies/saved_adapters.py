@@ -56,9 +56,9 @@ def check_base_is_unchanged(settings: Any, asked: str) -> None:
 
 
 def attach_adapter(
-    model: nn.Module, settings: peft.PeftConfig, dtype: torch.dtype | None = torch.float32
+    model: nn.Module, settings: peft.PeftConfig, dtype: torch.dtype | None = torch.float32, *, device: str = "cpu"
 ) -> tuple[Any, list[str]]:
-    """Put an adapter on the model: on the CPU, its values still to come and NaN until then.
+    """Put an adapter on the model: its values are still to come, and NaN until then.
 
     Args:
         dtype: of the adapter; None: for each tensor the one that peft chose.
@@ -74,7 +74,7 @@ def attach_adapter(
     own = {name: parameter for name, parameter in adapted.named_parameters() if id(parameter) not in of_base}
     for name, parameter in own.items():
         owner, _, attribute = name.rpartition(".")
-        empty = torch.full_like(parameter, torch.nan, device="cpu", dtype=dtype or parameter.dtype)
+        empty = torch.full_like(parameter, torch.nan, device=device, dtype=dtype or parameter.dtype)
         setattr(adapted.get_submodule(owner), attribute, nn.Parameter(empty, parameter.requires_grad))
     return adapted, list(own)
 

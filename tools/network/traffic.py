@@ -50,9 +50,7 @@ def find_traffic(config: RunConfig, resolved: Resolved, env: Environment) -> Tra
         num_embeddings=vocab_size,
         device=env.device_facts,
     )
-    adapted = adapt_model(
-        empty.model, config, policies, task=task, checkpointing=empty.checkpointing, env=env, new_tokens=()
-    )
+    adapted = adapt_model(empty.model, config, policies, task=task, checkpointing=empty.checkpointing)
     precision = policies.precision
 
     def gathered(parameters: Iterable[nn.Parameter]) -> int:

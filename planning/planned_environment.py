@@ -1,0 +1,75 @@
+"""The ranks of a plan: what the run's functions are told of machines that need not be here."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import psutil
+import torch
+
+from configs.planning import PlanningConfig
+from configs.training import TrainConfig
+from planning.cards import Card, find_card
+from planning.hardware import Hardware, parse_hardware
+from utils.device import DeviceFacts
+from utils.environment import Environment, lone_process
+from utils.units import GIB
+
+
+def planned_hardware(train: TrainConfig, planning: PlanningConfig, env: Environment) -> Hardware:
+    """The hardware that the flags describe; without any, this machine's own.
+
+    Raises:
+        ConfigError: if the card is not known.
+    """
+    if not describes_hardware(planning):
+        return replace(own_hardware(train, planning, env), nodes=planning.nodes or own_nodes(env))
+    return parse_hardware(
+        planning.dry_run_hardware,
+        device_memory_gib=planning.device_memory_gib,
+        nodes=planning.nodes or 1,
+        network_gbps=planning.network_gbps,
+        price_per_hour=planning.price_per_hour,
+    )
+
+
+def describes_hardware(planning: PlanningConfig) -> bool:
+    """Whether the flags name cards; if not, a plan is one for this machine."""
+    return planning.dry_run_hardware is not None or planning.device_memory_gib is not None
+
+
+def own_nodes(env: Environment) -> int:
+    return env.world_size // env.local_world_size
+
+
+def own_hardware(train: TrainConfig, planning: PlanningConfig, env: Environment) -> Hardware:
+    """This machine's devices, as many as the run takes: those of its ranks, or all of them for --enable_fsdp before a
+    launcher has started any."""
+    count = env.local_world_size
+    if env.device.type == "cuda":
+        if train.enable_fsdp and not env.launched:
+            count = torch.cuda.device_count()
+        properties = torch.cuda.get_device_properties(env.device)
+        capability = torch.cuda.get_device_capability(env.device)
+        memory_gib = properties.total_memory / GIB
+        known = find_card(properties.name)
+        card = replace(known, memory_gib=memory_gib) if known else Card(properties.name, memory_gib)
+        card = replace(card, compute_capability=capability)
+    else:
+        card = Card("CPU", psutil.virtual_memory().total / GIB / count, is_gpu=False)
+    return Hardware(card, count, own_nodes(env), planning.network_gbps, planning.price_per_hour)
+
+
+def planned_environment(hardware: Hardware, train: TrainConfig) -> Environment:
+    """Rank 0 of such hardware: one rank for each card, or one in all with --one_gpu."""
+    card = hardware.card
+    world_size, local_world_size = hardware.world_size, hardware.cards_per_node
+    if train.one_gpu:
+        world_size = local_world_size = 1
+    return replace(
+        lone_process(),
+        world_size=world_size,
+        local_world_size=local_world_size,
+        launched=train.enable_fsdp or world_size > 1,
+        planned_device=DeviceFacts("cuda" if card.is_gpu else "cpu", int(card.memory_gib * GIB), card.has_bf16),
+    )

@@ -1,0 +1,71 @@
+"""The model of a plan: built and adapted as a run's, on the meta device, so that it has shapes and no values."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from configs.run import RunConfig
+from planning.resolved import Resolved
+from policies.apply_policies import Adapted, adapt_model
+from policies.building import EmptyModel, build_empty
+from policies.sharding import accumulates_unsharded
+from utils.environment import Environment
+
+
+@dataclass(frozen=True)
+class PlannedModel:
+    """What a run on this hardware would shard and fill. Nothing of it is in memory, apart from buffers."""
+
+    config: RunConfig  # with the defaults that depend on the task
+    resolved: Resolved
+    env: Environment  # rank 0 of the planned hardware
+    empty: EmptyModel
+    adapted: Adapted  # with adapters; not sharded
+    accumulate_unsharded: bool  # whether micro-batches accumulate whole gradients
+    num_embeddings: int  # rows that the embeddings have at least
+
+
+def build_planned_model(
+    resolved: Resolved, env: Environment, *, num_embeddings: int = 0, new_tokens: Sequence[int] = ()
+) -> PlannedModel:
+    """The model of a plan.
+
+    Args:
+        num_embeddings: rows that the tokenizer needs; if it is not known, those of config.json are there.
+        new_tokens: the ids of the tokens of --add_special_tokens.
+
+    Raises:
+        ConfigError: if the model cannot be built or adapted so.
+    """
+    config, policies, task = resolved.config, resolved.policies, resolved.task
+    num_embeddings = max(num_embeddings, resolved.model_config.get_text_config().vocab_size)
+    empty = build_empty(
+        config,
+        resolved.model_config,
+        task,
+        policies=policies,
+        row_length=resolved.context_length,
+        num_embeddings=num_embeddings,
+        device=env.device_facts,
+        new_tokens=new_tokens,
+    )
+    adapted = adapt_model(
+        empty.model,
+        config,
+        policies,
+        task=task,
+        checkpointing=empty.checkpointing,
+        new_tokens=new_tokens,
+        adapter_device="meta",
+    )
+    asked = config.fsdp_config.accumulate_unsharded
+    return PlannedModel(
+        config=config,
+        resolved=resolved,
+        env=env,
+        empty=empty,
+        adapted=adapted,
+        accumulate_unsharded=accumulates_unsharded(asked, policies.layout, adapted.model, env.device_facts),
+        num_embeddings=num_embeddings,
+    )
