@@ -49,6 +49,8 @@ def main(rows: int = 200_000, vocab_size: int = 8192, chat: bool = False) -> Non
         file = Path(folder) / "train.jsonl"
         write_rows(file, rows, chat=chat)
         tokenizer = make_tokenizer(read_texts(DEFAULT_DATA), vocab_size)
+        if chat:
+            tokenizer.add_special_tokens({"additional_special_tokens": ["<|im_start|>", "<|im_end|>"]})
         tokenizer.chat_template = CHATML
         name, config = ("chat", ChatDataset(str(file))) if chat else ("samsum", SamsumDataset(str(file)))
         get_dataset = getattr(load_dataset_file(BUILT_IN_FOLDER / f"{name}.py"), f"get_{name}_dataset")

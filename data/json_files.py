@@ -26,12 +26,13 @@ _ITEMS_AT_A_TIME = 1000
 _NO_BRACKETS = re.compile(rb'"[^"\\]*+(?:\\.[^"\\]*+)*+"|[^\[\]{}"]++', re.DOTALL)
 _STEPS = np.zeros(256, dtype=np.int64)
 _STEPS[list(b"[{")], _STEPS[list(b"]}")] = 1, -1
+_SPACE = " \t\r\n"  # JSON's
 _BETWEEN = re.compile(r"[\s,]*")
 _HALF_CHARACTER = re.compile(r"\\u[dD][89a-fA-F]")
 
 
 class RowText(NamedTuple):
-    """A row as JSON, and its value; or what is wrong with it, with file and line."""
+    """A row as JSON without space around it, and its value; or what is wrong with it, with file and line."""
 
     text: str | None
     value: dict[str, Any] | None = None
@@ -161,6 +162,7 @@ def _row_of_line(chunk: LineChunk, number: int, line: bytes) -> RowText:
         return RowText(None, None, _not_utf8(chunk.file, number, chunk.position_of(number), line))
     except ValueError as error:  # a number of thousands of digits
         return RowText(None, None, f"{chunk.file}, line {number}: {error}")
+    text = text.strip(_SPACE)
     if type(value) is dict and b"\\ud" not in line and b"\\uD" not in line:
         return RowText(text, value)
     return _row_of_value(f"{chunk.file}, line {number}", text, value)

@@ -22,6 +22,7 @@ class EncodedText(NamedTuple):
 
     ids: np.ndarray  # int32 [tokens]
     place_of: Callable[[int], tuple[int, int]] | None  # the characters of a token; None if the tokenizer knows none
+    token_at: Callable[[int], int | None] | None  # the first token of a character; both may be unknown
 
 
 class _Window(NamedTuple):
@@ -62,12 +63,13 @@ def encode_texts(texts: Sequence[str], tokenizer: Any) -> Iterator[EncodedText]:
     for group in _calls(texts):
         if tokenizer.is_fast and len(group[0]) > CALL_CHARACTERS:
             whole = _join(list(_windows(group[0], tokenizer)))
-            yield EncodedText(whole.ids, whole.place_of)
+            yield EncodedText(whole.ids, whole.place_of, None)
             continue
         encoded = _call(group, tokenizer)
         for index, ids in enumerate(encoded["input_ids"]):
-            place_of = encoded.encodings[index].token_to_chars if tokenizer.is_fast else None
-            yield EncodedText(np.array(ids, dtype=np.int32), place_of)
+            encoding = encoded.encodings[index] if tokenizer.is_fast else None
+            place_of, token_at = (encoding.token_to_chars, encoding.char_to_token) if encoding else (None, None)
+            yield EncodedText(np.array(ids, dtype=np.int32), place_of, token_at)
 
 
 def _calls(texts: Sequence[str]) -> Iterator[list[str]]:

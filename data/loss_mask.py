@@ -10,14 +10,14 @@ must be predicted for the answer to come out right.
 from __future__ import annotations
 
 from bisect import bisect_left, bisect_right
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from enum import StrEnum
 from typing import Any, NamedTuple
 
 import numpy as np
 
 from data.labels import IGNORE_INDEX
-from data.long_texts import encode_texts
+from data.long_texts import EncodedText, encode_texts
 
 
 class BadExample(ValueError):
@@ -76,16 +76,17 @@ def tokenize_spans(
     `start` and `end` are left out where the text brings them itself, as the text of a chat template does.
     """
     texts = ["".join(span.text for span in spans) for spans in examples]
+    start_ids, end_ids, none = (np.array(ids, dtype=np.int32) for ids in (start, end, ()))
     tokenized = TokenColumns([], [])
     for spans, text, encoded in zip(examples, texts, encode_texts(texts, tokenizer), strict=True):
         content = encoded.ids
-        before = () if len(start) and content[: len(start)].tolist() == list(start) else start
-        behind = () if len(end) and _ends_with(content, end, text, tokenizer) else end
-        ids = np.concatenate([np.array(before, dtype=np.int32), content, np.array(behind, dtype=np.int32)])
+        before = none if len(start) and content[: len(start)].tolist() == list(start) else start_ids
+        behind = none if len(end) and _ends_with(content, end, text, tokenizer) else end_ids
+        ids = np.concatenate([before, content, behind])
         labels = np.full(len(ids), IGNORE_INDEX, dtype=np.int32)
         for place in _places_with_loss(spans):
             if encoded.place_of is not None:
-                first, last = _tokens_by_offset(encoded.place_of, len(content), place, len(text))
+                first, last = _tokens_by_offset(encoded, place, len(text))
             else:
                 first, last = _tokens_by_prefix(content, text, place, tokenizer)
             labels[len(before) + first : len(before) + last] = content[first:last]
@@ -116,15 +117,16 @@ def _places_with_loss(spans: Sequence[TextSpan]) -> list[tuple[int, int]]:
     return places
 
 
-def _tokens_by_offset(
-    place_of: Callable[[int], tuple[int, int]], num_tokens: int, place: tuple[int, int], length: int
-) -> tuple[int, int]:
+def _tokens_by_offset(encoded: EncodedText, place: tuple[int, int], length: int) -> tuple[int, int]:
     """The tokens [first, last) that overlap the characters `place` of a text of `length`.
 
     Offsets never fall from one token to the next, so bisection is enough; reading all would cost more than tokenising.
     """
-    tokens = range(num_tokens)
-    first = bisect_right(tokens, place[0], key=lambda token: place_of(token)[1])
+    place_of, tokens = encoded.place_of, range(len(encoded.ids))
+    assert place_of is not None
+    first = encoded.token_at(place[0]) if encoded.token_at is not None else None
+    if first is None:  # a character without a token, such as a space that the tokenizer leaves out
+        first = bisect_right(tokens, place[0], key=lambda token: place_of(token)[1])
     if place[1] == length:  # offsets of some tokenizers leave out white space; the last span reaches to the end
         return first, len(tokens)
     return first, bisect_left(tokens, place[1], key=lambda token: place_of(token)[0])

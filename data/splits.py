@@ -27,6 +27,7 @@ from utils.progress import shows_progress
 _REMEDY = "mend it, or leave such rows out with --skip_bad_rows"
 _ROWS_AT_A_TIME = 1000
 _READERS = {".parquet": "parquet", ".arrow": "arrow", ".txt": "text"}
+_decode = json.JSONDecoder().raw_decode  # json.loads without its checks, which the text has passed
 _FRACTION_SEED = 0  # fixed: another --seed must not move examples between training and validation
 
 
@@ -77,7 +78,7 @@ class SplitExamples:
                 yield UnreadableRow(row) if isinstance(row, str) else self._columns_of(row)
         elif ROW in batch and PROBLEM in batch:
             for text, problem in zip(batch[ROW], batch[PROBLEM], strict=True):
-                yield UnreadableRow(problem) if text is None else self._columns_of(json.loads(text))
+                yield UnreadableRow(problem) if text is None else self._columns_of(_decode(text)[0])
         else:
             columns = [batch[name] for name in self.columns]
             for values in zip(*columns, strict=True):

@@ -13,6 +13,7 @@ from typing import Any
 
 import datasets
 import numpy as np
+import pyarrow as pa
 import tokenizers
 import transformers
 from datasets.fingerprint import Hasher
@@ -47,6 +48,7 @@ ToSpans = Callable[[Mapping[str, Any]], Sequence[TextSpan] | ChatSamples]
 
 BATCH_SIZE = 1000  # examples per call of the tokenizer, which then works on all cores
 STREAM_BATCH_SIZE = 256  # for a stream, whose batches stay in host memory: 1000 cost 60 MiB more
+_LISTS = ("input_ids", "labels", "sample_lengths")
 _HEAD_START_SECONDS = 1.0  # for the process that shows progress
 _QUIET_WAIT_SECONDS = 5.0
 # Modules that decide what the tokens are, beside the dataset's own.
@@ -94,16 +96,14 @@ def tokenize_split(
     cache_key = _cache_key(examples, tokenizer, to_spans, [encode, by_template])
     int32_lists = datasets.List(datasets.Value("int32"))
     counts = dict.fromkeys(COUNT_COLUMNS, datasets.Value("int32"))
-    columns = {"input_ids": int32_lists, "labels": int32_lists, **counts}
-    if by_template:
-        columns["sample_lengths"] = int32_lists
+    columns = dict.fromkeys(_LISTS[: 3 if by_template else 2], int32_lists) | counts
     work = f"tokenizing {len(examples.data):,} examples of {examples.place}"
     with (
         _held_by_one_process(examples.place, cache_key) as cache_file,
         nullcontext() if _is_sound(cache_file, len(examples.data)) else phase(work),
     ):
         return examples.data.map(
-            tokenize,
+            lambda batch, indices: _as_table(tokenize(batch, indices)),
             batch_size=BATCH_SIZE,
             **options,
             features=datasets.Features(columns),
@@ -180,6 +180,19 @@ class _Tokenize:
         if refusals and (self.speaks or shows_progress()):
             more = f" (and {len(refusals) - 1} more of {len(indices):,} rows)" if len(refusals) > 1 else ""
             print_line(f"left out: {refusals[0]}{more}")
+
+
+def _as_table(columns: Mapping[str, list[Any]]) -> pa.Table:
+    """The columns, of integers or of their lists, as Arrow has them. `datasets` would convert every row by itself."""
+    arrays = {}
+    for name, values in columns.items():
+        if name in _LISTS:
+            ends = np.cumsum([0, *map(len, values)], dtype=np.int32)
+            numbers = np.concatenate([*values, np.empty(0, np.int32)], dtype=np.int32, casting="unsafe")
+            arrays[name] = pa.ListArray.from_arrays(pa.array(ends), pa.array(numbers))
+        else:
+            arrays[name] = pa.array(values, pa.int32())
+    return pa.table(arrays)
 
 
 def _cache_key(examples: SplitExamples, tokenizer: Any, to_spans: ToSpans, encoding_settings: list[Any]) -> str:
