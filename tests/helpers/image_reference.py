@@ -12,25 +12,31 @@ from peft.tuners.lora import LoraLayer
 from PIL import Image
 from transformers import AutoModelForImageTextToText, AutoProcessor
 
-from tests.helpers.reference import GLOBAL_BATCH, LR, SEED, reference_order
+from tests.helpers.reference import SEED, reference_order
 
 PROMPT = "what is it ?"
+LR, MOMENTUM = 0.1, 0.9
 
 
 def image_flags(model: Path, data: Path, output: Path, *, num_steps: int) -> list[str]:
-    """The reference's work; the caller says how it is cut into a global batch of 8 rows, and laid out."""
+    """The reference's work; the caller says how its global batch is cut, and laid out.
+
+    With SGD, weights differ as gradients do. AdamW divides each element by its own size: where a gradient is almost
+    zero, rounding decides its sign, and moves a weight by the whole learning rate.
+    """
     flags = ["--model_name", str(model), "--output_dir", str(output), "--seed", str(SEED), "--lr", str(LR)]
     flags += ["--dataset", "caption_dataset", "--caption_dataset.data_path", str(data)]
     flags += ["--caption_dataset.prompt", PROMPT, "--run_validation", "False"]
     flags += ["--max_train_step", str(num_steps), "--num_epochs", "4", "--num_workers_dataloader", "0"]
+    flags += ["--optimizer", "SGD", "--momentum", str(MOMENTUM)]
     flags += ["--mixed_precision", "False"]  # fp32 on GPUs too
     return [*flags, "--gradient_clipping", "--gradient_clipping_threshold", "0.5"]
 
 
 def image_reference(
-    model_folder: Path, table: Path, *, num_steps: int, lora_targets: str = ""
+    model_folder: Path, table: Path, *, num_steps: int, global_batch: int, lora_targets: str = ""
 ) -> list[tuple[float, float]]:
-    """One example at a time, with the processor's inputs and the model's own loss.
+    """One example at a time in fp64, with the processor's inputs and the model's own loss.
 
     Args:
         lora_targets: a pattern of the names of the layers that an adapter of rank 4 is put beside.
@@ -48,22 +54,22 @@ def image_reference(
         for layer in model.modules():
             if isinstance(layer, LoraLayer):
                 layer.reset_lora_parameters("default", init_lora_weights=True)
-    model.train()
+    model.double().train()
     parameters = [parameter for parameter in model.parameters() if parameter.requires_grad]
-    optimizer = torch.optim.AdamW(parameters, lr=LR, weight_decay=0.0)
+    optimizer = torch.optim.SGD(parameters, lr=LR, momentum=MOMENTUM)
     rows = [json.loads(line) for line in table.read_text().splitlines()]
     captions = [
         processor.tokenizer(row["text"], add_special_tokens=False)["input_ids"] + [processor.tokenizer.eos_token_id]
         for row in rows
     ]
-    steps_per_epoch = -(-len(rows) // GLOBAL_BATCH)
+    steps_per_epoch = -(-len(rows) // global_batch)
     results = []
     for step in range(num_steps):
         epoch, step_of_epoch = divmod(step, steps_per_epoch)
         for group in optimizer.param_groups:
             group["lr"] = LR * 0.85**epoch
-        order = reference_order(len(rows), epoch, list(map(len, captions)))
-        chosen = order[step_of_epoch * GLOBAL_BATCH :][:GLOBAL_BATCH]
+        order = reference_order(len(rows), epoch, list(map(len, captions)), global_batch)
+        chosen = order[step_of_epoch * global_batch :][:global_batch]
         num_label_tokens = sum(len(captions[row]) for row in chosen)
         loss_sum = 0.0
         for row in chosen:
@@ -87,6 +93,7 @@ def _example(
         content = [{"type": "image"}, {"type": "text", "text": PROMPT}]
         text = processor.apply_chat_template([{"role": "user", "content": content}], add_generation_prompt=True)
     inputs = dict(processor(images=[Image.open(file)], text=[text], return_tensors="pt"))
+    inputs["pixel_values"] = inputs["pixel_values"].double()
     answer = torch.tensor([list(caption)])
     if config.get_text_config().is_encoder_decoder:
         return inputs, answer

@@ -147,19 +147,21 @@ def dequantized(layer: Any) -> torch.Tensor:
     return bitsandbytes.functional.dequantize_4bit(weight.data, state).float().view(weight.quant_state.shape)
 
 
-def reference_order(num_rows: int, epoch: int, lengths: Sequence[int] | None) -> list[int]:
+def reference_order(
+    num_rows: int, epoch: int, lengths: Sequence[int] | None, global_batch: int = GLOBAL_BATCH
+) -> list[int]:
     """Rows are shuffled; with lengths, global batches of neighbours in length inside each of four windows are too."""
     generator = np.random.default_rng([SEED, epoch])
     order = generator.permutation(num_rows).tolist()
     if lengths is None:
         return order
-    num_batches = num_rows // GLOBAL_BATCH
+    num_batches = num_rows // global_batch
     sizes = [num_batches // 4 + (window < num_batches % 4) for window in range(4)]
     batches, start = [], 0
     for size in sizes:
-        window = sorted(order[start : start + size * GLOBAL_BATCH], key=lambda row: -lengths[row])
-        batches += [window[at : at + GLOBAL_BATCH] for at in range(0, len(window), GLOBAL_BATCH)]
-        start += size * GLOBAL_BATCH
+        window = sorted(order[start : start + size * global_batch], key=lambda row: -lengths[row])
+        batches += [window[at : at + global_batch] for at in range(0, len(window), global_batch)]
+        start += size * global_batch
     rest = sorted(order[start:], key=lambda row: -lengths[row])
     return [row for batch in generator.permutation(len(batches)) for row in batches[batch]] + rest
 
