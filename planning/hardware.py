@@ -26,6 +26,9 @@ class Hardware:
     def world_size(self) -> int:
         return self.cards_per_node * self.nodes
 
+    def of_one_card(self) -> Hardware:
+        return replace(self, cards_per_node=1, nodes=1)
+
     @property
     def name(self) -> str:
         """ "4xV100-32GB", "2 nodes of 8xH100-80GB"."""

@@ -3,12 +3,20 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Callable
 from typing import Any
 
 from torch import nn
 
 from data.counts import BatchCounts
 from utils.parameters import Counted, count_weights
+
+Cost = Callable[[Counted], float]
+
+
+def flops_per_token(matrix: Counted) -> float:
+    """FLOPs of a matrix for a token, forward and backward."""
+    return matrix.num_weights * (6 if matrix.parameter.requires_grad else 4)
 
 
 class StepFlops:
@@ -20,14 +28,15 @@ class StepFlops:
     pairs counted exactly).
     """
 
-    def __init__(self, model: Any) -> None:
+    def __init__(self, model: Any, cost: Cost = flops_per_token) -> None:
         """
         Args:
             model: without a wrapper around it, sharded or not.
+            cost: of a matrix for each token; a plan counts bytes and the like in the same way.
         """
         of_head, of_others = _matrices(model)
-        self.per_label_token = sum(map(_flops_per_token, of_head))
-        self.per_token = sum(map(_flops_per_token, of_others))
+        self.per_label_token = sum(map(cost, of_head))
+        self.per_token = sum(map(cost, of_others))
         text = model.config.get_text_config()
         self.per_pair = _flops_per_pair(text) * getattr(text, "num_hidden_layers", 0)
 
@@ -45,17 +54,16 @@ class Seq2SeqFlops:
     each source token, all else in the decoder for each token that it reads.
     """
 
-    def __init__(self, model: Any) -> None:
+    def __init__(self, model: Any, cost: Cost = flops_per_token) -> None:
         """
-        Args:
-            model: without a wrapper around it, sharded or not.
+        Args: as of `StepFlops`.
         """
         of_head, of_others = _matrices(model)
         in_decoder = {id(parameter): name for name, parameter in model.get_decoder().named_parameters()}
         of_source = [m for m in of_others if _reads_source(in_decoder.get(id(m.parameter)))]
-        self.per_label_token = sum(map(_flops_per_token, of_head))
-        self.per_source_token = sum(map(_flops_per_token, of_source))
-        self.per_decoder_token = sum(map(_flops_per_token, of_others)) - self.per_source_token
+        self.per_label_token = sum(map(cost, of_head))
+        self.per_source_token = sum(map(cost, of_source))
+        self.per_decoder_token = sum(map(cost, of_others)) - self.per_source_token
         config = model.config
         num_decoder_layers = getattr(config, "decoder_layers", None) or config.num_decoder_layers
         self.per_encoder_pair = _flops_per_pair(config) * config.num_hidden_layers
@@ -98,7 +106,3 @@ def _flops_per_pair(config: Any) -> int:
     heads = getattr(config, "num_attention_heads", 0)
     head_dim = getattr(config, "head_dim", None) or getattr(config, "hidden_size", 0) // max(1, heads)
     return 3 * 4 * heads * head_dim
-
-
-def _flops_per_token(matrix: Counted) -> int:
-    return matrix.num_weights * (6 if matrix.parameter.requires_grad else 4)

@@ -27,6 +27,7 @@ from data.processor_loading import blank_image, image_inputs, num_end_tokens, pr
 from data.reading import Reading
 from data.sequences import TokenSequence
 from tasks import causal_lm, seq2seq_lm
+from tasks.flops import Cost, flops_per_token
 from tasks.generation import GenerationSettings, PromptedAnswer, generate_tokens, sampling
 from tasks.image_batches import TEXT_INPUTS, DecoderIds, ImageCollator, ImageTextMicroBatch, prompts_of_images
 from utils.errors import ConfigError
@@ -185,7 +186,7 @@ def summed_loss(model: nn.Module, batch: ImageTextMicroBatch) -> torch.Tensor:
 class UnknownFlops:
     """Counts nothing: how much a tower computes depends on the sizes of images, of which a step keeps no count."""
 
-    def __init__(self, model: Any) -> None:
+    def __init__(self, model: Any, cost: Cost = flops_per_token) -> None:
         """Takes what the other tasks' counters take."""
 
     def count(self, counts: BatchCounts) -> float:

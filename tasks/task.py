@@ -22,6 +22,7 @@ from data.padding import PaddedWidth
 from data.reading import Reading
 from data.sequences import TokenSequence
 from tasks import causal_lm, image_text, seq2seq_lm
+from tasks.flops import Cost, flops_per_token
 from tasks.generation import GenerationSettings, PromptedAnswer
 from utils.distributed import sum_on_host
 from utils.errors import ConfigError
@@ -152,7 +153,7 @@ class Task(Protocol):
     def summed_loss(self, model: nn.Module, batch: Any) -> torch.Tensor:
         """The sum of the loss over the batch's label tokens, fp32 scalar."""
 
-    def make_flops(self, model: Any) -> Flops:
+    def make_flops(self, model: Any, cost: Cost = flops_per_token) -> Flops:
         """Counts the model FLOPs of a step of this model."""
 
     def generate(

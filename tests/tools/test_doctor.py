@@ -8,14 +8,15 @@ from typing import Any
 import pytest
 
 from configs.flags import parse_flags
+from planning.link_speeds import GroupSpeeds, Speed, Speeds
+from planning.planned_model import build_planned_model
 from planning.resolved import resolve
+from planning.traffic import Traffic, find_traffic, seconds_per_step
 from policies.sharding import Layout
 from tests.helpers.processes import ROOT
 from tools.doctor import main
-from tools.network.bandwidth import GroupSpeeds, Speed, Speeds
 from tools.network.identity import code_digest, describe_node, differences
 from tools.network.ranks import prediction
-from tools.network.traffic import Traffic, find_traffic, seconds_per_step
 from utils.environment import lone_process
 from utils.parameters import count_weights
 
@@ -117,7 +118,7 @@ def test_sharding_inside_nodes_is_advised_where_it_communicates_less() -> None:
 def test_the_traffic_is_that_of_the_model(more: list[str], tiny_model: Path) -> None:
     config = parse_flags(["--model_name", str(tiny_model), "--enable_fsdp", *more])
     resolved = resolve(config, lone_process())
-    found = find_traffic(resolved.config, resolved, lone_process())
+    found = find_traffic(build_planned_model(resolved, lone_process()))
     model: Any = resolved.task.AUTO_MODEL.from_pretrained(tiny_model)
     num_weights = sum(counted.num_weights for counted in count_weights(model))
     gathered = found.units_bytes + found.root_bytes

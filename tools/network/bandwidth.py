@@ -5,12 +5,12 @@ from __future__ import annotations
 import statistics
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
 
 import torch
 import torch.distributed as dist
 from torch.distributed.device_mesh import init_device_mesh
 
+from planning.link_speeds import GroupSpeeds, Speed, Speeds
 from utils.compat import all_gather, reduce_scatter
 from utils.environment import Environment
 
@@ -27,38 +27,6 @@ def _reduce_scatter(whole: torch.Tensor, part: torch.Tensor, group: dist.Process
 
 def _all_reduce(whole: torch.Tensor, part: torch.Tensor, group: dist.ProcessGroup) -> None:
     dist.all_reduce(whole, group=group)
-
-
-@dataclass(frozen=True)
-class Speed:
-    """The time of a collective is `latency_seconds` plus `seconds_per_byte` for each byte of the whole tensor."""
-
-    latency_seconds: float
-    seconds_per_byte: float
-
-    def seconds(self, num_bytes: float, num_calls: float) -> float:
-        return num_calls * self.latency_seconds + num_bytes * self.seconds_per_byte
-
-    @property
-    def gigabytes_per_second(self) -> float:
-        return 1e-9 / self.seconds_per_byte
-
-
-@dataclass(frozen=True)
-class GroupSpeeds:
-    """Of the collectives of one kind of group. All groups of the kind work at once, as in a step."""
-
-    size: int
-    all_gather: Speed
-    reduce_scatter: Speed
-    all_reduce: Speed
-
-
-@dataclass(frozen=True)
-class Speeds:
-    world: GroupSpeeds
-    node: GroupSpeeds  # the ranks of one node
-    between: GroupSpeeds  # the ranks with the same number on each node
 
 
 def measure_speeds(env: Environment) -> Speeds:

@@ -11,11 +11,13 @@ import torch
 
 from configs.flags import parse_flags
 from configs.run import RunConfig
+from planning.link_speeds import GroupSpeeds, Speeds
+from planning.planned_model import build_planned_model
 from planning.resolved import resolve
+from planning.traffic import Traffic, find_traffic, seconds_per_step
 from policies.sharding import Layout
-from tools.network.bandwidth import GroupSpeeds, Speeds, measure_speeds
+from tools.network.bandwidth import measure_speeds
 from tools.network.identity import describe_node, differences
-from tools.network.traffic import Traffic, find_traffic, seconds_per_step
 from utils.distributed import gather_to_all, start_process_group, stop_process_group
 from utils.environment import Environment, read_environment
 from utils.errors import ConfigError
@@ -88,7 +90,7 @@ def _in_words(name: str, group: GroupSpeeds) -> str:
 def _predict(config: RunConfig, speeds: Speeds, env: Environment, tell: Callable[[str], None]) -> None:
     resolved = resolve(config, env)
     layout = resolved.policies.layout
-    traffic = find_traffic(resolved.config, resolved, env)
+    traffic = find_traffic(build_planned_model(resolved, env))
     weights, gradients = (traffic.units_bytes + traffic.root_bytes) / GIB, traffic.gradient_bytes / GIB
     tell(f"the model has {weights:.3g} GiB of weights as they are gathered, {gradients:.3g} GiB of gradients")
     for line in prediction(layout, traffic, speeds):

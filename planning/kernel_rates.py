@@ -1,0 +1,80 @@
+"""What kernels reach of a card's figures: one share for each kind of card and precision, the same for every run.
+
+The ceiling of a card is what the best matrix product reaches. Those of training reach less; how much less was measured
+on one H200 (torch 2.11, 21 and 22 November 2026) and is taken for all cards:
+
+- matrix products of Llama-3.1-8B's shapes, 2 x 4096 tokens: 704 TFLOP/s, 0.89 of that GPU's ceiling of 792.
+- a copy in device memory: 4.3 of 4.8 TB/s.
+- fused attention: about half the rate of matrix products, as FlashAttention-3's paper reports of FlashAttention-2 on an
+  H100 (Shah et al., 2024: 35 % of the peak).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from planning.cards import Card
+
+_CEILING = {
+    # S. Bekman, "Machine Learning Engineering", table of maximum achievable matmul FLOPS (bf16)
+    "A100-40GB": 0.869,
+    "A100-80GB": 0.869,
+    "H100-80GB": 0.803,
+    "H100-94GB": 0.803,
+    "B200": 0.776,
+    "MI300X": 0.514,
+    "H200": 0.80,  # measured: 792 of 989
+    # Markidis et al., "NVIDIA Tensor Core Programmability, Performance & Precision", 2018: 83 of 125 TFLOP/s
+    "V100-16GB": 0.664,
+    "V100-32GB": 0.664,
+    # 70 W hold it at its base clock, 585 of 1590 MHz: 24 of 65 TFLOP/s (NVIDIA developer forum, topic 264462)
+    "T4": 0.37,
+}
+_FP32_CEILING = {
+    # The same paper: a seventh of 83 TFLOP/s, of 15.7
+    "V100-16GB": 0.755,
+    "V100-32GB": 0.755,
+    "T4": 0.37,  # the clock is the same
+}
+_UNMEASURED = 0.80
+OF_CEILING = 0.89
+ATTENTION_SHARE = 0.5
+MEMORY_SHARE = 4.3 / 4.8
+
+
+@dataclass(frozen=True)
+class KernelRates:
+    """Per second."""
+
+    matrix_flops: float
+    attention_flops: float
+    memory_bytes: float
+    notes: tuple[str, ...] = ()
+
+
+def kernel_rates(card: Card, compute: str) -> KernelRates | None:
+    """The rates of a card; None if its figures are not known.
+
+    Args:
+        compute: "fp32", "bf16" or "fp16". What a card cannot compute natively goes at its fp32 rate.
+    """
+    peak = {"fp32": card.fp32_tflops, "bf16": card.bf16_tflops, "fp16": card.fp16_tflops}[compute]
+    is_native = compute == "fp32" or peak is not None
+    peak = peak or card.fp32_tflops
+    if peak is None or card.memory_gb_per_second is None:
+        return None
+    ceilings = _CEILING if compute != "fp32" and is_native else _FP32_CEILING
+    notes = []
+    if card.name not in ceilings:
+        notes.append(
+            f"time: no measured {compute} rate of {card.name} is known; {_UNMEASURED:.0%} of its peak is taken"
+        )
+    if not is_native:
+        notes.append(f"time: {card.name} has no {compute}; the rate of its fp32 is taken, emulation may be slower")
+    matrix_flops = 1e12 * peak * ceilings.get(card.name, _UNMEASURED) * OF_CEILING
+    return KernelRates(
+        matrix_flops=matrix_flops,
+        attention_flops=ATTENTION_SHARE * matrix_flops,
+        memory_bytes=1e9 * card.memory_gb_per_second * MEMORY_SHARE,
+        notes=tuple(notes),
+    )

@@ -1,0 +1,278 @@
+"""How long a run takes and what it costs: from FLOPs, memory traffic, communication and the hardware's rates."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from data.counts import BatchCounts
+from planning.hardware import Hardware
+from planning.kernel_rates import KernelRates, kernel_rates
+from planning.link_speeds import Speeds, expected_speeds
+from planning.planned_model import PlannedModel
+from planning.resolved import resolve_num_steps
+from planning.step_work import (
+    MicroBatchWork,
+    OptimizerWork,
+    launch_seconds,
+    micro_batch_work,
+    optimizer_work,
+    token_launch_seconds,
+)
+from planning.traffic import Traffic, find_traffic, seconds_per_step
+from policies.mixed_precision import DTYPES
+
+HIDDEN_SHARE = 0.35
+"""Of the shorter one of computing and communicating, what happens behind the other. Collectives take multiprocessors
+and memory bandwidth from computing. On four H200 (docs/performance.md), between 0.33 and 0.45 of 8B's collectives under
+FULL_SHARD were hidden, those of LoRA, too."""
+
+HOST_BYTES_PER_SECOND = 200e9
+"""Of a node's memory, for optimizers that step there. 13B's AdamW on the host of an H200 moved as much."""
+
+_HOST_LINK_SHARE = 0.76  # of a card's link to host memory, as of PCIe links between cards
+
+
+@dataclass(frozen=True)
+class StepParts:
+    """Seconds of an optimizer step, by what they are spent on. They add up to the step."""
+
+    matrix_products: float
+    attention: float
+    other_kernels: float
+    host_launches: float  # what the device waits for the host to start kernels
+    optimizer: float
+    host_transfers: float
+    communication: float  # that is not hidden behind computing
+
+    @property
+    def total(self) -> float:
+        return sum(asdict(self).values())
+
+    @property
+    def largest(self) -> str:
+        parts = asdict(self)
+        return max(parts, key=lambda name: parts[name]).replace("_", " ")
+
+
+@dataclass(frozen=True)
+class TimePlan:
+    """Seconds, tokens and money. What depends on the number of rows is None if it is not known."""
+
+    step: StepParts
+    communication_seconds: float  # of a step, hidden or not
+    tokens_per_second_per_device: float  # without padding
+    steps_per_epoch: int | None
+    num_steps: int | None
+    evaluation_seconds: float  # of one evaluation; 0 if there is none
+    seconds_per_epoch: float | None  # its evaluation included
+    seconds_per_run: float | None  # without loading, compiling and saving
+    price: float | None  # of the run, of all nodes
+    notes: tuple[str, ...] = ()
+
+    @property
+    def seconds_per_step(self) -> float:
+        return self.step.total
+
+    @property
+    def waits_for(self) -> str:
+        """What most of a step is spent on."""
+        return self.step.largest
+
+    def to_dict(self) -> dict[str, Any]:
+        """The plan in plain types, as --dry_run_json holds it."""
+        return {
+            "seconds_per_step": self.seconds_per_step,
+            "tokens_per_second_per_device": self.tokens_per_second_per_device,
+            "steps_per_epoch": self.steps_per_epoch,
+            "num_steps": self.num_steps,
+            "evaluation_seconds": self.evaluation_seconds,
+            "seconds_per_epoch": self.seconds_per_epoch,
+            "seconds_per_run": self.seconds_per_run,
+            "price": self.price,
+            "waits_for": self.waits_for,
+            "step_seconds": asdict(self.step),
+            "communication_seconds": self.communication_seconds,
+        }
+
+
+def step_parts(
+    work: MicroBatchWork,
+    optimizer: OptimizerWork,
+    rates: KernelRates,
+    *,
+    num_micro_batches: int,
+    copied_bytes: float,
+    communication: float,
+    hidden_share: float,
+    host_transfer_seconds: float = 0.0,
+    host_bytes_per_second: float = HOST_BYTES_PER_SECOND,
+) -> StepParts:
+    """The seconds of one optimizer step.
+
+    Args:
+        copied_bytes: read and written around collectives, in a step.
+        communication: seconds of a step's collectives.
+        host_transfer_seconds: of a step's copies between device and host.
+        host_bytes_per_second: this rank's share of its node's.
+    """
+    # A product with few rows takes as long as its weights take to be read.
+    matrix = max(work.matrix_flops / rates.matrix_flops, work.weight_bytes / rates.memory_bytes)
+    attention, other = work.attention_flops / rates.attention_flops, work.moved_bytes / rates.memory_bytes
+    copies = copied_bytes / rates.memory_bytes
+    device = num_micro_batches * (matrix + attention + other) + copies
+    waits = max(0.0, num_micro_batches * work.launch_seconds - device)
+    hidden = hidden_share * min(device + waits, communication)
+    return StepParts(
+        matrix_products=num_micro_batches * matrix,
+        attention=num_micro_batches * attention,
+        other_kernels=num_micro_batches * other + copies,
+        host_launches=waits,
+        optimizer=optimizer.device_bytes / rates.memory_bytes + optimizer.host_bytes / host_bytes_per_second,
+        host_transfers=host_transfer_seconds,
+        communication=communication - hidden,
+    )
+
+
+def plan_time(
+    planned: PlannedModel,
+    hardware: Hardware,
+    counts: BatchCounts,
+    *,
+    slowest: BatchCounts | None = None,
+    num_rows: int | None = None,
+    eval_counts: BatchCounts | None = None,
+    num_eval_rows: int = 0,
+    traffic: Traffic | None = None,
+    speeds: Speeds | None = None,
+    hidden_share: float = HIDDEN_SHARE,
+) -> TimePlan | None:
+    """The time of a run; None if the hardware's rates or the model's FLOPs are not known (`why_no_time`).
+
+    Args:
+        counts: of one rank's micro-batch, on average.
+        slowest: of the rank that the others wait for in each micro-batch, if rows differ much in length.
+        num_rows: of the training data, if it is at hand.
+        eval_counts: of one rank's micro-batch of an evaluation.
+        num_eval_rows: of all ranks together.
+        traffic: of another system that trains the same model; None: this tool's.
+        speeds: as measured by tools.doctor; None: from the hardware's figures.
+        hidden_share: 0 for a system that communicates after computing.
+    """
+    train, policies = planned.config.train_config, planned.resolved.policies
+    batches, layout = planned.resolved.batches, policies.layout
+    world_size = batches.world_size
+    hardware = hardware if world_size > 1 else hardware.of_one_card()
+    if why_no_time(planned, hardware) is not None:
+        return None
+    rates = kernel_rates(hardware.card, _compute_name(planned))
+    speeds = speeds or expected_speeds(hardware, layout.mesh_shape[1] if layout.strategy == "HYBRID_SHARD" else None)
+    assert rates is not None
+    assert speeds is not None
+    traffic = traffic or find_traffic(planned)
+    strategy = "NO_SHARD" if layout.mesh_shape[1] == 1 else layout.strategy
+    num_micro_batches = batches.gradient_accumulation_steps
+    optimizer = optimizer_work(planned)
+    transfers = optimizer.transfer_bytes
+    if layout.cpu_offload:  # this rank's part of all weights goes up for each gathering, and its gradients come down
+        gathered = 2 * traffic.units_bytes + traffic.root_bytes
+        transfers += (num_micro_batches * gathered + traffic.gradient_bytes) / layout.mesh_shape[1]
+    ranks_per_node = min(world_size, hardware.cards_per_node)
+    communication = seconds_per_step(strategy, traffic, speeds) if world_size > 1 else 0.0
+    step = step_parts(
+        micro_batch_work(planned, slowest or counts),
+        optimizer,
+        rates,
+        num_micro_batches=num_micro_batches,
+        copied_bytes=_copied_bytes(planned, traffic),
+        communication=communication,
+        hidden_share=hidden_share,
+        host_transfer_seconds=transfers / (1e9 * _HOST_LINK_SHARE * (hardware.card.host_gb_per_second or math.inf)),
+        host_bytes_per_second=HOST_BYTES_PER_SECOND / ranks_per_node,
+    )
+    evaluation = 0.0
+    if train.run_validation is not False and eval_counts is not None and num_eval_rows:
+        evaluation = _evaluation_seconds(planned, eval_counts, num_eval_rows, rates, traffic, speeds)
+    steps_per_epoch = None if num_rows is None else batches.num_steps(num_rows)
+    num_steps = seconds_per_epoch = seconds_per_run = price = None
+    if steps_per_epoch is not None and num_rows is not None:
+        num_steps = resolve_num_steps(train, planned.config.tracking_config, steps_per_epoch)
+        of_epoch = batches.num_micro_batches(batches.rows_of_epoch(num_rows)) / num_micro_batches
+        training = of_epoch * (step.total - step.optimizer) + steps_per_epoch * step.optimizer
+        num_evaluations = 1 + (steps_per_epoch // train.eval_every_steps if train.eval_every_steps else 0)
+        seconds_per_epoch = training + num_evaluations * evaluation
+        seconds_per_run = seconds_per_epoch * num_steps / steps_per_epoch
+        if hardware.price_per_hour is not None:
+            price = hardware.nodes * hardware.price_per_hour * seconds_per_run / 3600
+    return TimePlan(
+        step=step,
+        communication_seconds=communication,
+        tokens_per_second_per_device=num_micro_batches * counts.num_tokens / step.total,
+        steps_per_epoch=steps_per_epoch,
+        num_steps=num_steps,
+        evaluation_seconds=evaluation,
+        seconds_per_epoch=seconds_per_epoch,
+        seconds_per_run=seconds_per_run,
+        price=price,
+        notes=rates.notes,
+    )
+
+
+def why_no_time(planned: PlannedModel, hardware: Hardware) -> str | None:
+    """A line to print if no time can be planned; None if one can."""
+    if kernel_rates(hardware.card, _compute_name(planned)) is None:
+        return (
+            f"time: not planned, the rates of {hardware.card.name} are not known; name the cards (--dry_run_hardware)"
+        )
+    if planned.resolved.batches.world_size > 1 and expected_speeds(hardware) is None:
+        return "time: not planned, the network between nodes is not known; give --network_gbps"
+    one_token = BatchCounts(1, 1, 1)
+    if math.isnan(planned.resolved.task.make_flops(planned.adapted.model).count(one_token)):
+        return "time: not planned, the FLOPs of models of images are not counted"
+    return None
+
+
+def _compute_name(planned: PlannedModel) -> str:
+    dtype = planned.resolved.policies.precision.compute_dtype
+    return next(name for name, named in DTYPES.items() if named == dtype)
+
+
+def _copied_bytes(planned: PlannedModel, traffic: Traffic) -> float:
+    """What `fully_shard` reads and writes in a step to put weights and gradients into buffers and out of them."""
+    layout = planned.resolved.policies.layout
+    if layout.kind != "fully_shard":
+        return 0.0
+    times = 2 if layout.reshard_after_forward else 1
+    gathered = traffic.num_micro_batches * (times * traffic.units_bytes + traffic.root_bytes)
+    reduced = (1 if traffic.reduces_once else traffic.num_micro_batches) * traffic.gradient_bytes
+    return 2 * (gathered + reduced)
+
+
+def _evaluation_seconds(
+    planned: PlannedModel,
+    counts: BatchCounts,
+    num_rows: int,
+    rates: KernelRates,
+    traffic: Traffic,
+    speeds: Speeds,
+) -> float:
+    """Of one evaluation: forward over all rows, and the generated answers, each as long as it may be."""
+    train, layout = planned.config.train_config, planned.resolved.policies.layout
+    world_size = planned.resolved.batches.world_size
+    work = micro_batch_work(planned, counts)
+    forward = (work.matrix_flops / rates.matrix_flops + work.attention_flops / rates.attention_flops) / 3
+    forward = max(forward + work.moved_bytes / rates.memory_bytes / 3, launch_seconds(planned, num_passes=1))
+    if layout.mesh_shape[1] > 1:
+        group = speeds.node if layout.strategy == "HYBRID_SHARD" else speeds.world
+        forward += group.all_gather.seconds(traffic.units_bytes + traffic.root_bytes, traffic.num_units)
+    num_batches = -(-num_rows // (train.val_batch_size * world_size))
+    if train.max_eval_step:
+        num_batches = min(num_batches, train.max_eval_step)
+    seconds = num_batches * forward
+    if train.eval_generate:
+        num_answers = min(num_rows, train.max_generate_samples or num_rows)
+        weights = work.weight_bytes / 3  # read for each token
+        per_token = max(token_launch_seconds(planned), weights / rates.memory_bytes)
+        seconds += -(-num_answers // (train.val_batch_size * world_size)) * train.max_new_tokens * per_token
+    return seconds

@@ -1,0 +1,87 @@
+"""What a step of a run communicates in each layout, and how long that takes."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import nn
+
+from planning.link_speeds import Speeds
+from planning.planned_model import PlannedModel
+from policies.apply_policies import Adapted
+
+LAYOUTS = ("FULL_SHARD", "SHARD_GRAD_OP", "HYBRID_SHARD", "NO_SHARD")
+
+
+@dataclass(frozen=True)
+class Traffic:
+    """Bytes of whole tensors, and how often they are exchanged in a step."""
+
+    units_bytes: int  # of the units that FULL_SHARD gathers for forward and again for backward
+    root_bytes: int  # of the root unit, gathered once
+    gradient_bytes: int  # as they are reduced
+    num_units: int  # the root included
+    num_trained_units: int
+    num_micro_batches: int
+    reduces_once: bool  # whether gradients accumulate whole
+
+
+def find_traffic(planned: PlannedModel) -> Traffic:
+    """The traffic of one optimizer step, from the model's shapes alone."""
+    adapted, policies = planned.adapted, planned.resolved.policies
+    precision, trained = policies.precision, _trained_by_unit(adapted)
+    computed = precision.compute_dtype if precision.casts else None
+    all_bytes = sum(p.numel() * _item_size(p, computed) for p in adapted.model.parameters())
+    of_units = {p for unit in adapted.units for p in unit.parameters()}
+    units_bytes = sum(p.numel() * _item_size(p, computed) for p in of_units)
+    # DistributedDataParallel reduces gradients as they are; fully_shard in fp32 (`Precision.policy`).
+    is_ddp = policies.layout.kind == "ddp"
+    gradient_bytes = sum(p.numel() * (p.element_size() if is_ddp else 4) for own in trained for p in own)
+    return Traffic(
+        units_bytes=units_bytes,
+        root_bytes=all_bytes - units_bytes,
+        gradient_bytes=gradient_bytes,
+        num_units=len(adapted.units) + 1,
+        num_trained_units=sum(map(bool, trained)),
+        num_micro_batches=planned.resolved.batches.gradient_accumulation_steps,
+        reduces_once=planned.accumulate_unsharded,
+    )
+
+
+def _trained_by_unit(adapted: Adapted) -> list[list[nn.Parameter]]:
+    """The trained parameters of each unit, the root last; nested units come before those that hold them."""
+    seen: set[nn.Parameter] = set()
+    found = []
+    for module in (*adapted.units, adapted.model):
+        own = [parameter for parameter in module.parameters() if parameter not in seen]
+        seen.update(own)
+        found.append([parameter for parameter in own if parameter.requires_grad])
+    return found
+
+
+def _item_size(parameter: Any, computed: torch.dtype | None) -> int:
+    casts = computed is not None and parameter.is_floating_point()
+    return int(computed.itemsize if casts and computed is not None else parameter.element_size())
+
+
+def seconds_per_step(layout: str, traffic: Traffic, speeds: Speeds) -> float:
+    """How long a step communicates, if nothing of it is hidden behind computing.
+
+    Args:
+        layout: of `LAYOUTS`; HYBRID_SHARD shards inside nodes.
+    """
+    num_reductions = 1 if traffic.reduces_once else traffic.num_micro_batches
+    if layout == "NO_SHARD":
+        return num_reductions * speeds.world.all_reduce.seconds(traffic.gradient_bytes, traffic.num_trained_units)
+    group = speeds.node if layout == "HYBRID_SHARD" else speeds.world
+    times = 1 if layout == "SHARD_GRAD_OP" else 2
+    gathered_bytes = times * traffic.units_bytes + traffic.root_bytes
+    num_gathers = times * (traffic.num_units - 1) + 1
+    total = traffic.num_micro_batches * group.all_gather.seconds(gathered_bytes, num_gathers)
+    total += num_reductions * group.reduce_scatter.seconds(traffic.gradient_bytes, traffic.num_trained_units)
+    if layout == "HYBRID_SHARD":
+        share = traffic.gradient_bytes / group.size
+        total += speeds.between.all_reduce.seconds(share, traffic.num_trained_units)
+    return total
