@@ -41,6 +41,7 @@ from configs.run import RunConfig
 from data.counts import BatchCounts
 from data.step_loader import StepLoader
 from evaluation.generation import Answer, mean_rouge
+from planning.out_of_memory import Autopsy
 from policies.clipping import clip_grad_norm
 from policies.finite import weights_not_finite
 from policies.loss_scaling import LossScaler
@@ -379,9 +380,12 @@ def conclude(job: Job, status: str, asked: str) -> None:
     reporter.show_end(status)
 
 
-def run(config: RunConfig, env: Environment, watchdog: Watchdog, lock: RunLock, *, ends_process: bool) -> None:
+def run(
+    config: RunConfig, env: Environment, watchdog: Watchdog, lock: RunLock, autopsy: Autopsy, *, ends_process: bool
+) -> None:
     """One run, from its settings to the table at its end."""
     job = prepare(config, env, watchdog, lock)
+    autopsy.knows(job.reporter.ledger, job.folder)
     watchdog.before_leaving = lambda: job.reporter.run_ended("failed")
     try:
         with StopRequests(env, job.folder, ends_process) as stopping:
@@ -409,7 +413,9 @@ def main(argv: Sequence[str], *, ends_process: bool = False) -> int:
     try:
         beat_seconds = BEAT_SECONDS * env.grace_scale
         with RunLock(beat_seconds=beat_seconds, say=partial(print_rank_zero, env), on_loss=end_at_once) as lock:
-            run(parse_flags(argv), env, watchdog, lock, ends_process=ends_process)
+            config = parse_flags(argv)
+            with Autopsy(argv, config, env, watchdog.where) as autopsy:
+                run(config, env, watchdog, lock, autopsy, ends_process=ends_process)
         status = 0
     except ConfigError as error:
         status = end_with_error(env, error, REFUSED, watchdog)

@@ -40,6 +40,15 @@ def local_bytes(tensors: Iterable[torch.Tensor | None]) -> dict[str, int]:
     return totals
 
 
+def bytes_by_name(tensors: Iterable[tuple[str, torch.Tensor | None]], kind: str) -> dict[str, int]:
+    """The bytes that this rank holds on devices of one type, by name."""
+    sizes: dict[str, int] = {}
+    for name, tensor in tensors:
+        if tensor is not None and (local := local_tensor(tensor)).device.type == kind:
+            sizes[name] = sizes.get(name, 0) + local.nbytes
+    return sizes
+
+
 def optimizer_tensors(optimizer: Optimizer) -> Iterable[torch.Tensor]:
     for state in optimizer.state.values():
         yield from (value for value in state.values() if isinstance(value, torch.Tensor))
@@ -50,43 +59,74 @@ class MemoryLedger:
 
     def __init__(self, model: nn.Module, optimizer: Optimizer, device: torch.device) -> None:
         # Kept from the start: while `fully_shard` has a unit gathered, the model holds the gathered tensors instead.
-        self.parameters, self.buffers = list(model.parameters()), list(model.buffers())
-        self.optimizer, self.device = optimizer, device
+        self.names = [name for name, _ in model.named_parameters()]
+        self.parameters, self.buffers = list(model.parameters()), list(model.named_buffers())
+        self.model, self.optimizer, self.device = model, optimizer, device
         self.active = False
+        self.phase = ""  # the last of PHASES that this step has reached
+        self.allocated_before_forward = 0  # in bytes
         self._entries: list[dict[str, Any]] = []
-        self._allocated_before_forward = 0
+
+    @property
+    def has_allocator(self) -> bool:
+        """Whether the device has an allocator that knows what is allocated."""
+        return self.device.type == "cuda"
 
     def observe(self, active: bool) -> None:
         """Say whether the next step is recorded."""
-        self.active = active
+        self.active, self.phase = active, ""
 
     def record(self, phase: str) -> None:
-        """Note the memory at one of PHASES, if this step is observed."""
+        """Note the memory at one of PHASES; an entry is made of it if this step is observed."""
+        self.phase = phase
+        if phase != "before_forward" and not self.active:
+            return
+        allocated, peak, reserved, retries = self.allocator()
+        if phase == "before_forward":
+            self.allocated_before_forward = allocated
         if not self.active:
             return
-        kind = self.device.type
-        params = local_bytes([*self.parameters, *self.buffers])[kind]
-        grads = local_bytes(parameter.grad for parameter in self.parameters)[kind]
-        states = local_bytes(optimizer_tensors(self.optimizer))
-        allocated, peak, reserved, retries = self._allocator()
-        if phase == "before_forward":
-            self._allocated_before_forward = allocated
-        activations = allocated - self._allocated_before_forward if phase == "after_forward" else 0
+        held, on_device = self.held(), self.device.type != "cpu"
+        activations = allocated - self.allocated_before_forward if phase == "after_forward" else 0
         figures = {
-            "params_gib": params,
-            "grads_gib": grads,
-            "optimizer_gib": states[kind],
+            **{f"{part}_gib": size for part, size in held.items()},
             "activations_gib": activations,
-            "other_gib": allocated - params - grads - states[kind] - activations,
+            "other_gib": allocated - sum(held.values()) - activations,
             "allocated_gib": allocated,
             "peak_allocated_gib": peak,
             "reserved_gib": reserved,
-            "optimizer_cpu_gib": states["cpu"] if kind != "cpu" else 0,
+            "optimizer_cpu_gib": local_bytes(optimizer_tensors(self.optimizer))["cpu"] if on_device else 0,
             "host_rss_gib": psutil.Process().memory_info().rss,
         }
         self._entries.append(
             {"phase": phase} | {name: value / GIB for name, value in figures.items()} | {"num_alloc_retries": retries}
         )
+
+    def held(self) -> dict[str, int]:
+        """The bytes on the device of parameters with buffers, of gradients, and of optimizer states."""
+        kind = self.device.type
+        return {
+            "params": local_bytes([*self.parameters, *(buffer for _, buffer in self.buffers)])[kind],
+            "grads": local_bytes(parameter.grad for parameter in self.parameters)[kind],
+            "optimizer": local_bytes(optimizer_tensors(self.optimizer))[kind],
+        }
+
+    def by_name(self) -> dict[str, dict[str, int]]:
+        """The same, each by its parameter; without what their storages have room for besides."""
+        named = list(zip(self.names, self.parameters, strict=True))
+        name_of = {parameter: name for name, parameter in named}
+        states = [
+            (name_of[parameter], value)
+            for parameter, state in self.optimizer.state.items()
+            for value in state.values()
+            if isinstance(value, torch.Tensor)
+        ]
+        kind = self.device.type
+        return {
+            "params": bytes_by_name([*named, *self.buffers], kind),
+            "grads": bytes_by_name([(name, parameter.grad) for name, parameter in named], kind),
+            "optimizer": bytes_by_name(states, kind),
+        }
 
     def take(self) -> list[dict[str, Any]]:
         """The entries since the last call."""
@@ -95,9 +135,9 @@ class MemoryLedger:
 
     def peak_gib(self) -> float:
         """The most memory that this rank has had allocated so far."""
-        return self._allocator()[1] / GIB
+        return self.allocator()[1] / GIB
 
-    def _allocator(self) -> tuple[int, int, float, int]:
+    def allocator(self) -> tuple[int, int, float, int]:
         """The bytes allocated now, at most, and reserved; and how often the allocator freed its cache and retried."""
         if self.device.type == "cuda":
             stats = torch.cuda.memory_stats(self.device)

@@ -21,7 +21,8 @@ from utils.environment import Environment
 from utils.errors import ConfigError
 
 CHECKPOINTS = "checkpoints"
-REPLACED = (NAME, "metrics.jsonl", "samples.jsonl", "metrics_data.json", "model", "adapter")
+OOM = "oom.json"  # the account of a session whose memory ran out; the next one deletes it
+REPLACED = (NAME, "metrics.jsonl", "samples.jsonl", "metrics_data.json", "model", "adapter", OOM)
 """Entries that a resumed run replaces as a whole. It only adds to the others."""
 RUN_ENTRIES = (*REPLACED, CHECKPOINTS, "tensorboard", "traces", "wandb", "profiler")
 
@@ -243,6 +244,7 @@ def create_run_folder(
             before = read_run_yaml(folder) if (folder / NAME).is_file() else {}
             earlier = {name: before[name] for name in ("saved", "started", WANDB_RUN) if name in before}
             earlier["resumed"] = [*before.get("resumed", []), resumed]
+            (folder / OOM).unlink(missing_ok=True)
         held, written = held_entries(folder), entries_of(config.to_dict())
         write_run_yaml(
             folder,

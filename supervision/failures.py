@@ -2,18 +2,20 @@
 
 from __future__ import annotations
 
+import contextlib
 import signal
 import sys
+import threading
 import time
 import traceback
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, NoReturn
 
 from configs.flags import help_text, parse_flags, wants_help
 from supervision.exit_status import FAILED, REFUSED, leave
 from supervision.patience import patience_of
 from utils.environment import Environment, launcher_rank, lone_process, print_rank_zero, read_environment
-from utils.errors import ConfigError, TrainingError
+from utils.errors import ConfigError, RunError, TrainingError
 from utils.printing import print_line
 
 if TYPE_CHECKING:
@@ -57,21 +59,37 @@ def end_with_error(env: Environment, error: BaseException, status: int, watchdog
     The launcher ends all ranks as soon as one has failed, so the others first give rank 0 time to speak. If neither it
     nor the watchdogs have said by then what happened, the failure was this rank's alone, and it says so.
     """
-    message, start, patience = str(error), "", patience_of(env)
-    if isinstance(error, ConfigError | TrainingError):
-        message = "\n".join(filter(None, (message, error.details)))
-    else:
-        start = "\n"  # below a progress bar
-        message = f"{type(error).__name__}: {error}\n{''.join(traceback.format_exception(error))}"
-    is_of_another_rank = any(words in str(error) for words in _LOST_WORDS)
+    patience, who = patience_of(env), ""
+    is_of_another_rank = not isinstance(error, RunError) and any(words in str(error) for words in _LOST_WORDS)
     if not env.is_rank_zero or is_of_another_rank:
         signal.signal(signal.SIGTERM, lambda *_: leave(status))
         if watchdog is None:
             time.sleep(patience.grace_seconds)
         elif watchdog.others_tell(patience.lost_seconds if is_of_another_rank else patience.grace_seconds):
             return status
-        message = f"rank {env.rank}: {message}"
-    print_line(f"{start}error: {message}", to_stderr=True)
-    if watchdog is not None:
-        watchdog.has_told()
+        who = f"rank {env.rank}: "
+    start = "" if isinstance(error, ConfigError | TrainingError) else "\n"  # below a progress bar
+    parts = error.parts() if isinstance(error, RunError) else iter([_with_traceback(error)])
+    print_line(f"{start}error: {who}{next(parts)}", to_stderr=True)
+    with _sigterm_ignored():  # the others end once this rank has told, and a launcher then wants to end this one, too
+        if watchdog is not None:
+            watchdog.has_told()
+        for part in parts:
+            print_line(part, to_stderr=True)
     return status
+
+
+@contextlib.contextmanager
+def _sigterm_ignored() -> Iterator[None]:
+    if threading.current_thread() is not threading.main_thread():  # Python allows no handlers there
+        yield
+        return
+    before = signal.signal(signal.SIGTERM, signal.SIG_IGN)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, before)
+
+
+def _with_traceback(error: BaseException) -> str:
+    return f"{type(error).__name__}: {error}\n{''.join(traceback.format_exception(error))}"

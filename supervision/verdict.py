@@ -29,7 +29,7 @@ class Verdict:
     """What all ranks do next."""
 
     kind: Literal["go", "finished", "over", "hang"]
-    ranks: tuple[int, ...] = ()  # those that failed
+    ranks: tuple[int, ...] = ()  # those that failed; if all go on, those that hold an error and wait for others to tell
     message: str = ""  # the line for the user; empty if a rank has printed its own
 
 
@@ -44,7 +44,9 @@ def judge(reports: Sequence[Report], patience: Patience = USUAL) -> Verdict:
         return Verdict("over")
     if set(states) == {"finished"}:
         return Verdict("finished")
-    if "failing" in states or all(report.still_seconds <= report.limit_seconds for report in reports):
+    if failing := tuple(rank for rank, state in enumerate(states) if state == "failing"):
+        return Verdict("go", failing)
+    if all(report.still_seconds <= report.limit_seconds for report in reports):
         return Verdict("go")
     fewest = min(report.num_collectives for report in reports)
     ranks = tuple(rank for rank, report in enumerate(reports) if report.num_collectives == fewest)

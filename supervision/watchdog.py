@@ -55,6 +55,7 @@ class Watchdog:
         self.was_signalled: Callable[[], bool] = lambda: False
         self.beside: list[dist.ProcessGroup] = []  # groups of other threads: they say nothing about the main one
         self._state: State = "running"
+        self._failing: tuple[int, ...] = ()  # the ranks that hold an error, as far as rank 0 has heard
         self._thread: threading.Thread | None = None
         self._woken, self._told_by_others = threading.Event(), threading.Event()
 
@@ -72,6 +73,11 @@ class Watchdog:
         """Note where the main thread is: in `step` ("training"), or doing something else after it."""
         self.main_thread.at(step, activity)
 
+    def where(self) -> tuple[int, str]:
+        """The step that the main thread is at, and what it does there, as `at` was told."""
+        position = self.main_thread.position
+        return position.step, position.activity
+
     def each(self, items: Iterable[T], step: int, activity: str) -> Iterator[T]:
         """The items. Each of them counts as a move of the main thread."""
         for item in items:
@@ -85,9 +91,14 @@ class Watchdog:
             self._thread.join()
 
     def others_tell(self, seconds: float) -> bool:
-        """Let the other ranks speak first, for so long: this one holds an error. True if the user has been told."""
+        """Let the other ranks speak first, for so long: this one holds an error. True if the user has been told.
+
+        If several ranks wait so, the first of them then speaks, and the others wait once more.
+        """
         self._enter("failing")
-        return self._told_by_others.wait(seconds)
+        if self._told_by_others.wait(seconds):
+            return True
+        return self.env.rank > min(self._failing, default=self.env.rank) and self._told_by_others.wait(seconds)
 
     def has_told(self) -> None:
         """Note that this rank has told the user why the run ends, so that the others need not."""
@@ -116,6 +127,7 @@ class Watchdog:
                 limit_seconds=self.main_thread.limit_seconds(),
             )
             verdict = (self._lead if self.env.is_rank_zero else self._follow)(group, report)
+            self._failing = tuple(verdict.ranks)
         faulthandler.cancel_dump_traceback_later()
         if verdict.kind == "over":
             self._end(verdict)

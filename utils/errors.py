@@ -1,5 +1,7 @@
 """The errors that end a run with one line, and the text of a library's error in one line."""
 
+from collections.abc import Iterator
+
 _HEAD_CHARACTERS, _TAIL_CHARACTERS = 2000, 500
 
 
@@ -13,6 +15,10 @@ class RunError(Exception):
     def __init__(self, message: str, details: str = "") -> None:
         super().__init__(message)
         self.details = details
+
+    def parts(self) -> Iterator[str]:
+        """What is printed, by the one rank that tells it: the line first, then whatever takes longer to find out."""
+        yield "\n".join(filter(None, (str(self), self.details)))
 
 
 class ConfigError(RunError):

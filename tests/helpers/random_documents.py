@@ -25,3 +25,8 @@ def get_few_documents(dataset_config: Any, tokenizer: Any, split: str) -> list[d
     """Eight of them over and over, which can be learned."""
     documents = get_custom_dataset(dataset_config, tokenizer, "train")[:8]
     return documents * 30 if split == "train" else documents
+
+
+def get_more_to_evaluate(dataset_config: Any, tokenizer: Any, split: str) -> list[dict[str, list[int]]]:
+    """As many in an evaluation as two ranks need for batches of 16."""
+    return get_custom_dataset(dataset_config, tokenizer, split) * (1 if split == "train" else 3)

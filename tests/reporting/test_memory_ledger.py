@@ -155,7 +155,7 @@ def test_a_storage_that_several_tensors_share_counts_once() -> None:
 class LedgerOfAGpu(MemoryLedger):
     """As on a GPU where 5000 bytes are allocated."""
 
-    def _allocator(self) -> tuple[int, int, float, int]:
+    def allocator(self) -> tuple[int, int, float, int]:
         return 5000, 6000, 7000.0, 0
 
 

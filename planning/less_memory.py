@@ -1,0 +1,199 @@
+"""Changes of a run's flags that need less memory in the phase where it ran out, the cheapest first."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass, field, replace
+from typing import Any, Protocol
+
+from checkpointing.comparison import MAY_CHANGE
+from configs.changed_flags import changed_flags
+from configs.flags import parse_flags
+from configs.fsdp import OPTIMIZERS_IN_8BIT
+from configs.run import SETTINGS, RunConfig
+from utils.errors import ConfigError
+
+NUM_SHOWN = 3
+EXPANDABLE_SEGMENTS = {"PYTORCH_CUDA_ALLOC_CONF": "expandable_segments:True"}
+
+_OF_STEPS = ("forward", "backward")
+_OF_MODEL = ("load", *_OF_STEPS, "optimizer_step", "evaluation", "generation", "saving")
+
+
+class Predicted(Protocol):
+    """What a plan says of a run with some flags."""
+
+    @property
+    def peak_gib(self) -> float: ...
+    @property
+    def margin_gib(self) -> float: ...
+    @property
+    def seconds_per_step(self) -> float | None: ...
+    def phase_gib(self, phase: str) -> float:
+        """The fullest moment of a phase; the peak for a phase that plans do not have."""
+
+
+@dataclass(frozen=True)
+class Change:
+    """Flags, or variables of the environment, that need less memory."""
+
+    what: str
+    flags: tuple[str, ...] = ()
+    environment: Mapping[str, str] = field(default_factory=dict)
+    keeps_result: bool = True  # whether the run may go on with it from a checkpoint
+    saves_gib: float | None = None  # in the phase where memory ran out; None: not predicted
+    peak_gib: float | None = None  # of the whole run
+    fits: bool | None = None
+    slower: float | None = None  # seconds per step, as a multiple of those before
+
+    def to_dict(self) -> dict[str, Any]:
+        return asdict(self) | {"flags": list(self.flags)}
+
+
+def device_changes(config: RunConfig, phase: str, world_size: int) -> Iterator[Change]:
+    """What may help if the device's memory ran out, the cheapest first. Flags that conflict may be among them."""
+    train, fsdp = config.train_config, config.fsdp_config
+    recomputes = train.activation_checkpointing or ("full" if _checkpoints_unasked(config) else "off")
+    if phase == "generation" and train.num_beams > 1:
+        yield Change("greedy instead of a beam search", ("--num_beams", "1"))
+    if phase in ("evaluation", "generation") and train.val_batch_size > 1:
+        yield Change("fewer rows at once in evaluations", ("--val_batch_size", "1"))
+    if phase in (*_OF_STEPS, "evaluation") and not 0 < train.loss_chunk_size <= 1024:
+        yield Change("logits of fewer tokens at a time", ("--loss_chunk_size", "1024"))
+    if phase in _OF_STEPS and train.batch_size_training > 1:
+        for rows in _fewer_rows(train.batch_size_training):
+            yield Change("fewer rows at once, as many per step", _smaller_micro_batch(config, rows))
+    if phase in _OF_STEPS and recomputes != "full":
+        if recomputes == "off":
+            yield Change("most activations computed again", ("--activation_checkpointing", "selective"))
+        yield Change("activations of whole layers computed again", ("--activation_checkpointing", "full"))
+    if phase in _OF_MODEL and world_size > 1 and not (train.enable_fsdp and fsdp.sharding_strategy == "FULL_SHARD"):
+        short = ("--hsdp", "False") if config.was_given("fsdp_config.hsdp") else ()
+        flags = ("--enable_fsdp", "True", *short, "--sharding_strategy", "FULL_SHARD")
+        yield Change("everything sharded over all ranks", flags)
+    if phase in (*_OF_STEPS, "optimizer_step"):
+        if not (fsdp.optimizer_cpu_offload or fsdp.fsdp_cpu_offload):
+            yield Change("optimizer states in host memory", ("--optimizer_cpu_offload", "True"))
+        if fsdp.optimizer not in OPTIMIZERS_IN_8BIT:
+            yield Change("optimizer states in 8 bits", ("--optimizer", "AdamW8bit"))
+    if phase in _OF_MODEL and train.enable_fsdp and not fsdp.fsdp_cpu_offload:
+        flags = ("--fsdp_cpu_offload", "True", "--optimizer_cpu_offload", "False")
+        yield Change("weights, gradients and states in host memory", flags)
+    if phase in _OF_MODEL and not fsdp.pure_bf16 and not train.use_peft:
+        yield Change("weights, gradients and states in bf16", ("--pure_bf16", "True"))
+    if phase in _OF_MODEL and not train.use_peft:
+        yield Change("an adapter trained instead of all weights", ("--use_peft", "True"))
+    if phase in _OF_MODEL and config.quantization_config.quantization != "4bit":
+        flags = ("--use_peft", "True", "--quantization", "4bit", "--pure_bf16", "False")
+        yield Change("an adapter trained on a base in 4 bits", flags)
+    length = train.context_length
+    if phase in (*_OF_STEPS, "evaluation") and length is not None and length > 1024:
+        yield Change("shorter rows", ("--context_length", str(length // 2)))
+
+
+def host_changes(config: RunConfig) -> Iterator[Change]:
+    """What may help if host memory ran out, the cheapest first."""
+    train, fsdp = config.train_config, config.fsdp_config
+    if train.num_workers_dataloader > 0:
+        yield Change("no processes of their own for the data", ("--num_workers_dataloader", "0"))
+    if train.async_save is not False:
+        yield Change("checkpoints without a copy in host memory", ("--async_save", "False"))
+    if fsdp.checkpoint_type == "FULL_STATE_DICT":
+        yield Change("no whole model on rank 0 for a checkpoint", ("--checkpoint_type", "SHARDED_STATE_DICT"))
+    if fsdp.optimizer_cpu_offload:
+        yield Change("optimizer states on the device", ("--optimizer_cpu_offload", "False"))
+    if fsdp.fsdp_cpu_offload:
+        yield Change("weights, gradients and states on the device", ("--fsdp_cpu_offload", "False"))
+    if train.use_peft is False:
+        yield Change("an adapter trained instead of all weights", ("--use_peft", "True"))
+
+
+def cheapest(
+    changes: Iterable[Change],
+    argv: Sequence[str],
+    phase: str,
+    predict: Callable[[RunConfig], Predicted] | None,
+) -> list[Change]:
+    """The NUM_SHOWN cheapest of the changes that these flags allow.
+
+    Args:
+        argv: the run's flags.
+        predict: plans a run. With it, those that save nothing are left out, those that fit come first, sooner ones
+            before slower ones, and if none fits alone, they are combined until they do.
+    """
+    before = parse_flags(argv)
+    possible = [
+        (replace(change, keeps_result=_keeps(before, config)), config)
+        for change in changes
+        if (config := _parsed(argv, change)) is not None and config.to_dict() != before.to_dict()
+    ]
+    if predict is None:
+        return [change for change, _ in possible][:NUM_SHOWN]
+    planned = predict(before)
+    helpful = []
+    for change, config in possible:
+        with_figures = _with_figures(change, planned, predict(config), phase)
+        if with_figures.saves_gib and with_figures.saves_gib > 0:
+            helpful.append(with_figures)
+    together = Change("")
+    for change in helpful if not any(change.fits for change in helpful) else ():
+        joined = _joined(together, change)
+        if (config := _parsed(argv, joined)) is not None:
+            joined = replace(joined, keeps_result=_keeps(before, config))
+            together = _with_figures(joined, planned, predict(config), phase)
+        if together.fits:
+            helpful.append(together)
+            break
+    helpful.sort(key=lambda change: (not change.fits, not change.keeps_result, change.slower or 1.0))
+    return helpful[:NUM_SHOWN]
+
+
+def _with_figures(change: Change, before: Predicted, after: Predicted, phase: str) -> Change:
+    slower = None
+    if before.seconds_per_step and after.seconds_per_step:
+        slower = after.seconds_per_step / before.seconds_per_step
+    return replace(
+        change,
+        saves_gib=before.phase_gib(phase) - after.phase_gib(phase),
+        peak_gib=after.peak_gib,
+        fits=after.margin_gib >= 0,
+        slower=slower,
+    )
+
+
+def _joined(first: Change, second: Change) -> Change:
+    what = ", ".join(filter(None, (first.what, second.what)))
+    return Change(what, tuple(changed_flags(first.flags, second.flags)))
+
+
+def _parsed(argv: Sequence[str], change: Change) -> RunConfig | None:
+    """The settings with the change; None if they are refused."""
+    try:
+        return parse_flags(changed_flags(argv, change.flags))
+    except ConfigError:
+        return None
+
+
+def _keeps(before: RunConfig, after: RunConfig) -> bool:
+    """Whether every setting that differs may change when a run goes on."""
+    return all(name in MAY_CHANGE for name in SETTINGS if before.value(name) != after.value(name))
+
+
+def _checkpoints_unasked(config: RunConfig) -> bool:
+    """Whether activations are computed again without --activation_checkpointing."""
+    asked = config.fsdp_config.fsdp_activation_checkpointing
+    return (config.train_config.enable_fsdp or bool(config.quantization_config.quantization)) if asked is None else asked
+
+
+def _fewer_rows(rows: int) -> list[int]:
+    """The largest proper divisor of a micro-batch, and 1."""
+    return sorted({max(other for other in range(1, rows) if rows % other == 0), 1}, reverse=True)
+
+
+def _smaller_micro_batch(config: RunConfig, rows: int) -> tuple[str, ...]:
+    """Flags for so many rows at once in the same global batch."""
+    train = config.train_config
+    if train.global_batch_size is not None:
+        return ("--batch_size_training", str(rows))
+    accumulation = train.gradient_accumulation_steps * train.batch_size_training // rows
+    return ("--batch_size_training", str(rows), "--gradient_accumulation_steps", str(accumulation))

@@ -1,0 +1,216 @@
+"""Turns an error by which memory ran out into the account that ends the run."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import shlex
+import socket
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+from types import TracebackType
+from typing import Any
+
+import torch
+
+from checkpointing.folder import checkpoints
+from configs.changed_flags import changed_flags
+from configs.run import RunConfig
+from planning.failure_scene import FailedLayer, batch_of, largest_module, layer_of, phase_of, stack_of
+from planning.less_memory import EXPANDABLE_SEGMENTS, Change, cheapest, device_changes, host_changes
+from planning.memory_account import NUM_LARGEST, MemoryAccount, Suggestion, suggestion_lines
+from reporting.memory_ledger import MemoryLedger, bytes_by_name
+from reporting.run_folder import OOM, checkpoint_root
+from utils.environment import Environment, launch_command
+from utils.errors import RunError
+from utils.memory_errors import AllocatorFigures, allocator_figures, what_ran_out
+from utils.units import GIB
+
+PLAN = "plan.json"
+
+Where = Callable[[], tuple[int, str]]
+"""Tells the step that the main thread is at, and its activity (`supervision.main_thread.Position`)."""
+
+
+class OutOfMemory(RunError):
+    """Memory has run out on this rank. `parts` tells the account, and then what to type next."""
+
+    def __init__(self, account: MemoryAccount, suggest: Callable[[], list[Suggestion]], folder: Path | None) -> None:
+        super().__init__(account.lines()[0], "\n".join(account.lines()[1:]))
+        self.account, self.suggest, self.folder = account, suggest, folder
+
+    def parts(self) -> Iterator[str]:
+        """The account at once; what to type next may take seconds to plan. Both go to oom.json."""
+        written = self._write([])
+        yield "\n".join([*self.account.lines(), written] if written else self.account.lines())
+        suggestions = self.suggest()
+        self._write(suggestions)
+        yield "\n".join(suggestion_lines(suggestions))
+
+    def _write(self, suggestions: Sequence[Suggestion]) -> str:
+        """Write oom.json, if there is a run folder that this rank sees; returns a line that says so."""
+        if self.folder is None or not self.folder.is_dir():
+            return ""
+        path = self.folder / OOM
+        contents = self.account.to_dict() | {"changes": [suggestion.to_dict() for suggestion in suggestions]}
+        temporary = path.with_name(f"{OOM}.tmp")
+        try:
+            temporary.write_text(json.dumps(contents, indent=1) + "\n", encoding="utf-8")
+            temporary.replace(path)
+        except OSError as error:
+            return f"  {path} cannot be written ({error.strerror})"
+        return f"  {'this account':<14} {path}"
+
+
+class Autopsy:
+    """A context around a run: an error by which memory ran out leaves it as OutOfMemory."""
+
+    def __init__(self, argv: Sequence[str], config: RunConfig, env: Environment, where: Where) -> None:
+        """
+        Args:
+            argv: the run's flags.
+        """
+        self.argv, self.config, self.env, self.where = list(argv), config, env, where
+        self.ledger: MemoryLedger | None = None
+        self.folder: Path | None = None
+
+    def knows(self, ledger: MemoryLedger, folder: Path) -> None:
+        """Note what is known of the run once it is loaded."""
+        self.ledger, self.folder = ledger, folder
+
+    def __enter__(self) -> Autopsy:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        whose = None if error is None or isinstance(error, RunError) else what_ran_out(error)
+        if error is not None and whose is not None:
+            try:
+                account = self._account(error, whose)
+            except Exception as mistake:  # the error itself says more than a mistake of this account
+                error.add_note(f"no account of the memory could be made: {mistake!r}")
+                return
+            raise OutOfMemory(account, lambda: self._suggestions(account), self.folder) from error
+
+    def _account(self, error: BaseException, whose: str) -> MemoryAccount:
+        frames, ledger = stack_of(error), self.ledger
+        step, activity = self.where()
+        phase = phase_of(frames, activity, ledger.phase if ledger else "")
+        model = ledger.model if ledger else largest_module(frames)
+        layer: FailedLayer | None = layer_of(frames, model) if model is not None else None
+        by_name: Mapping[str, Mapping[str, int]] = {}
+        held: Mapping[str, int] = {}
+        if ledger is not None:
+            by_name, held = ledger.by_name(), ledger.held()
+        elif model is not None:
+            kind = self.env.device.type
+            by_name = {"params": bytes_by_name([*model.named_parameters(), *model.named_buffers()], kind)}
+            held = {"params": sum(by_name["params"].values())}
+        figures, retries = AllocatorFigures(), 0
+        if whose == "device":
+            figures, retries = self._figures(error)
+        return MemoryAccount(
+            whose=whose,
+            rank=self.env.rank,
+            world_size=self.env.world_size,
+            host=socket.gethostname(),
+            phase=phase,
+            step=step,
+            layer=layer,
+            batch=batch_of(frames),
+            figures=figures,
+            num_alloc_retries=retries,
+            parts=self._parts(phase, figures, held),
+            largest={
+                owner: sorted(sizes.items(), key=lambda item: -item[1])[:NUM_LARGEST]
+                for owner, sizes in by_name.items()
+            },
+            host_figures={},
+            plan=read_plan(self.folder),
+            error=" ".join(str(error).split())[:300] or type(error).__name__,
+        )
+
+    def _figures(self, error: BaseException) -> tuple[AllocatorFigures, int]:
+        """What the allocator said, and what it did not say as it is now; and how often it had freed its cache."""
+        figures, retries = allocator_figures(error), 0
+        if self.ledger is not None and self.ledger.has_allocator:
+            allocated, _, reserved, retries = self.ledger.allocator()
+            if figures.allocated is None:
+                figures = replace(figures, allocated=allocated, unused=int(reserved) - allocated)
+        if figures.capacity is None and self.env.device.type == "cuda":
+            with contextlib.suppress(RuntimeError):  # after some errors CUDA answers nothing more
+                free, capacity = torch.cuda.mem_get_info(self.env.device)
+                figures = replace(figures, free=free, capacity=capacity)
+        if figures.capacity is not None and figures.reserved is not None and figures.free is not None:
+            figures = replace(figures, free=max(0, min(figures.free, figures.capacity - figures.reserved)))
+        return figures, retries
+
+    def _parts(self, phase: str, figures: AllocatorFigures, held: Mapping[str, int]) -> dict[str, int]:
+        """What is allocated, split as in a `memory` event."""
+        if figures.allocated is None:
+            return {}
+        params, grads, optimizer = (held.get(owner, 0) for owner in ("params", "grads", "optimizer"))
+        rest = max(0, figures.allocated - params - grads - optimizer)  # the text of an error has rounded figures
+        activations = 0
+        if self.ledger is not None and phase in ("forward", "backward"):
+            added = figures.allocated - self.ledger.allocated_before_forward - grads
+            activations = max(0, min(rest, added))
+        return {
+            "params": params,
+            "grads": grads,
+            "optimizer": optimizer,
+            "activations": activations,
+            "other": rest - activations,
+        }
+
+    def _suggestions(self, account: MemoryAccount) -> list[Suggestion]:
+        if account.whose == "host":
+            found = cheapest(host_changes(self.config), self.argv, account.phase, None)
+        else:
+            changes = device_changes(self.config, account.phase, self.env.world_size)
+            found = cheapest(changes, self.argv, account.phase, None)
+        if account.is_fragmented:
+            unused = (account.figures.unused or 0) / GIB
+            whole = Change("memory in pieces that can grow", environment=EXPANDABLE_SEGMENTS, saves_gib=unused)
+            found = [whole, *found[:-1]]
+        return [Suggestion(change, self._command(change)) for change in found]
+
+    def _command(self, change: Change) -> str:
+        """The user's command with the change, so that it runs as it is: it goes on where there is a checkpoint."""
+        train, folder = self.config.train_config, self.folder
+        flags, without = list(change.flags), []
+        if folder is not None:
+            saved = any(checkpoints(checkpoint_root(train, folder)))
+            if saved and not change.keeps_result:
+                flags += ["--output_dir", _free_folder(folder)]
+                without = ["--resume", "--overwrite"]
+            elif saved or train.output_dir:
+                flags += ["--output_dir", train.output_dir or str(folder), "--resume", "auto"]
+                without = ["--overwrite"]
+        launcher = launch_command(self.env, "finetuning.py", self.argv)
+        words = shlex.split(launcher)[: len(shlex.split(launcher)) - len(self.argv)]
+        variables = [f"{name}={value}" for name, value in change.environment.items()]
+        return shlex.join(
+            [*(["env", *variables] if variables else []), *words, *changed_flags(self.argv, flags, without=without)]
+        )
+
+
+def read_plan(folder: Path | None) -> dict[str, Any] | None:
+    """The plan in a run's folder, if there is one that can be read."""
+    if folder is None:
+        return None
+    try:
+        plan = json.loads((folder / PLAN).read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        return None
+    return plan if isinstance(plan, dict) and "peak_gib" in plan else None
+
+
+def _free_folder(folder: Path) -> str:
+    """A name beside the folder that is not taken."""
+    number = 2
+    while (place := folder.with_name(f"{folder.name}-{number}")).exists():
+        number += 1
+    return str(place)

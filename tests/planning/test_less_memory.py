@@ -1,0 +1,108 @@
+"""What is suggested if memory runs out: flags that hold, the cheapest first, as predicted if they are predicted."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import pytest
+
+from configs.changed_flags import changed_flags
+from configs.flags import parse_flags
+from configs.run import RunConfig
+from planning.failure_scene import PHASES
+from planning.less_memory import cheapest, device_changes, host_changes
+
+MODEL = ["--model_name", "M"]
+
+
+@dataclass(frozen=True)
+class Plan:
+    peak_gib: float
+    seconds_per_step: float
+    capacity_gib: float = 16.0
+
+    @property
+    def margin_gib(self) -> float:
+        return self.capacity_gib - self.peak_gib
+
+    def phase_gib(self, phase: str) -> float:
+        return self.peak_gib
+
+
+def plan(config: RunConfig) -> Plan:
+    """20 GiB that rows, checkpointing and the optimizer's home share out."""
+    train, fsdp = config.train_config, config.fsdp_config
+    recomputes = {"full": 1.0, "selective": 2.0}.get(train.activation_checkpointing or "off", 3.0)
+    states = 0.0 if fsdp.optimizer_cpu_offload else 8.0
+    seconds = 1.0 + 0.3 * (3.0 - recomputes) + (0.5 if fsdp.optimizer_cpu_offload else 0.0)
+    return Plan(train.batch_size_training * recomputes + states, seconds + 0.1 / train.batch_size_training)
+
+
+def test_flags_take_the_place_of_what_sets_the_same() -> None:
+    argv = ["--model_name", "M", "--noenable_fsdp", "--train_config.batch_size_training=8", "--use-peft", "--lr", "1"]
+    changed = changed_flags(argv, ["--batch_size_training", "1", "--enable_fsdp", "True"], without=["--use_peft"])
+    assert changed == ["--model_name", "M", "--lr", "1", "--batch_size_training", "1", "--enable_fsdp", "True"]
+
+
+@pytest.mark.parametrize("phase", PHASES)
+@pytest.mark.parametrize(
+    "given",
+    [
+        [],
+        ["--enable_fsdp", "--batch_size_training", "6"],
+        ["--use_peft", "--quantization", "4bit", "--global_batch_size", "8"],
+        ["--enable_fsdp", "--hsdp", "--fsdp_cpu_offload", "--pure_bf16", "--optimizer", "SGD"],
+        ["--eval_generate", "--num_beams", "4", "--val_batch_size", "8", "--loss_chunk_size", "0"],
+    ],
+)
+def test_every_suggestion_is_a_command_that_is_not_refused(phase: str, given: list[str]) -> None:
+    argv = [*MODEL, *given]
+    config = parse_flags(argv)
+    for change in [*cheapest(device_changes(config, phase, 4), argv, phase, None), *host_changes(config)]:
+        after = parse_flags(changed_flags(argv, change.flags))
+        assert after.to_dict() != config.to_dict()
+        before_rows, after_rows = (
+            c.train_config.batch_size_training * c.train_config.gradient_accumulation_steps for c in (config, after)
+        )
+        assert after_rows == before_rows or config.train_config.global_batch_size
+
+
+def test_what_fits_comes_first_and_of_that_what_is_soonest() -> None:
+    argv = [*MODEL, "--batch_size_training", "4"]
+    found = cheapest(device_changes(parse_flags(argv), "backward", 1), argv, "backward", plan)
+    assert [change.flags[:2] for change in found] == [
+        ("--batch_size_training", "2"),
+        ("--batch_size_training", "1"),
+        ("--activation_checkpointing", "selective"),
+    ]
+    assert [(change.saves_gib, change.peak_gib) for change in found] == [(6.0, 14.0), (9.0, 11.0), (4.0, 16.0)]
+    assert all(change.fits and change.keeps_result for change in found)
+    assert found[2].slower == pytest.approx(1.325 / 1.025)
+
+
+def test_changes_are_combined_if_none_fits_alone() -> None:
+    argv = [*MODEL, "--batch_size_training", "10"]
+    found = cheapest(device_changes(parse_flags(argv), "backward", 1), argv, "backward", plan)
+    assert found[0].fits
+    assert set(found[0].flags[::2]) == {"--batch_size_training", "--gradient_accumulation_steps"}
+    argv = [*MODEL, "--batch_size_training", "17", "--global_batch_size", "17"]
+    small = cheapest(
+        device_changes(parse_flags(argv), "backward", 1),
+        argv,
+        "backward",
+        lambda config: Plan(plan(config).peak_gib, plan(config).seconds_per_step, capacity_gib=4.0),
+    )
+    assert small[0].fits
+    assert small[0].flags == (
+        *("--batch_size_training", "1", "--activation_checkpointing", "full"),
+        *("--optimizer_cpu_offload", "True"),
+    )
+
+
+def test_a_change_of_the_result_is_said() -> None:
+    found = list(cheapest(device_changes(parse_flags(MODEL), "optimizer_step", 1), MODEL, "optimizer_step", None))
+    assert [(change.flags[0], change.keeps_result) for change in found] == [
+        ("--optimizer_cpu_offload", True),
+        ("--optimizer", False),
+        ("--pure_bf16", False),
+    ]
