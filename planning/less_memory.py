@@ -182,7 +182,9 @@ def _keeps(before: RunConfig, after: RunConfig) -> bool:
 def _checkpoints_unasked(config: RunConfig) -> bool:
     """Whether activations are computed again without --activation_checkpointing."""
     asked = config.fsdp_config.fsdp_activation_checkpointing
-    return (config.train_config.enable_fsdp or bool(config.quantization_config.quantization)) if asked is None else asked
+    return (
+        (config.train_config.enable_fsdp or bool(config.quantization_config.quantization)) if asked is None else asked
+    )
 
 
 def _fewer_rows(rows: int) -> list[int]:

@@ -114,7 +114,7 @@ class MemoryLedger:
     def by_name(self) -> dict[str, dict[str, int]]:
         """The same, each by its parameter; without what their storages have room for besides."""
         named = list(zip(self.names, self.parameters, strict=True))
-        name_of = {parameter: name for name, parameter in named}
+        name_of: dict[torch.Tensor, str] = {parameter: name for name, parameter in named}
         states = [
             (name_of[parameter], value)
             for parameter, state in self.optimizer.state.items()

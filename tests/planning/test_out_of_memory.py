@@ -25,7 +25,16 @@ def flags(model: Path, output: Path, ranks: int, *given: str) -> list[str]:
     """An evaluation takes more than the optimizer step, that more than backward, and that more than forward."""
     argv = ["--model_name", str(model), "--output_dir", str(output), "--num_workers_dataloader", "0"]
     argv += ["--dataset", f"{random_documents.__file__}:get_more_to_evaluate", "--batching_strategy", "padding"]
-    argv += ["--batch_size_training", "1", "--context_length", "64", "--val_batch_size", "16", "--eval_every_steps", "1"]
+    argv += [
+        "--batch_size_training",
+        "1",
+        "--context_length",
+        "64",
+        "--val_batch_size",
+        "16",
+        "--eval_every_steps",
+        "1",
+    ]
     return [*argv, "--max_train_step", "3", "--save_model", "False", *LAYOUTS[ranks], *given]
 
 
@@ -84,8 +93,8 @@ def test_the_first_command_runs_where_the_run_had_ended(
     limits: Made, tiny_model: Path, process_group: ProcessGroup, tmp_path: Path
 ) -> None:
     """It goes on from the checkpoint in the run folder, on a device as small."""
-    argv = flags(tiny_model, tmp_path / "run", 1, "--save_every_steps", "1", "--keep_last", "9", "--num_epochs", "1")
-    argv[argv.index("1", argv.index("--eval_every_steps"))] = "2"
+    argv = flags(tiny_model, tmp_path / "run", 1, "--save_every_steps", "1")
+    argv[argv.index("--eval_every_steps") + 1] = "2"
     limit = limits[1]["evaluation"]
     (outcome,) = process_group.run(on_small_device(argv, limit), 1)
     assert outcome.status == 1, outcome.stdout

@@ -136,7 +136,14 @@ def test_what_is_replaced_is_what_the_run_there_wrote_in_any_of_its_sessions(tmp
     (run / "checkpoints/step-00000009.incomplete").mkdir()
     begin(run, "--use_peft", "--overwrite")
     assert {path for path in run.rglob("*") if path.is_file()} == {*kept, run / "run.yaml"}
-    assert read_run_yaml(run)["entries"] == ["run.yaml", "metrics.jsonl", "adapter", "checkpoints", "traces"]
+    assert read_run_yaml(run)["entries"] == [
+        "run.yaml",
+        "metrics.jsonl",
+        "adapter",
+        "oom.json",
+        "checkpoints",
+        "traces",
+    ]
     line = refusal(run, "--overwrite", "--use_wandb", around=tmp_path)
     assert "holds model, wandb, which the run there did not write" in line
     line = refusal(run, "--resume", "auto", "--use_wandb", "--use_peft", around=tmp_path)
