@@ -78,7 +78,7 @@ def train_step(
         max_norm: clip the gradient norm to this; None: no clipping.
         device: where to compute; parameters may live elsewhere.
         num_label_tokens: label tokens of the global batch, all ranks and micro-batches together.
-        on_phase: called at each of `reporting.memory_ledger.PHASES`.
+        on_phase: called at each of `reporting.memory_phases.PHASES`.
 
     Returns:
         Loss (mean over the label tokens of the global batch) and gradient norm before clipping: fp32 scalars in host
@@ -399,6 +399,7 @@ def run(
         raise
     finally:
         job.reporter.run_ended("failed")  # unless it has ended already
+        job.reporter.write_page()
 
 
 def main(argv: Sequence[str], *, ends_process: bool = False) -> int:

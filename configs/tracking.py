@@ -20,6 +20,9 @@ class TrackingConfig:
         False, "print what holds each rank's memory at steps 1, 2, every 50th and the last of an epoch"
     )
     save_metrics: bool = setting(False, "also write losses and perplexities into one JSON file of lists")
+    report: bool = setting(
+        False, "write report.html into the run folder when the run ends: curves, memory, time and settings on one page"
+    )
     use_wandb: bool = setting(False, "send metrics and settings to Weights & Biases (offline with WANDB_MODE=offline)")
     use_tensorboard: bool = setting(False, "write metrics and settings for TensorBoard into the run folder")
     flop_counter: bool = setting(False, "count the floating-point operations of one step")

@@ -20,8 +20,6 @@ from torch.optim import Optimizer
 from utils.distributed import local_tensor
 from utils.units import GIB
 
-PHASES = ("before_forward", "after_forward", "after_backward", "after_optimizer_step")
-
 
 def local_bytes(tensors: Iterable[torch.Tensor | None]) -> dict[str, int]:
     """The bytes that this rank holds, by device type. A storage that several tensors share counts once."""
@@ -77,7 +75,7 @@ class MemoryLedger:
         self.active, self.phase = active, ""
 
     def record(self, phase: str) -> None:
-        """Note the memory at one of PHASES; an entry is made of it if this step is observed."""
+        """Note the memory at one of `reporting.memory_phases.PHASES`; an entry is made of it if this step is observed."""
         self.phase = phase
         if phase != "before_forward" and not self.active:
             return

@@ -14,6 +14,8 @@ from typing import Any
 from configs.run import RunConfig
 from configs.training import TrainConfig
 from reporting.default_folders import make_default_folder, model_title, outputs
+from reporting.report.page import NAME as REPORT
+from reporting.report.page import is_report
 from reporting.run_lock import RunLock, find_dead
 from reporting.run_yaml import NAME, is_damaged, is_of_a_run, read_run_yaml, write_run_yaml
 from reporting.trackers import WANDB_RUN
@@ -22,7 +24,7 @@ from utils.errors import ConfigError
 
 CHECKPOINTS = "checkpoints"
 OOM = "oom.json"  # the account of a session whose memory ran out; the next one deletes it
-REPLACED = (NAME, "metrics.jsonl", "samples.jsonl", "metrics_data.json", "model", "adapter", OOM)
+REPLACED = (NAME, "metrics.jsonl", "samples.jsonl", "metrics_data.json", REPORT, "model", "adapter", OOM)
 """Entries that a resumed run replaces as a whole. It only adds to the others."""
 RUN_ENTRIES = (*REPLACED, CHECKPOINTS, "tensorboard", "traces", "wandb", "profiler")
 
@@ -39,6 +41,7 @@ def entries_of(settings: Mapping[str, Any]) -> list[str]:
     written = {
         "samples.jsonl": train.get("eval_generate"),
         "metrics_data.json": tracking.get("save_metrics"),
+        REPORT: tracking.get("report"),
         "model": saves and not adapts,
         "adapter": saves and adapts,
         CHECKPOINTS: not train.get("dist_checkpoint_root_folder"),
@@ -50,14 +53,16 @@ def entries_of(settings: Mapping[str, Any]) -> list[str]:
 
 
 def made_entries(folder: Path) -> list[str]:
-    """The names of what the run in this folder wrote, in all its sessions; none if it holds no run."""
+    """The names of what the run in this folder wrote, in all its sessions; none if it holds no run.
+
+    A report counts, whoever made it.
+    """
     run = read_run_yaml(folder) if (folder / NAME).is_file() else {}
     if not is_of_a_run(run):
         return []
     recorded = run.get("entries")
-    if isinstance(recorded, list):
-        return [name for name in RUN_ENTRIES if name in recorded]
-    return entries_of(run["settings"])
+    made = recorded if isinstance(recorded, list) else entries_of(run["settings"])
+    return [name for name in RUN_ENTRIES if name in made or (name == REPORT and is_report(folder / REPORT))]
 
 
 def held_entries(folder: Path) -> list[str]:

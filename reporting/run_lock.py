@@ -217,6 +217,21 @@ def find_dead(flag: str, folder: Path, *, stale_seconds: float = STALE_SECONDS) 
     return state
 
 
+def is_in_use(folder: Path) -> bool:
+    """Whether a run seems to hold the folder, for those who only look: nothing is written, and nothing waited for.
+
+    An owner on another machine counts as alive if its last touch is recent by this machine's clock.
+    """
+    try:
+        state = _read(folder / NAME)
+        is_alive = state.owner.is_alive() if state is not None and state.owner is not None else None
+    except (OSError, TypeError, ValueError, OverflowError, psutil.Error):  # another's lock.json may say anything
+        return False
+    if is_alive is not None or state is None:
+        return bool(is_alive)
+    return abs(time.time() - state.touched_at / 1e9) < STALE_SECONDS
+
+
 def _read(path: Path) -> LockState | None:
     """What the file says; None if there is none. It is opened each time, for NFS then asks the server."""
     try:

@@ -16,6 +16,7 @@ Rank 0 writes. Every rank makes the same calls, since some gather figures from a
     reporter.run_ended("finished")
     refused = reporter.write_rest()
     reporter.show_end("finished")
+    reporter.write_page()
 """
 
 from __future__ import annotations
@@ -38,6 +39,7 @@ from reporting.memory_ledger import MemoryLedger, is_observed_step
 from reporting.memory_table import MemoryTable
 from reporting.metrics_file import MetricsFile
 from reporting.profiling import FlopFormula, StepRecorder
+from reporting.report.page import write_at_end
 from reporting.run_yaml import NAME as RUN_YAML
 from reporting.run_yaml import add_to_run_yaml, read_run_yaml, restore_run_yaml
 from reporting.samples import NUM_PRINTED, sample_lines
@@ -346,6 +348,11 @@ class RunReporter:
             return
         print_for_people(*end_summary(self.metrics.read(), self.folder, device_type=self.env.device.type))
         print_line(f"{status}: {self.folder}")
+
+    def write_page(self) -> None:
+        """Write report.html, if it was asked for. Call this after the end, however the run ended."""
+        if self.tracking.report and self.env.is_rank_zero:
+            self.say(write_at_end(self.folder))
 
 
 def end_figures(events: list[dict[str, Any]]) -> dict[str, Any]:

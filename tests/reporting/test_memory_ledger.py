@@ -11,7 +11,8 @@ import transformers
 from torch import nn
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
-from reporting.memory_ledger import PHASES, MemoryLedger, is_observed_step, local_bytes
+from reporting.memory_ledger import MemoryLedger, is_observed_step, local_bytes
+from reporting.memory_phases import PHASES
 from tests.helpers import random_documents
 from tests.helpers.processes import ProcessGroup, read_metrics
 

@@ -1,0 +1,203 @@
+"""Reads a run folder for a report. The folder may be another's, and the run may be going on: nothing in it is trusted.
+
+Lines and fields that are not what a run writes are left out, and lines are counted. A torn last line is one that is
+still being written.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+from reporting.memory_phases import PHASES
+from reporting.run_lock import is_in_use
+from reporting.run_yaml import NAME as RUN_YAML
+from reporting.run_yaml import read_run_yaml
+
+FILES = (RUN_YAML, "metrics.jsonl", "samples.jsonl", "plan.json", "oom.json")
+"""What a report is made from."""
+
+STATUSES = ("finished", "stopped", "failed")
+PEAKS = ("peak_allocated_gib", "reserved_gib", "host_rss_gib", "num_alloc_retries")
+_MOST_BYTES = 2**30  # of one file
+_MOST_STEPS = 2**53  # whole numbers that JavaScript can tell apart
+
+Event = dict[str, Any]
+
+
+@dataclass
+class Session:
+    """A piece of a run: from its start, or from a resume, to its end or the next resume."""
+
+    world_size: int | None
+    num_steps: int | None  # of the whole run, as planned then
+    first_step: int | None = None
+    last_step: int | None = None
+    seconds: float = 0.0  # in its optimizer steps
+
+
+@dataclass
+class RunFiles:
+    """What a run folder holds. Figures are finite numbers or None; events are in the order of their steps."""
+
+    folder: Path
+    notes: dict[str, Any] = field(default_factory=dict)  # run.yaml
+    train: list[Event] = field(default_factory=list)
+    evals: list[Event] = field(default_factory=list)
+    memory: list[Event] = field(default_factory=list)
+    checkpoints: list[Event] = field(default_factory=list)
+    sessions: list[Session] = field(default_factory=list)
+    start: Event = field(default_factory=dict)
+    end: Event = field(default_factory=dict)
+    samples: list[Event] = field(default_factory=list)  # of the last evaluation
+    plan: dict[str, Any] = field(default_factory=dict)
+    oom: dict[str, Any] = field(default_factory=dict)
+    num_unread: int = 0  # lines of metrics.jsonl that are no events
+    is_running: bool = False
+
+    @cached_property
+    def peaks(self) -> dict[int, Event]:
+        """The highest figures of each rank, by rank."""
+        highest: dict[int, Event] = {}
+        for event in self.memory:
+            own = highest.setdefault(event["rank"], dict.fromkeys(PEAKS))
+            for name in PEAKS:
+                value = event.get(name)
+                if value is not None and (own[name] is None or value > own[name]):
+                    own[name] = value
+        return dict(sorted(highest.items()))
+
+    @property
+    def status(self) -> str:
+        """One of STATUSES, or "running"; "unended": killed, or running elsewhere; "waiting": nothing is there."""
+        if self.is_running and not self.end:
+            return "running"
+        if self.end:
+            return str(self.end["status"])
+        return "unended" if self.notes or self.train or self.start else "waiting"
+
+
+def holds_run(folder: Path) -> bool:
+    """Whether there is anything to report of."""
+    return (folder / RUN_YAML).is_file() or (folder / "metrics.jsonl").is_file()
+
+
+def read_run(folder: Path) -> RunFiles:
+    """Everything of a run that a report shows.
+
+    Raises:
+        OSError: if a file is there and cannot be read.
+    """
+    run = RunFiles(folder)
+    if is_readable(folder / RUN_YAML):
+        run.notes = read_run_yaml(folder)
+    _read_metrics(run)
+    run.samples = _last_samples(folder / "samples.jsonl")
+    run.plan = _read_object(folder / "plan.json")
+    run.oom = _read_object(folder / "oom.json")
+    run.is_running = is_in_use(folder)
+    return run
+
+
+def is_readable(file: Path) -> bool:
+    """Whether this is a file of a size that a run writes: a pipe would be waited for."""
+    return file.is_file() and file.stat().st_size <= _MOST_BYTES
+
+
+def number(value: Any) -> float | int | None:
+    """The value if it is a finite number that JavaScript can hold."""
+    if isinstance(value, bool) or not isinstance(value, int | float) or not -1e100 < value < 1e100:
+        return None
+    return value if math.isfinite(value) else None
+
+
+def _count(value: Any) -> int | None:
+    return value if isinstance(value, int) and not isinstance(value, bool) and 0 <= value <= _MOST_STEPS else None
+
+
+def _lines(file: Path) -> Iterator[tuple[Any, bool]]:
+    """What each line holds, and whether it is JSON. A last line without its end is left out."""
+    if not is_readable(file):
+        return
+    with open(file, encoding="utf-8", errors="replace", newline="\n") as lines:
+        for line in lines:
+            if not line.endswith("\n"):
+                return
+            try:
+                yield json.loads(line), True
+            except (ValueError, RecursionError):
+                yield None, False
+
+
+def _read_metrics(run: RunFiles) -> None:
+    train: dict[int, Event] = {}
+    evals: dict[int, Event] = {}
+    memory: dict[tuple[int, int, str], Event] = {}
+    for line, _is_json in _lines(run.folder / "metrics.jsonl"):
+        name = line.get("event") if isinstance(line, dict) else None
+        if not isinstance(name, str):
+            run.num_unread += 1
+            continue
+        event = {key: number(value) for key, value in line.items() if key != "event"}
+        step, rank, phase = _count(line.get("step")), _count(line.get("rank")), line.get("phase")
+        if name == "start":
+            run.start, run.end = event, {}
+            run.sessions.append(Session(_count(line.get("world_size")), _count(line.get("num_steps"))))
+        elif name == "end" and line.get("status") in STATUSES:
+            run.end = event | {"status": line["status"]}
+        elif name == "train" and step is not None:
+            train[step] = event
+            _add_to_session(run, step, event.get("step_seconds") or 0.0)
+        elif name == "eval" and step is not None:
+            evals[step] = event
+        elif name == "checkpoint":
+            run.checkpoints.append(event)
+        elif name == "memory" and step is not None and rank is not None and phase in PHASES:
+            memory[step, rank, phase] = event | {"phase": phase}
+        elif name in ("end", "train", "eval", "memory"):
+            run.num_unread += 1
+    run.train, run.evals = ([events[step] for step in sorted(events)] for events in (train, evals))
+    run.memory = [memory[key] for key in sorted(memory)]
+
+
+def _add_to_session(run: RunFiles, step: int, seconds: float) -> None:
+    if not run.sessions:
+        run.sessions.append(Session(None, None))
+    session = run.sessions[-1]
+    session.first_step = step if session.first_step is None else session.first_step
+    session.last_step = step
+    session.seconds += seconds
+
+
+def _last_samples(file: Path) -> list[Event]:
+    """The texts of the last evaluation that generated some."""
+    samples: list[Event] = []
+    for line, _is_json in _lines(file):
+        step = _count(line.get("step")) if isinstance(line, dict) else None
+        if step is None:
+            continue
+        if samples and step != samples[-1]["step"]:
+            samples = []
+        texts = {
+            name: line[name]
+            for name in ("dataset", "prompt", "reference", "generated")
+            if isinstance(line.get(name), str)
+        }
+        samples.append({"step": step, "row": _count(line.get("row")), "rougeL": number(line.get("rougeL")), **texts})
+    return samples
+
+
+def _read_object(file: Path) -> dict[str, Any]:
+    """A JSON object; empty if the file is not there, or is being written."""
+    if not is_readable(file):
+        return {}
+    try:
+        value = json.loads(file.read_text(encoding="utf-8", errors="replace"))
+    except (ValueError, RecursionError):
+        return {}
+    return value if isinstance(value, dict) else {}
