@@ -75,7 +75,7 @@ class MemoryLedger:
         self.active, self.phase = active, ""
 
     def record(self, phase: str) -> None:
-        """Note the memory at one of `reporting.memory_phases.PHASES`; an entry is made of it if this step is observed."""
+        """Note the memory at one of `memory_phases.PHASES`; an entry is made of it if this step is observed."""
         self.phase = phase
         if phase != "before_forward" and not self.active:
             return
