@@ -229,8 +229,11 @@ def _dequantize_4bit(
         absmax = operator(absmax, nested_absmax, nested_code, NESTED_BLOCK, torch.float32) + offset
     # As one row. Of several rows bitsandbytes 0.50 takes wrong scales on a CPU, if blocks do not end where rows do; its
     # product does so, too.
-    flat = torch.ops.bitsandbytes.dequantize_4bit.default(packed, absmax, BLOCK, quant_type, [math.prod(shape)], dtype)
-    return flat.view(tuple(shape))
+    # The row is [1, n]: of [n] the CPU's kernel makes that, which is not what torch.compile was told.
+    row = [1, math.prod(shape)]
+    return torch.ops.bitsandbytes.dequantize_4bit.default(packed, absmax, BLOCK, quant_type, row, dtype).view(
+        tuple(shape)
+    )
 
 
 @torch.library.custom_op("quantization::linear_8bit", mutates_args=())

@@ -99,13 +99,22 @@ def test_computing_in_another_dtype_than_the_inputs() -> None:
     assert torch.equal(outputs, outputs.to(BF16).float())
 
 
-@pytest.mark.parametrize("kind", [("nf4", True), ("int8", False)], ids=str)
-def test_a_layer_compiles_without_graph_breaks(kind: tuple[str, bool]) -> None:
+@pytest.mark.parametrize(
+    ("kind", "backend"),
+    [
+        (("nf4", True), "aot_eager"),
+        (("int8", False), "aot_eager"),
+        pytest.param(("nf4", True), "inductor", marks=pytest.mark.slow),
+    ],
+    ids=str,
+)
+@torch.compiler.config.patch(force_disable_caches=True)
+def test_a_layer_compiles_without_graph_breaks(kind: tuple[str, bool], backend: str) -> None:
     linear = quantized(nn.Linear(64, 32), kind)
     inputs = torch.randn(4, 64, requires_grad=True)
-    compiled = torch.compile(linear, backend="aot_eager", fullgraph=True)
+    compiled = torch.compile(linear, backend=backend, fullgraph=True)
     torch.testing.assert_close(compiled(inputs), linear(inputs))
-    (found,) = torch.autograd.grad(compiled(inputs).sum(), inputs)
+    (found,) = torch.autograd.grad(compiled(inputs).sum(), inputs)  # inductor checks what each operator returns
     (wanted,) = torch.autograd.grad(linear(inputs).sum(), inputs)
     torch.testing.assert_close(found, wanted)
 
