@@ -11,6 +11,7 @@ from transformers.utils import IMAGE_PROCESSOR_NAME, PROCESSOR_NAME, cached_file
 
 from configs.training import TrainConfig
 from data.images import import_pillow
+from data.sentencepiece_files import check_conversion, find_sentencepiece
 from data.tokenizer_loading import add_special_tokens
 from utils.errors import ConfigError, in_one_line
 from utils.hub import check_on_hub, explain
@@ -42,6 +43,7 @@ def read_processor(name: str, flag: str, *, trust_remote_code: bool = False) -> 
     Raises:
         ConfigError: if there is none, it cannot be loaded, or it makes no inputs of an image.
     """
+    sentencepiece_model = find_sentencepiece(name, flag)
     try:
         processor = AutoProcessor.from_pretrained(name, trust_remote_code=trust_remote_code, backend="pil")
     except Exception as error:
@@ -55,6 +57,8 @@ def read_processor(name: str, flag: str, *, trust_remote_code: bool = False) -> 
             f"{flag}: {name!r} has no processor for images, only a {type(processor).__name__}; copy the processor's "
             "files (preprocessor_config.json, processor_config.json) there, or name it with --tokenizer_name"
         )
+    if sentencepiece_model is not None:
+        check_conversion(processor.tokenizer, sentencepiece_model, name, flag)
     try:
         image_inputs(processor, blank_image(), prompt_text(processor, ""))
     except Exception as error:

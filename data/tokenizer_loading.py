@@ -2,18 +2,15 @@
 
 from __future__ import annotations
 
-import importlib.util
 from pathlib import Path
 from typing import Any
 
 from transformers import AddedToken, AutoTokenizer, PreTrainedTokenizerBase
-from transformers.utils import cached_file
 
 from configs.training import TrainConfig
+from data.sentencepiece_files import check_conversion, find_sentencepiece
 from utils.errors import ConfigError
 from utils.hub import check_on_hub, explain
-
-SENTENCEPIECE_FILES = ("tokenizer.model", "spiece.model", "sentencepiece.bpe.model")
 
 
 def load_tokenizer(train_config: TrainConfig) -> PreTrainedTokenizerBase:
@@ -26,11 +23,7 @@ def load_tokenizer(train_config: TrainConfig) -> PreTrainedTokenizerBase:
     flag = "--tokenizer_name" if train_config.tokenizer_name else "--model_name"
     if train_config.tokenizer_name and not Path(name).expanduser().is_dir():
         check_on_hub(flag, name, "model")
-    if file := _unread_sentencepiece(name):
-        raise ConfigError(
-            f"{flag}: the tokenizer of {name!r} is {file}, a sentencepiece model, and the package that reads it is "
-            "missing; pip install sentencepiece protobuf"
-        )
+    sentencepiece_model = find_sentencepiece(name, flag)
     try:
         tokenizer = AutoTokenizer.from_pretrained(name, trust_remote_code=train_config.trust_remote_code)
     except Exception as error:
@@ -38,29 +31,12 @@ def load_tokenizer(train_config: TrainConfig) -> PreTrainedTokenizerBase:
             f"{flag}: no tokenizer could be loaded from {name!r} ({explain(error)}); give a folder or hub name that "
             "has one with --tokenizer_name"
         ) from error
+    if sentencepiece_model is not None:
+        check_conversion(tokenizer, sentencepiece_model, name, flag)
     if tokenizer.eos_token_id is None:
         raise ConfigError(f"{flag}: the tokenizer of {name!r} has no end token (eos_token); answers would never end")
     add_special_tokens(tokenizer, train_config)
     return tokenizer
-
-
-def _unread_sentencepiece(name: str) -> str | None:
-    """The tokenizer's file if it needs sentencepiece and that is missing; transformers would take it for tiktoken's."""
-
-    def find(file_name: str) -> str | None:
-        try:
-            return cached_file(name, file_name, _raise_exceptions_for_missing_entries=False)
-        except Exception:  # loading the tokenizer will say what is wrong
-            return None
-
-    if importlib.util.find_spec("sentencepiece") is not None or find("tokenizer.json") is not None:
-        return None
-    for file_name in SENTENCEPIECE_FILES:
-        file = find(file_name)
-        # Its first field is a list of pieces, in protobuf's numbering 0x0A; tiktoken's files are text.
-        if file is not None and Path(file).read_bytes()[:1] == b"\n":
-            return file_name
-    return None
 
 
 def add_special_tokens(tokenizer: Any, train_config: TrainConfig) -> None:

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.util
-import shutil
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -11,7 +9,6 @@ from typing import Any
 import pytest
 import torch
 from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
-from transformers.utils import sentencepiece_model_pb2_new
 
 import finetuning
 from configs.flags import parse_flags
@@ -158,21 +155,3 @@ def test_an_adapter_refuses_tokens_that_the_model_does_not_have(tiny_model: Path
     tokenizer.add_tokens(["<user>"])
     with pytest.raises(ConfigError, match="--tokenizer_name"):
         grow_embeddings(build(tiny_model), num_rows_needed(tokenizer), use_peft=True)
-
-
-@pytest.mark.parametrize("name", ["tokenizer.model", "spiece.model"])
-def test_a_sentencepiece_model_alone_names_the_package_that_reads_it(
-    name: str, tiny_model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """transformers would take it for tiktoken's and name that package."""
-    pieces = sentencepiece_model_pb2_new.ModelProto()
-    pieces.pieces.add(piece="<unk>", score=0.0, type=2)
-    (tmp_path / name).write_bytes(pieces.SerializeToString())
-    shutil.copy(tiny_model / "config.json", tmp_path)
-    found = importlib.util.find_spec
-    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None if name == "sentencepiece" else found(name))
-    config = parse_flags(["--model_name", str(tmp_path)]).train_config
-    with pytest.raises(
-        ConfigError, match=f"--model_name: .* is {name}, a sentencepiece model, .* pip install sentencep"
-    ):
-        load_tokenizer(config)
