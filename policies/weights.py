@@ -35,6 +35,7 @@ from policies.stored_weights import SafetensorsTensors, weight_files
 from policies.tensor_names import find_stored, plain_name, saved_buffers, shared_names
 from policies.weight_fingerprint import describe_file
 from policies.weight_sources import FileWeights, RandomWeights, Stored, Target, Weights, WholeWeights
+from policies.wrapping import has_tied_embeddings
 from utils.distributed import check_agreement, one_rank_per_node_first
 from utils.environment import Environment, print_rank_zero
 from utils.errors import ConfigError
@@ -121,7 +122,7 @@ def find_weights(
             ) from error
         except Exception as error:
             raise explain_failed_load(train, error) from error
-        if not whole.all_tied_weights_keys:  # else growing would tie again what from_pretrained has untied
+        if not has_tied_embeddings(whole):  # else growing would tie the head again that from_pretrained has untied
             untie_config(whole)
         if whole.get_input_embeddings().num_embeddings < num_rows:
             whole.resize_token_embeddings(num_rows)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from copy import deepcopy
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -22,7 +23,7 @@ from tests.helpers.exports import Capture, export
 from tests.helpers.made import Made
 from tests.helpers.processes import ProcessGroup, train_events
 from tests.helpers.reference import SEED, assert_agrees, reference_order
-from tests.helpers.seq2seq_models import save_seq2seq
+from tests.helpers.seq2seq_models import VOCAB, make_tokenizer, save_seq2seq
 from tools.generate import main as generate
 
 NUM_STEPS, LR, MOMENTUM = 4, 0.1, 0.9
@@ -206,3 +207,29 @@ def test_an_adapter_loads_and_merges(models: Made, process_group: ProcessGroup, 
     exported = export(run, tmp_path / "merged", "--merge", "--verify")
     merged = AutoModelForSeq2SeqLM.from_pretrained(exported, dtype=torch.float32)
     assert np.allclose(logits_of(merged), logits_of(adapted), atol=1e-4)
+
+
+@pytest.mark.parametrize("family", ["bart", "flan-t5"])
+def test_embeddings_and_head_grow_with_the_tokenizer(
+    family: str, models: Made, process_group: ProcessGroup, tmp_path: Path
+) -> None:
+    """A step that moves nothing leaves the model's own rows, in a head that is tied (BART) and one that is not."""
+    base, run, tokenizer = models[family], tmp_path / "run", tmp_path / "tokenizer"
+    grown = deepcopy(make_tokenizer(family))
+    grown.add_tokens(["<ann>", "<tom>", "<olga>"])
+    grown.save_pretrained(tokenizer)
+    flags = flags_for(base, run, "--tokenizer_name", str(tokenizer), "--enable_fsdp", num_steps=1)
+    flags[flags.index("--lr") + 1] = "1e-12"
+    process_group.train([*flags, "--run_validation", "False"], world_size=2)
+    before = AutoModelForSeq2SeqLM.from_pretrained(base, dtype=torch.float32)
+    for folder in (run / "model", export(run, tmp_path / "exported", "--verify")):
+        after = AutoModelForSeq2SeqLM.from_pretrained(folder, dtype=torch.float32)
+        assert after.config.vocab_size == VOCAB + 3 == len(AutoTokenizer.from_pretrained(folder))
+        for find in ("get_input_embeddings", "get_output_embeddings"):
+            old, new = getattr(before, find)().weight, getattr(after, find)().weight
+            assert torch.allclose(new[:VOCAB], old, atol=1e-9)
+            assert new.shape[0] == VOCAB + 3
+            assert new.isfinite().all()
+        is_tied = after.get_output_embeddings().weight is after.get_input_embeddings().weight
+        assert is_tied == (family == "bart")
+        assert torch.allclose(logits_of(after)[..., :VOCAB], logits_of(before), atol=1e-5)
