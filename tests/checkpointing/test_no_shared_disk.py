@@ -58,6 +58,7 @@ def hosts(tmp_path: Path) -> Hosts:
     return Hosts(tmp_path)
 
 
+@pytest.mark.slow
 def test_a_run_is_killed_loses_a_disk_and_goes_on_bit_for_bit(
     hosts: Hosts, tiny_model: Path, process_group: ProcessGroup, tmp_path: Path
 ) -> None:

@@ -162,6 +162,7 @@ def logits_of(model: Any) -> torch.Tensor:
         return model.eval()(input_ids=ids, decoder_input_ids=ids.flip(1)).logits
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("family", ["bart", "flan-t5"])
 def test_a_run_resumes_and_its_weights_load_export_and_generate(
     family: str, models: Made, process_group: ProcessGroup, tmp_path: Path, capsys: Capture

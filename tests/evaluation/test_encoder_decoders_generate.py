@@ -20,6 +20,7 @@ from tools.make_tiny_model import DEFAULT_DATA, make_tokenizer, read_texts
 BEAMS = ["--num_beams", "2", "--val_batch_size", "3", "--max_train_step", "1", "--save_model", "False"]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("family", ["bart", "t5"])
 def test_texts_are_those_of_plain_transformers_on_any_number_of_ranks(
     family: str, process_group: ProcessGroup, tmp_path: Path

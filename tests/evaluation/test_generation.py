@@ -80,7 +80,9 @@ LAYOUTS = {
 }
 
 
-@pytest.mark.parametrize("layout", LAYOUTS)
+@pytest.mark.parametrize(
+    "layout", [pytest.param(name, marks=pytest.mark.slow if name == "compiled" else ()) for name in LAYOUTS]
+)
 def test_ranks_share_the_work_and_change_no_text_and_no_figure(
     layout: str, alone: Path, taught: Path, data: Path, process_group: ProcessGroup, tmp_path: Path
 ) -> None:
