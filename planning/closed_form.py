@@ -1,0 +1,170 @@
+"""The memory plan of a run in closed form: bytes per rank, phase by phase, from shapes alone.
+
+What one layer keeps and needs is counted on meta tensors (`planning.layer_use`); a walk through the step adds up what
+all layers, the layout and the optimizer hold (`planning.timeline`). So a plan costs one pass over a layer of each kind,
+and it works where the whole step cannot be traced: with packed weights, on cards of other kinds than this machine's.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from torch import nn
+
+from planning.cards import Card
+from planning.device_kernels import kernels_of_card
+from planning.host_bytes import checkpoint_bytes, host_load_bytes, host_training_bytes
+from planning.layer_use import StepUse, measure_step
+from planning.memory_plan import MemoryPlan
+from planning.meta_batch import meta_batch
+from planning.optimizer_bytes import optimizer_bytes
+from planning.planned_model import PlannedModel
+from planning.row_lengths import RowLengths
+from planning.sharded_bytes import add_statistics, local_parts
+from planning.timeline import Bytes, Scheme, Timeline
+from policies.attention import BY_OFFSETS
+from policies.wrapping import find_layers
+from utils.units import GIB
+
+CONTEXT_GIB = 0.5
+"""What CUDA holds of a device before the first tensor: its context and the kernels of torch, cuBLAS and cuDNN. NVIDIA
+names no figure; nvidia-smi shows 0.3 to 0.6 GiB for a process with one small tensor, less on older cards."""
+
+COLLECTIVES_GIB = 0.4
+"""NCCL's own buffers, outside torch's allocator, for a process with several ranks: some tens of channels of 4 to 10 MiB
+(NCCL_BUFFSIZE is 4 MiB for each channel and direction)."""
+
+ROUNDED_UP = 0.01
+"""Share of the peak by which segments of the caching allocator exceed what is allocated in them, as long as all steps
+are alike: small blocks share segments of 2 and 20 MiB, larger ones are rounded up to 2 MiB (c10/cuda). Assumed, not
+measured. What changing shapes of batches fragment comes on top: a tight plan has no room for that."""
+
+DEFAULT_CAPABILITY = (8, 0)
+"""Of a card that only has a size: all of the last five years have flash attention."""
+
+
+def plan_memory(planned: PlannedModel, card: Card, rows: RowLengths) -> MemoryPlan:
+    """The plan of a run on ranks with such a card.
+
+    Args:
+        planned: its model; it gets the buffers of packed weights here, if it has not yet.
+
+    Raises:
+        ConfigError: if the inputs of such a model are not known before data is read.
+    """
+    add_statistics(planned.adapted.model)
+    scheme = scheme_of(planned)
+    timeline = Timeline(planned.adapted.model, planned.adapted.units, scheme)
+    if planned.config.train_config.run_validation is not False:
+        timeline.evaluation(step_use(planned, card, rows.eval_rows, rows.longest, rows, trains=False))
+    fullest = step_use(planned, card, rows.rows, rows.longest, rows)
+    timeline.first_micro_batch(fullest)
+    if rows.typical != rows.longest:
+        timeline.first_micro_batch(step_use(planned, card, rows.rows, rows.typical, rows))
+    timeline.step(fullest)
+    peaks = timeline.peaks | {"load": _loading(planned.adapted.model, timeline)}
+    phases = {phase: peak.in_gib() for phase, peak in peaks.items()}
+    return MemoryPlan(
+        phases=phases,
+        after_forward_gib=timeline.after_forward.total / GIB,
+        overhead_gib=overhead_gib(max(parts.total for parts in phases.values()), planned.env.world_size),
+        capacity_gib=card.memory_gib,
+        host_load_gib=host_load_bytes(planned) / GIB,
+        host_training_gib=host_training_bytes(planned, scheme) / GIB,
+        checkpoint_gib=checkpoint_bytes(planned) / GIB,
+        made_by="closed form",
+        notes=_notes(planned),
+    )
+
+
+def overhead_gib(peak_gib: float, world_size: int) -> float:
+    """What a device holds beside the tensors of one rank."""
+    return CONTEXT_GIB + (COLLECTIVES_GIB if world_size > 1 else 0.0) + ROUNDED_UP * peak_gib
+
+
+def scheme_of(planned: PlannedModel) -> Scheme:
+    """How a run of ours holds its parameters."""
+    precision, _, layout = planned.resolved.policies
+    train, fsdp = planned.config.train_config, planned.config.fsdp_config
+    num_shards = layout.mesh_shape[1] if layout.kind == "fully_shard" else 1
+    return Scheme(
+        kind=layout.kind,
+        optimizer=optimizer_bytes(list(local_parts(planned.adapted.model, num_shards)), train, fsdp),
+        num_shards=num_shards,
+        reshards_after_forward=layout.reshard_after_forward,
+        compute_dtype=precision.compute_dtype if layout.kind == "fully_shard" and precision.casts else None,
+        num_micro_batches=planned.resolved.batches.gradient_accumulation_steps,
+        accumulates_unsharded=planned.accumulate_unsharded,
+        params_on_host=layout.cpu_offload,
+        grads_on_host=layout.cpu_offload,
+    )
+
+
+def step_use(
+    planned: PlannedModel, card: Card, num_rows: int, widths: tuple[int, ...], rows: RowLengths, *, trains: bool = True
+) -> StepUse:
+    """What the layers of a run keep for one micro-batch of this shape."""
+    resolved, model, base = planned.resolved, planned.adapted.model, planned.adapted.base
+    by_offsets = planned.empty.attention == BY_OFFSETS
+    batch = meta_batch(
+        resolved, num_rows, widths, label_share=rows.label_share, packed=rows.packed, by_offsets=by_offsets
+    )
+    has_mask = not rows.packed
+    capability = card.compute_capability or DEFAULT_CAPABILITY
+    model.train(trains)
+    precision = resolved.policies.precision
+    with (
+        computed_in(model, precision.compute_dtype if precision.casts else None),
+        kernels_of_card(capability, answer=not has_mask),
+    ):
+        return measure_step(
+            model,
+            outermost(find_layers(base)),
+            lambda: resolved.task.summed_loss(model, batch),
+            list(_tensors(batch)),
+            trains=trains,
+        )
+
+
+def outermost(layers: Sequence[nn.Module]) -> list[nn.Module]:
+    """The layers that are in no other."""
+    inside = {id(module) for layer in layers for module in layer.modules() if module is not layer}
+    return [layer for layer in layers if id(layer) not in inside]
+
+
+@contextmanager
+def computed_in(model: nn.Module, dtype: torch.dtype | None) -> Iterator[None]:
+    """Inside this context floating parameters, on the meta device, have the dtype that gathering casts them to."""
+    stored = {parameter: parameter.data for parameter in model.parameters()}
+    try:
+        for parameter, data in stored.items():
+            if dtype is not None and data.is_floating_point():
+                parameter.data = data.to(dtype)
+        yield
+    finally:
+        for parameter, data in stored.items():
+            parameter.data = data
+
+
+def _tensors(batch: Any) -> Iterator[torch.Tensor]:
+    for value in vars(batch).values():
+        yield from value.values() if isinstance(value, dict) else [value] if torch.is_tensor(value) else []
+
+
+def _loading(model: nn.Module, timeline: Timeline) -> Bytes:
+    """While weights are read: this rank's part of all, and the largest one whole (policies/weights.py)."""
+    peak = Bytes(params=timeline.now.params)
+    peak.temporaries = max((parameter.nbytes for parameter in model.parameters()), default=0)
+    return peak
+
+
+def _notes(planned: PlannedModel) -> tuple[str, ...]:
+    notes = []
+    if planned.config.train_config.compile:
+        notes.append("compile: planned as if layers were not compiled, which keeps more; see docs/planning.md")
+    if planned.config.train_config.eval_generate:
+        notes.append("eval_generate: the key-value cache of generation is not in the plan")
+    return tuple(notes)

@@ -1,0 +1,119 @@
+"""What a GPU's fused kernels of attention and dropout keep, for passes on the meta device, which has neither."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any, Literal
+
+import torch
+import torch.nn.functional as F
+from torch.overrides import TorchFunctionMode
+
+Kernel = Literal["flash", "efficient", "math"]
+
+
+def kernel_of(
+    dtype: torch.dtype, capability: tuple[int, int], *, has_mask: bool, grouped: bool, head_dim: int
+) -> Kernel:
+    """The kernel that `scaled_dot_product_attention` takes on such a card (torch's `sdp_utils.cpp`).
+
+    Flash needs capability 8.0, half precision, heads up to 256 and no mask. The memory-efficient kernel takes bf16 from
+    8.0 on, and as many key heads as query heads. Everything else is plain products and a softmax.
+
+    Args:
+        grouped: there are fewer key heads than query heads.
+    """
+    half = dtype in (torch.float16, torch.bfloat16)
+    if half and capability >= (8, 0) and not has_mask and head_dim <= 256:
+        return "flash"
+    if grouped or (dtype == torch.bfloat16 and capability < (8, 0)):
+        return "math"
+    return "efficient"
+
+
+@contextmanager
+def kernels_of_card(capability: tuple[int, int], *, answer: bool) -> Iterator[None]:
+    """Inside this context attention and dropout on meta tensors keep what they keep on a card of that capability.
+
+    Questions that models ask of values (`if mask.all()`) get one answer, because meta tensors have no values.
+
+    Args:
+        answer: models ask whether a given mask masks nothing, and whether position ids are those of one sequence per
+            row: True without a mask, False with one.
+    """
+    own_attention, own_dropout = F.scaled_dot_product_attention, F.dropout
+
+    def attention(
+        query: torch.Tensor,
+        key: torch.Tensor,
+        value: torch.Tensor,
+        attn_mask: torch.Tensor | None = None,
+        dropout_p: float = 0.0,
+        is_causal: bool = False,
+        scale: float | None = None,
+        enable_gqa: bool = False,
+    ) -> torch.Tensor:
+        kernel = kernel_of(
+            query.dtype,
+            capability,
+            has_mask=attn_mask is not None,
+            grouped=enable_gqa and query.shape[1] != key.shape[1],
+            head_dim=query.shape[-1],
+        )
+        if kernel == "math":
+            return torch.ops.aten._scaled_dot_product_attention_math(
+                query, key, value, attn_mask, dropout_p, is_causal, scale=scale, enable_gqa=enable_gqa
+            )[0]
+        if attn_mask is not None and attn_mask.dtype == torch.bool:
+            attn_mask = attn_mask.new_empty(attn_mask.shape, dtype=query.dtype)  # as torch converts it, in every layer
+        output: torch.Tensor = _Fused.apply(query, key, value, attn_mask)
+        return output
+
+    def dropout(input: torch.Tensor, p: float = 0.5, training: bool = True, inplace: bool = False) -> torch.Tensor:
+        # Keeps a mask of one byte per element; elsewhere torch keeps one of the input's dtype.
+        return torch.ops.aten.native_dropout(input, p, training)[0] if training and p > 0 else input
+
+    # Not by a TorchFunctionMode: backward leaves it, and checkpointed layers compute again there.
+    F.scaled_dot_product_attention, F.dropout = attention, dropout
+    try:
+        with _OneAnswer(answer):
+            yield
+    finally:
+        F.scaled_dot_product_attention, F.dropout = own_attention, own_dropout
+
+
+class _OneAnswer(TorchFunctionMode):
+    """Answers every `bool(tensor)`."""
+
+    def __init__(self, answer: bool) -> None:
+        super().__init__()
+        self.answer = answer
+
+    def __torch_function__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        return self.answer if function is torch.Tensor.__bool__ else function(*args, **(kwargs or {}))
+
+
+class _Fused(torch.autograd.Function):
+    """Keeps what the flash and the memory-efficient kernel keep: query, key, value, output and a sum per row."""
+
+    @staticmethod
+    def forward(
+        ctx: Any, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, bias: torch.Tensor | None
+    ) -> torch.Tensor:
+        batch, heads, length, _ = query.shape
+        output = query.new_empty(batch, length, heads, value.shape[-1]).transpose(1, 2)
+        sums = query.new_empty(batch, heads, length, dtype=torch.float32)
+        ctx.save_for_backward(query, key, value, bias, output, sums)
+        return output
+
+    @staticmethod
+    def backward(ctx: Any, grad: torch.Tensor) -> tuple[Any, ...]:
+        query, key, value, bias, _, _ = ctx.saved_tensors
+        # Gradients of the query are summed in fp32; those of shared keys and values first for every query head.
+        summed = torch.empty_like(query, dtype=torch.float32)
+        shape = (*query.shape[:2], *key.shape[2:]) if key.shape[1] != query.shape[1] else None
+        expanded = [] if shape is None else [key.new_empty(shape), value.new_empty(shape)]
+        grads = [torch.empty_like(tensor) for tensor in (query, key, value)]
+        del summed, expanded
+        return *grads, torch.empty_like(bias) if bias is not None and ctx.needs_input_grad[3] else None

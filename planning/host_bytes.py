@@ -1,0 +1,50 @@
+"""Host memory and disk that a run needs."""
+
+from __future__ import annotations
+
+from planning.planned_model import PlannedModel
+from planning.timeline import Scheme
+from policies.optimizers.build import state_bytes
+from utils.units import GIB
+
+PROCESS_BYTES = int(1.5 * GIB)
+"""Resident memory of a rank before it has a model: Python, torch with its CUDA libraries, transformers."""
+
+WORKER_BYTES = int(0.7 * GIB)
+"""Private memory of a data loading process that was forked: what it changes of the rank's pages, and its batches."""
+
+
+def host_load_bytes(planned: PlannedModel) -> int:
+    """Of one rank while weights are read: one tensor at a time, whole, before its part goes to the device.
+
+    With --fsdp_cpu_offload this rank's part of all stays.
+    """
+    largest = max((parameter.nbytes for parameter in planned.adapted.model.parameters()), default=0)
+    return PROCESS_BYTES + 2 * largest + _offloaded(planned)
+
+
+def host_training_bytes(planned: PlannedModel, scheme: Scheme) -> int:
+    """Of one rank while it trains: with offloading also parameters, gradients and states."""
+    workers = planned.config.train_config.num_workers_dataloader * WORKER_BYTES
+    grads = _trained(planned) // scheme.num_shards if scheme.grads_on_host else 0
+    return PROCESS_BYTES + workers + _offloaded(planned) + grads + scheme.optimizer.on_host
+
+
+def checkpoint_bytes(planned: PlannedModel) -> int:
+    """Disk for one checkpoint of all ranks: what is trained, all weights unless an adapter is trained, and states."""
+    train, fsdp, model = planned.config.train_config, planned.config.fsdp_config, planned.adapted.model
+    trained = [parameter for parameter in model.parameters() if parameter.requires_grad]
+    kept = trained if train.use_peft else list(model.parameters())
+    return sum(p.nbytes for p in kept) + sum(state_bytes(parameter, train, fsdp) for parameter in trained)
+
+
+def _offloaded(planned: PlannedModel) -> int:
+    """This rank's part of the parameters, if they live in host memory."""
+    layout = planned.resolved.policies.layout
+    if not layout.cpu_offload:
+        return 0
+    return sum(parameter.nbytes for parameter in planned.adapted.model.parameters()) // layout.mesh_shape[1]
+
+
+def _trained(planned: PlannedModel) -> int:
+    return sum(parameter.nbytes for parameter in planned.adapted.model.parameters() if parameter.requires_grad)

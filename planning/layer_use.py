@@ -1,0 +1,234 @@
+"""What each layer of a model keeps for its backward pass, and needs meanwhile: counted in one pass on meta tensors.
+
+Of layers that are alike only one is run, and the others are replaced by their output: a model of eighty layers costs as
+much as one of two. Nothing is assumed of a family of models. What is counted is what its own code keeps, with our loss,
+adapters, checkpointing and packed weights.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass, field
+from types import MethodType
+from typing import Any
+
+import torch
+from torch import nn
+from torch.utils._pytree import tree_leaves, tree_map_only
+
+from planning.live_bytes import LiveBytes, Window
+
+
+@dataclass(frozen=True)
+class Use:
+    """The bytes of one layer, or of all that runs behind the layers."""
+
+    kept: int  # alive when its forward ends, output included, beyond what was alive when it began
+    forward: int  # the most in its forward, beyond what was alive when it began
+    backward: int  # the most in its backward, beyond the same; without gradients of parameters
+    backward_with_grads: int  # the same, with the gradients of its own parameters as they come
+
+
+@dataclass(frozen=True)
+class StepUse:
+    """One forward and backward pass, in bytes."""
+
+    layers: tuple[tuple[nn.Module, Use], ...]  # in the order of forward
+    beside: int  # kept by what runs before and between the layers
+    loss: Use  # what runs behind the last layer: norm, head and loss
+    embedding_backward: int  # the most behind the first layer's backward, its gradients included
+
+
+@dataclass
+class _Measured:
+    """The windows of a layer that was run."""
+
+    start: int
+    forward: Window
+    outputs: Any
+    backward: Window | None = None
+    end: int = 0
+
+
+@dataclass
+class _Pass:
+    """What a pass has met so far."""
+
+    live: LiveBytes
+    kinds: dict[Any, _Measured] = field(default_factory=dict)
+    order: list[tuple[nn.Module, Any]] = field(default_factory=list)
+    last: int = 0  # alive when the last layer ended
+    loss: Window | None = None
+    embedding: Window | None = None  # behind the backward of the first layer
+
+
+def measure_step(
+    model: nn.Module,
+    layers: Sequence[nn.Module],
+    run: Callable[[], torch.Tensor],
+    inputs: Sequence[torch.Tensor],
+    *,
+    trains: bool = True,
+) -> StepUse:
+    """Run one pass on meta tensors and count.
+
+    Args:
+        model: with its parameters on the meta device, in the dtype in which they are computed.
+        layers: the repeated ones (`policies.wrapping.find_layers`), none inside another.
+        run: computes the loss.
+        inputs: the tensors of the micro-batch.
+        trains: False: the forward pass of an evaluation, which keeps nothing.
+    """
+    parameters = list(model.parameters())
+    live = LiveBytes([*parameters, *model.buffers(), *inputs])
+    state = _Pass(live)
+    with ExitStack() as stack:
+        for parameter in parameters:
+            if parameter.requires_grad:
+                stack.callback(parameter.register_post_accumulate_grad_hook(live.take_grad).remove)
+        stack.enter_context(_replaced_layers(layers, state))
+        stack.enter_context(torch.set_grad_enabled(trains))
+        stack.enter_context(live)
+        loss = run()
+        kept_at_loss = live.live
+        forward = state.loss or live.window  # a model without layers is all loss
+        backward = live.enter()
+        if trains:
+            loss.backward()
+        live.enter()
+    return _collect(state, forward, backward, kept_at_loss)
+
+
+def _collect(state: _Pass, forward: Window, backward: Window, kept_at_loss: int) -> StepUse:
+    uses = {
+        kind: Use(
+            kept=measured.end - measured.start,
+            forward=measured.forward.peak - measured.start,
+            backward=(measured.backward.peak if measured.backward else measured.end) - measured.start,
+            backward_with_grads=(measured.backward.peak_with_grads if measured.backward else measured.end)
+            - measured.start,
+        )
+        for kind, measured in state.kinds.items()
+    }
+    beside = state.last - sum(use.kept for use in uses.values()) if state.order else 0
+    loss = Use(
+        kept=kept_at_loss - state.last,
+        forward=forward.peak - state.last,
+        backward=backward.peak - state.last,
+        backward_with_grads=backward.peak_with_grads - state.last,
+    )
+    return StepUse(
+        layers=tuple((layer, uses[kind]) for layer, kind in state.order),
+        beside=max(0, beside),
+        loss=loss,
+        embedding_backward=state.embedding.peak_with_grads if state.embedding else 0,
+    )
+
+
+@contextmanager
+def _replaced_layers(layers: Sequence[nn.Module], state: _Pass) -> Iterator[None]:
+    """Inside this context each layer is run if it is the first of its kind, else replaced; windows open and close."""
+    before: list[tuple[nn.Module, bool, Any]] = []
+    for layer in layers:
+        before.append((layer, "forward" in layer.__dict__, layer.forward))
+        layer.forward = MethodType(_forward(layer.forward, state), layer)
+    try:
+        yield
+    finally:
+        for layer, had_own, forward in before:
+            if had_own:
+                layer.forward = forward
+            else:
+                del layer.forward
+
+
+def _forward(own: Callable[..., Any], state: _Pass) -> Callable[..., Any]:
+    def forward(layer: nn.Module, *args: Any, **kwargs: Any) -> Any:
+        live, kind = state.live, _kind(layer, args, kwargs)
+        state.order.append((layer, kind))
+        if kind in state.kinds:
+            outputs = _stand_in(args, kwargs, state.kinds[kind].outputs)
+            state.last = live.live
+            state.loss = live.enter()
+            return outputs
+        window = live.enter()
+        measured = state.kinds[kind] = _Measured(live.live, window, None)
+        hidden = _hidden(args, kwargs)
+        if hidden is not None and hidden.requires_grad:
+            hidden.register_hook(lambda grad: _leave_backward(state))
+        outputs = own(*args, **kwargs)
+        measured.end = state.last = live.live
+        measured.outputs = tree_map_only(torch.Tensor, _shape_of, outputs)
+        output = next(leaf for leaf in tree_leaves(outputs) if isinstance(leaf, torch.Tensor))
+        if output.requires_grad:
+            output.register_hook(lambda grad: _enter_backward(state, measured))
+        state.loss = live.enter()
+        return outputs
+
+    return forward
+
+
+def _enter_backward(state: _Pass, measured: _Measured) -> None:
+    measured.backward = state.live.enter()
+
+
+def _leave_backward(state: _Pass) -> None:
+    state.embedding = state.live.enter()
+
+
+def _hidden(args: Any, kwargs: Any) -> torch.Tensor | None:
+    """The layer's input: its first floating tensor."""
+    floating = (x for x in tree_leaves((args, kwargs)) if isinstance(x, torch.Tensor) and x.is_floating_point())
+    return next(floating, None)
+
+
+def _kind(layer: nn.Module, args: Any, kwargs: Any) -> Any:
+    """What decides how many bytes a layer keeps. Layers of one kind are alike."""
+    tensors = [leaf for leaf in tree_leaves((args, kwargs)) if isinstance(leaf, torch.Tensor)]
+    return (
+        type(layer),
+        getattr(layer, "attention_type", None),
+        tuple((name, tuple(p.shape), p.dtype, p.requires_grad) for name, p in layer.named_parameters()),
+        tuple((tuple(tensor.shape), tensor.dtype, tensor.requires_grad) for tensor in tensors),
+    )
+
+
+@dataclass(frozen=True)
+class _Shape:
+    """What is remembered of a tensor."""
+
+    shape: torch.Size
+    dtype: torch.dtype
+    requires_grad: bool
+
+
+def _shape_of(tensor: torch.Tensor) -> _Shape:
+    return _Shape(tensor.shape, tensor.dtype, tensor.requires_grad)
+
+
+def _stand_in(args: Any, kwargs: Any, shapes: Any) -> Any:
+    """Outputs of those shapes, through which gradients reach the layer's input."""
+    hidden = _hidden(args, kwargs)
+
+    def make(found: _Shape) -> torch.Tensor:
+        if found.requires_grad and hidden is not None and hidden.requires_grad:
+            output: torch.Tensor = _StandIn.apply(hidden, found.shape, found.dtype)
+            return output
+        return torch.empty(found.shape, dtype=found.dtype, device="meta")
+
+    return tree_map_only(_Shape, make, shapes)
+
+
+class _StandIn(torch.autograd.Function):
+    """Another tensor, whose gradient becomes that of the input."""
+
+    @staticmethod
+    def forward(ctx: Any, hidden: torch.Tensor, shape: torch.Size, dtype: torch.dtype) -> torch.Tensor:
+        ctx.of_input = (hidden.shape, hidden.dtype)
+        return hidden.new_empty(shape, dtype=dtype)
+
+    @staticmethod
+    def backward(ctx: Any, grad: torch.Tensor) -> tuple[torch.Tensor, None, None]:
+        shape, dtype = ctx.of_input
+        return grad.new_empty(shape, dtype=dtype), None, None

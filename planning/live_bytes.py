@@ -1,0 +1,82 @@
+"""Counts the bytes of tensors that are alive while code runs on the meta device, where tensors have shapes only.
+
+Autograd keeps the same tensors there as on a GPU, so a forward and a backward pass on meta tensors tell what a GPU
+would hold. Kernels of attention are the exception: the meta device has none of them (`planning.device_kernels`).
+"""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
+
+
+@dataclass
+class Window:
+    """A part of the pass, from one `LiveBytes.enter` to the next, in bytes."""
+
+    start: int = 0  # alive when it began
+    end: int = 0  # alive when it ended
+    peak: int = 0  # most alive meanwhile, without gradients of parameters
+    peak_with_grads: int = 0  # the same, with those that came in this window
+
+
+class LiveBytes(TorchDispatchMode):
+    """Counts new storages from when an operator returns them until the last reference is gone."""
+
+    def __init__(self, existing: Iterable[torch.Tensor]) -> None:
+        """
+        Args:
+            existing: parameters, buffers and inputs; neither they nor their views are counted.
+        """
+        super().__init__()
+        self._sizes: dict[int, tuple[int, Any]] = {}
+        self._existing = {tensor.untyped_storage()._cdata: tensor for tensor in existing}
+        self.live = 0
+        self._grads = 0
+        self.window = Window()
+
+    def enter(self) -> Window:
+        """Close the window and open the next, which is returned."""
+        self.window.end = self.live
+        self._grads = 0
+        self.window = Window(self.live, self.live, self.live, self.live)
+        return self.window
+
+    def take_grad(self, parameter: torch.Tensor) -> None:
+        """A hook of parameters: their gradients are counted apart, and dropped."""
+        gradient = parameter.grad
+        if gradient is None:
+            return
+        size, _ = self._sizes.pop(gradient.untyped_storage()._cdata, (0, None))
+        self.live -= size
+        self._grads += gradient.nbytes
+        parameter.grad = None
+
+    def __torch_dispatch__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        outputs = function(*args, **(kwargs or {}))
+        for leaf in tree_leaves(outputs):
+            if isinstance(leaf, torch.Tensor):
+                self._count(leaf)
+        return outputs
+
+    def _count(self, tensor: torch.Tensor) -> None:
+        storage = tensor.untyped_storage()
+        key = storage._cdata
+        if key in self._sizes or key in self._existing:
+            return
+        size = storage.nbytes()
+
+        def freed(_: Any) -> None:
+            if key in self._sizes:
+                self.live -= self._sizes.pop(key)[0]
+
+        self._sizes[key] = (size, weakref.ref(storage, freed))
+        self.live += size
+        self.window.peak = max(self.window.peak, self.live)
+        self.window.peak_with_grads = max(self.window.peak_with_grads, self.live + self._grads)

@@ -1,0 +1,99 @@
+"""How many bytes of parameters and gradients each sharding unit of a model has, stored and gathered."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import nn
+
+from policies.quantized_linear import BLOCK, NESTED_BLOCK, QuantizedLinear
+
+
+@dataclass(frozen=True)
+class UnitBytes:
+    """The parameters that `fully_shard` gathers together."""
+
+    stored: int = 0  # this rank's part of them
+    whole: int = 0  # all of them as they are computed with
+    grads: int = 0  # this rank's part of the gradients
+    whole_grads: int = 0  # the gradients that backward computes
+    num_trained: int = 0  # trained elements, whole
+
+
+def units_of(
+    model: nn.Module, units: Sequence[nn.Module]
+) -> tuple[dict[nn.Module, list[nn.Parameter]], list[nn.Parameter]]:
+    """The parameters of each unit, and those that belong to the root."""
+    unit_of: dict[int, nn.Module] = {}
+    for unit in units:  # inner units come first
+        for parameter in unit.parameters():
+            unit_of.setdefault(id(parameter), unit)
+    found: dict[nn.Module, list[nn.Parameter]] = {unit: [] for unit in units}
+    root: list[nn.Parameter] = []
+    for parameter in model.parameters():
+        owner = unit_of.get(id(parameter))
+        (root if owner is None else found[owner]).append(parameter)
+    return found, root
+
+
+def unit_bytes(parameters: Iterable[nn.Parameter], num_shards: int, compute_dtype: torch.dtype | None) -> UnitBytes:
+    """Of one unit.
+
+    Args:
+        num_shards: ranks that share it out, by rows (`fully_shard`); the first rank has the most.
+        compute_dtype: what weights are cast to when they are gathered; None: they are not.
+    """
+    stored = whole = grads = whole_grads = num_trained = 0
+    for parameter in parameters:
+        casts = compute_dtype is not None and parameter.is_floating_point()
+        size = (compute_dtype if casts and compute_dtype else parameter.dtype).itemsize
+        local = local_numel(parameter, num_shards)
+        stored += local * parameter.element_size()
+        whole += parameter.numel() * size
+        if parameter.requires_grad:
+            grads += local * parameter.element_size()
+            whole_grads += parameter.numel() * size
+            num_trained += parameter.numel()
+    return UnitBytes(stored, whole, grads, whole_grads, num_trained)
+
+
+def local_numel(parameter: torch.Tensor, num_shards: int) -> int:
+    """The elements of the fullest rank: rows are dealt out whole."""
+    if num_shards == 1 or parameter.dim() == 0:
+        return parameter.numel()
+    return -(-parameter.shape[0] // num_shards) * (parameter.numel() // max(1, parameter.shape[0]))
+
+
+def local_parts(model: nn.Module, num_shards: int) -> Iterator[torch.Tensor]:
+    """This rank's parts of the trained parameters, on the meta device."""
+    for parameter in model.parameters():
+        if parameter.requires_grad:
+            rows = -(-parameter.shape[0] // num_shards) if parameter.dim() else 1
+            yield torch.empty((rows, *parameter.shape[1:]), dtype=parameter.dtype, device="meta")
+
+
+def add_statistics(model: nn.Module) -> None:
+    """Give packed layers the buffers that they have once they are filled, on the meta device: every rank has them."""
+    for module in model.modules():
+        if isinstance(module, QuantizedLinear):
+            for name, (count, dtype) in _statistics(module).items():
+                buffer = torch.empty(count, dtype=dtype, device="meta")
+                module.register_buffer(name, buffer, persistent=False)
+
+
+def _statistics(module: QuantizedLinear) -> dict[str, tuple[int, torch.dtype]]:
+    """The number of elements and the dtype of each."""
+    if module.quantization.bits == 8:
+        return {"scale": (module.out_features, torch.float32)}
+    num_blocks = -(-module.num_weights // BLOCK)
+    if not module.quantization.use_double_quant:
+        return {"absmax": (num_blocks, torch.float32), "code": (16, torch.float32)}
+    return {
+        "absmax": (num_blocks, torch.uint8),
+        "code": (16, torch.float32),
+        "offset": (1, torch.float32),
+        "nested_absmax": (-(-num_blocks // NESTED_BLOCK), torch.float32),
+        "nested_code": (256, torch.float32),
+    }

@@ -1,0 +1,133 @@
+"""What is counted on meta tensors is what autograd keeps of a real model on this CPU."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import peft
+import pytest
+import torch
+import torch.nn.functional as F
+import transformers
+from torch import nn
+from transformers import AutoModelForCausalLM, AutoModelForSeq2SeqLM
+
+from planning.closed_form import outermost
+from planning.device_kernels import kernels_of_card
+from planning.layer_use import StepUse, measure_step
+from policies.activation_checkpointing import apply_activation_checkpointing
+from policies.lora_layers import use_lean_forward
+from policies.wrapping import find_layers
+
+ROWS, WIDTH, VOCAB = 3, 40, 256
+TEXT = {"hidden_size": 64, "num_hidden_layers": 3, "num_attention_heads": 4, "vocab_size": VOCAB}
+LLAMA = transformers.LlamaConfig(**TEXT, intermediate_size=160, num_key_value_heads=2)
+NO_DROPOUT = dict.fromkeys(("attn_pdrop", "embd_pdrop", "resid_pdrop", "dropout", "dropout_rate"), 0.0)
+CONFIGS = {
+    "llama": LLAMA,
+    "gpt2": transformers.GPT2Config(n_embd=64, n_layer=3, n_head=4, vocab_size=VOCAB, n_positions=64, **NO_DROPOUT),
+    "opt": transformers.OPTConfig(
+        **TEXT, ffn_dim=160, word_embed_proj_dim=64, max_position_embeddings=64, **NO_DROPOUT
+    ),
+    "gemma2": transformers.Gemma2Config(**TEXT, intermediate_size=160, head_dim=16, num_key_value_heads=2),
+    "t5": transformers.T5Config(
+        d_model=64,
+        d_kv=16,
+        d_ff=160,
+        num_layers=3,
+        num_heads=4,
+        vocab_size=VOCAB,
+        feed_forward_proj="gated-gelu",
+        **NO_DROPOUT,
+    ),
+    "bart": transformers.BartConfig(
+        d_model=64,
+        encoder_layers=3,
+        decoder_layers=3,
+        encoder_attention_heads=4,
+        decoder_attention_heads=4,
+        encoder_ffn_dim=160,
+        decoder_ffn_dim=160,
+        vocab_size=VOCAB,
+        max_position_embeddings=64,
+        **NO_DROPOUT,
+    ),
+}
+
+
+def build(name: str, device: str, *, adapters: bool, checkpointing: str) -> tuple[Any, list[nn.Module]]:
+    config = CONFIGS[name]
+    torch.manual_seed(0)
+    auto = AutoModelForSeq2SeqLM if config.is_encoder_decoder else AutoModelForCausalLM
+    # T5 trains a bias of attention, for which CPUs have no fused kernel.
+    attention = {"attn_implementation": "eager"} if name == "t5" else {}
+    base: Any = auto.from_config(config, dtype=torch.bfloat16, **attention).to(device)
+    layers, model = outermost(find_layers(base)), base
+    if adapters:
+        settings = peft.LoraConfig(target_modules=["q_proj", "v_proj"], r=4, lora_dropout=0.1)  # our own dropout
+        model = peft.get_peft_model(base, settings)
+        use_lean_forward(model)
+    apply_activation_checkpointing(base, checkpointing)
+    return model.train(), layers
+
+
+def loss_of(model: Any, config: Any, device: str) -> tuple[Callable[[], torch.Tensor], list[torch.Tensor]]:
+    ids = torch.zeros(ROWS, WIDTH, dtype=torch.int64, device=device)
+    inputs = {"input_ids": ids} | ({"decoder_input_ids": ids[:, :20].contiguous()} if config.is_encoder_decoder else {})
+
+    def compute() -> torch.Tensor:
+        logits = model(**inputs, use_cache=False).logits.flatten(0, 1)
+        return F.cross_entropy(logits, torch.zeros(len(logits), dtype=torch.int64, device=device))
+
+    return compute, list(inputs.values())
+
+
+def planned(name: str, **settings: Any) -> StepUse:
+    model, layers = build(name, "meta", **settings)
+    compute, inputs = loss_of(model, CONFIGS[name], "meta")
+    with kernels_of_card((8, 0), answer=True):
+        return measure_step(model, layers, compute, inputs)
+
+
+def kept_by_autograd(name: str, **settings: Any) -> int:
+    """The bytes of all tensors that a real forward pass keeps, parameters aside."""
+    model, _ = build(name, "cpu", **settings)
+    compute, inputs = loss_of(model, CONFIGS[name], "cpu")
+    existing = {t.untyped_storage().data_ptr() for t in (*model.parameters(), *model.buffers(), *inputs)}
+    storages: dict[int, torch.UntypedStorage] = {}
+
+    def keep(tensor: torch.Tensor) -> torch.Tensor:
+        storage = tensor.untyped_storage()
+        if storage.data_ptr() not in existing:
+            storages[storage.data_ptr()] = storage  # held, so that no other storage gets its address
+        return tensor
+
+    with torch.autograd.graph.saved_tensors_hooks(keep, lambda tensor: tensor):
+        loss = compute()
+    assert loss.requires_grad
+    return sum(storage.nbytes() for storage in storages.values())
+
+
+CASES = [
+    *((name, False, "off") for name in CONFIGS),
+    ("llama", False, "full"),
+    ("llama", True, "off"),
+    ("opt", True, "off"),
+]
+
+
+@pytest.mark.parametrize(("name", "adapters", "checkpointing"), CASES, ids=[f"{n}-{a}-{c}" for n, a, c in CASES])
+def test_as_much_is_counted_as_autograd_keeps(name: str, adapters: bool, checkpointing: str) -> None:
+    settings = {"adapters": adapters, "checkpointing": checkpointing}
+    use, real = planned(name, **settings), kept_by_autograd(name, **settings)
+    total = use.beside + sum(of_layer.kept for _, of_layer in use.layers) + use.loss.kept
+    assert total == pytest.approx(real, rel=0.03)
+
+
+def test_dropout_on_a_gpu_keeps_a_byte_per_element() -> None:
+    inputs = torch.zeros(100, 10, device="meta", requires_grad=True)
+    kept: list[torch.Tensor] = []
+    with kernels_of_card((8, 0), answer=True), torch.autograd.graph.saved_tensors_hooks(kept.append, lambda _: None):
+        F.dropout(inputs, 0.1)
+    assert [tensor.nbytes for tensor in kept] == [1000]
