@@ -10,6 +10,7 @@ from typing import Any
 from checkpointing.finding import Checkpoint, find_checkpoints, open_checkpoint, resolve_resume
 from configs.run import RunConfig
 from configs.training import TrainConfig
+from planning.killed import how_it_was_killed
 from planning.places import check_places
 from planning.preflight import check_environment
 from reporting.run_folder import Marks, checkpoint_root, marks_of, planned_folder
@@ -68,8 +69,10 @@ def look_into_folders(config: RunConfig, env: Environment, meeting: Meeting) -> 
 
 
 def _notes(train: TrainConfig, folder: Path, folders: list[Path]) -> list[str]:
-    """A line for who expected to go on: on another machine there may be nothing."""
+    """How the session before ended, if it could not say so itself; and a line for who expected to go on: on another
+    machine there may be nothing."""
+    notes = how_it_was_killed(folder) if train.resume else []
     if not train.resume or folders:
-        return []
+        return notes
     root = checkpoint_root(train, folder)
-    return [f"resume: there is no checkpoint in {root} on {socket.gethostname()}; the run starts afresh"]
+    return [*notes, f"resume: there is no checkpoint in {root} on {socket.gethostname()}; the run starts afresh"]

@@ -12,6 +12,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any
 
+import psutil
 import torch
 
 from checkpointing.folder import checkpoints
@@ -24,6 +25,7 @@ from reporting.memory_ledger import MemoryLedger, bytes_by_name
 from reporting.run_folder import OOM, checkpoint_root
 from utils.environment import Environment, launch_command
 from utils.errors import RunError
+from utils.host_memory import read_host_memory
 from utils.memory_errors import AllocatorFigures, allocator_figures, what_ran_out
 from utils.units import GIB
 
@@ -127,7 +129,7 @@ class Autopsy:
                 owner: sorted(sizes.items(), key=lambda item: -item[1])[:NUM_LARGEST]
                 for owner, sizes in by_name.items()
             },
-            host_figures={},
+            host_figures=_host_figures() if whose == "host" else {},
             plan=read_plan(self.folder),
             error=" ".join(str(error).split())[:300] or type(error).__name__,
         )
@@ -195,6 +197,19 @@ class Autopsy:
         return shlex.join(
             [*(["env", *variables] if variables else []), *words, *changed_flags(self.argv, flags, without=without)]
         )
+
+
+def _host_figures() -> dict[str, float]:
+    """This process's resident memory, and what there is, in GiB."""
+    memory = read_host_memory()
+    sizes = {
+        "resident": psutil.Process().memory_info().rss,
+        "limit": memory.limit,
+        "used": memory.used,
+        "available": memory.available,
+        "total": memory.total,
+    }
+    return {name: size / GIB for name, size in sizes.items() if size is not None}
 
 
 def read_plan(folder: Path | None) -> dict[str, Any] | None:

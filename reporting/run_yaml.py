@@ -6,6 +6,7 @@ import math
 import os
 import sys
 from collections.abc import Mapping
+from dataclasses import asdict
 from datetime import datetime
 from pathlib import Path
 from typing import Any
@@ -14,6 +15,8 @@ import yaml
 
 from configs.run import RunConfig
 from utils.environment import Environment, launch_command
+from utils.host_memory import read_host_memory
+from utils.processes import machine
 from utils.software import git_commit, versions
 
 NAME = "run.yaml"
@@ -52,6 +55,9 @@ def write_run_yaml(
         "git_commit": git_commit(),
         "command": launch_command(env, Path(sys.argv[0]).name, sys.argv[1:]),
         "job": env.job,
+        # If this session ends without a word, the next one tells by it whether the kernel has killed it for memory.
+        "machine": machine(),
+        "host_memory": asdict(read_host_memory()),
         "launcher": env.launcher,
         "entries": entries,
         # None if they are in this folder, which may be moved with them. Absolute, since the working directory changes.

@@ -62,7 +62,9 @@ def end_with_error(env: Environment, error: BaseException, status: int, watchdog
     patience, who = patience_of(env), ""
     is_of_another_rank = not isinstance(error, RunError) and any(words in str(error) for words in _LOST_WORDS)
     if not env.is_rank_zero or is_of_another_rank:
-        signal.signal(signal.SIGTERM, lambda *_: leave(status))
+        # If a rank was killed for memory, the watchdog says so next; a launcher would end this one before.
+        was_killed = is_of_another_rank and watchdog is not None and watchdog.killed()
+        signal.signal(signal.SIGTERM, signal.SIG_IGN if was_killed else lambda *_: leave(status))
         if watchdog is None:
             time.sleep(patience.grace_seconds)
         elif watchdog.others_tell(patience.lost_seconds if is_of_another_rank else patience.grace_seconds):

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
 from supervision.patience import USUAL, Patience
+from utils.units import readable
 
 State = Literal["running", "failing", "told", "finished"]
 """The state of a rank's main thread. failing: it holds an error and lets others speak first; told: it has told it."""
@@ -22,6 +23,7 @@ class Report:
     num_collectives: int  # entered so far, over all process groups
     still_seconds: float  # since it was last seen moving
     limit_seconds: float  # how long it may take where it is
+    resident_bytes: int = 0  # of host memory
 
 
 @dataclass(frozen=True)
@@ -31,6 +33,7 @@ class Verdict:
     kind: Literal["go", "finished", "over", "hang"]
     ranks: tuple[int, ...] = ()  # those that failed; if all go on, those that hold an error and wait for others to tell
     message: str = ""  # the line for the user; empty if a rank has printed its own
+    last_seen: str = ""  # a clause: what ranks that are lost held of host memory
 
 
 def judge(reports: Sequence[Report], patience: Patience = USUAL) -> Verdict:
@@ -57,33 +60,36 @@ def judge(reports: Sequence[Report], patience: Patience = USUAL) -> Verdict:
             "the network between them does not carry it, or a step takes longer"
         )
     else:
-        message = f"{_names(ranks)} stopped {first.place} ({first.where}); the others waited {seconds:.0f} s"
+        message = f"{names_of(ranks)} stopped {first.place} ({first.where}); the others waited {seconds:.0f} s"
     if first.limit_seconds < patience.long_seconds:
         message += "; if a step may take so long: --step_timeout_seconds"
     return Verdict("hang", ranks, message)
 
 
-def judge_lost(lost: dict[int, float | None], place: str) -> Verdict:
+def judge_lost(lost: dict[int, float | None], place: str, reports: Mapping[int, Report] | None = None) -> Verdict:
     """The verdict on ranks whose watchdogs no longer report.
 
     Args:
         lost: by rank, for how many seconds it has been silent, or None if its connection has closed.
         place: where this rank is. The lost ones were there too, since none gets ahead of the others.
+        reports: the last that this rank has of others.
     """
     closed = tuple(rank for rank, silent_seconds in lost.items() if silent_seconds is None)
     if closed:
         message = (
-            f"{_names(closed)} ended {place} (lost its connection); its own output says why; exit status -9 or "
+            f"{names_of(closed)} ended {place} (lost its connection); its own output says why; exit status -9 or "
             "137 usually means that the machine ran out of host memory"
         )
-        return Verdict("over", closed, message)
+        held = [f"rank {r} {readable(reports[r].resident_bytes)}" for r in closed if reports and r in reports]
+        return Verdict("over", closed, message, f"; last seen holding: {', '.join(held)}" if held else "")
     seconds = max(silent_seconds or 0 for silent_seconds in lost.values())
     message = (
-        f"{_names(tuple(lost))} stopped answering {place}, {seconds:.0f} s ago: its machine is gone, or its "
+        f"{names_of(tuple(lost))} stopped answering {place}, {seconds:.0f} s ago: its machine is gone, or its "
         "whole process stands still"
     )
     return Verdict("hang", tuple(lost), message)
 
 
-def _names(ranks: Sequence[int]) -> str:
+def names_of(ranks: Sequence[int]) -> str:
+    """ "rank 1", "ranks 0, 2"."""
     return f"rank {ranks[0]}" if len(ranks) == 1 else f"ranks {', '.join(map(str, ranks))}"

@@ -21,6 +21,7 @@ from datetime import timedelta
 from pathlib import Path
 from typing import IO, Any, NoReturn, TypeVar
 
+import psutil
 import torch
 import torch.distributed as dist
 
@@ -28,9 +29,10 @@ from supervision.exit_status import FAILED, leave
 from supervision.main_thread import MainThread, Stillness
 from supervision.patience import patience_of
 from supervision.traces import close_stacks, open_stacks, where_main_thread_is, write_traces
-from supervision.verdict import Report, State, Verdict, judge, judge_lost
+from supervision.verdict import Report, State, Verdict, judge, judge_lost, names_of
 from utils.distributed import CONNECT_MINUTES, connecting, num_collectives
 from utils.environment import Environment
+from utils.host_memory import HostMemory, killed_since, read_host_memory
 from utils.printing import print_line
 from utils.torch_internals import set_timeout
 
@@ -55,6 +57,8 @@ class Watchdog:
         self.was_signalled: Callable[[], bool] = lambda: False
         self.beside: list[dist.ProcessGroup] = []  # groups of other threads: they say nothing about the main one
         self._state: State = "running"
+        self._memory_before: HostMemory | None = None  # when the run began
+        self._last: dict[int, Report] = {}  # the ranks' last reports, as far as this one gets them
         self._failing: tuple[int, ...] = ()  # the ranks that hold an error, as far as rank 0 has heard
         self._thread: threading.Thread | None = None
         self._woken, self._told_by_others = threading.Event(), threading.Event()
@@ -62,6 +66,7 @@ class Watchdog:
     def start(self, step_timeout_seconds: int | None) -> None:
         """Watch from now on. Every rank must call this, right after the process group has started."""
         self.main_thread = MainThread(step_timeout_seconds, self.patience)
+        self._memory_before = read_host_memory()
         if self.env.world_size > 1:
             with connecting():
                 group = dist.new_group(backend="gloo", timeout=timedelta(minutes=CONNECT_MINUTES))
@@ -83,6 +88,10 @@ class Watchdog:
         for item in items:
             self.at(step, activity)
             yield item
+
+    def killed(self) -> str:
+        """Says that the kernel has killed processes of this machine for want of memory; "" if it has not."""
+        return killed_since(self._memory_before)
 
     def stop(self) -> None:
         """The run has finished: wait until every rank says so."""
@@ -125,7 +134,9 @@ class Watchdog:
                 num_collectives=num_collectives(leaving_out=[group, *self.beside]),
                 still_seconds=stillness.seconds(position),
                 limit_seconds=self.main_thread.limit_seconds(),
+                resident_bytes=psutil.Process().memory_info().rss,
             )
+            self._last[self.env.rank] = report
             verdict = (self._lead if self.env.is_rank_zero else self._follow)(group, report)
             self._failing = tuple(verdict.ranks)
         faulthandler.cancel_dump_traceback_later()
@@ -141,9 +152,10 @@ class Watchdog:
         receiving = {rank: _in_background(_receive, group, rank) for rank in others}
         lost = self._lost(receiving, report, margin_seconds=30)
         if lost:
-            verdict = judge_lost(lost, report.place)
+            verdict = judge_lost(lost, report.place, self._last)
         else:
-            verdict = judge([report, *(receiving[rank].result() for rank in others)], self.patience)
+            self._last |= {rank: received.result() for rank, received in receiving.items()}
+            verdict = judge([report, *(self._last[rank] for rank in others)], self.patience)
         message = replace(verdict, message="")
         wait([_in_background(_send, group, rank, message) for rank in others if rank not in lost], timeout=30)
         return verdict
@@ -186,11 +198,21 @@ class Watchdog:
                 return {rank: waited for rank, transfer in transfers.items() if transfer in pending}
 
     def _end(self, verdict: Verdict) -> None:
-        """End this rank, since another is gone or has told its error. A launcher may do and say so first."""
+        """End this rank, since another is gone or has told its error. A launcher may do and say so first.
+
+        A launcher does not say that host memory ran out, so that is said at once, by one rank of the machine.
+        """
         if self._state == "told":
             return
         if self._state == "finished" and verdict.ranks:
             return  # a rank that was killed after the end was written: the results are whole
+        first = self.env.rank - self.env.local_rank  # of this machine
+        on_machine = range(first, first + self.env.local_world_size)
+        if set(verdict.ranks).intersection(on_machine) and (killed := self.killed()):
+            if self.env.rank == min(set(on_machine).difference(verdict.ranks)):
+                place = f"{names_of(verdict.ranks)} ended {self.main_thread.position}"
+                print_line(f"\nerror: {place}: {killed}{verdict.last_seen}", to_stderr=True)
+            verdict = replace(verdict, message="")
         main_ends_by_itself = self._state == "failing"
         if not main_ends_by_itself:
             self._write_end()
