@@ -41,6 +41,7 @@ from configs.run import RunConfig
 from data.counts import BatchCounts
 from data.step_loader import StepLoader
 from evaluation.generation import Answer, mean_rouge
+from planning.against_run import compare_with_plan
 from planning.out_of_memory import Autopsy
 from policies.clipping import clip_grad_norm
 from policies.finite import weights_not_finite
@@ -52,7 +53,7 @@ from supervision.non_finite import NonFiniteError, describe_non_finite
 from supervision.stopping import StopRequests
 from supervision.watchdog import Watchdog
 from tasks.task import MicroBatch, count_globally
-from utils.distributed import on_rank_zero, stop_process_group, sum_on_host
+from utils.distributed import gather_to_all, on_rank_zero, stop_process_group, sum_on_host
 from utils.environment import Environment, print_rank_zero, read_environment
 from utils.progress import phase, progress_bar
 
@@ -377,6 +378,9 @@ def conclude(job: Job, status: str, asked: str) -> None:
     if status == "stopped":
         where = "" if job.config.was_given("train_config.output_dir") else f" --output_dir {job.folder}"
         reporter.say(f"{how}; to go on, give the same command with --resume auto{where}")
+    peaks, has_allocator = gather_to_all(reporter.ledger.peak_gib()), reporter.ledger.has_allocator
+    if job.env.is_rank_zero:
+        reporter.say(*compare_with_plan(job.folder, reporter.metrics.read(), peaks, has_allocator=has_allocator))
     reporter.show_end(status)
 
 

@@ -1,0 +1,99 @@
+"""What was planned of a run's memory beside what was measured, and where they differ."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import Any
+
+from planning.out_of_memory import PLAN, read_plan
+
+APART = 0.1
+"""A share of the measured peak: a difference above it says in which part it lies."""
+
+TENSORS = ("params", "grads", "optimizer")
+"""The parts that are counted tensor by tensor, on any device."""
+
+PARTS = (*TENSORS, "activations", "other")
+
+
+def compare_with_plan(
+    folder: Path, events: Iterable[Mapping[str, Any]], peaks_gib: Iterable[float], *, has_allocator: bool
+) -> list[str]:
+    """Lines that show planned and measured memory side by side; none if the run had no plan. Call this on rank 0.
+
+    What was measured is added to plan.json, as `measured`.
+
+    Args:
+        events: the run's.
+        peaks_gib: of every rank, allocated.
+        has_allocator: whether the device has one that knows what is allocated. A CPU has none: there the process's
+            own memory counts, with its libraries, and only what is counted tensor by tensor can be compared.
+    """
+    plan = read_plan(folder)
+    if plan is None:
+        return []
+    measured = measure(plan, [event for event in events if event["event"] == "memory"], max(peaks_gib))
+    if not has_allocator:
+        measured = {name: measured[name] if name.removesuffix("_gib") in TENSORS else None for name in measured}
+    _add(folder / PLAN, plan | {"measured": measured})
+    return lines(plan, measured)
+
+
+def measure(plan: Mapping[str, Any], memory: list[Mapping[str, Any]], peak_gib: float) -> dict[str, float | None]:
+    """What was measured, by the plan's names; each part the most that any rank held of it.
+
+    `other_gib` is the peak less as much of each part as the plan has at its own peak: which parts were there at the
+    measured one, nobody asked.
+    """
+    parts = {part: max((event[f"{part}_gib"] for event in memory), default=0.0) for part in PARTS[:-1]}
+    at_peak = sum(size * _share_at_peak(plan, part) for part, size in parts.items())
+    return {
+        "peak_gib": peak_gib,
+        **{f"{part}_gib": size for part, size in parts.items()},
+        "other_gib": peak_gib - at_peak,
+    }
+
+
+def _share_at_peak(plan: Mapping[str, Any], part: str) -> float:
+    """How much of the most that a part holds is there at the peak, in the plan."""
+    most = float(plan[f"{part}_gib"])
+    return float(plan["at_peak"][part]) / most if most else 1.0
+
+
+def lines(plan: Mapping[str, Any], measured: Mapping[str, float | None]) -> list[str]:
+    """The figures for people, and where they are more than APART apart."""
+    peak = measured["peak_gib"]
+    if peak is None:
+        pairs = [f"{part} {plan[f'{part}_gib']:.3f} / {measured[f'{part}_gib']:.3f}" for part in TENSORS]
+        return [
+            f"memory planned / measured, GiB: {', '.join(pairs)}; the peak is not compared: a CPU has no allocator "
+            "that knows it"
+        ]
+    line = (
+        f"memory planned / measured, GiB: peak {plan['peak_gib']:.2f} / {peak:.2f} "
+        f"({100 * (plan['peak_gib'] / peak - 1):+.1f} %), planned in {plan['peak_phase']}"
+    )
+    found = [line]
+    if abs(plan["peak_gib"] - peak) > APART * peak:
+        pairs = sorted(
+            ((part, float(plan[f"{part}_gib"]), measured[f"{part}_gib"] or 0.0) for part in PARTS),
+            key=lambda pair: -abs(pair[1] - pair[2]),
+        )
+        texts = [f"{part} {planned:.2f} / {size:.2f}" for part, planned, size in pairs]
+        found.append(
+            f"the plan is more than {100 * APART:.0f} % off; most of it lies in {pairs[0][0]}: {', '.join(texts)}"
+        )
+    return found
+
+
+def _add(path: Path, contents: Mapping[str, Any]) -> None:
+    """Write plan.json anew. A disk that refuses keeps the plan as it was: the figures were printed."""
+    temporary = path.with_name(f"{path.name}.tmp")
+    try:
+        temporary.write_text(json.dumps(contents, indent=1) + "\n", encoding="utf-8")
+        os.replace(temporary, path)
+    except OSError:
+        temporary.unlink(missing_ok=True)
