@@ -78,13 +78,11 @@ def lines(plan: Mapping[str, Any], measured: Mapping[str, float | None]) -> list
     )
     found = [line]
     if abs(plan["peak_gib"] - peak) > APART * peak:
-        pairs = sorted(
-            ((part, float(plan[f"{part}_gib"]), measured[f"{part}_gib"] or 0.0) for part in PARTS),
-            key=lambda pair: -abs(pair[1] - pair[2]),
-        )
-        texts = [f"{part} {planned:.2f} / {size:.2f}" for part, planned, size in pairs]
+        apart = [(part, float(plan[f"{part}_gib"]), measured[f"{part}_gib"] or 0.0) for part in PARTS]
+        apart.sort(key=lambda figures: -abs(figures[1] - figures[2]))
+        texts = [f"{part} {planned:.2f} / {size:.2f}" for part, planned, size in apart]
         found.append(
-            f"the plan is more than {100 * APART:.0f} % off; most of it lies in {pairs[0][0]}: {', '.join(texts)}"
+            f"the plan is more than {100 * APART:.0f} % off; most of it lies in {apart[0][0]}: {', '.join(texts)}"
         )
     return found
 
