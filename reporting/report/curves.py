@@ -8,9 +8,9 @@ from typing import Any
 
 from reporting.memory_phases import PHASES
 from reporting.report.run_files import Event, RunFiles
-from reporting.report.thinning import kept_rows, rounded
+from reporting.report.thinning import kept_rows, rounded, trailing_means
 
-MOST_TRAIN_ROWS = 24_000
+MOST_TRAIN_ROWS = 12_000
 """Steps that all runs of a page draw together. With MOST_MEMORY_VALUES it keeps ten runs below 2 MiB."""
 MOST_ROWS_OF_A_RUN = 4_000
 MOST_EVALS = 500  # of a run
@@ -18,6 +18,9 @@ MOST_MEMORY_VALUES = 60_000
 MOST_RANKS = 16  # of a run, in the memory charts
 
 TRAIN_COLUMNS = ("loss", "grad_norm", "lr", "tokens_per_second", "model_tflops_per_device", "wait_percent")
+NOISY_COLUMNS = ("loss", "grad_norm", "tokens_per_second", "model_tflops_per_device", "wait_percent")
+FEWEST_AVERAGED = 150
+"""Steps from which on noisy curves are drawn with a mean: over the last fiftieth of the run."""
 EVAL_COLUMNS = ("loss", "rouge1", "rouge2", "rougeL")
 PARTS = ("params", "grads", "optimizer", "activations", "other")
 MEMORY_COLUMNS = (*PARTS, "allocated", "peak_allocated")
@@ -49,6 +52,7 @@ def curves_of(run: RunFiles, *, num_runs: int) -> dict[str, Any]:
         "memory": _memory(run, axes, MOST_MEMORY_VALUES // num_runs),
         "resumed_after": [s.first_step - 1 for s in run.sessions[1:] if s.first_step is not None],
         "num_steps": len(run.train),
+        "averaged_steps": averaged_steps(run),
     }
 
 
@@ -66,8 +70,15 @@ def _train(run: RunFiles, axes: _Axes, most: int) -> dict[str, list[Any]]:
     columns = {name: [event.get(name) for event in run.train] for name in TRAIN_COLUMNS}
     columns["wait_percent"] = [wait_percent(event) for event in run.train]
     kept = kept_rows(list(columns.values()), most)
+    if span := averaged_steps(run):
+        columns |= {f"{name}_mean": trailing_means(columns[name], span) for name in NOISY_COLUMNS}
     thinned = {name: [rounded(column[row]) for row in kept] for name, column in columns.items()}
     return axes.columns([run.train[row] for row in kept]) | thinned
+
+
+def averaged_steps(run: RunFiles) -> int:
+    """The steps that a mean is made of; 0 if the run is too short for one."""
+    return len(run.train) // 50 if len(run.train) >= FEWEST_AVERAGED else 0
 
 
 def _evals(run: RunFiles, axes: _Axes) -> dict[str, list[Any]]:

@@ -44,17 +44,18 @@ def figure_rows(runs: Sequence[RunFiles], price_per_hour: float | None) -> list[
         if all(value is None for value in values):
             continue
         texts = ["" if value is None else line.text(value) for value in values]
-        rows.append(FigureRow(line.group, line.name, line.unit, values, texts, _best(values, texts, line.better)))
+        counts = [run.status != "failed" for run in runs]
+        rows.append(FigureRow(line.group, line.name, line.unit, values, texts, _best(values, counts, line.better)))
     return rows
 
 
-def _best(values: Sequence[Figure], texts: Sequence[str], better: str) -> list[bool]:
-    """The best values; none if all of them read alike."""
-    numbers = [value for value in values if isinstance(value, int | float)]
-    if not better or len(numbers) < 2 or len(set(texts) - {""}) < 2:
+def _best(values: Sequence[Figure], counts: Sequence[bool], better: str) -> list[bool]:
+    """The best values of the runs that count; none if all of these are alike."""
+    numbers = [v for v, counted in zip(values, counts, strict=True) if counted and isinstance(v, int | float)]
+    if not better or len(set(numbers)) < 2:
         return [False] * len(values)
     best = min(numbers) if better == "low" else max(numbers)
-    return [value == best for value in values]
+    return [counted and value == best for value, counted in zip(values, counts, strict=True)]
 
 
 def _lines(price_per_hour: float | None) -> Iterable[_FigureLine]:
@@ -72,7 +73,9 @@ def _lines(price_per_hour: float | None) -> Iterable[_FigureLine]:
     yield _FigureLine("Quality", "training loss, first step", "", lambda run: _at(run.train, 0, "loss"), loss)
     yield _FigureLine("Quality", "training loss, last step", "", lambda run: _at(run.train, -1, "loss"), loss)
     yield _FigureLine("Quality", "evaluation loss, best", "", lambda run: _get(_best_eval(run), "loss"), loss, "low")
-    yield _FigureLine("Quality", "at step", "", lambda run: _get(_best_eval(run), "step"), _form(",.0f"))
+    yield _FigureLine(
+        "Quality", "evaluation loss, best, at step", "", lambda run: _get(_best_eval(run), "step"), _form(",.0f")
+    )
     yield _FigureLine("Quality", "evaluation loss, last", "", lambda run: _at(run.evals, -1, "loss"), loss, "low")
     yield _FigureLine("Quality", "perplexity, best", "", _best_perplexity, _form(",.3f"), "low")
     for name, shown in (("rouge1", "ROUGE-1"), ("rouge2", "ROUGE-2"), ("rougeL", "ROUGE-L")):
@@ -94,7 +97,7 @@ def _lines(price_per_hour: float | None) -> Iterable[_FigureLine]:
     yield _FigureLine("Memory", "host memory, fullest rank", "GiB", _peak("host_rss_gib"), gib)
     yield _FigureLine("Memory", "allocator retries", "", _peak("num_alloc_retries"), _form(",.0f"))
 
-    yield _FigureLine("Time and price", "time so far, or in all", "s", wall_seconds, _clock)
+    yield _FigureLine("Time and price", "time", "s", wall_seconds, _clock)
     yield _FigureLine("Time and price", "in optimizer steps", "s", _in_steps, _clock)
     yield _FigureLine("Time and price", "held up by checkpoints", "s", _in_checkpoints, _clock)
     yield _FigureLine("Time and price", "machines", "", lambda run: num_machines(run.notes), _form(",d"))
@@ -134,6 +137,10 @@ def _values(events: Iterable[Event], name: str) -> list[float]:
 
 def _best_eval(run: RunFiles) -> Event | None:
     return min((event for event in run.evals if event.get("loss") is not None), key=lambda e: e["loss"], default=None)
+
+
+def _best_step(run: RunFiles) -> Figure:
+    return _get(_best_eval(run), "step")
 
 
 def _best_perplexity(run: RunFiles) -> float | None:

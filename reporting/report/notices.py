@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any, NamedTuple
 
 from reporting.report.curves import MOST_RANKS
+from reporting.report.memory_tables import oom_account
 from reporting.report.run_files import RunFiles
 from reporting.report.settings import as_text
 
@@ -27,6 +28,8 @@ def notices_of(run: RunFiles) -> list[Notice]:
         "waiting": Notice("note", "has written nothing yet"),
     }
     found = [texts[run.status]] if run.status in texts else []
+    if account := oom_account(run):
+        found.append(Notice("bad", account.headline))
     if run.num_unread:
         found.append(Notice("bad", f"{run.num_unread} line(s) of metrics.jsonl are no events of a run; left out here"))
     if len(run.sessions) > 1:

@@ -38,3 +38,12 @@ def rounded(value: float | int | None, digits: int = 5) -> float | int | None:
         return value
     short = float(f"{value:.{digits}g}")
     return int(short) if short.is_integer() and abs(short) < 1e15 else short
+
+
+def trailing_means(column: Column, span: int) -> list[float | None]:
+    """For each row, the mean of the values among the last `span` rows, itself included."""
+    means: list[float | None] = []
+    for row in range(len(column)):
+        values = [value for value in column[max(0, row - span + 1) : row + 1] if value is not None]
+        means.append(sum(values) / len(values) if values else None)
+    return means

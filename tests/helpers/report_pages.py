@@ -60,9 +60,13 @@ class Page(HTMLParser):
         names, rest = self.texts.get("strong", []), self.texts.get("li", [])
         return [f"{name}{text}" for name, text in zip(names, [text for text in rest if text.strip()], strict=True)]
 
+    def table(self, first_cell: str) -> dict[str, list[str]]:
+        """The rows of the first table that begins with this cell, by their names."""
+        found = next(table for table in self.tables if table[0][0] == first_cell)
+        return {row[0]: row[1:] for row in found if len(row) > 1}
+
     def figures(self) -> dict[str, list[str]]:
-        """The rows of the table by their names."""
-        return {row[0]: row[1:] for row in self.tables[0] if len(row) > 1}
+        return self.table("figure")
 
 
 def long_run(folder: Path, *, num_steps: int, num_ranks: int, spike: int) -> None:

@@ -76,7 +76,7 @@ function base(host, title, axis, labels) {
       dataIdx: nearest,
       bind: { dblclick: () => () => zoomAll(null) },
     },
-    padding: [10, 14, 0, 0],
+    padding: [10, 22, 0, 0],
   };
 }
 
@@ -105,45 +105,59 @@ function label(canvas, text) {
   return element;
 }
 
-/** One curve for each run that has points; null if none has. */
+/** One curve for each run that has points, and below it every step if the curve is a mean; null if none has points. */
 function lineChart(host, spec, runs, view) {
   const curves = runs
     .map((run, index) => ({ run, index, columns: run[spec.from] }))
     .filter(({ index }) => view.shown[index])
+    .map((curve) => ({ ...curve, mean: view.means ? curve.columns[`${spec.column}_mean`] : undefined }))
     .map((curve) => ({ ...curve, ...points(curve, spec, view) }))
     .filter(({ xs }) => xs.length > 0);
   if (curves.length === 0) return null;
-  const series = curves.map(({ run, index }) => {
+  const raw = curves.filter(({ mean }) => mean);
+  const rawSeries = raw.map(({ run, index }) => ({
+    plain_label: `${run.name}, each step`,
+    class: "raw",
+    stroke: faint(runStyle(index).colour),
+    width: 1,
+    spanGaps: true,
+    points: { show: false },
+    value: (_, value) => plain(value),
+  }));
+  const series = curves.map(({ run, index, mean }) => {
     const { colour, dash } = runStyle(index);
+    const name = runs.length > 1 ? run.name : spec.label;
     return {
-      label: label(runSwatch(index), runs.length > 1 ? run.name : spec.label),
+      label: label(runSwatch(index), mean ? `${name}, mean` : name),
       plain_label: run.name,
       stroke: colour,
-      width: 1.75,
+      width: mean ? 2 : 1.75,
       dash,
       spanGaps: true,
       points: { show: false },
       value: (_, value) => plain(value),
     };
   });
-  const options = base(host, spec.label, view.axis, series);
-  options.scales.y = spec.isLoss && view.log ? { distr: 3 } : spec.fromZero ? { range: (_, low, high) => [Math.min(0, low), high > 0 ? high * 1.08 : 1] } : {};
+  const options = base(host, spec.label, view.axis, [...rawSeries, ...series]);
+  const fromZero = { range: (_, low, high) => [Math.min(0, low), high > 0 ? high * 1.08 : 1] };
+  options.scales.y = spec.isLoss && view.log ? { distr: 3 } : spec.fromZero ? fromZero : {};
   options.hooks = {
-    drawSeries: [(u, number) => number > 0 && drawMarks(u, number, curves[number - 1].index)],
-    draw: [(u) => curves.forEach(({ run, index, columns }) => drawResumes(u, run, index, columns, view))],
+    drawSeries: [(u, number) => number > raw.length && drawMarks(u, number, curves[number - raw.length - 1].index)],
+    draw: [(u) => curves.forEach(({ run, index }) => drawResumes(u, run, index, view))],
     setCursor: [(u) => u.cursor.left < 0 && showLast(u)],
     setSelect: [zoomToSelection],
     ready: [showLast],
   };
-  const tables = curves.map(({ xs, ys }) => [xs, ys]);
+  const tables = [...raw.map(({ xs, ys }) => [xs, ys]), ...curves.map(({ xs, ys, means }) => [xs, means ?? ys])];
   return new uPlot(options, tables.length > 1 ? uPlot.join(tables) : tables[0], host);
 }
 
-function points({ run, columns }, spec, view) {
+/** The points that can be drawn: over the axis that is chosen, with a value, above zero on a logarithmic scale. */
+function points({ run, columns, mean }, spec, view) {
   const all = places(run, columns, view.axis);
   const values = columns[spec.column];
   const rows = all.map((_, row) => row).filter((row) => values[row] != null && (!(spec.isLoss && view.log) || values[row] > 0));
-  return { xs: rows.map((row) => all[row]), ys: rows.map((row) => values[row]) };
+  return { xs: rows.map((row) => all[row]), ys: rows.map((row) => values[row]), means: mean && rows.map((row) => mean[row]) };
 }
 
 function drawMarks(u, number, index) {
@@ -163,7 +177,7 @@ function drawMarks(u, number, index) {
 }
 
 /** A dotted line where a run was resumed. */
-function drawResumes(u, run, index, columns, view) {
+function drawResumes(u, run, index, view) {
   const ratio = window.devicePixelRatio || 1;
   const train = run.train;
   const xs = places(run, train, view.axis);

@@ -18,6 +18,11 @@ function runStyle(index) {
   };
 }
 
+/** The colour for every single step, below a mean. */
+function faint(colour) {
+  return `color-mix(in srgb, ${colour} 38%, ${cssValue("--surface")})`;
+}
+
 /** A mark's outline around a place, `size` being half its width. */
 function markPath(mark, x, y, size) {
   const path = new Path2D();

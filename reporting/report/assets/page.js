@@ -15,7 +15,7 @@ const POLL_SECONDS = 3;
 
 let data = JSON.parse(document.getElementById("data").textContent);
 const charts = new Map(); // uPlot by the id of its figure
-const view = { axis: "step", log: false, shown: data.runs.map(() => true), memoryRun: 0, memoryRank: 0, span: null };
+const view = { axis: "step", log: false, means: true, shown: data.runs.map(() => true), memoryRun: 0, memoryRank: 0, span: null };
 const element = (id) => document.getElementById(id);
 
 function draw() {
@@ -67,6 +67,11 @@ function makeControls() {
   element("log").addEventListener("change", (event) => {
     view.log = event.target.checked;
     draw();
+  });
+  element("means").addEventListener("change", (event) => {
+    view.means = event.target.checked;
+    draw();
+    sayWhatIsLeftOut();
   });
   for (const box of document.querySelectorAll("[data-show]")) {
     box.addEventListener("change", () => {
@@ -200,11 +205,15 @@ function download(kind) {
   element("said").textContent = `${kind}.csv`;
 }
 
-function sayWhatIsThinned() {
+function sayWhatIsLeftOut() {
+  const averaged = data.runs.filter((run) => run.averaged_steps > 0);
+  element("means-choice").hidden = averaged.length === 0;
+  const means = averaged.map((run) => `${run.name}: ${run.averaged_steps} steps`).join("; ");
+  element("averaged").textContent = averaged.length && view.means ? `Bold curves are means of the last steps (${means}); the faint ones below are every step.` : "";
   const thinned = data.runs.filter((run) => run.train.step.length < run.num_steps);
-  const parts = thinned.map((run) => `${run.name}: ${run.train.step.length} of ${run.num_steps} steps`);
-  element("thinned").textContent = parts.length
-    ? `Curves are thinned out, and keep the lowest and highest values of each span (${parts.join("; ")}). The run's metrics.jsonl has every step.`
+  const parts = thinned.map((run) => `${run.name}: ${run.train.step.length} of ${run.num_steps} steps`).join("; ");
+  element("thinned").textContent = thinned.length
+    ? `Curves are thinned out, and keep the lowest and highest values of each span (${parts}). The run's metrics.jsonl has every step.`
     : "";
 }
 
@@ -246,14 +255,14 @@ function takeUp(page) {
   data = JSON.parse(page.getElementById("data").textContent);
   view.memoryRank = Math.min(view.memoryRank, Math.max(0, data.runs[view.memoryRun].memory.ranks.length - 1));
   fillRanks();
-  sayWhatIsThinned();
+  sayWhatIsLeftOut();
   draw();
 }
 
 for (const button of document.querySelectorAll("[data-copy]")) button.addEventListener("click", () => copy(button.dataset.copy));
 for (const button of document.querySelectorAll("[data-csv]")) button.addEventListener("click", () => download(button.dataset.csv));
 makeControls();
-sayWhatIsThinned();
+sayWhatIsLeftOut();
 draw();
 let width = window.innerWidth;
 window.addEventListener("resize", () => {

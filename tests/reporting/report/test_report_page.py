@@ -18,6 +18,7 @@ from tests.helpers.made import Made
 from tests.helpers.processes import ROOT, ProcessGroup, read_metrics
 from tests.helpers.refusals import dialogues, write_lines
 from tests.helpers.report_pages import Page, long_run
+from tests.helpers.small_device import on_small_device
 
 MOST_BYTES = 2 * 2**20
 NONE = "\u2013"
@@ -27,7 +28,10 @@ NONE = "\u2013"
 def runs(
     tiny_model: Path, samples: Path, process_group: ProcessGroup, tmp_path_factory: pytest.TempPathFactory
 ) -> Made:
-    """Real runs by name: `full` on two ranks, `lora` resumed after step 2, `failed` by a step that is not finite."""
+    """Real runs by name: `full` on two ranks, `lora` resumed after step 2, and two that failed.
+
+    `failed` by a step that is not finite, `oom` on a device that is too small for its forward pass.
+    """
     root = tmp_path_factory.mktemp("runs")
 
     def make(name: str) -> Path:
@@ -44,6 +48,12 @@ def runs(
         if name == "failed":
             more = ["--optimizer", "SGD", "--lr", "1e6", "--gradient_clipping", "False"]
             (outcome,) = process_group.run([*flags, *more], 1)
+            assert outcome.status == 1, outcome.stderr
+        if name == "oom":
+            process_group.train(on_small_device([*flags, "--max_train_step", "1"]), 1)
+            before, in_forward = (e["peak_allocated_gib"] for e in read_metrics(root / name)[2:4])
+            too_little = [*flags, "--overwrite", "--eval_every_steps", "9"]
+            (outcome,) = process_group.run(on_small_device(too_little, (before + in_forward) / 2), 1)
             assert outcome.status == 1, outcome.stderr
         return root / name
 
@@ -100,7 +110,7 @@ def test_the_table_says_what_the_run_came_to(runs: Made) -> None:
     best = min((event for event in events if event["event"] == "eval"), key=lambda event: event["loss"])
     assert figures["status"] == ["finished"]
     assert figures["evaluation loss, best"] == [f"{best['loss']:.4f}"]
-    assert figures["at step"] == [str(best["step"])]
+    assert figures["evaluation loss, best, at step"] == [str(best["step"])]
     assert figures["peak measured, fullest rank GiB"] == [f"{end['peak_allocated_gib']:.3f}"]
     assert float(figures["price"][0].replace(",", "")) == pytest.approx(2 * end["seconds"], abs=0.1), "run.yaml's price"
     figures = page_of(runs["full"], price_per_hour=36_000).figures()
@@ -135,6 +145,16 @@ def test_a_run_that_failed_or_was_resumed_says_so_at_the_top(runs: Made) -> None
     (pieces,) = [table for table in page.tables if table[0][1] == "piece"]
     assert [row[:4] for row in pieces[1:]] == [["lora", "1", "1 to 2", "1"], ["lora", "2", "3 to 4", "1"]]
     assert page.data["runs"][1]["resumed_after"] == [2]
+
+
+def test_memory_that_ran_out_is_told_with_the_commands_that_need_less(runs: Made) -> None:
+    page, account = page_of(runs["oom"]), json.loads((runs["oom"] / "oom.json").read_text())
+    assert page.notices[:2] == ["oom failed after step 0 of 18", "oom ran out of device memory on rank 0 in forward, step 1"]
+    held = page.table("in")
+    assert held["in"] == [account["module"]]
+    assert held["asked for"] == [f"{account['asked_gib']:,.3f} GiB"]
+    assert held["parameters"][0].startswith(f"{account['params_gib']:,.3f} GiB (largest: model.embed_tokens.weight ")
+    assert page.texts["pre"][: len(account["changes"])] == [change["command"] for change in account["changes"]]
 
 
 def copy_of(run: Path, folder: Path) -> Path:
@@ -177,7 +197,7 @@ def test_a_line_that_is_being_written_is_left_out_and_a_broken_one_is_counted(ru
 
 def test_settings_that_differ_stand_beside_each_other(runs: Made) -> None:
     page = page_of(runs["full"], runs["lora"])
-    differing = {row[0]: row[1:] for row in page.tables[2]}
+    differing = page.table("setting")
     assert differing["setting"] == ["full", "lora"]
     assert differing["train_config.use_peft"] == ["False", "True"]
     assert differing["train_config.lr"] == ["0.0001", "0.003"]
@@ -200,7 +220,7 @@ def test_ten_long_runs_stay_below_two_mebibytes_and_keep_their_extremes(tmp_path
     page = page_of(*folders)
     assert len(page.html.encode()) < MOST_BYTES
     for run in page.data["runs"]:
-        assert 900 < len(run["train"]["step"]) < run["num_steps"] == 6_000
+        assert 600 < len(run["train"]["step"]) < run["num_steps"] == 6_000
         of = dict(zip(run["train"]["step"], run["train"]["loss"], strict=True))
         assert (of[1234], of[1235]) == (77.25, 0.125)
         assert {1, 6_000} <= set(of)
@@ -242,7 +262,7 @@ def test_nothing_of_a_run_becomes_part_of_the_page(runs: Made, tmp_path: Path) -
     assert "img" not in {tag for tag, _ in page.elements}
     assert not [name for _, attributes in page.elements for name in attributes if name.startswith("on")]
     assert len(page.texts["script"]) == len(plain.texts["script"])
-    assert [row[1:] for row in page.tables[2] if row[0] == f"train_config.{HOSTILE}"] == [[NONE, HOSTILE]]
+    assert page.table("setting")[f"train_config.{HOSTILE}"] == [NONE, HOSTILE]
 
 
 def test_events_of_any_content_are_read_past(tmp_path: Path) -> None:

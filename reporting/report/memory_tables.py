@@ -1,0 +1,109 @@
+"""What a plan said of a run's memory beside what was measured, and the account of memory that ran out."""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+from reporting.report.run_files import RunFiles, number
+from reporting.report.settings import as_text
+
+PLANNED_PARTS = ("params", "grads", "optimizer", "activations")
+_MOST_CHARACTERS = 4000  # of a command
+
+
+class PlanRow(NamedTuple):
+    """One line: "planned" or "measured", and the most that each part, and all together, held on the fullest rank."""
+
+    source: str
+    gib: list[float | int | None]  # by PLANNED_PARTS, then the peak
+
+
+def plan_rows(run: RunFiles) -> list[PlanRow]:
+    """Both lines, or none if there is no plan or nothing was measured."""
+    if number(run.plan.get("peak_gib")) is None or not run.memory:
+        return []
+
+    def measured(name: str) -> float | int | None:
+        return max((event[name] for event in run.memory if event.get(name) is not None), default=None)
+
+    names = [f"{part}_gib" for part in PLANNED_PARTS]
+    return [
+        PlanRow("planned", [number(run.plan.get(name)) for name in (*names, "peak_gib")]),
+        PlanRow("measured", [measured(name) for name in (*names, "peak_allocated_gib")]),
+    ]
+
+
+class SuggestedChange(NamedTuple):
+    what: str
+    saves: str
+    command: str
+
+
+class OomAccount(NamedTuple):
+    """oom.json, to read."""
+
+    headline: str
+    rows: list[tuple[str, str]]
+    changes: list[SuggestedChange]
+
+
+def oom_account(run: RunFiles) -> OomAccount | None:
+    """The account of a run whose memory ran out, as far as oom.json tells; None if there is none."""
+    oom = run.oom
+    if not oom:
+        return None
+    whose = "host" if oom.get("whose") == "host" else "device"
+    headline = f"ran out of {whose} memory"
+    if oom.get("rank") is not None:
+        headline += f" on rank {as_text(oom['rank'])}"
+    if isinstance(oom.get("phase"), str):
+        headline += f" in {as_text(oom['phase']).replace('_', ' ')}"
+    if number(oom.get("step")):
+        headline += f", step {as_text(oom['step'])}"
+    rows = [(name, as_text(oom[key])) for key, name in (("module", "in"), ("batch", "batch")) if oom.get(key)]
+    sizes = {
+        "asked": "asked for",
+        "params": "parameters",
+        "grads": "gradients",
+        "optimizer": "optimizer",
+        "activations": "activations",
+        "other": "other",
+        "allocated": "allocated in all",
+        "reserved": "reserved",
+        "free": "free",
+        "capacity": "of the device",
+    }
+    for key, name in sizes.items():
+        size = number(oom.get(f"{key}_gib"))
+        if size is not None:
+            rows.append((name, f"{size:,.3f} GiB{_largest(oom, key)}"))
+    if oom.get("fragmented") is True:
+        rows.append(("fragmentation", "enough was reserved and not used, in pieces too small"))
+    if isinstance(oom.get("host_memory"), dict) and oom["host_memory"]:
+        rows.append(("host memory, GiB", as_text(oom["host_memory"])))
+    if isinstance(oom.get("error"), str):
+        rows.append(("error", as_text(oom["error"])))
+    changes = oom.get("changes")
+    found = (
+        [_change(change) for change in changes[:10] if isinstance(change, dict)] if isinstance(changes, list) else []
+    )
+    return OomAccount(headline, rows, found)
+
+
+def _largest(oom: dict[str, Any], owner: str) -> str:
+    largest = oom.get("largest")
+    of_owner = largest.get(owner) if isinstance(largest, dict) else None
+    if not isinstance(of_owner, list):
+        return ""
+    entries = [entry for entry in of_owner[:3] if isinstance(entry, dict) and number(entry.get("gib")) is not None]
+    names = ", ".join(f"{as_text(entry.get('name'))} {entry['gib']:.3f}" for entry in entries)
+    return names and f" (largest: {names})"
+
+
+def _change(change: dict[str, Any]) -> SuggestedChange:
+    saves, command = number(change.get("saves_gib")), change.get("command")
+    return SuggestedChange(
+        as_text(change.get("what", "")),
+        "" if saves is None else f"{saves:,.2f} GiB",
+        command[:_MOST_CHARACTERS] if isinstance(command, str) else "",
+    )
