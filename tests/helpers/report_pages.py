@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import json
 import math
+import re
 from dataclasses import dataclass, field
+from html import unescape
 from html.parser import HTMLParser
 from pathlib import Path
 from typing import Any
@@ -57,12 +59,12 @@ class Page(HTMLParser):
 
     @property
     def notices(self) -> list[str]:
-        names, rest = self.texts.get("strong", []), self.texts.get("li", [])
-        return [f"{name}{text}" for name, text in zip(names, [text for text in rest if text.strip()], strict=True)]
+        found = re.findall(r'<li class="(?:bad|note)"><strong>(.*?)</strong> (.*?)</li>', self.html)
+        return [unescape(f"{name} {text}") for name, text in found]
 
     def table(self, first_cell: str) -> dict[str, list[str]]:
         """The rows of the first table that begins with this cell, by their names."""
-        found = next(table for table in self.tables if table[0][0] == first_cell)
+        found = next(table for table in self.tables if table and table[0][0] == first_cell)
         return {row[0]: row[1:] for row in found if len(row) > 1}
 
     def figures(self) -> dict[str, list[str]]:

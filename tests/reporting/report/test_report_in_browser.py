@@ -47,7 +47,8 @@ def runs(
     """Two real runs, the second resumed, and a longer one made up."""
     root = tmp_path_factory.mktemp("runs")
     flags = ["--model_name", str(tiny_model), "--samsum_dataset.data_path", str(samples)]
-    flags += ["--num_workers_dataloader", "0", "--batch_size_training", "2", "--batching_strategy", "padding", "--save_model", "False"]
+    flags += ["--num_workers_dataloader", "0", "--batch_size_training", "2", "--batching_strategy", "padding"]
+    flags += ["--save_model", "False"]
     process_group.train([*flags, "--enable_fsdp", "--eval_before_training", "--output_dir", str(root / "full")], 2)
     for steps in ("5", "12"):
         more = ["--lr", "1e-3", "--max_train_step", steps, "--output_dir", str(root / "resumed"), "--resume", "auto"]

@@ -149,7 +149,8 @@ def test_a_run_that_failed_or_was_resumed_says_so_at_the_top(runs: Made) -> None
 
 def test_memory_that_ran_out_is_told_with_the_commands_that_need_less(runs: Made) -> None:
     page, account = page_of(runs["oom"]), json.loads((runs["oom"] / "oom.json").read_text())
-    assert page.notices[:2] == ["oom failed after step 0 of 18", "oom ran out of device memory on rank 0 in forward, step 1"]
+    where = "oom ran out of device memory on rank 0 in forward, step 1"
+    assert page.notices[:2] == ["oom failed after step 0 of 18", where]
     held = page.table("in")
     assert held["in"] == [account["module"]]
     assert held["asked for"] == [f"{account['asked_gib']:,.3f} GiB"]
