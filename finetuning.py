@@ -44,6 +44,7 @@ from evaluation.generation import Answer, mean_rouge
 from planning.against_run import compare_with_plan
 from planning.out_of_memory import Autopsy
 from policies.clipping import clip_grad_norm
+from policies.compilation import compilation_named
 from policies.finite import weights_not_finite
 from policies.loss_scaling import LossScaler
 from policies.sharding import gradient_sync, reshard
@@ -419,7 +420,7 @@ def main(argv: Sequence[str], *, ends_process: bool = False) -> int:
         beat_seconds = BEAT_SECONDS * env.grace_scale
         with RunLock(beat_seconds=beat_seconds, say=partial(print_rank_zero, env), on_loss=end_at_once) as lock:
             config = parse_flags(argv)
-            with Autopsy(argv, config, env, watchdog.where) as autopsy:
+            with compilation_named(), Autopsy(argv, config, env, watchdog.where) as autopsy:
                 run(config, env, watchdog, lock, autopsy, ends_process=ends_process)
         status = 0
     except ConfigError as error:
