@@ -33,6 +33,8 @@ def test_the_documented_epochs_and_bills_come_out(tmp_path: Path, capsys: pytest
         documented = rows[name].seconds_per_epoch / rows["A14"].seconds_per_epoch
         assert abs(epochs[name] / epochs["A14"] / documented - 1) < 0.25, f"slowness of two nodes, {name}"
         assert rows[name].plan.waits_for == "communication"
+    steps = [rows[f"E2, {n} processes"].plan.steps_per_epoch for n in (4, 2)]
+    assert steps == [3683, 7366]
     of_bart = ("E1", "E3", "E4")
     assert all(abs(rows[name].bill_error) < 0.35 for name in of_bart)
     assert min(of_bart, key=lambda name: epochs[name]) == "E1"
