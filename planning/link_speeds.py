@@ -85,3 +85,8 @@ def expected_speeds(hardware: Hardware, sharding_group_size: int | None = None) 
         node=group(sharded, spanned_by_group),
         between=group(copies, min(copies, nodes // spanned_by_group), min(sharded, per_node)),
     )
+
+
+def network_gbps(world: GroupSpeeds) -> float:
+    """The rate of a node's link to the others that explains a measured all-gather over nodes: for --network_gbps."""
+    return 8e-9 * (world.size - 1) / world.size / world.all_gather.seconds_per_byte

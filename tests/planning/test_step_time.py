@@ -18,7 +18,7 @@ from benchmarks.planned_times import (
 from benchmarks.shapes import SHAPES
 from planning.hardware import Hardware, parse_hardware
 from planning.kernel_rates import kernel_rates
-from planning.link_speeds import expected_speeds
+from planning.link_speeds import expected_speeds, network_gbps
 from planning.step_time import TimePlan, plan_time, why_no_time
 
 _OFFLOADED = {"llama8b-mixed-batch8", "llama13b-adamw-offload"}  # the host's share is known to a quarter only
@@ -108,6 +108,7 @@ def test_speeds_of_collectives_follow_the_topology() -> None:
     nodes = expected_speeds(parse_hardware("8xH200", nodes=4, network_gbps=400))
     assert nodes is not None
     assert nodes.world.all_gather.gigabytes_per_second == pytest.approx(50 * 32 / 31)
+    assert network_gbps(nodes.world) == pytest.approx(400)  # what the doctor measures is what a plan takes
     assert nodes.between.all_reduce.seconds_per_byte == pytest.approx(2 * 3 / 4 * 8 / 50e9)  # eight rings share a link
     assert nodes.world.all_gather.latency_seconds > node.world.all_gather.latency_seconds
     groups = expected_speeds(parse_hardware("8xH200"), sharding_group_size=4)

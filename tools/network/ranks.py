@@ -11,7 +11,7 @@ import torch
 
 from configs.flags import parse_flags
 from configs.run import RunConfig
-from planning.link_speeds import GroupSpeeds, Speeds
+from planning.link_speeds import GroupSpeeds, Speeds, network_gbps
 from planning.planned_model import build_planned_model
 from planning.resolved import resolve
 from planning.traffic import Traffic, find_traffic, seconds_per_step
@@ -44,6 +44,8 @@ def check_ranks(flags: Sequence[str], say: Callable[[str], None]) -> None:
     for name, group in (("all ranks", speeds.world), ("inside a node", speeds.node), ("between nodes", speeds.between)):
         if group.size > 1:
             tell(_in_words(name, group))
+    if speeds.between.size > 1:
+        tell(f"plans of runs on these nodes should count with --network_gbps {network_gbps(speeds.world):.3g}")
     if config is not None:
         _predict(config, speeds, env, tell)
     stop_process_group()
