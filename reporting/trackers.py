@@ -1,4 +1,4 @@
-"""TensorBoard and Weights & Biases: they get what metrics.jsonl gets, by step and under tidy names.
+"""TensorBoard and Weights & Biases: they get what metrics.jsonl gets, by step and under tidy names, and the plan.
 
 Both are optional packages, imported only when asked for. A tracker that fails never ends a run: the run says so once
 and goes on without it.
@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any, Protocol, cast
 
 from configs.tracking import TrackingConfig
+from reporting.plan_figures import read_plan_figures
 from reporting.run_yaml import add_to_run_yaml, read_run_yaml
 from utils.errors import ConfigError
 
@@ -114,6 +115,8 @@ def open_trackers(
         trackers.open("TensorBoard", lambda: TensorBoard(folder / "tensorboard", settings, figures, after_step))
     if tracking.use_wandb:
         trackers.open("Weights & Biases", lambda: WandB(folder, settings, figures, say))
+    if plan := read_plan_figures(folder):
+        trackers.write("plan", {"step": after_step} | plan)
     return trackers
 
 

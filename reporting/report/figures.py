@@ -88,9 +88,10 @@ def _lines(price_per_hour: float | None) -> Iterable[_FigureLine]:
         ("step_seconds", "seconds per step", ",.3f", ""),
     ):
         yield _FigureLine("Speed", f"{shown}, median", "", _median(name), _form(form), better)  # type: ignore[arg-type]
+    yield _FigureLine("Speed", "seconds per step, planned", "", _planned("seconds_per_step"), _form(",.3f"))
     yield _FigureLine("Speed", "data wait, share of the steps", "%", _data_wait, percent)
 
-    yield _FigureLine("Memory", "peak planned", "GiB", lambda run: number(run.plan.get("peak_gib")), gib)
+    yield _FigureLine("Memory", "peak planned", "GiB", _planned("peak_gib"), gib)
     yield _FigureLine("Memory", "peak measured, fullest rank", "GiB", measured_peak, gib, "low")
     yield _FigureLine("Memory", "measured against planned", "%", _off_plan, _form("+.1f"))
     yield _FigureLine("Memory", "peak reserved, fullest rank", "GiB", _peak("reserved_gib"), gib)
@@ -108,6 +109,7 @@ def _lines(price_per_hour: float | None) -> Iterable[_FigureLine]:
     per_token = partial(_token_price, price_per_hour=price_per_hour)
     yield _FigureLine("Time and price", "price of a machine", "per hour", of_one, _form(",.2f"))
     yield _FigureLine("Time and price", "price", "", all_in, _money, "low")
+    yield _FigureLine("Time and price", "price, planned", "", _planned("price"), _money)
     yield _FigureLine("Time and price", "price per million tokens", "", per_token, _money, "low")
 
 
@@ -121,6 +123,10 @@ def _money(amount: float) -> str:
 
 def _form(form: str) -> Callable[[Any], str]:
     return lambda value: format(value, form)
+
+
+def _planned(name: str) -> Callable[[RunFiles], Figure]:
+    return lambda run: number(run.plan.get(name))
 
 
 def _get(event: Event | None, name: str) -> Figure:
@@ -178,7 +184,7 @@ def measured_peak(run: RunFiles) -> Figure:
 
 
 def _off_plan(run: RunFiles) -> float | None:
-    planned, measured = number(run.plan.get("peak_gib")), measured_peak(run)
+    planned, measured = run.planned_peak_gib, measured_peak(run)
     return 100 * (measured / planned - 1) if planned and isinstance(measured, int | float) else None
 
 

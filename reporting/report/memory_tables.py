@@ -8,6 +8,7 @@ from reporting.report.run_files import RunFiles, number
 from reporting.report.settings import as_text
 
 PLANNED_PARTS = ("params", "grads", "optimizer", "activations")
+_OF_TENSORS = ("params_gib", "grads_gib", "optimizer_gib")
 _MOST_CHARACTERS = 4000  # of a command
 
 
@@ -19,11 +20,16 @@ class PlanRow(NamedTuple):
 
 
 def plan_rows(run: RunFiles) -> list[PlanRow]:
-    """Both lines, or none if there is no plan or nothing was measured."""
+    """Both lines, or none if there is no plan or nothing was measured.
+
+    On a CPU only what is counted tensor by tensor can be compared: the rest would be the process with its libraries.
+    """
     if number(run.plan.get("peak_gib")) is None or not run.memory:
         return []
 
     def measured(name: str) -> float | int | None:
+        if not run.has_allocator and name not in _OF_TENSORS:
+            return None
         return max((event[name] for event in run.memory if event.get(name) is not None), default=None)
 
     names = [f"{part}_gib" for part in PLANNED_PARTS]

@@ -21,7 +21,7 @@ from reporting.report.curves import MEMORY_COLUMNS, PARTS, curves_of
 from reporting.report.figures import figure_rows, price_per_second
 from reporting.report.memory_tables import oom_account, plan_rows
 from reporting.report.notices import notices_of, session_rows
-from reporting.report.run_files import RunFiles, number, read_run
+from reporting.report.run_files import RunFiles, read_run
 from reporting.report.settings import differing, setting_rows
 from reporting.run_yaml import now
 from utils.errors import ConfigError, in_one_line
@@ -155,7 +155,7 @@ def _data(
             {
                 "name": name,
                 "price_per_second": price_per_second(run, price_per_hour),
-                "planned_peak_gib": _planned_peak(run),
+                "planned_peak_gib": run.planned_peak_gib,
                 **curves_of(run, num_runs=len(runs)),
             }
             for name, run in zip(names, runs, strict=True)
@@ -164,10 +164,6 @@ def _data(
             {"name": f"{row.name} ({row.unit})" if row.unit else row.name, "values": row.values} for row in rows
         ],
     }
-
-
-def _planned_peak(run: RunFiles) -> float | int | None:
-    return number(run.plan.get("peak_gib"))
 
 
 def _grouped(rows: Sequence[Any]) -> dict[str, list[Any]]:

@@ -15,11 +15,12 @@ from pathlib import Path
 from typing import Any
 
 from reporting.memory_phases import PHASES
+from reporting.plan_figures import NAME as PLAN
 from reporting.run_lock import is_in_use
 from reporting.run_yaml import NAME as RUN_YAML
 from reporting.run_yaml import read_run_yaml
 
-FILES = (RUN_YAML, "metrics.jsonl", "samples.jsonl", "plan.json", "oom.json")
+FILES = (RUN_YAML, "metrics.jsonl", "samples.jsonl", PLAN, "oom.json")
 """What a report is made from."""
 
 STATUSES = ("finished", "stopped", "failed")
@@ -73,6 +74,16 @@ class RunFiles:
         return dict(sorted(highest.items()))
 
     @property
+    def has_allocator(self) -> bool:
+        """Whether the device knows what is allocated. A CPU does not: there the process's own memory counts."""
+        return any(peaks["reserved_gib"] is not None for peaks in self.peaks.values())
+
+    @property
+    def planned_peak_gib(self) -> float | int | None:
+        """The peak that was planned, if what was measured can be compared with it."""
+        return number(self.plan.get("peak_gib")) if self.has_allocator or not self.memory else None
+
+    @property
     def status(self) -> str:
         """One of STATUSES, or "running"; "unended": killed, or running elsewhere; "waiting": nothing is there."""
         if self.is_running and not self.end:
@@ -98,7 +109,7 @@ def read_run(folder: Path) -> RunFiles:
         run.notes = read_run_yaml(folder)
     _read_metrics(run)
     run.samples = _last_samples(folder / "samples.jsonl")
-    run.plan = _read_object(folder / "plan.json")
+    run.plan = _read_object(folder / PLAN)
     run.oom = _read_object(folder / "oom.json")
     run.is_running = is_in_use(folder)
     return run

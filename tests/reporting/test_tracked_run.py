@@ -17,6 +17,7 @@ import psutil
 import pytest
 import yaml
 
+from reporting.plan_figures import read_plan_figures
 from reporting.trackers import WandB
 from tests.helpers.processes import ProcessGroup, free_port, read_metrics, run_command
 from tests.helpers.refusals import error_lines
@@ -51,8 +52,8 @@ class Run:
 
     @property
     def figures(self) -> dict[str, dict[int, float]]:
-        """The numbers of metrics.jsonl by the names and steps that trackers should have."""
-        figures: dict[str, dict[int, float]] = {}
+        """The numbers of metrics.jsonl and plan.json by the names and steps that trackers should have."""
+        figures = {f"plan/{name}": {0: value} for name, value in read_plan_figures(self.folder).items()}
         step = 0
         for event in self.events[1:]:
             step = event.get("step", step)
@@ -94,6 +95,22 @@ def test_weights_and_biases_offline_holds_what_metrics_holds(run: Run) -> None:
     assert found == run.figures
     assert [record.exit.exit_code for record in records if record.WhichOneof("record_type") == "exit"] == [0]
     assert f"wandb sync {next(run.folder.glob('wandb/offline-run-*'))}" in run.done.stdout
+
+
+def test_rouge_and_the_peak_reach_the_trackers(tiny_model: Path, samples: Path, tmp_path: Path) -> None:
+    folder = tmp_path / "run"
+    given = ["--model_name", str(tiny_model), "--samsum_dataset.data_path", str(samples), "--output_dir", str(folder)]
+    given += ["--eval_generate", "--max_new_tokens", "4", "--max_train_step", "1", "--num_workers_dataloader", "0"]
+    done = run_command(*given, "--use_tensorboard", "--use_wandb", "--save_model", "False", WANDB_MODE="offline")
+    assert done.returncode == 0, done.stderr
+    run = Run(folder, read_metrics(folder), done)
+    names = {"eval/rouge1", "eval/rouge2", "eval/rougeL", "end/peak_allocated_gib"}
+    assert names <= set(run.figures)
+    scalars = tensorboard_scalars(folder / "tensorboard")
+    rows = wandb_history(wandb_records(folder))
+    for name in names:
+        assert scalars[name] == pytest.approx(run.figures[name], rel=1e-6)
+        assert [{row["step"]: row[name]} for row in rows if name in row] == [run.figures[name]]
 
 
 def test_settings_are_the_trackers_hyperparameters(run: Run) -> None:

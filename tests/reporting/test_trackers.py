@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import json
 import math
 from pathlib import Path
 
+from configs.tracking import TrackingConfig
 from reporting.end_summary import end_summary
 from reporting.metrics_file import MetricsFile
-from reporting.trackers import REQUIREMENTS, Trackers
+from reporting.trackers import REQUIREMENTS, Trackers, open_trackers
 from tests.helpers.processes import ROOT
+from tests.helpers.tracking_files import tensorboard_scalars
 
 
 class Recorded:
@@ -59,3 +62,15 @@ def test_the_end_of_a_run_without_a_finite_loss_is_shown(tmp_path: Path) -> None
 def test_the_requirements_are_those_that_refusals_name() -> None:
     lines = (ROOT / "requirements-tracking.txt").read_text().splitlines()
     assert [line for line in lines if not line.startswith("#")] == list(REQUIREMENTS.values())
+
+
+def test_the_plan_of_a_run_reaches_tensorboard(tmp_path: Path) -> None:
+    plan = {"verdict": "fits", "peak_gib": 12.5, "seconds_per_step": 0.25, "price": None, "phases": {"forward": {}}}
+    (tmp_path / "plan.json").write_text(json.dumps(plan))
+    trackers = open_trackers(TrackingConfig(use_tensorboard=True), tmp_path, {}, {}, print)
+    trackers.write("end", {"step": 3, "status": "finished", "peak_allocated_gib": 12.0})
+    assert tensorboard_scalars(tmp_path / "tensorboard") == {
+        "plan/peak_gib": {0: 12.5},
+        "plan/seconds_per_step": {0: 0.25},
+        "end/peak_allocated_gib": {3: 12.0},
+    }

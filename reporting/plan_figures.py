@@ -1,0 +1,23 @@
+"""The numbers of plan.json in a run folder, for those who show them beside what was measured."""
+
+from __future__ import annotations
+
+import json
+import math
+from pathlib import Path
+
+NAME = "plan.json"
+
+
+def read_plan_figures(folder: Path) -> dict[str, float]:
+    """Its finite numbers by name, such as `peak_gib` and `seconds_per_step`; none if the run was not planned."""
+    try:
+        plan = json.loads((folder / NAME).read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        return {}
+    values = plan.items() if isinstance(plan, dict) else ()
+    return {
+        name: value
+        for name, value in values
+        if isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
+    }
