@@ -16,6 +16,7 @@ from checkpointing.root import delete_checkpoints
 from configs.absolute_paths import make_paths_absolute
 from configs.flags import parse_flags
 from planning.places import check_places
+from reporting.report.page import write_report
 from reporting.run_folder import check_free, create_run_folder, planned_folder
 from reporting.run_lock import RunLock
 from reporting.run_yaml import add_to_run_yaml, is_damaged, read_run_yaml
@@ -148,6 +149,20 @@ def test_what_is_replaced_is_what_the_run_there_wrote_in_any_of_its_sessions(tmp
     assert "holds model, wandb, which the run there did not write" in line
     line = refusal(run, "--resume", "auto", "--use_wandb", "--use_peft", around=tmp_path)
     assert "holds wandb, which" in line
+
+
+def test_a_report_is_replaced_whoever_made_it_and_no_other_page(tmp_path: Path) -> None:
+    run = begin(tmp_path / "run")
+    page = write(run / "report.html")
+    line = refusal(run, "--overwrite", "--report", around=tmp_path)
+    assert "holds report.html, which the run there did not write" in line
+    begin(run, "--overwrite")
+    assert page.exists()
+    page.unlink()
+    write_report([run], page)
+    begin(run, "--resume", "auto", "--report")
+    begin(run, "--overwrite")
+    assert not page.exists()
 
 
 def test_a_run_yaml_of_an_earlier_version_tells_by_its_settings_what_the_run_wrote(tmp_path: Path) -> None:

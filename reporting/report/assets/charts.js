@@ -35,7 +35,8 @@ function ticks(splits) {
   const values = splits.filter((value) => value != null);
   const apart = values.length > 1 ? Math.min(...values.slice(1).map((value, i) => Math.abs(value - values[i]))) : 1;
   const largest = Math.max(...values.map(Math.abs), 0);
-  const decimals = Math.max(0, Math.min(6, -Math.floor(Math.log10(apart) + 1e-9)));
+  let decimals = 0;
+  while (decimals < 6 && Math.abs(apart * 10 ** decimals - Math.round(apart * 10 ** decimals)) > 1e-6) decimals += 1;
   return splits.map((value) => {
     if (value == null) return "";
     if (largest >= 1e5) return compact.format(value);
