@@ -42,13 +42,14 @@ from data.counts import BatchCounts
 from data.step_loader import StepLoader
 from evaluation.generation import Answer, mean_rouge
 from planning.against_run import compare_with_plan
+from planning.dry_run import dry_run
 from planning.out_of_memory import Autopsy
 from policies.clipping import clip_grad_norm
 from policies.compilation import compilation_named
 from policies.finite import weights_not_finite
 from policies.loss_scaling import LossScaler
 from policies.sharding import gradient_sync, reshard
-from preparation import Job, prepare
+from preparation import Job, load_only, prepare
 from reporting.run_lock import BEAT_SECONDS, RunLock
 from supervision.non_finite import NonFiniteError, describe_non_finite
 from supervision.stopping import StopRequests
@@ -420,8 +421,13 @@ def main(argv: Sequence[str], *, ends_process: bool = False) -> int:
         beat_seconds = BEAT_SECONDS * env.grace_scale
         with RunLock(beat_seconds=beat_seconds, say=partial(print_rank_zero, env), on_loss=end_at_once) as lock:
             config = parse_flags(argv)
-            with compilation_named(), Autopsy(argv, config, env, watchdog.where) as autopsy:
-                run(config, env, watchdog, lock, autopsy, ends_process=ends_process)
+            if config.planning_config.dry_run:
+                dry_run(config, env, train_step)
+            elif config.planning_config.load_only:
+                load_only(config, env, watchdog)
+            else:
+                with compilation_named(), Autopsy(argv, config, env, watchdog.where) as autopsy:
+                    run(config, env, watchdog, lock, autopsy, ends_process=ends_process)
         status = 0
     except ConfigError as error:
         status = end_with_error(env, error, REFUSED, watchdog)

@@ -28,8 +28,12 @@ from data.tokenizer_loading import added_token_ids, num_rows_needed, tokenizer_o
 from evaluation.generation import Generation, plan_generation
 from planning.agreement import facts_at_start, facts_found
 from planning.beginning import Beginning
+from planning.data_facts import DataFacts, facts_of_data
 from planning.going_on import look_into_folders
+from planning.load_check import load_table, loaded_on_all
 from planning.places import check_places
+from planning.plan_file import plan_at_start, write_plan
+from planning.preflight import check_environment
 from planning.resolved import Resolved, num_positions, resolve, resolve_num_steps
 from planning.sizes import check_batch_sizes
 from policies.attention import check_packing_isolates
@@ -76,6 +80,10 @@ class Inputs:
     def identity(self) -> dict[str, Any]:
         """What a checkpoint and the run that resumes from it must have in common, besides the model."""
         return {"precision": self.resolved.policies.precision.name, "data_fingerprint": self.data.checksum()}
+
+    def data_facts(self) -> DataFacts:
+        """What a plan takes from the data."""
+        return facts_of_data(self.data, self.processor, self.resolved)
 
 
 @dataclass(frozen=True)
@@ -138,6 +146,8 @@ def prepare(config: RunConfig, env: Environment, watchdog: Watchdog, lock: RunLo
     begun = look_into_folders(config, env, meeting)
     inputs = read_inputs(begun.config, env, begun.checkpoint)
     config = inputs.resolved.config
+    plan, plan_notes = plan_at_start(inputs.resolved, env, inputs.data_facts()) if env.is_rank_zero else (None, [])
+    print_rank_zero(env, *plan_notes)
 
     start_process_group(env, meeting)
     watchdog.start(config.train_config.step_timeout_seconds)
@@ -151,7 +161,48 @@ def prepare(config: RunConfig, env: Environment, watchdog: Watchdog, lock: RunLo
     seed_everything(config.train_config.seed)
     parts = build(inputs, config, env)
     seed_everything(config.train_config.seed, env.rank)
-    return open_run(inputs, parts, checkpoint, config, env, watchdog, lock, begun.marks, screen)
+    return open_run(inputs, parts, checkpoint, config, env, watchdog, lock, begun.marks, screen, plan)
+
+
+def load_only(config: RunConfig, env: Environment, watchdog: Watchdog) -> None:
+    """Load the model as a run would, and print what each rank holds, beside what was planned. It reads no data.
+
+    Raises:
+        ConfigError: if the run is refused.
+    """
+    config = make_paths_absolute(config, env.started_in)
+    meeting = meet(connect(env), env)
+    if env.world_size > 1:
+        meeting.check_agreement(facts_at_start(config, env))
+    check_environment(config, env)
+    resolved = resolve(config, env)
+    processor = resolved.task.load_processor(config.train_config)
+    plan, plan_notes = None, list[str]()
+    if env.is_rank_zero:
+        plan, plan_notes = plan_at_start(resolved, env, DataFacts.of_processor(processor, resolved))
+    print_rank_zero(env, *resolved.config.notes, *resolved.notes, *plan_notes)
+    start_process_group(env, meeting)
+    watchdog.start(config.train_config.step_timeout_seconds)
+    seed_everything(config.train_config.seed)
+    built = build_model(resolved, processor, env)
+    found = loaded_on_all(built.model, env)
+    if env.is_rank_zero:
+        print_for_people("", load_table(found, plan), "", f"loaded in {built.load_seconds:.1f} s")
+    watchdog.stop()
+
+
+def build_model(resolved: Resolved, processor: Any, env: Environment) -> BuiltModel:
+    """The model with its weights. Every rank must call this."""
+    return build_for_training(
+        resolved.config,
+        resolved.model_config,
+        task=resolved.task,
+        policies=resolved.policies,
+        row_length=resolved.context_length,
+        num_embeddings=num_rows_needed(tokenizer_of(processor)),
+        new_tokens=added_token_ids(tokenizer_of(processor), resolved.config.train_config),
+        env=env,
+    )
 
 
 def read_inputs(config: RunConfig, env: Environment, checkpoint: Checkpoint | None) -> Inputs:
@@ -210,16 +261,7 @@ def read_inputs(config: RunConfig, env: Environment, checkpoint: Checkpoint | No
 def build(inputs: Inputs, config: RunConfig, env: Environment) -> Built:
     """Build the model with its weights, what updates it and what feeds it. Every rank must call this."""
     resolved, task = inputs.resolved, inputs.resolved.task
-    built = build_for_training(
-        config,
-        resolved.model_config,
-        task=task,
-        policies=resolved.policies,
-        row_length=resolved.context_length,
-        num_embeddings=num_rows_needed(tokenizer_of(inputs.processor)),
-        new_tokens=added_token_ids(tokenizer_of(inputs.processor), config.train_config),
-        env=env,
-    )
+    built = build_model(resolved, inputs.processor, env)
     model = built.model
     train, fsdp = replace(config.train_config, lr=resolved.lr), config.fsdp_config
     optimizer = build_optimizer(model, train, fsdp)
@@ -267,12 +309,14 @@ def open_run(
     lock: RunLock,
     marks: Marks,
     screen: TextIO | None,
+    plan: dict[str, Any] | None,
 ) -> Job:
     """Load the checkpoint's state, make the run folder, and open what writes to it. Every rank must call this.
 
     Args:
         marks: of the run's folders, when the checkpoint was looked for.
         screen: standard output, if only events are to be printed there.
+        plan: for plan.json, on rank 0.
     """
     train, trainable, say = config.train_config, parts.trainable, partial(print_rank_zero, env)
     model, loader = trainable.model, parts.loaders.train
@@ -327,6 +371,7 @@ def open_run(
         take_up_results(checkpoint, state, folder, inputs.num_steps)
     watchdog.traces = folder / "traces"
     if env.is_rank_zero:
+        write_plan(folder, plan)
         print_for_people("", start_table(config, env, start, resolved, description), "")
         say(*start_warnings(train, start), f"run folder: {folder}")
 

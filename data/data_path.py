@@ -20,7 +20,7 @@ from utils.errors import ConfigError, in_one_line
 TABLES = (".jsonl", ".json", ".jsonl.gz", ".json.gz", ".jsonl.zst", ".json.zst", ".csv", ".tsv", ".parquet", ".arrow")
 ALL_KINDS = (*TABLES, ".txt")
 _ONE_READER = {".json": ".jsonl"}  # endings, before the compression's, of files that are read as one dataset
-_HUB_NAME = re.compile(r"[\w-][\w.-]*/[\w.-]+")
+HUB_NAME = re.compile(r"[\w-][\w.-]*/[\w.-]+")
 
 
 @dataclass(frozen=True)
@@ -141,7 +141,7 @@ def locate(flag: str, dataset_config: DataSource, hub_name: str | None, kinds: S
         files = [file for part in split_paths(path) for file in _files_of_part(flag, part, kinds)]
         files = _one_kind(flag, path, _each_once(list(dict.fromkeys(files))), kinds)
         return Files(flag, path, {train_split: files}, has_splits=False)
-    if _HUB_NAME.fullmatch(path) and ending(local) not in ALL_KINDS:
+    if HUB_NAME.fullmatch(path) and ending(local) not in ALL_KINDS:
         return Hub(flag, path, dataset_config.hub_config)
     raise ConfigError(f"--{flag}.data_path: {path} does not exist")
 

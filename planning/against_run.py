@@ -8,7 +8,8 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
-from planning.out_of_memory import PLAN, read_plan
+from planning.out_of_memory import read_plan
+from reporting.run_folder import PLAN
 
 APART = 0.1
 """A share of the measured peak: a difference above it says in which part it lies."""

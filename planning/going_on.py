@@ -37,24 +37,7 @@ def look_into_folders(config: RunConfig, env: Environment, meeting: Meeting) -> 
         ConfigError: on every rank, if rank 0 is refused its machine or the folders.
     """
 
-    def look() -> dict[str, Any]:
-        settled = resolve_resume(config, env)
-        train, folder = settled.train_config, planned_folder(settled.train_config, env)
-        check_environment(settled, env)
-        check_places(settled, folder, afresh=not train.resume)
-        marks = marks_of(train, env)
-        folders = find_checkpoints(train, env)
-        check_places(settled, folder, afresh=not folders)
-        checkpoint = open_checkpoint(folders, env, every_file=False)
-        return {
-            "train_config": {name: getattr(train, name) for name in _SETTLED},
-            "notes": [*settled.notes, *_notes(train, folder, folders)],
-            "marks": marks,
-            "folders": [str(folder) for folder in folders],
-            "checkpoint": None if checkpoint is None else [str(checkpoint.folder), checkpoint.values],
-        }
-
-    told = meeting.from_rank_zero(look)
+    told = meeting.from_rank_zero(lambda: look(config, env))
     train = replace(config.train_config, **told["train_config"])
     checkpoint = None if told["checkpoint"] is None else Checkpoint(Path(told["checkpoint"][0]), told["checkpoint"][1])
     begun = Begun(
@@ -66,6 +49,29 @@ def look_into_folders(config: RunConfig, env: Environment, meeting: Meeting) -> 
     if not env.is_rank_zero:
         check_environment(begun.config, env)
     return begun
+
+
+def look(config: RunConfig, env: Environment) -> dict[str, Any]:
+    """What this process finds on its machine, in plain types. Writes nothing.
+
+    Raises:
+        ConfigError: if the run is refused the machine or the folders.
+    """
+    settled = resolve_resume(config, env)
+    train, folder = settled.train_config, planned_folder(settled.train_config, env)
+    check_environment(settled, env)
+    check_places(settled, folder, afresh=not train.resume)
+    marks = marks_of(train, env)
+    folders = find_checkpoints(train, env)
+    check_places(settled, folder, afresh=not folders)
+    checkpoint = open_checkpoint(folders, env, every_file=False)
+    return {
+        "train_config": {name: getattr(train, name) for name in _SETTLED},
+        "notes": [*settled.notes, *_notes(train, folder, folders)],
+        "marks": marks,
+        "folders": [str(folder) for folder in folders],
+        "checkpoint": None if checkpoint is None else [str(checkpoint.folder), checkpoint.values],
+    }
 
 
 def _notes(train: TrainConfig, folder: Path, folders: list[Path]) -> list[str]:

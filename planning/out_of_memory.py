@@ -22,14 +22,12 @@ from planning.failure_scene import FailedLayer, batch_of, largest_module, layer_
 from planning.less_memory import EXPANDABLE_SEGMENTS, Change, cheapest, device_changes, host_changes
 from planning.memory_account import NUM_LARGEST, MemoryAccount, Suggestion, suggestion_lines
 from reporting.memory_ledger import MemoryLedger, bytes_by_name
-from reporting.run_folder import OOM, checkpoint_root
+from reporting.run_folder import OOM, PLAN, checkpoint_root
 from utils.environment import Environment, launch_command
 from utils.errors import RunError
 from utils.host_memory import read_host_memory
 from utils.memory_errors import AllocatorFigures, allocator_figures, what_ran_out
 from utils.units import GIB
-
-PLAN = "plan.json"
 
 Where = Callable[[], tuple[int, str]]
 """Tells the step that the main thread is at, and its activity (`supervision.main_thread.Position`)."""

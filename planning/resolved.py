@@ -91,7 +91,7 @@ def resolve(
     quantization = resolve_quantization(
         config.quantization_config, precision, layout, env.device if env.planned_device is None else None
     )
-    model_config = load_model_config(config.train_config)
+    model_config = load_model_config(config.train_config, needs_weights=env.planned_device is None)
     task = find_task(model_config, config.train_config.task)
     task.check_config(model_config, config.train_config.model_name)
     config = with_default_targets(settings_of_task(config, task), model_config.model_type)

@@ -17,8 +17,11 @@ from utils.errors import ConfigError
 from utils.hub import check_on_hub, explain
 
 
-def load_model_config(train: TrainConfig) -> PretrainedConfig:
+def load_model_config(train: TrainConfig, *, needs_weights: bool = True) -> PretrainedConfig:
     """The model's config.json, before any weight is read.
+
+    Args:
+        needs_weights: refuse a folder that has none. A plan needs none.
 
     Raises:
         ConfigError: if there is none, or its weights cannot be trained.
@@ -41,7 +44,7 @@ def load_model_config(train: TrainConfig) -> PretrainedConfig:
         )
     _check_dropout(train.model_name, model_config)
     if folder.is_dir() and not train.random_weights:
-        _check_weights(folder, model_config)
+        _check_weights(folder, model_config, needed=needs_weights)
     return model_config
 
 
@@ -57,7 +60,7 @@ def _check_dropout(model_name: str, model_config: PretrainedConfig) -> None:
                 )
 
 
-def _check_weights(folder: Path, model_config: PretrainedConfig) -> None:
+def _check_weights(folder: Path, model_config: PretrainedConfig, *, needed: bool) -> None:
     if any(folder.glob("*.safetensors")):
         return
     if any(folder.glob("*.bin")) or any(folder.glob("*.pt")) or any(folder.glob("*.pth")):
@@ -68,9 +71,10 @@ def _check_weights(folder: Path, model_config: PretrainedConfig) -> None:
             f"python -c \"from transformers import {model_class} as M; M.from_pretrained('{folder}')"
             f".save_pretrained('{folder}')\""
         )
-    raise ConfigError(
-        f"--model_name: {folder} has no *.safetensors weights; --random_weights trains from config.json alone"
-    )
+    if needed:
+        raise ConfigError(
+            f"--model_name: {folder} has no *.safetensors weights; --random_weights trains from config.json alone"
+        )
 
 
 def build_model(train: TrainConfig, model_config: PretrainedConfig, auto_model: Any, dtype: torch.dtype) -> Any:

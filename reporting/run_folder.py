@@ -23,8 +23,9 @@ from utils.environment import Environment
 from utils.errors import ConfigError
 
 CHECKPOINTS = "checkpoints"
+PLAN = "plan.json"
 OOM = "oom.json"  # the account of a session whose memory ran out; the next one deletes it
-REPLACED = (NAME, "metrics.jsonl", "samples.jsonl", "metrics_data.json", REPORT, "model", "adapter", OOM)
+REPLACED = (NAME, PLAN, "metrics.jsonl", "samples.jsonl", "metrics_data.json", REPORT, "model", "adapter", OOM)
 """Entries that a resumed run replaces as a whole. It only adds to the others."""
 RUN_ENTRIES = (*REPLACED, CHECKPOINTS, "tensorboard", "traces", "wandb", "profiler")
 

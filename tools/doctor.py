@@ -19,7 +19,7 @@ from collections.abc import Callable, Sequence
 from configs.flags import parse_flags
 from supervision.exit_status import FAILED, REFUSED
 from tools.network.identity import describe_node
-from tools.network.meeting import Plan, meet_nodes
+from tools.network.meeting import MeetingPlan, meet_nodes
 from tools.network.names import (
     NAME_SECONDS,
     check_hostname,
@@ -64,7 +64,7 @@ def check_node(given: argparse.Namespace, flags: Sequence[str]) -> None:
     check_hostname(way)
     if way != own and not is_loopback(way):
         say(f"this node is {own} to the others, and reaches {endpoint.host} from {way}")
-    plan = Plan(endpoint, num_nodes, given.node_rank, local_addr, given.wait_seconds, given.name_seconds)
+    plan = MeetingPlan(endpoint, num_nodes, given.node_rank, local_addr, given.wait_seconds, given.name_seconds)
     found = meet_nodes(plan, describe_node(flags), say)
     for note in found.notes:
         say(note)

@@ -25,7 +25,7 @@ _LONGEST_LINE = 1 << 20
 
 
 @dataclass(frozen=True)
-class Plan:
+class MeetingPlan:
     """What a node is told about the meeting."""
 
     endpoint: Endpoint
@@ -70,7 +70,7 @@ class _Line:
         return values
 
 
-def meet_nodes(plan: Plan, description: dict[str, Any], say: Callable[[str], None]) -> Found:
+def meet_nodes(plan: MeetingPlan, description: dict[str, Any], say: Callable[[str], None]) -> Found:
     """Wait for all nodes, compare them, and connect each to every other.
 
     Args:
@@ -105,7 +105,9 @@ def _listener(address: str, port: int) -> socket.socket:
     return socket.create_server(("", port), family=family, backlog=1024)
 
 
-def _host(plan: Plan, hello: dict[str, Any], address: str, stack: ExitStack, say: Callable[[str], None]) -> Found:
+def _host(
+    plan: MeetingPlan, hello: dict[str, Any], address: str, stack: ExitStack, say: Callable[[str], None]
+) -> Found:
     """What node 0 does."""
     try:
         listener = stack.enter_context(_listener(address, plan.endpoint.port))
@@ -166,7 +168,9 @@ def _tell(lines: dict[str, _Line], **values: Any) -> list[str]:
     return lost
 
 
-def _join(plan: Plan, hello: dict[str, Any], address: str, stack: ExitStack, say: Callable[[str], None]) -> Found:
+def _join(
+    plan: MeetingPlan, hello: dict[str, Any], address: str, stack: ExitStack, say: Callable[[str], None]
+) -> Found:
     """What every other node does."""
     way_to(address)  # or it says that there is none
     line = _Line(stack.enter_context(_connect(plan, address, say)))
@@ -197,7 +201,7 @@ def _outcome(nodes: list[str], refused: list[str], lost: list[str], notes: list[
     return Found(nodes, notes)
 
 
-def _connect(plan: Plan, address: str, say: Callable[[str], None]) -> socket.socket:
+def _connect(plan: MeetingPlan, address: str, say: Callable[[str], None]) -> socket.socket:
     """Connect to node 0, which may start later than this one."""
     started = said = time.monotonic()
     where = f"{plan.endpoint} ({address})"

@@ -1,0 +1,89 @@
+"""Reads the data of a planned run if they are at hand: rows then count with their real lengths."""
+
+from __future__ import annotations
+
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
+from glob import has_magic
+from pathlib import Path
+
+import datasets
+
+from configs.datasets import CustomDataset, DataSource, split_paths
+from data.data_path import HUB_NAME
+from data.pipeline import load_data
+from data.tokenizer_loading import num_rows_needed, tokenizer_of
+from planning.data_facts import DataFacts, facts_of_data
+from planning.resolved import Resolved, resolve_num_steps
+from planning.sizes import check_batch_sizes
+from utils.environment import Environment
+from utils.errors import ConfigError
+
+_SO_FULL = "rows count as long as they may be"
+
+
+def data_at_hand(resolved: Resolved, env: Environment, *, is_here: bool) -> DataFacts:
+    """What the data of this run tell, read and tokenised as the run would; nothing of it is kept.
+
+    Data on the hub are not fetched and a dataset function is not called; then rows count as long as they may be, and a
+    note says so.
+
+    Args:
+        env: of the planned ranks.
+        is_here: the plan is for this machine, so what is not here is refused as the run would refuse it.
+
+    Raises:
+        ConfigError: if the run would be refused its data.
+    """
+    config, task = resolved.config, resolved.task
+    try:
+        processor = task.load_processor(config.train_config)
+    except ConfigError:
+        return DataFacts(
+            notes=(f"data: not read, since {config.train_config.model_name} has no tokenizer; {_SO_FULL}",)
+        )
+    missing = [reason for source in config.sources.values() if (reason := _not_at_hand(source, is_here=is_here))]
+    if missing:
+        return DataFacts.of_processor(processor, resolved, notes=(f"data: not read, since {missing[0]}; {_SO_FULL}",))
+    reading = task.make_reading(processor, resolved.model_config, config.train_config, resolved.lengths)
+    vocab_size = max(resolved.model_config.get_text_config().vocab_size, num_rows_needed(tokenizer_of(processor)))
+    with _tokens_kept_nowhere():
+        data = load_data(
+            config.train_config,
+            config.sources,
+            processor,
+            build_sequences=reading.build_sequences,
+            vocab_size=vocab_size,
+            context_length=resolved.context_length,
+            encode=reading.encode,
+        )
+        check_batch_sizes(config, data, resolved.model_config, vocab_size, env)
+        resolve_num_steps(config.train_config, config.tracking_config, data.steps_per_epoch(resolved.batches))
+        return facts_of_data(data, processor, resolved)
+
+
+def _not_at_hand(source: DataSource, *, is_here: bool) -> str | None:
+    """Why this dataset is not read for a plan, as a clause; None if it is."""
+    if isinstance(source, CustomDataset) and source.file is not None:
+        return f"the function of {source.file} is not called for a plan"
+    if source.data_path is None:
+        return "they are on the hub"
+    if source.streaming:
+        return "they are streamed"
+    gone = [part for part in split_paths(source.data_path) if not has_magic(part) and not Path(part).exists()]
+    if any(map(HUB_NAME.fullmatch, gone)):
+        return "they are on the hub"
+    return f"{gone[0]} is not on this machine" if gone and not is_here else None
+
+
+@contextmanager
+def _tokens_kept_nowhere() -> Iterator[None]:
+    """Inside this context tokens are cached in a folder that is deleted at its end: a plan leaves nothing behind."""
+    kept = datasets.config.HF_DATASETS_CACHE
+    with tempfile.TemporaryDirectory() as folder:
+        datasets.config.HF_DATASETS_CACHE = Path(folder)
+        try:
+            yield
+        finally:
+            datasets.config.HF_DATASETS_CACHE = kept

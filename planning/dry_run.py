@@ -1,0 +1,69 @@
+"""--dry_run: the plan of a run, printed, and written as JSON if asked for. Nothing else is written."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from pathlib import Path
+
+from configs.absolute_paths import make_paths_absolute
+from configs.run import RunConfig
+from planning.data_at_hand import data_at_hand
+from planning.going_on import look
+from planning.plan_table import parts_table, plan_table, verdict_line
+from planning.planned_environment import describes_hardware, planned_environment, planned_hardware
+from planning.planned_run import plan_of
+from planning.resolved import Resolved, resolve
+from planning.sizes import check_model_sizes
+from planning.traced_step import TrainStep
+from policies.quantization import resolve_quantization
+from reporting.tables import print_for_people
+from utils.environment import Environment, print_rank_zero
+from utils.errors import ConfigError
+
+
+def dry_run(config: RunConfig, env: Environment, train_step: TrainStep) -> None:
+    """Print the plan of the run that these flags would start. Only rank 0 of a launched run has anything to do.
+
+    If no hardware is named the plan is for this machine, and what the run would be refused here is refused.
+
+    Args:
+        train_step: the run's own, to be traced.
+
+    Raises:
+        ConfigError: if the run would be refused.
+    """
+    if not env.is_rank_zero:
+        return
+    config = make_paths_absolute(config, env.started_in)
+    planning, train = config.planning_config, config.train_config
+    report = None if planning.dry_run_json is None else _checked(Path(planning.dry_run_json))
+    is_here = not describes_hardware(planning)
+    hardware = planned_hardware(train, planning, env)
+    planned_env = planned_environment(hardware, train)
+    if is_here:
+        look(config, replace(env, launched=env.launched or train.enable_fsdp))
+    resolved = resolve(config, planned_env)
+    if is_here:
+        _check_device(resolved, env)
+    plan = plan_of(config, hardware, data_at_hand(resolved, planned_env, is_here=is_here), train_step=train_step)
+    print_rank_zero(env, *plan.notes)
+    print_for_people("", plan_table(plan), "", parts_table(plan.memory), "")
+    print_rank_zero(env, verdict_line(plan))
+    if report is not None:
+        report.write_text(json.dumps(plan.to_dict(), indent=2) + "\n", encoding="utf-8")
+
+
+def _check_device(resolved: Resolved, env: Environment) -> None:
+    """Refuse what the devices of this machine cannot do."""
+    config, policies = resolved.config, resolved.policies
+    resolve_quantization(config.quantization_config, policies.precision, policies.layout, env.device)
+    check_model_sizes(config, resolved.model_config, resolved.context_length, env)
+
+
+def _checked(path: Path) -> Path:
+    """The path, if a file can be written there."""
+    if path.is_dir() or not path.parent.is_dir():
+        reason = "it is a folder" if path.is_dir() else f"there is no folder {path.parent}"
+        raise ConfigError(f"--dry_run_json: {path} cannot be written ({reason}); give the path of a file")
+    return path

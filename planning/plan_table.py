@@ -1,0 +1,77 @@
+"""A plan for people: what would run, what would hold the memory, and whether it fits."""
+
+from __future__ import annotations
+
+from dataclasses import asdict
+from datetime import timedelta
+
+from rich.table import Table
+
+from planning.memory_plan import PARTS, PHASES, MemoryPlan
+from planning.planned_run import Plan
+from planning.step_time import TimePlan
+from reporting.tables import table_of
+from utils.parameters import count_weights
+
+
+def plan_table(plan: Plan) -> Table:
+    """The run that is planned, in a few lines that each begin with their subject."""
+    memory, resolved, model = plan.memory, plan.resolved, plan.model
+    counted = list(count_weights(model.adapted.model))
+    total, trained = sum(n for _, n, _ in counted), sum(n for p, n, _ in counted if p.requires_grad)
+    of_total = "all trained" if trained == total else f"{trained:,} trained ({100 * trained / total:.3g} %)"
+    train, policies = plan.resolved.config.train_config, resolved.policies
+    copies, ranks = policies.layout.mesh_shape
+    widths = " and ".join(f"{width:,}" for width in plan.rows.longest)
+    return table_of(
+        {
+            "model": f"{train.model_name} ({model.empty.architecture}), {total:,} parameters, {of_total}",
+            "hardware": f"{plan.hardware.name}, {memory.capacity_gib:.2f} GiB each, {plan.env.world_size} rank(s)",
+            "layout": f"{policies.layout.strategy}: {copies} x {ranks} (copies of the model x ranks that share one)",
+            "compute": f"{policies.precision.name}, activation checkpointing {model.empty.checkpointing}, attention "
+            f"{model.empty.attention}, {resolved.config.fsdp_config.optimizer}",
+            "micro-batch": f"{plan.rows.rows} row(s) of {widths} tokens, "
+            f"{resolved.batches.gradient_accumulation_steps} per step and rank",
+            "memory from": "a trace of the run's own step" if memory.made_by == "trace" else "closed forms",
+            "host memory": f"{memory.host_load_gib:.1f} GiB per rank to load, {memory.host_training_gib:.1f} GiB in "
+            "training",
+            "disk": f"{memory.checkpoint_gib:.1f} GiB for each checkpoint",
+            **({} if plan.time is None else _time(plan.time)),
+        }
+    )
+
+
+def _time(time: TimePlan) -> dict[str, str]:
+    step = f"{time.seconds_per_step:.3g} s, most of it for {time.waits_for}"
+    rows = {"time per step": f"{step}; {time.tokens_per_second_per_device:,.0f} tokens/s per device"}
+    if time.seconds_per_run is not None and time.seconds_per_epoch is not None:
+        epoch, run = (str(timedelta(seconds=round(value))) for value in (time.seconds_per_epoch, time.seconds_per_run))
+        rows["time of the run"] = f"{run} for {time.num_steps:,} steps; {epoch} per epoch, its evaluation included"
+    if time.price is not None:
+        rows["price"] = f"{time.price:,.2f} for the run"
+    return rows
+
+
+def parts_table(memory: MemoryPlan) -> Table:
+    """The parts of the fullest rank's memory at the fullest moment of each phase."""
+    table = Table(box=None, pad_edge=False, title="GiB on the fullest rank", title_justify="left", title_style="bold")
+    table.add_column("phase")
+    for part in (*PARTS, "total"):
+        table.add_column(part, justify="right")
+    for phase in (phase for phase in PHASES if phase in memory.phases):
+        parts = memory.phases[phase]
+        figures = [*asdict(parts).values(), parts.total]
+        style = "bold" if phase == memory.peak_phase else None
+        table.add_row(phase.replace("_", " "), *(f"{figure:.2f}" for figure in figures), style=style)
+    return table
+
+
+def verdict_line(plan: Plan) -> str:
+    """The verdict in one line, for eyes and for grep."""
+    memory = plan.memory
+    there = f"{memory.capacity_gib:.2f} GiB"
+    needed = f"peak {memory.peak_gib:.2f} GiB in {memory.peak_phase.replace('_', ' ')}"
+    beside = f"{memory.overhead_gib:.2f} GiB beside torch's tensors"
+    if memory.verdict == "does_not_fit":
+        return f"does not fit: {needed} and {beside} are {-memory.margin_gib:.2f} GiB more than the {there} there are"
+    return f"{memory.verdict}: {needed}, {beside}, {memory.margin_gib:.2f} GiB of {there} free"

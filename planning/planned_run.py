@@ -1,0 +1,99 @@
+"""The plan of a run: its memory, its time and its price, from its settings and the hardware alone."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import Any
+
+from configs.run import RunConfig
+from planning.closed_form import plan_memory
+from planning.data_facts import DataFacts
+from planning.hardware import Hardware
+from planning.memory_plan import MemoryPlan
+from planning.planned_environment import planned_environment
+from planning.planned_model import PlannedModel, build_planned_model
+from planning.resolved import Resolved, resolve
+from planning.row_counts import assumed_counts, mean_counts, slowest_counts
+from planning.row_lengths import RowLengths, rows_of_run
+from planning.step_time import TimePlan, plan_time, why_no_time
+from planning.traced_step import NotTracedError, TrainStep, trace_memory
+from utils.environment import Environment
+
+
+@dataclass(frozen=True)
+class Plan:
+    """What is known of a run before it starts."""
+
+    hardware: Hardware
+    env: Environment  # rank 0 of that hardware
+    resolved: Resolved
+    model: PlannedModel
+    rows: RowLengths
+    memory: MemoryPlan
+    time: TimePlan | None  # None if the hardware's rates or the model's FLOPs are not known; a note says so
+    notes: tuple[str, ...]  # lines to print: adapted defaults, and what the plan assumes
+
+    def to_dict(self) -> dict[str, Any]:
+        """The plan in plain types, as --dry_run_json and plan.json hold it."""
+        return {
+            "hardware": self.hardware.name,
+            "world_size": self.env.world_size,
+            **self.resolved.to_dict(),
+            "activation_checkpointing": self.model.empty.checkpointing,
+            **self.memory.to_dict(),
+            "seconds_per_step": None,
+            "price": None,
+            **(self.time.to_dict() if self.time is not None else {}),
+            "notes": list(self.notes),
+        }
+
+
+def plan_of(
+    config: RunConfig, hardware: Hardware, data: DataFacts | None = None, *, train_step: TrainStep | None = None
+) -> Plan:
+    """The plan of a run with these settings on this hardware, one rank for each card.
+
+    It reads the model's config.json, and neither weights nor data.
+
+    Args:
+        data: what is known of the data; unset: rows are as long as --context_length lets them be.
+        train_step: the run's own; memory is then traced where that is possible. Unset: it is planned in closed form,
+            which takes a second.
+
+    Raises:
+        ConfigError: if such a run would be refused.
+    """
+    data = data or DataFacts()
+    env = planned_environment(hardware, config.train_config)
+    resolved = resolve(config, env)
+    rows = rows_of_run(resolved, data.lengths)
+    if data.label_share is not None:
+        rows = replace(rows, label_share=data.label_share)
+    model = build_planned_model(resolved, env, num_embeddings=data.num_embeddings, new_tokens=data.new_tokens)
+    memory, time = plan_memory(model, hardware.card, rows), time_of(model, hardware, rows, data)
+    time_notes = (why_no_time(model, hardware),) if time is None else time.notes
+    notes = (*resolved.config.notes, *resolved.notes, *model.empty.notes, *model.adapted.notes, *data.notes)
+    if train_step is not None:
+        try:
+            memory = trace_memory(memory, model, hardware.card, rows, train_step)
+        except NotTracedError as error:
+            notes += (f"memory is planned in closed form: {error}",)
+    notes += (*memory.notes, *filter(None, time_notes))
+    return Plan(hardware, env, resolved, model, rows, memory, time, notes)
+
+
+def time_of(model: PlannedModel, hardware: Hardware, rows: RowLengths, data: DataFacts) -> TimePlan | None:
+    """The time of the run, with its real rows if they are known."""
+    train, world_size = model.config.train_config, model.env.world_size
+    if data.counts is None:
+        return plan_time(model, hardware, assumed_counts(rows))
+    evaluation = data.eval_counts
+    return plan_time(
+        model,
+        hardware,
+        mean_counts(data.counts, rows.rows),
+        slowest=slowest_counts(data.counts, rows.rows, world_size),
+        num_rows=len(data.counts),
+        eval_counts=None if evaluation is None else mean_counts(evaluation, train.val_batch_size),
+        num_eval_rows=0 if evaluation is None else len(evaluation),
+    )
