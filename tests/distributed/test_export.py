@@ -123,7 +123,9 @@ def test_an_adapter_folder_holds_the_adapter_alone_and_names_its_base(
 def test_a_finished_run_leaves_this_and_nothing_half_written(layout: str, tie: str, method: str, runs: Made) -> None:
     run = runs[layout, tie, method]
     weights = "model" if method == "full" else "adapter"
-    assert sorted(path.name for path in run.iterdir()) == sorted([weights, "checkpoints", "metrics.jsonl", "run.yaml"])
+    assert sorted(path.name for path in run.iterdir()) == sorted(
+        [weights, "checkpoints", "metrics.jsonl", "plan.json", "run.yaml"]
+    )
     assert yaml.safe_load((run / "run.yaml").read_text())["saved"] == {"step": 4, "folder": weights}
 
 
@@ -182,4 +184,9 @@ def test_without_validation_the_last_weights_are_saved(
 def test_save_model_false_saves_nothing(models: dict[str, Path], process_group: ProcessGroup, tmp_path: Path) -> None:
     flags = ["--save_model", "False", "--max_train_step", "1"]
     process_group.train(flags_of(models["tied"], tmp_path / "run", *flags), 1)
-    assert sorted(path.name for path in (tmp_path / "run").iterdir()) == ["checkpoints", "metrics.jsonl", "run.yaml"]
+    assert sorted(path.name for path in (tmp_path / "run").iterdir()) == [
+        "checkpoints",
+        "metrics.jsonl",
+        "plan.json",
+        "run.yaml",
+    ]

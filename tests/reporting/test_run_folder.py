@@ -139,6 +139,7 @@ def test_what_is_replaced_is_what_the_run_there_wrote_in_any_of_its_sessions(tmp
     assert {path for path in run.rglob("*") if path.is_file()} == {*kept, run / "run.yaml"}
     assert read_run_yaml(run)["entries"] == [
         "run.yaml",
+        "plan.json",
         "metrics.jsonl",
         "adapter",
         "oom.json",
@@ -401,7 +402,7 @@ def test_a_recipe_that_changes_the_working_directory_moves_nothing(
     assert f"finished: {run}" in done.stdout
     places = sorted(path.name for path in tmp_path.iterdir())
     assert places == sorted(["copies", "model", "rows", "traces", run.parent.name])
-    assert sorted(path.name for path in run.iterdir()) == ["metrics.jsonl", "model", "run.yaml"]
+    assert sorted(path.name for path in run.iterdir()) == ["metrics.jsonl", "model", "plan.json", "run.yaml"]
     assert (tmp_path / "copies/fine-tuned-model/COMPLETE").exists()
     if not output_is_given:
         return
