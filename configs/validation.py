@@ -170,10 +170,6 @@ def _check_layout(config: RunConfig) -> None:
                 raise ConfigError(f"{flag(name)}: {shown} needs --enable_fsdp; add it, or leave this out")
     if fsdp.accumulate_unsharded is False and fsdp.sharding_strategy == "NO_SHARD":
         raise ConfigError("--accumulate_unsharded: False has no effect under NO_SHARD; leave one of them out")
-    if fsdp.wrap != ("layer",) and fsdp.sharding_strategy == "NO_SHARD":
-        raise ConfigError(
-            f"--wrap: {','.join(fsdp.wrap)} has no effect under NO_SHARD, which gathers nothing; leave one of them out"
-        )
     if not fsdp.wrap or (len(fsdp.wrap) > 1 and {"layer", "root"} & {*fsdp.wrap}):
         raise ConfigError(f"--wrap: {','.join(fsdp.wrap)!r} is neither layer nor root nor names of classes; give one")
     if fsdp.fsdp_cpu_offload and fsdp.optimizer_cpu_offload:

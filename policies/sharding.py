@@ -54,12 +54,17 @@ def choose_layout(train: TrainConfig, fsdp: FsdpConfig, precision: Precision, en
     """The layout that the flags ask for on these ranks.
 
     Raises:
-        ConfigError: if HYBRID_SHARD's groups do not fit the world size.
+        ConfigError: if HYBRID_SHARD's groups do not fit the world size, or --wrap names units and there are none.
     """
     world_size, offload = env.world_size, fsdp.fsdp_cpu_offload
     if not train.enable_fsdp or fsdp.sharding_strategy == "NO_SHARD":
         strategy = "SINGLE" if world_size == 1 and not train.enable_fsdp else "NO_SHARD"
         kind = "fully_shard" if precision.casts or offload else ("ddp" if world_size > 1 else "plain")
+        if kind != "fully_shard" and fsdp.wrap != ("layer",):
+            raise ConfigError(
+                f"--wrap: {','.join(fsdp.wrap)} has no effect under NO_SHARD with {precision.name}, where weights are "
+                "computed with as they are stored and nothing is gathered; leave it out"
+            )
         # With offload each rank's whole copy returns to host memory after use; else it would stay on the device too.
         return Layout(kind, strategy, (world_size, 1), reshard_after_forward=offload, cpu_offload=offload)
     if fsdp.sharding_strategy == "HYBRID_SHARD":

@@ -159,11 +159,6 @@ PREFIX = "--use_peft --peft_method prefix --batching_strategy padding"
             "--caption_dataset.prompt: --caption_dataset.prompt_column gives each row its own",
             "give one",
         ),
-        (
-            "--enable_fsdp --sharding_strategy NO_SHARD --wrap root",
-            "--wrap: root has no effect under NO_SHARD",
-            "leave one",
-        ),
         ("--fsdp_cpu_offload", "--fsdp_cpu_offload: True needs --enable_fsdp", "add it"),
         (
             "--enable_fsdp --fsdp_cpu_offload --optimizer_cpu_offload",

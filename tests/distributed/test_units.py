@@ -44,6 +44,26 @@ def test_the_run_says_how_many_units_it_gathers(
     assert "wrap:" not in printed
 
 
+def test_copies_that_are_cast_may_be_one_unit(tiny_model: Path, process_group: ProcessGroup, tmp_path: Path) -> None:
+    """Under NO_SHARD a cast weight is a unit's: all at once have fewer hooks, and the same numbers."""
+    losses = []
+    for wrap, num_units in (("layer", 4), ("root", 1)):
+        flags = ["--enable_fsdp", "--sharding_strategy", "NO_SHARD", "--mixed_precision", "--wrap", wrap]
+        train(process_group, tiny_model, tmp_path / wrap, *flags, ranks=2)
+        assert resolved(tmp_path / wrap)["num_units"] == num_units
+        losses.append([event["loss"] for event in train_events(tmp_path / wrap)])
+    assert losses[0] == losses[1]
+
+
+def test_where_nothing_is_cast_or_gathered_units_are_refused(
+    tiny_model: Path, process_group: ProcessGroup, tmp_path: Path
+) -> None:
+    flags = ["--model_name", str(tiny_model), "--output_dir", str(tmp_path / "run"), "--enable_fsdp"]
+    (outcome,) = process_group.run([*flags, "--sharding_strategy", "NO_SHARD", "--wrap", "root"], 1)
+    assert outcome.status == 2
+    assert "--wrap: root has no effect under NO_SHARD with fp32" in outcome.stderr
+
+
 def test_a_model_without_layers_is_one_unit_and_the_run_says_so(
     tiny_model: Path, process_group: ProcessGroup, tmp_path: Path
 ) -> None:
