@@ -7,12 +7,13 @@ from typing import Any
 
 import torch
 from transformers import AutoProcessor
-from transformers.utils import IMAGE_PROCESSOR_NAME, PROCESSOR_NAME, cached_file, is_torchvision_available
+from transformers.utils import IMAGE_PROCESSOR_NAME, PROCESSOR_NAME, cached_file
 
 from configs.training import TrainConfig
 from data.images import import_pillow
 from data.sentencepiece_files import check_conversion, find_sentencepiece
 from data.tokenizer_loading import add_special_tokens
+from data.without_videos import load_without_videos
 from utils.errors import ConfigError, in_one_line
 from utils.hub import check_on_hub, explain
 
@@ -45,12 +46,14 @@ def read_processor(name: str, flag: str, *, trust_remote_code: bool = False) -> 
     """
     sentencepiece_model = find_sentencepiece(name, flag)
     try:
-        processor = AutoProcessor.from_pretrained(name, trust_remote_code=trust_remote_code, backend="pil")
+        processor = load_without_videos(name, trust_remote_code=trust_remote_code)
+        if processor is None:
+            processor = AutoProcessor.from_pretrained(name, trust_remote_code=trust_remote_code, backend="pil")
     except Exception as error:
         remedy = "give a folder or hub name that has one with --tokenizer_name"
-        # A processor of videos, too, has no other backend; transformers then fails in several ways.
-        if not is_torchvision_available() and any(word in str(error).lower() for word in ("torchvision", "video")):
-            remedy = "the processor of this family reads videos, too, and needs torchvision: pip install torchvision"
+        for package in ("torchvision", "num2words"):
+            if package in str(error).lower():
+                remedy = f"the processor of this family needs {package}: pip install {package}"
         raise ConfigError(f"{flag}: no processor could be loaded from {name!r} ({explain(error)}); {remedy}") from error
     if getattr(processor, "image_processor", None) is None or getattr(processor, "tokenizer", None) is None:
         raise ConfigError(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 import json
 import shutil
 from collections.abc import Callable
@@ -124,16 +125,15 @@ def test_without_pillow_it_says_what_to_install(images: Bench) -> None:
     assert line.endswith("pip install -r requirements-images.txt")
 
 
-@pytest.mark.skipif(transformers.utils.is_torchvision_available(), reason="these load with torchvision")
-def test_a_processor_that_needs_torchvision_is_refused(images: Bench, tmp_path: Path) -> None:
-    config = transformers.Qwen2_5_VLConfig()
-    config.save_pretrained(tmp_path / "model")
+@pytest.mark.skipif(importlib.util.find_spec("num2words") is not None, reason="it loads with num2words")
+def test_a_processor_names_the_package_that_it_needs(images: Bench, tmp_path: Path) -> None:
+    model = tmp_path / "model"
+    transformers.SmolVLMConfig().save_pretrained(model)
+    transformers.SmolVLMImageProcessorPil().save_pretrained(model)
     for name in ("tokenizer.json", "tokenizer_config.json"):
-        shutil.copy(images.model / name, tmp_path / "model" / name)
-    processor = {"processor_class": "Qwen2_5_VLProcessor", "image_processor_type": "Qwen2VLImageProcessor"}
-    (tmp_path / "model/preprocessor_config.json").write_text(json.dumps(processor))
-    message = images.refused(*flags_for(images), "--model_name", str(tmp_path / "model"), "--random_weights")
-    assert "torchvision" in message
+        shutil.copy(images.model / name, model / name)
+    message = images.refused(*flags_for(images), "--model_name", str(model), "--random_weights")
+    assert message.endswith("the processor of this family needs num2words: pip install num2words")
 
 
 def test_generate_asks_for_an_image_and_names_a_broken_one(

@@ -7,14 +7,15 @@ from pathlib import Path
 import pytest
 
 from tests.helpers.cuts import draws, random_cut
-from tests.helpers.image_models import save_image_model, save_pictures
+from tests.helpers.image_models import needs_num2words, save_image_model, save_pictures
 from tests.helpers.image_reference import image_flags, image_reference
 from tests.helpers.made import Made
-from tests.helpers.processes import ProcessGroup
+from tests.helpers.processes import ProcessGroup, train_events
 from tests.helpers.reference import assert_agrees, lora_flags
 
 NUM_STEPS, NUM_ROWS = 4, 20
 NUM_DRAWS = 5  # of cuts for each case; the first is a fast test
+LANGUAGE_TARGETS = r".*(language|text)_model.*\.(q_proj|v_proj)"
 CASES = [
     ("blip2_opt", "single", False),
     ("blip2_opt", "ddp", False),
@@ -30,6 +31,10 @@ CASES = [
     ("gemma3", "fsdp", False),
     ("idefics3", "ddp", False),
     ("idefics3", "fsdp", False),
+    ("qwen2_5_vl", "ddp", False),
+    ("qwen2_5_vl", "fsdp", True),
+    ("qwen2_vl", "fsdp", False),
+    pytest.param("smolvlm", "fsdp", False, marks=needs_num2words),
 ]
 
 
@@ -72,5 +77,21 @@ def test_loss_and_gradients_do_not_depend_on_the_split(
     # A tower's layers have such names, too, and get no adapter.
     flags += lora_flags(["q_proj", "v_proj"]) if lora else []
     process_group.train(flags, cut.ranks)
-    targets = r".*(language|text)_model.*\.(q_proj|v_proj)" if lora else ""
+    targets = LANGUAGE_TARGETS if lora else ""
     assert_agrees(tmp_path / "run", references[name, cut.global_batch, targets], tolerance=1e-5)
+
+
+def test_a_4_bit_base_gives_the_same_steps_on_any_number_of_ranks(
+    models: Made, pictures: Path, process_group: ProcessGroup, tmp_path: Path
+) -> None:
+    """The language model is packed, the tower is not; an adapter trains on it, sharded and alone."""
+    events = []
+    for name, layout, ranks in (("alone", [], 1), ("sharded", ["--enable_fsdp"], 2)):
+        flags = image_flags(models["llava"], pictures, tmp_path / name, num_steps=NUM_STEPS)
+        flags += [*lora_flags(["q_proj", "v_proj"]), "--quantization", "4bit", "--global_batch_size", "8"]
+        process_group.train([*flags, "--batch_size_training", str(4 // ranks), *layout], ranks)
+        events.append([(event["loss"], event["grad_norm"]) for event in train_events(tmp_path / name)])
+    assert_agrees(tmp_path / "sharded", events[0], tolerance=1e-5)
+    plain = image_reference(models["llava"], pictures, num_steps=1, global_batch=8, lora_targets=LANGUAGE_TARGETS)
+    assert abs(events[0][0][0] / plain[0][0] - 1) > 1e-4, "nothing was rounded to 4 bits"
+    assert events[0][0][0] == pytest.approx(plain[0][0], rel=0.1)

@@ -4,15 +4,18 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pytest
 import torch
 import transformers
 from PIL import Image, ImageDraw
 from transformers import AutoModelForImageTextToText, PreTrainedTokenizerFast
 
+from data.without_videos import for_images
 from tools.make_tiny_model import make_tokenizer
 
 COLOURS = {
@@ -29,6 +32,8 @@ TEXT_SIZES = {"hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 
 VISION = TEXT_SIZES | {"intermediate_size": 48, "image_size": IMAGE_SIZE, "patch_size": PATCH}
 LLAMA = TEXT_SIZES | {"intermediate_size": 48, "num_key_value_heads": 2, "max_position_embeddings": 256}
 NO_DROPOUT = {"hidden_dropout_prob": 0.0, "attention_probs_dropout_prob": 0.0}
+needs_num2words = pytest.mark.skipif(find_spec("num2words") is None, reason="SmolVLM's processor needs num2words")
+VIDEOS = {"video_processor_type": "Qwen2VLVideoProcessor", "max_frames": 7}
 IDS = {"bos_token_id": 1, "eos_token_id": 2, "pad_token_id": None}
 
 
@@ -207,12 +212,26 @@ def _gemma3() -> tuple[Any, Any]:
 
 
 def _idefics3() -> tuple[Any, Any]:
+    return _idefics(transformers.Idefics3Config, transformers.Idefics3Processor, transformers.Idefics3ImageProcessorPil)
+
+
+def _smolvlm() -> tuple[Any, Any]:
+    """Its processor needs num2words."""
+    config, processor = _idefics(
+        transformers.SmolVLMConfig, for_images(transformers.SmolVLMProcessor), transformers.SmolVLMImageProcessorPil
+    )
+    processor.video_settings = VIDEOS
+    return config, processor
+
+
+def _idefics(config_class: Any, processor_class: Any, image_processor_class: Any) -> tuple[Any, Any]:
     tokenizer = caption_tokenizer("<image>", "<fake_token_around_image>", "<global-img>", "<end_of_utterance>")
-    image_processor = transformers.Idefics3ImageProcessorPil(
+    image_processor = image_processor_class(
         size={"longest_edge": 2 * IMAGE_SIZE}, max_image_size={"longest_edge": IMAGE_SIZE}
     )
-    processor = transformers.Idefics3Processor(image_processor, tokenizer, image_seq_len=4)
-    config = transformers.Idefics3Config(
+    videos = {} if processor_class is transformers.Idefics3Processor else {"video_processor": None}
+    processor = processor_class(image_processor, tokenizer, **videos, image_seq_len=4)
+    config = config_class(
         vision_config=VISION,
         text_config=transformers.LlamaConfig(**LLAMA | IDS, vocab_size=len(tokenizer)),
         scale_factor=2,
@@ -222,12 +241,49 @@ def _idefics3() -> tuple[Any, Any]:
     return config, processor
 
 
+def _qwen(config_class: Any, processor_class: Any, vision: dict[str, Any]) -> tuple[Any, Any]:
+    marks = ("<|vision_start|>", "<|image_pad|>", "<|vision_end|>", "<|video_pad|>")
+    tokenizer = caption_tokenizer(*marks)
+    processor = for_images(processor_class)(
+        transformers.Qwen2VLImageProcessorPil(patch_size=PATCH, min_pixels=256, max_pixels=IMAGE_SIZE**2),
+        tokenizer,
+        chat_template="{% for m in messages %}{% for c in m['content'] %}{% if c['type'] == 'image' %}"
+        "<|vision_start|><|image_pad|><|vision_end|>{% else %}{{ c['text'] }}{% endif %}{% endfor %}{% endfor %}",
+    )
+    processor.video_settings = VIDEOS
+    start, image, end, video = map(tokenizer.convert_tokens_to_ids, marks)
+    rope = {"rope_type": "default", "mrope_section": [1, 1, 2]}
+    config = config_class(
+        vision_config=vision | {"depth": 2, "num_heads": 4, "patch_size": PATCH},
+        text_config=LLAMA | IDS | {"vocab_size": len(tokenizer), "rope_parameters": rope},
+        image_token_id=image,
+        video_token_id=video,
+        vision_start_token_id=start,
+        vision_end_token_id=end,
+    )
+    return config, processor
+
+
+def _qwen2_vl() -> tuple[Any, Any]:
+    vision = {"embed_dim": 32, "hidden_size": 32, "mlp_ratio": 2}
+    return _qwen(transformers.Qwen2VLConfig, transformers.Qwen2VLProcessor, vision)
+
+
+def _qwen2_5_vl() -> tuple[Any, Any]:
+    windows = {"window_size": 2 * PATCH, "fullatt_block_indexes": [1]}
+    vision = {"hidden_size": 32, "intermediate_size": 48, "out_hidden_size": 32, **windows}
+    return _qwen(transformers.Qwen2_5_VLConfig, transformers.Qwen2_5_VLProcessor, vision)
+
+
 MODELS: dict[str, Callable[[], tuple[Any, Any]]] = {
     "blip2_opt": lambda: _blip2(_opt),
     "blip2_t5": lambda: _blip2(_t5),
     "llava": _llava,
     "gemma3": _gemma3,
     "idefics3": _idefics3,
+    "qwen2_vl": _qwen2_vl,
+    "qwen2_5_vl": _qwen2_5_vl,
+    "smolvlm": _smolvlm,
     "learner": learner,
 }
 

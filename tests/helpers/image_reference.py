@@ -10,8 +10,9 @@ import peft
 import torch
 from peft.tuners.lora import LoraLayer
 from PIL import Image
-from transformers import AutoModelForImageTextToText, AutoProcessor
+from transformers import AutoModelForImageTextToText
 
+from data.processor_loading import read_processor
 from tests.helpers.reference import SEED, reference_order
 
 PROMPT = "what is it ?"
@@ -45,7 +46,7 @@ def image_reference(
         For each step, the mean loss over the label tokens of the global batch, and the gradient norm before clipping.
     """
     torch.manual_seed(SEED)
-    processor = AutoProcessor.from_pretrained(model_folder, backend="pil")
+    processor = read_processor(str(model_folder), "--model_name")
     model = AutoModelForImageTextToText.from_pretrained(model_folder, dtype=torch.float32)
     if lora_targets:
         adapter = peft.LoraConfig(r=4, lora_alpha=32, lora_dropout=0.0, target_modules=lora_targets)
@@ -100,6 +101,6 @@ def _example(
     labels = torch.cat([torch.full_like(inputs["input_ids"], -100), answer], dim=1)
     inputs["input_ids"] = torch.cat([inputs["input_ids"], answer], dim=1)
     inputs["attention_mask"] = torch.ones_like(inputs["input_ids"])
-    if "token_type_ids" in inputs:
-        inputs["token_type_ids"] = torch.cat([inputs["token_type_ids"], torch.zeros_like(answer)], dim=1)
+    for name in {"token_type_ids", "mm_token_type_ids"} & inputs.keys():
+        inputs[name] = torch.cat([inputs[name], torch.zeros_like(answer)], dim=1)
     return inputs, labels
