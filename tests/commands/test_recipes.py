@@ -100,3 +100,16 @@ def test_processes_share_out_samsum_as_the_page_says(world_size: int, num_steps:
     ).train_config
     layout = BatchLayout(train.batch_size_training, train.gradient_accumulation_steps, world_size)
     assert layout.num_steps(14_732) == num_steps
+
+
+@pytest.mark.slow
+def test_four_processes_begin_an_epoch_of_3683_steps(models: Made, process_group: ProcessGroup, tmp_path: Path) -> None:
+    """BART's recipe with as many rows as SAMSum has, a step of it."""
+    write_lines(tmp_path / "data/train.jsonl", (DATA["samsum_dataset"] * 369)[:14_732])
+    flags = ["--config", str(ROOT / "configs/recipes/bart/accelerate.yaml"), "--model_name", str(models["seq2seq_lm"])]
+    flags += ["--samsum_dataset.data_path", str(tmp_path / "data"), "--output_dir", str(tmp_path / "run")]
+    flags += ["--max_train_step", "1", "--run_validation", "False", "--save_model", "False"]
+    process_group.train(flags, 4)
+    start, step = read_metrics(tmp_path / "run")[:2]
+    assert (start["world_size"], start["num_train_samples"], start["steps_per_epoch"]) == (4, 14_732, 3_683)
+    assert step["step"] == 1
