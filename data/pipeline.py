@@ -66,13 +66,17 @@ class RunData:
         return checksum([self.train])
 
     def fingerprints(self) -> dict[str, str]:
-        """What tells each split from another, by its name; of a stream, its first sequences."""
+        """What tells each split from another, by its name; of a stream, its first sequences, and parts of its files."""
         splits = {"training data": self.train, "validation data": self.evaluation}
-        return {
+        found = {
             name: f"{len(split)} sequences with checksum {checksum([split]):08x}"
             for name, split in splits.items()
             if split is not None
         }
+        for source in self.stream.sources if self.stream else ():
+            if (places := source.places) is not None:
+                found[f"{source.name}, number of files"] = places.fingerprint()
+        return found
 
 
 def load_data(

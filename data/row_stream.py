@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import zlib
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -17,9 +18,11 @@ from data.json_files import JsonReader
 from data.row_chunks import RowChunk, RowReader
 from data.table_files import ArrowReader, ParquetReader, SavedReader, features_of
 from data.text_files import TextReader
+from utils.file_samples import evenly_spaced_parts
 
 _HEAD_ROWS, _HEAD_CHARACTERS = 256, 2**22  # rows that name the columns, and their size
 _SAMPLE_BYTES = 2**12
+_NUM_SAMPLES = 16  # of each file, to tell it from another rank's
 
 
 class RowPlace(NamedTuple):
@@ -130,6 +133,21 @@ class RowStream:
         if self.saved is not None:
             return [[len(self.saved), zlib.crc32(self.saved._fingerprint.encode())]]
         return [_identity(file) for file in self.files]
+
+    def fingerprint(self) -> str:
+        """The number and size of the files, and a digest of evenly spaced parts of each, in their order.
+
+        Their names are left out: the same data may lie elsewhere on another machine.
+        """
+        files = self.files if self.saved is None else [Path(file["filename"]) for file in self.saved.cache_files]
+        digest, num_bytes = hashlib.sha256(), 0
+        for file in files:
+            size = file.stat().st_size
+            num_bytes += size
+            digest.update(f"{size} ".encode())
+            for part in evenly_spaced_parts(file, _NUM_SAMPLES, _SAMPLE_BYTES):
+                digest.update(part)
+        return f"{len(files)}, {num_bytes} bytes, digest {digest.hexdigest()[:12]}"
 
 
 class RowCursor:

@@ -6,6 +6,8 @@ import hashlib
 from collections.abc import Sequence
 from pathlib import Path
 
+from utils.file_samples import evenly_spaced_parts
+
 _NUM_SAMPLES, _SAMPLE_BYTES, _HEADER_BYTES = 16, 2**16, 2**26
 
 
@@ -16,12 +18,9 @@ def fingerprint_files(paths: Sequence[Path]) -> str:
     """
     digest = hashlib.sha256()
     for path in sorted(paths, key=lambda path: path.name):
-        size = path.stat().st_size
-        digest.update(f"{path.name} {size}".encode())
-        with open(path, "rb") as file:
-            for index in range(_NUM_SAMPLES):
-                file.seek(max(0, size - _SAMPLE_BYTES) * index // (_NUM_SAMPLES - 1))
-                digest.update(file.read(_SAMPLE_BYTES))
+        digest.update(f"{path.name} {path.stat().st_size}".encode())
+        for part in evenly_spaced_parts(path, _NUM_SAMPLES, _SAMPLE_BYTES):
+            digest.update(part)
     return digest.hexdigest()[:32]
 
 

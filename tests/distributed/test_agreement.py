@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import socket
 import time
 from collections.abc import Sequence
@@ -11,7 +12,7 @@ import pytest
 from safetensors.torch import load_file, save_file
 
 from tests.helpers.processes import ROOT, SHORT_GRACE, Captured, process_variables, ranks_of
-from tests.helpers.refusals import Bench, contents, error_lines
+from tests.helpers.refusals import Bench, contents, dialogues, error_lines, write_lines
 from utils import software
 from utils.agreement import Told, disagreement
 
@@ -72,6 +73,23 @@ def test_other_weights_of_the_same_shapes_are_refused(bench: Bench) -> None:
     line = refused(bench, ["--enable_fsdp"], ["--enable_fsdp", "--model_name", str(file.parent)])
     assert "--model_name, model.safetensors: " in line
     assert "copy the model to every machine again" in line
+
+
+@pytest.mark.parametrize("late", ["another row", "a longer row"])
+def test_a_stream_that_differs_late_is_refused(late: str, bench: Bench, tmp_path: Path) -> None:
+    """The first rows are the same, and so is the name that a machine has for them."""
+    paths = []
+    for rank, folder in enumerate(("first", "second")):
+        rows = dialogues(3000)
+        if rank:
+            rows[2200:] = [row | {"summary": row["summary"][::-1]} for row in rows[2200:]]
+            rows[-1] |= {"summary": "Late."} if late == "a longer row" else {}
+        write_lines(tmp_path / folder / "train.jsonl", rows)
+        paths.append(["--samsum_dataset.data_path", str(tmp_path / folder / "train.jsonl")])
+    common = ["--samsum_dataset.streaming", "--max_train_step", "2", "--run_validation", "False"]
+    line = refused(bench, [*common, *paths[0]], [*common, *paths[1]])
+    assert re.search(r"--dataset, .*split 'train', number of files: 1, \d+ bytes, digest \w+ on rank 1 ", line), line
+    assert "copy the data to every machine again" in line
 
 
 def test_the_same_weights_elsewhere_are_not_refused(bench: Bench) -> None:
