@@ -422,7 +422,7 @@ def main(argv: Sequence[str], *, ends_process: bool = False) -> int:
         with RunLock(beat_seconds=beat_seconds, say=partial(print_rank_zero, env), on_loss=end_at_once) as lock:
             config = parse_flags(argv)
             if config.planning_config.dry_run:
-                dry_run(config, env, train_step)
+                dry_run(argv, config, env, train_step)
             elif config.planning_config.load_only:
                 load_only(config, env, watchdog)
             else:

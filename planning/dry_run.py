@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -16,18 +17,20 @@ from planning.planned_run import plan_of
 from planning.resolved import Resolved, resolve
 from planning.sizes import check_model_sizes
 from planning.traced_step import TrainStep
+from planning.what_fits import NOTHING_FITS, fits_table, predictor, what_fits
 from policies.quantization import resolve_quantization
 from reporting.tables import print_for_people
 from utils.environment import Environment, print_rank_zero
 from utils.errors import ConfigError
 
 
-def dry_run(config: RunConfig, env: Environment, train_step: TrainStep) -> None:
+def dry_run(argv: Sequence[str], config: RunConfig, env: Environment, train_step: TrainStep) -> None:
     """Print the plan of the run that these flags would start. Only rank 0 of a launched run has anything to do.
 
     If no hardware is named the plan is for this machine, and what the run would be refused here is refused.
 
     Args:
+        argv: the run's flags.
         train_step: the run's own, to be traced.
 
     Raises:
@@ -46,12 +49,19 @@ def dry_run(config: RunConfig, env: Environment, train_step: TrainStep) -> None:
     resolved = resolve(config, planned_env)
     if is_here:
         _check_device(resolved, env)
-    plan = plan_of(config, hardware, data_at_hand(resolved, planned_env, is_here=is_here), train_step=train_step)
+    data = data_at_hand(resolved, planned_env, is_here=is_here)
+    plan = plan_of(config, hardware, data, train_step=train_step)
     print_rank_zero(env, *plan.notes)
     print_for_people("", plan_table(plan), "", parts_table(plan.memory), "")
     print_rank_zero(env, verdict_line(plan))
+    changes = []
+    if plan.memory.verdict == "does_not_fit":
+        predict = predictor(config, data, env)
+        changes = what_fits(argv, predict(config), predict)
+        print_for_people("", fits_table(changes, plan.memory.capacity_gib) if changes else NOTHING_FITS)
     if report is not None:
-        report.write_text(json.dumps(plan.to_dict(), indent=2) + "\n", encoding="utf-8")
+        values = plan.to_dict() | {"what_fits": [change.to_dict() for change in changes]}
+        report.write_text(json.dumps(values, indent=2) + "\n", encoding="utf-8")
 
 
 def _check_device(resolved: Resolved, env: Environment) -> None:

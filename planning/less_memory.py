@@ -123,9 +123,9 @@ def cheapest(
     """
     before = parse_flags(argv)
     possible = [
-        (replace(change, keeps_result=_keeps(before, config)), config)
+        (replace(change, keeps_result=keeps_result(before, config)), config)
         for change in changes
-        if (config := _parsed(argv, change)) is not None and config.to_dict() != before.to_dict()
+        if (config := parsed_with(argv, change)) is not None and config.to_dict() != before.to_dict()
     ]
     if predict is None:
         return [change for change, _ in possible][:NUM_SHOWN]
@@ -137,10 +137,10 @@ def cheapest(
             helpful.append(with_figures)
     together = Change("")
     for change in helpful if not any(change.fits for change in helpful) else ():
-        joined = _joined(together, change)
-        if (config := _parsed(argv, joined)) is not None:
-            joined = replace(joined, keeps_result=_keeps(before, config))
-            together = _with_figures(joined, planned, predict(config), phase)
+        more = joined(together, change)
+        if (config := parsed_with(argv, more)) is not None:
+            more = replace(more, keeps_result=keeps_result(before, config))
+            together = _with_figures(more, planned, predict(config), phase)
         if together.fits:
             helpful.append(together)
             break
@@ -161,12 +161,12 @@ def _with_figures(change: Change, before: Predicted, after: Predicted, phase: st
     )
 
 
-def _joined(first: Change, second: Change) -> Change:
+def joined(first: Change, second: Change) -> Change:
     what = ", ".join(filter(None, (first.what, second.what)))
     return Change(what, tuple(changed_flags(first.flags, second.flags)))
 
 
-def _parsed(argv: Sequence[str], change: Change) -> RunConfig | None:
+def parsed_with(argv: Sequence[str], change: Change) -> RunConfig | None:
     """The settings with the change; None if they are refused."""
     try:
         return parse_flags(changed_flags(argv, change.flags))
@@ -174,9 +174,10 @@ def _parsed(argv: Sequence[str], change: Change) -> RunConfig | None:
         return None
 
 
-def _keeps(before: RunConfig, after: RunConfig) -> bool:
+def keeps_result(before: RunConfig, after: RunConfig) -> bool:
     """Whether every setting that differs may change when a run goes on."""
-    return all(name in MAY_CHANGE for name in SETTINGS if before.value(name) != after.value(name))
+    changed = (name for name in SETTINGS if before.value(name) != after.value(name))
+    return all(name in MAY_CHANGE or name.startswith("planning_config.") for name in changed)
 
 
 def _checkpoints_unasked(config: RunConfig) -> bool:

@@ -1,25 +1,70 @@
 """Plan a run: what would hold each rank's memory, whether it fits, how long it takes and what it costs.
 
     python -m tools.plan --model_name M --enable_fsdp --dry_run_hardware 4xV100-32GB
+    python -m tools.plan --find [--sort time|price] --model_name M --dry_run_hardware 4xV100-32GB
 
-FLAGS are those of finetuning.py, which it runs with --dry_run (docs/planning.md). Exit status: 0 whatever the verdict;
+FLAGS are those of finetuning.py, which it runs with --dry_run (docs/planning.md). --find plans every combination of
+method, precision, optimizer, strategy and micro-batch instead, and prints a table. Exit status: 0 whatever the verdict;
 2 refused, as the run would be.
 """
 
 from __future__ import annotations
 
+import argparse
 import subprocess
 import sys
 from collections.abc import Sequence
 from pathlib import Path
 
+from supervision.exit_status import REFUSED
+from utils.errors import ConfigError
+from utils.printing import print_line
+
 SCRIPT = Path(__file__).resolve().parent.parent / "finetuning.py"
+NUM_COMMANDS = 3
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    flags = list(sys.argv[1:] if argv is None else argv)
+    words = list(sys.argv[1:] if argv is None else argv)
+    parser = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
+    parser.add_argument("--find", action="store_true")
+    parser.add_argument("--sort", choices=("time", "price"), default="time")
+    given, flags = parser.parse_known_args(words) if "--find" in words else (None, words)
     asked = [] if any(word.partition("=")[0].replace("-", "_") == "__dry_run" for word in flags) else ["--dry_run"]
-    return subprocess.run([sys.executable, str(SCRIPT), *flags, *asked]).returncode
+    if given is None:
+        return subprocess.run([sys.executable, str(SCRIPT), *flags, *asked]).returncode
+    try:
+        find([*flags, *asked], given.sort)
+    except ConfigError as error:
+        print_line(f"error: {error}", to_stderr=True)
+        return REFUSED
+    return 0
+
+
+def find(argv: Sequence[str], sort: str) -> None:
+    """Print the table of runs, and the commands of the first ones.
+
+    Raises:
+        ConfigError: if no run could be planned.
+    """
+    from configs.flags import parse_flags  # these import torch, which takes seconds
+    from planning.data_at_hand import data_at_hand
+    from planning.find_runs import command_of, find_runs, find_table, sorted_runs
+    from planning.planned_environment import planned_environment, planned_hardware
+    from planning.resolved import resolve
+    from planning.what_fits import predictor
+    from reporting.tables import print_for_people
+    from utils.environment import read_environment
+
+    config, env = parse_flags(argv), read_environment()
+    hardware = planned_hardware(config.train_config, config.planning_config, env)
+    planned_env = planned_environment(hardware, config.train_config)
+    data = data_at_hand(resolve(config, planned_env), planned_env, is_here=False)
+    found = find_runs(argv, config, hardware, predictor(config, data, env))
+    ordered = sorted_runs(found, "price" if sort == "price" else "time")
+    print_for_people(*data.notes, "", find_table(ordered), "")
+    for one in [one for one in ordered if one.fits][:NUM_COMMANDS]:
+        print_for_people(command_of(one, argv))
 
 
 if __name__ == "__main__":

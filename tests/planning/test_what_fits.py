@@ -1,0 +1,100 @@
+"""What is proposed for a run that does not fit is a command that the configs take, and whose plan fits."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from transformers import LlamaConfig
+
+from benchmarks.shapes import SHAPES
+from configs.changed_flags import changed_flags
+from configs.flags import parse_flags
+from planning.data_facts import DataFacts
+from planning.find_runs import command_of, find_runs, find_table, sorted_runs
+from planning.planned_environment import planned_hardware
+from planning.what_fits import fits_table, predictor, what_fits
+from reporting.tables import print_for_people
+from tools.plan import main
+from utils.environment import lone_process
+
+GIVEN = ["--random_weights", "--dry_run", "--context_length", "2048"]
+
+
+@pytest.fixture
+def model(tmp_path: Path) -> str:
+    """A folder with the config.json of four of TinyLlama-1.1B's layers: 0.3 billion parameters."""
+    LlamaConfig(**SHAPES["tinyllama"] | {"num_hidden_layers": 4}, architectures=["LlamaForCausalLM"]).save_pretrained(
+        tmp_path
+    )
+    return str(tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("memory_gib", "marked", "unmarked"),
+    [
+        # Weights, gradients and states in fp32 are 4.6 GiB, activations 5.8: one change is enough.
+        (8, "--use_peft True", "--batch_size_training 1 --gradient_accumulation_steps 8"),
+        # Only several together fit without changing what is trained.
+        pytest.param(4.5, "--use_peft True", "--optimizer_cpu_offload True", marks=pytest.mark.slow),
+    ],
+)
+def test_what_is_proposed_fits_and_is_not_refused(
+    memory_gib: float, marked: str, unmarked: str, model: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    argv = ["--model_name", model, *GIVEN, "--dry_run_hardware", "RTX-3090", "--batch_size_training", "8"]
+    argv += ["--device_memory_gib", str(memory_gib)]
+    predict = predictor(parse_flags(argv), DataFacts(), lone_process())
+    plan = predict(parse_flags(argv))
+    assert plan.memory.verdict == "does_not_fit"
+    changes = what_fits(argv, plan, predict)
+    for change in changes:
+        planned = predict(parse_flags(changed_flags(argv, change.flags)))
+        assert planned.memory.verdict != "does_not_fit"
+        assert planned.memory.peak_gib == change.peak_gib
+        if change.keeps_result:  # the same rows in every optimizer step
+            assert planned.resolved.batches.global_batch_size == plan.resolved.batches.global_batch_size
+    times = [change.slower for change in changes if change.slower is not None]
+    assert times == sorted(times)
+    flags = {keeps: [" ".join(c.flags) for c in changes if c.keeps_result == keeps] for keeps in (True, False)}
+    assert any(marked in line for line in flags[False])
+    assert any(unmarked in line for line in flags[True])
+    print_for_people(fits_table(changes, plan.memory.capacity_gib))
+    printed = capsys.readouterr().out
+    assert printed.count("changes") == len(flags[False])
+
+
+@pytest.mark.slow
+def test_the_table_of_runs_holds_what_the_configs_take(model: str, capsys: pytest.CaptureFixture[str]) -> None:
+    argv = ["--model_name", model, *GIVEN, "--batch_size_training", "4", "--dry_run_hardware", "RTX-3090"]
+    argv += ["--price_per_hour", "0.5", "--device_memory_gib", "8"]
+    config = parse_flags(argv)
+    predict = predictor(config, DataFacts(), lone_process())
+    hardware = planned_hardware(config.train_config, config.planning_config, lone_process())
+    found = sorted_runs(find_runs(argv, config, hardware, predict), "price")
+    assert {one.method for one in found} == {"full", "lora", "qlora"}
+    assert {one.optimizer for one in found} == {"AdamW", "AdamW8bit", "anyprecision", "SGD"}
+    assert {one.plan.resolved.policies.precision.name for one in found} == {"fp32", "bf16-mixed", "bf16-true"}
+    fits = [one.fits for one in found]
+    assert fits == sorted(fits, reverse=True)
+    assert {True, False} == set(fits)
+    prices = [one.price or 0.0 for one in found if one.fits]
+    assert prices == sorted(prices)
+    assert prices[0] == pytest.approx(0.5 / 3600 * 1e6 / (found[0].tokens_per_second or 0.0))
+    for one in found:
+        assert parse_flags(changed_flags(argv, one.flags))
+        rows = one.plan.resolved.batches.global_batch_size
+        assert rows == max(4, one.plan.resolved.batches.rows_per_micro_batch)
+    command = command_of(found[0], argv)
+    assert command.startswith(f"python finetuning.py --model_name {model} --random_weights --context_length 2048 ")
+    assert "--dry_run" not in command
+    print_for_people(find_table(found))
+    assert capsys.readouterr().out.count("bf16-true") > 3
+
+
+def test_find_refuses_flags_that_a_run_would_be_refused(model: str, capfd: pytest.CaptureFixture[str]) -> None:
+    flags = ["--find", "--sort", "price", "--model_name", model, "--random_weights"]
+    assert main([*flags, "--dry_run_hardware", "4xV100"]) == 2
+    assert "'V100' is one of V100-16GB or V100-32GB" in capfd.readouterr().err
+    assert main([*flags, "--dry_run_hardware", "T4", "--lr", "fast"]) == 2
+    assert capfd.readouterr().err.startswith("error: --lr: ")
