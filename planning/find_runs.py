@@ -137,7 +137,7 @@ def _runs(hardware: Hardware) -> Iterator[tuple[str, str, tuple[str, ...]]]:
     strategies = ["FULL_SHARD", "SHARD_GRAD_OP", *(["HYBRID_SHARD"] if hardware.nodes > 1 else []), "NO_SHARD"]
     layouts: list[tuple[str, ...]] = [("--enable_fsdp", "True", "--sharding_strategy", name) for name in strategies]
     if hardware.world_size == 1:
-        layouts: list[tuple[str, ...]] = [("--enable_fsdp", "False")]
+        layouts = [("--enable_fsdp", "False")]
     for method, of_method in _METHODS.items():
         for precision, of_precision in _PRECISIONS.items():
             for optimizer in _OPTIMIZERS:
