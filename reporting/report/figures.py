@@ -114,7 +114,7 @@ def _lines(price_per_hour: float | None) -> Iterable[_FigureLine]:
 
 
 def _clock(seconds: float) -> str:
-    return clock(seconds) if 0 <= seconds < 1e10 else f"{seconds:g} s"
+    return clock(seconds) if 60 <= seconds < 1e10 else f"{seconds:.3g} s"
 
 
 def _money(amount: float) -> str:

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import re
+import shlex
 from pathlib import Path
 
 import pytest
 
+from tests.helpers.processes import ROOT
 from tests.helpers.report_pages import Page, long_run
 from tools.report import main
 
@@ -28,6 +31,17 @@ def test_one_run_gets_its_page_in_its_folder_and_several_where_they_are_asked_fo
     assert Page((tmp_path / "report.html").read_text()).texts["h1"] == ["2 runs"]
     assert main(["run", "other", "--out", "b.html", "--price_per_hour", "3"]) == 0
     assert Page((tmp_path / "b.html").read_text()).figures()["price of a machine per hour"] == ["3.00", "3.00"]
+
+
+def test_the_documented_commands_run_as_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("lora", "qlora", "full"):
+        long_run(tmp_path / "outputs" / name, num_steps=3, num_ranks=1, spike=2)
+    monkeypatch.chdir(tmp_path)
+    lines = re.findall(r"^python -m tools.report (.*)$", (ROOT / "docs/report.md").read_text(), flags=re.MULTILINE)
+    written = [line for line in lines if "--watch" not in line]
+    assert len(written) == 2
+    assert [main(shlex.split(line)) for line in written] == [0, 0]
+    assert {path.parent for path in tmp_path.rglob("report.html")} == {tmp_path, tmp_path / "outputs/lora"}
 
 
 @pytest.mark.parametrize(
