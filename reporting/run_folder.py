@@ -14,6 +14,7 @@ from typing import Any
 from configs.run import RunConfig
 from configs.training import TrainConfig
 from reporting.default_folders import make_default_folder, model_title, outputs
+from reporting.plan_figures import NAME as PLAN
 from reporting.report.page import NAME as REPORT
 from reporting.report.page import is_report
 from reporting.run_lock import RunLock, find_dead
@@ -23,7 +24,6 @@ from utils.environment import Environment
 from utils.errors import ConfigError
 
 CHECKPOINTS = "checkpoints"
-PLAN = "plan.json"
 OOM = "oom.json"  # the account of a session whose memory ran out; the next one deletes it
 REPLACED = (NAME, PLAN, "metrics.jsonl", "samples.jsonl", "metrics_data.json", REPORT, "model", "adapter", OOM)
 """Entries that a resumed run replaces as a whole. It only adds to the others."""

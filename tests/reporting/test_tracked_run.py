@@ -97,14 +97,14 @@ def test_weights_and_biases_offline_holds_what_metrics_holds(run: Run) -> None:
     assert f"wandb sync {next(run.folder.glob('wandb/offline-run-*'))}" in run.done.stdout
 
 
-def test_rouge_and_the_peak_reach_the_trackers(tiny_model: Path, samples: Path, tmp_path: Path) -> None:
+def test_rouge_and_the_peaks_reach_the_trackers(tiny_model: Path, samples: Path, tmp_path: Path) -> None:
     folder = tmp_path / "run"
     given = ["--model_name", str(tiny_model), "--samsum_dataset.data_path", str(samples), "--output_dir", str(folder)]
     given += ["--eval_generate", "--max_new_tokens", "4", "--max_train_step", "1", "--num_workers_dataloader", "0"]
     done = run_command(*given, "--use_tensorboard", "--use_wandb", "--save_model", "False", WANDB_MODE="offline")
     assert done.returncode == 0, done.stderr
     run = Run(folder, read_metrics(folder), done)
-    names = {"eval/rouge1", "eval/rouge2", "eval/rougeL", "end/peak_allocated_gib"}
+    names = {"eval/rouge1", "eval/rouge2", "eval/rougeL", "end/peak_allocated_gib", "plan/peak_gib"}
     assert names <= set(run.figures)
     scalars = tensorboard_scalars(folder / "tensorboard")
     rows = wandb_history(wandb_records(folder))
