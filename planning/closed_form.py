@@ -61,9 +61,9 @@ def plan_memory(planned: PlannedModel, card: Card, rows: RowLengths) -> MemoryPl
     if planned.config.train_config.run_validation is not False:
         timeline.evaluation(step_use(planned, card, rows.eval_rows, rows.longest, rows, trains=False))
     fullest = step_use(planned, card, rows.rows, rows.longest, rows)
-    timeline.first_micro_batch(fullest)
+    timeline.micro_batch(fullest)
     if rows.typical != rows.longest:
-        timeline.first_micro_batch(step_use(planned, card, rows.rows, rows.typical, rows))
+        timeline.micro_batch(step_use(planned, card, rows.rows, rows.typical, rows))
     timeline.step(fullest)
     peaks = timeline.peaks | {"load": _loading(planned.adapted.model, timeline)}
     phases = {phase: peak.in_gib() for phase, peak in peaks.items()}
@@ -94,6 +94,7 @@ def scheme_of(planned: PlannedModel) -> Scheme:
         kind=layout.kind,
         optimizer=optimizer_bytes(list(local_parts(planned.adapted.model, num_shards)), train, fsdp),
         num_shards=num_shards,
+        num_copies=layout.mesh_shape[0],
         reshards_after_forward=layout.reshard_after_forward,
         compute_dtype=precision.compute_dtype if layout.kind == "fully_shard" and precision.casts else None,
         num_micro_batches=planned.resolved.batches.gradient_accumulation_steps,
@@ -126,6 +127,7 @@ def step_use(
             lambda: resolved.task.summed_loss(model, batch),
             list(_tensors(batch)),
             trains=trains,
+            compiled=trains and resolved.config.train_config.compile and planned.empty.checkpointing == "off",
         )
 
 
@@ -162,9 +164,5 @@ def _loading(model: nn.Module, timeline: Timeline) -> Bytes:
 
 
 def _notes(planned: PlannedModel) -> tuple[str, ...]:
-    notes = []
-    if planned.config.train_config.compile:
-        notes.append("compile: planned as if layers were not compiled, which keeps more; see docs/planning.md")
-    if planned.config.train_config.eval_generate:
-        notes.append("eval_generate: the key-value cache of generation is not in the plan")
-    return tuple(notes)
+    generates = planned.config.train_config.eval_generate
+    return ("eval_generate: the key-value cache of generation is not in the plan",) if generates else ()

@@ -17,6 +17,7 @@ import torch
 from torch import nn
 from torch.utils._pytree import tree_leaves, tree_map_only
 
+from planning.compiled_layers import CompiledLayer
 from planning.live_bytes import LiveBytes, Window
 
 
@@ -24,7 +25,8 @@ from planning.live_bytes import LiveBytes, Window
 class Use:
     """The bytes of one layer, or of all that runs behind the layers."""
 
-    kept: int  # alive when its forward ends, output included, beyond what was alive when it began
+    kept: int  # alive when its forward ends, output included, beyond what was alive when it began; less an input that
+    # nothing keeps, which goes when the next layer is done with it
     forward: int  # the most in its forward, beyond what was alive when it began
     backward: int  # the most in its backward, beyond the same; without gradients of parameters
     backward_with_grads: int  # the same, with the gradients of its own parameters as they come
@@ -49,6 +51,19 @@ class _Measured:
     outputs: Any
     backward: Window | None = None
     end: int = 0
+    released: int = 0  # bytes of its input, if backward does not need it
+    compiled: int | None = None  # what it keeps if it is compiled
+
+    def use(self) -> Use:
+        kept = self.end - self.start - self.released
+        forward = self.forward.peak - self.start
+        window = self.backward
+        backward = (window.peak if window else self.end) - self.start
+        with_grads = (window.peak_with_grads if window else self.end) - self.start
+        if self.compiled is None:
+            return Use(kept, forward, backward, with_grads)
+        less = kept - self.compiled
+        return Use(self.compiled, self.compiled, backward - less, with_grads - less)
 
 
 @dataclass
@@ -56,9 +71,10 @@ class _Pass:
     """What a pass has met so far."""
 
     live: LiveBytes
+    compiled: bool
     kinds: dict[Any, _Measured] = field(default_factory=dict)
     order: list[tuple[nn.Module, Any]] = field(default_factory=list)
-    last: int = 0  # alive when the last layer ended
+    last: int = 0  # alive when the last layer ended, less an input that only its caller holds
     loss: Window | None = None
     embedding: Window | None = None  # behind the backward of the first layer
 
@@ -70,6 +86,7 @@ def measure_step(
     inputs: Sequence[torch.Tensor],
     *,
     trains: bool = True,
+    compiled: bool = False,
 ) -> StepUse:
     """Run one pass on meta tensors and count.
 
@@ -79,10 +96,11 @@ def measure_step(
         run: computes the loss.
         inputs: the tensors of the micro-batch.
         trains: False: the forward pass of an evaluation, which keeps nothing.
+        compiled: count what layers keep if they are compiled (`planning.compiled_layers`); they run uncompiled here.
     """
     parameters = list(model.parameters())
     live = LiveBytes([*parameters, *model.buffers(), *inputs])
-    state = _Pass(live)
+    state = _Pass(live, compiled)
     with ExitStack() as stack:
         for parameter in parameters:
             if parameter.requires_grad:
@@ -101,17 +119,8 @@ def measure_step(
 
 
 def _collect(state: _Pass, forward: Window, backward: Window, kept_at_loss: int) -> StepUse:
-    uses = {
-        kind: Use(
-            kept=measured.end - measured.start,
-            forward=measured.forward.peak - measured.start,
-            backward=(measured.backward.peak if measured.backward else measured.end) - measured.start,
-            backward_with_grads=(measured.backward.peak_with_grads if measured.backward else measured.end)
-            - measured.start,
-        )
-        for kind, measured in state.kinds.items()
-    }
-    beside = state.last - sum(use.kept for use in uses.values()) if state.order else 0
+    uses = {kind: measured.use() for kind, measured in state.kinds.items()}
+    beside = state.last - sum(found.end - found.start - found.released for found in state.kinds.values())
     loss = Use(
         kept=kept_at_loss - state.last,
         forward=forward.peak - state.last,
@@ -129,14 +138,16 @@ def _collect(state: _Pass, forward: Window, backward: Window, kept_at_loss: int)
 @contextmanager
 def _replaced_layers(layers: Sequence[nn.Module], state: _Pass) -> Iterator[None]:
     """Inside this context each layer is run if it is the first of its kind, else replaced; windows open and close."""
-    before: list[tuple[nn.Module, bool, Any]] = []
+    before: list[tuple[nn.Module, bool, Any, Any]] = []
     for layer in layers:
-        before.append((layer, "forward" in layer.__dict__, layer.forward))
+        before.append((layer, "forward" in layer.__dict__, layer.forward, layer._compiled_call_impl))
+        layer._compiled_call_impl = None  # else a compiled layer would compile for the meta device
         layer.forward = MethodType(_forward(layer.forward, state), layer)
     try:
         yield
     finally:
-        for layer, had_own, forward in before:
+        for layer, had_own, forward, compiled in before:
+            layer._compiled_call_impl = compiled
             if had_own:
                 layer.forward = forward
             else:
@@ -147,18 +158,25 @@ def _forward(own: Callable[..., Any], state: _Pass) -> Callable[..., Any]:
     def forward(layer: nn.Module, *args: Any, **kwargs: Any) -> Any:
         live, kind = state.live, _kind(layer, args, kwargs)
         state.order.append((layer, kind))
+        hidden = _hidden(args, kwargs)
         if kind in state.kinds:
             outputs = _stand_in(args, kwargs, state.kinds[kind].outputs)
-            state.last = live.live
+            state.last = live.live - (0 if hidden is None else live.size_of(hidden))
             state.loss = live.enter()
             return outputs
         window = live.enter()
         measured = state.kinds[kind] = _Measured(live.live, window, None)
-        hidden = _hidden(args, kwargs)
         if hidden is not None and hidden.requires_grad:
             hidden.register_hook(lambda grad: _leave_backward(state))
-        outputs = own(*args, **kwargs)
-        measured.end = state.last = live.live
+        if state.compiled:
+            measured.compiled, outputs = _follow(layer, own, args, kwargs)
+        else:
+            saved = _Saved()
+            with torch.autograd.graph.saved_tensors_hooks(saved.add, lambda tensor: tensor):
+                outputs = own(*args, **kwargs)
+            measured.released = 0 if hidden is None or saved.has(hidden) else live.size_of(hidden)
+        measured.end = live.live
+        state.last = live.live - measured.released
         measured.outputs = tree_map_only(torch.Tensor, _shape_of, outputs)
         output = next(leaf for leaf in tree_leaves(outputs) if isinstance(leaf, torch.Tensor))
         if output.requires_grad:
@@ -167,6 +185,28 @@ def _forward(own: Callable[..., Any], state: _Pass) -> Callable[..., Any]:
         return outputs
 
     return forward
+
+
+class _Saved:
+    """The storages that autograd keeps."""
+
+    def __init__(self) -> None:
+        self.keys: set[int] = set()
+
+    def add(self, tensor: torch.Tensor) -> torch.Tensor:
+        self.keys.add(tensor.untyped_storage()._cdata)
+        return tensor
+
+    def has(self, tensor: torch.Tensor) -> bool:
+        return tensor.untyped_storage()._cdata in self.keys
+
+
+def _follow(layer: nn.Module, own: Callable[..., Any], args: Any, kwargs: Any) -> tuple[int, Any]:
+    """What the layer would keep if it were compiled, and its outputs."""
+    compiled = CompiledLayer((args, kwargs, [*layer.parameters()], [*layer.buffers()]))
+    with compiled.following():
+        outputs = own(*args, **kwargs)
+    return compiled.kept_bytes(outputs), outputs
 
 
 def _enter_backward(state: _Pass, measured: _Measured) -> None:

@@ -58,6 +58,11 @@ class LiveBytes(TorchDispatchMode):
         self._grads += gradient.nbytes
         parameter.grad = None
 
+    def size_of(self, tensor: torch.Tensor) -> int:
+        """The bytes that are counted for a tensor; 0 if it was there before."""
+        size, _ = self._sizes.get(tensor.untyped_storage()._cdata, (0, None))
+        return size
+
     def __torch_dispatch__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         outputs = function(*args, **(kwargs or {}))
         for leaf in tree_leaves(outputs):

@@ -11,6 +11,8 @@
 |                       |                         | arrives); in backward, of the unit that is prefetched            |
 | whole gradients       | `fully_shard`           | of a unit, until they are reduced; of the root, until the end    |
 | reduce-scatter buffer | `fully_shard`           | of one unit, until the next one's gradients are there            |
+| all-reduce buffers    | copies of `fully_shard` | of all units until the end of backward, unless gradients are     |
+|                       |                         | stored in the dtype in which they are reduced                    |
 
 Source for `fully_shard`: torch/distributed/fsdp/_fully_shard/_fsdp_param_group.py of torch 2.13.
 """
@@ -37,6 +39,7 @@ class Scheme:
     kind: str  # "plain", "ddp" or "fully_shard", as in `policies.sharding.Layout`
     optimizer: OptimizerBytes
     num_shards: int = 1  # ranks that share one copy of the model
+    num_copies: int = 1  # copies of the model over all ranks
     reshards_after_forward: bool = True
     compute_dtype: torch.dtype | None = None  # what gathered weights are cast to; None: they are not
     reduce_dtype: torch.dtype = torch.float32
@@ -111,13 +114,19 @@ class Timeline:
         self._backward(use)
         self._note("optimizer_step", temporaries=self.scheme.optimizer.temporaries)
 
-    def first_micro_batch(self, use: StepUse) -> None:
-        """Walk through the forward pass of a step's first micro-batch. Call this before `step`."""
-        before = replace(self.now)
-        if self.scheme.holds_grads and not self._grads_wait:
+    def micro_batch(self, use: StepUse, *, first: bool = True) -> None:
+        """Walk through the forward pass of a micro-batch, to see what is there after it. Call this before `step`.
+
+        Args:
+            first: of its step; else gradients of earlier ones are there.
+        """
+        before, waited = replace(self.now), self._grads_wait
+        if not first:
+            self._grads_stay()
+        elif self.scheme.holds_grads and not waited:
             self.now.grads += self.grads
         self._forward(use)
-        self.after_forward, self.now = self.now, before
+        self.after_forward, self.now, self._grads_wait = self.now, before, waited
 
     def evaluation(self, use: StepUse) -> None:
         """Walk through an evaluation's forward pass. Call this before `step`."""
@@ -156,7 +165,7 @@ class Timeline:
         now.activations += use.loss.kept
 
     def _backward(self, use: StepUse) -> None:
-        now, scheme, reduced = self.now, self.scheme, 0
+        now, scheme, reduced, communication = self.now, self.scheme, 0, self.now.communication
         comes = not self._grads_wait and not scheme.grads_on_host  # whether backward adds gradients that stay
         self._backward_of(use.loss, communication=0)
         if scheme.shards:
@@ -191,6 +200,7 @@ class Timeline:
             if comes:
                 now.grads = self.grads
         now.activations -= use.beside
+        now.communication = communication
 
     def _backward_of(self, use: Use, communication: int) -> None:
         """The fullest moment of one layer's backward, or the loss's; then what it kept is gone."""
@@ -224,6 +234,8 @@ class Timeline:
             now.unsharded -= size
         if not self._grads_wait and not self.scheme.grads_on_host:
             now.grads += unit.grads
+        if self.scheme.num_copies > 1 and unit.grads * self.scheme.num_shards < size:
+            now.communication += size // self.scheme.num_shards
         return size
 
     def _note(self, phase: str, **more: int) -> None:

@@ -117,14 +117,18 @@ class System:
     bucket_views: bool = False  # of DistributedDataParallel; torch's default
     foreach: bool = True  # AdamW steps with foreach kernels: torch's default
     padding: int = 0  # tokens of the longest row; shorter ones are padded to the longest of their micro-batch
+    accumulates_unsharded: bool = False  # micro-batches accumulate whole gradients: FSDP's no_sync
     upcasts_rest: bool = False  # peft's prepare_model_for_kbit_training: what is not packed is in fp32
     pads_with_mask: bool = True  # attention gets a mask of the padding
     is_litgpt: bool = False  # norms end in fp32, and logits have a name while memory is printed (litgpt/model.py)
 
 
 SYSTEMS = {
-    # Lightning's Trainer calls zero_grad between forward and backward (pytorch/loops/optimization/closure.py).
-    "LitGPT lab": System(holds_grads=True, padding=512, pads_with_mask=False, is_litgpt=True),
+    # Gradients were there after forward without accumulation, too: zero_grad came between forward and backward, as in
+    # Lightning's closure (pytorch/loops/optimization/closure.py). Fabric accumulates under FSDP's no_sync.
+    "LitGPT lab": System(
+        holds_grads=True, padding=512, accumulates_unsharded=True, pads_with_mask=False, is_litgpt=True
+    ),
     "BLIP-2 lab": System(holds_grads=True, bucket_views=True, padding=50),
     # SAMSum's dialogues with prompt and summary: nearly all are below 1024 tokens of Llama's tokenizer.
     "multi-V100 logs": System(holds_grads=False, padding=1024, upcasts_rest=True),
@@ -176,15 +180,15 @@ def plan_of_run(run: Run) -> MemoryPlan:
         compute_dtype=uses.casts_to if sharded else None,
         reduce_dtype=uses.casts_to or stored,
         num_micro_batches=_number(run["grad_acc"]),
-        accumulates_unsharded=False,
+        accumulates_unsharded=system.accumulates_unsharded,
         bucket_views=system.bucket_views or "bucket_view" in run["strategy"],
         holds_grads=system.holds_grads,
         params_on_host="cpu_offload" in run["strategy"],
         grads_on_host="offload" in run["strategy"],
     )
     timeline = Timeline(uses.model, _units(uses.base, run["strategy"]), scheme)
-    timeline.first_micro_batch(uses.fullest)
-    timeline.first_micro_batch(uses.typical)
+    timeline.micro_batch(uses.fullest)
+    timeline.micro_batch(uses.typical, first=scheme.num_micro_batches == 1)
     timeline.step(uses.fullest)
     phases = {phase: peak.in_gib() for phase, peak in timeline.peaks.items()}
     return MemoryPlan(

@@ -1,0 +1,66 @@
+"""Plans in closed form against peaks that were measured on H200s (docs/performance.md)."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from benchmarks.shapes import make_shape
+from configs.flags import parse_flags
+from planning.closed_form import plan_memory
+from planning.hardware import parse_hardware
+from planning.memory_plan import MemoryPlan
+from planning.planned_environment import planned_environment
+from planning.planned_model import build_planned_model
+from planning.resolved import resolve
+from planning.row_lengths import rows_of_run
+
+SIZES = {"tinyllama": "8 --context_length 2048", "llama8b": "2 --context_length 4096"}
+SIZES |= {"llama70b": "1 --context_length 4096", "llama70b-60layers": "1 --context_length 4096"}
+KEPT, RECOMPUTED = "--activation_checkpointing off", "--activation_checkpointing full"
+QLORA = "--use_peft --quantization 4bit"
+MEASURED = [
+    ("H200", "tinyllama", f"--pure_bf16 {KEPT}", 36.4),
+    ("H200", "tinyllama", f"--pure_bf16 {KEPT} --compile", 27.1),
+    ("H200", "llama8b", f"--pure_bf16 {KEPT}", 97.2),
+    ("H200", "llama8b", f"--pure_bf16 {KEPT} --compile", 82.2),
+    ("H200", "llama8b", f"--pure_bf16 {RECOMPUTED} --compile", 60.3),
+    ("H200", "llama8b", f"--pure_bf16 {KEPT} --compile --gradient_accumulation_steps 4", 97.2),
+    ("H200", "llama8b", f"--use_peft {KEPT} --compile", 41.8),
+    ("H200", "llama8b", f"--optimizer_cpu_offload --gradient_accumulation_steps 4 {RECOMPUTED} --compile", 80.1),
+    ("4xH200", "llama8b", f"--enable_fsdp --pure_bf16 {KEPT} --compile", 50.0),
+    ("4xH200", "llama8b", f"--enable_fsdp --pure_bf16 {RECOMPUTED} --compile", 20.4),
+    ("4xH200", "llama8b", f"--enable_fsdp --sharding_strategy SHARD_GRAD_OP --pure_bf16 {KEPT} --compile", 63.5),
+    ("4xH200", "llama8b", f"--enable_fsdp --sharding_strategy SHARD_GRAD_OP --pure_bf16 {RECOMPUTED} --compile", 31.5),
+    ("4xH200", "llama8b", f"--enable_fsdp --hsdp --sharding_group_size 2 --pure_bf16 {KEPT} --compile", 61.2),
+    ("4xH200", "llama8b", f"--enable_fsdp --hsdp --sharding_group_size 2 --pure_bf16 {RECOMPUTED} --compile", 48.4),
+    ("4xH200", "llama8b", f"--enable_fsdp --sharding_strategy NO_SHARD --pure_bf16 {RECOMPUTED} --compile", 65.2),
+    ("4xH200", "llama8b", f"--enable_fsdp --use_peft {RECOMPUTED} --compile", 9.3),
+    ("4xH200", "llama8b", f"--enable_fsdp {KEPT} --compile", 61.2),
+    ("4xH200", "llama8b", f"--enable_fsdp {RECOMPUTED} --compile", 34.7),
+    ("4xH200", "llama70b-60layers", f"--enable_fsdp --pure_bf16 {RECOMPUTED} --compile", 110.9),
+    ("H200", "llama8b", f"{QLORA} {KEPT} --compile", 32.5),
+    ("H200", "llama8b", f"{QLORA} {KEPT}", 45.4),
+    ("H200", "llama8b", f"{QLORA} {RECOMPUTED} --compile", 9.4),
+    ("H200", "llama8b", f"{QLORA} {RECOMPUTED}", 9.6),
+    ("H200", "llama8b", f"{QLORA} --use_double_quant True {RECOMPUTED} --compile", 9.1),
+    ("4xH200", "llama8b", f"--enable_fsdp {QLORA} --use_double_quant True {RECOMPUTED} --compile", 6.3),
+    ("H200", "llama70b", f"{QLORA} --use_double_quant True {RECOMPUTED}", 44.3),
+    ("4xH200", "llama70b", f"--enable_fsdp {QLORA} --use_double_quant True {RECOMPUTED} --compile", 19.9),
+]
+
+
+def plan(folder: Path, cards: str, shape: str, flags: str) -> MemoryPlan:
+    make_shape(folder, shape)
+    rows = f"--random_weights --batch_size_training {SIZES[shape]}"
+    config = parse_flags(["--model_name", str(folder), *rows.split(), *flags.split()])
+    hardware = parse_hardware(cards)
+    env = planned_environment(hardware, config.train_config)
+    resolved = resolve(config, env)
+    return plan_memory(build_planned_model(resolved, env), hardware.card, rows_of_run(resolved))
+
+
+@pytest.mark.parametrize(("cards", "shape", "flags", "measured_gib"), MEASURED)
+def test_the_peak_is_as_measured(cards: str, shape: str, flags: str, measured_gib: float, tmp_path: Path) -> None:
+    assert plan(tmp_path / shape, cards, shape, flags).peak_gib == pytest.approx(measured_gib, rel=0.05)
