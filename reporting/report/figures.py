@@ -59,7 +59,7 @@ def _best(values: Sequence[Figure], counts: Sequence[bool], better: str) -> list
 
 
 def _lines(price_per_hour: float | None) -> Iterable[_FigureLine]:
-    loss, gib, percent = _form(".4f"), _form(",.3f"), _form(".1f")
+    loss, gib, percent = _form(".4f"), gib_text, _form(".1f")
     yield _FigureLine("Run", "status", "", lambda run: run.status, str)
     yield _FigureLine("Run", "optimizer steps", "", lambda run: len(run.train) or None, _form(",d"))
     yield _FigureLine("Run", "steps planned", "", lambda run: run.start.get("num_steps"), _form(",.0f"))
@@ -91,7 +91,7 @@ def _lines(price_per_hour: float | None) -> Iterable[_FigureLine]:
     yield _FigureLine("Speed", "seconds per step, planned", "", _planned("seconds_per_step"), _form(",.3f"))
     yield _FigureLine("Speed", "data wait, share of the steps", "%", _data_wait, percent)
 
-    yield _FigureLine("Memory", "peak planned", "GiB", _planned("peak_gib"), gib)
+    yield _FigureLine("Memory", "peak planned", "GiB", lambda run: run.planned_peak_gib, gib)
     yield _FigureLine("Memory", "peak measured, fullest rank", "GiB", measured_peak, gib, "low")
     yield _FigureLine("Memory", "measured against planned", "%", _off_plan, _form("+.1f"))
     yield _FigureLine("Memory", "peak reserved, fullest rank", "GiB", _peak("reserved_gib"), gib)
@@ -115,6 +115,11 @@ def _lines(price_per_hour: float | None) -> Iterable[_FigureLine]:
 
 def _clock(seconds: float) -> str:
     return clock(seconds) if 60 <= seconds < 1e10 else f"{seconds:.3g} s"
+
+
+def gib_text(gib: float | None) -> str:
+    """Three decimals; of less than a tenth, three digits."""
+    return "" if gib is None else f"{gib:,.3f}" if abs(gib) >= 0.1 or gib == 0 else f"{gib:.3g}"
 
 
 def _money(amount: float) -> str:

@@ -18,7 +18,7 @@ from jinja2 import Environment, FileSystemLoader, StrictUndefined
 
 from reporting.memory_phases import PHASES
 from reporting.report.curves import MEMORY_COLUMNS, PARTS, curves_of
-from reporting.report.figures import figure_rows, price_per_second
+from reporting.report.figures import figure_rows, gib_text, price_per_second
 from reporting.report.memory_tables import oom_account, plan_rows
 from reporting.report.notices import notices_of, session_rows
 from reporting.report.run_files import RunFiles, read_run
@@ -78,6 +78,8 @@ def report_page(folders: Sequence[Path], *, price_per_hour: float | None = None,
         notices=[(name, notice) for name, run in zip(names, runs, strict=True) for notice in notices_of(run)],
         sessions=[session_rows(run) for run in runs],
         peaks=[run.peaks for run in runs],
+        gib_text=gib_text,
+        some_on_cpu=any(run.memory and not run.has_allocator for run in runs),
         plans=[plan_rows(run) for run in runs],
         accounts=[oom_account(run) for run in runs],
         commands=[as_command(run) for run in runs],
