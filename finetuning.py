@@ -421,12 +421,12 @@ def main(argv: Sequence[str], *, ends_process: bool = False) -> int:
         beat_seconds = BEAT_SECONDS * env.grace_scale
         with RunLock(beat_seconds=beat_seconds, say=partial(print_rank_zero, env), on_loss=end_at_once) as lock:
             config = parse_flags(argv)
-            if config.planning_config.dry_run:
-                dry_run(argv, config, env, train_step)
-            elif config.planning_config.load_only:
-                load_only(config, env, watchdog)
-            else:
-                with compilation_named(), Autopsy(argv, config, env, watchdog.where) as autopsy:
+            with compilation_named(), Autopsy(argv, config, env, watchdog.where) as autopsy:
+                if config.planning_config.dry_run:
+                    dry_run(argv, config, env, train_step)
+                elif config.planning_config.load_only:
+                    load_only(config, env, watchdog)
+                else:
                     run(config, env, watchdog, lock, autopsy, ends_process=ends_process)
         status = 0
     except ConfigError as error:

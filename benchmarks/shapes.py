@@ -11,6 +11,9 @@ from tools.make_tiny_model import make_tiny_model
 
 SHAPES: dict[str, dict[str, Any]] = {
     "tiny": {"hidden_size": 64, "intermediate_size": 128, "num_hidden_layers": 2, "num_attention_heads": 4},
+    # the same with few words: its layers weigh more than its embeddings
+    "tiny-words": {"vocab_size": 600, "hidden_size": 64, "intermediate_size": 128, "num_hidden_layers": 2}
+    | {"num_attention_heads": 4},
     # TinyLlama-1.1B (Zhang et al., 2024), from its published config.json
     "tinyllama": {
         "hidden_size": 2048,

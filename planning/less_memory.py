@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from typing import Any, Protocol
@@ -14,6 +16,7 @@ from configs.run import SETTINGS, RunConfig
 from utils.errors import ConfigError
 
 NUM_SHOWN = 3
+PATIENCE_SECONDS = 15.0  # for plans, of which each takes seconds: torchrun gives a rank 30 s to end
 EXPANDABLE_SEGMENTS = {"PYTORCH_CUDA_ALLOC_CONF": "expandable_segments:True"}
 
 _OF_STEPS = ("forward", "backward")
@@ -26,11 +29,18 @@ class Predicted(Protocol):
     @property
     def peak_gib(self) -> float: ...
     @property
-    def margin_gib(self) -> float: ...
-    @property
     def seconds_per_step(self) -> float | None: ...
     def phase_gib(self, phase: str) -> float:
         """The fullest moment of a phase; the peak for a phase that plans do not have."""
+
+
+@dataclass(frozen=True)
+class Plans:
+    """Plans runs, and knows what the one that failed had needed."""
+
+    predict: Callable[[RunConfig], Predicted]
+    needed_gib: float  # in the phase where memory ran out, at least
+    room_gib: float  # what tensors may take of the device
 
 
 @dataclass(frozen=True)
@@ -50,8 +60,12 @@ class Change:
         return asdict(self) | {"flags": list(self.flags)}
 
 
-def device_changes(config: RunConfig, phase: str, world_size: int) -> Iterator[Change]:
-    """What may help if the device's memory ran out, the cheapest first. Flags that conflict may be among them."""
+def device_changes(config: RunConfig, phase: str, world_size: int, *, is_cpu: bool = False) -> Iterator[Change]:
+    """What may help if the device's memory ran out, the cheapest first. Flags that conflict may be among them.
+
+    Args:
+        is_cpu: the device is the host itself, to which nothing can be moved.
+    """
     train, fsdp = config.train_config, config.fsdp_config
     recomputes = train.activation_checkpointing or ("full" if _checkpoints_unasked(config) else "off")
     if phase == "generation" and train.num_beams > 1:
@@ -72,11 +86,11 @@ def device_changes(config: RunConfig, phase: str, world_size: int) -> Iterator[C
         flags = ("--enable_fsdp", "True", *short, "--sharding_strategy", "FULL_SHARD")
         yield Change("everything sharded over all ranks", flags)
     if phase in (*_OF_STEPS, "optimizer_step"):
-        if not (fsdp.optimizer_cpu_offload or fsdp.fsdp_cpu_offload):
+        if not (is_cpu or fsdp.optimizer_cpu_offload or fsdp.fsdp_cpu_offload):
             yield Change("optimizer states in host memory", ("--optimizer_cpu_offload", "True"))
         if fsdp.optimizer not in OPTIMIZERS_IN_8BIT:
             yield Change("optimizer states in 8 bits", ("--optimizer", "AdamW8bit"))
-    if phase in _OF_MODEL and train.enable_fsdp and not fsdp.fsdp_cpu_offload:
+    if phase in _OF_MODEL and train.enable_fsdp and not (is_cpu or fsdp.fsdp_cpu_offload):
         flags = ("--fsdp_cpu_offload", "True", "--optimizer_cpu_offload", "False")
         yield Change("weights, gradients and states in host memory", flags)
     if phase in _OF_MODEL and not fsdp.pure_bf16 and not train.use_peft:
@@ -108,18 +122,15 @@ def host_changes(config: RunConfig) -> Iterator[Change]:
         yield Change("an adapter trained instead of all weights", ("--use_peft", "True"))
 
 
-def cheapest(
-    changes: Iterable[Change],
-    argv: Sequence[str],
-    phase: str,
-    predict: Callable[[RunConfig], Predicted] | None,
-) -> list[Change]:
+def cheapest(changes: Iterable[Change], argv: Sequence[str], phase: str, plans: Plans | None) -> list[Change]:
     """The NUM_SHOWN cheapest of the changes that these flags allow.
+
+    With plans, changes that save nothing are left out, those that fit come first, sooner ones before slower ones, and
+    if none fits alone, they are combined until they do. If the run had needed more than was planned, a change fits
+    only if as much more fits.
 
     Args:
         argv: the run's flags.
-        predict: plans a run. With it, those that save nothing are left out, those that fit come first, sooner ones
-            before slower ones, and if none fits alone, they are combined until they do.
     """
     before = parse_flags(argv)
     possible = [
@@ -127,20 +138,24 @@ def cheapest(
         for change in changes
         if (config := parsed_with(argv, change)) is not None and config.to_dict() != before.to_dict()
     ]
-    if predict is None:
+    if plans is None:
         return [change for change, _ in possible][:NUM_SHOWN]
-    planned = predict(before)
-    helpful = []
+    planned, helpful = plans.predict(before), list[Change]()
+    deadline = time.monotonic() + PATIENCE_SECONDS
     for change, config in possible:
-        with_figures = _with_figures(change, planned, predict(config), phase)
-        if with_figures.saves_gib and with_figures.saves_gib > 0:
-            helpful.append(with_figures)
+        if sum(bool(found.fits) for found in helpful) == NUM_SHOWN or (helpful and time.monotonic() > deadline):
+            break
+        with contextlib.suppress(ConfigError):  # this model cannot have it
+            with_figures = _with_figures(change, planned, config, phase, plans)
+            if with_figures.saves_gib and with_figures.saves_gib > 0:
+                helpful.append(with_figures)
     together = Change("")
     for change in helpful if not any(change.fits for change in helpful) else ():
         more = joined(together, change)
         if (config := parsed_with(argv, more)) is not None:
             more = replace(more, keeps_result=keeps_result(before, config))
-            together = _with_figures(more, planned, predict(config), phase)
+            with contextlib.suppress(ConfigError):
+                together = _with_figures(more, planned, config, phase, plans)
         if together.fits:
             helpful.append(together)
             break
@@ -148,15 +163,17 @@ def cheapest(
     return helpful[:NUM_SHOWN]
 
 
-def _with_figures(change: Change, before: Predicted, after: Predicted, phase: str) -> Change:
-    slower = None
+def _with_figures(change: Change, before: Predicted, config: RunConfig, phase: str, plans: Plans) -> Change:
+    """The change, with what its settings come to."""
+    after, slower = plans.predict(config), None
     if before.seconds_per_step and after.seconds_per_step:
         slower = after.seconds_per_step / before.seconds_per_step
+    needs_more = max(1.0, plans.needed_gib / before.phase_gib(phase))
     return replace(
         change,
         saves_gib=before.phase_gib(phase) - after.phase_gib(phase),
         peak_gib=after.peak_gib,
-        fits=after.margin_gib >= 0,
+        fits=needs_more * after.peak_gib <= plans.room_gib,
         slower=slower,
     )
 

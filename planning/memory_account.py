@@ -143,8 +143,8 @@ class MemoryAccount:
         if self.plan is None:
             return ""
         in_phase = self.plan.get("phases", {}).get(self.phase)
-        text = f"{sum(in_phase.values()):.2f} GiB in this phase, " if in_phase else ""
-        text += f"at most {self.plan['peak_gib']:.2f} GiB ({self.plan['peak_phase']})"
+        text = f"{readable(sum(in_phase.values()) * GIB)} in this phase, " if in_phase else ""
+        text += f"at most {readable(self.plan['peak_gib'] * GIB)} ({self.plan['peak_phase']})"
         return f"{text}: {self.plan['verdict'].replace('_', ' ')}"
 
     def to_dict(self) -> dict[str, Any]:
@@ -183,9 +183,9 @@ def suggestion_lines(suggestions: Sequence[Suggestion]) -> list[str]:
     for number, (change, command) in enumerate(((s.change, s.command) for s in suggestions), 1):
         facts = []
         if change.saves_gib is not None:
-            facts.append(f"saves {change.saves_gib:.2f} GiB")
+            facts.append(f"saves {readable(change.saves_gib * GIB)}")
         if change.peak_gib is not None:
-            facts.append(f"peak {change.peak_gib:.2f} GiB, {'fits' if change.fits else 'does not fit alone'}")
+            facts.append(f"peak {readable(change.peak_gib * GIB)}, {'fits' if change.fits else 'does not fit alone'}")
         if change.slower is not None:
             facts.append(f"{100 * (change.slower - 1):+.0f} % time per step")
         if not change.keeps_result:

@@ -6,7 +6,7 @@ import contextlib
 import json
 import shlex
 import socket
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from types import TracebackType
@@ -21,6 +21,7 @@ from configs.run import RunConfig
 from planning.failure_scene import FailedLayer, batch_of, largest_module, layer_of, phase_of, stack_of
 from planning.less_memory import EXPANDABLE_SEGMENTS, Change, cheapest, device_changes, host_changes
 from planning.memory_account import NUM_LARGEST, MemoryAccount, Suggestion, suggestion_lines
+from planning.predicted import plans_for
 from reporting.memory_ledger import MemoryLedger, bytes_by_name
 from reporting.run_folder import OOM, PLAN, checkpoint_root
 from utils.environment import Environment, launch_command
@@ -169,13 +170,23 @@ class Autopsy:
         if account.whose == "host":
             found = cheapest(host_changes(self.config), self.argv, account.phase, None)
         else:
-            changes = device_changes(self.config, account.phase, self.env.world_size)
-            found = cheapest(changes, self.argv, account.phase, None)
+            is_cpu = self.env.device.type == "cpu"
+            changes = device_changes(self.config, account.phase, self.env.world_size, is_cpu=is_cpu)
+            found = self._cheapest(changes, account)
         if account.is_fragmented:
             unused = (account.figures.unused or 0) / GIB
             whole = Change("memory in pieces that can grow", environment=EXPANDABLE_SEGMENTS, saves_gib=unused)
             found = [whole, *found[:-1]]
         return [Suggestion(change, self._command(change)) for change in found]
+
+    def _cheapest(self, changes: Iterable[Change], account: MemoryAccount) -> list[Change]:
+        """With figures, if such runs can be planned."""
+        changes = list(changes)
+        try:
+            plans = plans_for(self.config, self.env, account.figures, account.batch)
+            return cheapest(changes, self.argv, account.phase, plans)
+        except Exception:  # a plan that cannot be made must not hide the account
+            return cheapest(changes, self.argv, account.phase, None)
 
     def _command(self, change: Change) -> str:
         """The user's command with the change, so that it runs as it is: it goes on where there is a checkpoint."""

@@ -69,7 +69,8 @@ class SmallDevice(TorchDispatchMode):
         if asked:
             now = self.allocated()
             if now + self.unused > self.limit:
-                raise torch.OutOfMemoryError(self._message(asked, now - asked))
+                message, self.limit = self._message(asked, now - asked), math.inf  # what follows is the host's
+                raise torch.OutOfMemoryError(message)
             self.peak = max(self.peak, now)
         return result
 

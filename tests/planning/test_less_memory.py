@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import pytest
 
@@ -10,7 +10,7 @@ from configs.changed_flags import changed_flags
 from configs.flags import parse_flags
 from configs.run import RunConfig
 from planning.failure_scene import PHASES
-from planning.less_memory import cheapest, device_changes, host_changes
+from planning.less_memory import Plans, cheapest, device_changes, host_changes
 
 MODEL = ["--model_name", "M"]
 
@@ -19,11 +19,6 @@ MODEL = ["--model_name", "M"]
 class Plan:
     peak_gib: float
     seconds_per_step: float
-    capacity_gib: float = 16.0
-
-    @property
-    def margin_gib(self) -> float:
-        return self.capacity_gib - self.peak_gib
 
     def phase_gib(self, phase: str) -> float:
         return self.peak_gib
@@ -36,6 +31,9 @@ def plan(config: RunConfig) -> Plan:
     states = 0.0 if fsdp.optimizer_cpu_offload else 8.0
     seconds = 1.0 + 0.3 * (3.0 - recomputes) + (0.5 if fsdp.optimizer_cpu_offload else 0.0)
     return Plan(train.batch_size_training * recomputes + states, seconds + 0.1 / train.batch_size_training)
+
+
+PLANS = Plans(plan, needed_gib=17.0, room_gib=16.0)
 
 
 def test_flags_take_the_place_of_what_sets_the_same() -> None:
@@ -69,7 +67,7 @@ def test_every_suggestion_is_a_command_that_is_not_refused(phase: str, given: li
 
 def test_what_fits_comes_first_and_of_that_what_is_soonest() -> None:
     argv = [*MODEL, "--batch_size_training", "4"]
-    found = cheapest(device_changes(parse_flags(argv), "backward", 1), argv, "backward", plan)
+    found = cheapest(device_changes(parse_flags(argv), "backward", 1), argv, "backward", PLANS)
     assert [change.flags[:2] for change in found] == [
         ("--batch_size_training", "2"),
         ("--batch_size_training", "1"),
@@ -80,9 +78,20 @@ def test_what_fits_comes_first_and_of_that_what_is_soonest() -> None:
     assert found[2].slower == pytest.approx(1.325 / 1.025)
 
 
+def test_a_run_that_needed_more_than_planned_is_believed() -> None:
+    """20 GiB were planned, and 30 needed: 11 GiB are 16.5."""
+    argv = [*MODEL, "--batch_size_training", "4"]
+    found = cheapest(device_changes(parse_flags(argv), "backward", 1), argv, "backward", replace(PLANS, needed_gib=30))
+    assert found[0].flags == (
+        *("--batch_size_training", "1", "--gradient_accumulation_steps", "4"),
+        *("--activation_checkpointing", "selective"),
+    )
+    assert [change.fits for change in found] == [True, False, False]
+
+
 def test_changes_are_combined_if_none_fits_alone() -> None:
     argv = [*MODEL, "--batch_size_training", "10"]
-    found = cheapest(device_changes(parse_flags(argv), "backward", 1), argv, "backward", plan)
+    found = cheapest(device_changes(parse_flags(argv), "backward", 1), argv, "backward", PLANS)
     assert found[0].fits
     assert set(found[0].flags[::2]) == {"--batch_size_training", "--gradient_accumulation_steps"}
     argv = [*MODEL, "--batch_size_training", "17", "--global_batch_size", "17"]
@@ -90,7 +99,7 @@ def test_changes_are_combined_if_none_fits_alone() -> None:
         device_changes(parse_flags(argv), "backward", 1),
         argv,
         "backward",
-        lambda config: Plan(plan(config).peak_gib, plan(config).seconds_per_step, capacity_gib=4.0),
+        replace(PLANS, room_gib=4.0),
     )
     assert small[0].fits
     assert small[0].flags == (

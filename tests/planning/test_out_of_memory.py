@@ -80,12 +80,13 @@ def test_the_account_names_the_phase_and_no_rank_is_left(
     assert (account["optimizer_gib"] > 0) == (phase in ("optimizer_step", "evaluation"))
     assert account["largest"]["params"][0]["name"] == "model.embed_tokens.weight"
     assert not account["fragmented"]
-    assert account["plan"] is None or account["plan"]["peak_gib"] > 0
+    assert account["plan"]["phases"][phase]["params"] > 0
     assert 0 < len(account["changes"]) <= 3
     if phase == "evaluation":
         assert account["changes"][0]["flags"] == ["--val_batch_size", "1"]
     for change in account["changes"]:
         assert change["command"] in printed
+        assert 0 < change["saves_gib"] < account["plan"]["peak_gib"]
         assert shlex.split(change["command"])[-2:] == ["--resume", "auto"]
 
 

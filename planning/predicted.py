@@ -1,0 +1,60 @@
+"""Plans of a run that has failed, with other flags: on the same devices, for the batch that did not fit."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from configs.run import RunConfig
+from planning.data_facts import DataFacts
+from planning.failure_scene import FailedBatch
+from planning.hardware import Hardware
+from planning.less_memory import Plans
+from planning.planned_environment import own_hardware
+from planning.planned_run import Plan, plan_of
+from utils.environment import Environment
+from utils.memory_errors import AllocatorFigures
+from utils.units import GIB
+
+
+@dataclass(frozen=True)
+class PredictedRun:
+    """What a plan says of a run (`planning.less_memory.Predicted`)."""
+
+    plan: Plan
+
+    @property
+    def peak_gib(self) -> float:
+        return self.plan.memory.peak_gib
+
+    @property
+    def seconds_per_step(self) -> float | None:
+        return None if self.plan.time is None else self.plan.time.seconds_per_step
+
+    def phase_gib(self, phase: str) -> float:
+        parts = self.plan.memory.phases.get(phase)
+        return self.peak_gib if parts is None else parts.total
+
+
+def plans_for(
+    config: RunConfig, env: Environment, figures: AllocatorFigures, batch: FailedBatch | None
+) -> Plans | None:
+    """Plans runs on these ranks' devices; None if the error did not say what the device holds.
+
+    Args:
+        batch: the one that did not fit: every row counts as long as its longest.
+    """
+    if figures.capacity is None or figures.allocated is None:
+        return None
+    hardware: Hardware = own_hardware(config.train_config, config.planning_config, env)
+    lengths = None
+    if batch is not None:
+        widths = (batch.longest_row, *([] if batch.targets_width is None else [batch.targets_width]))
+        lengths = tuple(np.array([width]) for width in widths)
+    beside = (figures.other_processes or 0) + max(0, (figures.this_process or 0) - (figures.reserved or 0))
+    return Plans(
+        predict=lambda changed: PredictedRun(plan_of(changed, hardware, DataFacts(lengths=lengths))),
+        needed_gib=(figures.allocated + (figures.asked or 0)) / GIB,
+        room_gib=(figures.capacity - beside) / GIB,
+    )
