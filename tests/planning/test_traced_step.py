@@ -1,0 +1,89 @@
+"""The memory of a traced step and that of the closed form, which share no code, agree within 5 %."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from transformers import BartConfig, LlamaConfig
+
+from configs.flags import parse_flags
+from finetuning import train_step
+from planning.data_facts import DataFacts
+from planning.hardware import parse_hardware
+from planning.planned_run import Plan, plan_of
+
+LLAMA = LlamaConfig(
+    vocab_size=4000,
+    hidden_size=512,
+    intermediate_size=1376,
+    num_hidden_layers=6,
+    num_attention_heads=8,
+    num_key_value_heads=4,
+    max_position_embeddings=1024,
+    architectures=["LlamaForCausalLM"],
+)
+BART = BartConfig(
+    vocab_size=4000,
+    d_model=512,
+    encoder_layers=4,
+    decoder_layers=4,
+    encoder_ffn_dim=2048,
+    decoder_ffn_dim=2048,
+    max_position_embeddings=1024,
+    architectures=["BartForConditionalGeneration"],
+)
+SHAPE = "--context_length 512 --batch_size_training 2"
+
+
+@pytest.fixture(scope="module")
+def models(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Folders that hold a config.json and nothing else."""
+    folder = tmp_path_factory.mktemp("models")
+    LLAMA.save_pretrained(folder / "llama")
+    BART.save_pretrained(folder / "bart")
+    return folder
+
+
+def planned(model: Path, line: str, hardware: str, data: DataFacts | None = None) -> tuple[Plan, Plan]:
+    """The plan in closed form, and with a trace where that is possible."""
+    config = parse_flags(["--model_name", str(model), *line.split()])
+    return tuple(plan_of(config, parse_hardware(hardware), data, train_step=step) for step in (None, train_step))
+
+
+@pytest.mark.parametrize(
+    ("name", "line", "hardware"),
+    [
+        ("llama", f"{SHAPE} --enable_fsdp --activation_checkpointing off", "4xA100-80GB"),
+        ("llama", f"{SHAPE} --enable_fsdp --sharding_strategy SHARD_GRAD_OP --optimizer SGD", "2xA100-80GB"),
+        ("llama", f"{SHAPE} --enable_fsdp --use_peft --gradient_accumulation_steps 3", "2xV100-32GB"),
+        ("llama", f"{SHAPE} --use_peft --pure_bf16 --lora_config.target_modules all-linear", "A100-40GB"),
+        ("llama", f"{SHAPE} --mixed_precision False --batching_strategy padding", "V100-16GB"),
+        ("llama", f"{SHAPE} --enable_fsdp --pure_bf16 --hsdp --sharding_group_size 2", "4xA100-80GB"),
+        ("bart", "--enable_fsdp --max_source_length 256 --max_target_length 64", "2xA100-80GB"),
+    ],
+)
+def test_they_agree(name: str, line: str, hardware: str, models: Path) -> None:
+    closed, traced = planned(models / name, line, hardware)
+    assert [plan.memory.made_by for plan in (closed, traced)] == ["closed form", "trace"], traced.notes
+    for figure in ("peak_gib", "after_forward_gib"):
+        assert getattr(closed.memory, figure) == pytest.approx(getattr(traced.memory, figure), rel=0.05), figure
+    for part in ("params", "optimizer"):
+        assert traced.memory.most(part) == pytest.approx(closed.memory.most(part), rel=0.01), part
+
+
+@pytest.mark.parametrize(
+    ("line", "hardware", "reason"),
+    [
+        ("--use_peft --quantization 4bit", "T4", "the kernels of quantized weights need values"),
+        ("--use_peft", "2xV100-32GB", "DistributedDataParallel reduces below what can be traced"),
+        ("--enable_fsdp --fsdp_cpu_offload", "2xA100-80GB", "a trace cannot tell host memory from a device's"),
+        ("--pure_bf16 --compile", "A100-80GB", "compiled layers keep other tensors than their code says"),
+    ],
+)
+def test_where_a_trace_cannot_go_the_plan_is_in_closed_form_and_says_so(
+    line: str, hardware: str, reason: str, models: Path
+) -> None:
+    closed, traced = planned(models / "llama", f"{SHAPE} {line}", hardware)
+    assert traced.memory == closed.memory
+    assert f"memory is planned in closed form: {reason}" in traced.notes
