@@ -104,6 +104,7 @@ class Timeline:
             self.now.communication = self.grads
         self.peaks: dict[str, Bytes] = {}
         self.after_forward = Bytes()
+        self._last_gathered = 0  # the last layer's all-gather buffer, which stays until backward gathers the next
         self._grads_wait = scheme.kind == "ddp" and scheme.bucket_views  # no backward makes them anew
 
     def step(self, use: StepUse) -> None:
@@ -161,13 +162,14 @@ class Timeline:
                 now.unsharded -= whole
             else:
                 seen.update(id(unit) for unit in self._units_of(layer))
-        self._note(phase, temporaries=use.loss.forward)
+            self._last_gathered = self._buffer(whole)
+        self._note(phase, temporaries=use.loss.forward, communication=self._last_gathered)
         now.activations += use.loss.kept
 
     def _backward(self, use: StepUse) -> None:
         now, scheme, reduced, communication = self.now, self.scheme, 0, self.now.communication
         comes = not self._grads_wait and not scheme.grads_on_host  # whether backward adds gradients that stay
-        self._backward_of(use.loss, communication=0)
+        self._backward_of(use.loss, communication=self._last_gathered)
         if scheme.shards:
             now.unsharded += self.root.whole_grads
         elif comes:  # those of the head; the embedding's come last
