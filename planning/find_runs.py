@@ -17,10 +17,9 @@ from planning.less_memory import Change, parsed_with
 from planning.planned_run import Plan
 from planning.what_fits import Predict
 from utils.errors import ConfigError
-from utils.progress import progress_bar
+from utils.progress import phase_begins, progress_bar
 
 MICRO_BATCHES = (1, 2, 4, 8, 16)
-MILLION = 10**6
 
 _METHODS = {
     "full": ("--use_peft", "False", "--quantization", "False"),
@@ -58,10 +57,7 @@ class FoundRun:
     @property
     def price(self) -> float | None:
         """Of a million tokens, on all nodes."""
-        hardware, speed = self.plan.hardware, self.tokens_per_second
-        if hardware.price_per_hour is None or speed is None:
-            return None
-        return hardware.price_per_hour * hardware.nodes / 3600 * MILLION / speed
+        return None if self.plan.time is None else self.plan.time.price_per_million_tokens
 
 
 def find_runs(argv: Sequence[str], config: RunConfig, hardware: Hardware, predict: Predict) -> list[FoundRun]:
@@ -77,6 +73,7 @@ def find_runs(argv: Sequence[str], config: RunConfig, hardware: Hardware, predic
     for nodes in sorted({1, hardware.nodes}):
         on = replace(hardware, nodes=nodes)
         runs = list(_runs(on))
+        phase_begins(f"planning {len(runs)} kinds of runs on {on.name}")
         for method, optimizer, flags in progress_bar(f"planning {on.name}", runs):
             found += _micro_batches(argv, config, on, method, optimizer, flags, predict)
     if not found:

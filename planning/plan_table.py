@@ -47,8 +47,9 @@ def _time(time: TimePlan) -> dict[str, str]:
     if time.seconds_per_run is not None and time.seconds_per_epoch is not None:
         epoch, run = (str(timedelta(seconds=round(value))) for value in (time.seconds_per_epoch, time.seconds_per_run))
         rows["time of the run"] = f"{run} for {time.num_steps:,} steps; {epoch} per epoch, its evaluation included"
-    if time.price is not None:
-        rows["price"] = f"{time.price:,.2f} for the run"
+    if time.price_per_million_tokens is not None:
+        of_run = "" if time.price is None else f"{time.price:,.2f} for the run; "
+        rows["price"] = f"{of_run}{time.price_per_million_tokens:,.3f} for a million tokens"
     return rows
 
 

@@ -69,6 +69,7 @@ class TimePlan:
     seconds_per_epoch: float | None  # its evaluation included
     seconds_per_run: float | None  # without loading, compiling and saving
     price: float | None  # of the run, of all nodes
+    price_per_million_tokens: float | None  # the same, without evaluations
     notes: tuple[str, ...] = ()
 
     @property
@@ -91,6 +92,7 @@ class TimePlan:
             "seconds_per_epoch": self.seconds_per_epoch,
             "seconds_per_run": self.seconds_per_run,
             "price": self.price,
+            "price_per_million_tokens": self.price_per_million_tokens,
             "waits_for": self.waits_for,
             "step_seconds": asdict(self.step),
             "communication_seconds": self.communication_seconds,
@@ -164,7 +166,7 @@ def plan_time(
     batches, layout = planned.resolved.batches, policies.layout
     world_size = batches.world_size
     hardware = hardware if world_size > 1 else hardware.of_one_card()
-    if why_no_time(planned, hardware) is not None:
+    if why_no_time(planned, hardware, speeds) is not None:
         return None
     rates = kernel_rates(hardware.card, _compute_name(planned))
     speeds = speeds or expected_speeds(hardware, layout.mesh_shape[1] if layout.strategy == "HYBRID_SHARD" else None)
@@ -194,38 +196,55 @@ def plan_time(
     evaluation = 0.0
     if train.run_validation is not False and eval_counts is not None and num_eval_rows:
         evaluation = _evaluation_seconds(planned, eval_counts, num_eval_rows, rates, traffic, speeds)
-    steps_per_epoch = None if num_rows is None else batches.num_steps(num_rows)
-    num_steps = seconds_per_epoch = seconds_per_run = price = None
-    if steps_per_epoch is not None and num_rows is not None:
-        num_steps = resolve_num_steps(train, planned.config.tracking_config, steps_per_epoch)
-        of_epoch = batches.num_micro_batches(batches.rows_of_epoch(num_rows)) / num_micro_batches
-        training = of_epoch * (step.total - step.optimizer) + steps_per_epoch * step.optimizer
-        num_evaluations = 1 + (steps_per_epoch // train.eval_every_steps if train.eval_every_steps else 0)
-        seconds_per_epoch = training + num_evaluations * evaluation
-        seconds_per_run = seconds_per_epoch * num_steps / steps_per_epoch
-        if hardware.price_per_hour is not None:
-            price = hardware.nodes * hardware.price_per_hour * seconds_per_run / 3600
+    steps_per_epoch, num_steps, seconds_per_epoch, seconds_per_run = _run_seconds(planned, step, num_rows, evaluation)
+    speed = num_micro_batches * counts.num_tokens / step.total
+    per_second = None if hardware.price_per_hour is None else hardware.nodes * hardware.price_per_hour / 3600
     return TimePlan(
         step=step,
         communication_seconds=communication,
-        tokens_per_second_per_device=num_micro_batches * counts.num_tokens / step.total,
+        tokens_per_second_per_device=speed,
         steps_per_epoch=steps_per_epoch,
         num_steps=num_steps,
         evaluation_seconds=evaluation,
         seconds_per_epoch=seconds_per_epoch,
         seconds_per_run=seconds_per_run,
-        price=price,
+        price=None if per_second is None or seconds_per_run is None else per_second * seconds_per_run,
+        price_per_million_tokens=None if per_second is None else per_second * 1e6 / (speed * world_size),
         notes=rates.notes,
     )
 
 
-def why_no_time(planned: PlannedModel, hardware: Hardware) -> str | None:
-    """A line to print if no time can be planned; None if one can."""
+def _run_seconds(
+    planned: PlannedModel, step: StepParts, num_rows: int | None, evaluation: float
+) -> tuple[int | None, int | None, float | None, float | None]:
+    """Steps of an epoch and of the run, and seconds of an epoch and of the run; None where they are not known.
+
+    Without the data a run is as long as --max_train_step, and its evaluations are not counted.
+    """
+    train, batches = planned.config.train_config, planned.resolved.batches
+    if num_rows is None:
+        num_steps = train.max_train_step or None
+        return None, num_steps, None, None if num_steps is None else num_steps * step.total
+    steps_per_epoch = batches.num_steps(num_rows)
+    num_steps = resolve_num_steps(train, planned.config.tracking_config, steps_per_epoch)
+    of_epoch = batches.num_micro_batches(batches.rows_of_epoch(num_rows)) / batches.gradient_accumulation_steps
+    training = of_epoch * (step.total - step.optimizer) + steps_per_epoch * step.optimizer
+    num_evaluations = 1 + (steps_per_epoch // train.eval_every_steps if train.eval_every_steps else 0)
+    seconds_per_epoch = training + num_evaluations * evaluation
+    return steps_per_epoch, num_steps, seconds_per_epoch, seconds_per_epoch * num_steps / steps_per_epoch
+
+
+def why_no_time(planned: PlannedModel, hardware: Hardware, speeds: Speeds | None = None) -> str | None:
+    """A line to print if no time can be planned; None if one can.
+
+    Args:
+        speeds: as of `plan_time`.
+    """
     if kernel_rates(hardware.card, _compute_name(planned)) is None:
         return (
             f"time: not planned, the rates of {hardware.card.name} are not known; name the cards (--dry_run_hardware)"
         )
-    if planned.resolved.batches.world_size > 1 and expected_speeds(hardware) is None:
+    if planned.resolved.batches.world_size > 1 and (speeds or expected_speeds(hardware)) is None:
         return "time: not planned, the network between nodes is not known; give --network_gbps"
     one_token = BatchCounts(1, 1, 1)
     if math.isnan(planned.resolved.task.make_flops(planned.adapted.model).count(one_token)):

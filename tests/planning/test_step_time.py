@@ -74,6 +74,8 @@ def test_the_parts_of_a_step_follow_the_flags(tmp_path: Path) -> None:
     accumulated = steps(f"{sharded} --gradient_accumulation_steps 4")
     assert (base.steps_per_epoch, accumulated.steps_per_epoch) == (250, 63)
     assert accumulated.step.optimizer == base.step.optimizer
+    without_data = plan_model(tmp_path, SHAPES["tinyllama"], four, f"{sharded} --max_train_step 7".split())
+    assert (plan_time(without_data, four, counts) or base).seconds_per_run == pytest.approx(7 * base.seconds_per_step)
     priced = steps(sharded, replace(four, price_per_hour=8.0))
     assert priced.price == pytest.approx(8.0 * (priced.seconds_per_run or 0) / 3600)
 

@@ -92,6 +92,16 @@ def test_the_table_of_runs_holds_what_the_configs_take(model: str, capsys: pytes
     assert capsys.readouterr().out.count("bf16-true") > 3
 
 
+def test_find_prints_the_table_of_runs(tiny_model: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    """With as little memory as leaves few runs to plan: most would not fit even with one row."""
+    flags = ["--find", "--sort", "price", "--model_name", str(tiny_model), "--batching_strategy", "padding"]
+    flags += ["--dry_run_hardware", "T4", "--device_memory_gib", "0.5", "--price_per_hour", "0.4"]
+    assert main(flags) == 0
+    printed = capfd.readouterr().out
+    assert printed.count("does not fit") > 10
+    assert "per million" in printed
+
+
 def test_find_refuses_flags_that_a_run_would_be_refused(model: str, capfd: pytest.CaptureFixture[str]) -> None:
     flags = ["--find", "--sort", "price", "--model_name", model, "--random_weights"]
     assert main([*flags, "--dry_run_hardware", "4xV100"]) == 2

@@ -8,7 +8,9 @@ from typing import Any
 import pytest
 
 from configs.flags import parse_flags
+from planning.hardware import parse_hardware
 from planning.link_speeds import GroupSpeeds, Speed, Speeds
+from planning.planned_environment import planned_environment
 from planning.planned_model import build_planned_model
 from planning.resolved import resolve
 from planning.traffic import Traffic, find_traffic, seconds_per_step
@@ -16,7 +18,7 @@ from policies.sharding import Layout
 from tests.helpers.processes import ROOT
 from tools.doctor import main
 from tools.network.identity import code_digest, describe_node, differences
-from tools.network.ranks import prediction
+from tools.network.ranks import planned_step, prediction
 from utils.environment import lone_process
 from utils.parameters import count_weights
 
@@ -130,3 +132,16 @@ def test_the_traffic_is_that_of_the_model(more: list[str], tiny_model: Path) -> 
     else:
         assert gathered == (2 if "--pure_bf16" in more else 4) * num_weights
         assert (found.gradient_bytes, found.num_trained_units) == (4 * num_weights, 4)
+
+
+def test_a_step_is_planned_at_the_speeds_that_were_measured(tiny_model: Path) -> None:
+    hardware = parse_hardware("H200", nodes=2)  # nothing is known of their network but what was measured
+    config = parse_flags(["--model_name", str(tiny_model), "--enable_fsdp"])
+    env = planned_environment(hardware, config.train_config)
+    planned = build_planned_model(resolve(config, env), env)
+    node = GroupSpeeds(1, *[Speed(0, 0)] * 3)
+    slow, slower = (planned_step(planned, hardware, Speeds(ring(2, r), node, ring(2, r))) for r in (1e6, 1e5))
+    assert slow[0].startswith("a step should take ")
+    assert slow[0].endswith(" tokens/s per device")
+    assert "most of it for communication" in slower[0]
+    assert float(slower[0].split()[4]) > 5 * float(slow[0].split()[4])

@@ -11,9 +11,14 @@ import torch
 
 from configs.flags import parse_flags
 from configs.run import RunConfig
+from planning.hardware import Hardware
 from planning.link_speeds import GroupSpeeds, Speeds, network_gbps
-from planning.planned_model import build_planned_model
+from planning.planned_environment import own_hardware
+from planning.planned_model import PlannedModel, build_planned_model
 from planning.resolved import resolve
+from planning.row_counts import assumed_counts
+from planning.row_lengths import rows_of_run
+from planning.step_time import plan_time
 from planning.traffic import Traffic, find_traffic, seconds_per_step
 from policies.sharding import Layout
 from tools.network.bandwidth import measure_speeds
@@ -92,11 +97,22 @@ def _in_words(name: str, group: GroupSpeeds) -> str:
 def _predict(config: RunConfig, speeds: Speeds, env: Environment, tell: Callable[[str], None]) -> None:
     resolved = resolve(config, env)
     layout = resolved.policies.layout
-    traffic = find_traffic(build_planned_model(resolved, env))
+    planned = build_planned_model(resolved, env)
+    traffic = find_traffic(planned)
     weights, gradients = (traffic.units_bytes + traffic.root_bytes) / GIB, traffic.gradient_bytes / GIB
     tell(f"the model has {weights:.3g} GiB of weights as they are gathered, {gradients:.3g} GiB of gradients")
-    for line in prediction(layout, traffic, speeds):
+    hardware = own_hardware(config.train_config, config.planning_config, env)
+    for line in (*prediction(layout, traffic, speeds), *planned_step(planned, hardware, speeds)):
         tell(line)
+
+
+def planned_step(planned: PlannedModel, hardware: Hardware, speeds: Speeds) -> list[str]:
+    """What a step takes with full rows, at these speeds; nothing if the rates of the devices are not known."""
+    time = plan_time(planned, hardware, assumed_counts(rows_of_run(planned.resolved)), speeds=speeds)
+    if time is None:
+        return []
+    speed = f"{time.tokens_per_second_per_device:,.0f} tokens/s per device"
+    return [f"a step should take {time.seconds_per_step:.3g} s, most of it for {time.waits_for}: {speed}"]
 
 
 def prediction(layout: Layout, traffic: Traffic, speeds: Speeds) -> list[str]:
