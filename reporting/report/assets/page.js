@@ -28,6 +28,7 @@ function draw() {
   data.phases.forEach((_, phase) => {
     place(`memory-${phase}`, (host) => memoryChart(host, phase, run, view.memoryRank, data.parts, view), hasMemory);
   });
+  element("nothing").textContent = LINE_CHARTS.some(hasPoints) ? "" : "No step is done yet.";
   if (view.span) zoomAll(view.span);
   fillKeys(document);
 }
