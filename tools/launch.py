@@ -3,9 +3,11 @@
     python -m tools.launch --to torchrun --nodes 2 --gpus_per_node 8 --rdzv_endpoint HOST:29500 -- FLAGS
     python -m tools.launch --to slurm --nodes 2 --gpus_per_node 8 --account A --partition P -- FLAGS
     python -m tools.launch --to k8s --nodes 2 --gpus_per_node 8 --image REGISTRY/NAME:TAG --out my_run -- FLAGS
+    python -m tools.launch --to slurm --nodes 2 --gpus_per_node 8 --card H100-80GB -- FLAGS
     python -m tools.launch --to folder -- FLAGS
 
 FLAGS are those of finetuning.py, and refused as it refuses them. `folder` prints their --output_dir, if they have one.
+With --card, host memory is requested as the plan of these flags says; otherwise the shipped files' requests stay.
 Nothing is started. Exit status: 0 written, 2 refused.
 """
 
@@ -46,6 +48,8 @@ _Dumper.add_representer(
     _Quoted, lambda dumper, text: dumper.represent_scalar("tag:yaml.org,2002:str", str(text), style='"')
 )
 
+_SPARE = 1.25  # requested for each GiB that is planned: a request that is exceeded ends the run
+_SHARED_GIB = 16  # /dev/shm of the manifest, which counts towards the limit
 ROOT = Path(__file__).resolve().parent.parent
 JOB = "k8s/indexed_job"
 
@@ -68,20 +72,48 @@ def torchrun_command(nodes: int, gpus_per_node: int, endpoint: str | None, flags
     return [shlex.join(check), shlex.join([*launch, *script])]
 
 
+def planned_host_gib(config: RunConfig, nodes: int, gpus_per_node: int, card: str) -> int:
+    """Host memory to request for each node, in GiB, for its ranks' loading and training, whichever needs more.
+
+    Raises:
+        ConfigError: if the card is not known, or such a run would be refused.
+    """
+    # Here, since the other commands need no torch: sbatch's scripts check flags in the job's first second.
+    from planning.hardware import parse_hardware
+    from planning.planned_run import plan_of
+
+    plan = plan_of(config, parse_hardware(f"{gpus_per_node}x{card}", nodes=nodes))
+    return math.ceil(plan.memory.host_gib * gpus_per_node * _SPARE)
+
+
 def slurm_command(
-    nodes: int, gpus_per_node: int, account: str | None, partition: str | None, flags: Sequence[str]
+    nodes: int,
+    gpus_per_node: int,
+    account: str | None,
+    partition: str | None,
+    flags: Sequence[str],
+    host_gib: int | None = None,
 ) -> str:
     """The line to type in the repository's folder on a login node."""
     words = ["sbatch"]
     for option, value in (("--account", account), ("--partition", partition)):
         words += [] if value is None else [option, value]
     words += [] if nodes == 1 else ["--nodes", str(nodes)]
+    if host_gib is not None:  # by the option that the script gives, too
+        per_gpu = f"--mem-per-gpu={math.ceil(host_gib / gpus_per_node)}G"
+        words += [per_gpu if nodes == 1 else f"--mem={host_gib}G"]
     script = "slurm/single_node.slurm" if nodes == 1 else "slurm/multi_node.slurm"
     return shlex.join([*words, "--gpus-per-node", str(gpus_per_node), script, *flags])
 
 
 def write_overlay(
-    out: Path, nodes: int, gpus_per_node: int, image: str, config: RunConfig, flags: Sequence[str]
+    out: Path,
+    nodes: int,
+    gpus_per_node: int,
+    image: str,
+    config: RunConfig,
+    flags: Sequence[str],
+    host_gib: int | None = None,
 ) -> None:
     """Write a Kustomize overlay of k8s/indexed_job into a new folder.
 
@@ -96,11 +128,15 @@ def write_overlay(
     if not name or "/" in tag:
         raise ConfigError(f"--image: {image} has no tag; give NAME:TAG, so that every node runs the same")
     resumes = [] if config.was_given("train_config.resume") else ["--resume", "auto"]
+    resources: dict[str, dict[str, Any]] = {"limits": {"nvidia.com/gpu": gpus_per_node}}
+    if host_gib is not None:
+        resources["requests"] = {"memory": f"{host_gib}Gi"}
+        resources["limits"]["memory"] = f"{host_gib + _SHARED_GIB}Gi"
     container: dict[str, Any] = {
         "name": "run",
         "args": [_Quoted(word) for word in (*flags, *resumes)],
         "env": [{"name": "NNODES", "value": str(nodes)}, {"name": "NPROC_PER_NODE", "value": str(gpus_per_node)}],
-        "resources": {"limits": {"nvidia.com/gpu": gpus_per_node}},
+        "resources": resources,
     }
     job = {
         "apiVersion": "batch/v1",
@@ -132,11 +168,16 @@ def launch(given: argparse.Namespace, flags: Sequence[str]) -> list[str]:
     for option, value in (("--nodes", given.nodes), ("--gpus_per_node", given.gpus_per_node)):
         if value < 1:
             raise ConfigError(f"{option}: {value} is none; give 1 or more")
+    host_gib = None
+    if given.card is not None:
+        if given.to == "torchrun":
+            raise ConfigError("--card: torchrun requests no memory; leave it out")
+        host_gib = planned_host_gib(config, given.nodes, given.gpus_per_node, given.card)
     if given.to == "torchrun":
         return torchrun_command(given.nodes, given.gpus_per_node, given.rdzv_endpoint, flags)
     if given.to == "slurm":
-        return [slurm_command(given.nodes, given.gpus_per_node, given.account, given.partition, flags)]
-    write_overlay(given.out, given.nodes, given.gpus_per_node, given.image, config, flags)
+        return [slurm_command(given.nodes, given.gpus_per_node, given.account, given.partition, flags, host_gib)]
+    write_overlay(given.out, given.nodes, given.gpus_per_node, given.image, config, flags, host_gib)
     return [f"kubectl apply -k {shlex.quote(str(given.out))}"]
 
 
@@ -152,6 +193,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--rdzv_endpoint", help="torchrun: HOST:PORT of the first node")
     parser.add_argument("--account", help="slurm")
     parser.add_argument("--partition", help="slurm")
+    parser.add_argument(
+        "--card", help="slurm, k8s: the GPUs' name, as of --dry_run_hardware; host memory is then planned"
+    )
     parser.add_argument("--image", default="finetuning:latest", help="k8s: NAME:TAG, of docker/Dockerfile")
     parser.add_argument("--out", type=Path, default=Path("outputs/k8s"), help="k8s: the folder to write")
     given = parser.parse_args(words[:at])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 import re
 import shlex
@@ -15,6 +16,8 @@ import pytest
 import yaml
 
 from configs.flags import parse_flags
+from planning.hardware import parse_hardware
+from planning.planned_run import plan_of
 from tests.helpers.documented import DOCUMENTS
 from tests.helpers.processes import ROOT
 from tools.launch import main
@@ -108,6 +111,28 @@ def test_flags_are_refused_as_finetuning_refuses_them(
 def test_a_run_of_pods_needs_a_folder_to_find_again(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["--to", "k8s", "--out", str(tmp_path / "out"), "--", *FLAGS]) == 2
     assert capsys.readouterr().err.startswith("error: --output_dir: ")
+
+
+def test_host_memory_is_requested_as_the_plan_says(
+    tiny_model: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    flags = ["--enable_fsdp", "--model_name", str(tiny_model), "--output_dir", "/data/runs/1"]
+    words = ["--nodes", "2", "--gpus_per_node", "4", "--card", "H100-80GB"]
+    plan = plan_of(parse_flags(flags), parse_hardware("4xH100-80GB", nodes=2)).memory
+    wanted = math.ceil(1.25 * 4 * plan.host_gib)
+    assert wanted > 0
+    (line,) = written("--to", "slurm", *words, "--", *flags, capsys=capsys)
+    assert f"--mem={wanted}G" in line[: line.index("slurm/multi_node.slurm")]
+    (line,) = written("--to", "slurm", *words, "--nodes", "1", "--", *flags, capsys=capsys)
+    assert [word for word in line if word.startswith("--mem-per-gpu=")] == [f"--mem-per-gpu={-(-wanted // 4)}G"]
+    written("--to", "k8s", *words, "--image", "ours:7", "--out", str(tmp_path / "out"), "--", *flags, capsys=capsys)
+    patch = yaml.safe_load((tmp_path / "out/run.yaml").read_text())
+    (container,) = patch["spec"]["template"]["spec"]["containers"]
+    assert container["resources"]["requests"] == {"memory": f"{wanted}Gi"}
+    assert container["resources"]["limits"]["memory"] == f"{wanted + 16}Gi", "/dev/shm counts, too"
+    for more, message in (([*words, "--to", "torchrun"], "--card: "), (["--card", "H1000", "--to", "slurm"], "H1000")):
+        assert main([*more, "--", *flags]) == 2
+        assert message in capsys.readouterr().err
 
 
 @needs_kubectl
