@@ -41,13 +41,8 @@ test: $(VENV)/.installed-dev
 test-slow: $(VENV)/.installed-dev
 	$(PYTEST) -m "slow and not full"
 
-$(K8S)/.installed:
-	$(PYTHON) -m venv --clear $(K8S)
-	$(K8S)/bin/python -m pip install --quiet 'kubernetes-validate>=1.37,<2'
-	@touch $@
-
-test-cluster: $(VENV)/.installed-dev $(K8S)/.installed
-	bash .ci/cluster_tools
+test-cluster: $(VENV)/.installed-dev
+	bash .ci/cluster_tools $(PYTHON) $(K8S)
 	$(BIN)/python -m pytest -q -rs --numprocesses $(WORKERS) --dist loadfile --durations 5 -m "cluster and not full"
 
 test-all: $(VENV)/.installed-dev
