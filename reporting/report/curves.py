@@ -15,7 +15,7 @@ MOST_TRAIN_ROWS = 12_000
 MOST_ROWS_OF_A_RUN = 4_000
 MOST_EVALS = 500  # of a run
 MOST_MEMORY_VALUES = 60_000
-MOST_RANKS = 16  # of a run, in the memory charts
+MOST_RANKS = 16  # of a run, whose memory is shown
 
 TRAIN_COLUMNS = ("loss", "grad_norm", "lr", "tokens_per_second", "model_tflops_per_device", "wait_percent")
 NOISY_COLUMNS = ("loss", "grad_norm", "tokens_per_second", "model_tflops_per_device", "wait_percent")

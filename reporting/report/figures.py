@@ -73,9 +73,7 @@ def _lines(price_per_hour: float | None) -> Iterable[_FigureLine]:
     yield _FigureLine("Quality", "training loss, first step", "", lambda run: _at(run.train, 0, "loss"), loss)
     yield _FigureLine("Quality", "training loss, last step", "", lambda run: _at(run.train, -1, "loss"), loss)
     yield _FigureLine("Quality", "evaluation loss, best", "", lambda run: _get(_best_eval(run), "loss"), loss, "low")
-    yield _FigureLine(
-        "Quality", "evaluation loss, best, at step", "", lambda run: _get(_best_eval(run), "step"), _form(",.0f")
-    )
+    yield _FigureLine("Quality", "evaluation loss, best, at step", "", _best_step, _form(",.0f"))
     yield _FigureLine("Quality", "evaluation loss, last", "", lambda run: _at(run.evals, -1, "loss"), loss, "low")
     yield _FigureLine("Quality", "perplexity, best", "", _best_perplexity, _form(",.3f"), "low")
     for name, shown in (("rouge1", "ROUGE-1"), ("rouge2", "ROUGE-2"), ("rougeL", "ROUGE-L")):
@@ -102,10 +100,8 @@ def _lines(price_per_hour: float | None) -> Iterable[_FigureLine]:
     yield _FigureLine("Time and price", "in optimizer steps", "s", _in_steps, _clock)
     yield _FigureLine("Time and price", "held up by checkpoints", "s", _in_checkpoints, _clock)
     yield _FigureLine("Time and price", "machines", "", lambda run: num_machines(run.notes), _form(",d"))
-    of_one, all_in = (
-        partial(machine_price, price_per_hour=price_per_hour),
-        partial(_price, price_per_hour=price_per_hour),
-    )
+    of_one = partial(machine_price, price_per_hour=price_per_hour)
+    all_in = partial(_price, price_per_hour=price_per_hour)
     per_token = partial(_token_price, price_per_hour=price_per_hour)
     yield _FigureLine("Time and price", "price of a machine", "per hour", of_one, _form(",.2f"))
     yield _FigureLine("Time and price", "price", "", all_in, _money, "low")

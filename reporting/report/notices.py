@@ -35,14 +35,11 @@ def notices_of(run: RunFiles) -> list[Notice]:
     if len(run.sessions) > 1:
         starts = [session.first_step for session in run.sessions[1:] if session.first_step is not None]
         after = ", ".join(str(step - 1) for step in starts)
-        found.append(Notice("note", f"was resumed after step {after}"))
-    num_ranks = len({event["rank"] for event in run.memory})
+        found.append(Notice("note", f"was resumed after step {after}" if after else "was resumed"))
+    num_ranks = len(run.peaks)
     if num_ranks > MOST_RANKS:
-        found.append(
-            Notice(
-                "note", f"the memory charts show {MOST_RANKS} of {num_ranks} ranks, the fullest and emptiest among them"
-            )
-        )
+        which = f"{MOST_RANKS} of {num_ranks} ranks, the fullest and emptiest among them"
+        found.append(Notice("note", f"shows the memory of {which}"))
     return found
 
 

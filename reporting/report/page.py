@@ -17,7 +17,7 @@ from typing import Any
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
 
 from reporting.memory_phases import PHASES
-from reporting.report.curves import MEMORY_COLUMNS, PARTS, curves_of
+from reporting.report.curves import MEMORY_COLUMNS, PARTS, curves_of, shown_ranks
 from reporting.report.figures import figure_rows, gib_text, price_per_second
 from reporting.report.memory_tables import oom_account, plan_rows
 from reporting.report.notices import notices_of, session_rows
@@ -77,7 +77,7 @@ def report_page(folders: Sequence[Path], *, price_per_hour: float | None = None,
         given=[row for row in settings if any(row.given)],
         notices=[(name, notice) for name, run in zip(names, runs, strict=True) for notice in notices_of(run)],
         sessions=[session_rows(run) for run in runs],
-        peaks=[run.peaks for run in runs],
+        peaks=[{rank: run.peaks[rank] for rank in sorted(shown_ranks(run))} for run in runs],
         gib_text=gib_text,
         some_on_cpu=any(run.memory and not run.has_allocator for run in runs),
         plans=[plan_rows(run) for run in runs],

@@ -245,6 +245,16 @@ def test_ten_long_runs_stay_below_two_mebibytes_and_keep_their_extremes(tmp_path
         assert len(run["memory"]["ranks"]) == 8
 
 
+def test_of_many_ranks_the_fullest_and_the_emptiest_are_shown(tmp_path: Path) -> None:
+    long_run(tmp_path / "wide", num_steps=3, num_ranks=40, spike=1)
+    page = page_of(tmp_path / "wide")
+    assert page.notices == ["wide shows the memory of 16 of 40 ranks, the fullest and emptiest among them"]
+    ranks = page.data["runs"][0]["memory"]["ranks"]
+    assert ranks == [39, *range(15)]
+    (peaks,) = [table for table in page.tables if table[0][1] == "rank"]
+    assert [int(row[1]) for row in peaks[1:]] == sorted(ranks)
+
+
 def test_thinning_keeps_the_lowest_and_highest_of_each_column() -> None:
     columns = [[float((7 * row) % 101) for row in range(1000)], [None] * 500 + [float(-row) for row in range(500)]]
     kept = kept_rows(columns, 100)
