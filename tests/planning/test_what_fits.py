@@ -12,9 +12,11 @@ from configs.changed_flags import changed_flags
 from configs.flags import parse_flags
 from planning.data_facts import DataFacts
 from planning.find_runs import command_of, find_runs, find_table, sorted_runs
+from planning.hardware import parse_hardware
 from planning.planned_environment import planned_hardware
 from planning.what_fits import fits_table, predictor, what_fits
 from reporting.tables import print_for_people
+from tests.helpers.processes import ROOT
 from tools.plan import main
 from utils.environment import lone_process
 
@@ -100,6 +102,17 @@ def test_find_prints_the_table_of_runs(tiny_model: Path, capfd: pytest.CaptureFi
     printed = capfd.readouterr().out
     assert printed.count("does not fit") > 10
     assert "per million" in printed
+
+
+def test_the_commands_of_the_page_are_taken() -> None:
+    lines = [
+        line for line in (ROOT / "docs/planning.md").read_text().splitlines() if line.startswith("python -m tools")
+    ]
+    assert len(lines) > 1
+    for line in lines:
+        flags = line.replace(" --find", "").replace(" --sort price", "").split()[3:]
+        planning = parse_flags([*flags, "--dry_run"]).planning_config
+        assert parse_hardware(planning.dry_run_hardware, device_memory_gib=planning.device_memory_gib)
 
 
 def test_find_refuses_flags_that_a_run_would_be_refused(model: str, capfd: pytest.CaptureFixture[str]) -> None:
