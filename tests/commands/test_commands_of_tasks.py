@@ -1,0 +1,64 @@
+"""The commands of docs/tasks.md and docs/images.md run as they are written, on tiny models."""
+
+from __future__ import annotations
+
+import shlex
+from pathlib import Path
+
+import pytest
+
+from tests.helpers.documented import commands
+from tests.helpers.image_models import save_image_model, save_pictures
+from tests.helpers.made import Made
+from tests.helpers.processes import ROOT, ProcessGroup, read_metrics
+from tests.helpers.refusals import dialogues, write_lines
+from tests.helpers.seq2seq_models import save_seq2seq
+from tools.generate import main as generate
+
+COMMANDS = commands([ROOT / "docs/tasks.md", ROOT / "docs/images.md"])
+MOST_RANKS = 2  # of the four that a command is for
+MODELS = {"facebook/bart": "bart", "google/flan-t5": "flan-t5", "Salesforce/blip2": "blip2_opt"}
+
+
+@pytest.fixture(scope="module")
+def models(tmp_path_factory: pytest.TempPathFactory) -> Made:
+    folder = tmp_path_factory.mktemp("models")
+    return Made(
+        lambda name: save_image_model(name, folder / name) if name == "blip2_opt" else save_seq2seq(name, folder / name)
+    )
+
+
+@pytest.mark.parametrize("command", COMMANDS)
+def test_a_command_trains_and_its_model_answers(
+    command: str,
+    models: Made,
+    process_group: ProcessGroup,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    words = shlex.split(command)
+    ranks = int(words[words.index("--nproc_per_node") + 1]) if "--nproc_per_node" in words else 1
+    flags = words[words.index("finetuning.py") + 1 :]
+    place = flags.index("--model_name") + 1
+    (name,) = [tiny for documented, tiny in MODELS.items() if flags[place].startswith(documented)]
+    flags[place] = str(models[name])
+    if name == "blip2_opt":
+        table = save_pictures(tmp_path / "pictures", 8)
+        asked = ["--image", str(table.parent / "train-0.png")]
+    else:
+        write_lines(tmp_path / "data/train.jsonl", dialogues(8))
+        flags += ["--samsum_dataset.data_path", "data"]
+        asked = ["--prompt", "summarize: Ann: Is it 3?"]
+    flags += ["--output_dir", "run", "--max_train_step", "2", "--run_validation", "False"]
+    monkeypatch.chdir(tmp_path)
+    process_group.train(flags, min(ranks, MOST_RANKS))
+    events = read_metrics(tmp_path / "run")
+    assert [event["step"] for event in events if event["event"] == "train"] == [1, 2]
+    assert events[-1]["status"] == "finished"
+    capsys.readouterr()
+    assert generate(["run", *asked, "--max_new_tokens", "3"]) == 0, capsys.readouterr().err
+
+
+def test_both_pages_have_commands_of_both_layouts() -> None:
+    assert sorted("torchrun" in command for command in COMMANDS) == [False, False, True, True]
