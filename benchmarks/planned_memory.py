@@ -1,0 +1,202 @@
+"""Planned and measured peak memory of 24 real runs of finetuning.py, side by side.
+
+    python -m benchmarks.planned_memory --folder kept
+    python -m benchmarks.planned_memory --folder kept --shape tiny-words --nproc 2      on a CPU
+
+The shapes of 1.1B and 8B weights, at random; the shipped dialogues, packed and padded. Each run writes its plan and
+what was measured into plan.json. Run folders are kept, and those that have finished are read instead of run again: a
+call ends after --seconds, and the next goes on. It prints one table of all that is there. On a CPU, which has no
+allocator that knows the peak, parameters, gradients and optimizer states are compared.
+
+It has not run on GPUs yet: the table that it makes there is still to come.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import shlex
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from benchmarks.launch import ROOT, SCRIPT
+from benchmarks.measurements import read_events
+from benchmarks.shapes import SHAPES, make_shape
+
+SAMPLES = ROOT / "datasets/samples/dialogue_summary"
+NUM_STEPS = 3
+CLOSE, NEAR = 0.05, 0.10  # of the measured peak
+LORA = "--use_peft"
+QLORA = "--use_peft --quantization 4bit"
+OFF, SELECTIVE, FULL = (f"--activation_checkpointing {mode}" for mode in ("off", "selective", "full"))
+PADDED = "--batching_strategy padding"
+ZERO2 = "--enable_fsdp --sharding_strategy SHARD_GRAD_OP"
+
+
+@dataclass(frozen=True)
+class PlannedCase:
+    """A run: the shape of its model, its ranks and its flags."""
+
+    shape: str
+    nproc: int
+    flags: str
+
+
+MANY = 4  # GPUs of the rows with several; --nproc gives another number
+_1B = [
+    OFF,
+    f"{OFF} --mixed_precision False",
+    f"{OFF} --pure_bf16",
+    f"{OFF} --pure_bf16 --optimizer SGD",
+    f"{OFF} --optimizer AdamW8bit",
+    SELECTIVE,
+    FULL,
+    f"{OFF} {PADDED}",
+    f"{LORA} {OFF}",
+    f"{LORA} {FULL} {PADDED}",
+    f"{QLORA} {FULL}",
+    f"{QLORA} {OFF} {PADDED}",
+]
+_8B = [
+    f"{LORA} {FULL}",
+    f"{LORA} {SELECTIVE}",
+    f"{QLORA} {FULL}",
+    f"{QLORA} {OFF} {PADDED}",
+    f"{FULL} --pure_bf16 --optimizer SGD",
+    f"{FULL} --pure_bf16 --optimizer AdamW8bit",
+]
+CASES = [
+    *(PlannedCase("tinyllama", 1, flags) for flags in _1B),
+    *(PlannedCase("llama8b", 1, flags) for flags in _8B),
+    PlannedCase("tinyllama", MANY, f"--enable_fsdp --sharding_strategy NO_SHARD {OFF}"),
+    PlannedCase("tinyllama", MANY, f"{ZERO2} {OFF} {PADDED}"),
+    PlannedCase("llama8b", MANY, f"--enable_fsdp {FULL}"),
+    PlannedCase("llama8b", MANY, f"{ZERO2} {SELECTIVE} --pure_bf16"),
+    PlannedCase("llama8b", MANY, f"--enable_fsdp {LORA} {OFF} {PADDED}"),
+    PlannedCase("llama8b", MANY, f"--enable_fsdp {QLORA} {FULL}"),
+]
+
+Run = Callable[[Sequence[str], int, float], str]
+"""Runs finetuning.py with flags on so many ranks, for so many seconds at most; the end of its output if it failed."""
+
+
+def run_command(flags: Sequence[str], nproc: int, seconds: float) -> str:
+    """Run the command line, by torchrun if there are several ranks or --enable_fsdp.
+
+    Raises:
+        subprocess.TimeoutExpired: if the time was too short; the run has ended then.
+    """
+    launcher = [sys.executable]
+    if nproc > 1 or "--enable_fsdp" in flags:
+        launcher += ["-m", "torch.distributed.run", "--standalone", "--nproc_per_node", str(nproc)]
+    command = [*launcher, SCRIPT, *flags]
+    done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=seconds, env=os.environ)
+    return f"exit {done.returncode}\n{done.stderr[-2000:]}" if done.returncode else ""
+
+
+def flags_of(case: PlannedCase, model: Path, output: Path, options: argparse.Namespace) -> list[str]:
+    flags = ["--model_name", str(model), "--random_weights", "--output_dir", str(output), "--overwrite"]
+    flags += ["--samsum_dataset.data_path", str(SAMPLES), "--context_length", str(options.length)]
+    flags += ["--batch_size_training", str(options.batch), "--max_train_step", str(NUM_STEPS), "--save_model", "False"]
+    flags += ["--save_every_steps", "0", "--save_every_minutes", "0", "--run_validation", "False"]
+    return [*flags, *case.flags.split()]
+
+
+def figures_of(output: Path) -> dict[str, Any] | None:
+    """The plan of a run that has finished, with what was measured; else None."""
+    events = read_events(output)
+    if not events or events[-1].get("status") != "finished":
+        return None
+    plan: dict[str, Any] = json.loads((output / "plan.json").read_text())
+    return plan
+
+
+def run_all(cases: Mapping[int, PlannedCase], folder: Path, options: argparse.Namespace, run: Run) -> None:
+    """Run what has not finished yet, as far as the time goes."""
+    deadline = time.monotonic() + options.seconds
+    for number, case in cases.items():
+        model, output = folder / case.shape, folder / f"run-{number:02}"
+        if figures_of(output) is not None:
+            continue
+        if (seconds_left := deadline - time.monotonic()) <= 0:
+            return
+        if not model.exists():
+            make_shape(model, case.shape)
+        flags = flags_of(case, model, output, options)
+        print(f"{number:02} on {case.nproc}: $ finetuning.py {shlex.join(flags)}", flush=True)
+        try:
+            failure = run(flags, case.nproc, seconds_left)
+        except subprocess.TimeoutExpired:
+            print(f"{number:02}: no time left; the next call begins it again")
+            return
+        if failure:
+            print(f"{number:02}: {failure}", flush=True)
+
+
+def rows_of(cases: Mapping[int, PlannedCase], folder: Path) -> Iterator[dict[str, str]]:
+    """The table, as far as runs have finished."""
+    for number, case in cases.items():
+        plan = figures_of(folder / f"run-{number:02}")
+        row = {"run": f"{number:02}", "shape": case.shape, "GPUs": str(case.nproc), "flags": case.flags}
+        if plan is None:
+            yield row | {"compared": "not run yet"}
+            continue
+        compared = comparison(plan)
+        off = difference(compared)
+        yield row | {
+            "compared": ", ".join(compared),
+            "planned GiB": f"{sum(planned for planned, _ in compared.values()):.4g}",
+            "measured GiB": f"{sum(measured for _, measured in compared.values()):.4g}",
+            "difference": f"{100 * off:+.1f} %",
+        }
+
+
+def comparison(plan: dict[str, Any]) -> dict[str, tuple[float, float]]:
+    """What can be compared, planned and measured: the peak, or on a CPU what is counted tensor by tensor."""
+    measured = plan["measured"]
+    names = ["peak"] if measured["peak_gib"] is not None else ["params", "grads", "optimizer"]
+    return {name: (plan[f"{name}_gib"], measured[f"{name}_gib"]) for name in names}
+
+
+def difference(compared: dict[str, tuple[float, float]]) -> float:
+    """The largest difference, as a share of all that was measured."""
+    total = sum(measured for _, measured in compared.values())
+    return max(((planned - measured) / total for planned, measured in compared.values()), key=abs)
+
+
+def main(argv: Sequence[str] | None = None, run: Run = run_command) -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--folder", type=Path, required=True, help="for run folders, which are kept")
+    parser.add_argument("--seconds", type=float, default=560, help="begin nothing after so long, and end what runs")
+    parser.add_argument("--rows", type=int, nargs="+", help="their numbers; unset: all")
+    parser.add_argument("--shape", choices=sorted(SHAPES), help="of all rows, instead of their own")
+    parser.add_argument("--nproc", type=int, default=MANY, help="ranks of the rows with several")
+    parser.add_argument("--length", type=int, default=2048)
+    parser.add_argument("--batch", type=int, default=4)
+    options = parser.parse_args(argv)
+    cases = {
+        number: replace(case, shape=options.shape or case.shape, nproc=options.nproc if case.nproc > 1 else 1)
+        for number, case in enumerate(CASES, 1)
+        if options.rows is None or number in options.rows
+    }
+    folder: Path = options.folder.absolute()
+    run_all(cases, folder, options, run)
+    table = list(rows_of(cases, folder))
+    headings = list(dict.fromkeys(name for row in table for name in row))
+    print("\n| " + " | ".join(headings) + " |\n|" + "---|" * len(headings))
+    for row in table:
+        print("| " + " | ".join(row.get(heading, "") for heading in headings) + " |")
+    offs = [abs(float(row["difference"].split()[0])) / 100 for row in table if "difference" in row]
+    close, near = (sum(off <= limit for off in offs) for limit in (CLOSE, NEAR))
+    print(f"\n{len(offs)} of {len(cases)} run; {close} within {CLOSE:.0%}, {near} within {NEAR:.0%}")
+    return 0 if near == len(cases) else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())
