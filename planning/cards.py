@@ -2,7 +2,8 @@
 
 Vendors give links in both directions together; `peer_gb_per_second` and `host_gb_per_second` are one direction, half of
 that. The memory is what torch reports as total (`torch.cuda.get_device_properties(0).total_memory`), which is less than
-the label on the card: the driver and ECC keep some. It is quoted from out-of-memory messages in public issues.
+the label on the card: the driver and ECC keep some. Out-of-memory messages in public issues show it for T4, V100,
+A100-80GB and B200; of the other cards it is an estimate, good to 0.5 GiB.
 """
 
 from __future__ import annotations
