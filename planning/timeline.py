@@ -90,7 +90,7 @@ class Timeline:
         def measure(parameters: Sequence[nn.Parameter]) -> UnitBytes:
             return unit_bytes(parameters, scheme.num_shards, scheme.compute_dtype)
 
-        self.root = measure(rest)
+        self.root, self._of_root = measure(rest), set(map(id, rest))
         self.units = {unit: measure(parameters) for unit, parameters in found.items() if parameters}
         self.everything = (*self.units.values(), self.root)
         self.grads = 0 if scheme.grads_on_host else sum(unit.grads for unit in self.everything)
@@ -104,7 +104,6 @@ class Timeline:
             self.now.communication = self.grads
         self.peaks: dict[str, Bytes] = {}
         self.after_forward = Bytes()
-        self._last_gathered = 0  # the last layer's all-gather buffer, which stays until backward gathers the next
         self._grads_wait = scheme.kind == "ddp" and scheme.bucket_views  # no backward makes them anew
 
     def step(self, use: StepUse) -> None:
@@ -153,25 +152,26 @@ class Timeline:
             if not scheme.reshards_after_forward:
                 now.unsharded += sum(unit.whole for unit in self._outside(use))
         seen: set[int] = set()
+        buffer = self._buffer(self.root.whole)
         for layer, of_layer in use.layers:
             whole = sum(unit.whole for unit in self._units_of(layer) if id(unit) not in seen)
             now.unsharded += whole
-            self._note(phase, temporaries=of_layer.forward, communication=self._buffer(whole))
+            buffer = self._buffer(whole) or buffer
+            self._note(phase, temporaries=of_layer.forward, communication=buffer)
             now.activations += of_layer.kept
             if scheme.reshards_after_forward:
                 now.unsharded -= whole
             else:
                 seen.update(id(unit) for unit in self._units_of(layer))
-            self._last_gathered = self._buffer(whole)
-        self._note(phase, temporaries=use.loss.forward, communication=self._last_gathered)
+        self._note(phase, temporaries=use.loss.forward, communication=buffer)
         now.activations += use.loss.kept
 
     def _backward(self, use: StepUse) -> None:
         now, scheme, reduced, communication = self.now, self.scheme, 0, self.now.communication
         comes = not self._grads_wait and not scheme.grads_on_host  # whether backward adds gradients that stay
-        self._backward_of(use.loss, communication=self._last_gathered)
+        self._backward_of(use.loss, communication=self._prefetched(use, len(use.layers)))
         if scheme.shards:
-            now.unsharded += self.root.whole_grads
+            now.unsharded += self.root.whole_grads - sum(map(self._root_grads, _distinct(use)))
         elif comes:  # those of the head; the embedding's come last
             outside = self.grads - sum(map(_grad_bytes, _distinct(use)))
             now.grads += outside - min(outside, use.embedding_backward)
@@ -182,12 +182,11 @@ class Timeline:
             units = self._units_of(layer)
             if scheme.reshards_after_forward:
                 now.unsharded += sum(unit.whole for unit in units)
-            ahead = use.layers[index - 1][0] if index and scheme.reshards_after_forward else None
-            buffer = 0 if ahead is None else self._buffer(sum(unit.whole for unit in self._units_of(ahead)))
+            buffer = self._prefetched(use, index)
             self._backward_of(of_layer, communication=buffer + reduced)
-            if not scheme.shards:
-                now.grads += _grad_bytes(layer) if comes and not left[id(layer)] else 0
-                continue
+            if not left[id(layer)]:
+                now.unsharded += self._root_grads(layer)
+                now.grads += _grad_bytes(layer) if comes and not scheme.shards else 0
             for unit in units:
                 reduced = self._reduce(unit, buffer)
         if scheme.shards:
@@ -256,6 +255,19 @@ class Timeline:
         """The units that no layer needs: embeddings."""
         needed = {id(unit) for layer, _ in use.layers for unit in self._units_of(layer)}
         return [unit for unit in self.units.values() if id(unit) not in needed]
+
+    def _root_grads(self, layer: nn.Module) -> int:
+        """Whole gradients of a layer's parameters that the root gathers."""
+        if not self.scheme.shards:
+            return 0
+        of_root = (parameter for parameter in layer.parameters() if id(parameter) in self._of_root)
+        return unit_bytes(of_root, 1, self.scheme.compute_dtype).whole_grads
+
+    def _prefetched(self, use: StepUse, index: int) -> int:
+        """The buffer of the layer before this one, which is gathered while this one computes its backward."""
+        if not index or not self.scheme.reshards_after_forward:
+            return 0
+        return self._buffer(sum(unit.whole for unit in self._units_of(use.layers[index - 1][0])))
 
     def _buffer(self, whole: int) -> int:
         """The buffer that gathers so many bytes; a group of one rank copies without one."""
