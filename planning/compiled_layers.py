@@ -16,6 +16,7 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
+from planning.device_kernels import FUSED_ATTENTION
 from policies.activation_checkpointing import MATRIX_PRODUCTS
 
 _aten = torch.ops.aten
@@ -25,7 +26,7 @@ _PRODUCTS = (
     _aten.baddbmm.default,
     _aten.convolution.default,
     _aten.embedding.default,
-    _aten.new_empty.default,  # of fused attention, on the meta device (`planning.device_kernels`)
+    FUSED_ATTENTION,
 )
 _REDUCTIONS = (_aten.mean.dim, _aten.sum.dim_IntList, _aten.native_layer_norm.default, _aten._softmax.default)
 

@@ -67,7 +67,7 @@ def kernels_of_card(capability: tuple[int, int], *, answer: bool) -> Iterator[No
             )[0]
         if attn_mask is not None and attn_mask.dtype == torch.bool:
             attn_mask = attn_mask.new_empty(attn_mask.shape, dtype=query.dtype)  # as torch converts it, in every layer
-        output: torch.Tensor = _Fused.apply(query, key, value, attn_mask)
+        output: torch.Tensor = _fused(query, key, value, attn_mask)[0]
         return output
 
     def dropout(input: torch.Tensor, p: float = 0.5, training: bool = True, inplace: bool = False) -> torch.Tensor:
@@ -94,28 +94,42 @@ class _OneAnswer(TorchFunctionMode):
         return self.answer if function is torch.Tensor.__bool__ else function(*args, **(kwargs or {}))
 
 
-class _Fused(torch.autograd.Function):
-    """Keeps what the flash and the memory-efficient kernel keep: query, key, value, output and a sum per row."""
+# A custom operator, whose name selective checkpointing takes for an attention (policies/activation_checkpointing.py).
 
-    @staticmethod
-    def forward(
-        ctx: Any, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, bias: torch.Tensor | None
-    ) -> torch.Tensor:
-        batch, heads, length, _ = query.shape
-        # Made of all three, so that who follows operators (`planning.compiled_layers`) sees what attention reads.
-        output = value.new_empty(batch, length, heads, value.shape[-1]).transpose(1, 2)
-        sums = query.new_empty(batch, heads, length, dtype=torch.float32)
-        key.new_empty(0)
-        ctx.save_for_backward(query, key, value, bias, output, sums)
-        return output
 
-    @staticmethod
-    def backward(ctx: Any, grad: torch.Tensor) -> tuple[Any, ...]:
-        query, key, value, bias, _, _ = ctx.saved_tensors
-        # Gradients of the query are summed in fp32; those of shared keys and values first for every query head.
-        summed = torch.empty_like(query, dtype=torch.float32)
-        shape = (*query.shape[:2], *key.shape[2:]) if key.shape[1] != query.shape[1] else None
-        expanded = [] if shape is None else [key.new_empty(shape), value.new_empty(shape)]
-        grads = [torch.empty_like(tensor) for tensor in (query, key, value)]
-        del summed, expanded
-        return *grads, torch.empty_like(bias) if bias is not None and ctx.needs_input_grad[3] else None
+@torch.library.custom_op("planning::scaled_dot_product_fused", mutates_args=())
+def _fused(
+    query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, bias: torch.Tensor | None
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """The output, [batch, heads, seq, head_dim], and one fp32 number per query and head. Computes nothing."""
+    raise NotImplementedError("attention of a plan has no values")
+
+
+@_fused.register_fake
+def _(
+    query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, bias: torch.Tensor | None
+) -> tuple[torch.Tensor, torch.Tensor]:
+    batch, heads, length, _ = query.shape
+    output = query.new_empty(batch, length, heads, value.shape[-1]).transpose(1, 2)
+    return output, query.new_empty(batch, heads, length, dtype=torch.float32)
+
+
+def _keep(ctx: Any, inputs: tuple[torch.Tensor | None, ...], output: tuple[torch.Tensor, torch.Tensor]) -> None:
+    """What the flash and the memory-efficient kernel keep."""
+    ctx.save_for_backward(*inputs, *output)
+
+
+def _backward(ctx: Any, grad: torch.Tensor, _: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
+    query, key, value, bias, _, _ = ctx.saved_tensors
+    # Gradients of the query are summed in fp32; those of shared keys and values first for every query head.
+    summed = torch.empty_like(query, dtype=torch.float32)
+    shape = (*query.shape[:2], *key.shape[2:]) if key.shape[1] != query.shape[1] else None
+    expanded = [] if shape is None else [key.new_empty(shape), value.new_empty(shape)]
+    grads = [torch.empty_like(tensor) for tensor in (query, key, value)]
+    del summed, expanded
+    return *grads, torch.empty_like(bias) if bias is not None and ctx.needs_input_grad[3] else None
+
+
+_fused.register_autograd(_backward, setup_context=_keep)
+
+FUSED_ATTENTION = torch.ops.planning.scaled_dot_product_fused.default
