@@ -11,6 +11,7 @@ from pathlib import Path
 import datasets
 
 from configs.datasets import CustomDataset, DataSource, split_paths
+from configs.training import TrainConfig
 from data.data_path import HUB_NAME
 from data.pipeline import load_data
 from data.tokenizer_loading import num_rows_needed, tokenizer_of
@@ -38,8 +39,10 @@ def data_at_hand(resolved: Resolved, env: Environment, *, is_here: bool) -> Data
     """
     config, task = resolved.config, resolved.task
     try:
-        processor = task.load_processor(config.train_config)
+        processor = None if _has_config_alone(config.train_config) else task.load_processor(config.train_config)
     except ConfigError:
+        processor = None
+    if processor is None:
         return DataFacts(
             notes=(f"data: not read, since {config.train_config.model_name} has no tokenizer; {_SO_FULL}",)
         )
@@ -61,6 +64,15 @@ def data_at_hand(resolved: Resolved, env: Environment, *, is_here: bool) -> Data
         check_batch_sizes(config, data, resolved.model_config, vocab_size, env)
         resolve_num_steps(config.train_config, config.tracking_config, data.steps_per_epoch(resolved.batches))
         return facts_of_data(data, processor, resolved)
+
+
+def _has_config_alone(train: TrainConfig) -> bool:
+    """Whether the model's folder has no file that a tokenizer could be made of: transformers takes seconds to see it."""
+    folder = Path(train.model_name)
+    if train.tokenizer_name or not folder.is_dir():
+        return False
+    names = {path.name for path in folder.iterdir() if "safetensors" not in path.name}
+    return names <= {"config.json", "generation_config.json"}
 
 
 def _not_at_hand(source: DataSource, *, is_here: bool) -> str | None:

@@ -222,6 +222,8 @@ def _dequantize_4bit(
     packed: torch.Tensor, statistics: Sequence[torch.Tensor], shape: Sequence[int], quant_type: str, dtype: torch.dtype
 ) -> torch.Tensor:
     """[out, in], computed as in bitsandbytes' own backward."""
+    if packed.is_meta:  # a plan has shapes alone, and so no need of bitsandbytes
+        return packed.new_empty(tuple(shape), dtype=dtype)
     absmax, _, *nested = statistics
     if nested:
         offset, nested_absmax, nested_code = nested
