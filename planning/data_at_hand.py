@@ -67,7 +67,7 @@ def data_at_hand(resolved: Resolved, env: Environment, *, is_here: bool) -> Data
 
 
 def _has_config_alone(train: TrainConfig) -> bool:
-    """Whether the model's folder has no file that a tokenizer could be made of: transformers takes seconds to see it."""
+    """Whether the model's folder has no file of a tokenizer. transformers takes seconds to see that."""
     folder = Path(train.model_name)
     if train.tokenizer_name or not folder.is_dir():
         return False
