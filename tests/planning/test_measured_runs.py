@@ -61,6 +61,7 @@ def plan(folder: Path, cards: str, shape: str, flags: str) -> MemoryPlan:
     return plan_memory(build_planned_model(resolved, env), hardware.card, rows_of_run(resolved))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("cards", "shape", "flags", "measured_gib"), MEASURED)
 def test_the_peak_is_as_measured(cards: str, shape: str, flags: str, measured_gib: float, tmp_path: Path) -> None:
     assert plan(tmp_path / shape, cards, shape, flags).peak_gib == pytest.approx(measured_gib, rel=0.05)
