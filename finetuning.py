@@ -42,8 +42,8 @@ from data.counts import BatchCounts
 from data.step_loader import StepLoader
 from evaluation.generation import Answer, mean_rouge
 from planning.against_run import compare_with_plan
+from planning.autopsy.out_of_memory import Autopsy
 from planning.dry_run import dry_run
-from planning.out_of_memory import Autopsy
 from policies.clipping import clip_grad_norm
 from policies.compilation import compilation_named
 from policies.finite import weights_not_finite

@@ -16,11 +16,11 @@ from pathlib import Path
 
 from benchmarks.planned_times import causal_counts, plan_model
 from benchmarks.shapes import SHAPES
+from planning.cost.link_speeds import expected_speeds
+from planning.cost.step_time import TimePlan, plan_time
+from planning.cost.traffic import find_traffic
 from planning.hardware import Hardware, parse_hardware
-from planning.link_speeds import expected_speeds
 from planning.planned_model import PlannedModel
-from planning.step_time import TimePlan, plan_time
-from planning.traffic import find_traffic
 from utils.units import GIB
 
 FLAGS = "--enable_fsdp --pure_bf16 --compile --batch_size_training 1"

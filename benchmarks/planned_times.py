@@ -22,12 +22,12 @@ from benchmarks.shapes import SHAPES
 from benchmarks.training_speed import ROWS
 from configs.flags import parse_flags
 from data.counts import BatchCounts
+from planning.cost.step_time import HIDDEN_SHARE, TimePlan, plan_time
+from planning.cost.traffic import find_traffic
 from planning.hardware import Hardware, parse_hardware
 from planning.planned_environment import planned_environment
 from planning.planned_model import PlannedModel, build_planned_model
 from planning.resolved import resolve
-from planning.step_time import HIDDEN_SHARE, TimePlan, plan_time
-from planning.traffic import find_traffic
 
 # Tokens per second and GPU of rows of benchmarks/training_speed.py on H200s of one machine, from docs/performance.md.
 MEASURED = {

@@ -8,7 +8,7 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
-from planning.out_of_memory import read_plan
+from planning.autopsy.out_of_memory import read_plan
 from reporting.run_folder import PLAN
 
 APART = 0.1

@@ -10,8 +10,8 @@ import numpy as np
 from data.labels import IGNORE_INDEX
 from data.pipeline import RunData
 from data.tokenizer_loading import added_token_ids, num_rows_needed, tokenizer_of
+from planning.memory.row_counts import row_counts
 from planning.resolved import Resolved
-from planning.row_counts import row_counts
 
 
 @dataclass(frozen=True)
@@ -20,7 +20,7 @@ class DataFacts:
 
     lengths: tuple[np.ndarray, ...] | None = None  # tokens of each training row; of each target, if they are apart
     label_share: float | None = None  # of the training tokens, those that have a loss
-    counts: np.ndarray | None = None  # of each training row (`planning.row_counts.row_counts`); None for a stream, too
+    counts: np.ndarray | None = None  # of each training row (`planning.memory.row_counts`); None for a stream, too
     eval_counts: np.ndarray | None = None  # of each validation row; None without validation, too
     num_embeddings: int = 0  # rows that the tokenizer needs
     new_tokens: tuple[int, ...] = ()  # the ids of the tokens of --add_special_tokens

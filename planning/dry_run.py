@@ -11,12 +11,12 @@ from configs.absolute_paths import make_paths_absolute
 from configs.run import RunConfig
 from planning.data_at_hand import data_at_hand
 from planning.going_on import look
+from planning.memory.traced_step import TrainStep
 from planning.plan_table import parts_table, plan_table, verdict_line
 from planning.planned_environment import describes_hardware, planned_environment, planned_hardware
 from planning.planned_run import plan_of
 from planning.resolved import Resolved, resolve
 from planning.sizes import check_model_sizes
-from planning.traced_step import TrainStep
 from planning.what_fits import NOTHING_FITS, fits_table, predictor, what_fits
 from policies.quantization import resolve_quantization
 from reporting.tables import print_for_people

@@ -10,7 +10,7 @@ from typing import Any
 from checkpointing.finding import Checkpoint, find_checkpoints, open_checkpoint, resolve_resume
 from configs.run import RunConfig
 from configs.training import TrainConfig
-from planning.killed import how_it_was_killed
+from planning.autopsy.killed import how_it_was_killed
 from planning.places import check_places
 from planning.preflight import check_environment
 from reporting.run_folder import Marks, checkpoint_root, marks_of, planned_folder

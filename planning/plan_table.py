@@ -7,9 +7,9 @@ from datetime import timedelta
 
 from rich.table import Table
 
-from planning.memory_plan import PARTS, PHASES, MemoryPlan
+from planning.cost.step_time import TimePlan
+from planning.memory.memory_plan import PARTS, PHASES, MemoryPlan
 from planning.planned_run import Plan
-from planning.step_time import TimePlan
 from reporting.tables import table_of
 from utils.parameters import count_weights
 

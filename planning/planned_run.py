@@ -6,17 +6,17 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from configs.run import RunConfig
-from planning.closed_form import plan_memory
+from planning.cost.step_time import TimePlan, plan_time, why_no_time
 from planning.data_facts import DataFacts
 from planning.hardware import Hardware
-from planning.memory_plan import MemoryPlan
+from planning.memory.closed_form import plan_memory
+from planning.memory.memory_plan import MemoryPlan
+from planning.memory.row_counts import assumed_counts, mean_counts, slowest_counts
+from planning.memory.row_lengths import RowLengths, rows_of_run
+from planning.memory.traced_step import NotTracedError, TrainStep, trace_memory
 from planning.planned_environment import planned_environment
 from planning.planned_model import PlannedModel, build_planned_model
 from planning.resolved import Resolved, resolve
-from planning.row_counts import assumed_counts, mean_counts, slowest_counts
-from planning.row_lengths import RowLengths, rows_of_run
-from planning.step_time import TimePlan, plan_time, why_no_time
-from planning.traced_step import NotTracedError, TrainStep, trace_memory
 from utils.environment import Environment
 
 

@@ -22,14 +22,14 @@ from torch import nn
 from transformers import AutoModelForCausalLM, AutoModelForImageTextToText, AutoModelForSeq2SeqLM
 
 from planning.cards import find_card
-from planning.closed_form import computed_in, outermost, overhead_gib
-from planning.device_kernels import kernels_of_card
-from planning.layer_use import StepUse, measure_step
-from planning.memory_plan import MemoryPlan
-from planning.optimizer_bytes import OptimizerBytes
-from planning.row_lengths import evenly_spread
-from planning.sharded_bytes import add_statistics, local_parts
-from planning.timeline import Scheme, Timeline
+from planning.memory.closed_form import computed_in, outermost, overhead_gib
+from planning.memory.device_kernels import kernels_of_card
+from planning.memory.layer_use import StepUse, measure_step
+from planning.memory.memory_plan import MemoryPlan
+from planning.memory.optimizer_bytes import OptimizerBytes
+from planning.memory.row_lengths import evenly_spread
+from planning.memory.sharded_bytes import add_statistics, local_parts
+from planning.memory.timeline import Scheme, Timeline
 from policies.activation_checkpointing import apply_activation_checkpointing
 from policies.adapters import store_adapters
 from policies.quantization import quantize_linears

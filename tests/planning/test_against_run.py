@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from planning.against_run import compare_with_plan
-from planning.memory_plan import MemoryPlan, Parts
+from planning.memory.memory_plan import MemoryPlan, Parts
 
 PLAN = MemoryPlan(
     phases={

@@ -6,7 +6,7 @@ import statistics
 
 import pytest
 
-from planning.memory_plan import MemoryPlan
+from planning.memory.memory_plan import MemoryPlan
 from reporting.tables import print_for_people
 from tests.helpers.documented_systems import Run, documented_runs, plan_of_run
 from tests.helpers.processes import ROOT

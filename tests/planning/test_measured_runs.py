@@ -8,13 +8,13 @@ import pytest
 
 from benchmarks.shapes import make_shape
 from configs.flags import parse_flags
-from planning.closed_form import plan_memory
 from planning.hardware import parse_hardware
-from planning.memory_plan import MemoryPlan
+from planning.memory.closed_form import plan_memory
+from planning.memory.memory_plan import MemoryPlan
+from planning.memory.row_lengths import rows_of_run
 from planning.planned_environment import planned_environment
 from planning.planned_model import build_planned_model
 from planning.resolved import resolve
-from planning.row_lengths import rows_of_run
 
 SIZES = {"tinyllama": "8 --context_length 2048", "llama8b": "2 --context_length 4096"}
 SIZES |= {"llama70b": "1 --context_length 4096", "llama70b-60layers": "1 --context_length 4096"}

@@ -8,12 +8,12 @@ from typing import Any
 import pytest
 
 from configs.flags import parse_flags
+from planning.cost.link_speeds import GroupSpeeds, Speed, Speeds
+from planning.cost.traffic import Traffic, find_traffic, seconds_per_step
 from planning.hardware import parse_hardware
-from planning.link_speeds import GroupSpeeds, Speed, Speeds
 from planning.planned_environment import planned_environment
 from planning.planned_model import build_planned_model
 from planning.resolved import resolve
-from planning.traffic import Traffic, find_traffic, seconds_per_step
 from policies.sharding import Layout
 from tests.helpers.processes import ROOT
 from tools.doctor import main

@@ -11,15 +11,15 @@ import torch
 
 from configs.flags import parse_flags
 from configs.run import RunConfig
+from planning.cost.link_speeds import GroupSpeeds, Speeds, network_gbps
+from planning.cost.step_time import plan_time
+from planning.cost.traffic import Traffic, find_traffic, seconds_per_step
 from planning.hardware import Hardware
-from planning.link_speeds import GroupSpeeds, Speeds, network_gbps
+from planning.memory.row_counts import assumed_counts
+from planning.memory.row_lengths import rows_of_run
 from planning.planned_environment import own_hardware
 from planning.planned_model import PlannedModel, build_planned_model
 from planning.resolved import resolve
-from planning.row_counts import assumed_counts
-from planning.row_lengths import rows_of_run
-from planning.step_time import plan_time
-from planning.traffic import Traffic, find_traffic, seconds_per_step
 from policies.sharding import Layout
 from tools.network.bandwidth import measure_speeds
 from tools.network.identity import describe_node, differences

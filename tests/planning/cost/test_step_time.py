@@ -16,10 +16,10 @@ from benchmarks.planned_times import (
     plan_model,
 )
 from benchmarks.shapes import SHAPES
+from planning.cost.kernel_rates import kernel_rates
+from planning.cost.link_speeds import expected_speeds, network_gbps
+from planning.cost.step_time import TimePlan, plan_time, why_no_time
 from planning.hardware import Hardware, parse_hardware
-from planning.kernel_rates import kernel_rates
-from planning.link_speeds import expected_speeds, network_gbps
-from planning.step_time import TimePlan, plan_time, why_no_time
 
 _OFFLOADED = {"llama8b-mixed-batch8", "llama13b-adamw-offload"}  # the host's share is known to a quarter only
 

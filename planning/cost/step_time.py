@@ -7,12 +7,9 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 from data.counts import BatchCounts
-from planning.hardware import Hardware
-from planning.kernel_rates import KernelRates, kernel_rates
-from planning.link_speeds import Speeds, expected_speeds
-from planning.planned_model import PlannedModel
-from planning.resolved import resolve_num_steps
-from planning.step_work import (
+from planning.cost.kernel_rates import KernelRates, kernel_rates
+from planning.cost.link_speeds import Speeds, expected_speeds
+from planning.cost.step_work import (
     MicroBatchWork,
     OptimizerWork,
     launch_seconds,
@@ -20,7 +17,10 @@ from planning.step_work import (
     optimizer_work,
     token_launch_seconds,
 )
-from planning.traffic import Traffic, find_traffic, seconds_per_step
+from planning.cost.traffic import Traffic, find_traffic, seconds_per_step
+from planning.hardware import Hardware
+from planning.planned_model import PlannedModel
+from planning.resolved import resolve_num_steps
 from policies.mixed_precision import DTYPES
 
 HIDDEN_SHARE = 0.35

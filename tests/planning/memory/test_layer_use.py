@@ -13,9 +13,9 @@ import transformers
 from torch import nn
 from transformers import AutoModelForCausalLM, AutoModelForSeq2SeqLM
 
-from planning.closed_form import outermost
-from planning.device_kernels import kernels_of_card
-from planning.layer_use import StepUse, measure_step
+from planning.memory.closed_form import outermost
+from planning.memory.device_kernels import kernels_of_card
+from planning.memory.layer_use import StepUse, measure_step
 from policies.activation_checkpointing import apply_activation_checkpointing
 from policies.lora_layers import use_lean_forward
 from policies.wrapping import find_layers

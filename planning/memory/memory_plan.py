@@ -1,6 +1,6 @@
 """What a plan says of a run's memory: per rank, part by part and phase by phase, and whether it fits.
 
-The plan itself is made by `planning.closed_form` or `planning.traced_step`; both return this.
+The plan itself is made by `planning.memory.closed_form` or `planning.memory.traced_step`; both return this.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """The memory plan of a run in closed form: bytes per rank, phase by phase, from shapes alone.
 
-What one layer keeps and needs is counted on meta tensors (`planning.layer_use`); a walk through the step adds up what
-all layers, the layout and the optimizer hold (`planning.timeline`). So a plan costs one pass over a layer of each kind,
-and it works where the whole step cannot be traced: with packed weights, on cards of other kinds than this machine's.
+What one layer keeps and needs is counted on meta tensors (layer_use.py); a walk through the step adds up what all
+layers, the layout and the optimizer hold (timeline.py). So a plan costs one pass over a layer of each kind, and it
+works where the whole step cannot be traced: with packed weights, on cards of other kinds than this machine's.
 """
 
 from __future__ import annotations
@@ -15,16 +15,16 @@ import torch
 from torch import nn
 
 from planning.cards import Card
-from planning.device_kernels import kernels_of_card
-from planning.host_bytes import checkpoint_bytes, host_load_bytes, host_training_bytes
-from planning.layer_use import StepUse, measure_step
-from planning.memory_plan import MemoryPlan
-from planning.meta_batch import meta_batch
-from planning.optimizer_bytes import optimizer_bytes
+from planning.memory.device_kernels import kernels_of_card
+from planning.memory.host_bytes import checkpoint_bytes, host_load_bytes, host_training_bytes
+from planning.memory.layer_use import StepUse, measure_step
+from planning.memory.memory_plan import MemoryPlan
+from planning.memory.meta_batch import meta_batch
+from planning.memory.optimizer_bytes import optimizer_bytes
+from planning.memory.row_lengths import RowLengths
+from planning.memory.sharded_bytes import add_statistics, local_parts
+from planning.memory.timeline import Bytes, Scheme, Timeline
 from planning.planned_model import PlannedModel
-from planning.row_lengths import RowLengths
-from planning.sharded_bytes import add_statistics, local_parts
-from planning.timeline import Bytes, Scheme, Timeline
 from policies.attention import BY_OFFSETS
 from policies.wrapping import find_layers
 from utils.units import GIB

@@ -17,8 +17,8 @@ import torch
 from torch import nn
 from torch.utils._pytree import tree_leaves, tree_map_only
 
-from planning.compiled_layers import CompiledLayer
-from planning.live_bytes import LiveBytes, Window
+from planning.memory.compiled_layers import CompiledLayer
+from planning.memory.live_bytes import LiveBytes, Window
 
 
 @dataclass(frozen=True)
@@ -96,7 +96,7 @@ def measure_step(
         run: computes the loss.
         inputs: the tensors of the micro-batch.
         trains: False: the forward pass of an evaluation, which keeps nothing.
-        compiled: count what layers keep if they are compiled (`planning.compiled_layers`); they run uncompiled here.
+        compiled: count what layers keep if they are compiled (compiled_layers.py); they run uncompiled here.
     """
     parameters = list(model.parameters())
     live = LiveBytes([*parameters, *model.buffers(), *inputs])

@@ -16,7 +16,7 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
-from planning.device_kernels import FUSED_ATTENTION
+from planning.memory.device_kernels import FUSED_ATTENTION
 from policies.activation_checkpointing import MATRIX_PRODUCTS
 
 _aten = torch.ops.aten

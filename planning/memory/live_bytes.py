@@ -1,7 +1,7 @@
 """Counts the bytes of tensors that are alive while code runs on the meta device, where tensors have shapes only.
 
 Autograd keeps the same tensors there as on a GPU, so a forward and a backward pass on meta tensors tell what a GPU
-would hold. Kernels of attention are the exception: the meta device has none of them (`planning.device_kernels`).
+would hold. Kernels of attention are the exception: the meta device has none of them (`planning.memory.device_kernels`).
 """
 
 from __future__ import annotations

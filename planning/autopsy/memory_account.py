@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from planning.failure_scene import FailedBatch, FailedLayer
+from planning.autopsy.failure_scene import FailedBatch, FailedLayer
 from planning.less_memory import Change
 from utils.memory_errors import AllocatorFigures
 from utils.units import GIB, readable
@@ -54,7 +54,7 @@ class MemoryAccount:
     rank: int
     world_size: int
     host: str
-    phase: str  # one of `planning.failure_scene.PHASES`
+    phase: str  # one of `planning.autopsy.failure_scene.PHASES`
     step: int  # 0 before the first one
     layer: FailedLayer | None
     batch: FailedBatch | None

@@ -6,7 +6,7 @@ import numpy as np
 
 from data.counts import BatchCounts
 from data.rows import Rows
-from planning.row_lengths import RowLengths
+from planning.memory.row_lengths import RowLengths
 
 _NUM_DRAWS = 256  # of micro-batches, to see how much ranks differ
 

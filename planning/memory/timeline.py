@@ -25,10 +25,10 @@ from dataclasses import dataclass, fields, replace
 import torch
 from torch import nn
 
-from planning.layer_use import StepUse, Use
-from planning.memory_plan import Parts
-from planning.optimizer_bytes import OptimizerBytes
-from planning.sharded_bytes import UnitBytes, unit_bytes, units_of
+from planning.memory.layer_use import StepUse, Use
+from planning.memory.memory_plan import Parts
+from planning.memory.optimizer_bytes import OptimizerBytes
+from planning.memory.sharded_bytes import UnitBytes, unit_bytes, units_of
 from utils.units import GIB
 
 
