@@ -1,0 +1,92 @@
+"""What each rank knows of a run before it meets the others and reads weights: settings, data and their sizes."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+from checkpointing.finding import Checkpoint
+from configs.run import RunConfig
+from data.pipeline import RunData, load_data
+from data.tokenizer_loading import num_rows_needed, tokenizer_of
+from evaluation.generation import Generation, plan_generation
+from planning.beginning import Beginning
+from planning.data_facts import DataFacts, facts_of_data
+from planning.resolved import Resolved, num_positions, resolve, resolve_num_steps
+from planning.sizes import check_batch_sizes
+from reporting.data_preview import preview_data
+from utils.environment import Environment, print_rank_zero
+
+
+@dataclass(frozen=True)
+class Inputs:
+    """What each rank knows of a run before it meets the others and reads weights."""
+
+    resolved: Resolved
+    processor: Any  # a tokenizer, or a processor that has one
+    vocab_size: int  # rows that the embeddings will have at least
+    data: RunData
+    generation: Generation | None  # what is generated at each evaluation
+    preview: dict[str, Any]  # the section `data` of run.yaml
+    num_steps: int  # optimizer steps of the whole run
+
+    def identity(self) -> dict[str, Any]:
+        """What a checkpoint and the run that resumes from it must have in common, besides the model."""
+        return {"precision": self.resolved.policies.precision.name, "data_fingerprint": self.data.checksum()}
+
+    def data_facts(self) -> DataFacts:
+        """What a plan takes from the data."""
+        return facts_of_data(self.data, self.processor, self.resolved)
+
+
+def read_inputs(config: RunConfig, env: Environment, checkpoint: Checkpoint | None) -> Inputs:
+    """Read what each rank can know and refuse alone, before the process group starts.
+
+    So no collective can time out while someone tokenises.
+
+    Args:
+        checkpoint: the one that the run goes on from, its small files read.
+    """
+    resumed_size = checkpoint.global_batch_size if checkpoint else None
+    began_with = Beginning.of(checkpoint.values) if checkpoint else None
+    resolved = resolve(config, env, resumed_size=resumed_size, began_with=began_with)
+    config, task = resolved.config, resolved.task
+    processor = task.load_processor(config.train_config)
+    reading = task.make_reading(processor, resolved.model_config, config.train_config, resolved.lengths)
+    vocab_size = max(resolved.model_config.get_text_config().vocab_size, num_rows_needed(tokenizer_of(processor)))
+    data = load_data(
+        config.train_config,
+        config.sources,
+        processor,
+        build_sequences=reading.build_sequences,
+        vocab_size=vocab_size,
+        context_length=resolved.context_length,
+        encode=reading.encode,
+    )
+    check_batch_sizes(config, data, resolved.model_config, vocab_size, env)
+    generation = plan_generation(
+        config.train_config,
+        data,
+        task,
+        processor,
+        resolved.policies,
+        env,
+        datasets=tuple(config.sources),
+        vocab_size=vocab_size,
+        num_positions=num_positions(config.train_config, config.prefix_config, resolved.model_config),
+    )
+    notes = [*resolved.notes, *task.loss_notes(resolved.model_config), *data.notes, *data.epoch_notes(resolved.batches)]
+    print_rank_zero(env, *config.notes, *notes, *(generation.notes if generation else ()))
+    return Inputs(
+        resolved=resolved,
+        processor=processor,
+        vocab_size=vocab_size,
+        data=data,
+        generation=generation,
+        preview=preview_data(
+            data, tokenizer_of(processor), config.train_config, resolved.batches, resolved.widths[0], env
+        ),
+        num_steps=resolve_num_steps(
+            config.train_config, config.tracking_config, data.steps_per_epoch(resolved.batches)
+        ),
+    )
