@@ -69,6 +69,8 @@ def plan_of(
     rows = rows_of_run(resolved, data.lengths)
     if data.label_share is not None:
         rows = replace(rows, label_share=data.label_share)
+    if data.eval_counts is not None:
+        rows = replace(rows, eval_rows=min(rows.eval_rows, -(-len(data.eval_counts) // env.world_size)))
     model = build_planned_model(resolved, env, num_embeddings=data.num_embeddings, new_tokens=data.new_tokens)
     memory, time = plan_memory(model, hardware.card, rows), time_of(model, hardware, rows, data)
     time_notes = (why_no_time(model, hardware),) if time is None else time.notes
@@ -84,7 +86,6 @@ def plan_of(
 
 def time_of(model: PlannedModel, hardware: Hardware, rows: RowLengths, data: DataFacts) -> TimePlan | None:
     """The time of the run, with its real rows if they are known."""
-    train, world_size = model.config.train_config, model.env.world_size
     if data.counts is None:
         return plan_time(model, hardware, assumed_counts(rows))
     evaluation = data.eval_counts
@@ -92,8 +93,8 @@ def time_of(model: PlannedModel, hardware: Hardware, rows: RowLengths, data: Dat
         model,
         hardware,
         mean_counts(data.counts, rows.rows),
-        slowest=slowest_counts(data.counts, rows.rows, world_size),
+        slowest=slowest_counts(data.counts, rows.rows, model.env.world_size),
         num_rows=len(data.counts),
-        eval_counts=None if evaluation is None else mean_counts(evaluation, train.val_batch_size),
+        eval_counts=None if evaluation is None else mean_counts(evaluation, rows.eval_rows),
         num_eval_rows=0 if evaluation is None else len(evaluation),
     )

@@ -123,9 +123,11 @@ class Watchdog:
         """The thread: rounds until the run ends."""
         interval_seconds = self.patience.interval_seconds
         stillness, verdict = Stillness(interval_seconds), Verdict("go")
+        wait_seconds = 0.0  # the first round is at once: of a rank that is killed soon it is known what it held
         while verdict.kind == "go":
-            if self._woken.wait(interval_seconds):
+            if self._woken.wait(wait_seconds):
                 time.sleep(0.02)  # the end has begun: look often
+            wait_seconds = interval_seconds
             position = self.main_thread.position
             report = Report(
                 state=self._state,

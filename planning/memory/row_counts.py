@@ -9,6 +9,7 @@ from data.rows import Rows
 from planning.memory.row_lengths import RowLengths
 
 _NUM_DRAWS = 256  # of micro-batches, to see how much ranks differ
+_MAX_ROWS_DRAWN = 2**20  # in all: each takes some 100 bytes
 
 
 def row_counts(rows: Rows) -> np.ndarray:
@@ -30,11 +31,17 @@ def mean_counts(counts: np.ndarray, num_rows: int) -> BatchCounts:
 
 
 def slowest_counts(counts: np.ndarray, num_rows: int, world_size: int) -> BatchCounts:
-    """Of the largest of as many micro-batches as there are ranks: the others wait for it. Drawn at random."""
-    drawn = np.random.default_rng(0).integers(0, len(counts), (_NUM_DRAWS, world_size, num_rows))
+    """Of the largest of as many micro-batches as there are ranks: the others wait for it. Drawn at random.
+
+    Micro-batches of very many rows hardly differ: their mean is taken.
+    """
+    num_draws = min(_NUM_DRAWS, _MAX_ROWS_DRAWN // (world_size * num_rows))
+    if world_size == 1 or num_draws == 0:
+        return mean_counts(counts, num_rows)
+    drawn = np.random.default_rng(0).integers(0, len(counts), (num_draws, world_size, num_rows))
     of_ranks = counts[drawn].sum(axis=2)  # [draws, ranks, fields]
     largest = of_ranks[..., BatchCounts._fields.index("num_tokens")].argmax(axis=1)
-    return mean_counts(of_ranks[np.arange(_NUM_DRAWS), largest], 1)
+    return mean_counts(of_ranks[np.arange(num_draws), largest], 1)
 
 
 def assumed_counts(rows: RowLengths) -> BatchCounts:

@@ -38,6 +38,8 @@ def rows_of_run(resolved: Resolved, lengths: Sequence[np.ndarray] | None = None)
     train = resolved.config.train_config
     rows, packed = train.batch_size_training, train.batching_strategy == "packing"
     longest = typical = resolved.lengths
+    if lengths is not None:  # no rank has more rows than its share of the data
+        rows = min(rows, -(-len(lengths[0]) // resolved.batches.world_size))
     if lengths is not None and not packed:
         longest = tuple(int(width.of(int(of.max()))) for width, of in zip(resolved.widths, lengths, strict=True))
         typical = tuple(mean_width(of, rows, width) for width, of in zip(resolved.widths, lengths, strict=True))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import signal
 import subprocess
@@ -11,6 +12,7 @@ import urllib.error
 import urllib.request
 from collections.abc import Iterator
 from email.message import Message
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -100,7 +102,14 @@ def test_only_this_machine_is_answered_and_only_the_page(served: ReportServer) -
 def test_ctrl_c_ends_the_command_well_and_a_taken_port_is_refused(tmp_path: Path) -> None:
     port = free_port()
     command = [sys.executable, "-m", "tools.report", str(tmp_path / "run"), "--watch", "--port", str(port)]
-    with subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
+    hears = partial(signal.signal, signal.SIGINT, signal.SIG_DFL)  # a shell that starts in the background ignores it
+    with contextlib.ExitStack() as stack:
+        process = stack.enter_context(
+            subprocess.Popen(
+                command, cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, preexec_fn=hears
+            )
+        )
+        stack.callback(process.kill)
         assert process.stdout is not None
         assert process.stdout.readline().startswith(f"serving http://127.0.0.1:{port}/ until Ctrl-C")
         assert process.stdout.readline() == f"waiting for {tmp_path / 'run'}: no run is there yet\n"
