@@ -48,6 +48,7 @@ def seven_billion(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
+@pytest.mark.slow
 def test_7b_is_planned_on_a_laptop_without_gpu_packages_network_and_memory_for_the_model(
     seven_billion: Path, tmp_path: Path
 ) -> None:

@@ -115,6 +115,7 @@ def test_a_picture_that_breaks_below_its_header_ends_the_run_with_its_row(images
     assert not any("Traceback" in outcome.stderr for outcome in outcomes)
 
 
+@pytest.mark.slow
 def test_without_pillow_it_says_what_to_install(images: Bench) -> None:
     hidden = images.folder.parent / "hidden/PIL"
     hidden.mkdir(parents=True)

@@ -33,6 +33,8 @@ INK = """id => {
 }"""
 """How many pixels of a chart have a colour: its grid and its labels are grey."""
 
+pytestmark = pytest.mark.slow
+
 
 @pytest.fixture(scope="module")
 def browser() -> Iterator[Any]:
