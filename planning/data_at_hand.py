@@ -13,11 +13,9 @@ import datasets
 from configs.datasets import CustomDataset, DataSource, split_paths
 from configs.training import TrainConfig
 from data.data_path import HUB_NAME
-from data.pipeline import load_data
-from data.tokenizer_loading import num_rows_needed, tokenizer_of
 from planning.data_facts import DataFacts, facts_of_data
+from planning.inputs import read_data
 from planning.resolved import Resolved, resolve_num_steps
-from planning.sizes import check_batch_sizes
 from utils.environment import Environment
 from utils.errors import ConfigError
 
@@ -49,19 +47,8 @@ def data_at_hand(resolved: Resolved, env: Environment, *, is_here: bool) -> Data
     missing = [reason for source in config.sources.values() if (reason := _not_at_hand(source, is_here=is_here))]
     if missing:
         return DataFacts.of_processor(processor, resolved, notes=(f"data: not read, since {missing[0]}; {_SO_FULL}",))
-    reading = task.make_reading(processor, resolved.model_config, config.train_config, resolved.lengths)
-    vocab_size = max(resolved.model_config.get_text_config().vocab_size, num_rows_needed(tokenizer_of(processor)))
     with _tokens_kept_nowhere():
-        data = load_data(
-            config.train_config,
-            config.sources,
-            processor,
-            build_sequences=reading.build_sequences,
-            vocab_size=vocab_size,
-            context_length=resolved.context_length,
-            encode=reading.encode,
-        )
-        check_batch_sizes(config, data, resolved.model_config, vocab_size, env)
+        data, _ = read_data(resolved, processor, env)
         resolve_num_steps(config.train_config, config.tracking_config, data.steps_per_epoch(resolved.batches))
         return facts_of_data(data, processor, resolved)
 

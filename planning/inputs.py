@@ -52,18 +52,7 @@ def read_inputs(config: RunConfig, env: Environment, checkpoint: Checkpoint | No
     resolved = resolve(config, env, resumed_size=resumed_size, began_with=began_with)
     config, task = resolved.config, resolved.task
     processor = task.load_processor(config.train_config)
-    reading = task.make_reading(processor, resolved.model_config, config.train_config, resolved.lengths)
-    vocab_size = max(resolved.model_config.get_text_config().vocab_size, num_rows_needed(tokenizer_of(processor)))
-    data = load_data(
-        config.train_config,
-        config.sources,
-        processor,
-        build_sequences=reading.build_sequences,
-        vocab_size=vocab_size,
-        context_length=resolved.context_length,
-        encode=reading.encode,
-    )
-    check_batch_sizes(config, data, resolved.model_config, vocab_size, env)
+    data, vocab_size = read_data(resolved, processor, env)
     generation = plan_generation(
         config.train_config,
         data,
@@ -90,3 +79,25 @@ def read_inputs(config: RunConfig, env: Environment, checkpoint: Checkpoint | No
             config.train_config, config.tracking_config, data.steps_per_epoch(resolved.batches)
         ),
     )
+
+
+def read_data(resolved: Resolved, processor: Any, env: Environment) -> tuple[RunData, int]:
+    """The data of a run with these settings, and the rows that its embeddings will have at least.
+
+    Raises:
+        ConfigError: if the data cannot be read, or a batch of it is too large for this rank.
+    """
+    config = resolved.config
+    reading = resolved.task.make_reading(processor, resolved.model_config, config.train_config, resolved.lengths)
+    vocab_size = max(resolved.model_config.get_text_config().vocab_size, num_rows_needed(tokenizer_of(processor)))
+    data = load_data(
+        config.train_config,
+        config.sources,
+        processor,
+        build_sequences=reading.build_sequences,
+        vocab_size=vocab_size,
+        context_length=resolved.context_length,
+        encode=reading.encode,
+    )
+    check_batch_sizes(config, data, resolved.model_config, vocab_size, env)
+    return data, vocab_size
