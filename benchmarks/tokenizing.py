@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import json
 import os
-import resource
 import tempfile
 import time
 from pathlib import Path
@@ -20,6 +19,8 @@ from pathlib import Path
 import fire
 
 from tools.make_tiny_model import DEFAULT_DATA, make_tokenizer, read_texts
+from utils.host_memory import peak_resident
+from utils.units import GIB
 
 CHATML = """{% for message in messages %}<|im_start|>{{ message['role'] }}
 {{ message['content'] }}<|im_end|>
@@ -59,7 +60,7 @@ def main(rows: int = 200_000, vocab_size: int = 8192, chat: bool = False) -> Non
             data = get_dataset(config, tokenizer, "train")
             seconds, cpu_seconds = time.perf_counter() - started, time.process_time() - started_cpu
             print(f"{rows:,} rows {what} in {seconds:.1f} s, {cpu_seconds:.1f} s of CPU time", flush=True)
-        peak_gib = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 2**20
+        peak_gib = peak_resident() / GIB
         num_tokens = sum(len(ids) for batch in data.with_format("arrow").iter(10_000) for ids in batch["input_ids"])
         print(f"{num_tokens:,} tokens, {num_tokens / rows:.0f} a row; peak of resident memory {peak_gib:.2f} GiB")
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import resource
 from typing import Any, NamedTuple
 
 import psutil
@@ -13,6 +12,7 @@ from torch import nn
 from reporting.memory_ledger import local_bytes
 from utils.distributed import gather_to_all
 from utils.environment import Environment
+from utils.host_memory import peak_resident
 from utils.units import GIB
 
 
@@ -34,7 +34,7 @@ def loaded_on_all(model: nn.Module, env: Environment) -> list[Loaded]:
 def _loaded(model: nn.Module, env: Environment) -> Loaded:
     held = sum(local_bytes([*model.parameters(), *model.buffers()]).values())
     resident = psutil.Process().memory_info().rss
-    peak = max(resident, resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024)
+    peak = max(resident, peak_resident())
     allocated: tuple[float | None, float | None] = (None, None)
     if env.device.type == "cuda":
         most = torch.cuda.max_memory_allocated(env.device)

@@ -38,11 +38,12 @@ class PredictedRun:
 
 
 def plans_for(
-    config: RunConfig, env: Environment, figures: AllocatorFigures, batch: FailedBatch | None
+    config: RunConfig, env: Environment, figures: AllocatorFigures, phase: str, batch: FailedBatch | None
 ) -> Plans | None:
     """Plans runs on these ranks' devices; None if the error did not say what the device holds.
 
     Args:
+        phase: the one that memory ran out in.
         batch: the one that did not fit: every row counts as long as its longest.
     """
     if figures.capacity is None or figures.allocated is None:
@@ -51,7 +52,9 @@ def plans_for(
     lengths = None
     if batch is not None:
         widths = (batch.longest_row, *([] if batch.targets_width is None else [batch.targets_width]))
-        lengths = tuple(np.array([width]) for width in widths)
+        # A micro-batch of training has as many rows as the data gave it; that of an evaluation does not tell.
+        rows = batch.rows if phase in ("forward", "backward") else config.train_config.batch_size_training
+        lengths = tuple(np.full(rows * env.world_size, width) for width in widths)
     beside = (figures.other_processes or 0) + max(0, (figures.this_process or 0) - (figures.reserved or 0))
     return Plans(
         predict=lambda changed: PredictedRun(plan_of(changed, hardware, DataFacts(lengths=lengths))),

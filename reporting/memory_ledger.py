@@ -8,7 +8,6 @@ allocator to ask: "allocated" is the process's resident memory, and "other" incl
 from __future__ import annotations
 
 import math
-import resource
 from collections.abc import Iterable
 from typing import Any
 
@@ -18,6 +17,7 @@ from torch import nn
 from torch.optim import Optimizer
 
 from utils.distributed import local_tensor
+from utils.host_memory import peak_resident
 from utils.units import GIB
 
 
@@ -146,8 +146,7 @@ class MemoryLedger:
                 stats.get("num_alloc_retries", 0),
             )
         resident = psutil.Process().memory_info().rss
-        peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
-        return resident, max(peak, resident), math.nan, 0
+        return resident, max(peak_resident(), resident), math.nan, 0
 
 
 def is_observed_step(step: int, *, last_of_epoch: bool) -> bool:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import re
+import resource
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -39,6 +40,16 @@ class HostMemory:
         if self.total is not None and self.available is not None:
             parts.append(f"the machine has {readable(self.total)}, {readable(self.available)} of them available")
         return "; ".join(parts)
+
+
+def peak_resident() -> int:
+    """The most bytes that this process has had resident.
+
+    `ru_maxrss` alone may be that of the process which started this one: Linux keeps it across exec.
+    """
+    of_this_program = _numbers(ROOT / "proc/self/status", r"^(VmHWM):\s+(\d+) kB").get("VmHWM")
+    kib = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss if of_this_program is None else of_this_program
+    return kib * 1024
 
 
 def read_host_memory() -> HostMemory:

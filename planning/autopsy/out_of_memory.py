@@ -183,7 +183,7 @@ class Autopsy:
         """With figures, if such runs can be planned."""
         changes = list(changes)
         try:
-            plans = plans_for(self.config, self.env, account.figures, account.batch)
+            plans = plans_for(self.config, self.env, account.figures, account.phase, account.batch)
             return cheapest(changes, self.argv, account.phase, plans)
         except Exception:  # a plan that cannot be made must not hide the account
             return cheapest(changes, self.argv, account.phase, None)

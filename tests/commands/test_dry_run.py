@@ -17,7 +17,7 @@ NAMES = (
     *("activations_gib", "other_gib", "after_forward_gib", "host_gib", "seconds_per_step", "price"),
 )
 LAPTOP = """
-import importlib.machinery, resource, socket, sys
+import importlib.machinery, socket, sys
 
 class Finder(importlib.machinery.PathFinder):
     @classmethod
@@ -35,7 +35,8 @@ import finetuning
 for plan in ("full", "qlora"):
     more = [] if plan == "full" else ["--use_peft", "--quantization", "4bit"]
     assert finetuning.main([*sys.argv[2:], *more, "--dry_run_json", plan + ".json"]) == 0
-print("GiB", resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 2**20)
+from utils.host_memory import peak_resident
+print("GiB", peak_resident() / 2**30)
 """
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import random
-import resource
 from functools import partial
 
 import numpy as np
@@ -14,6 +13,7 @@ from data.long_texts import encode_texts
 from data.loss_mask import TextSpan, tokenize_spans
 from tests.helpers.processes import ProcessGroup
 from tests.helpers.tokenizers_of_kinds import KINDS, LINES, byte_level
+from utils.host_memory import peak_resident
 
 WORDS = [*sorted({word for line in LINES for word in line.split()}), "🙂🙂", "naïve", "twicetwice", "a" * 70, "9" * 30]
 
@@ -55,9 +55,9 @@ def test_the_labels_of_a_long_text_are_those_of_the_whole_text(kind: str, monkey
 
 def tokenize_long_row(num_characters: int, limit_mib: int) -> None:
     text = (" ".join(LINES) * (num_characters // 200))[:num_characters]
-    before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    before = peak_resident()
     tokenize_spans([[TextSpan(text, True)]], byte_level())
-    used_mib = (resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before) / 1024
+    used_mib = (peak_resident() - before) / 2**20
     assert used_mib < limit_mib, f"{used_mib:.0f} MiB"
 
 

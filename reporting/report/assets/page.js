@@ -150,19 +150,16 @@ function asMarkdown(rows) {
   return [line(full[0]), line(full[0].map((_, i) => (i ? "---:" : "---"))), ...full.slice(1).map(line)].join("\n");
 }
 
-async function copy(kind) {
+/** Copy the table by a selection: navigator.clipboard is missing where a page is served over plain http. */
+function copy(kind) {
   const rows = tableRows();
   const text = kind === "markdown" ? asMarkdown(rows) : rows.map((cells) => cells.join("\t")).join("\n");
-  try {
-    await navigator.clipboard.writeText(text);
-  } catch {
-    const area = Object.assign(document.createElement("textarea"), { value: text });
-    document.body.append(area);
-    area.select();
-    document.execCommand("copy");
-    area.remove();
-  }
-  element("said").textContent = "Copied.";
+  const area = Object.assign(document.createElement("textarea"), { value: text });
+  document.body.append(area);
+  area.select();
+  const copied = document.execCommand("copy");
+  area.remove();
+  element("said").textContent = copied ? "Copied." : "This browser does not let the page copy; save the figures as CSV instead.";
 }
 
 /** A cell of a CSV file. A spreadsheet would calculate a text that begins like a formula. */
