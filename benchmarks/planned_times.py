@@ -23,6 +23,7 @@ from benchmarks.training_speed import ROWS
 from configs.flags import parse_flags
 from data.counts import BatchCounts
 from planning.cost.step_time import HIDDEN_SHARE, TimePlan, plan_time
+from planning.cost.step_work import micro_batch_work
 from planning.cost.traffic import find_traffic
 from planning.hardware import Hardware, parse_hardware
 from planning.planned_environment import planned_environment
@@ -109,7 +110,7 @@ def llama_recipes(shape: str, hardware: Hardware, seconds_per_epoch: float, fold
         planned,
         hardware,
         causal_counts(1, mean),
-        slowest=causal_counts(1, longest),
+        work=micro_batch_work(planned, causal_counts(1, longest)),
         num_rows=147 // hardware.world_size * hardware.world_size,
         traffic=replace(traffic, gradient_bytes=traffic.gradient_bytes // 2),
     )
@@ -140,7 +141,7 @@ def bart(
         hardware,
         counts,
         num_rows=14_732,
-        eval_counts=counts,
+        eval_work=micro_batch_work(planned, counts, trains=False),
         num_eval_rows=0 if bill is None else 818,
         traffic=replace(find_traffic(planned), reduces_once=False),
         hidden_share=HIDDEN_SHARE if hardware.nodes == 1 else 0.0,

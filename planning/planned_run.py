@@ -6,7 +6,10 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from configs.run import RunConfig
+from planning.cost.counted_work import counted_work
+from planning.cost.link_speeds import Speeds
 from planning.cost.step_time import TimePlan, plan_time, why_no_time
+from planning.cost.step_work import micro_batch_work
 from planning.data_facts import DataFacts
 from planning.hardware import Hardware
 from planning.memory.closed_form import plan_memory
@@ -84,17 +87,36 @@ def plan_of(
     return Plan(hardware, env, resolved, model, rows, memory, time, notes)
 
 
-def time_of(model: PlannedModel, hardware: Hardware, rows: RowLengths, data: DataFacts) -> TimePlan | None:
-    """The time of the run, with its real rows if they are known."""
-    if data.counts is None:
-        return plan_time(model, hardware, assumed_counts(rows))
-    evaluation = data.eval_counts
+def time_of(
+    model: PlannedModel, hardware: Hardware, rows: RowLengths, data: DataFacts, speeds: Speeds | None = None
+) -> TimePlan | None:
+    """The time of the run, with its real rows if they are known; None if it cannot be planned (`why_no_time`).
+
+    Args:
+        speeds: of collectives, as measured by tools.doctor; None: from the hardware's figures.
+    """
+    if why_no_time(model, hardware, speeds) is not None:
+        return None
+    train, evaluation = model.config.train_config, data.eval_counts
+    evaluates = evaluation is not None and train.run_validation is not False
+    eval_work = None
+    if model.resolved.task.READS_IMAGES:
+        counts, work = counted_work(model, hardware.card, rows.rows, rows.typical, rows)
+        if evaluates:
+            _, eval_work = counted_work(model, hardware.card, rows.eval_rows, rows.typical, rows, trains=False)
+    else:
+        counts = assumed_counts(rows) if data.counts is None else mean_counts(data.counts, rows.rows)
+        slowest = None if data.counts is None else slowest_counts(data.counts, rows.rows, model.env.world_size)
+        work = micro_batch_work(model, slowest or counts)
+        if evaluation is not None and evaluates:
+            eval_work = micro_batch_work(model, mean_counts(evaluation, rows.eval_rows), trains=False)
     return plan_time(
         model,
         hardware,
-        mean_counts(data.counts, rows.rows),
-        slowest=slowest_counts(data.counts, rows.rows, model.env.world_size),
-        num_rows=len(data.counts),
-        eval_counts=None if evaluation is None else mean_counts(evaluation, rows.eval_rows),
+        counts,
+        work=work,
+        num_rows=None if data.counts is None else len(data.counts),
+        eval_work=eval_work,
         num_eval_rows=0 if evaluation is None else len(evaluation),
+        speeds=speeds,
     )

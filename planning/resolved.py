@@ -94,7 +94,7 @@ def resolve(
     model_config = load_model_config(config.train_config, needs_weights=env.planned_device is None)
     task = find_task(model_config, config.train_config.task)
     task.check_config(model_config, config.train_config.model_name)
-    config = with_default_targets(settings_of_task(config, task), model_config.model_type)
+    config = with_default_targets(settings_of_task(config, task), model_config)
     lengths, length_notes = resolve_lengths(config.train_config, config.prefix_config, model_config, task.LENGTHS)
     check_model_sizes(config, model_config, lengths[0], env)
     return Resolved(
@@ -183,15 +183,17 @@ def resolve_num_steps(train: TrainConfig, tracking: TrackingConfig, steps_per_ep
     return num_steps
 
 
-def with_default_targets(config: RunConfig, model_type: str) -> RunConfig:
-    """The settings with the layers that LoRA adapts in models of this type, if none were named."""
+def with_default_targets(config: RunConfig, model_config: Any) -> RunConfig:
+    """The settings with the layers that LoRA adapts in models with this config, if none were named."""
     train, given = config.train_config, config.was_given("lora_config.target_modules")
     if not train.use_peft or train.peft_method != "lora" or train.from_peft_checkpoint or given:
         return config
-    targets = default_targets(model_type, config.lora_config.target_modules)
+    targets = default_targets(model_config, config.lora_config.target_modules)
     if targets == config.lora_config.target_modules:
         return config
-    note = f"--lora_config.target_modules is {','.join(targets)} with a {model_type} model"
+    note = (
+        f"--lora_config.target_modules is {','.join(targets)} with a {model_config.get_text_config().model_type} model"
+    )
     return replace(config, lora_config=replace(config.lora_config, target_modules=targets), notes=(*config.notes, note))
 
 

@@ -20,10 +20,14 @@ from utils.errors import ConfigError
 LINEAR = (nn.Linear, Conv1D)  # told by class, since a quantized layer's weight has another shape
 
 
-def default_targets(model_type: str, usual: tuple[str, ...]) -> tuple[str, ...]:
-    """The names that LoRA adapts by default: peft's for this type of model, if it has none of the usual names."""
-    known = TRANSFORMERS_MODELS_TO_LORA_TARGET_MODULES_MAPPING.get(model_type)
-    return usual if known is None or set(usual) & set(known) else tuple(known)
+def default_targets(model_config: Any, usual: tuple[str, ...]) -> tuple[str, ...]:
+    """The names that LoRA adapts by default: peft's for this type of model, if it has none of the usual names.
+
+    The language part decides. peft's names of BLIP-2 are those of both language models that it comes with.
+    """
+    known = TRANSFORMERS_MODELS_TO_LORA_TARGET_MODULES_MAPPING.get(model_config.get_text_config().model_type)
+    # A pattern, as for Gemma 4, picks the language part out of others: the usual names do that here (choose_targets).
+    return usual if known is None or isinstance(known, str) or set(usual) & set(known) else tuple(known)
 
 
 def choose_targets(model: Any, lora: LoraConfig) -> list[str]:

@@ -12,7 +12,6 @@ from planning.cost.link_speeds import Speeds, expected_speeds
 from planning.cost.step_work import (
     MicroBatchWork,
     OptimizerWork,
-    launch_seconds,
     micro_batch_work,
     optimizer_work,
     token_launch_seconds,
@@ -119,9 +118,7 @@ def step_parts(
         host_transfer_seconds: of a step's copies between device and host.
         host_bytes_per_second: this rank's share of its node's.
     """
-    # A product with few rows takes as long as its weights take to be read.
-    matrix = max(work.matrix_flops / rates.matrix_flops, work.weight_bytes / rates.memory_bytes)
-    attention, other = work.attention_flops / rates.attention_flops, work.moved_bytes / rates.memory_bytes
+    matrix, attention, other = work.device_seconds(rates)
     copies = copied_bytes / rates.memory_bytes
     device = num_micro_batches * (matrix + attention + other) + copies
     waits = max(0.0, num_micro_batches * work.launch_seconds - device)
@@ -142,21 +139,21 @@ def plan_time(
     hardware: Hardware,
     counts: BatchCounts,
     *,
-    slowest: BatchCounts | None = None,
+    work: MicroBatchWork | None = None,
     num_rows: int | None = None,
-    eval_counts: BatchCounts | None = None,
+    eval_work: MicroBatchWork | None = None,
     num_eval_rows: int = 0,
     traffic: Traffic | None = None,
     speeds: Speeds | None = None,
     hidden_share: float = HIDDEN_SHARE,
 ) -> TimePlan | None:
-    """The time of a run; None if the hardware's rates or the model's FLOPs are not known (`why_no_time`).
+    """The time of a run; None if the hardware's rates are not known (`why_no_time`).
 
     Args:
         counts: of one rank's micro-batch, on average.
-        slowest: of the rank that the others wait for in each micro-batch, if rows differ much in length.
+        work: of the rank that the others wait for in each micro-batch; None: that of `counts`.
         num_rows: of the training data, if it is at hand.
-        eval_counts: of one rank's micro-batch of an evaluation.
+        eval_work: of one rank's micro-batch of an evaluation.
         num_eval_rows: of all ranks together.
         traffic: of another system that trains the same model; None: this tool's.
         speeds: as measured by tools.doctor; None: from the hardware's figures.
@@ -183,7 +180,7 @@ def plan_time(
     ranks_per_node = min(world_size, hardware.cards_per_node)
     communication = seconds_per_step(strategy, traffic, speeds) if world_size > 1 else 0.0
     step = step_parts(
-        micro_batch_work(planned, slowest or counts),
+        work or micro_batch_work(planned, counts),
         optimizer,
         rates,
         num_micro_batches=num_micro_batches,
@@ -194,8 +191,8 @@ def plan_time(
         host_bytes_per_second=HOST_BYTES_PER_SECOND / ranks_per_node,
     )
     evaluation = 0.0
-    if train.run_validation is not False and eval_counts is not None and num_eval_rows:
-        evaluation = _evaluation_seconds(planned, eval_counts, num_eval_rows, rates, traffic, speeds)
+    if train.run_validation is not False and eval_work is not None and num_eval_rows:
+        evaluation = _evaluation_seconds(planned, eval_work, num_eval_rows, rates, traffic, speeds)
     steps_per_epoch, num_steps, seconds_per_epoch, seconds_per_run = _run_seconds(planned, step, num_rows, evaluation)
     speed = num_micro_batches * counts.num_tokens / step.total
     per_second = None if hardware.price_per_hour is None else hardware.nodes * hardware.price_per_hour / 3600
@@ -246,9 +243,6 @@ def why_no_time(planned: PlannedModel, hardware: Hardware, speeds: Speeds | None
         )
     if planned.resolved.batches.world_size > 1 and (speeds or expected_speeds(hardware)) is None:
         return "time: not planned, the network between nodes is not known; give --network_gbps"
-    one_token = BatchCounts(1, 1, 1)
-    if math.isnan(planned.resolved.task.make_flops(planned.adapted.model).count(one_token)):
-        return "time: not planned, the FLOPs of models of images are not counted"
     return None
 
 
@@ -270,7 +264,7 @@ def _copied_bytes(planned: PlannedModel, traffic: Traffic) -> float:
 
 def _evaluation_seconds(
     planned: PlannedModel,
-    counts: BatchCounts,
+    work: MicroBatchWork,
     num_rows: int,
     rates: KernelRates,
     traffic: Traffic,
@@ -279,9 +273,7 @@ def _evaluation_seconds(
     """Of one evaluation: forward over all rows, and the generated answers, each as long as it may be."""
     train, layout = planned.config.train_config, planned.resolved.policies.layout
     world_size = planned.resolved.batches.world_size
-    work = micro_batch_work(planned, counts)
-    forward = (work.matrix_flops / rates.matrix_flops + work.attention_flops / rates.attention_flops) / 3
-    forward = max(forward + work.moved_bytes / rates.memory_bytes / 3, launch_seconds(planned, num_passes=1))
+    forward = max(sum(work.device_seconds(rates)), work.launch_seconds)
     if layout.mesh_shape[1] > 1:
         group = speeds.node if layout.strategy == "HYBRID_SHARD" else speeds.world
         forward += group.all_gather.seconds(traffic.units_bytes + traffic.root_bytes, traffic.num_units)
@@ -291,7 +283,6 @@ def _evaluation_seconds(
     seconds = num_batches * forward
     if train.eval_generate:
         num_answers = min(num_rows, train.max_generate_samples or num_rows)
-        weights = work.weight_bytes / 3  # read for each token
-        per_token = max(token_launch_seconds(planned), weights / rates.memory_bytes)
+        per_token = max(token_launch_seconds(planned), work.weight_bytes / rates.memory_bytes)  # each reads all weights
         seconds += -(-num_answers // (train.val_batch_size * world_size)) * train.max_new_tokens * per_token
     return seconds

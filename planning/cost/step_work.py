@@ -17,6 +17,7 @@ from typing import Any
 from torch import nn
 
 from data.counts import BatchCounts
+from planning.cost.kernel_rates import KernelRates
 from planning.planned_model import PlannedModel
 from policies.optimizers.build import state_bytes
 from policies.wrapping import find_layers
@@ -27,17 +28,25 @@ MOVES_COMPILED, MOVES_EAGER = 7.6, 20.6
 MODULE_SECONDS = 0.33e-3  # of a module without children, forward and backward; a third of it is forward
 UNIT_SECONDS = 7e-3  # of a unit of fully_shard, forward and backward
 COMPILED_LAUNCHES = 1 / 3  # of the kernels of uncompiled layers
+THIRDS = {1: 1, 2: 3, 3: 4}
+"""Of forward and backward together, by the number of passes: forward alone, with backward, with recomputing."""
 
 
 @dataclass(frozen=True)
 class MicroBatchWork:
-    """Of one rank for one micro-batch, forward and backward."""
+    """Of one rank for one micro-batch: forward and backward, or forward alone."""
 
     matrix_flops: float
     attention_flops: float
     moved_bytes: float  # by kernels between matrix products
     weight_bytes: float  # that matrix products read, and gradients that they write, at least
     launch_seconds: float  # of the host, to start all kernels
+
+    def device_seconds(self, rates: KernelRates) -> tuple[float, float, float]:
+        """Of matrix products, attention and all other kernels, at these rates."""
+        # A product with few rows takes as long as its weights take to be read.
+        matrix = max(self.matrix_flops / rates.matrix_flops, self.weight_bytes / rates.memory_bytes)
+        return matrix, self.attention_flops / rates.attention_flops, self.moved_bytes / rates.memory_bytes
 
 
 @dataclass(frozen=True)
@@ -49,14 +58,19 @@ class OptimizerWork:
     transfer_bytes: float  # between the device and host memory
 
 
-def micro_batch_work(planned: PlannedModel, counts: BatchCounts) -> MicroBatchWork:
-    """The work of a micro-batch with these counts. NaN for models whose FLOPs are not counted (`tasks.image_text`)."""
+def micro_batch_work(planned: PlannedModel, counts: BatchCounts, *, trains: bool = True) -> MicroBatchWork:
+    """The work of a micro-batch with these counts, in closed form: for models of text alone. Those of images are
+    counted (`planning.cost.counted_work`).
+
+    Args:
+        trains: False: of an evaluation's batch, forward alone.
+    """
     task, model = planned.resolved.task, planned.adapted.model
     compute_size = planned.resolved.policies.precision.compute_dtype.itemsize
-    compiled, mode = planned.config.train_config.compile, planned.empty.checkpointing
-    num_passes = 2 if mode == "off" else 3
+    mode = planned.empty.checkpointing if trains else "off"
+    num_passes = 1 if not trains else 2 if mode == "off" else 3
     in_layers, last = _matrices_of_layers(planned.adapted.base)
-    sides, bits = _sides(model), _bits(model)
+    sides = _sides(model)
     without_attention = counts._replace(num_attended_pairs=0, num_decoder_pairs=0, num_cross_pairs=0)
 
     def total(cost: Callable[[Counted], float]) -> float:
@@ -68,51 +82,58 @@ def micro_batch_work(planned: PlannedModel, counts: BatchCounts) -> MicroBatchWo
             return 0.0
         return 2 * matrix.num_weights * (1.0 if mode == "full" else 0.5)
 
-    flops = total(flops_per_token)
-    attention = float(task.make_flops(model).count(counts)) - flops
-    matrices = list(count_weights(model))
-    moves = (MOVES_COMPILED if compiled else MOVES_EAGER) * (1 + (num_passes - 2) / 3)
-    moved = compute_size * moves * total(lambda m: sides.get(id(m.parameter), sum(m.parameter.shape)))
-    # A packed weight is read and written out before each product that needs it.
-    moved += sum(
-        num_passes * m.num_weights * (bits[id(m.parameter)] / 8 + compute_size)
-        for m in matrices
-        if id(m.parameter) in bits
-    )
+    flops = total(flops_per_token if trains else lambda matrix: 2 * matrix.num_weights)
+    attention = float(task.make_flops(model).count(counts)) - total(flops_per_token)
+    attention *= 1 if trains else 1 / 3
+    moved = total(lambda m: sides.get(id(m.parameter), sum(m.parameter.shape)))
     weights = sum(
-        m.num_weights * compute_size * (num_passes + (1 if m.parameter.requires_grad else 0))
-        for m in matrices
+        m.num_weights * compute_size * (num_passes + (1 if trains and m.parameter.requires_grad else 0))
+        for m in count_weights(model)
         if m.parameter.dim() > 1
     )
     return MicroBatchWork(
         matrix_flops=flops + total(recomputed),
         attention_flops=attention * (4 / 3 if mode == "full" else 1.0),
-        moved_bytes=moved,
+        moved_bytes=THIRDS[num_passes] / 3 * moved * bytes_per_side(planned) + packed_bytes(planned, num_passes),
         weight_bytes=weights,
         launch_seconds=launch_seconds(planned, num_passes),
     )
 
 
-def launch_seconds(planned: PlannedModel, num_passes: int) -> float:
+def bytes_per_side(planned: PlannedModel) -> float:
+    """Bytes that other kernels move, forward and backward, for each input and each output of a matrix product."""
+    moves = MOVES_COMPILED if planned.config.train_config.compile else MOVES_EAGER
+    return moves * planned.resolved.policies.precision.compute_dtype.itemsize
+
+
+def packed_bytes(planned: PlannedModel, num_passes: int) -> float:
+    """Bytes of packed weights, each read and written out before each product that needs it."""
+    model, written = planned.adapted.model, planned.resolved.policies.precision.compute_dtype.itemsize
+    bits = _bits(model)
+    packed = (matrix for matrix in count_weights(model) if id(matrix.parameter) in bits)
+    return sum(num_passes * m.num_weights * (bits[id(m.parameter)] / 8 + written) for m in packed)
+
+
+def launch_seconds(planned: PlannedModel, num_passes: int, num_forward_only: int = 0) -> float:
     """What the host needs to start a micro-batch's kernels.
 
     Args:
         num_passes: 1 for forward alone, 2 with backward, 3 if layers are computed again.
+        num_forward_only: modules without children that have no backward pass.
     """
-    modules = _num_leaves(planned.adapted.model)
+    modules = _num_leaves(planned.adapted.model) - num_forward_only
     launches = MODULE_SECONDS * (COMPILED_LAUNCHES if planned.config.train_config.compile else 1.0)
-    thirds = {1: 1, 2: 3, 3: 4}[num_passes]
     is_sharded = planned.resolved.policies.layout.kind == "fully_shard"
     units = len(planned.adapted.units) + 1 if is_sharded else 0
-    return thirds / 3 * (modules * launches + units * UNIT_SECONDS)
+    return (THIRDS[num_passes] * (modules * launches + units * UNIT_SECONDS) + num_forward_only * launches) / 3
 
 
 def token_launch_seconds(planned: PlannedModel) -> float:
-    """What the host needs to start the kernels of one generated token: an encoder has run before."""
-    model, seconds = planned.adapted.model, launch_seconds(planned, num_passes=1)
-    if not planned.resolved.model_config.is_encoder_decoder:
+    """What the host needs to start the kernels of one generated token: an encoder, or what sees, has run before."""
+    model, base, seconds = planned.adapted.model, planned.adapted.base, launch_seconds(planned, num_passes=1)
+    if not (planned.resolved.model_config.is_encoder_decoder or planned.resolved.task.READS_IMAGES):
         return seconds
-    return seconds * _num_leaves(planned.adapted.base.get_decoder()) / _num_leaves(model)
+    return seconds * _num_leaves(base.get_decoder()) / _num_leaves(model)
 
 
 def _num_leaves(model: nn.Module) -> int:

@@ -8,24 +8,21 @@ works where the whole step cannot be traced: with packed weights, on cards of ot
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
 from typing import Any
 
 import torch
 from torch import nn
 
 from planning.cards import Card
-from planning.memory.device_kernels import kernels_of_card
 from planning.memory.host_bytes import checkpoint_bytes, host_load_bytes, host_training_bytes
 from planning.memory.layer_use import StepUse, measure_step
 from planning.memory.memory_plan import MemoryPlan
-from planning.memory.meta_batch import meta_batch
+from planning.memory.meta_pass import pass_on_meta
 from planning.memory.optimizer_bytes import optimizer_bytes
 from planning.memory.row_lengths import RowLengths
 from planning.memory.sharded_bytes import add_statistics, local_parts
 from planning.memory.timeline import Bytes, Scheme, Timeline
 from planning.planned_model import PlannedModel
-from policies.attention import BY_OFFSETS
 from policies.wrapping import find_layers
 from utils.units import GIB
 
@@ -41,9 +38,6 @@ ROUNDED_UP = 0.01
 """Share of the peak by which segments of the caching allocator exceed what is allocated in them, as long as all steps
 are alike: small blocks share segments of 2 and 20 MiB, larger ones are rounded up to 2 MiB (c10/cuda). Assumed, not
 measured. What changing shapes of batches fragment comes on top: a tight plan has no room for that."""
-
-DEFAULT_CAPABILITY = (8, 0)
-"""Of a card that only has a size: all of the last five years have flash attention."""
 
 
 def plan_memory(planned: PlannedModel, card: Card, rows: RowLengths) -> MemoryPlan:
@@ -108,26 +102,15 @@ def step_use(
     planned: PlannedModel, card: Card, num_rows: int, widths: tuple[int, ...], rows: RowLengths, *, trains: bool = True
 ) -> StepUse:
     """What the layers of a run keep for one micro-batch of this shape."""
-    resolved, model, base = planned.resolved, planned.adapted.model, planned.adapted.base
-    by_offsets = planned.empty.attention == BY_OFFSETS
-    batch = meta_batch(
-        resolved, num_rows, widths, label_share=rows.label_share, packed=rows.packed, by_offsets=by_offsets
-    )
-    has_mask = not rows.packed
-    capability = card.compute_capability or DEFAULT_CAPABILITY
-    model.train(trains)
-    precision = resolved.policies.precision
-    with (
-        computed_in(model, precision.compute_dtype if precision.casts else None),
-        kernels_of_card(capability, answer=not has_mask),
-    ):
+    model, train = planned.adapted.model, planned.config.train_config
+    with pass_on_meta(planned, card, num_rows, widths, rows, trains=trains) as (batch, loss):
         return measure_step(
             model,
-            outermost(find_layers(base)),
-            lambda: resolved.task.summed_loss(model, batch),
+            outermost(find_layers(planned.adapted.base)),
+            loss,
             list(_tensors(batch)),
             trains=trains,
-            compiled=trains and resolved.config.train_config.compile and planned.empty.checkpointing == "off",
+            compiled=trains and train.compile and planned.empty.checkpointing == "off",
         )
 
 
@@ -135,20 +118,6 @@ def outermost(layers: Sequence[nn.Module]) -> list[nn.Module]:
     """The layers that are in no other."""
     inside = {id(module) for layer in layers for module in layer.modules() if module is not layer}
     return [layer for layer in layers if id(layer) not in inside]
-
-
-@contextmanager
-def computed_in(model: nn.Module, dtype: torch.dtype | None) -> Iterator[None]:
-    """Inside this context floating parameters, on the meta device, have the dtype that gathering casts them to."""
-    stored = {parameter: parameter.data for parameter in model.parameters()}
-    try:
-        for parameter, data in stored.items():
-            if dtype is not None and data.is_floating_point():
-                parameter.data = data.to(dtype)
-        yield
-    finally:
-        for parameter, data in stored.items():
-            parameter.data = data
 
 
 def _tensors(batch: Any) -> Iterator[torch.Tensor]:

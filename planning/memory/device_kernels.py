@@ -36,7 +36,8 @@ def kernel_of(
 def kernels_of_card(capability: tuple[int, int], *, answer: bool) -> Iterator[None]:
     """Inside this context attention and dropout on meta tensors keep what they keep on a card of that capability.
 
-    Questions that models ask of values (`if mask.all()`) get one answer, because meta tensors have no values.
+    Questions that models ask of values (`if mask.all()`) get one answer, because meta tensors have no values. What they
+    check of their inputs (`torch._check_tensor_all`, which asks for an `item`) holds.
 
     Args:
         answer: models ask whether a given mask masks nothing, and whether position ids are those of one sequence per
@@ -67,7 +68,7 @@ def kernels_of_card(capability: tuple[int, int], *, answer: bool) -> Iterator[No
             )[0]
         if attn_mask is not None and attn_mask.dtype == torch.bool:
             attn_mask = attn_mask.new_empty(attn_mask.shape, dtype=query.dtype)  # as torch converts it, in every layer
-        output: torch.Tensor = _fused(query, key, value, attn_mask)[0]
+        output: torch.Tensor = _fused(query, key, value, attn_mask, is_causal)[0]
         return output
 
     def dropout(input: torch.Tensor, p: float = 0.5, training: bool = True, inplace: bool = False) -> torch.Tensor:
@@ -84,14 +85,18 @@ def kernels_of_card(capability: tuple[int, int], *, answer: bool) -> Iterator[No
 
 
 class _OneAnswer(TorchFunctionMode):
-    """Answers every `bool(tensor)`."""
+    """Answers every `bool(tensor)`, and lets every check of a condition pass."""
 
     def __init__(self, answer: bool) -> None:
         super().__init__()
         self.answer = answer
 
     def __torch_function__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        return self.answer if function is torch.Tensor.__bool__ else function(*args, **(kwargs or {}))
+        if function is torch.Tensor.__bool__:
+            return self.answer
+        if function is torch.Tensor.item and args[0].dtype == torch.bool and args[0].is_meta:
+            return True
+        return function(*args, **(kwargs or {}))
 
 
 # A custom operator, whose name selective checkpointing takes for an attention (policies/activation_checkpointing.py).
@@ -99,7 +104,7 @@ class _OneAnswer(TorchFunctionMode):
 
 @torch.library.custom_op("planning::scaled_dot_product_fused", mutates_args=())
 def _fused(
-    query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, bias: torch.Tensor | None
+    query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, bias: torch.Tensor | None, is_causal: bool
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """The output, [batch, heads, seq, head_dim], and one fp32 number per query and head. Computes nothing."""
     raise NotImplementedError("attention of a plan has no values")
@@ -107,16 +112,35 @@ def _fused(
 
 @_fused.register_fake
 def _(
-    query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, bias: torch.Tensor | None
+    query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, bias: torch.Tensor | None, is_causal: bool
 ) -> tuple[torch.Tensor, torch.Tensor]:
     batch, heads, length, _ = query.shape
     output = query.new_empty(batch, length, heads, value.shape[-1]).transpose(1, 2)
     return output, query.new_empty(batch, heads, length, dtype=torch.float32)
 
 
-def _keep(ctx: Any, inputs: tuple[torch.Tensor | None, ...], output: tuple[torch.Tensor, torch.Tensor]) -> None:
+# An operator of its own, so that its FLOPs can be counted (planning/cost/counted_work.py).
+
+
+@torch.library.custom_op("planning::fused_attention_backward", mutates_args=())
+def _fused_backward(
+    query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, is_causal: bool
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    """The gradients of query, key and value. Computes nothing."""
+    raise NotImplementedError("attention of a plan has no values")
+
+
+@_fused_backward.register_fake
+def _(
+    query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, is_causal: bool
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    return torch.empty_like(query), torch.empty_like(key), torch.empty_like(value)
+
+
+def _keep(ctx: Any, inputs: tuple[Any, ...], output: tuple[torch.Tensor, torch.Tensor]) -> None:
     """What the flash and the memory-efficient kernel keep."""
-    ctx.save_for_backward(*inputs, *output)
+    *tensors, ctx.is_causal = inputs
+    ctx.save_for_backward(*tensors, *output)
 
 
 def _backward(ctx: Any, grad: torch.Tensor, _: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
@@ -125,11 +149,12 @@ def _backward(ctx: Any, grad: torch.Tensor, _: torch.Tensor) -> tuple[torch.Tens
     summed = torch.empty_like(query, dtype=torch.float32)
     shape = (*query.shape[:2], *key.shape[2:]) if key.shape[1] != query.shape[1] else None
     expanded = [] if shape is None else [key.new_empty(shape), value.new_empty(shape)]
-    grads = [torch.empty_like(tensor) for tensor in (query, key, value)]
+    grads = _fused_backward(query, key, value, ctx.is_causal)
     del summed, expanded
-    return *grads, torch.empty_like(bias) if bias is not None and ctx.needs_input_grad[3] else None
+    return *grads, torch.empty_like(bias) if bias is not None and ctx.needs_input_grad[3] else None, None
 
 
 _fused.register_autograd(_backward, setup_context=_keep)
 
 FUSED_ATTENTION = torch.ops.planning.scaled_dot_product_fused.default
+FUSED_ATTENTION_BACKWARD = torch.ops.planning.fused_attention_backward.default

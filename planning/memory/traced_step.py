@@ -28,10 +28,10 @@ from torch.utils._pytree import tree_map_only
 
 from configs.fsdp import OPTIMIZERS_IN_8BIT
 from planning.cards import Card
-from planning.memory.closed_form import DEFAULT_CAPABILITY
 from planning.memory.device_kernels import kernels_of_card
 from planning.memory.memory_plan import MemoryPlan, Parts
 from planning.memory.meta_batch import meta_batch
+from planning.memory.meta_pass import DEFAULT_CAPABILITY
 from planning.memory.row_lengths import RowLengths
 from planning.planned_model import PlannedModel
 from policies.attention import BY_OFFSETS

@@ -60,10 +60,10 @@ def test_defaults_follow_the_task_and_the_family() -> None:
     config = parse_flags(["--model_name", "M", "--use_peft"])
     adapted = settings_of_task(config, find_task(make_config("t5")))
     assert adapted.train_config.batching_strategy == "padding"
-    assert with_default_targets(adapted, "t5").lora_config.target_modules == ("q", "v")
-    assert with_default_targets(adapted, "bart").lora_config == config.lora_config
+    assert with_default_targets(adapted, make_config("t5")).lora_config.target_modules == ("q", "v")
+    assert with_default_targets(adapted, make_config("bart")).lora_config == config.lora_config
     given = replace(adapted, given=adapted.given | {"lora_config.target_modules"})
-    assert with_default_targets(given, "t5") is given
+    assert with_default_targets(given, make_config("t5")) is given
 
 
 @pytest.mark.parametrize(

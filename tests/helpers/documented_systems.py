@@ -22,10 +22,11 @@ from torch import nn
 from transformers import AutoModelForCausalLM, AutoModelForImageTextToText, AutoModelForSeq2SeqLM
 
 from planning.cards import find_card
-from planning.memory.closed_form import computed_in, outermost, overhead_gib
+from planning.memory.closed_form import outermost, overhead_gib
 from planning.memory.device_kernels import kernels_of_card
 from planning.memory.layer_use import StepUse, measure_step
 from planning.memory.memory_plan import MemoryPlan
+from planning.memory.meta_pass import computed_in
 from planning.memory.optimizer_bytes import OptimizerBytes
 from planning.memory.row_lengths import evenly_spread
 from planning.memory.sharded_bytes import add_statistics, local_parts

@@ -11,7 +11,7 @@ from torch import nn
 from transformers import AutoModelForImageTextToText
 
 from configs.peft import LoraConfig
-from policies.adapter_targets import choose_targets
+from policies.adapter_targets import choose_targets, default_targets
 from policies.freezing import freeze_parts
 from policies.wrapping import find_units
 from tests.helpers.image_models import MODELS
@@ -68,3 +68,13 @@ def test_lora_means_the_language_model_and_a_tower_only_by_a_name_of_its_own() -
     every = choose_targets(model, LoraConfig(target_modules=("all-linear",)))
     assert every
     assert all("language_model" in name for name in every)
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_the_default_targets_are_queries_and_values_of_the_language_model(name: str) -> None:
+    model, config = make(name), MODELS[name]()[0]
+    targets = choose_targets(model, LoraConfig(target_modules=default_targets(config, LoraConfig().target_modules)))
+    assert {target.rpartition(".")[2] for target in targets} in ({"q_proj", "v_proj"}, {"q", "v"})
+    text = config.get_text_config()
+    num_attentions = 3 if text.is_encoder_decoder else 1  # of the encoder, of the decoder, and between them
+    assert len(targets) == 2 * num_attentions * text.num_hidden_layers

@@ -12,13 +12,13 @@ import torch
 from configs.flags import parse_flags
 from configs.run import RunConfig
 from planning.cost.link_speeds import GroupSpeeds, Speeds, network_gbps
-from planning.cost.step_time import plan_time
 from planning.cost.traffic import Traffic, find_traffic, seconds_per_step
+from planning.data_facts import DataFacts
 from planning.hardware import Hardware
-from planning.memory.row_counts import assumed_counts
 from planning.memory.row_lengths import rows_of_run
 from planning.planned_environment import own_hardware
 from planning.planned_model import PlannedModel, build_planned_model
+from planning.planned_run import time_of
 from planning.resolved import resolve
 from policies.sharding import Layout
 from tools.network.bandwidth import measure_speeds
@@ -108,7 +108,7 @@ def _predict(config: RunConfig, speeds: Speeds, env: Environment, tell: Callable
 
 def planned_step(planned: PlannedModel, hardware: Hardware, speeds: Speeds) -> list[str]:
     """What a step takes with full rows, at these speeds; nothing if the rates of the devices are not known."""
-    time = plan_time(planned, hardware, assumed_counts(rows_of_run(planned.resolved)), speeds=speeds)
+    time = time_of(planned, hardware, rows_of_run(planned.resolved), DataFacts(), speeds)
     if time is None:
         return []
     speed = f"{time.tokens_per_second_per_device:,.0f} tokens/s per device"

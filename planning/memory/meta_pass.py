@@ -1,0 +1,60 @@
+"""A pass of a planned model over a micro-batch on the meta device: prepared once for all who count what it does."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from torch import nn
+
+from planning.cards import Card
+from planning.memory.device_kernels import kernels_of_card
+from planning.memory.meta_batch import meta_batch
+from planning.memory.row_lengths import RowLengths
+from planning.planned_model import PlannedModel
+from policies.attention import BY_OFFSETS
+
+DEFAULT_CAPABILITY = (8, 0)
+"""Of a card that only has a size: all of the last five years have flash attention."""
+
+
+@contextmanager
+def pass_on_meta(
+    planned: PlannedModel, card: Card, num_rows: int, widths: tuple[int, ...], rows: RowLengths, *, trains: bool
+) -> Iterator[tuple[Any, Callable[[], torch.Tensor]]]:
+    """A context with a micro-batch of this shape and a function that computes its loss, as on such a card.
+
+    Args:
+        rows: the run's, for what a shape does not say.
+        trains: False: as in an evaluation.
+    """
+    resolved, model = planned.resolved, planned.adapted.model
+    by_offsets = planned.empty.attention == BY_OFFSETS
+    batch = meta_batch(
+        resolved, num_rows, widths, label_share=rows.label_share, packed=rows.packed, by_offsets=by_offsets
+    )
+    has_mask = not rows.packed
+    capability = card.compute_capability or DEFAULT_CAPABILITY
+    model.train(trains)
+    precision = resolved.policies.precision
+    with (
+        computed_in(model, precision.compute_dtype if precision.casts else None),
+        kernels_of_card(capability, answer=not has_mask),
+    ):
+        yield batch, lambda: resolved.task.summed_loss(model, batch)
+
+
+@contextmanager
+def computed_in(model: nn.Module, dtype: torch.dtype | None) -> Iterator[None]:
+    """Inside this context floating parameters, on the meta device, have the dtype that gathering casts them to."""
+    stored = {parameter: parameter.data for parameter in model.parameters()}
+    try:
+        for parameter, data in stored.items():
+            if dtype is not None and data.is_floating_point():
+                parameter.data = data.to(dtype)
+        yield
+    finally:
+        for parameter, data in stored.items():
+            parameter.data = data

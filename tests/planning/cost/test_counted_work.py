@@ -1,0 +1,105 @@
+"""What is counted on meta tensors is what a real step computes, and, of a model of text, what the formulas say."""
+
+from __future__ import annotations
+
+from dataclasses import fields, replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch.utils._pytree import tree_map_only
+from torch.utils.flop_counter import FlopCounterMode
+
+from benchmarks.planned_times import plan_model
+from benchmarks.shapes import SHAPES
+from configs.flags import parse_flags
+from planning.cost.counted_work import counted_work
+from planning.cost.step_work import micro_batch_work
+from planning.hardware import parse_hardware
+from planning.memory.meta_batch import meta_batch, num_image_tokens
+from planning.memory.row_lengths import RowLengths
+from planning.planned_environment import planned_environment
+from planning.planned_model import PlannedModel, build_planned_model
+from planning.planned_run import plan_of
+from planning.resolved import resolve
+from tests.helpers.image_models import MODELS
+
+H200 = parse_hardware("H200", price_per_hour=3.0)
+ROWS = RowLengths(2, (24,), (24,))
+OF_ATTENTION = ("aten.bmm", "aten.baddbmm", "scaled_dot_product")
+
+
+@pytest.mark.parametrize("flags", ["--activation_checkpointing off", "--activation_checkpointing full", "--use_peft"])
+@pytest.mark.parametrize("trains", [True, False])
+def test_the_counts_of_a_llama_are_those_of_the_formulas(flags: str, trains: bool, tmp_path: Path) -> None:
+    given = "--pure_bf16 False --batching_strategy padding --context_length 64"
+    planned = plan_model(tmp_path, SHAPES["tiny"], H200, [*flags.split(), *given.split()])
+    counts, counted = counted_work(planned, H200.card, 2, (64,), ROWS, trains=trains)
+    # With a mask, kernels compute all pairs of a row.
+    formulas = micro_batch_work(planned, counts._replace(num_attended_pairs=2 * 64 * 64), trains=trains)
+    assert counts.num_tokens == 2 * 64
+    # Of an adapter, the first layer's input needs no gradient.
+    exact = 0.03 if "peft" in flags else 1e-6
+    assert counted.matrix_flops == pytest.approx(formulas.matrix_flops, rel=exact)
+    assert counted.attention_flops == pytest.approx(formulas.attention_flops, rel=1e-6)
+    assert counted.moved_bytes == pytest.approx(formulas.moved_bytes, rel=exact)
+    assert counted.launch_seconds == pytest.approx(formulas.launch_seconds, rel=0.1)
+
+
+def planned_image_model(name: str, folder: Path, *flags: str) -> PlannedModel:
+    MODELS[name]()[0].save_pretrained(folder)
+    config = parse_flags(
+        ["--model_name", str(folder), "--dataset", "caption_dataset", "--mixed_precision", "0", *flags]
+    )
+    env = planned_environment(H200, config.train_config)
+    return build_planned_model(resolve(config, env), env)
+
+
+def flops_of_a_real_step(planned: PlannedModel) -> int:
+    """FLOPs of products with weights, as torch counts them on this CPU."""
+    resolved, model = planned.resolved, planned.adapted.model.to_empty(device="cpu").train()
+    for tensor in (*model.parameters(), *model.buffers()):
+        tensor.detach().zero_()
+    batch = meta_batch(resolved, 2, ROWS.longest, label_share=1.0, packed=False, by_offsets=False)
+
+    def real(value: Any) -> Any:
+        return tree_map_only(torch.Tensor, lambda tensor: torch.ones(tensor.shape, dtype=tensor.dtype), value)
+
+    batch = replace(batch, **{field.name: real(getattr(batch, field.name)) for field in fields(batch)})
+    image_id = getattr(resolved.model_config, "image_token_id", None) or resolved.model_config.image_token_index
+    batch.inputs["input_ids"][:, : num_image_tokens(resolved.model_config)] = image_id
+    with FlopCounterMode(display=False) as counter:
+        resolved.task.summed_loss(model, batch).backward()
+    found = counter.get_flop_counts()["Global"]
+    return sum(flops for op, flops in found.items() if not any(name in str(op) for name in OF_ATTENTION))
+
+
+@pytest.mark.parametrize("name", ["blip2_opt", "blip2_t5", "llava"])
+@pytest.mark.parametrize("flags", ["--freeze_vision", "--freeze_language_model", "--use_peft"])
+def test_as_much_is_counted_as_a_real_step_of_an_image_model_computes(name: str, flags: str, tmp_path: Path) -> None:
+    planned = planned_image_model(name, tmp_path, flags)
+    _, work = counted_work(planned, H200.card, 2, ROWS.longest, ROWS)
+    assert work.matrix_flops == flops_of_a_real_step(planned)
+    assert work.attention_flops > 0
+
+
+def test_a_frozen_tower_costs_a_forward_pass(tmp_path: Path) -> None:
+    def work(*flags: str) -> Any:
+        planned = planned_image_model("llava", tmp_path, "--activation_checkpointing", "off", *flags)
+        return counted_work(planned, H200.card, 2, ROWS.longest, ROWS)[1]
+
+    whole, frozen = work(), work("--freeze_vision")
+    for part in ("matrix_flops", "attention_flops", "moved_bytes", "weight_bytes", "launch_seconds"):
+        assert getattr(frozen, part) < getattr(whole, part)
+
+
+def test_the_plan_of_an_image_model_has_a_time_and_a_price(tmp_path: Path) -> None:
+    MODELS["blip2_t5"]()[0].save_pretrained(tmp_path)
+    argv = ["--model_name", str(tmp_path), "--dataset", "caption_dataset", "--use_peft", "--max_train_step", "10"]
+    plan = plan_of(parse_flags(argv), H200)
+    assert plan.time is not None
+    assert plan.time.seconds_per_run == pytest.approx(10 * plan.time.seconds_per_step)
+    assert plan.time.price == pytest.approx(3.0 * (plan.time.seconds_per_run or 0) / 3600)
+    assert plan.time.tokens_per_second_per_device > 0
+    assert not any("time:" in note for note in plan.notes)
