@@ -44,20 +44,25 @@ def plans_for(
 
     Args:
         phase: the one that memory ran out in.
-        batch: the one that did not fit: every row counts as long as its longest.
+        batch: the one that did not fit: every row counts as long as its longest, with as large a
+            share of label tokens as the batch had.
     """
     if figures.capacity is None or figures.allocated is None:
         return None
     hardware: Hardware = own_hardware(config.train_config, config.planning_config, env)
-    lengths = None
+    lengths = label_share = None
     if batch is not None:
+        if batch.num_label_tokens is not None and batch.targets_width is None:
+            label_share = batch.num_label_tokens / (batch.rows * batch.longest_row)
         widths = (batch.longest_row, *([] if batch.targets_width is None else [batch.targets_width]))
         # A micro-batch of training has as many rows as the data gave it; that of an evaluation does not tell.
         rows = batch.rows if phase in ("forward", "backward") else config.train_config.batch_size_training
         lengths = tuple(np.full(rows * env.world_size, width) for width in widths)
     beside = (figures.other_processes or 0) + max(0, (figures.this_process or 0) - (figures.reserved or 0))
     return Plans(
-        predict=lambda changed: PredictedRun(plan_of(changed, hardware, DataFacts(lengths=lengths))),
+        predict=lambda changed: PredictedRun(
+            plan_of(changed, hardware, DataFacts(lengths=lengths, label_share=label_share))
+        ),
         needed_gib=(figures.allocated + (figures.asked or 0)) / GIB,
         room_gib=(figures.capacity - beside) / GIB,
     )

@@ -30,6 +30,7 @@ class FailedBatch:
     width: int  # tokens of a row, with padding
     longest_row: int  # tokens of the longest row, without padding; under packing the row itself
     targets_width: int | None  # tokens of a row of targets that are apart from the inputs, as an encoder-decoder's
+    num_label_tokens: int | None = None  # that have a loss; None if the rows were not a batch yet
 
     def __str__(self) -> str:
         targets = "" if self.targets_width is None else f", targets of {self.targets_width:,}"
@@ -91,7 +92,8 @@ def _batch(values: dict[str, Any]) -> FailedBatch:
     if isinstance(mask, torch.Tensor):  # numpy asks torch for no memory
         mask = mask.numpy() if mask.device.type == "cpu" else None
     longest = width if mask is None else int(mask.sum(1).max())
-    return FailedBatch(rows, width, longest, None if targets is None else int(targets.shape[1]))
+    targets_width = None if targets is None else int(targets.shape[1])
+    return FailedBatch(rows, width, longest, targets_width, values.get("num_label_tokens"))
 
 
 def largest_module(frames: Iterable[FrameType]) -> nn.Module | None:

@@ -23,6 +23,7 @@ from planning.autopsy.memory_account import NUM_LARGEST, MemoryAccount, Suggesti
 from planning.less_memory import EXPANDABLE_SEGMENTS, Change, cheapest, device_changes, host_changes
 from planning.predicted import plans_for
 from reporting.memory_ledger import MemoryLedger, bytes_by_name
+from reporting.report.page import write_at_end
 from reporting.run_folder import OOM, PLAN, checkpoint_root
 from utils.environment import Environment, launch_command
 from utils.errors import RunError
@@ -37,17 +38,30 @@ Where = Callable[[], tuple[int, str]]
 class OutOfMemory(RunError):
     """Memory has run out on this rank. `parts` tells the account, and then what to type next."""
 
-    def __init__(self, account: MemoryAccount, suggest: Callable[[], list[Suggestion]], folder: Path | None) -> None:
+    def __init__(
+        self,
+        account: MemoryAccount,
+        suggest: Callable[[], list[Suggestion]],
+        folder: Path | None,
+        write_page: Callable[[Path], str] | None,
+    ) -> None:
+        """
+        Args:
+            write_page: writes the page about the run in its folder, and returns a line that says so; None: none is
+                asked for.
+        """
         super().__init__(account.lines()[0], "\n".join(account.lines()[1:]))
-        self.account, self.suggest, self.folder = account, suggest, folder
+        self.account, self.suggest, self.folder, self.write_page = account, suggest, folder, write_page
 
     def parts(self) -> Iterator[str]:
-        """The account at once; what to type next may take seconds to plan. Both go to oom.json."""
+        """The account at once; what to type next may take seconds to plan. Both go to oom.json, and to the page."""
         written = self._write([])
         yield "\n".join([*self.account.lines(), written] if written else self.account.lines())
         suggestions = self.suggest()
-        self._write(suggestions)
-        yield "\n".join(suggestion_lines(suggestions))
+        lines = suggestion_lines(suggestions)
+        if self._write(suggestions) and self.write_page is not None and self.folder is not None:
+            lines.append(self.write_page(self.folder))
+        yield "\n".join(lines)
 
     def _write(self, suggestions: Sequence[Suggestion]) -> str:
         """Write oom.json, if there is a run folder that this rank sees; returns a line that says so."""
@@ -93,7 +107,9 @@ class Autopsy:
             except Exception as mistake:  # the error itself says more than a mistake of this account
                 error.add_note(f"no account of the memory could be made: {mistake!r}")
                 return
-            raise OutOfMemory(account, lambda: self._suggestions(account), self.folder) from error
+            # The page that the run's end wrote has no account yet, and only rank 0 wrote one.
+            write_page = write_at_end if self.config.tracking_config.report else None
+            raise OutOfMemory(account, lambda: self._suggestions(account), self.folder, write_page) from error
 
     def _account(self, error: BaseException, whose: str) -> MemoryAccount:
         frames, ledger = stack_of(error), self.ledger

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import html
 import json
 import re
 import shlex
@@ -58,7 +59,7 @@ def test_the_account_names_the_phase_and_no_rank_is_left(
     phase: str, ranks: int, limits: Made, tiny_model: Path, process_group: ProcessGroup, tmp_path: Path
 ) -> None:
     """The last rank alone has so little: of two, the other one waits in a collective."""
-    argv = flags(tiny_model, tmp_path / "run", ranks)
+    argv = flags(tiny_model, tmp_path / "run", ranks, *(["--report"] if phase == "backward" else []))
     limit = limits[ranks][phase]
     outcomes = process_group.run(on_small_device(argv, limit, rank=ranks - 1), ranks, timeout_seconds=60)
     printed = "".join(outcome.stderr for outcome in outcomes)
@@ -76,6 +77,7 @@ def test_the_account_names_the_phase_and_no_rank_is_left(
     assert account["capacity_gib"] == pytest.approx(limit, rel=0.05)
     assert sum(account[f"{part}_gib"] for part in PARTS) == pytest.approx(account["allocated_gib"], rel=0.05)
     assert account["batch"]["rows"] == (16 if phase == "evaluation" else 1)
+    assert 0 < account["batch"]["num_label_tokens"] <= account["batch"]["rows"] * account["batch"]["longest_row"]
     assert 0 < account["batch"]["longest_row"] <= account["batch"]["width"] <= 64
     assert (account["optimizer_gib"] > 0) == (phase in ("optimizer_step", "evaluation"))
     assert account["largest"]["params"][0]["name"] == "model.embed_tokens.weight"
@@ -88,6 +90,10 @@ def test_the_account_names_the_phase_and_no_rank_is_left(
         assert change["command"] in printed
         assert change["saves_gib"] > 0
         assert shlex.split(change["command"])[-2:] == ["--resume", "auto"]
+    if phase == "backward":  # whichever rank it was
+        page = (tmp_path / "run/report.html").read_text()
+        assert f"ran out of device memory on rank {ranks - 1} in backward, step 1" in page
+        assert html.escape(account["changes"][0]["command"]) in page
 
 
 def test_the_first_command_runs_where_the_run_had_ended(

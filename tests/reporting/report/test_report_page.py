@@ -147,6 +147,7 @@ def test_the_run_that_was_asked_wrote_its_own_page(runs: Made) -> None:
     assert page.figures()["status"] == ["finished"]
     assert page.data["runs"][0]["train"]["step"] == page_of(runs["full"]).data["runs"][0]["train"]["step"]
     assert Page((runs["failed"] / "report.html").read_text()).figures()["status"] == ["failed"]
+    assert "ran out of device memory on rank 0 in forward, step 1" in (runs["oom"] / "report.html").read_text()
 
 
 # How a run ended
