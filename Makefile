@@ -28,7 +28,7 @@ $(VENV)/.installed: requirements.txt | $(VENV)/bin/python
 	$(BIN)/python -m pip install --quiet --requirement requirements.txt
 	@touch $@
 
-$(VENV)/.installed-dev: requirements-dev.txt requirements-tracking.txt requirements-evaluation.txt requirements-images.txt $(VENV)/.installed
+$(VENV)/.installed-dev: requirements-dev.txt requirements-tracking.txt requirements-evaluation.txt requirements-images.txt requirements-float8.txt $(VENV)/.installed
 	$(BIN)/python -m pip install --quiet --requirement requirements-dev.txt
 	@touch $@
 
@@ -48,9 +48,9 @@ test-cluster: $(VENV)/.installed-dev
 test-all: $(VENV)/.installed-dev
 	$(PYTEST)
 
-$(LOWEST)/.installed: requirements.txt requirements-dev.txt requirements-tracking.txt requirements-evaluation.txt requirements-images.txt
+$(LOWEST)/.installed: requirements.txt requirements-dev.txt requirements-tracking.txt requirements-evaluation.txt requirements-images.txt requirements-float8.txt
 	$(PYTHON) -m venv --clear $(LOWEST)
-	sed -nE 's/^([A-Za-z0-9_-]+)>=([0-9.]+).*/\1==\2/p' requirements.txt requirements-tracking.txt requirements-evaluation.txt requirements-images.txt \
+	sed -nE 's/^([A-Za-z0-9_-]+)>=([0-9.]+).*/\1==\2/p' requirements.txt requirements-tracking.txt requirements-evaluation.txt requirements-images.txt requirements-float8.txt \
 		| sed -E 's/^torch==.*/torch==$(TORCH)/' > $(LOWEST)/versions.txt
 	$(LOWEST)/bin/python -m pip install --quiet --requirement requirements-dev.txt --constraint $(LOWEST)/versions.txt
 	@touch $@

@@ -37,6 +37,7 @@ from planning.preflight import check_environment
 from planning.resolved import Resolved, resolve
 from policies.attention import check_packing_isolates
 from policies.building import BuiltModel, build_for_training
+from policies.float8 import computed_in_bf16, keep_scales
 from policies.loss_scaling import LossScaler
 from policies.optimizers.build import build_optimizer, optimizer_notes
 from policies.optimizers.offload import share_out_cores
@@ -189,6 +190,7 @@ def build(inputs: Inputs, config: RunConfig, env: Environment) -> Built:
     model = built.model
     train, fsdp = replace(config.train_config, lr=resolved.lr), config.fsdp_config
     optimizer = build_optimizer(model, train, fsdp)
+    keep_scales(model, optimizer, resolved.policies.float8)
     notes = [*unit_notes(model, fsdp.wrap), *optimizer_notes(model, train.lr, fsdp), *share_out_cores(fsdp, env)]
     print_rank_zero(env, *notes)
     packing = train.batching_strategy == "packing"
@@ -201,12 +203,13 @@ def build(inputs: Inputs, config: RunConfig, env: Environment) -> Built:
         offsets=built.empty.offsets,
     )
     if packing:
-        check_packing_isolates(
-            model,
-            lambda rows: task.summed_loss(model, collate(rows).to(env.device)),
-            vocab_size=inputs.vocab_size,
-            row_length=resolved.context_length,
-        )
+        with computed_in_bf16(model):  # in float8 the scale of activations is that of all documents
+            check_packing_isolates(
+                model,
+                lambda rows: task.summed_loss(model, collate(rows).to(env.device)),
+                vocab_size=inputs.vocab_size,
+                row_length=resolved.context_length,
+            )
     say = partial(print_rank_zero, env)
     loaders = Loaders(*make_loaders(inputs.data, config.train_config, resolved.batches, env, collate, say))
     steps_per_epoch = len(loaders.train)

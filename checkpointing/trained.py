@@ -16,6 +16,7 @@ from policies.adapter_kinds import is_own_name
 from policies.loss_scaling import LossScaler
 from policies.sharding import unwrap
 from policies.tensor_names import saved_buffers
+from utils.distributed import plain_tensor
 
 MODEL, OPTIMIZER = "model.", "optimizer.state."
 
@@ -53,7 +54,7 @@ def saved_tensors(model: nn.Module, *, every_name: bool = False) -> dict[str, to
     inner = unwrap(model)
     if isinstance(inner, PeftModel):
         return {name: p.detach() for name, p in inner.named_parameters() if is_own_name(inner, name)}
-    tensors = {name: p.detach() for name, p in inner.named_parameters(remove_duplicate=not every_name)}
+    tensors = {name: plain_tensor(p) for name, p in inner.named_parameters(remove_duplicate=not every_name)}
     state = inner.state_dict()
     return tensors | {name: state[name] for name in saved_buffers(inner)}
 

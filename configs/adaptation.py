@@ -13,6 +13,9 @@ SHARED_FIELDS = ("mixed_precision", "use_fp16")
 
 DEFAULT_SGD_MOMENTUM = 0.9
 
+FLOAT8_MULTIPLE = 16
+"""Of the sides of the factors of a float8 product, which its kernels need."""
+
 _CUSTOM_FILE = re.compile(r"[^:]+\.py(:.*)?", re.DOTALL)
 
 
@@ -28,6 +31,7 @@ def adapt(config: RunConfig) -> RunConfig:
     config = _fill_momentum(config)
     config = _agree_on_hybrid_sharding(config)
     config = _make_streams_one_epoch(config)
+    config = _pad_for_float8(config)
     return _note_settings_without_effect(config)
 
 
@@ -107,6 +111,14 @@ def _make_streams_one_epoch(config: RunConfig) -> RunConfig:
     if not config.streams or config.was_given("train_config.num_epochs"):
         return config
     return replace(config, train_config=replace(config.train_config, num_epochs=1))
+
+
+def _pad_for_float8(config: RunConfig) -> RunConfig:
+    """Pad batches to a width whose products need no padding of their own."""
+    train = config.train_config
+    if train.float8 is None or config.was_given("train_config.pad_to_multiple_of"):
+        return config
+    return replace(config, train_config=replace(train, pad_to_multiple_of=FLOAT8_MULTIPLE))
 
 
 def _note_settings_without_effect(config: RunConfig) -> RunConfig:

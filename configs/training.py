@@ -69,6 +69,12 @@ class TrainConfig:
         unset=False,
     )
 
+    float8: Literal["tensorwise", "rowwise"] | None = setting(
+        None,
+        "compute linear layers in float8, with one scale per tensor (tensorwise) or one per row (rowwise, nearer to "
+        "bf16); under LoRA the frozen weights are also stored so",
+    )
+
     # Loss
     label_smoothing: float = setting(
         0.0,
@@ -161,7 +167,7 @@ class TrainConfig:
     )
     pad_to_multiple_of: int = setting(
         8,
-        "pad the width of a batch to a multiple of this, but never beyond context_length",
+        "pad the width of a batch to a multiple of this, but never beyond context_length; 16 under float8",
         unit="tokens",
         minimum=1,
     )

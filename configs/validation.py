@@ -57,9 +57,34 @@ def _check_what_is_trained(config: RunConfig) -> None:
             raise ConfigError(f"--{field}: nothing is quantized without --quantization; add it, or leave this out")
         if config.quantization_config.quantization == "8bit" and field in ("quant_type", "use_double_quant"):
             raise ConfigError(f"--{field}: 8bit has no such choice; give --quantization 4bit, or leave this out")
+    _check_float8(config)
     if config.was_given("train_config.num_freeze_layers") and not train.freeze_layers:
         raise ConfigError("--num_freeze_layers: nothing is frozen without --freeze_layers; add it, or leave this out")
     _check_adapter(config)
+
+
+def _check_float8(config: RunConfig) -> None:
+    train = config.train_config
+    if train.float8 is None:
+        return
+    if config.quantization_config.quantization:
+        raise ConfigError(
+            f"--float8: cannot be combined with --quantization {config.quantization_config.quantization}, which stores "
+            "the same weights in another way; leave one of them out"
+        )
+    if train.use_fp16 or train.mixed_precision is False:
+        asked = "--use_fp16" if train.use_fp16 else "--mixed_precision False"
+        raise ConfigError(f"--float8: the rest of the model must compute in bf16, not as {asked} says; leave one out")
+    if train.use_peft and train.peft_method != "lora":
+        raise ConfigError(
+            f"--float8: a frozen model in float8 carries LoRA alone, not --peft_method {train.peft_method}; leave one "
+            "of them out"
+        )
+    if train.use_peft and config.lora_config.use_dora:
+        raise ConfigError(
+            "--float8: DoRA unpacks every adapted weight in each forward pass, which costs what float8 saves; leave "
+            "--use_dora or this out"
+        )
 
 
 def _check_adapter(config: RunConfig) -> None:

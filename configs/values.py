@@ -25,6 +25,7 @@ _DTYPES = {"bfloat16": "bf16", "float32": "fp32", "torch.bfloat16": "bf16", "tor
 # Other accepted spellings of some settings' values, in lower case.
 _SPELLINGS: dict[str, dict[str, str]] = {
     "quantization": {**dict.fromkeys(_TRUE, "4bit"), **dict.fromkeys(_FALSE, "none")},
+    "float8": dict.fromkeys(_FALSE, "none"),
     "resume": {**dict.fromkeys(_TRUE, "auto"), **dict.fromkeys((*_FALSE, *_NONE), "False"), "auto": "auto"},
     "from_peft_checkpoint": dict.fromkeys(_NONE, ""),
     "optimizer": {

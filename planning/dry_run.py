@@ -18,6 +18,7 @@ from planning.planned_run import plan_of
 from planning.resolved import Resolved, resolve
 from planning.sizes import check_model_sizes
 from planning.what_fits import NOTHING_FITS, fits_table, predictor, what_fits
+from policies.float8 import resolve_float8
 from policies.quantization import resolve_quantization
 from reporting.tables import print_for_people
 from utils.environment import Environment, print_rank_zero
@@ -68,6 +69,9 @@ def _check_device(resolved: Resolved, env: Environment) -> None:
     """Refuse what the devices of this machine cannot do."""
     config, policies = resolved.config, resolved.policies
     resolve_quantization(config.quantization_config, policies.precision, policies.layout, env.device)
+    resolve_float8(
+        config.train_config, policies.precision, policies.layout, resolved.widths, env.device_facts, env.device
+    )
     check_model_sizes(config, resolved.model_config, resolved.context_length, env)
 
 

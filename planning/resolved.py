@@ -18,6 +18,7 @@ from planning.sizes import check_model_sizes
 from policies.adapter_targets import default_targets
 from policies.adapters import num_virtual_tokens
 from policies.apply_policies import Policies
+from policies.float8 import resolve_float8
 from policies.loading import load_model_config
 from policies.mixed_precision import resolve_precision
 from policies.quantization import resolve_quantization
@@ -97,6 +98,14 @@ def resolve(
     config = with_default_targets(settings_of_task(config, task), model_config)
     lengths, length_notes = resolve_lengths(config.train_config, config.prefix_config, model_config, task.LENGTHS)
     check_model_sizes(config, model_config, lengths[0], env)
+    float8 = resolve_float8(
+        config.train_config,
+        precision,
+        layout,
+        [PaddedWidth(config.train_config.pad_to_multiple_of, length) for length in lengths],
+        env.device_facts,
+        env.device if env.planned_device is None else None,
+    )
     return Resolved(
         config=config,
         task=task,
@@ -104,7 +113,7 @@ def resolve(
         batches=batches,
         began_with=began_with,
         lr=lr,
-        policies=Policies(precision, quantization, layout),
+        policies=Policies(precision, quantization, layout, float8),
         lengths=lengths,
         notes=(*precision_notes, *batch_notes, *lr_notes, *length_notes),
     )

@@ -18,6 +18,7 @@ from torch.utils.checkpoint import CheckpointPolicy, checkpoint, create_selectiv
 
 from configs.fsdp import FsdpConfig
 from configs.training import TrainConfig
+from policies.float8_linear import FLOAT8_PRODUCTS
 from policies.lora_layers import LORA_PRODUCTS
 from policies.quantized_linear import QUANTIZED_PRODUCTS
 from policies.wrapping import find_layers
@@ -27,7 +28,9 @@ from utils.errors import ConfigError
 MATRIX_PRODUCTS = (
     torch.ops.aten.mm.default,
     torch.ops.aten.addmm.default,
+    torch.ops.aten._scaled_mm.default,
     *QUANTIZED_PRODUCTS,
+    *FLOAT8_PRODUCTS,
     *LORA_PRODUCTS,
 )
 

@@ -13,6 +13,7 @@ from policies.activation_checkpointing import apply_activation_checkpointing
 from policies.adapters import apply_adapters, store_adapters
 from policies.compilation import compile_layers
 from policies.dora import set_magnitudes
+from policies.float8 import Float8, compute_in_float8, store_in_float8
 from policies.freezing import freeze_layers, freeze_parts
 from policies.lora_layers import use_lean_forward
 from policies.loss import use_summed_loss
@@ -34,6 +35,7 @@ class Policies(NamedTuple):
     precision: Precision
     quantization: Quantization | None
     layout: Layout
+    float8: Float8 | None = None
 
 
 class Adapted(NamedTuple):
@@ -70,7 +72,11 @@ def adapt_model(
     layers, units = find_layers(base), find_units(base, config.fsdp_config.wrap)
 
     # 1. PEFT, on quantized layers or plain ones
-    notes = () if policies.quantization is None else (quantize_linears(base, policies.quantization),)
+    notes: tuple[str, ...] = ()
+    if policies.quantization is not None:
+        notes = (quantize_linears(base, policies.quantization),)
+    elif policies.float8 is not None and train.use_peft:
+        notes = (store_in_float8(base, policies.float8),)
     if train.use_peft:
         model = apply_adapters(model, config, task.PEFT_TYPE, new_tokens, adapter_device)
         store_adapters(model, policies.precision.adapter_dtype)
@@ -81,6 +87,8 @@ def adapt_model(
         freeze_layers(model, stacks, train.num_freeze_layers)
     freeze_parts(model, base, train)
     # 3. precision: weights have their storage dtype since they were built; the policy that casts belongs to sharding
+    if policies.float8 is not None and not train.use_peft:
+        notes = (compute_in_float8(base, policies.float8),)
     # 4. activation checkpointing
     apply_activation_checkpointing(base, checkpointing)
     # 5. compile, inside the hooks that sharding adds

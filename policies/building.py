@@ -73,7 +73,7 @@ def build_empty(
     notes += filter(None, [generation_settings(train.model_name)[1]])
     notes += adapter_notes(model, train, config.lora_config, config.llama_adapter_config)
     checkpointing, checkpointing_notes = checkpointing_mode(
-        model, train, config.fsdp_config, quantized=policies.quantization is not None
+        model, train, config.fsdp_config, quantized=policies.quantization is not None and policies.float8 is None
     )
     return EmptyModel(
         model=model,

@@ -48,14 +48,14 @@ def resolve_quantization(
         quant_type=settings.quant_type if settings.quantization == "4bit" else "int8",
         use_double_quant=settings.use_double_quant and settings.quantization == "4bit",
         compute_dtype=DTYPES[settings.compute_dtype] if settings.compute_dtype else precision.compute_dtype,
-        storage_dtype=_storage_dtype(settings.quant_storage, layout),
+        storage_dtype=storage_dtype(settings.quant_storage, layout),
     )
     if device is not None:
         _try_on(device, quantization)
     return quantization
 
 
-def _storage_dtype(asked: str, layout: Layout) -> torch.dtype:
+def storage_dtype(asked: str, layout: Layout) -> torch.dtype:
     """The dtype asked for; by default uint8, or fp32 if this version of torch shards floating-point tensors only.
 
     fp32 because every kernel copies it unchanged. Some kernels copy bf16 and fp16 through fp32, which changes the bits
@@ -102,6 +102,27 @@ def quantize_linears(model: Any, quantization: Quantization) -> str:
     Raises:
         ConfigError: if there is no linear layer.
     """
+    linears, left_out = linears_of_layers(model)
+    if not linears:
+        raise ConfigError(
+            f"--quantization: {type(model).__name__} has no torch.nn.Linear layers to quantize; leave it out"
+        )
+    num_weights = sum(parameter.numel() for parameter in model.parameters())
+    for name, module in linears:
+        model.set_submodule(name, QuantizedLinear(module, quantization))
+    quantized = sum(module.weight.numel() for _, module in linears)
+    return (
+        f"quantization: {quantization.name}, {quantized / 1e6:,.1f} of {num_weights / 1e6:,.1f} million weights: all "
+        f"linear layers{' of the language model' if has_vision(model) else ''} but {left_out}"
+    )
+
+
+def linears_of_layers(model: Any) -> tuple[list[tuple[str, nn.Linear]], str]:
+    """The linear layers that may be stored or computed in fewer bits, by name, and which others there are, in words.
+
+    These are all but the output head, of a model of image and text those of its language part; and without those that
+    transformers keeps in fp32 (`quantize_linears` says why).
+    """
     head, parts = model.get_output_embeddings(), language_part(model) if has_vision(model) else [model]
     kept = {name for part in parts for name in getattr(part, "_keep_in_fp32_modules", None) or ()}
     inside = {id(module) for part in parts for module in part.modules()}
@@ -111,20 +132,7 @@ def quantize_linears(model: Any, quantization: Quantization) -> str:
         if type(module) is nn.Linear and module is not head and id(module) in inside
         if kept.isdisjoint(name.split("."))
     ]
-    if not linears:
-        raise ConfigError(
-            f"--quantization: {type(model).__name__} has no torch.nn.Linear layers to quantize; leave it out"
-        )
-    num_weights = sum(parameter.numel() for parameter in model.parameters())
-    for name, module in linears:
-        parent, _, child = name.rpartition(".")
-        setattr(model.get_submodule(parent), child, QuantizedLinear(module, quantization))
-    quantized = sum(module.weight.numel() for _, module in linears)
-    return (
-        f"quantization: {quantization.name}, {quantized / 1e6:,.1f} of {num_weights / 1e6:,.1f} million weights: all "
-        f"linear layers{' of the language model' if has_vision(model) else ''} but "
-        f"{' and '.join(['the output head', *sorted(kept)])}"
-    )
+    return linears, " and ".join(["the output head", *sorted(kept)])
 
 
 @contextmanager

@@ -85,6 +85,7 @@ def _layout(env: Environment, resolved: dict[str, Any], devices: list[dict[str, 
 
 def _compute(train: TrainConfig, quantized: QuantizationConfig, resolved: dict[str, Any]) -> str:
     apart = f" (quantized layers {quantized.compute_dtype})" if quantized.compute_dtype else ""
+    apart += f" (linear layers float8, {train.float8})" if train.float8 else ""
     return (
         f"{resolved['precision']}{apart}, activation checkpointing {resolved['activation_checkpointing']}, "
         f"{'compiled layers' if train.compile else 'not compiled'}"

@@ -16,6 +16,7 @@ class DeviceFacts(NamedTuple):
     type: Literal["cpu", "cuda"]
     memory_bytes: int  # that its driver gives; of a CPU, the host's
     has_bf16: bool  # whether it computes in bf16 natively. A CPU emulates it, so bf16 is not its default
+    has_float8: bool = False  # whether it multiplies float8: NVIDIA's cards of compute capability 8.9 and higher
 
 
 def facts_of(device: torch.device) -> DeviceFacts:
@@ -25,4 +26,6 @@ def facts_of(device: torch.device) -> DeviceFacts:
     if device.type != "cuda":
         return DeviceFacts("cpu", int(psutil.virtual_memory().total), has_bf16=False)
     properties = torch.cuda.get_device_properties(device)
-    return DeviceFacts("cuda", properties.total_memory, has_bf16=torch.cuda.get_device_capability(device)[0] >= 8)
+    capability = torch.cuda.get_device_capability(device)
+    has_float8 = capability >= (8, 9) and torch.version.hip is None
+    return DeviceFacts("cuda", properties.total_memory, has_bf16=capability[0] >= 8, has_float8=has_float8)

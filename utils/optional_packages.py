@@ -24,6 +24,17 @@ def import_optional(module: str, needed: str, remedy: str) -> ModuleType:
         raise ConfigError(f"{needed} ({reason}); {remedy}") from error
 
 
+def import_torchao(flag: str) -> ModuleType:
+    """torchao's float8 training, for the flag that needs it.
+
+    Raises:
+        ConfigError: as `import_optional`.
+    """
+    return import_optional(
+        "torchao.float8", f"{flag}: needs torchao", "pip install -r requirements-float8.txt, or leave the flag out"
+    )
+
+
 def import_bitsandbytes(flag: str) -> ModuleType:
     """bitsandbytes, which looks for a GPU's libraries, for the flag that needs it.
 

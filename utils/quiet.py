@@ -16,6 +16,9 @@ def quiet_imports() -> None:
     """Leave only the errors of what libraries log while they are imported. For the start of a script."""
     # peft imports bitsandbytes if it is installed, which on some CPUs tells of a faster kernel on the hub.
     logging.getLogger("bitsandbytes").setLevel(logging.ERROR)
+    # transformers imports torchao if it is installed, which warns of kernels of its own that this torch cannot load.
+    logging.getLogger("torchao").setLevel(logging.ERROR)
+    logging.getLogger("torch.utils._pytree").setLevel(logging.ERROR)
     if launcher_rank():
         # torch's store tells of its end with forty lines of C++ frames. The run says it in a line of its own.
         os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")

@@ -81,7 +81,7 @@ def overhead_gib(peak_gib: float, world_size: int) -> float:
 
 def scheme_of(planned: PlannedModel) -> Scheme:
     """How a run of ours holds its parameters."""
-    precision, _, layout = planned.resolved.policies
+    precision, layout = planned.resolved.policies.precision, planned.resolved.policies.layout
     train, fsdp = planned.config.train_config, planned.config.fsdp_config
     num_shards = layout.mesh_shape[1] if layout.kind == "fully_shard" else 1
     return Scheme(

@@ -16,7 +16,7 @@ import torch
 from torch import nn
 
 from policies.optimizers.states import LocalOptimizer, zero_state
-from utils.distributed import local_tensor
+from utils.distributed import local_tensor, plain_tensor
 from utils.optional_packages import import_bitsandbytes
 
 BLOCK = 256  # elements that share a scale; fixed in bitsandbytes' kernels
@@ -135,7 +135,7 @@ class AdamW8bit(LocalOptimizer):
         part = local_tensor(parameter)
         if not self._paged or part.numel() < SMALLEST_PAGED:
             return zero_state(parameter, parameter.shape, dtype)
-        average = torch.empty_like(parameter.detach(), dtype=dtype, device="cpu")
+        average = torch.empty_like(plain_tensor(parameter), dtype=dtype, device="cpu")
         pages = self._functional.get_paged(*part.shape, dtype=dtype, device=part.device)
         self._functional.fill(pages, 0)
         local: Any = local_tensor(average).set_(pages)

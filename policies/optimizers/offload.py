@@ -15,7 +15,7 @@ from torch import nn
 from torch.optim import Optimizer
 
 from configs.fsdp import FsdpConfig
-from utils.distributed import local_tensor
+from utils.distributed import local_tensor, plain_tensor
 from utils.environment import Environment
 
 BUCKET_BYTES = 2**28  # updated at once: large enough for all cores, small enough for copies to overlap with updates
@@ -107,7 +107,8 @@ class CPUOffloadOptimizer(Optimizer):
 @torch.no_grad()
 def _empty_on_host(parameter: nn.Parameter) -> torch.Tensor:
     """An empty tensor like `parameter` in host memory, sharded alike; pinned if the parameter is on a GPU."""
-    return torch.empty_like(parameter, device="cpu", pin_memory=local_tensor(parameter).device.type == "cuda")
+    pins = local_tensor(parameter).device.type == "cuda"
+    return torch.empty_like(plain_tensor(parameter), device="cpu", pin_memory=pins)
 
 
 def share_out_cores(fsdp: FsdpConfig, env: Environment) -> list[str]:

@@ -12,7 +12,7 @@ from torch import nn
 from torch.distributed.tensor import DTensor
 from torch.optim import Optimizer
 
-from utils.distributed import local_tensor
+from utils.distributed import local_tensor, plain_tensor
 
 
 @torch.no_grad()
@@ -27,7 +27,7 @@ def zero_state(
     device = device or local_tensor(parameter).device
     shape = tuple(shape)
     if shape == tuple(parameter.shape):
-        state = torch.empty_like(parameter.detach(), dtype=dtype, device=device)
+        state = torch.empty_like(plain_tensor(parameter), dtype=dtype, device=device)
     elif isinstance(parameter, DTensor) and len(shape) == parameter.dim() and shape[0] == parameter.shape[0]:
         mesh, placements = parameter.device_mesh, parameter.placements
         state = torch.distributed.tensor.empty(*shape, dtype=dtype, device_mesh=mesh, placements=placements)
