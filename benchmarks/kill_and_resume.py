@@ -19,7 +19,6 @@ import os
 import random
 import re
 import shutil
-import subprocess
 import sys
 import tempfile
 import time
@@ -27,6 +26,7 @@ import zlib
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from subprocess import Popen
 
 import numpy as np
 import psutil
@@ -73,9 +73,7 @@ class Ranks:
         argv, self.log = [sys.executable, SCRIPT, *flags], log
         with open(log, "a") as file:
             self.started = [
-                subprocess.Popen(
-                    argv, env=variables | {"RANK": str(rank), "LOCAL_RANK": str(rank)}, stdout=file, stderr=file
-                )
+                Popen(argv, env=variables | {"RANK": str(rank), "LOCAL_RANK": str(rank)}, stdout=file, stderr=file)
                 for rank in range(world_size)
             ]
 
@@ -233,13 +231,13 @@ def kill_and_resume(options: argparse.Namespace, given: Sequence[str], folder: P
     )
 
 
-def main() -> int:
+def main(argv: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--kills", type=int, default=20)
     parser.add_argument("--ranks", type=int, nargs="+", default=[2], help="several: each launch draws one of them")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--folder", type=Path, help="for models and runs; unset: a temporary one")
-    options, given = parser.parse_known_args()
+    options, given = parser.parse_known_args(argv)
     folder = options.folder or Path(tempfile.mkdtemp())
     folder.mkdir(parents=True, exist_ok=True)
     try:

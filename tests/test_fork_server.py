@@ -35,12 +35,12 @@ def test_an_exception_is_printed_and_exit_handlers_run() -> None:
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGKILL, signal.SIGINT])
 def test_signals_end_it_as_they_end_a_process(number: signal.Signals, tmp_path: Path) -> None:
     fork = start(f"import time; open({str(tmp_path / 'began')!r}, 'w'); time.sleep(60)")
-    deadline = time.monotonic() + 60
+    deadline = time.monotonic() + 300
     while not (tmp_path / "began").exists():
         assert time.monotonic() < deadline
         time.sleep(0.01)
     os.kill(fork.pid, number)
-    assert fork.wait(10) == -number
+    assert fork.wait(60) == -number
 
 
 def test_forks_differ_in_their_random_numbers() -> None:
@@ -62,7 +62,7 @@ def test_clients_that_go_without_a_word_leave_the_server_running() -> None:
     member = start("import time; time.sleep(60)", process_group=leader.pid)
     assert os.getpgid(member.pid) == leader.pid
     os.killpg(leader.pid, signal.SIGKILL)
-    assert [leader.wait(10), member.wait(10)] == [-signal.SIGKILL] * 2
+    assert [leader.wait(60), member.wait(60)] == [-signal.SIGKILL] * 2
     assert not psutil.pid_exists(leader.pid)
     late = start("pass", process_group=leader.pid)  # a group that is gone
-    assert late.wait(10) == 0
+    assert late.wait(60) == 0

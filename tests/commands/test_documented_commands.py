@@ -47,16 +47,11 @@ def run_documented(
     *,
     nproc: int | None = None,
     cwd: Path,
-    real: bool = False,
 ) -> None:
-    """Run one documented command with the model, the data and, if it has one, the output folder of this test.
-
-    Args:
-        real: start new interpreters, not forks.
-    """
+    """Run one documented command with the model, the data and, if it has one, the output folder of this test."""
     flags = [*line.split(), "--model_name", str(model), "--samsum_dataset.data_path", str(data)]
     flags += [] if output is None else ["--output_dir", str(output)]
-    done = run_command(*flags, nproc=nproc, cwd=cwd, timeout_seconds=500, real=real)
+    done = run_command(*flags, nproc=nproc, cwd=cwd, timeout_seconds=500)
     assert done.returncode == 0, done.stderr
     assert not [text for text in done.stderr.split("\n") if text.startswith("error: ")], done.stderr
     assert "Traceback" not in done.stderr
@@ -181,7 +176,7 @@ SHARDED_COPY = "--dist_checkpoint_root_folder model_checkpoints --dist_checkpoin
 @pytest.mark.slow
 @pytest.mark.parametrize("more", ["", " --use_fast_kernels"], ids=["plain", "fast-kernels"])
 def test_lora_over_four_ranks_writes_an_adapter(more: str, tiny_model: Path, few_samples: Path, tmp_path: Path) -> None:
-    run_documented(FSDP_LORA + more, tiny_model, few_samples, tmp_path / "run", nproc=4, cwd=tmp_path, real=not more)
+    run_documented(FSDP_LORA + more, tiny_model, few_samples, tmp_path / "run", nproc=4, cwd=tmp_path)
     assert_run_folder_keeps_its_contract(tmp_path / "run", world_size=4, num_samples=(NUM_TRAIN, NUM_EVAL))
     assert_adapter_loads(tmp_path / "run/adapter", tiny_model)
     assert [entry.name for entry in tmp_path.iterdir()] == ["run"], "written elsewhere"

@@ -14,6 +14,7 @@ from configs.flags import parse_flags
 from data.batch_layout import BatchLayout
 from tests.helpers.image_models import save_image_model, save_pictures
 from tests.helpers.made import Made
+from tests.helpers.pairwise import select_values
 from tests.helpers.processes import ROOT, ProcessGroup, read_metrics
 from tests.helpers.refusals import dialogues, write_lines
 from tests.helpers.seq2seq_models import save_seq2seq
@@ -32,6 +33,25 @@ def command_of(recipe: Path) -> list[str]:
     """The command in the recipe's first lines, as words."""
     (command,) = re.findall(r"^#   ((?:python|torchrun|accelerate launch) .*)$", recipe.read_text(), re.MULTILINE)
     return shlex.split(command)
+
+
+def named_settings(recipe: Path) -> dict[tuple[str, str], str]:
+    """The settings of a recipe that are no numbers, by section and name."""
+    sections = {name: section for name, section in yaml.safe_load(recipe.read_text()).items() if section}
+    return {
+        (section, name): str(value)
+        for section, settings in sections.items()
+        for name, value in settings.items()
+        if isinstance(value, str | bool)
+    }
+
+
+SETTINGS = {recipe: named_settings(recipe) for recipe in RECIPES}
+NAMES = sorted(set().union(*SETTINGS.values()))
+
+
+def values_of(recipe: Path) -> list[str | None]:
+    return [recipe.parent.name, *(SETTINGS[recipe].get(name) for name in NAMES)]
 
 
 def num_ranks(words: list[str]) -> int:
@@ -55,7 +75,9 @@ def models(tiny_model: Path, tmp_path_factory: pytest.TempPathFactory) -> Made:
     return Made(make)
 
 
-@pytest.mark.parametrize("recipe", RECIPES, ids=lambda path: str(path.relative_to(ROOT / "configs/recipes")))
+@pytest.mark.parametrize(
+    "recipe", select_values(RECIPES, values_of), ids=lambda path: str(path.relative_to(ROOT / "configs/recipes"))
+)
 def test_a_recipe_trains_as_its_first_lines_say(
     recipe: Path,
     models: Made,

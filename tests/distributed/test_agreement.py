@@ -100,7 +100,7 @@ def test_the_same_weights_elsewhere_are_not_refused(bench: Bench) -> None:
         Captured([*SCRIPT, *bench.flags(*given, *more)], bench.folder, env)
         for more, env in zip(([], ["--model_name", str(copy)]), environments, strict=True)
     ]
-    outcomes = [rank.outcome(60) for rank in ranks]
+    outcomes = [rank.outcome(300) for rank in ranks]
     assert [outcome.status for outcome in outcomes] == [0, 0], outcomes
 
 

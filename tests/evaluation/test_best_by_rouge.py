@@ -60,7 +60,7 @@ def test_a_stop_while_generating_leaves_the_evaluation_due(tiny_model: Path, tmp
     try:
         wait_until(lambda: "generating ..." in (tmp_path / "log").read_text(), started)
         (run / "STOP").touch()
-        assert started.wait(120) == [0, 0], (tmp_path / "log").read_text()
+        assert started.wait(300) == [0, 0], (tmp_path / "log").read_text()
     finally:
         started.kill()
     assert read_metrics(run)[-1]["status"] == "stopped"

@@ -84,20 +84,21 @@ def save_learner(family: str, folder: Path) -> Path:
 
 
 @pytest.mark.slow
+@pytest.mark.long
 @pytest.mark.timeout(900)
 @pytest.mark.parametrize(("family", "num_steps"), [("bart", 400), ("t5", 900)])
 def test_the_samples_are_learned_and_rouge_says_so(
     family: str, num_steps: int, process_group: ProcessGroup, tmp_path: Path
 ) -> None:
-    """ROUGE-L on dialogues that were not trained on, 25 points above that of random weights."""
+    """ROUGE-L on dialogues that were not trained on, 25 points above that of random weights; on one rank, at half the
+    cost of two, which give the same losses and texts (tested above, and in tests/distributed/test_seq2seq.py)."""
     model = save_learner(family, tmp_path / "model")
     given = ["--max_train_step", str(num_steps), "--num_epochs", "9", "--lr", "2e-3", "--warmup_steps", "30"]
-    given += ["--scheduler", "cosine", "--gradient_clipping", "--batch_size_training", "4", "--val_batch_size", "20"]
+    given += ["--scheduler", "cosine", "--gradient_clipping", "--batch_size_training", "8", "--val_batch_size", "20"]
     given += ["--eval_generate", "--max_new_tokens", "30", "--max_generate_samples", "60", "--eval_before_training"]
-    given += ["--max_source_length", "80", "--enable_fsdp", "--sharding_strategy", "SHARD_GRAD_OP"]
-    given += ["--fsdp_activation_checkpointing", "False", "--save_every_steps", "0", "--save_model", "False"]
+    given += ["--max_source_length", "80", "--save_every_steps", "0", "--save_model", "False"]
     argv = flags(model, ROOT / "datasets/samples/dialogue_summary", tmp_path / "run", *given)
-    outcomes = process_group.run(argv, 2, timeout_seconds=900)
-    assert [outcome.status for outcome in outcomes] == [0, 0], outcomes[0].stderr
+    (outcome,) = process_group.run(argv, 1, timeout_seconds=900)
+    assert outcome.status == 0, outcome.stderr
     scores = [event["rougeL"] for event in read_metrics(tmp_path / "run") if event["event"] == "eval"]
     assert scores[-1] >= scores[0] + 25

@@ -37,7 +37,8 @@ AT_START = dict(os.environ)
 # Imported late by runs, or by tests whose functions are run.
 LATE = ("bitsandbytes", "safetensors.torch", "torch.distributed.checkpoint", "torch.distributed.run", "tensorboard")
 LATE += ("torch.utils.tensorboard", "tensorboard.plugins.hparams.plugin_data_pb2", "peft.tuners.lora.bnb")
-LATE += ("tools.export", "tools.generate", "numpy.ctypeslib", "pytest")
+LATE += ("tools.export", "tools.generate", "numpy.ctypeslib", "pytest", "data.prompts", "rouge_score.rouge_scorer")
+LATE += ("multiprocessing.popen_fork", "rich._emoji_codes")
 # Libraries read these once, while they are imported.
 READ_AT_IMPORT = ("HF_", "TRANSFORMERS_", "PYTHON", "OMP_", "TOKENIZERS_", "CUDA_", "LD_", "LC_", "LANG")
 WITHOUT_MEANING = ("PYTHONUNBUFFERED", "PYTHONDONTWRITEBYTECODE")
@@ -136,11 +137,10 @@ def run_fork(request: dict[str, Any], fds: list[int]) -> None:
     if isinstance(run, bytes):  # a function
         sys.path[0] = str(ROOT)
         sys.exit(call(run))
-    if run[:2] == ["-m", "torch.distributed.run"]:
-        subprocess_handler = importlib.import_module(
-            "torch.distributed.elastic.multiprocessing.subprocess_handler.subprocess_handler"
-        )
-        subprocess_handler.Popen = ForkedRank  # type: ignore[attr-defined]
+    elastic: Any = importlib.import_module(
+        "torch.distributed.elastic.multiprocessing.subprocess_handler.subprocess_handler"
+    )
+    elastic.Popen = ForkedRank  # torchrun's ranks, and accelerate's, which starts them as torchrun does
     run_script(run)
 
 

@@ -6,6 +6,7 @@ import contextlib
 import functools
 import os
 import pickle
+import signal
 import socket
 import subprocess
 import sys
@@ -95,6 +96,10 @@ class Fork:
                 raise subprocess.TimeoutExpired(f"fork {self.pid}", timeout or 0) from None
         assert self.returncode is not None
         return self.returncode
+
+    def kill(self) -> None:
+        if self.poll() is None:
+            os.kill(self.pid, signal.SIGKILL)
 
     def _receive(self, flags: int) -> None:
         message = self._connection.recv(100, flags)

@@ -52,6 +52,12 @@ def select_product(*factors: Iterable[Hashable]) -> list[Any]:
     return select(itertools.product(*factors))
 
 
+def select_values(cases: Sequence[Any], values: Callable[[Any], Values]) -> list[Any]:
+    """All cases, of which those that no single value needs are marked `slow`."""
+    needed = covering([values(case) for case in cases], 1)
+    return [case if place in needed else _marked(case, pytest.mark.slow) for place, case in enumerate(cases)]
+
+
 def slow_but(first: int, cases: Iterable[Any]) -> list[Any]:
     """The cases, of which those after the first few are marked `slow`."""
     return [case if place < first else _marked(case, pytest.mark.slow) for place, case in enumerate(cases)]

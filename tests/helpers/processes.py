@@ -221,7 +221,7 @@ def wait_until(condition: Callable[[], bool], run: RunningCommand) -> None:
 
 
 def assert_all_gone(processes: list[psutil.Process]) -> None:
-    _gone, alive = psutil.wait_procs(processes, timeout=30)
+    _gone, alive = psutil.wait_procs(processes, timeout=120)
     assert not alive, alive
 
 

@@ -1,4 +1,4 @@
-"""Tensors sharded unevenly and saved by several processes; apart, so that these import nothing but torch."""
+"""Tensors sharded unevenly and saved by several processes."""
 
 from __future__ import annotations
 
@@ -17,8 +17,10 @@ def whole(rows: int) -> torch.Tensor:
     return torch.arange(rows * 5.0 * rows).reshape(rows, 5 * rows)
 
 
-def save_shards(rank: int, world_size: int, folder: str, port: int) -> None:
-    dist.init_process_group("gloo", init_method=f"tcp://127.0.0.1:{port}", rank=rank, world_size=world_size)
+def save_shards(folder: str) -> None:
+    """One rank's part, to be run on several."""
+    dist.init_process_group("gloo")
+    rank, world_size = dist.get_rank(), dist.get_world_size()
     mesh = DeviceMesh("cpu", torch.arange(world_size))
     state: dict[str, Any] = {"model.same": torch.arange(4.0)}
     for dim, rows in SHARDED:
@@ -28,4 +30,3 @@ def save_shards(rank: int, world_size: int, folder: str, port: int) -> None:
         sharded = DTensor.from_local(local.contiguous(), mesh, [Shard(dim)], shape=tensor.shape, stride=tensor.stride())
         state[f"model.w{dim}{rows}"] = sharded
     dcp.save(state, checkpoint_id=folder)
-    dist.destroy_process_group()

@@ -166,7 +166,7 @@ def test_a_file_that_was_not_touched_for_long_is_not_waited_for(tmp_path: Path) 
     os.utime(tmp_path / "lock.json", (time.time() - 3600, time.time() - 3600))
     started = time.monotonic()
     RunLock().take("--output_dir", tmp_path)
-    assert time.monotonic() - started < 5
+    assert time.monotonic() - started < STALE_SECONDS / 2
 
 
 def test_a_run_touches_its_file_often_enough_and_only_as_long_as_it_is_its_own(tmp_path: Path) -> None:
@@ -174,7 +174,7 @@ def test_a_run_touches_its_file_often_enough_and_only_as_long_as_it_is_its_own(t
     lock = RunLock(beat_seconds=0.05)
     lock.take("--output_dir", tmp_path)
     before = (tmp_path / "lock.json").stat().st_mtime_ns
-    deadline = time.monotonic() + 20
+    deadline = time.monotonic() + 120
     while (tmp_path / "lock.json").stat().st_mtime_ns == before:
         assert time.monotonic() < deadline
         time.sleep(0.02)
@@ -232,11 +232,15 @@ def test_a_folder_that_is_deleted_is_said_once_and_held_again_when_it_is_back(tm
     lock = RunLock(beat_seconds=0.02, say=said_lines.append)
     lock.take("--output_dir", tmp_path / "run")
     (tmp_path / "run").rename(tmp_path / "away")
-    time.sleep(0.3)
+    deadline = time.monotonic() + 120
+    while not said_lines:
+        assert time.monotonic() < deadline
+        time.sleep(0.02)
+    time.sleep(0.1)  # several beats
     assert len(said_lines) == 1
     assert f"{tmp_path / 'run/lock.json'} is gone, deleted or moved with its folder; the run goes on" in said_lines[0]
     (tmp_path / "run").mkdir()
-    deadline = time.monotonic() + 20
+    deadline = time.monotonic() + 120
     while not (tmp_path / "run/lock.json").exists():
         assert time.monotonic() < deadline
         time.sleep(0.02)
@@ -311,7 +315,7 @@ def test_a_run_whose_folder_was_taken_while_it_was_held_up_ends_and_writes_no_mo
     wait_until(lambda: len(trained_steps(bench.output)) > 5, run)
     (bench.folder / "other").write_text(json.dumps(owner(bench.output) | {"token": "of another run", "host": "node7"}))
     (bench.folder / "other").rename(bench.output / "lock.json")
-    assert run.wait(60) == [1, 1]
+    assert run.wait(300) == [1, 1]
     assert f"error: {bench.output} is in use by a run on node7" in run.log.read_text()
     assert "end" not in [event["event"] for event in read_metrics(bench.output)]
     assert owner(bench.output)["token"] == "of another run"
@@ -330,7 +334,7 @@ def test_a_requeued_job_is_refused_while_ranks_of_a_killed_torchrun_still_train(
     assert again.returncode != 0
     assert f"error: --output_dir: {bench.output} is in use by a run on " in again.stderr
     num_trained = len(trained_steps(bench.output))
-    wait_until_trained = time.monotonic() + 60
+    wait_until_trained = time.monotonic() + 300
     while len(trained_steps(bench.output)) == num_trained:
         assert time.monotonic() < wait_until_trained, "the first ranks go on"
         time.sleep(0.1)
@@ -384,7 +388,7 @@ def test_a_folder_that_is_renamed_for_a_while_costs_the_run_nothing(
     bench.output.rename(bench.folder / "away")
     time.sleep(0.2)
     (bench.folder / "away").rename(bench.output)
-    assert run.wait(120) == [0]
+    assert run.wait(300) == [0]
     log = run.log.read_text()
     assert log.count("metrics.jsonl cannot be written (No such file or directory); its lines wait") == 1
     assert trained_steps(bench.output) == list(range(1, 901))
@@ -400,7 +404,7 @@ def test_a_run_whose_folder_was_deleted_keeps_its_state_in_a_new_one_and_says_at
     run = launch(*flags, world_size=2)
     wait_until(lambda: (bench.output / "model").exists() and "saved" in read_run_yaml(bench.output), run)
     bench.output.rename(bench.folder / "away")
-    assert run.wait(120) == [1, 1]
+    assert run.wait(300) == [1, 1]
     log = run.log.read_text()
     assert log.count("lock.json is gone, deleted or moved with its folder; the run goes on") <= 1
     lines = len((bench.folder / "away/metrics.jsonl").read_text().splitlines())
@@ -412,6 +416,6 @@ def test_a_run_whose_folder_was_deleted_keeps_its_state_in_a_new_one_and_says_at
     assert not (bench.output / "lock.json").exists()
 
     again = launch(*flags, world_size=2)
-    assert again.wait(60) == [0, 0], again.log.read_text()
+    assert again.wait(300) == [0, 0], again.log.read_text()
     assert "after step 120" in again.log.read_text()
     assert (bench.output / "model/model.safetensors").exists()

@@ -87,7 +87,7 @@ def wait_for_end(run: RunningCommand, *, limit_seconds: float = HANG_LIMIT_SECON
     """The log and its error lines, when all processes have ended, each of them with a failure."""
     processes = run.processes()
     assert all(run.wait(limit_seconds))
-    _gone, alive = psutil.wait_procs(processes, timeout=10)
+    _gone, alive = psutil.wait_procs(processes, timeout=60)
     assert not alive
     log = run.log.read_text()
     return log, error_lines(log)

@@ -80,7 +80,7 @@ def test_under_torchrun_it_is_said_before_torchrun_ends_the_others(tiny_model: P
     )
     try:
         processes = run.processes()
-        assert run.wait(120) == [1]
+        assert run.wait(300) == [1]
     finally:
         run.kill()
     assert_all_gone(processes)

@@ -195,7 +195,7 @@ def test_torchrun_restarts_a_run_whose_ranks_are_killed_and_it_finds_its_own_che
     else:
         at = flags.index("--output_dir")
         del flags[at : at + 2]
-    job = launch(*flags, options=("--max-restarts", "2"), cwd=tmp_path, real=folder_is_given)
+    job = launch(*flags, options=("--max-restarts", "2"), cwd=tmp_path)
 
     def run() -> Path:
         """The only one; it has a name of its own where none was given."""

@@ -88,7 +88,7 @@ def run_into(place: str, *words: str, folder: Path) -> int:
     wrapper.write_text(WRAPPER.format(before=before, root=str(ROOT)))
     with make() as fd:
         argv = [str(wrapper), str(ROOT / "finetuning.py"), *words]
-        return Fork(argv, cwd=folder, environment=process_variables({}), stdout=fd, stderr=fd).wait(120)
+        return Fork(argv, cwd=folder, environment=process_variables({}), stdout=fd, stderr=fd).wait(300)
 
 
 @pytest.mark.parametrize("place", PLACES)
@@ -120,7 +120,7 @@ def test_help_into_a_pipe_that_nobody_reads_ends_in_silence(tmp_path: Path) -> N
     for words in [[str(ROOT / "finetuning.py"), "--help"], *commands]:
         with no_reader() as fd, open(tmp_path / "errors", "wb") as errors:
             fork = Fork(words, cwd=ROOT, environment=process_variables({}), stdout=fd, stderr=errors.fileno())
-            assert fork.wait(60) == 0, words
+            assert fork.wait(300) == 0, words
         shown = (tmp_path / "errors").read_text()
         assert "Traceback" not in shown, words
         assert "BrokenPipe" not in shown, words

@@ -18,7 +18,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 from data.dataset_functions import BUILT_IN_FOLDER, load_dataset_file
 from tests.helpers.processes import ROOT, read_metrics
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, pytest.mark.long]
 DATA = ROOT / "datasets/samples/dialogue_summary"
 
 

@@ -22,13 +22,22 @@ MEDIUM = {"hidden_size": 512, "intermediate_size": 2048, "num_hidden_layers": 12
 LAYERED = {"hidden_size": 1024, "intermediate_size": 4096, "num_hidden_layers": 10, "num_attention_heads": 8}
 
 
-def make_model(sizes: dict[str, int], vocab_size: int) -> torch.nn.Module:
-    """A model with random values drawn directly; transformers' own initialisation takes a minute."""
+def make_model(sizes: dict[str, int], vocab_size: int, *, in_one_memory: bool = False) -> torch.nn.Module:
+    """A model with random values drawn directly; transformers' own initialisation takes a minute.
+
+    Args:
+        in_one_memory: each parameter begins at the start of the largest one's memory. The values do not matter then,
+            and the process that makes the model has room for others.
+    """
     with init_empty_weights(include_buffers=False):
         model = AutoModelForCausalLM.from_config(LlamaConfig(vocab_size=vocab_size, **sizes), dtype=torch.float32)
+    largest = max(parameter.numel() for parameter in model.parameters())
+    memory = torch.empty(largest if in_one_memory else 0).uniform_(-0.05, 0.05)
     for module in model.modules():
         for name, parameter in module.named_parameters(recurse=False):
-            setattr(module, name, torch.nn.Parameter(torch.empty(parameter.shape).uniform_(-0.05, 0.05)))
+            shape = parameter.shape
+            drawn = memory[: shape.numel()] if in_one_memory else torch.empty(shape.numel()).uniform_(-0.05, 0.05)
+            setattr(module, name, torch.nn.Parameter(drawn.view(shape)))
     return model
 
 
@@ -61,7 +70,7 @@ def test_a_checkpoint_of_two_hundred_megabytes_takes_a_fraction_of_it(
 @pytest.fixture(scope="module")
 def large(tiny_model: Path, tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, int]:
     """A checkpoint and the bytes of its model."""
-    model = make_model(LARGE, 32000)
+    model = make_model(LARGE, 32000, in_one_memory=True)
     folder = tmp_path_factory.mktemp("large") / "checkpoint"
     return save_checkpoint(folder, model, tiny_model, optimizer=False), size_of(model)
 

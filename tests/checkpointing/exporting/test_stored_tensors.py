@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import pickle
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +19,7 @@ from safetensors.torch import load_file, save_file
 from checkpointing.exporting.safetensors_file import check_model_files, write_model_files
 from checkpointing.exporting.stored_tensors import PickledTensors, ShardedTensors, StoredTensors
 from policies.stored_weights import DTYPES, Entry, SafetensorsTensors, read_entries
-from tests.helpers.processes import free_port
+from tests.helpers.processes import ProcessGroup
 from tests.helpers.shards import SHARDED, save_shards, whole
 from utils.errors import ConfigError, TrainingError
 
@@ -128,10 +129,11 @@ def test_every_kind_of_file_gives_the_same_tensors(kind: str, tmp_path: Path, mo
     assert same_bits(stored.read("layer.1"), tensors["layer.1"])
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("world_size", [2, 3])
-def test_uneven_and_empty_shards_make_up_the_whole(world_size: int, tmp_path: Path) -> None:
-    torch.multiprocessing.spawn(save_shards, (world_size, str(tmp_path / "copy"), free_port()), nprocs=world_size)
+def test_uneven_and_empty_shards_make_up_the_whole(
+    world_size: int, process_group: ProcessGroup, tmp_path: Path
+) -> None:
+    process_group.train(partial(save_shards, str(tmp_path / "copy")), world_size)
     stored = ShardedTensors(tmp_path / "copy")
     assert torch.equal(stored.read("same"), torch.arange(4.0))
     for dim, rows in SHARDED:
