@@ -66,7 +66,7 @@ def train_step(
     optimizer: Optimizer,
     scaler: LossScaler,
     *,
-    summed_loss: Callable[[nn.Module, Any], torch.Tensor],
+    summed_loss: Callable[[nn.Module, Any, float], torch.Tensor],
     max_norm: float | None,
     device: torch.device,
     num_label_tokens: float,
@@ -93,16 +93,17 @@ def train_step(
     """
     parameters = [parameter for group in optimizer.param_groups for parameter in group["params"]]
     losses = []
+    # Gradients are averaged over ranks; times the world size that is their sum.
+    loss_grad = world_size * scaler.scale / max(1.0, num_label_tokens)
     on_phase("before_forward")
     for index, batch in enumerate(micro_batches):
         is_last = index == len(micro_batches) - 1
         with gradient_sync(model, is_last=is_last, accumulate_unsharded=accumulate_unsharded):
-            loss = summed_loss(model, batch.to(device)) / num_label_tokens
+            loss = summed_loss(model, batch.to(device), loss_grad)
             if index == 0:
                 on_phase("after_forward")
-            # Gradients are averaged over ranks; times the world size that is their sum.
-            (loss * (world_size * scaler.scale)).backward()
-        losses.append(loss.detach())
+            (loss * loss_grad).backward()
+        losses.append(loss.detach() / num_label_tokens)
     on_phase("after_backward")
     loss = torch.stack(losses).sum()
     torch.distributed.all_reduce(loss)

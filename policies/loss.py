@@ -14,10 +14,10 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 from torch import nn
-from torch.utils.checkpoint import checkpoint
 from transformers.modeling_outputs import BaseModelOutputWithPast
 
 from data.labels import IGNORE_INDEX
+from policies.head_gradients import loss_with_gradients
 
 
 def summed_cross_entropy(logits: torch.Tensor, targets: torch.Tensor, label_smoothing: float = 0.0) -> torch.Tensor:
@@ -53,6 +53,10 @@ def use_summed_loss(
     inputs, up to the last stack's output, and then for each chunk with that output given. So what a model does between
     encoder and decoder, and logit scaling or soft-capping behind them, are never forgotten.
 
+    If gradients are enabled, they are computed with the loss (see `policies.head_gradients`). `loss_grad`, a number, is
+    the gradient of the loss that `backward` will bring. Gradients in fp16 need to know it: without the loss scale,
+    small ones would be rounded to zero.
+
     Args:
         model: a transformers model whose head runs on the last stack's output alone.
         stacks: the submodules that compute the head's input (`tasks.task.Task.stacks`).
@@ -67,6 +71,7 @@ def use_summed_loss(
         *args: Any,
         targets: torch.Tensor | None = None,
         target_positions: torch.Tensor | None = None,
+        loss_grad: float = 1.0,
         labels: torch.Tensor | None = None,  # peft hands it on, None where it was not given
         **kwargs: Any,
     ) -> Any:
@@ -79,62 +84,19 @@ def use_summed_loss(
             hidden = hidden[:, target_positions]
         smoothing = label_smoothing if model.training else 0.0
 
-        def chunk_loss(hidden_chunk: torch.Tensor, target_chunk: torch.Tensor) -> torch.Tensor:
+        def logits_of(hidden_chunk: torch.Tensor) -> torch.Tensor:
             with _forward_replaced(last, lambda *args, **kwargs: _Hidden(last_hidden_state=hidden_chunk)):
-                logits = compute_logits(model, hidden_chunk)
-            return summed_cross_entropy(logits[0], target_chunk, smoothing)
+                logits: torch.Tensor = compute_logits(model, hidden_chunk)[0]
+            return logits
 
+        loss_of = functools.partial(summed_cross_entropy, label_smoothing=smoothing)
         size = chunk_size or max(1, targets.numel())
         chunks = list(zip(hidden.split(size, dim=1), targets.split(size), strict=True))
-        # fp16 gradients need the loss scale, which is not known before backward.
-        head_trains = any(p.requires_grad for p in _parameters_beside(stacks, model))
-        if hidden.requires_grad and hidden.dtype != torch.float16 and not head_trains:
-            return _LossOfFrozenHead.apply(hidden, chunks, chunk_loss)
-        if len(chunks) == 1:
-            return chunk_loss(hidden, targets)
-        # Recomputing a chunk's logits in backward is what keeps only one chunk's in memory.
-        return torch.stack([checkpoint(chunk_loss, *chunk, use_reentrant=False) for chunk in chunks]).sum()
+        if torch.is_grad_enabled():
+            return loss_with_gradients(hidden, chunks, logits_of, loss_of, loss_grad)
+        return torch.stack([loss_of(logits_of(inputs), wanted) for inputs, wanted in chunks]).sum()
 
     model.forward = forward
-
-
-def _parameters_beside(stacks: Sequence[nn.Module], module: nn.Module) -> Iterator[nn.Parameter]:
-    """The parameters of the module outside the stacks: the head's, which may be shared with the embedding."""
-    if not any(module is stack for stack in stacks):
-        yield from module.parameters(recurse=False)
-        for child in module.children():
-            yield from _parameters_beside(stacks, child)
-
-
-class _LossOfFrozenHead(torch.autograd.Function):
-    """The loss of all chunks if only the last stack's output takes a gradient.
-
-    The gradient is computed together with the loss, chunk by chunk, so no logits are computed again in backward.
-    """
-
-    @staticmethod
-    def forward(
-        ctx: Any,
-        hidden: torch.Tensor,
-        chunks: list[tuple[torch.Tensor, torch.Tensor]],
-        chunk_loss: Callable[[torch.Tensor, torch.Tensor], torch.Tensor],
-    ) -> torch.Tensor:
-        losses: list[torch.Tensor] = []
-        gradients: list[Any] = []
-        for hidden_chunk, target_chunk in chunks:
-            inputs = hidden_chunk.detach().requires_grad_()
-            with torch.enable_grad():
-                loss = chunk_loss(inputs, target_chunk)
-            loss.backward()
-            gradients.append(inputs.grad)
-            losses.append(loss.detach())
-        ctx.save_for_backward(torch.cat(gradients, dim=1))
-        return torch.stack(losses).sum()
-
-    @staticmethod
-    def backward(ctx: Any, grad: torch.Tensor) -> tuple[torch.Tensor, None, None]:
-        (gradient,) = ctx.saved_tensors
-        return gradient * grad, None, None
 
 
 class _Hidden(BaseModelOutputWithPast):

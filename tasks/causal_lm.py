@@ -202,7 +202,7 @@ def make_collator(
     return Collator(packing=packing, padding_id=padding_id(processor, vocab_size), width=width, offsets=offsets)
 
 
-def summed_loss(model: nn.Module, batch: CausalMicroBatch) -> torch.Tensor:
+def summed_loss(model: nn.Module, batch: CausalMicroBatch, loss_grad: float = 1.0) -> torch.Tensor:
     """Sum of next-token cross-entropy over the batch's label tokens, fp32 scalar (see `policies.loss`)."""
     offsets: dict[str, Any] = {}
     if batch.cu_seqlens is not None:
@@ -214,6 +214,7 @@ def summed_loss(model: nn.Module, batch: CausalMicroBatch) -> torch.Tensor:
         position_ids=batch.position_ids,
         targets=batch.targets,
         target_positions=batch.target_positions,
+        loss_grad=loss_grad,
         use_cache=False,
         **offsets,
     )

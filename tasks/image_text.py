@@ -178,9 +178,15 @@ def make_collator(
     return ImageCollator(processor, padding_id(processor.tokenizer, vocab_size), width, decoder)
 
 
-def summed_loss(model: nn.Module, batch: ImageTextMicroBatch) -> torch.Tensor:
+def summed_loss(model: nn.Module, batch: ImageTextMicroBatch, loss_grad: float = 1.0) -> torch.Tensor:
     """Sum of the cross-entropy over the batch's caption tokens, fp32 scalar (see `policies.loss`)."""
-    return model(**batch.inputs, targets=batch.targets, target_positions=batch.target_positions, use_cache=False)
+    return model(
+        **batch.inputs,
+        targets=batch.targets,
+        target_positions=batch.target_positions,
+        loss_grad=loss_grad,
+        use_cache=False,
+    )
 
 
 class UnknownFlops:

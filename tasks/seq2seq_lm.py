@@ -250,7 +250,7 @@ def make_collator(
     )
 
 
-def summed_loss(model: nn.Module, batch: Seq2SeqMicroBatch) -> torch.Tensor:
+def summed_loss(model: nn.Module, batch: Seq2SeqMicroBatch, loss_grad: float = 1.0) -> torch.Tensor:
     """Sum of the cross-entropy over the batch's labels, fp32 scalar (see `policies.loss`)."""
     return model(
         input_ids=batch.input_ids,
@@ -258,6 +258,7 @@ def summed_loss(model: nn.Module, batch: Seq2SeqMicroBatch) -> torch.Tensor:
         decoder_input_ids=batch.decoder_input_ids,
         targets=batch.targets,
         target_positions=batch.target_positions,
+        loss_grad=loss_grad,
         use_cache=False,
     )
 

@@ -150,8 +150,12 @@ class Task(Protocol):
             widths: how wide the inputs, and labels that are apart from them, are padded.
         """
 
-    def summed_loss(self, model: nn.Module, batch: Any) -> torch.Tensor:
-        """The sum of the loss over the batch's label tokens, fp32 scalar."""
+    def summed_loss(self, model: nn.Module, batch: Any, loss_grad: float = 1.0) -> torch.Tensor:
+        """The sum of the loss over the batch's label tokens, fp32 scalar.
+
+        Args:
+            loss_grad: the gradient of the loss that `backward` will bring (`policies.loss.use_summed_loss`).
+        """
 
     def make_flops(self, model: Any, cost: Cost = flops_per_token) -> Flops:
         """Counts the model FLOPs of a step of this model."""

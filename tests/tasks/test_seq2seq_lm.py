@@ -86,7 +86,7 @@ def test_loss_and_gradients_are_those_of_the_model_itself(family: str, chunk_siz
 @pytest.mark.parametrize("family", ["bart", "t5"])
 @pytest.mark.parametrize("chunk_size", [0, 7])
 def test_of_a_frozen_head_the_loss_is_the_same_with_adapters(family: str, chunk_size: int) -> None:
-    """The head's gradient comes with the loss; the encoder's adapters do not make the head train."""
+    """The encoder's adapters do not make the head train."""
     settings = peft.LoraConfig(r=4, target_modules=["q", "v", "q_proj", "v_proj"], task_type="SEQ_2_SEQ_LM")
     torch.manual_seed(0)
     reference = peft.get_peft_model(make_model(family), settings)
@@ -98,7 +98,6 @@ def test_of_a_frozen_head_the_loss_is_the_same_with_adapters(family: str, chunk_
     use_summed_loss(base, stacks(base), chunk_size, compute_logits)
     batch = collator(base)(make_rows())
     wanted, loss = own_loss(reference, batch), summed_loss(model, batch)
-    assert "LossOfFrozenHead" in type(loss.grad_fn).__name__
     wanted.backward()
     loss.backward()
     assert loss.item() == pytest.approx(wanted.item(), rel=1e-5)
