@@ -107,7 +107,7 @@ def train_step(
     on_phase("after_backward")
     loss = torch.stack(losses).sum()
     torch.distributed.all_reduce(loss)
-    grad_norm = clip_grad_norm(parameters, max_norm, scale=scaler.scale)
+    grad_norm = clip_grad_norm(parameters, max_norm, scale=scaler.scale, optimizer=optimizer)
     # The one place where the host waits for the device; the update itself then runs beside the next step's start.
     loss, grad_norm = torch.stack([loss, grad_norm]).cpu().unbind()
     overflowed = not math.isfinite(grad_norm)

@@ -67,7 +67,14 @@ def adapt_model(
     """
     base, train, stacks = model, config.train_config, task.stacks(model)
     # The loss comes before all else: its code runs inside whatever wraps the model, where sharded weights are whole.
-    use_summed_loss(base, stacks, train.loss_chunk_size, task.compute_logits, label_smoothing=train.label_smoothing)
+    use_summed_loss(
+        base,
+        stacks,
+        train.loss_chunk_size,
+        task.compute_logits,
+        label_smoothing=train.label_smoothing,
+        compiled=train.compile,
+    )
     # Found now: sharding renames their classes.
     layers, units = find_layers(base), find_units(base, config.fsdp_config.wrap)
 

@@ -8,12 +8,21 @@ import torch
 import torch.distributed as dist
 from torch import nn
 from torch.distributed.tensor import DTensor, Shard
+from torch.optim import Optimizer
 
 from utils.distributed import local_tensor
 
 
-def clip_grad_norm(parameters: Iterable[nn.Parameter], max_norm: float | None, *, scale: float = 1.0) -> torch.Tensor:
+def clip_grad_norm(
+    parameters: Iterable[nn.Parameter],
+    max_norm: float | None,
+    *,
+    scale: float = 1.0,
+    optimizer: Optimizer | None = None,
+) -> torch.Tensor:
     """Divide gradients by `scale`, clip them, and return their global 2-norm before clipping.
+
+    If the optimizer can divide gradients in its own pass over them, as torch's fused ones can, its next step does so.
 
     The norm is accumulated in fp32 whatever the gradients' dtype (torch.nn.utils would round each tensor's norm to
     bf16), from the local shards, with one all-reduce of one number.
@@ -23,6 +32,7 @@ def clip_grad_norm(parameters: Iterable[nn.Parameter], max_norm: float | None, *
             gradients may be in host memory even if the mesh is one of GPUs.
         max_norm: a larger norm is scaled down to this; None: no clipping.
         scale: the factor by which the loss was multiplied (`policies.loss_scaling`).
+        optimizer: what these gradients are for; None: they are changed here.
 
     Returns:
         fp32 scalar, the norm without `scale`, the same on every rank, on the device of the mesh or else of the
@@ -39,10 +49,13 @@ def clip_grad_norm(parameters: Iterable[nn.Parameter], max_norm: float | None, *
             if isinstance(placement, Shard):
                 dist.all_reduce(total, group=mesh.get_group(dim))
     norm = total.sqrt() / scale
-    if max_norm is not None:
+    divisor = None
+    if max_norm is not None or scale != 1.0:
         # Like torch.nn.utils.clip_grads_with_norm_: no branch on the value, so no wait for the device.
-        factor = torch.clamp(max_norm / (norm + 1e-6), max=1.0) / scale
-        torch._foreach_mul_(shards, factor.to(shards[0].device))
-    elif scale != 1.0:
-        torch._foreach_mul_(shards, 1.0 / scale)
+        excess = torch.ones_like(norm) if max_norm is None else torch.clamp((norm + 1e-6) / max_norm, min=1.0)
+        divisor = (excess * scale).to(shards[0].device)
+    if getattr(optimizer, "_step_supports_amp_scaling", False):  # torch's name for it (torch.amp.GradScaler.step)
+        optimizer.grad_scale = divisor  # type: ignore[union-attr]
+    elif divisor is not None:
+        torch._foreach_mul_(shards, divisor.reciprocal())
     return norm

@@ -1,11 +1,14 @@
-"""torch.compile, one layer at a time: layers are alike, so one graph serves all of them."""
+"""torch.compile, one layer at a time: layers are alike, so one graph serves all of them; and the cross-entropy."""
 
 from __future__ import annotations
 
+import functools
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from typing import Any
 
+import torch
 from torch import nn
 
 from utils.errors import ConfigError, RunError, in_one_line
@@ -21,6 +24,24 @@ def compile_layers(layers: Sequence[nn.Module]) -> None:
         raise ConfigError("--compile: this model names no repeated layers, which are what is compiled; leave it out")
     for layer in layers:
         layer.compile()
+
+
+def compile_for_any_rows(function: Callable[..., torch.Tensor]) -> Callable[..., torch.Tensor]:
+    """The function, compiled once for any number of rows of its first two arguments, which are tensors.
+
+    It runs as it is for less than two rows: torch compiles anew for the sizes 0 and 1.
+    """
+    compiled = torch.compile(function)
+
+    @functools.wraps(function)
+    def call(first: torch.Tensor, second: torch.Tensor, **options: Any) -> torch.Tensor:
+        if len(first) < 2:
+            return function(first, second, **options)
+        for tensor in (first, second):
+            torch._dynamo.maybe_mark_dynamic(tensor, 0)
+        return compiled(first, second, **options)
+
+    return call
 
 
 @contextmanager

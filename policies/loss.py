@@ -17,6 +17,7 @@ from torch import nn
 from transformers.modeling_outputs import BaseModelOutputWithPast
 
 from data.labels import IGNORE_INDEX
+from policies.compilation import compile_for_any_rows
 from policies.head_gradients import loss_with_gradients
 
 
@@ -41,6 +42,7 @@ def use_summed_loss(
     compute_logits: Callable[[Any, torch.Tensor], torch.Tensor],
     *,
     label_smoothing: float = 0.0,
+    compiled: bool = False,
 ) -> None:
     """Make `model(..., targets=targets)` return the summed loss alone; a call without targets is as before.
 
@@ -63,8 +65,10 @@ def use_summed_loss(
         chunk_size: tokens whose logits are held at a time; 0 computes all at once.
         compute_logits: the logits of this output of the last stack (`tasks.task.Task`).
         label_smoothing: see `summed_cross_entropy`; in training only, so that evaluations can be compared.
+        compiled: compile the cross-entropy, which then reads and writes logits of a chunk once each.
     """
     own_forward, last = model.forward, stacks[-1]
+    cross_entropy = compile_for_any_rows(summed_cross_entropy) if compiled else summed_cross_entropy
 
     @functools.wraps(own_forward)
     def forward(
@@ -89,7 +93,7 @@ def use_summed_loss(
                 logits: torch.Tensor = compute_logits(model, hidden_chunk)[0]
             return logits
 
-        loss_of = functools.partial(summed_cross_entropy, label_smoothing=smoothing)
+        loss_of = functools.partial(cross_entropy, label_smoothing=smoothing)
         size = chunk_size or max(1, targets.numel())
         chunks = list(zip(hidden.split(size, dim=1), targets.split(size), strict=True))
         if torch.is_grad_enabled():

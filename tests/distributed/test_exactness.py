@@ -17,7 +17,7 @@ NUM_STEPS = 10
 SPLITS = [(1, 8, 1), (1, 2, 4), (1, 1, 8), (2, 4, 1), (2, 1, 4), (4, 2, 1)]  # ranks, micro-batch, accumulation
 STRATEGIES = {1: ["SINGLE", "FULL_SHARD"], 2: ["FULL_SHARD", "SHARD_GRAD_OP", "NO_SHARD"]}
 STRATEGIES[4] = [*STRATEGIES[2], "HYBRID_SHARD"]
-LORA_TARGETS = ("q_proj", "v_proj", "down_proj")
+LORA_TARGETS = {"full": (), "lora": ("q_proj", "v_proj", "down_proj"), "lora-head": ("q_proj", "lm_head")}
 
 
 @dataclass(frozen=True)
@@ -49,7 +49,7 @@ class Case:
             flags += ["--fsdp_config.sharding_group_size", "2", "--fsdp_config.replica_group_size", "2"]
         if self.batching == "packing":
             flags += ["--loss_chunk_size", "50"]  # several chunks; the padded cases have one
-        return [*flags, *(lora_flags(LORA_TARGETS) if self.method == "lora" else []), *self.extra]
+        return [*flags, *(lora_flags(targets) if (targets := LORA_TARGETS[self.method]) else []), *self.extra]
 
 
 CASES = [
@@ -66,6 +66,7 @@ CASES += [
     Case((1, 2, 4), "SINGLE", "full", "packing", ("--activation_checkpointing", "full")),
     Case((2, 4, 1), "FULL_SHARD", "full", "packing", ("--activation_checkpointing", "off")),
 ]
+CASES += [Case((2, 1, 4), "FULL_SHARD", "lora-head", "packing"), Case((2, 1, 4), "NO_SHARD", "lora-head", "packing")]
 OFFLOAD, CPU_STEP, FREEZE = ("--fsdp_cpu_offload",), ("--optimizer_cpu_offload",), ("--freeze_layers",)
 SELECTIVE, ROOT = ("--activation_checkpointing", "selective"), ("--fsdp_config.wrap", "root")
 CASES += [
@@ -130,7 +131,7 @@ def references(models: dict[str, Path]) -> Made:
             models[batching],
             batching=batching,
             num_steps=NUM_STEPS,
-            lora_targets=LORA_TARGETS if method == "lora" else (),
+            lora_targets=LORA_TARGETS[method],
             num_frozen=num_frozen,
         )
 

@@ -7,6 +7,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import nn
+from torch.optim import SGD, AdamW
 
 from policies.clipping import clip_grad_norm
 
@@ -101,3 +102,35 @@ def test_a_scale_of_two_to_the_n_changes_no_bit_of_gradients_that_are_not_clippe
     clip_grad_norm(scaled, None, scale=2.0**16)
     for parameter, other in zip(scaled[:-1], plain[:-1], strict=True):
         assert torch.equal(parameter.grad, other.grad)
+
+
+@pytest.mark.parametrize("threshold", [None, 0.5, 1e6])
+@pytest.mark.parametrize("exponent", [0, 16])
+def test_an_optimizer_that_divides_gradients_itself_makes_the_same_steps(
+    threshold: float | None, exponent: int
+) -> None:
+    """Torch's fused AdamW and its plain loop, over steps of which some are clipped."""
+    ours, theirs = make_parameters(0, 1.0), make_parameters(0, 1.0)
+    fused, plain = AdamW(ours, lr=0.1, fused=True), AdamW(theirs, lr=0.1, foreach=False)
+    for step in range(5):
+        for mine, other, fresh in zip(ours, theirs, make_parameters(step, 10.0 ** (step - 3)), strict=True):
+            mine.grad = None if fresh.grad is None else fresh.grad * 2.0**exponent
+            other.grad = fresh.grad
+        norm = clip_grad_norm(ours, threshold, scale=2.0**exponent, optimizer=fused)
+        wanted = clip_grad_norm(theirs, threshold, optimizer=plain)
+        assert norm.item() == pytest.approx(wanted.item(), rel=1e-6)
+        fused.step()
+        plain.step()
+    for mine, other in zip(ours, theirs, strict=True):
+        assert torch.allclose(mine, other, rtol=1e-6, atol=1e-7)
+        for key in ("exp_avg", "exp_avg_sq") if mine.grad is not None else ():
+            difference = (fused.state[mine][key] - plain.state[other][key]).abs().max()
+            assert difference <= 1e-6 * plain.state[other][key].abs().max()
+
+
+def test_gradients_are_divided_once_by_either_the_optimizer_or_clipping() -> None:
+    for make, clipped in ((lambda p: AdamW(p, fused=True), False), (lambda p: SGD(p, lr=1.0), True)):
+        parameters, untouched = make_parameters(0, 100.0), make_parameters(0, 100.0)
+        clip_grad_norm(parameters, 0.5, optimizer=make(parameters))
+        for parameter, other in zip(parameters[:-1], untouched[:-1], strict=True):
+            assert torch.equal(parameter.grad, other.grad) != clipped

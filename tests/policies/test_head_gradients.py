@@ -15,8 +15,8 @@ from torch.utils.checkpoint import checkpoint
 from policies.head_gradients import loss_with_gradients
 from policies.loss import summed_cross_entropy, use_summed_loss
 from tasks.causal_lm import compute_logits, stacks, summed_loss
+from tests.helpers.causal_models import make_batch, make_model, reference_loss
 from tests.helpers.small_device import SmallDevice
-from tests.policies.test_loss import make_batch, make_model, reference_loss
 
 TOKENS, WIDTH, VOCAB, CHUNK = 96, 32, 4000, 16
 
