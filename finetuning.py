@@ -383,7 +383,9 @@ def conclude(job: Job, status: str, asked: str) -> None:
         reporter.say(f"{how}; to go on, give the same command with --resume auto{where}")
     peaks, has_allocator = gather_to_all(reporter.ledger.peak_gib()), reporter.ledger.has_allocator
     if job.env.is_rank_zero:
-        reporter.say(*compare_with_plan(job.folder, reporter.metrics.read(), peaks, has_allocator=has_allocator))
+        events = reporter.metrics.read()
+        reporter.say(*compare_with_plan(job.folder, events, peaks, has_allocator=has_allocator))
+        reporter.say(*job.network.lines(events, peaks))
     reporter.show_end(status)
 
 

@@ -27,12 +27,15 @@ from data.stream_loader import StreamLoader
 from data.tokenizer_loading import added_token_ids, num_rows_needed, tokenizer_of
 from evaluation.generation import Generation
 from planning.agreement import facts_at_start, facts_found
+from planning.cost.network_waits import RunNetwork
+from planning.cost.traffic import traffic_of
 from planning.data_facts import DataFacts
 from planning.going_on import look_into_folders
 from planning.inputs import Inputs, read_inputs
 from planning.load_check import load_table, loaded_on_all
 from planning.places import check_places
 from planning.plan_file import plan_at_start, write_plan
+from planning.planned_environment import own_hardware
 from planning.preflight import check_environment
 from planning.resolved import Resolved, resolve
 from policies.attention import check_packing_isolates
@@ -43,6 +46,8 @@ from policies.optimizers.build import build_optimizer, optimizer_notes
 from policies.optimizers.offload import share_out_cores
 from policies.optimizers.schedule import build_scheduler
 from policies.sharding import accumulates_unsharded, num_units, unit_notes, unwrap
+from reporting.collectives import clock_of
+from reporting.communication import CommunicationRecorder
 from reporting.memory_ledger import MemoryLedger
 from reporting.metrics_file import MetricsFile
 from reporting.profiling import step_recorder
@@ -102,6 +107,7 @@ class Job:
     state: TrainState
     saver: CheckpointSaver
     reporter: RunReporter
+    network: RunNetwork
     watchdog: Watchdog
     folder: Path
     export: Callable[[], Path]  # writes the weights in Hugging Face format and returns their folder
@@ -325,6 +331,12 @@ def open_run(
     watchdog.beside.append(saver.group)
     saver.begin(checkpoint)
     reporter.run_started(start, seconds_before=state.seconds)
+    accumulates = trainable.accumulate_unsharded
+    network = RunNetwork(
+        inputs.resolved.policies.layout,
+        traffic_of(parts.built.adapted, inputs.resolved, accumulate_unsharded=accumulates),
+        own_hardware(train, config.planning_config, env),
+    )
     return Job(
         config=config,
         env=env,
@@ -336,6 +348,7 @@ def open_run(
         state=state,
         saver=saver,
         reporter=reporter,
+        network=network,
         watchdog=watchdog,
         folder=folder,
         export=partial(export_model, model, inputs.processor, folder),
@@ -375,6 +388,7 @@ def open_reporter(
         samples=samples,
         ledger=MemoryLedger(trainable.model, trainable.optimizer, env.device),
         recorder=step_recorder(tracking, env, folder, flops, say),
+        communication=CommunicationRecorder(trainable.model, clock_of(env.device)),
         flops=flops,
         scaler=trainable.scaler,
         num_epochs=config.train_config.num_epochs,

@@ -31,6 +31,7 @@ from typing import Any, NamedTuple, Protocol, TypeVar
 
 from configs.tracking import TrackingConfig
 from data.counts import BatchCounts
+from reporting.communication import CommunicationRecorder
 from reporting.end_summary import end_summary
 from reporting.epoch_lines import epoch_line
 from reporting.llama_recipes_lists import write_metrics_data
@@ -85,6 +86,7 @@ class RunReporter:
         samples: MetricsFile,
         ledger: MemoryLedger,
         recorder: StepRecorder,
+        communication: CommunicationRecorder,
         flops: FlopFormula,
         scaler: LossScale,
         num_epochs: int,
@@ -100,7 +102,7 @@ class RunReporter:
             compiles: whether the first step compiles the model, which takes long.
         """
         self.tracking, self.env, self.folder = tracking, env, folder
-        self.samples = samples
+        self.samples, self.communication = samples, communication
         self.metrics, self.ledger, self.recorder, self.flops, self.scaler = metrics, ledger, recorder, flops, scaler
         self.num_epochs, self.num_steps = num_epochs, num_steps
         self.on_phase = ledger.record  # for train_step to call at each of PHASES
@@ -156,18 +158,18 @@ class RunReporter:
 
     @contextmanager
     def recording(self, step: int, counts: BatchCounts, *, last_of_epoch: bool) -> Iterator[None]:
-        """What is asked for of this step is recorded while it trains: memory, a trace, its operations."""
+        """What is asked for of this step is recorded while it trains: memory, waits, a trace, its operations."""
         self.ledger.observe(is_observed_step(step, last_of_epoch=last_of_epoch))
         self._loss_scale = self.scaler.scale
         compiling = phase("compiling, in the first step") if self._compiles else nullcontext()
-        with compiling, self.recorder(step, counts):
+        with compiling, self.communication(), self.recorder(step, counts):
             yield
         self._compiles = False
 
     def step_ended(
         self, step: int, epoch: int, counts: BatchCounts, loss: float, grad_norm: float, *, lr: float
     ) -> float:
-        """Write the step's `train` and `memory` events, and its log line if one is due. Every rank must call this.
+        """Write the step's events, and its log line if one is due. Every rank must call this.
 
         Args:
             lr: the learning rate that the step used.
@@ -191,6 +193,8 @@ class RunReporter:
             **({"loss_scale": self._loss_scale} if self.scaler.active else {}),
         }
         self.metrics.write("train", **event)
+        if figures := self.communication.take():
+            self.metrics.write("communication", step=step, **figures)
         self._write_memory(step)
         if not math.isfinite(grad_norm):
             scales = f"loss scale {self._loss_scale:g} -> {self.scaler.scale:g}"

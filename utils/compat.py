@@ -82,14 +82,25 @@ def must_be_exact(model: Any, name: str) -> bool:
     return any(part in name for part in getattr(model, "_keep_in_fp32_modules_strict", None) or ())
 
 
-def all_gather(whole: torch.Tensor, part: torch.Tensor, group: dist.ProcessGroup) -> None:
+def all_gather(
+    whole: torch.Tensor, part: torch.Tensor, group: dist.ProcessGroup, *, async_op: bool = False
+) -> dist.Work | None:
     """Gather every rank's part. torch 2.13 renamed the function, and warns of the old name.
 
     Ends when requirements.txt asks for torch 2.13.
     """
-    getattr(dist, "all_gather_single", dist.all_gather_into_tensor)(whole, part, group=group)
+    gather = getattr(dist, "all_gather_single", dist.all_gather_into_tensor)
+    return gather(whole, part, group=group, async_op=async_op)
 
 
-def reduce_scatter(part: torch.Tensor, whole: torch.Tensor, group: dist.ProcessGroup) -> None:
-    """Sum over the ranks, and give each its part. Renamed as `all_gather`."""
-    getattr(dist, "reduce_scatter_single", dist.reduce_scatter_tensor)(part, whole, group=group)
+def reduce_scatter(
+    part: torch.Tensor,
+    whole: torch.Tensor,
+    group: dist.ProcessGroup,
+    *,
+    op: Any = dist.ReduceOp.SUM,
+    async_op: bool = False,
+) -> dist.Work | None:
+    """Reduce over the ranks, and give each its part. Renamed as `all_gather`."""
+    scatter = getattr(dist, "reduce_scatter_single", dist.reduce_scatter_tensor)
+    return scatter(part, whole, op=op, group=group, async_op=async_op)

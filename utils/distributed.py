@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import os
 import socket
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from datetime import timedelta
 from typing import Any, TypeVar
 
@@ -135,6 +135,13 @@ def max_on_host(*values: int) -> list[int]:
     largest = torch.tensor(values, dtype=torch.int64)
     dist.all_reduce(largest, op=dist.ReduceOp.MAX)
     return largest.tolist()
+
+
+def min_on_host(values: Sequence[float]) -> list[float]:
+    """The smallest of each over all ranks; never touches the device."""
+    smallest = torch.tensor(values, dtype=torch.float64)
+    dist.all_reduce(smallest, op=dist.ReduceOp.MIN)
+    return smallest.tolist()
 
 
 def gather_to_all(value: T, group: dist.ProcessGroup | None = None) -> list[T]:

@@ -1,16 +1,23 @@
 """The private calls of torch.distributed that the project makes, in one place.
 
-They stand in utils/ because both the process group (utils/distributed.py) and the watchdog (supervision/) need them,
-and utils/ imports nothing of ours. Look here first if a new version of torch breaks a run's start or its supervision.
+They stand in utils/ because the process group (utils/distributed.py), the watchdog (supervision/) and the recorder of
+communication (reporting/) need them, and utils/ imports nothing of ours. Look here first if a new version of torch
+breaks a run's start or its supervision.
 """
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from datetime import timedelta
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch._C._distributed_c10d as c10d
 import torch.distributed as dist
+
+if TYPE_CHECKING:
+    from torch.distributed.fsdp import FSDPModule
+    from torch.nn.parallel import DistributedDataParallel
 
 
 def process_groups() -> list[dist.ProcessGroup]:
@@ -40,3 +47,43 @@ def recorded_collectives() -> dict[str, bytes]:
     dumps = {"nccl": "_dump_nccl_trace", "gloo": "_dump_fr_trace_json"}
     traces = {backend: getattr(c10d, name)() for backend, name in dumps.items() if hasattr(c10d, name)}
     return {name: trace.encode() if isinstance(trace, str) else trace for name, trace in traces.items()}
+
+
+def parameter_groups(unit: FSDPModule) -> list[Any]:
+    """What `fully_shard` gathers and reduces together for this unit: none if other units hold all its parameters.
+
+    Each waits in `wait_for_unshard`, `post_backward` and `finalize_backward`. Until torch 2.12 there is one at most,
+    in `_fsdp_param_group`.
+    """
+    state: Any = unit._get_fsdp_state()
+    groups = state._fsdp_param_groups if hasattr(state, "_fsdp_param_groups") else [state._fsdp_param_group]
+    return [group for group in groups if group is not None]
+
+
+def no_scattering_pending(group: Any) -> bool:
+    """Whether computing has waited for every reduce-scatter so far. torch 2.11 holds one at most, torch 2.13 a list."""
+    context = group.comm_ctx
+    name = "reduce_scatter_states" if hasattr(context, "reduce_scatter_states") else "reduce_scatter_state"
+    return not getattr(context, name)
+
+
+@contextmanager
+def timed_backward(model: DistributedDataParallel) -> Iterator[None]:
+    """A context in which DistributedDataParallel times its backward, as it does of itself in every 100th."""
+    model._set_ddp_runtime_logging_sample_rate(1)
+    try:
+        yield
+    finally:
+        model._set_ddp_runtime_logging_sample_rate(100)
+
+
+def backward_seconds(model: DistributedDataParallel) -> tuple[float, float]:
+    """Of the last timed backward that reduced gradients: how long it communicated, and how long computing was over.
+
+    On GPUs both are measured by events of the stream that computes.
+    """
+    logger: Any = model.logger
+    logger.set_runtime_stats_and_log()  # else the next forward does
+    figures = model._get_ddp_logging_data()
+    communicated = int(figures["backward_comm_time"])  # in nanoseconds
+    return communicated / 1e9, (communicated - int(figures["backward_compute_comm_overlap_time"])) / 1e9

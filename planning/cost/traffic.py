@@ -10,6 +10,7 @@ from torch import nn
 
 from planning.cost.link_speeds import Speeds
 from planning.planned_model import PlannedModel
+from planning.resolved import Resolved
 from policies.apply_policies import Adapted
 
 LAYOUTS = ("FULL_SHARD", "SHARD_GRAD_OP", "HYBRID_SHARD", "NO_SHARD")
@@ -30,7 +31,16 @@ class Traffic:
 
 def find_traffic(planned: PlannedModel) -> Traffic:
     """The traffic of one optimizer step, from the model's shapes alone."""
-    adapted, policies = planned.adapted, planned.resolved.policies
+    return traffic_of(planned.adapted, planned.resolved, accumulate_unsharded=planned.accumulate_unsharded)
+
+
+def traffic_of(adapted: Adapted, resolved: Resolved, *, accumulate_unsharded: bool) -> Traffic:
+    """The same, of a model that may be sharded by now.
+
+    Args:
+        accumulate_unsharded: whether micro-batches accumulate whole gradients.
+    """
+    policies = resolved.policies
     precision, trained = policies.precision, _trained_by_unit(adapted)
     computed = precision.compute_dtype if precision.casts else None
     all_bytes = sum(p.numel() * _item_size(p, computed) for p in adapted.model.parameters())
@@ -45,8 +55,8 @@ def find_traffic(planned: PlannedModel) -> Traffic:
         gradient_bytes=gradient_bytes,
         num_units=len(adapted.units) + 1,
         num_trained_units=sum(map(bool, trained)),
-        num_micro_batches=planned.resolved.batches.gradient_accumulation_steps,
-        reduces_once=planned.accumulate_unsharded,
+        num_micro_batches=resolved.batches.gradient_accumulation_steps,
+        reduces_once=accumulate_unsharded,
     )
 
 

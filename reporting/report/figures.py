@@ -88,6 +88,8 @@ def _lines(price_per_hour: float | None) -> Iterable[_FigureLine]:
         yield _FigureLine("Speed", f"{shown}, median", "", _median(name), _form(form), better)  # type: ignore[arg-type]
     yield _FigureLine("Speed", "seconds per step, planned", "", _planned("seconds_per_step"), _form(",.3f"))
     yield _FigureLine("Speed", "data wait, share of the steps", "%", _data_wait, percent)
+    for name, shown in (("exposed_seconds", "tensors of other ranks"), ("straggler_seconds", "slower ranks")):
+        yield _FigureLine("Speed", f"wait for {shown}, share of a step", "%", _waited(name), percent)
 
     yield _FigureLine("Memory", "peak planned", "GiB", lambda run: run.planned_peak_gib, gib)
     yield _FigureLine("Memory", "peak measured, fullest rank", "GiB", measured_peak, gib, "low")
@@ -173,6 +175,18 @@ def _data_wait(run: RunFiles) -> float | None:
     measured = [event for event in run.train if wait_percent(event) is not None]
     total = sum(_values(measured, "step_seconds"))
     return 100 * sum(_values(measured, "data_wait_seconds")) / total if total else None
+
+
+def _waited(name: str) -> Callable[[RunFiles], Figure]:
+    """The median over the steps in which communication was measured."""
+
+    def value(run: RunFiles) -> Figure:
+        step_seconds = {event["step"]: event.get("step_seconds") for event in run.train}
+        pairs = [(event.get(name), step_seconds.get(event["step"])) for event in run.communication]
+        shares = [100 * waited / seconds for waited, seconds in pairs if waited is not None and seconds]
+        return median(shares) if shares else None
+
+    return value
 
 
 def _peak(name: str) -> Callable[[RunFiles], Figure]:

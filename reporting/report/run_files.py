@@ -51,6 +51,7 @@ class RunFiles:
     train: list[Event] = field(default_factory=list)
     evals: list[Event] = field(default_factory=list)
     memory: list[Event] = field(default_factory=list)
+    communication: list[Event] = field(default_factory=list)
     checkpoints: list[Event] = field(default_factory=list)
     sessions: list[Session] = field(default_factory=list)
     start: Event = field(default_factory=dict)
@@ -148,6 +149,7 @@ def _lines(file: Path) -> Iterator[tuple[Any, bool]]:
 def _read_metrics(run: RunFiles) -> None:
     train: dict[int, Event] = {}
     evals: dict[int, Event] = {}
+    communication: dict[int, Event] = {}
     memory: dict[tuple[int, int, str], Event] = {}
     for line, _is_json in _lines(run.folder / "metrics.jsonl"):
         name = line.get("event") if isinstance(line, dict) else None
@@ -166,13 +168,17 @@ def _read_metrics(run: RunFiles) -> None:
             _add_to_session(run, step, event.get("step_seconds") or 0.0)
         elif name == "eval" and step is not None:
             evals[step] = event
+        elif name == "communication" and step is not None:
+            communication[step] = event
         elif name == "checkpoint":
             run.checkpoints.append(event)
         elif name == "memory" and step is not None and rank is not None and phase in PHASES:
             memory[step, rank, phase] = event | {"phase": phase}
-        elif name in ("end", "train", "eval", "memory"):
+        elif name in ("end", "train", "eval", "communication", "memory"):
             run.num_unread += 1
-    run.train, run.evals = ([events[step] for step in sorted(events)] for events in (train, evals))
+    run.train, run.evals, run.communication = (
+        [events[step] for step in sorted(events)] for events in (train, evals, communication)
+    )
     run.memory = [memory[key] for key in sorted(memory)]
 
 

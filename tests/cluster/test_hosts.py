@@ -221,6 +221,49 @@ def test_the_doctor_foresees_what_sharding_inside_nodes_saves(tmp_path: Path) ->
     assert full == pytest.approx(float(foreseen), rel=0.3)
 
 
+def test_a_run_says_that_its_steps_wait_for_the_network(tmp_path: Path) -> None:
+    """The share that is measured is the one by which steps got slower when the network was limited."""
+    sizes = {"vocab_size": 600, "hidden_size": 256, "intermediate_size": 512, "num_layers": 2, "num_heads": 4}
+    model = make_tiny_model(tmp_path / "model", tie_word_embeddings=False, **sizes)
+    given = ["--run_validation", "False", "--save_every_steps", "0", "--save_model", "False"]
+    flags = flags_of(model, tmp_path / "unused", *given, "--global_batch_size", "8", "--batch_size_training", "4")
+    for flag in ("--output_dir", "--max_train_step"):
+        del flags[flags.index(flag) : flags.index(flag) + 2]
+    meeting = ["--nnodes", "2", "--nproc_per_node", "1", "--rdzv_backend", "c10d", "--rdzv_id", "1"]
+    command = ["torchrun", *meeting, "--rdzv_endpoint", "node-0:29500", "-m", "tests.helpers.limited_network"]
+    log, megabits_per_second = tmp_path / "log", 30
+    with made_hosts(tmp_path / "hosts", "node-0", "node-1") as pair:
+        started = [
+            host.start([*command, str(tmp_path), *flags], log, {"TORCH_CPP_LOG_LEVEL": "ERROR"}) for host in pair
+        ]
+        metrics = tmp_path / "free/metrics.jsonl"
+        wait_for(lambda: metrics.is_file() and '"event": "end"' in metrics.read_text(), LIMIT_SECONDS, log.read_text)
+        for host in pair:
+            host.limit(megabits_per_second)
+        (tmp_path / "is-limited").touch()
+        assert [process.wait(LIMIT_SECONDS) for process in started] == [0, 0], log.read_text()
+
+    def measured(run: str) -> tuple[list[float], list[float]]:
+        """Seconds of the steps that were measured, and what they waited of these."""
+        events = read_metrics(tmp_path / run)
+        waited = {event["step"]: event["exposed_seconds"] for event in events if event["event"] == "communication"}
+        return [e["step_seconds"] for e in events if e["event"] == "train" and e["step"] in waited], [*waited.values()]
+
+    step, waited = map(statistics.median, measured("limited"))
+    free = min(event["step_seconds"] for event in train_events(tmp_path / "free"))
+    assert waited / step == pytest.approx((step - free) / step, abs=0.1)
+    copies_step, copies_waited = map(statistics.median, measured("copies"))
+    lines = re.findall(r"^communication: .*", log.read_text(), re.MULTILINE)
+    said = re.findall(r"waits (\d+) % .* each rank sends ([\d.]+) Gbit/s", "\n".join(lines))
+    assert len(said) == 2, "nothing is said of the run whose network was not limited"
+    for (share, gigabits), found in zip(said, (waited / step, copies_waited / copies_step), strict=True):
+        assert float(share) == pytest.approx(100 * found, abs=2)
+        assert 1e3 * float(gigabits) == pytest.approx(megabits_per_second, rel=0.2)
+    advised = [line for line in lines if "would communicate" in line]
+    (foreseen,) = re.findall(r"--sharding_strategy NO_SHARD .* about ([\d.]+) s a step", "\n".join(advised))
+    assert float(foreseen) == pytest.approx(copies_step, rel=0.3)
+
+
 def meet(pods: list[Host], folder: Path, *words: Sequence[str]) -> list[str]:
     """What the doctors of both pods print, each with words of its own; they must refuse."""
     started = [

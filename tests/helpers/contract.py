@@ -8,6 +8,8 @@ KEYS = {
     "eval": "step epoch loss perplexity num_label_tokens",
     "memory": "step phase rank params_gib grads_gib optimizer_gib activations_gib other_gib allocated_gib "
     "peak_allocated_gib reserved_gib optimizer_cpu_gib host_rss_gib num_alloc_retries",
+    "communication": "step exposed_seconds straggler_seconds all_gather_seconds all_gather_sent_gb "
+    "reduce_scatter_seconds reduce_scatter_sent_gb all_reduce_seconds all_reduce_sent_gb",
     "checkpoint": "step seconds blocked_seconds bytes",
     "epoch": "epoch seconds train_loss eval_loss",
     "end": "step status seconds peak_allocated_gib best_eval_loss",

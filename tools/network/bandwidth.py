@@ -21,6 +21,10 @@ _REPEATS = 3
 Collective = Callable[[torch.Tensor, torch.Tensor, dist.ProcessGroup], None]
 
 
+def _all_gather(whole: torch.Tensor, part: torch.Tensor, group: dist.ProcessGroup) -> None:
+    all_gather(whole, part, group)
+
+
 def _reduce_scatter(whole: torch.Tensor, part: torch.Tensor, group: dist.ProcessGroup) -> None:
     reduce_scatter(part, whole, group)
 
@@ -44,7 +48,7 @@ def _measure_group(group: dist.ProcessGroup, device: torch.device) -> GroupSpeed
     speeds = {
         name: _measure(collective, group, size, device)
         for name, collective in (
-            ("all_gather", all_gather),
+            ("all_gather", _all_gather),
             ("reduce_scatter", _reduce_scatter),
             ("all_reduce", _all_reduce),
         )

@@ -105,6 +105,21 @@ def test_curves_hold_every_step_evaluation_and_rank(runs: Made) -> None:
             assert held == pytest.approx(event[f"{part}_gib"], rel=1e-3)
 
 
+def test_the_table_says_what_a_run_waited_for(tmp_path: Path) -> None:
+    """The shares are medians over the steps that were measured: of 10 s, 1, 3 and 4."""
+    folder = tmp_path / "run"
+    folder.mkdir()
+    lines: list[dict[str, Any]] = [{"event": "train", "step": step, "step_seconds": 10.0} for step in range(1, 6)]
+    lines += [
+        {"event": "communication", "step": step, "exposed_seconds": exposed, "straggler_seconds": 0.5}
+        for step, exposed in ((3, 1.0), (4, 3.0), (5, 4.0), (9, 9.0))
+    ]
+    (folder / "metrics.jsonl").write_text("".join(f"{json.dumps(line)}\n" for line in lines))
+    figures = page_of(folder).figures()
+    assert figures["wait for tensors of other ranks, share of a step %"] == ["30.0"]
+    assert figures["wait for slower ranks, share of a step %"] == ["5.0"]
+
+
 def test_the_table_says_what_the_run_came_to(runs: Made) -> None:
     events, figures = read_metrics(runs["full"]), page_of(runs["full"]).figures()
     end = events[-1]
