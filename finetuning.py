@@ -394,7 +394,7 @@ def run(
 ) -> None:
     """One run, from its settings to the table at its end."""
     job = prepare(config, env, watchdog, lock)
-    autopsy.knows(job.reporter.ledger, job.folder)
+    autopsy.knows(job.reporter.ledger, job.folder, job.checkpointing)
     watchdog.before_leaving = lambda: job.reporter.run_ended("failed")
     try:
         with StopRequests(env, job.folder, ends_process) as stopping:

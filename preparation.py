@@ -34,10 +34,11 @@ from planning.going_on import look_into_folders
 from planning.inputs import Inputs, read_inputs
 from planning.load_check import load_table, loaded_on_all
 from planning.places import check_places
-from planning.plan_file import plan_at_start, write_plan
+from planning.plan_file import plan_for_all, write_plan
 from planning.planned_environment import own_hardware
 from planning.preflight import check_environment
-from planning.resolved import Resolved, resolve
+from planning.resolved import Resolved, resolve, with_choice
+from policies.activation_checkpointing import Checkpointing
 from policies.attention import check_packing_isolates
 from policies.building import BuiltModel, build_for_training
 from policies.float8 import computed_in_bf16, keep_scales
@@ -111,6 +112,7 @@ class Job:
     watchdog: Watchdog
     folder: Path
     export: Callable[[], Path]  # writes the weights in Hugging Face format and returns their folder
+    checkpointing: Checkpointing  # of activations
 
 
 def prepare(config: RunConfig, env: Environment, watchdog: Watchdog, lock: RunLock) -> Job:
@@ -130,8 +132,6 @@ def prepare(config: RunConfig, env: Environment, watchdog: Watchdog, lock: RunLo
     begun = look_into_folders(config, env, meeting)
     inputs = read_inputs(begun.config, env, begun.checkpoint)
     config = inputs.resolved.config
-    plan, plan_notes = plan_at_start(inputs.resolved, env, inputs.data_facts()) if env.is_rank_zero else (None, [])
-    print_rank_zero(env, *plan_notes)
 
     start_process_group(env, meeting)
     watchdog.start(config.train_config.step_timeout_seconds)
@@ -142,10 +142,13 @@ def prepare(config: RunConfig, env: Environment, watchdog: Watchdog, lock: RunLo
         steps_per_epoch = inputs.data.steps_per_epoch(inputs.resolved.batches)
         check_place(checkpoint, num_steps=inputs.num_steps, steps_per_epoch=steps_per_epoch)
 
+    plan = plan_for_all(inputs.resolved, env, inputs.data_facts)
+    print_rank_zero(env, *plan.notes)
+    inputs = replace(inputs, resolved=with_choice(inputs.resolved, plan.checkpointing))
     seed_everything(config.train_config.seed)
     parts = build(inputs, config, env)
     seed_everything(config.train_config.seed, env.rank)
-    return open_run(inputs, parts, checkpoint, config, env, watchdog, lock, begun.marks, screen, plan)
+    return open_run(inputs, parts, checkpoint, config, env, watchdog, lock, begun.marks, screen, plan.values)
 
 
 def load_only(config: RunConfig, env: Environment, watchdog: Watchdog) -> None:
@@ -161,17 +164,16 @@ def load_only(config: RunConfig, env: Environment, watchdog: Watchdog) -> None:
     check_environment(config, env)
     resolved = resolve(config, env)
     processor = resolved.task.load_processor(config.train_config)
-    plan, plan_notes = None, list[str]()
-    if env.is_rank_zero:
-        plan, plan_notes = plan_at_start(resolved, env, DataFacts.of_processor(processor, resolved))
-    print_rank_zero(env, *resolved.config.notes, *resolved.notes, *plan_notes)
+    print_rank_zero(env, *resolved.config.notes, *resolved.notes)
     start_process_group(env, meeting)
     watchdog.start(config.train_config.step_timeout_seconds)
+    plan = plan_for_all(resolved, env, lambda: DataFacts.of_processor(processor, resolved))
+    print_rank_zero(env, *plan.notes)
     seed_everything(config.train_config.seed)
-    built = build_model(resolved, processor, env)
+    built = build_model(with_choice(resolved, plan.checkpointing), processor, env)
     found = loaded_on_all(built.model, env)
     if env.is_rank_zero:
-        print_for_people("", load_table(found, plan), "", f"loaded in {built.load_seconds:.1f} s")
+        print_for_people("", load_table(found, plan.values), "", f"loaded in {built.load_seconds:.1f} s")
     watchdog.stop()
 
 
@@ -273,7 +275,7 @@ def open_run(
     start = start_event(description, env, steps_per_epoch=len(parts.loaders.train), num_steps=inputs.num_steps)
     resolved = inputs.resolved.to_dict() | {
         "num_units": num_units(model),
-        "activation_checkpointing": empty.checkpointing,
+        "activation_checkpointing": str(empty.checkpointing),
         "attention": empty.attention,
         "accumulate_unsharded": trainable.accumulate_unsharded,
         "keep_last": save_plan.keep_last,
@@ -352,6 +354,7 @@ def open_run(
         watchdog=watchdog,
         folder=folder,
         export=partial(export_model, model, inputs.processor, folder),
+        checkpointing=empty.checkpointing,
     )
 
 

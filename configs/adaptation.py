@@ -125,7 +125,7 @@ def _note_settings_without_effect(config: RunConfig) -> RunConfig:
     """Add notes on settings that were given but have no effect, or an unexpected cost."""
     mode = config.train_config.activation_checkpointing
     own = config.fsdp_config.fsdp_activation_checkpointing
-    if mode is not None and own is not None and own != (mode != "off"):
+    if mode is not None and own is not None and (mode == "auto" or own != (mode != "off")):
         note = f"--activation_checkpointing {mode} overrides --fsdp_activation_checkpointing {own}"
         config = _noted(config, note)
     if config.train_config.low_cpu_fsdp is False:

@@ -41,9 +41,6 @@ def _setting_entry(name: str, setting: Setting) -> str:
     details = [setting.unit, _default(setting)]
     if allowed := choices(setting.kind):
         details.insert(0, "one of " + ", ".join(allowed))
-    if setting.later:
-        what = ", ".join(map(str, setting.later_values))
-        details.append(f"{what} in a later version" if what else "in a later version")
     meaning = f"{setting.help} [{'; '.join(filter(None, details))}]"
     return _entry(f"{_label(name)} {_type_word(setting)}", meaning)
 

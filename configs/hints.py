@@ -18,7 +18,7 @@ _SHARDING = (
     "--enable_fsdp with --sharding_strategy FULL_SHARD|SHARD_GRAD_OP|NO_SHARD|HYBRID_SHARD; "
     "for DeepSpeed's offload of the optimizer, --optimizer_cpu_offload"
 )
-_CHECKPOINTING = "--activation_checkpointing off|selective|full"
+_CHECKPOINTING = "--activation_checkpointing off|selective|full|auto"
 _OFFLOAD = "--fsdp_cpu_offload (weights too, under --enable_fsdp) or --optimizer_cpu_offload"
 _UNITS = "--wrap layer|root (the layers are found in the model)"
 _OPTIMIZER = "--optimizer AdamW|SGD|anyprecision|AdamW8bit|PagedAdamW8bit|Adafactor"

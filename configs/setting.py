@@ -17,8 +17,6 @@ class Setting:
     maximum: float | None
     exclusive_minimum: float | None
     exclusive_maximum: float | None
-    later: str
-    later_values: tuple[Any, ...]
     bare: str
     unset: Any
     is_path: bool
@@ -42,8 +40,6 @@ def setting(
     maximum: float | None = None,
     exclusive_minimum: float | None = None,
     exclusive_maximum: float | None = None,
-    later: str = "",
-    later_values: tuple[Any, ...] = (),
     bare: str = "",
     unset: Any = None,
     is_path: bool = False,
@@ -52,8 +48,6 @@ def setting(
 
     Args:
         default: `dataclasses.MISSING` makes the setting required.
-        later: what to do instead of what only a later version does; this version refuses `later_values`, or if there
-            are none, any value but the default.
         bare: the value of the flag if it is given without one.
         unset: the documented default that None stands for, if None means that the setting was left out.
         is_path: it names a file or a folder, or it may.
@@ -65,8 +59,6 @@ def setting(
         "maximum": maximum,
         "exclusive_minimum": exclusive_minimum,
         "exclusive_maximum": exclusive_maximum,
-        "later": later,
-        "later_values": later_values,
         "bare": bare,
         "unset": unset,
         "is_path": is_path,

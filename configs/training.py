@@ -41,10 +41,8 @@ class TrainConfig:
     activation_checkpointing: Literal["off", "full", "selective", "auto"] | None = setting(
         None,
         "recompute activations in the backward pass instead of keeping them: those of whole layers (full), or all but "
-        "the outputs of attention and of every second matrix product (selective); unset: as "
-        "fsdp_activation_checkpointing says",
-        later="use off, selective or full",
-        later_values=("auto",),
+        "the outputs of attention and of every second matrix product (selective), or in as few layers as the GPU's "
+        "memory needs (auto); unset: as fsdp_activation_checkpointing says",
     )
     loss_chunk_size: int = setting(
         1024, "compute the logits of so many tokens at a time; 0: of the whole batch", unit="tokens", minimum=0

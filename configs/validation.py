@@ -28,7 +28,7 @@ def validate(config: RunConfig) -> None:
     """Check that the settings fit together.
 
     Raises:
-        ConfigError: for the first conflict, or for a value that only a later version has.
+        ConfigError: for the first conflict.
     """
     _check_what_is_trained(config)
     _check_precision(config)
@@ -40,7 +40,6 @@ def validate(config: RunConfig) -> None:
     _check_generation(config)
     _check_recording(config)
     _check_planning(config)
-    _check_not_yet_available(config)
 
 
 def _check_what_is_trained(config: RunConfig) -> None:
@@ -140,7 +139,7 @@ def _check_prefix(config: RunConfig) -> None:
         ("train_config.activation_checkpointing", "off"),
         ("fsdp_config.fsdp_activation_checkpointing", False),
     ):
-        if config.value(name) not in (off, None):
+        if config.value(name) not in (off, "auto", None):
             raise ConfigError(
                 f"{flag(name)}: --peft_method prefix passes the prefix in a cache, which a recomputed layer would fill "
                 f"twice; leave this out, or give {off}"
@@ -308,14 +307,3 @@ def _check_planning(config: RunConfig) -> None:
         raise ConfigError("--load_only: cannot be combined with --dry_run, which loads nothing; leave one of them out")
     if planning.load_only and config.train_config.resume:
         raise ConfigError("--load_only: loads what a new run would, and no checkpoint; leave it or --resume out")
-
-
-def _check_not_yet_available(config: RunConfig) -> None:
-    for name, setting in SETTINGS.items():
-        value = config.value(name)
-        if not setting.later or value == setting.default:
-            continue
-        if not setting.later_values:
-            raise ConfigError(f"{flag(name)}: not available in this version yet; {setting.later}")
-        if value in setting.later_values:
-            raise ConfigError(f"{flag(name)}: {value} is not available in this version yet; {setting.later}")

@@ -60,14 +60,17 @@ class Change:
         return asdict(self) | {"flags": list(self.flags)}
 
 
-def device_changes(config: RunConfig, phase: str, world_size: int, *, is_cpu: bool = False) -> Iterator[Change]:
+def device_changes(
+    config: RunConfig, phase: str, world_size: int, *, is_cpu: bool = False, recomputed: str | None = None
+) -> Iterator[Change]:
     """What may help if the device's memory ran out, the cheapest first. Flags that conflict may be among them.
 
     Args:
         is_cpu: the device is the host itself, to which nothing can be moved.
+        recomputed: the strongest checkpointing that some layer of the run has; None: as the flags say.
     """
     train, fsdp = config.train_config, config.fsdp_config
-    recomputes = train.activation_checkpointing or ("full" if _checkpoints_unasked(config) else "off")
+    recomputes = recomputed or _checkpointing_of(config)
     if phase == "generation" and train.num_beams > 1:
         yield Change("greedy instead of a beam search", ("--num_beams", "1"))
     if phase in ("evaluation", "generation") and train.val_batch_size > 1:
@@ -77,8 +80,9 @@ def device_changes(config: RunConfig, phase: str, world_size: int, *, is_cpu: bo
     if phase in _OF_STEPS and train.batch_size_training > 1:
         for rows in _fewer_rows(train.batch_size_training):
             yield Change("fewer rows at once, as many per step", _smaller_micro_batch(config, rows))
-    if phase in _OF_STEPS and recomputes != "full":
-        if recomputes == "off":
+    is_mixed = train.activation_checkpointing == "auto"  # so that even all layers in the strongest mode keep less
+    if phase in _OF_STEPS and (recomputes != "full" or is_mixed):
+        if recomputes == "off" or (recomputes == "selective" and is_mixed):
             yield Change("most activations computed again", ("--activation_checkpointing", "selective"))
         yield Change("activations of whole layers computed again", ("--activation_checkpointing", "full"))
     if phase in _OF_MODEL and world_size > 1 and not (train.enable_fsdp and fsdp.sharding_strategy == "FULL_SHARD"):
@@ -197,12 +201,13 @@ def keeps_result(before: RunConfig, after: RunConfig) -> bool:
     return all(name in MAY_CHANGE or name.startswith("planning_config.") for name in changed)
 
 
-def _checkpoints_unasked(config: RunConfig) -> bool:
-    """Whether activations are computed again without --activation_checkpointing."""
-    asked = config.fsdp_config.fsdp_activation_checkpointing
-    return (
-        (config.train_config.enable_fsdp or bool(config.quantization_config.quantization)) if asked is None else asked
-    )
+def _checkpointing_of(config: RunConfig) -> str:
+    """The checkpointing that the flags ask for; of `auto`, this run's default."""
+    train, wanted = config.train_config, config.fsdp_config.fsdp_activation_checkpointing
+    if train.activation_checkpointing not in (None, "auto"):
+        return train.activation_checkpointing
+    unasked = train.enable_fsdp or bool(config.quantization_config.quantization)
+    return "full" if (unasked if wanted is None else wanted) else "off"
 
 
 def _fewer_rows(rows: int) -> list[int]:

@@ -1,33 +1,79 @@
-"""plan.json in the run folder: what was planned for the run that wrote it."""
+"""plan.json in the run folder: what was planned for the run that wrote it, and decided by this plan."""
 
 from __future__ import annotations
 
 import json
+import math
+from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
+
+import torch
 
 from planning.data_facts import DataFacts
+from planning.memory.closed_form import CONTEXT_GIB
 from planning.planned_environment import own_hardware
 from planning.planned_run import plan_of
 from planning.resolved import Resolved
+from policies.activation_checkpointing import Checkpointing
 from reporting.run_folder import PLAN
+from utils.distributed import gather_to_all, on_rank_zero
 from utils.environment import Environment
 from utils.errors import in_one_line
+from utils.units import GIB
 
 
-def plan_at_start(resolved: Resolved, env: Environment, data: DataFacts) -> tuple[dict[str, Any] | None, list[str]]:
-    """The plan of the run that starts on these ranks, in closed form; and lines to print: why there is none.
+class PlanAtStart(NamedTuple):
+    """The plan of the run that starts on these ranks."""
+
+    values: dict[str, Any] | None  # for plan.json; None if it could not be planned
+    checkpointing: Checkpointing | None  # of its layers, if it could
+    notes: tuple[str, ...]  # lines to print
+
+
+def plan_for_all(resolved: Resolved, env: Environment, data: Callable[[], DataFacts]) -> PlanAtStart:
+    """Rank 0's plan, for the rank with the least memory. Every rank must call this.
+
+    Args:
+        data: what is known of the data; called on rank 0.
+    """
+    memory_gib = min(gather_to_all(_own_memory_gib(env)))
+    return on_rank_zero(lambda: plan_at_start(resolved, env, data(), memory_gib=memory_gib))
+
+
+def plan_at_start(
+    resolved: Resolved, env: Environment, data: DataFacts, *, memory_gib: float = math.inf
+) -> PlanAtStart:
+    """The plan of the run that starts on these ranks, in closed form.
 
     It draws no random numbers that the run would miss: a run is seeded after it.
+
+    Args:
+        memory_gib: what there is of each device, if that is less than its driver gives.
     """
     config = resolved.config
+    auto = config.train_config.activation_checkpointing == "auto"
     try:
-        return plan_of(config, own_hardware(config.train_config, config.planning_config, env), data).to_dict(), []
+        hardware = own_hardware(config.train_config, config.planning_config, env)
+        card = replace(hardware.card, memory_gib=min(hardware.card.memory_gib, memory_gib))
+        plan = plan_of(config, replace(hardware, card=card), data)
     except Exception as error:  # a plan is worth no run
-        return None, [f"{PLAN}: not written, since this run could not be planned ({in_one_line(error)})"]
+        why = f"this run could not be planned ({in_one_line(error)})"
+        notes = (f"activation_checkpointing: auto is this run's default, since {why}",) if auto else ()
+        return PlanAtStart(None, None, (f"{PLAN}: not written, since {why}", *notes))
+    return PlanAtStart(plan.to_dict(), plan.model.empty.checkpointing, plan.choices)
 
 
 def write_plan(folder: Path, plan: dict[str, Any] | None) -> None:
     """Write the plan into the run folder; without one, nothing is there."""
     if plan is not None:
         (folder / PLAN).write_text(json.dumps(plan, indent=2) + "\n", encoding="utf-8")
+
+
+def _own_memory_gib(env: Environment) -> float:
+    """Of this rank's GPU, what no other process has taken; infinite without a GPU."""
+    if env.device.type != "cuda":
+        return math.inf
+    free, total = torch.cuda.mem_get_info(env.device)
+    return min(total / GIB, free / GIB + CONTEXT_GIB)

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from configs.run import RunConfig
 from planning.resolved import Resolved
+from policies.activation_checkpointing import Checkpointing, apply_activation_checkpointing
 from policies.apply_policies import Adapted, adapt_model
 from policies.building import EmptyModel, build_empty
 from policies.sharding import accumulates_unsharded
@@ -69,3 +70,9 @@ def build_planned_model(
         accumulate_unsharded=accumulates_unsharded(asked, policies.layout, adapted.model, env.device_facts),
         num_embeddings=num_embeddings,
     )
+
+
+def with_checkpointing(planned: PlannedModel, checkpointing: Checkpointing) -> PlannedModel:
+    """The same model, its layers checkpointed otherwise. It has the same modules, so use the last one returned only."""
+    apply_activation_checkpointing(planned.adapted.base, checkpointing)
+    return replace(planned, empty=replace(planned.empty, checkpointing=checkpointing))

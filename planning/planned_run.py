@@ -6,6 +6,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from configs.run import RunConfig
+from planning.chosen_checkpointing import choose_checkpointing, is_to_be_chosen
 from planning.cost.counted_work import counted_work
 from planning.cost.link_speeds import Speeds
 from planning.cost.step_time import TimePlan, plan_time, why_no_time
@@ -19,7 +20,8 @@ from planning.memory.row_lengths import RowLengths, rows_of_run
 from planning.memory.traced_step import NotTracedError, TrainStep, trace_memory
 from planning.planned_environment import planned_environment
 from planning.planned_model import PlannedModel, build_planned_model
-from planning.resolved import Resolved, resolve
+from planning.resolved import Resolved, resolve, with_choice
+from policies.activation_checkpointing import Checkpointing
 from utils.environment import Environment
 
 
@@ -35,6 +37,7 @@ class Plan:
     memory: MemoryPlan
     time: TimePlan | None  # None if the hardware's rates or the model's FLOPs are not known; a note says so
     notes: tuple[str, ...]  # lines to print: adapted defaults, and what the plan assumes
+    choices: tuple[str, ...] = ()  # lines to print: what was decided by this plan; notes has them, too
 
     def to_dict(self) -> dict[str, Any]:
         """The plan in plain types, as --dry_run_json and plan.json hold it."""
@@ -42,7 +45,7 @@ class Plan:
             "hardware": self.hardware.name,
             "world_size": self.env.world_size,
             **self.resolved.to_dict(),
-            "activation_checkpointing": self.model.empty.checkpointing,
+            "activation_checkpointing": str(self.model.empty.checkpointing),
             **self.memory.to_dict(),
             "seconds_per_step": None,
             "price": None,
@@ -52,7 +55,12 @@ class Plan:
 
 
 def plan_of(
-    config: RunConfig, hardware: Hardware, data: DataFacts | None = None, *, train_step: TrainStep | None = None
+    config: RunConfig,
+    hardware: Hardware,
+    data: DataFacts | None = None,
+    *,
+    train_step: TrainStep | None = None,
+    checkpointing: Checkpointing | None = None,
 ) -> Plan:
     """The plan of a run with these settings on this hardware, one rank for each card.
 
@@ -62,29 +70,41 @@ def plan_of(
         data: what is known of the data; unset: rows are as long as --context_length lets them be.
         train_step: the run's own; memory is then traced where that is possible. Unset: it is planned in closed form,
             which takes a second.
+        checkpointing: what `--activation_checkpointing auto` came to; None: it is chosen here.
 
     Raises:
         ConfigError: if such a run would be refused.
     """
     data = data or DataFacts()
     env = planned_environment(hardware, config.train_config)
-    resolved = resolve(config, env)
+    resolved = with_choice(resolve(config, env), checkpointing)
     rows = rows_of_run(resolved, data.lengths)
     if data.label_share is not None:
         rows = replace(rows, label_share=data.label_share)
     if data.eval_counts is not None:
         rows = replace(rows, eval_rows=min(rows.eval_rows, -(-len(data.eval_counts) // env.world_size)))
     model = build_planned_model(resolved, env, num_embeddings=data.num_embeddings, new_tokens=data.new_tokens)
-    memory, time = plan_memory(model, hardware.card, rows), time_of(model, hardware, rows, data)
+    choices: tuple[str, ...] = ()
+    if is_to_be_chosen(model):
+
+        def seconds(planned: PlannedModel) -> float | None:
+            time = time_of(planned, hardware, rows, data)
+            return None if time is None else time.seconds_per_step
+
+        model, memory, line = choose_checkpointing(model, hardware.card, rows, seconds)
+        choices = (line,)
+    else:
+        memory = plan_memory(model, hardware.card, rows)
+    time = time_of(model, hardware, rows, data)
     time_notes = (why_no_time(model, hardware),) if time is None else time.notes
-    notes = (*resolved.config.notes, *resolved.notes, *model.empty.notes, *model.adapted.notes, *data.notes)
+    notes = (*resolved.config.notes, *resolved.notes, *model.empty.notes, *model.adapted.notes, *data.notes, *choices)
     if train_step is not None:
         try:
             memory = trace_memory(memory, model, hardware.card, rows, train_step)
         except NotTracedError as error:
             notes += (f"memory is planned in closed form: {error}",)
     notes += (*memory.notes, *filter(None, time_notes))
-    return Plan(hardware, env, resolved, model, rows, memory, time, notes)
+    return Plan(hardware, env, resolved, model, rows, memory, time, notes, choices)
 
 
 def time_of(

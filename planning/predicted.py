@@ -13,6 +13,7 @@ from planning.hardware import Hardware
 from planning.less_memory import Plans
 from planning.planned_environment import own_hardware
 from planning.planned_run import Plan, plan_of
+from policies.activation_checkpointing import Checkpointing
 from utils.environment import Environment
 from utils.memory_errors import AllocatorFigures
 from utils.units import GIB
@@ -38,7 +39,12 @@ class PredictedRun:
 
 
 def plans_for(
-    config: RunConfig, env: Environment, figures: AllocatorFigures, phase: str, batch: FailedBatch | None
+    config: RunConfig,
+    env: Environment,
+    figures: AllocatorFigures,
+    phase: str,
+    batch: FailedBatch | None,
+    checkpointing: Checkpointing | None = None,
 ) -> Plans | None:
     """Plans runs on these ranks' devices; None if the error did not say what the device holds.
 
@@ -46,6 +52,7 @@ def plans_for(
         phase: the one that memory ran out in.
         batch: the one that did not fit: every row counts as long as its longest, with as large a
             share of label tokens as the batch had.
+        checkpointing: of the run that failed. Runs with other flags choose anew, if they are to.
     """
     if figures.capacity is None or figures.allocated is None:
         return None
@@ -59,10 +66,15 @@ def plans_for(
         rows = batch.rows if phase in ("forward", "backward") else config.train_config.batch_size_training
         lengths = tuple(np.full(rows * env.world_size, width) for width in widths)
     beside = (figures.other_processes or 0) + max(0, (figures.this_process or 0) - (figures.reserved or 0))
+
+    def predict(changed: RunConfig) -> PredictedRun:
+        chosen = checkpointing if changed.to_dict() == config.to_dict() else None
+        return PredictedRun(
+            plan_of(changed, hardware, DataFacts(lengths=lengths, label_share=label_share), checkpointing=chosen)
+        )
+
     return Plans(
-        predict=lambda changed: PredictedRun(
-            plan_of(changed, hardware, DataFacts(lengths=lengths, label_share=label_share))
-        ),
+        predict=predict,
         needed_gib=(figures.allocated + (figures.asked or 0)) / GIB,
         room_gib=(figures.capacity - beside) / GIB,
     )

@@ -15,6 +15,7 @@ from data.batch_layout import BatchLayout
 from data.padding import PaddedWidth
 from planning.beginning import Beginning
 from planning.sizes import check_model_sizes
+from policies.activation_checkpointing import Checkpointing
 from policies.adapter_targets import default_targets
 from policies.adapters import num_virtual_tokens
 from policies.apply_policies import Policies
@@ -117,6 +118,11 @@ def resolve(
         lengths=lengths,
         notes=(*precision_notes, *batch_notes, *lr_notes, *length_notes),
     )
+
+
+def with_choice(resolved: Resolved, checkpointing: Checkpointing | None) -> Resolved:
+    """The settings with what --activation_checkpointing auto came to; None: the flags decide."""
+    return replace(resolved, policies=resolved.policies._replace(checkpointing=checkpointing))
 
 
 def resolve_lr(train: TrainConfig, began_with: Beginning) -> tuple[float, list[str]]:

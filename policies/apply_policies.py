@@ -9,7 +9,7 @@ from torch import nn
 
 from configs.peft import LoraConfig
 from configs.run import RunConfig
-from policies.activation_checkpointing import apply_activation_checkpointing
+from policies.activation_checkpointing import Checkpointing, apply_activation_checkpointing
 from policies.adapters import apply_adapters, store_adapters
 from policies.compilation import compile_layers
 from policies.dora import set_magnitudes
@@ -36,6 +36,7 @@ class Policies(NamedTuple):
     quantization: Quantization | None
     layout: Layout
     float8: Float8 | None = None
+    checkpointing: Checkpointing | None = None  # what --activation_checkpointing auto came to; None: the flags decide
 
 
 class Adapted(NamedTuple):
@@ -53,7 +54,7 @@ def adapt_model(
     policies: Policies,
     *,
     task: ModelTask,
-    checkpointing: str,
+    checkpointing: Checkpointing,
     new_tokens: Sequence[int] = (),
     adapter_device: str = "cpu",
 ) -> Adapted:
@@ -61,7 +62,7 @@ def adapt_model(
 
     Args:
         model: as `policies.loading.build_model` returns it, on the meta device.
-        checkpointing: the mode that `policies.activation_checkpointing.checkpointing_mode` returned.
+        checkpointing: what `policies.activation_checkpointing.checkpointing_mode` returned.
         new_tokens: ids of tokens whose embeddings LoRA trains, too.
         adapter_device: "meta" for a plan, which needs no values.
     """

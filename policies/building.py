@@ -11,7 +11,7 @@ from torch import nn
 
 from configs.run import RunConfig
 from data.packing import Offsets
-from policies.activation_checkpointing import checkpointing_mode
+from policies.activation_checkpointing import Checkpointing, checkpointing_mode
 from policies.adapters import adapter_notes
 from policies.apply_policies import Adapted, Policies, adapt_model, shard_and_fill
 from policies.attention import choose_attention, rows_that_need_offsets
@@ -31,7 +31,7 @@ class EmptyModel:
     architecture: str  # its class; sharding and adapters rename it
     attention: str  # the name of its attention implementation
     offsets: Offsets  # which packed rows need `cu_seqlens`
-    checkpointing: str  # the mode of activation checkpointing
+    checkpointing: Checkpointing  # of activations
     notes: tuple[str, ...]  # lines to print
 
 
@@ -74,7 +74,11 @@ def build_empty(
     notes += filter(None, [generation_settings(train.model_name)[1]])
     notes += adapter_notes(model, train, config.lora_config, config.llama_adapter_config)
     checkpointing, checkpointing_notes = checkpointing_mode(
-        model, train, config.fsdp_config, quantized=policies.quantization is not None and policies.float8 is None
+        model,
+        train,
+        config.fsdp_config,
+        quantized=policies.quantization is not None and policies.float8 is None,
+        chosen=policies.checkpointing,
     )
     return EmptyModel(
         model=model,

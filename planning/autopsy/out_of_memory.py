@@ -22,6 +22,7 @@ from planning.autopsy.failure_scene import FailedLayer, batch_of, largest_module
 from planning.autopsy.memory_account import NUM_LARGEST, MemoryAccount, Suggestion, suggestion_lines
 from planning.less_memory import EXPANDABLE_SEGMENTS, Change, cheapest, device_changes, host_changes
 from planning.predicted import plans_for
+from policies.activation_checkpointing import Checkpointing
 from reporting.memory_ledger import MemoryLedger, bytes_by_name
 from reporting.report.page import write_at_end
 from reporting.run_folder import OOM, PLAN, checkpoint_root
@@ -89,10 +90,11 @@ class Autopsy:
         self.argv, self.config, self.env, self.where = list(argv), config, env, where
         self.ledger: MemoryLedger | None = None
         self.folder: Path | None = None
+        self.checkpointing: Checkpointing | None = None
 
-    def knows(self, ledger: MemoryLedger, folder: Path) -> None:
+    def knows(self, ledger: MemoryLedger, folder: Path, checkpointing: Checkpointing) -> None:
         """Note what is known of the run once it is loaded."""
-        self.ledger, self.folder = ledger, folder
+        self.ledger, self.folder, self.checkpointing = ledger, folder, checkpointing
 
     def __enter__(self) -> Autopsy:
         return self
@@ -187,7 +189,10 @@ class Autopsy:
             found = cheapest(host_changes(self.config), self.argv, account.phase, None)
         else:
             is_cpu = self.env.device.type == "cpu"
-            changes = device_changes(self.config, account.phase, self.env.world_size, is_cpu=is_cpu)
+            recomputed = self.checkpointing.strongest if self.checkpointing else None
+            changes = device_changes(
+                self.config, account.phase, self.env.world_size, is_cpu=is_cpu, recomputed=recomputed
+            )
             found = self._cheapest(changes, account)
         if account.is_fragmented:
             unused = (account.figures.unused or 0) / GIB
@@ -199,7 +204,7 @@ class Autopsy:
         """With figures, if such runs can be planned."""
         changes = list(changes)
         try:
-            plans = plans_for(self.config, self.env, account.figures, account.phase, account.batch)
+            plans = plans_for(self.config, self.env, account.figures, account.phase, account.batch, self.checkpointing)
             return cheapest(changes, self.argv, account.phase, plans)
         except Exception:  # a plan that cannot be made must not hide the account
             return cheapest(changes, self.argv, account.phase, None)

@@ -21,7 +21,7 @@ from torch.utils.flop_counter import flop_registry
 
 from data.counts import BatchCounts
 from planning.cards import Card
-from planning.cost.step_work import THIRDS, MicroBatchWork, bytes_per_side, launch_seconds, packed_bytes
+from planning.cost.step_work import MicroBatchWork, bytes_per_side, launch_seconds, packed_bytes, passes, thirds
 from planning.memory.device_kernels import FUSED_ATTENTION, FUSED_ATTENTION_BACKWARD
 from planning.memory.meta_pass import pass_on_meta
 from planning.memory.row_lengths import RowLengths
@@ -109,7 +109,7 @@ def counted_work(
             loss.backward()
     for parameter in model.parameters():
         parameter.grad = None
-    num_passes = 1 if not trains else 2 if planned.empty.checkpointing == "off" else 3
+    num_passes = passes(planned) if trains else 1.0
     of_weights = _by_weight(model, leaves)
     num_forward_only = sum(leaf.num_rows > 0 and not leaf.has_backward for leaf in leaves.values())
     work = MicroBatchWork(
@@ -162,18 +162,18 @@ def _by_weight(model: nn.Module, leaves: Mapping[int, _Leaf]) -> dict[int, tuple
     return found
 
 
-def _sides(of_weights: Mapping[int, tuple[_Leaf, int]], num_passes: int) -> float:
-    """Inputs and outputs of all matrix products. Forward alone counts a third, as in `step_work.THIRDS`."""
-    thirds = {True: THIRDS[num_passes], False: 1}
-    return sum(leaf.num_rows * sides * thirds[leaf.has_backward] / 3 for leaf, sides in of_weights.values())
+def _sides(of_weights: Mapping[int, tuple[_Leaf, int]], num_passes: float) -> float:
+    """Inputs and outputs of all matrix products. Forward alone counts a third, as in `step_work.thirds`."""
+    of_leaf = {True: thirds(num_passes), False: 1.0}
+    return sum(leaf.num_rows * sides * of_leaf[leaf.has_backward] / 3 for leaf, sides in of_weights.values())
 
 
-def _weight_bytes(planned: PlannedModel, of_weights: Mapping[int, tuple[_Leaf, int]], num_passes: int) -> float:
+def _weight_bytes(planned: PlannedModel, of_weights: Mapping[int, tuple[_Leaf, int]], num_passes: float) -> float:
     """Of the weights that are multiplied with, once in each pass, and of their gradients."""
-    size, total = planned.resolved.policies.precision.compute_dtype.itemsize, 0
+    size, total = planned.resolved.policies.precision.compute_dtype.itemsize, 0.0
     for matrix in count_weights(planned.adapted.model):
         if id(matrix.parameter) in of_weights:
             has_backward = of_weights[id(matrix.parameter)][0].has_backward
-            times = num_passes + matrix.parameter.requires_grad if has_backward else 1
+            times = num_passes + matrix.parameter.requires_grad if has_backward else 1.0
             total += matrix.num_weights * size * times
     return total

@@ -20,7 +20,6 @@ from data.counts import BatchCounts
 from planning.cost.kernel_rates import KernelRates
 from planning.planned_model import PlannedModel
 from policies.optimizers.build import state_bytes
-from policies.wrapping import find_layers
 from tasks.flops import flops_per_token
 from utils.parameters import Counted, count_weights
 
@@ -28,8 +27,7 @@ MOVES_COMPILED, MOVES_EAGER = 7.6, 20.6
 MODULE_SECONDS = 0.33e-3  # of a module without children, forward and backward; a third of it is forward
 UNIT_SECONDS = 7e-3  # of a unit of fully_shard, forward and backward
 COMPILED_LAUNCHES = 1 / 3  # of the kernels of uncompiled layers
-THIRDS = {1: 1, 2: 3, 3: 4}
-"""Of forward and backward together, by the number of passes: forward alone, with backward, with recomputing."""
+RECOMPUTED = {"off": 0.0, "selective": 0.5, "full": 1.0}  # of a layer's matrix products
 
 
 @dataclass(frozen=True)
@@ -67,9 +65,8 @@ def micro_batch_work(planned: PlannedModel, counts: BatchCounts, *, trains: bool
     """
     task, model = planned.resolved.task, planned.adapted.model
     compute_size = planned.resolved.policies.precision.compute_dtype.itemsize
-    mode = planned.empty.checkpointing if trains else "off"
-    num_passes = 1 if not trains else 2 if mode == "off" else 3
-    in_layers, last = _matrices_of_layers(planned.adapted.base)
+    mode_of, last = _matrices_of_layers(planned)
+    num_passes = passes(planned) if trains else 1.0
     sides = _sides(model)
     without_attention = counts._replace(num_attended_pairs=0, num_decoder_pairs=0, num_cross_pairs=0)
 
@@ -78,9 +75,9 @@ def micro_batch_work(planned: PlannedModel, counts: BatchCounts, *, trains: bool
 
     def recomputed(matrix: Counted) -> float:
         """FLOPs per token. The last product of a layer is not recomputed: nothing in backward needs it."""
-        if mode == "off" or id(matrix.parameter) not in in_layers or id(matrix.parameter) in last:
+        if not trains or id(matrix.parameter) in last:
             return 0.0
-        return 2 * matrix.num_weights * (1.0 if mode == "full" else 0.5)
+        return 2 * matrix.num_weights * RECOMPUTED[mode_of.get(id(matrix.parameter), "off")]
 
     flops = total(flops_per_token if trains else lambda matrix: 2 * matrix.num_weights)
     attention = float(task.make_flops(model).count(counts)) - total(flops_per_token)
@@ -93,11 +90,21 @@ def micro_batch_work(planned: PlannedModel, counts: BatchCounts, *, trains: bool
     )
     return MicroBatchWork(
         matrix_flops=flops + total(recomputed),
-        attention_flops=attention * (4 / 3 if mode == "full" else 1.0),
-        moved_bytes=THIRDS[num_passes] / 3 * moved * bytes_per_side(planned) + packed_bytes(planned, num_passes),
+        attention_flops=attention * (1 + (_share_of_layers(planned, "full") / 3 if trains else 0)),
+        moved_bytes=thirds(num_passes) / 3 * moved * bytes_per_side(planned) + packed_bytes(planned, num_passes),
         weight_bytes=weights,
         launch_seconds=launch_seconds(planned, num_passes),
     )
+
+
+def passes(planned: PlannedModel) -> float:
+    """Passes over the model in a micro-batch: forward and backward, and as many layers as are computed again."""
+    return 2 + _share_of_layers(planned, "selective", "full")
+
+
+def thirds(num_passes: float) -> float:
+    """Of forward and backward together: forward alone is one, and backward two."""
+    return num_passes if num_passes == 1 else num_passes + 1
 
 
 def bytes_per_side(planned: PlannedModel) -> float:
@@ -106,7 +113,7 @@ def bytes_per_side(planned: PlannedModel) -> float:
     return moves * planned.resolved.policies.precision.compute_dtype.itemsize
 
 
-def packed_bytes(planned: PlannedModel, num_passes: int) -> float:
+def packed_bytes(planned: PlannedModel, num_passes: float) -> float:
     """Bytes of packed weights, each read and written out before each product that needs it."""
     model, written = planned.adapted.model, planned.resolved.policies.precision.compute_dtype.itemsize
     bits = _bits(model)
@@ -114,18 +121,18 @@ def packed_bytes(planned: PlannedModel, num_passes: int) -> float:
     return sum(num_passes * m.num_weights * (bits[id(m.parameter)] / 8 + written) for m in packed)
 
 
-def launch_seconds(planned: PlannedModel, num_passes: int, num_forward_only: int = 0) -> float:
+def launch_seconds(planned: PlannedModel, num_passes: float, num_forward_only: int = 0) -> float:
     """What the host needs to start a micro-batch's kernels.
 
     Args:
-        num_passes: 1 for forward alone, 2 with backward, 3 if layers are computed again.
+        num_passes: 1 for forward alone, 2 with backward, 3 if all layers are computed again.
         num_forward_only: modules without children that have no backward pass.
     """
     modules = _num_leaves(planned.adapted.model) - num_forward_only
     launches = MODULE_SECONDS * (COMPILED_LAUNCHES if planned.config.train_config.compile else 1.0)
     is_sharded = planned.resolved.policies.layout.kind == "fully_shard"
     units = len(planned.adapted.units) + 1 if is_sharded else 0
-    return (THIRDS[num_passes] * (modules * launches + units * UNIT_SECONDS) + num_forward_only * launches) / 3
+    return (thirds(num_passes) * (modules * launches + units * UNIT_SECONDS) + num_forward_only * launches) / 3
 
 
 def token_launch_seconds(planned: PlannedModel) -> float:
@@ -160,15 +167,23 @@ def optimizer_work(planned: PlannedModel) -> OptimizerWork:
     return OptimizerWork(update + norm, 0.0, 0.0)
 
 
-def _matrices_of_layers(base: Any) -> tuple[set[int], set[int]]:
-    """The ids of the weights of the repeated layers, and of each layer's last matrix."""
-    inside, last = set(), set()
-    for layer in find_layers(base):
-        own = [parameter for parameter in layer.parameters() if parameter.dim() > 1]
-        inside |= {id(parameter) for parameter in own}
+def _share_of_layers(planned: PlannedModel, *modes: str) -> float:
+    """The share of the repeated layers that are checkpointed so."""
+    of_layers = [mode for _, mode in planned.empty.checkpointing.of_layers(planned.adapted.base)]
+    return sum(mode in modes for mode in of_layers) / max(1, len(of_layers))
+
+
+def _matrices_of_layers(planned: PlannedModel) -> tuple[dict[int, str], set[int]]:
+    """By the ids of the weights of the repeated layers, how their layer is checkpointed; and each layer's last matrix.
+
+    Inner layers come last: they are in the layers that hold them, too.
+    """
+    mode_of, last = dict[int, str](), set[int]()
+    for layer, mode in planned.empty.checkpointing.of_layers(planned.adapted.base):
+        mode_of |= {id(parameter): mode for parameter in layer.parameters() if parameter.dim() > 1}
         linears = [m.weight for m in layer.modules() if hasattr(m, "in_features") and not _is_adapter(m)]
         last |= {id(linears[-1])} if linears else set()
-    return inside, last
+    return mode_of, last
 
 
 def _is_adapter(module: Any) -> bool:

@@ -7,7 +7,8 @@ works where the whole step cannot be traced: with packed weights, on cards of ot
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -22,7 +23,8 @@ from planning.memory.optimizer_bytes import optimizer_bytes
 from planning.memory.row_lengths import RowLengths
 from planning.memory.sharded_bytes import add_statistics, local_parts
 from planning.memory.timeline import Bytes, Scheme, Timeline
-from planning.planned_model import PlannedModel
+from planning.planned_model import PlannedModel, with_checkpointing
+from policies.activation_checkpointing import Checkpointing
 from policies.wrapping import find_layers
 from utils.units import GIB
 
@@ -49,16 +51,65 @@ def plan_memory(planned: PlannedModel, card: Card, rows: RowLengths) -> MemoryPl
     Raises:
         ConfigError: if the inputs of such a model are not known before data is read.
     """
+    modes = planned.empty.checkpointing.modes
+    alike = {mode: use_of_run(with_checkpointing(planned, Checkpointing(mode)), card, rows) for mode in modes}
+    planned = with_checkpointing(planned, planned.empty.checkpointing)
+    return memory_of(planned, card, mixed_use(planned, alike))
+
+
+@dataclass(frozen=True)
+class RunUse:
+    """What layers keep and need in the kinds of micro-batches that a run has."""
+
+    fullest: StepUse
+    typical: StepUse
+    evaluation: StepUse | None  # None if the run has none
+
+
+def use_of_run(planned: PlannedModel, card: Card, rows: RowLengths) -> RunUse:
+    """The use of a run whose layers are all checkpointed alike.
+
+    Raises:
+        ConfigError: if the inputs of such a model are not known before data is read.
+    """
     add_statistics(planned.adapted.model)
+    evaluates = planned.config.train_config.run_validation is not False
+    evaluation = step_use(planned, card, rows.eval_rows, rows.longest, rows, trains=False) if evaluates else None
+    fullest = step_use(planned, card, rows.rows, rows.longest, rows)
+    is_alike = rows.typical == rows.longest
+    typical = fullest if is_alike else step_use(planned, card, rows.rows, rows.typical, rows)
+    return RunUse(fullest, typical, evaluation)
+
+
+def mixed_use(planned: PlannedModel, alike: Mapping[str, RunUse]) -> RunUse:
+    """The use of this run, each layer as it is if all have its mode.
+
+    Args:
+        alike: by mode, the use of this very model with all layers in that mode.
+    """
+    checkpointing = planned.empty.checkpointing
+    mode_of = {id(layer): mode for layer, mode in checkpointing.of_layers(planned.adapted.base)}
+    some = alike[checkpointing.mode]
+
+    def mixed(part: str) -> StepUse:
+        by_mode: dict[str, StepUse] = {mode: getattr(use, part) for mode, use in alike.items()}
+        layers = tuple(
+            by_mode[mode_of[id(layer)]].layers[place] for place, (layer, _) in enumerate(getattr(some, part).layers)
+        )
+        return replace(by_mode[checkpointing.mode], layers=layers)
+
+    return RunUse(mixed("fullest"), mixed("typical"), some.evaluation)
+
+
+def memory_of(planned: PlannedModel, card: Card, use: RunUse) -> MemoryPlan:
+    """The plan of a run whose layers are used so."""
     scheme = scheme_of(planned)
     timeline = Timeline(planned.adapted.model, planned.adapted.units, scheme)
-    if planned.config.train_config.run_validation is not False:
-        timeline.evaluation(step_use(planned, card, rows.eval_rows, rows.longest, rows, trains=False))
-    fullest = step_use(planned, card, rows.rows, rows.longest, rows)
-    timeline.micro_batch(fullest)
-    if rows.typical != rows.longest:
-        timeline.micro_batch(step_use(planned, card, rows.rows, rows.typical, rows))
-    timeline.step(fullest)
+    if use.evaluation is not None:
+        timeline.evaluation(use.evaluation)
+    timeline.micro_batch(use.fullest)
+    timeline.micro_batch(use.typical)
+    timeline.step(use.fullest)
     peaks = timeline.peaks | {"load": _loading(planned.adapted.model, timeline)}
     phases = {phase: peak.in_gib() for phase, peak in peaks.items()}
     return MemoryPlan(
@@ -110,7 +161,7 @@ def step_use(
             loss,
             list(_tensors(batch)),
             trains=trains,
-            compiled=trains and train.compile and planned.empty.checkpointing == "off",
+            compiled=trains and train.compile and planned.empty.checkpointing.strongest == "off",
         )
 
 

@@ -77,6 +77,7 @@ class _Pass:
     last: int = 0  # alive when the last layer ended, less an input that only its caller holds
     loss: Window | None = None
     embedding: Window | None = None  # behind the backward of the first layer
+    has_backward: bool = False  # whether a layer so far will have one
 
 
 def measure_step(
@@ -167,7 +168,7 @@ def _forward(own: Callable[..., Any], state: _Pass) -> Callable[..., Any]:
             return outputs
         window = live.enter()
         measured = state.kinds[kind] = _Measured(live.live, window, None)
-        if hidden is not None and hidden.requires_grad:
+        if hidden is not None and hidden.requires_grad and not state.has_backward:
             hidden.register_hook(lambda grad: _leave_backward(state))
         if state.compiled:
             measured.compiled, outputs = _follow(layer, own, args, kwargs)
@@ -182,6 +183,7 @@ def _forward(own: Callable[..., Any], state: _Pass) -> Callable[..., Any]:
         output = next(leaf for leaf in tree_leaves(outputs) if isinstance(leaf, torch.Tensor))
         if output.requires_grad:
             output.register_hook(lambda grad: _enter_backward(state, measured))
+            state.has_backward = True
         state.loss = live.enter()
         return outputs
 

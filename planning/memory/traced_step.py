@@ -152,7 +152,7 @@ def _trace(planned: PlannedModel, card: Card, rows: RowLengths, train_step: Trai
             )
 
         stack.enter_context(_Answers())
-        if planned.empty.checkpointing != "selective":  # which looks for torch's own attention, by its name
+        if "selective" not in planned.empty.checkpointing.modes:  # which looks for torch's own attention, by its name
             capability = card.compute_capability or DEFAULT_CAPABILITY
             stack.enter_context(kernels_of_card(capability, answer=rows.packed))
         # A first step makes the optimizer's states. Tracked, its temporaries would count as states. And sharded

@@ -1,6 +1,5 @@
 """Conflicts between settings, and settings that follow from others."""
 
-import re
 import shlex
 
 import pytest
@@ -345,25 +344,6 @@ def test_settings_in_conflict_are_refused_with_reason_and_remedy(line, start, re
 )
 def test_settings_that_hold_together_are_accepted(line):
     parse(line)
-
-
-LATER = {
-    "--activation_checkpointing auto": "--activation_checkpointing: auto is",
-}
-
-
-@pytest.mark.parametrize(("line", "start"), LATER.items())
-def test_what_a_later_version_brings_is_refused_with_a_remedy(line, start):
-    with pytest.raises(ConfigError) as caught:
-        parse(line)
-    message = str(caught.value)
-    assert message.startswith(start)
-    assert re.search(r" not available in this version yet; \w", message)
-
-
-def test_every_setting_of_a_later_version_is_tried_above():
-    marked = {name.split(".")[1] for name, setting in SETTINGS.items() if setting.later}
-    assert marked == {re.match(r"--(\w+)", start).group(1) for start in LATER.values()}
 
 
 @pytest.mark.parametrize(

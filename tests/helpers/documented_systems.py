@@ -31,7 +31,7 @@ from planning.memory.optimizer_bytes import OptimizerBytes
 from planning.memory.row_lengths import evenly_spread
 from planning.memory.sharded_bytes import add_statistics, local_parts
 from planning.memory.timeline import Scheme, Timeline
-from policies.activation_checkpointing import apply_activation_checkpointing
+from policies.activation_checkpointing import Checkpointing, apply_activation_checkpointing
 from policies.adapters import store_adapters
 from policies.quantization import quantize_linears
 from policies.quantized_linear import Quantization
@@ -233,7 +233,7 @@ def _uses(
     casts_to = compute_dtype if compute_dtype not in (None, stored) else None
     base = model.get_base_model() if isinstance(model, peft.PeftModel) else model
     layers = outermost(find_layers(base))
-    apply_activation_checkpointing(base, "full" if act_ckpt == "yes" else "off")
+    apply_activation_checkpointing(base, Checkpointing("full" if act_ckpt == "yes" else "off"))
 
     def use(width: int) -> StepUse:
         compute, inputs = _forward(base, rows, width, system)

@@ -65,6 +65,14 @@ def test_every_suggestion_is_a_command_that_is_not_refused(phase: str, given: li
         assert after_rows == before_rows or config.train_config.global_batch_size
 
 
+def test_behind_auto_come_the_fixed_modes_that_recompute_more() -> None:
+    config = parse_flags([*MODEL, "--activation_checkpointing", "auto"])
+    for recomputed, modes in (("off", ["selective", "full"]), ("selective", ["selective", "full"]), ("full", ["full"])):
+        changes = device_changes(config, "backward", 1, recomputed=recomputed)
+        flags = [change.flags for change in changes if change.flags[0] == "--activation_checkpointing"]
+        assert flags == [("--activation_checkpointing", mode) for mode in modes]
+
+
 def test_what_fits_comes_first_and_of_that_what_is_soonest() -> None:
     argv = [*MODEL, "--batch_size_training", "4"]
     found = cheapest(device_changes(parse_flags(argv), "backward", 1), argv, "backward", PLANS)

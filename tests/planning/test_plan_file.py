@@ -21,7 +21,7 @@ def resolved(tiny_model: Path) -> Resolved:
 
 
 def test_it_holds_the_plan_in_closed_form(resolved: Resolved, tmp_path: Path) -> None:
-    plan, notes = plan_at_start(resolved, lone_process(), DataFacts())
+    plan, _, notes = plan_at_start(resolved, lone_process(), DataFacts())
     write_plan(tmp_path, plan)
     written = json.loads((tmp_path / "plan.json").read_text())
     assert (written["made_by"], written["hardware"], written["world_size"]) == ("closed form", "1xCPU", 1)
@@ -29,7 +29,7 @@ def test_it_holds_the_plan_in_closed_form(resolved: Resolved, tmp_path: Path) ->
 
 
 def test_a_run_that_cannot_be_planned_goes_on_and_says_so(resolved: Resolved, tmp_path: Path) -> None:
-    plan, notes = plan_at_start(resolved, lone_process(), DataFacts(lengths=(np.array([]),)))
+    plan, _, notes = plan_at_start(resolved, lone_process(), DataFacts(lengths=(np.array([]),)))
     write_plan(tmp_path, plan)
     assert notes[0].startswith("plan.json: not written, since this run could not be planned (")
     assert not list(tmp_path.iterdir())

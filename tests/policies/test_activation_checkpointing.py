@@ -8,6 +8,7 @@ import peft
 import pytest
 import torch
 import transformers
+from torch._dynamo.testing import CompileCounterWithBackend
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 from torch.utils.flop_counter import FlopCounterMode
@@ -16,6 +17,7 @@ from transformers import AutoModelForCausalLM
 
 from configs.flags import parse_flags
 from policies.activation_checkpointing import (
+    Checkpointing,
     apply_activation_checkpointing,
     checkpointing_mode,
     draws_random_numbers,
@@ -28,6 +30,11 @@ from tests.helpers.small_configs import SMALL, VOCAB
 from utils.errors import ConfigError
 
 MODES = ("off", "selective", "full")
+MIXED = ("full in 1, else off", "full in 1, else selective")
+CHOICES = {
+    **{mode: Checkpointing(mode) for mode in MODES},
+    **{text: Checkpointing(text.split()[-1], "full", 1) for text in MIXED},
+}
 MODELS = {
     "Llama": transformers.LlamaConfig(**SMALL),
     "with biases and dropout": transformers.GPT2Config(
@@ -54,7 +61,7 @@ class HeldBytes(TorchDispatchMode):
         return sum(self.storages.values())
 
 
-def make_model(mode: str, *, name: str = "Llama", lora: bool = False, backend: str = "") -> torch.nn.Module:
+def make_model(mode: str, *, name: str = "Llama", lora: bool = False, backend: Any = "") -> torch.nn.Module:
     torch.manual_seed(0)
     model = causal_lm = AutoModelForCausalLM.from_config(MODELS[name])
     use_summed_loss(causal_lm, stacks(causal_lm), 1024, compute_logits)
@@ -62,7 +69,7 @@ def make_model(mode: str, *, name: str = "Llama", lora: bool = False, backend: s
         targets = ["q_proj", "v_proj"] if name == "Llama" else ["c_attn"]
         model = peft.get_peft_model(model, peft.LoraConfig(r=4, lora_dropout=0.1, target_modules=targets))
         use_lean_forward(model)
-    apply_activation_checkpointing(causal_lm, mode)
+    apply_activation_checkpointing(causal_lm, CHOICES[mode])
     if backend:
         for layer in causal_lm.model.layers:
             layer.compile(backend=backend, fullgraph=True)
@@ -88,7 +95,7 @@ def test_losses_and_gradients_are_the_same_to_the_bit(name: str, lora: bool) -> 
         loss_of(make_model("off", name=name, lora=lora)),
         gradients(make_model("off", name=name, lora=lora)),
     )
-    for mode in MODES[1:]:
+    for mode in [*MODES[1:], *MIXED]:
         model = make_model(mode, name=name, lora=lora)
         assert torch.equal(loss_of(model), wanted_loss)
         assert all(map(torch.equal, gradients(model), wanted)), mode
@@ -97,7 +104,7 @@ def test_losses_and_gradients_are_the_same_to_the_bit(name: str, lora: bool) -> 
 @pytest.mark.parametrize("lora", [False, True], ids=["full", "lora"])
 def test_selective_keeps_less_than_off_and_more_than_full(lora: bool) -> None:
     held = {}
-    for mode in MODES:
+    for mode in CHOICES:
         model = make_model(mode, lora=lora)
         with HeldBytes() as counter:
             loss = loss_of(model)
@@ -106,6 +113,8 @@ def test_selective_keeps_less_than_off_and_more_than_full(lora: bool) -> None:
     assert held["full"] < 0.8 * held["selective"]
     # With LoRA there is less to drop: its layers keep no copy of their input (policies/lora_layers.py).
     assert held["selective"] < (0.65 if lora else 0.6) * held["off"]
+    for mode in MIXED:  # one of two layers
+        assert held[mode] == pytest.approx((held["full"] + held[mode.split()[-1]]) / 2, rel=0.05)
 
 
 @pytest.mark.parametrize("lora", [False, True], ids=["full", "lora"])
@@ -118,6 +127,31 @@ def test_selective_computes_less_again_than_full(lora: bool) -> None:
         flops[mode] = counter.get_total_flops()
     again = {mode: flops[mode] - flops["off"] for mode in MODES[1:]}
     assert 0.4 * again["full"] < again["selective"] < 0.6 * again["full"]
+
+
+def test_the_first_layers_are_the_ones_that_are_other_than_the_rest_and_a_plan_may_try_others() -> None:
+    model: Any = AutoModelForCausalLM.from_config(MODELS["Llama"])
+    first, second = model.model.layers
+    apply_activation_checkpointing(model, CHOICES["selective"])
+    apply_activation_checkpointing(model, CHOICES["full in 1, else off"])
+    assert "forward" in vars(first)
+    assert "forward" not in vars(second)
+    assert str(CHOICES["full in 1, else off"]) == "full in the first layer, off in the others"
+    assert CHOICES["full in 1, else off"].modes == ("off", "full")
+
+
+def test_layers_of_two_modes_compile_into_two_graphs_with_the_same_gradients() -> None:
+    wanted = gradients(make_model("off"))
+    for mode, num_graphs in (("full", 1), ("full in 1, else off", 2)):
+        torch._dynamo.reset()
+        counter = CompileCounterWithBackend("aot_eager")
+        model = make_model(mode, backend=counter)
+        for _ in range(2):
+            model.zero_grad()
+            found = gradients(model)
+        assert counter.frame_count == num_graphs
+        for ours, theirs in zip(found, wanted, strict=True):
+            assert torch.allclose(ours, theirs, rtol=1e-4, atol=1e-6)
 
 
 def test_selective_compiles_into_one_graph_with_the_same_gradients() -> None:
@@ -140,7 +174,7 @@ def test_attention_that_drops_out_is_computed_again_with_the_random_numbers_arou
     assert not draws_random_numbers(flash, (query, query, query, 0.0), {})
 
 
-def resolved_mode(model: Any, *flags: str) -> tuple[str, list[str]]:
+def resolved_mode(model: Any, *flags: str) -> tuple[Checkpointing, list[str]]:
     config = parse_flags(["--model_name", "m", *flags])
     quantized = config.quantization_config.quantization is not None
     return checkpointing_mode(model, config.train_config, config.fsdp_config, quantized=quantized)
@@ -156,22 +190,25 @@ def resolved_mode(model: Any, *flags: str) -> tuple[str, list[str]]:
         ("--use_peft --quantization 4bit --fsdp_activation_checkpointing False", "off"),
         ("--use_peft --quantization 4bit --enable_fsdp --fsdp_activation_checkpointing False", "off"),
         ("--use_peft --quantization 4bit --activation_checkpointing selective", "selective"),
+        ("--activation_checkpointing auto", "off"),
+        ("--enable_fsdp --activation_checkpointing auto", "full"),
     ],
 )
 def test_what_is_unset_is_full_under_fsdp_and_on_quantized_weights_and_what_is_given_holds(
     flags: str, mode: str
 ) -> None:
     model = AutoModelForCausalLM.from_config(MODELS["Llama"])
-    assert resolved_mode(model, *flags.split()) == (mode, [])
+    assert resolved_mode(model, *flags.split()) == (Checkpointing(mode), [])
 
 
 def test_a_model_that_names_no_layers_adapts_the_default_and_refuses_the_flag() -> None:
     model = AutoModelForCausalLM.from_config(
         transformers.CTRLConfig(vocab_size=VOCAB, n_embd=32, dff=48, n_layer=2, n_head=4, n_positions=128)
     )
-    mode, notes = resolved_mode(model, "--enable_fsdp")
-    assert mode == "off"
-    assert notes == ["activation_checkpointing: off, CTRLLMHeadModel does not support it"]
+    for flags in (["--enable_fsdp"], ["--activation_checkpointing", "auto"]):
+        mode, notes = resolved_mode(model, *flags)
+        assert mode == Checkpointing("off")
+        assert notes == ["activation_checkpointing: off, CTRLLMHeadModel does not support it"]
     for flags in (["--activation_checkpointing", "selective"], ["--fsdp_activation_checkpointing"]):
         with pytest.raises(
             ConfigError, match=r"^--activation_checkpointing: CTRL.*; give --activation_checkpointing off"

@@ -15,7 +15,7 @@ from transformers import AutoModelForCausalLM
 
 from configs.peft import LoraConfig
 from planning.resolved import resolve_lengths
-from policies.activation_checkpointing import checkpointing_mode
+from policies.activation_checkpointing import Checkpointing, checkpointing_mode
 from policies.adapter_targets import choose_targets
 from policies.dora import set_magnitudes
 from tasks.causal_lm import LENGTHS
@@ -172,14 +172,15 @@ def test_the_default_number_of_adapted_layers_shrinks_to_the_models() -> None:
 
 
 def test_under_a_prefix_the_default_of_checkpointing_activations_is_off_and_said() -> None:
-    def mode_with(*flags: str) -> tuple[str, list[str]]:
+    def mode_with(*flags: str) -> tuple[Checkpointing, list[str]]:
         config = config_of("--peft_method", "prefix", "--batching_strategy", "padding", *flags)
         return checkpointing_mode(make_model("llama"), config.train_config, config.fsdp_config, quantized=False)
 
-    assert mode_with() == ("off", [])
-    mode, notes = mode_with("--enable_fsdp")
-    assert mode == "off"
-    assert notes[0].startswith("activation_checkpointing: off, ")
+    assert mode_with() == (Checkpointing("off"), [])
+    for flags in (["--enable_fsdp"], ["--activation_checkpointing", "auto"]):
+        mode, notes = mode_with(*flags)
+        assert mode == Checkpointing("off")
+        assert notes[0].startswith("activation_checkpointing: off, ")
 
 
 def test_a_prefix_takes_positions_from_the_rows() -> None:

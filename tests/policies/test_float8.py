@@ -14,7 +14,7 @@ from transformers import LlamaConfig, LlamaForCausalLM
 from benchmarks.shapes import SHAPES
 from configs.flags import parse_flags
 from data.padding import PaddedWidth
-from policies.activation_checkpointing import apply_activation_checkpointing
+from policies.activation_checkpointing import Checkpointing, apply_activation_checkpointing
 from policies.float8 import Float8, compute_in_float8, computed_in_bf16, resolve_float8, store_in_float8
 from policies.float8_linear import GRADIENTS, ROWWISE, TENSORWISE, WEIGHTS, FrozenFloat8Linear
 from policies.mixed_precision import resolve_precision
@@ -125,7 +125,7 @@ def small_llama(recipe: Recipe | None, checkpointing: str = "off") -> Any:
         float8 = resolved("--pure_bf16", "--float8", recipe, device=CPU)
         assert float8 is not None
         compute_in_float8(model, float8)
-    apply_activation_checkpointing(model, checkpointing)
+    apply_activation_checkpointing(model, Checkpointing(checkpointing))
     return model
 
 

@@ -13,7 +13,7 @@ import transformers
 from torch.utils.flop_counter import FlopCounterMode
 
 from data.labels import shift_left
-from policies.activation_checkpointing import apply_activation_checkpointing
+from policies.activation_checkpointing import Checkpointing, apply_activation_checkpointing
 from policies.loss import summed_cross_entropy, use_summed_loss
 from tasks.causal_lm import compute_logits, loss_notes, stacks, summed_loss
 from tests.helpers.causal_models import CONFIGS, make_batch, make_model, reference_loss
@@ -132,7 +132,7 @@ def test_recomputed_layers_change_neither_loss_nor_gradients(name: str) -> None:
     model = copy.deepcopy(reference)
     for each in (reference, model):
         use_summed_loss(each, stacks(each), 7, compute_logits)
-    apply_activation_checkpointing(model, "full")
+    apply_activation_checkpointing(model, Checkpointing("full"))
     batch = make_batch()
     wanted, loss = summed_loss(reference, batch), summed_loss(model, batch)
     wanted.backward()

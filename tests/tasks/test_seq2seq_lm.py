@@ -15,7 +15,7 @@ from transformers.trainer_pt_utils import LabelSmoother
 from data.counts import BatchCounts
 from data.padding import PaddedWidth
 from data.sequences import TokenSequence
-from policies.activation_checkpointing import apply_activation_checkpointing
+from policies.activation_checkpointing import Checkpointing, apply_activation_checkpointing
 from policies.loss import summed_cross_entropy, use_summed_loss
 from policies.quantization import quantize_linears
 from policies.quantized_linear import Quantization, QuantizedLinear
@@ -109,7 +109,7 @@ def test_recomputed_layers_and_a_batch_without_padding_change_nothing(family: st
     reference = make_model(family).train()
     model = copy.deepcopy(reference)
     use_summed_loss(model, stacks(model), 7, compute_logits)
-    apply_activation_checkpointing(model, "full")
+    apply_activation_checkpointing(model, Checkpointing("full"))
     row = [[TokenSequence(np.arange(3, 19, dtype=np.int32), np.arange(3, 11, dtype=np.int32), 0)]]
     batch = collator(model)(row)
     assert batch.attention_mask is None

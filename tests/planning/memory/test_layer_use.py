@@ -16,7 +16,7 @@ from transformers import AutoModelForCausalLM, AutoModelForSeq2SeqLM
 from planning.memory.closed_form import outermost
 from planning.memory.device_kernels import kernels_of_card
 from planning.memory.layer_use import StepUse, measure_step
-from policies.activation_checkpointing import apply_activation_checkpointing
+from policies.activation_checkpointing import Checkpointing, apply_activation_checkpointing
 from policies.lora_layers import use_lean_forward
 from policies.wrapping import find_layers
 
@@ -68,7 +68,7 @@ def build(name: str, device: str, *, adapters: bool, checkpointing: str) -> tupl
         settings = peft.LoraConfig(target_modules=["q_proj", "v_proj"], r=4, lora_dropout=0.1)  # our own dropout
         model = peft.get_peft_model(base, settings)
         use_lean_forward(model)
-    apply_activation_checkpointing(base, checkpointing)
+    apply_activation_checkpointing(base, Checkpointing(checkpointing))
     return model.train(), layers
 
 

@@ -1,0 +1,130 @@
+"""--activation_checkpointing auto recomputes as little as the memory needs, is no slower, and changes no loss."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+import yaml
+from transformers import LlamaConfig
+
+from configs.flags import parse_flags
+from finetuning import train_step
+from planning.hardware import parse_hardware
+from planning.planned_run import Plan, plan_of
+from policies.activation_checkpointing import MODES, Checkpointing
+from tests.helpers.generated import flags, write_rows
+from tests.helpers.pairwise import slow_but
+from tests.helpers.processes import ProcessGroup, read_metrics, run_command
+from tests.helpers.small_card import on_small_card
+
+AUTO = "--activation_checkpointing auto"
+NUM_LAYERS = 4
+
+
+@pytest.fixture(scope="module")
+def one_billion(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A config.json; a plan needs no more."""
+    folder = tmp_path_factory.mktemp("models") / "one_billion"
+    shape = {"hidden_size": 2048, "intermediate_size": 5632, "num_attention_heads": 16, "vocab_size": 32000}
+    LlamaConfig(**shape, num_hidden_layers=NUM_LAYERS, architectures=["LlamaForCausalLM"]).save_pretrained(folder)
+    return folder
+
+
+def planned(model: Path, given: str, *, cards: str = "A100-40GB", memory_gib: float | None = None) -> Plan:
+    shape = "--batch_size_training 8 --context_length 2048 --run_validation False"
+    config = parse_flags(["--model_name", str(model), *shape.split(), *given.split()])
+    return plan_of(config, parse_hardware(cards, device_memory_gib=memory_gib))
+
+
+@pytest.mark.parametrize("given", slow_but(1, ["--use_peft --compile", "--pure_bf16", "--enable_fsdp --pure_bf16"]))
+def test_of_any_memory_it_takes_what_fits_and_is_never_slower_than_a_fixed_choice(
+    given: str, one_billion: Path
+) -> None:
+    cards = "2xA100-40GB" if "fsdp" in given else "A100-40GB"
+    fixed = {mode: planned(one_billion, f"{given} --activation_checkpointing {mode}", cards=cards) for mode in MODES}
+    most, least = (fixed[mode].memory.peak_gib for mode in ("off", "full"))
+    for share in (1.2, 0.5, -0.2):  # of what checkpointing saves, kept
+        memory_gib = (least + share * (most - least) + fixed["off"].memory.overhead_gib) / 0.94
+        found = planned(one_billion, f"{given} {AUTO}", cards=cards, memory_gib=memory_gib)
+        choice = found.model.empty.checkpointing
+        if share > 1:
+            assert choice == Checkpointing("off")
+        elif share < 0:
+            assert choice == Checkpointing("full")
+            assert found.memory.verdict != "fits"
+            continue
+        else:
+            assert 0 < choice.num_first < NUM_LAYERS or choice == Checkpointing("selective")
+        assert found.memory.verdict == "fits"
+        assert found.time is not None
+        for plan in fixed.values():
+            if plan.memory.peak_gib + plan.memory.overhead_gib <= 0.95 * memory_gib and plan.time is not None:
+                assert found.time.seconds_per_step <= 1.0001 * plan.time.seconds_per_step
+        if choice.num_first > 1:  # one layer less does not fit
+            less = Checkpointing(choice.mode, choice.first, choice.num_first - 1)
+            config, hardware = found.resolved.config, found.hardware
+            assert plan_of(config, hardware, checkpointing=less).memory.verdict != "fits"
+
+
+def test_without_known_speeds_the_memory_alone_decides(one_billion: Path) -> None:
+    off, full = (planned(one_billion, f"--use_peft --activation_checkpointing {mode}") for mode in ("off", "full"))
+    memory_gib = (off.memory.peak_gib + full.memory.peak_gib) / 2 + off.memory.overhead_gib
+    found = planned(one_billion, f"--use_peft {AUTO}", cards="1xGPU", memory_gib=memory_gib)
+    assert found.time is None
+    assert found.memory.verdict == "fits"
+    assert found.model.empty.checkpointing.modes == ("off", "selective")
+
+
+def test_a_dry_run_says_what_it_would_choose(one_billion: Path, tmp_path: Path) -> None:
+    words = f"--batch_size_training 8 --context_length 2048 --use_peft --compile {AUTO} --dry_run".split()
+    words += ["--dry_run_hardware", "1xGPU", "--device_memory_gib", "5.3"]
+    done = run_command("--model_name", str(one_billion), *words, "--dry_run_json", str(tmp_path / "plan.json"))
+    assert done.returncode == 0, done.stderr
+    (line,) = (line for line in done.stdout.splitlines() if line.startswith("activation_checkpointing: auto is "))
+    plan = json.loads((tmp_path / "plan.json").read_text())
+    assert plan["activation_checkpointing"] in line
+    assert "in the others" in line
+    assert plan["verdict"] == "fits"
+
+
+def test_a_trace_of_layers_of_two_modes_agrees_with_the_closed_form(tiny_model: Path) -> None:
+    argv = ["--model_name", str(tiny_model), "--batch_size_training", "8", "--context_length", "128", *AUTO.split()]
+    peaks = {}
+    for name, step in (("closed form", None), ("trace", train_step)):
+        for choice in (Checkpointing("off", "full", 1), Checkpointing("off")):
+            plan = plan_of(parse_flags(argv), parse_hardware("A100-40GB"), train_step=step, checkpointing=choice)
+            assert plan.memory.made_by == name
+            peaks[name, choice.num_first] = plan.memory.most("activations")
+    for number in (0, 1):
+        assert peaks["closed form", number] == pytest.approx(peaks["trace", number], rel=0.1)
+    assert peaks["trace", 1] < 0.8 * peaks["trace", 0]
+
+
+def test_all_ranks_take_the_choice_and_losses_stay_to_the_bit(
+    tiny_model: Path, tmp_path: Path, process_group: ProcessGroup
+) -> None:
+    data = write_rows(tmp_path)
+    argv = ["--enable_fsdp", "--batch_size_training", "8", "--context_length", "64", "--mixed_precision", "False"]
+    argv += ["--max_train_step", "2", "--save_model", "False", "--activation_checkpointing"]
+    needed, losses, memory_gib = {}, {}, 10.0
+    for mode in ("off", "full", "auto"):
+        run = flags(tiny_model, data, tmp_path / mode, *argv, mode)
+        outcomes = process_group.train(on_small_card(run, memory_gib, 2), 2)
+        losses[mode] = [event["loss"] for event in read_metrics(tmp_path / mode) if event["event"] == "train"]
+        plan = json.loads((tmp_path / mode / "plan.json").read_text())
+        needed[mode] = plan["peak_gib"] + plan["overhead_gib"]
+        memory_gib = (needed["off"] + needed.get("full", 0)) / 2 / 0.95
+    assert losses["auto"] == losses["off"]
+    resolved = yaml.safe_load((tmp_path / "auto" / "run.yaml").read_text())["resolved"]
+    assert resolved["activation_checkpointing"].endswith(" in the first layer, off in the others")
+    assert outcomes[0].stdout.count("activation_checkpointing: auto is ") == 1
+    assert "auto is" not in outcomes[1].stdout
+
+
+def test_on_a_cpu_it_is_the_default_and_says_so(tiny_model: Path, tmp_path: Path, process_group: ProcessGroup) -> None:
+    data = write_rows(tmp_path)
+    argv = flags(tiny_model, data, tmp_path / "run", *AUTO.split(), "--context_length", "64", "--max_train_step", "1")
+    (outcome,) = process_group.train([*argv, "--save_model", "False"], 1)
+    assert "activation_checkpointing: auto is off, this run's default" in outcome.stdout
