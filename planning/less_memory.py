@@ -105,7 +105,7 @@ def device_changes(
         flags = ("--use_peft", "True", "--quantization", "4bit", "--pure_bf16", "False")
         yield Change("an adapter trained on a base in 4 bits", flags)
     length = train.context_length
-    if phase in (*_OF_STEPS, "evaluation") and length is not None and length > 1024:
+    if phase in (*_OF_STEPS, "evaluation", "generation") and length is not None and length > 1024:
         yield Change("shorter rows", ("--context_length", str(length // 2)))
 
 

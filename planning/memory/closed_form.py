@@ -15,6 +15,7 @@ import torch
 from torch import nn
 
 from planning.cards import Card
+from planning.memory.generation_use import GenerationUse, generation_use
 from planning.memory.host_bytes import checkpoint_bytes, host_load_bytes, host_training_bytes
 from planning.memory.layer_use import StepUse, measure_step
 from planning.memory.memory_plan import MemoryPlan
@@ -64,6 +65,7 @@ class RunUse:
     fullest: StepUse
     typical: StepUse
     evaluation: StepUse | None  # None if the run has none
+    generation: GenerationUse | None  # the same
 
 
 def use_of_run(planned: PlannedModel, card: Card, rows: RowLengths) -> RunUse:
@@ -78,7 +80,8 @@ def use_of_run(planned: PlannedModel, card: Card, rows: RowLengths) -> RunUse:
     fullest = step_use(planned, card, rows.rows, rows.longest, rows)
     is_alike = rows.typical == rows.longest
     typical = fullest if is_alike else step_use(planned, card, rows.rows, rows.typical, rows)
-    return RunUse(fullest, typical, evaluation)
+    generates = evaluates and planned.config.train_config.eval_generate
+    return RunUse(fullest, typical, evaluation, generation_use(planned, card, rows) if generates else None)
 
 
 def mixed_use(planned: PlannedModel, alike: Mapping[str, RunUse]) -> RunUse:
@@ -98,7 +101,7 @@ def mixed_use(planned: PlannedModel, alike: Mapping[str, RunUse]) -> RunUse:
         )
         return replace(by_mode[checkpointing.mode], layers=layers)
 
-    return RunUse(mixed("fullest"), mixed("typical"), some.evaluation)
+    return RunUse(mixed("fullest"), mixed("typical"), some.evaluation, some.generation)
 
 
 def memory_of(planned: PlannedModel, card: Card, use: RunUse) -> MemoryPlan:
@@ -107,6 +110,9 @@ def memory_of(planned: PlannedModel, card: Card, use: RunUse) -> MemoryPlan:
     timeline = Timeline(planned.adapted.model, planned.adapted.units, scheme)
     if use.evaluation is not None:
         timeline.evaluation(use.evaluation)
+    if use.generation is not None:
+        beside = overhead_gib(0.0, planned.env.world_size) * GIB
+        timeline.generation(use.generation.cache, use.generation.peak, int(card.memory_gib * GIB - beside))
     timeline.micro_batch(use.fullest)
     timeline.micro_batch(use.typical)
     timeline.step(use.fullest)
@@ -184,5 +190,5 @@ def _loading(model: nn.Module, timeline: Timeline) -> Bytes:
 
 
 def _notes(planned: PlannedModel) -> tuple[str, ...]:
-    generates = planned.config.train_config.eval_generate
-    return ("eval_generate: the key-value cache of generation is not in the plan",) if generates else ()
+    generates = planned.config.train_config.eval_generate and planned.resolved.task.READS_IMAGES
+    return ("eval_generate: what generation about images holds is not in the plan",) if generates else ()

@@ -9,8 +9,10 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass, fields
 from typing import Any, Literal
 
-PHASES = ("load", "forward", "backward", "optimizer_step", "evaluation")
+PHASES = ("load", "forward", "backward", "optimizer_step", "evaluation", "generation")
 """The phases of a run, each with its own fullest moment."""
+
+OF_EVALUATIONS = ("evaluation", "generation")
 
 TIGHT_SHARE = 0.05
 """A run is tight if less than this share of the device's memory stays free. A plan is good to 5 % of the peak."""
@@ -88,7 +90,7 @@ class MemoryPlan:
 
     def most(self, part: str) -> float:
         """The most that a part holds at the fullest moment of any phase of a training step."""
-        return max(getattr(parts, part) for phase, parts in self.phases.items() if phase != "evaluation")
+        return max(getattr(parts, part) for phase, parts in self.phases.items() if phase not in OF_EVALUATIONS)
 
     def to_dict(self) -> dict[str, Any]:
         """The plan in plain types, as --dry_run_json and plan.json hold it.

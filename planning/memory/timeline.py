@@ -134,6 +134,27 @@ class Timeline:
         self._forward(use, phase="evaluation")
         self.now = before
 
+    def generation(self, cache: int, peak: int, free_bytes: int) -> None:
+        """Walk through the generation of an evaluation. Call this before `step`.
+
+        Sharded weights are gathered once if they take at most half of the free memory, else layer by layer
+        (`policies.generating`).
+
+        Args:
+            cache, peak: as of `GenerationUse`.
+            free_bytes: of the device, less what it holds beside tensors.
+        """
+        unsharded = communication = 0
+        if self.scheme.shards:
+            largest = max((unit.whole for unit in self.units.values()), default=0)
+            communication = self._buffer(largest)
+            unsharded = sum(unit.whole for unit in self.everything)
+            if 2 * unsharded > free_bytes - self.now.total:
+                unsharded = self.root.whole + largest
+        self._note(
+            "generation", activations=cache, temporaries=peak - cache, unsharded=unsharded, communication=communication
+        )
+
     def _grads_stay(self) -> None:
         """Gradients of earlier micro-batches of the step are there."""
         if self._grads_wait:
