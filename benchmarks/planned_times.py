@@ -158,7 +158,7 @@ def documented_rows(folder: Path) -> dict[str, Documented]:
     """
     v100 = parse_hardware("2xV100-32GB", nodes=2, network_gbps=6)
     six = parse_hardware("3xV100-32GB", nodes=2, network_gbps=6)
-    apart = {"nodes": 4, "network_gbps": 10}
+    apart: dict[str, Any] = {"nodes": 4, "network_gbps": 10}
     return {
         "A14": llama_recipes("llama7b", parse_hardware("4xV100-32GB"), 27, folder),
         "A19": llama_recipes("llama7b", v100, 1487, folder),

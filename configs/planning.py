@@ -29,6 +29,12 @@ class PlanningConfig:
     network_gbps: float | None = setting(
         None, "speed of the network between machines, as plans count with", unit="Gbit/s", exclusive_minimum=0
     )
+    network_speeds: str | None = setting(
+        None,
+        "file that tools.doctor --json wrote: plans count with the speeds that it measured between the ranks, instead "
+        "of what is known of the cards' links and the network",
+        is_path=True,
+    )
     price_per_hour: float | None = setting(
         None, "price of each machine, in any currency: plans say what a run costs", unit="per hour", minimum=0
     )

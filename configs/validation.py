@@ -303,6 +303,8 @@ def _check_planning(config: RunConfig) -> None:
     for field in ("dry_run_hardware", "nodes", "device_memory_gib", "dry_run_json"):
         if getattr(planning, field) is not None and not planning.dry_run:
             raise ConfigError(f"--{field}: a run takes the machines that it finds; add --dry_run, or leave this out")
+    if planning.network_speeds is not None and planning.network_gbps is not None:
+        raise ConfigError("--network_speeds: holds what was measured, and --network_gbps would say otherwise; give one")
     if planning.load_only and planning.dry_run:
         raise ConfigError("--load_only: cannot be combined with --dry_run, which loads nothing; leave one of them out")
     if planning.load_only and config.train_config.resume:

@@ -6,6 +6,7 @@ import re
 from dataclasses import dataclass, replace
 
 from planning.cards import Card, explain_unknown_card, find_card
+from planning.cost.group_speeds import Speeds
 from utils.errors import ConfigError
 
 _TEXT = re.compile(r"(?:(?P<number>\d{1,4})\s*[xX*]\s*)?(?P<name>[A-Za-z0-9][\w .-]*)")
@@ -21,6 +22,7 @@ class Hardware:
     nodes: int = 1
     network_gbps: float | None = None  # gigabits per second of one node's link to the others, sending
     price_per_hour: float | None = None  # of one node
+    measured: Speeds | None = None  # of collectives between ranks of such nodes, by tools.doctor
 
     @property
     def world_size(self) -> int:
@@ -43,6 +45,7 @@ def parse_hardware(
     nodes: int = 1,
     network_gbps: float | None = None,
     price_per_hour: float | None = None,
+    measured: Speeds | None = None,
 ) -> Hardware:
     """The hardware that the flags of a plan describe.
 
@@ -65,4 +68,4 @@ def parse_hardware(
         raise ConfigError(f"--dry_run_hardware: {explain_unknown_card(match['name'])}; or {_OTHER_CARD}")
     if device_memory_gib is not None:
         card = replace(card, memory_gib=device_memory_gib)
-    return Hardware(card, int(match["number"] or 1), nodes, network_gbps, price_per_hour)
+    return Hardware(card, int(match["number"] or 1), nodes, network_gbps, price_per_hour, measured)

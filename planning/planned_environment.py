@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from pathlib import Path
 
 import psutil
 import torch
@@ -10,6 +11,7 @@ import torch
 from configs.planning import PlanningConfig
 from configs.training import TrainConfig
 from planning.cards import Card, find_card
+from planning.cost.group_speeds import Speeds, read_speeds
 from planning.hardware import Hardware, parse_hardware
 from utils.device import DeviceFacts
 from utils.environment import Environment, lone_process
@@ -30,7 +32,17 @@ def planned_hardware(train: TrainConfig, planning: PlanningConfig, env: Environm
         nodes=planning.nodes or 1,
         network_gbps=planning.network_gbps,
         price_per_hour=planning.price_per_hour,
+        measured=measured_speeds(planning),
     )
+
+
+def measured_speeds(planning: PlanningConfig) -> Speeds | None:
+    """What --network_speeds holds.
+
+    Raises:
+        ConfigError: if the file has no speeds.
+    """
+    return None if planning.network_speeds is None else read_speeds(Path(planning.network_speeds))
 
 
 def describes_hardware(planning: PlanningConfig) -> bool:
@@ -57,7 +69,8 @@ def own_hardware(train: TrainConfig, planning: PlanningConfig, env: Environment)
         card = replace(card, compute_capability=capability)
     else:
         card = Card("CPU", psutil.virtual_memory().total / GIB / count, is_gpu=False)
-    return Hardware(card, count, own_nodes(env), planning.network_gbps, planning.price_per_hour)
+    speeds = measured_speeds(planning)
+    return Hardware(card, count, own_nodes(env), planning.network_gbps, planning.price_per_hour, speeds)
 
 
 def planned_environment(hardware: Hardware, train: TrainConfig) -> Environment:

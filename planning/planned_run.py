@@ -8,7 +8,7 @@ from typing import Any
 from configs.run import RunConfig
 from planning.chosen_checkpointing import choose_checkpointing, is_to_be_chosen
 from planning.cost.counted_work import counted_work
-from planning.cost.link_speeds import Speeds
+from planning.cost.group_speeds import Speeds
 from planning.cost.step_time import TimePlan, plan_time, why_no_time
 from planning.cost.step_work import micro_batch_work
 from planning.data_facts import DataFacts

@@ -7,6 +7,7 @@ import torch
 from configs.fsdp import OPTIMIZERS_IN_8BIT
 from configs.run import RunConfig
 from evaluation.rouge import check_package
+from planning.planned_environment import measured_speeds
 from planning.sizes import check_workers
 from reporting.run_folder import check_free
 from reporting.trackers import check_packages
@@ -37,6 +38,8 @@ def check_environment(config: RunConfig, env: Environment) -> None:
     check_workers(train, env)
     check_packages(config.tracking_config)
     check_package(train)
+    if env.is_rank_zero:  # which plans
+        measured_speeds(config.planning_config)
     _check_optimizer(config.fsdp_config.optimizer, env)
     check_free(config, env)
 

@@ -128,7 +128,7 @@ def _more_cards(config: RunConfig, hardware: Hardware) -> Iterator[Change]:
     train, world_size = config.train_config, hardware.world_size
     sizes = [n for n in (2, 4, 8) if hardware.cards_per_node < n <= MOST_CARDS_PER_NODE]
     larger = [replace(hardware, cards_per_node=n) for n in sizes]
-    if hardware.network_gbps is not None:
+    if hardware.network_gbps is not None or (hardware.measured is not None and hardware.measured.between.size > 1):
         full = replace(hardware, cards_per_node=max(hardware.cards_per_node, MOST_CARDS_PER_NODE))
         larger += [replace(full, nodes=hardware.nodes * n) for n in (2, 4)]
     for more in larger:

@@ -3,9 +3,10 @@
 On every node, without a launcher, which would only say that it found no rendezvous:
     python -m tools.doctor --rdzv_endpoint HOST:PORT [--nnodes N] [--node_rank K] [--local_addr NAME] [-- FLAGS]
 Under the run's launcher, to measure the network, and what it means for a step with these flags:
-    torchrun [...] -m tools.doctor [FLAGS]
+    torchrun [...] -m tools.doctor [--json FILE] [FLAGS]
 
-FLAGS are those of finetuning.py. Exit status: 0 all is well; 2 refused: it would be so again; 1 a node was not there.
+--json writes the speeds into a file that plans take by --network_speeds. FLAGS are those of finetuning.py. Exit status: 0
+all is well; 2 refused: it would be so again; 1 a node was not there.
 """
 
 from __future__ import annotations
@@ -15,6 +16,7 @@ import os
 import socket
 import sys
 from collections.abc import Callable, Sequence
+from pathlib import Path
 
 from configs.flags import parse_flags
 from supervision.exit_status import FAILED, REFUSED
@@ -91,7 +93,10 @@ def most_nodes(text: str) -> int:
 def main(argv: Sequence[str] | None = None) -> int:
     words = list(sys.argv[1:] if argv is None else argv)
     if "RANK" in os.environ and not {"-h", "--help"} & set(words):
-        return outcome(lambda: check_ranks([word for word in words if word != "--"]))
+        under_launcher = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
+        under_launcher.add_argument("--json", type=Path)
+        options, rest = under_launcher.parse_known_args([word for word in words if word != "--"])
+        return outcome(lambda: check_ranks(rest, options.json))
     flags = words[words.index("--") + 1 :] if "--" in words else []
     parser = argparse.ArgumentParser(
         prog="python -m tools.doctor", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
@@ -106,10 +111,10 @@ def main(argv: Sequence[str] | None = None) -> int:
     return outcome(lambda: check_node(given, flags))
 
 
-def check_ranks(flags: Sequence[str]) -> None:
+def check_ranks(flags: Sequence[str], report: Path | None) -> None:
     from tools.network import ranks  # imports torch, which takes seconds
 
-    ranks.check_ranks(flags, say)
+    ranks.check_ranks(flags, say, report)
 
 
 def outcome(check: Callable[[], None]) -> int:

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
 
+from planning.cost.group_speeds import GroupSpeeds, Speed, Speeds
 from planning.hardware import Hardware
 
 LINK_SHARE = {"NVLink": 0.8, "Infinity Fabric": 0.8, "PCIe": 0.76}
@@ -18,40 +18,11 @@ _RING_SECONDS = {"NVLink": 3.4e-6, "Infinity Fabric": 3.4e-6, "PCIe": 5.7e-6, "n
 _TREE_SECONDS = {"node": 28e-6, "network": 50e-6}
 
 
-@dataclass(frozen=True)
-class Speed:
-    """The time of a collective is `latency_seconds` plus `seconds_per_byte` for each byte of the whole tensor."""
-
-    latency_seconds: float
-    seconds_per_byte: float
-
-    def seconds(self, num_bytes: float, num_calls: float) -> float:
-        return num_calls * self.latency_seconds + num_bytes * self.seconds_per_byte
-
-    @property
-    def gigabytes_per_second(self) -> float:
-        return 1e-9 / self.seconds_per_byte
-
-
-@dataclass(frozen=True)
-class GroupSpeeds:
-    """Of the collectives of one kind of group. All groups of the kind work at once, as in a step."""
-
-    size: int
-    all_gather: Speed
-    reduce_scatter: Speed
-    all_reduce: Speed
-
-
-@dataclass(frozen=True)
-class Speeds:
-    world: GroupSpeeds
-    node: GroupSpeeds  # the ranks of one node
-    between: GroupSpeeds  # the ranks with the same number on each node
-
-
 def expected_speeds(hardware: Hardware, sharding_group_size: int | None = None) -> Speeds | None:
-    """The speeds that such hardware should have; None if a rate is not known.
+    """The speeds that such hardware has; None if a rate is not known.
+
+    They are as tools.doctor measured them, if it did. For other numbers of the same machines, or for groups other than
+    a node's ranks, the links count as fast as it found them.
 
     A ring over n ranks sends (n - 1) / n of a gathered or scattered tensor over each link, also over each node's to the
     next, and twice that of a tensor that is reduced on all ranks. A tree reduces the latency of all-reduce only.
@@ -59,12 +30,20 @@ def expected_speeds(hardware: Hardware, sharding_group_size: int | None = None) 
     Args:
         sharding_group_size: of HYBRID_SHARD: its groups take the place of nodes, and its copies that of `between`.
     """
-    card, per_node, nodes = hardware.card, hardware.cards_per_node, hardware.nodes
-    if (per_node > 1 and card.peer_gb_per_second is None) or (nodes > 1 and hardware.network_gbps is None):
-        return None
+    card, per_node, nodes, measured = hardware.card, hardware.cards_per_node, hardware.nodes, hardware.measured
+    shape = (hardware.world_size, per_node, sharding_group_size or per_node)
+    if measured is not None and shape == (measured.world.size, measured.node.size, measured.node.size):
+        return measured
     link = next((kind for kind in LINK_SHARE if (card.peer_link or "").startswith(kind)), "PCIe")
-    inside = 1e-9 / (LINK_SHARE[link] * (card.peer_gb_per_second or math.inf))
-    network = 8e-9 / (hardware.network_gbps or math.inf)
+    in_node = None if card.peer_gb_per_second is None else 1e-9 / (LINK_SHARE[link] * card.peer_gb_per_second)
+    to_others = None if hardware.network_gbps is None else 8e-9 / hardware.network_gbps
+    if measured is not None and measured.node.size > 1:
+        in_node = seconds_per_link_byte(measured.node)
+    if measured is not None and measured.between.size > 1:
+        to_others = seconds_per_link_byte(measured.world)
+    if (per_node > 1 and in_node is None) or (nodes > 1 and to_others is None):
+        return None
+    inside, network = in_node or 0.0, to_others or 0.0
 
     def group(size: int, spanned: int, num_sharing: int = 1) -> GroupSpeeds:
         """Of `size` ranks on `spanned` nodes, if so many groups share each node's link to the others."""
@@ -87,6 +66,11 @@ def expected_speeds(hardware: Hardware, sharding_group_size: int | None = None) 
     )
 
 
+def seconds_per_link_byte(group: GroupSpeeds) -> float:
+    """Of the slowest link of a group, as a measured all-gather shows it."""
+    return group.all_gather.seconds_per_byte * group.size / (group.size - 1)
+
+
 def network_gbps(world: GroupSpeeds) -> float:
     """The rate of a node's link to the others that explains a measured all-gather over nodes: for --network_gbps."""
-    return 8e-9 * (world.size - 1) / world.size / world.all_gather.seconds_per_byte
+    return 8e-9 / seconds_per_link_byte(world)

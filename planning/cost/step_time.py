@@ -7,8 +7,9 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 from data.counts import BatchCounts
+from planning.cost.group_speeds import Speeds
 from planning.cost.kernel_rates import KernelRates, kernel_rates
-from planning.cost.link_speeds import Speeds, expected_speeds
+from planning.cost.link_speeds import expected_speeds
 from planning.cost.step_work import (
     MicroBatchWork,
     OptimizerWork,
@@ -242,7 +243,7 @@ def why_no_time(planned: PlannedModel, hardware: Hardware, speeds: Speeds | None
             f"time: not planned, the rates of {hardware.card.name} are not known; name the cards (--dry_run_hardware)"
         )
     if planned.resolved.batches.world_size > 1 and (speeds or expected_speeds(hardware)) is None:
-        return "time: not planned, the network between nodes is not known; give --network_gbps"
+        return "time: not planned, the network between nodes is not known; give --network_gbps or --network_speeds"
     return None
 
 

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from planning.cost.link_speeds import Speeds
+from planning.cost.group_speeds import Speeds
 from planning.planned_model import PlannedModel
 from planning.resolved import Resolved
 from policies.apply_policies import Adapted

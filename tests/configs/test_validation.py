@@ -261,6 +261,7 @@ PREFIX = "--use_peft --peft_method prefix --batching_strategy padding"
             (f"{given}", f"{given.split()[0]}: a run takes the machines that it finds", "add --dry_run")
             for given in ("--dry_run_hardware 4xT4", "--nodes 2", "--device_memory_gib 16", "--dry_run_json plan.json")
         ),
+        ("--network_speeds f --network_gbps 9", "--network_speeds: holds what was measured", "give one"),
         ("--load_only --dry_run", "--load_only: cannot be combined with --dry_run", "leave one of them out"),
         ("--load_only --resume auto", "--load_only: loads what a new run would", "leave it or --resume out"),
         ("--flop_counter_start 4", "--flop_counter_start: nothing is recorded without --flop_counter", "add it"),

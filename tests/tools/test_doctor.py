@@ -2,24 +2,29 @@
 
 from __future__ import annotations
 
+import json
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from configs.flags import parse_flags
-from planning.cost.link_speeds import GroupSpeeds, Speed, Speeds
+from planning.cost.group_speeds import GroupSpeeds, Speed, Speeds, read_speeds
+from planning.cost.link_speeds import expected_speeds
 from planning.cost.traffic import Traffic, find_traffic, seconds_per_step
-from planning.hardware import parse_hardware
-from planning.planned_environment import planned_environment
+from planning.hardware import Hardware, parse_hardware
+from planning.planned_environment import planned_environment, planned_hardware
 from planning.planned_model import build_planned_model
+from planning.planned_run import plan_of
 from planning.resolved import resolve
 from policies.sharding import Layout
-from tests.helpers.processes import ROOT
+from tests.helpers.processes import ROOT, ProcessGroup
 from tools.doctor import main
 from tools.network.identity import code_digest, describe_node, differences
 from tools.network.ranks import planned_step, prediction
 from utils.environment import lone_process
+from utils.errors import ConfigError
 from utils.parameters import count_weights
 
 FULL = Layout("fully_shard", "FULL_SHARD", (1, 4), reshard_after_forward=True)
@@ -145,3 +150,57 @@ def test_a_step_is_planned_at_the_speeds_that_were_measured(tiny_model: Path) ->
     assert slow[0].endswith(" tokens/s per device")
     assert "most of it for communication" in slower[0]
     assert float(slower[0].split()[4]) > 5 * float(slow[0].split()[4])
+
+
+def test_what_ranks_measure_is_what_a_plan_takes(tiny_model: Path, process_group: ProcessGroup, tmp_path: Path) -> None:
+    report = tmp_path / "speeds.json"
+    outcomes = process_group.run(partial(main, ["--json", str(report)]), 2)
+    assert [outcome.status for outcome in outcomes] == [0, 0], outcomes[0].stderr
+    assert f"doctor: the speeds are in {report}, for --network_speeds" in outcomes[0].stdout
+    speeds = read_speeds(report)
+    assert (speeds.world.size, speeds.node.size, speeds.between.size) == (2, 2, 1)
+    said = json.loads(report.read_text())["speeds"]["world"]["all_gather"]["seconds_per_byte"]
+    assert speeds.world.all_gather.gigabytes_per_second == pytest.approx(1e-9 / said)
+
+    flags = ["--model_name", str(tiny_model), "--enable_fsdp", "--dry_run", "--dry_run_hardware", "2xH200"]
+
+    def planned(*more: str) -> float:
+        config = parse_flags([*flags, *more])
+        plan = plan_of(config, planned_hardware(config.train_config, config.planning_config, lone_process()))
+        assert plan.time is not None
+        return plan.time.communication_seconds
+
+    assert planned("--network_speeds", str(report)) > 2 * planned(), "gloo over loopback, in place of NVLink"
+
+
+def test_other_numbers_of_machines_count_with_the_links_that_were_measured() -> None:
+    measured = Speeds(ring(4, 1e9), ring(2, 50e9), ring(2, 1e9))
+    two = Hardware(parse_hardware("H200").card, cards_per_node=2, nodes=2, measured=measured)
+    assert expected_speeds(two) == measured
+    eight = expected_speeds(Hardware(two.card, cards_per_node=2, nodes=8, measured=measured))
+    assert eight is not None
+    assert eight.world.all_gather.seconds_per_byte == pytest.approx(15 / 16 * 2 / 1e9)
+    assert eight.node.all_gather.seconds_per_byte == pytest.approx(measured.node.all_gather.seconds_per_byte)
+
+
+@pytest.mark.parametrize(
+    ("text", "reason"),
+    [
+        (None, "cannot be read"),
+        ("{", "holds no speeds of ranks"),
+        ('{"speeds": {"world": 3}}', "holds no speeds of ranks"),
+        ("{sizes}", "has groups whose sizes do not fit together"),
+        ("{zero}", "holds no speeds of ranks"),
+    ],
+)
+def test_a_file_without_speeds_is_refused(text: str | None, reason: str, tmp_path: Path) -> None:
+    path = tmp_path / "speeds.json"
+    whole = Speeds(ring(4, 1e9), ring(2, 1e9), ring(2, 1e9)).to_dict()
+    texts = {
+        "{sizes}": whole | {"node": whole["world"]},
+        "{zero}": whole | {"node": {**whole["node"], "all_reduce": {"latency_seconds": 0, "seconds_per_byte": 0}}},
+    }
+    if text is not None:
+        path.write_text(json.dumps({"speeds": texts[text]}) if text in texts else text)
+    with pytest.raises(ConfigError, match=f"--network_speeds: .*speeds.json {reason}"):
+        read_speeds(path)

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import json
 import socket
 from collections.abc import Callable, Sequence
+from pathlib import Path
 from typing import Any
 
 import psutil
@@ -11,7 +13,8 @@ import torch
 
 from configs.flags import parse_flags
 from configs.run import RunConfig
-from planning.cost.link_speeds import GroupSpeeds, Speeds, network_gbps
+from planning.cost.group_speeds import GroupSpeeds, Speeds
+from planning.cost.link_speeds import network_gbps
 from planning.cost.traffic import Traffic, find_traffic, seconds_per_step
 from planning.data_facts import DataFacts
 from planning.hardware import Hardware
@@ -25,23 +28,26 @@ from tools.network.bandwidth import measure_speeds
 from tools.network.identity import describe_node, differences
 from utils.distributed import gather_to_all, start_process_group, stop_process_group
 from utils.environment import Environment, read_environment
-from utils.errors import ConfigError
+from utils.errors import ConfigError, TrainingError
 from utils.units import GIB
 
 _WORTH_SAYING = 1.2  # how many times less HYBRID_SHARD has to communicate
 
 
-def check_ranks(flags: Sequence[str], say: Callable[[str], None]) -> None:
+def check_ranks(flags: Sequence[str], say: Callable[[str], None], report: Path | None = None) -> None:
     """Check the ranks, and say on rank 0 what was found. Every rank must call this.
 
     Args:
         flags: of finetuning.py; without any, no step is predicted.
+        report: rank 0 writes the speeds into this file, for --network_speeds.
 
     Raises:
         ConfigError, TrainingError: on every rank that found what is wrong, or all.
     """
     env = read_environment()
     config = parse_flags(flags) if flags else None
+    if report is not None and env.is_rank_zero and (report.is_dir() or not report.absolute().parent.is_dir()):
+        raise ConfigError(f"--json: {report} cannot be written; give the path of a file in a folder that is there")
     start_process_group(env)
     tell = say if env.is_rank_zero else _say_nothing
     _check_devices(env, flags, tell)
@@ -51,9 +57,24 @@ def check_ranks(flags: Sequence[str], say: Callable[[str], None]) -> None:
             tell(_in_words(name, group))
     if speeds.between.size > 1:
         tell(f"plans of runs on these nodes should count with --network_gbps {network_gbps(speeds.world):.3g}")
+    if report is not None and env.is_rank_zero:
+        _write(report, speeds, env)
+        tell(f"the speeds are in {report}, for --network_speeds")
     if config is not None:
         _predict(config, speeds, env, tell)
     stop_process_group()
+
+
+def _write(report: Path, speeds: Speeds, env: Environment) -> None:
+    """
+    Raises:
+        TrainingError: if the disk refuses the file.
+    """
+    contents = {"device": _describe_device(env), "speeds": speeds.to_dict()}
+    try:
+        report.write_text(json.dumps(contents, indent=2) + "\n", encoding="utf-8")
+    except OSError as error:
+        raise TrainingError(f"--json: {report} cannot be written ({error.strerror})") from None
 
 
 def _say_nothing(line: str) -> None:
