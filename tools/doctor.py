@@ -5,8 +5,8 @@ On every node, without a launcher, which would only say that it found no rendezv
 Under the run's launcher, to measure the network, and what it means for a step with these flags:
     torchrun [...] -m tools.doctor [--json FILE] [FLAGS]
 
---json writes the speeds into a file that plans take by --network_speeds. FLAGS are those of finetuning.py. Exit status: 0
-all is well; 2 refused: it would be so again; 1 a node was not there.
+--json writes the speeds into a file that plans take by --network_speeds. FLAGS are those of finetuning.py. Exit
+status: 0 all is well; 2 refused: it would be so again; 1 a node was not there.
 """
 
 from __future__ import annotations
