@@ -17,6 +17,7 @@ import statistics
 import tempfile
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -115,6 +116,16 @@ SUITES = {
     "13b": [name for name in ROWS if name.startswith("llama13b")],
     "layouts": ["tinyllama-full-compiled", *(name for name in ROWS if name.startswith("llama8b"))],
 }
+# Float8 beside bf16. Over four GPUs weights are gathered in float8: llama8b-full-4-full_shard-tensorwise.
+for name, recipe in product(
+    ("tinyllama-full-compiled", "llama8b-full", "llama8b-lora", "llama8b-full-4-full_shard"), ("tensorwise", "rowwise")
+):
+    ROWS[f"{name}-{recipe}"] = replace(ROWS[name], flags=[*ROWS[name].flags, "--float8", recipe])
+SUITES["float8"] = [
+    *("tinyllama-full-compiled", "tinyllama-full-compiled-tensorwise", "tinyllama-full-compiled-rowwise"),
+    *("llama8b-full", "llama8b-full-tensorwise", "llama8b-full-rowwise"),
+    *("llama8b-lora", "llama8b-lora-tensorwise", "llama8b-lora-rowwise"),
+]
 
 
 def run(name: str, row: Workload, steps: int, extra: list[str], folder: Path, gpu: int | None) -> list[dict[str, Any]]:

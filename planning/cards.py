@@ -32,12 +32,23 @@ class Card:
     host_gb_per_second: float | None = None  # to the memory of its node, one direction
     compute_capability: tuple[int, int] | None = None  # as torch.cuda.get_device_capability returns it
     source: str = "--device_memory_gib"
+    maker: str = "NVIDIA"
     is_gpu: bool = True  # False for the host itself, as a plan for this machine may need it
 
     @property
     def has_bf16(self) -> bool:
         """Whether it computes in bf16 natively, as `utils.device.facts_of` decides it."""
         return self.is_gpu and (self.compute_capability is None or self.compute_capability[0] >= 8)
+
+    @property
+    def float8_tflops(self) -> float | None:
+        """On tensor cores, summed in fp32."""
+        return FLOAT8_TFLOPS.get(self.name)
+
+    @property
+    def has_float8(self) -> bool:
+        """Whether runs here multiply float8 on it, as `utils.device.facts_of` decides it."""
+        return self.is_gpu and self.maker == "NVIDIA" and (self.compute_capability or (8, 9)) >= (8, 9)
 
 
 CARDS = (
@@ -64,9 +75,22 @@ CARDS = (
     # Consumer cards halve the tensor rate where sums are in fp32, as they are here.
     Card("RTX 3090", 23.69, 71, 71, 35.6, 936, PCIE4, "PCIe 4.0 x16", PCIE4, (8, 6), "NVIDIA Ampere GA102 whitepaper"),
     Card("RTX 4090", 23.64, 165.2, 165.2, 82.6, 1008, PCIE4, "PCIe 4.0 x16", PCIE4, (8, 9), "NVIDIA Ada whitepaper"),
-    # Seven links of 128 GB/s in both directions. torch reports gfx942 as 9.4.
-    Card("MI300X", 191.98, 1307.4, 1307.4, 163.4, 5300, 448, "Infinity Fabric", PCIE5, (9, 4), "AMD MI300X datasheet"),
+    # Seven links of 128 GB/s in both directions. torch reports gfx942 as 9.4. Runs here do not use its float8.
+    Card("MI300X", 191.98, 1307.4, 1307.4, 163.4, 5300, 448, "Infinity Fabric", PCIE5, (9, 4), "AMD MI300X datasheet",
+         maker="AMD"),
 )  # fmt: skip
+
+FLOAT8_TFLOPS = {
+    "H100-80GB": 1978.9,
+    "H100-94GB": 1671.0,
+    "H200": 1978.9,
+    "B200": 4500.0,
+    "L4": 242.5,
+    "L40S": 733.0,
+    "RTX 4090": 330.3,
+}
+"""By the same sources: half of the sparse rates 3958, 3341, 3958, 9000, 485 and 1466; the RTX 4090's is with sums in
+fp32. Cards that are not named have none, or runs here do not use it."""
 
 _LEFT_OUT = re.compile(r"nvidia|amd|tesla|geforce|instinct|quadro|sxm\d?|pcie|hbm\d?e?|oam")
 

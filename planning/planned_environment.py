@@ -84,5 +84,7 @@ def planned_environment(hardware: Hardware, train: TrainConfig) -> Environment:
         world_size=world_size,
         local_world_size=local_world_size,
         launched=train.enable_fsdp or world_size > 1,
-        planned_device=DeviceFacts("cuda" if card.is_gpu else "cpu", int(card.memory_gib * GIB), card.has_bf16),
+        planned_device=DeviceFacts(
+            "cuda" if card.is_gpu else "cpu", int(card.memory_gib * GIB), card.has_bf16, card.has_float8
+        ),
     )

@@ -6,7 +6,7 @@ their dtype, and torchao's layers round a copy for each product. So checkpoints 
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from types import MethodType
@@ -144,15 +144,21 @@ def compute_in_float8(model: Any, float8: Float8) -> str:
         ConfigError: if no layer is suited.
     """
     found, line = _chosen(model, float8, "computed in")
-    if float8.num_shards is not None and any(linear.out_features % float8.num_shards for linear in found.values()):
-        # torchao does not pad the parts of its ranks to the same size.
+    if gathers_float8(found, float8):
+        line += "; gathered in float8"
+    elif float8.num_shards is not None:
         float8 = replace(float8, num_shards=None)
         line += "; gathered in bf16, since rows do not divide by the ranks"
-    elif float8.num_shards is not None:
-        line += "; gathered in float8"
     if not float8.is_planned:
         _convert(model, float8, set(found))
     return line
+
+
+def gathers_float8(linears: Mapping[str, nn.Linear], float8: Float8) -> bool:
+    """Whether trained weights are rounded before they are gathered. torchao does not pad the parts of its ranks to the
+    same size, so their rows must divide by the ranks."""
+    shards = float8.num_shards
+    return shards is not None and not any(linear.out_features % shards for linear in linears.values())
 
 
 def _convert(model: nn.Module, float8: Float8, names: set[str]) -> None:
@@ -168,9 +174,9 @@ def _convert(model: nn.Module, float8: Float8, names: set[str]) -> None:
 
 
 def float8_linears(model: Any, float8: Float8) -> dict[str, nn.Linear]:
-    """The layers of a plain model that would compute in float8, by name."""
-    linears, _ = linears_of_layers(model)
-    return {name: linear for name, linear in linears if not _why_not(linear, float8)}
+    """The layers of a model that compute in float8, or in a plan would, by name."""
+    there = {name: m for name, m in model.named_modules() if isinstance(m, nn.Linear) and _is_float8(m)}
+    return there or {name: linear for name, linear in linears_of_layers(model)[0] if not _why_not(linear, float8)}
 
 
 def _chosen(model: Any, float8: Float8, what: str) -> tuple[dict[str, nn.Linear], str]:

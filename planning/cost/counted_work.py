@@ -21,7 +21,16 @@ from torch.utils.flop_counter import flop_registry
 
 from data.counts import BatchCounts
 from planning.cards import Card
-from planning.cost.step_work import MicroBatchWork, bytes_per_side, launch_seconds, packed_bytes, passes, thirds
+from planning.cost.step_work import (
+    MicroBatchWork,
+    bytes_per_side,
+    float8_weight_bytes,
+    launch_seconds,
+    packed_bytes,
+    passes,
+    thirds,
+)
+from planning.float8_weights import float8_weights
 from planning.memory.device_kernels import FUSED_ATTENTION, FUSED_ATTENTION_BACKWARD
 from planning.memory.meta_pass import pass_on_meta
 from planning.memory.row_lengths import RowLengths
@@ -115,9 +124,12 @@ def counted_work(
     work = MicroBatchWork(
         matrix_flops=products.matrix,
         attention_flops=products.attention,
-        moved_bytes=bytes_per_side(planned) * _sides(of_weights, num_passes) + packed_bytes(planned, num_passes),
+        moved_bytes=bytes_per_side(planned) * _sides(of_weights, num_passes)
+        + packed_bytes(planned, num_passes)
+        + float8_weight_bytes(planned),
         weight_bytes=_weight_bytes(planned, of_weights, num_passes),
         launch_seconds=launch_seconds(planned, num_passes, num_forward_only),
+        float8_flops=_float8_flops(planned, of_weights, num_passes),
     )
     return CountedWork(BatchCounts(*(getattr(batch, name) for name in BatchCounts._fields)), work)
 
@@ -176,4 +188,15 @@ def _weight_bytes(planned: PlannedModel, of_weights: Mapping[int, tuple[_Leaf, i
             has_backward = of_weights[id(matrix.parameter)][0].has_backward
             times = num_passes + matrix.parameter.requires_grad if has_backward else 1.0
             total += matrix.num_weights * size * times
+    return total
+
+
+def _float8_flops(planned: PlannedModel, of_weights: Mapping[int, tuple[_Leaf, int]], num_passes: float) -> float:
+    """Of products in float8: forward, of the inputs' gradients, of a trained weight's, and those computed again."""
+    float8, total = float8_weights(planned.adapted, planned.resolved).computed, 0.0
+    for matrix in count_weights(planned.adapted.model):
+        if id(matrix.parameter) in float8 and id(matrix.parameter) in of_weights:
+            leaf, _ = of_weights[id(matrix.parameter)]
+            times = num_passes + matrix.parameter.requires_grad if leaf.has_backward else 1
+            total += 2 * matrix.num_weights * leaf.num_rows * times
     return total

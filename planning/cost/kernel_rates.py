@@ -49,14 +49,16 @@ class KernelRates:
     matrix_flops: float
     attention_flops: float
     memory_bytes: float
+    float8_flops: float  # of matrix products in float8
     notes: tuple[str, ...] = ()
 
 
-def kernel_rates(card: Card, compute: str) -> KernelRates | None:
+def kernel_rates(card: Card, compute: str, *, in_float8: bool = False) -> KernelRates | None:
     """The rates of a card; None if its figures are not known.
 
     Args:
         compute: "fp32", "bf16" or "fp16". What a card cannot compute natively goes at its fp32 rate.
+        in_float8: the run multiplies float8, too: at the share of the card's peak that bf16 reaches of its own.
     """
     peak = {"fp32": card.fp32_tflops, "bf16": card.bf16_tflops, "fp16": card.fp16_tflops}[compute]
     is_native = compute == "fp32" or peak is not None
@@ -71,10 +73,14 @@ def kernel_rates(card: Card, compute: str) -> KernelRates | None:
         )
     if not is_native:
         notes.append(f"time: {card.name} has no {compute}; the rate of its fp32 is taken, emulation may be slower")
+    if in_float8:
+        taken = f"the share of its peak in {compute}" if card.float8_tflops else f"that of {compute}"
+        notes.append(f"time: no float8 rate of {card.name} was measured; {taken} is taken")
     matrix_flops = 1e12 * peak * ceilings.get(card.name, _UNMEASURED) * OF_CEILING
     return KernelRates(
         matrix_flops=matrix_flops,
         attention_flops=ATTENTION_SHARE * matrix_flops,
         memory_bytes=1e9 * card.memory_gb_per_second * MEMORY_SHARE,
+        float8_flops=matrix_flops * (card.float8_tflops or peak) / peak,
         notes=tuple(notes),
     )

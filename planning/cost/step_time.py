@@ -166,7 +166,7 @@ def plan_time(
     hardware = hardware if world_size > 1 else hardware.of_one_card()
     if why_no_time(planned, hardware, speeds) is not None:
         return None
-    rates = kernel_rates(hardware.card, _compute_name(planned))
+    rates = kernel_rates(hardware.card, _compute_name(planned), in_float8=policies.float8 is not None)
     speeds = speeds or expected_speeds(hardware, layout.mesh_shape[1] if layout.strategy == "HYBRID_SHARD" else None)
     assert rates is not None
     assert speeds is not None

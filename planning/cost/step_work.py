@@ -18,7 +18,9 @@ from torch import nn
 
 from data.counts import BatchCounts
 from planning.cost.kernel_rates import KernelRates
+from planning.float8_weights import float8_weights
 from planning.planned_model import PlannedModel
+from policies.float8_linear import FrozenFloat8Linear
 from policies.optimizers.build import state_bytes
 from tasks.flops import flops_per_token
 from utils.parameters import Counted, count_weights
@@ -28,6 +30,8 @@ MODULE_SECONDS = 0.33e-3  # of a module without children, forward and backward; 
 UNIT_SECONDS = 7e-3  # of a unit of fully_shard, forward and backward
 COMPILED_LAUNCHES = 1 / 3  # of the kernels of uncompiled layers
 RECOMPUTED = {"off": 0.0, "selective": 0.5, "full": 1.0}  # of a layer's matrix products
+ROUNDING_BYTES = 5
+"""For each bf16 number that a float8 product reads: it is read for the scale, read again, and written in one byte."""
 
 
 @dataclass(frozen=True)
@@ -39,11 +43,13 @@ class MicroBatchWork:
     moved_bytes: float  # by kernels between matrix products
     weight_bytes: float  # that matrix products read, and gradients that they write, at least
     launch_seconds: float  # of the host, to start all kernels
+    float8_flops: float = 0.0  # of the matrix products, those in float8
 
     def device_seconds(self, rates: KernelRates) -> tuple[float, float, float]:
         """Of matrix products, attention and all other kernels, at these rates."""
         # A product with few rows takes as long as its weights take to be read.
-        matrix = max(self.matrix_flops / rates.matrix_flops, self.weight_bytes / rates.memory_bytes)
+        matrix = (self.matrix_flops - self.float8_flops) / rates.matrix_flops + self.float8_flops / rates.float8_flops
+        matrix = max(matrix, self.weight_bytes / rates.memory_bytes)
         return matrix, self.attention_flops / rates.attention_flops, self.moved_bytes / rates.memory_bytes
 
 
@@ -67,7 +73,7 @@ def micro_batch_work(planned: PlannedModel, counts: BatchCounts, *, trains: bool
     compute_size = planned.resolved.policies.precision.compute_dtype.itemsize
     mode_of, last = _matrices_of_layers(planned)
     num_passes = passes(planned) if trains else 1.0
-    sides = _sides(model)
+    sides, float8 = _sides(model), float8_weights(planned.adapted, planned.resolved)
     without_attention = counts._replace(num_attended_pairs=0, num_decoder_pairs=0, num_cross_pairs=0)
 
     def total(cost: Callable[[Counted], float]) -> float:
@@ -78,6 +84,15 @@ def micro_batch_work(planned: PlannedModel, counts: BatchCounts, *, trains: bool
         if not trains or id(matrix.parameter) in last:
             return 0.0
         return 2 * matrix.num_weights * RECOMPUTED[mode_of.get(id(matrix.parameter), "off")]
+
+    def in_float8(matrix: Counted) -> float:
+        """FLOPs per token, those computed again included."""
+        if id(matrix.parameter) not in float8.computed:
+            return 0.0
+        return (flops_per_token(matrix) if trains else 2 * matrix.num_weights) + recomputed(matrix)
+
+    def rounded_by_float8(matrix: Counted) -> float:
+        return ROUNDING_BYTES * sides[id(matrix.parameter)] if id(matrix.parameter) in float8.computed else 0.0
 
     flops = total(flops_per_token if trains else lambda matrix: 2 * matrix.num_weights)
     attention = float(task.make_flops(model).count(counts)) - total(flops_per_token)
@@ -91,9 +106,12 @@ def micro_batch_work(planned: PlannedModel, counts: BatchCounts, *, trains: bool
     return MicroBatchWork(
         matrix_flops=flops + total(recomputed),
         attention_flops=attention * (1 + (_share_of_layers(planned, "full") / 3 if trains else 0)),
-        moved_bytes=thirds(num_passes) / 3 * moved * bytes_per_side(planned) + packed_bytes(planned, num_passes),
+        moved_bytes=thirds(num_passes) / 3 * (moved * bytes_per_side(planned) + total(rounded_by_float8))
+        + packed_bytes(planned, num_passes)
+        + float8_weight_bytes(planned),
         weight_bytes=weights,
         launch_seconds=launch_seconds(planned, num_passes),
+        float8_flops=total(in_float8),
     )
 
 
@@ -111,6 +129,14 @@ def bytes_per_side(planned: PlannedModel) -> float:
     """Bytes that other kernels move, forward and backward, for each input and each output of a matrix product."""
     moves = MOVES_COMPILED if planned.config.train_config.compile else MOVES_EAGER
     return moves * planned.resolved.policies.precision.compute_dtype.itemsize
+
+
+def float8_weight_bytes(planned: PlannedModel) -> float:
+    """Bytes that rounding and transposing the weights of float8 products moves, once for each micro-batch: trained ones
+    are read twice and written, and all are transposed for backward."""
+    float8 = float8_weights(planned.adapted, planned.resolved).computed
+    matrices = (m for m in count_weights(planned.adapted.model) if id(m.parameter) in float8)
+    return sum(m.num_weights * (ROUNDING_BYTES + 2 if m.parameter.requires_grad else 2) for m in matrices)
 
 
 def packed_bytes(planned: PlannedModel, num_passes: float) -> float:
@@ -198,6 +224,10 @@ def _sides(model: nn.Module) -> dict[int, int]:
 
 
 def _bits(model: nn.Module) -> dict[int, int]:
-    """Bits of each weight that is packed, by its parameter."""
-    packed = (m for m in model.modules() if hasattr(m, "quantization") and hasattr(m, "stored_as"))
+    """Bits of each weight that is unpacked for its products, by its parameter."""
+    packed = (
+        m
+        for m in model.modules()
+        if hasattr(m, "quantization") and hasattr(m, "stored_as") and not isinstance(m, FrozenFloat8Linear)
+    )
     return {id(m.weight): m.quantization.bits for m in packed}  # type: ignore[union-attr, misc]

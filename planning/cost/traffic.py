@@ -9,6 +9,7 @@ import torch
 from torch import nn
 
 from planning.cost.group_speeds import Speeds
+from planning.float8_weights import float8_weights
 from planning.planned_model import PlannedModel
 from planning.resolved import Resolved
 from policies.apply_policies import Adapted
@@ -43,9 +44,13 @@ def traffic_of(adapted: Adapted, resolved: Resolved, *, accumulate_unsharded: bo
     policies = resolved.policies
     precision, trained = policies.precision, _trained_by_unit(adapted)
     computed = precision.compute_dtype if precision.casts else None
-    all_bytes = sum(p.numel() * _item_size(p, computed) for p in adapted.model.parameters())
-    of_units = {p for unit in adapted.units for p in unit.parameters()}
-    units_bytes = sum(p.numel() * _item_size(p, computed) for p in of_units)
+    in_float8 = float8_weights(adapted, resolved).gathered
+
+    def gathered(parameter: nn.Parameter) -> int:
+        return parameter.numel() * (1 if id(parameter) in in_float8 else _item_size(parameter, computed))
+
+    all_bytes = sum(map(gathered, adapted.model.parameters()))
+    units_bytes = sum(map(gathered, {p for unit in adapted.units for p in unit.parameters()}))
     # DistributedDataParallel reduces gradients as they are; fully_shard in fp32 (`Precision.policy`).
     is_ddp = policies.layout.kind == "ddp"
     gradient_bytes = sum(p.numel() * (p.element_size() if is_ddp else 4) for own in trained for p in own)

@@ -15,6 +15,7 @@ import torch
 from torch import nn
 
 from planning.cards import Card
+from planning.float8_weights import float8_weights
 from planning.memory.generation_use import GenerationUse, generation_use
 from planning.memory.host_bytes import checkpoint_bytes, host_load_bytes, host_training_bytes
 from planning.memory.layer_use import StepUse, measure_step
@@ -148,6 +149,7 @@ def scheme_of(planned: PlannedModel) -> Scheme:
         num_copies=layout.mesh_shape[0],
         reshards_after_forward=layout.reshard_after_forward,
         compute_dtype=precision.compute_dtype if layout.kind == "fully_shard" and precision.casts else None,
+        in_float8=float8_weights(planned.adapted, planned.resolved).gathered,
         num_micro_batches=planned.resolved.batches.gradient_accumulation_steps,
         accumulates_unsharded=planned.accumulate_unsharded,
         params_on_host=layout.cpu_offload,
@@ -190,5 +192,9 @@ def _loading(model: nn.Module, timeline: Timeline) -> Bytes:
 
 
 def _notes(planned: PlannedModel) -> tuple[str, ...]:
-    generates = planned.config.train_config.eval_generate and planned.resolved.task.READS_IMAGES
-    return ("eval_generate: what generation about images holds is not in the plan",) if generates else ()
+    notes = []
+    if planned.config.train_config.eval_generate and planned.resolved.task.READS_IMAGES:
+        notes.append("eval_generate: what generation about images holds is not in the plan")
+    if planned.resolved.policies.float8 is not None and not planned.config.train_config.use_peft:
+        notes.append("float8: the rounded copies that one product reads are not in the plan")
+    return tuple(notes)

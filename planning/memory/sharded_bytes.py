@@ -38,12 +38,18 @@ def units_of(
     return found, root
 
 
-def unit_bytes(parameters: Iterable[nn.Parameter], num_shards: int, compute_dtype: torch.dtype | None) -> UnitBytes:
+def unit_bytes(
+    parameters: Iterable[nn.Parameter],
+    num_shards: int,
+    compute_dtype: torch.dtype | None,
+    in_float8: frozenset[int] = frozenset(),
+) -> UnitBytes:
     """Of one unit.
 
     Args:
         num_shards: ranks that share it out, by rows (`fully_shard`); the first rank has the most.
         compute_dtype: what weights are cast to when they are gathered; None: they are not.
+        in_float8: ids of those that are gathered in float8 instead; their gradients are not.
     """
     stored = whole = grads = whole_grads = num_trained = 0
     for parameter in parameters:
@@ -51,7 +57,7 @@ def unit_bytes(parameters: Iterable[nn.Parameter], num_shards: int, compute_dtyp
         size = (compute_dtype if casts and compute_dtype else parameter.dtype).itemsize
         local = local_numel(parameter, num_shards)
         stored += local * parameter.element_size()
-        whole += parameter.numel() * size
+        whole += parameter.numel() * (1 if id(parameter) in in_float8 else size)
         if parameter.requires_grad:
             grads += local * parameter.element_size()
             whole_grads += parameter.numel() * size

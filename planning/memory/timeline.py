@@ -42,6 +42,7 @@ class Scheme:
     num_copies: int = 1  # copies of the model over all ranks
     reshards_after_forward: bool = True
     compute_dtype: torch.dtype | None = None  # what gathered weights are cast to; None: they are not
+    in_float8: frozenset[int] = frozenset()  # ids of parameters that are gathered in float8 instead
     reduce_dtype: torch.dtype = torch.float32
     num_micro_batches: int = 1
     accumulates_unsharded: bool = True
@@ -88,7 +89,7 @@ class Timeline:
         found, rest = units_of(model, units if scheme.shards else ())
 
         def measure(parameters: Sequence[nn.Parameter]) -> UnitBytes:
-            return unit_bytes(parameters, scheme.num_shards, scheme.compute_dtype)
+            return unit_bytes(parameters, scheme.num_shards, scheme.compute_dtype, scheme.in_float8)
 
         self.root, self._of_root = measure(rest), set(map(id, rest))
         self.units = {unit: measure(parameters) for unit, parameters in found.items() if parameters}

@@ -86,6 +86,8 @@ def what_hinders_trace(planned: PlannedModel) -> str | None:
     config, policies = planned.config, planned.resolved.policies
     if policies.quantization is not None:
         return "the kernels of quantized weights need values"
+    if policies.float8 is not None:
+        return "layers in float8 are planned from their shapes alone"
     if config.train_config.compile:
         return "compiled layers keep other tensors than their code says"
     if policies.layout.kind == "ddp":

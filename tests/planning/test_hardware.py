@@ -84,5 +84,7 @@ def test_figures_are_dense_and_in_proportion() -> None:
         assert all((card.source, card.fp32_tflops, card.fp16_tflops, card.memory_gb_per_second))
         assert card.has_bf16 == (card.bf16_tflops is not None)
         assert card.bf16_tflops in (None, card.fp16_tflops)
+        assert card.has_float8 == (card.float8_tflops is not None)
+        assert card.float8_tflops is None or card.float8_tflops == pytest.approx(2 * card.bf16_tflops, rel=0.01)
         assert 1.9 < card.fp16_tflops / card.fp32_tflops < 32  # from consumer cards to Hopper's tensor cores
         assert 60 < card.fp16_tflops * 1e3 / card.memory_gb_per_second < 450  # FLOPs per byte
