@@ -11,7 +11,9 @@ from checkpointing.folder import checkpoints
 from checkpointing.tensor_index import read_index
 from tests.helpers.made import Made
 from tests.helpers.processes import ProcessGroup, train_events
+from tests.helpers.refusals import Bench
 from tests.helpers.resuming import as_if_killed_after, assert_bit_equal, flags_of, weights
+from tools.make_tiny_model import make_tiny_model
 
 FSDP = ["--enable_fsdp"]
 TENSORWISE, ROWWISE = ["--float8", "tensorwise"], ["--float8", "rowwise"]
@@ -22,6 +24,9 @@ RUNS: dict[str, tuple[int, list[str]]] = {
     "tensorwise": (2, [*FSDP, *MIXED, *TENSORWISE]),
     "rowwise": (2, [*FSDP, *MIXED, *ROWWISE]),
     "one rank": (1, [*MIXED, *TENSORWISE]),
+    "NO_SHARD": (2, [*MIXED, *TENSORWISE]),
+    "HYBRID_SHARD": (4, [*FSDP, "--hsdp", "--sharding_group_size", "2", *MIXED, *TENSORWISE]),
+    "compiled": (2, [*FSDP, *MIXED, *TENSORWISE, "--compile", "--activation_checkpointing", "selective"]),
     "Kahan": (2, [*FSDP, *TRUE, *TENSORWISE, "--optimizer", "anyprecision", "--use_kahan_summation"]),
     "LoRA": (2, [*FSDP, *LORA, *TENSORWISE]),
     "LoRA, bf16": (2, [*FSDP, *LORA]),
@@ -47,7 +52,15 @@ def losses(folder: Path) -> list[float]:
     return [event["loss"] for event in train_events(folder)]
 
 
-@pytest.mark.parametrize(("name", "plain"), [("tensorwise", "bf16"), ("LoRA", "LoRA, bf16")])
+@pytest.mark.parametrize(
+    ("name", "plain"),
+    [
+        ("tensorwise", "bf16"),
+        ("LoRA", "LoRA, bf16"),
+        *(pytest.param(name, "bf16", marks=pytest.mark.slow) for name in ("one rank", "NO_SHARD", "HYBRID_SHARD")),
+        pytest.param("compiled", "bf16", marks=[pytest.mark.slow, pytest.mark.full]),  # a minute or more
+    ],
+)
 def test_losses_are_near_those_of_bf16(name: str, plain: str, runs: Made) -> None:
     found, wanted = losses(runs[name]), losses(runs[plain])
     assert found != wanted
@@ -76,3 +89,17 @@ def test_a_resumed_run_goes_on_bit_for_bit(
     folder = as_if_killed_after(3, runs[name], tmp_path / "run")
     process_group.train([*flags_of(tiny_model, folder, *flags), "--resume", "auto"], ranks)
     assert_bit_equal(folder, runs[name])
+
+
+def test_what_cannot_run_in_float8_is_refused_before_weights_are_read(bench: Bench) -> None:
+    pytest.importorskip("torchao.float8")
+    assert bench.refused(*TENSORWISE).startswith(
+        "error: --float8: the rest of the model must compute in bf16, and this "
+    )
+    model = make_tiny_model(
+        bench.folder / "odd", tie_word_embeddings=False, vocab_size=600, hidden_size=40, num_layers=1
+    )
+    line = bench.refused("--model_name", str(model), *TRUE, *TENSORWISE)
+    assert line.startswith(
+        "error: --float8: no linear layer of LlamaForCausalLM is suited (q_proj (40 x 40, no multiples"
+    )

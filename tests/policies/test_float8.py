@@ -147,6 +147,17 @@ def test_every_checkpointing_mode_computes_the_same(recipe: Recipe) -> None:
         assert all(map(torch.equal, loss_and_gradients(small_llama(recipe, mode)), wanted)), mode
 
 
+@pytest.mark.slow
+@pytest.mark.parametrize("checkpointing", ["full", "selective"])
+def test_layers_compile_and_compute_the_same(checkpointing: str) -> None:
+    pytest.importorskip("torchao.float8")
+    model = small_llama("tensorwise", checkpointing)
+    for layer in model.model.layers:
+        layer.compile(backend="aot_eager", fullgraph=True)
+    for found, wanted in zip(loss_and_gradients(model), loss_and_gradients(small_llama("tensorwise")), strict=True):
+        assert (found - wanted).norm() < 0.02 * wanted.norm()
+
+
 def test_in_bf16_a_probe_sees_no_scale_of_other_documents() -> None:
     pytest.importorskip("torchao.float8")
     model = small_llama("tensorwise").eval()
