@@ -42,7 +42,7 @@ MAY_CHANGE = _dotted(
         "fsdp_config": (
             *("sharding_strategy", "hsdp", "sharding_group_size", "replica_group_size", "accumulate_unsharded"),
             *("fsdp_activation_checkpointing", "wrap", "fsdp_cpu_offload", "optimizer_cpu_offload"),
-            "checkpoint_type",
+            *("checkpoint_type", "compile_optimizer"),
         ),
         "quantization_config": ("quant_storage",),
     }

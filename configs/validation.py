@@ -212,6 +212,11 @@ def _check_optimizer(config: RunConfig) -> None:
         given = config.was_given(f"fsdp_config.{field}") and getattr(fsdp, field) is not False
         if given and name != "anyprecision":
             raise ConfigError(f"--{field}: only anyprecision has it; add --optimizer anyprecision, or leave this out")
+    if fsdp.compile_optimizer and name != "AdamW":
+        raise ConfigError(f"--compile_optimizer: only AdamW's step is compiled, not {name}'s; leave one of them out")
+    for field in ("fsdp_cpu_offload", "optimizer_cpu_offload"):
+        if fsdp.compile_optimizer and getattr(fsdp, field):
+            raise ConfigError(f"--compile_optimizer: --{field} steps on the CPU, by AdamW's own kernel; leave this out")
     for field in ("adam_beta1", "adam_beta2"):
         if config.was_given(f"train_config.{field}") and name in ("SGD", "Adafactor"):
             raise ConfigError(f"--{field}: {name} has none; give --optimizer AdamW, or leave this out")
@@ -291,8 +296,12 @@ def _check_recording(config: RunConfig) -> None:
     tracking = config.tracking_config
     if tracking.flop_counter and tracking.use_profiler:
         raise ConfigError("--flop_counter: cannot count while --use_profiler records; leave one of them out")
-    if tracking.flop_counter and config.train_config.compile:
-        raise ConfigError("--flop_counter: cannot count inside compiled code; leave --compile or this out")
+    for name, compiles in (
+        ("compile", config.train_config.compile),
+        ("compile_optimizer", config.fsdp_config.compile_optimizer),
+    ):
+        if tracking.flop_counter and compiles:
+            raise ConfigError(f"--flop_counter: cannot count inside compiled code; leave --{name} or this out")
     for name, needed in (("flop_counter_start", "flop_counter"), ("profiler_dir", "use_profiler")):
         if getattr(tracking, name) != SETTINGS[f"tracking_config.{name}"].default and not getattr(tracking, needed):
             raise ConfigError(f"--{name}: nothing is recorded without --{needed}; add it, or leave this out")

@@ -176,7 +176,8 @@ def _num_leaves(model: nn.Module) -> int:
 def optimizer_work(planned: PlannedModel) -> OptimizerWork:
     """Of a step on this rank's part: gradients and weights are read, weights written, states read and written.
 
-    The gradient norm reads gradients once more, and clipping writes them.
+    The gradient norm reads gradients once more. Clipping reads and writes them; AdamW's fused kernel only writes them,
+    and its compiled one does not.
     """
     train, fsdp = planned.config.train_config, planned.config.fsdp_config
     layout = planned.resolved.policies.layout
@@ -184,7 +185,9 @@ def optimizer_work(planned: PlannedModel) -> OptimizerWork:
     shares = layout.mesh_shape[1]
     own = sum(parameter.numel() * parameter.element_size() for parameter in trained) / shares
     states = sum(state_bytes(parameter, train, fsdp) for parameter in trained) / shares
-    norm = own * (3 if train.gradient_clipping else 1)
+    in_step = fsdp.optimizer == "AdamW" and not fsdp.optimizer_cpu_offload
+    clipping = 0 if fsdp.compile_optimizer else 1 if in_step else 2
+    norm = own * (1 + (clipping if train.gradient_clipping else 0))
     update = 3 * own + 2 * states
     if layout.cpu_offload:
         return OptimizerWork(0.0, update + norm, 0.0)  # what its layers copy is counted with the layout's traffic

@@ -90,6 +90,8 @@ def what_hinders_trace(planned: PlannedModel) -> str | None:
         return "layers in float8 are planned from their shapes alone"
     if config.train_config.compile:
         return "compiled layers keep other tensors than their code says"
+    if config.fsdp_config.compile_optimizer:
+        return "a compiled optimizer cannot step on tensors without values"
     if policies.layout.kind == "ddp":
         return "DistributedDataParallel reduces below what can be traced"
     if policies.layout.cpu_offload or config.fsdp_config.optimizer_cpu_offload:

@@ -14,6 +14,7 @@ from policies.mixed_precision import DTYPES
 from policies.optimizers.adafactor import Adafactor
 from policies.optimizers.adamw_8bit import BLOCK, AdamW8bit, PagedAdamW8bit, has_8bit_states
 from policies.optimizers.anyprecision import AnyPrecisionAdamW
+from policies.optimizers.compiled_adamw import CompiledAdamW
 from policies.optimizers.offload import CPUOffloadOptimizer
 from utils.distributed import local_tensor
 from utils.errors import ConfigError
@@ -34,7 +35,7 @@ def build_optimizer(model: nn.Module, train: TrainConfig, fsdp: FsdpConfig) -> O
     def make(groups: list[dict[str, Any]]) -> Optimizer:
         match fsdp.optimizer:
             case "AdamW":
-                return AdamW(groups, **adam, fused=True)
+                return CompiledAdamW(groups, **adam) if fsdp.compile_optimizer else AdamW(groups, **adam, fused=True)
             case "SGD":
                 # foreach: torch 2.13 has no sharding rule for the fused kernel of SGD.
                 return SGD(groups, **common, momentum=train.momentum or 0.0, foreach=True)

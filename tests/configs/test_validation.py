@@ -187,6 +187,13 @@ PREFIX = "--use_peft --peft_method prefix --batching_strategy padding"
             "--fsdp_cpu_offload: 8-bit states save GPU memory",
             "leave this out",
         ),
+        ("--optimizer SGD --compile_optimizer", "--compile_optimizer: only AdamW's step is compiled", "leave one"),
+        (
+            "--optimizer_cpu_offload --compile_optimizer",
+            "--compile_optimizer: --optimizer_cpu_offload steps on the CPU",
+            "leave this out",
+        ),
+        ("--flop_counter --compile_optimizer", "--flop_counter: cannot count inside compiled code", "or this out"),
         (
             "--optimizer Adafactor --optimizer_cpu_offload",
             "--optimizer_cpu_offload: Adafactor has almost no states",

@@ -98,6 +98,7 @@ CASES += [
     Case((4, 1, 2), "HYBRID_SHARD", "full", "padding", FREEZE),
     Case((4, 2, 1), "FULL_SHARD", "lora", "packing", (*FREEZE, *OFFLOAD, *SELECTIVE, *ROOT)),
     Case((2, 1, 4), "FULL_SHARD", "full", "packing", (*FREEZE, *CPU_STEP, *SELECTIVE)),
+    Case((2, 1, 4), "FULL_SHARD", "full", "packing", ("--compile_optimizer",)),
 ]
 # One of every kind goes through torchrun (or python, for one process), two of them in new interpreters, not forks.
 REAL_CASES = [Case((1, 8, 1), "SINGLE", "full", "packing"), Case((2, 4, 1), "FULL_SHARD", "full", "packing")]

@@ -1,0 +1,133 @@
+"""Parts of a step alone, before and after: the head with its loss, and clipping with AdamW.
+
+    python -m benchmarks.step_parts                                                    # a GPU: Llama-3.1-8B's shapes
+    python -m benchmarks.step_parts --tokens 1024 --width 512 --vocab 32000 --weights 40e6 --dtype fp32   # a CPU
+
+Variants take turns, so that whatever else a machine does hits all of them. Prints the median milliseconds of each: CPU
+time of this process on a CPU (give OMP_NUM_THREADS=1), time between events on a GPU.
+"""
+
+from __future__ import annotations
+
+import statistics
+import time
+from collections.abc import Callable
+
+import fire
+import torch
+from torch import nn
+from torch.optim import AdamW
+from torch.utils.checkpoint import checkpoint
+
+from policies.clipping import clip_grad_norm
+from policies.compilation import compile_for_any_rows
+from policies.head_gradients import loss_with_gradients
+from policies.loss import summed_cross_entropy
+from policies.mixed_precision import DTYPES
+from policies.optimizers.compiled_adamw import ROW, CompiledAdamW
+
+DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+WARM_UP = 2  # rounds, which compile
+
+
+def milliseconds(run: Callable[[], None]) -> float:
+    """What one call takes."""
+    if DEVICE.type == "cpu":
+        started = time.process_time()
+        run()
+        return 1e3 * (time.process_time() - started)
+    first, last = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
+    first.record()
+    run()
+    last.record()
+    last.synchronize()
+    return float(first.elapsed_time(last))
+
+
+def take_turns(variants: dict[str, Callable[[], None]], rounds: int) -> None:
+    """Print the median of each variant, and its share of the first one's."""
+    taken: dict[str, list[float]] = {name: [] for name in variants}
+    for _ in range(WARM_UP + rounds):
+        for name, run in variants.items():
+            taken[name].append(milliseconds(run))
+    medians = {name: statistics.median(times[WARM_UP:]) for name, times in taken.items()}
+    for name, median in medians.items():
+        print(f"{name:<64} {median:9.2f} ms  {median / next(iter(medians.values())):.2f}")
+
+
+def head_variants(tokens: int, width: int, vocab: int, chunk: int, dtype: torch.dtype) -> dict[str, Callable[[], None]]:
+    head = nn.Linear(width, vocab, bias=False, device=DEVICE, dtype=dtype)
+    hidden = torch.randn(1, tokens, width, device=DEVICE, dtype=dtype, requires_grad=True)
+    targets = torch.randint(0, vocab, (tokens,), device=DEVICE)
+    chunks = list(zip(hidden.split(chunk, dim=1), targets.split(chunk), strict=True))
+    compiled = compile_for_any_rows(summed_cross_entropy)
+
+    def logits_of(part: torch.Tensor) -> torch.Tensor:
+        logits: torch.Tensor = head(part)[0]
+        return logits
+
+    def backward(loss: torch.Tensor) -> None:
+        (loss / tokens).backward()
+        head.weight.grad = hidden.grad = None
+
+    def recomputed() -> None:
+        def of_chunk(part: torch.Tensor, wanted: torch.Tensor) -> torch.Tensor:
+            return summed_cross_entropy(logits_of(part), wanted)
+
+        backward(torch.stack([checkpoint(of_chunk, *each, use_reentrant=False) for each in chunks]).sum())
+
+    return {
+        "head and loss, logits computed again in backward": recomputed,
+        "head and loss, gradients with the loss": lambda: backward(
+            loss_with_gradients(hidden, chunks, logits_of, summed_cross_entropy, 1 / tokens)
+        ),
+        "the same, cross-entropy compiled": lambda: backward(
+            loss_with_gradients(hidden, chunks, logits_of, compiled, 1 / tokens)
+        ),
+    }
+
+
+def optimizer_variants(weights: int, dtype: torch.dtype) -> dict[str, Callable[[], None]]:
+    """All step on the same weights, in tensors of 4096 x 4096 or less."""
+    rows = min(4096, weights // ROW)
+    shape = (rows, min(4096, weights // rows // ROW * ROW))
+    count = max(1, weights // (shape[0] * shape[1]))
+    parameters = [nn.Parameter(torch.randn(shape, device=DEVICE, dtype=dtype)) for _ in range(count)]
+    for parameter in parameters:
+        parameter.grad = torch.randn_like(parameter)
+    fused = AdamW(parameters, lr=1e-4, fused=True)
+    compiled = CompiledAdamW(parameters, lr=1e-4, large=2 * ROW)
+    compiled.state = fused.state
+
+    def apart() -> None:
+        clip_grad_norm(parameters, 1.0)
+        fused.grad_scale = None  # type: ignore[attr-defined]
+        fused.step()
+
+    def together(optimizer: AdamW) -> None:
+        clip_grad_norm(parameters, 1.0, optimizer=optimizer)
+        optimizer.step()
+
+    return {
+        "clipping, then fused AdamW": apart,
+        "fused AdamW that clips": lambda: together(fused),
+        "compiled AdamW that clips (--compile_optimizer)": lambda: together(compiled),
+    }
+
+
+def main(
+    tokens: int = 8192,
+    width: int = 4096,
+    vocab: int = 128_256,
+    chunk: int = 1024,
+    weights: float = 4e9,
+    dtype: str = "bf16",
+    rounds: int = 7,
+) -> None:
+    kind = DTYPES[dtype]
+    take_turns(head_variants(tokens, width, vocab, chunk, kind), rounds)
+    take_turns(optimizer_variants(int(weights), kind), rounds)
+
+
+if __name__ == "__main__":
+    fire.Fire(main)
