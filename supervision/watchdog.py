@@ -127,7 +127,6 @@ class Watchdog:
         while verdict.kind == "go":
             if self._woken.wait(wait_seconds):
                 time.sleep(0.02)  # the end has begun: look often
-            wait_seconds = interval_seconds
             position = self.main_thread.position
             report = Report(
                 state=self._state,
@@ -141,6 +140,8 @@ class Watchdog:
             self._last[self.env.rank] = report
             verdict = (self._lead if self.env.is_rank_zero else self._follow)(group, report)
             self._failing = tuple(verdict.ranks)
+            # Once a rank holds an error, all look often: they end as soon as it has been told.
+            wait_seconds = 0.1 if self._failing else interval_seconds
         faulthandler.cancel_dump_traceback_later()
         if verdict.kind == "over":
             self._end(verdict)

@@ -6,7 +6,8 @@ import itertools
 
 import pytest
 
-from tests.helpers.pairwise import covering, groups_of, select_product
+from benchmarks.pairwise import covering, groups_of
+from tests.helpers.pairwise import select_product
 
 
 @pytest.mark.parametrize(("size", "largest"), [(1, 4), (2, 15)])

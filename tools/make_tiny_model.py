@@ -73,6 +73,7 @@ def make_tiny_model(
     intermediate_size: int = 256,
     num_layers: int = 2,
     num_heads: int = 4,
+    num_key_value_heads: int | None = None,
     max_position_embeddings: int = 2048,
     rope_theta: float = 10000.0,
     tie_word_embeddings: bool = True,
@@ -80,6 +81,9 @@ def make_tiny_model(
     seed: int = 0,
 ) -> Path:
     """Save the model and its tokenizer under `out`. The same arguments give the same weights.
+
+    Args:
+        num_key_value_heads: unset: as many as heads.
 
     Tied embeddings learn faster here: to copy a name from the dialogue, no map from input vectors to output vectors
     must be learned first.
@@ -93,7 +97,7 @@ def make_tiny_model(
         intermediate_size=intermediate_size,
         num_hidden_layers=num_layers,
         num_attention_heads=num_heads,
-        num_key_value_heads=num_heads,
+        num_key_value_heads=num_key_value_heads or num_heads,
         max_position_embeddings=max_position_embeddings,
         rope_parameters={"rope_type": "default", "rope_theta": rope_theta},
         initializer_range=initializer_range,

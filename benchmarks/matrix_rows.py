@@ -1,0 +1,185 @@
+"""The rows of benchmarks/gpu_matrix.py: every pair of settings that a user may combine, on one and on two devices.
+
+A row trains on the shipped dialogues. Each row has the same global batches as its reference, the plain run in fp32 on
+one device, so their losses can be compared step by step.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from benchmarks.launch import ROOT
+from benchmarks.pairwise import covering, groups_of
+from configs.flags import parse_flags
+from utils.errors import ConfigError
+
+SAMPLES = ROOT / "datasets/samples/dialogue_summary"
+GLOBAL_BATCH, NUM_STEPS, RESUMED_AFTER = 4, 6, 3  # rows, optimizer steps
+NUM_DRAWN = 300  # cases to choose from: each pair of values is in a dozen of them
+
+_LORA = "--use_peft --lora_dropout 0"
+_FSDP = "--enable_fsdp --sharding_strategy"
+AXES: dict[str, dict[str, str]] = {
+    "layout": {
+        "one": "",
+        "FULL_SHARD": f"{_FSDP} FULL_SHARD",
+        "SHARD_GRAD_OP": f"{_FSDP} SHARD_GRAD_OP",
+        "HYBRID_SHARD": f"{_FSDP} HYBRID_SHARD --sharding_group_size 1",
+        "NO_SHARD": f"{_FSDP} NO_SHARD",
+    },
+    "trained": {
+        "full": "",
+        "LoRA": _LORA,
+        "DoRA": f"{_LORA} --use_dora",
+        "nf4": f"{_LORA} --quantization 4bit --use_double_quant",
+        "int8": f"{_LORA} --quantization 8bit",
+    },
+    "rows": {
+        "packed": "--batching_strategy packing",
+        "padded": "--batching_strategy padding",
+        "streamed": "--samsum_dataset.streaming",
+    },
+    "precision": {
+        "fp32": "--mixed_precision False",
+        "bf16-mixed": "--mixed_precision True",
+        "bf16-true": "--pure_bf16",
+        "fp16": "--use_fp16 True",
+    },
+    "optimizer": {
+        "AdamW": "",
+        "8-bit": "--optimizer AdamW8bit",
+        "anyprecision": "--optimizer anyprecision",
+        "offload": "--optimizer_cpu_offload",
+    },
+    "checkpointing": {mode: f"--activation_checkpointing {mode}" for mode in ("off", "full", "selective")},
+    "compiled": {"no": "", "yes": "--compile"},
+    "accumulation": {"1": "1", "2": "2"},
+    "clipping": {"no": "", "yes": "--gradient_clipping --gradient_clipping_threshold 0.3"},
+    "evaluation": {"no": "--run_validation False", "yes": "--max_eval_step 4"},
+    "resumed": {"no": "", "yes": ""},
+}
+"""The flags for each value of each axis. The first value is the plain one."""
+
+# What the issue of this matrix began with: it crashed on torch 2.11, on two GPUs, in its first step.
+ALWAYS = (
+    {"layout": "FULL_SHARD", "trained": "nf4", "precision": "bf16-mixed", "compiled": "yes", "accumulation": "2"},
+)
+
+APART = {
+    "fp32": 2e-5,  # the bound of tests/distributed/test_exactness.py
+    "bf16-mixed": 0.01,
+    "bf16-true": 0.02,
+    "fp16": 0.005,
+    "8-bit": 0.02,
+    "anyprecision": 0.01,
+    "nf4": 0.05,
+    "int8": 0.02,
+}
+"""How far the losses of a right row may be from its reference's, as a share of them, by what rounds."""
+
+
+@dataclass(frozen=True)
+class MatrixRow:
+    """The value of each axis, in the order of AXES."""
+
+    values: tuple[str, ...]
+
+    def __getitem__(self, axis: str) -> str:
+        return self.values[list(AXES).index(axis)]
+
+    @property
+    def name(self) -> str:
+        return " ".join(self.values)
+
+    @property
+    def num_ranks(self) -> int:
+        return 1 if self["layout"] == "one" else 2
+
+    @property
+    def reference(self) -> MatrixRow:
+        """The plain run of the same data: fp32 on one device, evaluated."""
+        kept = {axis: self[axis] for axis in ("trained", "rows", "clipping")}
+        kept["trained"] = "LoRA" if kept["trained"] in ("nf4", "int8") else kept["trained"]
+        return row_of({"evaluation": "yes", **kept})
+
+    @property
+    def bound(self) -> float:
+        """How far its losses may be from its reference's, as a share of them."""
+        return max(APART.get(value, 0.0) for value in self.values)
+
+    def flags(self, model: Path, output: Path, length: int) -> list[str]:
+        """Its command line, without the program's name."""
+        accumulation = int(self["accumulation"])
+        flags = ["--model_name", str(model), "--output_dir", str(output), "--samsum_dataset.data_path", str(SAMPLES)]
+        flags += [
+            "--lr",
+            "2e-3",
+            "--context_length",
+            str(length),
+            "--num_workers_dataloader",
+            "0",
+            "--show_sample",
+            "False",
+        ]
+        flags += ["--max_train_step", str(NUM_STEPS), "--save_model", "False", "--save_every_minutes", "0"]
+        flags += ["--batch_size_training", str(GLOBAL_BATCH // (accumulation * self.num_ranks))]
+        flags += ["--gradient_accumulation_steps", str(accumulation)]
+        flags += ["--save_every_steps", str(RESUMED_AFTER if self["resumed"] == "yes" else 0)]
+        for axis, values in AXES.items():
+            flags += values[self[axis]].split() if axis != "accumulation" else []
+        return flags
+
+
+def row_of(values: dict[str, str]) -> MatrixRow:
+    """A row with these values, and the plain ones of all other axes."""
+    return MatrixRow(tuple(values.get(axis, next(iter(choices))) for axis, choices in AXES.items()))
+
+
+def is_allowed(row: MatrixRow) -> bool:
+    """Whether its flags alone hold; what depends on the machine is found by running it."""
+    try:
+        parse_flags(row.flags(Path("M"), Path("O"), 512))
+    except ConfigError:
+        return False
+    return True
+
+
+def matrix(*, compiles_slowly: bool = False) -> list[MatrixRow]:
+    """The rows, the same ones every time: every pair of values occurs in a row on one device and in two on two devices.
+
+    A pair that no command line may have stands in a row that is plain otherwise, and has to be refused.
+
+    Args:
+        compiles_slowly: let as few rows compile as hold every value of the other axes.
+    """
+    rows = [row_of(values) for values in ALWAYS]
+    one, *two = AXES["layout"]
+    for seed, layouts in enumerate(([one], two, two)):
+        choices = [layouts, *(list(values) for values in list(AXES.values())[1:])]
+        draw = random.Random(seed)
+        drawn = [MatrixRow(tuple(map(draw.choice, choices))) for _ in range(NUM_DRAWN)]
+        allowed = [row for row in drawn if is_allowed(row)]
+        if compiles_slowly:
+            rows += _covering([row for row in allowed if row["compiled"] == "no"], 2)
+            rows += _covering([row for row in allowed if row["compiled"] == "yes"], 1)
+        else:
+            rows += _covering(allowed, 2)
+        rows += [_with_pair(pair, layouts[0]) for pair in sorted(_pairs(drawn) - _pairs(allowed))]
+    return list(dict.fromkeys(rows))
+
+
+def _covering(rows: Sequence[MatrixRow], size: int) -> list[MatrixRow]:
+    return [rows[place] for place in covering([row.values for row in rows], size)]
+
+
+def _pairs(rows: Sequence[MatrixRow]) -> set[Any]:
+    return set().union(*(groups_of(row.values, 2) for row in rows))
+
+
+def _with_pair(pair: Sequence[tuple[int, str]], layout: str) -> MatrixRow:
+    axes = list(AXES)
+    return row_of({"layout": layout} | {axes[place]: value for place, value in pair})

@@ -1,0 +1,117 @@
+"""Ranks that run one command line of finetuning.py after the other, without importing everything for each."""
+
+from __future__ import annotations
+
+import json
+import os
+import selectors
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Sequence
+from contextlib import suppress
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from benchmarks.launch import ROOT, free_port
+
+
+class RankEnd(NamedTuple):
+    """How a rank ended a run."""
+
+    status: int  # 0 finished, 2 refused, 1 failed; below 0: ended by this signal
+    text: str  # what it printed
+    figures: dict[str, Any]  # of benchmarks/run_worker.py; empty if it did not finish
+
+
+class RunWorkers:
+    """`world_size` processes on this machine, started when first needed and again after a run that did not finish."""
+
+    def __init__(self, world_size: int, folder: Path) -> None:
+        """
+        Args:
+            folder: for what they print.
+        """
+        self.world_size, self.folder = world_size, folder
+        self._processes: list[subprocess.Popen[bytes]] = []
+
+    def run(self, flags: Sequence[str], limit_seconds: float) -> list[RankEnd]:
+        """Run a command line on all ranks. Those that have not ended after `limit_seconds` are killed."""
+        deadline = time.monotonic() + limit_seconds
+        if not self._processes:
+            self._processes = [self._start() for _ in range(self.world_size)]
+        outputs = [self.folder / f"output-{rank}" for rank in range(self.world_size)]
+        port = str(free_port())
+        for rank, (process, output) in enumerate(zip(self._processes, outputs, strict=True)):
+            output.unlink(missing_ok=True)
+            variables = _as_torchrun(rank, self.world_size, port) if self.world_size > 1 else {}
+            request = {"flags": list(flags), "variables": variables, "output": str(output)}
+            assert process.stdin is not None
+            process.stdin.write(json.dumps(request).encode() + b"\n")
+            process.stdin.flush()
+        replies = [_line(process, deadline) for process in self._processes]
+        statuses = [
+            0 if reply is not None else _status(process)
+            for process, reply in zip(self._processes, replies, strict=True)
+        ]
+        if any(statuses):
+            self.close()
+        return [
+            RankEnd(
+                status,
+                output.read_text(errors="replace") if output.exists() else "",
+                json.loads(reply) if reply is not None else {},
+            )
+            for status, output, reply in zip(statuses, outputs, replies, strict=True)
+        ]
+
+    def close(self) -> None:
+        for process in self._processes:
+            _status(process)
+            for pipe in (process.stdin, process.stdout):
+                if pipe is not None:
+                    with suppress(OSError):
+                        pipe.close()
+        self._processes = []
+
+    def _start(self) -> subprocess.Popen[bytes]:
+        return subprocess.Popen(
+            [sys.executable, "-m", "benchmarks.run_worker"],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            cwd=ROOT,
+            env=os.environ | {"HF_HUB_OFFLINE": "1", "TOKENIZERS_PARALLELISM": "false"},
+            start_new_session=True,
+        )
+
+
+def _as_torchrun(rank: int, world_size: int, port: str) -> dict[str, str]:
+    """The variables by which torchrun tells a process which rank it is."""
+    of_rank = {"RANK": str(rank), "LOCAL_RANK": str(rank)}
+    sizes = {"WORLD_SIZE": str(world_size), "LOCAL_WORLD_SIZE": str(world_size)}
+    return of_rank | sizes | {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port}
+
+
+def _line(process: subprocess.Popen[bytes], deadline: float) -> bytes | None:
+    """The next line that it prints; None if it ends or the time is up first."""
+    assert process.stdout is not None
+    line = b""
+    with selectors.DefaultSelector() as selector:
+        selector.register(process.stdout, selectors.EVENT_READ)
+        while not line.endswith(b"\n"):
+            if not selector.select(max(0.0, deadline - time.monotonic())):
+                return None
+            if not (read := os.read(process.stdout.fileno(), 1 << 16)):
+                return None
+            line += read
+    return line
+
+
+def _status(process: subprocess.Popen[bytes]) -> int:
+    """How a process ended that is over, or that is killed now, with what it started."""
+    with suppress(subprocess.TimeoutExpired):
+        return process.wait(0.5)
+    with suppress(ProcessLookupError):
+        os.killpg(process.pid, signal.SIGKILL)
+    return process.wait()
