@@ -20,6 +20,7 @@ from typing import Any, NamedTuple
 from supervision.exit_status import FAILED, REFUSED, leave, let_ctrl_c_end_this
 from supervision.failures import end_at_once, end_unless_flags_hold, end_with_error
 from utils.errors import ConfigError, TrainingError
+from utils.progress import phase, progress_bar, say_if_it_lasts
 from utils.quiet import quiet_imports, quiet_libraries
 from utils.streams import keep_standard_streams
 
@@ -28,6 +29,7 @@ if __name__ == "__main__":
     let_ctrl_c_end_this()
     end_unless_flags_hold(sys.argv[1:])  # before the imports below, which take seconds: at once
     quiet_imports()
+    imports_ended = say_if_it_lasts("importing torch and transformers")
 
 import torch
 from torch import nn
@@ -57,7 +59,6 @@ from supervision.watchdog import Watchdog
 from tasks.task import MicroBatch, count_globally
 from utils.distributed import gather_to_all, on_rank_zero, stop_process_group, sum_on_host
 from utils.environment import Environment, print_rank_zero, read_environment
-from utils.progress import phase, progress_bar
 
 
 def train_step(
@@ -444,6 +445,7 @@ def main(argv: Sequence[str], *, ends_process: bool = False) -> int:
 
 
 if __name__ == "__main__":
+    imports_ended()
     status = main(sys.argv[1:], ends_process=True)
     if status:
         leave(status)

@@ -71,13 +71,13 @@ ALWAYS = (
 
 APART = {
     "fp32": 2e-5,  # the bound of tests/distributed/test_exactness.py
-    "bf16-mixed": 0.01,
-    "bf16-true": 0.02,
-    "fp16": 0.005,
-    "8-bit": 0.02,
-    "anyprecision": 0.01,
-    "nf4": 0.05,
-    "int8": 0.02,
+    "bf16-mixed": 0.005,
+    "bf16-true": 0.01,
+    "fp16": 0.002,
+    "8-bit": 0.005,
+    "anyprecision": 0.005,
+    "nf4": 0.02,
+    "int8": 0.01,
 }
 """How far the losses of a right row may be from its reference's, as a share of them, by what rounds."""
 

@@ -63,8 +63,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         paths = options.traces or record(flags, options.nproc, Path(folder))
         by_rank = {}
         for path in paths:
-            rank = re.match(r"rank\d+", path.name)
-            by_rank[rank[0] if rank else path.name] = step_times(read_trace(path))
+            found = re.match(r"rank\d+", path.name)
+            by_rank[found[0] if found else path.name] = step_times(read_trace(path))
     print("", *table(by_rank), sep="\n")
     for rank, times in by_rank.items():
         for name, milliseconds in times.other_names_ms.items():

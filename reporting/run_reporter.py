@@ -162,6 +162,8 @@ class RunReporter:
         self.ledger.observe(is_observed_step(step, last_of_epoch=last_of_epoch))
         self._loss_scale = self.scaler.scale
         compiling = phase("compiling, in the first step") if self._compiles else nullcontext()
+        if self._compiles:
+            self._bar.set_postfix_str("compiling")
         with compiling, self.communication(), self.recorder(step, counts):
             yield
         self._compiles = False

@@ -8,8 +8,9 @@ for it.
 from __future__ import annotations
 
 import sys
+import threading
 import time
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
@@ -44,6 +45,28 @@ def phase_begins(name: str) -> None:
     """Say in a log file that long work begins. For work that ends with a line of its own; see `phase` for other."""
     if shows_progress() and not shows_bars():
         print_line(f"{name} ...")
+
+
+def say_if_it_lasts(name: str, seconds: float = 3.0) -> Callable[[], None]:
+    """Say what is being waited for if it has not ended after so many seconds.
+
+    Args:
+        name: what is done, as a participle.
+
+    Returns:
+        What to call when it has ended.
+    """
+    if not shows_progress():
+        return lambda: None
+    timer = threading.Timer(seconds, print_line, [f"{name} ..."], {"to_stderr": True})
+    timer.daemon = True
+    timer.start()
+
+    def ended() -> None:
+        timer.cancel()
+        timer.join()
+
+    return ended
 
 
 @contextmanager

@@ -1,0 +1,38 @@
+"""A rank that holds an error while the others work, and how often the ranks look at each other meanwhile."""
+
+from __future__ import annotations
+
+import time
+from typing import Any
+
+from supervision.verdict import Verdict
+from supervision.watchdog import Watchdog
+from utils.distributed import start_process_group
+from utils.environment import read_environment
+
+HELD_SECONDS = 3.0
+
+
+class CountingWatchdog(Watchdog):
+    """Counts its rounds on rank 0."""
+
+    num_rounds = 0
+
+    def _lead(self, *args: Any) -> Verdict:
+        self.num_rounds += 1
+        return super()._lead(*args)
+
+
+def fail_on_rank_one() -> int:
+    """What `ProcessGroup.run` runs instead of the flags. Rank 0 prints how many rounds there were."""
+    env = read_environment()
+    start_process_group(env)
+    watchdog = CountingWatchdog(env)
+    watchdog.start(None)
+    if env.rank == 1:
+        watchdog.others_tell(HELD_SECONDS)
+        watchdog.has_told()
+        return 1
+    watchdog.before_leaving = lambda: print(watchdog.num_rounds, flush=True)
+    time.sleep(100)
+    return 0
