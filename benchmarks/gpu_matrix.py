@@ -17,6 +17,7 @@ import math
 import os
 import re
 import shutil
+import signal
 import sys
 import tempfile
 import time
@@ -132,7 +133,8 @@ def outcome(ends: Sequence[RankEnd], events: Sequence[Mapping[str, Any]]) -> dic
     printed = "\n".join(end.text for end in ends)
     errors = re.findall(r"^error: (.*)", printed, re.MULTILINE)
     has_trace = "Traceback" in printed
-    if set(statuses) == {2} and len(errors) == 1 and not has_trace:
+    # A rank that had not found it yet is ended by the launcher.
+    if {2} <= set(statuses) <= {2, -signal.SIGTERM} and len(errors) == 1 and not has_trace:
         return {"ended": "refused", "line": errors[0]}
     losses = {event["step"]: event["loss"] for event in events if event["event"] == "train"}
     if any(statuses) or has_trace or len(losses) != NUM_STEPS:
@@ -180,7 +182,9 @@ def verdict(row: MatrixRow, results: Mapping[str, Mapping[str, Any]]) -> tuple[s
 def table(rows: Sequence[MatrixRow], results: Mapping[str, Mapping[str, Any]]) -> Iterator[str]:
     """The lines of the table, in Markdown."""
     columns = ("layout", "trained", "rows", "precision", "optimizer", "checkpointing")
-    headings = [*columns, "also", "ended", "loss apart", "recompiled", "peak GiB"]
+    headings = [*columns, "also", "ended", "loss apart", "recompiled"]
+    has_peaks = any(result.get("peak_gib") is not None for result in results.values())
+    headings += ["peak GiB"] * has_peaks  # a CPU has no allocator that knows it
     yield "| " + " | ".join(headings) + " |"
     yield "|---" * len(headings) + "|"
     for row in rows:
@@ -190,8 +194,8 @@ def table(rows: Sequence[MatrixRow], results: Mapping[str, Mapping[str, Any]]) -
         result = results.get(row.name, {})
         figures = [f"{ended}: {result['line']}" if result.get("line") else ended]
         if result.get("ended") == "finished":
-            peak = result["peak_gib"]
-            figures += [f"{apart:.1e}", str(result["recompiled"]), "" if peak is None else f"{peak:.2f}"]
+            figures += [f"{apart:.1e}", str(result["recompiled"])]
+            figures += [f"{result['peak_gib']:.2f}"] if has_peaks else []
         cells = [*(row[column] for column in columns), ", ".join(also), *figures]
         yield "| " + " | ".join([*cells, *[""] * (len(headings) - len(cells))]).replace("\n", " ") + " |"
 

@@ -154,7 +154,7 @@ def matrix(*, compiles_slowly: bool = False) -> list[MatrixRow]:
     A pair that no command line may have stands in a row that is plain otherwise, and has to be refused.
 
     Args:
-        compiles_slowly: let as few rows compile as hold every value of the other axes.
+        compiles_slowly: let as few rows compile as hold every value of the other axes, on one device; and ALWAYS.
     """
     rows = [row_of(values) for values in ALWAYS]
     one, *two = AXES["layout"]
@@ -165,7 +165,7 @@ def matrix(*, compiles_slowly: bool = False) -> list[MatrixRow]:
         allowed = [row for row in drawn if is_allowed(row)]
         if compiles_slowly:
             rows += _covering([row for row in allowed if row["compiled"] == "no"], 2)
-            rows += _covering([row for row in allowed if row["compiled"] == "yes"], 1)
+            rows += _covering([row for row in allowed if row["compiled"] == "yes" and row.num_ranks == 1], 1)
         else:
             rows += _covering(allowed, 2)
         rows += [_with_pair(pair, layouts[0]) for pair in sorted(_pairs(drawn) - _pairs(allowed))]

@@ -20,7 +20,7 @@ def covering(cases: Sequence[Values], size: int) -> list[int]:
     Greedy: the next case is the first of those that add the most groups.
     """
     groups = [groups_of(values, size) for values in cases]
-    missing, chosen = set().union(*groups), []
+    missing, chosen = set[Any]().union(*groups), list[int]()
     while missing:
         place = max(range(len(cases)), key=lambda place: (len(groups[place] & missing), -place))
         chosen.append(place)

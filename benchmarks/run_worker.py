@@ -14,6 +14,8 @@ import gc
 import json
 import os
 import sys
+from importlib import import_module
+from types import ModuleType
 from typing import Any
 
 from benchmarks.launch import SCRIPT
@@ -21,11 +23,10 @@ from supervision.exit_status import leave
 from utils.quiet import quiet_imports
 
 
-def run(request: dict[str, Any]) -> dict[str, Any]:
+def run(script: ModuleType, request: dict[str, Any]) -> dict[str, Any]:
     """Run a command line to its end; what is told of it. Ends the process if it does not finish."""
     import torch
 
-    import finetuning
     from benchmarks.step_counters import StepCounters
 
     os.environ |= request["variables"]
@@ -34,7 +35,7 @@ def run(request: dict[str, Any]) -> dict[str, Any]:
     if torch.cuda.is_available():
         torch.cuda.reset_peak_memory_stats()
     with StepCounters() as counters:
-        status = finetuning.main(request["flags"])
+        status = script.main(request["flags"])
     if status:
         leave(status)
     torch.set_num_threads(threads)
@@ -52,14 +53,13 @@ def main() -> None:
     replies = os.fdopen(os.dup(1), "w", buffering=1)
     os.dup2(2, 1)
     quiet_imports()
-    import finetuning  # noqa: F401
-
+    script = import_module("finetuning")
     for line in sys.stdin:
         request = json.loads(line)
         with open(request["output"], "ab", buffering=0) as output:
             for descriptor in (1, 2):
                 os.dup2(output.fileno(), descriptor)
-        reply = run(request)
+        reply = run(script, request)
         for stream in (sys.stdout, sys.stderr):
             with contextlib.suppress(OSError):
                 stream.flush()

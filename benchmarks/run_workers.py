@@ -16,6 +16,8 @@ from typing import Any, NamedTuple
 
 from benchmarks.launch import ROOT, free_port
 
+TORCHRUN_SECONDS = 30  # from its SIGTERM to its SIGKILL
+
 
 class RankEnd(NamedTuple):
     """How a rank ended a run."""
@@ -50,20 +52,14 @@ class RunWorkers:
             assert process.stdin is not None
             process.stdin.write(json.dumps(request).encode() + b"\n")
             process.stdin.flush()
-        replies = [_line(process, deadline) for process in self._processes]
-        statuses = [
-            0 if reply is not None else _status(process)
-            for process, reply in zip(self._processes, replies, strict=True)
-        ]
+        replies = self._replies(deadline)
+        statuses = [0 if reply else _status(process) for process, reply in zip(self._processes, replies, strict=True)]
         if any(statuses):
             self.close()
+        texts = [output.read_text(errors="replace") if output.exists() else "" for output in outputs]
         return [
-            RankEnd(
-                status,
-                output.read_text(errors="replace") if output.exists() else "",
-                json.loads(reply) if reply is not None else {},
-            )
-            for status, output, reply in zip(statuses, outputs, replies, strict=True)
+            RankEnd(status, text, json.loads(reply or "{}"))
+            for status, text, reply in zip(statuses, texts, replies, strict=True)
         ]
 
     def close(self) -> None:
@@ -74,6 +70,31 @@ class RunWorkers:
                     with suppress(OSError):
                         pipe.close()
         self._processes = []
+
+    def _replies(self, deadline: float) -> list[bytes]:
+        """The line that each process prints; none of those that end or whose time is up first.
+
+        As torchrun does, this asks the others to end when one has ended.
+        """
+        replies, terminated = [b""] * self.world_size, False
+        with selectors.DefaultSelector() as selector:
+            for rank, process in enumerate(self._processes):
+                assert process.stdout is not None
+                selector.register(process.stdout, selectors.EVENT_READ, rank)
+            while selector.get_map():
+                ready = selector.select(max(0.0, deadline - time.monotonic()))
+                if not ready:
+                    break
+                for key, _ in ready:
+                    read = os.read(key.fd, 1 << 16)
+                    replies[key.data] += read
+                    if read.endswith(b"\n") or not read:
+                        selector.unregister(key.fileobj)
+                    if not read and not terminated:
+                        terminated, deadline = True, min(deadline, time.monotonic() + TORCHRUN_SECONDS)
+                        for process in self._processes:
+                            process.terminate()
+        return [reply if reply.endswith(b"\n") else b"" for reply in replies]
 
     def _start(self) -> subprocess.Popen[bytes]:
         return subprocess.Popen(
@@ -91,21 +112,6 @@ def _as_torchrun(rank: int, world_size: int, port: str) -> dict[str, str]:
     of_rank = {"RANK": str(rank), "LOCAL_RANK": str(rank)}
     sizes = {"WORLD_SIZE": str(world_size), "LOCAL_WORLD_SIZE": str(world_size)}
     return of_rank | sizes | {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port}
-
-
-def _line(process: subprocess.Popen[bytes], deadline: float) -> bytes | None:
-    """The next line that it prints; None if it ends or the time is up first."""
-    assert process.stdout is not None
-    line = b""
-    with selectors.DefaultSelector() as selector:
-        selector.register(process.stdout, selectors.EVENT_READ)
-        while not line.endswith(b"\n"):
-            if not selector.select(max(0.0, deadline - time.monotonic())):
-                return None
-            if not (read := os.read(process.stdout.fileno(), 1 << 16)):
-                return None
-            line += read
-    return line
 
 
 def _status(process: subprocess.Popen[bytes]) -> int:

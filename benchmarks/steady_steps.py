@@ -13,6 +13,7 @@ from __future__ import annotations
 import argparse
 import sys
 from collections.abc import Sequence
+from importlib import import_module
 
 from supervision.exit_status import leave
 from utils.environment import launcher_rank
@@ -48,7 +49,7 @@ def main(argv: Sequence[str]) -> int:
     options = parser.parse_args(own)
     if not flags or "--max_train_step" in flags or options.steps < 2:
         parser.error("give the flags of a run behind --, without --max_train_step; and at least 2 steps")
-    import finetuning
+    finetuning = import_module("finetuning")
     from benchmarks.step_counters import StepCounters
 
     with StepCounters() as counters:

@@ -48,7 +48,7 @@ class Work(NamedTuple):
     kind: str
 
 
-class StepTimes(NamedTuple):
+class TraceTimes(NamedTuple):
     """A step of a rank, on average."""
 
     num_steps: int
@@ -73,7 +73,7 @@ def read_trace(path: Path) -> list[dict[str, Any]]:
     return [event for event in events if event.get("ph") == "X"]
 
 
-def step_times(events: Sequence[Mapping[str, Any]]) -> StepTimes:
+def step_times(events: Sequence[Mapping[str, Any]]) -> TraceTimes:
     """Averages over the steps that the profiler marked.
 
     Raises:
@@ -95,7 +95,7 @@ def step_times(events: Sequence[Mapping[str, Any]]) -> StepTimes:
     by_kind[NOT_HIDDEN] = (length(merged([*transfers, *computing])) - length(computing)) / per_step
     by_kind[IDLE] = (end - begin - length(merged([*transfers, *computing]))) / per_step
     longest = sorted(others.items(), key=lambda item: -item[1])[:5]
-    return StepTimes(len(marks), (end - begin) / per_step, by_kind, {name: time / per_step for name, time in longest})
+    return TraceTimes(len(marks), (end - begin) / per_step, by_kind, {name: time / per_step for name, time in longest})
 
 
 def merged(spans: Iterable[tuple[float, float]]) -> list[tuple[float, float]]:

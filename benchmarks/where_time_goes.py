@@ -20,7 +20,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from benchmarks.launch import launch
-from benchmarks.trace_times import StepTimes, read_trace, step_times
+from benchmarks.trace_times import TraceTimes, read_trace, step_times
 
 NEEDED = {"--max_train_step": "8", "--run_validation": "False", "--save_model": "False", "--save_every_steps": "0"}
 """What a short run should do, unless the command line says otherwise."""
@@ -42,7 +42,7 @@ def record(flags: Sequence[str], nproc: int, folder: Path) -> list[Path]:
     return sorted((folder / "traces").iterdir())
 
 
-def table(by_rank: Mapping[str, StepTimes]) -> list[str]:
+def table(by_rank: Mapping[str, TraceTimes]) -> list[str]:
     """The lines of the table, in Markdown."""
     lines = [f"| ms per step | {' | '.join(by_rank)} |", "|---" * (len(by_rank) + 1) + "|"]
     for row in next(iter(by_rank.values())).rows:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from itertools import combinations
 from pathlib import Path
 from typing import Any
@@ -13,6 +14,7 @@ from benchmarks.gpu_matrix import main, outcome, verdict
 from benchmarks.matrix_rows import AXES, NUM_STEPS, SAMPLES, MatrixRow, is_allowed, matrix, row_of
 from benchmarks.run_workers import RankEnd, RunWorkers
 from tests.helpers.made import Made
+from tests.helpers.processes import ROOT
 
 FIGURES = {"steps": [[1, 1, 10], [0, 1, 10], [2, 1, 10]], "peak_bytes": 2**30}
 EVENTS = [
@@ -31,6 +33,7 @@ def ends(*statuses: int, text: str = "") -> list[RankEnd]:
     ("of_ranks", "ended", "line"),
     [
         (ends(2, 2, text="error: --x: no; y"), "refused", "--x: no; y"),
+        (ends(2, -15, text="error: --x: no; y"), "refused", "--x: no; y"),
         (ends(2, 2, text="error: --x: no; y\nerror: again"), "failed", "exit statuses [2, 2], 2 error lines: again"),
         (ends(2, 2, text="Traceback\nerror: --x: no; y"), "failed", "exit statuses [2, 2], 1 error lines: --x: no; y"),
         (ends(0, -9, text="step 3"), "failed", "exit statuses [0, -9], 0 error lines: step 3"),
@@ -83,6 +86,15 @@ def test_every_pair_of_values_is_in_a_row_on_one_device_and_on_two() -> None:
         assert held >= {(a, b) for first, second in combinations(values, 2) for a in first for b in second}
     assert all(len(row.flags(Path("M"), Path("O"), 512)) > 10 for row in rows)
     assert {row["trained"] for row in rows if not is_allowed(row)} == {"DoRA"}
+
+
+@pytest.mark.slow
+def test_the_table_of_the_page_has_every_row_and_all_are_right_or_refused() -> None:
+    page = (ROOT / "docs/support.md").read_text()
+    lines = [line.strip("| ").split("|") for line in page.splitlines() if re.match(r"\| (one|\w+_SHARD|\w+_OP) ", line)]
+    found = sorted([cell.strip() for cell in line][:8] for line in lines)
+    assert [cells[:6] for cells in found] == sorted(list(row.values[:6]) for row in ROWS[True])
+    assert {cells[7].partition(":")[0] for cells in found} == {"right", "refused"}
 
 
 @pytest.mark.slow
