@@ -107,7 +107,6 @@ def measure_step(
             if parameter.requires_grad:
                 stack.callback(parameter.register_post_accumulate_grad_hook(live.take_grad).remove)
         stack.enter_context(_replaced_layers(layers, state))
-        stack.enter_context(torch.compiler.set_stance("force_eager"))  # nothing compiles for the meta device
         stack.enter_context(torch.set_grad_enabled(trains))
         stack.enter_context(live)
         loss = run()

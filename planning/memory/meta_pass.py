@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from typing import Any
 
 import torch
@@ -39,7 +39,10 @@ def pass_on_meta(
     capability = card.compute_capability or DEFAULT_CAPABILITY
     model.train(trains)
     precision = resolved.policies.precision
+    # Nothing compiles for the meta device. Saying so imports torch's compiler, which takes a second.
+    compiles = resolved.config.train_config.compile
     with (
+        torch.compiler.set_stance("force_eager") if compiles else nullcontext(),
         computed_in(model, precision.compute_dtype if precision.casts else None),
         kernels_of_card(capability, answer=not has_mask),
     ):

@@ -79,6 +79,7 @@ def test_they_agree(name: str, line: str, hardware: str, models: Path) -> None:
         ("--use_peft", "2xV100-32GB", "DistributedDataParallel reduces below what can be traced"),
         ("--enable_fsdp --fsdp_cpu_offload", "2xA100-80GB", "a trace cannot tell host memory from a device's"),
         ("--pure_bf16 --compile", "A100-80GB", "compiled layers keep other tensors than their code says"),
+        ("--compile_optimizer", "A100-80GB", "a compiled optimizer cannot step on tensors without values"),
     ],
 )
 def test_where_a_trace_cannot_go_the_plan_is_in_closed_form_and_says_so(
