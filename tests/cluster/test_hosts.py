@@ -2,34 +2,63 @@
 
 from __future__ import annotations
 
+import contextlib
 import re
 import shutil
 import statistics
 import time
 from collections.abc import Iterator, Sequence
 from pathlib import Path
+from typing import NamedTuple
 
 import pytest
 import yaml
 
 from tests.helpers import hosts
 from tests.helpers.hosts import Host, HostProcess, made_hosts, wait_for
-from tests.helpers.processes import ROOT, ProcessGroup, read_metrics, train_events
+from tests.helpers.processes import ROOT, SHORT_GRACE, ProcessGroup, read_metrics, train_events
 from tests.helpers.resuming import SHARDED, assert_bit_equal, flags_of
 from tools.make_tiny_model import make_tiny_model
 
 pytestmark = [pytest.mark.cluster, pytest.mark.skipif(bool(hosts.missing()), reason=hosts.missing())]
+_NO_LIMITS = hosts.missing_limits()
+needs_limits = pytest.mark.skipif(bool(_NO_LIMITS), reason=_NO_LIMITS)
 
 LIMIT_SECONDS = 400
 LATE_SECONDS = 60
 
 
-@pytest.fixture(scope="module")
-def pods(tmp_path_factory: pytest.TempPathFactory) -> Iterator[list[Host]]:
+@contextlib.contextmanager
+def made_pods(folder: Path) -> Iterator[list[Host]]:
     names = [f"finetuning-{index} finetuning-{index}.finetuning" for index in range(2)]
     elsewhere = {"elsewhere": "10.77.0.99", "loopback": "127.0.1.1"}
-    with made_hosts(tmp_path_factory.mktemp("pods"), *names, more_names=elsewhere) as pods:
+    with made_hosts(folder, *names, more_names=elsewhere) as pods:
         yield pods
+
+
+@pytest.fixture(scope="module")
+def pods(tmp_path_factory: pytest.TempPathFactory) -> Iterator[list[Host]]:
+    with made_pods(tmp_path_factory.mktemp("pods")) as pods:
+        yield pods
+
+
+class WaitingPod(NamedTuple):
+    pods: list[Host]
+    flags: list[str]
+    log: Path
+    process: HostProcess  # of the second pod
+    since: float
+
+
+@pytest.fixture(scope="module", autouse=True)
+def waiting_pod(tiny_model: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[WaitingPod]:
+    """A pod that waits for the first one of its run, while other tests run."""
+    folder = tmp_path_factory.mktemp("waiting")
+    flags, log = flags_of(tiny_model, folder / "run", *SHARDED, "--resume", "auto"), folder / "log"
+    with made_pods(folder / "hosts") as pods:
+        process = start_pod(pods[1], 1, flags, log, NPROC_PER_NODE="2")
+        yield WaitingPod(pods, flags, log, process, time.monotonic())
+        process.kill()
 
 
 def container(manifest: str) -> tuple[list[str], dict[str, str]]:
@@ -45,7 +74,7 @@ def start_pod(pod: Host, index: int, flags: Sequence[str], log: Path, **changed:
     command, given = container("indexed_job/job.yaml")
     given |= {"NODE_RANK": str(index), "LOCAL_ADDR": given["LOCAL_ADDR"].replace("$(NODE_RANK)", str(index))}
     given |= {"HOME": str(log.parent), "HF_HOME": str(log.parent)}
-    return pod.start([*command, *flags], log, given | changed)
+    return pod.start([*command, *flags], log, given | SHORT_GRACE | changed)
 
 
 def doctor(pod: Host, index: int, *words: str) -> list[str]:
@@ -54,28 +83,11 @@ def doctor(pod: Host, index: int, *words: str) -> list[str]:
     return ["python", "-m", "tools.doctor", *given, *words]
 
 
-def test_pods_one_of_them_late_train_to_the_losses_of_one_node(
+def test_a_pod_that_is_lost_or_deleted_costs_nothing_but_time(
     pods: list[Host], tiny_model: Path, tmp_path: Path, process_group: ProcessGroup
 ) -> None:
-    flags = flags_of(tiny_model, tmp_path / "run", *SHARDED, "--resume", "auto")
-    log = tmp_path / "log"
-    started = [start_pod(pods[1], 1, flags, log, NPROC_PER_NODE="2")]
-    time.sleep(LATE_SECONDS)
-    assert started[0].popen.poll() is None, log.read_text()
-    assert re.search(
-        r"doctor: finetuning-0\S+ \(10.77.0.10\) is there, and nothing listens on the port", log.read_text()
-    )
-    started.append(start_pod(pods[0], 0, flags, log, NPROC_PER_NODE="2"))
-    assert [pod.wait(LIMIT_SECONDS) for pod in started] == [0, 0], log.read_text()
-    process_group.train(flags_of(tiny_model, tmp_path / "one", *SHARDED), 4)
-    losses = [[event["loss"] for event in train_events(tmp_path / run)] for run in ("run", "one")]
-    assert losses[0] == pytest.approx(losses[1], abs=1e-5)
-
-
-def test_a_pod_that_is_lost_and_replaced_costs_nothing_but_time(
-    pods: list[Host], tiny_model: Path, tmp_path: Path, process_group: ProcessGroup
-) -> None:
-    given = ["--max_train_step", "160", "--num_epochs", "50", "--save_every_steps", "40", "--run_validation", "False"]
+    """A lost pod is replaced, and the run goes on. A deleted one stops it, and no pod counts as done."""
+    given = ["--max_train_step", "600", "--num_epochs", "100", "--save_every_steps", "40", "--run_validation", "False"]
     flags = flags_of(tiny_model, tmp_path / "run", *SHARDED, *given, "--resume", "auto")
     log, metrics = tmp_path / "log", tmp_path / "run/metrics.jsonl"
     started = [start_pod(pod, index, flags, log, NPROC_PER_NODE="1") for index, pod in enumerate(pods)]
@@ -83,10 +95,14 @@ def test_a_pod_that_is_lost_and_replaced_costs_nothing_but_time(
     started[1].kill()
     wait_for(lambda: "error: rank 1 ended in step" in log.read_text(), 60, log.read_text)
     started[1] = start_pod(pods[1], 1, flags, log, NPROC_PER_NODE="1")
-    assert [pod.wait(LIMIT_SECONDS) for pod in started] == [0, 0], log.read_text()
+    wait_for(lambda: metrics.read_text().count('"event": "start"') == 2, LIMIT_SECONDS, log.read_text)
+    wait_for(lambda: train_events(tmp_path / "run")[-1]["step"] > 120, LIMIT_SECONDS, log.read_text)
     assert "taken for the torchrun of a run that waits for this node" in log.read_text()
-    flags = flags_of(tiny_model, tmp_path / "one", *SHARDED, *given)
+    started[1].terminate()
+    assert [pod.wait(120) for pod in started] == [75, 75], log.read_text()
+    assert "stopped by SIGTERM on rank 1 after step" in log.read_text()
     process_group.train(flags, 2)
+    process_group.train(flags_of(tiny_model, tmp_path / "one", *SHARDED, *given), 2)
     assert_bit_equal(tmp_path / "run", tmp_path / "one")
 
 
@@ -132,19 +148,6 @@ def test_an_elastic_run_loses_a_node_and_gets_it_back(
     wanted = [event["loss"] for event in train_events(tmp_path / "whole")]
     assert [event["loss"] for event in events] == pytest.approx(wanted, rel=1e-3)
     assert [event["num_tokens"] for event in events] == [e["num_tokens"] for e in train_events(tmp_path / "whole")]
-
-
-def test_a_pod_that_is_deleted_stops_the_run_and_no_pod_counts_as_done(
-    pods: list[Host], tiny_model: Path, tmp_path: Path
-) -> None:
-    given = ["--max_train_step", "3000", "--num_epochs", "500", "--save_every_steps", "0", "--run_validation", "False"]
-    flags = flags_of(tiny_model, tmp_path / "run", *SHARDED, *given)
-    log, metrics = tmp_path / "log", tmp_path / "run/metrics.jsonl"
-    started = [start_pod(pod, index, flags, log, NPROC_PER_NODE="1") for index, pod in enumerate(pods)]
-    wait_for(lambda: metrics.is_file() and '"step": 5,' in metrics.read_text(), LIMIT_SECONDS, log.read_text)
-    started[1].terminate()
-    assert [pod.wait(120) for pod in started] == [75, 75], log.read_text()
-    assert "stopped by SIGTERM on rank 1 after step" in log.read_text()
 
 
 @pytest.mark.parametrize(
@@ -194,6 +197,7 @@ def test_a_missing_route_is_named(pods: list[Host]) -> None:
 
 
 @pytest.mark.full
+@needs_limits
 def test_the_doctor_foresees_what_sharding_inside_nodes_saves(tmp_path: Path) -> None:
     """On a network that is slow enough for traffic to be all that a step waits for."""
     sizes = {"vocab_size": 600, "hidden_size": 128, "intermediate_size": 384, "num_layers": 4, "num_heads": 4}
@@ -221,6 +225,7 @@ def test_the_doctor_foresees_what_sharding_inside_nodes_saves(tmp_path: Path) ->
     assert full == pytest.approx(float(foreseen), rel=0.3)
 
 
+@needs_limits
 def test_a_run_says_that_its_steps_wait_for_the_network(tmp_path: Path) -> None:
     """The share that is measured is the one by which steps got slower when the network was limited."""
     sizes = {"vocab_size": 600, "hidden_size": 256, "intermediate_size": 512, "num_layers": 2, "num_heads": 4}
@@ -291,3 +296,21 @@ def test_a_node_with_other_code_is_refused(pods: list[Host], tmp_path: Path) -> 
     assert [process.wait(60) for process in started] == [2, 2]
     for log in logs:
         assert re.search(r"error: the nodes differ; this repository: \S+ has \w+, \S+ has \w+", log.read_text())
+
+
+def test_pods_one_of_them_late_train_to_the_losses_of_one_node(
+    waiting_pod: WaitingPod, tiny_model: Path, tmp_path: Path, process_group: ProcessGroup
+) -> None:
+    """The last test here: the pod has waited while the others ran."""
+    pods, flags, log, second, since = waiting_pod
+    time.sleep(max(0.0, LATE_SECONDS - (time.monotonic() - since)))
+    assert second.popen.poll() is None, log.read_text()
+    assert re.search(
+        r"doctor: finetuning-0\S+ \(10.77.0.10\) is there, and nothing listens on the port", log.read_text()
+    )
+    first = start_pod(pods[0], 0, flags, log, NPROC_PER_NODE="2")
+    assert [pod.wait(LIMIT_SECONDS) for pod in (first, second)] == [0, 0], log.read_text()
+    process_group.train(flags_of(tiny_model, tmp_path / "one", *SHARDED), 4)
+    run = Path(flags[flags.index("--output_dir") + 1])
+    losses = [[event["loss"] for event in train_events(folder)] for folder in (run, tmp_path / "one")]
+    assert losses[0] == pytest.approx(losses[1], abs=1e-5)

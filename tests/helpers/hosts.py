@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import itertools
 import os
 import shutil
 import signal
@@ -21,6 +22,9 @@ from tests.helpers.processes import ROOT, process_variables
 _BIN = str(Path(sys.executable).parent)
 _ENTER = 'mount --make-rprivate /; mount --bind "$0" /etc/hosts; hostname "$1"; shift; exec "$@"'
 
+_NETWORKS = itertools.count()  # of this process
+_TOKEN_BUCKET = ("tbf", "burst", "256k", "latency", "200ms")
+
 
 def missing() -> str:
     """Why there can be no such hosts here, in words; empty if there can."""
@@ -32,6 +36,16 @@ def missing() -> str:
     probe = ["unshare", "--net", "--mount", "--uts", "--pid", "--fork", "ip", "link", "add", "probe", "type", "bridge"]
     done = subprocess.run(probe, capture_output=True, text=True, check=False)
     return f"needs network namespaces, and the system refuses: {done.stderr.strip()}" if done.returncode else ""
+
+
+def missing_limits() -> str:
+    """Why the network of such hosts cannot be limited here, in words; empty if it can."""
+    limit = ["unshare", "--net", "tc", "qdisc", "add", "dev", "lo", "root", *_TOKEN_BUCKET, "rate", "1mbit"]
+    try:
+        done = subprocess.run(limit, capture_output=True, text=True, check=False)
+    except OSError as error:
+        return f"needs unshare and tc: {error}"
+    return f"needs tc's token bucket filter, and the system refuses: {done.stderr.strip()}" if done.returncode else ""
 
 
 class Host:
@@ -61,8 +75,8 @@ class Host:
 
     def limit(self, megabits_per_second: float) -> None:
         """Limit what this host sends."""
-        _ip_tool("tc", "-n", self.namespace, "qdisc", "add", "dev", "eth0", "root", "tbf", "rate",
-                 f"{megabits_per_second}mbit", "burst", "256k", "latency", "200ms")  # fmt: skip
+        device = ("-n", self.namespace, "qdisc", "add", "dev", "eth0", "root")
+        _ip_tool("tc", *device, *_TOKEN_BUCKET, "rate", f"{megabits_per_second}mbit")
 
 
 class HostProcess:
@@ -114,7 +128,7 @@ def made_hosts(folder: Path, *names: str, more_names: Mapping[str, str] | None =
         names: of the hosts; words after the first of each are further names of it.
         more_names: addresses of further names.
     """
-    mark = f"ft{os.getpid() % 100000}"
+    mark = f"ft{os.getpid() % 100000}-{next(_NETWORKS)}"
     switch = f"{mark}-switch"
     spaces = [f"{mark}-{index}" for index in range(len(names))]
     addresses = [f"10.77.0.{10 + index}" for index in range(len(names))]

@@ -10,10 +10,11 @@ import stat
 import subprocess
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 from tests.helpers import hosts
 from tests.helpers.hosts import Host, made_hosts, wait_for
-from tests.helpers.processes import ROOT
+from tests.helpers.processes import ROOT, SHORT_GRACE
 
 _CONFIG = """
 ClusterName=test
@@ -35,6 +36,7 @@ SlurmctldLogFile={folder}/slurmctld.log
 SlurmdLogFile={folder}/slurmd-%n.log
 SlurmdSpoolDir={folder}/spool-%n
 StateSaveLocation={folder}/state
+SchedulerParameters=sched_interval=2,bf_interval=2
 SelectType=select/cons_tres
 SelectTypeParameters=CR_Core
 SlurmdParameters=config_overrides
@@ -67,7 +69,8 @@ class Cluster:
 
     def run(self, *command: str) -> str:
         """What a client of Slurm prints; it must succeed."""
-        given = {"cwd": self.checkout, "env": hosts.variables({"SLURM_CONF": str(self.folder / "slurm.conf")})}
+        variables = hosts.variables({"SLURM_CONF": str(self.folder / "slurm.conf"), **SHORT_GRACE})
+        given: dict[str, Any] = {"cwd": self.checkout, "env": variables}
         done = subprocess.run(
             self.control.inside(command), capture_output=True, text=True, timeout=60, check=False, **given
         )
