@@ -32,8 +32,6 @@ def run(script: ModuleType, request: dict[str, Any]) -> dict[str, Any]:
     os.environ |= request["variables"]
     sys.argv = [SCRIPT, *request["flags"]]
     threads = torch.get_num_threads()
-    if torch.cuda.is_available():
-        torch.cuda.reset_peak_memory_stats()
     with StepCounters() as counters:
         status = script.main(request["flags"])
     if status:
@@ -46,6 +44,7 @@ def run(script: ModuleType, request: dict[str, Any]) -> dict[str, Any]:
     gc.collect()
     if torch.cuda.is_available():
         torch.cuda.empty_cache()
+        torch.cuda.reset_peak_memory_stats()
     return {"steps": counters.steps, "peak_bytes": peak}
 
 

@@ -16,6 +16,8 @@ import torch
 from torch.optim import Optimizer
 from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
 
+from utils.environment import read_environment
+
 _WAITED = "called a synchronizing CUDA operation"  # torch's warning of set_sync_debug_mode
 
 
@@ -45,6 +47,7 @@ class StepCounters:
             self._stack.callback(register(hook).remove)
         self._num_compiled = num_compiled()
         if self._on_gpu:
+            torch.cuda.set_device(read_environment().device)  # the mode below begins to use the current one
             self._stack.enter_context(warnings.catch_warnings())
             warnings.filterwarnings("always", message=_WAITED)
             show = warnings.showwarning
