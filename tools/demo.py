@@ -31,7 +31,6 @@ FLAGS = {
     "--context_length": "512",
     "--batch_size_training": "1",
     "--num_epochs": "3",
-    "--max_train_step": "1000",
     "--lr": "1.5e-3",
     "--scheduler": "cosine",
     "--warmup_steps": "50",
@@ -50,13 +49,14 @@ def num_processes() -> int:
     return min(2, torch.cuda.device_count()) if torch.cuda.is_available() else 2
 
 
-def training_command(model: Path, run: Path) -> list[str]:
+def training_command(model: Path, run: Path, max_train_step: int) -> list[str]:
     """torchrun and its flags, as a user would type them."""
     flags = {
         "--model_name": str(model),
         "--dataset": "samsum_dataset",
         "--samsum_dataset.data_path": str(DATA),
         "--output_dir": str(run),
+        "--max_train_step": str(max_train_step),
     } | FLAGS
     words = [word for flag in flags.items() for word in flag]
     launcher = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc_per_node", str(num_processes())]
@@ -66,11 +66,13 @@ def training_command(model: Path, run: Path) -> list[str]:
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--out", type=Path, default=Path("outputs/demo"), help="folder for the model and the run")
-    out = parser.parse_args().out
+    parser.add_argument("--max_train_step", type=int, default=1000, help="fewer take less time, and say less")
+    given = parser.parse_args()
+    out = given.out
     model, run = out / "tiny-llama", out / "run"
     shutil.rmtree(run, ignore_errors=True)
     make_tiny_model(model, DATA)
-    command = training_command(model, run)
+    command = training_command(model, run, given.max_train_step)
     print(f"$ {shlex.join(command)}\n", flush=True)
     threads = {"OMP_NUM_THREADS": str(max(1, (os.cpu_count() or 2) // num_processes()))}
     status = subprocess.run(command, env=threads | os.environ, check=False).returncode

@@ -44,6 +44,7 @@ class Visit:
 def visit(browser: Any, url: str, **context: Any) -> Iterator[Visit]:
     """Open a page. Errors of its scripts, words on its console and dialogs count as errors."""
     opened = browser.new_context(**{"viewport": {"width": 1280, "height": 900}} | context)
+    opened.set_default_timeout(120_000)  # on a busy machine a browser takes its time
     visited = Visit(opened.new_page())
     visited.page.on("console", lambda message: visited.errors.append(f"{message.type}: {message.text}"))
     visited.page.on("pageerror", lambda error: visited.errors.append(str(error)))

@@ -34,7 +34,7 @@ def _server() -> socket.socket:
         try:
             listener.bind(_ADDRESS)
         except OSError:  # another worker's
-            for _ in range(100):
+            for _ in range(1200):
                 try:
                     return _connect()
                 except OSError:  # it does not listen yet

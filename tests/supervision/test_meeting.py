@@ -111,7 +111,7 @@ def test_a_rank_that_contradicts_rank_0_is_refused_and_rank_0_does_not_wait(
 ) -> None:
     first, second = ranks_of(2)
     # rank 0 gives up after three seconds; the other looks for it long enough to be told what is wrong
-    processes = [start(first, grace_scale=0.005), start(second | changed, grace_scale=0.5)]
+    processes = [start(first, grace_scale=0.005), start(second | changed, grace_scale=0.2)]
     outcomes = [process.outcome(300) for process in processes]
     assert [outcome.status for outcome in outcomes] == [1, 2], outcomes
     (error,) = error_lines(outcomes[1].stderr)

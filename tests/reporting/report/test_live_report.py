@@ -40,7 +40,7 @@ def served(tmp_path: Path) -> Iterator[ReportServer]:
 def get(url: str, **headers: str) -> tuple[int, str, Message]:
     request = urllib.request.Request(url, headers=headers)
     try:
-        with urllib.request.urlopen(request, timeout=30) as answer:
+        with urllib.request.urlopen(request, timeout=120) as answer:
             return answer.status, answer.read().decode(), answer.headers
     except urllib.error.HTTPError as error:
         return error.code, error.read().decode(), error.headers

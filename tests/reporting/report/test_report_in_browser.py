@@ -239,7 +239,7 @@ def test_a_served_page_follows_the_run_and_keeps_what_is_chosen(browser: Any, ru
             before = len(points(visited, "loss")[0])
             (folder / "metrics.jsonl").write_text("".join(lines))
             total = len([line for line in lines if '"event": "train"' in line])
-            page.wait_for_function("n => charts.get('loss').data[0].length === n", arg=total, timeout=20_000)
+            page.wait_for_function("n => charts.get('loss').data[0].length === n", arg=total)
             assert before < total
             assert page.evaluate("view.axis") == "tokens"
             assert "finished" in page.inner_text("#table")
