@@ -3,6 +3,7 @@
 # make test       the fast tests                make test-slow  the slow ones
 # make test-all   both, and every product of settings in full
 # make test-lowest  the fast tests with the lowest version of each package that requirements*.txt allow
+# make test-float8  those of --float8 that need torchao, which is installed beside .venv: transformers imports it, slowly
 # make test-cluster  real Slurm, and pods in network namespaces; what they need is installed by apt
 # make audit      asks PyPI's advisories about every installed package
 # Each makes .venv and installs what it needs, once. WORKERS=1 runs the tests one after the other.
@@ -11,6 +12,7 @@ PYTHON ?= python3
 WORKERS ?= 2
 VENV := .venv
 LOWEST := .venv-lowest
+FLOAT8 := .venv-float8
 K8S := .venv-k8s
 # make test-lowest TORCH=2.13.0 takes another torch: pip may have the lowest one with gigabytes of CUDA only.
 TORCH ?= $(shell sed -nE 's/^torch>=([0-9.]+).*/\1/p' requirements.txt)
@@ -18,7 +20,7 @@ BIN := $(VENV)/bin
 PYTEST := $(BIN)/python -m pytest -q --numprocesses $(WORKERS) --dist worksteal --durations 15
 
 .DELETE_ON_ERROR:
-.PHONY: demo test test-slow test-cluster test-all test-lowest audit lint format clean
+.PHONY: demo test test-slow test-float8 test-cluster test-all test-lowest audit lint format clean
 
 $(VENV)/bin/python:
 	@$(PYTHON) -c 'import sys; sys.exit("Python 3.11 or newer is needed: make PYTHON=python3.12 ...") if sys.version_info < (3, 11) else None'
@@ -28,7 +30,7 @@ $(VENV)/.installed: requirements.txt | $(VENV)/bin/python
 	$(BIN)/python -m pip install --quiet --requirement requirements.txt
 	@touch $@
 
-$(VENV)/.installed-dev: requirements-dev.txt requirements-tracking.txt requirements-evaluation.txt requirements-images.txt requirements-float8.txt $(VENV)/.installed
+$(VENV)/.installed-dev: requirements-dev.txt requirements-tracking.txt requirements-evaluation.txt requirements-images.txt $(VENV)/.installed
 	$(BIN)/python -m pip install --quiet --requirement requirements-dev.txt
 	@touch $@
 
@@ -41,6 +43,13 @@ test: $(VENV)/.installed-dev
 test-slow: $(VENV)/.installed-dev
 	$(PYTEST) -m "slow and not full"
 
+$(FLOAT8)/.installed: requirements-float8.txt | $(VENV)/.installed-dev
+	$(BIN)/python -m pip install --quiet --no-deps --upgrade --target $(FLOAT8) --requirement requirements-float8.txt
+	@touch $@
+
+test-float8: $(VENV)/.installed-dev $(FLOAT8)/.installed
+	PYTHONPATH=$(abspath $(FLOAT8)) $(PYTEST) -m "not full" $(wildcard tests/*/test_float8*.py)
+
 test-cluster: $(VENV)/.installed-dev
 	bash .ci/cluster_tools $(PYTHON) $(K8S)
 	$(BIN)/python -m pytest -q -rs --numprocesses $(WORKERS) --dist loadfile --durations 5 -m "cluster and not full"
@@ -48,9 +57,9 @@ test-cluster: $(VENV)/.installed-dev
 test-all: $(VENV)/.installed-dev
 	$(PYTEST)
 
-$(LOWEST)/.installed: requirements.txt requirements-dev.txt requirements-tracking.txt requirements-evaluation.txt requirements-images.txt requirements-float8.txt
+$(LOWEST)/.installed: requirements.txt requirements-dev.txt requirements-tracking.txt requirements-evaluation.txt requirements-images.txt
 	$(PYTHON) -m venv --clear $(LOWEST)
-	sed -nE 's/^([A-Za-z0-9_-]+)>=([0-9.]+).*/\1==\2/p' requirements.txt requirements-tracking.txt requirements-evaluation.txt requirements-images.txt requirements-float8.txt \
+	sed -nE 's/^([A-Za-z0-9_-]+)>=([0-9.]+).*/\1==\2/p' requirements.txt requirements-tracking.txt requirements-evaluation.txt requirements-images.txt \
 		| sed -E 's/^torch==.*/torch==$(TORCH)/' > $(LOWEST)/versions.txt
 	$(LOWEST)/bin/python -m pip install --quiet --requirement requirements-dev.txt --constraint $(LOWEST)/versions.txt
 	@touch $@
@@ -73,4 +82,4 @@ format: $(VENV)/.installed-dev
 	$(BIN)/ruff format .
 
 clean:
-	rm -rf $(VENV) $(VENV)-audit $(LOWEST) $(K8S) outputs logs .pytest_cache .ruff_cache .mypy_cache
+	rm -rf $(VENV) $(VENV)-audit $(LOWEST) $(FLOAT8) $(K8S) outputs logs .pytest_cache .ruff_cache .mypy_cache

@@ -69,6 +69,7 @@ class DeviceClock:
         return event
 
     def seconds(self, begin: Mark, mark: Mark) -> float:
+        mark.synchronize()  # it has come already, unless torch ends a step before all that was exchanged has arrived
         return float(begin.elapsed_time(mark)) / 1e3
 
 

@@ -28,6 +28,9 @@ class SimulatedEvent:
     def record(self) -> None:
         self.time = self.device.current.time
 
+    def synchronize(self) -> None:
+        """The host is never ahead of an event."""
+
     def elapsed_time(self, later: SimulatedEvent) -> float:
         """In milliseconds, as of torch.cuda."""
         return 1e3 * (later.time - self.time)
