@@ -20,6 +20,7 @@ _SHARDING = (
 )
 _CHECKPOINTING = "--activation_checkpointing off|selective|full|auto"
 _OFFLOAD = "--fsdp_cpu_offload (weights too, under --enable_fsdp) or --optimizer_cpu_offload"
+_ACTIVATIONS_ON_HOST = "--activation_offloading, with --activation_checkpointing full"
 _UNITS = "--wrap layer|root (the layers are found in the model)"
 _OPTIMIZER = "--optimizer AdamW|SGD|anyprecision|AdamW8bit|PagedAdamW8bit|Adafactor"
 _CLIPPING = "--gradient_clipping with --gradient_clipping_threshold"
@@ -185,6 +186,8 @@ HINTS: dict[str, str] = {
     "fsdp_auto_wrap_policy": _UNITS,
     "fsdp_transformer_layer_cls_to_wrap": _UNITS,
     "act_ckpt": _CHECKPOINTING,
+    "enable_activation_offloading": _ACTIVATIONS_ON_HOST,
+    "activation_offload": _ACTIVATIONS_ON_HOST,
     "gradient_checkpointing": _CHECKPOINTING,
     "use_gradient_checkpointing": _CHECKPOINTING,
     "devices": _LAUNCHER,

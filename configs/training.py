@@ -44,6 +44,11 @@ class TrainConfig:
         "the outputs of attention and of every second matrix product (selective), or in as few layers as the GPU's "
         "memory needs (auto); unset: as fsdp_activation_checkpointing says",
     )
+    activation_offloading: bool = setting(
+        False,
+        "let what layers keep for the backward pass wait in host memory; with activation_checkpointing full that is "
+        "each layer's input",
+    )
     loss_chunk_size: int = setting(
         1024, "compute the logits of so many tokens at a time; 0: of the whole batch", unit="tokens", minimum=0
     )

@@ -196,6 +196,12 @@ def _check_layout(config: RunConfig) -> None:
         raise ConfigError("--accumulate_unsharded: False has no effect under NO_SHARD; leave one of them out")
     if not fsdp.wrap or (len(fsdp.wrap) > 1 and {"layer", "root"} & {*fsdp.wrap}):
         raise ConfigError(f"--wrap: {','.join(fsdp.wrap)!r} is neither layer nor root nor names of classes; give one")
+    mode = config.train_config.activation_checkpointing
+    if config.train_config.activation_offloading and mode in ("selective", "auto"):
+        keeps = "keeps products where nothing moves them" if mode == "selective" else "keeps on the GPU what fits there"
+        raise ConfigError(
+            f"--activation_offloading: --activation_checkpointing {mode} {keeps}; give --activation_checkpointing full"
+        )
     if fsdp.fsdp_cpu_offload and fsdp.optimizer_cpu_offload:
         raise ConfigError(
             "--optimizer_cpu_offload: --fsdp_cpu_offload already keeps the optimizer states in host memory; "

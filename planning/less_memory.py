@@ -85,6 +85,10 @@ def device_changes(
         if recomputes == "off" or (recomputes == "selective" and is_mixed):
             yield Change("most activations computed again", ("--activation_checkpointing", "selective"))
         yield Change("activations of whole layers computed again", ("--activation_checkpointing", "full"))
+    is_uniform = recomputes != "selective" and train.activation_checkpointing != "auto"
+    if phase in _OF_STEPS and is_uniform and not (is_cpu or train.activation_offloading):
+        offloaded = ("--activation_checkpointing", "full", "--activation_offloading", "True")
+        yield Change("what layers keep in host memory", offloaded)
     if phase in _OF_MODEL and world_size > 1 and not (train.enable_fsdp and fsdp.sharding_strategy == "FULL_SHARD"):
         short = ("--hsdp", "False") if config.was_given("fsdp_config.hsdp") else ()
         flags = ("--enable_fsdp", "True", *short, "--sharding_strategy", "FULL_SHARD")

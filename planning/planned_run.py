@@ -23,6 +23,7 @@ from planning.planned_model import PlannedModel, build_planned_model
 from planning.resolved import Resolved, resolve, with_choice
 from policies.activation_checkpointing import Checkpointing
 from utils.environment import Environment
+from utils.units import GIB
 
 
 @dataclass(frozen=True)
@@ -95,7 +96,7 @@ def plan_of(
         choices = (line,)
     else:
         memory = plan_memory(model, hardware.card, rows)
-    time = time_of(model, hardware, rows, data)
+    time = time_of(model, hardware, rows, data, moved_bytes=memory.moved_gib * GIB)
     time_notes = (why_no_time(model, hardware),) if time is None else time.notes
     notes = (*resolved.config.notes, *resolved.notes, *model.empty.notes, *model.adapted.notes, *data.notes, *choices)
     if train_step is not None:
@@ -108,12 +109,19 @@ def plan_of(
 
 
 def time_of(
-    model: PlannedModel, hardware: Hardware, rows: RowLengths, data: DataFacts, speeds: Speeds | None = None
+    model: PlannedModel,
+    hardware: Hardware,
+    rows: RowLengths,
+    data: DataFacts,
+    speeds: Speeds | None = None,
+    *,
+    moved_bytes: float = 0.0,
 ) -> TimePlan | None:
     """The time of the run, with its real rows if they are known; None if it cannot be planned (`why_no_time`).
 
     Args:
         speeds: of collectives, as measured by tools.doctor; None: from the hardware's figures.
+        moved_bytes: of a micro-batch's activations, what waits in host memory.
     """
     if why_no_time(model, hardware, speeds) is not None:
         return None
@@ -135,6 +143,7 @@ def time_of(
         hardware,
         counts,
         work=work,
+        moved_bytes=moved_bytes,
         num_rows=None if data.counts is None else len(data.counts),
         eval_work=eval_work,
         num_eval_rows=0 if evaluation is None else len(evaluation),

@@ -10,6 +10,7 @@ from torch import nn
 from configs.peft import LoraConfig
 from configs.run import RunConfig
 from policies.activation_checkpointing import Checkpointing, apply_activation_checkpointing
+from policies.activation_offloading import offload_activations
 from policies.adapters import apply_adapters, store_adapters
 from policies.compilation import compile_layers
 from policies.dora import set_magnitudes
@@ -45,6 +46,7 @@ class Adapted(NamedTuple):
     model: nn.Module  # with its adapters
     base: Any  # the model that the adapters were added to; `model` itself if there are none
     units: list[nn.Module]  # the modules that are gathered one at a time; the root holds the rest
+    layers: list[nn.Module]  # the repeated ones, inner ones first, as `policies.wrapping.find_layers` returns them
     notes: tuple[str, ...]  # lines to print
 
 
@@ -102,7 +104,7 @@ def adapt_model(
     # 5. compile, inside the hooks that sharding adds
     if train.compile:
         compile_layers(layers)
-    return Adapted(model, base, units, notes)
+    return Adapted(model, base, units, layers, notes)
 
 
 def shard_and_fill(
@@ -111,13 +113,18 @@ def shard_and_fill(
     policies: Policies,
     weights: Weights,
     env: Environment,
+    *,
+    offloads: bool = False,
 ) -> nn.Module:
-    """Steps 6 and 7: the ranks share the model out and read its weights. Every rank must call this.
+    """Steps 6 to 8: the ranks share the model out and read its weights. Every rank must call this.
+
+    Args:
+        offloads: what layers keep for backward waits in host memory.
 
     Returns:
         The model to call: `model(..., targets=targets)` gives the summed loss.
     """
-    model, base, units, _ = adapted
+    model, base, units, layers, _ = adapted
     layout = policies.layout
     # 6. shard
     shard(model, units, layout, policies.precision, env.device)
@@ -127,5 +134,8 @@ def shard_and_fill(
     set_token_rows(model)
     if lora.use_dora:  # an adapter that is trained on from a folder has its own
         set_magnitudes(model)
+    # 8. activation offloading, around the layers as they are called
+    if offloads:
+        offload_activations(layers[::-1], env.device)
     # Many towers for images have layers of which the language model reads nothing; a Q-Former reads them all.
     return replicate(model, layout, has_unused=has_vision(base) and not qformer_part(base))

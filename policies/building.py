@@ -73,6 +73,8 @@ def build_empty(
     notes += grow_embeddings(model, num_embeddings, use_peft=train.use_peft, new_tokens=new_tokens)
     notes += filter(None, [generation_settings(train.model_name)[1]])
     notes += adapter_notes(model, train, config.lora_config, config.llama_adapter_config)
+    if train.activation_offloading and device.type == "cpu":
+        notes += ("activation_offloading: the device is the host itself, so nothing is saved",)
     checkpointing, checkpointing_notes = checkpointing_mode(
         model,
         train,
@@ -131,5 +133,12 @@ def build_for_training(
         new_tokens=new_tokens,
     )
     print_rank_zero(env, *adapted.notes)
-    model = shard_and_fill(adapted, config.lora_config, policies, weights, env)
+    model = shard_and_fill(
+        adapted,
+        config.lora_config,
+        policies,
+        weights,
+        env,
+        offloads=config.train_config.activation_offloading,
+    )
     return BuiltModel(model, empty, adapted, time.perf_counter() - started)

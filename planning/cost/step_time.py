@@ -15,6 +15,8 @@ from planning.cost.step_work import (
     OptimizerWork,
     micro_batch_work,
     optimizer_work,
+    passes,
+    thirds,
     token_launch_seconds,
 )
 from planning.cost.traffic import Traffic, find_traffic, seconds_per_step
@@ -147,6 +149,7 @@ def plan_time(
     traffic: Traffic | None = None,
     speeds: Speeds | None = None,
     hidden_share: float = HIDDEN_SHARE,
+    moved_bytes: float = 0.0,
 ) -> TimePlan | None:
     """The time of a run; None if the hardware's rates are not known (`why_no_time`).
 
@@ -159,6 +162,7 @@ def plan_time(
         traffic: of another system that trains the same model; None: this tool's.
         speeds: as measured by tools.doctor; None: from the hardware's figures.
         hidden_share: 0 for a system that communicates after computing.
+        moved_bytes: of a micro-batch's activations, what waits in host memory.
     """
     train, policies = planned.config.train_config, planned.resolved.policies
     batches, layout = planned.resolved.batches, policies.layout
@@ -180,15 +184,18 @@ def plan_time(
         transfers += (num_micro_batches * gathered + traffic.gradient_bytes) / layout.mesh_shape[1]
     ranks_per_node = min(world_size, hardware.cards_per_node)
     communication = seconds_per_step(strategy, traffic, speeds) if world_size > 1 else 0.0
+    work = work or micro_batch_work(planned, counts)
+    host_bytes_per_second = 1e9 * _HOST_LINK_SHARE * (hardware.card.host_gb_per_second or math.inf)
+    moving = _moving_seconds(planned, sum(work.device_seconds(rates)), moved_bytes / host_bytes_per_second)
     step = step_parts(
-        work or micro_batch_work(planned, counts),
+        work,
         optimizer,
         rates,
         num_micro_batches=num_micro_batches,
         copied_bytes=_copied_bytes(planned, traffic),
         communication=communication,
         hidden_share=hidden_share,
-        host_transfer_seconds=transfers / (1e9 * _HOST_LINK_SHARE * (hardware.card.host_gb_per_second or math.inf)),
+        host_transfer_seconds=transfers / host_bytes_per_second + num_micro_batches * moving,
         host_bytes_per_second=HOST_BYTES_PER_SECOND / ranks_per_node,
     )
     evaluation = 0.0
@@ -210,6 +217,19 @@ def plan_time(
         price_per_million_tokens=None if per_second is None else per_second * 1e6 / (speed * world_size),
         notes=rates.notes,
     )
+
+
+def _moving_seconds(planned: PlannedModel, computing: float, one_way: float) -> float:
+    """What a micro-batch waits for activations that go to host memory in forward and come back in backward.
+
+    They move while layers compute, so it waits for what takes longer than that.
+
+    Args:
+        computing: seconds of the micro-batch, forward and backward.
+        one_way: seconds of the copies in one direction.
+    """
+    forward = computing / thirds(passes(planned))
+    return max(0.0, one_way - forward) + max(0.0, one_way - (computing - forward))
 
 
 def _run_seconds(

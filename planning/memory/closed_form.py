@@ -107,7 +107,7 @@ def mixed_use(planned: PlannedModel, alike: Mapping[str, RunUse]) -> RunUse:
 
 def memory_of(planned: PlannedModel, card: Card, use: RunUse) -> MemoryPlan:
     """The plan of a run whose layers are used so."""
-    scheme = scheme_of(planned)
+    scheme, on_host = scheme_of(planned), sum(of_layer.on_host for _, of_layer in use.fullest.layers)
     timeline = Timeline(planned.adapted.model, planned.adapted.units, scheme)
     if use.evaluation is not None:
         timeline.evaluation(use.evaluation)
@@ -125,9 +125,10 @@ def memory_of(planned: PlannedModel, card: Card, use: RunUse) -> MemoryPlan:
         overhead_gib=overhead_gib(max(parts.total for parts in phases.values()), planned.env.world_size),
         capacity_gib=card.memory_gib,
         host_load_gib=host_load_bytes(planned) / GIB,
-        host_training_gib=host_training_bytes(planned, scheme) / GIB,
+        host_training_gib=(host_training_bytes(planned, scheme) + on_host) / GIB,
         checkpoint_gib=checkpoint_bytes(planned) / GIB,
         made_by="closed form",
+        moved_gib=sum(of_layer.moved for _, of_layer in use.fullest.layers) / GIB,
         notes=_notes(planned),
     )
 
@@ -170,6 +171,7 @@ def step_use(
             list(_tensors(batch)),
             trains=trains,
             compiled=trains and train.compile and planned.empty.checkpointing.strongest == "off",
+            offloads=trains and train.activation_offloading,
         )
 
 

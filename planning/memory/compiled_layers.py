@@ -50,8 +50,8 @@ class CompiledLayer(TorchDispatchMode):
         with self, torch.autograd.graph.saved_tensors_hooks(self._save, lambda tensor: tensor):
             yield
 
-    def kept_bytes(self, outputs: Any) -> int:
-        """What the layer keeps beyond what existed, its outputs included."""
+    def kept_bytes(self, outputs: Any) -> dict[int, int]:
+        """What the layer keeps beyond what existed, its outputs included: the bytes of each storage."""
         kept: dict[int, torch.Tensor] = {}
         for leaf in tree_leaves(outputs):
             if isinstance(leaf, torch.Tensor) and _key(leaf) not in self._existing:
@@ -69,7 +69,7 @@ class CompiledLayer(TorchDispatchMode):
                 kept[key] = made
             else:
                 todo += sources
-        return sum(tensor.untyped_storage().nbytes() for tensor in kept.values())
+        return {key: tensor.untyped_storage().nbytes() for key, tensor in kept.items()}
 
     def __torch_dispatch__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         outputs = function(*args, **(kwargs or {}))

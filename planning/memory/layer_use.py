@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from types import MethodType
 from typing import Any
 
@@ -19,6 +19,7 @@ from torch.utils._pytree import tree_leaves, tree_map_only
 
 from planning.memory.compiled_layers import CompiledLayer
 from planning.memory.live_bytes import LiveBytes, Window
+from policies.activation_offloading import MIN_BYTES, is_movable, key_of, shared_inputs
 
 
 @dataclass(frozen=True)
@@ -30,6 +31,13 @@ class Use:
     forward: int  # the most in its forward, beyond what was alive when it began
     backward: int  # the most in its backward, beyond the same; without gradients of parameters
     backward_with_grads: int  # the same, with the gradients of its own parameters as they come
+    moved: int = 0  # of what it keeps, what waits in host memory meanwhile; `kept` is without it
+    on_host: int = 0  # what that takes there
+
+
+def pinned_bytes(size: int) -> int:
+    """What torch takes of the host for pinned memory: the next power of two (c10/core/CachingHostAllocator.h)."""
+    return 1 << (size - 1).bit_length()
 
 
 @dataclass(frozen=True)
@@ -53,6 +61,7 @@ class _Measured:
     end: int = 0
     released: int = 0  # bytes of its input, if backward does not need it
     compiled: int | None = None  # what it keeps if it is compiled
+    moved: tuple[int, ...] = ()  # bytes of each storage that is moved to host memory
 
     def use(self) -> Use:
         kept = self.end - self.start - self.released
@@ -61,9 +70,12 @@ class _Measured:
         backward = (window.peak if window else self.end) - self.start
         with_grads = (window.peak_with_grads if window else self.end) - self.start
         if self.compiled is None:
-            return Use(kept, forward, backward, with_grads)
-        less = kept - self.compiled
-        return Use(self.compiled, self.compiled, backward - less, with_grads - less)
+            use = Use(kept, forward, backward, with_grads)
+        else:
+            less = kept - self.compiled
+            use = Use(self.compiled, self.compiled, backward - less, with_grads - less)
+        moved, on_host = sum(self.moved), sum(map(pinned_bytes, self.moved))
+        return replace(use, kept=use.kept - moved, moved=moved, on_host=on_host)
 
 
 @dataclass
@@ -72,6 +84,7 @@ class _Pass:
 
     live: LiveBytes
     compiled: bool
+    offloads: bool
     kinds: dict[Any, _Measured] = field(default_factory=dict)
     order: list[tuple[nn.Module, Any]] = field(default_factory=list)
     last: int = 0  # alive when the last layer ended, less an input that only its caller holds
@@ -88,6 +101,7 @@ def measure_step(
     *,
     trains: bool = True,
     compiled: bool = False,
+    offloads: bool = False,
 ) -> StepUse:
     """Run one pass on meta tensors and count.
 
@@ -98,10 +112,11 @@ def measure_step(
         inputs: the tensors of the micro-batch.
         trains: False: the forward pass of an evaluation, which keeps nothing.
         compiled: count what layers keep if they are compiled (compiled_layers.py); they run uncompiled here.
+        offloads: what layers keep is moved to host memory (policies/activation_offloading.py).
     """
     parameters = list(model.parameters())
     live = LiveBytes([*parameters, *model.buffers(), *inputs])
-    state = _Pass(live, compiled)
+    state = _Pass(live, compiled, offloads)
     with ExitStack() as stack:
         for parameter in parameters:
             if parameter.requires_grad:
@@ -170,12 +185,23 @@ def _forward(own: Callable[..., Any], state: _Pass) -> Callable[..., Any]:
         if hidden is not None and hidden.requires_grad and not state.has_backward:
             hidden.register_hook(lambda grad: _leave_backward(state))
         if state.compiled:
-            measured.compiled, outputs = _follow(layer, own, args, kwargs)
+            followed, outputs = _follow(layer, own, args, kwargs)
+            measured.compiled = sum(followed.values())
+            if state.offloads:
+                for leaf in tree_leaves(outputs):
+                    followed.pop(key_of(leaf) if isinstance(leaf, torch.Tensor) else 0, None)
+                of_input = 0 if hidden is None else live.size_of(hidden)
+                measured.moved = tuple(size for size in (*followed.values(), of_input) if size >= MIN_BYTES)
         else:
             saved = _Saved()
             with torch.autograd.graph.saved_tensors_hooks(saved.add, lambda tensor: tensor):
                 outputs = own(*args, **kwargs)
+            if state.offloads:
+                shared = {key_of(tensor) for tensor in shared_inputs(args, kwargs)}
+                moved = [t for t in saved.tensors if is_movable(t, t.device) and key_of(t) not in shared]
+                measured.moved = tuple({key_of(t): size for t in moved if (size := live.size_of(t))}.values())
             measured.released = 0 if hidden is None or saved.has(hidden) else live.size_of(hidden)
+            saved.tensors.clear()  # autograd holds the hook, and so would they be held
         measured.end = live.live
         state.last = live.live - measured.released
         measured.outputs = tree_map_only(torch.Tensor, _shape_of, outputs)
@@ -190,21 +216,21 @@ def _forward(own: Callable[..., Any], state: _Pass) -> Callable[..., Any]:
 
 
 class _Saved:
-    """The storages that autograd keeps."""
+    """The tensors that autograd keeps. What is done with them ends with the layer's forward."""
 
     def __init__(self) -> None:
-        self.keys: set[int] = set()
+        self.tensors: list[torch.Tensor] = []
 
     def add(self, tensor: torch.Tensor) -> torch.Tensor:
-        self.keys.add(tensor.untyped_storage()._cdata)
+        self.tensors.append(tensor)
         return tensor
 
     def has(self, tensor: torch.Tensor) -> bool:
-        return tensor.untyped_storage()._cdata in self.keys
+        return key_of(tensor) in map(key_of, self.tensors)
 
 
-def _follow(layer: nn.Module, own: Callable[..., Any], args: Any, kwargs: Any) -> tuple[int, Any]:
-    """What the layer would keep if it were compiled, and its outputs."""
+def _follow(layer: nn.Module, own: Callable[..., Any], args: Any, kwargs: Any) -> tuple[dict[int, int], Any]:
+    """The bytes of each storage that the layer would keep if it were compiled, and its outputs."""
     compiled = CompiledLayer((args, kwargs, [*layer.parameters()], [*layer.buffers()]))
     with compiled.following():
         outputs = own(*args, **kwargs)

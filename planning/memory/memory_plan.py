@@ -58,6 +58,7 @@ class MemoryPlan:
     host_training_gib: float  # host memory of this rank at most while it trains
     checkpoint_gib: float  # disk for one checkpoint, all ranks together
     made_by: Literal["closed form", "trace"]
+    moved_gib: float = 0.0  # of a micro-batch's activations, what waits in host memory
     notes: tuple[str, ...] = ()  # what the plan assumes, or could not foresee: lines to print
 
     @property
@@ -113,6 +114,7 @@ class MemoryPlan:
             "host_load_gib": self.host_load_gib,
             "host_training_gib": self.host_training_gib,
             "checkpoint_gib": self.checkpoint_gib,
+            "moved_gib": self.moved_gib,
             "at_peak": asdict(at_peak),
             "phases": {phase: asdict(parts) for phase, parts in self.phases.items()},
             "made_by": self.made_by,

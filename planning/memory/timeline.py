@@ -175,16 +175,19 @@ class Timeline:
                 now.unsharded += sum(unit.whole for unit in self._outside(use))
         seen: set[int] = set()
         buffer = self._buffer(self.root.whole)
+        leaving = 0  # of the layer before, on its way to host memory
         for layer, of_layer in use.layers:
             whole = sum(unit.whole for unit in self._units_of(layer) if id(unit) not in seen)
             now.unsharded += whole
             buffer = self._buffer(whole) or buffer
-            self._note(phase, temporaries=of_layer.forward, communication=buffer)
+            self._note(phase, temporaries=of_layer.forward + leaving, communication=buffer)
             now.activations += of_layer.kept
+            leaving = of_layer.moved
             if scheme.reshards_after_forward:
                 now.unsharded -= whole
             else:
                 seen.update(id(unit) for unit in self._units_of(layer))
+        now.activations += leaving
         self._note(phase, temporaries=use.loss.forward, communication=buffer)
         now.activations += use.loss.kept
 
@@ -192,6 +195,7 @@ class Timeline:
         now, scheme, reduced, communication = self.now, self.scheme, 0, self.now.communication
         comes = not self._grads_wait and not scheme.grads_on_host  # whether backward adds gradients that stay
         self._backward_of(use.loss, communication=self._prefetched(use, len(use.layers)))
+        now.activations -= use.layers[-1][1].moved if use.layers else 0  # it counts with its layer's backward
         if scheme.shards:
             now.unsharded += self.root.whole_grads - sum(map(self._root_grads, _distinct(use)))
         elif comes:  # those of the head; the embedding's come last
@@ -205,7 +209,8 @@ class Timeline:
             if scheme.reshards_after_forward:
                 now.unsharded += sum(unit.whole for unit in units)
             buffer = self._prefetched(use, index)
-            self._backward_of(of_layer, communication=buffer + reduced)
+            arriving = use.layers[index - 1][1].moved if index else 0
+            self._backward_of(of_layer, communication=buffer + reduced, arriving=arriving)
             if not left[id(layer)]:
                 now.unsharded += self._root_grads(layer)
                 now.grads += _grad_bytes(layer) if comes and not scheme.shards else 0
@@ -225,14 +230,18 @@ class Timeline:
         now.activations -= use.beside
         now.communication = communication
 
-    def _backward_of(self, use: Use, communication: int) -> None:
-        """The fullest moment of one layer's backward, or the loss's; then what it kept is gone."""
-        grads = use.backward_with_grads - use.backward
+    def _backward_of(self, use: Use, communication: int, arriving: int = 0) -> None:
+        """The fullest moment of one layer's backward, or the loss's; then what it kept is gone.
+
+        Args:
+            arriving: of the layer before, on its way back from host memory.
+        """
+        grads, temporaries = use.backward_with_grads - use.backward, use.backward - use.kept + arriving
         if self.scheme.shards:
-            self._note("backward", temporaries=use.backward - use.kept, unsharded=grads, communication=communication)
+            self._note("backward", temporaries=temporaries, unsharded=grads, communication=communication)
         else:
             grads = 0 if self._grads_wait else grads
-            self._note("backward", temporaries=use.backward - use.kept, grads=grads, communication=communication)
+            self._note("backward", temporaries=temporaries, grads=grads, communication=communication)
         self.now.activations -= use.kept
 
     def _reduce(self, unit: UnitBytes, buffer: int, *, grads_are_there: bool = False) -> int:

@@ -94,7 +94,8 @@ def what_hinders_trace(planned: PlannedModel) -> str | None:
         return "a compiled optimizer cannot step on tensors without values"
     if policies.layout.kind == "ddp":
         return "DistributedDataParallel reduces below what can be traced"
-    if policies.layout.cpu_offload or config.fsdp_config.optimizer_cpu_offload:
+    offloads = policies.layout.cpu_offload or config.fsdp_config.optimizer_cpu_offload
+    if offloads or config.train_config.activation_offloading:
         return "a trace cannot tell host memory from a device's"
     if config.fsdp_config.optimizer in OPTIMIZERS_IN_8BIT:
         return "the kernels of 8-bit optimizers need values"

@@ -160,6 +160,16 @@ PREFIX = "--use_peft --peft_method prefix --batching_strategy padding"
         ),
         ("--fsdp_cpu_offload", "--fsdp_cpu_offload: True needs --enable_fsdp", "add it"),
         (
+            "--activation_offloading --activation_checkpointing selective",
+            "--activation_offloading: --activation_checkpointing selective keeps products",
+            "give --activation_checkpointing full",
+        ),
+        (
+            "--activation_offloading --activation_checkpointing auto",
+            "--activation_offloading: --activation_checkpointing auto keeps on the GPU",
+            "give --activation_checkpointing full",
+        ),
+        (
             "--enable_fsdp --fsdp_cpu_offload --optimizer_cpu_offload",
             "--optimizer_cpu_offload: --fsdp_cpu_offload already keeps",
             "leave one",

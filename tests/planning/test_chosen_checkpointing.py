@@ -102,6 +102,21 @@ def test_a_trace_of_layers_of_two_modes_agrees_with_the_closed_form(tiny_model: 
     assert peaks["trace", 1] < 0.8 * peaks["trace", 0]
 
 
+def test_what_is_offloaded_moves_from_the_device_to_the_host_in_the_plan(one_billion: Path) -> None:
+    given = "--use_peft --activation_checkpointing full"
+    kept, moved = (planned(one_billion, f"{given} {more}") for more in ("", "--activation_offloading"))
+    hidden_gib = 8 * 2048 * 2048 * 2 / 2**30  # rows x width x hidden size, bf16
+    activations = [plan.memory.phases["forward"].activations for plan in (kept, moved)]
+    assert activations[0] - activations[1] == pytest.approx((NUM_LAYERS - 1) * hidden_gib, rel=1e-3)
+    assert moved.memory.host_gib - kept.memory.host_gib == pytest.approx(NUM_LAYERS * hidden_gib, rel=1e-3)
+    assert moved.time is not None
+    assert kept.time is not None
+    assert moved.time.step.host_transfers == kept.time.step.host_transfers == 0  # hidden behind computing
+    all_moved = planned(one_billion, "--use_peft --activation_checkpointing off --activation_offloading")
+    assert all_moved.time is not None
+    assert all_moved.time.step.host_transfers > 0
+
+
 def test_all_ranks_take_the_choice_and_losses_stay_to_the_bit(
     tiny_model: Path, tmp_path: Path, process_group: ProcessGroup
 ) -> None:

@@ -112,7 +112,7 @@ def test_changes_are_combined_if_none_fits_alone() -> None:
     assert small[0].fits
     assert small[0].flags == (
         *("--batch_size_training", "1", "--activation_checkpointing", "full"),
-        *("--optimizer_cpu_offload", "True"),
+        *("--activation_offloading", "True", "--optimizer_cpu_offload", "True"),
     )
 
 
