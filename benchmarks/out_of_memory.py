@@ -2,8 +2,9 @@
 
     python -m benchmarks.out_of_memory [--shape tinyllama] [--nproc 4] [--flags "--enable_fsdp"]
 
-Three runs are measured without a limit first: one with many rows, whose activations need most; one with few, whose
-optimizer step needs most; and one with few whose evaluation needs most. Then each of the four phases
+Four runs are measured without a limit first: one with many rows, whose activations and logits need most; the same with
+layers recomputed and few logits at a time, whose backward needs most; one with few rows, whose optimizer step needs
+most; and one with few whose evaluation needs most. Then each of the four phases
 gets less memory than it needs, and enough for what comes before it. The run has to end with status 1 and one account
 that names the phase, and the first command of that account has to finish in as little memory. Prints a table; the exit
 status is 1 if any of this fails.
@@ -27,7 +28,7 @@ from benchmarks.launch import ROOT, SCRIPT
 from benchmarks.measurements import read_events
 from benchmarks.shapes import SHAPES, make_shape
 
-KINDS = ("many rows", "few rows", "evaluation")
+KINDS = ("many rows", "many rows recomputed", "few rows", "evaluation")
 LEAST_STEP = 1.01  # a phase needs so much more than what comes before it, or no limit lies between them
 _AFTER = ("after_forward", "after_backward", "after_optimizer_step")
 
@@ -61,12 +62,16 @@ def flags_of(kind: str, model: Path, output: Path, options: argparse.Namespace) 
     """A run of one of KINDS."""
     flags = ["--model_name", str(model), "--random_weights", "--output_dir", str(output), "--save_model", "False"]
     flags += ["--dataset", f"{ROOT}/benchmarks/random_rows.py:get_rows", "--context_length", str(options.length)]
-    flags += ["--batch_size_training", str(options.batch if kind == "many rows" else 1)]
+    flags += ["--batch_size_training", str(options.batch if kind.startswith("many rows") else 1)]
     if kind == "evaluation":
         flags += ["--val_batch_size", str(options.val_batch), "--max_eval_step", "1", "--eval_every_steps", "1"]
     else:
         flags += ["--run_validation", "False"]
-    flags += ["--activation_checkpointing", "off", "--max_train_step", "2", "--num_epochs", "2"]
+    if kind == "many rows recomputed":
+        flags += ["--activation_checkpointing", "full", "--loss_chunk_size", str(options.chunk)]
+    else:
+        flags += ["--activation_checkpointing", "off"]
+    flags += ["--max_train_step", "2", "--num_epochs", "2"]
     flags += ["--save_every_steps", "0", "--save_every_minutes", "0", "--num_workers_dataloader", "0"]
     return [*flags, *shlex.split(options.flags)]
 
@@ -88,7 +93,8 @@ def limits_of(kind: str, run: Path) -> dict[str, float]:
     before_forward, forward, backward = (highest[1, f"{name}"] for name in ("before_forward", *_AFTER[:2]))
     step, evaluation = highest[1, _AFTER[2]], highest[2, "before_forward"]
     needs = {
-        "many rows": {"forward": (before_forward, forward), "backward": (forward, backward)},
+        "many rows": {"forward": (before_forward, forward)},
+        "many rows recomputed": {"backward": (forward, backward)},
         "few rows": {"optimizer_step": (backward, step)},
         "evaluation": {"evaluation": (step, evaluation)},
     }[kind]
@@ -158,6 +164,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--shape", choices=sorted(SHAPES), default="tinyllama")
     parser.add_argument("--length", type=int, default=1024)
     parser.add_argument("--batch", type=int, default=16, help="rows of the run with many")
+    parser.add_argument("--chunk", type=int, default=1024, help="tokens whose logits backward's run holds")
     parser.add_argument("--val_batch", type=int, default=256)
     parser.add_argument("--nproc", type=int, default=1)
     parser.add_argument("--flags", default="", help="flags of finetuning.py to add, in one string")

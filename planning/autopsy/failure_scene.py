@@ -12,6 +12,7 @@ import numpy as np
 import torch
 from torch import nn
 
+from policies.head_gradients import loss_with_gradients
 from tasks.micro_batch import TensorBatch
 from utils.memory_errors import causes
 
@@ -69,8 +70,10 @@ def phase_of(frames: Iterable[FrameType], activity: str, mark: str) -> str:
     """
     if activity != "training":
         return _OF_ACTIVITY[activity]
-    if any(frame.f_globals.get("__name__") == "torch.autograd.graph" for frame in frames):
-        return "backward"  # what checkpointing computes again is inside of it, too
+    by_autograd = any(frame.f_globals.get("__name__") == "torch.autograd.graph" for frame in frames)
+    # Forward has the head's gradients, too. What checkpointing computes again is inside of backward.
+    if by_autograd and not any(frame.f_code is loss_with_gradients.__code__ for frame in frames):
+        return "backward"
     return _AFTER_MARK.get(mark, "data")
 
 

@@ -1,4 +1,4 @@
-"""benchmarks/out_of_memory.py on a device of some KiB: four runs that run out of memory, and what they say."""
+"""benchmarks/out_of_memory.py on a device of some KiB: runs that run out of memory, and what they say."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from benchmarks.out_of_memory import NotProvokedError, flags_of, provoke, provok
 from tests.helpers.processes import ProcessGroup
 from tests.helpers.small_device import on_small_device
 
-OPTIONS = Namespace(length=48, batch=16, val_batch=32, flags="")
+OPTIONS = Namespace(length=48, batch=16, chunk=8, val_batch=32, flags="")
 
 
 def on_cpu(flags: Sequence[str], limit_gib: float) -> subprocess.CompletedProcess[str]:
