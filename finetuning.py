@@ -1,4 +1,4 @@
-"""Fine-tune a Hugging Face causal language model on one CPU, one GPU, or many GPUs.
+"""Fine-tune a Hugging Face model (causal, encoder-decoder, or of images and text) on one CPU, one GPU, or many GPUs.
 
     torchrun --nproc_per_node 4 finetuning.py --enable_fsdp --use_peft --model_name M --output_dir O
     python finetuning.py --model_name M --samsum_dataset.data_path my_dialogues/

@@ -64,7 +64,7 @@ AXES: dict[str, dict[str, str]] = {
 }
 """The flags for each value of each axis. The first value is the plain one."""
 
-# What the issue of this matrix began with: it crashed on torch 2.11, on two GPUs, in its first step.
+# It crashed on torch 2.11, on two GPUs, in its first step.
 ALWAYS = (
     {"layout": "FULL_SHARD", "trained": "nf4", "precision": "bf16-mixed", "compiled": "yes", "accumulation": "2"},
 )

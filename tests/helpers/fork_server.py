@@ -130,6 +130,7 @@ def run_fork(request: dict[str, Any], fds: list[int]) -> None:
     os.chdir(request["cwd"])
     set_environment(request["environment"])
     signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell that starts in the background ignores it
+    signal.signal(signal.SIGHUP, signal.SIG_DFL)  # nohup ignores it
     import numpy as np
 
     np.random.seed()
