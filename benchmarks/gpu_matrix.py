@@ -14,7 +14,6 @@ from __future__ import annotations
 import argparse
 import json
 import math
-import os
 import re
 import shutil
 import signal
@@ -43,6 +42,7 @@ class MatrixDevice(NamedTuple):
     length: int  # of a row of the batch, in tokens
     limit_seconds: int
     compiles_slowly: bool = False
+    variables: Mapping[str, str] = {}  # of the environment of what runs on it
 
 
 DEVICES = {
@@ -59,6 +59,7 @@ DEVICES = {
         length=128,
         limit_seconds=900,
         compiles_slowly=True,
+        variables={"CUDA_VISIBLE_DEVICES": "", "OMP_NUM_THREADS": "1"},
     ),
 }
 
@@ -102,7 +103,7 @@ class Matrix:
             make_tiny_model(model, **self.device.model)
         if self._workers is None or self._workers.world_size != row.num_ranks:
             self._stop()
-            self._workers = RunWorkers(row.num_ranks, self.folder)
+            self._workers = RunWorkers(row.num_ranks, self.folder, self.device.variables)
         flags, started = row.flags(model, output, self.device.length), time.monotonic()
         sessions = [flags]
         if row["resumed"] == "yes":
@@ -209,9 +210,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     options = parser.parse_args(argv)
     deadline = time.monotonic() + 60 * options.minutes
     device = DEVICES[options.device]
-    if options.device == "cpu":
-        os.environ |= {"CUDA_VISIBLE_DEVICES": "", "OMP_NUM_THREADS": "1"}
-    elif torch.cuda.device_count() < 2:
+    if options.device == "cuda" and torch.cuda.device_count() < 2:
         parser.error(f"--device: cuda needs two GPUs, and there are {torch.cuda.device_count()}; give cpu")
     wanted = options.rows or [""]
     rows = [row for row in matrix(compiles_slowly=device.compiles_slowly) if any(part in row.name for part in wanted)]

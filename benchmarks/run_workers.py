@@ -9,7 +9,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -30,12 +30,13 @@ class RankEnd(NamedTuple):
 class RunWorkers:
     """`world_size` processes on this machine, started when first needed and again after a run that did not finish."""
 
-    def __init__(self, world_size: int, folder: Path) -> None:
+    def __init__(self, world_size: int, folder: Path, variables: Mapping[str, str] | None = None) -> None:
         """
         Args:
             folder: for what they print.
+            variables: of their environment, beside this process's.
         """
-        self.world_size, self.folder = world_size, folder
+        self.world_size, self.folder, self.variables = world_size, folder, dict(variables or {})
         self._processes: list[subprocess.Popen[bytes]] = []
 
     def run(self, flags: Sequence[str], limit_seconds: float) -> list[RankEnd]:
@@ -102,7 +103,7 @@ class RunWorkers:
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             cwd=ROOT,
-            env=os.environ | {"HF_HUB_OFFLINE": "1", "TOKENIZERS_PARALLELISM": "false"},
+            env=os.environ | {"HF_HUB_OFFLINE": "1", "TOKENIZERS_PARALLELISM": "false"} | self.variables,
             start_new_session=True,
         )
 
