@@ -41,12 +41,14 @@ class RunNetwork:
         """Lines to print; none if the network is not what steps waited for, or nothing was measured.
 
         Args:
-            events: the run's.
+            events: the run's. Those of earlier sessions tell of other ranks, perhaps, and do not count.
             peaks_gib: the most memory that each rank has had allocated.
         """
+        starts = [place for place, event in enumerate(events) if event["event"] == "start"]
+        events = events[starts[-1] :] if starts else events
         step_seconds = {event["step"]: event["step_seconds"] for event in events if event["event"] == "train"}
         seen = [event for event in events if event["event"] == "communication" and event["step"] in step_seconds]
-        seen = [event for event in seen if self._total(event, "seconds") > 0]
+        seen = [event for event in seen if min(self._total(event, "seconds"), self._total(event, "sent_gb")) > 0]
         if not seen:
             return []
         share = median(event["exposed_seconds"] / step_seconds[event["step"]] for event in seen)
@@ -90,7 +92,7 @@ class RunNetwork:
         }
         best = min(found, key=lambda strategy: found[strategy], default="")
         # Computing is taken to hide as large a share of it as now.
-        foreseen = step * (1 - share * (1 - found[best] / now)) if best else step
+        foreseen = step * (1 - share * (1 - found[best] / now)) if best and now else step
         if step < _WORTH_SAYING * foreseen:
             return (
                 "communication: no other layout that fits would make steps much faster; larger micro-batches "

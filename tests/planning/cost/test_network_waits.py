@@ -72,6 +72,15 @@ def test_nothing_is_said_of_a_network_that_is_not_what_steps_wait_for() -> None:
     assert network.lines(unmeasured, ROOM) == []
 
 
+def test_what_an_earlier_session_waited_for_does_not_count() -> None:
+    """A run that goes on in one process still has the events of its sixteen ranks."""
+    network = RunNetwork(FULL, TRAFFIC, NODES)
+    earlier = [{"event": "start"}, *run_of(network, gigabits=80, exposed=6.0), {"event": "start"}]
+    alone = RunNetwork(replace(FULL, mesh_shape=(1, 1)), TRAFFIC, replace(NODES, nodes=1, cards_per_node=1))
+    assert alone.lines(earlier, ROOM) == []
+    assert alone.lines([*earlier, {"event": "train", "step": 6, "step_seconds": 1.0}], ROOM) == []
+
+
 def test_a_layout_that_does_not_fit_is_not_advised() -> None:
     """Of FULL_SHARD over 16, a rank holds a sixteenth; the weights of all layers are 15 GiB."""
     lone_cards = replace(NODES, cards_per_node=1, nodes=16)
