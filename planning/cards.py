@@ -32,6 +32,7 @@ class Card:
     host_gb_per_second: float | None = None  # to the memory of its node, one direction
     compute_capability: tuple[int, int] | None = None  # as torch.cuda.get_device_capability returns it
     source: str = "--device_memory_gib"
+    float8_tflops: float | None = None  # on tensor cores, summed in fp32; None also where runs here do not use it
     maker: str = "NVIDIA"
     is_gpu: bool = True  # False for the host itself, as a plan for this machine may need it
 
@@ -41,17 +42,14 @@ class Card:
         return self.is_gpu and (self.compute_capability is None or self.compute_capability[0] >= 8)
 
     @property
-    def float8_tflops(self) -> float | None:
-        """On tensor cores, summed in fp32."""
-        return FLOAT8_TFLOPS.get(self.name)
-
-    @property
     def has_float8(self) -> bool:
         """Whether runs here multiply float8 on it, as `utils.device.facts_of` decides it."""
         return self.is_gpu and self.maker == "NVIDIA" and (self.compute_capability or (8, 9)) >= (8, 9)
 
 
 CARDS = (
+    # float8 by the same sources: half of the sparse rates 3958, 3341, 3958, 9000, 485 and 1466; the RTX 4090's is with
+    # sums in fp32.
     # Memory bandwidth: Turing whitepaper (320); the datasheet says 300 for early boards.
     Card("T4", 14.75, None, 65, 8.1, 320, PCIE3, "PCIe 3.0 x16", PCIE3, (7, 5), "NVIDIA T4 datasheet"),
     # p3 instances and DGX-1 hold the SXM2 module. fp16: "Deep learning 125 teraFLOPS".
@@ -62,35 +60,30 @@ CARDS = (
     Card("A100-40GB", 39.39, 312, 312, 19.5, 1555, 300, "NVLink 3.0", PCIE4, (8, 0), "NVIDIA A100 datasheet, SXM4"),
     Card("A100-80GB", 79.15, 312, 312, 19.5, 2039, 300, "NVLink 3.0", PCIE4, (8, 0), "NVIDIA A100 datasheet, SXM4"),
     # The datasheet's tensor rates are sparse: 1979 and 1671. NVL: bridges join two or four cards.
-    Card("H100-80GB", 79.11, 989.4, 989.4, 66.9, 3350, 450, "NVLink 4.0", PCIE5, (9, 0), "NVIDIA H100 datasheet, SXM"),
-    Card("H100-94GB", 93.10, 835.5, 835.5, 60, 3900, 300, "NVLink 4.0", PCIE5, (9, 0), "NVIDIA H100 datasheet, NVL"),
+    Card("H100-80GB", 79.11, 989.4, 989.4, 66.9, 3350, 450, "NVLink 4.0", PCIE5, (9, 0), "NVIDIA H100 datasheet, SXM",
+         float8_tflops=1978.9),
+    Card("H100-94GB", 93.10, 835.5, 835.5, 60, 3900, 300, "NVLink 4.0", PCIE5, (9, 0), "NVIDIA H100 datasheet, NVL",
+         float8_tflops=1671.0),
     # Sparse in the datasheet: 1979.
-    Card("H200", 139.80, 989.4, 989.4, 66.9, 4800, 450, "NVLink 4.0", PCIE5, (9, 0), "NVIDIA H200 datasheet, SXM"),
+    Card("H200", 139.80, 989.4, 989.4, 66.9, 4800, 450, "NVLink 4.0", PCIE5, (9, 0), "NVIDIA H200 datasheet, SXM",
+         float8_tflops=1978.9),
     # HGX, eight cards: bf16 36 PFLOP/s sparse, fp32 600 TFLOP/s. Memory bandwidth: bus of 7680 bits at 3996 MHz, as
     # read from the device in pytorch/ao pull request 4002.
-    Card("B200", 178.35, 2250, 2250, 75, 7672, 900, "NVLink 5.0", PCIE5, (10, 0), "NVIDIA HGX B200 datasheet"),
+    Card("B200", 178.35, 2250, 2250, 75, 7672, 900, "NVLink 5.0", PCIE5, (10, 0), "NVIDIA HGX B200 datasheet",
+         float8_tflops=4500.0),
     # Sparse in the datasheets: 242 and 733.
-    Card("L4", 22.03, 121, 121, 30.3, 300, PCIE4, "PCIe 4.0 x16", PCIE4, (8, 9), "NVIDIA L4 datasheet"),
-    Card("L40S", 44.39, 366.5, 366.5, 91.6, 864, PCIE4, "PCIe 4.0 x16", PCIE4, (8, 9), "NVIDIA L40S datasheet"),
+    Card("L4", 22.03, 121, 121, 30.3, 300, PCIE4, "PCIe 4.0 x16", PCIE4, (8, 9), "NVIDIA L4 datasheet",
+         float8_tflops=242.5),
+    Card("L40S", 44.39, 366.5, 366.5, 91.6, 864, PCIE4, "PCIe 4.0 x16", PCIE4, (8, 9), "NVIDIA L40S datasheet",
+         float8_tflops=733.0),
     # Consumer cards halve the tensor rate where sums are in fp32, as they are here.
     Card("RTX 3090", 23.69, 71, 71, 35.6, 936, PCIE4, "PCIe 4.0 x16", PCIE4, (8, 6), "NVIDIA Ampere GA102 whitepaper"),
-    Card("RTX 4090", 23.64, 165.2, 165.2, 82.6, 1008, PCIE4, "PCIe 4.0 x16", PCIE4, (8, 9), "NVIDIA Ada whitepaper"),
+    Card("RTX 4090", 23.64, 165.2, 165.2, 82.6, 1008, PCIE4, "PCIe 4.0 x16", PCIE4, (8, 9), "NVIDIA Ada whitepaper",
+         float8_tflops=330.3),
     # Seven links of 128 GB/s in both directions. torch reports gfx942 as 9.4. Runs here do not use its float8.
     Card("MI300X", 191.98, 1307.4, 1307.4, 163.4, 5300, 448, "Infinity Fabric", PCIE5, (9, 4), "AMD MI300X datasheet",
          maker="AMD"),
 )  # fmt: skip
-
-FLOAT8_TFLOPS = {
-    "H100-80GB": 1978.9,
-    "H100-94GB": 1671.0,
-    "H200": 1978.9,
-    "B200": 4500.0,
-    "L4": 242.5,
-    "L40S": 733.0,
-    "RTX 4090": 330.3,
-}
-"""By the same sources: half of the sparse rates 3958, 3341, 3958, 9000, 485 and 1466; the RTX 4090's is with sums in
-fp32. Cards that are not named have none, or runs here do not use it."""
 
 _LEFT_OUT = re.compile(r"nvidia|amd|tesla|geforce|instinct|quadro|sxm\d?|pcie|hbm\d?e?|oam")
 
