@@ -400,7 +400,8 @@ def run(
     try:
         with StopRequests(env, job.folder, ends_process) as stopping:
             watchdog.was_signalled = stopping.unanswered
-            status = train(job, stopping)
+            with compilation_named("a layer of this model", "--compile"):
+                status = train(job, stopping)
             conclude(job, status, stopping.asked if status == "stopped" else "")
             stopping.run_has_ended()
             watchdog.stop()  # a signal to one rank must not end it while others still wait for it
@@ -425,7 +426,7 @@ def main(argv: Sequence[str], *, ends_process: bool = False) -> int:
         beat_seconds = BEAT_SECONDS * env.grace_scale
         with RunLock(beat_seconds=beat_seconds, say=partial(print_rank_zero, env), on_loss=end_at_once) as lock:
             config = parse_flags(argv)
-            with compilation_named(), Autopsy(argv, config, env, watchdog.where) as autopsy:
+            with Autopsy(argv, config, env, watchdog.where) as autopsy:
                 if config.planning_config.dry_run:
                     dry_run(argv, config, env, train_step)
                 elif config.planning_config.load_only:

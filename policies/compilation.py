@@ -1,4 +1,4 @@
-"""torch.compile, one layer at a time: layers are alike, so one graph serves all of them; and the cross-entropy."""
+"""torch.compile, one layer at a time: layers are alike, so one graph serves all of them; and what names its errors."""
 
 from __future__ import annotations
 
@@ -12,10 +12,11 @@ import torch
 from torch import nn
 
 from utils.errors import ConfigError, RunError, in_one_line
+from utils.memory_errors import what_ran_out
 
 
 class CompilationError(RunError):
-    """A layer does not compile. It is found in the first step, when layers are called, perhaps by one rank alone."""
+    """Something does not compile. It is found in the first step, when it is first called, perhaps by one rank alone."""
 
 
 def compile_layers(layers: Sequence[nn.Module]) -> None:
@@ -45,15 +46,23 @@ def compile_for_any_rows(function: Callable[..., torch.Tensor]) -> Callable[...,
 
 
 @contextmanager
-def compilation_named() -> Iterator[None]:
-    """A context around a run: an error of torch.compile leaves it as CompilationError, in one line."""
+def compilation_named(what: str, flag: str) -> Iterator[None]:
+    """A context around calls of compiled code: an error of torch.compile leaves it as CompilationError, in one line.
+
+    If contexts are nested, the innermost names the error. Memory that ran out is no error of the compiler, and passes:
+    `planning.autopsy` accounts for it.
+
+    Args:
+        what: the code that is compiled, for the message.
+        flag: the flag that compiles it.
+    """
     try:
         yield
     except RuntimeError as error:
         dynamo = sys.modules.get("torch._dynamo.exc")  # importing it takes a second, and nothing else raises its errors
-        if dynamo is None or not isinstance(error, dynamo.TorchDynamoException):
+        if dynamo is None or not isinstance(error, dynamo.TorchDynamoException) or what_ran_out(error) is not None:
             raise
         raise CompilationError(
-            f"--compile: torch.compile failed on a layer of this model ({in_one_line(error)}); leave --compile out "
+            f"{flag}: torch.compile failed on {what} ({in_one_line(error)}); leave {flag} out "
             "(TORCH_LOGS=+dynamo,+inductor shows where it failed)"
         ) from error

@@ -17,7 +17,7 @@ from torch import nn
 from transformers.modeling_outputs import BaseModelOutputWithPast
 
 from data.labels import IGNORE_INDEX
-from policies.compilation import compile_for_any_rows
+from policies.compilation import compilation_named, compile_for_any_rows
 from policies.head_gradients import loss_with_gradients
 
 
@@ -96,9 +96,10 @@ def use_summed_loss(
         loss_of = functools.partial(cross_entropy, label_smoothing=smoothing)
         size = chunk_size or max(1, targets.numel())
         chunks = list(zip(hidden.split(size, dim=1), targets.split(size), strict=True))
-        if torch.is_grad_enabled():
-            return loss_with_gradients(hidden, chunks, logits_of, loss_of, loss_grad)
-        return torch.stack([loss_of(logits_of(inputs), wanted) for inputs, wanted in chunks]).sum()
+        with compilation_named("the cross-entropy", "--compile"):
+            if torch.is_grad_enabled():
+                return loss_with_gradients(hidden, chunks, logits_of, loss_of, loss_grad)
+            return torch.stack([loss_of(logits_of(inputs), wanted) for inputs, wanted in chunks]).sum()
 
     model.forward = forward
 

@@ -13,6 +13,7 @@ import torch
 from torch.optim import AdamW
 from torch.optim.adamw import adamw
 
+from policies.compilation import compilation_named
 from utils.distributed import local_tensor
 
 ROW = 1024
@@ -104,7 +105,8 @@ class CompiledAdamW(AdamW):
             rows = [tensor.detach().view(-1, ROW) for tensor in each[:4]]
             for tensor in rows:
                 torch._dynamo.maybe_mark_dynamic(tensor, 0)  # or each shape would compile a kernel of its own
-            self._update(rows, scalars, beta1=beta1, beta2=beta2, eps=group["eps"])
+            with compilation_named("the update of AdamW", "--compile_optimizer"):
+                self._update(rows, scalars, beta1=beta1, beta2=beta2, eps=group["eps"])
 
 
 def _update(rows: list[torch.Tensor], scalars: torch.Tensor, *, beta1: float, beta2: float, eps: float) -> None:

@@ -2,17 +2,25 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
+from torch import nn
+from torch._dynamo.exc import BackendCompilerFailed
 from torch._dynamo.utils import counters
 
-from policies.compilation import compile_for_any_rows
-from policies.loss import summed_cross_entropy
+from policies.compilation import CompilationError, compilation_named, compile_for_any_rows
+from policies.loss import summed_cross_entropy, use_summed_loss
+from policies.optimizers.compiled_adamw import CompiledAdamW
+from tasks.causal_lm import compute_logits, stacks, summed_loss
+from tests.helpers.causal_models import make_batch, make_model
 from tests.helpers.generated import flags
 from tests.helpers.no_compiler import without_compiler
 from tests.helpers.processes import ProcessGroup
+from utils.memory_errors import what_ran_out
 
 
 @pytest.mark.slow
@@ -28,6 +36,49 @@ def test_a_layer_that_does_not_compile_is_named_once_and_no_rank_is_left(
     assert "--compile: torch.compile failed on a layer" in line
     assert "/nowhere/c++" in line
     assert not any("Traceback" in outcome.stderr for outcome in outcomes)
+
+
+@pytest.fixture
+def no_compiler() -> Iterator[None]:
+    import torch._inductor.config as inductor
+
+    torch._dynamo.reset()
+    with inductor.patch({"force_disable_caches": True, "cpp.cxx": (None, "/nowhere/c++")}):
+        yield
+
+
+@pytest.mark.usefixtures("no_compiler")
+def test_a_loss_that_does_not_compile_is_named() -> None:
+    model = make_model("llama")
+    use_summed_loss(model, stacks(model), 7, compute_logits, compiled=True)
+    with (
+        pytest.raises(CompilationError, match=r"^--compile: .* failed on the cross-entropy .*/nowhere/c\+\+") as raised,
+        compilation_named("a layer of this model", "--compile"),
+    ):
+        summed_loss(model, make_batch())
+    assert "; leave --compile out (" in str(raised.value)
+
+
+@pytest.mark.usefixtures("no_compiler")
+def test_an_optimizer_that_does_not_compile_is_named_by_its_own_flag() -> None:
+    weight = nn.Parameter(torch.zeros(2, 1024))
+    weight.grad = torch.ones_like(weight)
+    with (
+        pytest.raises(CompilationError, match=r"^--compile_optimizer: .* failed on the update of AdamW") as raised,
+        compilation_named("a layer of this model", "--compile"),
+    ):
+        CompiledAdamW([weight], large=1024).step()
+    assert "; leave --compile_optimizer out (" in str(raised.value)
+
+
+def test_memory_that_runs_out_while_compiling_is_no_error_of_the_compiler() -> None:
+    def short_of_memory(module: Any, inputs: Any) -> Any:
+        raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB")
+
+    compiled = torch.compile(torch.sin, backend=short_of_memory)
+    with pytest.raises(BackendCompilerFailed) as raised, compilation_named("a layer of this model", "--compile"):
+        compiled(torch.zeros(2))
+    assert what_ran_out(raised.value) == "device"
 
 
 @pytest.mark.slow
