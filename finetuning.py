@@ -4,7 +4,7 @@
     python finetuning.py --model_name M --samsum_dataset.data_path my_dialogues/
     python finetuning.py --help
 
-The run, top to bottom: main() reads flags, prepare() (preparation.py) builds everything that trains, train() is the
+The run, top to bottom: main() reads flags, prepare() (preparation/) builds everything that trains, train() is the
 loop, train_step() one optimizer step, evaluate() one pass over the validation set.
 """
 
@@ -51,7 +51,8 @@ from policies.compilation import compilation_named
 from policies.finite import weights_not_finite
 from policies.loss_scaling import LossScaler
 from policies.sharding import gradient_sync, reshard
-from preparation import Job, load_only, prepare
+from preparation.load_only import load_only
+from preparation.prepare import Job, prepare
 from reporting.run_lock import BEAT_SECONDS, RunLock
 from supervision.non_finite import NonFiniteError, describe_non_finite
 from supervision.stopping import StopRequests
@@ -386,7 +387,7 @@ def conclude(job: Job, status: str, asked: str) -> None:
     if job.env.is_rank_zero:
         events = reporter.metrics.read()
         reporter.say(*compare_with_plan(job.folder, events, peaks, has_allocator=has_allocator))
-        reporter.say(*job.network.lines(events, peaks))
+        reporter.say(*([] if job.network is None else job.network.lines(events, peaks)))
     reporter.show_end(status)
 
 

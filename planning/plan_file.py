@@ -11,6 +11,8 @@ from typing import Any, NamedTuple
 
 import torch
 
+from planning.cost.network_waits import RunNetwork
+from planning.cost.traffic import find_traffic
 from planning.data_facts import DataFacts
 from planning.memory.closed_form import CONTEXT_GIB
 from planning.planned_environment import own_hardware
@@ -27,8 +29,9 @@ from utils.units import GIB
 class PlanAtStart(NamedTuple):
     """The plan of the run that starts on these ranks."""
 
-    values: dict[str, Any] | None  # for plan.json; None if it could not be planned
-    checkpointing: Checkpointing | None  # of its layers, if it could
+    values: dict[str, Any] | None  # for plan.json; None, as what follows, if it could not be planned
+    checkpointing: Checkpointing | None  # of its layers
+    network: RunNetwork | None  # what it exchanges, and over what
     notes: tuple[str, ...]  # lines to print
 
 
@@ -58,11 +61,12 @@ def plan_at_start(
         hardware = own_hardware(config.train_config, config.planning_config, env)
         card = replace(hardware.card, memory_gib=min(hardware.card.memory_gib, memory_gib))
         plan = plan_of(config, replace(hardware, card=card), data)
+        network = RunNetwork(plan.resolved.policies.layout, find_traffic(plan.model), hardware)
     except Exception as error:  # a plan is worth no run
         why = f"this run could not be planned ({in_one_line(error)})"
         notes = (f"activation_checkpointing: auto is this run's default, since {why}",) if auto else ()
-        return PlanAtStart(None, None, (f"{PLAN}: not written, since {why}", *notes))
-    return PlanAtStart(plan.to_dict(), plan.model.empty.checkpointing, plan.choices)
+        return PlanAtStart(None, None, None, (f"{PLAN}: not written, since {why}", *notes))
+    return PlanAtStart(plan.to_dict(), plan.model.empty.checkpointing, network, plan.choices)
 
 
 def write_plan(folder: Path, plan: dict[str, Any] | None) -> None:

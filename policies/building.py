@@ -13,7 +13,7 @@ from configs.run import RunConfig
 from data.packing import Offsets
 from policies.activation_checkpointing import Checkpointing, checkpointing_mode
 from policies.adapters import adapter_notes
-from policies.apply_policies import Adapted, Policies, adapt_model, shard_and_fill
+from policies.apply_policies import Policies, adapt_model, shard_and_fill
 from policies.attention import choose_attention, rows_that_need_offsets
 from policies.loading import build_model, grow_embeddings
 from policies.model_task import ModelTask
@@ -41,7 +41,6 @@ class BuiltModel:
 
     model: nn.Module
     empty: EmptyModel  # what it was made of
-    adapted: Adapted  # what was sharded
     load_seconds: float
 
 
@@ -141,4 +140,4 @@ def build_for_training(
         env,
         offloads=config.train_config.activation_offloading,
     )
-    return BuiltModel(model, empty, adapted, time.perf_counter() - started)
+    return BuiltModel(model, empty, time.perf_counter() - started)

@@ -11,7 +11,6 @@ from torch import nn
 from planning.cost.group_speeds import Speeds
 from planning.float8_weights import float8_weights
 from planning.planned_model import PlannedModel
-from planning.resolved import Resolved
 from policies.apply_policies import Adapted
 
 LAYOUTS = ("FULL_SHARD", "SHARD_GRAD_OP", "HYBRID_SHARD", "NO_SHARD")
@@ -32,19 +31,10 @@ class Traffic:
 
 def find_traffic(planned: PlannedModel) -> Traffic:
     """The traffic of one optimizer step, from the model's shapes alone."""
-    return traffic_of(planned.adapted, planned.resolved, accumulate_unsharded=planned.accumulate_unsharded)
-
-
-def traffic_of(adapted: Adapted, resolved: Resolved, *, accumulate_unsharded: bool) -> Traffic:
-    """The same, of a model that may be sharded by now.
-
-    Args:
-        accumulate_unsharded: whether micro-batches accumulate whole gradients.
-    """
-    policies = resolved.policies
+    adapted, policies = planned.adapted, planned.resolved.policies
     precision, trained = policies.precision, _trained_by_unit(adapted)
     computed = precision.compute_dtype if precision.casts else None
-    in_float8 = float8_weights(adapted, resolved).gathered
+    in_float8 = float8_weights(adapted, planned.resolved).gathered
 
     def gathered(parameter: nn.Parameter) -> int:
         return parameter.numel() * (1 if id(parameter) in in_float8 else _item_size(parameter, computed))
@@ -60,8 +50,8 @@ def traffic_of(adapted: Adapted, resolved: Resolved, *, accumulate_unsharded: bo
         gradient_bytes=gradient_bytes,
         num_units=len(adapted.units) + 1,
         num_trained_units=sum(map(bool, trained)),
-        num_micro_batches=resolved.batches.gradient_accumulation_steps,
-        reduces_once=accumulate_unsharded,
+        num_micro_batches=planned.resolved.batches.gradient_accumulation_steps,
+        reduces_once=planned.accumulate_unsharded,
     )
 
 

@@ -104,7 +104,7 @@ def train_and_watch(argv: Sequence[str]) -> int:
     """finetuning.main for two epochs; leaves in the run folder what this rank saw of every step."""
     import finetuning
     from configs.flags import parse_flags
-    from preparation import prepare
+    from preparation.prepare import prepare
     from reporting.run_lock import RunLock
     from supervision.watchdog import Watchdog
     from utils.distributed import local_tensor

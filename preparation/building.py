@@ -1,0 +1,104 @@
+"""The model of a run with its weights, what updates it and what feeds it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from functools import partial
+from typing import Any
+
+from checkpointing.trained import Trained
+from data.pipeline import make_loaders
+from data.step_loader import StepLoader
+from data.stream_loader import StreamLoader
+from data.tokenizer_loading import added_token_ids, num_rows_needed, tokenizer_of
+from planning.inputs import Inputs
+from planning.resolved import Resolved
+from policies.attention import check_packing_isolates
+from policies.building import BuiltModel, EmptyModel, build_for_training
+from policies.float8 import computed_in_bf16, keep_scales
+from policies.loss_scaling import LossScaler
+from policies.optimizers.build import build_optimizer, optimizer_notes
+from policies.optimizers.offload import share_out_cores
+from policies.optimizers.schedule import build_scheduler
+from policies.sharding import accumulates_unsharded, unit_notes
+from utils.environment import Environment, print_rank_zero
+
+
+@dataclass(frozen=True)
+class Trainable(Trained):
+    """What is trained, what updates it, and how its gradients accumulate."""
+
+    accumulate_unsharded: bool
+
+
+@dataclass(frozen=True)
+class Loaders:
+    """What feeds the model: each gives this rank's micro-batches of a step."""
+
+    train: StepLoader | StreamLoader
+    evaluation: StepLoader | None
+
+
+@dataclass(frozen=True)
+class TrainingParts:
+    """The model, what updates it and what feeds it."""
+
+    trainable: Trainable
+    loaders: Loaders
+    empty: EmptyModel  # what the model was made of
+    load_seconds: float  # what it took to build, shard and fill the model
+
+
+def build(inputs: Inputs, env: Environment) -> TrainingParts:
+    """Build everything that a step needs. Every rank must call this."""
+    resolved, task = inputs.resolved, inputs.resolved.task
+    built = build_model(resolved, inputs.processor, env)
+    model, empty = built.model, built.empty
+    train, fsdp = replace(resolved.config.train_config, lr=resolved.lr), resolved.config.fsdp_config
+    optimizer = build_optimizer(model, train, fsdp)
+    keep_scales(model, optimizer, resolved.policies.float8)
+    notes = [*unit_notes(model, fsdp.wrap), *optimizer_notes(model, train.lr, fsdp), *share_out_cores(fsdp, env)]
+    print_rank_zero(env, *notes)
+    packing = train.batching_strategy == "packing"
+    collate = task.make_collator(
+        inputs.processor,
+        empty.model.config,
+        vocab_size=inputs.vocab_size,
+        widths=resolved.widths,
+        packing=packing,
+        offsets=empty.offsets,
+    )
+    if packing:
+        with computed_in_bf16(model):  # in float8 the scale of activations is that of all documents
+            check_packing_isolates(
+                model,
+                lambda rows: task.summed_loss(model, collate(rows).to(env.device)),
+                vocab_size=inputs.vocab_size,
+                row_length=resolved.context_length,
+            )
+    loaders = Loaders(*make_loaders(inputs.data, train, resolved.batches, env, collate, partial(print_rank_zero, env)))
+    model.train()
+    trainable = Trainable(
+        model=model,
+        optimizer=optimizer,
+        scheduler=build_scheduler(optimizer, train, steps_per_epoch=len(loaders.train), num_steps=inputs.num_steps),
+        scaler=LossScaler(active=resolved.policies.precision.scales_loss),
+        accumulate_unsharded=accumulates_unsharded(
+            fsdp.accumulate_unsharded, resolved.policies.layout, model, env.device_facts
+        ),
+    )
+    return TrainingParts(trainable, loaders, empty, built.load_seconds)
+
+
+def build_model(resolved: Resolved, processor: Any, env: Environment) -> BuiltModel:
+    """The model with its weights. Every rank must call this."""
+    return build_for_training(
+        resolved.config,
+        resolved.model_config,
+        task=resolved.task,
+        policies=resolved.policies,
+        row_length=resolved.context_length,
+        num_embeddings=num_rows_needed(tokenizer_of(processor)),
+        new_tokens=added_token_ids(tokenizer_of(processor), resolved.config.train_config),
+        env=env,
+    )

@@ -1,0 +1,34 @@
+"""--load_only: the model loaded as a run would load it, and what each rank then holds."""
+
+from __future__ import annotations
+
+from configs.run import RunConfig
+from planning.data_facts import DataFacts
+from planning.load_check import load_table, loaded_on_all
+from planning.preflight import check_environment
+from planning.resolved import resolve
+from preparation.building import build_model
+from preparation.start import follow_plan, meet_ranks, start_ranks
+from reporting.tables import print_for_people
+from supervision.watchdog import Watchdog
+from utils.environment import Environment, print_rank_zero
+
+
+def load_only(config: RunConfig, env: Environment, watchdog: Watchdog) -> None:
+    """Load the model as a run would, and print what each rank holds, beside what was planned. It reads no data.
+
+    Raises:
+        ConfigError: if the run is refused.
+    """
+    config, meeting = meet_ranks(config, env)
+    check_environment(config, env)
+    resolved = resolve(config, env)
+    processor = resolved.task.load_processor(config.train_config)
+    print_rank_zero(env, *resolved.config.notes, *resolved.notes)
+    start_ranks(meeting, config, env, watchdog)
+    resolved, plan = follow_plan(resolved, env, lambda: DataFacts.of_processor(processor, resolved))
+    built = build_model(resolved, processor, env)
+    found = loaded_on_all(built.model, env)
+    if env.is_rank_zero:
+        print_for_people("", load_table(found, plan.values), "", f"loaded in {built.load_seconds:.1f} s")
+    watchdog.stop()

@@ -1,0 +1,179 @@
+"""What a run writes, opened before its first step: its folder with run.yaml, its events, and its checkpoints."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from functools import partial
+from pathlib import Path
+from typing import Any, NamedTuple, TextIO
+
+from checkpointing.finding import Checkpoint
+from checkpointing.root import delete_checkpoints
+from checkpointing.save_plan import SavePlan
+from checkpointing.saver import CheckpointSaver
+from configs.run import RunConfig
+from data.stream_loader import StreamLoader
+from planning.inputs import Inputs
+from planning.places import check_places
+from policies.sharding import num_units, unwrap
+from preparation.building import Trainable, TrainingParts
+from reporting.collectives import clock_of
+from reporting.communication import CommunicationRecorder
+from reporting.memory_ledger import MemoryLedger
+from reporting.metrics_file import MetricsFile
+from reporting.profiling import step_recorder
+from reporting.run_description import describe_run, start_event
+from reporting.run_folder import Marks, checkpoint_root, create_run_folder, marks_of
+from reporting.run_lock import RunLock
+from reporting.run_reporter import RunReporter
+from reporting.start_table import start_table, start_warnings
+from reporting.tables import print_for_people
+from reporting.trackers import open_trackers
+from utils.distributed import on_rank_zero
+from utils.environment import Environment, print_rank_zero
+from utils.errors import ConfigError
+
+
+class RunRecord(NamedTuple):
+    """What run.yaml, the start table and trackers tell of a run besides its settings."""
+
+    resolved: dict[str, Any]  # what the settings came to
+    description: dict[str, Any]  # model, data and devices
+    start: dict[str, Any]  # the `start` event
+
+
+def record_run(inputs: Inputs, parts: TrainingParts, save_plan: SavePlan, env: Environment) -> RunRecord:
+    """The record of a run that is about to start. Every rank must call this."""
+    empty, trainable = parts.empty, parts.trainable
+    resolved = inputs.resolved.to_dict() | {
+        "num_units": num_units(trainable.model),
+        "activation_checkpointing": str(empty.checkpointing),
+        "attention": empty.attention,
+        "accumulate_unsharded": trainable.accumulate_unsharded,
+        "keep_last": save_plan.keep_last,
+        "checkpoint_bytes": save_plan.num_bytes,
+    }
+    description = describe_run(
+        trainable.model, empty.architecture, inputs.preview, env, load_seconds=parts.load_seconds
+    )
+    start = start_event(description, env, steps_per_epoch=len(parts.loaders.train), num_steps=inputs.num_steps)
+    return RunRecord(resolved, description, start)
+
+
+def open_folder(
+    config: RunConfig, env: Environment, lock: RunLock, marks: Marks, record: RunRecord, checkpoint: Checkpoint | None
+) -> Path:
+    """The run folder, with its run.yaml. Every rank must call this.
+
+    Args:
+        lock: holds the folder from now on.
+        marks: of the run's folders, when the checkpoint was looked for.
+        checkpoint: the one that the run goes on from.
+
+    Raises:
+        ConfigError: on every rank, if another run has written there since, or if files of others would be lost.
+    """
+    train = config.train_config
+
+    def check(folder: Path) -> None:
+        if marks_of(train, env) != marks:
+            raise ConfigError(
+                f"--output_dir: another run wrote into {folder} while this one was loading; give the same command again"
+            )
+        check_places(config, folder, afresh=checkpoint is None)
+
+    return on_rank_zero(
+        lambda: create_run_folder(
+            config,
+            env,
+            lock,
+            check=check,
+            delete_checkpoints=partial(delete_checkpoints, train),
+            resolved=record.resolved,
+            description=record.description,
+            resumed=None if checkpoint is None else checkpoint.summary(env),
+        )
+    )
+
+
+def show_start(config: RunConfig, env: Environment, record: RunRecord, folder: Path) -> None:
+    """Print the table of the run that starts. Call this on rank 0."""
+    print_for_people("", start_table(config, env, record.start, record.resolved, record.description), "")
+    print_rank_zero(env, *start_warnings(config.train_config, record.start), f"run folder: {folder}")
+
+
+def open_reporter(
+    inputs: Inputs,
+    trainable: Trainable,
+    record: RunRecord,
+    env: Environment,
+    folder: Path,
+    screen: TextIO | None,
+    *,
+    after_step: int,
+) -> RunReporter:
+    """The reporter of a run, with its trackers on rank 0.
+
+    Args:
+        screen: gets the events, too, if there is one.
+        after_step: the step that a resumed run goes on after.
+    """
+    config, say = inputs.resolved.config, partial(print_rank_zero, env)
+    tracking = config.tracking_config
+    metrics = samples = MetricsFile(None)
+    if env.is_rank_zero:
+        figures = record.resolved | record.start
+        trackers = open_trackers(tracking, folder, config.to_dict(), figures, say, after_step=after_step)
+        metrics = MetricsFile(folder / "metrics.jsonl", trackers, screen)
+        samples = MetricsFile(folder / "samples.jsonl") if inputs.generation else samples
+    flops = inputs.resolved.task.make_flops(unwrap(trainable.model))
+    return RunReporter(
+        tracking,
+        env,
+        folder,
+        metrics=metrics,
+        samples=samples,
+        ledger=MemoryLedger(trainable.model, trainable.optimizer, env.device),
+        recorder=step_recorder(tracking, env, folder, flops, say),
+        communication=CommunicationRecorder(trainable.model, clock_of(env.device)),
+        flops=flops,
+        scaler=trainable.scaler,
+        num_epochs=config.train_config.num_epochs,
+        num_steps=inputs.num_steps,
+        compiles=config.train_config.compile,
+    )
+
+
+def open_saver(
+    inputs: Inputs,
+    parts: TrainingParts,
+    save_plan: SavePlan,
+    reporter: RunReporter,
+    *,
+    model_identity: Mapping[str, Any],
+    files: Mapping[str, bytes],
+) -> CheckpointSaver:
+    """The saver of a run's checkpoints, which tells the reporter of each. Every rank must call this.
+
+    Args:
+        model_identity: what the model of a run that goes on from here must have in common with this one.
+        files: small ones that every checkpoint carries.
+    """
+    config, loader = inputs.resolved.config, parts.loaders.train
+    return CheckpointSaver(
+        parts.trainable,
+        save_plan,
+        checkpoint_root(config.train_config, reporter.folder),
+        metadata={
+            "settings": config.to_dict(),
+            "global_batch_size": inputs.resolved.batches.global_batch_size,
+            "num_steps": inputs.num_steps,
+            "began_with": inputs.resolved.began_with._asdict(),
+            **inputs.identity(),
+            **model_identity,
+        },
+        files=files,
+        stream_state=lambda: loader.state if isinstance(loader, StreamLoader) else None,
+        say=reporter.say,
+        write_event=reporter.checkpoint,
+    )

@@ -1,0 +1,124 @@
+"""What a run trains with, in the order in which a mistake is cheapest: flags, files, data, weights, run folder."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from functools import partial
+from pathlib import Path
+
+from checkpointing.base_fingerprint import base_fingerprint
+from checkpointing.huggingface_files import huggingface_files, model_config_values
+from checkpointing.model_folder import export_model
+from checkpointing.resume import take_up_results
+from checkpointing.save_plan import plan_saves
+from checkpointing.saver import CheckpointSaver
+from checkpointing.train_state import TrainState
+from configs.run import RunConfig
+from evaluation.generation import Generation
+from planning.agreement import facts_found
+from planning.cost.network_waits import RunNetwork
+from planning.going_on import look_into_folders
+from planning.inputs import read_inputs
+from planning.plan_file import write_plan
+from policies.activation_checkpointing import Checkpointing
+from preparation.building import Loaders, Trainable, build
+from preparation.outputs import open_folder, open_reporter, open_saver, record_run, show_start
+from preparation.resuming import find_checkpoint, load_state
+from preparation.start import follow_plan, meet_ranks, start_ranks
+from reporting.run_folder import checkpoint_root, planned_folder
+from reporting.run_lock import RunLock
+from reporting.run_reporter import RunReporter
+from supervision.watchdog import Watchdog
+from tasks.task import Task
+from utils.distributed import check_agreement, on_rank_zero
+from utils.environment import Environment, print_rank_zero
+from utils.seeding import seed_everything
+from utils.streams import take_standard_output
+
+
+@dataclass(frozen=True)
+class Job:
+    """What prepare() built and train() uses; only the state changes, as train() moves it on."""
+
+    config: RunConfig
+    env: Environment
+    task: Task
+    trainable: Trainable
+    loaders: Loaders
+    generation: Generation | None
+    num_steps: int
+    state: TrainState
+    saver: CheckpointSaver
+    reporter: RunReporter
+    network: RunNetwork | None  # None if the run could not be planned
+    watchdog: Watchdog
+    folder: Path
+    export: Callable[[], Path]  # writes the weights in Hugging Face format and returns their folder
+    checkpointing: Checkpointing  # of activations
+
+
+def prepare(config: RunConfig, env: Environment, watchdog: Watchdog, lock: RunLock) -> Job:
+    """Build everything that trains. Every rank must call this.
+
+    Raises:
+        ConfigError: if the run is refused; nothing has been written.
+    """
+    # What each rank can know and refuse alone: no collective waits for a tokenizer.
+    screen = take_standard_output() if config.tracking_config.log_format == "json" else None
+    config, meeting = meet_ranks(config, env)
+    begun = look_into_folders(config, env, meeting)
+    inputs = read_inputs(begun.config, env, begun.checkpoint)
+    config = inputs.resolved.config
+    train, num_steps = config.train_config, inputs.num_steps
+
+    # What all ranks must find alike, and what decides how the model is built.
+    start_ranks(meeting, config, env, watchdog)
+    check_agreement(facts_found(config, inputs.resolved, inputs.data, num_steps, inputs.vocab_size))
+    checkpoint = find_checkpoint(begun, inputs, env)
+    resolved, plan = follow_plan(inputs.resolved, env, inputs.data_facts)
+    inputs = replace(inputs, resolved=resolved)
+
+    # Weights.
+    parts = build(inputs, env)
+    model = parts.trainable.model
+    seed_everything(train.seed, env.rank)  # from here on, dropout differs from rank to rank
+    files = huggingface_files(model, inputs.processor)
+    base = on_rank_zero(lambda: base_fingerprint(model, train))
+    model_identity = {"model_config": model_config_values(files), "base_fingerprint": base}
+    state = load_state(checkpoint, parts, model_identity, config, env)
+    root = checkpoint_root(train, planned_folder(train, env))
+    save_plan, save_notes = plan_saves(model, train, config.fsdp_config, root, env)
+    print_rank_zero(env, *save_notes)
+
+    # What the run writes.
+    record = record_run(inputs, parts, save_plan, env)
+    folder = open_folder(config, env, lock, begun.marks, record, checkpoint)
+    if checkpoint is not None:
+        take_up_results(checkpoint, state, folder, num_steps)
+    watchdog.traces = folder / "traces"
+    if env.is_rank_zero:
+        write_plan(folder, plan.values)
+        show_start(config, env, record, folder)
+    reporter = open_reporter(inputs, parts.trainable, record, env, folder, screen, after_step=state.step)
+    saver = open_saver(inputs, parts, save_plan, reporter, model_identity=model_identity, files=files)
+    watchdog.beside.append(saver.group)
+    saver.begin(checkpoint)
+    reporter.run_started(record.start, seconds_before=state.seconds)
+    return Job(
+        config=config,
+        env=env,
+        task=resolved.task,
+        trainable=parts.trainable,
+        loaders=parts.loaders,
+        generation=inputs.generation,
+        num_steps=num_steps,
+        state=state,
+        saver=saver,
+        reporter=reporter,
+        network=plan.network,
+        watchdog=watchdog,
+        folder=folder,
+        export=partial(export_model, model, inputs.processor, folder),
+        checkpointing=parts.empty.checkpointing,
+    )

@@ -1,0 +1,60 @@
+"""Where a run goes on from: a checkpoint is checked before weights are read, and loaded into what was built."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from checkpointing.comparison import check_place, check_same
+from checkpointing.finding import Checkpoint, open_checkpoint
+from checkpointing.resume import load_checkpoint
+from checkpointing.train_state import TrainState
+from configs.run import RunConfig
+from data.stream_loader import StreamLoader
+from planning.going_on import Begun
+from planning.inputs import Inputs
+from preparation.building import TrainingParts
+from utils.environment import Environment, print_rank_zero
+
+
+def find_checkpoint(begun: Begun, inputs: Inputs, env: Environment) -> Checkpoint | None:
+    """The first undamaged checkpoint of the run; None if it starts afresh. Every rank must call this.
+
+    Raises:
+        ConfigError: on every rank, if all are damaged, or if going on from this one would change the result.
+    """
+    checkpoint = open_checkpoint(begun.folders, env, every_file=True)
+    if checkpoint is not None:
+        steps_per_epoch = inputs.data.steps_per_epoch(inputs.resolved.batches)
+        changes = check_same(checkpoint, inputs.resolved.config, inputs.identity(), num_steps=inputs.num_steps)
+        print_rank_zero(env, *changes)
+        check_place(checkpoint, num_steps=inputs.num_steps, steps_per_epoch=steps_per_epoch)
+    return checkpoint
+
+
+def load_state(
+    checkpoint: Checkpoint | None,
+    parts: TrainingParts,
+    model_identity: Mapping[str, Any],
+    config: RunConfig,
+    env: Environment,
+) -> TrainState:
+    """How far the run has come, once all its parts are as they were then. Every rank must call this.
+
+    Args:
+        checkpoint: None: the run starts afresh.
+        model_identity: what the checkpoint's model and this one must have in common.
+
+    Raises:
+        ConfigError: on every rank, if the checkpoint is not of this model or cannot be loaded.
+    """
+    if checkpoint is None:
+        return TrainState()
+    print_rank_zero(env, *check_same(checkpoint, config, model_identity))
+    offload = config.fsdp_config.optimizer_cpu_offload
+    seed = config.train_config.seed
+    state = load_checkpoint(checkpoint, parts.trainable, env, seed=seed, optimizer_cpu_offload=offload)
+    if isinstance(parts.loaders.train, StreamLoader):
+        state.stay_in_first_epoch()
+        parts.loaders.train.state = checkpoint.stream_state()
+    return state

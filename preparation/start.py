@@ -1,0 +1,52 @@
+"""What a run and --load_only begin with: ranks that agree on their command, a process group, and a plan."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from configs.absolute_paths import make_paths_absolute
+from configs.run import RunConfig
+from planning.agreement import facts_at_start
+from planning.data_facts import DataFacts
+from planning.plan_file import PlanAtStart, plan_for_all
+from planning.resolved import Resolved, with_choice
+from supervision.watchdog import Watchdog
+from utils.distributed import start_process_group
+from utils.environment import Environment, launcher_notes, print_rank_zero
+from utils.job_store import connect
+from utils.meeting import Meeting, meet
+from utils.seeding import seed_everything, use_deterministic_kernels
+
+
+def meet_ranks(config: RunConfig, env: Environment) -> tuple[RunConfig, Meeting]:
+    """Meet the other ranks, which must have been started alike. Returns the settings with absolute paths, too.
+
+    Raises:
+        ConfigError: if they were not.
+    """
+    if config.train_config.deterministic:
+        use_deterministic_kernels()
+    print_rank_zero(env, *launcher_notes(env))
+    config = make_paths_absolute(config, env.started_in)
+    meeting = meet(connect(env), env)
+    if env.world_size > 1:
+        meeting.check_agreement(facts_at_start(config, env))
+    return config, meeting
+
+
+def start_ranks(meeting: Meeting, config: RunConfig, env: Environment, watchdog: Watchdog) -> None:
+    """Start the process group, as soon as all ranks have read what each can read alone, and watch over it."""
+    start_process_group(env, meeting)
+    watchdog.start(config.train_config.step_timeout_seconds)
+
+
+def follow_plan(resolved: Resolved, env: Environment, data: Callable[[], DataFacts]) -> tuple[Resolved, PlanAtStart]:
+    """The settings with what their plan decides, and the plan. Every rank must call this; the model is built next.
+
+    Args:
+        data: what is known of the data; called on rank 0.
+    """
+    plan = plan_for_all(resolved, env, data)
+    print_rank_zero(env, *plan.notes)
+    seed_everything(resolved.config.train_config.seed)  # adapters are drawn alike on every rank
+    return with_choice(resolved, plan.checkpointing), plan
