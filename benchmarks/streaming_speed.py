@@ -38,7 +38,7 @@ def read(stream: Stream, share: BlockShare | None, core: int, ready: Any, result
     stream = replace(stream, sources=tuple(replace(source, kept=None) for source in stream.sources))
     ready.wait()
     started, started_cpu, num_tokens = time.perf_counter(), time.process_time(), 0
-    for rows, lines in stream.shared(share).steps(8):
+    for rows, lines in StreamSteps(stream.shared(share), 8):
         if lines:
             break
         num_tokens += sum(len(ids) for row in rows for ids, _, _ in row)
@@ -69,7 +69,7 @@ def measure(stream: Stream, num_ranks: int) -> tuple[float, float]:
 
 def measure_resuming(stream: Stream, share_of_pass: float) -> None:
     """Read to a step as a run does, then go on behind it from its state."""
-    num_steps = next(number for number, (_, lines) in enumerate(stream.steps(8)) if lines)
+    num_steps = next(number for number, (_, lines) in enumerate(StreamSteps(stream, 8)) if lines)
     last = max(1, round(share_of_pass * num_steps))
     steps, started = StreamSteps(stream, 8), time.process_time()
     for _ in steps:

@@ -7,7 +7,7 @@ blocks of rows that they come from, so it is small. These rows are read and toke
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -17,9 +17,7 @@ from data.packing import PackedStream
 from data.pass_counts import PassCounts
 from data.row_stream import RowPlace
 from data.sequences import Row, Sequences, TokenSequence
-
-if TYPE_CHECKING:
-    from data.streaming import Stream, StreamSource
+from data.streaming import Stream, StreamSource
 
 Reference = list[int]  # source, block, row of the block, part of the row
 

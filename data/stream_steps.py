@@ -5,14 +5,12 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator
 from itertools import count
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from data.sequences import Row
 from data.stream_pass import StateMismatch, StreamPass
+from data.streaming import Stream
 from utils.errors import ConfigError
-
-if TYPE_CHECKING:
-    from data.streaming import Stream
 
 _VERSION = 1
 

@@ -1,7 +1,8 @@
-"""Training data read as it is needed: one stream of global batches, the same on every rank.
+"""Training data read as it is needed: the sources of a stream, which give checked sequences block by block.
 
-Every rank reads and packs the whole stream and keeps its own rows of each global batch. So the rows of step s depend on
-seed and global batch size alone, as without streaming. Ranks of one machine share the tokenising (`data.block_share`).
+`data.stream_pass` mixes and packs them, `data.stream_steps` goes on from pass to pass, and each rank keeps its own rows
+of every global batch (`data.stream_loader`). All ranks read the whole stream, so the rows of step s depend on seed and
+global batch size alone, as without streaming. Ranks of one machine share the tokenising (`data.block_share`).
 """
 
 from __future__ import annotations
@@ -20,8 +21,7 @@ from data.block_share import BlockShare
 from data.dataset_functions import accepted_options  # a spawned worker finds dataset files through its import hook
 from data.encoding import ONE_TEXT, Encode
 from data.row_stream import RowPlace, RowStream
-from data.sequences import Row, Sequences, check_token_ids
-from data.stream_steps import StreamSteps
+from data.sequences import Sequences, check_token_ids
 from data.tokenized_stream import RowBatch, TokenizedStream
 from data.user_errors import RAISED, failed, file_of
 from utils.errors import ConfigError
@@ -230,7 +230,3 @@ class Stream:
             if isinstance(rows := source.kept, Sequence) or isinstance(rows, datasets.Dataset)
         ]
         return lines
-
-    def steps(self, global_batch_size: int) -> Iterator[tuple[list[Row], tuple[str, ...]]]:
-        """The rows of each optimizer step, and the lines to print before it; see `data.stream_steps`."""
-        return iter(StreamSteps(self, global_batch_size))

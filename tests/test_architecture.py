@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 import re
 from collections import Counter
+from graphlib import TopologicalSorter
 from pathlib import Path
 
 from tests.helpers.processes import ROOT
@@ -48,6 +49,12 @@ def test_a_file_imports_from_the_rooms_that_the_table_allows() -> None:
         others = {name.split(".")[0] for name in imported(file)} & (table.keys() | {"tests"}) - {"datasets"}
         found += [f"{file.relative_to(ROOT)} imports {other}" for other in others - allowed]
     assert not found
+
+
+def test_no_files_import_each_other_in_a_circle() -> None:
+    names = {str(file.relative_to(ROOT).with_suffix("")).replace("/", "."): file for file in OUTSIDE_TESTS}
+    graph = {name: imported(file) & names.keys() for name, file in names.items()}
+    TopologicalSorter(graph).prepare()  # raises CycleError, which names the circle
 
 
 def test_no_test_imports_from_another_test_module() -> None:

@@ -14,6 +14,7 @@ from configs.flags import parse_flags
 from data.block_share import BlockShare
 from data.causal_sequences import build_sequences
 from data.pipeline import load_data
+from data.stream_steps import StreamSteps
 from data.streaming import BLOCK, Stream
 from tests.helpers.processes import ProcessGroup, train_events
 from utils.errors import ConfigError
@@ -53,7 +54,7 @@ def steps_of(stream: Stream) -> list[Any]:
     """What is trained on, or the refusal, at which all ends."""
     found: list[Any] = []
     try:
-        for rows, lines in stream.steps(8):
+        for rows, lines in StreamSteps(stream, 8):
             found.append(([[(ids.tolist(), n) for ids, _, n in row] for row in rows], lines))
     except ConfigError as error:
         found.append(str(error))

@@ -18,6 +18,7 @@ from data.mixing import join_sequences
 from data.pipeline import load_sequences
 from data.rows import make_rows
 from data.sequences import Sequences, check_token_ids
+from data.stream_steps import StreamSteps
 from data.streaming import Stream, StreamSource
 from data.user_collator import with_collator
 from tests.helpers.token_documents import DOCUMENTS, row, to_rows
@@ -265,7 +266,7 @@ def test_a_stream_carries_labels_of_another_length(packing: bool) -> None:
     source = StreamSource("a", lambda *_: PAIRS, None, None, "train", build_pairs, 50)
     stream = Stream((source,), (), seed=0, shuffle_buffer_size=3, packing=packing, context_length=5, num_steps=9)
     found: list[Any] = []
-    for rows, _ in stream.steps(1):
+    for rows, _ in StreamSteps(stream, 1):
         found += as_lists([sequence for row in rows for sequence in row])
         if len(found) == len(PAIRS):
             break

@@ -23,6 +23,7 @@ from data.order import BatchesByLength, Shuffled
 from data.packing import PackedStream
 from data.sequences import Row, TokenSequence, checksum
 from data.stream_loader import StreamLoader
+from data.stream_steps import StreamSteps
 from data.streaming import Stream, StreamSource
 from utils.errors import ConfigError, TrainingError
 
@@ -65,7 +66,7 @@ def take_pass(stream: Stream, global_batch_size: int, number: int = 0) -> list[l
     """The steps of one pass; a step with lines to print begins the next pass."""
     found: list[list[Row]] = []
     passes = 0
-    for rows, lines in stream.steps(global_batch_size):
+    for rows, lines in StreamSteps(stream, global_batch_size):
         passes += bool(lines)
         if passes > number:
             return found
