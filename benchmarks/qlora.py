@@ -27,27 +27,13 @@ from typing import Any
 import psutil
 import torch
 import yaml
-from transformers import AutoConfig, AutoModelForCausalLM
 
 from benchmarks.launch import ROOT
 from benchmarks.measurements import WARMUP_STEPS, anonymous_bytes, read_events
-from benchmarks.shapes import SHAPES, make_shape
+from benchmarks.shapes import SHAPES, make_random_weights
 from utils.units import GIB
 
 CHECKPOINTING = ("off", "full")
-
-
-def make_checkpoint(folder: Path, shape: str) -> float:
-    """Write a model folder with random weights; returns their size in GB."""
-    make_shape(folder, shape)
-    device = "cuda" if torch.cuda.is_available() else "cpu"
-    with torch.device(device):
-        model = AutoModelForCausalLM.from_config(AutoConfig.from_pretrained(folder), dtype=torch.bfloat16)
-    model.save_pretrained(folder, max_shard_size="5GB")
-    del model
-    if device == "cuda":
-        torch.cuda.empty_cache()
-    return sum(path.stat().st_size for path in folder.glob("*.safetensors")) / 1e9
 
 
 def watched(command: list[str], environment: dict[str, str]) -> tuple[str, int, float]:
@@ -71,6 +57,11 @@ def visible(gpu: int) -> dict[str, str]:
     return {"CUDA_VISIBLE_DEVICES": str(gpu)} if torch.cuda.is_available() else {}
 
 
+def rows_of(options: argparse.Namespace) -> dict[str, str]:
+    """Variables for benchmarks/random_rows.py."""
+    return {"ROW_LENGTH": str(options.length), "NUM_ROWS": str(options.micro_batch * options.steps)}
+
+
 def ours(
     model: Path, options: argparse.Namespace, gpu: int, checkpointing: str, more: list[str], output: Path
 ) -> dict[str, Any]:
@@ -80,8 +71,9 @@ def ours(
     flags += ["--max_train_step", str(options.steps), "--num_epochs", "100", "--save_model", "False"]
     flags += ["--save_every_steps", "0", "--save_every_minutes", "0", "--quantization", "4bit"]
     flags += ["--activation_checkpointing", checkpointing, *more]
-    rows = {"ROW_LENGTH": str(options.length), "NUM_ROWS": str(options.micro_batch * options.steps)}
-    printed, status, host = watched([sys.executable, str(ROOT / "finetuning.py"), *flags], rows | visible(gpu))
+    printed, status, host = watched(
+        [sys.executable, str(ROOT / "finetuning.py"), *flags], rows_of(options) | visible(gpu)
+    )
     if status:
         return {"failed": printed[-1500:]}
     events = read_events(output)
@@ -95,10 +87,10 @@ def ours(
 
 
 def peer(model: Path, options: argparse.Namespace, gpu: int, checkpointing: str) -> dict[str, Any]:
-    command = [sys.executable, "-m", "benchmarks.qlora_peer", str(model), "--length", str(options.length)]
-    command += ["--micro_batch", str(options.micro_batch), "--steps", str(options.steps)]
-    command += ["--activation_checkpointing"] if checkpointing == "full" else []
-    printed, status, host = watched(command, visible(gpu))
+    command = [sys.executable, "-m", "benchmarks.trl_peer", str(model), "--method", "qlora"]
+    command += ["--length", str(options.length), "--micro_batch", str(options.micro_batch)]
+    command += ["--steps", str(options.steps), f"--activation_checkpointing={checkpointing == 'full'}"]
+    printed, status, host = watched(command, rows_of(options) | visible(gpu))
     return json.loads(printed.splitlines()[-1]) | {"host_gib": host} if status == 0 else {"failed": printed[-1500:]}
 
 
@@ -123,7 +115,7 @@ def main() -> None:
 
     with tempfile.TemporaryDirectory() as temporary:
         model = Path(temporary) / "model"
-        print(f"checkpoint: {make_checkpoint(model, options.shape):.1f} GB", flush=True)
+        print(f"checkpoint: {make_random_weights(model, options.shape):.1f} GB", flush=True)
         measures: dict[str, Callable[[int], dict[str, Any]]] = {}
         for checkpointing in CHECKPOINTING:
             for index, (name, more) in enumerate((("ours", []), ("ours, compiled", ["--compile"]))):

@@ -5,7 +5,8 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from transformers import LlamaConfig
+import torch
+from transformers import AutoConfig, AutoModelForCausalLM, LlamaConfig
 
 from tools.make_tiny_model import make_tiny_model
 
@@ -63,3 +64,16 @@ def make_shape(folder: Path, shape: str) -> None:
     LlamaConfig(
         **({"max_position_embeddings": 8192} | SHAPES[shape]), architectures=["LlamaForCausalLM"]
     ).save_pretrained(folder)
+
+
+def make_random_weights(folder: Path, shape: str) -> float:
+    """Write a model folder with random bf16 weights; returns their size in GB."""
+    make_shape(folder, shape)
+    device = "cuda" if torch.cuda.is_available() else "cpu"
+    with torch.device(device):
+        model = AutoModelForCausalLM.from_config(AutoConfig.from_pretrained(folder), dtype=torch.bfloat16)
+    model.save_pretrained(folder, max_shard_size="5GB")
+    del model
+    if device == "cuda":
+        torch.cuda.empty_cache()
+    return sum(path.stat().st_size for path in folder.glob("*.safetensors")) / 1e9

@@ -1,0 +1,188 @@
+"""Speed and memory beside other tools, on the same tokens in one call, as one table.
+
+    python -m benchmarks.peer_speed --results speed.jsonl --rows P1 P2 --minutes 9
+    python -m benchmarks.peer_speed --results speed.jsonl --rows P2 --ours "--float8 tensorwise" --peers
+
+The peers are TRL with Liger's kernels (benchmarks/trl_peer.py) and torchtune, compiled (benchmarks/torchtune_peer.py).
+All clip gradients at 1.0. --peer_path is a folder with the peers' packages: torchtune needs an older torchao than
+--float8 does. --ours gives further flags of finetuning.py, each for another line of the table. The rate of a large
+bf16 matrix product is measured in each call. Lines that --results holds are not run again, and a call begins nothing
+after --minutes. Machines differ by some percent, so compare lines of one machine.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import math
+import os
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from benchmarks.launch import ROOT
+from benchmarks.measurements import WARMUP_STEPS
+from benchmarks.shapes import make_random_weights, make_shape
+from benchmarks.training_speed import ROWS as WORKLOADS
+from benchmarks.training_speed import Workload
+from benchmarks.training_speed import run as run_ours
+
+ROWS = {
+    "P1": "tinyllama-full-compiled",
+    "P2": "llama8b-full",
+    "P3": "llama8b-full-ac",
+    "P4": "llama8b-lora",
+    "P5": "llama8b-qlora",
+    "P6": "llama8b-full-4-full_shard",
+    "P7": "tinyllama-packed",
+    "tiny": "tiny-full",
+    "tiny-lora": "tiny-lora",
+    "tiny-packed": "tiny-packed",
+}
+"""Workloads of benchmarks/training_speed.py."""
+
+PEERS = {"TRL + Liger": "benchmarks.trl_peer", "torchtune": "benchmarks.torchtune_peer"}
+CLIPPED = ["--gradient_clipping", "--gradient_clipping_threshold", "1.0"]
+CEILING = "bf16 matrix product"
+
+
+def matrix_product_tflops(size: int = 8192, rounds: int = 20) -> float:
+    """The rate of a product of two square bf16 matrices, in TFLOP/s; NaN without a GPU."""
+    if not torch.cuda.is_available():
+        return math.nan
+    left, right = (torch.randn(size, size, device="cuda", dtype=torch.bfloat16) for _ in range(2))
+    seconds = []
+    for _ in range(rounds):
+        first, last = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+        first.record()
+        torch.mm(left, right)
+        last.record()
+        last.synchronize()
+        seconds.append(first.elapsed_time(last) / 1e3)
+    return 2 * size**3 / statistics.median(seconds) / 1e12
+
+
+def ours(name: str, row: Workload, flags: list[str], steps: int, folder: Path) -> dict[str, Any]:
+    """The figures of a run of finetuning.py."""
+    events = run_ours(name, row, steps, [*CLIPPED, *flags], folder, gpu=0 if row.nproc == 1 else None)
+    train = [event for event in events if event["event"] == "train"]
+    if len(train) <= WARMUP_STEPS:
+        return {"failed": "see what it printed"}
+    steady = train[WARMUP_STEPS:]
+    return {
+        "tokens_per_second": statistics.median(event["tokens_per_second_per_device"] for event in steady),
+        "tflops": statistics.median(event["model_tflops_per_device"] for event in steady),
+        "peak_gib": events[-1]["peak_allocated_gib"] or math.nan,
+        "first_loss": train[0]["loss"],
+    }
+
+
+def peer(module: str, row: Workload, steps: int, folder: Path, peer_path: str | None) -> dict[str, Any]:
+    """The figures of a peer's run."""
+    method = "qlora" if "--quantization" in row.flags else "lora" if "--use_peft" in row.flags else "full"
+    model = folder / row.shape
+    if method == "qlora" and module == PEERS["TRL + Liger"]:  # bitsandbytes' layers are filled from files alone
+        model = folder / f"{row.shape}-weights"
+        if not model.exists():
+            make_random_weights(model, row.shape)
+    launcher = ["-m", "torch.distributed.run", "--standalone", "--nproc_per_node", str(row.nproc)]
+    command = [sys.executable, *(launcher if row.nproc > 1 else []), "-m", module, str(model), "--method", method]
+    command += ["--micro_batch", str(row.micro_batch), "--length", str(row.length), "--steps", str(steps)]
+    command += [
+        f"--activation_checkpointing={'full' in row.flags}",
+        f"--documents={row.dataset_function != 'get_rows'}",
+    ]
+    variables = {"ROW_LENGTH": str(row.length), "NUM_ROWS": str(row.global_batch * steps)}
+    variables["PYTHONPATH"] = os.pathsep.join(filter(None, [peer_path, str(ROOT), os.environ.get("PYTHONPATH")]))
+    print("$", *command[1:], flush=True)
+    done = subprocess.run(command, cwd=ROOT, env=os.environ | variables, capture_output=True, text=True, check=False)
+    lines = [line for line in done.stdout.splitlines() if line.startswith("{") and "peak_gib" in line]
+    if done.returncode or not lines:
+        said = [line for line in done.stderr.splitlines() if line.strip()]
+        return {"failed": said[-1][:200] if said else f"exit status {done.returncode}"}
+    found: dict[str, Any] = json.loads(lines[-1])
+    return found
+
+
+def lines_to_run(rows: Sequence[str], peers: Sequence[str], variants: Sequence[str]) -> Iterator[tuple[str, str]]:
+    """Row and tool of each line of the table. torchtune's recipes here are those for one GPU."""
+    for row in rows:
+        yield from ((row, f"finetuning.py {variant}".strip()) for variant in variants)
+        yield from ((row, tool) for tool in peers if WORKLOADS[ROWS[row]].nproc == 1 or tool != "torchtune")
+
+
+def measure(row: str, tool: str, options: argparse.Namespace, folder: Path) -> dict[str, Any]:
+    """The figures of one line."""
+    workload = WORKLOADS[ROWS[row]]
+    if not (folder / workload.shape).exists():
+        make_shape(folder / workload.shape, workload.shape)
+    if tool in PEERS:
+        return peer(PEERS[tool], workload, options.steps, folder, options.peer_path)
+    flags = tool.removeprefix("finetuning.py").split()
+    return ours("-".join([row, *flags]).replace("/", "_"), workload, flags, options.steps, folder)
+
+
+def table(lines: Sequence[tuple[str, str]], results: Mapping[tuple[str, str], dict[str, Any]]) -> Iterator[str]:
+    """The lines of the table, in Markdown. The ratio is to the fastest peer of the row."""
+    yield "| row | tool | tokens/s per GPU | of the fastest peer | TFLOP/s | of the ceiling | peak GiB | first loss |"
+    yield "|---" * 8 + "|"
+    ceiling = results.get(("", CEILING), {}).get("tflops", math.nan)
+    for row, tool in lines:
+        found = results.get((row, tool), {"failed": "not run yet"})
+        if "failed" in found:
+            yield f"| {row} | {tool} | {found['failed']} |"
+            continue
+        of_row = {other: results[row, other] for where, other in lines if where == row and (row, other) in results}
+        peers = [figures.get("tokens_per_second", 0.0) for other, figures in of_row.items() if other in PEERS]
+        fastest = max(peers, default=0.0) or math.nan
+        # The formula counts the FLOPs of a token, whoever computes them.
+        rates = [figures["tflops"] / figures["tokens_per_second"] for figures in of_row.values() if "tflops" in figures]
+        per_token, speed = next(iter(rates), math.nan), found["tokens_per_second"]
+        yield (
+            f"| {row} | {tool} | {speed:,.0f} | {speed / fastest:.3f} | {per_token * speed:.0f} "
+            f"| {per_token * speed / ceiling:.2f} | {found['peak_gib']:.1f} | {found['first_loss']:.3f} |"
+        )
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--rows", nargs="+", choices=sorted(ROWS), required=True)
+    parser.add_argument("--results", type=Path, required=True, help="file of the results, which is gone on with")
+    parser.add_argument("--ours", nargs="*", default=[""], help="flags of finetuning.py for each of its lines")
+    parser.add_argument("--peers", nargs="*", choices=sorted(PEERS), default=sorted(PEERS))
+    parser.add_argument("--peer_path", help="folder of the peers' packages")
+    parser.add_argument("--steps", type=int, default=30)
+    parser.add_argument("--minutes", type=float, default=math.inf, help="begin nothing after so long")
+    options = parser.parse_args(argv)
+    deadline = time.monotonic() + 60 * options.minutes
+    results: dict[tuple[str, str], dict[str, Any]] = {}
+    if options.results.exists():
+        kept = [json.loads(line) for line in options.results.read_text().splitlines()]
+        results = {(line.pop("row"), line.pop("tool")): line for line in kept}
+
+    def keep(row: str, tool: str, found: dict[str, Any]) -> None:
+        results[row, tool] = found
+        if "failed" in found:  # the next call tries again
+            return
+        with options.results.open("a") as file:
+            file.write(json.dumps({"row": row, "tool": tool} | found) + "\n")
+
+    keep("", CEILING, {"tflops": matrix_product_tflops()})
+    lines = list(lines_to_run(options.rows, options.peers, options.ours))
+    with tempfile.TemporaryDirectory() as folder:
+        for row, tool in lines:
+            if (row, tool) not in results and time.monotonic() < deadline:
+                keep(row, tool, measure(row, tool, options, Path(folder)))
+    print(f"\n{CEILING}: {results['', CEILING]['tflops']:.0f} TFLOP/s\n", *table(lines, results), sep="\n")
+    return 0 if all("failed" not in results.get(line, {"failed": ""}) for line in lines) else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())
