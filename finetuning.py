@@ -294,7 +294,7 @@ def validate(job: Job, eval_loader: StepLoader, stopping: StopRequests) -> float
         if not train_config.save_model or save_weights(job):
             state.best_eval_loss, state.best_rouge, state.best_step = loss, decisive, state.step
         else:
-            job.reporter.weights_lost(state.step, loss if decisive is None else -decisive)
+            job.reporter.weights.note_lost(state.step, loss if decisive is None else -decisive)
     return loss
 
 
@@ -327,7 +327,7 @@ def save_results(job: Job) -> None:
     """Save the last weights, unless an evaluation has saved the best, and a checkpoint that the disk refused before."""
     state = job.state
     if job.config.train_config.save_model and not math.isfinite(state.best_eval_loss) and not save_weights(job):
-        job.reporter.weights_lost(state.step, None)
+        job.reporter.weights.note_lost(state.step, None)
     if not job.saver.wait() and job.saver.tried_step != state.step:
         save_checkpoint(job, is_last=True)
     job.saver.wait()
@@ -349,7 +349,7 @@ def save_weights(job: Job) -> bool:
     except WriteError as error:
         job.reporter.say(f"weights of step {job.state.step} could not be saved ({error}); the earlier ones stay")
         return False
-    job.reporter.weights_saved(job.state.step, folder)
+    job.reporter.weights.note_saved(job.state.step, folder)
     return True
 
 
@@ -368,7 +368,7 @@ def conclude(job: Job, status: str, asked: str) -> None:
     how = f"stopped by {asked} after step" if asked else "finished step"
     how += f" {state.step} of {job.num_steps}"
     lacking = on_rank_zero(
-        lambda: lacking_checkpoint(saver.root, saver.tried_step) + lacking_weights(reporter, state.best_score)
+        lambda: lacking_checkpoint(saver.root, saver.tried_step) + lacking_weights(reporter.weights, state.best_score)
     )
     if status == "finished" and train_config.dist_checkpoint_root_folder and train_config.save_model:
         job.watchdog.at(state.step, "saving")

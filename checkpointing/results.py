@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from checkpointing.folder import COMPLETE, checkpoints, step_folder, step_of
-from reporting.run_reporter import RunReporter
+from reporting.saved_weights import SavedWeights
 
 
 def lacking_checkpoint(root: Path, last_step: int) -> list[str]:
@@ -24,18 +24,18 @@ def lacking_checkpoint(root: Path, last_step: int) -> list[str]:
     return [f"{what}: the newest is that of step {step_of(newest)}, {newest}"]
 
 
-def lacking_weights(reporter: RunReporter, best_score: float) -> list[str]:
+def lacking_weights(weights: SavedWeights, best_score: float) -> list[str]:
     """Which step's weights are saved, if they are not those of the best evaluation.
 
     Args:
         best_score: of the weights that are saved (`TrainState.best_score`).
     """
-    lost, saved = reporter.lost, reporter.read_saved()
-    if lost is None and (gone := reporter.gone_weights()):
+    lost, saved = weights.lost, weights.read()
+    if lost is None and (gone := weights.gone()):
         return [gone]
     if lost is None or not lost.score < best_score:
         return []
     where = "none are saved"
-    if saved is not None and (reporter.folder / saved["folder"]).is_dir():
-        where = f"{reporter.folder / saved['folder']} holds those of step {saved['step']}"
+    if saved is not None and (weights.folder / saved["folder"]).is_dir():
+        where = f"{weights.folder / saved['folder']} holds those of step {saved['step']}"
     return [f"the {lost.which} weights, those of step {lost.step}, could not be saved: {where}"]

@@ -1,4 +1,7 @@
-"""The table and lines that a person sees at a run's end. Each line begins with its subject, for eyes and for grep."""
+"""What a run came to: the figures of its `end` event, and the table and lines that a person sees.
+
+Each line begins with its subject, for eyes and for grep.
+"""
 
 from __future__ import annotations
 
@@ -12,6 +15,17 @@ from reporting.epoch_lines import averages_line
 from reporting.log_line import clock
 from reporting.run_yaml import read_run_yaml
 from reporting.tables import value_range
+
+
+def end_figures(events: list[dict[str, Any]]) -> dict[str, Any]:
+    """The last step of a run, the highest peak of any rank and the best evaluation, from its events."""
+    peaks = [event["peak_allocated_gib"] for event in events if event["event"] == "memory"]
+    losses = [event["loss"] for event in events if event["event"] == "eval" and event["step"] > 0]
+    return {
+        "step": max((event["step"] for event in events if event["event"] == "train"), default=0),
+        "peak_allocated_gib": max(peaks, default=None),
+        "best_eval_loss": min((loss for loss in losses if loss is not None), default=None),
+    }
 
 
 def end_summary(events: Iterable[dict[str, Any]], folder: Path, *, device_type: str) -> list[Any]:

@@ -27,12 +27,12 @@ import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext, suppress
 from pathlib import Path
-from typing import Any, NamedTuple, Protocol, TypeVar
+from typing import Any, Protocol, TypeVar
 
 from configs.tracking import TrackingConfig
 from data.counts import BatchCounts
 from reporting.communication import CommunicationRecorder
-from reporting.end_summary import end_summary
+from reporting.end_summary import end_figures, end_summary
 from reporting.epoch_lines import epoch_line
 from reporting.llama_recipes_lists import write_metrics_data
 from reporting.log_line import TimeLeft, clock, log_line, perplexity
@@ -41,9 +41,8 @@ from reporting.memory_table import MemoryTable
 from reporting.metrics_file import MetricsFile
 from reporting.profiling import FlopFormula, StepRecorder
 from reporting.report.page import write_at_end
-from reporting.run_yaml import NAME as RUN_YAML
-from reporting.run_yaml import add_to_run_yaml, read_run_yaml, restore_run_yaml
 from reporting.samples import NUM_PRINTED, sample_lines
+from reporting.saved_weights import SavedWeights
 from reporting.tables import print_for_people
 from utils.distributed import gather_to_all
 from utils.environment import Environment, print_rank_zero
@@ -63,14 +62,6 @@ class LossScale(Protocol):
     def active(self) -> bool: ...
     @property
     def scale(self) -> float: ...
-
-
-class LostWeights(NamedTuple):
-    """Weights that the disk did not take."""
-
-    step: int
-    score: float  # of their evaluation, lower is better; -inf if there was none
-    which: str  # "best" or "last"
 
 
 class RunReporter:
@@ -113,9 +104,7 @@ class RunReporter:
         self._run_began = self._step_began = time.perf_counter()
         self._data_wait = self._loss_scale = 0.0
         self._end_is_written = threading.Lock()
-        self.lost: LostWeights | None = None  # the best of those that could not be saved
-        self._saved: dict[str, Any] | None = None  # what run.yaml should say of the weights that could
-        self._run_yaml: dict[str, Any] = {}  # its contents, in case that the folder is deleted
+        self.weights = SavedWeights(env, folder)
 
     def say(self, *lines: str) -> None:
         """Print lines on rank 0, above its bar."""
@@ -129,7 +118,7 @@ class RunReporter:
         """
         self._run_began = time.perf_counter() - seconds_before
         self.metrics.write("start", **start)
-        self._keep_run_yaml()
+        self.weights.keep_run_yaml()
 
     # A step
 
@@ -258,59 +247,8 @@ class RunReporter:
 
     def checkpoint(self, *, step: int, seconds: float, blocked_seconds: float, bytes: int) -> None:
         """Write the `checkpoint` event. A run that goes on from there needs run.yaml, too."""
-        self._keep_run_yaml()
+        self.weights.keep_run_yaml()
         self.metrics.write("checkpoint", step=step, seconds=seconds, blocked_seconds=blocked_seconds, bytes=bytes)
-
-    def weights_saved(self, step: int, folder: Path) -> None:
-        """Note in run.yaml which step's weights the folder holds."""
-        self._saved = {"step": step, "folder": folder.name}
-        if self.env.is_rank_zero and (reason := self._note_saved()):
-            self.say(f"run.yaml cannot be written ({reason}): {folder} holds the weights of step {step}")
-
-    def weights_lost(self, step: int, score: float | None) -> None:
-        """Note that weights could not be saved.
-
-        Args:
-            score: of the evaluation that makes them the best, lower is better; None if they are the run's last.
-        """
-        if score is None:
-            self.lost = self.lost or LostWeights(step, -math.inf, "last")
-        elif self.lost is None or score < self.lost.score:
-            self.lost = LostWeights(step, score, "best")
-
-    def read_saved(self) -> dict[str, Any] | None:
-        """Which step's weights are saved, and in which folder; None if none are. An earlier session may have."""
-        if self._saved is not None:
-            return self._saved
-        with suppress(OSError):
-            return read_run_yaml(self.folder).get("saved")
-        return None
-
-    def gone_weights(self) -> str:
-        """What was deleted or moved of the weights that this session saved, as a clause; "" if they are there."""
-        if self._saved is None or (self.folder / self._saved["folder"]).is_dir():
-            return ""
-        return f"{self.folder / self._saved['folder']}, with the weights of step {self._saved['step']}, is gone"
-
-    def _keep_run_yaml(self) -> None:
-        """Read run.yaml, or write it again if the folder was deleted or renamed and is back."""
-        if not self.env.is_rank_zero:
-            return
-        with suppress(OSError):  # a disk that takes nothing is told of with the results
-            if (self.folder / RUN_YAML).exists():
-                self._run_yaml = read_run_yaml(self.folder)
-            elif self._run_yaml and self.folder.is_dir():
-                restore_run_yaml(self.folder, self._run_yaml)
-
-    def _note_saved(self) -> str:
-        """Write to run.yaml which weights are saved. Returns why that failed, or ""."""
-        self._keep_run_yaml()
-        try:
-            if self._saved is not None and read_run_yaml(self.folder).get("saved") != self._saved:
-                add_to_run_yaml(self.folder, saved=self._saved)
-        except OSError as error:
-            return error.strerror or str(error)
-        return ""
 
     # The end
 
@@ -339,7 +277,7 @@ class RunReporter:
             if missing := file.num_missing():
                 why = "deleted or moved away" if file.num_deleted() else file.refusal or "too many waited"
                 refused.append(f"{file.path} lacks {missing} line(s) ({why})")
-        if reason := self._note_saved():
+        if reason := self.weights.write():
             refused.append(f"run.yaml cannot be written ({reason})")
         if self.tracking.save_metrics:
             try:
@@ -359,14 +297,3 @@ class RunReporter:
         """Write report.html, if it was asked for. Call this after the end, however the run ended."""
         if self.tracking.report and self.env.is_rank_zero:
             self.say(write_at_end(self.folder))
-
-
-def end_figures(events: list[dict[str, Any]]) -> dict[str, Any]:
-    """The last step of a run, the highest peak of any rank and the best evaluation, from its events."""
-    peaks = [event["peak_allocated_gib"] for event in events if event["event"] == "memory"]
-    losses = [event["loss"] for event in events if event["event"] == "eval" and event["step"] > 0]
-    return {
-        "step": max((event["step"] for event in events if event["event"] == "train"), default=0),
-        "peak_allocated_gib": max(peaks, default=None),
-        "best_eval_loss": min((loss for loss in losses if loss is not None), default=None),
-    }

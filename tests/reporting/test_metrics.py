@@ -13,10 +13,10 @@ from typing import Any
 import pytest
 from transformers import AutoModelForCausalLM
 
+from reporting.end_summary import end_figures
 from reporting.llama_recipes_lists import write_metrics_data
 from reporting.log_line import perplexity
 from reporting.metrics_file import MetricsFile
-from reporting.run_reporter import end_figures
 from reporting.trackers import Trackers
 from tests.helpers.contract import KEYS
 from tests.helpers.processes import ProcessGroup, read_metrics
