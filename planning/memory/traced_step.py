@@ -38,6 +38,7 @@ from policies.attention import BY_OFFSETS
 from policies.loss_scaling import LossScaler
 from policies.optimizers.build import build_optimizer
 from policies.sharding import shard
+from policies.tensor_names import shared_names
 from utils.errors import in_one_line
 from utils.units import GIB
 
@@ -136,7 +137,7 @@ def _trace(planned: PlannedModel, card: Card, rows: RowLengths, train_step: Trai
         stack.enter_context(_fake_ranks(planned.env.world_size))
         shard(model, planned.adapted.units, layout, precision, CPU)
         stack.enter_context(FakeTensorMode(allow_non_fake_inputs=True))
-        model.to_empty(device="cpu")
+        _to_cpu(model)
         model.train()
         optimizer = build_optimizer(model, train, planned.config.fsdp_config)
         batch = _fake_batch(planned, rows)
@@ -167,6 +168,16 @@ def _trace(planned: PlannedModel, card: Card, rows: RowLengths, train_step: Trai
         tracked = _Tracked(_tracker(model, optimizer))
         stack.enter_context(tracked.tracker)
         return _record(tracked, step)
+
+
+def _to_cpu(model: nn.Module) -> None:
+    """Move a model from the meta device; tied weights stay tied, which `to_empty` gives a tensor each."""
+    shared = [names for names in shared_names(model) if len(names) > 1]
+    model.to_empty(device=CPU)
+    for first, *others in shared:
+        for name in others:
+            owner, _, own_name = name.rpartition(".")
+            setattr(model.get_submodule(owner), own_name, model.get_parameter(first))
 
 
 def _fake_batch(planned: PlannedModel, rows: RowLengths) -> Any:
