@@ -80,7 +80,7 @@ def _collect(argv: Sequence[str]) -> dict[str, str]:
     command = [*marked, "--", f"--separator={NO_VALUE}"]
     positional, flags = fire.Fire(_as_given, command=command, name="finetuning.py", serialize=lambda _: None)
     if positional:
-        raise ConfigError(f"unexpected argument {positional[0]!r}; flags start with --")
+        raise ConfigError(f"unexpected argument {positional[0]!r}; flags start with --, and lists are written a,b")
     return flags
 
 
@@ -89,8 +89,27 @@ def _as_given(*positional: str, **flags: str) -> list[Any]:
     return [positional, flags]
 
 
+def _refuse_unknown(names: Sequence[str], prefix: str) -> None:
+    """Refuse names of no setting: the first in the error's line, the others below, for people who bring many.
+
+    Raises:
+        ConfigError: if there is one.
+    """
+    plain = {spelled: spelled.replace("-", "_") for spelled in names}
+    first, *others = [
+        f"{prefix}{spelled}: {explain_unknown(name)}"
+        for spelled, name in plain.items()
+        if not find(name) and not find_negated(name)
+    ] or [""]
+    if first:
+        more = f" ({len(others)} more below)" if others else ""
+        raise ConfigError(f"{first}{more}", details="\n".join(others))
+
+
 def _assign(entries: Iterable[tuple[str, Raw]], prefix: str, notes: list[str]) -> dict[str, Any]:
     """Values by dotted name, from the names and raw values of one source. Its errors start with `prefix`."""
+    entries = list(entries)
+    _refuse_unknown([spelled for spelled, _ in entries], prefix)
     values: dict[str, Any] = {}
     for spelled, raw in entries:
         label = prefix + spelled
@@ -100,8 +119,6 @@ def _assign(entries: Iterable[tuple[str, Raw]], prefix: str, notes: list[str]) -
             if raw != NO_VALUE:
                 raise ConfigError(f"{label}: takes no value; write {flag(targets[0])} True or False")
             raw = "False"
-        if not targets:
-            raise ConfigError(f"{label}: {explain_unknown(name)}")
         for target in targets:
             if target in values:
                 raise ConfigError(f"{label}: given twice; leave one of them out")

@@ -32,6 +32,13 @@ _SLICE = "--split_slice (1%, or a number of examples)"
 _DATA = "--dataset NAME with --NAME.data_path FILE_OR_FOLDER"
 _TARGETS = "--lora_config.target_modules, with"
 _SAVING = "--save_every_steps N (0: no checkpoints) and --save_model True|False"
+_WANDB = "--use_wandb, with the variables WANDB_PROJECT and WANDB_ENTITY"
+_RUN_NAME = "--output_dir, whose last part names the run"
+_FRACTION = "--chat_dataset.validation_fraction, with the name of your dataset"
+_ANSWERS_ALONE = "--mask_prompt (True: answers alone are learned; of chats always)"
+_EVALUATED_BEST = "--best_metric; model/ and adapter/ hold the weights of the best evaluation without a flag"
+_TRAINED_ON = "--from_peft_checkpoint"
+_FLOOR = "--min_lr (a learning rate, no share)"
 _ROUGE = "--eval_generate"
 _LAUNCHER = "torchrun's --nproc_per_node and --nnodes, before finetuning.py"
 
@@ -75,6 +82,10 @@ HINTS: dict[str, str] = {
     "warmup_ratio": "--warmup_steps (optimizer steps)",
     "lr_warmup_steps": "--warmup_steps (optimizer steps)",
     "num_warmup_steps": "--warmup_steps (optimizer steps)",
+    "min_lr_ratio": _FLOOR,
+    "min_lr_rate": _FLOOR,
+    "cosine_min_lr_ratio": _FLOOR,
+    "eta_min": _FLOOR,
     "max_grad_norm": _CLIPPING,
     "clip_grad_norm": _CLIPPING,
     "gradient_clip_val": _CLIPPING,
@@ -88,9 +99,12 @@ HINTS: dict[str, str] = {
     "seq_len": _LENGTH,
     "block_size": _LENGTH,
     "cutoff_len": _LENGTH,
+    "max_packed_sequence_len": _LENGTH,
     "packing": "--batching_strategy packing|padding",
     "sample_packing": "--batching_strategy packing|padding",
     "group_by_length": "--batching_strategy padding (batches then hold sequences of similar length)",
+    "eval_sample_packing": "--batching_strategy packing|padding",
+    "pad_to_sequence_len": "--batching_strategy packing|padding",
     "special_tokens": _TOKENS,
     "new_special_tokens": _TOKENS,
     "additional_special_tokens": _TOKENS,
@@ -106,6 +120,17 @@ HINTS: dict[str, str] = {
     "dataset_name": _DATA,
     "dataset_path": _DATA,
     "train_file": _DATA,
+    "datasets": _DATA,
+    "train_dataset": _DATA,
+    "val_size": _FRACTION,
+    "val_set_size": _FRACTION,
+    "template": "--chat_dataset.chat_template FILE (left out: the tokenizer's own)",
+    "train_on_input": _ANSWERS_ALONE,
+    "train_on_inputs": _ANSWERS_ALONE,
+    "train_on_prompt": _ANSWERS_ALONE,
+    "completion_only_loss": _ANSWERS_ALONE,
+    "assistant_only_loss": _ANSWERS_ALONE,
+    "mask_history": "--chat_dataset.learn last",
     # Model
     "model": _MODEL,
     "model_path": _MODEL,
@@ -142,6 +167,9 @@ HINTS: dict[str, str] = {
     "alpha": "--lora_config.lora_alpha",
     "lora_target": "--lora_config.target_modules",
     "lora_target_modules": "--lora_config.target_modules",
+    "lora_target_linear": f"{_TARGETS} all-linear",
+    "lora_model_dir": _TRAINED_ON,
+    "adapter_name_or_path": _TRAINED_ON,
     "dropout": "--lora_config.lora_dropout",
     "dora": "--lora_config.use_dora",
     "rslora": "--lora_config.use_rslora",
@@ -193,6 +221,10 @@ HINTS: dict[str, str] = {
     "devices": _LAUNCHER,
     "num_gpus": _LAUNCHER,
     "num_nodes": _LAUNCHER,
+    "ddp_timeout": "--step_timeout_seconds",
+    "num_processes": _LAUNCHER,
+    "num_machines": _LAUNCHER,
+    "machine_rank": _LAUNCHER,
     "nnodes": _LAUNCHER,
     "nproc_per_node": _LAUNCHER,
     # Evaluation and results
@@ -202,11 +234,19 @@ HINTS: dict[str, str] = {
     "eval_interval": _EVALUATION,
     "eval_strategy": _EVALUATION,
     "evaluation_strategy": _EVALUATION,
+    "evals_per_epoch": _EVALUATION,
+    "metric_for_best_model": _EVALUATED_BEST,
+    "load_best_model_at_end": _EVALUATED_BEST,
     "logging_steps": _LOGGING,
     "log_interval": _LOGGING,
     "log_every_n_steps": _LOGGING,
     "report_to": _TRACKERS,
     "wandb": _TRACKERS,
+    "wandb_project": _WANDB,
+    "wandb_entity": _WANDB,
+    "wandb_name": _RUN_NAME,
+    "wandb_run_name": _RUN_NAME,
+    "run_name": _RUN_NAME,
     "tensorboard": _TRACKERS,
     "rouge": _ROUGE,
     "predict_with_generate": _ROUGE,
@@ -216,6 +256,9 @@ HINTS: dict[str, str] = {
     "checkpointing_steps": _SAVING,
     "save_steps": _SAVING,
     "save_strategy": _SAVING,
+    "saves_per_epoch": _SAVING,
+    "save_only_model": "--save_every_steps 0 with --save_every_minutes 0 (no checkpoints; the weights are saved)",
+    "save_total_limit": "--keep_last",
     "out_dir": "--output_dir",
     "save_dir": "--output_dir",
     "overwrite_output_dir": "--overwrite",
@@ -223,8 +266,33 @@ HINTS: dict[str, str] = {
 }
 """The flags that mean the same here, by the name that other tools use."""
 
+NEEDLESS: dict[str, str] = {
+    "stage": "given answers are learned; there is no preference or reward training",
+    "do_train": "a run trains, but with --dry_run or --load_only",
+    "overwrite_cache": "tokens are made anew when the data or a setting that changes them have changed",
+    "dataset_prepared_path": "tokens are kept in the cache of Hugging Face's datasets (the variable HF_DATASETS_CACHE)",
+    "preprocessing_num_workers": "one process of each machine tokenises, and the result is kept",
+    "dataset_num_proc": "one process of each machine tokenises, and the result is kept",
+    "remove_unused_columns": "columns that no one reads are named and not read",
+    "use_liger_kernel": "the loss is computed in chunks, so whole logits are never held",
+    "liger_fused_linear_cross_entropy": "the loss is computed in chunks, so whole logits are never held",
+    "local_rank": "the launcher's variable LOCAL_RANK says it",
+    "plot_loss": "`python -m tools.report RUN` draws the curves of a run",
+    "push_to_hub": "nothing is uploaded; `hf upload OWNER/NAME RUN/model` does that",
+    "hub_model_id": "nothing is uploaded; `hf upload OWNER/NAME RUN/model` does that",
+    "export_dir": "a run's folder holds the weights; `python -m tools.export RUN --to DIR` merges adapters",
+}
+"""Why there is no such flag, by the name that other tools have for it."""
+
 VALUE_HINTS: dict[str, dict[str, str]] = {
-    "peft_method": {"none": "to train all weights, leave --use_peft and this out"},
+    "peft_method": {
+        "none": "to train all weights, leave --use_peft and this out",
+        "qlora": "here it is lora, with --quantization 4bit",
+        "dora": "here it is lora, with --use_dora",
+    },
+    "activation_checkpointing": {"true": "here it is full", "false": "here it is off"},
+    "batching_strategy": {"true": "here it is packing", "false": "here it is padding"},
+    "scheduler": {"constant_with_warmup": "here it is constant, with --warmup_steps"},
     "optimizer": {"adam_8bit": "here it is AdamW8bit", "adam8bit": "here it is AdamW8bit"},
     "sharding_strategy": {"ddp": "here it is --enable_fsdp False", "deepspeed": "here it is FULL_SHARD"},
 }

@@ -2,7 +2,7 @@
 
 from difflib import get_close_matches
 
-from configs.hints import HINTS, VALUE_HINTS
+from configs.hints import HINTS, NEEDLESS, VALUE_HINTS
 from configs.run import DATASETS, SECTIONS, SETTINGS
 
 _DOTTED_BY_FIELD: dict[str, tuple[str, ...]] = {}
@@ -52,6 +52,8 @@ def explain_unknown(name: str) -> str:
         return "belongs on the command line; a recipe cannot name another recipe"
     if field in HINTS:
         return f"unknown flag; here it is {HINTS[field]}"
+    if field in NEEDLESS:
+        return f"unknown flag; leave it out: {NEEDLESS[field]}"
     near = _nearest(name) or (_nearest(field) if section else "")
     return f"unknown flag; did you mean --{near}?" if near else "unknown flag; --help lists them all"
 

@@ -5,6 +5,7 @@ from pathlib import Path
 
 import yaml
 
+from configs.names import find
 from configs.run import SECTIONS
 from utils.errors import ConfigError
 
@@ -41,6 +42,8 @@ def _entries(mapping: yaml.MappingNode, section: str, path: str) -> Iterator[tup
         name = section + key.value
         if isinstance(value, yaml.ScalarNode):
             yield name, value.value
+        elif not section and name not in SECTIONS and not find(name.replace("-", "_")):
+            yield name, ""  # unknown: that is said, whatever its value is
         elif isinstance(value, yaml.SequenceNode):
             if not all(isinstance(item, yaml.ScalarNode) for item in value.value):
                 raise ConfigError(f"{path}: {name}: an entry of the list is not a plain value; write it like [a, b]")

@@ -203,7 +203,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         for line in launch(given, words[at + 1 :]):
             print_line(line)
     except ConfigError as error:
-        print_line(f"error: {error}", to_stderr=True)
+        print_line("error: " + "\n".join(error.parts()), to_stderr=True)
         return REFUSED
     return 0
 

@@ -36,7 +36,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     try:
         find([*flags, *asked], given.sort)
     except ConfigError as error:
-        print_line(f"error: {error}", to_stderr=True)
+        print_line("error: " + "\n".join(error.parts()), to_stderr=True)
         return REFUSED
     return 0
 

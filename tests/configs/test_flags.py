@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from configs.flags import help_text, parse_flags, wants_help
-from configs.hints import HINTS
+from configs.hints import HINTS, NEEDLESS
 from configs.names import find
 from configs.run import SETTINGS, RunConfig
 from utils.errors import ConfigError
@@ -299,9 +299,9 @@ def test_numbers_arrive_as_they_were_typed(integer, number):
             "--scheduler: 'linea' is not one of step, cosine, linear, constant; did you mean linear?",
         ),
         ("--nosave_model True", "--nosave_model: takes no value; write --save_model True or False"),
-        ("x", "unexpected argument 'x'; flags start with --"),
-        ("--use_peft True x", "unexpected argument 'x'; flags start with --"),
-        ("--lr=1 -1", "unexpected argument '-1'; flags start with --"),
+        ("x", "unexpected argument 'x'; flags start with --, and lists are written a,b"),
+        ("--use_peft True x", "unexpected argument 'x'; flags start with --, and lists are written a,b"),
+        ("--lr=1 -1", "unexpected argument '-1'; flags start with --, and lists are written a,b"),
         ("--use_peft -", "--use_peft: '-' is not True or False"),
         ("-lr 1", "-lr: flags start with two dashes; a value that starts with one is written --flag=-lr"),
         ("---lr 1", "---lr: flags start with two dashes; a value that starts with one is written --flag=---lr"),
@@ -387,6 +387,20 @@ def test_every_hint_leads_to_real_flags_from_a_name_that_is_none():
             assert find(flag), hint
 
 
+def test_what_needs_no_flag_is_no_flag_and_has_no_hint():
+    assert not {name for name in NEEDLESS if find(name) or name in HINTS}
+
+
+def test_all_unknown_names_are_told_at_once():
+    with pytest.raises(ConfigError) as caught:
+        parse("--learning_rate 1e-4 --lr fast --epochs 4 --zzz 1")
+    assert list(caught.value.parts()) == [
+        "--learning_rate: unknown flag; here it is --lr (2 more below)\n"
+        "--epochs: unknown flag; here it is --num_epochs\n"
+        "--zzz: unknown flag; --help lists them all"
+    ]
+
+
 @pytest.mark.parametrize(
     ("line", "hint"),
     [
@@ -398,6 +412,19 @@ def test_every_hint_leads_to_real_flags_from_a_name_that_is_none():
         ("--evaluation-steps 500", "--eval_every_steps"),
         ("--enable_checkpointing False", "--save_every_steps"),
         ("--gradient_as_bucket_view True", "NO_SHARD"),
+        ("--val_set_size 0.1", "--chat_dataset.validation_fraction"),
+        ("--save_total_limit 3", "--keep_last"),
+        ("--lora_target_linear True", "--lora_config.target_modules, with all-linear"),
+        ("--train_on_inputs False", "--mask_prompt"),
+        ("--load_best_model_at_end", "--best_metric"),
+        ("--do_train", "--do_train: unknown flag; leave it out: a run trains"),
+        ("--push_to_hub", "leave it out: nothing is uploaded"),
+        ("--activation_checkpointing True", "here it is full"),
+        ("--batching_strategy true", "here it is packing"),
+        (
+            "--target_modules q_proj k_proj",
+            "unexpected argument 'k_proj'; flags start with --, and lists are written a,b",
+        ),
     ],
 )
 def test_spellings_of_other_tools_are_told_what_to_write(line, hint):

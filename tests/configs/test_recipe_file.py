@@ -73,6 +73,8 @@ def test_words_for_unset_and_for_off_are_read_as_such(tmp_path):
         ("lr: [1, 2]", "{path}: lr: a list is not a number"),
         ("resume: [a, b]", "{path}: resume: a list is not False or text"),
         ("lr:", "{path}: lr: '' is not a number"),
+        ("datasets:\n- {path: a, type: alpaca}", "{path}: datasets: unknown flag; here it is --dataset NAME with "),
+        ("tokenizer: {path: a}", "{path}: tokenizer: unknown flag; here it is --tokenizer_name"),
         ("lr: {a: 1}", "{path}: lr: is not a group of settings; the groups are train_config, "),
         ("fsdp_config: {lora_config: {r: 1}}", "{path}: fsdp_config.lora_config: is not a group of settings; "),
         ("fsdp_config:", "{path}: fsdp_config: is a group of settings; set one of them, like "),
