@@ -12,10 +12,13 @@ from typing import Any, NamedTuple
 import datasets
 import numpy as np
 
-from data.data_path import TABLES, Files, locate
+from data.data_path import locate
+from data.file_kinds import TABLES
 from data.images import check_image, image_source, open_image
 from data.loss_mask import BadExample
-from data.splits import SplitExamples, holds_text
+from data.split_examples import SplitExamples
+from data.split_files import Files
+from data.splits import holds_text
 from utils.printing import print_line
 from utils.progress import phase, shows_progress
 

@@ -10,7 +10,7 @@ import datasets
 from configs.datasets import ChatDataset
 from data.conversation import PROMPT_COLUMNS, columns_to_read, turn_columns
 from data.preference import LABELS, PREFERENCE_COLUMNS
-from data.splits import SplitExamples
+from data.split_examples import SplitExamples
 from utils.errors import ConfigError
 from utils.printing import print_line
 from utils.progress import shows_progress

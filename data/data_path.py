@@ -1,59 +1,23 @@
-"""What `--NAME.data_path` means: files, a `save_to_disk` folder or a name on the hub; and which splits are there."""
+"""What `--NAME.data_path` means: files, a `save_to_disk` folder or a name on the hub."""
 
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Sequence
-from contextlib import suppress
+from collections.abc import Sequence
 from dataclasses import dataclass
-from glob import escape, glob, has_magic
+from glob import has_magic
 from pathlib import Path
 from typing import Any
 
 import datasets
 
 from configs.datasets import DataSource, split_paths
-from data.json_files import lists_of_rows
-from data.split_names import names_of, split_in_name
+from data.file_kinds import ALL_KINDS, check_kind, ending, one_kind
+from data.globs import each_once, files_of_glob
+from data.split_files import Files, files_of_folder, no_validation, splits_of_file
 from utils.errors import ConfigError, in_one_line
 
-TABLES = (".jsonl", ".json", ".jsonl.gz", ".json.gz", ".jsonl.zst", ".json.zst", ".csv", ".tsv", ".parquet", ".arrow")
-ALL_KINDS = (*TABLES, ".txt")
-_ONE_READER = {".json": ".jsonl"}  # endings, before the compression's, of files that are read as one dataset
 HUB_NAME = re.compile(r"[\w-][\w.-]*/[\w.-]+")
-
-
-@dataclass(frozen=True)
-class Files:
-    """Files by split; files without a split are training data."""
-
-    flag: str
-    path: str
-    by_split: dict[str, list[Path]]
-    has_splits: bool
-    note: str = ""  # what was made of the names, if these are not train.* and validation.*
-
-    def __str__(self) -> str:
-        return self.path
-
-    def has_split(self, split: str) -> bool:
-        return split in self.by_split
-
-    def files_of(self, split: str) -> list[Path]:
-        """The files of a split.
-
-        Raises:
-            ConfigError: if there are none.
-        """
-        if split in self.by_split:
-            return self.by_split[split]
-        if self.has_splits:
-            there = ", ".join(file.name for files in self.by_split.values() for file in files)
-            raise ConfigError(
-                f"--{self.flag}.data_path: {self.path} needs {split}{{{','.join(ALL_KINDS)}}}, and has {there}; name "
-                f"the splits that are there with --{self.flag}.train_split and .test_split"
-            )
-        raise ConfigError(_no_validation(self.flag, self.path))
 
 
 @dataclass(frozen=True)
@@ -87,7 +51,7 @@ class Saved:
                 f"with --{self.flag}.train_split or .test_split"
             )
         if not self.has_split(split):
-            raise ConfigError(_no_validation(self.flag, self.path))
+            raise ConfigError(no_validation(self.flag, self.path))
         return self.data[split] if self.has_splits else self.data
 
 
@@ -110,7 +74,10 @@ class Hub:
             return True
 
 
-def locate(flag: str, dataset_config: DataSource, hub_name: str | None, kinds: Sequence[str]) -> Files | Saved | Hub:
+Place = Files | Saved | Hub
+
+
+def locate(flag: str, dataset_config: DataSource, hub_name: str | None, kinds: Sequence[str]) -> Place:
     """The place that `data_path` names, or `hub_name` if it is unset.
 
     Args:
@@ -130,16 +97,16 @@ def locate(flag: str, dataset_config: DataSource, hub_name: str | None, kinds: S
     if local.is_dir():
         if (local / "dataset_dict.json").is_file() or (local / "state.json").is_file():
             return Saved(flag, path, _load_saved(flag, local), train_split)
-        return _files_of_folder(flag, local, dataset_config, kinds)
+        return files_of_folder(flag, local, dataset_config, kinds)
     if local.is_file():
-        _check_kind(flag, local, kinds)
-        return _splits_of_file(flag, path, local, dataset_config)
+        check_kind(flag, local, kinds)
+        return splits_of_file(flag, path, local, dataset_config)
     if has_magic(path) and split_paths(path) == [path]:
-        files = _one_kind(flag, path, _each_once(_files_of_glob(local)), kinds)
+        files = one_kind(flag, path, each_once(files_of_glob(local)), kinds)
         return Files(flag, path, {train_split: files}, has_splits=False)
     if "," in path:
         files = [file for part in split_paths(path) for file in _files_of_part(flag, part, kinds)]
-        files = _one_kind(flag, path, _each_once(list(dict.fromkeys(files))), kinds)
+        files = one_kind(flag, path, each_once(list(dict.fromkeys(files))), kinds)
         return Files(flag, path, {train_split: files}, has_splits=False)
     if HUB_NAME.fullmatch(path) and ending(local) not in ALL_KINDS:
         return Hub(flag, path, dataset_config.hub_config)
@@ -150,192 +117,11 @@ def _files_of_part(flag: str, part: str, kinds: Sequence[str]) -> list[Path]:
     """The file, or the files of the glob, that one part of a list names."""
     local = Path(part).expanduser()
     if local.is_file():
-        _check_kind(flag, local, kinds)
+        check_kind(flag, local, kinds)
         return [local]
-    if has_magic(part) and (files := _files_of_glob(local)):
+    if has_magic(part) and (files := files_of_glob(local)):
         return files
     raise ConfigError(f"--{flag}.data_path: {part} is no file and no glob of files; a list names these alone")
-
-
-def _files_of_glob(pattern: Path) -> list[Path]:
-    return sorted(file for file in set(_expand(pattern)) if file.is_file())
-
-
-def _expand(pattern: Path) -> Iterator[Path]:
-    """The paths that a pattern matches. Python's own `**` follows a link to a folder above it round and round."""
-    if "**" not in pattern.parts:
-        yield from map(Path, glob(str(pattern)))
-        return
-    place = pattern.parts.index("**")
-    for top in _expand(Path(*pattern.parts[:place])) if place else [Path()]:
-        for folder in _folders(top):
-            yield from _expand(Path(escape(str(folder)), *(pattern.parts[place + 1 :] or ("*",))))
-
-
-def _folders(top: Path) -> Iterator[Path]:
-    """A folder and those below it, links followed, each once; hidden ones are left out, as by Python's `**`."""
-    entered, waiting = set(), [top]
-    while waiting:
-        folder = waiting.pop(0)
-        with suppress(OSError):  # as for a folder that cannot be read
-            if (identity := folder.resolve()) not in entered:
-                entered.add(identity)
-                below = [path for path in sorted(folder.iterdir()) if path.is_dir() and path.name[0] != "."]
-                waiting += below
-                yield folder
-
-
-def _each_once(files: list[Path]) -> list[Path]:
-    """Each file by its shortest path, whatever links lead to it."""
-    shortest: dict[Path, Path] = {}
-    for file in sorted(files, key=lambda file: len(file.parts)):
-        shortest.setdefault(file.resolve(), file)
-    kept = set(shortest.values())
-    return [file for file in files if file in kept]
-
-
-def ending(file: Path) -> str:
-    """`.jsonl`, or `.jsonl.gz` of a compressed file."""
-    return "".join(file.suffixes[-2:]) if file.suffix in (".gz", ".zst") else file.suffix
-
-
-def _splits_of_file(flag: str, path: str, file: Path, config: DataSource) -> Files:
-    """A file is training data, or holds splits as lists of a JSON object, as in `{"train": [...], "test": [...]}`."""
-    keys = lists_of_rows(file)
-    names = {split: names_of(split, is_default) for split, is_default in _asked(config)}
-    there = {split: [file] for split, known in names.items() if any(name in keys for name in known)}
-    if not there:
-        return Files(flag, path, {config.train_split: [file]}, has_splits=False)
-    known = [name for names_of_split in names.values() for name in names_of_split]
-    unread = ", ".join(key for key in keys if key not in known)
-    note = f"{file}: {unread} is not read" if unread else ""
-    return Files(flag, path, there, has_splits=list(there) != [config.train_split], note=note)
-
-
-def _files_of_folder(flag: str, folder: Path, config: DataSource, kinds: Sequence[str]) -> Files:
-    """A folder of splits if a file or folder in it is named like a split; otherwise a folder of training files."""
-    by_split, by_word = {}, _files_by_word(flag, folder, kinds)
-    for split, is_default in _asked(config):
-        names = names_of(split, is_default)
-        if files := _files_of_split(flag, folder, split, kinds) or _files_of_names(flag, folder, names, by_word, kinds):
-            by_split[split] = files
-    lacks_validation = config.train_split in by_split and config.test_split not in by_split
-    if lacks_validation and config.test_split == type(config).test_split:
-        # A folder of train and test alone is evaluated on test, and the note says so.
-        tests = _files_of_names(flag, folder, ("test",), by_word, kinds)
-        by_split |= {config.test_split: tests} if tests else {}
-    entries = sorted(folder.iterdir())
-    if by_split:
-        return Files(flag, str(folder), by_split, has_splits=True, note=_note(folder, by_split, entries, kinds))
-    if config.train_split != type(config).train_split:
-        there = ", ".join(entry.name for entry in entries) or "nothing"
-        raise ConfigError(
-            f"--{flag}.train_split: {folder} has no {config.train_split}.* or {config.train_split}-*, but {there}; "
-            "name a split that is there, or leave this out to train on all files"
-        )
-    if by_word:
-        there = ", ".join(file.name for files in by_word.values() for file in files)
-        raise ConfigError(
-            f"--{flag}.data_path: {folder} has no file named {config.train_split}, but {there}; name a split with "
-            f"--{flag}.train_split, or the file itself"
-        )
-    files = _one_kind(flag, str(folder), entries, kinds)
-    return Files(flag, str(folder), {config.train_split: files}, has_splits=False)
-
-
-def _asked(config: DataSource) -> list[tuple[str, bool]]:
-    """The two splits, and whether each has its default name, which stands for others like it."""
-    kind = type(config)
-    return [
-        (config.train_split, config.train_split == kind.train_split),
-        (config.test_split, config.test_split == kind.test_split),
-    ]
-
-
-def _files_by_word(flag: str, folder: Path, kinds: Sequence[str]) -> dict[str, list[Path]]:
-    """The files whose names hold a split's name as a word, `samsum_train.jsonl`, by that word.
-
-    Raises:
-        ConfigError: if a name holds two, or if some names hold one and others do not.
-    """
-    files = sorted(file for file in folder.iterdir() if file.is_file() and ending(file) in kinds)
-    by_word: dict[str, list[Path]] = {}
-    for file in files:
-        words = split_in_name(file.name.removesuffix(ending(file)))
-        if len(words) > 1:
-            raise ConfigError(
-                f"--{flag}.data_path: {file} could be {' or '.join(words)}; rename it, or name the file or a glob"
-            )
-        by_word.setdefault(words[0] if words else "", []).append(file)
-    unnamed = [file.name for file in by_word.pop("", [])]
-    if by_word and unnamed and not any(_files_of_split(flag, folder, word, kinds) for word in by_word):
-        there = ", ".join(file.name for found in by_word.values() for file in found)
-        raise ConfigError(
-            f"--{flag}.data_path: {folder} holds files named like splits ({there}) and others ({', '.join(unnamed)}); "
-            "rename them, or train on all with a glob in quotes, like '*.jsonl'"
-        )
-    return by_word
-
-
-def _files_of_split(flag: str, folder: Path, split: str, kinds: Sequence[str]) -> list[Path]:
-    """`train.jsonl`, or the shards `train-*.parquet`, or the files of the folder `train/`."""
-    files = [file for file in sorted(folder.iterdir()) if file.is_file() and ending(file) in kinds]
-    found = [file for file in files if file.name == f"{split}{ending(file)}"]
-    if len(found) > 1:
-        names = ", ".join(file.name for file in found)
-        raise ConfigError(f"--{flag}.data_path: {folder} has more than one {split}.*: {names}; leave one there")
-    found = found or [file for file in files if file.name.startswith(f"{split}-")]
-    return _one_kind(flag, str(folder), found, kinds) if found else _files_in(flag, folder / split, kinds)
-
-
-def _files_of_names(
-    flag: str, folder: Path, names: Sequence[str], by_word: dict[str, list[Path]], kinds: Sequence[str]
-) -> list[Path]:
-    """The files whose names hold one of these as a word, or those of a folder of that name."""
-    if files := [file for name in names for file in by_word.get(name, [])]:
-        return _one_kind(flag, str(folder), files, kinds)
-    return next((files for name in names if (files := _files_in(flag, folder / name, kinds))), [])
-
-
-def _files_in(flag: str, folder: Path, kinds: Sequence[str]) -> list[Path]:
-    return _one_kind(flag, str(folder), sorted(folder.iterdir()), kinds) if folder.is_dir() else []
-
-
-def _note(folder: Path, by_split: dict[str, list[Path]], entries: list[Path], kinds: Sequence[str]) -> str:
-    """Which files are which split, if their names alone do not say it, and which are not read."""
-    taken = {file for files in by_split.values() for file in files}
-    parts = [
-        f"{split} is {', '.join(str(file.relative_to(folder)) for file in files)}"
-        for split, files in by_split.items()
-        if any(split not in (file.name.split(".")[0].split("-")[0], file.parent.name) for file in files)
-    ]
-    unread = [entry.name for entry in entries if entry not in taken and entry.is_file() and ending(entry) in kinds]
-    if unread:
-        parts.append(f"not read: {', '.join(unread)}")
-    return f"{folder}: {'; '.join(parts)}" if parts else ""
-
-
-def _one_kind(flag: str, path: str, files: list[Path], kinds: Sequence[str]) -> list[Path]:
-    """The files that can be read; all must be of one kind."""
-    readable = [file for file in files if file.is_file() and ending(file) in kinds]
-    if not readable:
-        raise ConfigError(f"--{flag}.data_path: {path} holds no {', '.join(kinds)} file; give files of these kinds")
-    if len({_reader(file) for file in readable}) > 1:
-        endings = ", ".join(sorted({ending(file) for file in readable}))
-        raise ConfigError(
-            f"--{flag}.data_path: {path} holds files of several kinds ({endings}); give one, like *.jsonl"
-        )
-    return readable
-
-
-def _reader(file: Path) -> str:
-    first = "." + ending(file).split(".")[1]
-    return _ONE_READER.get(first, first)
-
-
-def _check_kind(flag: str, file: Path, kinds: Sequence[str]) -> None:
-    if ending(file) not in kinds:
-        raise ConfigError(f"--{flag}.data_path: {file} is none of {', '.join(kinds)}")
 
 
 def _load_saved(flag: str, folder: Path) -> Any:
@@ -344,10 +130,3 @@ def _load_saved(flag: str, folder: Path) -> Any:
     except Exception as error:
         reason = in_one_line(error)
         raise ConfigError(f"--{flag}.data_path: {folder} could not be read ({reason}); save it again") from error
-
-
-def _no_validation(flag: str, path: str) -> str:
-    return (
-        f"--{flag}.data_path: {path} holds training rows alone, so there is no validation split; give a folder with "
-        f"train.* and validation.*, --{flag}.validation_fraction 0.05, or --run_validation False"
-    )

@@ -19,11 +19,12 @@ from data.encoding import ONE_TEXT, Encode
 from data.mixing import MixPart, join_sequences, mix, mixed_indices
 from data.rows import Rows, make_rows
 from data.sequences import Row, Sequences, check_token_ids, checksum
-from data.splits import first_rows, has_validation
+from data.splits import first_rows
 from data.step_loader import StepLoader
 from data.stream_loader import StreamLoader
 from data.streaming import Stream, StreamSource
 from data.user_errors import RAISED, failed, file_of
+from data.validation_share import has_validation
 from data.watched_settings import refuse_unread, watched
 from utils.environment import Environment
 from utils.errors import ConfigError

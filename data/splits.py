@@ -1,10 +1,9 @@
-"""The examples of one split, from files, a saved dataset or the hub, read by the Hugging Face library."""
+"""Reads one split of a dataset, from files, a saved dataset or the hub, and keeps the rows that are asked for."""
 
 from __future__ import annotations
 
-import json
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass, fields, replace
+from collections.abc import Sequence
+from dataclasses import asdict, fields
 from glob import escape
 from typing import Any
 
@@ -13,139 +12,21 @@ import numpy as np
 import pyarrow.compute as pc
 
 from configs.datasets import DataSource
-from data.data_path import ALL_KINDS, TABLES, Files, Hub, Saved, ending, locate
+from data.data_path import Hub, Place, Saved, locate
+from data.file_kinds import TABLES, ending
 from data.json_files import where_not_utf8
-from data.loss_mask import BadExample
 from data.row_files import ENDINGS, NEW_KEYS, PROBLEM, ROW, keys_of, read_row_files
 from data.row_stream import RowStream
+from data.split_examples import REMEDY, SplitExamples
+from data.split_files import Files
 from data.split_names import names_of
+from data.validation_share import chosen_rows, sets_rows_aside, validation_fraction
 from utils.errors import ConfigError, in_one_line
 from utils.hub import check_on_hub
 from utils.printing import print_line
 from utils.progress import shows_progress
 
-_REMEDY = "mend it, or leave such rows out with --skip_bad_rows"
-_ROWS_AT_A_TIME = 1000
 _READERS = {".parquet": "parquet", ".arrow": "arrow", ".txt": "text"}
-_decode = json.JSONDecoder().raw_decode  # json.loads without its checks, which the text has passed
-_FRACTION_SEED = 0  # fixed: another --seed must not move examples between training and validation
-
-
-Batch = Mapping[str, Sequence[Any]] | Sequence[dict[str, Any] | str]
-"""Columns; of a stream of files rows, or texts that say what is wrong with a row."""
-
-
-@dataclass(frozen=True)
-class SplitExamples:
-    """The examples of a split, with the columns that a dataset function asked for, and what messages call them."""
-
-    data: Any  # datasets.Dataset: columns, or rows as text; of a stream RowStream or datasets.IterableDataset
-    flag: str  # that named the place: "--samsum_dataset.data_path"
-    place: str  # file, folder, glob or name on the hub
-    columns: tuple[str, ...]  # that are there; of a stream of rows as text, those of its first rows
-    all_columns: tuple[str, ...]  # of the place, for messages
-    text_columns: tuple[str, ...]  # must hold text in every example
-    settings: str  # that only this dataset has, for the cache key
-    learns_empty_answers: bool = False
-    masks_prompts: bool = True
-    row_numbers: np.ndarray | None = None  # int64 [examples], rows of the place; None: 0, 1, 2, ...
-    later_columns: tuple[str, ...] = ()  # of a stream: asked for, and not in its first rows; a later row may have them
-    skips_bad_rows: bool = False
-    is_training: bool = True
-
-    @property
-    def name(self) -> str:
-        return f"{self.flag}: {self.place}"
-
-    def row_number(self, index: int) -> int:
-        """The row of an example in its place, from 1, counted over all files in their order."""
-        return 1 + int(index if self.row_numbers is None else self.row_numbers[index])
-
-    def with_columns(self, *columns: str | None) -> SplitExamples:
-        """These examples, once it is known which of the columns asked for are used: the others are not read."""
-        used = {column for column in columns if column}
-        return replace(
-            self,
-            columns=tuple(column for column in self.columns if column in used),
-            text_columns=tuple(column for column in self.text_columns if column in used),
-            later_columns=tuple(column for column in self.later_columns if column in used),
-        )
-
-    def rows_of(self, batch: Batch) -> Iterator[dict[str, Any] | UnreadableRow]:
-        """The examples of a batch of `data`, each with all its columns: None where a row has none."""
-        if not isinstance(batch, Mapping):
-            for row in batch:
-                yield UnreadableRow(row) if isinstance(row, str) else self._columns_of(row)
-        elif ROW in batch and PROBLEM in batch:
-            for text, problem in zip(batch[ROW], batch[PROBLEM], strict=True):
-                yield UnreadableRow(problem) if text is None else self._columns_of(_decode(text)[0])
-        else:
-            columns = [batch[name] for name in self.columns]
-            for values in zip(*columns, strict=True):
-                yield dict(zip(self.columns, values, strict=True))
-
-    def _columns_of(self, row: Mapping[str, Any]) -> dict[str, Any]:
-        example = {name: row.get(name) for name in self.columns}
-        for name in self.later_columns:
-            if name in row:
-                example[name] = row[name]
-        return example
-
-    def with_text(self, example: dict[str, Any]) -> dict[str, Any]:
-        """The example with text in its text columns: a number as it is written.
-
-        Raises:
-            BadExample: if a column holds anything else.
-        """
-        for name in self.text_columns:
-            value = example[name]
-            if isinstance(value, int | float) and not isinstance(value, bool):
-                example[name] = str(value)
-            elif not isinstance(value, str):
-                kind = "empty (null)" if value is None else type(value).__name__
-                raise BadExample(f"column {name} is not text but {kind}")
-        return example
-
-    def numbered(self) -> Iterator[tuple[int, dict[str, Any] | UnreadableRow]]:
-        """The examples with their places here, from 0."""
-        first = 0
-        for batch in self.data.iter(_ROWS_AT_A_TIME):
-            yield from enumerate(self.rows_of(batch), first)
-            first += len(next(iter(batch.values())) if isinstance(batch, Mapping) else batch)
-
-    def __iter__(self) -> Iterator[dict[str, Any]]:
-        """The examples.
-
-        Raises:
-            ConfigError: for a row that cannot be read, unless such rows are skipped.
-        """
-        for index, row in self.numbered():
-            if isinstance(row, BadExample):
-                self.refusal(index, row)
-            else:
-                yield row
-
-    def say_unread(self) -> None:
-        """Name the columns of the training data that no one reads."""
-        unread = [name for name in self.all_columns if name not in self.columns]
-        if unread and self.is_training and shows_progress():
-            print_line(f"{self.name}: columns that are not read: {', '.join(unread)}")
-
-    def refusal(self, index: int, problem: BadExample) -> str:
-        """What is said of an example that is left out, as it cannot be used.
-
-        Raises:
-            ConfigError: unless such examples are skipped.
-        """
-        row = "" if isinstance(problem, UnreadableRow) else f" {self.place}, row {self.row_number(index)}:"
-        refusal = f"{self.flag}:{row} {problem}"
-        if not self.skips_bad_rows:
-            raise ConfigError(f"{refusal}; {_REMEDY}") from problem
-        return refusal
-
-
-class UnreadableRow(BadExample):
-    """A row of a file that could not be read; its text names file and line."""
 
 
 def load_split(
@@ -188,7 +69,7 @@ def load_split(
     data = _read(name, place, dataset_config.train_split if takes_fraction else split, streams, reader_options)
     all_columns, row_numbers = column_names(data), None
     if isinstance(data, RowStream) and not all_columns and isinstance(first := next(iter(data), None), str):
-        raise ConfigError(f"--{flag}.data_path: {first}; {_REMEDY}")
+        raise ConfigError(f"--{flag}.data_path: {first}; {REMEDY}")
     if holds_text(data):
         data, row_numbers = _without_problems(data, f"--{flag}.data_path", dataset_config.skip_bad_rows)
     if not streams and not len(data):
@@ -199,7 +80,7 @@ def load_split(
     own = {field.name for field in fields(dataset_config)} - {field.name for field in fields(DataSource)}
     settings = repr([(key, value) for key, value in asdict(dataset_config).items() if key in own])
     if takes_fraction or (is_training and not streams and sets_rows_aside(flag, dataset_config, place)):
-        chosen = _chosen_rows(name, flag, dataset_config, len(data), aside=takes_fraction)
+        chosen = chosen_rows(name, flag, dataset_config, len(data), aside=takes_fraction)
         data = data.select(chosen)
         row_numbers = chosen if row_numbers is None else row_numbers[chosen]
     if not streams:
@@ -255,7 +136,7 @@ def _without_problems(data: Any, flag: str, skips: bool) -> tuple[Any, np.ndarra
     first = problems[int(np.argmin(good))].as_py()
     if not skips:
         more = f" ({num_bad - 1:,} more rows cannot be read)" if num_bad > 1 else ""
-        raise ConfigError(f"{flag}: {first}{more}; {_REMEDY}")
+        raise ConfigError(f"{flag}: {first}{more}; {REMEDY}")
     if shows_progress():
         print_line(f"{flag}: {num_bad:,} of {len(good):,} rows cannot be read and are left out; the first: {first}")
     numbers = np.flatnonzero(good)
@@ -278,60 +159,7 @@ def first_rows(rows: Any, split_slice: str | None) -> Any:
     return rows.select(range(count)) if hasattr(rows, "select") else [rows[i] for i in range(count)]
 
 
-def validation_fraction(flag: str, dataset_config: DataSource) -> float:
-    """The share of the training examples to evaluate on.
-
-    Raises:
-        ConfigError: if it was given and the training examples are a stream.
-    """
-    fraction = dataset_config.validation_fraction
-    if not dataset_config.streaming or not fraction:
-        return fraction
-    if fraction == type(dataset_config).validation_fraction:
-        return 0.0  # a default does not apply to a stream
-    raise ConfigError(
-        f"--{flag}.validation_fraction: a stream's length is unknown, so no share of it can be set aside; "
-        f"give validation data of its own, or --run_validation False"
-    )
-
-
-def sets_rows_aside(flag: str, dataset_config: DataSource, place: Files | Saved | Hub) -> bool:
-    """Whether a share of the training examples is the validation split.
-
-    Raises:
-        ConfigError: if a share was given and there is a validation split already.
-    """
-    fraction = validation_fraction(flag, dataset_config)
-    if not fraction or not place.has_split(dataset_config.test_split):
-        return fraction > 0
-    if fraction == type(dataset_config).validation_fraction:
-        return False  # a default does not apply if there is a validation split
-    raise ConfigError(
-        f"--{flag}.validation_fraction: {place} has the split {dataset_config.test_split}; leave this out to evaluate "
-        f"on it, or name a split that is not there with --{flag}.test_split"
-    )
-
-
-def has_validation(flag: str, dataset_config: DataSource) -> bool:
-    """Whether a built-in dataset has validation examples; on the hub the answer is yes, and loading them will tell."""
-    place = locate(flag, dataset_config, "the/default", ALL_KINDS)
-    return isinstance(place, Hub) or place.has_splits or validation_fraction(flag, dataset_config) > 0
-
-
-def _chosen_rows(name: str, flag: str, dataset_config: DataSource, num_rows: int, *, aside: bool) -> np.ndarray:
-    """The rows that are set aside for validation, or the others, in their order: int64 [rows]."""
-    count = max(1, round(num_rows * dataset_config.validation_fraction))
-    if count >= num_rows:
-        raise ConfigError(
-            f"--{flag}.validation_fraction: {dataset_config.validation_fraction} of the {num_rows} rows there are "
-            f"leaves none to train on; give more rows, a smaller share, or 0 ({name})"
-        )
-    chosen = np.zeros(num_rows, dtype=bool)
-    chosen[np.random.default_rng(_FRACTION_SEED).permutation(num_rows)[:count]] = True
-    return np.flatnonzero(chosen if aside else ~chosen)
-
-
-def _read(name: str, place: Files | Saved | Hub, split: str, streams: bool, options: dict[str, Any]) -> Any:
+def _read(name: str, place: Place, split: str, streams: bool, options: dict[str, Any]) -> Any:
     if isinstance(place, Hub):
         check_on_hub(f"--{place.flag}.data_path", place.name, "dataset")
     files = place.files_of(split) if isinstance(place, Files) else []

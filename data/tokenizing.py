@@ -30,7 +30,7 @@ from data import (
     optional_columns,
     preference,
     prompts,
-    splits,
+    split_examples,
     turn_parts,
     turns,
 )
@@ -38,7 +38,7 @@ from data.encoding import ONE_TEXT, Encode
 from data.loss_mask import BadExample, ChatSamples, MaskWay, TextSpan, without_empty_answers
 from data.row_stream import RowStream
 from data.sequences import COUNT_COLUMNS
-from data.splits import Batch, SplitExamples
+from data.split_examples import Batch, SplitExamples
 from data.tokenized_stream import TokenizedStream
 from utils.errors import ConfigError, in_one_line
 from utils.printing import print_line
@@ -54,7 +54,7 @@ _QUIET_WAIT_SECONDS = 5.0
 # Modules that decide what the tokens are, beside the dataset's own.
 _MADE_BY = (
     *(encoding, loss_mask, chat, chat_template, conversation, lost_text, message_forms, turns, turn_parts),
-    *(optional_columns, preference, prompts, splits),
+    *(optional_columns, preference, prompts, split_examples),
 )
 
 

@@ -24,7 +24,8 @@ from data.loss_mask import BadExample, ChatSamples, TextSpan
 from data.optional_columns import MEDIA_COLUMNS, optional_text, read_history, refuse_media
 from data.preference import LABELS, refuse_labels
 from data.prompts import alpaca_spans
-from data.splits import SplitExamples, load_split
+from data.split_examples import SplitExamples
+from data.splits import load_split
 from data.tokenizing import tokenize_split
 from utils.errors import ConfigError
 

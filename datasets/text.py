@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from functools import partial
 from typing import Any
 
-from data.data_path import ALL_KINDS
+from data.file_kinds import ALL_KINDS
 from data.loss_mask import TextSpan
 from data.splits import load_split
 from data.tokenizing import tokenize_split

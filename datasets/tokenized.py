@@ -12,7 +12,8 @@ from typing import Any
 
 from data.encoding import ONE_TEXT, Encode
 from data.loss_mask import BadExample
-from data.splits import SplitExamples, load_split
+from data.split_examples import SplitExamples
+from data.splits import load_split
 from utils.errors import ConfigError
 
 COLUMNS = ("input_ids", "labels", "attention_mask")

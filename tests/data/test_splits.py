@@ -22,8 +22,9 @@ from data.causal_sequences import build_sequences
 from data.dataset_functions import BUILT_IN_FOLDER, find_dataset_function, load_dataset_file
 from data.loss_mask import tokenize_spans
 from data.pipeline import load_sequences
-from data.splits import has_validation, load_split
+from data.splits import load_split
 from data.tokenized_stream import TokenizedStream
+from data.validation_share import has_validation
 from tests.helpers.chat_templates import FAMILIES
 from utils.errors import ConfigError
 
