@@ -4,8 +4,9 @@
     python finetuning.py --model_name M --samsum_dataset.data_path my_dialogues/
     python finetuning.py --help
 
-The run, top to bottom: main() reads flags, prepare() (preparation/) builds everything that trains, train() is the
-loop, train_step() one optimizer step, evaluate() one pass over the validation set.
+The run, top to bottom: main() reads the flags; prepare(), in preparation/, builds everything that trains; train() is
+the loop; step() is one step of the run, and train_step() what it computes; settle() evaluates, if that is due;
+conclude() writes the end.
 """
 
 from __future__ import annotations
@@ -62,91 +63,59 @@ from utils.distributed import gather_to_all, on_rank_zero, stop_process_group, s
 from utils.environment import Environment, print_rank_zero, read_environment
 
 
-def train_step(
-    model: nn.Module,
-    micro_batches: Sequence[MicroBatch],
-    optimizer: Optimizer,
-    scaler: LossScaler,
-    *,
-    summed_loss: Callable[[nn.Module, Any, float], torch.Tensor],
-    max_norm: float | None,
-    device: torch.device,
-    num_label_tokens: float,
-    world_size: int,
-    accumulate_unsharded: bool,
-    on_phase: Callable[[str], None] = lambda phase: None,
-) -> tuple[torch.Tensor, torch.Tensor]:
-    """One optimizer step over this rank's micro-batches of the global batch.
+def main(argv: Sequence[str], *, ends_process: bool = False) -> int:
+    """Run what the flags ask for. Returns the exit status: 0 finished, 1 failed, 2 refused before it started.
 
     Args:
-        summed_loss: that of the task.
-        max_norm: clip the gradient norm to this; None: no clipping.
-        device: where to compute; parameters may live elsewhere.
-        num_label_tokens: label tokens of the global batch, all ranks and micro-batches together.
-        on_phase: called at each of `reporting.memory_phases.PHASES`.
-
-    Returns:
-        Loss (mean over the label tokens of the global batch) and gradient norm before clipping: fp32 scalars in host
-        memory, the same on every rank. If the norm is not finite, fp16 overflowed and no update was made: weights and
-        optimizer states are as they were, and the next step has a smaller loss scale.
-
-    Raises:
-        NonFiniteError: on every rank, with weights and optimizer states as they were.
+        ends_process: the caller ends this process next, so a late signal must not change what it says of the run.
     """
-    parameters = [parameter for group in optimizer.param_groups for parameter in group["params"]]
-    losses = []
-    # Gradients are averaged over ranks; times the world size that is their sum.
-    loss_grad = world_size * scaler.scale / max(1.0, num_label_tokens)
-    on_phase("before_forward")
-    for index, batch in enumerate(micro_batches):
-        is_last = index == len(micro_batches) - 1
-        with gradient_sync(model, is_last=is_last, accumulate_unsharded=accumulate_unsharded):
-            loss = summed_loss(model, batch.to(device), loss_grad)
-            if index == 0:
-                on_phase("after_forward")
-            (loss * loss_grad).backward()
-        losses.append(loss.detach() / num_label_tokens)
-    on_phase("after_backward")
-    loss = torch.stack(losses).sum()
-    torch.distributed.all_reduce(loss)
-    grad_norm = clip_grad_norm(parameters, max_norm, scale=scaler.scale, optimizer=optimizer)
-    # The one place where the host waits for the device; the update itself then runs beside the next step's start.
-    loss, grad_norm = torch.stack([loss, grad_norm]).cpu().unbind()
-    overflowed = not math.isfinite(grad_norm)
-    if not math.isfinite(loss) or (overflowed and not scaler.can_fall):
-        bad = [not math.isfinite(micro_loss) for micro_loss in losses]
-        rows = [row for batch, is_bad in zip(micro_batches, bad, strict=True) if is_bad for row in batch.source_rows]
-        raise NonFiniteError(rows)
-    if not overflowed:
-        optimizer.step()
-    scaler.update(overflowed=overflowed)
-    on_phase("after_optimizer_step")
-    optimizer.zero_grad(set_to_none=True)
-    return loss, grad_norm
+    env = read_environment()
+    quiet_libraries(env)
+    watchdog = Watchdog(env)
+    try:
+        beat_seconds = BEAT_SECONDS * env.grace_scale
+        with RunLock(beat_seconds=beat_seconds, say=partial(print_rank_zero, env), on_loss=end_at_once) as lock:
+            config = parse_flags(argv)
+            with Autopsy(argv, config, env, watchdog.where) as autopsy:
+                if config.planning_config.dry_run:
+                    dry_run(argv, config, env, train_step)
+                elif config.planning_config.load_only:
+                    load_only(config, env, watchdog)
+                else:
+                    run(config, env, watchdog, lock, autopsy, ends_process=ends_process)
+        status = 0
+    except ConfigError as error:
+        status = end_with_error(env, error, REFUSED, watchdog)
+    except TrainingError as error:
+        status = end_with_error(env, error, FAILED, watchdog)
+    except BaseException as error:  # a dataset function may raise SystemExit or KeyboardInterrupt; Ctrl-C does not
+        # Perhaps only this rank failed. The others may wait in a collective, and leaving the group would wait for them.
+        return end_with_error(env, error, FAILED, watchdog)
+    stop_process_group()
+    return status
 
 
-@torch.no_grad()
-def evaluate(
-    model: nn.Module,
-    steps: Iterable[list[MicroBatch]],
-    summed_loss: Callable[[nn.Module, Any], torch.Tensor],
-    device: torch.device,
-) -> tuple[float, int]:
-    """The mean loss over the label tokens of the validation set, and their number.
-
-    Every rank takes part in every batch (an empty one if rows ran out), so none waits for another.
-    """
-    model.eval()
-    total = torch.zeros((), device=device)
-    count = 0
-    for micro_batches in steps:
-        for batch in micro_batches:
-            total += summed_loss(model, batch.to(device))
-            count += batch.num_label_tokens
-    model.train()
-    reshard(model)
-    loss_sum, num_label_tokens = sum_on_host(total.item(), count)
-    return loss_sum / max(1.0, num_label_tokens), int(num_label_tokens)
+def run(
+    config: RunConfig, env: Environment, watchdog: Watchdog, lock: RunLock, autopsy: Autopsy, *, ends_process: bool
+) -> None:
+    """One run, from its settings to the table at its end."""
+    job = prepare(config, env, watchdog, lock)
+    autopsy.knows(job.reporter.ledger, job.folder, job.checkpointing)
+    watchdog.before_leaving = lambda: job.reporter.run_ended("failed")
+    try:
+        with StopRequests(env, job.folder, ends_process) as stopping:
+            watchdog.was_signalled = stopping.unanswered
+            with compilation_named("a layer of this model", "--compile"):
+                status = train(job, stopping)
+            conclude(job, status, stopping.asked if status == "stopped" else "")
+            stopping.run_has_ended()
+            watchdog.stop()  # a signal to one rank must not end it while others still wait for it
+    except TrainingError:
+        job.saver.close()  # raised on every rank: a save that was begun may still become a checkpoint
+        raise
+    finally:
+        job.reporter.run_ended("failed")  # unless it has ended already
+        job.reporter.write_page()
 
 
 def train(job: Job, stopping: StopRequests) -> str:
@@ -245,6 +214,69 @@ def step(job: Job, micro_batches: list[MicroBatch], *, ends_epoch: bool) -> Step
     return StepResult(counts, loss.item(), grad_norm.item(), lr)
 
 
+def train_step(
+    model: nn.Module,
+    micro_batches: Sequence[MicroBatch],
+    optimizer: Optimizer,
+    scaler: LossScaler,
+    *,
+    summed_loss: Callable[[nn.Module, Any, float], torch.Tensor],
+    max_norm: float | None,
+    device: torch.device,
+    num_label_tokens: float,
+    world_size: int,
+    accumulate_unsharded: bool,
+    on_phase: Callable[[str], None] = lambda phase: None,
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """One optimizer step over this rank's micro-batches of the global batch.
+
+    Args:
+        summed_loss: that of the task.
+        max_norm: clip the gradient norm to this; None: no clipping.
+        device: where to compute; parameters may live elsewhere.
+        num_label_tokens: label tokens of the global batch, all ranks and micro-batches together.
+        on_phase: called at each of `reporting.memory_phases.PHASES`.
+
+    Returns:
+        Loss (mean over the label tokens of the global batch) and gradient norm before clipping: fp32 scalars in host
+        memory, the same on every rank. If the norm is not finite, fp16 overflowed and no update was made: weights and
+        optimizer states are as they were, and the next step has a smaller loss scale.
+
+    Raises:
+        NonFiniteError: on every rank, with weights and optimizer states as they were.
+    """
+    parameters = [parameter for group in optimizer.param_groups for parameter in group["params"]]
+    losses = []
+    # Gradients are averaged over ranks; times the world size that is their sum.
+    loss_grad = world_size * scaler.scale / max(1.0, num_label_tokens)
+    on_phase("before_forward")
+    for index, batch in enumerate(micro_batches):
+        is_last = index == len(micro_batches) - 1
+        with gradient_sync(model, is_last=is_last, accumulate_unsharded=accumulate_unsharded):
+            loss = summed_loss(model, batch.to(device), loss_grad)
+            if index == 0:
+                on_phase("after_forward")
+            (loss * loss_grad).backward()
+        losses.append(loss.detach() / num_label_tokens)
+    on_phase("after_backward")
+    loss = torch.stack(losses).sum()
+    torch.distributed.all_reduce(loss)
+    grad_norm = clip_grad_norm(parameters, max_norm, scale=scaler.scale, optimizer=optimizer)
+    # The one place where the host waits for the device; the update itself then runs beside the next step's start.
+    loss, grad_norm = torch.stack([loss, grad_norm]).cpu().unbind()
+    overflowed = not math.isfinite(grad_norm)
+    if not math.isfinite(loss) or (overflowed and not scaler.can_fall):
+        bad = [not math.isfinite(micro_loss) for micro_loss in losses]
+        rows = [row for batch, is_bad in zip(micro_batches, bad, strict=True) if is_bad for row in batch.source_rows]
+        raise NonFiniteError(rows)
+    if not overflowed:
+        optimizer.step()
+    scaler.update(overflowed=overflowed)
+    on_phase("after_optimizer_step")
+    optimizer.zero_grad(set_to_none=True)
+    return loss, grad_norm
+
+
 def report(job: Job, done: StepResult, *, ends_epoch: bool) -> None:
     """Report the step that has just ended, and note in the state what it was and what is due after it."""
     state = job.state
@@ -296,6 +328,30 @@ def validate(job: Job, eval_loader: StepLoader, stopping: StopRequests) -> float
         else:
             job.reporter.weights.note_lost(state.step, loss if decisive is None else -decisive)
     return loss
+
+
+@torch.no_grad()
+def evaluate(
+    model: nn.Module,
+    steps: Iterable[list[MicroBatch]],
+    summed_loss: Callable[[nn.Module, Any], torch.Tensor],
+    device: torch.device,
+) -> tuple[float, int]:
+    """The mean loss over the label tokens of the validation set, and their number.
+
+    Every rank takes part in every batch (an empty one if rows ran out), so none waits for another.
+    """
+    model.eval()
+    total = torch.zeros((), device=device)
+    count = 0
+    for micro_batches in steps:
+        for batch in micro_batches:
+            total += summed_loss(model, batch.to(device))
+            count += batch.num_label_tokens
+    model.train()
+    reshard(model)
+    loss_sum, num_label_tokens = sum_on_host(total.item(), count)
+    return loss_sum / max(1.0, num_label_tokens), int(num_label_tokens)
 
 
 def generate_answers(job: Job, stopping: StopRequests) -> list[Answer] | None:
@@ -354,7 +410,7 @@ def save_weights(job: Job) -> bool:
 
 
 def conclude(job: Job, status: str, asked: str) -> None:
-    """Write the copy that was asked for, and the run's end; say what it came to.
+    """Write the run's end, and say what it came to.
 
     Args:
         status: "finished" or "stopped".
@@ -363,17 +419,11 @@ def conclude(job: Job, status: str, asked: str) -> None:
     Raises:
         TrainingError: on every rank, if the disk did not take all of the results; it says what is where.
     """
-    state, saver, reporter = job.state, job.saver, job.reporter
-    train_config = job.config.train_config
+    reporter = job.reporter
     how = f"stopped by {asked} after step" if asked else "finished step"
-    how += f" {state.step} of {job.num_steps}"
-    lacking = on_rank_zero(
-        lambda: lacking_checkpoint(saver.root, saver.tried_step) + lacking_weights(reporter.weights, state.best_score)
-    )
-    if status == "finished" and train_config.dist_checkpoint_root_folder and train_config.save_model:
-        job.watchdog.at(state.step, "saving")
-        lacking += [] if saver.save_copy(state) else ["the copy of the final weights could not be written"]
-    saver.close()
+    how += f" {job.state.step} of {job.num_steps}"
+    lacking = lacking_results(job, status)
+    job.saver.close()
     reporter.run_ended("failed" if lacking else status)
     lacking += on_rank_zero(reporter.write_rest)
     if lacking:
@@ -383,67 +433,32 @@ def conclude(job: Job, status: str, asked: str) -> None:
     if status == "stopped":
         where = "" if job.config.was_given("train_config.output_dir") else f" --output_dir {job.folder}"
         reporter.say(f"{how}; to go on, give the same command with --resume auto{where}")
+    show_end(job, status)
+
+
+def lacking_results(job: Job, status: str) -> list[str]:
+    """What the disk did not take of the results, as clauses. A copy that was asked for is made now."""
+    train_config, saver = job.config.train_config, job.saver
+    weights, best_score = job.reporter.weights, job.state.best_score
+    lacking = on_rank_zero(
+        lambda: lacking_checkpoint(saver.root, saver.tried_step) + lacking_weights(weights, best_score)
+    )
+    if status == "finished" and train_config.dist_checkpoint_root_folder and train_config.save_model:
+        job.watchdog.at(job.state.step, "saving")
+        lacking += [] if saver.save_copy(job.state) else ["the copy of the final weights could not be written"]
+    return lacking
+
+
+def show_end(job: Job, status: str) -> None:
+    """Print what was planned beside what was measured, what would help if steps waited for others, and the table."""
+    reporter = job.reporter
     peaks, has_allocator = gather_to_all(reporter.ledger.peak_gib()), reporter.ledger.has_allocator
     if job.env.is_rank_zero:
         events = reporter.metrics.read()
         reporter.say(*compare_with_plan(job.folder, events, peaks, has_allocator=has_allocator))
-        reporter.say(*([] if job.network is None else job.network.lines(events, peaks)))
+        if job.network is not None:
+            reporter.say(*job.network.lines(events, peaks))
     reporter.show_end(status)
-
-
-def run(
-    config: RunConfig, env: Environment, watchdog: Watchdog, lock: RunLock, autopsy: Autopsy, *, ends_process: bool
-) -> None:
-    """One run, from its settings to the table at its end."""
-    job = prepare(config, env, watchdog, lock)
-    autopsy.knows(job.reporter.ledger, job.folder, job.checkpointing)
-    watchdog.before_leaving = lambda: job.reporter.run_ended("failed")
-    try:
-        with StopRequests(env, job.folder, ends_process) as stopping:
-            watchdog.was_signalled = stopping.unanswered
-            with compilation_named("a layer of this model", "--compile"):
-                status = train(job, stopping)
-            conclude(job, status, stopping.asked if status == "stopped" else "")
-            stopping.run_has_ended()
-            watchdog.stop()  # a signal to one rank must not end it while others still wait for it
-    except TrainingError:
-        job.saver.close()  # raised on every rank: a save that was begun may still become a checkpoint
-        raise
-    finally:
-        job.reporter.run_ended("failed")  # unless it has ended already
-        job.reporter.write_page()
-
-
-def main(argv: Sequence[str], *, ends_process: bool = False) -> int:
-    """Exit status: 0 finished, 1 failed, 2 refused before it started.
-
-    Args:
-        ends_process: the caller ends this process next, so a late signal must not change what it says of the run.
-    """
-    env = read_environment()
-    quiet_libraries(env)
-    watchdog = Watchdog(env)
-    try:
-        beat_seconds = BEAT_SECONDS * env.grace_scale
-        with RunLock(beat_seconds=beat_seconds, say=partial(print_rank_zero, env), on_loss=end_at_once) as lock:
-            config = parse_flags(argv)
-            with Autopsy(argv, config, env, watchdog.where) as autopsy:
-                if config.planning_config.dry_run:
-                    dry_run(argv, config, env, train_step)
-                elif config.planning_config.load_only:
-                    load_only(config, env, watchdog)
-                else:
-                    run(config, env, watchdog, lock, autopsy, ends_process=ends_process)
-        status = 0
-    except ConfigError as error:
-        status = end_with_error(env, error, REFUSED, watchdog)
-    except TrainingError as error:
-        status = end_with_error(env, error, FAILED, watchdog)
-    except BaseException as error:  # a dataset function may raise SystemExit or KeyboardInterrupt; Ctrl-C does not
-        # Perhaps only this rank failed. The others may wait in a collective, and leaving the group would wait for them.
-        return end_with_error(env, error, FAILED, watchdog)
-    stop_process_group()
-    return status
 
 
 if __name__ == "__main__":
