@@ -13,7 +13,6 @@ import pytest
 import yaml
 
 from tests.helpers import slurm_cluster
-from tests.helpers.hosts import wait_for
 from tests.helpers.resuming import SHARDED, assert_bit_equal, flags_of
 from tests.helpers.slurm_cluster import Cluster
 
@@ -64,25 +63,23 @@ def test_two_nodes_that_are_stopped_and_requeued_end_as_one_node_does(
     job = cluster.submit(
         "--nodes=2", "--gpus-per-node=1", "--time=60", "slurm/multi_node.slurm", *long_run(tiny_model, run)
     )
-    wait_for(lambda: is_past(run, 20), LIMIT_SECONDS, lambda: cluster.log(job))
+    cluster.wait_for(job, lambda: is_past(run, 20), LIMIT_SECONDS)
     rank = ranks_of(job)[1]
     rank.suspend()  # the run waits until Slurm has signalled it
     cluster.run(
         "scontrol", "update", f"JobId={job}", "TimeLimit=10"
     )  # minutes: those before which the script is signalled
-    wait_for((run / "STOP").exists, 90, lambda: cluster.log(job))
+    cluster.wait_for(job, (run / "STOP").exists, 90)
     rank.resume()
-    wait_for(lambda: "stopped before the time limit; requeued" in cluster.log(job), 60, lambda: cluster.log(job))
+    cluster.wait_for(job, lambda: "stopped before the time limit; requeued" in cluster.log(job), 60)
     assert "stopped by the file" in cluster.log(job)
     cluster.run("scontrol", "update", f"JobId={job}", "TimeLimit=60")
-    cluster.start_again(job)
 
-    wait_for(lambda: is_past(run, 70), LIMIT_SECONDS, lambda: cluster.log(job))
+    cluster.wait_for(job, lambda: is_past(run, 70), LIMIT_SECONDS)
     rank = ranks_of(job)[0]
     rank.suspend()
     cluster.run("scontrol", "requeue", job)
     rank.send_signal(signal.SIGCONT)
-    cluster.start_again(job)
     assert cluster.wait(job, LIMIT_SECONDS) == "COMPLETED", cluster.log(job)
     log = cluster.log(job)
     assert "2 nodes reach each other by name" in log

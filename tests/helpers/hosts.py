@@ -162,9 +162,11 @@ def _ip_tool(*command: str) -> None:
     assert done.returncode == 0, f"{' '.join(command)}: {done.stderr}"
 
 
-def wait_for(condition: Callable[[], bool], seconds: float, log: Callable[[], str] = str) -> None:
+def wait_for(
+    condition: Callable[[], bool], seconds: float, log: Callable[[], str] = str, pause_seconds: float = 0.05
+) -> None:
     """Wait until the condition holds; if it does not, show the log."""
     deadline = time.monotonic() + seconds
     while not condition():
         assert time.monotonic() < deadline, log()
-        time.sleep(0.05)
+        time.sleep(pause_seconds)

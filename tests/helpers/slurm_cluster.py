@@ -8,7 +8,7 @@ import re
 import shutil
 import stat
 import subprocess
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -16,13 +16,16 @@ from tests.helpers import hosts
 from tests.helpers.hosts import Host, made_hosts, wait_for
 from tests.helpers.processes import ROOT, SHORT_GRACE
 
+# cred_expire (default 120): how many seconds a node accepts what the controller has signed, and a requeued job waits. A
+# node refuses all that was signed up to the second in which the job ended there. So a job that is made to start earlier
+# (scontrol update StartTime=now) may be refused: "Job credential revoked". It has failed then.
 _CONFIG = """
 ClusterName=test
 SlurmctldHost=control
 SlurmUser=root
 SlurmdUser=root
 AuthType=auth/munge
-AuthInfo=socket={folder}/munge.socket
+AuthInfo=socket={folder}/munge.socket,cred_expire=10
 MpiDefault=none
 ProctrackType=proctrack/linuxproc
 TaskPlugin=task/none
@@ -45,6 +48,9 @@ NodeName=n1 NodeAddr=n1 CPUs=16 RealMemory=8000 Gres=gpu:2 State=UNKNOWN
 NodeName=n2 NodeAddr=n2 CPUs=16 RealMemory=8000 Gres=gpu:2 State=UNKNOWN
 PartitionName=debug Nodes=ALL Default=YES MaxTime=INFINITE State=UP
 """
+# Other states pass: PENDING, RUNNING, COMPLETING, and for a moment SIGNALING or REQUEUED.
+_ENDED = {"COMPLETED", "FAILED", "CANCELLED", "TIMEOUT", "NODE_FAIL", "OUT_OF_MEMORY", "PREEMPTED", "BOOT_FAIL"}
+_PAUSE_SECONDS = 0.25  # asking Slurm for a job's state starts four programs
 _NULL_DEVICE = os.makedev(1, 3)
 
 
@@ -86,17 +92,25 @@ class Cluster:
 
     def wait(self, job: str, seconds: float) -> str:
         """The state in which the job ended."""
-        wait_for(lambda: self.state(job) not in ("PENDING", "RUNNING", "COMPLETING"), seconds, lambda: self.log(job))
+        wait_for(lambda: self.has_ended(job), seconds, lambda: self.told(job), _PAUSE_SECONDS)
         return self.state(job)
+
+    def wait_for(self, job: str, condition: Callable[[], bool], seconds: float) -> None:
+        """Wait until the condition holds, while the job has not ended."""
+        wait_for(lambda: condition() or self.has_ended(job), seconds, lambda: self.told(job), _PAUSE_SECONDS)
+        assert condition(), self.told(job)
+
+    def has_ended(self, job: str) -> bool:
+        return self.state(job) in _ENDED
+
+    def told(self, job: str) -> str:
+        """The job's log, and what Slurm and its controller say of it."""
+        controller = (self.folder / "slurmctld.log").read_text()
+        return "\n".join((self.log(job), self.run("scontrol", "show", "job", job), controller))
 
     def log(self, job: str) -> str:
         found = [*self.checkout.glob(f"slurm-{job}.log"), *self.checkout.glob(f"slurm-{job}-*.log")]
         return found[0].read_text(errors="replace") if found else ""
-
-    def start_again(self, job: str) -> None:
-        """Wait until a job was requeued, and start it now: Slurm waits for two minutes."""
-        wait_for(lambda: self.state(job) == "PENDING", 120, lambda: self.log(job))
-        self.run("scontrol", "update", f"JobId={job}", "StartTime=now")
 
 
 @contextlib.contextmanager
