@@ -68,8 +68,9 @@ class Pictures:
         return Picture(image, row[self.prompt_column] if self.prompt_column else self.prompt)
 
     def describe(self, index: int, error: BadExample) -> str:
-        """What is said of a row whose image cannot be used."""
-        return f"{self.examples.flag}: {self.examples.place}, row {self.examples.row_number(index)}: {error}"
+        """What is said of a row whose image turns out broken when its batch is made."""
+        place = f"{self.examples.place}, row {self.examples.row_number(index)}"
+        return f"{self.examples.flag}: {place}: {error}; mend it, or take the row out"
 
     def broken(self) -> np.ndarray:
         """Which images are not there or have no header that can be read, bool [rows]. Pixels are not decoded.

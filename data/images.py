@@ -8,6 +8,8 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
+import numpy as np
+
 from data.loss_mask import BadExample
 from utils.errors import in_one_line
 from utils.optional_packages import import_optional
@@ -74,7 +76,7 @@ def check_image(source: ImageSource) -> None:
 
 
 def open_image(source: ImageSource) -> Any:
-    """The image, decoded: three channels, turned as its camera says.
+    """The image, decoded: three channels of 8 bits, turned as its camera says.
 
     Raises:
         BadExample: if it cannot be decoded.
@@ -84,9 +86,17 @@ def open_image(source: ImageSource) -> Any:
 
     try:
         with image_module.open(_opened(source)) as image:
-            return ImageOps.exif_transpose(image).convert("RGB")
+            return _in_8_bits(ImageOps.exif_transpose(image)).convert("RGB")
     except Exception as error:
         raise BadExample(_broken(source, error)) from error
+
+
+def _in_8_bits(image: Any) -> Any:
+    """An image of 16 bits per pixel (I;16, and I as PGM files give it) with its upper 8: `convert` makes white of all
+    above 255."""
+    if not image.mode.startswith("I") or (image.mode == "I" and image.getextrema()[1] <= 255):
+        return image
+    return import_pillow().fromarray((np.asarray(image).clip(0, 2**16 - 1) >> 8).astype(np.uint8))
 
 
 def _opened(source: ImageSource) -> Any:

@@ -166,6 +166,14 @@ def test_an_image_of_any_mode_has_three_channels(mode: str, tmp_path: Path) -> N
     assert (open_image(file).mode, open_image(file).size) == ("RGB", (6, 4))
 
 
+@pytest.mark.parametrize("name", ["image.png", "image.tiff", "image.pgm"])
+def test_greys_of_16_bits_keep_their_order(name: str, tmp_path: Path) -> None:
+    greys = np.array([[0, 300, 20_000, 40_000, 2**16 - 1]], dtype=np.uint16)
+    Image.fromarray(greys).save(tmp_path / name)
+    shown = np.asarray(open_image(tmp_path / name))
+    assert shown[0].tolist() == [[grey // 256] * 3 for grey in greys[0].tolist()]
+
+
 def test_a_picture_is_turned_as_its_camera_says(tmp_path: Path) -> None:
     file = tmp_path / "image.jpg"
     exif = Image.Exif()
