@@ -25,6 +25,7 @@ from policies.mixed_precision import resolve_precision
 from policies.quantization import resolve_quantization
 from policies.sharding import choose_layout
 from reporting.profiling import num_steps_needed
+from tasks.generation import decoder_positions
 from tasks.task import Task, find_task, settings_of_task
 from utils.environment import Environment
 from utils.errors import ConfigError
@@ -256,5 +257,5 @@ def _all_positions(name: str, asked: int | None, positions: int, prefix: int) ->
 
 def num_positions(train: TrainConfig, prefix_config: PrefixConfig, model_config: Any) -> int | None:
     """Tokens that the model's decoder has positions for, less a prefix; None if it has no limit."""
-    positions = getattr(model_config.get_text_config(decoder=True), "max_position_embeddings", None)
+    positions = decoder_positions(model_config)
     return None if positions is None else positions - num_virtual_tokens(train, prefix_config)

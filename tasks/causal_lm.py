@@ -24,7 +24,15 @@ from data.reading import Reading
 from data.sequences import Row, TokenSequence
 from data.tokenizer_loading import load_tokenizer
 from tasks.flops import StepFlops
-from tasks.generation import GenerationSettings, PromptedAnswer, generate_tokens, last_answer, sampling
+from tasks.generation import (
+    GenerationSettings,
+    PromptedAnswer,
+    check_positions,
+    decoder_positions,
+    generate_tokens,
+    last_answer,
+    sampling,
+)
 from tasks.micro_batch import TensorBatch
 from utils.errors import ConfigError
 
@@ -65,7 +73,8 @@ def check_settings(config: RunConfig) -> None:
 
 
 def check_model(model: Any, model_name: str) -> list[str]:
-    """Check that the head can be called on what the decoder gave, as `policies.loss.use_summed_loss` calls it.
+    """Check that tokens do not see those after them, and that the head can be called on what the decoder gave, as
+    `policies.loss.use_summed_loss` calls it.
 
     Returns:
         No lines to print.
@@ -82,6 +91,13 @@ def check_model(model: Any, model_name: str) -> list[str]:
         raise ConfigError(
             f"--model_name: transformers {transformers.__version__} does not say where the decoder of "
             f"{type(model).__name__} is, and the loss is computed after it; give a model of another family"
+        )
+    is_causal = any(getattr(module, "is_causal", False) for module in model.modules())
+    # GPT-NeoX's config says the same of a decoder, but its attention layers are causal.
+    if getattr(model.config, "is_decoder", None) is False and not is_causal:
+        raise ConfigError(
+            f"--model_name: {model_name} is an encoder ({model.config.model_type}, without is_decoder in config.json): "
+            "each token sees those that it is to predict; give a causal language model"
         )
     return []
 
@@ -238,9 +254,13 @@ def generate(
         temperature: 0 takes the likeliest token each time; above, torch's random state decides.
         add_bos: put the processor's first token before the prompt, as training does except under a chat template.
         more_end_ids: tokens that end the answer, beside the processor's end token.
+
+    Raises:
+        ConfigError: if the model has no positions for prompt and answer.
     """
     start = [] if processor.bos_token_id is None or not add_bos else [processor.bos_token_id]
     ids = torch.tensor([start + processor.encode(prompt, add_special_tokens=False)], device=model.device)
+    check_positions(decoder_positions(model.config), ids.shape[1], max_new_tokens)
     output = model.generate(
         input_ids=ids,
         attention_mask=torch.ones_like(ids),

@@ -10,6 +10,7 @@ import numpy as np
 import torch
 
 from data.labels import IGNORE_INDEX
+from utils.errors import ConfigError
 
 
 @dataclass(frozen=True)
@@ -48,6 +49,30 @@ def sampling(temperature: float) -> dict[str, Any]:
     if temperature <= 0:
         return {"do_sample": False}
     return {"do_sample": True, "temperature": temperature, "top_k": 0, "top_p": 1.0}
+
+
+def check_positions(positions: int | None, num_taken: int, max_new_tokens: int) -> None:
+    """Refuse an answer that could be longer than the model has positions for.
+
+    Args:
+        positions: of the decoder; None if it has no limit.
+        num_taken: those before the answer.
+
+    Raises:
+        ConfigError: with what would fit.
+    """
+    if positions is None or num_taken + max_new_tokens <= positions:
+        return
+    room = positions - num_taken
+    raise ConfigError(
+        f"--max_new_tokens: {max_new_tokens:,} behind the {num_taken:,} tokens before the answer are more than the "
+        f"{positions:,} positions of this model; give {f'at most {room:,}' if room > 0 else 'a shorter prompt'}"
+    )
+
+
+def decoder_positions(model_config: Any) -> int | None:
+    """Tokens that a model's decoder has positions for; None if it has no limit."""
+    return getattr(model_config.get_text_config(decoder=True), "max_position_embeddings", None)
 
 
 def generate_tokens(

@@ -28,7 +28,14 @@ from data.reading import Reading
 from data.sequences import TokenSequence
 from tasks import causal_lm, seq2seq_lm
 from tasks.flops import Cost, flops_per_token
-from tasks.generation import GenerationSettings, PromptedAnswer, generate_tokens, sampling
+from tasks.generation import (
+    GenerationSettings,
+    PromptedAnswer,
+    check_positions,
+    decoder_positions,
+    generate_tokens,
+    sampling,
+)
 from tasks.image_batches import TEXT_INPUTS, DecoderIds, ImageCollator, ImageTextMicroBatch, prompts_of_images
 from utils.errors import ConfigError
 
@@ -224,9 +231,13 @@ def generate(
 
     Raises:
         BadExample: if the image cannot be read.
+        ConfigError: if the model has no positions for image, prompt and answer.
     """
     assert image is not None
     inputs = _asked(model, processor, [Picture(open_image(image), prompt)], processor.tokenizer.eos_token_id)
+    is_encoder_decoder = getattr(model.config.get_text_config(), "is_encoder_decoder", False)
+    num_taken = 1 if is_encoder_decoder else inputs["input_ids"].shape[1]
+    check_positions(decoder_positions(model.config), num_taken, max_new_tokens)
     output = model.generate(
         **inputs,
         max_new_tokens=max_new_tokens,

@@ -24,7 +24,14 @@ from data.sequences import Row, TokenSequence
 from data.source_target import Affixes, SourceTargetBuilder
 from data.tokenizer_loading import load_tokenizer
 from tasks.flops import Seq2SeqFlops
-from tasks.generation import GenerationSettings, PromptedAnswer, generate_tokens, sampling
+from tasks.generation import (
+    GenerationSettings,
+    PromptedAnswer,
+    check_positions,
+    decoder_positions,
+    generate_tokens,
+    sampling,
+)
 from tasks.micro_batch import TensorBatch
 from utils.errors import ConfigError
 
@@ -282,8 +289,18 @@ def generate(
     Args:
         temperature: 0 takes the likeliest text; above, torch's random state decides.
         add_bos, more_end_ids: of causal models; the tokenizer knows what belongs around a source.
+
+    Raises:
+        ConfigError: if the model has no positions for source or target.
     """
     inputs = processor(prompt, return_tensors="pt").to(model.device)
+    num_tokens, positions = inputs["input_ids"].shape[1], getattr(model.config, "max_position_embeddings", None)
+    if positions is not None and num_tokens > positions:
+        raise ConfigError(
+            f"--prompt: its {num_tokens:,} tokens are more than the {positions:,} positions of this model's encoder; "
+            "give a shorter one"
+        )
+    check_positions(decoder_positions(model.config), 1, max_new_tokens)  # behind decoder_start_token_id
     one_beam = {"num_beams": 1} if temperature > 0 else {}
     output = model.generate(
         input_ids=inputs["input_ids"],

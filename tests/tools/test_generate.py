@@ -15,6 +15,7 @@ from tasks.causal_lm import generate
 from tests.helpers.chat_templates import FAMILIES
 from tests.helpers.checkpoints import changed, save_checkpoint, with_lora
 from tests.helpers.families import save_family
+from tests.helpers.seq2seq_models import save_seq2seq
 from tools.export import main as export
 from tools.generate import as_user_turn, main, read_prompts, turn_end_ids
 from tools.make_tiny_model import make_tiny_model
@@ -159,6 +160,27 @@ def test_what_cannot_be_answered_is_refused_in_a_line(tiny_model: Path, tmp_path
         (line,) = capsys.readouterr().err.splitlines()
         assert line.startswith("error: ")
         assert reason in line
+
+
+@pytest.mark.parametrize(
+    ("family", "prompt", "max_new_tokens", "refusal"),
+    [
+        ("bart", "Hi!", 600, "600 behind the 1 tokens before the answer are more than the 512 positions"),
+        ("bart", "Hi! " * 600, 12, "tokens are more than the 512 positions of this model's encoder"),
+        ("gpt2", "Hi!", 200, "more than the 128 positions of this model; give at most 12"),
+        ("gpt2", "Hi! " * 600, 12, "more than the 128 positions of this model; give a shorter prompt"),
+    ],
+)
+def test_what_the_model_has_no_positions_for_is_refused(
+    family: str, prompt: str, max_new_tokens: int, refusal: str, tiny_model: Path, tmp_path: Path, capsys: Capture
+) -> None:
+    folder = tmp_path / "model"
+    if family == "bart":
+        save_seq2seq(family, folder)
+    else:
+        save_family(family, folder, tiny_model)
+    assert main([str(folder), "--prompt", prompt, "--max_new_tokens", str(max_new_tokens)]) == 2
+    assert refusal in capsys.readouterr().err
 
 
 def test_lines_of_a_prompt_file_are_taken_as_they_are(tmp_path: Path) -> None:
