@@ -24,7 +24,7 @@ from data.packing import Offsets
 from data.sequences import TokenSequence
 from policies.mixed_precision import Precision
 from policies.sharding import reshard
-from utils.compat import GROUPED_HEADS, caps_scores
+from utils.compat import GROUPED_HEADS, LEAKS_WHEN_PACKED, caps_scores
 from utils.device import DeviceFacts
 from utils.errors import ConfigError
 
@@ -32,6 +32,10 @@ BY_OFFSETS = "packed_by_offsets"
 """The name by which transformers knows `attention_by_offsets`."""
 
 PROBE_LENGTH = 24  # the most tokens of a probe's sequence
+LEAKS = (
+    "--batching_strategy: with this model the documents of a packed row would see each other; give --batching_strategy "
+    "padding"
+)
 UNSUPPORTED = ("softcap", "s_aux", "position_bias", "cache")  # arguments that a model may pass and flash does not take
 
 
@@ -43,7 +47,12 @@ def choose_attention(model: Any, train: TrainConfig, precision: Precision, devic
 
     Returns:
         Lines to print.
+
+    Raises:
+        ConfigError: if packing is known to leak with this model.
     """
+    if train.batching_strategy == "packing" and model.config.get_text_config().model_type in LEAKS_WHEN_PACKED:
+        raise ConfigError(LEAKS)
     if train.batching_strategy != "packing" or train.use_fast_kernels is False or not device.has_bf16:
         return []
     if precision.compute_dtype == torch.float32:
@@ -155,8 +164,8 @@ def check_packing_isolates(
 ) -> None:
     """Pack two sequences into a row, change the first, and refuse if that changes the loss of the second.
 
-    A few models (OPT, Falcon, BLOOM, MPT and GPT-OSS in transformers 5.23) do not pass position ids to the attention
-    mask, and leak without an error. Every rank must call this.
+    A few models do not pass position ids to the attention mask, and leak without an error: those that are known
+    (`utils.compat.LEAKS_WHEN_PACKED`) were refused when they were built. Every rank must call this.
 
     Args:
         summed_loss_of: the loss of rows, by the collation and the forward pass that training uses.
@@ -178,7 +187,4 @@ def check_packing_isolates(
     model.train(training)
     reshard(model)
     if abs(losses[0] - losses[1]) > 1e-6 * abs(losses[0]):
-        raise ConfigError(
-            "--batching_strategy: with this model the documents of a packed row would see each other; "
-            "give --batching_strategy padding"
-        )
+        raise ConfigError(LEAKS)

@@ -21,6 +21,7 @@ from data.sequences import TokenSequence
 from policies.attention import (
     BY_OFFSETS,
     attention_by_offsets,
+    check_packing_isolates,
     choose_attention,
     mask_of_padded_rows,
     rows_that_need_offsets,
@@ -29,8 +30,10 @@ from policies.attention import (
 from policies.loss import use_summed_loss
 from policies.mixed_precision import Precision
 from tasks.causal_lm import CausalMicroBatch, Collator, compute_logits, stacks, summed_loss
-from tests.helpers.small_configs import GPT2, SMALL, VOCAB
+from tests.helpers.small_configs import COMMON, GPT2, OPT, SMALL, VOCAB
+from utils.compat import LEAKS_WHEN_PACKED
 from utils.device import facts_of
+from utils.errors import ConfigError
 
 WRITTEN_OUT = "written_out_offsets"
 BF16 = Precision("bf16-true", torch.bfloat16, torch.bfloat16)
@@ -39,6 +42,15 @@ CONFIGS: dict[str, Any] = {
     "qwen3": transformers.Qwen3Config(**SMALL, head_dim=8),
     "mistral": transformers.MistralConfig(**SMALL, sliding_window=6),
     "gemma3": transformers.Gemma3TextConfig(**SMALL, head_dim=8, sliding_window=6),
+}
+
+LEAKING: dict[str, Any] = {
+    "biogpt": transformers.BioGptConfig(**SMALL),
+    "bloom": transformers.BloomConfig(vocab_size=VOCAB, hidden_size=32, n_layer=2, n_head=4),
+    "falcon": transformers.FalconConfig(**COMMON, vocab_size=VOCAB),
+    "gpt_oss": transformers.GptOssConfig(**SMALL, head_dim=8, num_local_experts=2, num_experts_per_tok=1),
+    "mpt": transformers.MptConfig(vocab_size=VOCAB, d_model=32, n_layers=2, n_heads=4, max_seq_len=128),
+    "opt": transformers.OPTConfig(**OPT, vocab_size=VOCAB, word_embed_proj_dim=32),
 }
 
 
@@ -258,3 +270,19 @@ def test_on_a_gpu_in_bf16_packed_documents_are_as_near_to_fp32_as_documents_alon
         logits.append(output[0][0])
     assert torch.equal(logits[0][33:], logits[1][33:]), "a document saw the one before it"
     assert not torch.equal(logits[0][:33], logits[1][:33])
+
+
+@pytest.mark.parametrize("name", LEAKS_WHEN_PACKED)
+def test_models_that_are_known_to_leak_do_leak_and_are_refused_before_they_have_weights(name: str) -> None:
+    torch.manual_seed(0)
+    model = AutoModelForCausalLM.from_config(LEAKING[name])
+    train = parse_flags(["--model_name", "m", "--batching_strategy", "packing"]).train_config
+    with pytest.raises(ConfigError, match="give --batching_strategy padding"):
+        choose_attention(model, train, BF16, facts_of(torch.device("cpu")))
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.mul_(5 if parameter.dim() > 1 else 1)  # attention far from uniform
+    use_summed_loss(model, stacks(model), 0, compute_logits)
+    collate = Collator(packing=True, padding_id=0)
+    with pytest.raises(ConfigError, match="would see each other"):
+        check_packing_isolates(model, lambda rows: summed_loss(model, collate(rows)), vocab_size=VOCAB, row_length=64)

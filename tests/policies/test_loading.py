@@ -16,6 +16,7 @@ from transformers import AutoConfig, AutoModelForCausalLM, DeepseekV3Config, Gem
 from checkpointing.exporting.blueprint import build_blueprint, load_pretrained
 from checkpointing.exporting.model_source import open_source
 from policies.pretrained import generation_settings
+from tasks import causal_lm
 from tests.helpers import random_documents
 from tests.helpers.checkpoints import load_plain
 from tests.helpers.exports import export
@@ -403,3 +404,14 @@ def test_random_weights_are_the_same_under_every_layout(
         process_group.train([*common, *flags], world_size)
         losses[name] = [event["loss"] for event in train_events(tmp_path / name)]
     assert all(found == pytest.approx(losses["alone"], abs=1e-6) for found in losses.values()), losses
+
+
+@pytest.mark.parametrize("family", ["bert", "roformer"])
+def test_an_encoder_is_refused_since_its_tokens_see_what_they_are_to_predict(family: str) -> None:
+    config = AutoConfig.for_model(family, num_hidden_layers=1)
+    with torch.device("meta"):
+        model = AutoModelForCausalLM.from_config(config)
+        with pytest.raises(ConfigError, match=f"^--model_name: m is an encoder .{family}, "):
+            causal_lm.check_model(model, "m")
+        config.is_decoder = True
+        assert causal_lm.check_model(AutoModelForCausalLM.from_config(config), "m") == []
