@@ -55,7 +55,7 @@ class Figures:
     def close(self) -> None: ...
 
 
-class RandomWeights:
+class PeerWeights:
     """A checkpointer with random weights."""
 
     def __init__(self, model_type: str, should_load_recipe_state: bool, **shape: Any) -> None:
@@ -138,7 +138,7 @@ def main(
         }
     )
     config.model = {**(whole if method == "full" else adapted), **shape}
-    config.checkpointer = {"_component_": f"{here}.RandomWeights", "model_type": "LLAMA3", **shape}
+    config.checkpointer = {"_component_": f"{here}.PeerWeights", "model_type": "LLAMA3", **shape}
     config.tokenizer = {"_component_": f"{here}.Tokenizer", "folder": model}
     config.dataset = {"_component_": f"{here}.rows", "length": length, "packed": documents}
     config.metric_logger = {"_component_": f"{here}.Figures"}
