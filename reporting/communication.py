@@ -9,7 +9,7 @@ do not.
 from __future__ import annotations
 
 from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import contextmanager
 
 import torch.distributed as dist
 from torch import nn
@@ -17,7 +17,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 from reporting.collectives import KINDS, Clock, StepTimeline, watch_units
 from utils.distributed import min_on_host
-from utils.torch_internals import backward_seconds, timed_backward
+from utils.torch_internals import backward_seconds, time_backward
 
 FIRST_OBSERVED = (3, 4, 5, 10, 20)
 THEN_EVERY = 100
@@ -49,10 +49,9 @@ class CommunicationRecorder:
         timeline, model = self.timeline, self.model
         timeline.active = dist.get_world_size() > 1 and observes_communication(self.num_steps)
         timeline.begin()
-        with ExitStack() as stack:
-            if timeline.active and isinstance(model, DistributedDataParallel):
-                stack.enter_context(timed_backward(model))
-            yield
+        if timeline.active and isinstance(model, DistributedDataParallel):
+            time_backward(model)
+        yield
 
     def take(self) -> dict[str, float]:
         """The figures of the step that has just ended, for a `communication` event; none if it was not observed.

@@ -7,8 +7,6 @@ breaks a run's start or its supervision.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from contextlib import contextmanager
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any
 
@@ -67,23 +65,19 @@ def no_scattering_pending(group: Any) -> bool:
     return not getattr(context, name)
 
 
-@contextmanager
-def timed_backward(model: DistributedDataParallel) -> Iterator[None]:
-    """A context in which DistributedDataParallel times its backward, as it does of itself in every 100th."""
+def time_backward(model: DistributedDataParallel) -> None:
+    """Let DistributedDataParallel time its backward until `backward_seconds`; of itself it does so in every 100th."""
     model._set_ddp_runtime_logging_sample_rate(1)
-    try:
-        yield
-    finally:
-        model._set_ddp_runtime_logging_sample_rate(100)
 
 
 def backward_seconds(model: DistributedDataParallel) -> tuple[float, float]:
-    """Of the last timed backward that reduced gradients: how long it communicated, and how long computing was over.
+    """Of the last backward that reduced gradients: how long it communicated, and how long computing was over.
 
-    On GPUs both are measured by events of the stream that computes.
+    On GPUs both are measured by events of the stream that computes. `time_backward` must have come before it.
     """
     logger: Any = model.logger
-    logger.set_runtime_stats_and_log()  # else the next forward does
+    logger.set_runtime_stats_and_log()  # else the next forward does. It skips backwards that are not to be timed
+    model._set_ddp_runtime_logging_sample_rate(100)
     figures = model._get_ddp_logging_data()
     communicated = int(figures["backward_comm_time"])  # in nanoseconds
     return communicated / 1e9, (communicated - int(figures["backward_compute_comm_overlap_time"])) / 1e9

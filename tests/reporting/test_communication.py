@@ -72,8 +72,8 @@ LATE_SECONDS = 1.0
 GATHER_SECONDS = 0.1
 
 
-def measured_on_ranks(path: Path, layout: str, *, is_late: bool, is_slow: bool) -> None:
-    """Write what rank 0 finds of the first observed step. Rank 1 is late in it, or gathering is slow on all ranks."""
+def measured_on_ranks(path: Path, layout: str, last: int, *, is_late: bool, is_slow: bool) -> None:
+    """Write what rank 0 finds of each step. Rank 1 is late in the last one, or gathering is slow on all ranks."""
     env = read_environment()
     start_process_group(env)
     layers = nn.Sequential(*(nn.Linear(64, 64) for _ in range(3)))
@@ -90,10 +90,10 @@ def measured_on_ranks(path: Path, layout: str, *, is_late: bool, is_slow: bool) 
 
         reporting.collectives.all_gather = slow_gather
     recorder, found = CommunicationRecorder(model, HostClock()), []
-    for step in range(1, FIRST_OBSERVED[0] + 1):
+    for step in range(1, last + 1):
         with recorder():
             loss = model(torch.ones(2, 64)).sum()
-            if is_late and env.rank == 1 and step == FIRST_OBSERVED[0]:
+            if is_late and env.rank == 1 and step == last:
                 time.sleep(LATE_SECONDS)
             loss.backward()
         found.append(recorder.take())
@@ -102,14 +102,16 @@ def measured_on_ranks(path: Path, layout: str, *, is_late: bool, is_slow: bool) 
         path.write_text(json.dumps(found))
 
 
+@pytest.mark.parametrize("last", [FIRST_OBSERVED[0], FIRST_OBSERVED[-1]], ids=["first", "later"])
 @pytest.mark.parametrize("layout", ["fsdp", "ddp"])
 def test_waiting_for_a_slower_rank_is_not_waiting_for_the_network(
-    layout: str, process_group: ProcessGroup, tmp_path: Path
+    layout: str, last: int, process_group: ProcessGroup, tmp_path: Path
 ) -> None:
     path = tmp_path / "found.json"
-    process_group.train(partial(measured_on_ranks, path, layout, is_late=True, is_slow=False), 2)
-    *before, found = json.loads(path.read_text())
-    assert before == [{}] * (FIRST_OBSERVED[0] - 1), "measured in observed steps alone"
+    process_group.train(partial(measured_on_ranks, path, layout, last, is_late=True, is_slow=False), 2)
+    figures = json.loads(path.read_text())
+    assert [step for step, of_step in enumerate(figures, 1) if of_step] == [s for s in FIRST_OBSERVED if s <= last]
+    found = figures[-1]
     assert found["straggler_seconds"] > 0.7 * LATE_SECONDS
     assert found["exposed_seconds"] < 0.5 * LATE_SECONDS
     kind = "reduce_scatter" if layout == "fsdp" else "all_reduce"
@@ -119,7 +121,7 @@ def test_waiting_for_a_slower_rank_is_not_waiting_for_the_network(
 
 def test_a_slow_collective_is_what_every_rank_waits_for(process_group: ProcessGroup, tmp_path: Path) -> None:
     path = tmp_path / "found.json"
-    process_group.train(partial(measured_on_ranks, path, "fsdp", is_late=False, is_slow=True), 2)
+    process_group.train(partial(measured_on_ranks, path, "fsdp", FIRST_OBSERVED[0], is_late=False, is_slow=True), 2)
     found = json.loads(path.read_text())[-1]
     assert GATHER_SECONDS <= found["all_gather_seconds"] <= found["exposed_seconds"]
     assert found["straggler_seconds"] < found["exposed_seconds"]
