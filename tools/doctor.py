@@ -15,11 +15,11 @@ import argparse
 import os
 import socket
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 
 from configs.flags import parse_flags
-from supervision.exit_status import FAILED, REFUSED
+from tools.ending import status_of
 from tools.network.identity import describe_node
 from tools.network.meeting import MeetingPlan, meet_nodes
 from tools.network.names import (
@@ -31,7 +31,7 @@ from tools.network.names import (
     resolve,
     way_to,
 )
-from utils.errors import ConfigError, TrainingError
+from utils.errors import ConfigError
 from utils.printing import print_line
 from utils.streams import keep_standard_streams
 
@@ -96,7 +96,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         under_launcher = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
         under_launcher.add_argument("--json", type=Path)
         options, rest = under_launcher.parse_known_args([word for word in words if word != "--"])
-        return outcome(lambda: check_ranks(rest, options.json))
+        return status_of(lambda: check_ranks(rest, options.json))
     flags = words[words.index("--") + 1 :] if "--" in words else []
     parser = argparse.ArgumentParser(
         prog="python -m tools.doctor", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
@@ -108,23 +108,13 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--wait_seconds", type=float, default=600.0, help="for the other nodes to come")
     parser.add_argument("--name_seconds", type=float, default=NAME_SECONDS, help="for a name to have an address")
     given = parser.parse_args(words[: words.index("--")] if "--" in words else words)
-    return outcome(lambda: check_node(given, flags))
+    return status_of(lambda: check_node(given, flags))
 
 
 def check_ranks(flags: Sequence[str], report: Path | None) -> None:
     from tools.network import ranks  # imports torch, which takes seconds
 
     ranks.check_ranks(flags, say, report)
-
-
-def outcome(check: Callable[[], None]) -> int:
-    """The exit status of a check; its error is printed."""
-    try:
-        check()
-    except (ConfigError, TrainingError) as error:
-        print_line("\n".join(filter(None, (f"error: {error}", error.details))), to_stderr=True)
-        return REFUSED if isinstance(error, ConfigError) else FAILED
-    return 0
 
 
 if __name__ == "__main__":

@@ -30,11 +30,10 @@ from checkpointing.exporting.model_source import open_source
 from checkpointing.exporting.plan import plan_export
 from checkpointing.exporting.verify import check_logits
 from checkpointing.exporting.write import check_place, write_export
-from supervision.exit_status import FAILED, REFUSED
 from tasks.task import find_task
+from tools.ending import status_of
 from tools.model_class import model_class
 from utils.compat import return_freed_tensors
-from utils.errors import ConfigError, TrainingError
 from utils.printing import print_line
 from utils.progress import phase, progress_bar
 
@@ -95,13 +94,10 @@ def main(argv: Sequence[str] | None = None) -> int:
     given = parser.parse_args(argv)
     quiet_tool()
     return_freed_tensors()
-    try:
-        dtype = DTYPES[given.dtype] if given.dtype else None
-        export(given.path, given.to.expanduser(), merge=given.merge, dtype=dtype, verify=given.verify, base=given.base)
-    except (ConfigError, TrainingError) as error:
-        print_line(f"error: {error}", to_stderr=True)
-        return REFUSED if isinstance(error, ConfigError) else FAILED
-    return 0
+    dtype, to = DTYPES[given.dtype] if given.dtype else None, given.to.expanduser()
+    return status_of(
+        lambda: export(given.path, to, merge=given.merge, dtype=dtype, verify=given.verify, base=given.base)
+    )
 
 
 if __name__ == "__main__":

@@ -35,8 +35,8 @@ from data.chat_template import ChatTemplate
 from data.conversation import Conversation
 from data.images import open_image
 from data.loss_mask import BadExample
-from supervision.exit_status import FAILED, REFUSED
 from tasks.task import Task, find_task
+from tools.ending import status_of
 from utils.errors import ConfigError, TrainingError, in_one_line
 from utils.printing import print_line, printable
 
@@ -198,12 +198,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--base", help="the base model, if it is not where the checkpoint says")
     given = parser.parse_args(argv)
     quiet_tool()
-    try:
-        answer_all(given)
-    except (ConfigError, TrainingError) as error:
-        print_line(f"error: {error}", to_stderr=True)
-        return REFUSED if isinstance(error, ConfigError) else FAILED
-    return 0
+    return status_of(lambda: answer_all(given))
 
 
 if __name__ == "__main__":

@@ -26,7 +26,7 @@ import yaml
 
 from configs.flags import parse_flags
 from configs.run import RunConfig
-from supervision.exit_status import REFUSED
+from tools.ending import status_of
 from tools.network.names import parse_endpoint
 from utils.errors import ConfigError
 from utils.printing import print_line
@@ -199,13 +199,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--image", default="finetuning:latest", help="k8s: NAME:TAG, of docker/Dockerfile")
     parser.add_argument("--out", type=Path, default=Path("outputs/k8s"), help="k8s: the folder to write")
     given = parser.parse_args(words[:at])
-    try:
-        for line in launch(given, words[at + 1 :]):
-            print_line(line)
-    except ConfigError as error:
-        print_line("error: " + "\n".join(error.parts()), to_stderr=True)
-        return REFUSED
-    return 0
+    return status_of(lambda: print_line("\n".join(launch(given, words[at + 1 :]))))
 
 
 if __name__ == "__main__":

@@ -16,9 +16,7 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from supervision.exit_status import REFUSED
-from utils.errors import ConfigError
-from utils.printing import print_line
+from tools.ending import status_of
 
 SCRIPT = Path(__file__).resolve().parent.parent / "finetuning.py"
 NUM_COMMANDS = 3
@@ -33,12 +31,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     asked = [] if any(word.partition("=")[0].replace("-", "_") == "__dry_run" for word in flags) else ["--dry_run"]
     if given is None:
         return subprocess.run([sys.executable, str(SCRIPT), *flags, *asked]).returncode
-    try:
-        find([*flags, *asked], given.sort)
-    except ConfigError as error:
-        print_line("error: " + "\n".join(error.parts()), to_stderr=True)
-        return REFUSED
-    return 0
+    return status_of(lambda: find([*flags, *asked], given.sort))
 
 
 def find(argv: Sequence[str], sort: str) -> None:

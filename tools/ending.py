@@ -1,0 +1,19 @@
+"""How the tools end: what they are refused, or fail by, is one line and the exit status."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from supervision.exit_status import FAILED, REFUSED
+from utils.errors import ConfigError, RunError
+from utils.printing import print_line
+
+
+def status_of(work: Callable[[], object]) -> int:
+    """Do a tool's work. Returns the exit status: 0, or 2 refused, or 1 failed, its error printed."""
+    try:
+        work()
+    except RunError as error:
+        print_line("error: " + "\n".join(error.parts()), to_stderr=True)
+        return REFUSED if isinstance(error, ConfigError) else FAILED
+    return 0
