@@ -1,4 +1,8 @@
-"""Rows of CSV and TSV files, each as JSON text; every cell is text, and an empty one is null."""
+"""Rows of CSV and TSV files, each as JSON text; every cell is text, and an empty one is null.
+
+Spreadsheets of countries that write 1,5 put semicolons between cells: a .csv file whose first line has these and no
+comma outside of quotes is read so.
+"""
 
 from __future__ import annotations
 
@@ -31,11 +35,27 @@ def csv_rows(file: Path) -> Iterator[RowText]:
     reader.close()
 
 
+def _delimiter(file: Path) -> str:
+    if file.suffix == ".tsv":
+        return "\t"
+    with file.open("rb") as stream:
+        names = re.sub(rb'"[^"]*"', b"", stream.readline(_MOST_BYTES))
+    return ";" if b";" in names and b"," not in names else ","
+
+
+def _is_utf8(data: bytes) -> bool:
+    try:
+        data.decode()
+    except UnicodeDecodeError:
+        return False
+    return True
+
+
 class CsvReader(RowReader):
     """The rows of such a file from any row on: a row's end is a line's end outside of quotes."""
 
     def __init__(self, file: Path) -> None:
-        self.file, self.delimiter = file, "\t" if file.suffix == ".tsv" else ","
+        self.file, self.delimiter = file, _delimiter(file)
         # A field that begins with a quote ends behind the next that is not doubled; one cut in between is no field.
         field = rb'(?:"[^"]*+(?:""[^"]*+)*+"|(?!"))[^%b\r\n]*+' % self.delimiter.encode()
         self._row = re.compile(rb"(?:%b%b)*+%b(?:\r\n|\n|\r)" % (field, self.delimiter.encode(), field))
@@ -61,7 +81,9 @@ class CsvReader(RowReader):
                 bad.append(row)
                 return "skip"
 
-            table = csv.read_csv(pa.BufferReader(data), **self._options(self._names, keep_bad, has_header=not position))
+            # Arrow decodes a bad row for the handler, and prints a traceback if it cannot.
+            handler = keep_bad if _is_utf8(data) else None
+            table = csv.read_csv(pa.BufferReader(data), **self._options(self._names, handler, has_header=not position))
         except (pa.ArrowInvalid, UnicodeDecodeError) as error:
             if str(error) == "Empty CSV file":
                 return ItemChunk([], following)
@@ -81,9 +103,11 @@ class CsvReader(RowReader):
     def _read_names(self) -> list[str]:
         """From the first row, whichever chunk was asked for."""
         first = ByteChunks(self.file, self._end_of_rows, most=_MOST_BYTES)
-        table = csv.open_csv(pa.BufferReader(first.at(0)), **self._options([], lambda row: "skip"))
+        data = first.at(0).lstrip(b"\r\n")
         first.close()
-        return list(table.schema.names)
+        if row := self._row.match(data):  # alone: arrow prints a traceback for later rows that are no UTF-8
+            data = row.group()
+        return list(csv.open_csv(pa.BufferReader(data), **self._options([])).schema.names)
 
     def _options(self, names: list[str], keep_bad: Any = None, *, has_header: bool = True) -> dict[str, Any]:
         """Cells are bytes, so that one that is no UTF-8 is one bad row; `NA`, `None` and `null` are words."""

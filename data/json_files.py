@@ -6,6 +6,7 @@ that is broken. So rows stay text until they are tokenised.
 
 from __future__ import annotations
 
+import codecs
 import json
 import re
 from collections.abc import Iterator, Sequence
@@ -273,6 +274,8 @@ def _not_utf8(file: Path, number: int, position: int, line: bytes) -> str:
         line.decode()
     except UnicodeDecodeError as error:
         byte = line[error.start]
+        if not position and line.startswith((codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)):
+            return f"{file}: UTF-16, not UTF-8; write it anew with `iconv -f utf-16 -t utf-8`"
         return (
             f"{file}, line {number}, byte {position + error.start + 1}: not UTF-8 (0x{byte:02x}); if it is Latin-1, "
             f"write it anew with `iconv -f latin1 -t utf-8`"

@@ -117,7 +117,8 @@ class SplitExamples:
         """Name the columns of the training data that no one reads."""
         unread = [name for name in self.all_columns if name not in self.columns]
         if unread and self.is_training and shows_progress():
-            print_line(f"{self.name}: columns that are not read: {', '.join(unread)}")
+            names = ", ".join(name or "one without a name" for name in unread)
+            print_line(f"{self.name}: columns that are not read: {names}")
 
     def refusal(self, index: int, problem: BadExample) -> str:
         """What is said of an example that is left out, as it cannot be used.

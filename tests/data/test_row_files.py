@@ -79,6 +79,20 @@ def test_cells_of_a_table_are_text_as_they_are_written(ending: str, streaming: b
     assert [row["output"] for row in rows(source(file, streaming=streaming))] == cells
 
 
+@EITHER
+def test_a_table_may_have_semicolons_between_its_cells(streaming: bool, tmp_path: Path) -> None:
+    file = tmp_path / "table.csv"
+    file.write_text('id;"output, as given"\n1;"a;b"\n2;1,5\n')
+    cells = [row["output, as given"] for row in csv_values(file)]
+    assert cells == ["a;b", "1,5"]
+    file.write_text("output;id\n1,5;1\n")
+    assert [row["output"] for row in rows(source(file, streaming=streaming))] == ["1,5"]
+
+
+def csv_values(file: Path) -> list[dict[str, str]]:
+    return [row.value for row in csv_rows(file) if row.value is not None]
+
+
 def test_an_empty_cell_is_no_text(tmp_path: Path, tokenizer: Any) -> None:
     file = tmp_path / "table.csv"
     file.write_text("instruction,output\na,b\nc,\n")
@@ -181,6 +195,25 @@ def test_a_broken_row_of_a_table_is_refused_or_left_out(
         rows(source(file))
     if kept:
         assert "".join(row["output"] for row in rows(source(file, skip_bad_rows=True))) == kept
+
+
+@pytest.mark.parametrize(
+    ("name", "encoding", "reason"),
+    [
+        ("table.csv", "utf-16", "UTF-16, not UTF-8; write it anew with `iconv"),
+        ("rows.jsonl", "utf-16", "UTF-16, not UTF-8; write it anew with `iconv"),
+        ("table.csv", "latin1", r"line 2, byte 21: not UTF-8 \(0xe9\)"),
+    ],
+)
+@EITHER
+def test_a_file_in_another_encoding_is_called_so_and_nothing_else_is_printed(
+    name: str, encoding: str, reason: str, streaming: bool, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    file = tmp_path / name
+    file.write_bytes('{"output": "a"}\n1,2,é\n'.encode(encoding))
+    with pytest.raises(ConfigError, match=f"{file}.*{reason}"):
+        rows(source(file, streaming=streaming))
+    assert "Traceback" not in capfd.readouterr().err
 
 
 @EITHER
