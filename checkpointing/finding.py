@@ -68,6 +68,8 @@ def resolve_resume(config: RunConfig, env: Environment) -> RunConfig:
         train = replace(train, output_dir=str(folder) if folder else None)
     elif train.resume and train.resume != "auto" and train.output_dir is None:
         folder = run_folder_of(Path(train.resume))
+        if not Path(train.resume).exists():
+            raise ConfigError(f"--resume: there is no {train.resume}; give a run's folder, or a checkpoint in it")
         if folder is None:
             raise ConfigError(f"--resume: {train.resume} is in no run folder; give --output_dir for what comes")
         train = replace(train, output_dir=str(folder))

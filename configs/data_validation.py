@@ -2,6 +2,7 @@
 
 import re
 from difflib import get_close_matches
+from pathlib import PurePath
 
 from configs.datasets import ROLES, CustomDataset, split_paths
 from configs.run import DATASETS, SETTINGS, RunConfig
@@ -31,6 +32,8 @@ def _check_datasets(config: RunConfig) -> None:
         if name not in DATASETS:
             near = get_close_matches(name, DATASETS, n=1)
             hint = f"did you mean {near[0]}?" if near else "or give your own as FILE.py:FUNCTION"
+            if "/" in name or PurePath(name).suffix:
+                hint = f"name the format here and the place with --NAME.data_path {name}, {hint}"
             raise ConfigError(f"--dataset: {name!r} is not one of {', '.join(DATASETS)}; {hint}")
         if train.datasets.count(name) > 1:
             raise ConfigError(

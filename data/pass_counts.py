@@ -58,5 +58,6 @@ class PassCounts:
         parts.append(f"{self.num_tokens:,} tokens, {self.num_label_tokens:,} of them label tokens")
         fill = f", {100 * self.num_tokens / (self.num_rows * row_length):.1f} % full" if row_length else ""
         parts.append(f"{self.num_rows:,} rows{fill}")
-        parts += [f"{name.removeprefix('num_').replace('_', ' ')} {n:,}" for name, n in self.checks.items() if n]
-        return "; ".join(parts)
+        # Of what was read: some of it waits to be given.
+        checks = [f"{name.removeprefix('num_').replace('_', ' ')} {n:,}" for name, n in self.checks.items() if n]
+        return "; ".join([*parts, *(["of the samples read: " + ", ".join(checks)] if checks else [])])

@@ -165,7 +165,7 @@ def load_data(
             for name, config in dataset_configs.items()
             if not train_config.run_validation and (note := _no_validation_note(config, streams))
         }
-        notes.extend(missing.values())
+        notes.extend(f"{name}, {note}" if len(names) > 1 else note for name, note in missing.items())
         if validated := [name for name in names if name not in missing]:
             evaluation = join_sequences([load(name, "validation") for name in validated])
             eval_rows = make_rows(evaluation, batching_strategy=strategy, context_length=context_length)

@@ -17,7 +17,7 @@ from planning.beginning import Beginning
 from planning.sizes import check_model_sizes
 from policies.activation_checkpointing import Checkpointing
 from policies.adapter_targets import default_targets
-from policies.adapters import num_virtual_tokens
+from policies.adapters import find_saved_adapter, num_virtual_tokens
 from policies.apply_policies import Policies
 from policies.float8 import resolve_float8
 from policies.loading import load_model_config
@@ -94,6 +94,8 @@ def resolve(
     quantization = resolve_quantization(
         config.quantization_config, precision, layout, env.device if env.planned_device is None else None
     )
+    if config.train_config.from_peft_checkpoint:
+        find_saved_adapter(config.train_config.from_peft_checkpoint)
     model_config = load_model_config(config.train_config, needs_weights=env.planned_device is None)
     task = find_task(model_config, config.train_config.task)
     task.check_config(model_config, config.train_config.model_name)

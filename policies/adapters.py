@@ -141,15 +141,27 @@ def _compute_prompts_in_the_models_dtype(adapted: Any) -> Any:
     return adapted
 
 
-def _load_adapter(model: nn.Module, train: TrainConfig, device: str) -> Any:
-    path, folder = train.from_peft_checkpoint, Path(train.from_peft_checkpoint).expanduser()
+def find_saved_adapter(path: str) -> Path:
+    """The folder that --from_peft_checkpoint names.
+
+    Raises:
+        ConfigError: if no adapter lies there.
+    """
+    folder = Path(path).expanduser()
     if not (folder / "adapter_config.json").is_file():
-        raise ConfigError(f"--from_peft_checkpoint: {path} holds no adapter_config.json; give a saved adapter's folder")
+        of_run = folder / "adapter"
+        remedy = of_run if (of_run / "adapter_config.json").is_file() else "a saved adapter's folder"
+        raise ConfigError(f"--from_peft_checkpoint: {path} holds no adapter_config.json; give {remedy}")
     if not (folder / "adapter_model.safetensors").is_file():
         raise ConfigError(
             f"--from_peft_checkpoint: {path} holds no adapter_model.safetensors; "
             "load the adapter with peft and save it again with save_pretrained"
         )
+    return folder
+
+
+def _load_adapter(model: nn.Module, train: TrainConfig, device: str) -> Any:
+    path, folder = train.from_peft_checkpoint, find_saved_adapter(train.from_peft_checkpoint)
     settings = read_adapter_config(folder, "--from_peft_checkpoint")
     _check_saved(model, settings, train)
     settings.inference_mode = False

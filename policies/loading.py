@@ -17,6 +17,16 @@ from utils.errors import ConfigError
 from utils.hub import check_on_hub, explain
 
 
+def _where_a_model_is(folder: Path) -> str:
+    """What to give instead of a folder without a model."""
+    if (folder / "model" / "config.json").is_file():
+        return f"it is a run's folder: give {folder / 'model'}"
+    for adapter in (folder, folder / "adapter"):
+        if (adapter / "adapter_config.json").is_file():
+            return f"to train its adapter on, give the base model, and --use_peft --from_peft_checkpoint {adapter}"
+    return "give the folder that save_pretrained wrote"
+
+
 def load_model_config(train: TrainConfig, *, needs_weights: bool = True) -> PretrainedConfig:
     """The model's config.json, before any weight is read.
 
@@ -30,7 +40,7 @@ def load_model_config(train: TrainConfig, *, needs_weights: bool = True) -> Pret
     if not folder.exists() and train.model_name.startswith(("/", "./", "../", "~")):
         raise ConfigError(f"--model_name: there is no folder {train.model_name}")
     if folder.is_dir() and not (folder / "config.json").is_file():
-        raise ConfigError(f"--model_name: {folder} has no config.json; give the folder that save_pretrained wrote")
+        raise ConfigError(f"--model_name: {folder} has no config.json; {_where_a_model_is(folder)}")
     if not folder.is_dir():
         check_on_hub("--model_name", train.model_name, "model")
     try:

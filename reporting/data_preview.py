@@ -175,10 +175,10 @@ def row_figures(rows: Rows, layout: BatchLayout, width: PaddedWidth, *, seed: in
 def figures_table(data: dict[str, Any]) -> Table:
     """What the start table does not say: label tokens, lengths, and how full the rows are."""
     splits = {name: figures for name, figures in data.items() if figures and not figures.get("streamed")}
-    rows = {
-        "learned": "\n".join(f"{name} {_label_tokens(figures)}" for name, figures in splits.items()),
-        "lengths": "\n".join(f"{name} {_lengths(figures['lengths'])}" for name, figures in splits.items()),
-    }
+    rows = {}
+    if splits:
+        rows["learned"] = "\n".join(f"{name} {_label_tokens(figures)}" for name, figures in splits.items())
+        rows["lengths"] = "\n".join(f"{name} {_lengths(figures['lengths'])}" for name, figures in splits.items())
     if any("target_lengths" in figures for figures in splits.values()):
         rows["targets"] = "\n".join(f"{name} {_lengths(figures['target_lengths'])}" for name, figures in splits.items())
     train = data["train"]

@@ -13,6 +13,7 @@ from configs.flags import parse_flags
 from tests.helpers.processes import ProcessGroup
 from tests.helpers.resuming import as_if_killed_after, assert_bit_equal, flags_of
 from utils.environment import Environment
+from utils.errors import ConfigError
 
 PLAIN = ["--run_validation", "False"]
 
@@ -98,6 +99,18 @@ def test_a_path_is_found_to_be_of_its_run_from_inside_it_too(
 ) -> None:
     monkeypatch.chdir(whole / "checkpoints")
     assert run_folder_of(Path("step-00000003")) == whole
+
+
+@pytest.mark.parametrize(
+    ("there", "reason"), [(False, "there is no {path}; give a run's"), (True, "is in no run folder")]
+)
+def test_a_resume_path_that_is_no_run_is_refused(there: bool, reason: str, tmp_path: Path) -> None:
+    path = tmp_path / "step-00000003"
+    if there:
+        path.mkdir()
+    config = parse_flags(["--model_name", "m", "--resume", str(path)])
+    with pytest.raises(ConfigError, match=f"^--resume: .*{reason.format(path=path)}"):
+        resolve_resume(config, Environment(0, 0, 1, 1, launched=False))
 
 
 @pytest.mark.parametrize(

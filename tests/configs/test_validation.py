@@ -211,6 +211,7 @@ PREFIX = "--use_peft --peft_method prefix --batching_strategy padding"
         ),
         ("--gradient_clipping_threshold 1", "--gradient_clipping_threshold: nothing is clipped", "add it"),
         ("--dataset samsum", "--dataset: 'samsum' is not one of", "did you mean samsum_dataset?"),
+        ("--dataset my/chats.jsonl", "--dataset: 'my/chats.jsonl' is not one of", "--NAME.data_path my/chats.jsonl"),
         ("--dataset wiki.csv", "--dataset: 'wiki.csv' is not one of", "FILE.py:FUNCTION"),
         ("--dataset f.py:1x", "--custom_dataset.file: 'f.py:1x' is not FILE.py or FILE.py:FUNCTION", "name one"),
         ("--dataset custom_dataset --custom_dataset.file f.txt", "--custom_dataset.file: 'f.txt' is not", "name one"),

@@ -17,6 +17,7 @@ from configs.peft import LoraConfig
 from planning.resolved import resolve_lengths
 from policies.activation_checkpointing import Checkpointing, checkpointing_mode
 from policies.adapter_targets import choose_targets
+from policies.adapters import find_saved_adapter
 from policies.dora import set_magnitudes
 from tasks.causal_lm import LENGTHS
 from tests.helpers.adapter_kinds import LINEAR, adapt, config_of, notes_on
@@ -208,6 +209,13 @@ SAVED: dict[str, tuple[Any, str]] = {
     "wider": (peft.LoraConfig(target_modules=["q_proj"], r=3), "does not fit this model"),
     "dora": (peft.LoraConfig(target_modules=["q_proj"], use_dora=True), "it lacks base_model"),
 }
+
+
+def test_a_run_folder_in_place_of_its_adapter_is_told_what_to_give(tmp_path: Path) -> None:
+    (tmp_path / "adapter").mkdir()
+    (tmp_path / "adapter/adapter_config.json").write_text("{}")
+    with pytest.raises(ConfigError, match=rf"^--from_peft_checkpoint: .*; give {tmp_path}/adapter$"):
+        find_saved_adapter(str(tmp_path))
 
 
 @pytest.mark.parametrize("kind", SAVED)

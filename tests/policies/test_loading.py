@@ -135,6 +135,24 @@ def test_a_folder_that_is_no_model_is_refused(files: list[str], message: str, ti
         load_model(tmp_path)
 
 
+@pytest.mark.parametrize(
+    ("files", "remedy"),
+    [
+        (["model/config.json"], "it is a run's folder: give {folder}/model$"),
+        (["adapter_config.json"], "--use_peft --from_peft_checkpoint {folder}$"),
+        (["adapter/adapter_config.json"], "--use_peft --from_peft_checkpoint {folder}/adapter$"),
+    ],
+)
+def test_a_run_folder_or_an_adapter_in_place_of_a_model_is_told_what_to_give(
+    files: list[str], remedy: str, tmp_path: Path
+) -> None:
+    for name in files:
+        (tmp_path / name).parent.mkdir(exist_ok=True)
+        (tmp_path / name).write_text("{}")
+    with pytest.raises(ConfigError, match=remedy.format(folder=tmp_path)):
+        load_model(tmp_path)
+
+
 def test_a_folder_that_does_not_exist_is_refused(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="there is no folder"):
         load_model(tmp_path / "nowhere")

@@ -137,6 +137,10 @@ def test_figures_are_those_of_a_plain_count() -> None:
     assert "train 2 to 99 tokens, half up to 51, 90 % up to 91, 99 % up to 99" in text
 
 
+def test_a_stream_without_validation_has_no_figures_and_no_empty_lines() -> None:
+    assert figures_table({"train": {"streamed": True}, "validation": None}).row_count == 0
+
+
 def _printed(table: Any) -> str:
     console = Console(file=io.StringIO(), width=200)
     console.print(table)
