@@ -19,6 +19,7 @@ from policies.activation_checkpointing import Checkpointing
 from policies.adapter_targets import default_targets
 from policies.adapters import find_saved_adapter, num_virtual_tokens
 from policies.apply_policies import Policies
+from policies.attention import keep_documents_apart
 from policies.float8 import resolve_float8
 from policies.loading import load_model_config
 from policies.mixed_precision import resolve_precision
@@ -99,7 +100,8 @@ def resolve(
     model_config = load_model_config(config.train_config, needs_weights=env.planned_device is None)
     task = find_task(model_config, config.train_config.task)
     task.check_config(model_config, config.train_config.model_name)
-    config = with_default_targets(settings_of_task(config, task), model_config)
+    config = keep_documents_apart(settings_of_task(config, task), model_config)
+    config = with_default_targets(config, model_config)
     lengths, length_notes = resolve_lengths(config.train_config, config.prefix_config, model_config, task.LENGTHS)
     check_model_sizes(config, model_config, lengths[0], env)
     float8 = resolve_float8(

@@ -8,6 +8,7 @@ once per batch: nothing is computed between sequences, and nothing of the size [
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -18,6 +19,7 @@ from transformers import AttentionInterface, AttentionMaskInterface
 from transformers.integrations.sdpa_attention import sdpa_attention_forward
 from transformers.masking_utils import sdpa_mask
 
+from configs.run import RunConfig
 from configs.training import TrainConfig
 from data.labels import IGNORE_INDEX
 from data.packing import Offsets
@@ -39,6 +41,21 @@ LEAKS = (
 UNSUPPORTED = ("softcap", "s_aux", "position_bias", "cache")  # arguments that a model may pass and flash does not take
 
 
+def keep_documents_apart(config: RunConfig, model_config: Any) -> RunConfig:
+    """The settings, with padding instead of packing if packing is known to leak with this model, and a note of it.
+
+    Raises:
+        ConfigError: if packing was asked for.
+    """
+    train, model_type = config.train_config, model_config.get_text_config().model_type
+    if train.batching_strategy != "packing" or model_type not in LEAKS_WHEN_PACKED:
+        return config
+    if config.was_given("train_config.batching_strategy"):
+        raise ConfigError(LEAKS)
+    note = f"--batching_strategy is padding: in a packed row of {model_type} models, documents would see each other"
+    return replace(config, train_config=replace(train, batching_strategy="padding"), notes=(*config.notes, note))
+
+
 def choose_attention(model: Any, train: TrainConfig, precision: Precision, device: DeviceFacts) -> list[str]:
     """Make the model of a packed run tell sequences apart by offsets, if model and device can.
 
@@ -47,12 +64,7 @@ def choose_attention(model: Any, train: TrainConfig, precision: Precision, devic
 
     Returns:
         Lines to print.
-
-    Raises:
-        ConfigError: if packing is known to leak with this model.
     """
-    if train.batching_strategy == "packing" and model.config.get_text_config().model_type in LEAKS_WHEN_PACKED:
-        raise ConfigError(LEAKS)
     if train.batching_strategy != "packing" or train.use_fast_kernels is False or not device.has_bf16:
         return []
     if precision.compute_dtype == torch.float32:
@@ -165,7 +177,7 @@ def check_packing_isolates(
     """Pack two sequences into a row, change the first, and refuse if that changes the loss of the second.
 
     A few models do not pass position ids to the attention mask, and leak without an error: those that are known
-    (`utils.compat.LEAKS_WHEN_PACKED`) were refused when they were built. Every rank must call this.
+    (`utils.compat.LEAKS_WHEN_PACKED`) were not packed in the first place. Every rank must call this.
 
     Args:
         summed_loss_of: the loss of rows, by the collation and the forward pass that training uses.

@@ -23,6 +23,7 @@ from policies.attention import (
     attention_by_offsets,
     check_packing_isolates,
     choose_attention,
+    keep_documents_apart,
     mask_of_padded_rows,
     rows_that_need_offsets,
     what_hinders_offsets,
@@ -273,12 +274,14 @@ def test_on_a_gpu_in_bf16_packed_documents_are_as_near_to_fp32_as_documents_alon
 
 
 @pytest.mark.parametrize("name", LEAKS_WHEN_PACKED)
-def test_models_that_are_known_to_leak_do_leak_and_are_refused_before_they_have_weights(name: str) -> None:
+def test_models_that_are_known_to_leak_do_leak_and_are_not_packed(name: str) -> None:
     torch.manual_seed(0)
     model = AutoModelForCausalLM.from_config(LEAKING[name])
-    train = parse_flags(["--model_name", "m", "--batching_strategy", "packing"]).train_config
+    by_default = keep_documents_apart(parse_flags(["--model_name", "m"]), model.config)
+    assert by_default.train_config.batching_strategy == "padding"
+    assert by_default.notes[-1].startswith("--batching_strategy is padding: ")
     with pytest.raises(ConfigError, match="give --batching_strategy padding"):
-        choose_attention(model, train, BF16, facts_of(torch.device("cpu")))
+        keep_documents_apart(parse_flags(["--model_name", "m", "--batching_strategy", "packing"]), model.config)
     with torch.no_grad():
         for parameter in model.parameters():
             parameter.mul_(5 if parameter.dim() > 1 else 1)  # attention far from uniform
