@@ -80,7 +80,9 @@ def read(options: argparse.Namespace) -> None:
     )
     said: list[str] = []
     collate = Collator(packing=True, padding_id=padding_id(tokenizer, vocab_size))
-    loader, _ = make_loaders(data, config.train_config, BatchLayout(4, 1, 1), env, collate, said.append)
+    loader, _ = make_loaders(
+        data, config.train_config, BatchLayout(4, 1, 1), env, lambda num_rows: collate, said.append
+    )
     started = time.perf_counter()
     num_samples = num_tokens = num_rows = 0
     for micro_batches in loader.epoch(0):

@@ -16,8 +16,12 @@ S = TypeVar("S", bound=HasTokens)
 OPEN_ROWS = 64
 """Rows of a stream that wait for sequences that fit: 99.7 % full on dialogues, 98 % on uniform lengths up to a row."""
 
+RARE = 0.1  # of the micro-batches
+
 Offsets = Literal["none", "shared", "all"]
-"""Rows for which a model gets the offsets of their sequences: none, those that sequences share, or all."""
+"""Rows for which a model gets the offsets of their sequences: none, those that sequences share, or all.
+
+`none` is for models that need masks instead. The others take neither masks nor, for a sequence alone, offsets."""
 
 
 def pack_best_fit(lengths: Sequence[int] | np.ndarray, row_length: int) -> list[list[int]]:
@@ -133,3 +137,16 @@ class PackedStream(Generic[S]):
 
 def _num_tokens(row: Sequence[HasTokens]) -> int:
     return sum(len(sequence.input_ids) for sequence in row)
+
+
+def offsets_of_one_graph(offsets: Offsets, num_sequences: np.ndarray, rows_per_micro_batch: int) -> Offsets:
+    """Offsets for all rows, if micro-batches that need none would be rare: layers are compiled once for each kind.
+
+    The first batch of the other kind may come late, and on each rank at another step, while all others wait. Rows of
+    one sequence each are a little faster without offsets, so they keep their graph if there are enough of them.
+
+    Args:
+        num_sequences: of each row of the run, or of a sample of them.
+    """
+    lone = float(np.mean(num_sequences == 1)) ** rows_per_micro_batch
+    return "all" if offsets == "shared" and lone < RARE else offsets

@@ -281,27 +281,29 @@ def make_loaders(
     train_config: TrainConfig,
     layout: BatchLayout,
     env: Environment,
-    collate: Callable[[list[Row]], Any],
+    collate_of: Callable[[int], Callable[[list[Row]], Any]],
     say: Callable[[str], None],
 ) -> tuple[StepLoader | StreamLoader, StepLoader | None]:
     """The training loader, shuffled by seed and epoch, and the validation loader, in the same order every time.
 
     Args:
+        collate_of: what makes micro-batches of at most so many rows.
         say: prints a stream's lines while it is read.
     """
     options: dict[str, Any] = {
         "rank": env.rank,
-        "collate": collate,
         "num_workers": train_config.num_workers_dataloader,
         "pin_memory": env.device.type == "cuda",
     }
+    collate = collate_of(layout.rows_per_micro_batch)
     train_loader: StepLoader | StreamLoader
     if data.stream is not None:
-        train_loader = StreamLoader(data.stream.shared(open_share(env)), layout, say=say, **options)
+        train_loader = StreamLoader(data.stream.shared(open_share(env)), layout, collate=collate, say=say, **options)
     else:
         assert data.train_rows is not None
-        train_loader = StepLoader(data.train_rows, layout, seed=train_config.seed, **options)
+        train_loader = StepLoader(data.train_rows, layout, seed=train_config.seed, collate=collate, **options)
     if data.eval_rows is None:
         return train_loader, None
     eval_layout = BatchLayout(train_config.val_batch_size, 1, env.world_size)
-    return train_loader, StepLoader(data.eval_rows, eval_layout, seed=None, **options)
+    collate = collate_of(eval_layout.rows_per_micro_batch)
+    return train_loader, StepLoader(data.eval_rows, eval_layout, seed=None, collate=collate, **options)

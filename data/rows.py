@@ -28,6 +28,11 @@ class Rows(Dataset[Row]):
         before = np.concatenate([[0], np.cumsum(self.sequences.lengths[self.indices])])
         return np.diff(before[self.offsets])
 
+    @property
+    def num_sequences(self) -> np.ndarray:
+        """Sequences of each row, int64 [rows]."""
+        return np.diff(self.offsets)
+
     def first(self, num_rows: int) -> Rows:
         """The first rows alone."""
         return Rows(self.sequences, self.indices, self.offsets[: num_rows + 1], packed=self.packed)

@@ -103,7 +103,7 @@ def adapt_model(
     apply_activation_checkpointing(base, checkpointing)
     # 5. compile, inside the hooks that sharding adds
     if train.compile:
-        compile_layers(layers)
+        compile_layers(layers, widths_vary=train.batching_strategy == "padding")
     return Adapted(model, base, units, layers, notes)
 
 

@@ -1,8 +1,10 @@
-"""Attention: the sequences of a packed row must not see each other, and that should cost little.
+"""Attention: sequences of a packed row must not see each other, padding must not be seen, and both should cost little.
 
 Position ids that restart tell transformers where sequences begin. Eager and SDPA attention then get a dense mask, made
 once per forward pass. Variable-length flash attention, if the device has it, takes the sequences' offsets instead, made
 once per batch: nothing is computed between sequences, and nothing of the size [seq, seq] is held.
+
+Padded rows need neither: padding is on the right, where causal attention never looks.
 """
 
 from __future__ import annotations
@@ -15,9 +17,8 @@ import numpy as np
 import torch
 from torch import nn
 from torch.nn.attention.varlen import varlen_attn
-from transformers import AttentionInterface, AttentionMaskInterface
+from transformers import AttentionInterface
 from transformers.integrations.sdpa_attention import sdpa_attention_forward
-from transformers.masking_utils import sdpa_mask
 
 from configs.run import RunConfig
 from configs.training import TrainConfig
@@ -30,8 +31,12 @@ from utils.compat import GROUPED_HEADS, LEAKS_WHEN_PACKED, caps_scores
 from utils.device import DeviceFacts
 from utils.errors import ConfigError
 
-BY_OFFSETS = "packed_by_offsets"
-"""The name by which transformers knows `attention_by_offsets`."""
+BY_OFFSETS = "causal_by_offsets"
+"""The name by which transformers knows `attention_by_offsets`.
+
+transformers has no mask function of that name, so it makes no mask. For its own names it looks at position ids or at
+the mask of padding to see whether one is needed, and the host waits for the device in every forward pass.
+"""
 
 PROBE_LENGTH = 24  # the most tokens of a probe's sequence
 LEAKS = (
@@ -56,26 +61,39 @@ def keep_documents_apart(config: RunConfig, model_config: Any) -> RunConfig:
     return replace(config, train_config=replace(train, batching_strategy="padding"), notes=(*config.notes, note))
 
 
-def choose_attention(model: Any, train: TrainConfig, precision: Precision, device: DeviceFacts) -> list[str]:
-    """Make the model of a packed run tell sequences apart by offsets, if model and device can.
+def choose_attention(
+    model: Any, train: TrainConfig, precision: Precision, device: DeviceFacts, row_length: int
+) -> list[str]:
+    """Spare the model masks: of packed rows by offsets, if model and device can, and of padded rows altogether.
 
     Args:
-        model: as built; its config names the attention that transformers chose.
+        model: of causal language; its config names the attention that transformers chose.
+        row_length: the most tokens of a row.
 
     Returns:
         Lines to print.
     """
-    if train.batching_strategy != "packing" or train.use_fast_kernels is False or not device.has_bf16:
+    if train.use_fast_kernels is False:
+        return []
+    if train.batching_strategy == "padding":
+        prefixed = train.use_peft and train.peft_method == "prefix"  # in a cache, so keys are more than queries
+        if not prefixed and what_needs_masks(model) is None and not _window_cuts(model, row_length):
+            _use_offsets(model)
+        return []
+    if not device.has_bf16:
         return []
     if precision.compute_dtype == torch.float32:
         return ["attention: flash kernels have no fp32; packed rows get a dense mask, which is slower"]
     obstacle = what_hinders_offsets(model)
     if obstacle:
         return [f"attention: {obstacle}; packed rows get a dense mask, which is slower"]
-    AttentionInterface.register(BY_OFFSETS, attention_by_offsets)
-    AttentionMaskInterface.register(BY_OFFSETS, mask_of_padded_rows)
-    model.set_attn_implementation(BY_OFFSETS)
+    _use_offsets(model)
     return ["attention: packed documents are told apart by their offsets (variable-length flash attention)"]
+
+
+def _use_offsets(model: Any) -> None:
+    AttentionInterface.register(BY_OFFSETS, attention_by_offsets)
+    model.set_attn_implementation(BY_OFFSETS)
 
 
 def rows_that_need_offsets(model: Any, row_length: int) -> Offsets:
@@ -84,11 +102,15 @@ def rows_that_need_offsets(model: Any, row_length: int) -> Offsets:
     Args:
         row_length: the most tokens of a row.
     """
-    config = model.config.get_text_config()
-    if config._attn_implementation != BY_OFFSETS:
+    if model.config.get_text_config()._attn_implementation != BY_OFFSETS:
         return "none"
     # Without offsets SDPA takes a row for one sequence. Its causal kernel is faster, but has no sliding windows.
-    return "all" if 0 < (getattr(config, "sliding_window", None) or 0) < row_length else "shared"
+    return "all" if _window_cuts(model, row_length) else "shared"
+
+
+def _window_cuts(model: Any, row_length: int) -> bool:
+    """Whether the model's sliding window, if it has one, is shorter than a row."""
+    return 0 < (getattr(model.config.get_text_config(), "sliding_window", None) or 0) < row_length
 
 
 def what_hinders_offsets(model: Any) -> str | None:
@@ -97,6 +119,19 @@ def what_hinders_offsets(model: Any) -> str | None:
     name = type(model).__name__
     dropout = max(getattr(config, key, 0.0) or 0.0 for key in ("attention_dropout", "attn_pdrop"))
     head_dim = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
+    if (obstacle := what_needs_masks(model)) is not None:
+        return obstacle
+    if dropout > 0:
+        return f"{name} drops out attention, which the flash kernel does not"
+    if hasattr(config, "v_head_dim") or head_dim > 256 or head_dim % 8:
+        return f"the flash kernel does not take the heads of {name}"
+    return None
+
+
+def what_needs_masks(model: Any) -> str | None:
+    """Why transformers has to make masks for this model's attention; None if it is causal, with windows at most."""
+    config = model.config.get_text_config()
+    name = type(model).__name__
     if caps_scores(config):
         return f"{name} soft-caps its attention scores, which the flash kernel does not"
     # Models that support flash attention pass windows as an argument, not in a mask.
@@ -105,10 +140,8 @@ def what_hinders_offsets(model: Any) -> str | None:
         return f"{name} has no flash attention in transformers"
     if not set(getattr(config, "layer_types", None) or ()) <= {"full_attention", "sliding_attention"}:
         return f"{name} has layers of other kinds than full and sliding attention"
-    if dropout > 0:
-        return f"{name} drops out attention, which the flash kernel does not"
-    if hasattr(config, "v_head_dim") or head_dim > 256 or head_dim % 8:
-        return f"the flash kernel does not take the heads of {name}"
+    if not getattr(config, "is_causal", True):
+        return f"{name} attends in both directions"
     return None
 
 
@@ -128,7 +161,8 @@ def attention_by_offsets(
 ) -> tuple[torch.Tensor, None]:
     """Causal attention inside sequences, with the signature of transformers' attention functions.
 
-    A batch without offsets (padded rows, generation, rows of one sequence each) goes to SDPA.
+    A batch without offsets (padded rows, rows of one sequence each) goes to SDPA. Generation takes another attention
+    (policies/generating.py): keys in a cache come with masks, which are not made here.
 
     Args:
         query: [batch, heads, seq, head_dim]; key and value may have fewer heads.
@@ -138,6 +172,8 @@ def attention_by_offsets(
     Returns:
         [batch, seq, heads, head_dim], and no attention weights.
     """
+    if key.shape[2] != query.shape[2]:
+        raise ValueError("attention by offsets takes no cache")
     if cu_seq_lens_q is None:
         if attention_mask is None and sliding_window is not None and key.shape[2] > sliding_window:
             raise ValueError("attention in windows takes offsets or a mask: SDPA's causal kernel knows no windows")
@@ -163,11 +199,6 @@ def attention_by_offsets(
         **GROUPED_HEADS,
     )
     return output.unflatten(0, (rows, length)), None
-
-
-def mask_of_padded_rows(**kwargs: Any) -> torch.Tensor | None:
-    """SDPA's mask for padded rows, [batch, 1, seq, seq]; None for packed rows, which have offsets."""
-    return None if kwargs.get("attention_mask") is None else sdpa_mask(**kwargs)
 
 
 @torch.no_grad()

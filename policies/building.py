@@ -30,7 +30,7 @@ class EmptyModel:
     model: Any  # of transformers, before anything wraps it
     architecture: str  # its class; sharding and adapters rename it
     attention: str  # the name of its attention implementation
-    offsets: Offsets  # which packed rows need `cu_seqlens`
+    offsets: Offsets  # which rows need `cu_seqlens`
     checkpointing: Checkpointing  # of activations
     notes: tuple[str, ...]  # lines to print
 
@@ -68,7 +68,8 @@ def build_empty(
     train = config.train_config
     model = build_model(train, model_config, task.AUTO_MODEL, policies.precision.storage_dtype)
     notes = task.check_model(model, train.model_name)
-    notes += choose_attention(model, train, policies.precision, device)
+    if task.PACKS:
+        notes += choose_attention(model, train, policies.precision, device, row_length)
     notes += grow_embeddings(model, num_embeddings, use_peft=train.use_peft, new_tokens=new_tokens)
     notes += filter(None, [generation_settings(train.model_name)[1]])
     notes += adapter_notes(model, train, config.lora_config, config.llama_adapter_config)

@@ -19,12 +19,34 @@ class CompilationError(RunError):
     """Something does not compile. It is found in the first step, when it is first called, perhaps by one rank alone."""
 
 
-def compile_layers(layers: Sequence[nn.Module]) -> None:
-    """Compile each layer at its first call. Raises ConfigError if there is none."""
+RECOMPILE_LIMIT = 64
+"""The most graphs of one function, which torch would run as it is, without a word, for anything after its 8th.
+
+All layers share transformers' function around their forward, and graphs differ for each kind of layer, its first one
+(whose input may need no gradient), each kind of batch, and for training and evaluation. T5 has 9 of them.
+"""
+
+OFFSETS_OF_ROWS = r".*(cu_seq_lens|max_length)_[qk]"
+"""The arguments of a layer, as a pattern, that differ from batch to batch of packed rows: how many sequences it holds,
+and the longest. One graph serves them all."""
+
+
+def compile_layers(layers: Sequence[nn.Module], *, widths_vary: bool) -> None:
+    """Compile each layer at its first call.
+
+    Args:
+        widths_vary: batches differ in width, so one graph is to serve them all. Otherwise torch would compile for the
+            first batch alone, and for any width when the second comes.
+
+    Raises:
+        ConfigError: if there is none.
+    """
     if not layers:
         raise ConfigError("--compile: this model names no repeated layers, which are what is compiled; leave it out")
+    torch._dynamo.config.recompile_limit = RECOMPILE_LIMIT
+    torch.compiler.config.dynamic_sources = OFFSETS_OF_ROWS
     for layer in layers:
-        layer.compile()
+        layer.compile(dynamic=widths_vary or None)
 
 
 def compile_for_any_rows(function: Callable[..., torch.Tensor]) -> Callable[..., torch.Tensor]:

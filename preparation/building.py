@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
+import numpy as np
+
 from checkpointing.trained import Trained
-from data.pipeline import make_loaders
+from data.packing import offsets_of_one_graph
+from data.pipeline import RunData, make_loaders
+from data.rows import make_rows
 from data.step_loader import StepLoader
 from data.stream_loader import StreamLoader
 from data.tokenizer_loading import added_token_ids, num_rows_needed, tokenizer_of
@@ -59,16 +64,23 @@ def build(inputs: Inputs, env: Environment) -> TrainingParts:
     keep_scales(model, optimizer, resolved.policies.float8)
     notes = [*unit_notes(model, fsdp.wrap), *optimizer_notes(model, train.lr, fsdp), *share_out_cores(fsdp, env)]
     print_rank_zero(env, *notes)
-    packing = train.batching_strategy == "packing"
-    collate = task.make_collator(
-        inputs.processor,
-        empty.model.config,
-        vocab_size=inputs.vocab_size,
-        widths=resolved.widths,
-        packing=packing,
-        offsets=empty.offsets,
-    )
+    packing, offsets = train.batching_strategy == "packing", empty.offsets
+    if train.compile and packing:
+        offsets = offsets_of_one_graph(offsets, sequences_of_rows(inputs.data, resolved), train.batch_size_training)
+
+    def collate_of(num_rows: int) -> Callable[[list[Any]], Any]:
+        return task.make_collator(
+            inputs.processor,
+            empty.model.config,
+            vocab_size=inputs.vocab_size,
+            widths=resolved.widths,
+            packing=packing,
+            offsets=offsets,
+            num_rows=num_rows if train.compile else 0,
+        )
+
     if packing:
+        collate = collate_of(1)
         with computed_in_bf16(model):  # in float8 the scale of activations is that of all documents
             check_packing_isolates(
                 model,
@@ -76,7 +88,8 @@ def build(inputs: Inputs, env: Environment) -> TrainingParts:
                 vocab_size=inputs.vocab_size,
                 row_length=resolved.context_length,
             )
-    loaders = Loaders(*make_loaders(inputs.data, train, resolved.batches, env, collate, partial(print_rank_zero, env)))
+    say = partial(print_rank_zero, env)
+    loaders = Loaders(*make_loaders(inputs.data, train, resolved.batches, env, collate_of, say))
     model.train()
     trainable = Trainable(
         model=model,
@@ -88,6 +101,14 @@ def build(inputs: Inputs, env: Environment) -> TrainingParts:
         ),
     )
     return TrainingParts(trainable, loaders, empty, built.load_seconds)
+
+
+def sequences_of_rows(data: RunData, resolved: Resolved) -> np.ndarray:
+    """Sequences of each packed row, int64 [rows]; of a stream, of rows made of its first sequences."""
+    rows = data.train_rows
+    if rows is None:
+        rows = make_rows(data.train, batching_strategy="packing", context_length=resolved.context_length)
+    return rows.num_sequences
 
 
 def build_model(resolved: Resolved, processor: Any, env: Environment) -> BuiltModel:

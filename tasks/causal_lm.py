@@ -136,7 +136,7 @@ class CausalMicroBatch(TensorBatch):
     position_ids: torch.Tensor  # int64 [batch, seq], restarting at 0 with every sequence
     target_positions: torch.Tensor  # int64 [n], positions of the flattened [batch x seq] that predict a label token
     targets: torch.Tensor  # int64 [n], those label tokens
-    attention_mask: torch.Tensor | None  # int64 [batch, seq], 1 = token; None under packing
+    attention_mask: torch.Tensor | None  # int64 [batch, seq], 1 = token; None if the model takes none
     num_tokens: int  # without padding
     num_label_tokens: int
     num_attended_pairs: int  # (query, key) pairs that causal attention inside sequences visits
@@ -151,20 +151,23 @@ class Collator:
 
     Under packing the model gets position ids that restart with every sequence and no attention mask: that is how
     transformers tells the sequences of a row apart (with a mask, or with a KV cache, attention would cross them). The
-    padding at a row's end is one more sequence, without labels. Under padding the mask says where the tokens are.
+    padding at a row's end is one more sequence, without labels. Under padding the mask says where the tokens are, if
+    the model takes one.
     """
 
     packing: bool
     padding_id: int
     width: PaddedWidth = EXACT
     offsets: Offsets = "none"  # which rows need `cu_seqlens`
+    num_rows: int = 0  # of every batch, filled up with padding; 0: as many as are given
 
     def __call__(self, rows: list[Row]) -> CausalMicroBatch:
         sequences = [sequence for row in rows for sequence in row]
         lengths = np.array([len(sequence.input_ids) for sequence in sequences], dtype=np.int64)
-        # An empty micro-batch (fewer rows than ranks) becomes two tokens with nothing to learn.
-        row_lengths = np.array([sum(len(sequence.input_ids) for sequence in row) for row in rows] or [0])
-        shape = (len(row_lengths), max(2, int(self.width.of(row_lengths.max()))))
+        # An empty micro-batch (fewer rows than ranks) becomes a row of padding.
+        row_lengths = np.zeros(max(1, len(rows), self.num_rows), dtype=np.int64)
+        row_lengths[: len(rows)] = [sum(len(sequence.input_ids) for sequence in row) for row in rows]
+        shape = (len(row_lengths), max(2, int(self.width.of(max(1, row_lengths.max())))))
         places = np.arange(shape[1])
         is_token = places < row_lengths[:, None]
         input_ids = np.full(shape, self.padding_id, dtype=np.int64)
@@ -177,10 +180,9 @@ class Collator:
             input_ids[is_token] = np.concatenate([sequence.input_ids for sequence in sequences])
             labels[is_token] = targets
             position_ids[is_token] = np.arange(len(targets)) - np.repeat(starts, lengths)
-        else:
-            is_token[:] = True  # a row without any visible token would be all NaN in some attention kernels
-        num_sequences = (position_ids == 0).sum()  # a row's padding is one
-        needs_offsets = self.offsets == "all" or (self.offsets == "shared" and num_sequences > shape[0])
+        is_token[len(rows) :] = True  # a row without any visible token would be all NaN in some attention kernels
+        # What follows a row's only sequence is not seen by it.
+        needs_offsets = self.offsets == "all" or (self.offsets == "shared" and len(sequences) > len(rows))
         offsets = _cu_seqlens(position_ids) if needs_offsets else None
         target_positions, predicted = next_tokens_to_predict(torch.from_numpy(labels))
         return CausalMicroBatch(
@@ -189,7 +191,7 @@ class Collator:
             position_ids=torch.from_numpy(position_ids),
             target_positions=target_positions,
             targets=predicted,
-            attention_mask=None if self.packing else torch.from_numpy(is_token.astype(np.int64)),
+            attention_mask=torch.from_numpy(is_token.astype(np.int64)) if self._has_mask else None,
             num_tokens=int(lengths.sum()),
             num_label_tokens=int((labels != IGNORE_INDEX).sum()),
             num_attended_pairs=int((lengths * (lengths + 1) // 2).sum()),
@@ -197,6 +199,10 @@ class Collator:
             cu_seqlens=None if offsets is None else torch.from_numpy(offsets),
             max_seqlen=0 if offsets is None else int(np.diff(offsets).max()),
         )
+
+    @property
+    def _has_mask(self) -> bool:
+        return not self.packing and self.offsets == "none"
 
 
 def _cu_seqlens(position_ids: np.ndarray) -> np.ndarray:
@@ -212,10 +218,11 @@ def make_collator(
     widths: Sequence[PaddedWidth],
     packing: bool,
     offsets: Offsets,
+    num_rows: int = 0,
 ) -> Collator:
     """The Collator of a run, which pads with an id that the model's embedding has."""
     (width,) = widths
-    return Collator(packing=packing, padding_id=padding_id(processor, vocab_size), width=width, offsets=offsets)
+    return Collator(packing, padding_id(processor, vocab_size), width, offsets, num_rows)
 
 
 def summed_loss(model: nn.Module, batch: CausalMicroBatch, loss_grad: float = 1.0) -> torch.Tensor:

@@ -177,8 +177,9 @@ def make_collator(
     widths: Sequence[PaddedWidth],
     packing: bool,
     offsets: Offsets,
+    num_rows: int = 0,
 ) -> ImageCollator:
-    """The collator of a run."""
+    """The collator of a run. No batch is filled up, since a row without an image is none of these models'."""
     (width,), text, decoder = widths, model_config.get_text_config(), None
     if getattr(text, "is_encoder_decoder", False):
         decoder = DecoderIds(text.decoder_start_token_id, text.pad_token_id)

@@ -189,11 +189,13 @@ class Seq2SeqCollator:
     decoder_padding_id: int
     width: PaddedWidth = EXACT
     target_width: PaddedWidth = EXACT
+    num_rows: int = 0  # of every batch, filled up with padding; 0: as many as are given
 
     def __call__(self, rows: list[Row]) -> Seq2SeqMicroBatch:
         sequences = [sequence for row in rows for sequence in row]
-        input_ids, is_token, lengths = _padded([s.input_ids for s in sequences], self.width, self.padding_id)
-        labels, _, target_lengths = _padded([s.labels for s in sequences], self.target_width, IGNORE_INDEX)
+        texts, answers = [s.input_ids for s in sequences], [s.labels for s in sequences]
+        input_ids, is_token, lengths = _padded(texts, self.width, self.padding_id, self.num_rows)
+        labels, _, target_lengths = _padded(answers, self.target_width, IGNORE_INDEX, self.num_rows)
         target_positions, targets = labels_to_predict(torch.from_numpy(labels))
         return Seq2SeqMicroBatch(
             input_ids=torch.from_numpy(input_ids),
@@ -212,18 +214,24 @@ class Seq2SeqCollator:
         )
 
 
-def _padded(lists: list[np.ndarray], width: PaddedWidth, filling: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+def _padded(
+    lists: list[np.ndarray], width: PaddedWidth, filling: int, num_rows: int = 0
+) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     """The lists as an int64 array [batch, width], where it holds their values, and their lengths.
 
-    An empty micro-batch (fewer rows than ranks) becomes two tokens that are all filling.
+    An empty micro-batch (fewer rows than ranks) becomes a row that is all filling. Such rows count as values, since a
+    row without any visible token would be all NaN in some attention kernels.
+
+    Args:
+        num_rows: at least so many rows.
     """
-    lengths = np.array([len(values) for values in lists], dtype=np.int64)
-    shape = (max(1, len(lists)), max(2, int(width.of(lengths.max(initial=0)))))
-    padded = np.full(shape, filling, dtype=np.int64)
-    if not lists:
-        return padded, np.ones(shape, dtype=bool), lengths
-    is_value = np.arange(shape[1]) < lengths[:, None]
-    padded[is_value] = np.concatenate(lists)
+    lengths = np.zeros(max(1, len(lists), num_rows), dtype=np.int64)
+    lengths[: len(lists)] = [len(values) for values in lists]
+    padded = np.full((len(lengths), max(2, int(width.of(max(1, lengths.max()))))), filling, dtype=np.int64)
+    is_value = np.arange(padded.shape[1]) < lengths[:, None]
+    if lists:
+        padded[is_value] = np.concatenate(lists)
+    is_value[len(lists) :] = True
     return padded, is_value, lengths
 
 
@@ -245,6 +253,7 @@ def make_collator(
     widths: Sequence[PaddedWidth],
     packing: bool,
     offsets: Offsets,
+    num_rows: int = 0,
 ) -> Seq2SeqCollator:
     """The collator of a run; the decoder begins with the token of the model's config."""
     width, target_width = widths
@@ -254,6 +263,7 @@ def make_collator(
         decoder_padding_id=model_config.pad_token_id,
         width=width,
         target_width=target_width,
+        num_rows=num_rows,
     )
 
 

@@ -143,11 +143,13 @@ class Task(Protocol):
         widths: Sequence[PaddedWidth],
         packing: bool,
         offsets: Offsets,
+        num_rows: int = 0,
     ) -> Callable[[list[Any]], Any]:
         """The function that makes a MicroBatch of rows.
 
         Args:
             widths: how wide the inputs, and labels that are apart from them, are padded.
+            num_rows: batches are filled up to so many rows, as layers that are compiled for them ask; 0: they are not.
         """
 
     def summed_loss(self, model: nn.Module, batch: Any, loss_grad: float = 1.0) -> torch.Tensor:

@@ -22,7 +22,7 @@ def meta_batch(
     Args:
         widths: tokens of a row, and of a target if targets are apart.
         label_share: of the tokens, those that a loss is computed for.
-        by_offsets: packed sequences are told apart by offsets, so there is no mask.
+        by_offsets: the model takes no mask (`policies.attention`).
 
     Raises:
         ConfigError: for a model of images whose inputs are not known here.
@@ -62,7 +62,7 @@ def _ids(*shape: int) -> torch.Tensor:
 
 def _causal(rows: int, width: int, label_share: float, *, packed: bool, by_offsets: bool) -> CausalMicroBatch:
     num_labels = max(1, round(label_share * rows * (width - 1)))
-    mask = None if packed else _ids(rows, width)
+    mask = None if packed or by_offsets else _ids(rows, width)
     if packed and not by_offsets:  # the mask that transformers makes of restarting position ids
         mask = torch.empty(rows, 1, width, width, dtype=torch.bool, device="meta")
     return CausalMicroBatch(

@@ -35,7 +35,7 @@ def pass_on_meta(
     batch = meta_batch(
         resolved, num_rows, widths, label_share=rows.label_share, packed=rows.packed, by_offsets=by_offsets
     )
-    has_mask = not rows.packed
+    has_mask = not rows.packed and not by_offsets
     capability = card.compute_capability or DEFAULT_CAPABILITY
     model.train(trains)
     precision = resolved.policies.precision

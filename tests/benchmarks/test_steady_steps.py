@@ -56,6 +56,20 @@ def test_ranks_of_a_run_say_that_they_are_steady(
         assert f"rank {rank}: steady | 8 steps, 0 wait(s) of the host in a step" in outcome.stdout
 
 
+@pytest.mark.slow
+@pytest.mark.parametrize("strategy", ["packing", "padding"])
+def test_layers_compile_in_the_first_step_alone_for_batches_of_any_width_and_number_of_rows(
+    strategy: str, tiny_model: Path, samples: Path, tmp_path: Path, process_group: ProcessGroup
+) -> None:
+    """Twelve dialogues in batches of five rows: the last batch of an epoch is smaller."""
+    argv = ["--model_name", str(tiny_model), "--samsum_dataset.data_path", str(samples), "--compile", "--lr", "1e-3"]
+    argv += ["--output_dir", str(tmp_path / "run"), "--context_length", "256", "--batch_size_training", "5"]
+    argv += ["--num_epochs", "9", "--run_validation", "False", "--save_every_steps", "0", "--save_model", "False"]
+    argv += ["--num_workers_dataloader", "0", "--batching_strategy", strategy]
+    (outcome,) = process_group.train(partial(main, ["--steps", "6", "--warmup", "1", "--", *argv]), 1)
+    assert "rank 0: steady | 6 steps" in outcome.stdout
+
+
 def test_flags_that_it_sets_itself_are_refused() -> None:
     with pytest.raises(SystemExit):
         main(["--", "--model_name", "M", "--max_train_step", "3"])

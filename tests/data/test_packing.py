@@ -15,7 +15,8 @@ from torch import nn
 from transformers import AutoModelForCausalLM
 
 import finetuning
-from data.packing import pack_best_fit
+from data.packing import offsets_of_one_graph, pack_best_fit
+from data.padding import PaddedWidth
 from data.sequences import TokenSequence
 from policies.loss import use_summed_loss
 from tasks.causal_lm import CausalMicroBatch, Collator, compute_logits, stacks, summed_loss
@@ -212,6 +213,46 @@ def test_what_fills_unused_places_changes_neither_loss_nor_gradients(name: str, 
     assert other_loss == pytest.approx(loss, rel=1e-6)
     for key, gradient in found.items():
         assert_close(gradient, wanted[key], 1e-6)
+
+
+@pytest.mark.parametrize("packing", [True, False], ids=["packing", "padding"])
+@pytest.mark.parametrize("name", CONFIGS)
+def test_batches_filled_up_for_compiled_layers_have_the_same_loss_gradients_and_counts(
+    name: str, packing: bool
+) -> None:
+    model = make_model(name, "eager", "train")
+    use_summed_loss(model, stacks(model), 0, compute_logits)
+    sequences = make_sequences([7, 12, 5])
+    rows = [sequences[:1], sequences[1:]] if packing else [[sequence] for sequence in sequences]
+    plain = Collator(packing=packing, padding_id=2)
+    filled = Collator(packing=packing, padding_id=2, width=PaddedWidth(32, 32), num_rows=5)
+    assert filled(rows).input_ids.shape == filled([]).input_ids.shape == (5, 32)
+    results = []
+    for batch in (plain(rows), filled(rows)):
+        loss = summed_loss(model, batch)
+        loss.backward()
+        counts = batch.num_tokens, batch.num_label_tokens, batch.num_attended_pairs, batch.source_rows
+        results.append((loss.item(), gradients(model), counts))
+    (loss, wanted, counts), (other_loss, found, other_counts) = results
+    assert other_loss == pytest.approx(loss, rel=1e-5)
+    assert other_counts == counts
+    for key, gradient in found.items():
+        assert_close(gradient, wanted[key], 2e-5)
+
+
+@pytest.mark.parametrize(
+    ("documents", "num_rows", "offsets", "wanted"),
+    [
+        ([1, 2, 3, 1], 1, "shared", "shared"),  # half of the batches hold one document
+        ([1, 2, 3, 1], 4, "shared", "all"),  # one batch in sixteen
+        ([1, 1, 1, 1], 4, "shared", "shared"),
+        ([1, 2, 3, 1], 4, "none", "none"),
+    ],
+)
+def test_rare_batches_of_one_document_per_row_are_no_kind_of_their_own(
+    documents: list[int], num_rows: int, offsets: Any, wanted: str
+) -> None:
+    assert offsets_of_one_graph(offsets, np.array(documents), num_rows) == wanted
 
 
 def test_the_first_token_of_a_sequence_is_no_label_token() -> None:

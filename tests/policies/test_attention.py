@@ -13,7 +13,8 @@ import torch.nn.functional as F
 import transformers
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from transformers import AttentionInterface, AttentionMaskInterface, AutoModelForCausalLM
+from torch.utils._python_dispatch import TorchDispatchMode
+from transformers import AttentionInterface, AutoModelForCausalLM
 
 import policies.attention
 from configs.flags import parse_flags
@@ -24,7 +25,6 @@ from policies.attention import (
     check_packing_isolates,
     choose_attention,
     keep_documents_apart,
-    mask_of_padded_rows,
     rows_that_need_offsets,
     what_hinders_offsets,
 )
@@ -38,6 +38,7 @@ from utils.errors import ConfigError
 
 WRITTEN_OUT = "written_out_offsets"
 BF16 = Precision("bf16-true", torch.bfloat16, torch.bfloat16)
+FP32 = Precision("fp32", torch.float32, torch.float32)
 CONFIGS: dict[str, Any] = {
     "llama": transformers.LlamaConfig(**SMALL),
     "qwen3": transformers.Qwen3Config(**SMALL, head_dim=8),
@@ -86,7 +87,6 @@ def written_out_kernel(
 def make_model(name: str, attention: str, dtype: torch.dtype = torch.float32) -> Any:
     """Weights large enough that attention is far from uniform: a leak then shows in the first digit."""
     AttentionInterface.register(WRITTEN_OUT, partial(attention_by_offsets, kernel=written_out_kernel))
-    AttentionMaskInterface.register(WRITTEN_OUT, mask_of_padded_rows)
     torch.manual_seed(0)
     config = copy.deepcopy(CONFIGS[name])  # each model's own: the choice of attention is in it
     model = AutoModelForCausalLM.from_config(config, dtype=torch.float32, attn_implementation="sdpa")
@@ -128,7 +128,7 @@ def test_offsets_are_where_documents_begin_and_what_fills_a_row_is_one_more(
         filled = [*lengths, width - sum(lengths)] if sum(lengths) < width else lengths
         for length in filled:
             expected.append(expected[-1] + length)
-    if offsets == "shared" and len(expected) == len(rows) + 1:  # a document in every row: plain causal attention
+    if offsets == "shared" and all(len(row) == 1 for row in rows):  # plain causal attention, padding or not
         assert (batch.cu_seqlens, batch.max_seqlen) == (None, 0)
         return
     assert batch.cu_seqlens is not None
@@ -181,15 +181,76 @@ def test_a_row_longer_than_the_window_without_offsets_is_an_error_and_not_anothe
         summed_loss(model, batch)
 
 
-@pytest.mark.parametrize("name", CONFIGS)
-def test_padded_batches_and_generation_of_such_a_model_are_what_sdpa_makes_of_them(name: str) -> None:
-    batch = Collator(packing=False, padding_id=0)([[document] for document in make_documents([7, 3, 12])])
-    inputs = {"input_ids": batch.input_ids, "attention_mask": batch.attention_mask}
-    plain, model = make_model(name, "sdpa"), make_model(name, WRITTEN_OUT)
-    assert torch.equal(model(**inputs).logits, plain(**inputs).logits)
-    options = {"max_new_tokens": 5, "do_sample": False, "pad_token_id": 0}
-    prompt = {key: value.flip(1) for key, value in inputs.items()}  # padded on the left
-    assert torch.equal(model.generate(**prompt, **options), plain.generate(**prompt, **options))
+@pytest.mark.parametrize("padding_id", [0, 7])
+@pytest.mark.parametrize("name", ["llama", "qwen3"])
+def test_padded_rows_without_a_mask_give_the_losses_and_gradients_of_masked_ones(name: str, padding_id: int) -> None:
+    rows = [[document] for document in make_documents([7, 3, 12])]
+    results = []
+    for attention, offsets in (("sdpa", "none"), (WRITTEN_OUT, "shared")):
+        model = make_model(name, attention)
+        use_summed_loss(model, stacks(model), 0, compute_logits)
+        batch = Collator(packing=False, padding_id=padding_id, offsets=offsets, num_rows=4)(rows)
+        assert (batch.attention_mask is None) == (offsets == "shared")
+        assert batch.input_ids.shape == (4, 12)
+        results.append(loss_and_gradients(model, batch))
+    (wanted_loss, wanted), (loss, gradients) = results
+    assert loss == pytest.approx(wanted_loss, rel=1e-6)
+    assert (gradients - wanted).abs().max() <= 1e-5 * wanted.abs().max()
+
+
+@pytest.mark.parametrize(
+    ("config", "flags", "row_length", "spared"),
+    [
+        (CONFIGS["llama"], [], 16, True),
+        (CONFIGS["mistral"], [], 6, True),
+        (CONFIGS["mistral"], [], 16, False),  # its window would not hold without a mask
+        (CONFIGS["llama"], ["--use_peft", "--peft_method", "prefix"], 16, False),
+        (CONFIGS["llama"], ["--use_fast_kernels", "False"], 16, False),
+        (transformers.Gemma2Config(**SMALL, head_dim=8), [], 16, False),
+        (transformers.FalconConfig(vocab_size=VOCAB, hidden_size=32, num_attention_heads=4), [], 16, False),
+    ],
+    ids=["llama", "short rows", "long rows", "prefix", "asked for", "soft caps", "falcon"],
+)
+def test_padded_rows_have_no_mask_if_causal_attention_is_all_that_a_model_has(
+    config: Any, flags: list[str], row_length: int, spared: bool
+) -> None:
+    with torch.device("meta"):
+        model = AutoModelForCausalLM.from_config(copy.deepcopy(config))
+    train = parse_flags(["--model_name", "m", "--batching_strategy", "padding", *flags]).train_config
+    assert choose_attention(model, train, FP32, facts_of(torch.device("cpu")), row_length) == []
+    assert rows_that_need_offsets(model, row_length) == ("shared" if spared else "none")
+
+
+class HostReads(TorchDispatchMode):
+    """Counts the values that the host reads of tensors. On a GPU it waits for each of them."""
+
+    num_reads = 0
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        self.num_reads += func is torch.ops.aten._local_scalar_dense.default
+        return func(*args, **(kwargs or {}))
+
+
+@pytest.mark.parametrize(("attention", "reads_some"), [("sdpa", True), (WRITTEN_OUT, False)])
+@pytest.mark.parametrize("packing", [False, True])
+def test_only_a_model_that_takes_masks_reads_values_to_see_whether_it_needs_one(
+    packing: bool, attention: str, reads_some: bool
+) -> None:
+    model = make_model("llama", attention)
+    use_summed_loss(model, stacks(model), 0, compute_logits)
+    offsets: Any = "none" if attention == "sdpa" else "shared"
+    batch = Collator(packing=packing, padding_id=0, offsets=offsets)(
+        [[document] for document in make_documents([7, 12])]
+    )
+    with HostReads() as reads:
+        summed_loss(model, batch).backward()
+    assert (reads.num_reads > 0) == reads_some
+
+
+def test_a_model_without_masks_refuses_a_cache_whose_padding_it_would_see() -> None:
+    prompt = torch.arange(3, 9)[None]
+    with pytest.raises(ValueError, match="no cache"):
+        make_model("llama", WRITTEN_OUT).generate(prompt, max_new_tokens=2, do_sample=False, pad_token_id=0)
 
 
 @pytest.mark.parametrize(
@@ -217,10 +278,8 @@ def test_models_whose_attention_is_more_than_the_kernels_are_left_as_they_are(
 
 def test_a_cpu_has_no_such_kernel_and_the_model_stays_as_it_is() -> None:
     model = make_model("llama", "sdpa", torch.bfloat16)
-    assert (
-        choose_attention(model, parse_flags(["--model_name", "m"]).train_config, BF16, facts_of(torch.device("cpu")))
-        == []
-    )
+    train = parse_flags(["--model_name", "m"]).train_config
+    assert choose_attention(model, train, BF16, facts_of(torch.device("cpu")), 16) == []
     assert model.config._attn_implementation == "sdpa"
 
 
@@ -244,7 +303,8 @@ def test_on_a_gpu_in_bf16_packed_documents_are_as_near_to_fp32_as_documents_alon
     model = make_model(name, "sdpa", torch.bfloat16).cuda()
     if attention == BY_OFFSETS:
         device = facts_of(torch.device("cuda"))
-        notes = choose_attention(model, parse_flags(["--model_name", "m", "--pure_bf16"]).train_config, BF16, device)
+        train = parse_flags(["--model_name", "m", "--pure_bf16"]).train_config
+        notes = choose_attention(model, train, BF16, device, 400)
         assert model.config._attn_implementation == BY_OFFSETS, notes
     else:
         model.set_attn_implementation(attention)

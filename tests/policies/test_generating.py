@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import pytest
 import torch
-from transformers import AttentionInterface, AttentionMaskInterface
+from transformers import AttentionInterface
 
 from policies.apply_policies import Policies
-from policies.attention import BY_OFFSETS, attention_by_offsets, mask_of_padded_rows
+from policies.attention import BY_OFFSETS, attention_by_offsets
 from policies.generating import generating
 from policies.mixed_precision import Precision
 from policies.sharding import Layout
@@ -24,7 +24,6 @@ def test_a_prompt_beyond_the_window_is_answered_by_a_model_that_takes_offsets() 
     settings = {"max_new_tokens": 6, "do_sample": False, "pad_token_id": 0}
     expected = model.eval().generate(prompt, **settings)
     AttentionInterface.register(BY_OFFSETS, attention_by_offsets)
-    AttentionMaskInterface.register(BY_OFFSETS, mask_of_padded_rows)
     model.set_attn_implementation(BY_OFFSETS)
     with pytest.raises(ValueError, match="attention in windows"):
         model.generate(prompt, **settings)

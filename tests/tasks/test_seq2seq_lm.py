@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -81,6 +82,24 @@ def test_loss_and_gradients_are_those_of_the_model_itself(family: str, chunk_siz
     loss.backward()
     assert loss.item() == pytest.approx(wanted.item(), rel=1e-5)
     assert_same_gradients(model, reference)
+
+
+@pytest.mark.parametrize("family", MODELS)
+def test_batches_filled_up_for_compiled_layers_have_the_same_loss_and_gradients(family: str) -> None:
+    reference = make_model(family).train()
+    model = copy.deepcopy(reference)
+    plain = collator(model)
+    batches = plain(make_rows()), replace(plain, num_rows=5)(make_rows())
+    assert batches[1].input_ids.shape[0] == 5
+    losses = []
+    for own, batch in zip((reference, model), batches, strict=True):
+        use_summed_loss(own, stacks(own), 0, compute_logits)
+        loss = summed_loss(own, batch)
+        loss.backward()
+        losses.append(loss.item())
+    assert losses[1] == pytest.approx(losses[0], rel=1e-5)
+    assert_same_gradients(model, reference)
+    assert batches[0].num_tokens == batches[1].num_tokens
 
 
 @pytest.mark.parametrize("family", ["bart", "t5"])
