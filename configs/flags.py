@@ -11,7 +11,7 @@ from configs.adaptation import adapt
 from configs.help import help_text
 from configs.names import explain_unknown, find, find_negated, flag, value_hint
 from configs.recipe_file import Raw, read_recipe
-from configs.run import SECTIONS, SETTINGS, RunConfig
+from configs.run import DATASETS, SECTIONS, SETTINGS, RunConfig
 from configs.validation import validate
 from configs.values import NO_VALUE, convert, is_true
 from utils.errors import ConfigError
@@ -127,7 +127,9 @@ def _assign(entries: Iterable[tuple[str, Raw]], prefix: str, notes: list[str]) -
             except ValueError as error:
                 raise ConfigError(f"{label}: {error}{value_hint(target, raw)}") from error
         if len(targets) > 1:
-            notes.append(f"--{name} set in " + " and ".join(target.split(".")[0] for target in targets))
+            sections = [target.split(".")[0] for target in targets]
+            where = [sections[0], "all other datasets"] if {*sections} == {*DATASETS} else sections
+            notes.append(f"--{name} set in {' and '.join(where)}")
         if targets == ("quantization_config.quantization",) and (raw == NO_VALUE or is_true(raw)):
             notes.append("quantization True means 4bit")
     return values

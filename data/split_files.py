@@ -73,7 +73,9 @@ def files_of_folder(flag: str, folder: Path, config: DataSource, kinds: Sequence
         by_split |= {config.test_split: tests} if tests else {}
     entries = sorted(folder.iterdir())
     if by_split:
-        return Files(flag, str(folder), by_split, has_splits=True, note=_note(folder, by_split, entries, kinds))
+        trains_alone = list(by_split) == [config.train_split] and config.test_split == type(config).test_split
+        note = _note(folder, by_split, entries, kinds)
+        return Files(flag, str(folder), by_split, has_splits=not trains_alone, note=note)
     if config.train_split != type(config).train_split:
         there = ", ".join(entry.name for entry in entries) or "nothing"
         raise ConfigError(

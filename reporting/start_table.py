@@ -167,6 +167,11 @@ def start_warnings(train: TrainConfig, start: dict[str, Any]) -> list[str]:
             f"warning: {start['num_train_rows']} training row(s) for {start['world_size']} ranks: "
             "some ranks have nothing to do"
         )
+    if train.warmup_steps >= start["num_steps"]:
+        lines.append(
+            f"warning: the learning rate rises for {train.warmup_steps} steps (--warmup_steps), and the run ends after "
+            f"{start['num_steps']}: it never reaches --lr"
+        )
     if not train.save_model:
         lines.append("save_model is False: the trained weights will not be kept")
     return lines

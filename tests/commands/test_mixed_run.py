@@ -66,10 +66,15 @@ def test_without_weights_every_sample_of_every_dataset_comes_once(
 
 def test_a_mix_streams(flags: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     words = [*flags[: flags.index("--num_epochs")], "--streaming", "--max_train_step", "6", "--dataset_weights", "1,1"]
+    words += ["--context_length", "128", "--truncation", "left"]
+    (tmp_path / "samples/validation.jsonl").unlink()
     assert finetuning.main([*words, "--batching_strategy", "padding", "--batch_size_training", "8"]) == 0
-    said = re.search(r"pass 1 ended at step \d: \d+ samples \(samsum_dataset (\d+), custom_", capsys.readouterr().out)
+    printed = capsys.readouterr().out
+    said = re.search(r"pass 1 ended at step \d: \d+ samples \(samsum_dataset (\d+), custom_", printed)
     assert said
     assert int(said[1]) >= 20
+    assert re.search(r"pass 1 ended .*; of the samples read: truncated \d+, tokens cut \d", printed)
+    assert "\nsamsum_dataset, validation: none, since " in printed
 
 
 def test_a_row_that_is_wrong_is_named_with_its_dataset(

@@ -477,7 +477,7 @@ def test_a_bare_streaming_streams_every_dataset_and_a_stream_is_one_epoch():
     assert config.custom_dataset.streaming
     assert config.train_config.num_epochs == 1
     notes = "\n".join(config.notes)
-    assert "--streaming set in samsum_dataset and" in notes
+    assert "--streaming set in samsum_dataset and all other datasets\n" in notes
     assert "--num_workers_dataloader 3 applies to validation only; one process per rank reads the stream" in notes
     assert "--scheduler step keeps lr constant" in notes
     assert not parse("--streaming False").streams

@@ -92,6 +92,16 @@ def test_a_folder_holds_splits_by_name(names: tuple[str, str], tmp_path: Path) -
     assert has_validation("alpaca_dataset", config)
 
 
+def test_a_folder_with_a_training_split_alone_has_no_validation_unless_one_is_named(tmp_path: Path) -> None:
+    write(tmp_path / "train.jsonl", ROWS)
+    assert outputs(InstructionDataset(str(tmp_path))) == [row["output"] for row in ROWS]
+    assert not has_validation("instruction_dataset", InstructionDataset(str(tmp_path)))
+    named = InstructionDataset(str(tmp_path), test_split="dev")
+    assert has_validation("instruction_dataset", named)
+    with pytest.raises(ConfigError, match=r"needs dev\{.*, and has train.jsonl"):
+        outputs(named, "dev")
+
+
 @pytest.mark.parametrize(
     ("train", "validation", "others"),
     [
