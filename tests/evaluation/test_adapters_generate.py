@@ -32,11 +32,11 @@ def test_answers_are_those_of_peft_with_the_saved_adapter(
 ) -> None:
     """Two samples in a batch, prompts of other lengths, and an adapter that changes what the model says."""
     rows = [row | {"dialogue": row["dialogue"] * (1 + i % 2)} for i, row in enumerate(dialogues(6))]
-    for split in ("train", "validation"):
-        write_lines(tmp_path / f"data/{split}.jsonl", rows)
+    write_lines(tmp_path / "data/train.jsonl", rows * 12)  # one long epoch: only its end is evaluated
+    write_lines(tmp_path / "data/validation.jsonl", rows)
     argv = ["--model_name", str(tiny_model), "--samsum_dataset.data_path", str(tmp_path / "data")]
     argv += ["--output_dir", str(tmp_path / "run"), "--num_workers_dataloader", "0", "--context_length", "160"]
-    argv += ["--batching_strategy", batching_of(kind), "--max_train_step", "12", "--num_epochs", "12", "--lr", "5e-2"]
+    argv += ["--batching_strategy", batching_of(kind), "--max_train_step", "12", "--lr", "5e-2"]
     argv += ["--eval_generate", "--max_new_tokens", str(MAX_NEW_TOKENS), "--val_batch_size", "2", "--use_peft"]
     process_group.train([*argv, *KINDS[kind], *(["--enable_fsdp"] if ranks > 1 else [])], ranks)
     tokenizer = AutoTokenizer.from_pretrained(tiny_model)
