@@ -13,7 +13,7 @@ from tests.helpers.pairwise import select
 from tests.helpers.processes import ProcessGroup, run_command
 from tests.helpers.reference import assert_agrees, flags_for, lora_flags, reference_run
 
-NUM_STEPS = 10
+NUM_STEPS = 6
 SPLITS = [(1, 8, 1), (1, 2, 4), (1, 1, 8), (2, 4, 1), (2, 1, 4), (4, 2, 1)]  # ranks, micro-batch, accumulation
 STRATEGIES = {1: ["SINGLE", "FULL_SHARD"], 2: ["FULL_SHARD", "SHARD_GRAD_OP", "NO_SHARD"]}
 STRATEGIES[4] = [*STRATEGIES[2], "HYBRID_SHARD"]

@@ -29,7 +29,7 @@ from tests.helpers.resuming import as_if_killed_after, assert_bit_equal, flags_o
 from tools.export import main as export
 from tools.make_tiny_model import make_tiny_model
 
-NUM_STEPS = 6
+NUM_STEPS = 4
 TARGETS = ("q_proj", "v_proj", "down_proj")
 SHARDED = ("--enable_fsdp",)
 FLAGS = {
