@@ -18,7 +18,7 @@ LLAMA = LlamaConfig(
     vocab_size=4000,
     hidden_size=512,
     intermediate_size=1376,
-    num_hidden_layers=6,
+    num_hidden_layers=4,
     num_attention_heads=8,
     num_key_value_heads=4,
     max_position_embeddings=1024,
@@ -27,8 +27,8 @@ LLAMA = LlamaConfig(
 BART = BartConfig(
     vocab_size=4000,
     d_model=512,
-    encoder_layers=4,
-    decoder_layers=4,
+    encoder_layers=3,
+    decoder_layers=3,
     encoder_ffn_dim=2048,
     decoder_ffn_dim=2048,
     max_position_embeddings=1024,
@@ -60,7 +60,7 @@ def planned(model: Path, line: str, hardware: str, data: DataFacts | None = None
     [
         ("llama", f"{SHAPE} --enable_fsdp --activation_checkpointing off", "4xA100-80GB"),
         ("llama", f"{SHAPE} --enable_fsdp --sharding_strategy SHARD_GRAD_OP --optimizer SGD", "2xA100-80GB"),
-        ("llama", f"{SHAPE} --enable_fsdp --use_peft --gradient_accumulation_steps 3", "2xV100-32GB"),
+        ("llama", f"{SHAPE} --enable_fsdp --use_peft --gradient_accumulation_steps 2", "2xV100-32GB"),
         ("llama", f"{SHAPE} --use_peft --pure_bf16 --lora_config.target_modules all-linear", "A100-40GB"),
         ("llama", f"{SHAPE} --mixed_precision False --batching_strategy padding", "V100-16GB"),
         ("llama", f"{SHAPE} --enable_fsdp --pure_bf16 --hsdp --sharding_group_size 2", "4xA100-80GB"),
