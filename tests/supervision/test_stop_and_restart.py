@@ -123,7 +123,8 @@ def assert_finished(run: RunningCommand) -> str:
 def test_torchrun_is_asked_to_stop_four_ranks_and_the_resumed_run_is_the_one_left_alone(
     launch: Launch, tiny_model: Path, process_group: ProcessGroup, tmp_path: Path
 ) -> None:
-    flags = many_steps(tiny_model, tmp_path / "run", "--run_validation", "False", "--resume", "auto")
+    given = ["--run_validation", "False", "--max_train_step", "70"]
+    flags = many_steps(tiny_model, tmp_path / "run", *given, "--resume", "auto")
     wrapped = {"world_size": 4, "script": "tests/helpers/rank_status.py"}
     run = launch(str(tmp_path), *flags, **wrapped)
     wait_until(lambda: num_trained(tmp_path / "run") >= 25, run)  # epochs have 21 steps
@@ -136,15 +137,14 @@ def test_torchrun_is_asked_to_stop_four_ranks_and_the_resumed_run_is_the_one_lef
     assert "exitcode" not in log, "no rank failed"
     state = assert_stopped(tmp_path / "run", log, "SIGTERM on rank 0")
     assert state["step_of_epoch"] > 0
-    assert 25 <= state["step"] < 120
+    assert 25 <= state["step"] < 70
     after_signal = log.split("SIGTERM: the run ends after this step")[1]
     assert len(logged_steps(after_signal)) <= 1, "the step in progress, or one that the signal came just before"
 
     log = assert_finished(launch(str(tmp_path), *flags, **wrapped))
     assert f"after step {state['step']}" in log
-    assert logged_steps(log) == list(range(state["step"] + 1, 121)), "no step twice"
-    whole = many_steps(tiny_model, tmp_path / "whole", "--run_validation", "False")
-    process_group.train(whole, 4)
+    assert logged_steps(log) == list(range(state["step"] + 1, 71)), "no step twice"
+    process_group.train(many_steps(tiny_model, tmp_path / "whole", *given), 4)
     assert_bit_equal(tmp_path / "run", tmp_path / "whole")
 
 
@@ -182,13 +182,21 @@ def test_the_file_and_a_signal_to_one_rank_in_an_evaluation_leave_no_trace_in_th
     assert len(steps) == len(set(steps))
 
 
+@pytest.fixture(scope="module")
+def left_alone(tiny_model: Path, process_group: ProcessGroup, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A run on two ranks that is neither stopped nor killed."""
+    folder = tmp_path_factory.mktemp("left_alone") / "run"
+    process_group.train(many_steps(tiny_model, folder, "--run_validation", "False"), 2)
+    return folder
+
+
 @pytest.mark.parametrize("folder_is_given", [True, False])
 def test_torchrun_restarts_a_run_whose_ranks_are_killed_and_it_finds_its_own_checkpoints(
-    folder_is_given: bool, launch: Launch, tiny_model: Path, process_group: ProcessGroup, tmp_path: Path
+    folder_is_given: bool, launch: Launch, left_alone: Path, tiny_model: Path, tmp_path: Path
 ) -> None:
     """Once before any checkpoint, and once after some; with --overwrite, which the restarted job must not do."""
     given = ["--run_validation", "False", "--save_every_steps", str(EVERY), "--keep_last", "9"]
-    folder, whole = tmp_path / "run", tmp_path / "whole"
+    folder = tmp_path / "run"
     flags = many_steps(tiny_model, folder, *given)
     if folder_is_given:
         flags.append("--overwrite")
@@ -225,8 +233,7 @@ def test_torchrun_restarts_a_run_whose_ranks_are_killed_and_it_finds_its_own_che
     assert len(trained) - 120 <= 2 * EVERY, "what two kills have cost"
     assert [event["step"] for event in train_events(run())] == list(range(1, 121))
     assert read_metrics(run())[-1]["status"] == "finished"
-    process_group.train(many_steps(tiny_model, whole, *given), 2)
-    assert_bit_equal(run(), whole)
+    assert_bit_equal(run(), left_alone)
 
 
 def test_ranks_that_come_before_rank_0_do_not_meet_what_an_earlier_attempt_left_in_the_launchers_store() -> None:
