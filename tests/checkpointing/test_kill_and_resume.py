@@ -20,7 +20,9 @@ def fork(argv: Sequence[str], *, env: dict[str, str], stdout: IO[str], stderr: I
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("ranks", "flags"), [("1", []), ("2", ["--async_save", "True"])])
+@pytest.mark.parametrize(
+    ("ranks", "flags"), [pytest.param("1", [], marks=pytest.mark.full), ("2", ["--async_save", "True"])]
+)
 def test_a_run_that_is_killed_and_resumed_is_the_run_left_alone(
     ranks: str,
     flags: list[str],

@@ -395,7 +395,7 @@ def get_rows(dataset_config, tokenizer, split):
 """
 
 
-@pytest.mark.slow
+@pytest.mark.full
 def test_a_run_that_was_stopped_ends_as_if_it_had_not_been(tiny_model: Path, tmp_path: Path) -> None:
     recipe = tmp_path / "recipe.py"
     recipe.write_text(RECIPE)
