@@ -57,4 +57,4 @@ def refuse_media(example: Mapping[str, Any], texts: Iterable[str]) -> None:
         if example.get(column) in (None, [], "", {}):
             continue
         if column not in MEDIA or any(f"<{column}>" in text for text in texts):
-            raise BadExample(f"column {column} holds what a run on text alone would lose; leave the row out")
+            raise BadExample(f"column {column} holds what a run on text alone would lose")

@@ -68,7 +68,7 @@ def read_turn(turn: Any, names: Mapping[str, str], *, drop_nulls: bool = False) 
         return Turn({"role": role, **message}, None)  # most turns; the rest of this function would take as long again
     for key in _MEDIA_KEYS:
         if message.get(key):
-            raise BadExample(f"its {key} would be lost by a run on text alone; leave the row out")
+            raise BadExample(f"its {key} would be lost by a run on text alone")
     weights = {is_learned(key, message.pop(key)) for key in _WEIGHTS if key in message}
     if len(weights) > 1:
         raise BadExample("its weights differ; leave one of them out")
@@ -213,9 +213,7 @@ def _read_parts(content: Any) -> _Content:
         elif kind in _TEXT_PARTS:
             texts.append((_text_of_part(part, (*_TEXT_KEYS, "refusal")), learned))
         elif any(medium in str(kind) for medium in MEDIA):
-            raise BadExample(
-                f"a part of its content is of type {kind}; this run trains on text alone, so leave the row out"
-            )
+            raise BadExample(f"a part of its content is of type {kind}, and this run trains on text alone")
         else:
             raise BadExample(f"a part of its content is of type {kind!r}, which is unknown; write it as text")
     return _Content("".join(text for text, _ in texts), calls, texts, thoughts)

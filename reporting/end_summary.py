@@ -65,8 +65,12 @@ def end_summary(events: Iterable[dict[str, Any]], folder: Path, *, device_type: 
     for end in of.get("end", []):
         in_steps = sum(event["step_seconds"] for event in of.get("train", []))
         parts.append(f"train time {clock(in_steps)} of {clock(end['seconds'])} | {_peaks(of.get('memory', []))}")
-    saved = read_run_yaml(folder).get("saved")
-    parts.append(f"weights {folder / saved['folder']} (of step {saved['step']})" if saved else "weights not saved")
+    if saved := read_run_yaml(folder).get("saved"):
+        parts.append(f"weights {folder / saved['folder']} (of step {saved['step']})")
+    elif any(end["status"] == "stopped" for end in of.get("end", [])):
+        parts.append(f"weights in the checkpoint alone; to take them out: python -m tools.export {folder} --to DIR")
+    else:
+        parts.append("weights not saved")
     return parts
 
 

@@ -59,6 +59,13 @@ def test_the_end_of_a_run_without_a_finite_loss_is_shown(tmp_path: Path) -> None
     ]
 
 
+def test_the_end_of_a_stopped_run_tells_how_to_take_the_weights_out(tmp_path: Path) -> None:
+    (tmp_path / "run.yaml").write_text("settings: {}\n")
+    end = {"event": "end", "step": 2, "status": "stopped", "seconds": 1.0}
+    *_, last = end_summary([end], tmp_path, device_type="cpu")
+    assert last == f"weights in the checkpoint alone; to take them out: python -m tools.export {tmp_path} --to DIR"
+
+
 def test_the_requirements_are_those_that_refusals_name() -> None:
     lines = (ROOT / "requirements-tracking.txt").read_text().splitlines()
     assert [line for line in lines if not line.startswith("#")] == list(REQUIREMENTS.values())
