@@ -27,8 +27,9 @@ from benchmarks.measurements import MIB
 from configs.flags import parse_flags
 from data.batch_layout import BatchLayout
 from data.causal_sequences import build_sequences
+from data.loaders import make_loaders
 from data.padding import padding_id
-from data.pipeline import load_data, make_loaders
+from data.pipeline import load_data
 from data.tokenizer_loading import load_tokenizer
 from tasks.causal_lm import Collator
 from tools.make_tiny_model import make_tiny_model
@@ -80,12 +81,10 @@ def read(options: argparse.Namespace) -> None:
     )
     said: list[str] = []
     collate = Collator(packing=True, padding_id=padding_id(tokenizer, vocab_size))
-    loader, _ = make_loaders(
-        data, config.train_config, BatchLayout(4, 1, 1), env, lambda num_rows: collate, said.append
-    )
+    loaders = make_loaders(data, config.train_config, BatchLayout(4, 1, 1), env, lambda num_rows: collate, said.append)
     started = time.perf_counter()
     num_samples = num_tokens = num_rows = 0
-    for micro_batches in loader.epoch(0):
+    for micro_batches in loaders.train.epoch(0):
         for batch in micro_batches:
             num_samples += len(batch.source_rows)
             num_tokens += batch.num_tokens

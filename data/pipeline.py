@@ -1,4 +1,4 @@
-"""The data of a run, from its settings to its loaders: splits, sequences, rows, loaders."""
+"""The data of a run, from its settings to its rows: splits, sequences, rows, or the start of a stream."""
 
 from __future__ import annotations
 
@@ -13,20 +13,16 @@ from configs.datasets import CustomDataset, DataSource
 from configs.run import dataset_of
 from configs.training import TrainConfig
 from data.batch_layout import BatchLayout
-from data.block_share import open_share
 from data.dataset_functions import accepted_options, find_dataset_function
 from data.encoding import ONE_TEXT, Encode
 from data.mixing import MixPart, join_sequences, mix, mixed_indices
 from data.rows import Rows, make_rows
-from data.sequences import Row, Sequences, check_token_ids, checksum
+from data.sequences import Sequences, check_token_ids, checksum
 from data.splits import first_rows
-from data.step_loader import StepLoader
-from data.stream_loader import StreamLoader
 from data.streaming import Stream, StreamSource
 from data.user_errors import RAISED, failed, file_of
 from data.validation_share import has_validation
 from data.watched_settings import refuse_unread, watched
-from utils.environment import Environment
 from utils.errors import ConfigError
 from utils.streams import keep_standard_descriptors
 
@@ -274,36 +270,3 @@ def _no_validation_note(dataset_config: DataSource, streams: bool) -> str | None
     if streams:
         remedy = "a folder with validation.* beside train.* has it"
     return f"validation: none, since {dataset_config.data_path} holds training rows alone; {remedy}"
-
-
-def make_loaders(
-    data: RunData,
-    train_config: TrainConfig,
-    layout: BatchLayout,
-    env: Environment,
-    collate_of: Callable[[int], Callable[[list[Row]], Any]],
-    say: Callable[[str], None],
-) -> tuple[StepLoader | StreamLoader, StepLoader | None]:
-    """The training loader, shuffled by seed and epoch, and the validation loader, in the same order every time.
-
-    Args:
-        collate_of: what makes micro-batches of at most so many rows.
-        say: prints a stream's lines while it is read.
-    """
-    options: dict[str, Any] = {
-        "rank": env.rank,
-        "num_workers": train_config.num_workers_dataloader,
-        "pin_memory": env.device.type == "cuda",
-    }
-    collate = collate_of(layout.rows_per_micro_batch)
-    train_loader: StepLoader | StreamLoader
-    if data.stream is not None:
-        train_loader = StreamLoader(data.stream.shared(open_share(env)), layout, collate=collate, say=say, **options)
-    else:
-        assert data.train_rows is not None
-        train_loader = StepLoader(data.train_rows, layout, seed=train_config.seed, collate=collate, **options)
-    if data.eval_rows is None:
-        return train_loader, None
-    eval_layout = BatchLayout(train_config.val_batch_size, 1, env.world_size)
-    collate = collate_of(eval_layout.rows_per_micro_batch)
-    return train_loader, StepLoader(data.eval_rows, eval_layout, seed=None, collate=collate, **options)

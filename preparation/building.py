@@ -10,11 +10,10 @@ from typing import Any
 import numpy as np
 
 from checkpointing.trained import Trained
+from data.loaders import Loaders, make_loaders
 from data.packing import offsets_of_one_graph
-from data.pipeline import RunData, make_loaders
+from data.pipeline import RunData
 from data.rows import make_rows
-from data.step_loader import StepLoader
-from data.stream_loader import StreamLoader
 from data.tokenizer_loading import added_token_ids, num_rows_needed, tokenizer_of
 from planning.inputs import Inputs
 from planning.resolved import Resolved
@@ -34,14 +33,6 @@ class Trainable(Trained):
     """What is trained, what updates it, and how its gradients accumulate."""
 
     accumulate_unsharded: bool
-
-
-@dataclass(frozen=True)
-class Loaders:
-    """What feeds the model: each gives this rank's micro-batches of a step."""
-
-    train: StepLoader | StreamLoader
-    evaluation: StepLoader | None
 
 
 @dataclass(frozen=True)
@@ -89,7 +80,7 @@ def build(inputs: Inputs, env: Environment) -> TrainingParts:
                 row_length=resolved.context_length,
             )
     say = partial(print_rank_zero, env)
-    loaders = Loaders(*make_loaders(inputs.data, train, resolved.batches, env, collate_of, say))
+    loaders = make_loaders(inputs.data, train, resolved.batches, env, collate_of, say)
     model.train()
     trainable = Trainable(
         model=model,

@@ -15,6 +15,7 @@ from checkpointing.save_plan import plan_saves
 from checkpointing.saver import CheckpointSaver
 from checkpointing.train_state import TrainState
 from configs.run import RunConfig
+from data.loaders import Loaders
 from evaluation.generation import Generation
 from planning.agreement import facts_found
 from planning.cost.network_waits import RunNetwork
@@ -22,7 +23,7 @@ from planning.going_on import look_into_folders
 from planning.inputs import read_inputs
 from planning.plan_file import write_plan
 from policies.activation_checkpointing import Checkpointing
-from preparation.building import Loaders, Trainable, build
+from preparation.building import Trainable, build
 from preparation.outputs import open_folder, open_reporter, open_saver, record_run, show_start
 from preparation.resuming import find_checkpoint, load_state
 from preparation.start import follow_plan, meet_ranks, start_ranks

@@ -1,0 +1,57 @@
+"""What feeds the model of a run: this rank's micro-batches of every step, from the rows or the stream that was read."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+from configs.training import TrainConfig
+from data.batch_layout import BatchLayout
+from data.block_share import open_share
+from data.pipeline import RunData
+from data.sequences import Row
+from data.step_loader import StepLoader
+from data.stream_loader import StreamLoader
+from utils.environment import Environment
+
+
+@dataclass(frozen=True)
+class Loaders:
+    """What feeds the model: each gives this rank's micro-batches of a step."""
+
+    train: StepLoader | StreamLoader
+    evaluation: StepLoader | None  # None without validation
+
+
+def make_loaders(
+    data: RunData,
+    train_config: TrainConfig,
+    layout: BatchLayout,
+    env: Environment,
+    collate_of: Callable[[int], Callable[[list[Row]], Any]],
+    say: Callable[[str], None],
+) -> Loaders:
+    """The loaders of a run's data: training rows are shuffled by seed and epoch, validation rows keep their order.
+
+    Args:
+        collate_of: what makes micro-batches of at most so many rows.
+        say: prints a stream's lines while it is read.
+    """
+    options: dict[str, Any] = {
+        "rank": env.rank,
+        "num_workers": train_config.num_workers_dataloader,
+        "pin_memory": env.device.type == "cuda",
+    }
+    collate = collate_of(layout.rows_per_micro_batch)
+    train_loader: StepLoader | StreamLoader
+    if data.stream is not None:
+        train_loader = StreamLoader(data.stream.shared(open_share(env)), layout, collate=collate, say=say, **options)
+    else:
+        assert data.train_rows is not None
+        train_loader = StepLoader(data.train_rows, layout, seed=train_config.seed, collate=collate, **options)
+    if data.eval_rows is None:
+        return Loaders(train_loader, None)
+    eval_layout = BatchLayout(train_config.val_batch_size, 1, env.world_size)
+    collate = collate_of(eval_layout.rows_per_micro_batch)
+    return Loaders(train_loader, StepLoader(data.eval_rows, eval_layout, seed=None, collate=collate, **options))
