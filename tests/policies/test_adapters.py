@@ -82,6 +82,11 @@ def test_names_of_dense_layers_that_peft_takes_for_experts_are_refused(targets: 
         ("q_porj", "q_porj match nothing in this model; did you mean q_proj?"),
         ("dwon_proj,v_porj,k_proj", "dwon_proj, v_porj match nothing in this model; did you mean down_proj, v_proj?"),
         ("all_linear", "all_linear match nothing in this model; did you mean all-linear?"),
+        (
+            "all",
+            "all match nothing in this model; name some of down_proj, embed_tokens, gate_proj, k_proj, lm_head, "
+            "o_proj, q_proj, up_proj, v_proj, or all-linear",
+        ),
         ("query,v_porj", "query, v_porj match nothing in this model; name some of down_proj, embed_tokens, gate_proj"),
         ("mlp", "mlp: LoRA takes linear layers and embeddings only; name some of down_proj"),
         ("norm,q_proj", "norm: LoRA takes linear layers and embeddings only; name some of down_proj"),
