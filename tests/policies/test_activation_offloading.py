@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 import torch
+from torch import nn
 from torch._dynamo.testing import CompileCounterWithBackend
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
@@ -19,7 +20,7 @@ from transformers import AutoModelForCausalLM, LlamaConfig
 import finetuning
 import policies.activation_offloading
 from policies.activation_checkpointing import Checkpointing, apply_activation_checkpointing
-from policies.activation_offloading import HostTransfers, Offloading, Transfers
+from policies.activation_offloading import HostTransfers, Offloading, StreamTransfers, Transfers
 from policies.wrapping import find_layers
 from tests.helpers.generated import flags, write_rows
 from tests.helpers.processes import ProcessGroup, read_metrics
@@ -212,3 +213,22 @@ def test_runs_have_the_same_losses_to_the_bit(
         losses.append([(e["loss"], e["grad_norm"]) for e in read_metrics(folder) if e["event"] == "train"])
     assert losses[0] == losses[1]
     assert "activation_offloading: the device is the host itself" in outcomes[0].stdout
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
+def test_copies_on_a_stream_of_their_own_give_the_same_bits() -> None:
+    device = torch.device("cuda")
+    layers = nn.ModuleList(nn.Sequential(nn.Linear(512, 4096), nn.GELU(), nn.Linear(4096, 512)) for _ in range(6))
+    layers.to(device)
+    inputs = torch.randn(4096, 512, device=device)
+
+    def step() -> list[torch.Tensor]:
+        hidden = inputs
+        for layer in layers:
+            hidden = layer(hidden)
+        return list(torch.autograd.grad(hidden.square().sum(), [*layers.parameters()]))
+
+    wanted = step()
+    Offloading(device, StreamTransfers(device)).wrap(list(layers))
+    for _ in range(5):  # memory of earlier steps is used again, on both sides
+        assert all(map(torch.equal, step(), wanted))
