@@ -27,6 +27,12 @@ class PaddedWidth:
 EXACT = PaddedWidth(multiple_of=1, limit=sys.maxsize)
 
 
+def one_width(width: PaddedWidth, longest: int) -> PaddedWidth:
+    """The same width for every micro-batch: that of a row of `longest` tokens."""
+    limit = int(width.of(longest))
+    return PaddedWidth(multiple_of=limit, limit=limit)
+
+
 def padding_share(lengths: np.ndarray, rows_per_micro_batch: int, width: PaddedWidth) -> float:
     """Share of the positions in an epoch's micro-batches that hold no token.
 

@@ -55,14 +55,8 @@ class Resolved:
 
     @property
     def widths(self) -> tuple[PaddedWidth, ...]:
-        """Of a micro-batch: of its inputs, and of targets that are apart from them.
-
-        Packed rows are full, or nearly. If layers are compiled, all are padded to one width, and one graph serves them.
-        """
-        train = self.config.train_config
-        if train.compile and train.batching_strategy == "packing":
-            return tuple(PaddedWidth(length, length) for length in self.lengths)
-        return tuple(PaddedWidth(train.pad_to_multiple_of, length) for length in self.lengths)
+        """Of a micro-batch: of its inputs, and of targets that are apart from them."""
+        return tuple(PaddedWidth(self.config.train_config.pad_to_multiple_of, length) for length in self.lengths)
 
     def to_dict(self) -> dict[str, Any]:
         """The entries of run.yaml's section `resolved` that are known here."""

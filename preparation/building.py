@@ -12,6 +12,7 @@ import numpy as np
 from checkpointing.trained import Trained
 from data.loaders import Loaders, make_loaders
 from data.packing import offsets_of_one_graph
+from data.padding import one_width
 from data.pipeline import RunData
 from data.rows import make_rows
 from data.tokenizer_loading import added_token_ids, num_rows_needed, tokenizer_of
@@ -55,16 +56,18 @@ def build(inputs: Inputs, env: Environment) -> TrainingParts:
     keep_scales(model, optimizer, resolved.policies.float8)
     notes = [*unit_notes(model, fsdp.wrap), *optimizer_notes(model, train.lr, fsdp), *share_out_cores(fsdp, env)]
     print_rank_zero(env, *notes)
-    packing, offsets = train.batching_strategy == "packing", empty.offsets
-    if train.compile and packing:
+    packing, offsets, widths = train.batching_strategy == "packing", empty.offsets, resolved.widths
+    if train.compile and packing:  # one graph serves all rows; packed ones are full, or nearly
         offsets = offsets_of_one_graph(offsets, sequences_of_rows(inputs.data, resolved), train.batch_size_training)
+        longest = longest_row(inputs.data, resolved)
+        widths = tuple(one_width(width, longest) for width in widths)
 
     def collate_of(num_rows: int) -> Callable[[list[Any]], Any]:
         return task.make_collator(
             inputs.processor,
             empty.model.config,
             vocab_size=inputs.vocab_size,
-            widths=resolved.widths,
+            widths=widths,
             packing=packing,
             offsets=offsets,
             num_rows=num_rows if train.compile else 0,
@@ -100,6 +103,13 @@ def sequences_of_rows(data: RunData, resolved: Resolved) -> np.ndarray:
     if rows is None:
         rows = make_rows(data.train, batching_strategy="packing", context_length=resolved.context_length)
     return rows.num_sequences
+
+
+def longest_row(data: RunData, resolved: Resolved) -> int:
+    """The most tokens of a packed row of the run; of a stream they are not known, so a row may be full."""
+    if data.train_rows is None:
+        return resolved.context_length
+    return max(int(rows.lengths.max(initial=1)) for rows in (data.train_rows, data.eval_rows) if rows is not None)
 
 
 def build_model(resolved: Resolved, processor: Any, env: Environment) -> BuiltModel:

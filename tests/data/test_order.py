@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from data.order import WINDOW_ROWS, epoch_order
-from data.padding import EXACT, PaddedWidth, padding_share
+from data.padding import EXACT, PaddedWidth, one_width, padding_share
 
 LENGTHS = st.lists(st.integers(1, 50), min_size=1, max_size=120)
 
@@ -87,3 +87,9 @@ def test_the_share_of_padding_is_that_of_a_plain_count(
 def test_a_batch_is_rounded_up_but_never_above_the_longest_row_there_may_be(longest: int, wide: int) -> None:
     assert PaddedWidth(8, 100).of(longest) == wide
     assert EXACT.of(longest) == longest
+
+
+@pytest.mark.parametrize(("longest", "wide"), [(1, 8), (2500, 2504), (4095, 4095)])
+def test_one_width_for_all_is_that_of_the_longest_row(longest: int, wide: int) -> None:
+    width = one_width(PaddedWidth(8, 4095), longest)
+    assert {int(width.of(length)) for length in (1, longest // 2 + 1, longest)} == {wide}
