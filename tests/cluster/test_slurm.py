@@ -60,9 +60,9 @@ def test_two_nodes_that_are_stopped_and_requeued_end_as_one_node_does(
     cluster: Cluster, tiny_model: Path, tmp_path: Path
 ) -> None:
     run, whole = tmp_path / "run", tmp_path / "whole"
-    job = cluster.submit(
-        "--nodes=2", "--gpus-per-node=1", "--time=60", "slurm/multi_node.slurm", *long_run(tiny_model, run)
-    )
+    # Two tasks for each node are no reason for two torchruns.
+    asked = ["--nodes=2", "--gpus-per-node=1", "--ntasks-per-node=2", "--time=60"]
+    job = cluster.submit(*asked, "slurm/multi_node.slurm", *long_run(tiny_model, run))
     cluster.wait_for(job, lambda: is_past(run, 20), LIMIT_SECONDS)
     rank = ranks_of(job)[1]
     rank.suspend()  # the run waits until Slurm has signalled it

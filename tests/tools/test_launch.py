@@ -99,6 +99,28 @@ def test_what_documents_and_scripts_say_to_type_is_taken(
         assert main(words[3:]) == 0, capsys.readouterr().err
 
 
+@pytest.mark.parametrize("script", ["multi_node", "single_node"])
+@pytest.mark.parametrize(
+    ("files", "variables", "reason"),
+    [
+        (["finetuning.py"], {}, "this is no job of Slurm; "),
+        ([], {"SLURM_JOB_ID": "1"}, "is not the repository's folder; "),
+        (["finetuning.py"], {"SLURM_JOB_ID": "1"}, "torchrun is not in PATH; "),
+    ],
+    ids=["no-job", "elsewhere", "no-torchrun"],
+)
+def test_a_job_that_lacks_something_says_what(
+    script: str, files: list[str], variables: dict[str, str], reason: str, tmp_path: Path
+) -> None:
+    for file in files:
+        (tmp_path / file).touch()
+    words = [shutil.which("bash") or "bash", str(ROOT / f"slurm/{script}.slurm"), "--model_name", "M"]
+    environment = {"PATH": str(tmp_path), **variables}
+    done = subprocess.run(words, cwd=tmp_path, env=environment, capture_output=True, text=True, check=False)
+    assert done.returncode == 2
+    assert re.fullmatch(f"error: .*{reason}.*\n", done.stderr), done.stderr
+
+
 @pytest.mark.parametrize("to", ["torchrun", "slurm", "k8s", "folder"])
 def test_flags_are_refused_as_finetuning_refuses_them(
     to: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
