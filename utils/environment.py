@@ -87,7 +87,8 @@ def read_environment() -> Environment:
     """What the launcher's variables say; without RANK and WORLD_SIZE the run is one process.
 
     Raises:
-        ConfigError: if a variable is no number, or they contradict each other.
+        ConfigError: if a variable is no number, they contradict each other, or srun started several processes without
+            telling them so.
     """
     slurm_job = os.environ.get("SLURM_JOB_ID")
     job = f"slurm-{slurm_job}" if slurm_job else os.environ.get("TORCHELASTIC_RUN_ID")
@@ -104,7 +105,15 @@ def read_environment() -> Environment:
         grace_scale=_grace_scale(),
         launcher=launcher,
     )
-    return _with_ranks(environment) if "RANK" in os.environ or "WORLD_SIZE" in os.environ else environment
+    if "RANK" in os.environ or "WORLD_SIZE" in os.environ:
+        return _with_ranks(environment)
+    num_tasks = _number("SLURM_STEP_NUM_TASKS", 1)
+    if num_tasks > 1 and not os.isatty(0):  # in a shell by `srun --pty` nobody else is started
+        raise ConfigError(
+            f"SLURM_STEP_NUM_TASKS={num_tasks} and RANK is not set: each of srun's tasks would train alone; let srun "
+            "start one torchrun per node (slurm/multi_node.slurm), or unset this variable if each is to"
+        )
+    return environment
 
 
 def _with_ranks(environment: Environment) -> Environment:

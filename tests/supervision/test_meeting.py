@@ -53,6 +53,10 @@ LAUNCHED = {"RANK": "1", "WORLD_SIZE": "2", "LOCAL_RANK": "1", "MASTER_ADDR": "l
         ({"LOCAL_RANK": "x"}, "LOCAL_RANK=x"),
         ({"TORCHELASTIC_RESTART_COUNT": "many"}, "TORCHELASTIC_RESTART_COUNT=many"),
         ({"SLURM_RESTART_COUNT": "-"}, "SLURM_RESTART_COUNT=-"),
+        (
+            {"SLURM_STEP_NUM_TASKS": "8", "RANK": None, "WORLD_SIZE": None},
+            "SLURM_STEP_NUM_TASKS=8 and RANK is not set: each of srun's tasks would train alone",
+        ),
         ({"FINETUNING_GRACE_SCALE": "nan"}, "FINETUNING_GRACE_SCALE=nan"),
     ],
 )
