@@ -26,6 +26,7 @@ from tools.network.names import (
     NAME_SECONDS,
     check_hostname,
     check_local_address,
+    check_nccl_interfaces,
     is_loopback,
     parse_endpoint,
     resolve,
@@ -64,6 +65,7 @@ def check_node(given: argparse.Namespace, flags: Sequence[str]) -> None:
     address = resolve(endpoint.host, "--rdzv_endpoint", say, given.name_seconds)[0]
     way = way_to(address)
     check_hostname(way)
+    check_nccl_interfaces()
     if way != own and not is_loopback(way):
         say(f"this node is {own} to the others, and reaches {endpoint.host} from {way}")
     plan = MeetingPlan(endpoint, num_nodes, given.node_rank, local_addr, given.wait_seconds, given.name_seconds)

@@ -185,6 +185,14 @@ def test_a_wrong_place_is_named(pods: list[Host], words: list[str], status: int,
     assert re.search(f"^error: .*{cause}", printed, re.MULTILINE), printed
 
 
+def test_a_wrong_interface_is_named(pods: list[Host]) -> None:
+    found, printed = pods[1].run(doctor(pods[1], 1), NCCL_SOCKET_IFNAME="ib")
+    assert found == 2, printed
+    assert re.search(
+        r"^error: NCCL_SOCKET_IFNAME=ib: this node has no such interface; it has 10.77.0.11", printed, re.M
+    )
+
+
 def test_a_missing_route_is_named(pods: list[Host]) -> None:
     block = "ip route add blackhole 10.77.0.10/32 && exec python -m tools.doctor"
     words = "--rdzv_endpoint finetuning-0:29500 --local_addr finetuning-1 --wait_seconds 3"

@@ -22,6 +22,7 @@ from policies.sharding import Layout
 from tests.helpers.processes import ROOT, ProcessGroup
 from tools.doctor import main
 from tools.network.identity import code_digest, describe_node, differences
+from tools.network.names import interfaces_for_nccl
 from tools.network.ranks import planned_step, prediction
 from utils.environment import lone_process
 from utils.errors import ConfigError
@@ -52,6 +53,22 @@ def traffic(num_bytes: int) -> Traffic:
 def test_an_endpoint_that_is_none_is_refused(endpoint: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["--rdzv_endpoint", endpoint]) == 2
     assert capsys.readouterr().err.startswith("error: --rdzv_endpoint: ")
+
+
+@pytest.mark.parametrize(
+    ("text", "used"),
+    [
+        ("ib", {"ib0", "ib1"}),
+        ("ib1,eth", {"ib1", "eth0"}),
+        ("=ib", set()),
+        ("=ib1:1,eth0", {"ib1", "eth0"}),
+        ("^lo,ib", {"eth0"}),
+        ("^=ib0", {"ib1", "eth0", "lo"}),
+        ("ens", set()),
+    ],
+)
+def test_interfaces_are_those_that_nccl_would_use(text: str, used: set[str]) -> None:
+    assert interfaces_for_nccl(text, ["lo", "eth0", "ib0", "ib1"]) == used
 
 
 @pytest.mark.parametrize(

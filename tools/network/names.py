@@ -7,7 +7,7 @@ import ipaddress
 import os
 import socket
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 
 import psutil
@@ -17,6 +17,7 @@ from utils.errors import ConfigError, TrainingError
 NAME_SECONDS = 50.0  # how long a name may be unknown: that of a pod is, until the pod has an address
 _PAUSE_SECONDS = 1.0
 _INTERFACE = "GLOO_SOCKET_IFNAME"
+_NCCL_INTERFACE = "NCCL_SOCKET_IFNAME"
 
 
 @dataclass(frozen=True)
@@ -163,6 +164,27 @@ def check_hostname(way: str) -> None:
             f"this node's own name, {name}, {what}, and gloo takes that address; correct /etc/hosts, or "
             f"export {_INTERFACE}={own.get(way, 'eth0')}"
         )
+
+
+def check_nccl_interfaces() -> None:
+    """Refuse a variable that leaves NCCL no interface: it would say so after the weights are read, by an error code."""
+    own, text = own_addresses(), os.environ.get(_NCCL_INTERFACE, "")
+    if text and not interfaces_for_nccl(text, set(own.values())):
+        raise ConfigError(
+            f"{_NCCL_INTERFACE}={text}: this node has no such interface; it has {_listed(own)}; correct or unset it"
+        )
+
+
+def interfaces_for_nccl(text: str, interfaces: Iterable[str]) -> set[str]:
+    """What NCCL would use: names or their beginnings, with commas; after "=" whole names; after "^" all others."""
+    is_excluding, rest = text.startswith("^"), text.removeprefix("^")
+    is_exact, names = rest.startswith("="), rest.removeprefix("=").split(",")
+    wanted = [name.partition(":")[0] for name in names if name]  # a port may follow
+    return {
+        interface
+        for interface in interfaces
+        if is_excluding != any(interface == name or (not is_exact and interface.startswith(name)) for name in wanted)
+    }
 
 
 def _listed(own: dict[str, str]) -> str:
