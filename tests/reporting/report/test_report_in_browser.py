@@ -92,6 +92,16 @@ def test_it_renders_without_an_error_at_any_width(
         assert visited.requests == [files[name].as_uri()]
 
 
+@pytest.mark.parametrize("num_runs", [3, 10])
+def test_printed_tables_are_not_cut_off(num_runs: int, browser: Any, runs: list[Path], tmp_path: Path) -> None:
+    page = tmp_path / "page.html"
+    write_report((runs * 4)[:num_runs], page)
+    with visit(browser, page.as_uri(), viewport={"width": 718, "height": 1000}) as visited:  # A4 without its margins
+        visited.page.emulate_media(media="print")
+        overflow = "[...document.querySelectorAll('.scroll')].map(table => table.scrollWidth - table.clientWidth)"
+        assert set(visited.page.evaluate(overflow)) == {0}
+
+
 def test_curves_have_their_points(browser: Any, files: dict[str, Path], runs: list[Path]) -> None:
     events = read_metrics(runs[0])
     train, evals = ([event for event in events if event["event"] == name] for name in ("train", "eval"))
