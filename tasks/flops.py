@@ -23,20 +23,21 @@ class StepFlops:
     """Counts the model FLOPs of a step. Recomputation is not counted.
 
     A matrix of n weights costs 2n per token in forward, 2n for its input's gradient, and, if it is trained, 2n more for
-    its own gradient. The head only meets label tokens. Attention costs 4 x heads x head_dim per layer and visited
-    (query, key) pair in forward and twice that in backward (Chowdhery et al., "PaLM", 2022, appendix B, with causal
-    pairs counted exactly).
+    its own gradient. The head only meets label tokens, and a token only those experts that it is routed to. Attention
+    costs 4 x heads x head_dim per layer and visited (query, key) pair in forward and twice that in backward (Chowdhery
+    et al., "PaLM", 2022, appendix B, with causal pairs counted exactly).
     """
 
     def __init__(self, model: Any, cost: Cost = flops_per_token) -> None:
         """
         Args:
             model: without a wrapper around it, sharded or not.
-            cost: of a matrix for each token; a plan counts bytes and the like in the same way.
+            cost: of a matrix for each token (of experts, if it met all); a plan counts bytes and the like so, too.
         """
         of_head, of_others = _matrices(model)
+        met = shares_of_experts(model)
         self.per_label_token = sum(map(cost, of_head))
-        self.per_token = sum(map(cost, of_others))
+        self.per_token = sum(cost(matrix) * met.get(id(matrix.parameter), 1) for matrix in of_others)
         text = model.config.get_text_config()
         self.per_pair = _flops_per_pair(text) * getattr(text, "num_hidden_layers", 0)
 
@@ -87,6 +88,23 @@ _CROSS_KEYS_AND_VALUES = re.compile(r"\bencoder_attn\.[kv]_proj\b|\bEncDecAttent
 def _reads_source(name_in_decoder: str | None) -> bool:
     """Whether a matrix is multiplied with the source's tokens: one of the encoder, which has no name in the decoder."""
     return name_in_decoder is None or _CROSS_KEYS_AND_VALUES.search(name_in_decoder) is not None
+
+
+def shares_of_experts(model: Any) -> dict[int, float]:
+    """Which share of a mixture's experts a token is routed to, by the ids of their parameters; empty for other models.
+
+    Experts are one parameter `[experts, ...]` of a module of that name, or a list of modules.
+    """
+    num_met = getattr(model.config.get_text_config(), "num_experts_per_tok", None)
+    if not num_met:
+        return {}
+    return {
+        id(parameter): num_met / (len(module) if isinstance(module, nn.ModuleList) else parameter.shape[0])
+        for name, module in model.named_modules()
+        if name.rpartition(".")[2] == "experts"
+        for parameter in module.parameters()
+        if parameter.dim() > 1
+    }
 
 
 def _matrices(model: Any) -> tuple[list[Counted], list[Counted]]:

@@ -24,6 +24,7 @@ from planning.hardware import Hardware
 from planning.planned_model import PlannedModel
 from planning.resolved import resolve_num_steps
 from policies.mixed_precision import DTYPES
+from tasks.flops import shares_of_experts
 
 HIDDEN_SHARE = 0.35
 """Of the shorter one of computing and communicating, what happens behind the other. Collectives take multiprocessors
@@ -215,8 +216,14 @@ def plan_time(
         seconds_per_run=seconds_per_run,
         price=None if per_second is None or seconds_per_run is None else per_second * seconds_per_run,
         price_per_million_tokens=None if per_second is None else per_second * 1e6 / (speed * world_size),
-        notes=rates.notes,
+        notes=(*rates.notes, *_notes_on_experts(planned)),
     )
+
+
+def _notes_on_experts(planned: PlannedModel) -> tuple[str, ...]:
+    if not shares_of_experts(planned.adapted.model):
+        return ()
+    return ("time: how fast a mixture's experts are multiplied was not measured; the rate of other products is taken",)
 
 
 def _moving_seconds(planned: PlannedModel, computing: float, one_way: float) -> float:

@@ -10,7 +10,7 @@ Three figures were measured on one H200 (docs/performance.md: TinyLlama-1.1B and
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -97,7 +97,7 @@ def micro_batch_work(planned: PlannedModel, counts: BatchCounts, *, trains: bool
     flops = total(flops_per_token if trains else lambda matrix: 2 * matrix.num_weights)
     attention = float(task.make_flops(model).count(counts)) - total(flops_per_token)
     attention *= 1 if trains else 1 / 3
-    moved = total(lambda m: sides.get(id(m.parameter), sum(m.parameter.shape)))
+    moved = total(lambda m: sides.get(id(m.parameter)) or _sides_of_shape(m.parameter.shape))
     weights = sum(
         m.num_weights * compute_size * (num_passes + (1 if trains and m.parameter.requires_grad else 0))
         for m in count_weights(model)
@@ -224,6 +224,11 @@ def _sides(model: nn.Module) -> dict[int, int]:
     """Inputs and outputs of each linear layer, by its weight: a packed one does not have its shape."""
     linears = (m for m in model.modules() if hasattr(m, "in_features") and hasattr(m, "weight"))
     return {id(m.weight): m.in_features + m.out_features for m in linears}  # type: ignore[operator, misc]
+
+
+def _sides_of_shape(shape: Sequence[int]) -> int:
+    """Of a matrix, or of all experts `[experts, ...]`."""
+    return sum(shape) if len(shape) < 3 else shape[0] * sum(shape[1:])
 
 
 def _bits(model: nn.Module) -> dict[int, int]:

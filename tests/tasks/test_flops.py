@@ -51,3 +51,19 @@ def test_position_embeddings_that_only_look_rows_up_cost_nothing() -> None:
     config = transformers.GPT2Config(vocab_size=50, n_embd=16, n_layer=1, n_head=4, n_positions=64)
     weights = 16 * 48 + 16 * 16 + 2 * 16 * 64 + 50 * 16
     assert StepFlops(AutoModelForCausalLM.from_config(config)).count(BatchCounts(10, 10, 0)) == 10 * 6 * weights
+
+
+def test_a_token_costs_the_experts_that_it_is_routed_to() -> None:
+    config = transformers.MixtralConfig(
+        vocab_size=50,
+        hidden_size=16,
+        intermediate_size=24,
+        num_hidden_layers=3,
+        num_attention_heads=4,
+        num_key_value_heads=2,
+        num_local_experts=8,
+        num_experts_per_tok=2,
+    )
+    layer = 2 * 16 * 16 + 2 * 16 * 8 + 8 * 16 + 2 * (3 * 16 * 24)  # attention, router, two experts
+    flops = StepFlops(AutoModelForCausalLM.from_config(config)).count(BatchCounts(30, 100, 900))
+    assert flops == 100 * 6 * 3 * layer + 30 * 6 * HEAD + 900 * PER_PAIR
