@@ -16,7 +16,7 @@ from transformers.modeling_outputs import BaseModelOutput
 from planning.cards import Card
 from planning.memory.device_kernels import kernels_of_card
 from planning.memory.live_bytes import LiveBytes
-from planning.memory.meta_pass import DEFAULT_CAPABILITY, computed_in
+from planning.memory.meta_pass import DEFAULT_CAPABILITY, computed_in, saved_buffers_on_meta
 from planning.memory.row_lengths import RowLengths
 from planning.planned_model import PlannedModel
 from planning.resolved import num_positions
@@ -53,6 +53,7 @@ def generation_use(planned: PlannedModel, card: Card, rows: RowLengths) -> Gener
     try:
         with (
             computed_in(base, precision.compute_dtype if precision.casts else None),
+            saved_buffers_on_meta(base),
             kernels_of_card(card.compute_capability or DEFAULT_CAPABILITY, answer=rows.eval_rows == 1),
             torch.no_grad(),
             live,

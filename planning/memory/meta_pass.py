@@ -44,6 +44,7 @@ def pass_on_meta(
     with (
         torch.compiler.set_stance("force_eager") if compiles else nullcontext(),
         computed_in(model, precision.compute_dtype if precision.casts else None),
+        saved_buffers_on_meta(model),
         kernels_of_card(capability, answer=not has_mask),
     ):
         yield batch, lambda: resolved.task.summed_loss(model, batch)
@@ -61,3 +62,24 @@ def computed_in(model: nn.Module, dtype: torch.dtype | None) -> Iterator[None]:
     finally:
         for parameter, data in stored.items():
             parameter.data = data
+
+
+@contextmanager
+def saved_buffers_on_meta(model: nn.Module) -> Iterator[None]:
+    """Inside this context the buffers that checkpoints hold are on the meta device, as parameters are.
+
+    Pegasus adds one to its logits. What code computes from its own tables it moves by itself.
+    """
+    real = [
+        (module, name, buffer)
+        for module in model.modules()
+        for name, buffer in module.named_buffers(recurse=False)
+        if name not in module._non_persistent_buffers_set and not buffer.is_meta
+    ]
+    try:
+        for module, name, buffer in real:
+            module._buffers[name] = buffer.to("meta")
+        yield
+    finally:
+        for module, name, buffer in real:
+            module._buffers[name] = buffer

@@ -6,7 +6,7 @@ from copy import copy
 from pathlib import Path
 
 import pytest
-from transformers import BartConfig, LlamaConfig
+from transformers import BartConfig, LlamaConfig, PegasusConfig
 
 from configs.flags import parse_flags
 from finetuning import train_step
@@ -36,6 +36,18 @@ BART = BartConfig(
 )
 TIED = copy(LLAMA)
 TIED.tie_word_embeddings = True
+PEGASUS = PegasusConfig(
+    vocab_size=4000,
+    d_model=512,
+    encoder_layers=2,
+    decoder_layers=2,
+    encoder_attention_heads=8,
+    decoder_attention_heads=8,
+    encoder_ffn_dim=2048,
+    decoder_ffn_dim=2048,
+    max_position_embeddings=512,
+    architectures=["PegasusForConditionalGeneration"],
+)
 SHAPE = "--context_length 512 --batch_size_training 2"
 
 
@@ -46,6 +58,7 @@ def models(tmp_path_factory: pytest.TempPathFactory) -> Path:
     LLAMA.save_pretrained(folder / "llama")
     TIED.save_pretrained(folder / "tied")
     BART.save_pretrained(folder / "bart")
+    PEGASUS.save_pretrained(folder / "pegasus")
     return folder
 
 
@@ -96,3 +109,11 @@ def test_where_a_trace_cannot_go_the_plan_is_in_closed_form_and_says_so(
     closed, traced = planned(models / "llama", f"{SHAPE} {line}", hardware)
     assert traced.memory == closed.memory
     assert f"memory is planned in closed form: {reason}" in traced.notes
+
+
+def test_a_model_that_adds_a_saved_buffer_to_its_logits_is_planned(models: Path) -> None:
+    line = "--eval_generate --max_source_length 256 --max_target_length 64"
+    closed, traced = planned(models / "pegasus", line, "A100-80GB")
+    assert [plan.memory.made_by for plan in (closed, traced)] == ["closed form", "trace"], traced.notes
+    assert traced.memory.most("params") == pytest.approx(closed.memory.most("params"), rel=0.01)
+    assert 0 < closed.memory.phases["generation"].total < closed.memory.peak_gib
