@@ -56,7 +56,7 @@ def choose_targets(model: Any, lora: LoraConfig) -> list[str]:
     if unknown:
         near = [match for target in unknown for match in get_close_matches(target, [*known, ALL_LINEAR], n=1)]
         remedy = (
-            f"did you mean {', '.join(near)}?"
+            f"did you mean {', '.join(dict.fromkeys(near))}?"
             if len(near) == len(unknown)
             else f"name some of {', '.join(known)}, or {ALL_LINEAR}"
         )

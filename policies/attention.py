@@ -118,7 +118,8 @@ def what_hinders_offsets(model: Any) -> str | None:
     config = model.config.get_text_config()
     name = type(model).__name__
     dropout = max(getattr(config, key, 0.0) or 0.0 for key in ("attention_dropout", "attn_pdrop"))
-    head_dim = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
+    num_heads = getattr(config, "num_attention_heads", None) or 1  # Mamba has none, and no flash attention
+    head_dim = getattr(config, "head_dim", None) or config.hidden_size // num_heads
     if (obstacle := what_needs_masks(model)) is not None:
         return obstacle
     if dropout > 0:

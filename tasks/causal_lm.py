@@ -11,7 +11,7 @@ import numpy as np
 import torch
 import transformers
 from torch import nn
-from transformers import AutoModelForCausalLM
+from transformers import AutoModelForCausalLM, AutoModelForSeq2SeqLM
 
 from configs.run import RunConfig
 from configs.training import DEFAULT_CONTEXT_LENGTH, TrainConfig
@@ -64,6 +64,14 @@ def check_config(model_config: Any, model_name: str) -> None:
         raise ConfigError(
             f"--model_name: {model_name} is a {model_config.model_type} model, and transformers "
             f"{transformers.__version__} has no causal language model of that type ({AUTO_MODEL.__name__}); give a "
+            "language model"
+        )
+    if (
+        getattr(model_config, "is_encoder_decoder", False)
+        and type(model_config) not in AutoModelForSeq2SeqLM._model_mapping
+    ):
+        raise ConfigError(
+            f"--model_name: {model_name} is a {model_config.model_type} model, whose encoder reads no text; give a "
             "language model"
         )
 

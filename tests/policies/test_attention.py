@@ -349,3 +349,9 @@ def test_models_that_are_known_to_leak_do_leak_and_are_not_packed(name: str) -> 
     collate = Collator(packing=True, padding_id=0)
     with pytest.raises(ConfigError, match="would see each other"):
         check_packing_isolates(model, lambda rows: summed_loss(model, collate(rows)), vocab_size=VOCAB, row_length=64)
+
+
+def test_a_model_without_attention_heads_has_no_flash_attention() -> None:
+    with torch.device("meta"):
+        model = AutoModelForCausalLM.from_config(transformers.MambaConfig(vocab_size=VOCAB, num_hidden_layers=1))
+    assert what_hinders_offsets(model) == "MambaForCausalLM has no flash attention in transformers"

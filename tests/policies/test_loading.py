@@ -433,3 +433,9 @@ def test_an_encoder_is_refused_since_its_tokens_see_what_they_are_to_predict(fam
             causal_lm.check_model(model, "m")
         config.is_decoder = True
         assert causal_lm.check_model(AutoModelForCausalLM.from_config(config), "m") == []
+
+
+def test_a_model_whose_encoder_reads_no_text_is_refused() -> None:
+    with pytest.raises(ConfigError, match="m is a whisper model, whose encoder reads no text; give a language model"):
+        causal_lm.check_config(AutoConfig.for_model("whisper"), "m")
+    causal_lm.check_config(AutoConfig.for_model("bart"), "m")  # its decoder alone, with --task causal_lm
