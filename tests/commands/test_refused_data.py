@@ -32,11 +32,18 @@ def test_a_folder_with_two_training_files_is_refused(bench: Bench) -> None:
     assert "train.json, train.jsonl" in message
 
 
+def test_a_folder_without_training_data_is_refused(bench: Bench) -> None:
+    data = shutil.copytree(bench.samples, bench.folder / "data")
+    (data / "train.jsonl").unlink()
+    message = bench.refused("--samsum_dataset.data_path", str(data))
+    assert str(data) in message
+    assert "train" in message
+
+
 @pytest.mark.parametrize("split", ["train", "validation"])
 @pytest.mark.parametrize(
     ("kind", "text", "named"),
     [
-        ("absent", None, []),
         ("empty", "", []),
         ("blank", "\n\n", []),
         ("no rows", "[]", []),
@@ -50,14 +57,10 @@ def test_a_folder_with_two_training_files_is_refused(bench: Bench) -> None:
     ],
 )
 def test_a_split_that_cannot_be_read_is_refused_by_its_path(
-    bench: Bench, split: str, kind: str, text: str | None, named: list[str]
+    bench: Bench, split: str, kind: str, text: str, named: list[str]
 ) -> None:
     data = shutil.copytree(bench.samples, bench.folder / "data")
-    file = data / f"{split}.jsonl"
-    if text is None:
-        file.unlink()
-    else:
-        file.write_text(text)
+    (data / f"{split}.jsonl").write_text(text)
     message = bench.refused("--samsum_dataset.data_path", str(data))
     assert "--samsum_dataset" in message
     assert str(data) in message

@@ -97,6 +97,9 @@ def measured_on_ranks(path: Path, layout: str, last: int, *, is_late: bool, is_s
                 time.sleep(LATE_SECONDS)
             loss.backward()
         found.append(recorder.take())
+    # Before the group: DistributedDataParallel's reducer, if it goes last, waits for gloo's threads with the GIL held,
+    # and in torch 2.13 one of them may wait for the GIL to let go of a tensor.
+    del model, layers, loss, recorder
     stop_process_group()
     if env.is_rank_zero:
         path.write_text(json.dumps(found))
