@@ -96,14 +96,14 @@ def _refuse_unknown(names: Sequence[str], prefix: str) -> None:
         ConfigError: if there is one.
     """
     plain = {spelled: spelled.replace("-", "_") for spelled in names}
-    first, *others = [
+    unknown = [
         f"{prefix}{spelled}: {explain_unknown(name)}"
         for spelled, name in plain.items()
         if not find(name) and not find_negated(name)
-    ] or [""]
-    if first:
-        more = f" ({len(others)} more below)" if others else ""
-        raise ConfigError(f"{first}{more}", details="\n".join(others))
+    ]
+    if unknown:
+        more = f" ({len(unknown) - 1} more below)" if len(unknown) > 1 else ""
+        raise ConfigError(f"{unknown[0]}{more}", details="\n".join(unknown[1:]))
 
 
 def _assign(entries: Iterable[tuple[str, Raw]], prefix: str, notes: list[str]) -> dict[str, Any]:
