@@ -115,13 +115,12 @@ def _window_cuts(model: Any, row_length: int) -> bool:
 
 def what_hinders_offsets(model: Any) -> str | None:
     """Why this model's attention cannot be `attention_by_offsets`; None if it can."""
+    if (obstacle := what_needs_masks(model)) is not None:
+        return obstacle
     config = model.config.get_text_config()
     name = type(model).__name__
     dropout = max(getattr(config, key, 0.0) or 0.0 for key in ("attention_dropout", "attn_pdrop"))
-    num_heads = getattr(config, "num_attention_heads", None) or 1  # Mamba has none, and no flash attention
-    head_dim = getattr(config, "head_dim", None) or config.hidden_size // num_heads
-    if (obstacle := what_needs_masks(model)) is not None:
-        return obstacle
+    head_dim = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
     if dropout > 0:
         return f"{name} drops out attention, which the flash kernel does not"
     if hasattr(config, "v_head_dim") or head_dim > 256 or head_dim % 8:
@@ -208,7 +207,7 @@ def check_packing_isolates(
 ) -> None:
     """Pack two sequences into a row, change the first, and refuse if that changes the loss of the second.
 
-    A few models do not pass position ids to the attention mask, and leak without an error: those that are known
+    A few models take no note of position ids, and leak without an error: those that are known
     (`utils.compat.LEAKS_WHEN_PACKED`) were not packed in the first place. Every rank must call this.
 
     Args:
