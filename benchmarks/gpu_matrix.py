@@ -210,10 +210,10 @@ def main(argv: Sequence[str] | None = None) -> int:
     options = parser.parse_args(argv)
     deadline = time.monotonic() + 60 * options.minutes
     device = DEVICES[options.device]
-    if options.device == "cuda" and torch.cuda.device_count() < 2:
-        parser.error(f"--device: cuda needs two GPUs, and there are {torch.cuda.device_count()}; give cpu")
     wanted = options.rows or [""]
     rows = [row for row in matrix(compiles_slowly=device.compiles_slowly) if any(part in row.name for part in wanted)]
+    if options.device == "cuda" and torch.cuda.device_count() < (needed := max((row.num_ranks for row in rows), default=0)):
+        parser.error(f"these rows need {needed} GPUs, and there are {torch.cuda.device_count()}; give --device cpu")
     with tempfile.TemporaryDirectory() as folder:
         state = Matrix(device, options.results, Path(folder))
         state.complete(rows, deadline)

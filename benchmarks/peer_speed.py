@@ -1,11 +1,11 @@
 """Speed and memory beside other tools, on the same tokens in one call, as one table.
 
     python -m benchmarks.peer_speed --results speed.jsonl --rows P1 P2 --minutes 9
-    python -m benchmarks.peer_speed --results speed.jsonl --rows P2 --ours "--float8 tensorwise" --peers
+    python -m benchmarks.peer_speed --results speed.jsonl --rows P2 --ours="--float8 tensorwise" --peers
 
 The peers are TRL with Liger's kernels (benchmarks/trl_peer.py) and torchtune, compiled (benchmarks/torchtune_peer.py).
 All clip gradients at 1.0. --peer_path is a folder with the peers' packages: torchtune needs an older torchao than
---float8 does. --ours gives further flags of finetuning.py, each for another line of the table. The rate of a large
+--float8 does. Each --ours= gives flags of finetuning.py, for a line of the table; empty: none. The rate of a large
 bf16 matrix product is measured in each call. Lines that --results holds are not run again, and a call begins nothing
 after --minutes. Machines differ by some percent, so compare lines of one machine.
 """
@@ -71,7 +71,8 @@ def matrix_product_tflops(size: int = 8192, rounds: int = 20) -> float:
 
 def ours(name: str, row: Workload, flags: list[str], steps: int, folder: Path) -> dict[str, Any]:
     """The figures of a run of finetuning.py."""
-    events = run_ours(name, row, steps, [*CLIPPED, *flags], folder, gpu=0 if row.nproc == 1 else None)
+    gpu = 0 if row.nproc == 1 and torch.cuda.device_count() > 1 else None
+    events = run_ours(name, row, steps, [*CLIPPED, *flags], folder, gpu)
     train = [event for event in events if event["event"] == "train"]
     if len(train) <= WARMUP_STEPS:
         return {"failed": "see what it printed"}
@@ -155,7 +156,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--rows", nargs="+", choices=sorted(ROWS), required=True)
     parser.add_argument("--results", type=Path, required=True, help="file of the results, which is gone on with")
-    parser.add_argument("--ours", nargs="*", default=[""], help="flags of finetuning.py for each of its lines")
+    parser.add_argument("--ours", action="append", help="flags of finetuning.py, for one more line of it (--ours=...)")
     parser.add_argument("--peers", nargs="*", choices=sorted(PEERS), default=sorted(PEERS))
     parser.add_argument("--peer_path", help="folder of the peers' packages")
     parser.add_argument("--steps", type=int, default=30)
@@ -175,7 +176,7 @@ def main(argv: Sequence[str] | None = None) -> int:
             file.write(json.dumps({"row": row, "tool": tool} | found) + "\n")
 
     keep("", CEILING, {"tflops": matrix_product_tflops()})
-    lines = list(lines_to_run(options.rows, options.peers, options.ours))
+    lines = list(lines_to_run(options.rows, options.peers, options.ours or [""]))
     with tempfile.TemporaryDirectory() as folder:
         for row, tool in lines:
             if (row, tool) not in results and time.monotonic() < deadline:

@@ -64,7 +64,9 @@ class PeerWeights:
     def load_checkpoint(self) -> dict[str, Any]:
         with torch.device("meta"):
             model = llama3_1(**self.shape)
-        empty = {name: torch.empty(tensor.shape, dtype=torch.bfloat16) for name, tensor in model.state_dict().items()}
+        device = "cuda" if torch.cuda.is_available() else "cpu"  # a CPU takes a minute for 8 billion random numbers
+        shapes = {name: tensor.shape for name, tensor in model.state_dict().items()}
+        empty = {name: torch.empty(shape, dtype=torch.bfloat16, device=device) for name, shape in shapes.items()}
         return {"model": {n: torch.ones_like(t) if t.ndim == 1 else t.normal_(std=0.02) for n, t in empty.items()}}
 
 
