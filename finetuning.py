@@ -50,6 +50,7 @@ from planning.dry_run import dry_run
 from policies.clipping import clip_grad_norm
 from policies.compilation import compilation_named
 from policies.finite import weights_not_finite
+from policies.guarded_step import queue_step
 from policies.loss_scaling import LossScaler
 from policies.sharding import gradient_sync, reshard
 from preparation.load_only import load_only
@@ -262,14 +263,15 @@ def train_step(
     loss = torch.stack(losses).sum()
     torch.distributed.all_reduce(loss)
     grad_norm = clip_grad_norm(parameters, max_norm, scale=scaler.scale, optimizer=optimizer)
-    # The one place where the host waits for the device; the update itself then runs beside the next step's start.
-    loss, grad_norm = torch.stack([loss, grad_norm]).cpu().unbind()
+    numbers = torch.stack([loss, grad_norm])
+    is_queued = queue_step(optimizer, numbers)
+    loss, grad_norm = numbers.cpu().unbind()  # the one place where the host waits for the device
     overflowed = not math.isfinite(grad_norm)
     if not math.isfinite(loss) or (overflowed and not scaler.can_fall):
         bad = [not math.isfinite(micro_loss) for micro_loss in losses]
         rows = [row for batch, is_bad in zip(micro_batches, bad, strict=True) if is_bad for row in batch.source_rows]
         raise NonFiniteError(rows)
-    if not overflowed:
+    if not (is_queued or overflowed):
         optimizer.step()
     scaler.update(overflowed=overflowed)
     on_phase("after_optimizer_step")

@@ -212,8 +212,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     device = DEVICES[options.device]
     wanted = options.rows or [""]
     rows = [row for row in matrix(compiles_slowly=device.compiles_slowly) if any(part in row.name for part in wanted)]
-    if options.device == "cuda" and torch.cuda.device_count() < (needed := max((row.num_ranks for row in rows), default=0)):
-        parser.error(f"these rows need {needed} GPUs, and there are {torch.cuda.device_count()}; give --device cpu")
+    num_gpus, needed = torch.cuda.device_count(), max((row.num_ranks for row in rows), default=0)
+    if options.device == "cuda" and num_gpus < needed:
+        parser.error(f"these rows need {needed} GPUs, and there are {num_gpus}; give --device cpu")
     with tempfile.TemporaryDirectory() as folder:
         state = Matrix(device, options.results, Path(folder))
         state.complete(rows, deadline)

@@ -1,4 +1,4 @@
-"""From the command to the first optimizer step: seconds, with compiler caches that are empty, and again as they are now.
+"""From the command to the first optimizer step: seconds, first with empty compiler caches, then with filled ones.
 
     python -m benchmarks.start_up --shape tinyllama -- --pure_bf16 --compile
 

@@ -22,9 +22,9 @@ that rows are aligned, which wide loads need."""
 
 ALIGNMENT = 16  # bytes; torch copies other tensors before a compiled kernel reads them
 
-LARGE = 2**24
-"""Fewest elements of a large tensor. A kernel starts in less time than it takes to read and write so much (bf16: 14
-bytes per element, 60 microseconds at 4 TB/s), so the host stays ahead of the device."""
+LARGE = 2**22
+"""Fewest elements of a large tensor. The host takes 120 microseconds to start its kernel, in which a device could read
+and write 2**25 (bf16: 14 bytes per element, 4 TB/s). But it starts them while the device still computes gradients."""
 
 
 class _Tensors(NamedTuple):
@@ -46,7 +46,9 @@ class CompiledAdamW(AdamW):
 
     def __init__(self, params: Iterable[Any], *, large: int = LARGE, **options: Any) -> None:
         super().__init__(params, fused=True, **options)
-        self.grad_scale: torch.Tensor | None = None  # divides gradients, as in torch's fused optimizers
+        # As in torch's fused optimizers: the first divides gradients; there is no step if the second is 1.
+        self.grad_scale: torch.Tensor | None = None
+        self.found_inf: torch.Tensor | None = None
         self._large = large
         self._update = torch.compile(_update, fullgraph=True)
 
@@ -79,6 +81,7 @@ class CompiledAdamW(AdamW):
             steps,
             fused=True,
             grad_scale=self.grad_scale,
+            found_inf=self.found_inf,
             amsgrad=False,
             maximize=False,
             lr=group["lr"],
@@ -99,8 +102,13 @@ class CompiledAdamW(AdamW):
         rates, roots = (group["lr"] / (1 - beta1**steps)).float(), (1 - beta2**steps).sqrt().float()
         kept = torch.full_like(rates, 1 - group["lr"] * group["weight_decay"])
         divisor = torch.ones_like(rates) if self.grad_scale is None else self.grad_scale.expand_as(rates)
-        # Four numbers are 16 bytes, so those of each tensor are aligned; torch would copy what is not.
-        numbers = torch.stack((rates, roots, kept, divisor), dim=1)
+        stays = torch.zeros_like(rates)
+        if self.found_inf is not None:
+            stays = self.found_inf.expand_as(rates)
+            torch._foreach_sub_([each.step for each in large], [self.found_inf] * len(large))
+        # Eight numbers are 32 bytes, so those of each tensor are aligned; torch would copy what is not.
+        unused = [torch.zeros_like(rates)] * 3
+        numbers = torch.stack((rates, roots, kept, divisor, stays, *unused), dim=1)
         for each, scalars in zip(large, numbers, strict=True):
             rows = [tensor.detach().view(-1, ROW) for tensor in each[:4]]
             for tensor in rows:
@@ -114,13 +122,13 @@ def _update(rows: list[torch.Tensor], scalars: torch.Tensor, *, beta1: float, be
 
     Args:
         rows: weight, gradient and the two averages, [rows, ROW] each.
-        scalars: [4]; the learning rate and the square root that scales the average of squares, their bias corrected;
-            what weight decay leaves of a weight; what divides the gradient.
+        scalars: [8]; the learning rate and the square root that scales the average of squares, their bias corrected;
+            what weight decay leaves of a weight; what divides the gradient; 1 if all stays as it is; 0, unused.
     """
-    (weight, gradient, average, square), (rate, root, kept, divisor) = rows, scalars.unbind()
+    (weight, gradient, average, square), (rate, root, kept, divisor, stays, *_) = rows, scalars.unbind()
     gradient = gradient.float() / divisor
     new_average = torch.lerp(average.float(), gradient, 1 - beta1)
     new_square = square.float() * beta2 + (1 - beta2) * gradient * gradient
-    weight.copy_(weight.float() * kept - rate * new_average / (new_square.sqrt() / root + eps))
-    average.copy_(new_average)
-    square.copy_(new_square)
+    new_weight = weight.float() * kept - rate * new_average / (new_square.sqrt() / root + eps)
+    for stored, new in ((weight, new_weight), (average, new_average), (square, new_square)):
+        stored.copy_(torch.where(stays > 0, stored.float(), new))
