@@ -1,4 +1,4 @@
-"""Parts of a step alone, before and after: the head with its loss, and clipping with AdamW.
+"""Parts of a step alone, before and after: the head with its loss, clipping with AdamW, the masks of LoRA's dropout.
 
     python -m benchmarks.step_parts                                                    # a GPU: Llama-3.1-8B's shapes
     python -m benchmarks.step_parts --tokens 1024 --width 512 --vocab 32000 --weights 40e6 --dtype fp32   # a CPU
@@ -22,6 +22,7 @@ from torch.utils.checkpoint import checkpoint
 from policies.clipping import clip_grad_norm
 from policies.compilation import compile_for_any_rows
 from policies.head_gradients import loss_with_gradients
+from policies.lora_layers import draw_kept
 from policies.loss import summed_cross_entropy
 from policies.mixed_precision import DTYPES
 from policies.optimizers.compiled_adamw import ROW, CompiledAdamW
@@ -115,6 +116,23 @@ def optimizer_variants(weights: int, dtype: torch.dtype) -> dict[str, Callable[[
     }
 
 
+def mask_variants(tokens: int, width: int, dtype: torch.dtype) -> dict[str, Callable[[], None]]:
+    inputs = torch.empty(tokens, width, device=DEVICE, dtype=dtype)
+
+    def drawn() -> torch.Tensor:
+        return torch.empty_like(inputs, dtype=torch.bool).bernoulli_(0.95)
+
+    compiled = torch.compile(drawn)
+    return {
+        "a mask of dropout, by compiled code": lambda: take(compiled()),
+        "a mask of dropout, by torch's kernel": lambda: take(draw_kept(inputs, 0.05)),
+    }
+
+
+def take(tensor: torch.Tensor) -> None:
+    """What a variant makes, and nobody needs."""
+
+
 def main(
     tokens: int = 8192,
     width: int = 4096,
@@ -127,6 +145,7 @@ def main(
     kind = DTYPES[dtype]
     take_turns(head_variants(tokens, width, vocab, chunk, kind), rounds)
     take_turns(optimizer_variants(int(weights), kind), rounds)
+    take_turns(mask_variants(tokens, width, kind), rounds)
 
 
 if __name__ == "__main__":
