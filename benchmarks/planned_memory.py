@@ -8,7 +8,7 @@ what was measured into plan.json. Run folders are kept, and those that have fini
 call ends after --seconds, and the next goes on. It prints one table of all that is there. On a CPU, which has no
 allocator that knows the peak, parameters, gradients and optimizer states are compared.
 
-It has not run on GPUs yet: the table that it makes there is still to come.
+Five of the 24 have run on a GPU (docs/planning.md); the others are still to come.
 """
 
 from __future__ import annotations
