@@ -1,10 +1,10 @@
-"""Parts of a step alone, before and after: the head with its loss, clipping with AdamW, the masks of LoRA's dropout.
+"""Parts of a step alone, before and after: the head with its loss, clipping with AdamW, and what LoRA and QLoRA add.
 
     python -m benchmarks.step_parts                                                    # a GPU: Llama-3.1-8B's shapes
     python -m benchmarks.step_parts --tokens 1024 --width 512 --vocab 32000 --weights 40e6 --dtype fp32   # a CPU
 
 Variants take turns, so that whatever else a machine does hits all of them. Prints the median milliseconds of each: CPU
-time of this process on a CPU (give OMP_NUM_THREADS=1), time between events on a GPU.
+time of this process on a CPU (give OMP_NUM_THREADS=1), time between events on a GPU that was busy before.
 """
 
 from __future__ import annotations
@@ -26,9 +26,12 @@ from policies.lora_layers import draw_kept
 from policies.loss import summed_cross_entropy
 from policies.mixed_precision import DTYPES
 from policies.optimizers.compiled_adamw import ROW, CompiledAdamW
+from policies.quantized_linear import BLOCK
+from utils.optional_packages import import_bitsandbytes
 
 DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")
 WARM_UP = 2  # rounds, which compile
+BUSY_CYCLES = 100_000_000  # of a GPU: 50 ms at 2 GHz
 
 
 def milliseconds(run: Callable[[], None]) -> float:
@@ -38,6 +41,7 @@ def milliseconds(run: Callable[[], None]) -> float:
         run()
         return 1e3 * (time.process_time() - started)
     first, last = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
+    torch.cuda._sleep(BUSY_CYCLES)  # so that the host is ahead of the device, as in a run
     first.record()
     run()
     last.record()
@@ -129,6 +133,26 @@ def mask_variants(tokens: int, width: int, dtype: torch.dtype) -> dict[str, Call
     }
 
 
+def unpack_variants(rows: int, width: int, dtype: torch.dtype) -> dict[str, Callable[[], None]]:
+    """Of a weight packed in nf4."""
+    functional = import_bitsandbytes("--quantization").functional
+    whole = torch.randn(rows, width, device=DEVICE, dtype=dtype)
+    packed, state = functional.quantize_4bit(whole, blocksize=BLOCK, quant_type="nf4")
+    absmax, code = state.absmax, state.code
+
+    def looked_up() -> torch.Tensor:
+        halves = torch.stack((packed >> 4, packed & 15), dim=-1).int()
+        scaled: torch.Tensor = code[halves].view(-1, BLOCK) * absmax.unsqueeze(1)
+        return scaled.to(dtype).view(rows, width)
+
+    compiled = torch.compile(looked_up)
+    assert torch.equal(compiled(), functional.dequantize_4bit(packed, state))
+    return {
+        "a weight out of nf4, by bitsandbytes": lambda: take(functional.dequantize_4bit(packed, state)),
+        "a weight out of nf4, by compiled code": lambda: take(compiled()),
+    }
+
+
 def take(tensor: torch.Tensor) -> None:
     """What a variant makes, and nobody needs."""
 
@@ -146,6 +170,7 @@ def main(
     take_turns(head_variants(tokens, width, vocab, chunk, kind), rounds)
     take_turns(optimizer_variants(int(weights), kind), rounds)
     take_turns(mask_variants(tokens, width, kind), rounds)
+    take_turns(unpack_variants(4 * width, width, kind), rounds)
 
 
 if __name__ == "__main__":
