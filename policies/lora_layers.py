@@ -56,11 +56,6 @@ def _(inputs: torch.Tensor, share: float) -> torch.Tensor:
     return torch.empty_like(inputs, dtype=torch.bool)
 
 
-# Both products are operators, not autograd functions, for the reason in policies/quantized_linear.py. Their backward is
-# traced, so that compiled code fuses its small parts.
-
-
-@torch.library.custom_op("lora::project_down", mutates_args=())
 def project_down(inputs: torch.Tensor, weight: torch.Tensor, kept: torch.Tensor | None, scale: float) -> torch.Tensor:
     """The input after dropout times A, in the dtype of A. The inputs are cast to it, but kept as they are.
 
@@ -73,36 +68,10 @@ def project_down(inputs: torch.Tensor, weight: torch.Tensor, kept: torch.Tensor 
     Returns:
         [..., r]
     """
-    rows = _dropped(inputs, kept).flatten(0, -2)
-    return (_narrow_product(rows, weight.T) * scale).unflatten(0, inputs.shape[:-1])
+    factor = _narrow_factor(weight.detach().T, inputs.dtype)
+    return _sum_of_parts(product_down(inputs, weight, kept, factor), weight.shape[0]) * scale
 
 
-@project_down.register_fake
-def _(inputs: torch.Tensor, weight: torch.Tensor, kept: torch.Tensor | None, scale: float) -> torch.Tensor:
-    return weight.new_empty((*inputs.shape[:-1], weight.shape[0]))
-
-
-def _keep_down(ctx: Any, inputs: tuple[Any, ...], output: torch.Tensor) -> None:
-    activations, weight, kept, ctx.scale = inputs
-    ctx.save_for_backward(activations, weight, kept)
-
-
-def _backward_down(ctx: Any, grad: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
-    inputs, weight, kept = ctx.saved_tensors
-    grad = grad.flatten(0, -2) * ctx.scale  # scaled at [..., r], the smallest tensor, as in forward
-    grad_inputs = grad_weight = None
-    if ctx.needs_input_grad[0]:
-        grad_inputs = _wide_product(grad, weight, inputs.dtype, inputs.dtype).view_as(inputs)
-        grad_inputs = _dropped(grad_inputs, kept)
-    if ctx.needs_input_grad[1]:
-        grad_weight = _narrow_product(_dropped(inputs, kept).flatten(0, -2).T, grad).T
-    return grad_inputs, grad_weight, None, None
-
-
-project_down.register_autograd(_backward_down, setup_context=_keep_down)
-
-
-@torch.library.custom_op("lora::project_up", mutates_args=())
 def project_up(low: torch.Tensor, weight: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
     """The output of A times B.
 
@@ -115,16 +84,67 @@ def project_up(low: torch.Tensor, weight: torch.Tensor, dtype: torch.dtype) -> t
     Returns:
         [..., out], of B's dtype.
     """
-    return _wide_product(low.flatten(0, -2), weight.T, dtype, weight.dtype).unflatten(0, low.shape[:-1])
+    return product_up(low, weight, dtype, *_wide_factors(low.detach(), weight.detach().T, dtype))
 
 
-@project_up.register_fake
-def _(low: torch.Tensor, weight: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
+# Both products are operators, not autograd functions, for the reason in policies/quantized_linear.py. What is around
+# them is traced: compiled code fuses the dozen small kernels of each that make parts of numbers, and sum them, to one
+# or two. So operators are given the factors that they multiply beside the tensors that these were made of, which
+# backward needs.
+
+
+@torch.library.custom_op("lora::product_down", mutates_args=())
+def product_down(
+    inputs: torch.Tensor, weight: torch.Tensor, kept: torch.Tensor | None, factor: torch.Tensor
+) -> torch.Tensor:
+    """The input after dropout, [..., in], times the factor, [in, r or 3 r]: in the dtype of A."""
+    rows = _dropped(inputs, kept).flatten(0, -2)
+    return _narrow_mm(rows, factor, weight.dtype).unflatten(0, inputs.shape[:-1])
+
+
+@product_down.register_fake
+def _(inputs: torch.Tensor, weight: torch.Tensor, kept: torch.Tensor | None, factor: torch.Tensor) -> torch.Tensor:
+    return weight.new_empty((*inputs.shape[:-1], factor.shape[1]))
+
+
+def _keep_down(ctx: Any, inputs: tuple[Any, ...], output: torch.Tensor) -> None:
+    activations, weight, kept, _ = inputs
+    ctx.save_for_backward(activations, weight, kept)
+
+
+def _backward_down(ctx: Any, grad: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
+    inputs, weight, kept = ctx.saved_tensors
+    grad = grad.flatten(0, -2)[:, : weight.shape[0]]  # parts are summed, so the gradients of all are that of the sum
+    grad_inputs = grad_weight = None
+    if ctx.needs_input_grad[0]:
+        left, right = _wide_factors(grad, weight, inputs.dtype)
+        grad_inputs = _wide_mm(left, right, weight.dtype, inputs.dtype).view_as(inputs)
+        grad_inputs = _dropped(grad_inputs, kept)
+    if ctx.needs_input_grad[1]:
+        grad_weight = _narrow_product(_dropped(inputs, kept).flatten(0, -2).T, grad).T
+    return grad_inputs, grad_weight, None, None
+
+
+product_down.register_autograd(_backward_down, setup_context=_keep_down)
+
+
+@torch.library.custom_op("lora::product_up", mutates_args=())
+def product_up(
+    low: torch.Tensor, weight: torch.Tensor, dtype: torch.dtype, left: torch.Tensor, right: torch.Tensor
+) -> torch.Tensor:
+    """The product of the two factors of `low` and B, [..., r or 3 r] and [r or 3 r, out]: in the dtype of B."""
+    return _wide_mm(left.flatten(0, -2), right, weight.dtype, weight.dtype).unflatten(0, low.shape[:-1])
+
+
+@product_up.register_fake
+def _(
+    low: torch.Tensor, weight: torch.Tensor, dtype: torch.dtype, left: torch.Tensor, right: torch.Tensor
+) -> torch.Tensor:
     return low.new_empty((*low.shape[:-1], weight.shape[0]))
 
 
 def _keep_up(ctx: Any, inputs: tuple[Any, ...], output: torch.Tensor) -> None:
-    low, weight, ctx.dtype = inputs
+    low, weight, ctx.dtype, *_ = inputs
     ctx.save_for_backward(low, weight)
 
 
@@ -132,10 +152,10 @@ def _backward_up(ctx: Any, grad: torch.Tensor) -> tuple[torch.Tensor | None, ...
     low, weight = ctx.saved_tensors
     rows = grad.flatten(0, -2).to(ctx.dtype)
     grad_weight = _narrow_product(rows.T, low.flatten(0, -2)) if ctx.needs_input_grad[1] else None
-    return _narrow_product(rows, weight).view_as(low), grad_weight, None
+    return _narrow_product(rows, weight).view_as(low), grad_weight, None, None, None
 
 
-project_up.register_autograd(_backward_up, setup_context=_keep_up)
+product_up.register_autograd(_backward_up, setup_context=_keep_up)
 
 
 def _dropped(values: torch.Tensor, kept: torch.Tensor | None) -> torch.Tensor:
@@ -145,18 +165,38 @@ def _dropped(values: torch.Tensor, kept: torch.Tensor | None) -> torch.Tensor:
 
 def _narrow_product(left: torch.Tensor, right: torch.Tensor) -> torch.Tensor:
     """[m, k] activations times [k, r] of an adapter's dtype: [m, r] in that dtype."""
-    if not _in_parts(left.dtype, right):
-        return left.to(right.dtype) @ right
-    return torch.mm(left, _bf16(_parts(right, 3), dim=1), out_dtype=torch.float32).unflatten(1, (3, -1)).sum(1)
+    return _sum_of_parts(_narrow_mm(left, _narrow_factor(right, left.dtype), right.dtype), right.shape[1])
 
 
-def _wide_product(left: torch.Tensor, right: torch.Tensor, rounded_to: torch.dtype, dtype: torch.dtype) -> torch.Tensor:
-    """[m, r] times [r, n], both of an adapter's dtype: [m, n] of `dtype`, only as exact as `rounded_to` needs."""
+def _narrow_factor(right: torch.Tensor, activations: torch.dtype) -> torch.Tensor:
+    """What activations are multiplied by, for their product with [k, r]: that, or its three parts, bf16 [k, 3 r]."""
+    return _bf16(_parts(right, 3), dim=1) if _in_parts(activations, right) else right
+
+
+def _narrow_mm(left: torch.Tensor, factor: torch.Tensor, adapter: torch.dtype) -> torch.Tensor:
+    """[m, r or 3 r] of the adapter's dtype out of activations and a narrow factor."""
+    return left.to(adapter) @ factor if factor.dtype == adapter else torch.mm(left, factor, out_dtype=adapter)
+
+
+def _sum_of_parts(product: torch.Tensor, rank: int) -> torch.Tensor:
+    """[..., r] of a product with a narrow factor."""
+    return product if product.shape[-1] == rank else product.unflatten(-1, (3, rank)).sum(-2)
+
+
+def _wide_factors(
+    left: torch.Tensor, right: torch.Tensor, rounded_to: torch.dtype
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """What is multiplied for [..., r] times [r, n], both of an adapter's dtype, only as exact as `rounded_to` needs."""
     if not _in_parts(rounded_to, right):
-        return (left @ right).to(dtype)
+        return left, right
     # The three largest products of parts are off by about 2^-15; bf16 rounds by 2^-8.
     (l1, l2), (r1, r2) = _parts(left, 2), _parts(right, 2)
-    return torch.mm(_bf16([l1, l1, l2], dim=1), _bf16([r1, r2, r1], dim=0), out_dtype=dtype)
+    return _bf16([l1, l1, l2], dim=-1), _bf16([r1, r2, r1], dim=0)
+
+
+def _wide_mm(left: torch.Tensor, right: torch.Tensor, adapter: torch.dtype, dtype: torch.dtype) -> torch.Tensor:
+    """[m, n] of `dtype` out of two wide factors of adapters."""
+    return (left @ right).to(dtype) if left.dtype == adapter else torch.mm(left, right, out_dtype=dtype)
 
 
 def _in_parts(activations: torch.dtype, adapter: torch.Tensor) -> bool:
@@ -181,14 +221,14 @@ def _bf16(parts: list[torch.Tensor], dim: int) -> torch.Tensor:
     return torch.cat(parts, dim).to(torch.bfloat16)
 
 
-LORA_PRODUCTS = (torch.ops.lora.project_down.default, torch.ops.lora.project_up.default)
+LORA_PRODUCTS = (torch.ops.lora.product_down.default, torch.ops.lora.product_up.default)
 
 
-@register_flop_formula(torch.ops.lora.project_down)
+@register_flop_formula(torch.ops.lora.product_down)
 def _(inputs: torch.Size, weight: torch.Size, *args: Any, **kwargs: Any) -> int:
     return 2 * inputs.numel() * weight[0]
 
 
-@register_flop_formula(torch.ops.lora.project_up)
+@register_flop_formula(torch.ops.lora.product_up)
 def _(low: torch.Size, weight: torch.Size, *args: Any, **kwargs: Any) -> int:
     return 2 * low.numel() * weight[0]

@@ -48,10 +48,12 @@ def outputs_and_gradients(layer: nn.Module, inputs: torch.Tensor) -> list[torch.
 
 
 @pytest.mark.parametrize("kind", ["Linear", "Conv1D"])
-@pytest.mark.parametrize("dtype", [FP32, BF16])
+@pytest.mark.parametrize(("dtype", "adapters"), [(FP32, FP32), (BF16, FP32), (BF16, BF16)])
 @pytest.mark.parametrize("seed", range(3))
-def test_outputs_and_gradients_are_peft_s(kind: str, dtype: torch.dtype, seed: int) -> None:
+def test_outputs_and_gradients_are_peft_s(kind: str, dtype: torch.dtype, adapters: torch.dtype, seed: int) -> None:
     model, layer = adapted(kind, dtype, dropout=0.0, seed=seed)
+    for adapter in (layer.lora_A, layer.lora_B):
+        adapter.to(adapters)
     inputs = torch.randn(2, 7, 48).to(dtype)
     wanted = outputs_and_gradients(layer, inputs)
     use_lean_forward(model)
