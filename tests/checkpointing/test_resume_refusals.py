@@ -15,6 +15,7 @@ from checkpointing.finding import Checkpoint
 from configs.flags import parse_flags
 from configs.run import SETTINGS
 from reporting.run_yaml import add_to_run_yaml
+from tests.helpers.aot_eager import with_aot_eager
 from tests.helpers.processes import ProcessGroup, run_command
 from tests.helpers.refusals import error_lines
 from tests.helpers.resuming import as_if_killed_after, flags_of, results
@@ -162,7 +163,8 @@ def test_a_setting_that_leaves_the_result_alone_may_change(
 ) -> None:
     run = tmp_path / "run"
     shutil.copytree(runs["full"], run)
-    process_group.train(flags_of(tiny_model, run, *PLAIN, *flags, "--resume", "auto"), 1)
+    argv = flags_of(tiny_model, run, *PLAIN, *flags, "--resume", "auto")
+    process_group.train(with_aot_eager(argv) if "--compile" in flags else argv, 1)
     whole = results(runs["full"].parent / "whole-full")
     assert [r[2] for r in results(run)[: len(whole)]] == pytest.approx([r[2] for r in whole], rel=1e-5)
 

@@ -11,6 +11,7 @@ from rouge_score.rouge_scorer import RougeScorer
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from data.dataset_functions import BUILT_IN_FOLDER, load_dataset_file
+from tests.helpers.aot_eager import with_aot_eager
 from tests.helpers.generated import GENERATE, MAX_NEW_TOKENS, NUM_ROWS, ROUGES, evaluation, flags, write_rows
 from tests.helpers.processes import ProcessGroup, train_events
 from tests.helpers.short_of_memory import without_memory
@@ -90,7 +91,8 @@ def test_ranks_share_the_work_and_change_no_text_and_no_figure(
     ranks, given = LAYOUTS[layout]
     given = [*given, *GENERATE, "--max_train_step", "1", "--save_model", "False", "--val_batch_size", "3"]
     argv = causal_flags(taught, data, tmp_path / "run", *given)
-    process_group.train(without_memory(argv) if "short" in layout else argv, ranks)
+    how = {"full, short of memory": without_memory, "compiled": with_aot_eager}
+    process_group.train(how[layout](argv) if layout in how else argv, ranks)
     assert evaluation(tmp_path / "run") == evaluation(alone)
 
 

@@ -16,6 +16,7 @@ from transformers import AutoModelForCausalLM
 
 from policies.adapter_kinds import PREFIX_MODELS
 from tests.helpers.adapter_kinds import ADAPTERS, adapt, batching_of, config_of
+from tests.helpers.aot_eager import with_aot_eager
 from tests.helpers.documented import commands
 from tests.helpers.families import FAMILIES, make_model, save_family
 from tests.helpers.made import Made
@@ -226,7 +227,7 @@ def test_llama_adapter_is_the_same_compiled(
 ) -> None:
     flags = flags_of(model_folder, tmp_path / "run", "llama_adapter", ranks=1)
     flags += [*LAYOUTS["FULL_SHARD"][1], "--compile", "--run_validation", "False"]
-    process_group.train(flags, 1)  # each rank would compile the same
+    process_group.train(with_aot_eager(flags), 1)  # each rank would compile the same
     for found, wanted in zip(
         train_events(tmp_path / "run"), train_events(runs["llama_adapter", "SINGLE"]), strict=True
     ):
