@@ -23,6 +23,7 @@ LAYOUTS = {"SINGLE": (1, []), "NO_SHARD": (2, []), "FULL_SHARD": (2, ["--enable_
 TIES, METHODS = ("tied", "untied"), ("full", "lora")
 LORA = ["--use_peft", "--lora_config.r", "4", "--lora_config.lora_dropout", "0"]
 LORA += ["--lora_config.target_modules", "q_proj,v_proj,down_proj"]
+STEPS = ["--max_train_step", "4", "--lr", "5e-3"]
 TOLERANCE = 1e-5
 
 
@@ -44,7 +45,7 @@ def runs(models: dict[str, Path], process_group: ProcessGroup, tmp_path_factory:
     def run(layout: str, tie: str, method: str) -> Path:
         ranks, flags = LAYOUTS[layout]
         folder = tmp_path_factory.mktemp("export") / "run"
-        flags = [*flags, "--max_train_step", "4", "--lr", "5e-3", *(LORA if method == "lora" else [])]
+        flags = [*flags, *STEPS, *(LORA if method == "lora" else [])]
         process_group.train(flags_of(models[tie], folder, *flags), ranks)
         return folder
 
@@ -169,14 +170,13 @@ def test_the_best_evaluations_weights_are_kept_and_not_the_last(
 
 @pytest.mark.parametrize("layout", LAYOUTS)
 def test_without_validation_the_last_weights_are_saved(
-    layout: str, models: dict[str, Path], process_group: ProcessGroup, tmp_path: Path
+    layout: str, runs: Made, models: dict[str, Path], process_group: ProcessGroup, tmp_path: Path
 ) -> None:
     ranks, flags = LAYOUTS[layout]
-    process_group.train(
-        flags_of(models["tied"], tmp_path / "a", *flags, "--run_validation", "False", "--max_train_step", "4"), ranks
-    )
-    process_group.train(flags_of(models["tied"], tmp_path / "b", *flags, "--max_train_step", "4"), ranks)
-    found, wanted = load_plain(tmp_path / "a", models["tied"]), load_plain(tmp_path / "b", models["tied"])
+    flags = [*flags, *STEPS, "--run_validation", "False"]
+    process_group.train(flags_of(models["tied"], tmp_path / "run", *flags), ranks)
+    found = load_plain(tmp_path / "run", models["tied"])
+    wanted = load_plain(runs[layout, "tied", "full"], models["tied"])
     for name, tensor in wanted.state_dict().items():
         assert torch.allclose(found.state_dict()[name], tensor, atol=1e-6), name
 

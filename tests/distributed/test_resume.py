@@ -11,6 +11,7 @@ import pytest
 
 from checkpointing.folder import checkpoints, damage
 from tests.helpers.checkpoints import complete
+from tests.helpers.made import Made
 from tests.helpers.overflowing import make_overflowing_model, write_dataset_function
 from tests.helpers.pairwise import select, select_product, slow_but
 from tests.helpers.processes import ProcessGroup, read_metrics, train_events
@@ -25,6 +26,21 @@ BATCHING = {
     "padding": ["--batching_strategy", "padding"],
     "streaming": ["--streaming", "--batching_strategy", "packing"],
 }
+
+
+VALIDATION = {"validated": [], "plain": ["--run_validation", "False"]}
+
+
+@pytest.fixture(scope="module")
+def alone(tiny_model: Path, process_group: ProcessGroup, tmp_path_factory: pytest.TempPathFactory) -> Made:
+    """A whole run on one rank, `validated` or `plain`. A test that writes into its folder takes a copy."""
+
+    def run(name: str) -> Path:
+        folder = tmp_path_factory.mktemp("alone") / name
+        process_group.train(flags_of(tiny_model, folder, *VALIDATION[name]), 1)
+        return folder
+
+    return Made(run)
 
 
 @pytest.mark.parametrize(("features", "batching", "ranks"), select_product(FEATURES, BATCHING, (1, 2)))
@@ -63,8 +79,7 @@ def test_evaluations_and_the_best_weights_are_those_of_the_uninterrupted_run(
     given = ["--eval_every_steps", "2", "--eval_before_training", "--warmup_steps", "8", "--lr", "0.3"]
     process_group.train(flags_of(tiny_model, tmp_path / "whole", *given), ranks)
     for step in (3, 6):
-        process_group.train(flags_of(tiny_model, tmp_path / f"kept{step}", *given), ranks)
-        killed = as_if_killed_after(step, tmp_path / f"kept{step}", tmp_path / f"killed{step}")
+        killed = as_if_killed_after(step, tmp_path / "whole", tmp_path / f"killed{step}")
         process_group.train(flags_of(tiny_model, killed, *given, "--resume", "auto"), ranks)
         assert_bit_equal(killed, tmp_path / "whole")
         evals, wanted = (
@@ -77,13 +92,12 @@ def test_evaluations_and_the_best_weights_are_those_of_the_uninterrupted_run(
 
 
 def test_a_run_that_was_raised_is_bit_equal_to_one_that_was_longer_from_the_start(
-    tiny_model: Path, process_group: ProcessGroup, tmp_path: Path
+    alone: Made, tiny_model: Path, process_group: ProcessGroup, tmp_path: Path
 ) -> None:
-    whole, short = tmp_path / "whole", tmp_path / "short"
-    process_group.train(flags_of(tiny_model, whole, "--run_validation", "False"), 1)
+    short = tmp_path / "short"
     process_group.train(flags_of(tiny_model, short, "--run_validation", "False", "--max_train_step", "5"), 1)
     process_group.train(flags_of(tiny_model, short, "--run_validation", "False", "--resume", "auto"), 1)
-    assert_bit_equal(short, whole)
+    assert_bit_equal(short, alone["plain"])
 
 
 @pytest.mark.slow
@@ -116,6 +130,20 @@ ELSEWHERE = {
     "off an offloaded optimizer": (2, [*SHARDED, "--optimizer_cpu_offload"], 2, SHARDED),
 }
 
+MOVING = ["--run_validation", "False", "--batching_strategy", "padding", "--checkpoint_type"]
+
+
+@pytest.fixture(scope="module")
+def moving(tied_model: Path, process_group: ProcessGroup, tmp_path_factory: pytest.TempPathFactory) -> Made:
+    """A whole run that others go on from, by its ranks, the kind of its checkpoints, and the flags of its layout."""
+
+    def run(ranks: int, kind: str, *layout: str) -> Path:
+        folder = tmp_path_factory.mktemp("moving") / "run"
+        process_group.train(flags_of(tied_model, folder, *MOVING, kind, *layout), ranks)
+        return folder
+
+    return Made(run)
+
 
 @pytest.mark.parametrize(
     ("case", "kind"),
@@ -125,14 +153,13 @@ ELSEWHERE = {
     ),
 )
 def test_a_run_goes_on_elsewhere_with_the_same_losses(
-    case: str, kind: str, tied_model: Path, process_group: ProcessGroup, tmp_path: Path
+    case: str, kind: str, moving: Made, tied_model: Path, process_group: ProcessGroup, tmp_path: Path
 ) -> None:
     ranks, layout, ranks_after, layout_after = ELSEWHERE[case]
-    given = ["--run_validation", "False", "--checkpoint_type", kind, "--batching_strategy", "padding"]
-    process_group.train(flags_of(tied_model, tmp_path / "whole", *given, *layout), ranks)
-    moved = as_if_killed_after(3, tmp_path / "whole", tmp_path / "moved")
-    process_group.train(flags_of(tied_model, moved, *given, *layout_after, "--resume", "auto"), ranks_after)
-    for found, wanted in zip(results(moved), results(tmp_path / "whole"), strict=True):
+    whole = moving[ranks, kind, *layout]
+    moved = as_if_killed_after(3, whole, tmp_path / "moved")
+    process_group.train(flags_of(tied_model, moved, *MOVING, kind, *layout_after, "--resume", "auto"), ranks_after)
+    for found, wanted in zip(results(moved), results(whole), strict=True):
         assert found[:2] == wanted[:2]
         assert found[2:4] == pytest.approx(wanted[2:4], rel=1e-5)
 
@@ -178,10 +205,9 @@ def test_the_loss_scale_of_fp16_goes_on_where_it_was(
 
 
 def test_a_checkpoint_of_a_version_without_a_loss_scale_is_resumed(
-    tiny_model: Path, process_group: ProcessGroup, tmp_path: Path
+    alone: Made, tiny_model: Path, process_group: ProcessGroup, tmp_path: Path
 ) -> None:
-    process_group.train(flags_of(tiny_model, tmp_path / "whole", "--run_validation", "False"), 1)
-    killed = as_if_killed_after(3, tmp_path / "whole", tmp_path / "killed")
+    killed = as_if_killed_after(3, alone["plain"], tmp_path / "killed")
     file = killed / "checkpoints/step-00000003/state.json"
     state = json.loads(file.read_text())
     assert state.pop("loss_scaler") is None
@@ -189,7 +215,7 @@ def test_a_checkpoint_of_a_version_without_a_loss_scale_is_resumed(
     file.write_text(json.dumps(state))
     complete(file.parent)
     process_group.train(flags_of(tiny_model, killed, "--run_validation", "False", "--resume", "auto"), 1)
-    assert_bit_equal(killed, tmp_path / "whole")
+    assert_bit_equal(killed, alone["plain"])
 
 
 @pytest.mark.slow
@@ -214,8 +240,10 @@ def test_the_global_batch_is_the_checkpoints_and_accumulation_follows(
     assert "--resume: the checkpoint's global batch of 4 rows is no multiple of 1 (batch_size" in refused.stderr
 
 
-def test_a_finished_run_has_nothing_left_to_do(tiny_model: Path, process_group: ProcessGroup, tmp_path: Path) -> None:
-    process_group.train(flags_of(tiny_model, tmp_path / "run"), 1)
+def test_a_finished_run_has_nothing_left_to_do(
+    alone: Made, tiny_model: Path, process_group: ProcessGroup, tmp_path: Path
+) -> None:
+    shutil.copytree(alone["validated"], tmp_path / "run")
     before = [event for event in read_metrics(tmp_path / "run") if event["event"] not in ("start", "end")]
     process_group.train(flags_of(tiny_model, tmp_path / "run", "--resume", "auto"), 1)
     after = [event for event in read_metrics(tmp_path / "run") if event["event"] not in ("start", "end")]
@@ -238,10 +266,9 @@ def test_auto_with_nothing_to_resume_starts_afresh(
 
 
 def test_a_path_may_be_a_checkpoint_or_a_run_and_goes_on_in_another_folder(
-    tiny_model: Path, process_group: ProcessGroup, tmp_path: Path
+    alone: Made, tiny_model: Path, process_group: ProcessGroup, tmp_path: Path
 ) -> None:
-    whole = tmp_path / "whole"
-    process_group.train(flags_of(tiny_model, whole), 1)
+    whole = alone["validated"]
     for number, path in enumerate((whole / "checkpoints/step-00000003", as_if_killed_after(3, whole, tmp_path / "k"))):
         other = tmp_path / f"other{number}"
         process_group.train(flags_of(tiny_model, other, "--resume", str(path)), 1)
@@ -250,10 +277,9 @@ def test_a_path_may_be_a_checkpoint_or_a_run_and_goes_on_in_another_folder(
 
 
 def test_going_back_gives_up_the_later_checkpoints_when_there_is_a_new_one(
-    tiny_model: Path, process_group: ProcessGroup, tmp_path: Path
+    alone: Made, tiny_model: Path, process_group: ProcessGroup, tmp_path: Path
 ) -> None:
-    run = tmp_path / "run"
-    process_group.train(flags_of(tiny_model, run), 1)
+    run = Path(shutil.copytree(alone["validated"], tmp_path / "run"))
     names = [folder.name for folder in checkpoints(run / "checkpoints")]
     assert names == ["step-00000008", "step-00000006", "step-00000003"]
     back = ["--resume", str(run / "checkpoints/step-00000003"), "--max_train_step", "5"]
