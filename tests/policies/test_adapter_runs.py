@@ -221,7 +221,6 @@ def test_so_do_other_families(
 
 
 @pytest.mark.slow
-@pytest.mark.long
 def test_llama_adapter_is_the_same_compiled(
     runs: Made, model_folder: Path, process_group: ProcessGroup, tmp_path: Path
 ) -> None:
