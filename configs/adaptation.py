@@ -16,6 +16,8 @@ DEFAULT_SGD_MOMENTUM = 0.9
 FLOAT8_MULTIPLE = 16
 """Of the sides of the factors of a float8 product, which its kernels need."""
 
+CANNOT_TRACE_DORA = "torch.compile cannot trace peft's DoRA, so most of each layer would not be compiled"
+
 _CUSTOM_FILE = re.compile(r"[^:]+\.py(:.*)?", re.DOTALL)
 
 
@@ -158,3 +160,18 @@ def _note_settings_without_effect(config: RunConfig) -> RunConfig:
 
 def _noted(config: RunConfig, note: str) -> RunConfig:
     return replace(config, notes=(*config.notes, note))
+
+
+def why_not_compiled(config: RunConfig) -> str | None:
+    """Why the layers of a run with these settings cannot be compiled, as a clause; None if they can."""
+    train = config.train_config
+    if train.use_peft and config.lora_config.use_dora:
+        return f"{CANNOT_TRACE_DORA} (--use_dora)"
+    if train.use_peft and train.peft_method == "prefix":
+        return (
+            "--peft_method prefix passes the prefix in a cache that differs from layer to layer, so most layers would "
+            "not be compiled"
+        )
+    if config.tracking_config.flop_counter:
+        return "--flop_counter cannot count inside compiled code"
+    return None

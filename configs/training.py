@@ -37,7 +37,11 @@ class TrainConfig:
         "mask instead of variable-length flash attention",
         unset=False,
     )
-    compile: bool = setting(False, "compile each decoder layer with torch.compile")
+    compile: bool | None = setting(
+        False,
+        "compile each decoder layer with torch.compile; auto: on one GPU, if the model's family is known to compile, "
+        "and what does not compile runs uncompiled",
+    )
     activation_checkpointing: Literal["off", "full", "selective", "auto"] | None = setting(
         None,
         "recompute activations in the backward pass instead of keeping them: those of whole layers (full), or all but "

@@ -2,7 +2,7 @@
 
 from typing import Any
 
-from configs.adaptation import SHARED_FIELDS
+from configs.adaptation import SHARED_FIELDS, why_not_compiled
 from configs.data_validation import check_data
 from configs.fsdp import OPTIMIZERS_IN_8BIT
 from configs.names import flag
@@ -110,11 +110,6 @@ def _check_adapter(config: RunConfig) -> None:
         raise ConfigError(
             f"--target_modules: {ALL_LINEAR} already means every linear layer but the head; give it alone, or a list"
         )
-    if config.lora_config.use_dora and train.compile:
-        raise ConfigError(
-            "--use_dora: torch.compile cannot trace peft's DoRA, so most of each layer would not be compiled; "
-            "leave --compile out"
-        )
     if train.add_special_tokens and train.peft_method != "lora":
         raise ConfigError(
             f"--add_special_tokens: --peft_method {train.peft_method} has no room for new embeddings; give "
@@ -144,11 +139,6 @@ def _check_prefix(config: RunConfig) -> None:
                 f"{flag(name)}: --peft_method prefix passes the prefix in a cache, which a recomputed layer would fill "
                 f"twice; leave this out, or give {off}"
             )
-    if train.compile:
-        raise ConfigError(
-            "--compile: --peft_method prefix passes the prefix in a cache that differs from layer to layer, so most "
-            "layers would not be compiled; leave one of them out"
-        )
     if train.freeze_layers:
         raise ConfigError(
             "--freeze_layers: --peft_method prefix trains nothing inside layers, so there is nothing to freeze; "
@@ -300,14 +290,12 @@ def _check_generation(config: RunConfig) -> None:
 
 def _check_recording(config: RunConfig) -> None:
     tracking = config.tracking_config
+    if config.train_config.compile and (reason := why_not_compiled(config)) is not None:
+        raise ConfigError(f"--compile: {reason}; leave one of them out")
     if tracking.flop_counter and tracking.use_profiler:
         raise ConfigError("--flop_counter: cannot count while --use_profiler records; leave one of them out")
-    for name, compiles in (
-        ("compile", config.train_config.compile),
-        ("compile_optimizer", config.fsdp_config.compile_optimizer),
-    ):
-        if tracking.flop_counter and compiles:
-            raise ConfigError(f"--flop_counter: cannot count inside compiled code; leave --{name} or this out")
+    if tracking.flop_counter and config.fsdp_config.compile_optimizer:
+        raise ConfigError("--flop_counter: cannot count inside compiled code; leave --compile_optimizer or this out")
     for name, needed in (("flop_counter_start", "flop_counter"), ("profiler_dir", "use_profiler")):
         if getattr(tracking, name) != SETTINGS[f"tracking_config.{name}"].default and not getattr(tracking, needed):
             raise ConfigError(f"--{name}: nothing is recorded without --{needed}; add it, or leave this out")

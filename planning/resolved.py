@@ -20,6 +20,7 @@ from policies.adapter_targets import default_targets
 from policies.adapters import find_saved_adapter, num_virtual_tokens
 from policies.apply_policies import Policies
 from policies.attention import keep_documents_apart
+from policies.compile_choice import decide_compilation
 from policies.float8 import resolve_float8
 from policies.loading import load_model_config
 from policies.mixed_precision import resolve_precision
@@ -102,6 +103,9 @@ def resolve(
     task.check_config(model_config, config.train_config.model_name)
     config = keep_documents_apart(settings_of_task(config, task), model_config)
     config = with_default_targets(config, model_config)
+    is_open = config.train_config.compile is None
+    config = decide_compilation(config, model_config, env.device_facts, env.world_size)
+    falls_back = is_open and bool(config.train_config.compile)
     lengths, length_notes = resolve_lengths(config.train_config, config.prefix_config, model_config, task.LENGTHS)
     check_model_sizes(config, model_config, lengths[0], env)
     float8 = resolve_float8(
@@ -119,7 +123,7 @@ def resolve(
         batches=batches,
         began_with=began_with,
         lr=lr,
-        policies=Policies(precision, quantization, layout, float8),
+        policies=Policies(precision, quantization, layout, float8, compile_falls_back=falls_back),
         lengths=lengths,
         notes=(*precision_notes, *batch_notes, *lr_notes, *length_notes),
     )

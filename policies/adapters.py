@@ -17,6 +17,7 @@ from peft.tuners.prefix_tuning import PrefixEncoder
 from safetensors.torch import load_file
 from torch import nn
 
+from configs.adaptation import CANNOT_TRACE_DORA
 from configs.peft import DEFAULT_ADAPTER_LAYERS, LlamaAdapterConfig, LoraConfig, PrefixConfig
 from configs.run import RunConfig
 from configs.training import TrainConfig
@@ -196,7 +197,7 @@ def _check_saved(model: Any, settings: Any, train: TrainConfig) -> None:
             )
     check_base_is_unchanged(settings, f"--from_peft_checkpoint: {path}")
     if getattr(settings, "use_dora", False) and train.compile:
-        raise ConfigError(f"--compile: torch.compile cannot see through the DoRA in {path}; leave it out")
+        raise ConfigError(f"--compile: {CANNOT_TRACE_DORA} ({path}); leave it out")
     if method == "lora" and (more := _more_than_lora(settings)):
         raise ConfigError(
             f"--from_peft_checkpoint: {path} was made with {', '.join(more)}, and only LoRA's own factors and DoRA's "

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 from torch import nn
@@ -12,7 +12,7 @@ from configs.run import RunConfig
 from policies.activation_checkpointing import Checkpointing, apply_activation_checkpointing
 from policies.activation_offloading import offload_activations
 from policies.adapters import apply_adapters, store_adapters
-from policies.compilation import compile_layers
+from policies.compilation import EagerFallback, compile_layers
 from policies.dora import set_magnitudes
 from policies.float8 import Float8, compute_in_float8, store_in_float8
 from policies.freezing import freeze_layers, freeze_parts
@@ -38,6 +38,7 @@ class Policies(NamedTuple):
     layout: Layout
     float8: Float8 | None = None
     checkpointing: Checkpointing | None = None  # what --activation_checkpointing auto came to; None: the flags decide
+    compile_falls_back: bool = False  # --compile auto: what does not compile runs uncompiled
 
 
 class Adapted(NamedTuple):
@@ -59,6 +60,7 @@ def adapt_model(
     checkpointing: Checkpointing,
     new_tokens: Sequence[int] = (),
     adapter_device: str = "cpu",
+    say: Callable[[str], None] | None = None,
 ) -> Adapted:
     """Steps 1 to 5: everything that needs neither other ranks nor weights. A plan of the run stops here.
 
@@ -67,6 +69,7 @@ def adapt_model(
         checkpointing: what `policies.activation_checkpointing.checkpointing_mode` returned.
         new_tokens: ids of tokens whose embeddings LoRA trains, too.
         adapter_device: "meta" for a plan, which needs no values.
+        say: prints a line when something does not compile, and it runs uncompiled; None: torch's error ends the call.
     """
     base, train, stacks = model, config.train_config, task.stacks(model)
     # The loss comes before all else: its code runs inside whatever wraps the model, where sharded weights are whole.
@@ -76,7 +79,8 @@ def adapt_model(
         train.loss_chunk_size,
         task.compute_logits,
         label_smoothing=train.label_smoothing,
-        compiled=train.compile,
+        compiled=bool(train.compile),
+        fallback=None if say is None else EagerFallback("cross-entropies", say),
     )
     # Found now: sharding renames their classes.
     layers, units = find_layers(base), find_units(base, config.fsdp_config.wrap)
@@ -103,7 +107,11 @@ def adapt_model(
     apply_activation_checkpointing(base, checkpointing)
     # 5. compile, inside the hooks that sharding adds
     if train.compile:
-        compile_layers(layers, widths_vary=train.batching_strategy == "padding")
+        compile_layers(
+            layers,
+            widths_vary=train.batching_strategy == "padding",
+            fallback=None if say is None else EagerFallback("layers", say),
+        )
     return Adapted(model, base, units, layers, notes)
 
 

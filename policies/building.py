@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 from torch import nn
@@ -131,6 +132,7 @@ def build_for_training(
         task=task,
         checkpointing=empty.checkpointing,
         new_tokens=new_tokens,
+        say=partial(print_rank_zero, env) if policies.compile_falls_back else None,
     )
     print_rank_zero(env, *adapted.notes)
     model = shard_and_fill(

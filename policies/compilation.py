@@ -1,4 +1,4 @@
-"""torch.compile, one layer at a time: layers are alike, so one graph serves all of them; and what names its errors."""
+"""torch.compile, one layer at a time: layers are alike, so one graph serves all of them; and what its errors do."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ from contextlib import contextmanager
 from typing import Any
 
 import torch
+import torch._functorch.config as functorch
 from torch import nn
 
 from utils.errors import ConfigError, RunError, in_one_line
@@ -31,12 +32,48 @@ OFFSETS_OF_ROWS = r".*(cu_seq_lens|max_length)_[qk]"
 and the longest. One graph serves them all."""
 
 
-def compile_layers(layers: Sequence[nn.Module], *, widths_vary: bool) -> None:
+class EagerFallback:
+    """Calls compiled code. From the compiler's first error on this rank calls the code as it was written, and says so.
+
+    torch's `torch._dynamo.config.suppress_errors` would print tracebacks, try each function inside the one that failed,
+    and leave errors of what is compiled for backward.
+
+    Args:
+        what: the code that is compiled, in the plural, for the line.
+        say: prints a line.
+    """
+
+    def __init__(self, what: str, say: Callable[[str], None]) -> None:
+        self._what, self._say, self._failed = what, say, False
+        # Code for backward is compiled with that for forward: later, nothing else could take its place.
+        functorch.force_non_lazy_backward_lowering = True
+
+    def around(self, compiled: Callable[..., Any], written: Callable[..., Any]) -> Callable[..., Any]:
+        """A function that calls one of these, which compute the same."""
+
+        @functools.wraps(written)
+        def call(*args: Any, **kwargs: Any) -> Any:
+            if self._failed:
+                return written(*args, **kwargs)
+            try:
+                return compiled(*args, **kwargs)
+            except RuntimeError as error:
+                if not is_of_compiler(error):
+                    raise
+                self._failed = True
+                self._say(f"--compile auto: {self._what} run uncompiled: torch.compile failed ({in_one_line(error)})")
+            return written(*args, **kwargs)
+
+        return call
+
+
+def compile_layers(layers: Sequence[nn.Module], *, widths_vary: bool, fallback: EagerFallback | None = None) -> None:
     """Compile each layer at its first call.
 
     Args:
         widths_vary: batches differ in width, so one graph is to serve them all. Otherwise torch would compile for the
             first batch alone, and for any width when the second comes.
+        fallback: of all of them; None: torch's error ends the call.
 
     Raises:
         ConfigError: if there is none.
@@ -47,14 +84,24 @@ def compile_layers(layers: Sequence[nn.Module], *, widths_vary: bool) -> None:
     torch.compiler.config.dynamic_sources = OFFSETS_OF_ROWS
     for layer in layers:
         layer.compile(dynamic=widths_vary or None)
+        compiled: Any = layer._compiled_call_impl
+        if fallback is not None:
+            layer._compiled_call_impl = fallback.around(compiled, layer._call_impl)
 
 
-def compile_for_any_rows(function: Callable[..., torch.Tensor]) -> Callable[..., torch.Tensor]:
+def compile_for_any_rows(
+    function: Callable[..., torch.Tensor], fallback: EagerFallback | None = None
+) -> Callable[..., torch.Tensor]:
     """The function, compiled once for any number of rows of its first two arguments, which are tensors.
 
     It runs as it is for less than two rows: torch compiles anew for the sizes 0 and 1.
+
+    Args:
+        fallback: of this function; None: torch's error ends the call.
     """
     compiled = torch.compile(function)
+    if fallback is not None:
+        compiled = fallback.around(compiled, function)
 
     @functools.wraps(function)
     def call(first: torch.Tensor, second: torch.Tensor, **options: Any) -> torch.Tensor:
@@ -65,6 +112,12 @@ def compile_for_any_rows(function: Callable[..., torch.Tensor]) -> Callable[...,
         return compiled(first, second, **options)
 
     return call
+
+
+def is_of_compiler(error: RuntimeError) -> bool:
+    """Whether torch.compile raised this error because it could not compile. Memory that ran out is another matter."""
+    dynamo = sys.modules.get("torch._dynamo.exc")  # importing it takes a second, and nothing else raises its errors
+    return dynamo is not None and isinstance(error, dynamo.TorchDynamoException) and what_ran_out(error) is None
 
 
 @contextmanager
@@ -81,8 +134,7 @@ def compilation_named(what: str, flag: str) -> Iterator[None]:
     try:
         yield
     except RuntimeError as error:
-        dynamo = sys.modules.get("torch._dynamo.exc")  # importing it takes a second, and nothing else raises its errors
-        if dynamo is None or not isinstance(error, dynamo.TorchDynamoException) or what_ran_out(error) is not None:
+        if not is_of_compiler(error):
             raise
         raise CompilationError(
             f"{flag}: torch.compile failed on {what} ({in_one_line(error)}); leave {flag} out "

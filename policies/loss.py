@@ -17,7 +17,7 @@ from torch import nn
 from transformers.modeling_outputs import BaseModelOutputWithPast
 
 from data.labels import IGNORE_INDEX
-from policies.compilation import compilation_named, compile_for_any_rows
+from policies.compilation import EagerFallback, compilation_named, compile_for_any_rows
 from policies.head_gradients import loss_with_gradients
 
 
@@ -43,6 +43,7 @@ def use_summed_loss(
     *,
     label_smoothing: float = 0.0,
     compiled: bool = False,
+    fallback: EagerFallback | None = None,
 ) -> None:
     """Make `model(..., targets=targets)` return the summed loss alone; a call without targets is as before.
 
@@ -66,9 +67,10 @@ def use_summed_loss(
         compute_logits: the logits of this output of the last stack (`tasks.task.Task`).
         label_smoothing: see `summed_cross_entropy`; in training only, so that evaluations can be compared.
         compiled: compile the cross-entropy, which then reads and writes logits of a chunk once each.
+        fallback: if it does not compile; None: torch's error ends the call.
     """
     own_forward, last = model.forward, stacks[-1]
-    cross_entropy = compile_for_any_rows(summed_cross_entropy) if compiled else summed_cross_entropy
+    cross_entropy = compile_for_any_rows(summed_cross_entropy, fallback) if compiled else summed_cross_entropy
 
     @functools.wraps(own_forward)
     def forward(

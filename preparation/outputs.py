@@ -140,7 +140,7 @@ def open_reporter(
         scaler=trainable.scaler,
         num_epochs=config.train_config.num_epochs,
         num_steps=inputs.num_steps,
-        compiles=config.train_config.compile,
+        compiles=bool(config.train_config.compile),
     )
 
 

@@ -170,7 +170,7 @@ def step_use(
             loss,
             list(_tensors(batch)),
             trains=trains,
-            compiled=trains and train.compile and planned.empty.checkpointing.strongest == "off",
+            compiled=trains and bool(train.compile) and planned.empty.checkpointing.strongest == "off",
             offloads=trains and train.activation_offloading,
         )
 

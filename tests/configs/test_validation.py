@@ -100,7 +100,7 @@ PREFIX = "--use_peft --peft_method prefix --batching_strategy padding"
             "--target_modules: all-linear already means every linear layer but the head",
             "give it alone",
         ),
-        ("--use_peft --use_dora --compile", "--use_dora: torch.compile cannot trace", "leave --compile out"),
+        ("--use_peft --use_dora --compile", "--compile: torch.compile cannot trace", "leave one of them out"),
         ("--use_peft --peft_method prefix", "--peft_method: prefix gives each row one", "--batching_strategy padding"),
         (
             f"{PREFIX} --activation_checkpointing selective",
@@ -274,7 +274,7 @@ PREFIX = "--use_peft --peft_method prefix --batching_strategy padding"
         ("--dist_checkpoint_folder f", "--dist_checkpoint_folder: it is a subfolder of", "add that"),
         ("--resume auto --overwrite", "--resume: cannot be combined with --overwrite", "leave one"),
         ("--flop_counter --use_profiler", "--flop_counter: cannot count while --use_profiler", "leave one"),
-        ("--flop_counter --compile", "--flop_counter: cannot count inside compiled code", "leave --compile"),
+        ("--flop_counter --compile", "--compile: --flop_counter cannot count", "leave one of them out"),
         *(
             (f"{given}", f"{given.split()[0]}: a run takes the machines that it finds", "add --dry_run")
             for given in ("--dry_run_hardware 4xT4", "--nodes 2", "--device_memory_gib 16", "--dry_run_json plan.json")

@@ -1,18 +1,34 @@
-"""What torch.compile cannot compile ends the run in one line; the cross-entropy compiles once for all batches."""
+"""What torch.compile cannot compile ends the run in one line, or runs uncompiled; one graph of the cross-entropy."""
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+import torch._functorch.config as functorch
+from functorch.compile import nop
 from torch import nn
+from torch._dynamo.backends.common import aot_autograd
 from torch._dynamo.exc import BackendCompilerFailed
 from torch._dynamo.utils import counters
+from transformers import AutoConfig
 
-from policies.compilation import CompilationError, compilation_named, compile_for_any_rows
+from configs.flags import parse_flags
+from planning.hardware import parse_hardware
+from planning.planned_environment import planned_environment
+from planning.resolved import resolve
+from policies.compilation import (
+    CompilationError,
+    EagerFallback,
+    compilation_named,
+    compile_for_any_rows,
+    compile_layers,
+)
+from policies.compile_choice import decide_compilation
 from policies.loss import summed_cross_entropy, use_summed_loss
 from policies.optimizers.compiled_adamw import CompiledAdamW
 from tasks.causal_lm import compute_logits, stacks, summed_loss
@@ -20,7 +36,11 @@ from tests.helpers.causal_models import make_batch, make_model
 from tests.helpers.generated import flags
 from tests.helpers.no_compiler import without_compiler
 from tests.helpers.processes import ProcessGroup
+from utils.device import DeviceFacts
 from utils.memory_errors import what_ran_out
+
+CPU = DeviceFacts("cpu", 2**36, has_bf16=False)
+GPU = DeviceFacts("cuda", 2**36, has_bf16=True)
 
 
 @pytest.mark.slow
@@ -69,6 +89,66 @@ def test_an_optimizer_that_does_not_compile_is_named_by_its_own_flag() -> None:
     ):
         CompiledAdamW([weight], large=1024).step()
     assert "; leave --compile_optimizer out (" in str(raised.value)
+
+
+def trained(model: Any, fallback: EagerFallback | None) -> tuple[float, list[torch.Tensor]]:
+    """The loss of a batch, the second of two, and the gradients of both; compiled if there is a fallback."""
+    use_summed_loss(model, stacks(model), 7, compute_logits, compiled=fallback is not None, fallback=fallback)
+    if fallback is not None:
+        compile_layers(list(model.model.layers), widths_vary=True, fallback=fallback)
+    for seed in (0, 1):
+        loss = summed_loss(model, make_batch(seed))
+        loss.backward()
+    return loss.item(), [parameter.grad for parameter in model.parameters()]
+
+
+@pytest.mark.parametrize("fails_in", ["forward", "backward"])
+def test_what_does_not_compile_runs_as_written_and_says_so_in_one_line(
+    fails_in: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(graph: Any, inputs: Any) -> Any:
+        raise RuntimeError("no kernel\nfits")
+
+    backend = aot_autograd(**{"fw_compiler": nop, "bw_compiler": nop, f"{fails_in[:1]}w_compiler": fail})
+    monkeypatch.setattr(torch, "compile", functools.partial(torch.compile, backend=backend))
+    said: list[str] = []
+    torch._dynamo.reset()
+    with functorch.patch(force_non_lazy_backward_lowering=False):
+        found = trained(make_model("llama"), EagerFallback("layers and losses", said.append))
+    loss, gradients = trained(make_model("llama"), None)
+    assert found[0] == loss
+    assert all(map(torch.equal, found[1], gradients))
+    (line,) = said
+    assert line.startswith("--compile auto: layers and losses run uncompiled: torch.compile failed (")
+    assert "no kernel fits" in line
+
+
+def test_auto_compiles_on_one_gpu_with_a_way_back(tiny_model: Path) -> None:
+    config = parse_flags(["--model_name", str(tiny_model), "--compile", "auto"])
+    resolved = resolve(config, planned_environment(parse_hardware("H200"), config.train_config))
+    assert resolved.config.train_config.compile is True
+    assert resolved.policies.compile_falls_back
+    assert resolved.config.notes == config.notes
+
+
+@pytest.mark.parametrize(
+    ("given", "family", "device", "world_size", "reason"),
+    [
+        ("", "llama", GPU, 2, "it is for one GPU; give --compile"),
+        ("", "llama", CPU, 1, "it is for GPUs"),
+        ("", "t5", GPU, 1, "t5 models have not been compared"),
+        ("--use_peft --use_dora", "llama", GPU, 1, "torch.compile cannot trace peft's DoRA"),
+        ("--flop_counter", "llama", GPU, 1, "--flop_counter cannot count inside compiled code"),
+    ],
+)
+def test_auto_says_what_stands_against_compiling(
+    given: str, family: str, device: DeviceFacts, world_size: int, reason: str
+) -> None:
+    config = parse_flags(["--model_name", "m", "--compile", "auto", *given.split()])
+    decided = decide_compilation(config, AutoConfig.for_model(family), device, world_size)
+    assert decided.train_config.compile is False
+    (note,) = set(decided.notes) - set(config.notes)
+    assert note.startswith(f"--compile auto is False: {reason}")
 
 
 def test_memory_that_runs_out_while_compiling_is_no_error_of_the_compiler() -> None:
