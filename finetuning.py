@@ -52,7 +52,7 @@ from policies.compilation import compilation_named
 from policies.finite import weights_not_finite
 from policies.guarded_step import queue_step
 from policies.loss_scaling import LossScaler
-from policies.sharding import gradient_sync, reshard
+from policies.sharding import Accumulation, gradient_sync, reshard
 from preparation.load_only import load_only
 from preparation.prepare import Job, prepare
 from reporting.run_lock import BEAT_SECONDS, RunLock
@@ -202,7 +202,7 @@ def step(job: Job, micro_batches: list[MicroBatch], *, ends_epoch: bool) -> Step
                 device=job.env.device,
                 num_label_tokens=counts.num_label_tokens,
                 world_size=job.env.world_size,
-                accumulate_unsharded=trainable.accumulate_unsharded,
+                accumulation=trainable.accumulation,
                 on_phase=reporter.on_phase,
             )
     except NonFiniteError as error:
@@ -226,7 +226,7 @@ def train_step(
     device: torch.device,
     num_label_tokens: float,
     world_size: int,
-    accumulate_unsharded: bool,
+    accumulation: Accumulation,
     on_phase: Callable[[str], None] = lambda phase: None,
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """One optimizer step over this rank's micro-batches of the global batch.
@@ -253,7 +253,7 @@ def train_step(
     on_phase("before_forward")
     for index, batch in enumerate(micro_batches):
         is_last = index == len(micro_batches) - 1
-        with gradient_sync(model, is_last=is_last, accumulate_unsharded=accumulate_unsharded):
+        with gradient_sync(model, accumulation, is_last=is_last):
             loss = summed_loss(model, batch.to(device), loss_grad)
             if index == 0:
                 on_phase("after_forward")

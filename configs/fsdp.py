@@ -30,6 +30,13 @@ class FsdpConfig:
         "bytes of memory per parameter; auto: if that is less than a tenth of the device's memory",
         unset="auto",
     )
+    reduce_dtype: Literal["bf16", "fp32"] | None = setting(
+        None,
+        "dtype in which gradients are summed over ranks: bf16 sends half of fp32's bytes, and every micro-batch is "
+        "reduced, so that micro-batches are added in the dtype of the weights; unset: fp32, but "
+        "DistributedDataParallel sums gradients in their own dtype",
+        unset="fp32",
+    )
     fsdp_activation_checkpointing: bool | None = setting(
         None,
         "recompute each layer's activations in the backward pass; unset: under --enable_fsdp, and for quantized "

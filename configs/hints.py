@@ -2,6 +2,7 @@
 
 _BATCH = "--batch_size_training (rows per rank per micro-batch)"
 _PRECISION = "--pure_bf16 (all bf16), --mixed_precision True|False, or --use_fp16"
+_REDUCTION = "--reduce_dtype fp32|bf16"
 _EPOCHS = "--num_epochs"
 _STEPS = "--max_train_step (optimizer steps)"
 _ACCUMULATION = "--gradient_accumulation_steps, or --global_batch_size in rows"
@@ -199,6 +200,8 @@ HINTS: dict[str, str] = {
     "lora_dtype": "--peft_dtype fp32|bf16",
     "autocast_adapter_dtype": "--peft_dtype fp32|bf16",
     "freeze": "--freeze_layers with --num_freeze_layers",
+    "mixed_precision_reduce": _REDUCTION,
+    "communication_data_type": _REDUCTION,
     # Layout
     "fsdp": _SHARDING,
     "use_fsdp": _SHARDING,

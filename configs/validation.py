@@ -184,6 +184,11 @@ def _check_layout(config: RunConfig) -> None:
                 raise ConfigError(f"{flag(name)}: {shown} needs --enable_fsdp; add it, or leave this out")
     if fsdp.accumulate_unsharded is False and fsdp.sharding_strategy == "NO_SHARD":
         raise ConfigError("--accumulate_unsharded: False has no effect under NO_SHARD; leave one of them out")
+    if fsdp.accumulate_unsharded and fsdp.reduce_dtype == "bf16":
+        raise ConfigError(
+            "--accumulate_unsharded: True would add the gradients of micro-batches in bf16, as --reduce_dtype bf16 "
+            "reduces them; leave one of them out"
+        )
     if not fsdp.wrap or (len(fsdp.wrap) > 1 and {"layer", "root"} & {*fsdp.wrap}):
         raise ConfigError(f"--wrap: {','.join(fsdp.wrap)!r} is neither layer nor root nor names of classes; give one")
     mode = config.train_config.activation_checkpointing

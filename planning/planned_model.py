@@ -10,7 +10,7 @@ from planning.resolved import Resolved
 from policies.activation_checkpointing import Checkpointing, apply_activation_checkpointing
 from policies.apply_policies import Adapted, adapt_model
 from policies.building import EmptyModel, build_empty
-from policies.sharding import accumulates_unsharded
+from policies.sharding import Accumulation, choose_accumulation
 from utils.environment import Environment
 
 
@@ -23,7 +23,7 @@ class PlannedModel:
     env: Environment  # rank 0 of the planned hardware
     empty: EmptyModel
     adapted: Adapted  # with adapters; not sharded
-    accumulate_unsharded: bool  # whether micro-batches accumulate whole gradients
+    accumulation: Accumulation
     num_embeddings: int  # rows that the embeddings have at least
 
 
@@ -67,7 +67,7 @@ def build_planned_model(
         env=env,
         empty=empty,
         adapted=adapted,
-        accumulate_unsharded=accumulates_unsharded(asked, policies.layout, adapted.model, env.device_facts),
+        accumulation=choose_accumulation(asked, policies.layout, policies.precision, adapted.model, env.device_facts),
         num_embeddings=num_embeddings,
     )
 

@@ -9,7 +9,7 @@
 
 Adapters are stored in fp32, or in bf16 with --peft_dtype bf16. peft computes an adapter in its own dtype, whatever the
 base's, so LoRA never needs a cast policy. The dtype of the model's files plays no role. fp16-mixed scales the loss
-(policies/loss_scaling.py).
+(policies/loss_scaling.py). --reduce_dtype bf16 reduces gradients in bf16 if they are computed in bf16.
 """
 
 from __future__ import annotations
@@ -34,6 +34,7 @@ class Precision:
     storage_dtype: torch.dtype  # of the loaded weights; adapters have their own
     compute_dtype: torch.dtype
     adapter_dtype: torch.dtype = torch.float32
+    reduce_dtype: torch.dtype = torch.float32  # of `fully_shard`; DistributedDataParallel has no choice
 
     @property
     def casts(self) -> bool:
@@ -47,24 +48,40 @@ class Precision:
 
     @property
     def policy(self) -> MixedPrecisionPolicy:
-        return MixedPrecisionPolicy(param_dtype=self.compute_dtype if self.casts else None, reduce_dtype=torch.float32)
+        param_dtype = self.compute_dtype if self.casts else None
+        return MixedPrecisionPolicy(param_dtype=param_dtype, reduce_dtype=self.reduce_dtype)
+
+    def gradient_dtype(self, train: TrainConfig) -> torch.dtype:
+        """What gradients have when backward computes them, before they are reduced."""
+        return self.adapter_dtype if train.use_peft else self.compute_dtype
 
 
 def resolve_precision(train: TrainConfig, fsdp: FsdpConfig, device: DeviceFacts) -> tuple[Precision, list[str]]:
     """The run's precision, and lines to print about defaults that were adapted.
 
     Raises:
-        ConfigError: if adapters should be in bf16 but the model computes in another dtype.
+        ConfigError: if adapters or sums of gradients should be in bf16 but the model computes in another dtype.
     """
     precision, notes = _precision_of_model(train, fsdp, device)
-    if train.peft_dtype == "fp32":
-        return precision, notes
-    if precision.compute_dtype != torch.bfloat16:
-        raise ConfigError(
-            f"--peft_dtype: bf16 adapters need a model that computes in bf16, and this run is {precision.name}; "
-            "give --mixed_precision True or --pure_bf16, or leave this out"
-        )
-    return replace(precision, adapter_dtype=torch.bfloat16), notes
+    computes_in_bf16 = precision.compute_dtype == torch.bfloat16
+    if train.peft_dtype == "bf16":
+        if not computes_in_bf16:
+            raise ConfigError(
+                f"--peft_dtype: bf16 adapters need a model that computes in bf16, and this run is {precision.name}; "
+                "give --mixed_precision True or --pure_bf16, or leave this out"
+            )
+        precision = replace(precision, adapter_dtype=torch.bfloat16)
+    if fsdp.reduce_dtype == "bf16":
+        # Rounding others would lose digits, and torch's kernel that packs gradients on a GPU only widens them.
+        if precision.gradient_dtype(train) != torch.bfloat16:
+            reason = f"this run is {precision.name}" if not computes_in_bf16 else "adapters have theirs in fp32"
+            remedy = "--peft_dtype bf16" if computes_in_bf16 else "--mixed_precision True or --pure_bf16"
+            raise ConfigError(
+                f"--reduce_dtype: bf16 needs gradients that are computed in bf16, and {reason}; give {remedy}, or "
+                "leave this out"
+            )
+        precision = replace(precision, reduce_dtype=torch.bfloat16)
+    return precision, notes
 
 
 def _precision_of_model(train: TrainConfig, fsdp: FsdpConfig, device: DeviceFacts) -> tuple[Precision, list[str]]:

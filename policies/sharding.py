@@ -17,7 +17,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import nn
@@ -54,8 +54,24 @@ def choose_layout(train: TrainConfig, fsdp: FsdpConfig, precision: Precision, en
     """The layout that the flags ask for on these ranks.
 
     Raises:
-        ConfigError: if HYBRID_SHARD's groups do not fit the world size, or --wrap names units and there are none.
+        ConfigError: if HYBRID_SHARD's groups do not fit the world size, --wrap names units and there are none, or
+            gradients cannot be reduced in --reduce_dtype.
     """
+    layout = _layout_of_flags(train, fsdp, precision, env)
+    if fsdp.reduce_dtype == "bf16" and env.world_size == 1:
+        raise ConfigError(
+            "--reduce_dtype: bf16 is for sums over ranks, and this run has one process; start several, or leave this "
+            "out"
+        )
+    if fsdp.reduce_dtype == "fp32" and layout.kind == "ddp" and precision.gradient_dtype(train) != torch.float32:
+        raise ConfigError(
+            "--reduce_dtype: DistributedDataParallel, which keeps the copies here, sums bf16 gradients in bf16; give "
+            "--enable_fsdp with another --sharding_strategy than NO_SHARD, or leave this out"
+        )
+    return layout
+
+
+def _layout_of_flags(train: TrainConfig, fsdp: FsdpConfig, precision: Precision, env: Environment) -> Layout:
     world_size, offload = env.world_size, fsdp.fsdp_cpu_offload
     if not train.enable_fsdp or fsdp.sharding_strategy == "NO_SHARD":
         strategy = "SINGLE" if world_size == 1 and not train.enable_fsdp else "NO_SHARD"
@@ -106,6 +122,11 @@ def shard(
         fully_shard(unit, reshard_after_forward=layout.reshard_after_forward, **policies)
     # The root's own parameters (norm, head) are needed again at once in backward: never reshard them in between.
     fully_shard(model, reshard_after_forward=False, **policies)
+    if precision.reduce_dtype == torch.bfloat16:
+        # NCCL averages by multiplying each rank's part by 1 / ranks, rounded to bf16: 0.2 % off for 3 or 6 ranks.
+        for module in model.modules():
+            if isinstance(module, FSDPModule):
+                module.set_force_sum_reduction_for_comms(True)
 
 
 def replicate(model: nn.Module, layout: Layout, *, has_unused: bool = False) -> nn.Module:
@@ -134,33 +155,43 @@ def unit_notes(model: nn.Module, wrap: Sequence[str]) -> list[str]:
     return ["wrap: this model names no repeated layers; it is gathered as one unit, all of its weights at a time"]
 
 
-def accumulates_unsharded(asked: bool | None, layout: Layout, model: nn.Module, device: DeviceFacts) -> bool:
-    """Whether micro-batches accumulate whole gradients and reduce them once per step.
+class Accumulation(NamedTuple):
+    """How the gradients of a step's micro-batches are added. After the last one they are reduced over all ranks."""
 
-    That communicates least, and holds whole fp32 gradients on every rank, which a model that was sharded to fit may
-    have no room for.
+    unsharded: bool  # whole ones, reduced once per step; else they are reduced inside the sharding group each time
+    all_reduced: bool = False  # each time over the copies of the model, too
+
+
+def choose_accumulation(
+    asked: bool | None, layout: Layout, precision: Precision, model: nn.Module, device: DeviceFacts
+) -> Accumulation:
+    """How micro-batches accumulate gradients.
+
+    Adding whole ones communicates least, and holds whole fp32 gradients on every rank, which a model that was sharded
+    to fit may have no room for. `fully_shard` adds whole gradients, and those that wait for the all-reduce, in the
+    dtype in which it reduces them. So in bf16 each micro-batch is reduced over all ranks before it is added.
 
     Args:
         asked: --accumulate_unsharded. Unset: True if the gradients need less than a tenth of the device's memory, and
             on CPU.
     """
-    if layout.kind != "fully_shard" or layout.mesh_shape[1] == 1:
-        return True
+    if layout.kind != "fully_shard":
+        return Accumulation(unsharded=True)
+    if precision.reduce_dtype == torch.bfloat16:
+        return Accumulation(unsharded=False, all_reduced=True)
+    if layout.mesh_shape[1] == 1:
+        return Accumulation(unsharded=True)
     if asked is not None:
-        return asked
+        return Accumulation(unsharded=asked)
     if device.type == "cpu":
-        return True
+        return Accumulation(unsharded=True)
     gradient_bytes = 4 * sum(p.numel() for p in model.parameters() if p.requires_grad)
-    return gradient_bytes < 0.1 * device.memory_bytes
+    return Accumulation(unsharded=gradient_bytes < 0.1 * device.memory_bytes)
 
 
 @contextmanager
-def gradient_sync(model: nn.Module, *, is_last: bool, accumulate_unsharded: bool) -> Iterator[None]:
-    """A context for one micro-batch's forward and backward, in which gradients are reduced only if needed.
-
-    On the last micro-batch gradients are reduced over all ranks. Before that nothing is communicated, or, if gradients
-    accumulate sharded, they are reduced inside the sharding group only.
-    """
+def gradient_sync(model: nn.Module, accumulation: Accumulation, *, is_last: bool) -> Iterator[None]:
+    """A context for one micro-batch's forward and backward, in which gradients are reduced only if needed."""
     if isinstance(model, DistributedDataParallel):
         if is_last:
             yield
@@ -169,8 +200,8 @@ def gradient_sync(model: nn.Module, *, is_last: bool, accumulate_unsharded: bool
                 yield
         return
     if isinstance(model, FSDPModule):
-        model.set_requires_gradient_sync(is_last or not accumulate_unsharded)
-        model.set_requires_all_reduce(is_last)
+        model.set_requires_gradient_sync(is_last or not accumulation.unsharded)
+        model.set_requires_all_reduce(is_last or accumulation.all_reduced)
     yield
 
 

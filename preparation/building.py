@@ -25,7 +25,7 @@ from policies.loss_scaling import LossScaler
 from policies.optimizers.build import build_optimizer, optimizer_notes
 from policies.optimizers.offload import share_out_cores
 from policies.optimizers.schedule import build_scheduler
-from policies.sharding import accumulates_unsharded, unit_notes
+from policies.sharding import Accumulation, choose_accumulation, unit_notes
 from utils.environment import Environment, print_rank_zero
 
 
@@ -33,7 +33,7 @@ from utils.environment import Environment, print_rank_zero
 class Trainable(Trained):
     """What is trained, what updates it, and how its gradients accumulate."""
 
-    accumulate_unsharded: bool
+    accumulation: Accumulation
 
 
 @dataclass(frozen=True)
@@ -90,8 +90,12 @@ def build(inputs: Inputs, env: Environment) -> TrainingParts:
         optimizer=optimizer,
         scheduler=build_scheduler(optimizer, train, steps_per_epoch=len(loaders.train), num_steps=inputs.num_steps),
         scaler=LossScaler(active=resolved.policies.precision.scales_loss),
-        accumulate_unsharded=accumulates_unsharded(
-            fsdp.accumulate_unsharded, resolved.policies.layout, model, env.device_facts
+        accumulation=choose_accumulation(
+            fsdp.accumulate_unsharded,
+            resolved.policies.layout,
+            resolved.policies.precision,
+            model,
+            env.device_facts,
         ),
     )
     return TrainingParts(trainable, loaders, empty, built.load_seconds)

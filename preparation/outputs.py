@@ -49,7 +49,7 @@ def record_run(inputs: Inputs, parts: TrainingParts, save_plan: SavePlan, env: E
         "num_units": num_units(trainable.model),
         "activation_checkpointing": str(empty.checkpointing),
         "attention": empty.attention,
-        "accumulate_unsharded": trainable.accumulate_unsharded,
+        "accumulate_unsharded": trainable.accumulation.unsharded,
         "keep_last": save_plan.keep_last,
         "checkpoint_bytes": save_plan.num_bytes,
     }

@@ -113,7 +113,9 @@ class RunNetwork:
 
     def _seconds(self, strategy: str, group_size: int, rate: float) -> float:
         """What a step communicates, hidden or not, if a node sends so many GB/s."""
-        traffic = replace(self.traffic, reduces_once=True) if strategy == "NO_SHARD" else self.traffic
+        traffic = self.traffic
+        if strategy == "NO_SHARD":
+            traffic = replace(traffic, reduces_once=traffic.all_reduces_once)
         return seconds_per_step(strategy, traffic, self._speeds(group_size, rate))
 
     def _speeds(self, group_size: int, rate: float) -> Speeds:

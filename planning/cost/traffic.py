@@ -27,6 +27,7 @@ class Traffic:
     num_trained_units: int
     num_micro_batches: int
     reduces_once: bool  # whether gradients accumulate whole
+    all_reduces_once: bool = True  # whether sharded ones do so before they are reduced over the copies of the model
 
 
 def find_traffic(planned: PlannedModel) -> Traffic:
@@ -41,9 +42,9 @@ def find_traffic(planned: PlannedModel) -> Traffic:
 
     all_bytes = sum(map(gathered, adapted.model.parameters()))
     units_bytes = sum(map(gathered, {p for unit in adapted.units for p in unit.parameters()}))
-    # DistributedDataParallel reduces gradients as they are; fully_shard in fp32 (`Precision.policy`).
-    is_ddp = policies.layout.kind == "ddp"
-    gradient_bytes = sum(p.numel() * (p.element_size() if is_ddp else 4) for own in trained for p in own)
+    # DistributedDataParallel reduces gradients as they are.
+    is_ddp, reduced = policies.layout.kind == "ddp", precision.reduce_dtype.itemsize
+    gradient_bytes = sum(p.numel() * (p.element_size() if is_ddp else reduced) for own in trained for p in own)
     return Traffic(
         units_bytes=units_bytes,
         root_bytes=all_bytes - units_bytes,
@@ -51,7 +52,8 @@ def find_traffic(planned: PlannedModel) -> Traffic:
         num_units=len(adapted.units) + 1,
         num_trained_units=sum(map(bool, trained)),
         num_micro_batches=planned.resolved.batches.gradient_accumulation_steps,
-        reduces_once=planned.accumulate_unsharded,
+        reduces_once=planned.accumulation.unsharded,
+        all_reduces_once=not planned.accumulation.all_reduced,
     )
 
 
@@ -88,5 +90,6 @@ def seconds_per_step(layout: str, traffic: Traffic, speeds: Speeds) -> float:
     total += num_reductions * group.reduce_scatter.seconds(traffic.gradient_bytes, traffic.num_trained_units)
     if layout == "HYBRID_SHARD":
         share = traffic.gradient_bytes / group.size
-        total += speeds.between.all_reduce.seconds(share, traffic.num_trained_units)
+        num_all_reduces = 1 if traffic.all_reduces_once else traffic.num_micro_batches
+        total += num_all_reduces * speeds.between.all_reduce.seconds(share, traffic.num_trained_units)
     return total

@@ -151,8 +151,9 @@ def scheme_of(planned: PlannedModel) -> Scheme:
         reshards_after_forward=layout.reshard_after_forward,
         compute_dtype=precision.compute_dtype if layout.kind == "fully_shard" and precision.casts else None,
         in_float8=float8_weights(planned.adapted, planned.resolved).gathered,
+        reduce_dtype=precision.reduce_dtype,
         num_micro_batches=planned.resolved.batches.gradient_accumulation_steps,
-        accumulates_unsharded=planned.accumulate_unsharded,
+        accumulates_unsharded=planned.accumulation.unsharded,
         params_on_host=layout.cpu_offload,
         grads_on_host=layout.cpu_offload,
     )

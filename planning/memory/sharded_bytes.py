@@ -19,6 +19,7 @@ class UnitBytes:
     whole: int = 0  # all of them as they are computed with
     grads: int = 0  # this rank's part of the gradients
     whole_grads: int = 0  # the gradients that backward computes
+    stored_grads: int = 0  # the same in the dtype in which they wait for the optimizer
     num_trained: int = 0  # trained elements, whole
 
 
@@ -51,7 +52,7 @@ def unit_bytes(
         compute_dtype: what weights are cast to when they are gathered; None: they are not.
         in_float8: ids of those that are gathered in float8 instead; their gradients are not.
     """
-    stored = whole = grads = whole_grads = num_trained = 0
+    stored = whole = grads = whole_grads = stored_grads = num_trained = 0
     for parameter in parameters:
         casts = compute_dtype is not None and parameter.is_floating_point()
         size = (compute_dtype if casts and compute_dtype else parameter.dtype).itemsize
@@ -61,8 +62,9 @@ def unit_bytes(
         if parameter.requires_grad:
             grads += local * parameter.element_size()
             whole_grads += parameter.numel() * size
+            stored_grads += parameter.nbytes
             num_trained += parameter.numel()
-    return UnitBytes(stored, whole, grads, whole_grads, num_trained)
+    return UnitBytes(stored, whole, grads, whole_grads, stored_grads, num_trained)
 
 
 def local_numel(parameter: torch.Tensor, num_shards: int) -> int:

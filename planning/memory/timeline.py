@@ -264,9 +264,13 @@ class Timeline:
             now.unsharded -= unit.whole_grads
         if self.scheme.num_micro_batches > 1 and self.scheme.accumulates_unsharded:
             now.unsharded -= size
+        is_cast = unit.stored_grads != size
+        if is_cast and (self._grads_wait or self.scheme.grads_on_host):  # what is added, or copied, is one tensor more
+            num_bytes = buffer + size + size // max(1, self.scheme.num_shards)
+            self._note("backward", temporaries=unit.grads, communication=num_bytes)
         if not self._grads_wait and not self.scheme.grads_on_host:
             now.grads += unit.grads
-        if self.scheme.num_copies > 1 and unit.grads * self.scheme.num_shards < size:
+        if self.scheme.num_copies > 1 and is_cast:
             now.communication += size // self.scheme.num_shards
         return size
 

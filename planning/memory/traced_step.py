@@ -153,7 +153,7 @@ def _trace(planned: PlannedModel, card: Card, rows: RowLengths, train_step: Trai
                 device=CPU,
                 num_label_tokens=1.0,
                 world_size=planned.env.world_size,
-                accumulate_unsharded=planned.accumulate_unsharded,
+                accumulation=planned.accumulation,
                 on_phase=on_phase,
             )
 

@@ -147,6 +147,11 @@ PREFIX = "--use_peft --peft_method prefix --batching_strategy padding"
             "--accumulate_unsharded: False has no effect under NO_SHARD",
             "leave one",
         ),
+        (
+            "--enable_fsdp --accumulate_unsharded --reduce_dtype bf16",
+            "--accumulate_unsharded: True would add the gradients of micro-batches in bf16",
+            "leave one",
+        ),
         ("--wrap root", "--wrap: root needs --enable_fsdp", "add it"),
         ("--enable_fsdp --wrap root,OPTDecoderLayer", "--wrap: 'root,OPTDecoderLayer' is neither layer", "give one"),
         ("--max_text_length 9", "--max_text_length: cuts captions", "add --dataset caption_dataset"),
