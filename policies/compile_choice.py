@@ -41,7 +41,7 @@ def _what_hinders(config: RunConfig, model_type: str, device: DeviceFacts, world
     """Why this run is not compiled, as a clause."""
     if device.type == "cpu":
         return "it is for GPUs"
-    if world_size > 1:  # a rank that falls back alone would call sharding's hooks twice, and leave the others' order
+    if world_size > 1:  # of two ranks under FSDP, one that fell back alone entered other collectives than the other
         return "it is for one GPU; give --compile to compile on several"
     if (reason := why_not_compiled(config)) is not None:
         return reason
