@@ -22,7 +22,6 @@ from torch.utils.checkpoint import checkpoint
 from policies.clipping import clip_grad_norm
 from policies.compilation import compile_for_any_rows
 from policies.head_gradients import loss_with_gradients
-from policies.lora_layers import draw_kept
 from policies.loss import summed_cross_entropy
 from policies.mixed_precision import DTYPES
 from policies.optimizers.compiled_adamw import ROW, CompiledAdamW
@@ -129,7 +128,7 @@ def mask_variants(tokens: int, width: int, dtype: torch.dtype) -> dict[str, Call
     compiled = torch.compile(drawn)
     return {
         "a mask of dropout, by compiled code": lambda: take(compiled()),
-        "a mask of dropout, by torch's kernel": lambda: take(draw_kept(inputs, 0.05)),
+        "a mask of dropout, by torch's kernel": lambda: take(drawn()),
     }
 
 

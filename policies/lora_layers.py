@@ -35,25 +35,12 @@ def _forward(layer: Any, inputs: torch.Tensor, *args: Any, **kwargs: Any) -> tor
     outputs = base_outputs = layer.base_layer(inputs, *args, **kwargs)
     for name in layer.active_adapters:
         share = layer.lora_dropout[name].p if layer.training and hasattr(layer.lora_dropout[name], "p") else 0.0
-        kept = draw_kept(inputs, share) if share else None
+        # Drawn here by torch's own operator, so that recomputation for backward draws the same. Compiled code keeps the
+        # seed instead of the mask, which is a byte for each element of the input.
+        kept = torch.empty_like(inputs, dtype=torch.bool).bernoulli_(1 - share) if share else None
         low = project_down(inputs, layer.lora_A[name].weight, kept, layer.scaling[name] / (1 - share))
         outputs = outputs + project_up(low, layer.lora_B[name].weight, base_outputs.dtype)
     return outputs.to(base_outputs.dtype)
-
-
-@torch.library.custom_op("lora::draw_kept", mutates_args=(), tags=(torch.Tag.nondeterministic_seeded,))
-def draw_kept(inputs: torch.Tensor, share: float) -> torch.Tensor:
-    """Which elements of the input dropout keeps: bool, shaped like it.
-
-    An operator, so that compiled code calls torch's kernel for GPUs, which makes four numbers of each round of its
-    generator. Compiled code makes one. Recomputation for backward draws the same, which the tag is for.
-    """
-    return torch.empty_like(inputs, dtype=torch.bool).bernoulli_(1 - share)
-
-
-@draw_kept.register_fake
-def _(inputs: torch.Tensor, share: float) -> torch.Tensor:
-    return torch.empty_like(inputs, dtype=torch.bool)
 
 
 def project_down(inputs: torch.Tensor, weight: torch.Tensor, kept: torch.Tensor | None, scale: float) -> torch.Tensor:

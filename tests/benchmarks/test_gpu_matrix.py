@@ -90,7 +90,7 @@ def test_every_pair_of_values_is_in_a_row_on_one_device_and_on_two() -> None:
 
 @pytest.mark.slow
 def test_the_table_of_the_page_has_every_row_and_all_are_right_or_refused() -> None:
-    page = (ROOT / "docs/support.md").read_text()
+    page = (ROOT / "docs/support.md").read_text().partition("## On a CPU")[2]
     lines = [line.strip("| ").split("|") for line in page.splitlines() if re.match(r"\| (one|\w+_SHARD|\w+_OP) ", line)]
     found = sorted([cell.strip() for cell in line][:8] for line in lines)
     assert [cells[:6] for cells in found] == sorted(list(row.values[:6]) for row in ROWS[True])
