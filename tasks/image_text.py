@@ -59,7 +59,20 @@ def fits(model_config: Any) -> bool:
 
 
 def check_config(model_config: Any, model_name: str) -> None:
-    """Whatever fits is tried: `check_model` says what is not known."""
+    """Check that config.json names the tokens that inputs are made with; old ones of BLIP-2 lack that of the image.
+
+    Raises:
+        ConfigError: if not.
+    """
+    for name in ("image_token_index", "image_token_id"):  # one is the other's alias, where a family has both
+        if getattr(model_config, name, 0) is None:
+            raise ConfigError(
+                f"--model_name: config.json of {model_name} has no {name}, the token that stands for the image in the "
+                "text; add the id that the processor's tokenizer has for it (BLIP-2: <image>) there"
+            )
+    text = model_config.get_text_config()
+    if getattr(text, "is_encoder_decoder", False):
+        seq2seq_lm.check_decoder_tokens(text, model_name)
 
 
 def check_settings(config: RunConfig) -> None:

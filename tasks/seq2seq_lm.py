@@ -66,8 +66,17 @@ def check_config(model_config: Any, model_name: str) -> None:
             f"--model_name: {model_name} is a {model_config.model_type} model, and the encoder-decoders that are known "
             f"to train here are {', '.join(FAMILIES)}; give one of these"
         )
+    check_decoder_tokens(model_config, model_name)
+
+
+def check_decoder_tokens(text_config: Any, model_name: str) -> None:
+    """Check that this config of a text model names the tokens with which the decoder begins and is padded.
+
+    Raises:
+        ConfigError: if not.
+    """
     for name in ("decoder_start_token_id", "pad_token_id"):
-        if getattr(model_config, name, None) is None:
+        if getattr(text_config, name, None) is None:
             raise ConfigError(
                 f"--model_name: config.json of {model_name} has no {name}, and the decoder's inputs are made with it; "
                 "add it there"

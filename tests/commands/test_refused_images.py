@@ -41,13 +41,6 @@ def break_row(table: Path, **values: object) -> None:
     table.write_text("".join(json.dumps(row) + "\n" for row in rows))
 
 
-def without_files(model: Path, folder: Path, *names: str) -> Path:
-    copy = shutil.copytree(model, folder)
-    for name in names:
-        (copy / name).unlink()
-    return copy
-
-
 @pytest.mark.parametrize(
     ("spoil", "message"),
     [
@@ -81,18 +74,26 @@ def test_flags_that_do_not_fit_the_model_are_refused(flags: str, message: str, i
 
 
 @pytest.mark.parametrize(
-    ("name", "flags", "message"),
+    ("name", "lacks", "flags", "message"),
     [
-        ("llava", "--freeze_qformer", "--freeze_qformer: LlavaForConditionalGeneration has no such part; leave it out"),
-        ("blip2_opt", "", "--model_name: no processor could be loaded from"),
+        ("llava", "", "--freeze_qformer", "--freeze_qformer: LlavaForConditionalGeneration has no such part; leave it"),
+        ("blip2_opt", "processor_config.json", "", "--model_name: no processor could be loaded from"),
+        ("blip2_opt", "image_token_index", "", "has no image_token_index, the token that stands for the image in"),
+        ("blip2_t5", "image_token_index", "--dry_run", "has no image_token_index, the token that stands for the image"),
+        ("blip2_t5", "decoder_start_token_id", "", "has no decoder_start_token_id, and the decoder's inputs are made"),
     ],
-    ids=["no such part", "no processor"],
 )
 def test_a_model_that_lacks_something_is_refused(
-    name: str, flags: str, message: str, models: Made, images: Bench, tmp_path: Path
+    name: str, lacks: str, flags: str, message: str, models: Made, images: Bench, tmp_path: Path
 ) -> None:
-    lacks = [] if flags else ["processor_config.json"]
-    model = without_files(models[name], tmp_path / "model", *lacks)
+    model = shutil.copytree(models[name], tmp_path / "model")
+    if lacks.endswith(".json"):
+        (model / lacks).unlink()
+    elif lacks:
+        config = json.loads((model / "config.json").read_text())
+        config.pop(lacks, None)
+        config["text_config"].pop(lacks, None)
+        (model / "config.json").write_text(json.dumps(config))
     refused = images.refused(*flags_for(images), "--model_name", str(model), *flags.split())
     assert message in refused
 
