@@ -11,6 +11,7 @@ from configs.absolute_paths import make_paths_absolute
 from configs.run import RunConfig
 from planning.data_at_hand import data_at_hand
 from planning.going_on import look
+from planning.inputs import check_targets
 from planning.memory.traced_step import TrainStep
 from planning.plan_table import parts_table, plan_table, verdict_line
 from planning.planned_environment import describes_hardware, planned_environment, planned_hardware
@@ -48,6 +49,7 @@ def dry_run(argv: Sequence[str], config: RunConfig, env: Environment, train_step
     if is_here:
         look(config, replace(env, launched=env.launched or train.enable_fsdp))
     resolved = resolve(config, planned_env)
+    check_targets(resolved)
     if is_here:
         _check_device(resolved, env)
     data = data_at_hand(resolved, planned_env, is_here=is_here)

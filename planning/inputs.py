@@ -14,6 +14,8 @@ from planning.beginning import Beginning
 from planning.data_facts import DataFacts, facts_of_data
 from planning.resolved import Resolved, num_positions, resolve, resolve_num_steps
 from planning.sizes import check_batch_sizes
+from policies.adapter_targets import choose_targets
+from policies.loading import build_model
 from reporting.data_preview import preview_data
 from utils.environment import Environment, print_rank_zero
 
@@ -50,6 +52,7 @@ def read_inputs(config: RunConfig, env: Environment, checkpoint: Checkpoint | No
     resumed_size = checkpoint.global_batch_size if checkpoint else None
     began_with = Beginning.of(checkpoint.values) if checkpoint else None
     resolved = resolve(config, env, resumed_size=resumed_size, began_with=began_with)
+    check_targets(resolved)
     config, task = resolved.config, resolved.task
     processor = task.load_processor(config.train_config)
     data, vocab_size = read_data(resolved, processor, env)
@@ -79,6 +82,21 @@ def read_inputs(config: RunConfig, env: Environment, checkpoint: Checkpoint | No
             config.train_config, config.tracking_config, data.steps_per_epoch(resolved.batches)
         ),
     )
+
+
+def check_targets(resolved: Resolved) -> None:
+    """Check the names of --lora_config.target_modules, if they were given, against the model's own, built without
+    weights: a mistyped one costs no reading of data.
+
+    Raises:
+        ConfigError: if LoRA cannot adapt one of them.
+    """
+    config = resolved.config
+    train = config.train_config
+    is_new = train.use_peft and train.peft_method == "lora" and not train.from_peft_checkpoint
+    if is_new and config.was_given("lora_config.target_modules"):
+        dtype = resolved.policies.precision.storage_dtype
+        choose_targets(build_model(train, resolved.model_config, resolved.task.AUTO_MODEL, dtype), config.lora_config)
 
 
 def read_data(resolved: Resolved, processor: Any, env: Environment) -> tuple[RunData, int]:

@@ -55,12 +55,11 @@ def choose_targets(model: Any, lora: LoraConfig) -> list[str]:
     unknown = [target for target, found in matched.items() if not found]
     if unknown:
         near = [match for target in unknown for match in get_close_matches(target, [*known, ALL_LINEAR], n=1)]
-        remedy = (
-            f"did you mean {', '.join(dict.fromkeys(near))}?"
-            if len(near) == len(unknown)
-            else f"name some of {', '.join(known)}, or {ALL_LINEAR}"
+        guess = f"did you mean {', '.join(dict.fromkeys(near))}? " if len(near) == len(unknown) else ""
+        raise ConfigError(
+            f"--lora_config.target_modules: {', '.join(unknown)} match nothing in this model; {guess}name some of "
+            f"{', '.join(known)}, or {ALL_LINEAR}"
         )
-        raise ConfigError(f"--lora_config.target_modules: {', '.join(unknown)} match nothing in this model; {remedy}")
     other = [target for target, found in matched.items() if not all(isinstance(module, takes) for module in found)]
     if other:
         kind = "DoRA takes linear layers" if lora.use_dora else "LoRA takes linear layers and embeddings"

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from configs.run import RunConfig
 from planning.data_facts import DataFacts
+from planning.inputs import check_targets
 from planning.load_check import load_table, loaded_on_all
 from planning.preflight import check_environment
 from planning.resolved import resolve
@@ -23,11 +24,13 @@ def load_only(config: RunConfig, env: Environment, watchdog: Watchdog) -> None:
     config, meeting = meet_ranks(config, env)
     check_environment(config, env)
     resolved = resolve(config, env)
+    check_targets(resolved)
     processor = resolved.task.load_processor(config.train_config)
     print_rank_zero(env, *resolved.config.notes, *resolved.notes)
     start_ranks(meeting, config, env, watchdog)
     resolved, plan = follow_plan(resolved, env, lambda: DataFacts.of_processor(processor, resolved))
     built = build_model(resolved, processor, env)
+    print_rank_zero(env, *plan.notes)
     found = loaded_on_all(built.model, env)
     if env.is_rank_zero:
         print_for_people("", load_table(found, plan.values), "", f"loaded in {built.load_seconds:.1f} s")

@@ -82,6 +82,7 @@ def prepare(config: RunConfig, env: Environment, watchdog: Watchdog, lock: RunLo
 
     # Weights.
     parts = build(inputs, env)
+    print_rank_zero(env, *plan.notes)
     model = parts.trainable.model
     seed_everything(train.seed, env.rank)  # from here on, dropout differs from rank to rank
     files = huggingface_files(model, inputs.processor)

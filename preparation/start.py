@@ -43,10 +43,11 @@ def start_ranks(meeting: Meeting, config: RunConfig, env: Environment, watchdog:
 def follow_plan(resolved: Resolved, env: Environment, data: Callable[[], DataFacts]) -> tuple[Resolved, PlanAtStart]:
     """The settings with what their plan decides, and the plan. Every rank must call this; the model is built next.
 
+    Print its notes once the model is built: what refuses the model refused the plan, too, and is said once.
+
     Args:
         data: what is known of the data; called on rank 0.
     """
     plan = plan_for_all(resolved, env, data)
-    print_rank_zero(env, *plan.notes)
     seed_everything(resolved.config.train_config.seed)  # adapters are drawn alike on every rank
     return with_choice(resolved, plan.checkpointing), plan

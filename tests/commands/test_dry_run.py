@@ -98,6 +98,8 @@ def test_what_is_planned_is_shown_and_nothing_is_written(seven_billion: Path, tm
         "--use_peft --peft_dtype bf16 --use_fp16",
         "--output_dir taken",
         "--samsum_dataset.data_path none.jsonl",
+        "--freeze_layers --num_freeze_layers 99",
+        "--use_peft --target_modules q_prog --samsum_dataset.data_path none.jsonl",
     ],
 )
 def test_what_a_run_is_refused_for_a_plan_for_this_machine_is_refused_for_in_the_same_line(
@@ -112,6 +114,9 @@ def test_what_a_run_is_refused_for_a_plan_for_this_machine_is_refused_for_in_the
     assert (run.returncode, plan.returncode) == (2, 2)
     (error,) = [line for line in run.stderr.splitlines() if line.startswith("error: ")]
     assert error in plan.stderr.splitlines()
+    assert ("none.jsonl" in error) == flags.startswith("--samsum"), "names of layers are checked before data are read"
+    for done in (run, plan):
+        assert (done.stdout + done.stderr).count(error.removeprefix("error: ")) == 1
 
 
 def test_every_verdict_is_an_exit_status_of_zero_and_the_json_has_it(seven_billion: Path, tmp_path: Path) -> None:

@@ -79,9 +79,9 @@ def test_names_of_dense_layers_that_peft_takes_for_experts_are_refused(targets: 
 @pytest.mark.parametrize(
     ("targets", "start"),
     [
-        ("q_porj", "q_porj match nothing in this model; did you mean q_proj?"),
+        ("q_porj", "q_porj match nothing in this model; did you mean q_proj? name some of down_proj, embed_tokens, "),
         ("dwon_proj,v_porj,k_proj", "dwon_proj, v_porj match nothing in this model; did you mean down_proj, v_proj?"),
-        ("all_linear", "all_linear match nothing in this model; did you mean all-linear?"),
+        ("all_linear", "all_linear match nothing in this model; did you mean all-linear? name some of down_proj, "),
         (
             "all",
             "all match nothing in this model; name some of down_proj, embed_tokens, gate_proj, k_proj, lm_head, "
