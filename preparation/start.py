@@ -10,6 +10,7 @@ from planning.agreement import facts_at_start
 from planning.data_facts import DataFacts
 from planning.plan_file import PlanAtStart, plan_for_all
 from planning.resolved import Resolved, with_choice
+from supervision.failures import end_at_once
 from supervision.watchdog import Watchdog
 from utils.distributed import start_process_group
 from utils.environment import Environment, launcher_notes, print_rank_zero
@@ -36,8 +37,10 @@ def meet_ranks(config: RunConfig, env: Environment) -> tuple[RunConfig, Meeting]
 
 def start_ranks(meeting: Meeting, config: RunConfig, env: Environment, watchdog: Watchdog) -> None:
     """Start the process group, as soon as all ranks have read what each can read alone, and watch over it."""
-    start_process_group(env, meeting)
-    watchdog.start(config.train_config.step_timeout_seconds)
+    meeting.wait_for_all()
+    with meeting.listening(end_at_once):  # until the watchdogs watch
+        start_process_group(env, meeting)
+        watchdog.start(config.train_config.step_timeout_seconds)
 
 
 def follow_plan(resolved: Resolved, env: Environment, data: Callable[[], DataFacts]) -> tuple[Resolved, PlanAtStart]:

@@ -33,10 +33,10 @@ def start_process_group(env: Environment, meeting: Meeting | None = None) -> Non
     wait for the device.
 
     Args:
-        meeting: of the ranks, if they have met before; they meet again now.
+        meeting: of the ranks, if they have met.
 
     Raises:
-        ConfigError, TrainingError: if the ranks do not meet.
+        ConfigError, TrainingError: if the ranks do not meet, or do not connect.
     """
     backend, device_id = "gloo", None
     if env.device.type == "cuda":
@@ -45,8 +45,6 @@ def start_process_group(env: Environment, meeting: Meeting | None = None) -> Non
     os.environ.setdefault("TORCH_FR_BUFFER_SIZE", "2000")  # the last collectives, for what a hang leaves behind
     if meeting is None:
         meeting = meet(connect(env), env)
-    else:
-        meeting.wait_for_all()
     store = meeting.entries
     with connecting():
         timeout = timedelta(minutes=CONNECT_MINUTES)
@@ -58,8 +56,8 @@ def start_process_group(env: Environment, meeting: Meeting | None = None) -> Non
 
 @contextlib.contextmanager
 def connecting() -> Iterator[None]:
-    """Ranks that have met connect to each other. One that ends meanwhile is noticed by the others, at the latest after
-    `CONNECT_MINUTES`: no watchdog watches yet.
+    """Ranks that have met connect to each other. One that ends meanwhile is noticed by `Meeting.listening`, or else
+    after `CONNECT_MINUTES`: no watchdog watches yet.
 
     Raises:
         TrainingError: if a rank has ended.

@@ -18,7 +18,7 @@ from utils.errors import ConfigError, TrainingError, in_one_line
 
 ALL_THERE = timedelta(minutes=30)  # until every rank has read its data; the one that tokenizes longest comes last
 COME_SECONDS = 600.0  # for the processes of a run to start
-RANK_0_ENDED = "rank 0 ended before the ranks had met; its own output says why"
+RANK_0_ENDED = "rank 0 ended before the ranks had connected; its own output says why"
 _NAME_SECONDS = 30.0  # for the name of rank 0's machine to become known: a pod's is, when it has started
 _BEAT_SECONDS = 5.0
 
@@ -38,12 +38,12 @@ def connect(env: Environment) -> dist.Store:
     if env.meeting_place is None:
         return dist.HashStore()
     hosts = env.is_rank_zero and not env.launcher_has_store
-    store = _open_store(env) if hosts else _connect(env)
+    store = _open_store(env) if hosts else new_client(env)
     store.set_timeout(ALL_THERE)  # what it waits for later may come late, too
     if not env.launcher_has_store:
         _take_rank(store, env)
         if not hosts:
-            threading.Thread(target=_beat, args=(_connect(env), env), daemon=True).start()
+            threading.Thread(target=_beat, args=(new_client(env), env), daemon=True).start()
     return store
 
 
@@ -67,10 +67,13 @@ def _open_store(env: Environment) -> dist.TCPStore:
     return store
 
 
-def _connect(env: Environment) -> dist.TCPStore:
-    """Wait until something listens at the meeting place, and connect. torch's own wait has pauses of a minute."""
+def new_client(env: Environment, come_seconds: float = COME_SECONDS) -> dist.TCPStore:
+    """Wait until something listens at the meeting place, and connect. torch's own wait has pauses of a minute.
+
+    Each thread needs a client of its own: one that waits lets no other call through.
+    """
     address, port = _checked_place(env)
-    limit = COME_SECONDS * env.grace_scale
+    limit = come_seconds * env.grace_scale
     deadline = time.monotonic() + limit
     while True:
         try:

@@ -6,13 +6,15 @@ as that takes, and they meet again. A rank that ends meanwhile is noticed: the o
 
 from __future__ import annotations
 
+import contextlib
 import json
 import socket
+import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from datetime import timedelta
-from typing import Any
+from typing import Any, NoReturn
 from uuid import uuid4
 
 import torch.distributed as dist
@@ -20,11 +22,12 @@ import torch.distributed as dist
 from utils.agreement import Facts, Told, differing, disagreement, named, plain
 from utils.environment import Environment, print_rank_zero
 from utils.errors import ConfigError, TrainingError
-from utils.job_store import ALL_THERE, COME_SECONDS, RANK_0_ENDED, beat_key
+from utils.job_store import ALL_THERE, COME_SECONDS, RANK_0_ENDED, beat_key, new_client
 
 _SILENT_SECONDS = 60.0
 _LOOK_SECONDS = 1.0
 _SAY_SECONDS = 15.0  # between two lines on who is missing
+_FIRST_WORD_SECONDS = 10.0  # for the main thread to say why it could not connect
 
 
 @dataclass(frozen=True)
@@ -99,6 +102,40 @@ class Meeting:
             self.entries.set(f"has-read/{env.rank}", "")
             self._get("go")
 
+    @contextlib.contextmanager
+    def listening(self, end: Callable[[str], NoReturn]) -> Iterator[None]:
+        """Notice a rank that ends inside, where ranks connect to each other: gloo waits five minutes for its address.
+
+        If the store is the launcher's, so is this task.
+
+        Args:
+            end: says why the run ends, and ends this process from any thread.
+        """
+        connected = threading.Event()
+        if self.env.world_size > 1 and not self.env.launcher_has_store:
+            threading.Thread(target=self._listen, args=(connected, end), daemon=True).start()
+        try:
+            yield
+        finally:
+            connected.set()
+
+    def _listen(self, connected: threading.Event, end: Callable[[str], NoReturn]) -> None:
+        """The thread: rank 0 hears of every rank, the others of rank 0."""
+        silences = {rank: _Silence() for rank in range(1, self.env.world_size)} if self.env.is_rank_zero else {}
+        if connected.wait(_LOOK_SECONDS):
+            return  # as nearly always
+        try:
+            signs = new_client(self.env, come_seconds=0)
+            while not connected.wait(_LOOK_SECONDS):
+                for rank, silence in silences.items():
+                    silence.listen(signs, rank, self.env)
+                signs.check(["attempt"])
+        except TrainingError as error:
+            end(str(error))
+        except (ConfigError, dist.DistError):
+            if not connected.wait(_FIRST_WORD_SECONDS * self.env.grace_scale):
+                end(RANK_0_ENDED)
+
     def _get(self, key: str) -> str:
         """What rank 0 tells, when it does."""
         try:
@@ -168,7 +205,7 @@ class _Silence:
         self.seconds = 0.0 if self.beats > before else self.seconds + _LOOK_SECONDS
         patience = (_SILENT_SECONDS if self.beats else COME_SECONDS) * env.grace_scale
         if self.seconds > patience:
-            what = "ended before the ranks had met; its own output says why" if self.beats else "did not start"
+            what = "ended before the ranks had connected; its own output says why" if self.beats else "did not start"
             raise TrainingError(f"rank {rank} {what} (no sign of it for {self.seconds:.0f} s)")
 
 

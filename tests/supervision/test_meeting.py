@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import random
 import signal
@@ -21,7 +22,7 @@ from utils.errors import ConfigError, TrainingError
 from utils.job_store import connect
 
 RECIPE = """
-import os, signal, time
+import os, signal, time, torch
 from tests.helpers.random_documents import get_custom_dataset
 
 def get_rows(dataset_config, tokenizer, split):
@@ -134,7 +135,7 @@ def test_a_rank_0_that_ends_while_others_connect_is_noticed(monkeypatch: pytest.
         connecting = threads.submit(connect, read_environment())
         time.sleep(0.5)  # until it waits for an answer
         del store
-        with pytest.raises(TrainingError, match="rank 0 ended before the ranks had met"):
+        with pytest.raises(TrainingError, match="rank 0 ended before the ranks had connected"):
             connecting.result(timeout=60)
 
 
@@ -151,14 +152,16 @@ def test_of_two_processes_with_one_rank_the_second_is_refused(start: Start, tmp_
     assert [process.fork.poll() for process in processes] == [None, None], "they wait for the others"
 
 
-@pytest.mark.parametrize("killed", [0, 1])
-def test_a_rank_that_is_killed_while_it_reads_data_is_noticed(start: Start, tmp_path: Path, killed: int) -> None:
-    plant = f"os.environ['RANK'] == '{killed}' and (time.sleep(0.5), os.kill(os.getpid(), signal.SIGKILL))"
+@pytest.mark.parametrize(("where", "killed"), [("reads data", 0), ("reads data", 1), ("connects", 1)])
+def test_a_rank_that_is_killed_before_it_trains_is_noticed(start: Start, where: str, killed: int) -> None:
+    at_once = "(time.sleep(0.5), os.kill(os.getpid(), signal.SIGKILL))"
+    connecting = f"setattr(torch.distributed, 'init_process_group', lambda *_, **__: {at_once})"
+    plant = f"os.environ['RANK'] == '{killed}' and {at_once if where == 'reads data' else connecting}"
     outcomes = [process.outcome(300) for process in [start(variables, plant) for variables in ranks_of(2)]]
     assert outcomes[killed].status == -signal.SIGKILL
     assert outcomes[1 - killed].status == 1
     (error,) = error_lines(outcomes[1 - killed].stderr)
-    assert f"rank {killed} ended before the ranks had met; its own output says why" in error
+    assert f"rank {killed} ended before the ranks had connected; its own output says why" in error
 
 
 @pytest.mark.slow
@@ -171,9 +174,9 @@ def test_signals_at_any_time_leave_no_rank_waiting(start: Start, tmp_path: Path)
         ranks = [start(variables, run=run) for variables in ranks_of(2)]
         time.sleep(seconds)
         for rank in to:
-            if ranks[rank].fork.poll() is None:
+            with contextlib.suppress(ProcessLookupError):  # it has ended
                 os.kill(ranks[rank].fork.pid, number)
-        outcomes = [rank.outcome(300) for rank in ranks]
+        outcomes = [rank.outcome(120) for rank in ranks]
         statuses = [outcome.status for outcome in outcomes]
         told = f"{number.name} to {to} after {seconds:.2f} s: {outcomes}"
         assert "in main" not in "".join(outcome.stderr for outcome in outcomes), f"a traceback; {told}"
