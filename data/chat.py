@@ -165,16 +165,17 @@ def _prompted_turn(conversation: Conversation, template: ChatTemplate, index: in
 def _cut(conversation: Conversation, template: ChatTemplate, index: int, prompt: str, text: str) -> tuple[str, int]:
     """The text to learn a turn in, and where the turn begins, if the generation prompt is no beginning of `text`.
 
-    Some templates write history otherwise once a last turn follows: the turn is then put behind the prompt. Others have
+    Some templates write history otherwise once a last turn follows: the turn is then put behind the prompt. Where it
+    begins is found by the header that the prompt adds or, if it adds none (Mistral), by the turn before it. Others have
     a prompt that the finished turn does not repeat (an open thought): there the turn begins where the two part.
     """
     history = template.render(conversation, index)
     probed = [*conversation.messages[:index], _probe(conversation.messages[index])]
     other = template.render(replace(conversation, messages=probed), index + 1)
     own = _length_shared(text, other)  # where the turn's own words begin
-    header = prompt.removeprefix(history)
+    header = prompt.removeprefix(history) or _last_turn(prompt, conversation.messages[index - 1])
     place = text.rfind(header, 0, own) if header and header != prompt else -1
-    if place >= 0 and not _holds_turn_before(conversation, index, text[place:own]):
+    if place >= 0 and not _holds_turn_before(conversation, index, text[place + len(header) : own]):
         return prompt + text[place + len(header) :], len(prompt)
     parting = _length_shared(prompt, text)
     if not (header and parting > len(history) and text.startswith(history)):
@@ -189,6 +190,13 @@ def _length_shared(one: str, other: str) -> int:
     """Characters of the beginning that two texts share."""
     pairs = enumerate(zip(one, other, strict=False))
     return next((place for place, (a, b) in pairs if a != b), min(len(one), len(other)))
+
+
+def _last_turn(prompt: str, message: Message) -> str:
+    """The end of a prompt, from the text of its last turn on; empty if that cannot be found."""
+    text = text_of(message).strip()
+    place = prompt.rfind(text) if text else -1
+    return prompt[place:] if place >= 0 else ""
 
 
 def _holds_turn_before(conversation: Conversation, index: int, text: str) -> bool:

@@ -239,6 +239,17 @@ def test_a_turn_is_put_behind_the_prompt_that_the_model_will_see() -> None:
     assert "".join(span.text for span in spans).startswith(prompt)
 
 
+def test_a_turn_is_put_behind_a_prompt_without_a_header() -> None:
+    """Mistral Nemo writes the system's text in the last question, and not at all once that is answered."""
+    tokenizer = REWRITING["system in question"].tokenizer()
+    turns = [SYSTEM, *TURNS]
+    texts = ["".join(span.text for span in spans) for spans in samples_of(turns, tokenizer).spans]
+    answers = [f" {turn['content']}</s>" for turn in TURNS[1::2]]
+    assert learned_of(turns, tokenizer) == [[answer] for answer in answers]
+    prompts = [tokenizer.apply_chat_template(turns[:number], tokenize=False) for number in (2, 4)]
+    assert texts == [prompt + answer for prompt, answer in zip(prompts, answers, strict=True)]
+
+
 def test_a_turn_without_an_end_token_ends_with_the_token_of_the_next_speaker() -> None:
     """GLM-4: the model stops when it writes <|user|> or <|tool|>."""
     learned = learned_of(WITH_CALL, REWRITING["role tokens"].tokenizer())

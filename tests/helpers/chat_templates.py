@@ -120,6 +120,16 @@ _ROLE_TOKENS = """\
 {%- endfor -%}
 {%- if add_generation_prompt -%}{{ '<|assistant|>\\n' }}{%- endif -%}"""
 
+# Mistral Nemo: the system's text is in the last question, if nothing follows it; there is no generation prompt.
+_SYSTEM_IN_QUESTION = """\
+{{- bos_token -}}
+{%- for message in messages if message.role != 'system' -%}
+{%- if message.role == 'user' -%}
+{{ '[INST]' + (messages[0].content + '\\n\\n' if loop.last and messages[0].role == 'system' else '') + message.content
+   + '[/INST]' }}
+{%- else -%}{{ ' ' + message.content + eos_token }}{%- endif -%}
+{%- endfor -%}"""
+
 _IM = ("<|im_start|>", "<|im_end|>")
 _OPEN = CHATML.replace("{{ '<|im_start|>assistant\\n' }}", "{{ '<|im_start|>assistant\\n<think>\\n' }}")
 _PARTS = CHATML.replace("(message['content'] or '')", "message['content'][0]['text']")
@@ -131,6 +141,7 @@ REWRITING = {
     "open thought": Family(_OPEN, _IM, "{}<|im_end|>"),
     "final answer": Family(_FINAL_ANSWER, ("<|start|>", "<|end|>", "<|call|>", "<|return|>", "<|message|>"), "{}"),
     "role tokens": Family(_ROLE_TOKENS, ("<|user|>", "<|assistant|>", "<|tool|>", "<|system|>"), "{}"),
+    "system in question": Family(_SYSTEM_IN_QUESTION, ("[INST]", "[/INST]"), " {}</s>"),
     "parts": Family(_PARTS, _IM, "{}<|im_end|>"),
     "argument text": Family(_ARGUMENT_TEXT, _IM, "{}<|im_end|>"),
 }
