@@ -92,9 +92,12 @@ class OwnRendering:
         environment.filters["tojson"] = lambda value, **options: json.dumps(value, **{"ensure_ascii": False, **options})
         environment.filters["marked"] = lambda text: f"{MARK}{text}{END_OF_MARK}"
         environment.globals |= {"raise_exception": _refuse, "strftime_now": lambda form: datetime.now().strftime(form)}
-        source = re.sub(r"(\{%-?)\s*generation\s*(-?%\})", r"\1 filter marked \2", tokenizer.chat_template)
-        source = re.sub(r"(\{%-?)\s*endgeneration\s*(-?%\})", r"\1 endfilter \2", source)
-        self.template, self.tokens = environment.from_string(source), tokenizer.special_tokens_map
+        given = tokenizer.chat_template
+        self.templates, self.tokens = {}, tokenizer.special_tokens_map
+        for name, source in given.items() if isinstance(given, dict) else [("default", given)]:
+            source = re.sub(r"(\{%-?)\s*generation\s*(-?%\})", r"\1 filter marked \2", source)
+            source = re.sub(r"(\{%-?)\s*endgeneration\s*(-?%\})", r"\1 endfilter \2", source)
+            self.templates[name] = environment.from_string(source)
         self.special = sorted(
             {token.content.strip() for token in tokenizer.added_tokens_decoder.values() if token.special} - {""},
             key=len,
@@ -121,7 +124,8 @@ class OwnRendering:
         Raises:
             jinja2.TemplateError: or others, if the template does not take the messages.
         """
-        written = self.template.render(messages=messages, tools=tools, add_generation_prompt=prompt, **self.tokens)
+        template = self.templates.get("tool_use" if tools else "default", self.templates["default"])
+        written = template.render(messages=messages, tools=tools, add_generation_prompt=prompt, **self.tokens)
         marks, text = [], ""
         for number, part in enumerate(re.split(f"[{MARK}{END_OF_MARK}]", written)):
             if number % 2 and part:
@@ -226,6 +230,8 @@ def _prompted_turns(messages: list[dict[str, Any]], number: int, tools: Any, own
     first_word = min(text.index(word) for word in _words(messages[number]))
     first = min(_length_shared(prompt, text), first_word)
     header = prompt[len(own.render(messages[:number], tools)[0]) :]
+    if not header:  # the turn then begins behind the token that ends the prompt
+        header = next((token for token in own.special if prompt.endswith(token)), "")
     earlier = json.dumps(messages[:number])
     before = max((word.end() for word in WORD.finditer(text, 0, first_word) if word[0] in earlier), default=0)
     if not text.startswith(prompt) and header in text[before:first_word]:
@@ -236,7 +242,8 @@ def _prompted_turns(messages: list[dict[str, Any]], number: int, tools: Any, own
         following = messages[number + 1] if len(messages) > number + 1 else {"role": "user", "content": PROBE}
         written = own.render([*messages[: number + 1], following], tools)[0]
         last_words = text.rstrip()[max(text.rindex(word) for word in _words(messages[number])) :]
-        behind = written.rpartition(last_words)[2]
+        found = next(last_words[n:] for n in range(len(last_words)) if last_words[n:] in written)
+        behind = written.rpartition(found)[2]
         token = next((token for token in own.special if behind.lstrip().startswith(token)), None)
         if token is None:
             return []
