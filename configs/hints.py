@@ -42,250 +42,200 @@ _TRAINED_ON = "--from_peft_checkpoint"
 _FLOOR = "--min_lr (a learning rate, no share)"
 _ROUGE = "--eval_generate"
 _LAUNCHER = "torchrun's --nproc_per_node and --nnodes, before finetuning.py"
+_DATA_FILES = "--chat_dataset.data_path with a folder of train.* and validation.*, with the name of your dataset"
+_WANDB_NOTES = "--use_wandb, with the variables WANDB_TAGS, WANDB_NOTES, WANDB_RUN_GROUP, WANDB_JOB_TYPE and WANDB_MODE"
+_FUSED = "--compile (torch.compile fuses norms, rotary embeddings and activations)"
+_HUB_CONFIG = "--chat_dataset.hub_config, with the name of your dataset"
+_FROZEN = "--freeze_layers with --num_freeze_layers (the first layers, which are not trained)"
+_PACKING = "--batching_strategy packing|padding"
+_TRUNCATION = "--truncation right|left|drop|error|split"
+_TEMPLATE = "--chat_dataset.chat_template FILE (left out: the tokenizer's own)"
 
-HINTS: dict[str, str] = {
+_NAMES: dict[str, str] = {
     # Batches
-    "batch_size": _BATCH,
-    "micro_batch_size": _BATCH,
-    "train_batch_size": _BATCH,
-    "per_device_train_batch_size": _BATCH,
-    "eval_batch_size": "--val_batch_size",
-    "per_device_eval_batch_size": "--val_batch_size",
-    "accumulate_grad_batches": _ACCUMULATION,
-    "gradient_accumulation": _ACCUMULATION,
-    "gradient_accumulation_iters": _ACCUMULATION,
-    "grad_accum": _ACCUMULATION,
-    "grad_accumulation_steps": _ACCUMULATION,
+    _BATCH: "batch_size micro_batch_size train_batch_size per_device_train_batch_size",
+    "--val_batch_size": "eval_batch_size per_device_eval_batch_size batch_size_val",
+    _ACCUMULATION: (
+        "accumulate_grad_batches gradient_accumulation gradient_accumulation_iters grad_accum grad_accumulation_steps "
+        "gas"
+    ),
     # Precision
-    "precision": _PRECISION,
-    "bf16": _PRECISION,
-    "fp16": _PRECISION,
-    "fp32": _PRECISION,
-    "dtype": _PRECISION,
-    "torch_dtype": _PRECISION,
+    _PRECISION: "precision bf16 fp16 fp32 dtype torch_dtype bfloat16 use_bf16 float16 half",
+    "--float8 tensorwise": "fp8 use_fp8",
     # Length and schedule
-    "learning_rate": "--lr",
-    "epochs": _EPOCHS,
-    "max_epochs": _EPOCHS,
-    "num_train_epochs": _EPOCHS,
-    "max_steps": _STEPS,
-    "max_train_steps": _STEPS,
-    "optim": _OPTIMIZER,
-    "optimizer_name": _OPTIMIZER,
-    "optim_args": "--lr, --weight_decay, and --optimizer with its own flags",
-    "use_8bit_adam": "--optimizer AdamW8bit",
-    "use_8bit_optimizer": "--optimizer AdamW8bit",
-    "kahan_sum": "--optimizer anyprecision with --use_kahan_summation",
-    "no_decay": "--decay_norms_and_biases False",
-    "lr_scheduler": "--scheduler step|cosine|linear|constant",
-    "lr_scheduler_type": "--scheduler step|cosine|linear|constant",
-    "warmup": "--warmup_steps (optimizer steps)",
-    "warmup_ratio": "--warmup_steps (optimizer steps)",
-    "lr_warmup_steps": "--warmup_steps (optimizer steps)",
-    "num_warmup_steps": "--warmup_steps (optimizer steps)",
-    "min_lr_ratio": _FLOOR,
-    "min_lr_rate": _FLOOR,
-    "cosine_min_lr_ratio": _FLOOR,
-    "eta_min": _FLOOR,
-    "max_grad_norm": _CLIPPING,
-    "clip_grad_norm": _CLIPPING,
-    "gradient_clip_val": _CLIPPING,
-    "random_seed": "--seed",
+    "--lr": "learning_rate",
+    _EPOCHS: "epochs max_epochs num_train_epochs",
+    _STEPS: "max_steps max_train_steps iters max_iters num_training_steps",
+    _OPTIMIZER: "optim optimizer_name",
+    "--lr, --weight_decay, and --optimizer with its own flags": "optim_args",
+    "--optimizer AdamW8bit": "use_8bit_adam use_8bit_optimizer",
+    "--optimizer anyprecision with --use_kahan_summation": "kahan_sum",
+    "--decay_norms_and_biases False": "no_decay",
+    "--scheduler step|cosine|linear|constant": "lr_scheduler lr_scheduler_type",
+    "--warmup_steps (optimizer steps)": (
+        "warmup warmup_ratio lr_warmup_steps num_warmup_steps lr_warmup_ratio warmup_updates"
+    ),
+    _FLOOR: "min_lr_ratio min_lr_rate cosine_min_lr_ratio eta_min min_learning_rate lr_end final_lr",
+    _CLIPPING: "max_grad_norm clip_grad_norm gradient_clip_val max_norm",
+    "--seed": "random_seed data_seed random_state shuffle_seed",
+    "--limit_train_batches (micro-batches of each rank)": "max_steps_per_epoch",
+    "--adam_beta1 and --adam_beta2": "betas adam_betas",
+    "--adam_beta1": "beta1",
+    "--adam_beta2": "beta2",
+    "--deterministic": "full_determinism",
+    "--label_smoothing": "label_smoothing_factor",
     # Data
-    "max_length": _LENGTH,
-    "max_seq_length": _LENGTH,
-    "max_seq_len": _LENGTH,
-    "model_max_length": _LENGTH,
-    "sequence_len": _LENGTH,
-    "seq_len": _LENGTH,
-    "block_size": _LENGTH,
-    "cutoff_len": _LENGTH,
-    "max_packed_sequence_len": _LENGTH,
-    "packing": "--batching_strategy packing|padding",
-    "sample_packing": "--batching_strategy packing|padding",
-    "group_by_length": "--batching_strategy padding (batches then hold sequences of similar length)",
-    "eval_sample_packing": "--batching_strategy packing|padding",
-    "pad_to_sequence_len": "--batching_strategy packing|padding",
-    "special_tokens": _TOKENS,
-    "new_special_tokens": _TOKENS,
-    "additional_special_tokens": _TOKENS,
-    "truncation_side": "--truncation right|left|drop|error|split",
-    "pad_to_max_length": "--batching_strategy packing|padding",
-    "num_workers": "--num_workers_dataloader",
-    "dataloader_num_workers": "--num_workers_dataloader",
-    "num_train_samples": _SLICE,
-    "max_train_samples": _SLICE,
-    "max_samples": _SLICE,
-    "data": _DATA,
-    "data_dir": _DATA,
-    "dataset_name": _DATA,
-    "dataset_path": _DATA,
-    "train_file": _DATA,
-    "datasets": _DATA,
-    "train_dataset": _DATA,
-    "val_size": _FRACTION,
-    "val_set_size": _FRACTION,
-    "template": "--chat_dataset.chat_template FILE (left out: the tokenizer's own)",
-    "train_on_input": _ANSWERS_ALONE,
-    "train_on_inputs": _ANSWERS_ALONE,
-    "train_on_prompt": _ANSWERS_ALONE,
-    "completion_only_loss": _ANSWERS_ALONE,
-    "assistant_only_loss": _ANSWERS_ALONE,
-    "mask_history": "--chat_dataset.learn last",
+    _LENGTH: (
+        "max_length max_seq_length max_seq_len model_max_length sequence_len seq_len block_size cutoff_len "
+        "max_packed_sequence_len seq_length sequence_length max_context_length context_window n_ctx"
+    ),
+    _PACKING: (
+        "packing sample_packing eval_sample_packing pad_to_sequence_len pad_to_max_length padding_free neat_packing "
+        "packed eval_packing packing_strategy"
+    ),
+    "--batching_strategy padding (batches then hold sequences of similar length)": "group_by_length",
+    _TOKENS: (
+        "special_tokens new_special_tokens additional_special_tokens add_tokens resize_vocab resize_token_embeddings"
+    ),
+    _TRUNCATION: "truncation_side truncation_mode",
+    "--num_workers_dataloader": (
+        "num_workers dataloader_num_workers dataloader_prefetch_factor dataloader_persistent_workers"
+    ),
+    _SLICE: "num_train_samples max_train_samples max_samples",
+    _DATA: "data data_dir dataset_name dataset_path train_file datasets train_dataset data_files dataset_dir",
+    _FRACTION: (
+        "val_size val_set_size validation_split_percentage val_split_fraction test_split_size split_dataset_ratio"
+    ),
+    _TEMPLATE: "template chat_template_path",
+    _ANSWERS_ALONE: (
+        "train_on_input train_on_inputs train_on_prompt completion_only_loss assistant_only_loss response_template"
+    ),
+    "--chat_dataset.learn last": "mask_history",
+    "--context_length, or --max_source_length of an encoder-decoder": "max_input_length source_max_len",
+    "--max_target_length of an encoder-decoder": "max_output_length target_max_len",
+    "--max_target_length (of both splits), and --max_new_tokens with --eval_generate": "val_max_target_length",
+    _DATA_FILES: "validation_file test_file eval_dataset val_dataset dataset_val eval_data_path valid_file",
+    "--max_eval_step (batches of --val_batch_size), or --split_slice": (
+        "max_eval_samples max_val_samples val_batches limit_val_batches eval_iters"
+    ),
+    "--max_generate_samples, with --eval_generate": "max_predict_samples",
+    _HUB_CONFIG: "dataset_config dataset_config_name subset",
+    "--text_dataset.text_column": "dataset_text_field",
+    "--chat_dataset.train_split, with the name of your dataset": "dataset_train_split",
+    "--chat_dataset.test_split, with the name of your dataset": "dataset_test_split",
+    "--chat_dataset.streaming, with the name of your dataset": "dataset_streaming lazy_preprocess",
+    "--dataset_weights, one for each of --dataset": "interleave_probs probabilities",
+    "--shuffle_buffer_size": "buffer_size",
+    "--dataset FILE.py:FUNCTION": "formatting_func",
+    "--dataset, whose name is the format": "dataset_format dataset_type",
     # Model
-    "model": _MODEL,
-    "model_path": _MODEL,
-    "model_id": _MODEL,
-    "model_ckpt": _MODEL,
-    "model_checkpoint": _MODEL,
-    "model_name_or_path": _MODEL,
-    "base_model": _MODEL,
-    "checkpoint_dir": _MODEL,
-    "tokenizer": "--tokenizer_name",
-    "tokenizer_name_or_path": "--tokenizer_name",
-    "attn_implementation": _KERNELS,
-    "flash_attn": _KERNELS,
-    "flash_attention": _KERNELS,
-    "use_flash_attention_2": _KERNELS,
-    "torch_compile": "--compile",
-    "use_compile": "--compile",
+    _MODEL: (
+        "model model_path model_id model_ckpt model_checkpoint model_name_or_path base_model checkpoint_dir "
+        "checkpointer pretrained_model_name_or_path"
+    ),
+    "--tokenizer_name": "tokenizer tokenizer_name_or_path tokenizer_path",
+    _KERNELS: (
+        "attn_implementation flash_attn flash_attention use_flash_attention_2 attn_impl sdp_attention "
+        "xformers_attention"
+    ),
+    "--compile": "torch_compile use_compile torch_compile_backend torch_compile_mode",
+    "--low_cpu_fsdp": "low_cpu_mem_usage cpu_ram_efficient_loading fsdp_cpu_ram_efficient_loading",
+    _FUSED: "liger_rope liger_rms_norm liger_layer_norm liger_glu_activation",
+    "--enable_fsdp, under torchrun": "device_map",
     # Adapters
-    "peft": _PEFT,
-    "lora": _PEFT,
-    "use_lora": _PEFT,
-    "adapter": _PEFT,
-    "finetuning_type": _PEFT,
-    "qlora": f"--use_peft with {_QUANTIZATION}",
-    "lora_query": f"{_TARGETS} q_proj",
-    "lora_key": f"{_TARGETS} k_proj",
-    "lora_value": f"{_TARGETS} v_proj",
-    "lora_projection": f"{_TARGETS} o_proj",
-    "lora_mlp": f"{_TARGETS} gate_proj,up_proj,down_proj",
-    "lora_head": f"{_TARGETS} lm_head beside the others",
-    "lora_r": "--lora_config.r",
-    "lora_rank": "--lora_config.r",
-    "rank": "--lora_config.r",
-    "alpha": "--lora_config.lora_alpha",
-    "lora_target": "--lora_config.target_modules a,b or all-linear",
-    "lora_target_modules": "--lora_config.target_modules a,b or all-linear",
-    "lora_target_linear": f"{_TARGETS} all-linear",
-    "lora_model_dir": _TRAINED_ON,
-    "adapter_name_or_path": _TRAINED_ON,
-    "dropout": "--lora_config.lora_dropout",
-    "dora": "--lora_config.use_dora",
-    "rslora": "--lora_config.use_rslora",
-    "prefix_tuning": "--peft_method prefix with --prefix_config.num_virtual_tokens",
-    "prefix_length": "--prefix_config.num_virtual_tokens",
-    "quantize": _QUANTIZATION,
-    "load_in_4bit": _QUANTIZATION,
-    "load_in_8bit": _QUANTIZATION,
-    "use_4bit": _QUANTIZATION,
-    "use_8bit": _QUANTIZATION,
-    "bits": _QUANTIZATION,
-    "quantization_bit": _QUANTIZATION,
-    "quant_bits": _QUANTIZATION,
-    "quantize_base": _QUANTIZATION,
-    "bnb_4bit_quant_type": _QUANT_TYPE,
-    "quantization_type": _QUANT_TYPE,
-    "bnb_4bit_use_double_quant": _DOUBLE_QUANT,
-    "double_quant": _DOUBLE_QUANT,
-    "double_quantization": _DOUBLE_QUANT,
-    "nested_quant": _DOUBLE_QUANT,
-    "use_nested_quant": _DOUBLE_QUANT,
-    "use_bnb_nested_quant": _DOUBLE_QUANT,
-    "bnb_4bit_compute_dtype": _QUANT_COMPUTE,
-    "bnb_compute_dtype": _QUANT_COMPUTE,
-    "bnb_4bit_quant_storage": _QUANT_STORAGE,
-    "bnb_4bit_quant_storage_dtype": _QUANT_STORAGE,
-    "lora_dtype": "--peft_dtype fp32|bf16",
-    "autocast_adapter_dtype": "--peft_dtype fp32|bf16",
-    "freeze": "--freeze_layers with --num_freeze_layers",
-    "mixed_precision_reduce": _REDUCTION,
-    "communication_data_type": _REDUCTION,
+    _PEFT: "peft lora use_lora adapter finetuning_type lora_enable train_type tuner_type fine_tune_type",
+    f"--use_peft with {_QUANTIZATION}": "qlora",
+    f"{_TARGETS} q_proj": "lora_query",
+    f"{_TARGETS} k_proj": "lora_key",
+    f"{_TARGETS} v_proj": "lora_value",
+    f"{_TARGETS} o_proj": "lora_projection",
+    f"{_TARGETS} gate_proj,up_proj,down_proj": "lora_mlp apply_lora_to_mlp",
+    f"{_TARGETS} lm_head beside the others": "lora_head apply_lora_to_output",
+    "--lora_config.r": "lora_r lora_rank rank",
+    "--lora_config.lora_alpha": "alpha",
+    "--lora_config.target_modules a,b or all-linear": (
+        "lora_target lora_target_modules lora_modules lora_attn_modules target_regex"
+    ),
+    f"{_TARGETS} all-linear": "lora_target_linear",
+    _TRAINED_ON: "lora_model_dir adapter_name_or_path adapter_path resume_adapter_file",
+    "--lora_config.lora_dropout": "dropout",
+    "--lora_config.use_dora": "dora",
+    "--lora_config.use_rslora": "rslora",
+    "--peft_method prefix with --prefix_config.num_virtual_tokens": "prefix_tuning",
+    "--prefix_config.num_virtual_tokens": "prefix_length",
+    _QUANTIZATION: (
+        "quantize load_in_4bit load_in_8bit use_4bit use_8bit bits quantization_bit quant_bits quantize_base"
+    ),
+    _QUANT_TYPE: "bnb_4bit_quant_type quantization_type",
+    _DOUBLE_QUANT: (
+        "bnb_4bit_use_double_quant double_quant double_quantization nested_quant use_nested_quant use_bnb_nested_quant"
+    ),
+    _QUANT_COMPUTE: "bnb_4bit_compute_dtype bnb_compute_dtype",
+    _QUANT_STORAGE: "bnb_4bit_quant_storage bnb_4bit_quant_storage_dtype",
+    "--peft_dtype fp32|bf16": "lora_dtype autocast_adapter_dtype",
+    "--freeze_layers with --num_freeze_layers": "freeze",
+    _REDUCTION: "mixed_precision_reduce communication_data_type",
+    _FROZEN: "freeze_trainable_layers trainable_layers unfreeze_layers",
+    "--freeze_language_model": "freeze_LLM_only",
+    "--freeze_vision": "freeze_vision_tower freeze_vit",
     # Layout
-    "fsdp": _SHARDING,
-    "use_fsdp": _SHARDING,
-    "strategy": _SHARDING,
-    "deepspeed": _SHARDING,
-    "gradient_as_bucket_view": "always so, under --sharding_strategy NO_SHARD too",
-    "ddp": "--enable_fsdp False (several processes then replicate the model)",
-    "cpu_offload": _OFFLOAD,
-    "offload": _OFFLOAD,
-    "offload_params": _OFFLOAD,
-    "offload_optimizer": _OFFLOAD,
-    "auto_wrap_policy": _UNITS,
-    "fsdp_auto_wrap_policy": _UNITS,
-    "fsdp_transformer_layer_cls_to_wrap": _UNITS,
-    "act_ckpt": _CHECKPOINTING,
-    "enable_activation_offloading": _ACTIVATIONS_ON_HOST,
-    "activation_offload": _ACTIVATIONS_ON_HOST,
-    "gradient_checkpointing": _CHECKPOINTING,
-    "use_gradient_checkpointing": _CHECKPOINTING,
-    "devices": _LAUNCHER,
-    "num_gpus": _LAUNCHER,
-    "num_nodes": _LAUNCHER,
-    "ddp_timeout": "--step_timeout_seconds",
-    "num_processes": _LAUNCHER,
-    "num_machines": _LAUNCHER,
-    "machine_rank": _LAUNCHER,
-    "nnodes": _LAUNCHER,
-    "nproc_per_node": _LAUNCHER,
+    _SHARDING: "fsdp use_fsdp strategy deepspeed",
+    "always so, under --sharding_strategy NO_SHARD too": "gradient_as_bucket_view",
+    "--enable_fsdp False (several processes then replicate the model)": "ddp",
+    _OFFLOAD: "cpu_offload offload offload_params offload_optimizer fsdp_offload_params",
+    _UNITS: "auto_wrap_policy fsdp_auto_wrap_policy fsdp_transformer_layer_cls_to_wrap transformer_layer_cls_to_wrap",
+    _CHECKPOINTING: (
+        "act_ckpt gradient_checkpointing use_gradient_checkpointing gradient_checkpointing_kwargs grad_checkpoint "
+        "use_reentrant use_reentrant_gc enable_activation_checkpointing disable_gradient_checkpointing"
+    ),
+    _ACTIVATIONS_ON_HOST: "enable_activation_offloading activation_offload",
+    _LAUNCHER: (
+        "devices num_gpus num_nodes num_processes num_machines machine_rank nnodes nproc_per_node gpus ngpus "
+        "world_size num_gpus_per_node"
+    ),
+    "--step_timeout_seconds": "ddp_timeout",
+    "--checkpoint_type SHARDED_STATE_DICT|FULL_STATE_DICT": "state_dict_type fsdp_state_dict_type",
+    "--sharding_strategy FULL_SHARD (True) or SHARD_GRAD_OP (False)": (
+        "reshard_after_forward fsdp_reshard_after_forward"
+    ),
+    "--sharding_group_size, with --sharding_strategy HYBRID_SHARD": "dp_shard_size data_parallel_shard_dim",
+    "--replica_group_size, with --sharding_strategy HYBRID_SHARD": "dp_replicate_size data_parallel_replicate_dim",
     # Evaluation and results
-    "do_eval": _EVALUATION,
-    "eval_steps": _EVALUATION,
-    "evaluation_steps": _EVALUATION,
-    "eval_interval": _EVALUATION,
-    "eval_strategy": _EVALUATION,
-    "evaluation_strategy": _EVALUATION,
-    "evals_per_epoch": _EVALUATION,
-    "metric_for_best_model": _EVALUATED_BEST,
-    "load_best_model_at_end": _EVALUATED_BEST,
-    "logging_steps": _LOGGING,
-    "log_interval": _LOGGING,
-    "log_every_n_steps": _LOGGING,
-    "report_to": _TRACKERS,
-    "wandb": _TRACKERS,
-    "wandb_project": _WANDB,
-    "wandb_entity": _WANDB,
-    "wandb_name": _RUN_NAME,
-    "wandb_run_name": _RUN_NAME,
-    "run_name": _RUN_NAME,
-    "tensorboard": _TRACKERS,
-    "rouge": _ROUGE,
-    "predict_with_generate": _ROUGE,
-    "generation_num_beams": "--num_beams, with --eval_generate",
-    "generation_max_length": "--max_new_tokens, with --eval_generate",
-    "enable_checkpointing": _SAVING,
-    "checkpointing_steps": _SAVING,
-    "save_steps": _SAVING,
-    "save_strategy": _SAVING,
-    "saves_per_epoch": _SAVING,
-    "save_only_model": "--save_every_steps 0 with --save_every_minutes 0 (no checkpoints; the weights are saved)",
-    "save_total_limit": "--keep_last",
-    "out_dir": "--output_dir",
-    "save_dir": "--output_dir",
-    "overwrite_output_dir": "--overwrite",
-    "resume_from_checkpoint": "--resume",
+    _EVALUATION: (
+        "do_eval eval_steps evaluation_steps eval_interval eval_strategy evaluation_strategy evals_per_epoch interval "
+        "eval_every steps_per_eval val_check_interval run_val_every_n_steps skip_eval no_eval"
+    ),
+    _EVALUATED_BEST: "metric_for_best_model load_best_model_at_end",
+    _LOGGING: "logging_steps log_interval log_every_n_steps logging_strategy steps_per_report",
+    _TRACKERS: (
+        "report_to wandb tensorboard enable_wandb use_swanlab use_mlflow use_trackio logger logger_name log_with "
+        "trackers"
+    ),
+    _WANDB: "wandb_project wandb_entity project entity",
+    _RUN_NAME: "wandb_name wandb_run_name run_name",
+    _ROUGE: "rouge predict_with_generate do_predict",
+    "--num_beams, with --eval_generate": "generation_num_beams",
+    "--max_new_tokens, with --eval_generate": "generation_max_length",
+    _SAVING: (
+        "enable_checkpointing checkpointing_steps save_steps save_strategy saves_per_epoch save_interval save_every "
+        "steps_per_save save_freq"
+    ),
+    "--save_every_steps 0 with --save_every_minutes 0 (no checkpoints; the weights are saved)": (
+        "save_only_model save_adapter_weights_only"
+    ),
+    "--keep_last": "save_total_limit",
+    "--output_dir": "out_dir save_dir",
+    "--overwrite": "overwrite_output_dir",
+    "--resume": "resume_from_checkpoint resume_training recipe_checkpoint",
+    "--eval_before_training": "eval_on_start initial_validation",
+    _WANDB_NOTES: "wandb_mode wandb_tags wandb_group tags group notes job_type mode",
+    "--output_dir (its folder tensorboard)": "logging_dir log_dir",
+    "--print_memory": "log_peak_memory_stats",
+    "--loss_chunk_size": "cut_cross_entropy chunked_cross_entropy",
 }
-"""The flags that mean the same here, by the name that other tools use."""
 
-NEEDLESS: dict[str, str] = {
-    "stage": "given answers are learned; there is no preference or reward training",
-    "do_train": "a run trains, but with --dry_run or --load_only",
-    "overwrite_cache": "tokens are made anew when the data or a setting that changes them have changed",
-    "dataset_prepared_path": "tokens are kept in the cache of Hugging Face's datasets (the variable HF_DATASETS_CACHE)",
-    "preprocessing_num_workers": "one process of each machine tokenises, and the result is kept",
-    "dataset_num_proc": "one process of each machine tokenises, and the result is kept",
-    "remove_unused_columns": "columns that no one reads are named and not read",
-    "use_liger_kernel": "the loss is computed in chunks, so whole logits are never held",
-    "liger_fused_linear_cross_entropy": "the loss is computed in chunks, so whole logits are never held",
-    "local_rank": "the launcher's variable LOCAL_RANK says it",
-    "plot_loss": "`python -m tools.report RUN` draws the curves of a run",
-    "push_to_hub": "nothing is uploaded; `hf upload OWNER/NAME RUN/model` does that",
-    "hub_model_id": "nothing is uploaded; `hf upload OWNER/NAME RUN/model` does that",
-    "export_dir": "a run's folder holds the weights; `python -m tools.export RUN --to DIR` merges adapters",
-}
-"""Why there is no such flag, by the name that other tools have for it."""
+HINTS: dict[str, str] = {name: hint for hint, names in _NAMES.items() for name in names.split()}
+"""The flags that mean the same here, by the name that other tools use."""
 
 VALUE_HINTS: dict[str, dict[str, str]] = {
     "peft_method": {
@@ -293,10 +243,36 @@ VALUE_HINTS: dict[str, dict[str, str]] = {
         "qlora": "here it is lora, with --quantization 4bit",
         "dora": "here it is lora, with --use_dora",
     },
+    "quantization": {
+        **dict.fromkeys(("4", "int4"), "here it is 4bit"),
+        **dict.fromkeys(("8", "int8", "bnb.int8"), "here it is 8bit"),
+        **dict.fromkeys(("nf4", "bnb.nf4"), "here it is 4bit"),
+        **dict.fromkeys(("fp4", "bnb.fp4"), "here it is 4bit, with --quant_type fp4"),
+        "bnb.nf4-dq": "here it is 4bit, with --use_double_quant",
+        "bnb.fp4-dq": "here it is 4bit, with --quant_type fp4 and --use_double_quant",
+    },
+    "mixed_precision": {
+        "bf16": "here it is True",
+        "fp16": "here it is --use_fp16",
+        "fp8": "here it is --float8 tensorwise",
+    },
     "activation_checkpointing": {"true": "here it is full", "false": "here it is off"},
     "batching_strategy": {"true": "here it is packing", "false": "here it is padding"},
-    "scheduler": {"constant_with_warmup": "here it is constant, with --warmup_steps"},
-    "optimizer": {"adam_8bit": "here it is AdamW8bit", "adam8bit": "here it is AdamW8bit"},
-    "sharding_strategy": {"ddp": "here it is --enable_fsdp False", "deepspeed": "here it is FULL_SHARD"},
+    "scheduler": {
+        "constant_with_warmup": "here it is constant, with --warmup_steps",
+        "linear_with_warmup": "here it is linear, with --warmup_steps",
+        "cosine_with_warmup": "here it is cosine, with --warmup_steps",
+        "cosine_with_min_lr": "here it is cosine, with --min_lr",
+    },
+    "optimizer": {
+        **dict.fromkeys(("adam_8bit", "adam8bit", "adamw_torch_8bit"), "here it is AdamW8bit"),
+        "paged_adamw_32bit": "here it is AdamW, with --optimizer_cpu_offload",
+    },
+    "sharding_strategy": {
+        "ddp": "here it is --enable_fsdp False",
+        "deepspeed": "here it is FULL_SHARD",
+        **dict.fromkeys(("zero2", "zero-2", "shard_grad_op auto_wrap"), "here it is SHARD_GRAD_OP"),
+        **dict.fromkeys(("zero3", "zero-3", "full_shard auto_wrap"), "here it is FULL_SHARD"),
+    },
 }
 """What means the same here, by setting and by the value, in lower case, that other tools have for it."""

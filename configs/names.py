@@ -2,7 +2,8 @@
 
 from difflib import get_close_matches
 
-from configs.hints import HINTS, NEEDLESS, VALUE_HINTS
+from configs.hints import HINTS, VALUE_HINTS
+from configs.needless import NEEDLESS
 from configs.run import DATASETS, SECTIONS, SETTINGS
 
 _DOTTED_BY_FIELD: dict[str, tuple[str, ...]] = {}

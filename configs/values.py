@@ -20,7 +20,11 @@ _FALSE = ("false", "0", "no", "off")
 _NONE = ("none", "null", "")
 _MAX_WHOLE = 10**18  # what 64 bits hold, with room for a few more
 _NUMBER = re.compile(r"[+-]?([0-9]+\.?[0-9]*|\.[0-9]+)([eE][+-]?[0-9]{1,4})?")
-_DTYPES = {"bfloat16": "bf16", "float32": "fp32", "torch.bfloat16": "bf16", "torch.float32": "fp32"}
+_DTYPES = {
+    prefix + name: short
+    for name, short in (("bfloat16", "bf16"), ("float16", "fp16"), ("float32", "fp32"))
+    for prefix in ("", "torch.")
+}
 
 # Other accepted spellings of some settings' values, in lower case.
 _SPELLINGS: dict[str, dict[str, str]] = {
@@ -34,8 +38,9 @@ _SPELLINGS: dict[str, dict[str, str]] = {
         **dict.fromkeys(("paged_adamw_8bit", "paged_adamw8bit"), "PagedAdamW8bit"),
         **dict.fromkeys(("adamw_anyprecision", "anyprecision_adamw", "anyprecisionadamw"), "anyprecision"),
     },
-    "momentum_dtype": _DTYPES,
-    "variance_dtype": _DTYPES,
+    **dict.fromkeys(
+        ("momentum_dtype", "variance_dtype", "compute_dtype", "quant_storage", "peft_dtype", "reduce_dtype"), _DTYPES
+    ),
 }
 
 

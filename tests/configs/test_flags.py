@@ -10,8 +10,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from configs.flags import help_text, parse_flags, wants_help
-from configs.hints import HINTS, NEEDLESS
+from configs.hints import HINTS
 from configs.names import find
+from configs.needless import NEEDLESS
 from configs.run import SETTINGS, RunConfig
 from utils.errors import ConfigError
 
@@ -217,6 +218,7 @@ def test_booleans_have_the_documented_spellings(line, value):
         ("--optimizer AdamW_AnyPrecision", "fsdp_config.optimizer", "anyprecision"),
         ("--optimizer adafactor", "fsdp_config.optimizer", "Adafactor"),
         ("--optimizer anyprecision --variance_dtype bfloat16", "fsdp_config.variance_dtype", "bf16"),
+        ("--quantization 4bit --use_peft --compute_dtype torch.float16", "quantization_config.compute_dtype", "fp16"),
         ("--enable_fsdp --accumulate_unsharded", "fsdp_config.accumulate_unsharded", True),
         ("--enable_fsdp --accumulate_unsharded no", "fsdp_config.accumulate_unsharded", False),
         ("--enable_fsdp --noaccumulate_unsharded", "fsdp_config.accumulate_unsharded", False),
@@ -406,6 +408,8 @@ def test_all_unknown_names_are_told_at_once():
     [
         ("--peft_method None", "leave --use_peft and this out"),
         ("--optimizer adam_8bit", "here it is AdamW8bit"),
+        ("--use_peft --quantization int4", "here it is 4bit"),
+        ("--mixed_precision fp16", "here it is --use_fp16"),
         ("--strategy deepspeed", "--optimizer_cpu_offload"),
         ("--lora_head True", "--lora_config.target_modules, with lm_head"),
         ("--model-ckpt bart", "--model_name"),
