@@ -95,7 +95,8 @@ def check_model(model: Any, model_name: str) -> list[str]:
             f"--model_name: {model_name} is a {type(model).__name__}, a language model inside a larger one (of images, "
             "say), and only plain language models are trained; save its language model alone and give that"
         )
-    if model.get_decoder() is model:
+    # In some families, the name by which transformers looks for a decoder is that of the head (ModernBERT's decoder).
+    if model.get_decoder() in (model, model.get_output_embeddings()):
         raise ConfigError(
             f"--model_name: transformers {transformers.__version__} does not say where the decoder of "
             f"{type(model).__name__} is, and the loss is computed after it; give a model of another family"
@@ -123,8 +124,9 @@ def stacks(model: Any) -> list[nn.Module]:
 
 
 def compute_logits(model: Any, hidden: torch.Tensor) -> torch.Tensor:
-    """Nothing is read, since the decoder's output is given."""
-    return model.forward(input_ids=None, use_cache=False).logits
+    """Nothing is read, since the decoder's output is given. As embeddings it says how many tokens there are, which some
+    models ask (Gemma 4)."""
+    return model.forward(input_ids=None, inputs_embeds=hidden, use_cache=False).logits
 
 
 def inputs_of(processor: Any, model_config: Any, ids: torch.Tensor) -> dict[str, Any]:

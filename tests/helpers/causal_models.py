@@ -24,6 +24,10 @@ CONFIGS: dict[str, Any] = {
     "cohere": transformers.CohereConfig(**SMALL, logit_scale=0.3),
     "granite": transformers.GraniteConfig(**SMALL, logits_scaling=0.25),
     "gpt-neox": transformers.GPTNeoXConfig(**GPT_NEOX, vocab_size=VOCAB),
+    # The model itself asks how many tokens the head reads.
+    "gemma4": transformers.Gemma4TextConfig(
+        **SMALL, head_dim=8, num_kv_shared_layers=0, hidden_size_per_layer_input=8, vocab_size_per_layer_input=VOCAB
+    ),
     "mixtral": transformers.MixtralConfig(**SMALL, num_local_experts=2),
     "starcoder": transformers.GPTBigCodeConfig(
         vocab_size=VOCAB,

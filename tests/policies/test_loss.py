@@ -15,9 +15,10 @@ from torch.utils.flop_counter import FlopCounterMode
 from data.labels import shift_left
 from policies.activation_checkpointing import Checkpointing, apply_activation_checkpointing
 from policies.loss import summed_cross_entropy, use_summed_loss
-from tasks.causal_lm import compute_logits, loss_notes, stacks, summed_loss
+from tasks.causal_lm import check_model, compute_logits, loss_notes, stacks, summed_loss
 from tests.helpers.causal_models import CONFIGS, make_batch, make_model, reference_loss
-from tests.helpers.small_configs import VOCAB
+from tests.helpers.small_configs import SMALL, VOCAB
+from utils.errors import ConfigError
 
 CHUNK_SIZES = [0, 1, 7, 64, 10_000]
 
@@ -181,3 +182,12 @@ def test_a_routers_own_loss_is_said_to_be_left_out(asked: bool) -> None:
     notes = loss_notes(transformers.MixtralConfig(output_router_logits=asked))
     assert len(notes) == asked
     assert all("output_router_logits" in note for note in notes)
+
+
+@pytest.mark.parametrize("config", [transformers.Llama4TextConfig, transformers.ModernBertDecoderConfig])
+def test_a_model_whose_decoder_is_not_found_is_refused(config: Any) -> None:
+    """transformers takes Llama 4 for its own decoder, and the head of ModernBERT's decoder for the decoder."""
+    with torch.device("meta"):
+        model = transformers.AutoModelForCausalLM.from_config(config(**SMALL | {"pad_token_id": 0}))
+    with pytest.raises(ConfigError, match="does not say where the decoder"):
+        check_model(model, "m")
