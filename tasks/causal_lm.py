@@ -143,7 +143,7 @@ class CausalMicroBatch(TensorBatch):
 
     input_ids: torch.Tensor  # int64 [batch, seq]
     labels: torch.Tensor  # int64 [batch, seq], not shifted, -100 = no label; stays on the host
-    position_ids: torch.Tensor  # int64 [batch, seq], restarting at 0 with every sequence
+    position_ids: torch.Tensor | None  # int64 [batch, seq], restarting at 0 with every sequence; None: the model counts
     target_positions: torch.Tensor  # int64 [n], positions of the flattened [batch x seq] that predict a label token
     targets: torch.Tensor  # int64 [n], those label tokens
     attention_mask: torch.Tensor | None  # int64 [batch, seq], 1 = token; None if the model takes none
@@ -162,7 +162,7 @@ class Collator:
     Under packing the model gets position ids that restart with every sequence and no attention mask: that is how
     transformers tells the sequences of a row apart (with a mask, or with a KV cache, attention would cross them). The
     padding at a row's end is one more sequence, without labels. Under padding the mask says where the tokens are, if
-    the model takes one.
+    the model takes one, and the model counts positions itself: those of RoBERTa do not begin at 0.
     """
 
     packing: bool
@@ -198,7 +198,7 @@ class Collator:
         return CausalMicroBatch(
             input_ids=torch.from_numpy(input_ids),
             labels=torch.from_numpy(labels),
-            position_ids=torch.from_numpy(position_ids),
+            position_ids=torch.from_numpy(position_ids) if self.packing else None,
             target_positions=target_positions,
             targets=predicted,
             attention_mask=torch.from_numpy(is_token.astype(np.int64)) if self._has_mask else None,

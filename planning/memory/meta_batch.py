@@ -68,7 +68,7 @@ def _causal(rows: int, width: int, label_share: float, *, packed: bool, by_offse
     return CausalMicroBatch(
         input_ids=_ids(rows, width),
         labels=_ids(rows, width),
-        position_ids=_ids(rows, width),
+        position_ids=_ids(rows, width) if packed else None,
         target_positions=_ids(num_labels),
         targets=_ids(num_labels),
         attention_mask=mask,

@@ -64,11 +64,12 @@ def sequences_of(batch: CausalMicroBatch) -> list[Shown]:
     """The sequences that the model gets, by position ids under packing and by the attention mask under padding."""
     found = []
     for row in range(len(batch.input_ids)):
-        starts = (batch.position_ids[row] == 0).nonzero()[:, 0].tolist()
-        assert batch.attention_mask is None or starts == [0]
-        for start, end in zip(starts, [*starts[1:], batch.input_ids.shape[1]], strict=True):
+        places = torch.arange(batch.input_ids.shape[1]) if batch.position_ids is None else batch.position_ids[row]
+        assert (batch.attention_mask is None) == (batch.position_ids is not None)
+        starts = (places == 0).nonzero()[:, 0].tolist()
+        for start, end in zip(starts, [*starts[1:], len(places)], strict=True):
             part = slice(start, end)
-            assert batch.position_ids[row, part].tolist() == list(range(end - start))
+            assert places[part].tolist() == list(range(end - start))
             ids, labels = batch.input_ids[row, part], batch.labels[row, part]
             is_token = ids != PADDING
             if batch.attention_mask is not None and batch.num_tokens:

@@ -24,6 +24,10 @@ CONFIGS: dict[str, Any] = {
     "cohere": transformers.CohereConfig(**SMALL, logit_scale=0.3),
     "granite": transformers.GraniteConfig(**SMALL, logits_scaling=0.25),
     "gpt-neox": transformers.GPTNeoXConfig(**GPT_NEOX, vocab_size=VOCAB),
+    # Its positions begin behind the padding id.
+    "roberta": transformers.RobertaConfig(
+        **SMALL | {"pad_token_id": 2}, is_decoder=True, hidden_dropout_prob=0.0, attention_probs_dropout_prob=0.0
+    ),
     # The model itself asks how many tokens the head reads.
     "gemma4": transformers.Gemma4TextConfig(
         **SMALL, head_dim=8, num_kv_shared_layers=0, hidden_size_per_layer_input=8, vocab_size_per_layer_input=VOCAB
@@ -68,7 +72,6 @@ def reference_loss(model: Any, batch: CausalMicroBatch) -> torch.Tensor:
     logits = model(
         input_ids=batch.input_ids,
         attention_mask=batch.attention_mask,
-        position_ids=batch.position_ids,
         use_cache=False,
     ).logits
     return F.cross_entropy(logits[:, :-1].flatten(0, 1), batch.labels[:, 1:].flatten(), reduction="sum")
