@@ -170,7 +170,8 @@ def _load_adapter(model: nn.Module, train: TrainConfig, device: str) -> Any:
         settings.init_lora_weights = True  # no other start: its values are read
     try:
         adapted, own_names = attach_adapter(model, settings, device=device)
-        set_adapter(adapted, own_names, load_file(folder / "adapter_model.safetensors"))
+        tensors = load_file(folder / "adapter_model.safetensors")
+        set_adapter(adapted, own_names, {name: tensor.to(device) for name, tensor in tensors.items()})
     except Exception as error:
         raise ConfigError(f"--from_peft_checkpoint: {path} does not fit this model ({in_one_line(error)})") from error
     return _compute_prompts_in_the_models_dtype(adapted)

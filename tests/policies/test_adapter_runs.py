@@ -143,7 +143,8 @@ def test_training_goes_on_from_the_saved_adapter(
     """DoRA's magnitudes among the rest, which were trained and are no norms of the base's rows any more."""
     before = runs[adapter, "SINGLE"]
     flags = flags_of(model_folder, tmp_path / "run", adapter, ranks=2, again=before / "adapter")
-    process_group.train([*flags, *LAYOUTS["FULL_SHARD"][1], "--eval_before_training"], 2)
+    outcomes = process_group.train([*flags, *LAYOUTS["FULL_SHARD"][1], "--eval_before_training"], 2)
+    assert [outcome.stderr for outcome in outcomes] == ["", ""]
     losses = eval_losses(tmp_path / "run")
     assert losses[0] == pytest.approx(eval_losses(before)[-1], rel=1e-5)
     assert plain_eval_loss(load_plain(tmp_path / "run/adapter", model_folder)) == pytest.approx(losses[-1], rel=1e-5)
