@@ -1,7 +1,7 @@
 """Rows of CSV and TSV files, each as JSON text; every cell is text, and an empty one is null.
 
-Spreadsheets of countries that write 1,5 put semicolons between cells: a .csv file whose first line has these and no
-comma outside of quotes is read so.
+Spreadsheets of countries that write 1,5 put semicolons between cells, and some programs tabs: a .csv file whose first
+line has no comma outside of quotes is read so.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ def _delimiter(file: Path) -> str:
         return "\t"
     with file.open("rb") as stream:
         names = re.sub(rb'"[^"]*"', b"", stream.readline(_MOST_BYTES))
-    return ";" if b";" in names and b"," not in names else ","
+    return next((delimiter for delimiter in ",\t;" if delimiter.encode() in names), ",")
 
 
 def _is_utf8(data: bytes) -> bool:

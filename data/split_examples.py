@@ -90,8 +90,8 @@ class SplitExamples:
             if isinstance(value, int | float) and not isinstance(value, bool):
                 example[name] = str(value)
             elif not isinstance(value, str):
-                kind = "empty (null)" if value is None else type(value).__name__
-                raise BadExample(f"column {name} is not text but {kind}")
+                kind = "empty" if value is None else f"not text but {type(value).__name__}"
+                raise BadExample(f"column {name} is {kind}")
         return example
 
     def numbered(self) -> Iterator[tuple[int, dict[str, Any] | UnreadableRow]]:

@@ -134,7 +134,7 @@ BROKEN = [
     ("null", {"image": None}, "row 2: column image is no image and no path of one but empty"),
     ("url", {"image": "https://a.b/c.png"}, "row 2: column image: https://a.b/c.png is a URL"),
     ("list", {"text": ["a"]}, "row 2: column text is not text but list"),
-    ("no text", {"text": None}, "row 2: column text is not text but empty (null)"),
+    ("no text", {"text": None}, "row 2: column text is empty"),
 ]
 
 

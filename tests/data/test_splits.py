@@ -341,7 +341,7 @@ def test_a_row_that_is_not_text_is_refused_by_its_number_in_the_file(tokenizer: 
     at = found.row_number(7)
     rows[at - 1]["output"] = None
     write(tmp_path / "data.jsonl", rows)
-    with pytest.raises(ConfigError, match=rf"data.jsonl, row {at}: column output is not text but empty"):
+    with pytest.raises(ConfigError, match=rf"data.jsonl, row {at}: column output is empty"):
         tokenized("alpaca", config, tokenizer)
 
 
