@@ -35,7 +35,7 @@ def make_paths_absolute(config: RunConfig, started_in: Path) -> RunConfig:
             parts = split_paths(value) if is_data else [value]
             path = ",".join(_absolute(name, part, started_in, may_be_glob=is_data) for part in parts)
             sections[section] = replace(sections.get(section, getattr(config, section)), **{field: path})
-    recipe = None if config.recipe is None else str(Path(started_in, config.recipe))
+    recipe = None if config.recipe is None else str(Path(started_in, os.path.expanduser(config.recipe)))
     return replace(config, **sections, recipe=recipe)
 
 

@@ -110,7 +110,7 @@ def locate(flag: str, dataset_config: DataSource, hub_name: str | None, kinds: S
         return Files(flag, path, {train_split: files}, has_splits=False)
     if HUB_NAME.fullmatch(path) and ending(local) not in ALL_KINDS:
         return Hub(flag, path, dataset_config.hub_config)
-    raise ConfigError(f"--{flag}.data_path: {path} does not exist")
+    raise ConfigError(f"--{flag}.data_path: {local.absolute()} does not exist")
 
 
 def _files_of_part(flag: str, part: str, kinds: Sequence[str]) -> list[Path]:

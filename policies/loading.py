@@ -37,8 +37,6 @@ def load_model_config(train: TrainConfig, *, needs_weights: bool = True) -> Pret
         ConfigError: if there is none, or its weights cannot be trained.
     """
     folder = Path(train.model_name).expanduser()
-    if not folder.exists() and train.model_name.startswith(("/", "./", "../", "~")):
-        raise ConfigError(f"--model_name: there is no folder {train.model_name}")
     if folder.is_dir() and not (folder / "config.json").is_file():
         raise ConfigError(f"--model_name: {folder} has no config.json; {_where_a_model_is(folder)}")
     if not folder.is_dir():
@@ -83,7 +81,8 @@ def _check_weights(folder: Path, model_config: PretrainedConfig, *, needed: bool
         )
     if needed:
         raise ConfigError(
-            f"--model_name: {folder} has no *.safetensors weights; --random_weights trains from config.json alone"
+            f"--model_name: {folder} has no *.safetensors weights; download or copy them whole "
+            "(--random_weights trains from config.json alone)"
         )
 
 

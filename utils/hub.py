@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 
 import datasets
@@ -10,6 +11,7 @@ from huggingface_hub import HfApi, try_to_load_from_cache
 from utils.errors import ConfigError, in_one_line
 
 TIMEOUT_SECONDS = 10.0
+_MAY_BE_A_NAME = re.compile(r"[\w-][\w.-]*(/[\w.-]+)?")
 
 
 def check_on_hub(flag: str, name: str, kind: str) -> None:
@@ -17,10 +19,16 @@ def check_on_hub(flag: str, name: str, kind: str) -> None:
 
     Args:
         flag: the flag that gave the name, for the message. kind: "model" or "dataset".
+        name: of no folder here. It may be a mistaken path.
 
     Raises:
-        ConfigError: with the hub's reason.
+        ConfigError: with the hub's reason, or without asking it for what is no name.
     """
+    path = Path(name).expanduser().absolute()
+    if path.is_file():
+        raise ConfigError(f"{flag}: {path} is a file; give its folder, {path.parent}")
+    if not _MAY_BE_A_NAME.fullmatch(name):
+        raise ConfigError(f"{flag}: there is no folder {path}")
     try:
         if _is_cached(name, kind):
             return
@@ -36,6 +44,8 @@ def explain(error: Exception) -> str:
     """A library's error in a few words; for some only what to do."""
     if "trust_remote_code" in str(error):
         return "it needs code that came with it; if you trust that code, give --trust_remote_code"
+    if "backend tokenizer" in str(error):  # transformers lists what it would take, for some lines
+        return "it has no tokenizer.json, and no other tokenizer's file that can be converted"
     return f"{type(error).__name__}: {in_one_line(error)}"
 
 

@@ -154,8 +154,15 @@ def test_a_run_folder_or_an_adapter_in_place_of_a_model_is_told_what_to_give(
 
 
 def test_a_folder_that_does_not_exist_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match="there is no folder"):
+    with pytest.raises(ConfigError, match=f"there is no folder {tmp_path}/nowhere"):
         load_model(tmp_path / "nowhere")
+    with pytest.raises(ConfigError, match=f"there is no folder {Path.cwd()}/outputs/nowhere/model"):
+        load_model(Path("outputs/nowhere/model"))
+
+
+def test_a_file_of_a_model_is_told_to_be_its_folder(tiny_model: Path) -> None:
+    with pytest.raises(ConfigError, match=f"config.json is a file; give its folder, {tiny_model}$"):
+        load_model(tiny_model / "config.json")
 
 
 def test_a_checkpoint_of_several_files_is_read_from_all_of_them(tiny_model: Path, tmp_path: Path) -> None:
