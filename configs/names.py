@@ -48,7 +48,7 @@ def explain_unknown(name: str) -> str:
         first = next(dotted for dotted in SETTINGS if dotted.startswith(f"{name}."))
         return f"is a group of settings; set one of them, like --{first}"
     if name in _DATASET_FIELDS:
-        return f"each dataset has its own; write --{_DOTTED_BY_FIELD[name][0]}, with the name of the chosen dataset"
+        return f"each dataset has its own; write --NAME.{name} with the NAME of --dataset"
     if name == "config":
         return "belongs on the command line; a recipe cannot name another recipe"
     if field in HINTS:

@@ -21,7 +21,7 @@ def read_recipe(path: str) -> list[tuple[str, Raw]]:
         ConfigError: if the file cannot be read or is not such a mapping.
     """
     try:
-        root = yaml.compose(Path(path).read_text(encoding="utf-8"), Loader=yaml.BaseLoader)
+        root = yaml.compose(Path(path).expanduser().read_text(encoding="utf-8"), Loader=yaml.BaseLoader)
     except OSError as error:
         raise ConfigError(f"--config: cannot read {path}: {error.strerror}; give the path of a YAML file") from error
     except ValueError as error:  # not UTF-8, or a NUL in the path
@@ -32,6 +32,9 @@ def read_recipe(path: str) -> list[tuple[str, Raw]]:
         raise ConfigError(f"--config: {path} is not valid YAML: {' '.join(str(error).split())}") from error
     if not isinstance(root, yaml.MappingNode):
         raise ConfigError(f"--config: {path} holds no settings; write them as NAME: VALUE lines")
+    names = [key.value for key, _ in root.value]
+    if "settings" in names and "command" in names:
+        raise ConfigError(f"--config: {path} is a run's record, not a recipe; the `command` in it starts such a run")
     return list(_entries(root, "", path))
 
 

@@ -151,7 +151,9 @@ def answer_all(given: argparse.Namespace) -> None:
             "the likeliest token each time"
         )
     if not 1 <= given.max_new_tokens <= _MOST_TOKENS:
-        raise ConfigError(f"--max_new_tokens: {given.max_new_tokens} is not from 1 to {_MOST_TOKENS}; give fewer")
+        raise ConfigError(
+            f"--max_new_tokens: {given.max_new_tokens} is not from 1 to {_MOST_TOKENS}; give such a number"
+        )
     if not 0 <= given.seed < 2**63:
         raise ConfigError(f"--seed: {given.seed} is not from 0 to 2^63 - 1; give another")
     for prompt in prompts:

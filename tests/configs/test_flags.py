@@ -331,8 +331,7 @@ def test_numbers_arrive_as_they_were_typed(integer, number):
         ("--train_config.learning_rate 1", "--train_config.learning_rate: unknown flag; here it is --lr"),
         (
             "--data_path d",
-            "--data_path: each dataset has its own; write --samsum_dataset.data_path, with the name of the chosen "
-            "dataset",
+            "--data_path: each dataset has its own; write --NAME.data_path with the NAME of --dataset",
         ),
         (
             "--fsdp_config SGD",

@@ -91,6 +91,7 @@ def test_words_for_unset_and_for_off_are_read_as_such(tmp_path):
         ("lr: [", "--config: {path} is not valid YAML: "),
         ("lr: 1\n---\nlr: 2", "--config: {path} is not valid YAML: "),
         (b"\xff\xfe\x00", "--config: {path!r} is not a text file; "),
+        ("settings: {}\ncommand: torchrun", "--config: {path} is a run's record, not a recipe; the `command` in it "),
     ],
 )
 def test_what_is_wrong_in_a_recipe_is_named_with_its_file(tmp_path, text, message):
