@@ -1,4 +1,4 @@
-"""What a GPU's fused kernels of attention and dropout keep, for passes on the meta device, which has neither."""
+"""What a GPU's kernels of attention, dropout and experts keep, for passes on the meta device, which lacks them."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def kernel_of(
 
 @contextmanager
 def kernels_of_card(capability: tuple[int, int], *, answer: bool) -> Iterator[None]:
-    """Inside this context attention and dropout on meta tensors keep what they keep on a card of that capability.
+    """Inside this context attention, dropout and experts on meta tensors keep what they keep on such a card.
 
     Questions that models ask of values (`if mask.all()`) get one answer, because meta tensors have no values. What they
     check of their inputs (`torch._check_tensor_all`, which asks for an `item`) holds.
@@ -43,7 +43,7 @@ def kernels_of_card(capability: tuple[int, int], *, answer: bool) -> Iterator[No
         answer: models ask whether a given mask masks nothing, and whether position ids are those of one sequence per
             row: True without a mask, False with one.
     """
-    own_attention, own_dropout = F.scaled_dot_product_attention, F.dropout
+    own_attention, own_dropout, own_product = F.scaled_dot_product_attention, F.dropout, F.grouped_mm
 
     def attention(
         query: torch.Tensor,
@@ -75,13 +75,20 @@ def kernels_of_card(capability: tuple[int, int], *, answer: bool) -> Iterator[No
         # Keeps a mask of one byte per element; elsewhere torch keeps one of the input's dtype.
         return torch.ops.aten.native_dropout(input, p, training)[0] if training and p > 0 else input
 
+    def product(mat_a: torch.Tensor, mat_b: torch.Tensor, **options: Any) -> torch.Tensor:
+        # On the meta device torch knows the product of experts in bf16 alone; transformers' keeps the same tensors.
+        if mat_a.dtype == torch.bfloat16:
+            return own_product(mat_a, mat_b, **options)
+        output: torch.Tensor = torch.ops.transformers.grouped_mm_fallback(mat_a, mat_b, **options)
+        return output
+
     # Not by a TorchFunctionMode: backward leaves it, and checkpointed layers compute again there.
-    F.scaled_dot_product_attention, F.dropout = attention, dropout
+    F.scaled_dot_product_attention, F.dropout, F.grouped_mm = attention, dropout, product
     try:
         with _OneAnswer(answer):
             yield
     finally:
-        F.scaled_dot_product_attention, F.dropout = own_attention, own_dropout
+        F.scaled_dot_product_attention, F.dropout, F.grouped_mm = own_attention, own_dropout, own_product
 
 
 class _OneAnswer(TorchFunctionMode):

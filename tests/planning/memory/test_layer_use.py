@@ -30,6 +30,9 @@ CONFIGS = {
     "opt": transformers.OPTConfig(
         **TEXT, ffn_dim=160, word_embed_proj_dim=64, max_position_embeddings=64, **NO_DROPOUT
     ),
+    "mixtral": transformers.MixtralConfig(
+        **TEXT, intermediate_size=160, num_key_value_heads=4, num_local_experts=4, dtype=torch.float32
+    ),
     "gemma2": transformers.Gemma2Config(**TEXT, intermediate_size=160, head_dim=16, num_key_value_heads=2),
     "t5": transformers.T5Config(
         d_model=64,
@@ -62,7 +65,7 @@ def build(name: str, device: str, *, adapters: bool, checkpointing: str) -> tupl
     auto = AutoModelForSeq2SeqLM if config.is_encoder_decoder else AutoModelForCausalLM
     # T5 trains a bias of attention, for which CPUs have no fused kernel.
     attention = {"attn_implementation": "eager"} if name == "t5" else {}
-    base: Any = auto.from_config(config, dtype=torch.bfloat16, **attention).to(device)
+    base: Any = auto.from_config(config, dtype=config.dtype or torch.bfloat16, **attention).to(device)
     layers, model = outermost(find_layers(base)), base
     if adapters:
         settings = peft.LoraConfig(target_modules=["q_proj", "v_proj"], r=4, lora_dropout=0.1)  # our own dropout
