@@ -72,6 +72,7 @@ def adapt_model(
         say: prints a line when something does not compile, and it runs uncompiled; None: torch's error ends the call.
     """
     base, train, stacks = model, config.train_config, task.stacks(model)
+    fallback = None if say is None else EagerFallback(say)
     # The loss comes before all else: its code runs inside whatever wraps the model, where sharded weights are whole.
     use_summed_loss(
         base,
@@ -80,7 +81,7 @@ def adapt_model(
         task.compute_logits,
         label_smoothing=train.label_smoothing,
         compiled=bool(train.compile),
-        fallback=None if say is None else EagerFallback("cross-entropies", say),
+        fallback=fallback,
     )
     # Found now: sharding renames their classes.
     layers, units = find_layers(base), find_units(base, config.fsdp_config.wrap)
@@ -107,11 +108,7 @@ def adapt_model(
     apply_activation_checkpointing(base, checkpointing)
     # 5. compile, inside the hooks that sharding adds
     if train.compile:
-        compile_layers(
-            layers,
-            widths_vary=train.batching_strategy == "padding",
-            fallback=None if say is None else EagerFallback("layers", say),
-        )
+        compile_layers(layers, widths_vary=train.batching_strategy == "padding", fallback=fallback)
     return Adapted(model, base, units, layers, notes)
 
 

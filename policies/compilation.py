@@ -33,18 +33,19 @@ and the longest. One graph serves them all."""
 
 
 class EagerFallback:
-    """Calls compiled code. From the compiler's first error on this rank calls the code as it was written, and says so.
+    """Calls compiled code. From the compiler's first error on this rank calls all code as it was written, and says so.
+
+    One serves all that a run compiles: what hinders the compiler is mostly of the machine, not of one function.
 
     torch's `torch._dynamo.config.suppress_errors` would print tracebacks, try each function inside the one that failed,
     and leave errors of what is compiled for backward.
 
     Args:
-        what: the code that is compiled, in the plural, for the line.
         say: prints a line.
     """
 
-    def __init__(self, what: str, say: Callable[[str], None]) -> None:
-        self._what, self._say, self._failed = what, say, False
+    def __init__(self, say: Callable[[str], None]) -> None:
+        self._say, self._failed = say, False
         # Code for backward is compiled with that for forward: later, nothing else could take its place.
         functorch.force_non_lazy_backward_lowering = True
 
@@ -61,7 +62,7 @@ class EagerFallback:
                 if not is_of_compiler(error):
                     raise
                 self._failed = True
-                self._say(f"--compile auto: {self._what} run uncompiled: torch.compile failed ({in_one_line(error)})")
+                self._say(f"--compile auto: the run goes on uncompiled: torch.compile failed ({_reason(error)})")
             return written(*args, **kwargs)
 
         return call
@@ -73,7 +74,7 @@ def compile_layers(layers: Sequence[nn.Module], *, widths_vary: bool, fallback: 
     Args:
         widths_vary: batches differ in width, so one graph is to serve them all. Otherwise torch would compile for the
             first batch alone, and for any width when the second comes.
-        fallback: of all of them; None: torch's error ends the call.
+        fallback: if one does not compile; None: torch's error ends the call.
 
     Raises:
         ConfigError: if there is none.
@@ -97,7 +98,7 @@ def compile_for_any_rows(
     It runs as it is for less than two rows: torch compiles anew for the sizes 0 and 1.
 
     Args:
-        fallback: of this function; None: torch's error ends the call.
+        fallback: if it does not compile; None: torch's error ends the call.
     """
     compiled = torch.compile(function)
     if fallback is not None:
@@ -120,6 +121,11 @@ def is_of_compiler(error: RuntimeError) -> bool:
     return dynamo is not None and isinstance(error, dynamo.TorchDynamoException) and what_ran_out(error) is None
 
 
+def _reason(error: RuntimeError) -> str:
+    """An error of the compiler in one line, without torch's advice on how to see more of it."""
+    return in_one_line(str(error).partition("\nSet TORCHDYNAMO_VERBOSE=")[0])
+
+
 @contextmanager
 def compilation_named(what: str, flag: str) -> Iterator[None]:
     """A context around calls of compiled code: an error of torch.compile leaves it as CompilationError, in one line.
@@ -137,6 +143,6 @@ def compilation_named(what: str, flag: str) -> Iterator[None]:
         if not is_of_compiler(error):
             raise
         raise CompilationError(
-            f"{flag}: torch.compile failed on {what} ({in_one_line(error)}); leave {flag} out "
+            f"{flag}: torch.compile failed on {what} ({_reason(error)}); leave {flag} out "
             "(TORCH_LOGS=+dynamo,+inductor shows where it failed)"
         ) from error

@@ -38,6 +38,6 @@ class TrainingError(RunError):
     """Training cannot go on. Raised on every rank; the message is all that the user needs."""
 
 
-def in_one_line(error: BaseException) -> str:
-    """The first 300 characters of a library's error, without line breaks."""
+def in_one_line(error: BaseException | str) -> str:
+    """The first 300 characters of a library's error, or of a part of it, without line breaks."""
     return " ".join(str(error).split())[:300]
