@@ -26,7 +26,7 @@ def used_columns(examples: SplitExamples, config: ChatDataset) -> SplitExamples:
     of_turns = [column for column in columns if column in examples.columns]
     if not of_turns and not {"completion", *PREFERENCE_COLUMNS} & set(examples.columns):
         raise ConfigError(
-            f"{examples.name} has no column {' or '.join(columns)}; it has {', '.join(examples.all_columns)}: "
+            f"{examples.name} has no column {' or '.join(columns)}; it has {examples.columns_there}: "
             "name the column of the turns with --chat_dataset.messages_column"
         )
     if len(of_turns) > 1:

@@ -115,8 +115,13 @@ def _find_turns(
     completes = column is None and config.messages_column is None and not _is_text(example.get("completion", ""))
     if completes:
         prompt, turns = _read_list("prompt", example.get("prompt")), _read_list("completion", example["completion"])
-    elif config.preference is None or column is not None:
-        prompt, turns = [], _read_list(column or turn_columns(config)[0], example.get(column or ""))
+    elif column is not None:
+        prompt, turns = [], _read_list(column, example[column])
+    elif config.preference is None:
+        of_text = (
+            "; its completion is text, which --dataset instruction_dataset reads" if "completion" in example else ""
+        )
+        raise BadExample(f"it has no {' or '.join(turn_columns(config))}{of_text}")
     else:
         prompt, turns = [], []
     if config.preference is None:

@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 
+from data.known_columns import columns_there
 from data.loss_mask import BadExample
 from data.row_files import PROBLEM, ROW
 from utils.errors import ConfigError
@@ -44,6 +45,11 @@ class SplitExamples:
     @property
     def name(self) -> str:
         return f"{self.flag}: {self.place}"
+
+    @property
+    def columns_there(self) -> str:
+        """All columns of the place, and which dataset reads such, for messages."""
+        return columns_there(self.all_columns, self.flag.removeprefix("--").partition(".")[0])
 
     def row_number(self, index: int) -> int:
         """The row of an example in its place, from 1, counted over all files in their order."""

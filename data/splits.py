@@ -15,6 +15,7 @@ from configs.datasets import DataSource
 from data.data_path import Hub, Place, Saved, locate
 from data.file_kinds import TABLES, ending
 from data.json_files import where_not_utf8
+from data.known_columns import columns_there
 from data.row_files import ENDINGS, NEW_KEYS, PROBLEM, ROW, keys_of, read_row_files
 from data.row_stream import RowStream
 from data.split_examples import REMEDY, SplitExamples
@@ -112,9 +113,7 @@ def _check_columns(
     if missing:
         flags = " and ".join(f"--{flag}.{named[column].name}" for column in missing if column in named)
         remedy = f"; name the right one with {flags}" if flags else ""
-        if {"chosen", "rejected"} <= set(there):
-            remedy = "; learn the chosen answers with --dataset chat_dataset --chat_dataset.preference chosen"
-        raise ConfigError(f"{name} has no column {', '.join(missing)}; it has {', '.join(there) or 'none'}{remedy}")
+        raise ConfigError(f"{name} has no column {', '.join(missing)}; it has {columns_there(there, flag)}{remedy}")
 
 
 def holds_text(data: Any) -> bool:

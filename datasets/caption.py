@@ -37,7 +37,7 @@ def get_caption_dataset(
     text = asked[1] or _first(TEXT_COLUMNS, examples.columns)
     if missing := [name for name in (image, text, asked[2]) if name and name not in examples.columns]:
         raise ConfigError(
-            f"{examples.name} has no column {', '.join(missing)}; it has {', '.join(examples.all_columns)}: name them "
+            f"{examples.name} has no column {', '.join(missing)}; it has {examples.columns_there}: name them "
             "with --caption_dataset.image_column, .text_column and .prompt_column"
         )
     texts = tuple(filter(None, (text, asked[2])))

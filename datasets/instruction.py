@@ -88,7 +88,7 @@ def _columns(examples: SplitExamples, config: InstructionDataset) -> Columns:
     missing = [name for name in (prompt, answer, config.input_column) if name and name not in there]
     if missing:
         raise ConfigError(
-            f"{examples.name} has no column {', '.join(missing)}; it has {', '.join(examples.all_columns)}: name them "
+            f"{examples.name} has no column {', '.join(missing)}; it has {examples.columns_there}: name them "
             "with --instruction_dataset.prompt_column and .completion_column"
         )
     taken = (prompt, about, answer)

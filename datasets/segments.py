@@ -24,7 +24,7 @@ def get_segments_dataset(dataset_config: Any, tokenizer: Any, split: str, split_
     examples = load_split("segments_dataset", dataset_config, split, split_slice, other_columns=(column,))
     if column not in examples.columns:
         raise ConfigError(
-            f"{examples.name} has no column {column}; it has {', '.join(examples.all_columns)}: name the column of the "
+            f"{examples.name} has no column {column}; it has {examples.columns_there}: name the column of the "
             "parts with --segments_dataset.segments_column"
         )
     return tokenize_split(examples, tokenizer, partial(to_samples, column=column), by_template=True)

@@ -26,7 +26,7 @@ def get_tokenized_dataset(
     examples = load_split("custom_dataset", dataset_config, split, split_slice, other_columns=COLUMNS)
     if "input_ids" not in examples.columns:
         raise ConfigError(
-            f"{examples.name} has no column input_ids; it has {', '.join(examples.all_columns)}: give rows that are "
+            f"{examples.name} has no column input_ids; it has {examples.columns_there}: give rows that are "
             "tokenised, a --dataset for such columns, or a function of yours that reads them (--custom_dataset.file)"
         )
     if "labels" not in examples.columns and not encode.is_one_text:

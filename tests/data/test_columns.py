@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -11,7 +12,9 @@ import pytest
 from transformers import AutoTokenizer
 
 from configs.datasets import AlpacaDataset, DataSource, GrammarDataset, InstructionDataset, SamsumDataset
+from configs.flags import parse_flags
 from data.dataset_functions import find_dataset_function
+from data.known_columns import READ_BY
 from tests.helpers.chat_templates import FAMILIES
 from tests.helpers.refusals import write_lines
 from utils.errors import ConfigError
@@ -134,6 +137,30 @@ def test_a_named_column_that_is_not_there_is_refused(
 ) -> None:
     with pytest.raises(ConfigError, match=reason):
         texts("alpaca_dataset", replace(alpaca(tmp_path), **settings), tokenizer)
+
+
+TURNS = [{"role": "user", "content": "Hi"}, {"role": "assistant", "content": "Hello."}]
+VALUES = {
+    **dict.fromkeys(("messages", "conversations", "chosen"), TURNS),
+    "rejected": [TURNS[0], TURNS[1] | {"content": "Go."}],
+    "segments": [{"text": "Hi", "label": True}],
+    "input_ids": [1, 2],
+}
+
+
+@pytest.mark.parametrize("columns", READ_BY)
+def test_columns_that_another_dataset_reads_are_refused_with_its_name(columns: tuple[str, ...], tmp_path: Path) -> None:
+    write_lines(tmp_path / "rows.jsonl", [{column: VALUES.get(column, "Hi") for column in columns}] * 2)
+
+    def load(*flags: str) -> Any:
+        name = flags[1]
+        config = parse_flags(["--model_name", "M", *flags, f"--{name}.data_path", str(tmp_path / "rows.jsonl")])
+        settings = getattr(config, name)
+        return find_dataset_function(name, settings)(settings, FAMILIES["ChatML"].tokenizer(), "train")
+
+    with pytest.raises(ConfigError, match=r"which --dataset .* reads") as refusal:
+        load("--dataset", "text_dataset" if READ_BY[columns].startswith("chat_dataset") else "chat_dataset")
+    assert load(*re.search("which (--dataset .*) reads", str(refusal.value))[1].split())
 
 
 def instruction(folder: Path, row: dict[str, Any], **settings: Any) -> InstructionDataset:

@@ -49,5 +49,5 @@ def test_what_is_no_part_is_refused(parts: Any, reason: str, tmp_path: Path) -> 
     with pytest.raises(ConfigError, match=reason):
         rows(tmp_path / "rows.jsonl")
     write_lines(tmp_path / "rows.jsonl", [{"text": "Rain?"}])
-    with pytest.raises(ConfigError, match=r"has no column segments; it has text: .*--segments_dataset.segments_column"):
+    with pytest.raises(ConfigError, match=r"has no column segments; it has text, .*--segments_dataset.segments_column"):
         rows(tmp_path / "rows.jsonl")

@@ -83,7 +83,7 @@ def test_a_row_without_tokens_is_refused_or_left_out(bad: dict[str, Any], reason
 
 def test_a_file_of_text_is_no_file_of_tokenised_rows(tmp_path: Path) -> None:
     file = write(tmp_path / "rows.jsonl", [{"text": "Hi"}])
-    with pytest.raises(ConfigError, match=r"no column input_ids; it has text: .*--custom_dataset.file"):
+    with pytest.raises(ConfigError, match=r"no column input_ids; it has text, .*--custom_dataset.file"):
         load(CustomDataset(str(file)))
 
 
