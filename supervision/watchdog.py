@@ -38,7 +38,7 @@ from utils.torch_internals import set_timeout
 
 T = TypeVar("T")
 
-_MESSAGE_BYTES = 1024
+_RANK_BYTES = 8  # "123456, "
 
 
 class LostRank(Exception):
@@ -183,10 +183,8 @@ class Watchdog:
             The ranks whose connection has closed, with None. If there are none, those that have been silent for longer
             than any may be, with the seconds. Empty when all transfers are done.
         """
-        interval_seconds, waited = (
-            self.patience.interval_seconds,
-            0.0,
-        )  # time in which this process was stopped does not count
+        interval_seconds = self.patience.interval_seconds
+        waited = 0.0  # time in which this process was stopped does not count
         while True:
             # If even this thread is held up, a thread of C prints the stacks to stderr.
             faulthandler.dump_traceback_later(report.limit_seconds + 15, file=2)
@@ -277,16 +275,23 @@ def _in_background(function: Callable[..., T], *args: Any) -> Future[T]:
     return future
 
 
+def message_bytes(message: Report | Verdict | None, world_size: int) -> bytearray:
+    """A message as it is sent; None: room for any. All have one length, for gloo aborts a rank that gets more bytes
+    than it waits for; a verdict may name every rank."""
+    text = b"" if message is None else json.dumps(asdict(message)).encode()
+    return bytearray(text.ljust(1024 + _RANK_BYTES * world_size))
+
+
 def _send(group: dist.ProcessGroup, rank: int, message: Report | Verdict) -> None:
-    data = bytearray(json.dumps(asdict(message)).encode().ljust(_MESSAGE_BYTES))
+    data = message_bytes(message, group.size())
     _transfer(lambda: group.send([torch.frombuffer(data, dtype=torch.uint8)], rank, 0))
 
 
 def _receive(group: dist.ProcessGroup, rank: int) -> Any:
     """A rank's Report, or rank 0's Verdict."""
-    data = torch.zeros(_MESSAGE_BYTES, dtype=torch.uint8)
-    _transfer(lambda: group.recv([data], rank, 0))
-    values = json.loads(data.numpy().tobytes())
+    data = message_bytes(None, group.size())
+    _transfer(lambda: group.recv([torch.frombuffer(data, dtype=torch.uint8)], rank, 0))
+    values = json.loads(data)
     return Verdict(**values) if "kind" in values else Report(**values)
 
 

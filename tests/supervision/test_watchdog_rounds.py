@@ -1,7 +1,11 @@
-"""How soon ranks end after one of them has told its error."""
+"""How soon ranks end after one of them has told its error, and what they tell each other."""
 
 from __future__ import annotations
 
+import pytest
+
+from supervision.verdict import Report, Verdict
+from supervision.watchdog import message_bytes
 from tests.helpers.failing_alone import HELD_SECONDS, fail_on_rank_one
 from tests.helpers.processes import SHORT_GRACE, ProcessGroup
 
@@ -11,3 +15,12 @@ def test_ranks_look_often_once_one_of_them_holds_an_error(process_group: Process
     assert [outcome.status for outcome in outcomes] == [1, 1]
     usual = HELD_SECONDS / (5.0 * float(SHORT_GRACE["FINETUNING_GRACE_SCALE"]))  # rounds every five seconds
     assert int(outcomes[0].stdout.split()[-1]) > 1.5 * usual
+
+
+@pytest.mark.parametrize("world_size", [2, 512, 100_000])
+def test_a_message_has_the_length_that_others_wait_for_however_many_ranks_it_names(world_size: int) -> None:
+    report = Report("running", "in step 123456789", "x" * 120, 10**9, 1e4, 1e4, 10**12)
+    verdicts = [Verdict("go"), Verdict("go", tuple(range(world_size)))]
+    assert {len(message_bytes(one, world_size)) for one in (report, *verdicts)} == {
+        len(message_bytes(None, world_size))
+    }
