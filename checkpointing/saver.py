@@ -16,7 +16,7 @@ import torch.distributed as dist
 
 from checkpointing.final_copy import save_copy
 from checkpointing.finding import Checkpoint
-from checkpointing.folder import STATE, STREAM, give_up_after, remove_leftovers, step_folder
+from checkpointing.folder import BEST, STATE, STREAM, give_up_after, point_to, remove_leftovers, step_folder
 from checkpointing.gathering import gather_to_host
 from checkpointing.host_copy import HostCopy
 from checkpointing.save_plan import SavePlan
@@ -97,14 +97,16 @@ class CheckpointSaver:
         return dist.get_rank() == 0 and minutes > 0 and time.monotonic() - self._last_began > 60 * minutes
 
     def save(self, state: TrainState, *, best: bool = False, is_last: bool = False) -> None:
-        """Write a checkpoint of the run as it is now. Returns as soon as training may go on.
+        """Write a checkpoint of the run as it is now, unless that is done. Returns as soon as training may go on.
 
         Args:
             is_last: whether the run ends with it, so that no later one can make it good.
         """
         began = time.monotonic()
         self.wait()
-        if self.saved_step == state.step and not best:
+        if self.saved_step == state.step:
+            if best:
+                self._keep_as_best(state.step)
             return
         self._last_began, self.tried_step = time.monotonic(), state.step
         phase_begins(f"saving a checkpoint of step {state.step}")
@@ -178,6 +180,14 @@ class CheckpointSaver:
         self.wait()
         self._thread.shutdown()
         self._host_copy.close()
+
+    def _keep_as_best(self, step: int) -> None:
+        """Let the checkpoint that the run went on from be the best. Its evaluation, which made it so, is due in it; it
+        is not written again, for a run that is killed while it replaces its only checkpoint would have none."""
+        try:
+            on_rank_zero(lambda: point_to(step_folder(self.root, step), BEST))
+        except (OSError, RuntimeError) as error:
+            self.say(f"checkpoint of step {step} is the best, but may be deleted like any other: {error}")
 
     def _copied(self, tensors: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
         """A copy in host memory. Without room for one: the tensors themselves, and training waits from now on."""

@@ -62,7 +62,9 @@ def test_an_evaluation_that_a_stop_put_off_is_done_once_and_its_checkpoint_may_b
     for _ in range(2):
         shutil.rmtree(state_file.parent)
         shutil.copytree(tmp_path / "stopped", state_file.parent)
+        written = state_file.stat()
         process_group.train(flags_of(tiny_model, run, *given, "--resume", "auto"), 1)
         assert list(evaluations(run)) == [3]
         assert [e["event"] for e in read_metrics(run)].count("epoch") == 1
         assert (run / "checkpoints/best").read_text() == f"{state_file.parent.name}\n"
+        assert state_file.stat().st_ino == written.st_ino, "a run killed while it replaced its only checkpoint has none"
