@@ -24,6 +24,7 @@ from policies.quantization import resolve_quantization
 from reporting.tables import print_for_people
 from utils.environment import Environment, print_rank_zero
 from utils.errors import ConfigError
+from utils.progress import say_if_it_lasts
 
 
 def dry_run(argv: Sequence[str], config: RunConfig, env: Environment, train_step: TrainStep) -> None:
@@ -53,7 +54,11 @@ def dry_run(argv: Sequence[str], config: RunConfig, env: Environment, train_step
     if is_here:
         _check_device(resolved, env)
     data = data_at_hand(resolved, planned_env, is_here=is_here)
-    plan = plan_of(config, hardware, data, train_step=train_step)
+    planned = say_if_it_lasts("planning this run")
+    try:
+        plan = plan_of(config, hardware, data, train_step=train_step)
+    finally:
+        planned()
     print_rank_zero(env, *plan.notes)
     print_for_people("", plan_table(plan), "", parts_table(plan.memory), "")
     print_rank_zero(env, verdict_line(plan))

@@ -85,11 +85,12 @@ def find_runs(argv: Sequence[str], config: RunConfig, hardware: Hardware, predic
 def find_table(found: Sequence[FoundRun]) -> Table:
     """The runs for people, in their order."""
     several = len({one.plan.hardware.nodes for one in found}) > 1
-    names = ["method", "precision", "optimizer", "strategy", "micro-batch", "", "peak GiB", "tokens/s"]
+    names = ["method", "precision", "optimizer", "strategy", "micro-batch", "fits", "peak GiB", "tokens/s"]
     names += [*(["nodes"] if several else []), "per million tokens"]
     table = Table(box=None, pad_edge=False)
     for name in names:
-        table.add_column(name, justify="right" if name in names[6:] else "left")
+        # A narrow terminal breaks the last name, and no row.
+        table.add_column(name, justify="right" if name in names[6:] else "left", no_wrap=name != names[-1])
     for one in found:
         plan = one.plan
         batches, policies = plan.resolved.batches, plan.resolved.policies
@@ -99,7 +100,7 @@ def find_table(found: Sequence[FoundRun]) -> Table:
             one.optimizer,
             policies.layout.strategy,
             f"{batches.rows_per_micro_batch} x {batches.gradient_accumulation_steps}",
-            plan.memory.verdict.replace("_", " "),
+            {"fits": "yes", "tight": "tight", "does_not_fit": "no"}[plan.memory.verdict],
             f"{plan.memory.peak_gib:.1f}",
             "" if one.tokens_per_second is None else f"{one.tokens_per_second:,.0f}",
             *([str(plan.hardware.nodes)] if several else []),

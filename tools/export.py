@@ -16,12 +16,14 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+from utils.progress import phase, progress_bar, say_if_it_lasts
 from utils.quiet import quiet_imports, quiet_tool
 from utils.streams import keep_standard_streams
 
 if __name__ == "__main__":
     keep_standard_streams()
     quiet_imports()
+    imports_ended = say_if_it_lasts("importing torch and transformers")
 
 import torch
 
@@ -35,7 +37,6 @@ from tools.ending import status_of
 from tools.model_class import model_class
 from utils.compat import return_freed_tensors
 from utils.printing import print_line
-from utils.progress import phase, progress_bar
 
 DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16, "fp32": torch.float32}
 
@@ -101,4 +102,5 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 if __name__ == "__main__":
+    imports_ended()
     sys.exit(main())

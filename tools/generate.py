@@ -18,12 +18,14 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from utils.progress import say_if_it_lasts
 from utils.quiet import quiet_imports, quiet_tool
 from utils.streams import keep_standard_streams, refusal
 
 if __name__ == "__main__":
     keep_standard_streams()
     quiet_imports()
+    imports_ended = say_if_it_lasts("importing torch and transformers")
 
 import torch
 
@@ -204,4 +206,5 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 if __name__ == "__main__":
+    imports_ended()
     sys.exit(main())

@@ -17,6 +17,8 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from tools.ending import status_of
+from utils.progress import say_if_it_lasts
+from utils.quiet import quiet_imports, quiet_libraries
 
 SCRIPT = Path(__file__).resolve().parent.parent / "finetuning.py"
 NUM_COMMANDS = 3
@@ -40,7 +42,9 @@ def find(argv: Sequence[str], sort: str) -> None:
     Raises:
         ConfigError: if no run could be planned.
     """
-    from configs.flags import parse_flags  # these import torch, which takes seconds
+    quiet_imports()
+    imports_ended = say_if_it_lasts("importing torch and transformers")
+    from configs.flags import parse_flags
     from planning.data_at_hand import data_at_hand
     from planning.find_runs import command_of, find_runs, find_table, sorted_runs
     from planning.planned_environment import planned_environment, planned_hardware
@@ -49,7 +53,9 @@ def find(argv: Sequence[str], sort: str) -> None:
     from reporting.tables import print_for_people
     from utils.environment import read_environment
 
+    imports_ended()
     config, env = parse_flags(argv), read_environment()
+    quiet_libraries(env)
     hardware = planned_hardware(config.train_config, config.planning_config, env)
     planned_env = planned_environment(hardware, config.train_config)
     data = data_at_hand(resolve(config, planned_env), planned_env, is_here=False)
