@@ -12,6 +12,7 @@ import numpy as np
 
 from data.loss_mask import BadExample
 from utils.errors import in_one_line
+from utils.git_lfs import PULL, is_pointer
 from utils.optional_packages import import_optional
 
 ImageSource = Path | bytes
@@ -109,6 +110,8 @@ def _name(source: ImageSource) -> str:
 
 def _broken(source: ImageSource, error: Exception) -> str:
     reason = in_one_line(error)
+    if isinstance(source, Path) and is_pointer(source):
+        reason = PULL
     if isinstance(source, bytes):
         reason = reason.replace(f"'{io.BytesIO.__name__}'", "them")
     return f"image {_name(source)} cannot be read ({reason})"

@@ -11,6 +11,7 @@ from data.file_kinds import ALL_KINDS, ending, one_kind
 from data.json_files import lists_of_rows
 from data.split_names import names_of, split_in_name
 from utils.errors import ConfigError
+from utils.git_lfs import PULL, is_pointer
 
 
 @dataclass(frozen=True)
@@ -33,9 +34,11 @@ class Files:
         """The files of a split.
 
         Raises:
-            ConfigError: if there are none.
+            ConfigError: if there are none, or one is a pointer of git lfs, which text would hold as well.
         """
         if split in self.by_split:
+            if pointer := next(filter(is_pointer, self.by_split[split]), None):
+                raise ConfigError(f"--{self.flag}.data_path: {pointer} cannot be read: {PULL}")
             return self.by_split[split]
         if self.has_splits:
             there = ", ".join(file.name for files in self.by_split.values() for file in files)

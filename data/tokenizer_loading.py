@@ -8,8 +8,9 @@ from typing import Any
 from transformers import AddedToken, AutoTokenizer, PreTrainedTokenizerBase
 
 from configs.training import TrainConfig
-from data.sentencepiece_files import check_conversion, find_sentencepiece
+from data.sentencepiece_files import FILES, check_conversion, find_sentencepiece
 from utils.errors import ConfigError
+from utils.git_lfs import PULL, is_pointer
 from utils.hub import check_on_hub, explain
 
 
@@ -27,6 +28,9 @@ def load_tokenizer(train_config: TrainConfig) -> PreTrainedTokenizerBase:
     try:
         tokenizer = AutoTokenizer.from_pretrained(name, trust_remote_code=train_config.trust_remote_code)
     except Exception as error:
+        files = (Path(name).expanduser() / file for file in ("tokenizer.json", *FILES))
+        if pointer := next(filter(is_pointer, files), None):
+            raise ConfigError(f"{flag}: {pointer} cannot be read: {PULL}") from error
         raise ConfigError(
             f"{flag}: no tokenizer could be loaded from {name!r} ({explain(error)}); give a folder or hub name that "
             "has one with --tokenizer_name"

@@ -16,6 +16,7 @@ from transformers.utils import SAFE_WEIGHTS_INDEX_NAME, SAFE_WEIGHTS_NAME, cache
 from transformers.utils.hub import get_checkpoint_shard_files
 
 from utils.errors import ConfigError
+from utils.git_lfs import PULL, is_pointer
 from utils.inside import leads_out
 
 DTYPES = {
@@ -95,7 +96,8 @@ def read_entries(path: Path) -> dict[str, Entry]:
                     )
                 entries[name] = Entry(tuple(tensor.get_shape()), DTYPES[tensor.get_dtype()])
     except (OSError, SafetensorError) as error:
-        raise ConfigError(f"{path} cannot be read ({error}); copy it again") from error
+        remedy = PULL if is_pointer(path) else "copy it again"
+        raise ConfigError(f"{path} cannot be read ({error}); {remedy}") from error
     return entries
 
 

@@ -7,7 +7,7 @@ import shutil
 
 import pytest
 
-from tests.helpers.refusals import Bench
+from tests.helpers.refusals import POINTER, Bench
 
 # Data files
 
@@ -52,6 +52,7 @@ def test_a_folder_without_training_data_is_refused(bench: Bench) -> None:
         ("no json", "dialogue,summary\nA: Hi,Hi.\n", []),
         ("one column missing", '{"dialogue": "A: Hi", "text": "Hi."}\n', ["summary", "text"]),
         ("columns missing", '{"id": "1", "conversation": "A: Hi"}\n', ["dialogue", "summary", "conversation"]),
+        ("pointer", POINTER, ["git lfs pull"]),
         ("not text", '{"dialogue": "A: Hi", "summary": [7]}\n', ["summary"]),
         ("null", '{"dialogue": "A: Hi", "summary": "Hi."}\n{"dialogue": null, "summary": "Hi."}\n', ["dialogue"]),
     ],

@@ -22,7 +22,7 @@ from transformers import (
 )
 
 from tests.helpers.families import LLAMA_LIKE, save_family
-from tests.helpers.refusals import Bench
+from tests.helpers.refusals import POINTER, Bench
 
 # Model folders
 
@@ -186,6 +186,14 @@ def test_weights_cut_short_are_refused(bench: Bench) -> None:
     weights = bench.copy_of_model() / "model.safetensors"
     weights.write_bytes(weights.read_bytes()[:-1000])
     assert str(weights.parent) in bench.refused("--model_name", str(weights.parent))
+
+
+@pytest.mark.parametrize("name", ["model.safetensors", "tokenizer.json"])
+def test_a_pointer_in_place_of_a_file_is_told_to_be_fetched(bench: Bench, name: str) -> None:
+    (bench.copy_of_model() / name).write_text(POINTER)
+    message = bench.refused("--model_name", str(bench.folder / "model"))
+    assert f"{name} cannot be read" in message
+    assert "git lfs pull" in message
 
 
 def test_a_shard_that_is_not_there_is_refused(bench: Bench) -> None:

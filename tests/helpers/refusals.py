@@ -31,6 +31,10 @@ def error_lines(stderr: str) -> list[str]:
     return [line for line in stderr.split("\n") if line.startswith("error: ")]
 
 
+POINTER = f"version https://git-lfs.github.com/spec/v1\noid sha256:{0:064}\nsize 9\n"
+"""What git writes in place of a large file if git lfs is not installed."""
+
+
 @dataclass
 class Bench:
     """A model, data and an empty folder: flags that would run, to be spoilt one at a time."""
