@@ -3,6 +3,7 @@ every rank knows its part of them."""
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -16,6 +17,9 @@ from utils.compat import attention_of_capped_scores, caps_scores
 from utils.errors import ConfigError
 from utils.hub import check_on_hub, explain
 
+_PICKLED = ("*.bin", "*.pt", "*.pth")
+_NO_WEIGHTS = re.compile(r"optimizer|scheduler|scaler|rng_state|training_args|recipe_state")  # of training elsewhere
+
 
 def _where_a_model_is(folder: Path) -> str:
     """What to give instead of a folder without a model."""
@@ -24,6 +28,10 @@ def _where_a_model_is(folder: Path) -> str:
     for adapter in (folder, folder / "adapter"):
         if (adapter / "adapter_config.json").is_file():
             return f"to train its adapter on, give the base model, and --use_peft --from_peft_checkpoint {adapter}"
+    if any(folder.glob("consolidated.*")):
+        return "consolidated.* are Meta's or Mistral's own files; give a folder with the model's Hugging Face files"
+    if any(folder.glob("*.gguf")):
+        return "GGUF files are for inference; give a folder with the full-precision model's Hugging Face files"
     return "give the folder that save_pretrained wrote"
 
 
@@ -48,7 +56,7 @@ def load_model_config(train: TrainConfig, *, needs_weights: bool = True) -> Pret
     if getattr(model_config, "quantization_config", None) is not None:
         raise ConfigError(
             f"--model_name: the weights of {train.model_name} are stored quantized, and such weights cannot be "
-            "trained; give the full-precision model"
+            "trained; give the full-precision model (--quantization 4bit or 8bit stores it so)"
         )
     _check_dropout(train.model_name, model_config)
     if folder.is_dir() and not train.random_weights:
@@ -71,14 +79,22 @@ def _check_dropout(model_name: str, model_config: PretrainedConfig) -> None:
 def _check_weights(folder: Path, model_config: PretrainedConfig, *, needed: bool) -> None:
     if any(folder.glob("*.safetensors")):
         return
-    if any(folder.glob("*.bin")) or any(folder.glob("*.pt")) or any(folder.glob("*.pth")):
+    if pickled := [file for pattern in _PICKLED for file in sorted(folder.glob(pattern))]:
+        files = [str(file) for file in pickled if not _NO_WEIGHTS.match(file.name)]
         model_class = (model_config.architectures or ["AutoModel"])[0]
-        raise ConfigError(
-            f"--model_name: {folder} holds pickled weights only, which can run code when read; "
-            f"if you trust them, convert them: "
-            f"python -c \"from transformers import {model_class} as M; M.from_pretrained('{folder}')"
-            f".save_pretrained('{folder}')\""
+        convert = (
+            f"from transformers import {model_class} as M; M.from_pretrained('{folder}').save_pretrained('{folder}')"
         )
+        if not any(Path(file).match("pytorch_model*.bin") for file in files):  # the names that transformers looks for
+            convert = (
+                f"import torch, safetensors.torch as s; s.save_file({{n: t.clone() for f in {files} for n, t in "
+                f"torch.load(f, 'cpu', weights_only=True).items()}}, '{folder}/model.safetensors', {{'format': 'pt'}})"
+            )
+        if files:
+            raise ConfigError(
+                f"--model_name: {folder} holds pickled weights only, which can run code when read; if you trust them, "
+                f'convert them: python -c "{convert}"'
+            )
     if needed:
         raise ConfigError(
             f"--model_name: {folder} has no *.safetensors weights; download or copy them whole "

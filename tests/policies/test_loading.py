@@ -111,10 +111,13 @@ def test_a_damaged_checkpoint_is_refused(model_copy: Path) -> None:
         load_model(model_copy)
 
 
-def test_pickled_weights_are_refused_with_a_command_that_converts_them(model_copy: Path) -> None:
+@pytest.mark.parametrize("names", [["pytorch_model.bin"], ["hf_model_0001_0.pt", "hf_model_0002_0.pt"]])
+def test_pickled_weights_are_refused_with_a_command_that_converts_them(model_copy: Path, names: list[str]) -> None:
     wanted = load_model(model_copy).state_dict()
     (model_copy / "model.safetensors").unlink()
-    torch.save(dict(wanted), model_copy / "pytorch_model.bin")
+    for number, name in enumerate(names):
+        torch.save(dict(list(wanted.items())[number :: len(names)]), model_copy / name)
+    torch.save({"state": {}}, model_copy / "optimizer.pt")
     with pytest.raises(ConfigError, match="pickled weights") as refusal:
         load_model(model_copy)
     command = re.search(r'python -c "(.*)"', str(refusal.value))
@@ -141,9 +144,11 @@ def test_a_folder_that_is_no_model_is_refused(files: list[str], message: str, ti
         (["model/config.json"], "it is a run's folder: give {folder}/model$"),
         (["adapter_config.json"], "--use_peft --from_peft_checkpoint {folder}$"),
         (["adapter/adapter_config.json"], "--use_peft --from_peft_checkpoint {folder}/adapter$"),
+        (["consolidated.00.pth", "params.json"], "Meta's or Mistral's own files; give a folder with .* Hugging Face"),
+        (["model.Q4_K_M.gguf"], "GGUF files are for inference; give a folder with the full-precision model"),
     ],
 )
-def test_a_run_folder_or_an_adapter_in_place_of_a_model_is_told_what_to_give(
+def test_a_folder_of_something_else_in_place_of_a_model_is_told_what_to_give(
     files: list[str], remedy: str, tmp_path: Path
 ) -> None:
     for name in files:
