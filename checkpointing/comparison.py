@@ -165,7 +165,7 @@ def _settings_that_differ(checkpoint: Checkpoint, config: RunConfig, num_steps: 
             before, now = _meaning(name, saved.get(section, {}).get(field, value)), _meaning(name, value)
             if name not in MAY_CHANGE and field != "data_path" and _comparable(name, before) != _comparable(name, now):
                 differences[name] = f"{flag(name)} {_shown(now)} (there {_shown(before)})"
-    if config.train_config.scheduler in ("cosine", "linear") and num_steps != checkpoint.values["num_steps"]:
+    if config.train_config.scheduler not in ("step", "constant") and num_steps != checkpoint.values["num_steps"]:
         differences["num_steps"] = (
             f"{num_steps} optimizer steps (there {checkpoint.values['num_steps']}), over which "
             f"--scheduler {config.train_config.scheduler} lowers lr"

@@ -185,7 +185,10 @@ def main(argv: Sequence[str] | None = None) -> int:
     words = list(sys.argv[1:] if argv is None else argv)
     at = words.index("--") if "--" in words else len(words)
     parser = argparse.ArgumentParser(
-        prog="python -m tools.launch", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+        prog="python -m tools.launch",
+        usage="%(prog)s --to {torchrun,slurm,k8s,folder} [OPTIONS] -- FLAGS of finetuning.py",
+        description=__doc__,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     parser.add_argument("--to", choices=("torchrun", "slurm", "k8s", "folder"), required=True)
     parser.add_argument("--nodes", type=int, default=1, help="default: 1")
