@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from configs.run import RunConfig
+from planning.memory.compiled_loss import compiled_cross_entropy
 from planning.resolved import Resolved
 from policies.activation_checkpointing import Checkpointing, apply_activation_checkpointing
 from policies.apply_policies import Adapted, adapt_model
@@ -59,6 +60,7 @@ def build_planned_model(
         checkpointing=empty.checkpointing,
         new_tokens=new_tokens,
         adapter_device="meta",
+        compiled_loss=compiled_cross_entropy,
     )
     asked = config.fsdp_config.accumulate_unsharded
     return PlannedModel(

@@ -12,12 +12,12 @@ from configs.run import RunConfig
 from policies.activation_checkpointing import Checkpointing, apply_activation_checkpointing
 from policies.activation_offloading import offload_activations
 from policies.adapters import apply_adapters, store_adapters
-from policies.compilation import EagerFallback, compile_layers
+from policies.compilation import EagerFallback, compile_for_any_rows, compile_layers
 from policies.dora import set_magnitudes
 from policies.float8 import Float8, compute_in_float8, store_in_float8
 from policies.freezing import freeze_layers, freeze_parts
 from policies.lora_layers import use_lean_forward
-from policies.loss import use_summed_loss
+from policies.loss import CrossEntropy, summed_cross_entropy, use_summed_loss
 from policies.mixed_precision import Precision
 from policies.model_task import ModelTask
 from policies.new_tokens import set_token_rows, use_lean_tokens
@@ -61,6 +61,7 @@ def adapt_model(
     new_tokens: Sequence[int] = (),
     adapter_device: str = "cpu",
     say: Callable[[str], None] | None = None,
+    compiled_loss: CrossEntropy | None = None,
 ) -> Adapted:
     """Steps 1 to 5: everything that needs neither other ranks nor weights. A plan of the run stops here.
 
@@ -69,10 +70,14 @@ def adapt_model(
         checkpointing: what `policies.activation_checkpointing.checkpointing_mode` returned.
         new_tokens: ids of tokens whose embeddings LoRA trains, too.
         adapter_device: "meta" for a plan, which needs no values.
-        say: prints a line when something does not compile, and it runs uncompiled; None: torch's error ends the call.
+        say: prints a line when something does not compile, and all runs uncompiled; None: torch's error ends the call.
+        compiled_loss: stands for the compiled cross-entropy in a plan, which compiles nothing.
     """
     base, train, stacks = model, config.train_config, task.stacks(model)
     fallback = None if say is None else EagerFallback(say)
+    cross_entropy: CrossEntropy = summed_cross_entropy
+    if train.compile:
+        cross_entropy = compiled_loss or compile_for_any_rows(summed_cross_entropy, fallback)
     # The loss comes before all else: its code runs inside whatever wraps the model, where sharded weights are whole.
     use_summed_loss(
         base,
@@ -80,8 +85,7 @@ def adapt_model(
         train.loss_chunk_size,
         task.compute_logits,
         label_smoothing=train.label_smoothing,
-        compiled=bool(train.compile),
-        fallback=fallback,
+        cross_entropy=cross_entropy,
     )
     # Found now: sharding renames their classes.
     layers, units = find_layers(base), find_units(base, config.fsdp_config.wrap)

@@ -17,8 +17,11 @@ from torch import nn
 from transformers.modeling_outputs import BaseModelOutputWithPast
 
 from data.labels import IGNORE_INDEX
-from policies.compilation import EagerFallback, compilation_named, compile_for_any_rows
+from policies.compilation import compilation_named
 from policies.head_gradients import loss_with_gradients
+
+CrossEntropy = Callable[..., torch.Tensor]
+"""A function of the arguments of `summed_cross_entropy`."""
 
 
 def summed_cross_entropy(logits: torch.Tensor, targets: torch.Tensor, label_smoothing: float = 0.0) -> torch.Tensor:
@@ -42,8 +45,7 @@ def use_summed_loss(
     compute_logits: Callable[[Any, torch.Tensor], torch.Tensor],
     *,
     label_smoothing: float = 0.0,
-    compiled: bool = False,
-    fallback: EagerFallback | None = None,
+    cross_entropy: CrossEntropy = summed_cross_entropy,
 ) -> None:
     """Make `model(..., targets=targets)` return the summed loss alone; a call without targets is as before.
 
@@ -66,11 +68,9 @@ def use_summed_loss(
         chunk_size: tokens whose logits are held at a time; 0 computes all at once.
         compute_logits: the logits of this output of the last stack (`tasks.task.Task`).
         label_smoothing: see `summed_cross_entropy`; in training only, so that evaluations can be compared.
-        compiled: compile the cross-entropy, which then reads and writes logits of a chunk once each.
-        fallback: if it does not compile; None: torch's error ends the call.
+        cross_entropy: computes what `summed_cross_entropy` does; compiled, it reads and writes a chunk's logits once.
     """
     own_forward, last = model.forward, stacks[-1]
-    cross_entropy = compile_for_any_rows(summed_cross_entropy, fallback) if compiled else summed_cross_entropy
 
     @functools.wraps(own_forward)
     def forward(

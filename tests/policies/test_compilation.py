@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +19,7 @@ from transformers import AutoConfig
 
 from configs.flags import parse_flags
 from planning.hardware import parse_hardware
+from planning.memory.compiled_loss import compiled_cross_entropy
 from planning.planned_environment import planned_environment
 from planning.resolved import resolve
 from policies.compilation import (
@@ -70,7 +71,7 @@ def no_compiler() -> Iterator[None]:
 @pytest.mark.usefixtures("no_compiler")
 def test_a_loss_that_does_not_compile_is_named() -> None:
     model = make_model("llama")
-    use_summed_loss(model, stacks(model), 7, compute_logits, compiled=True)
+    use_summed_loss(model, stacks(model), 7, compute_logits, cross_entropy=compile_for_any_rows(summed_cross_entropy))
     with (
         pytest.raises(CompilationError, match=r"^--compile: .* failed on the cross-entropy .*/nowhere/c\+\+") as raised,
         compilation_named("a layer of this model", "--compile"),
@@ -93,7 +94,8 @@ def test_an_optimizer_that_does_not_compile_is_named_by_its_own_flag() -> None:
 
 def trained(model: Any, fallback: EagerFallback | None) -> tuple[float, list[torch.Tensor]]:
     """The loss of a batch, the second of two, and the gradients of both; compiled if there is a fallback."""
-    use_summed_loss(model, stacks(model), 7, compute_logits, compiled=fallback is not None, fallback=fallback)
+    cross_entropy = summed_cross_entropy if fallback is None else compile_for_any_rows(summed_cross_entropy, fallback)
+    use_summed_loss(model, stacks(model), 7, compute_logits, cross_entropy=cross_entropy)
     if fallback is not None:
         compile_layers(list(model.model.layers), widths_vary=True, fallback=fallback)
     for seed in (0, 1):
@@ -162,7 +164,7 @@ def test_memory_that_runs_out_while_compiling_is_no_error_of_the_compiler() -> N
 
 
 @pytest.mark.slow
-def test_the_cross_entropy_compiles_once_for_any_number_of_tokens() -> None:
+def test_the_cross_entropy_compiles_once_for_any_number_of_tokens_and_keeps_what_is_planned() -> None:
     torch._dynamo.reset()
     counters.clear()
     compiled, vocab = compile_for_any_rows(summed_cross_entropy), 500
@@ -175,3 +177,16 @@ def test_the_cross_entropy_compiles_once_for_any_number_of_tokens() -> None:
         gradients = [torch.autograd.grad(loss, logits, torch.full_like(loss, 0.3))[0] for loss in (found, wanted)]
         assert torch.allclose(*gradients, rtol=1e-5, atol=1e-7)
     assert counters["stats"]["unique_graphs"] == 1
+    assert kept_of_logits(compiled, "cpu") == kept_of_logits(compiled_cross_entropy, "meta")
+
+
+def kept_of_logits(loss: Callable[..., torch.Tensor], device: str) -> int:
+    """The bytes that a loss keeps for backward, of logits in bf16; targets aside."""
+    kept: list[int] = []
+    logits = torch.ones(64, 500, dtype=torch.bfloat16, device=device, requires_grad=True)
+    targets = torch.ones(64, dtype=torch.int64, device=device)
+    with torch.autograd.graph.saved_tensors_hooks(
+        lambda t: kept.append(t.nbytes * t.is_floating_point()), lambda _: None
+    ):
+        loss(logits, targets)
+    return sum(kept)

@@ -1,0 +1,38 @@
+"""What the compiled cross-entropy holds of a chunk of logits: these, and their gradient.
+
+Uncompiled, it holds copies in fp32: 10 bytes for each logit in bf16 while it computes, and 12 in its backward pass.
+Compiled, it reads logits and writes their gradient in their own dtype, once each: 2 and 4 bytes.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch.autograd.function import once_differentiable
+
+
+def compiled_cross_entropy(logits: torch.Tensor, targets: torch.Tensor, label_smoothing: float = 0.0) -> torch.Tensor:
+    """`policies.loss.summed_cross_entropy` on the meta device, holding what it holds compiled: fp32 scalar.
+
+    Args:
+        logits: [tokens, vocab].
+    """
+    loss: torch.Tensor = _ReadAndWrittenOnce.apply(logits)
+    return loss
+
+
+class _ReadAndWrittenOnce(torch.autograd.Function):
+    """The largest of each row's logits and the sum of their exponentials are kept beside them, as inductor does."""
+
+    @staticmethod
+    def forward(ctx: Any, logits: torch.Tensor) -> torch.Tensor:
+        of_rows = logits.new_empty(2, len(logits), dtype=torch.float32)
+        ctx.save_for_backward(logits, of_rows)
+        return logits.new_empty((), dtype=torch.float32)
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, grad: torch.Tensor) -> torch.Tensor:
+        logits, _ = ctx.saved_tensors
+        return torch.empty_like(logits)
