@@ -35,8 +35,8 @@ def use_template(tokenizer: Any, file: str | None, flag: str = FLAG) -> None:
             raise ConfigError(f"{flag}: {file} could not be read ({error}); name a file") from error
     if not tokenizer.chat_template:
         raise ConfigError(
-            f"{flag}: the tokenizer has no chat template; give one with {flag} FILE, or take a model whose tokenizer "
-            "has one"
+            f"{flag}: the tokenizer has no chat template; give one with {flag} FILE (for a base model "
+            "datasets/samples/formats/chat.jinja will do), or take a model whose tokenizer has one"
         )
 
 

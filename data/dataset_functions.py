@@ -87,7 +87,7 @@ def find_dataset_function(name: str, dataset_config: DataSource) -> Callable[...
     module = load_dataset_file(path)
     function = getattr(module, function_name, None)
     if not callable(function):
-        raise ConfigError(f"--{name}.file: {path} has no function {function_name}; name one as file.py:function")
+        raise ConfigError(f"--dataset: {path} has no function {function_name}; name one as file.py:function")
     if path.parent != BUILT_IN_FOLDER:
         function = UserFunction(function)
     if callable(get_data_collator := getattr(module, "get_data_collator", None)):

@@ -45,7 +45,8 @@ def check_kind(flag: str, file: Path, kinds: Sequence[str]) -> None:
         ConfigError: naming the endings of those that can.
     """
     if ending(file) not in kinds:
-        raise ConfigError(f"--{flag}.data_path: {file} is none of {', '.join(kinds)}")
+        endings = ", ".join(kinds)
+        raise ConfigError(f"--{flag}.data_path: {file} ends in none of {endings} (small letters); save it as one")
 
 
 def _reader(file: Path) -> str:

@@ -13,6 +13,8 @@ from data.split_names import names_of, split_in_name
 from utils.errors import ConfigError
 from utils.git_lfs import PULL, is_pointer
 
+_NUM_NAMED = 5  # of what holds no rows
+
 
 @dataclass(frozen=True)
 class Files:
@@ -92,7 +94,7 @@ def files_of_folder(flag: str, folder: Path, config: DataSource, kinds: Sequence
             f"--{flag}.train_split, or the file itself"
         )
     files = one_kind(flag, str(folder), entries, kinds)
-    return Files(flag, str(folder), {config.train_split: files}, has_splits=False)
+    return Files(flag, str(folder), {config.train_split: files}, has_splits=False, note=_others(folder, files))
 
 
 def _asked(config: DataSource) -> list[tuple[str, bool]]:
@@ -165,6 +167,14 @@ def _note(folder: Path, by_split: dict[str, list[Path]], entries: list[Path], ki
     if unread:
         parts.append(f"not read: {', '.join(unread)}")
     return f"{folder}: {'; '.join(parts)}" if parts else ""
+
+
+def _others(folder: Path, files: list[Path]) -> str:
+    """What else lies in a folder of files of one kind, hidden things apart: a text in .md, or one folder deeper."""
+    others = [path.name + "/" * path.is_dir() for path in sorted(folder.iterdir()) if path not in files]
+    others = [name for name in others if not name.startswith(".")]
+    more = [f"{len(others) - _NUM_NAMED} more"] if len(others) > _NUM_NAMED else []
+    return f"{folder}: no rows are read from {', '.join([*others[:_NUM_NAMED], *more])}" if others else ""
 
 
 def no_validation(flag: str, path: str) -> str:

@@ -101,8 +101,8 @@ class StreamSource:
             raise self._failed(num_rows, error) from error
         if not num_sequences and start is None:
             raise ConfigError(
-                f"dataset ({self.name}): none of its {num_rows} rows has a label token within the context length; "
-                "check the path, the split and the labels, or raise --context_length"
+                f"dataset ({self.name}): none of its {num_rows} rows has a label token within the context length: "
+                "answers are empty, or begin behind it; check the data, or raise --context_length"
             )
 
     def picked(self, blocks: Sequence[tuple[int, RowPlace, Sequence[int]]]) -> Iterator[Sequences]:

@@ -72,6 +72,15 @@ def texts(rows: Any, tokenizer: Any) -> list[tuple[str, str]]:
 # Places
 
 
+def test_what_else_lies_in_a_folder_of_files_is_named(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Texts in .md, and those one folder deeper, were left out without a word."""
+    write(tmp_path / "a.jsonl", ROWS[:2])
+    for name in ("b.md", "c.JSONL", "deeper/d.jsonl", ".hidden"):
+        write(tmp_path / name, ROWS[:1])
+    assert len(outputs(AlpacaDataset(str(tmp_path), validation_fraction=0.0))) == 2
+    assert f"{tmp_path}: no rows are read from b.md, c.JSONL, deeper/\n" in capsys.readouterr().out
+
+
 @pytest.mark.parametrize("ending", [".jsonl", ".json", ".csv", ".parquet"])
 @pytest.mark.parametrize("streaming", [False, True])
 def test_a_file_of_any_format_is_read_in_order(ending: str, streaming: bool, tmp_path: Path) -> None:
