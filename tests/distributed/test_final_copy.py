@@ -13,6 +13,7 @@ from torch.distributed.checkpoint import FileSystemReader
 from transformers import AutoModelForCausalLM
 
 from tests.helpers import random_documents
+from tests.helpers.made import Made
 from tests.helpers.pairwise import select_product, slow_but
 from tests.helpers.processes import ProcessGroup
 
@@ -52,35 +53,40 @@ def test_a_plain_model_in_one_process_loads_the_copy(
     assert not any(key.startswith("optimizer") for key in keys(copy))
 
 
+@pytest.fixture(scope="module")
+def with_optimizer(tiny_model: Path, process_group: ProcessGroup, tmp_path_factory: pytest.TempPathFactory) -> Made:
+    """The copy, with the optimizer's state, in a folder that a flag names; by layout."""
+
+    def copy(layout: str) -> Path:
+        folder = tmp_path_factory.mktemp("optimizer")
+        named = ["--save_optimizer", "--dist_checkpoint_folder", "with/optimizer"]
+        return train(process_group, layout, tiny_model, folder, *named) / "with/optimizer-tiny"
+
+    return Made(copy)
+
+
 @pytest.mark.parametrize("layout", ["SINGLE", *slow_but(0, ["NO_SHARD"]), "FULL_SHARD"])
-def test_save_optimizer_adds_the_optimizers_state(
-    layout: str, tiny_model: Path, process_group: ProcessGroup, tmp_path: Path
-) -> None:
-    copies = train(
-        process_group, layout, tiny_model, tmp_path, "--save_optimizer", "--dist_checkpoint_folder", "with/optimizer"
-    )
-    assert (copies / "with/optimizer-tiny/COMPLETE").exists()
-    metadata = FileSystemReader(copies / "with/optimizer-tiny").read_metadata().state_dict_metadata
+def test_save_optimizer_adds_the_optimizers_state(layout: str, with_optimizer: Made, tiny_model: Path) -> None:
+    copy = with_optimizer[layout]
+    assert (copy / "COMPLETE").exists()
+    metadata = FileSystemReader(copy).read_metadata().state_dict_metadata
     parameters = dict(AutoModelForCausalLM.from_pretrained(tiny_model).named_parameters())
     for name, parameter in parameters.items():
         for average in ("exp_avg", "exp_avg_sq"):
             assert metadata[f"optimizer.state.{name}.{average}"].size == parameter.shape
     name = "model.layers.0.mlp.up_proj.weight"
     state = {"optimizer": {"state": {name: {"exp_avg_sq": torch.zeros_like(parameters[name])}}}}
-    dcp.load(state, checkpoint_id=copies / "with/optimizer-tiny")
+    dcp.load(state, checkpoint_id=copy)
     average = state["optimizer"]["state"][name]["exp_avg_sq"]
     assert (average >= 0).all()
     assert average.max() > 0
 
 
-def test_optimizer_states_of_every_layout_are_the_same(
-    tiny_model: Path, process_group: ProcessGroup, tmp_path: Path
-) -> None:
+def test_optimizer_states_of_every_layout_are_the_same(with_optimizer: Made) -> None:
     name, found = "model.layers.1.self_attn.q_proj.weight", []
     for layout in LAYOUTS:
-        copies = train(process_group, layout, tiny_model, tmp_path / layout, "--save_optimizer")
         state: dict[str, Any] = {"optimizer": {"state": {name: {"exp_avg": torch.zeros(32, 32)}}}}
-        dcp.load(state, checkpoint_id=copies / "fine-tuned-tiny")
+        dcp.load(state, checkpoint_id=with_optimizer[layout])
         found.append(state["optimizer"]["state"][name]["exp_avg"])
     assert found[0].abs().max() > 0
     assert torch.allclose(found[1], found[0], atol=1e-6)
