@@ -164,6 +164,7 @@ def two_and_three_parts(values: torch.Tensor) -> tuple[torch.Tensor, torch.Tenso
 @given(st.lists(st.floats(width=32, allow_nan=False, allow_infinity=False, min_value=2**-90, max_value=2**90)))
 @settings(deadline=None)
 def test_an_fp32_number_is_the_sum_of_three_bf16_numbers(function: Any, numbers: list[float]) -> None:
+    numbers = [1.0, 0.0, *numbers]  # two at least: code is compiled again for no values, and for one
     values = torch.tensor([numbers, [-number for number in numbers]])
     two, three = function(values)
     assert torch.equal(three.double().unflatten(0, (3, 2)).sum(0), values.double())
@@ -213,7 +214,9 @@ def test_products_of_bf16_activations_are_as_exact_as_fp32_products(
         return [found, *torch.autograd.grad(found, leaves, probe)]
 
     wanted = values_and_gradients(exact, [leaf.double() for leaf in leaves], probe.double())
-    for function in (outputs, torch.compile(outputs, fullgraph=True)):
+    # One rank is computed as a sum of products. Other cases differ by sizes alone.
+    backend = "inductor" if device == "cuda" or (rank, share) in ((1, 0.0), (8, 0.1)) else "aot_eager"
+    for function in (outputs, torch.compile(outputs, fullgraph=True, backend=backend)):
         found = values_and_gradients(function, leaves, probe)
         for tensor, expected in zip(found, wanted, strict=True):
             error, largest = (tensor.double() - expected).abs(), expected.abs().max()
