@@ -14,6 +14,7 @@ from pathlib import Path
 import pytest
 import torch.distributed as dist
 
+from tests.helpers.made import Made
 from tests.helpers.processes import ROOT, Captured, process_variables, ranks_of, read_metrics
 from tests.helpers.refusals import error_lines
 from tests.helpers.resuming import flags_of
@@ -83,12 +84,17 @@ def start(tiny_model: Path, tmp_path: Path) -> Iterator[Start]:
     """Starts a process with these variables, and what is planted in its dataset function."""
     started: list[Captured] = []
 
+    def write(plant: str) -> Path:
+        recipe = tmp_path / f"recipe-{len(recipes)}.py"
+        recipe.write_text(RECIPE.format(plant=plant))
+        return recipe
+
+    recipes = Made(write)
+
     def start(
         variables: dict[str, str], plant: str = "pass", *, grace_scale: float = 0.02, run: Path = tmp_path / "run"
     ) -> Captured:
-        recipe = tmp_path / "recipe.py"
-        recipe.write_text(RECIPE.format(plant=plant))
-        words = flags_of(tiny_model, run, *GIVEN, "--dataset", f"{recipe}:get_rows")
+        words = flags_of(tiny_model, run, *GIVEN, "--dataset", f"{recipes[plant]}:get_rows")
         environment = process_variables(variables | {"FINETUNING_GRACE_SCALE": str(grace_scale)})
         started.append(Captured([str(ROOT / "finetuning.py"), *words], tmp_path, environment))
         return started[-1]
@@ -168,26 +174,34 @@ def test_a_rank_that_is_killed_before_it_trains_is_noticed(start: Start, where: 
 def test_signals_at_any_time_leave_no_rank_waiting(start: Start, tmp_path: Path) -> None:
     """Before the ranks meet, while they load, in a step, after the last one: a bounded time, and true statuses."""
     draw = random.Random(16)
-    for trial in range(16):
-        number = draw.choice([signal.SIGTERM, signal.SIGINT, signal.SIGHUP])
-        to, seconds, run = draw.choice([(0,), (1,), (0, 1)]), draw.uniform(0.05, 1.2), tmp_path / f"run-{trial}"
-        ranks = [start(variables, run=run) for variables in ranks_of(2)]
-        time.sleep(seconds)
-        for rank in to:
-            with contextlib.suppress(ProcessLookupError):  # it has ended
-                os.kill(ranks[rank].fork.pid, number)
-        outcomes = [rank.outcome(120) for rank in ranks]
-        statuses = [outcome.status for outcome in outcomes]
-        told = f"{number.name} to {to} after {seconds:.2f} s: {outcomes}"
-        assert "in main" not in "".join(outcome.stderr for outcome in outcomes), f"a traceback; {told}"
-        ends = (
-            [event["status"] for event in read_metrics(run) if event["event"] == "end"]
-            if (run / "metrics.jsonl").exists()
-            else []
-        )
-        if 0 in statuses:
-            assert statuses == [0, 0], told
-            assert ends in (["finished"], ["stopped"]), told
-        else:
-            assert all(statuses[rank] in ((-number, 1, 2) if rank in to else (1, 2)) for rank in (0, 1)), told
-            assert ends in ([], ["failed"]), told
+    for first in range(0, 16, 4):  # four runs at a time: ranks whose others have ended wait, mostly
+        folders = [tmp_path / f"run-{first + index}" for index in range(4)]
+        runs = [[start(variables, run=folder) for variables in ranks_of(2)] for folder in folders]
+        numbers = [draw.choice([signal.SIGTERM, signal.SIGINT, signal.SIGHUP]) for _ in runs]
+        to = [draw.choice([(0,), (1,), (0, 1)]) for _ in runs]
+        seconds = [draw.uniform(0.1, 5.0) for _ in runs]
+        with ThreadPoolExecutor(len(runs)) as threads:
+            list(threads.map(end_by_signal, folders, runs, numbers, to, seconds))
+
+
+def end_by_signal(run: Path, ranks: list[Captured], number: signal.Signals, to: tuple[int, ...], after: float) -> None:
+    """Send ranks a signal after so many seconds. No rank waits, and each says the truth of how the run ended."""
+    time.sleep(after)
+    for rank in to:
+        with contextlib.suppress(ProcessLookupError):  # it has ended
+            os.kill(ranks[rank].fork.pid, number)
+    outcomes = [rank.outcome(120) for rank in ranks]
+    statuses = [outcome.status for outcome in outcomes]
+    told = f"{number.name} to {to} after {after:.2f} s: {outcomes}"
+    assert "in main" not in "".join(outcome.stderr for outcome in outcomes), f"a traceback; {told}"
+    ends = (
+        [event["status"] for event in read_metrics(run) if event["event"] == "end"]
+        if (run / "metrics.jsonl").exists()
+        else []
+    )
+    if 0 in statuses:
+        assert statuses == [0, 0], told
+        assert ends in (["finished"], ["stopped"]), told
+    else:
+        assert all(statuses[rank] in ((-number, 1, 2) if rank in to else (1, 2)) for rank in (0, 1)), told
+        assert ends in ([], ["failed"]), told
