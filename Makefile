@@ -75,7 +75,7 @@ audit: $(VENV)/.installed-dev
 lint: $(VENV)/.installed-dev
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
-	$(BIN)/mypy
+	$(BIN)/mypy --num-workers $(WORKERS)
 
 format: $(VENV)/.installed-dev
 	$(BIN)/ruff check --fix .
