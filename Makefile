@@ -1,6 +1,7 @@
 # make demo       build a tiny model, fine-tune it on the sample dialogues, show what it learned
 # make lint       ruff, its format, types       make format     let ruff mend what it can
 # make test       the fast tests                make test-slow  the slow ones
+# make test-both  both in one go, which costs less: tests are collected once, and runs that both look at are made once
 # make test-all   both, and every product of settings in full
 # make test-lowest  the fast tests with the lowest version of each package that requirements*.txt allow
 # make test-float8  those of --float8 that need torchao, which is installed beside .venv: transformers imports it, slowly
@@ -20,7 +21,7 @@ BIN := $(VENV)/bin
 PYTEST := $(BIN)/python -m pytest -q --numprocesses $(WORKERS) --dist worksteal --durations 15
 
 .DELETE_ON_ERROR:
-.PHONY: demo test test-slow test-float8 test-cluster test-all test-lowest audit lint format clean
+.PHONY: demo test test-slow test-both test-float8 test-cluster test-all test-lowest audit lint format clean
 
 $(VENV)/bin/python:
 	@$(PYTHON) -c 'import sys; sys.exit("Python 3.11 or newer is needed: make PYTHON=python3.12 ...") if sys.version_info < (3, 11) else None'
@@ -42,6 +43,9 @@ test: $(VENV)/.installed-dev
 
 test-slow: $(VENV)/.installed-dev
 	$(PYTEST) -m "slow and not full"
+
+test-both: $(VENV)/.installed-dev
+	$(PYTEST) -m "not full and not cluster"
 
 $(FLOAT8)/.installed: requirements-float8.txt | $(VENV)/.installed-dev
 	$(BIN)/python -m pip install --quiet --no-deps --upgrade --target $(FLOAT8) --requirement requirements-float8.txt
