@@ -118,10 +118,11 @@ def quantize_linears(model: Any, quantization: Quantization) -> str:
 
 
 def linears_of_layers(model: Any) -> tuple[list[tuple[str, nn.Linear]], str]:
-    """The linear layers that may be stored or computed in fewer bits, by name, and which others there are, in words.
+    """The linear layers that may be stored or computed in fewer bits, by name, and what else there is, in words.
 
     These are all but the output head, of a model of image and text those of its language part; and without those that
-    transformers keeps in fp32 (`quantize_linears` says why).
+    transformers keeps in fp32 (`quantize_linears` says why). Experts of a mixture that are one tensor are no linear
+    layers, and often nearly all of the model.
     """
     head, parts = model.get_output_embeddings(), language_part(model) if has_vision(model) else [model]
     kept = {name for part in parts for name in getattr(part, "_keep_in_fp32_modules", None) or ()}
@@ -132,7 +133,19 @@ def linears_of_layers(model: Any) -> tuple[list[tuple[str, nn.Linear]], str]:
         if type(module) is nn.Linear and module is not head and id(module) in inside
         if kept.isdisjoint(name.split("."))
     ]
-    return linears, " and ".join(["the output head", *sorted(kept)])
+    others = ["the output head", *sorted(kept)]
+    if experts := [parameter for part in parts for parameter in _experts(part)]:
+        count = sum(parameter.numel() for parameter in experts)
+        dtype = next(name for name, dtype in DTYPES.items() if dtype == experts[0].dtype)
+        others.append(f"experts that are one tensor ({count / 1e6:,.1f} million weights in {dtype})")
+    return linears, " and ".join(others)
+
+
+def _experts(model: nn.Module) -> Iterator[nn.Parameter]:
+    """The weights [experts, ...] of mixtures; of torch's own modules, convolutions have such a shape, too."""
+    for module in model.modules():
+        if not type(module).__module__.startswith("torch.nn."):
+            yield from (parameter for parameter in module.parameters(recurse=False) if parameter.dim() == 3)
 
 
 @contextmanager

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import bitsandbytes as bnb
 import pytest
 import torch
@@ -12,8 +14,15 @@ from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
 from torch.distributed.tensor import DTensor
 from torch.utils.flop_counter import FlopCounterMode
+from transformers import MixtralConfig
 
 from configs.flags import parse_flags
+from planning.hardware import parse_hardware
+from planning.memory.closed_form import plan_memory
+from planning.memory.row_lengths import rows_of_run
+from planning.planned_environment import planned_environment
+from planning.planned_model import build_planned_model
+from planning.resolved import resolve
 from policies import quantization as quantization_module
 from policies.mixed_precision import resolve_precision
 from policies.quantization import gathering_changes_nothing, quantize_linears, resolve_quantization
@@ -151,6 +160,23 @@ def test_all_linear_layers_but_the_head_are_quantized() -> None:
     norm.get_output_embeddings = lambda: None
     with pytest.raises(ConfigError, match=r"--quantization: LayerNorm has no torch.nn.Linear"):
         quantize_linears(norm, Quantization(4, "nf4", False, FP32, torch.uint8))
+
+
+def test_experts_that_stay_in_16_bits_are_said_and_planned_so(tmp_path: Path) -> None:
+    sizes = {"hidden_size": 256, "intermediate_size": 512, "num_hidden_layers": 2, "num_attention_heads": 4}
+    MixtralConfig(**sizes, num_key_value_heads=4, num_local_experts=8, vocab_size=512).save_pretrained(tmp_path)
+    flags = "--random_weights --use_peft --quantization 4bit --context_length 64"
+    config, card = parse_flags(["--model_name", str(tmp_path), *flags.split()]), parse_hardware("H200")
+    env = planned_environment(card, config.train_config)
+    planned = build_planned_model(resolve(config, env), env)
+    num_experts = 2 * 8 * 3 * 256 * 512
+    (note,) = planned.adapted.notes
+    assert note.endswith(
+        f"all linear layers but the output head and experts that are one tensor ({num_experts / 1e6:.1f} million "
+        "weights in bf16)"
+    )
+    memory = plan_memory(planned, card.card, rows_of_run(planned.resolved))
+    assert memory.phases["load"].params > num_experts * 2 / 2**30
 
 
 @pytest.mark.parametrize("nested", [False, True])
