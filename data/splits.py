@@ -12,6 +12,7 @@ import numpy as np
 import pyarrow.compute as pc
 
 from configs.datasets import DataSource
+from data.cache_folder import not_kept
 from data.data_path import Hub, Place, Saved, locate
 from data.file_kinds import TABLES, ending
 from data.json_files import where_not_utf8
@@ -185,6 +186,8 @@ def _read(name: str, place: Place, split: str, streams: bool, options: dict[str,
     except ConfigError:
         raise
     except Exception as error:
+        if refusal := not_kept(error):
+            raise refusal from error
         is_text = files and ending(files[0]) == ".txt"
         if is_text and (found := next((found for file in files if (found := where_not_utf8(file))), "")):
             raise ConfigError(f"--{place.flag}.data_path: {found}") from error

@@ -34,6 +34,7 @@ from data import (
     turn_parts,
     turns,
 )
+from data.cache_folder import cache_folder, not_kept
 from data.encoding import ONE_TEXT, Encode
 from data.loss_mask import BadExample, ChatSamples, MaskWay, TextSpan, without_empty_answers
 from data.row_stream import RowStream
@@ -250,7 +251,7 @@ def _held_by_one_process(place: str, cache_key: str) -> Iterator[Path]:
 
     A file lock, not a collective: however long tokenising takes, no time limit is hit.
     """
-    folder = Path(datasets.config.HF_DATASETS_CACHE) / "finetuning-tokenized"
+    folder = cache_folder() / "finetuning-tokenized"
     cache_file = folder / f"{cache_key}.arrow"
     try:
         folder.mkdir(parents=True, exist_ok=True)
@@ -262,11 +263,11 @@ def _held_by_one_process(place: str, cache_key: str) -> Iterator[Path]:
         except Timeout:
             print_line(f"waiting for another process, which tokenizes {place} ({lock.lock_file})")
             lock.acquire()
+        try:
+            yield cache_file
+        finally:
+            lock.release()
     except OSError as error:
-        raise ConfigError(
-            f"tokenised rows cannot be kept in {folder} ({error}); name another place with HF_DATASETS_CACHE"
-        ) from error
-    try:
-        yield cache_file
-    finally:
-        lock.release()
+        if refusal := not_kept(error):
+            raise refusal from error
+        raise

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import inspect
 import json
 import pickle
@@ -15,9 +16,18 @@ import pytest
 from transformers import AutoTokenizer
 
 from configs.absolute_paths import make_paths_absolute
-from configs.datasets import AlpacaDataset, ChatDataset, DataSource, InstructionDataset, SamsumDataset, TextDataset
+from configs.datasets import (
+    AlpacaDataset,
+    ChatDataset,
+    DataSource,
+    GrammarDataset,
+    InstructionDataset,
+    SamsumDataset,
+    TextDataset,
+)
 from configs.flags import parse_flags
 from data import encoding
+from data.cache_folder import not_kept
 from data.causal_sequences import build_sequences
 from data.dataset_functions import BUILT_IN_FOLDER, find_dataset_function, load_dataset_file
 from data.loss_mask import tokenize_spans
@@ -70,6 +80,20 @@ def texts(rows: Any, tokenizer: Any) -> list[tuple[str, str]]:
 
 
 # Places
+
+
+def test_a_cache_that_cannot_be_written_is_not_blamed_on_the_data(
+    tmp_path: Path, tokenizer: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    file = write(tmp_path / "data.csv", [{"input": "a", "target": "b"}])
+    saved = tmp_path / "saved"
+    datasets.Dataset.from_csv(str(file)).save_to_disk(saved)
+    for place in (file, saved):  # rows are kept, or tokens alone
+        monkeypatch.setattr(datasets.config, "HF_DATASETS_CACHE", str(file / "cache"))
+        with pytest.raises(ConfigError, match=f"cannot be kept in {file}/cache .*; make room there, or name another"):
+            tokenized("grammar", GrammarDataset(str(place)), tokenizer)
+    assert not_kept(OSError(errno.ENOSPC, "No space left on device"))
+    assert not_kept(PermissionError(errno.EACCES, "Permission denied", str(tmp_path / "other.csv"))) is None
 
 
 def test_what_else_lies_in_a_folder_of_files_is_named(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

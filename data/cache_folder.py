@@ -1,0 +1,31 @@
+"""The folder in which Hugging Face's datasets keeps rows and tokens, and what is said if it cannot be written."""
+
+from __future__ import annotations
+
+import errno
+from pathlib import Path
+
+import datasets
+
+from utils.errors import ConfigError
+
+_OF_WRITING = (errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.ENOLCK)
+
+
+def cache_folder() -> Path:
+    """As HF_DATASETS_CACHE says, or below HF_HOME."""
+    return Path(datasets.config.HF_DATASETS_CACHE)
+
+
+def not_kept(error: BaseException) -> ConfigError | None:
+    """The refusal, if this error, or the one behind it, is of a cache that cannot be written; None for any other."""
+    cause, folder = error.__cause__ or error, cache_folder()
+    if not isinstance(cause, OSError):
+        return None
+    path = Path(str(cause.filename))
+    if not (cause.errno in _OF_WRITING or folder in (path, *path.parents) or path in folder.parents):
+        return None
+    return ConfigError(
+        f"rows and tokens cannot be kept in {folder} ({cause.strerror or cause}); make room there, or name another "
+        "place with the variable HF_DATASETS_CACHE"
+    )
