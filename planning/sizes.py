@@ -18,6 +18,7 @@ from data.labels import IGNORE_INDEX
 from data.pipeline import RunData
 from utils.environment import Environment
 from utils.errors import ConfigError
+from utils.layer_configs import layer_configs
 from utils.units import readable
 
 _PROCESSES_PER_CORE = 4
@@ -92,8 +93,8 @@ def check_batch_sizes(config: RunConfig, data: RunData, model_config: Any, vocab
 
 def _check_rank(config: RunConfig, model_config: Any) -> None:
     """Refuse a rank beyond that of any weight: it would add memory and nothing else."""
-    text, r = model_config.get_text_config(), config.lora_config.r
-    sizes = [_hidden_size(model_config), getattr(text, "intermediate_size", None), 4 * _hidden_size(model_config)]
+    r, inner = config.lora_config.r, [getattr(one, "intermediate_size", None) for one in layer_configs(model_config)]
+    sizes = [_hidden_size(model_config), *inner, 4 * _hidden_size(model_config)]
     most = max(size for size in sizes if isinstance(size, int))
     if 0 < most < r:
         raise ConfigError(
@@ -108,7 +109,7 @@ def _adapter_weights(config: RunConfig, model_config: Any) -> tuple[str, int]:
     num_layers = getattr(text, "num_hidden_layers", 1)
     if config.train_config.peft_method == "prefix":
         heads = getattr(text, "num_attention_heads", None) or 1
-        share = (getattr(text, "num_key_value_heads", None) or heads) / heads
+        share = min(getattr(one, "num_key_value_heads", None) or heads for one in layer_configs(model_config)) / heads
         num_tokens = config.prefix_config.num_virtual_tokens
         return "--num_virtual_tokens", int(2 * num_tokens * hidden * share * num_layers)
     if config.train_config.peft_method == "llama_adapter":

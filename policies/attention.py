@@ -30,6 +30,7 @@ from policies.sharding import reshard
 from utils.compat import GROUPED_HEADS, LEAKS_WHEN_PACKED, caps_scores
 from utils.device import DeviceFacts
 from utils.errors import ConfigError
+from utils.layer_configs import head_dim_of, layer_configs
 
 BY_OFFSETS = "causal_by_offsets"
 """The name by which transformers knows `attention_by_offsets`.
@@ -109,8 +110,9 @@ def rows_that_need_offsets(model: Any, row_length: int) -> Offsets:
 
 
 def _window_cuts(model: Any, row_length: int) -> bool:
-    """Whether the model's sliding window, if it has one, is shorter than a row."""
-    return 0 < (getattr(model.config.get_text_config(), "sliding_window", None) or 0) < row_length
+    """Whether a layer's sliding window, if it has one, is shorter than a row."""
+    windows = (getattr(layer, "sliding_window", None) or 0 for layer in layer_configs(model.config))
+    return any(0 < window < row_length for window in windows)
 
 
 def what_hinders_offsets(model: Any) -> str | None:
@@ -120,10 +122,10 @@ def what_hinders_offsets(model: Any) -> str | None:
     config = model.config.get_text_config()
     name = type(model).__name__
     dropout = max(getattr(config, key, 0.0) or 0.0 for key in ("attention_dropout", "attn_pdrop"))
-    head_dim = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
+    head_dims = {head_dim_of(layer) for layer in layer_configs(config)}
     if dropout > 0:
         return f"{name} drops out attention, which the flash kernel does not"
-    if hasattr(config, "v_head_dim") or head_dim > 256 or head_dim % 8:
+    if hasattr(config, "v_head_dim") or any(size > 256 or size % 8 for size in head_dims):
         return f"the flash kernel does not take the heads of {name}"
     return None
 

@@ -9,6 +9,7 @@ from typing import Any
 from torch import nn
 
 from data.counts import BatchCounts
+from utils.layer_configs import head_dim_of, layer_configs
 from utils.parameters import Counted, count_weights
 
 Cost = Callable[[Counted], float]
@@ -38,8 +39,7 @@ class StepFlops:
         met = shares_of_experts(model)
         self.per_label_token = sum(map(cost, of_head))
         self.per_token = sum(cost(matrix) * met.get(id(matrix.parameter), 1) for matrix in of_others)
-        text = model.config.get_text_config()
-        self.per_pair = _flops_per_pair(text) * getattr(text, "num_hidden_layers", 0)
+        self.per_pair = sum(map(_flops_per_pair, layer_configs(model.config)))
 
     def count(self, counts: BatchCounts) -> float:
         """FLOPs of forward and backward over a global batch."""
@@ -121,6 +121,4 @@ def _matrices(model: Any) -> tuple[list[Counted], list[Counted]]:
 
 def _flops_per_pair(config: Any) -> int:
     """Of one layer, forward and backward."""
-    heads = getattr(config, "num_attention_heads", 0)
-    head_dim = getattr(config, "head_dim", None) or getattr(config, "hidden_size", 0) // max(1, heads)
-    return 3 * 4 * heads * head_dim
+    return 3 * 4 * getattr(config, "num_attention_heads", 0) * head_dim_of(config)

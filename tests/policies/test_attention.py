@@ -265,8 +265,9 @@ def test_a_model_without_masks_refuses_a_cache_whose_padding_it_would_see() -> N
         (transformers.Gemma2Config(**SMALL, head_dim=8), "soft-caps"),
         (transformers.FalconConfig(vocab_size=VOCAB, hidden_size=32, num_attention_heads=4), "no flash attention"),
         (transformers.LlamaConfig(**SMALL, head_dim=12), "heads"),
+        (transformers.Gemma4TextConfig(**SMALL, num_kv_shared_layers=0), "heads"),  # of 256 and, in some layers, 512
     ],
-    ids=["llama", "mixtral", "llama-dropout", "gpt2", "gpt2-dropout", "gemma2", "falcon", "llama-head-dim"],
+    ids=["llama", "mixtral", "llama-dropout", "gpt2", "gpt2-dropout", "gemma2", "falcon", "llama-head-dim", "gemma4"],
 )
 def test_models_whose_attention_is_more_than_the_kernels_are_left_as_they_are(
     config: Any, obstacle: str | None

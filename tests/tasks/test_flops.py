@@ -53,6 +53,24 @@ def test_position_embeddings_that_only_look_rows_up_cost_nothing() -> None:
     assert StepFlops(AutoModelForCausalLM.from_config(config)).count(BatchCounts(10, 10, 0)) == 10 * 6 * weights
 
 
+def test_layers_have_heads_of_their_own_widths() -> None:
+    config = transformers.Gemma4TextConfig(
+        vocab_size=50,
+        vocab_size_per_layer_input=50,
+        hidden_size=16,
+        intermediate_size=24,
+        num_attention_heads=4,
+        num_key_value_heads=2,
+        head_dim=8,
+        global_head_dim=16,
+        layer_types=["sliding_attention", "sliding_attention", "full_attention"],
+        num_hidden_layers=3,
+        num_kv_shared_layers=0,
+    )
+    flops = StepFlops(AutoModelForCausalLM.from_config(config)).count(BatchCounts(0, 0, 10))
+    assert flops == 10 * 3 * 4 * 4 * (8 + 8 + 16)
+
+
 def test_a_token_costs_the_experts_that_it_is_routed_to() -> None:
     config = transformers.MixtralConfig(
         vocab_size=50,
