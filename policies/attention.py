@@ -177,7 +177,8 @@ def attention_by_offsets(
     if key.shape[2] != query.shape[2]:
         raise ValueError("attention by offsets takes no cache")
     if cu_seq_lens_q is None:
-        if attention_mask is None and sliding_window is not None and key.shape[2] > sliding_window:
+        has_values = type(query) is torch.Tensor and not query.is_meta  # a plan's rows have no values, so no offsets
+        if has_values and attention_mask is None and sliding_window is not None and key.shape[2] > sliding_window:
             raise ValueError("attention in windows takes offsets or a mask: SDPA's causal kernel knows no windows")
         return sdpa_attention_forward(
             module, query, key, value, attention_mask, dropout=dropout, scaling=scaling, **kwargs

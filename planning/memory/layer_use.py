@@ -252,11 +252,15 @@ def _hidden(args: Any, kwargs: Any) -> torch.Tensor | None:
 
 
 def _kind(layer: nn.Module, args: Any, kwargs: Any) -> Any:
-    """What decides how many bytes a layer keeps. Layers of one kind are alike."""
+    """What decides how many bytes a layer keeps. Layers of one kind are alike.
+
+    Words and switches tell them apart, too: one has a sliding window, one leaves its keys to later layers (Gemma 4).
+    """
     tensors = [leaf for leaf in tree_leaves((args, kwargs)) if isinstance(leaf, torch.Tensor)]
+    settings = (item for module in layer.modules() for item in vars(module).items())
     return (
         type(layer),
-        getattr(layer, "attention_type", None),
+        tuple((name, value) for name, value in settings if isinstance(value, bool | str)),
         tuple((name, tuple(p.shape), p.dtype, p.requires_grad) for name, p in layer.named_parameters()),
         tuple((tuple(tensor.shape), tensor.dtype, tensor.requires_grad) for tensor in tensors),
     )

@@ -6,7 +6,7 @@ from copy import copy
 from pathlib import Path
 
 import pytest
-from transformers import BartConfig, LlamaConfig, PegasusConfig
+from transformers import BartConfig, Gemma4TextConfig, LlamaConfig, PegasusConfig
 
 from configs.flags import parse_flags
 from finetuning import train_step
@@ -48,6 +48,22 @@ PEGASUS = PegasusConfig(
     max_position_embeddings=512,
     architectures=["PegasusForConditionalGeneration"],
 )
+GEMMA4 = Gemma4TextConfig(  # windows, heads of two widths, layers that take their keys from others
+    vocab_size=4000,
+    hidden_size=512,
+    intermediate_size=1376,
+    num_hidden_layers=6,
+    num_attention_heads=8,
+    num_key_value_heads=4,
+    head_dim=64,
+    global_head_dim=128,
+    sliding_window=64,
+    layer_types=["sliding_attention", "full_attention"] * 3,
+    num_kv_shared_layers=2,
+    hidden_size_per_layer_input=64,
+    vocab_size_per_layer_input=4000,
+    architectures=["Gemma4ForCausalLM"],
+)
 SHAPE = "--context_length 512 --batch_size_training 2"
 
 
@@ -58,6 +74,7 @@ def models(tmp_path_factory: pytest.TempPathFactory) -> Path:
     LLAMA.save_pretrained(folder / "llama")
     TIED.save_pretrained(folder / "tied")
     BART.save_pretrained(folder / "bart")
+    GEMMA4.save_pretrained(folder / "gemma4")
     PEGASUS.save_pretrained(folder / "pegasus")
     return folder
 
@@ -79,6 +96,7 @@ def planned(model: Path, line: str, hardware: str, data: DataFacts | None = None
         ("llama", f"{SHAPE} --enable_fsdp --pure_bf16 --hsdp --sharding_group_size 2", "4xA100-80GB"),
         ("tied", f"{SHAPE} --pure_bf16", "A100-40GB"),
         ("tied", f"{SHAPE} --enable_fsdp", "2xA100-80GB"),
+        ("gemma4", f"{SHAPE} --enable_fsdp", "2xA100-80GB"),
         ("bart", "--enable_fsdp --max_source_length 256 --max_target_length 64", "2xA100-80GB"),
     ],
 )
