@@ -40,7 +40,7 @@ class TrainConfig:
     compile: bool | None = setting(
         False,
         "compile each decoder layer with torch.compile; auto: on one GPU, if the model's family is known to compile, "
-        "and what does not compile runs uncompiled",
+        "and the run goes on uncompiled if something does not compile",
     )
     activation_checkpointing: Literal["off", "full", "selective", "auto"] | None = setting(
         None,

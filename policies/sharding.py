@@ -16,7 +16,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
 import torch
@@ -187,6 +187,32 @@ def choose_accumulation(
         return Accumulation(unsharded=True)
     gradient_bytes = 4 * sum(p.numel() for p in model.parameters() if p.requires_grad)
     return Accumulation(unsharded=gradient_bytes < 0.1 * device.memory_bytes)
+
+
+def reduction_notes(
+    asked: bool | None,
+    layout: Layout,
+    precision: Precision,
+    model: nn.Module,
+    device: DeviceFacts,
+    num_micro_batches: int,
+) -> list[str]:
+    """A line if sums in bf16, which are made after every micro-batch, send more than sums in fp32 at the step's end.
+
+    Args:
+        asked: as of `choose_accumulation`.
+    """
+    in_bf16 = choose_accumulation(asked, layout, precision, model, device)
+    if not in_bf16.all_reduced or num_micro_batches * torch.bfloat16.itemsize <= torch.float32.itemsize:
+        return []
+    in_fp32 = choose_accumulation(asked, layout, replace(precision, reduce_dtype=torch.float32), model, device)
+    if not in_fp32.unsharded and layout.mesh_shape[0] == 1:
+        return []
+    return [
+        f"--reduce_dtype: bf16 sums gradients over {'ranks' if in_fp32.unsharded else 'copies'} after each of "
+        f"{num_micro_batches} micro-batches, in all {num_micro_batches / 2:g} times the bytes of fp32, which this run "
+        "would sum once per step; leave it out to send less"
+    ]
 
 
 @contextmanager

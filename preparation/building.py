@@ -25,7 +25,7 @@ from policies.loss_scaling import LossScaler
 from policies.optimizers.build import build_optimizer, optimizer_notes
 from policies.optimizers.offload import share_out_cores
 from policies.optimizers.schedule import build_scheduler
-from policies.sharding import Accumulation, choose_accumulation, unit_notes
+from policies.sharding import Accumulation, choose_accumulation, reduction_notes, unit_notes
 from utils.environment import Environment, print_rank_zero
 
 
@@ -54,7 +54,10 @@ def build(inputs: Inputs, env: Environment) -> TrainingParts:
     train, fsdp = replace(resolved.config.train_config, lr=resolved.lr), resolved.config.fsdp_config
     optimizer = build_optimizer(model, train, fsdp)
     keep_scales(model, optimizer, resolved.policies.float8)
+    layout, precision = resolved.policies.layout, resolved.policies.precision
+    how_reduced = (fsdp.accumulate_unsharded, layout, precision, model, env.device_facts)
     notes = [*unit_notes(model, fsdp.wrap), *optimizer_notes(model, train.lr, fsdp), *share_out_cores(fsdp, env)]
+    notes += reduction_notes(*how_reduced, resolved.batches.gradient_accumulation_steps)
     print_rank_zero(env, *notes)
     packing, offsets, widths = train.batching_strategy == "packing", empty.offsets, resolved.widths
     if train.compile and packing:  # one graph serves all rows; packed ones are full, or nearly
@@ -89,14 +92,8 @@ def build(inputs: Inputs, env: Environment) -> TrainingParts:
         model=model,
         optimizer=optimizer,
         scheduler=build_scheduler(optimizer, train, steps_per_epoch=len(loaders.train), num_steps=inputs.num_steps),
-        scaler=LossScaler(active=resolved.policies.precision.scales_loss),
-        accumulation=choose_accumulation(
-            fsdp.accumulate_unsharded,
-            resolved.policies.layout,
-            resolved.policies.precision,
-            model,
-            env.device_facts,
-        ),
+        scaler=LossScaler(active=precision.scales_loss),
+        accumulation=choose_accumulation(*how_reduced),
     )
     return TrainingParts(trainable, loaders, empty, built.load_seconds)
 

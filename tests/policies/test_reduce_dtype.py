@@ -20,7 +20,15 @@ from planning.hardware import parse_hardware
 from planning.memory.closed_form import plan_memory
 from planning.memory.row_lengths import RowLengths
 from policies.mixed_precision import Precision, resolve_precision
-from policies.sharding import Accumulation, Layout, choose_accumulation, choose_layout, gradient_sync, shard
+from policies.sharding import (
+    Accumulation,
+    Layout,
+    choose_accumulation,
+    choose_layout,
+    gradient_sync,
+    reduction_notes,
+    shard,
+)
 from tests.helpers.processes import ProcessGroup
 from utils.device import facts_of
 from utils.environment import Environment
@@ -74,6 +82,28 @@ def test_without_it_gradients_are_reduced_in_fp32(line: str, accumulate: str) ->
     precision, _, accumulation = chosen(flags, 2)
     assert precision.policy.reduce_dtype == FP32
     assert accumulation == Accumulation(unsharded=accumulate == "True", all_reduced=False)
+
+
+@pytest.mark.parametrize(
+    ("line", "num_micro_batches", "said"),
+    [
+        ("--reduce_dtype bf16", 3, "over ranks after each of 3 micro-batches, in all 1.5 times the bytes of fp32"),
+        ("--reduce_dtype bf16", 2, ""),
+        ("--reduce_dtype bf16 --accumulate_unsharded False", 3, ""),
+        (
+            "--reduce_dtype bf16 --accumulate_unsharded False --hsdp --sharding_group_size 2",
+            4,
+            "over copies after each",
+        ),
+        ("", 3, ""),
+    ],
+)
+def test_what_sends_more_than_fp32_is_said(line: str, num_micro_batches: int, said: str) -> None:
+    precision, layout, _ = chosen(f"--enable_fsdp --mixed_precision True {line}", 4)
+    asked = False if "unsharded" in line else None
+    notes = reduction_notes(asked, layout, precision, nn.Linear(2, 2), facts_of(CPU), num_micro_batches)
+    assert len(notes) == bool(said)
+    assert said in "".join(notes)
 
 
 LAYOUTS = {
