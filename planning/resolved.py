@@ -31,6 +31,7 @@ from tasks.generation import decoder_positions
 from tasks.task import Task, find_task, settings_of_task
 from utils.environment import Environment
 from utils.errors import ConfigError
+from utils.positions import positions_of
 
 MAX_GLOBAL_BATCH = 10**15  # rows: their number must fit into 64 bits, and so must what is computed with it
 
@@ -235,7 +236,7 @@ def resolve_lengths(
         ConfigError: if a length was asked for that the model does not have.
     """
     prefix = num_virtual_tokens(train, prefix_config)
-    positions = getattr(model_config.get_text_config(), "max_position_embeddings", None)
+    positions = positions_of(model_config.get_text_config())
     lengths, notes = [], []
     for name, default in defaults.items():
         asked = getattr(train, name)

@@ -11,6 +11,7 @@ import torch
 
 from data.labels import IGNORE_INDEX
 from utils.errors import ConfigError
+from utils.positions import positions_of
 
 
 @dataclass(frozen=True)
@@ -72,7 +73,7 @@ def check_positions(positions: int | None, num_taken: int, max_new_tokens: int) 
 
 def decoder_positions(model_config: Any) -> int | None:
     """Tokens that a model's decoder has positions for; None if it has no limit."""
-    return getattr(model_config.get_text_config(decoder=True), "max_position_embeddings", None)
+    return positions_of(model_config.get_text_config(decoder=True))
 
 
 def generate_tokens(

@@ -19,6 +19,7 @@ from tasks.causal_lm import check_model, compute_logits, loss_notes, stacks, sum
 from tests.helpers.causal_models import CONFIGS, make_batch, make_model, reference_loss
 from tests.helpers.small_configs import SMALL, VOCAB
 from utils.errors import ConfigError
+from utils.positions import positions_of
 
 CHUNK_SIZES = [0, 1, 7, 64, 10_000]
 
@@ -191,3 +192,12 @@ def test_a_model_whose_decoder_is_not_found_is_refused(config: Any) -> None:
         model = transformers.AutoModelForCausalLM.from_config(config(**SMALL | {"pad_token_id": 0}))
     with pytest.raises(ConfigError, match="does not say where the decoder"):
         check_model(model, "m")
+
+
+def test_a_model_that_counts_behind_its_padding_id_has_fewer_positions() -> None:
+    model = make_model("roberta")
+    ids = torch.full((1, positions_of(model.config) or 0), 5)
+    assert ids.shape[1] == model.config.max_position_embeddings - 3  # those of the padding id and before
+    model(input_ids=ids)
+    with pytest.raises((IndexError, RuntimeError), match="out of"):
+        model(input_ids=torch.cat([ids, ids[:, :1]], dim=1))
