@@ -35,12 +35,13 @@ from utils.meeting import meet
 pytestmark = pytest.mark.slow
 
 LIMIT_SECONDS = 300  # imports and loading, mostly
+NUM_STEPS = 80
 EVERY = 20  # steps from checkpoint to checkpoint
 RECIPE = """
 from tests.helpers.random_documents import get_custom_dataset
 
 def get_rows(dataset_config, tokenizer, split):
-    return get_custom_dataset(dataset_config, tokenizer, split) * (1 if split == "train" else 40)
+    return get_custom_dataset(dataset_config, tokenizer, split) * (1 if split == "train" else 12)
 """
 
 Launch = Callable[..., RunningCommand]
@@ -68,7 +69,7 @@ def many_steps(model: Path, output: Path, *flags: str) -> list[str]:
         "--num_workers_dataloader": "1",
         "--log_every_steps": "1",
         "--num_epochs": "50",
-        "--max_train_step": "120",
+        "--max_train_step": str(NUM_STEPS),
         "--save_every_steps": "0",
     }
     given = (word for flag, value in defaults.items() if flag not in flags for word in (flag, value))
@@ -229,9 +230,9 @@ def test_torchrun_restarts_a_run_whose_ranks_are_killed_and_it_finds_its_own_che
 
     assert log.count("since the launcher has restarted this job") == 2
     trained = logged_steps(log)
-    assert set(trained) == set(range(1, 121))
-    assert len(trained) - 120 <= 2 * EVERY, "what two kills have cost"
-    assert [event["step"] for event in train_events(run())] == list(range(1, 121))
+    assert set(trained) == set(range(1, NUM_STEPS + 1))
+    assert len(trained) - NUM_STEPS <= 2 * EVERY, "what two kills have cost"
+    assert [event["step"] for event in train_events(run())] == list(range(1, NUM_STEPS + 1))
     assert read_metrics(run())[-1]["status"] == "finished"
     assert_bit_equal(run(), left_alone)
 
