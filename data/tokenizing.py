@@ -30,6 +30,7 @@ from data import (
     optional_columns,
     preference,
     prompts,
+    rendered_turns,
     split_examples,
     turn_parts,
     turns,
@@ -54,8 +55,8 @@ _HEAD_START_SECONDS = 1.0  # for the process that shows progress
 _QUIET_WAIT_SECONDS = 5.0
 # Modules that decide what the tokens are, beside the dataset's own.
 _MADE_BY = (
-    *(encoding, loss_mask, chat, chat_template, conversation, lost_text, message_forms, turns, turn_parts),
-    *(optional_columns, preference, prompts, split_examples),
+    *(encoding, loss_mask, chat, chat_template, conversation, lost_text, message_forms, rendered_turns, turns),
+    *(turn_parts, optional_columns, preference, prompts, split_examples),
 )
 
 
