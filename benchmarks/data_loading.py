@@ -29,7 +29,7 @@ from data.padding import PaddedWidth
 from data.rows import make_rows
 from data.step_loader import StepLoader
 from reporting.data_preview import row_figures
-from tasks.causal_lm import Collator
+from tasks.causal_batches import Collator
 from utils.units import GIB
 
 

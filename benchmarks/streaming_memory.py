@@ -31,7 +31,7 @@ from data.loaders import make_loaders
 from data.padding import padding_id
 from data.pipeline import load_data
 from data.tokenizer_loading import load_tokenizer
-from tasks.causal_lm import Collator
+from tasks.causal_batches import Collator
 from tools.make_tiny_model import make_tiny_model
 from utils.environment import read_environment
 

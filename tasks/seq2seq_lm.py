@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -16,11 +15,11 @@ from transformers import AutoModelForSeq2SeqLM
 from configs.run import RunConfig
 from configs.training import DEFAULT_SOURCE_LENGTH, DEFAULT_TARGET_LENGTH, TrainConfig
 from data.encoding import SourceAndTarget
-from data.labels import IGNORE_INDEX, labels_to_predict
+from data.labels import IGNORE_INDEX
 from data.packing import Offsets
 from data.padding import EXACT, PaddedWidth, padding_id
 from data.reading import Reading
-from data.sequences import Row, TokenSequence
+from data.sequences import TokenSequence
 from data.source_target import Affixes, SourceTargetBuilder
 from data.tokenizer_loading import load_tokenizer
 from tasks.flops import Seq2SeqFlops
@@ -32,7 +31,7 @@ from tasks.generation import (
     generate_tokens,
     sampling,
 )
-from tasks.micro_batch import TensorBatch
+from tasks.seq2seq_batches import Seq2SeqCollator, Seq2SeqMicroBatch, padded, shifted_right
 from utils.errors import ConfigError
 
 NAME = "seq2seq_lm"
@@ -120,7 +119,7 @@ def check_model(model: Any, model_name: str) -> list[str]:
     """
     labels = np.array([[5, 6, 7, IGNORE_INDEX]])
     own = model.prepare_decoder_input_ids_from_labels(torch.from_numpy(labels.copy()))
-    if own.tolist() != _shifted(labels, _start(model.config), model.config.pad_token_id).tolist():
+    if own.tolist() != shifted_right(labels, _start(model.config), model.config.pad_token_id).tolist():
         raise ConfigError(
             f"--model_name: transformers {transformers.__version__} shifts the labels of {type(model).__name__} in a "
             "way that is not known here; give a model of another family"
@@ -165,89 +164,6 @@ def _affixes(tokenizer: Any, **text: str) -> Affixes:
     if not plain or place is None:
         return Affixes()
     return Affixes(tuple(whole[:place]), tuple(whole[place + len(plain) :]))
-
-
-@dataclass(frozen=True)
-class Seq2SeqMicroBatch(TensorBatch):
-    """One rank's share of one forward pass (`tasks.task.MicroBatch`)."""
-
-    input_ids: torch.Tensor  # int64 [batch, source]
-    attention_mask: torch.Tensor | None  # int64 [batch, source], 1 = token; None if there is no padding
-    decoder_input_ids: torch.Tensor  # int64 [batch, target]: the labels, one place later
-    labels: torch.Tensor  # int64 [batch, target], -100 = no label; stays on the host
-    target_positions: torch.Tensor  # int64 [n], positions of the flattened [batch x target] that have a label
-    targets: torch.Tensor  # int64 [n], those labels
-    num_tokens: int  # of sources and targets, without padding
-    num_label_tokens: int
-    num_attended_pairs: int  # (query, key) pairs of the encoder
-    source_rows: tuple[int, ...]  # rows of the data file
-    num_decoder_tokens: int = 0
-    num_decoder_pairs: int = 0
-    num_cross_pairs: int = 0
-
-
-@dataclass(frozen=True)
-class Seq2SeqCollator:
-    """Makes a Seq2SeqMicroBatch of rows of one sequence each, padded on the right.
-
-    The decoder needs no mask: it looks back only, so what follows a target changes nothing before.
-    """
-
-    padding_id: int
-    decoder_start_id: int
-    decoder_padding_id: int
-    width: PaddedWidth = EXACT
-    target_width: PaddedWidth = EXACT
-    num_rows: int = 0  # of every batch, filled up with padding; 0: as many as are given
-
-    def __call__(self, rows: list[Row]) -> Seq2SeqMicroBatch:
-        sequences = [sequence for row in rows for sequence in row]
-        texts, answers = [s.input_ids for s in sequences], [s.labels for s in sequences]
-        input_ids, is_token, lengths = _padded(texts, self.width, self.padding_id, self.num_rows)
-        labels, _, target_lengths = _padded(answers, self.target_width, IGNORE_INDEX, self.num_rows)
-        target_positions, targets = labels_to_predict(torch.from_numpy(labels))
-        return Seq2SeqMicroBatch(
-            input_ids=torch.from_numpy(input_ids),
-            attention_mask=None if is_token.all() else torch.from_numpy(is_token.astype(np.int64)),
-            decoder_input_ids=torch.from_numpy(_shifted(labels, self.decoder_start_id, self.decoder_padding_id)),
-            labels=torch.from_numpy(labels),
-            target_positions=target_positions,
-            targets=targets,
-            num_tokens=int(lengths.sum() + target_lengths.sum()),
-            num_label_tokens=int((labels != IGNORE_INDEX).sum()),
-            num_attended_pairs=int((lengths**2).sum()),
-            source_rows=tuple(sequence.source_row for sequence in sequences),
-            num_decoder_tokens=int(target_lengths.sum()),
-            num_decoder_pairs=int((target_lengths * (target_lengths + 1) // 2).sum()),
-            num_cross_pairs=int((target_lengths * lengths).sum()),
-        )
-
-
-def _padded(
-    lists: list[np.ndarray], width: PaddedWidth, filling: int, num_rows: int = 0
-) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """The lists as an int64 array [batch, width], where it holds their values, and their lengths.
-
-    An empty micro-batch (fewer rows than ranks) becomes a row that is all filling. Such rows count as values, since a
-    row without any visible token would be all NaN in some attention kernels.
-
-    Args:
-        num_rows: at least so many rows.
-    """
-    lengths = np.zeros(max(1, len(lists), num_rows), dtype=np.int64)
-    lengths[: len(lists)] = [len(values) for values in lists]
-    padded = np.full((len(lengths), max(2, int(width.of(max(1, lengths.max()))))), filling, dtype=np.int64)
-    is_value = np.arange(padded.shape[1]) < lengths[:, None]
-    if lists:
-        padded[is_value] = np.concatenate(lists)
-    is_value[len(lists) :] = True
-    return padded, is_value, lengths
-
-
-def _shifted(labels: np.ndarray, start_id: int, padding: int) -> np.ndarray:
-    """What the decoder reads to predict these labels: each one place later, the start token before them."""
-    shifted = np.concatenate([np.full((len(labels), 1), start_id, dtype=np.int64), labels[:, :-1]], axis=1)
-    return np.where(shifted == IGNORE_INDEX, padding, shifted)
 
 
 def _start(model_config: Any) -> int:
@@ -340,7 +256,7 @@ def generate_batch(
     model: Any, processor: Any, sequences: Sequence[TokenSequence], settings: GenerationSettings, *, in_step: bool
 ) -> list[str]:
     """The target that the model writes for each sequence's source, without special tokens."""
-    input_ids, is_token, _ = _padded([sequence.input_ids for sequence in sequences], EXACT, settings.padding_id)
+    input_ids, is_token, _ = padded([sequence.input_ids for sequence in sequences], EXACT, settings.padding_id)
     inputs = {"input_ids": input_ids, "attention_mask": is_token.astype(np.int64)}
     on_device = {name: torch.from_numpy(value).to(model.device) for name, value in inputs.items()}
     output = generate_tokens(model, on_device, settings, in_step=in_step)

@@ -8,9 +8,9 @@ import torch
 
 from planning.resolved import Resolved
 from tasks import causal_lm, image_text, seq2seq_lm
-from tasks.causal_lm import CausalMicroBatch
+from tasks.causal_batches import CausalMicroBatch
 from tasks.image_batches import ImageTextMicroBatch
-from tasks.seq2seq_lm import Seq2SeqMicroBatch
+from tasks.seq2seq_batches import Seq2SeqMicroBatch
 from utils.errors import ConfigError
 
 

@@ -17,7 +17,7 @@ from data.padding import PaddedWidth
 from data.rows import make_rows
 from data.sequences import Sequences
 from data.step_loader import StepLoader
-from tasks.causal_lm import CausalMicroBatch, Collator
+from tasks.causal_batches import CausalMicroBatch, Collator
 
 PADDING = 0
 STRATEGIES = st.sampled_from(["packing", "padding"])

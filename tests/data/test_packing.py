@@ -19,7 +19,8 @@ from data.packing import offsets_of_one_graph, pack_best_fit
 from data.padding import PaddedWidth
 from data.sequences import TokenSequence
 from policies.loss import use_summed_loss
-from tasks.causal_lm import CausalMicroBatch, Collator, compute_logits, stacks, summed_loss
+from tasks.causal_batches import CausalMicroBatch, Collator
+from tasks.causal_lm import compute_logits, stacks, summed_loss
 from tests.helpers import random_documents
 from tests.helpers.processes import train_events
 from tests.helpers.small_configs import SMALL, VOCAB

@@ -18,7 +18,8 @@ from data.sequences import TokenSequence
 from data.tokenizer_loading import load_tokenizer, num_rows_needed
 from policies.loading import build_model, grow_embeddings, load_model_config
 from policies.loss import use_summed_loss
-from tasks.causal_lm import AUTO_MODEL, Collator, compute_logits, stacks, summed_loss
+from tasks.causal_batches import Collator
+from tasks.causal_lm import AUTO_MODEL, compute_logits, stacks, summed_loss
 from tests.helpers import random_documents
 from tests.helpers.loaded import load
 from tests.helpers.processes import train_events

@@ -11,7 +11,7 @@ import transformers
 from transformers import AutoModelForCausalLM
 
 from data.sequences import TokenSequence
-from tasks.causal_lm import CausalMicroBatch, Collator
+from tasks.causal_batches import CausalMicroBatch, Collator
 from tests.helpers.small_configs import GPT2, GPT_NEOX, OPT, SMALL, VOCAB
 
 CONFIGS: dict[str, Any] = {

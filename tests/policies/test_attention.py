@@ -30,7 +30,8 @@ from policies.attention import (
 )
 from policies.loss import use_summed_loss
 from policies.mixed_precision import Precision
-from tasks.causal_lm import CausalMicroBatch, Collator, compute_logits, stacks, summed_loss
+from tasks.causal_batches import CausalMicroBatch, Collator
+from tasks.causal_lm import compute_logits, stacks, summed_loss
 from tests.helpers.small_configs import COMMON, GPT2, OPT, SMALL, VOCAB
 from utils.compat import LEAKS_WHEN_PACKED
 from utils.device import facts_of

@@ -36,7 +36,7 @@ from reporting.data_preview import (
     sample_spans,
     split_figures,
 )
-from tasks.causal_lm import Collator
+from tasks.causal_batches import Collator
 from tests.helpers.chat_templates import REWRITING
 
 

@@ -21,17 +21,8 @@ from policies.loss import summed_cross_entropy, use_summed_loss
 from policies.quantization import quantize_linears
 from policies.quantized_linear import Quantization, QuantizedLinear
 from tasks.flops import Seq2SeqFlops
-from tasks.seq2seq_lm import (
-    FAMILIES,
-    Seq2SeqCollator,
-    Seq2SeqMicroBatch,
-    check_model,
-    compute_logits,
-    make_collator,
-    make_reading,
-    stacks,
-    summed_loss,
-)
+from tasks.seq2seq_batches import Seq2SeqCollator, Seq2SeqMicroBatch
+from tasks.seq2seq_lm import FAMILIES, check_model, compute_logits, make_collator, make_reading, stacks, summed_loss
 from tests.helpers.seq2seq_models import VOCAB, make_config, make_model, make_tokenizer
 
 MODELS = ["bart", "pegasus", "t5", "flan-t5", "mt5"]

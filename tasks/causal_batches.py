@@ -1,0 +1,97 @@
+"""Micro-batches of a causal language model: rows of tokens, packed or padded, and what the model is told of them."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+
+from data.labels import IGNORE_INDEX, next_tokens_to_predict
+from data.packing import Offsets
+from data.padding import EXACT, PaddedWidth
+from data.sequences import Row
+from tasks.micro_batch import TensorBatch
+
+
+@dataclass(frozen=True)
+class CausalMicroBatch(TensorBatch):
+    """One rank's share of one forward pass (`tasks.task.MicroBatch`)."""
+
+    input_ids: torch.Tensor  # int64 [batch, seq]
+    labels: torch.Tensor  # int64 [batch, seq], not shifted, -100 = no label; stays on the host
+    position_ids: torch.Tensor | None  # int64 [batch, seq], restarting at 0 with every sequence; None: the model counts
+    target_positions: torch.Tensor  # int64 [n], positions of the flattened [batch x seq] that predict a label token
+    targets: torch.Tensor  # int64 [n], those label tokens
+    attention_mask: torch.Tensor | None  # int64 [batch, seq], 1 = token; None if the model takes none
+    num_tokens: int  # without padding
+    num_label_tokens: int
+    num_attended_pairs: int  # (query, key) pairs that causal attention inside sequences visits
+    source_rows: tuple[int, ...]  # rows of the data file
+    cu_seqlens: torch.Tensor | None = None  # int32 [sequences + 1] in the flattened [batch x seq]
+    max_seqlen: int = 0  # tokens of the longest sequence; 0 without offsets
+
+
+@dataclass(frozen=True)
+class Collator:
+    """Makes a CausalMicroBatch of rows, padded on the right to the width that the longest row asks for.
+
+    Under packing the model gets position ids that restart with every sequence and no attention mask: that is how
+    transformers tells the sequences of a row apart (with a mask, or with a KV cache, attention would cross them). The
+    padding at a row's end is one more sequence, without labels. Under padding the mask says where the tokens are, if
+    the model takes one, and the model counts positions itself: those of RoBERTa do not begin at 0.
+    """
+
+    packing: bool
+    padding_id: int
+    width: PaddedWidth = EXACT
+    offsets: Offsets = "none"  # which rows need `cu_seqlens`
+    num_rows: int = 0  # of every batch, filled up with padding; 0: as many as are given
+
+    def __call__(self, rows: list[Row]) -> CausalMicroBatch:
+        sequences = [sequence for row in rows for sequence in row]
+        lengths = np.array([len(sequence.input_ids) for sequence in sequences], dtype=np.int64)
+        # An empty micro-batch (fewer rows than ranks) becomes a row of padding.
+        row_lengths = np.zeros(max(1, len(rows), self.num_rows), dtype=np.int64)
+        row_lengths[: len(rows)] = [sum(len(sequence.input_ids) for sequence in row) for row in rows]
+        shape = (len(row_lengths), max(2, int(self.width.of(max(1, row_lengths.max())))))
+        places = np.arange(shape[1])
+        is_token = places < row_lengths[:, None]
+        input_ids = np.full(shape, self.padding_id, dtype=np.int64)
+        labels = np.full(shape, IGNORE_INDEX, dtype=np.int64)
+        position_ids = places - self.packing * row_lengths[:, None]  # packed: padding is one more sequence
+        if sequences:
+            starts = np.cumsum(lengths) - lengths
+            targets = np.concatenate([sequence.labels for sequence in sequences])
+            targets[starts] = IGNORE_INDEX  # a first token follows nothing
+            input_ids[is_token] = np.concatenate([sequence.input_ids for sequence in sequences])
+            labels[is_token] = targets
+            position_ids[is_token] = np.arange(len(targets)) - np.repeat(starts, lengths)
+        is_token[len(rows) :] = True  # a row without any visible token would be all NaN in some attention kernels
+        # What follows a row's only sequence is not seen by it.
+        needs_offsets = self.offsets == "all" or (self.offsets == "shared" and len(sequences) > len(rows))
+        offsets = _cu_seqlens(position_ids) if needs_offsets else None
+        target_positions, predicted = next_tokens_to_predict(torch.from_numpy(labels))
+        return CausalMicroBatch(
+            input_ids=torch.from_numpy(input_ids),
+            labels=torch.from_numpy(labels),
+            position_ids=torch.from_numpy(position_ids) if self.packing else None,
+            target_positions=target_positions,
+            targets=predicted,
+            attention_mask=torch.from_numpy(is_token.astype(np.int64)) if self._has_mask else None,
+            num_tokens=int(lengths.sum()),
+            num_label_tokens=int((labels != IGNORE_INDEX).sum()),
+            num_attended_pairs=int((lengths * (lengths + 1) // 2).sum()),
+            source_rows=tuple(sequence.source_row for sequence in sequences),
+            cu_seqlens=None if offsets is None else torch.from_numpy(offsets),
+            max_seqlen=0 if offsets is None else int(np.diff(offsets).max()),
+        )
+
+    @property
+    def _has_mask(self) -> bool:
+        return not self.packing and self.offsets == "none"
+
+
+def _cu_seqlens(position_ids: np.ndarray) -> np.ndarray:
+    """Where sequences begin in the flattened [batch x seq], and where the last ends: int32 [sequences + 1]."""
+    return np.append(np.flatnonzero(position_ids == 0), position_ids.size).astype(np.int32)
