@@ -2,19 +2,25 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 
 from utils.errors import ConfigError
 
 TABLES = (".jsonl", ".json", ".jsonl.gz", ".json.gz", ".jsonl.zst", ".json.zst", ".csv", ".tsv", ".parquet", ".arrow")
 ALL_KINDS = (*TABLES, ".txt")
+_NO_ROWS = ("dataset_info.json", "dataset_infos.json")
 _ONE_READER = {".json": ".jsonl"}  # endings, before the compression's, of files that are read as one dataset
 
 
 def ending(file: Path) -> str:
     """`.jsonl`, or `.jsonl.gz` of a compressed file."""
     return "".join(file.suffixes[-2:]) if file.suffix in (".gz", ".zst") else file.suffix
+
+
+def readable(files: Iterable[Path], kinds: Sequence[str]) -> list[Path]:
+    """The files of these kinds, less what the hub's repositories say about themselves; sorted."""
+    return sorted(file for file in files if ending(file) in kinds and file.is_file() and file.name not in _NO_ROWS)
 
 
 def one_kind(flag: str, path: str, files: list[Path], kinds: Sequence[str]) -> list[Path]:
@@ -27,15 +33,16 @@ def one_kind(flag: str, path: str, files: list[Path], kinds: Sequence[str]) -> l
     Raises:
         ConfigError: if there are none, or if they are not of one kind.
     """
-    readable = [file for file in files if file.is_file() and ending(file) in kinds]
-    if not readable:
+    rows = set(readable(files, kinds))
+    found = [file for file in files if file in rows]
+    if not found:
         raise ConfigError(f"--{flag}.data_path: {path} holds no {', '.join(kinds)} file; give files of these kinds")
-    if len({_reader(file) for file in readable}) > 1:
-        endings = ", ".join(sorted({ending(file) for file in readable}))
+    if len({_reader(file) for file in found}) > 1:
+        endings = ", ".join(sorted({ending(file) for file in found}))
         raise ConfigError(
             f"--{flag}.data_path: {path} holds files of several kinds ({endings}); give one, like *.jsonl"
         )
-    return readable
+    return found
 
 
 def check_kind(flag: str, file: Path, kinds: Sequence[str]) -> None:

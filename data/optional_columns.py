@@ -21,7 +21,12 @@ def optional_text(example: Mapping[str, Any], name: str | None) -> str:
     value = example.get(name) if name else None
     if value is not None and not isinstance(value, str | int | float):
         raise BadExample(f"column {name} is not text but {type(value).__name__}")
-    return "" if value is None else str(value)
+    return "" if value is None or is_nan(value) else str(value)
+
+
+def is_nan(value: Any) -> bool:
+    """Whether a value is pandas' for an empty cell, which it writes into JSON as NaN."""
+    return isinstance(value, float) and value != value
 
 
 def read_history(example: Mapping[str, Any], name: str | None) -> Iterator[tuple[str, str]]:

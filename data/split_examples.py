@@ -11,6 +11,7 @@ import numpy as np
 
 from data.known_columns import columns_there
 from data.loss_mask import BadExample
+from data.optional_columns import is_nan
 from data.row_files import PROBLEM, ROW
 from utils.errors import ConfigError
 from utils.printing import print_line
@@ -92,7 +93,7 @@ class SplitExamples:
             BadExample: if a column holds anything else.
         """
         for name in self.text_columns:
-            value = example[name]
+            value = None if is_nan(example[name]) else example[name]
             if isinstance(value, int | float) and not isinstance(value, bool):
                 example[name] = str(value)
             elif not isinstance(value, str):

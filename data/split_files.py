@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from configs.datasets import DataSource
-from data.file_kinds import ALL_KINDS, ending, one_kind
+from data.file_kinds import ALL_KINDS, ending, one_kind, readable
 from data.json_files import lists_of_rows
 from data.split_names import names_of, split_in_name
 from utils.errors import ConfigError
@@ -65,7 +65,13 @@ def splits_of_file(flag: str, path: str, file: Path, config: DataSource) -> File
 
 
 def files_of_folder(flag: str, folder: Path, config: DataSource, kinds: Sequence[str]) -> Files:
-    """A folder of splits if a file or folder in it is named like a split; otherwise a folder of training files."""
+    """A folder of splits if a file or folder in it is named like a split; otherwise a folder of training files.
+
+    A folder with nothing but a folder `data`, as most repositories of the hub are, stands for that.
+    """
+    inner = [entry for entry in folder.iterdir() if entry.is_dir() and not entry.name.startswith(".")]
+    if inner == [folder / "data"] and not readable(folder.iterdir(), kinds):
+        folder = inner[0]
     by_split, by_word = {}, _files_by_word(flag, folder, kinds)
     for split, is_default in _asked(config):
         names = names_of(split, is_default)
@@ -112,7 +118,7 @@ def _files_by_word(flag: str, folder: Path, kinds: Sequence[str]) -> dict[str, l
     Raises:
         ConfigError: if a name holds two, or if some names hold one and others do not.
     """
-    files = sorted(file for file in folder.iterdir() if file.is_file() and ending(file) in kinds)
+    files = readable(folder.iterdir(), kinds)
     by_word: dict[str, list[Path]] = {}
     for file in files:
         words = split_in_name(file.name.removesuffix(ending(file)))
@@ -133,7 +139,7 @@ def _files_by_word(flag: str, folder: Path, kinds: Sequence[str]) -> dict[str, l
 
 def _files_of_split(flag: str, folder: Path, split: str, kinds: Sequence[str]) -> list[Path]:
     """`train.jsonl`, or the shards `train-*.parquet`, or the files of the folder `train/`."""
-    files = [file for file in sorted(folder.iterdir()) if file.is_file() and ending(file) in kinds]
+    files = readable(folder.iterdir(), kinds)
     found = [file for file in files if file.name == f"{split}{ending(file)}"]
     if len(found) > 1:
         names = ", ".join(file.name for file in found)
@@ -163,8 +169,7 @@ def _note(folder: Path, by_split: dict[str, list[Path]], entries: list[Path], ki
         for split, files in by_split.items()
         if any(split not in (file.name.split(".")[0].split("-")[0], file.parent.name) for file in files)
     ]
-    unread = [entry.name for entry in entries if entry not in taken and entry.is_file() and ending(entry) in kinds]
-    if unread:
+    if unread := [file.name for file in readable(entries, kinds) if file not in taken]:
         parts.append(f"not read: {', '.join(unread)}")
     return f"{folder}: {'; '.join(parts)}" if parts else ""
 

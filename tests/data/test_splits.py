@@ -51,15 +51,14 @@ def tokenizer(tiny_model: Path) -> Any:
 
 def write(file: Path, rows: list[dict[str, Any]]) -> Path:
     file.parent.mkdir(parents=True, exist_ok=True)
-    data = datasets.Dataset.from_list(rows)
     if file.suffix == ".jsonl":
         file.write_text("".join(json.dumps(row) + "\n" for row in rows))
     elif file.suffix == ".json":
         file.write_text(json.dumps(rows, indent=1))
     elif file.suffix == ".csv":
-        data.to_csv(file)
+        datasets.Dataset.from_list(rows).to_csv(file)
     else:
-        data.to_parquet(file)
+        datasets.Dataset.from_list(rows).to_parquet(file)
     return file
 
 
@@ -114,9 +113,17 @@ def test_a_file_of_any_format_is_read_in_order(ending: str, streaming: bool, tmp
 
 
 @pytest.mark.parametrize(
-    "names", [("train.jsonl", "test.jsonl"), ("train-0.csv", "test-0.csv"), ("train/a.json", "test/b.json")]
+    "names",
+    [
+        ("train.jsonl", "test.jsonl"),
+        ("train-0.csv", "test-0.csv"),
+        ("train/a.json", "test/b.json"),
+        ("data/train-0.parquet", "data/test-0.parquet"),
+    ],
 )
 def test_a_folder_holds_splits_by_name(names: tuple[str, str], tmp_path: Path) -> None:
+    (tmp_path / "dataset_infos.json").write_text("{}")  # of the hub's repositories
+    (tmp_path / ".git").mkdir()
     for name, rows in zip(names, (ROWS[:30], ROWS[30:]), strict=True):
         write(tmp_path / name, rows)
     config = AlpacaDataset(str(tmp_path), test_split="test")
@@ -367,15 +374,21 @@ def test_a_dataset_without_a_default_place_needs_one(tokenizer: Any) -> None:
         tokenized("instruction", InstructionDataset(), tokenizer)
 
 
-def test_a_row_that_is_not_text_is_refused_by_its_number_in_the_file(tokenizer: Any, tmp_path: Path) -> None:
+@pytest.mark.parametrize("empty", [None, float("nan")])  # pandas writes the second
+def test_a_row_that_is_not_text_is_refused_by_its_number_in_the_file(
+    empty: float | None, tokenizer: Any, tmp_path: Path
+) -> None:
     rows = [dict(row) for row in ROWS]
     config = AlpacaDataset(str(write(tmp_path / "data.jsonl", rows)), validation_fraction=0.5)
     found = load_split("alpaca_dataset", config, "train", text_columns=("output",))
     at = found.row_number(7)
-    rows[at - 1]["output"] = None
+    rows[at - 1] |= {"output": empty, "input": empty}
     write(tmp_path / "data.jsonl", rows)
     with pytest.raises(ConfigError, match=rf"data.jsonl, row {at}: column output is empty"):
         tokenized("alpaca", config, tokenizer)
+    rows[at - 1]["output"] = "So."
+    write(tmp_path / "data.jsonl", rows)
+    assert not any("### Input:\nnan" in text for text, _ in texts(tokenized("alpaca", config, tokenizer), tokenizer))
 
 
 @pytest.mark.parametrize("streaming", [False, True])
