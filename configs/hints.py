@@ -53,7 +53,7 @@ _TEMPLATE = "--chat_dataset.chat_template FILE (left out: the tokenizer's own)"
 
 _NAMES: dict[str, str] = {
     # Batches
-    _BATCH: "batch_size micro_batch_size train_batch_size per_device_train_batch_size",
+    _BATCH: "batch_size micro_batch_size train_batch_size per_device_train_batch_size train_micro_batch_size_per_gpu",
     "--val_batch_size": "eval_batch_size per_device_eval_batch_size batch_size_val",
     _ACCUMULATION: (
         "accumulate_grad_batches gradient_accumulation gradient_accumulation_iters grad_accum grad_accumulation_steps "
@@ -179,7 +179,7 @@ _NAMES: dict[str, str] = {
     "--freeze_language_model": "freeze_LLM_only",
     "--freeze_vision": "freeze_vision_tower freeze_vit",
     # Layout
-    _SHARDING: "fsdp use_fsdp strategy deepspeed",
+    _SHARDING: "fsdp use_fsdp strategy deepspeed deepspeed_config zero_optimization",
     "always so, under --sharding_strategy NO_SHARD too": "gradient_as_bucket_view",
     "--enable_fsdp False (several processes then replicate the model)": "ddp",
     _OFFLOAD: "cpu_offload offload offload_params offload_optimizer fsdp_offload_params",

@@ -49,6 +49,9 @@ _NEEDLESS: dict[str, str] = {
         "context_parallel_size sequence_parallel sequence_parallel_size tp_size pp_size cp_size sp_size"
     ),
     "it is FSDP2": "fsdp_version",
+    "it is accelerate's; `accelerate launch --config_file FILE finetuning.py` takes such a file": (
+        "compute_environment distributed_type main_training_function downcast_bf16 rdzv_backend same_network gpu_ids"
+    ),
     _PICKED: "device use_cpu no_cuda",
     "the launcher's variable LOCAL_RANK says it": "local_rank",
     # Training
