@@ -9,6 +9,8 @@ import numpy as np
 
 from data.labels import IGNORE_INDEX
 from data.pipeline import RunData
+from data.rows import Rows
+from data.sequences import Sequences
 from data.tokenizer_loading import added_token_ids, num_rows_needed, tokenizer_of
 from planning.memory.row_counts import row_counts
 from planning.resolved import Resolved
@@ -19,6 +21,8 @@ class DataFacts:
     """Figures of the data and of the tokenizer; None, or 0 for embeddings, if they are not known."""
 
     lengths: tuple[np.ndarray, ...] | None = None  # tokens of each training row; of each target, if they are apart
+    is_start: bool = False  # the lengths are of the first rows of a stream alone
+    eval_lengths: tuple[np.ndarray, ...] | None = None  # of each validation row; None without validation, too
     label_share: float | None = None  # of the training tokens, those that have a loss
     counts: np.ndarray | None = None  # of each training row (`planning.memory.row_counts`); None for a stream, too
     eval_counts: np.ndarray | None = None  # of each validation row; None without validation, too
@@ -39,16 +43,25 @@ class DataFacts:
 
 def facts_of_data(data: RunData, processor: Any, resolved: Resolved) -> DataFacts:
     """What the run's data and its tokenizer tell. Of a stream the first sequences are known."""
-    lengths = [data.train.lengths if data.train_rows is None else data.train_rows.lengths]
     label_share = float(np.count_nonzero(data.train.labels != IGNORE_INDEX) / max(1, len(data.train.input_ids)))
     if data.train.has_targets:
-        lengths.append(np.diff(data.train.label_offsets))
         label_share = 1.0
     return DataFacts.of_processor(
         processor,
         resolved,
-        lengths=tuple(lengths),
+        lengths=_lengths(data.train, data.train_rows),
+        is_start=data.train_rows is None,
+        eval_lengths=None if data.evaluation is None else _lengths(data.evaluation, data.eval_rows),
         label_share=label_share,
         counts=None if data.train_rows is None else row_counts(data.train_rows),
         eval_counts=None if data.eval_rows is None else row_counts(data.eval_rows),
     )
+
+
+def _lengths(sequences: Sequences, rows: Rows | None) -> tuple[np.ndarray, ...]:
+    """Tokens of each row, and of each target if they are apart; without rows, of each sequence."""
+    lengths = sequences.lengths if rows is None else rows.lengths
+    if not sequences.has_targets:
+        return (lengths,)
+    targets = np.diff(sequences.label_offsets)
+    return lengths, targets if rows is None else targets[rows.indices[: len(rows)]]  # such a row holds one sequence

@@ -22,7 +22,8 @@ def plan_table(plan: Plan) -> Table:
     of_total = "all trained" if trained == total else f"{trained:,} trained ({100 * trained / total:.3g} %)"
     train, policies = plan.resolved.config.train_config, resolved.policies
     copies, ranks = policies.layout.mesh_shape
-    widths = " and ".join(f"{width:,}" for width in plan.rows.longest)
+    fullest = plan.rows.fullest
+    widths = " and ".join(f"{width:,}" for width in fullest.widths)
     return table_of(
         {
             "model": f"{train.model_name} ({model.empty.architecture}), {total:,} parameters, {of_total}",
@@ -30,7 +31,7 @@ def plan_table(plan: Plan) -> Table:
             "layout": f"{policies.layout.strategy}: {copies} x {ranks} (copies of the model x ranks that share one)",
             "compute": f"{policies.precision.name}, activation checkpointing {model.empty.checkpointing}, attention "
             f"{model.empty.attention}, {resolved.config.fsdp_config.optimizer}",
-            "micro-batch": f"{plan.rows.rows} row(s) of {widths} tokens, "
+            "micro-batch": f"{fullest.rows} row(s) of {widths} tokens ({plan.rows.source}), "
             f"{resolved.batches.gradient_accumulation_steps} per step and rank",
             "memory from": "a trace of the run's own step" if memory.made_by == "trace" else "closed forms",
             "host memory": f"{memory.host_load_gib:.1f} GiB per rank to load, {memory.host_training_gib:.1f} GiB in "

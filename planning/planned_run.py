@@ -47,6 +47,7 @@ class Plan:
             "world_size": self.env.world_size,
             **self.resolved.to_dict(),
             "activation_checkpointing": str(self.model.empty.checkpointing),
+            "micro_batch": {**self.rows.fullest._asdict(), "source": self.rows.source},
             **self.memory.to_dict(),
             "seconds_per_step": None,
             "price": None,
@@ -79,12 +80,11 @@ def plan_of(
     data = data or DataFacts()
     env = planned_environment(hardware, config.train_config)
     resolved = with_choice(resolve(config, env), checkpointing)
-    rows = rows_of_run(resolved, data.lengths)
+    rows = rows_of_run(resolved, data.lengths, eval_lengths=data.eval_lengths, is_start=data.is_start)
     if data.label_share is not None:
         rows = replace(rows, label_share=data.label_share)
-    if data.eval_counts is not None:
-        rows = replace(rows, eval_rows=min(rows.eval_rows, -(-len(data.eval_counts) // env.world_size)))
     model = build_planned_model(resolved, env, num_embeddings=data.num_embeddings, new_tokens=data.new_tokens)
+    rows = rows.decided(lambda rows: plan_memory(model, hardware.card, rows).peak_gib)
     choices: tuple[str, ...] = ()
     if is_to_be_chosen(model):
 

@@ -64,7 +64,7 @@ def plans_for(
         widths = (batch.longest_row, *([] if batch.targets_width is None else [batch.targets_width]))
         # A micro-batch of training has as many rows as the data gave it; that of an evaluation does not tell.
         rows = batch.rows if phase in ("forward", "backward") else config.train_config.batch_size_training
-        lengths = tuple(np.full(rows * env.world_size, width) for width in widths)
+        lengths = tuple(np.full(rows, width) for width in widths)
     beside = (figures.other_processes or 0) + max(0, (figures.this_process or 0) - (figures.reserved or 0))
 
     def predict(changed: RunConfig) -> PredictedRun:

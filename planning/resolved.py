@@ -185,14 +185,12 @@ def batch_layout(train: TrainConfig, env: Environment, resumed_size: int | None)
 
 
 def resolve_num_steps(train: TrainConfig, tracking: TrackingConfig, steps_per_epoch: int) -> int:
-    """Optimizer steps of the whole run.
+    """The steps of `steps_of_run`, checked.
 
     Raises:
-        ConfigError: if it ends before the step that it was asked to record.
+        ConfigError: if the run ends before the step that it was asked to record.
     """
-    num_steps = steps_per_epoch * train.num_epochs
-    if train.max_train_step:
-        num_steps = min(num_steps, train.max_train_step)
+    num_steps = steps_of_run(train, steps_per_epoch)
     needed = num_steps_needed(tracking)
     if num_steps < needed:
         remedy = "raise --max_train_step" if train.max_train_step == num_steps else "raise --num_epochs"
@@ -206,6 +204,12 @@ def resolve_num_steps(train: TrainConfig, tracking: TrackingConfig, steps_per_ep
             f"{remedy}, or give --flop_counter_start {num_steps}"
         )
     return num_steps
+
+
+def steps_of_run(train: TrainConfig, steps_per_epoch: int) -> int:
+    """Optimizer steps of the whole run."""
+    num_steps = steps_per_epoch * train.num_epochs
+    return min(num_steps, train.max_train_step) if train.max_train_step else num_steps
 
 
 def with_default_targets(config: RunConfig, model_config: Any) -> RunConfig:

@@ -77,9 +77,11 @@ def use_of_run(planned: PlannedModel, card: Card, rows: RowLengths) -> RunUse:
     """
     add_statistics(planned.adapted.model)
     evaluates = planned.config.train_config.run_validation is not False
-    evaluation = step_use(planned, card, rows.eval_rows, rows.longest, rows, trains=False) if evaluates else None
-    fullest = step_use(planned, card, rows.rows, rows.longest, rows)
-    is_alike = rows.typical == rows.longest
+    evaluation = (
+        step_use(planned, card, rows.eval_rows, rows.widest_evaluated, rows, trains=False) if evaluates else None
+    )
+    fullest = step_use(planned, card, *rows.fullest, rows)
+    is_alike = rows.fullest == (rows.rows, rows.typical)
     typical = fullest if is_alike else step_use(planned, card, rows.rows, rows.typical, rows)
     generates = evaluates and planned.config.train_config.eval_generate
     return RunUse(fullest, typical, evaluation, generation_use(planned, card, rows) if generates else None)

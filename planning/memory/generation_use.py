@@ -62,8 +62,8 @@ def generation_use(planned: PlannedModel, card: Card, rows: RowLengths) -> Gener
                 cache, peak = _source_and_answer(base, live, rows, train.num_beams, train.max_new_tokens)
             else:
                 positions = num_positions(train, planned.config.prefix_config, resolved.model_config)
-                room = rows.longest[0] if positions is None else positions - train.max_new_tokens
-                prompt = max(1, min(rows.longest[0], room))
+                room = rows.widest_evaluated[0] if positions is None else positions - train.max_new_tokens
+                prompt = max(1, min(rows.widest_evaluated[0], room))
                 cache, peak = _prompt_and_answer(
                     base, live, rows.eval_rows, train.num_beams, prompt, train.max_new_tokens
                 )
@@ -91,7 +91,7 @@ def _prompt_and_answer(
 
 def _source_and_answer(model: Any, live: LiveBytes, rows: RowLengths, beams: int, new_tokens: int) -> tuple[int, int]:
     """The same, of an encoder-decoder: its encoder sees each source once, its decoder once for each beam."""
-    num_rows, (source, *_) = rows.eval_rows, rows.longest
+    num_rows, (source, *_) = rows.eval_rows, rows.widest_evaluated
     window = live.enter()
     encoded = model.get_encoder()(input_ids=_ids(num_rows, source), attention_mask=_ids(num_rows, source))[0]
     encoded = encoded.repeat_interleave(beams, dim=0) if beams > 1 else encoded

@@ -73,11 +73,12 @@ def trace_memory(
         moments = _trace(planned, card, rows, train_step)
     except Exception as error:  # a model's own code may do anything, such as asking for a value
         raise NotTracedError(f"{planned.empty.architecture} cannot be traced ({in_one_line(error)})") from error
+    is_alike = rows.fullest == (rows.rows, rows.typical)
     return replace(
         plan,
         phases={**plan.phases, **{phase: moments[phase] for phase in ("forward", "backward", "optimizer_step")}},
-        # The trace has the widest rows; that moment is planned for usual ones.
-        after_forward_gib=moments["after_forward"].total if rows.typical == rows.longest else plan.after_forward_gib,
+        # The trace has the fullest micro-batch; that moment is planned for usual ones.
+        after_forward_gib=moments["after_forward"].total if is_alike else plan.after_forward_gib,
         made_by="trace",
     )
 
@@ -181,11 +182,10 @@ def _to_cpu(model: nn.Module) -> None:
 
 
 def _fake_batch(planned: PlannedModel, rows: RowLengths) -> Any:
-    """The widest micro-batch of the run, of fake tensors."""
+    """The fullest micro-batch of the run, of fake tensors."""
     batch = meta_batch(
         planned.resolved,
-        rows.rows,
-        rows.longest,
+        *rows.fullest,
         label_share=rows.label_share,
         packed=rows.packed,
         by_offsets=planned.empty.attention == BY_OFFSETS,

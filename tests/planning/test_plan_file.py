@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import json
 import os
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -31,6 +33,32 @@ def test_it_holds_the_plan_in_closed_form(resolved: Resolved, tmp_path: Path) ->
     written = json.loads((tmp_path / "plan.json").read_text())
     assert (written["made_by"], written["hardware"], written["world_size"]) == ("closed form", "1xCPU", 1)
     assert not plan.notes
+
+
+def test_it_says_which_micro_batch_it_is_made_for(resolved: Resolved) -> None:
+    """Padded rows: the fullest that this run's steps draw, if that can be known; else the longest that there may be."""
+    batches = replace(resolved.batches, rows_per_micro_batch=4)
+    lengths, limit = np.array([*[10] * 40, *[60] * 5]), resolved.context_length
+
+    def planned(num_steps: int, facts: DataFacts) -> tuple[dict[str, Any], float]:
+        config = resolved.config
+        train = replace(config.train_config, batch_size_training=4, max_train_step=num_steps)
+        rows = replace(resolved, config=replace(config, train_config=train), batches=batches)
+        plan = plan_at_start(rows, lone_process(), facts).values
+        assert plan is not None, "planned"
+        return plan["micro_batch"], plan["peak_gib"]
+
+    one, few = planned(1, DataFacts(lengths=(lengths,)))
+    rest, more = planned(12, DataFacts(lengths=(lengths,)))
+    most, all_rows = planned(0, DataFacts(lengths=(lengths,)))
+    assert one == {"rows": 4, "widths": (16,), "source": "the fullest of the run's 1 steps"}
+    assert rest == {"rows": 4, "widths": (64,), "source": "the fullest of the run's 12 steps"}
+    assert (most["rows"], most["widths"]) == (4, (64,))
+    assert few < more == all_rows
+    start, unknown = (planned(1, facts)[0] for facts in (DataFacts(lengths=(lengths,), is_start=True), DataFacts()))
+    assert start["source"] == "what a stream goes on with is not known: as long as rows may be"
+    assert unknown["source"] == "the data is not at hand: as long as rows may be"
+    assert start["widths"] == unknown["widths"] == (limit,)
 
 
 def test_a_run_that_cannot_be_planned_goes_on_and_says_so(resolved: Resolved, tmp_path: Path) -> None:

@@ -1,0 +1,101 @@
+"""The micro-batches of a padded run that may need the most memory, from the lengths of its rows alone."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import numpy as np
+
+from data.batch_layout import BatchLayout
+from data.order import epoch_order
+from data.padding import PaddedWidth
+
+MOST_ROWS_ORDERED = 2**22  # in all epochs together: a second or two
+_ROWS_PER_EPOCH = 2**8  # what an epoch of few rows costs beside them, in rows
+
+
+class BatchShape(NamedTuple):
+    """How large a micro-batch is, padding included."""
+
+    rows: int
+    widths: tuple[int, ...]  # tokens of a row, and of a target if targets are apart
+
+
+class Foreseen(NamedTuple):
+    """What a run's micro-batches will be like."""
+
+    fullest: list[BatchShape]  # one of these needs the most memory
+    typical: tuple[int, ...]  # mean widths of those with the most rows, in the epochs that were looked at
+
+
+def largest_batch(
+    lengths: Sequence[np.ndarray], widths: Sequence[PaddedWidth], layout: BatchLayout, *, fills_rows: bool = False
+) -> BatchShape:
+    """The shape that no micro-batch of these rows exceeds, in whatever order they come; arguments as below."""
+    rows = layout.rows_per_micro_batch
+    if not fills_rows:
+        rows = min(rows, layout.rows_of_epoch(len(lengths[0])))
+    return BatchShape(rows, tuple(int(width.of(int(of.max()))) for width, of in zip(widths, lengths, strict=True)))
+
+
+def foresee_batches(
+    lengths: Sequence[np.ndarray],
+    widths: Sequence[PaddedWidth],
+    layout: BatchLayout,
+    *,
+    seed: int,
+    num_steps: int,
+    fills_rows: bool = False,
+) -> Foreseen | None:
+    """What the micro-batches of a run will be like, over all ranks and epochs.
+
+    Those that may need the most memory have the most tokens, in total or on one side, or the most pairs of tokens. One
+    of few rows may need more than a full one of shorter rows, so the choice is left to a plan of each.
+
+    Args:
+        lengths: tokens of each row, int64 [rows]; of each target, if they are apart.
+        num_steps: of the run, from its first epoch on.
+        fills_rows: collators fill each micro-batch up to all of its rows, as compiled layers ask.
+
+    Returns:
+        None if that would take the order of more than MOST_ROWS_ORDERED rows.
+    """
+    num_rows, size = len(lengths[0]), layout.rows_per_micro_batch
+    largest = largest_batch(lengths, widths, layout, fills_rows=fills_rows)
+    found, sums, num_summed = np.empty((0, 1 + len(lengths)), dtype=np.int64), np.zeros(len(lengths)), 0
+    num_ordered = epoch = 0
+    while num_steps > 0:
+        num_ordered += num_rows + _ROWS_PER_EPOCH
+        if num_ordered > MOST_ROWS_ORDERED:
+            return None
+        order = epoch_order(
+            num_rows, seed=seed, epoch=epoch, global_batch_size=layout.global_batch_size, lengths=lengths[0]
+        )
+        order = order[: min(layout.rows_of_epoch(num_rows), num_steps * layout.global_batch_size)]
+        # A global batch is a multiple of a micro-batch, so all ranks' micro-batches follow one another in the order.
+        starts = np.arange(0, len(order), size)
+        rows = np.full(len(starts), size) if fills_rows else np.diff(starts, append=len(order))
+        of_epoch = [width.of(np.maximum.reduceat(of[order], starts)) for width, of in zip(widths, lengths, strict=True)]
+        shapes = np.stack([rows, *of_epoch], axis=1)
+        full = shapes[rows == largest.rows]
+        sums, num_summed = sums + full[:, 1:].sum(axis=0), num_summed + len(full)
+        found = _fullest(np.concatenate([found, shapes]))
+        if (found == [largest.rows, *largest.widths]).all(axis=1).any():  # no later epoch has a fuller one
+            found = np.array([[largest.rows, *largest.widths]])
+            break
+        num_steps -= layout.num_steps(num_rows)
+        epoch += 1
+    return Foreseen(
+        [BatchShape(rows, tuple(of_rows)) for rows, *of_rows in found.tolist()],
+        tuple(round(total / num_summed) for total in sums.tolist()),
+    )
+
+
+def _fullest(shapes: np.ndarray) -> np.ndarray:
+    """Those of the shapes with the most of something; int64 [shapes, rows and widths]."""
+    rows, widths = shapes[:, :1], shapes[:, 1:]
+    needs = np.concatenate(
+        [rows * widths, rows * widths.sum(axis=1, keepdims=True), rows * (widths**2).sum(axis=1, keepdims=True)], axis=1
+    )
+    return np.unique(shapes[needs.argmax(axis=0)], axis=0)
