@@ -10,7 +10,7 @@ tensor cores.
 from __future__ import annotations
 
 from types import MethodType
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from peft.tuners.lora import Linear
@@ -35,28 +35,87 @@ def _forward(layer: Any, inputs: torch.Tensor, *args: Any, **kwargs: Any) -> tor
     outputs = base_outputs = layer.base_layer(inputs, *args, **kwargs)
     for name in layer.active_adapters:
         share = layer.lora_dropout[name].p if layer.training and hasattr(layer.lora_dropout[name], "p") else 0.0
-        # Drawn here by torch's own operator, so that recomputation for backward draws the same. Compiled code keeps the
-        # seed instead of the mask, which is a byte for each element of the input.
-        kept = torch.empty_like(inputs, dtype=torch.bool).bernoulli_(1 - share) if share else None
+        kept = draw_kept(inputs, share) if share else None
         low = project_down(inputs, layer.lora_A[name].weight, kept, layer.scaling[name] / (1 - share))
         outputs = outputs + project_up(low, layer.lora_B[name].weight, base_outputs.dtype)
     return outputs.to(base_outputs.dtype)
 
 
-def project_down(inputs: torch.Tensor, weight: torch.Tensor, kept: torch.Tensor | None, scale: float) -> torch.Tensor:
+class Kept(NamedTuple):
+    """What dropout keeps of a tensor.
+
+    Attributes:
+        share: of the elements, that is dropped.
+        drawn: bool, shaped like the tensor; or the keys of `mask_of`.
+    """
+
+    share: float
+    drawn: torch.Tensor
+
+
+def draw_kept(inputs: torch.Tensor, share: float) -> Kept:
+    """What dropout keeps of the inputs this time.
+
+    It is drawn by torch's own operators, so that recomputation for backward draws the same. Compiled code draws keys
+    alone: it computes the mask where it is used, in forward and again in backward, within kernels that read or write
+    the tensor anyway. A mask by torch's generator costs such a kernel several times its own time, or is kept for
+    backward, a byte for each element. Uncompiled, `mask_of` would be a dozen kernels.
+    """
+    if not torch.compiler.is_compiling():
+        return Kept(share, torch.empty_like(inputs, dtype=torch.bool).bernoulli_(1 - share))
+    columns = inputs.shape[-1]
+    # Fractions, of 24 bits each: the compiler would draw integers again for every element that a key is used for.
+    fractions = torch.rand(2, inputs.numel() // columns + columns, device=inputs.device)
+    high, low = (fractions * 2**24).int()
+    return Kept(share, high << 8 ^ low)
+
+
+def mask_of(keys: torch.Tensor, shape: torch.Size, share: float) -> torch.Tensor:
+    """A mask of dropout, in which each element follows from a key of its row and a key of its column.
+
+    Args:
+        keys: int32, random: one for each row, which are all dimensions but the last, then one for each column.
+        share: of the elements, that is dropped, to 2^-32.
+
+    Returns:
+        bool, of that shape.
+    """
+    columns = shape[-1]
+    bits = _mixed(keys[:-columns, None] + keys[-columns:])
+    return (bits >= round(share * 2**32) - 2**31).view(shape)
+
+
+def _mixed(values: torch.Tensor) -> torch.Tensor:
+    """int32 for int32, one to one, each bit of the result depending on every bit: "lowbias32" of Chris Wellons'
+    hash-prospector. Products wrap around.
+    """
+    for shift, factor in ((16, 0x7FEB352D), (15, 0x846CA68B - 2**32)):
+        values = (values ^ _shifted(values, shift)) * factor
+    return values ^ _shifted(values, 16)
+
+
+def _shifted(values: torch.Tensor, by: int) -> torch.Tensor:
+    # To the right, with zeros from the left: `>>` repeats the sign.
+    return (values >> by) & ((1 << (32 - by)) - 1)
+
+
+def project_down(inputs: torch.Tensor, weight: torch.Tensor, kept: Kept | None, scale: float) -> torch.Tensor:
     """The input after dropout times A, in the dtype of A. The inputs are cast to it, but kept as they are.
 
     Args:
         inputs: [..., in].
         weight: A, [r, in].
-        kept: bool, shaped like the inputs; None keeps all.
+        kept: None keeps all.
         scale: factor on the product.
 
     Returns:
         [..., r]
     """
     factor = _narrow_factor(weight.detach().T, inputs.dtype)
-    return _sum_of_parts(product_down(inputs, weight, kept, factor), weight.shape[0]) * scale
+    share, drawn = kept or (0.0, None)
+    # Another operator than backward's, or compiled code would compute this once, and keep it for backward.
+    dropped = inputs.detach() if drawn is None else torch.where(_mask(drawn, inputs, share), inputs.detach(), 0.0)
+    return _sum_of_parts(product_down(inputs, weight, drawn, share, dropped, factor), weight.shape[0]) * scale
 
 
 def project_up(low: torch.Tensor, weight: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
@@ -82,26 +141,31 @@ def project_up(low: torch.Tensor, weight: torch.Tensor, dtype: torch.dtype) -> t
 
 @torch.library.custom_op("lora::product_down", mutates_args=())
 def product_down(
-    inputs: torch.Tensor, weight: torch.Tensor, kept: torch.Tensor | None, factor: torch.Tensor
+    inputs: torch.Tensor,
+    weight: torch.Tensor,
+    drawn: torch.Tensor | None,
+    share: float,
+    dropped: torch.Tensor,
+    factor: torch.Tensor,
 ) -> torch.Tensor:
     """The input after dropout, [..., in], times the factor, [in, r or 3 r]: in the dtype of A."""
-    rows = _dropped(inputs, kept).flatten(0, -2)
-    return _narrow_mm(rows, factor, weight.dtype).unflatten(0, inputs.shape[:-1])
+    return _narrow_mm(dropped.flatten(0, -2), factor, weight.dtype).unflatten(0, inputs.shape[:-1])
 
 
 @product_down.register_fake
-def _(inputs: torch.Tensor, weight: torch.Tensor, kept: torch.Tensor | None, factor: torch.Tensor) -> torch.Tensor:
-    return weight.new_empty((*inputs.shape[:-1], factor.shape[1]))
+def _(inputs: torch.Tensor, weight: torch.Tensor, *args: Any) -> torch.Tensor:
+    return weight.new_empty((*inputs.shape[:-1], args[-1].shape[1]))
 
 
 def _keep_down(ctx: Any, inputs: tuple[Any, ...], output: torch.Tensor) -> None:
-    activations, weight, kept, _ = inputs
-    ctx.save_for_backward(activations, weight, kept)
+    activations, weight, drawn, ctx.share, *_ = inputs
+    ctx.save_for_backward(activations, weight, drawn)
 
 
 def _backward_down(ctx: Any, grad: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
-    inputs, weight, kept = ctx.saved_tensors
+    inputs, weight, drawn = ctx.saved_tensors
     grad = grad.flatten(0, -2)[:, : weight.shape[0]]  # parts are summed, so the gradients of all are that of the sum
+    kept = None if drawn is None else _mask(drawn, inputs, ctx.share)
     grad_inputs = grad_weight = None
     if ctx.needs_input_grad[0]:
         left, right = _wide_factors(grad, weight, inputs.dtype)
@@ -109,7 +173,7 @@ def _backward_down(ctx: Any, grad: torch.Tensor) -> tuple[torch.Tensor | None, .
         grad_inputs = _dropped(grad_inputs, kept)
     if ctx.needs_input_grad[1]:
         grad_weight = _narrow_product(_dropped(inputs, kept).flatten(0, -2).T, grad).T
-    return grad_inputs, grad_weight, None, None
+    return grad_inputs, grad_weight, None, None, None, None
 
 
 product_down.register_autograd(_backward_down, setup_context=_keep_down)
@@ -143,6 +207,10 @@ def _backward_up(ctx: Any, grad: torch.Tensor) -> tuple[torch.Tensor | None, ...
 
 
 product_up.register_autograd(_backward_up, setup_context=_keep_up)
+
+
+def _mask(drawn: torch.Tensor, inputs: torch.Tensor, share: float) -> torch.Tensor:
+    return drawn if drawn.dtype == torch.bool else mask_of(drawn, inputs.shape, share)
 
 
 def _dropped(values: torch.Tensor, kept: torch.Tensor | None) -> torch.Tensor:

@@ -1,8 +1,9 @@
 """What a compiled layer keeps for backward: less than the same layer not compiled.
 
 torch.compile's partitioner recomputes in backward what is cheap, chiefly elementwise operators between products, and
-keeps what products read and return (torch/_functorch/partitioners.py, `min_cut_rematerialization_partition`). So of
-what autograd keeps of a layer, this keeps the inputs and outputs of products, attention and reductions; anything else
+keeps what products return, and what products read in backward (torch/_functorch/partitioners.py,
+`min_cut_rematerialization_partition`). So of what autograd keeps of a layer, this keeps the outputs of products,
+attention and reductions, and such inputs of products as the gradient of another input is computed from; anything else
 is traced back to those that it is computed from. Random masks are drawn again from their seeds.
 """
 
@@ -79,8 +80,10 @@ class CompiledLayer(TorchDispatchMode):
                 self._made.setdefault(_key(leaf), (leaf, [source for source in inputs if _key(source) != _key(leaf)]))
                 if function in (*_PRODUCTS, *_REDUCTIONS):
                     self._fixed.add(_key(leaf))
-        if function in _PRODUCTS:
-            self._fixed.update(map(_key, inputs))
+        if function in _PRODUCTS and not _drops(function, args):
+            for index, source in enumerate(inputs):
+                if any(other.requires_grad for other in (*inputs[:index], *inputs[index + 1 :])):
+                    self._fixed.add(_key(source))
         if function is _aten.bernoulli_.float:
             self._existing.add(_key(outputs))
         if function is _aten.native_dropout.default:
@@ -90,6 +93,11 @@ class CompiledLayer(TorchDispatchMode):
     def _save(self, tensor: torch.Tensor) -> torch.Tensor:
         self._saved.append(tensor)
         return tensor
+
+
+def _drops(function: Any, args: Any) -> bool:
+    """Whether this is an adapter's product of inputs after dropout, which backward computes again from the inputs."""
+    return function is torch.ops.lora.product_down.default and args[2] is not None
 
 
 def _key(tensor: torch.Tensor) -> int:

@@ -27,7 +27,6 @@ MEASURED = [
     ("H200", "llama8b", f"--pure_bf16 {KEPT} --compile", 82.2),
     ("H200", "llama8b", f"--pure_bf16 {RECOMPUTED} --compile", 60.3),
     ("H200", "llama8b", f"--pure_bf16 {KEPT} --compile --gradient_accumulation_steps 4", 97.2),
-    ("H200", "llama8b", f"--use_peft {KEPT} --compile", 41.8),
     ("H200", "llama8b", f"--optimizer_cpu_offload --gradient_accumulation_steps 4 {RECOMPUTED} --compile", 80.1),
     ("4xH200", "llama8b", f"--enable_fsdp --pure_bf16 {KEPT} --compile", 50.0),
     ("4xH200", "llama8b", f"--enable_fsdp --pure_bf16 {RECOMPUTED} --compile", 20.4),
@@ -40,7 +39,6 @@ MEASURED = [
     ("4xH200", "llama8b", f"--enable_fsdp {KEPT} --compile", 61.2),
     ("4xH200", "llama8b", f"--enable_fsdp {RECOMPUTED} --compile", 34.7),
     ("4xH200", "llama70b-60layers", f"--enable_fsdp --pure_bf16 {RECOMPUTED} --compile", 110.9),
-    ("H200", "llama8b", f"{QLORA} {KEPT} --compile", 32.5),
     ("H200", "llama8b", f"{QLORA} {KEPT}", 45.4),
     ("H200", "llama8b", f"{QLORA} {RECOMPUTED} --compile", 9.4),
     ("H200", "llama8b", f"{QLORA} {RECOMPUTED}", 9.6),
@@ -53,10 +51,10 @@ MEASURED = [
 """Those with --compile were measured before it compiled the loss, too."""
 WITH_COMPILED_LOSS = [
     (f"--pure_bf16 {KEPT} --compile", 80.74),
-    (f"--use_peft {KEPT} --compile", 40.86),
-    (f"{QLORA} {KEPT} --compile", 31.52),
+    (f"--use_peft {KEPT} --compile", 38.87),
+    (f"{QLORA} {KEPT} --compile", 29.52),
 ]
-"""Llama-3.1-8B on one H200, 4 x 2048."""
+"""Llama-3.1-8B on one H200, 2 x 4096, rows of one document."""
 
 
 def plan(folder: Path, cards: str, shape: str, flags: str, size: str) -> MemoryPlan:
@@ -79,5 +77,5 @@ def test_the_peak_is_as_measured(cards: str, shape: str, flags: str, measured_gi
 @pytest.mark.parametrize(("flags", "measured_gib"), WITH_COMPILED_LOSS)
 def test_a_compiled_loss_holds_logits_and_their_gradient_alone(flags: str, measured_gib: float, tmp_path: Path) -> None:
     """Copies of a chunk's logits in fp32 would be 0.98 GiB: up to 3 % too much."""
-    planned = plan(tmp_path / "llama8b", "H200", "llama8b", flags, "4 --context_length 2048")
+    planned = plan(tmp_path / "llama8b", "H200", "llama8b", flags, SIZES["llama8b"])
     assert planned.peak_gib == pytest.approx(measured_gib, rel=0.005)

@@ -2,22 +2,26 @@
 
 from __future__ import annotations
 
+import math
 import re
+from collections.abc import Callable
 from functools import partial
 from typing import Any
 
 import peft
 import pytest
 import torch
+from functorch.compile import make_boxed_func, min_cut_rematerialization_partition
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import nn
+from torch._dynamo.backends.common import aot_autograd
 from torch.utils.checkpoint import checkpoint
 from torch.utils.flop_counter import FlopCounterMode
 from transformers.pytorch_utils import Conv1D
 
 from policies import lora_layers
-from policies.lora_layers import _bf16, _parts, project_down, project_up, use_lean_forward
+from policies.lora_layers import Kept, _bf16, _parts, mask_of, project_down, project_up, use_lean_forward
 from tests.helpers.processes import ROOT
 
 BF16, FP32 = torch.bfloat16, torch.float32
@@ -92,6 +96,63 @@ def test_dropout_takes_its_share_and_scales_the_rest() -> None:
     assert (dropped.mean(0) - whole.mean(0)).abs().max() < 0.1
     layer.eval()
     torch.testing.assert_close(layer(inputs) - base, whole, rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.parametrize("share", [0.05, 0.3])
+def test_masks_of_keys_are_as_random_as_drawn_ones(share: float) -> None:
+    """Their share, and that no element follows from another: beside it, of another row or column, or of other keys."""
+    generator = torch.Generator().manual_seed(0)
+    shape = torch.Size((4, 256, 512))
+    first, second = (
+        mask_of(torch.randint(-(2**31), 2**31, (4 * 256 + 512,), generator=generator, dtype=torch.int32), shape, share)
+        for _ in range(2)
+    )
+    spread = math.sqrt(share * (1 - share))
+
+    def standardized(mask: torch.Tensor) -> torch.Tensor:
+        return (mask.double() - (1 - share)) / spread
+
+    values = standardized(first).flatten(0, 1)
+    bound = 5 / math.sqrt(values.numel())  # five standard deviations of a mean of independent elements
+    others = [values.roll(by, dims) for by in (1, 7, 64, 256) for dims in (0, 1)]
+    for other in (torch.ones_like(values), standardized(second).flatten(0, 1), *others):
+        assert abs((values * other).mean().item()) < bound
+    for dim in (0, 1):  # no row, and no column, has more or less than its share
+        sums = values.mean(dim) * math.sqrt(values.shape[dim])
+        assert sums.abs().max() < 6
+        assert sums.var().item() == pytest.approx(1, abs=0.3)
+    rectangles = values[:-1, :-1] * values[1:, :-1] * values[:-1, 1:] * values[1:, 1:]
+    assert abs(rectangles.mean().item()) < 2 * bound  # an element is not what its row's and its column's others imply
+
+
+def compiled_layer(layer: nn.Module) -> tuple[Callable[..., Any], list[torch.Tensor]]:
+    """The layer, compiled, and what its forward keeps for backward, once it is called."""
+    kept: list[torch.Tensor] = []
+
+    def compile_forward(graph: torch.fx.GraphModule, example: Any) -> Any:
+        (output,) = [node for node in graph.graph.nodes if node.op == "output"]
+        kept.extend(node.meta["val"] for node in output.args[0] if node is not None and node.op != "placeholder")
+        return make_boxed_func(graph)
+
+    backend = aot_autograd(
+        fw_compiler=compile_forward,
+        bw_compiler=lambda graph, example: make_boxed_func(graph),
+        partition_fn=min_cut_rematerialization_partition,
+    )
+    return torch.compile(layer, backend=backend, fullgraph=True), kept
+
+
+def test_compiled_code_keeps_keys_in_place_of_masks() -> None:
+    model, layer = adapted("Linear", BF16, dropout=0.1)
+    use_lean_forward(model)
+    compiled, kept = compiled_layer(layer)
+    inputs = torch.randn(256, 48).to(BF16).requires_grad_()
+    outputs = compiled(inputs)
+    _, *kept = kept  # the first is the output
+    low = 256 * 4  # what A gives, fp32 [256, r]
+    assert sum(tensor.nbytes for tensor in kept) <= 2 * low * 4 + (256 + 48) * 4
+    outputs.sum().backward()
+    assert inputs.grad is not None
 
 
 def kept_bytes(layer: nn.Module, inputs: torch.Tensor) -> int:
@@ -200,13 +261,15 @@ def test_products_of_bf16_activations_are_as_exact_as_fp32_products(
 
     inputs, base, probe = (draw(2, 2048, width).to(BF16) for width in (128, 96, 96))
     leaves = [inputs, base, draw(rank, 128) / 11, draw(96, rank)]
-    kept = torch.rand(inputs.shape, generator=generator, device=device) >= share if share else None
+    keys = torch.randint(-(2**31), 2**31, (2 * 2048 + 128,), generator=generator, device=device, dtype=torch.int32)
+    mask = mask_of(keys, inputs.shape, share)
+    kept = Kept(share, keys if device == "cuda" or rank == 8 else mask) if share else None
 
     def outputs(x: torch.Tensor, base: torch.Tensor, a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
         return (base + project_up(project_down(x, a, kept, 1.25) * 2, b, BF16)).to(BF16)
 
     def exact(x: torch.Tensor, base: torch.Tensor, a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
-        return base + (x if kept is None else x * kept) @ a.T * 2.5 @ b.T
+        return base + x * mask @ a.T * 2.5 @ b.T
 
     def values_and_gradients(function: Any, leaves: list[torch.Tensor], probe: torch.Tensor) -> list[torch.Tensor]:
         leaves = [leaf.detach().requires_grad_() for leaf in leaves]
