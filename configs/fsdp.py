@@ -68,10 +68,11 @@ class FsdpConfig:
         "AdamW (fused); SGD; AdamW with states in bf16 (anyprecision) or in 8 bits (AdamW8bit; PagedAdamW8bit moves "
         "them to host memory if the GPU's is full); or Adafactor, with almost no states and lr relative to the weights",
     )
-    compile_optimizer: bool = setting(
-        False,
-        "update tensors of 16 million weights or more by a compiled kernel, which clips without writing gradients "
-        "(AdamW)",
+    compile_optimizer: bool | None = setting(
+        None,
+        "update tensors of 4 million weights or more by a compiled kernel, which clips without writing gradients; "
+        "unset: with --compile True, if AdamW steps on the device",
+        unset=False,
     )
     momentum_dtype: Literal["bf16", "fp32"] = setting("bf16", "dtype of the averaged gradients (anyprecision)")
     variance_dtype: Literal["bf16", "fp32"] = setting("bf16", "dtype of the averaged squared gradients (anyprecision)")

@@ -2,7 +2,7 @@
 
 from typing import Any
 
-from configs.adaptation import SHARED_FIELDS, why_not_compiled
+from configs.adaptation import SHARED_FIELDS, why_not_compiled, why_optimizer_not_compiled
 from configs.data_validation import check_data
 from configs.fsdp import OPTIMIZERS_IN_8BIT
 from configs.names import flag
@@ -213,11 +213,8 @@ def _check_optimizer(config: RunConfig) -> None:
         given = config.was_given(f"fsdp_config.{field}") and getattr(fsdp, field) is not False
         if given and name != "anyprecision":
             raise ConfigError(f"--{field}: only anyprecision has it; add --optimizer anyprecision, or leave this out")
-    if fsdp.compile_optimizer and name != "AdamW":
-        raise ConfigError(f"--compile_optimizer: only AdamW's step is compiled, not {name}'s; leave one of them out")
-    for field in ("fsdp_cpu_offload", "optimizer_cpu_offload"):
-        if fsdp.compile_optimizer and getattr(fsdp, field):
-            raise ConfigError(f"--compile_optimizer: --{field} steps on the CPU, by AdamW's own kernel; leave this out")
+    if fsdp.compile_optimizer and (reason := why_optimizer_not_compiled(config)) is not None:
+        raise ConfigError(f"--compile_optimizer: {reason}; leave one of them out")
     for field in ("adam_beta1", "adam_beta2"):
         if config.was_given(f"train_config.{field}") and name in ("SGD", "Adafactor"):
             raise ConfigError(f"--{field}: {name} has none; give --optimizer AdamW, or leave this out")

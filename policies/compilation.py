@@ -143,6 +143,6 @@ def compilation_named(what: str, flag: str) -> Iterator[None]:
         if not is_of_compiler(error):
             raise
         raise CompilationError(
-            f"{flag}: torch.compile failed on {what} ({_reason(error)}); leave {flag} out "
+            f"{flag}: torch.compile failed on {what} ({_reason(error)}); give {flag} False "
             "(TORCH_LOGS=+dynamo,+inductor shows where it failed)"
         ) from error

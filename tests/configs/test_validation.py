@@ -206,7 +206,7 @@ PREFIX = "--use_peft --peft_method prefix --batching_strategy padding"
         (
             "--optimizer_cpu_offload --compile_optimizer",
             "--compile_optimizer: --optimizer_cpu_offload steps on the CPU",
-            "leave this out",
+            "leave one",
         ),
         ("--flop_counter --compile_optimizer", "--flop_counter: cannot count inside compiled code", "or this out"),
         (
@@ -425,6 +425,22 @@ def test_an_adapted_setting_leaves_a_note(line, expected, note):
 
 def test_nothing_said_leaves_no_note():
     assert parse().notes == ()
+
+
+@pytest.mark.parametrize(
+    ("line", "compiled"),
+    [
+        ("--compile", True),
+        ("--compile --compile_optimizer False", False),
+        ("--compile --optimizer SGD", False),
+        ("--compile --optimizer_cpu_offload", False),
+        ("--compile auto", False),
+        ("", False),
+        ("--compile_optimizer", True),
+    ],
+)
+def test_compile_compiles_the_step_of_adamw_too(line, compiled):
+    assert parse(line).fsdp_config.compile_optimizer is compiled
 
 
 def test_momentum_of_zero_is_plain_sgd():

@@ -77,7 +77,7 @@ def test_a_loss_that_does_not_compile_is_named() -> None:
         compilation_named("a layer of this model", "--compile"),
     ):
         summed_loss(model, make_batch())
-    assert "c++')); leave --compile out (" in str(raised.value), "torch's advice behind its error is left out"
+    assert "c++')); give --compile False (" in str(raised.value), "torch's advice behind its error is left out"
 
 
 @pytest.mark.usefixtures("no_compiler")
@@ -89,7 +89,7 @@ def test_an_optimizer_that_does_not_compile_is_named_by_its_own_flag() -> None:
         compilation_named("a layer of this model", "--compile"),
     ):
         CompiledAdamW([weight], large=1024).step()
-    assert "; leave --compile_optimizer out (" in str(raised.value)
+    assert "; give --compile_optimizer False (" in str(raised.value)
 
 
 def trained(model: Any, fallback: EagerFallback | None) -> tuple[float, list[torch.Tensor]]:
