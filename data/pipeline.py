@@ -127,6 +127,9 @@ def load_data(
         notes.extend(sequences.describe(label))
         return sequences
 
+    missing = {} if train_config.run_validation is not None else _missing_validation(dataset_configs, streams)
+    if len(missing) == len(names):
+        _refuse_evaluations(train_config, missing[names[0]])
     train_rows, stream, epoch_indices = None, None, None
     parts: list[MixPart] = []
     if streams:
@@ -156,11 +159,6 @@ def load_data(
         train_rows = make_rows(train, batching_strategy=strategy, context_length=context_length, indices=epoch_indices)
     evaluation, eval_rows = None, None
     if train_config.run_validation is not False:
-        missing = {
-            name: note
-            for name, config in dataset_configs.items()
-            if not train_config.run_validation and (note := _no_validation_note(config, streams))
-        }
         notes.extend(f"{name}, {note}" if len(names) > 1 else note for name, note in missing.items())
         if validated := [name for name in names if name not in missing]:
             evaluation = join_sequences([load(name, "validation") for name in validated])
@@ -258,6 +256,19 @@ def load_sequences(
         raise failed(f"dataset ({name})", error, file_of(function)) from error
     finally:
         keep_standard_descriptors()  # which the function may have closed
+
+
+def _missing_validation(dataset_configs: Mapping[str, DataSource], streams: bool) -> dict[str, str]:
+    """The datasets that are not evaluated on, and why."""
+    notes = {name: _no_validation_note(config, streams) for name, config in dataset_configs.items()}
+    return {name: note for name, note in notes.items() if note is not None}
+
+
+def _refuse_evaluations(train_config: TrainConfig, note: str) -> None:
+    """Refuse what asks for evaluations that no data is there for."""
+    for field in ("eval_every_steps", "eval_before_training", "keep_best"):
+        if getattr(train_config, field):
+            raise ConfigError(f"--{field}: {note}, or leave this out")
 
 
 def _no_validation_note(dataset_config: DataSource, streams: bool) -> str | None:

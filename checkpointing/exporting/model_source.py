@@ -104,7 +104,7 @@ def _of_run(run: Path) -> Path:
             return run / name
     if begun := sorted(path for path in root.glob("step-*") if is_step_folder(path)):
         raise _incomplete(begun[-1])
-    raise ConfigError(f"{run} holds a run that saved nothing yet; wait for its first checkpoint")
+    raise ConfigError(f"{run} holds a run that has saved nothing; if it goes on, wait for its first checkpoint")
 
 
 def _incomplete(folder: Path) -> ConfigError:

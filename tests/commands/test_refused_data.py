@@ -225,3 +225,10 @@ def test_an_exception_while_a_dataset_file_is_imported_is_shown_with_its_line(be
     (bench.folder / "my_dataset.py").write_text("def half():\n    return 1 / 0\n\nhalf()\n")
     message = bench.refused("--dataset", str(bench.folder / "my_dataset.py"))
     assert message.endswith(f"({bench.folder}/my_dataset.py:2)")
+
+
+@pytest.mark.parametrize("flag", [["--eval_every_steps", "2"], ["--eval_before_training"], ["--keep_best"]])
+def test_an_evaluation_without_data_for_it_is_refused(flag: list[str], bench: Bench) -> None:
+    message = bench.refused(*flag, "--samsum_dataset.data_path", str(bench.samples / "train.jsonl"))
+    assert message.startswith(f"error: {flag[0]}: validation: none, since ")
+    assert message.endswith("--samsum_dataset.validation_fraction 0.05 keeps some of them for it, or leave this out")
