@@ -4,8 +4,8 @@
     python finetuning.py --model_name M --samsum_dataset.data_path my_dialogues/
     python finetuning.py --help
 
-The run, top to bottom: main() reads the flags; prepare(), in preparation/, builds everything that trains; train() is
-the loop; step() is one step of the run, and train_step() what it computes; settle() evaluates, if that is due;
+The run, top to bottom: carry_out() reads the flags; prepare(), in preparation/, builds everything that trains; train()
+is the loop; step() is one step of the run, and train_step() what it computes; settle() evaluates, if that is due;
 conclude() writes the end.
 """
 
@@ -74,16 +74,7 @@ def main(argv: Sequence[str], *, ends_process: bool = False) -> int:
     quiet_libraries(env)
     watchdog = Watchdog(env)
     try:
-        beat_seconds = BEAT_SECONDS * env.grace_scale
-        with RunLock(beat_seconds=beat_seconds, say=partial(print_rank_zero, env), on_loss=end_at_once) as lock:
-            config = parse_flags(argv)
-            with Autopsy(argv, config, env, watchdog.where) as autopsy:
-                if config.planning_config.dry_run:
-                    dry_run(argv, config, env, train_step)
-                elif config.planning_config.load_only:
-                    load_only(config, env, watchdog)
-                else:
-                    run(config, env, watchdog, lock, autopsy, ends_process=ends_process)
+        carry_out(argv, env, watchdog, ends_process=ends_process)
         status = 0
     except ConfigError as error:
         status = end_with_error(env, error, REFUSED, watchdog)
@@ -94,6 +85,20 @@ def main(argv: Sequence[str], *, ends_process: bool = False) -> int:
         return end_with_error(env, error, FAILED, watchdog)
     stop_process_group()
     return status
+
+
+def carry_out(argv: Sequence[str], env: Environment, watchdog: Watchdog, *, ends_process: bool) -> None:
+    """Do what the flags ask for. Nothing holds the model then: DistributedDataParallel has to end before its group."""
+    beat_seconds = BEAT_SECONDS * env.grace_scale
+    with RunLock(beat_seconds=beat_seconds, say=partial(print_rank_zero, env), on_loss=end_at_once) as lock:
+        config = parse_flags(argv)
+        with Autopsy(argv, config, env, watchdog.where) as autopsy:
+            if config.planning_config.dry_run:
+                dry_run(argv, config, env, train_step)
+            elif config.planning_config.load_only:
+                load_only(config, env, watchdog)
+            else:
+                run(config, env, watchdog, lock, autopsy, ends_process=ends_process)
 
 
 def run(
@@ -117,6 +122,7 @@ def run(
     finally:
         job.reporter.run_ended("failed")  # unless it has ended already
         job.reporter.write_page()
+        watchdog.before_leaving = lambda: None  # it would hold the job
 
 
 def train(job: Job, stopping: StopRequests) -> str:
