@@ -80,7 +80,9 @@ def _collect(argv: Sequence[str]) -> dict[str, str]:
     command = [*marked, "--", f"--separator={NO_VALUE}"]
     positional, flags = fire.Fire(_as_given, command=command, name="finetuning.py", serialize=lambda _: None)
     if positional:
-        raise ConfigError(f"unexpected argument {positional[0]!r}; flags start with --, and lists are written a,b")
+        raise ConfigError(
+            f"unexpected argument {positional[0]!r}; flags start with --, lists are written a,b, and globs in quotes"
+        )
     return flags
 
 

@@ -301,9 +301,12 @@ def test_numbers_arrive_as_they_were_typed(integer, number):
             "--scheduler: 'linea' is not one of step, cosine, linear, constant; did you mean linear?",
         ),
         ("--nosave_model True", "--nosave_model: takes no value; write --save_model True or False"),
-        ("x", "unexpected argument 'x'; flags start with --, and lists are written a,b"),
-        ("--use_peft True x", "unexpected argument 'x'; flags start with --, and lists are written a,b"),
-        ("--lr=1 -1", "unexpected argument '-1'; flags start with --, and lists are written a,b"),
+        ("x", "unexpected argument 'x'; flags start with --, lists are written a,b, and globs in quotes"),
+        (
+            "--use_peft True x",
+            "unexpected argument 'x'; flags start with --, lists are written a,b, and globs in quotes",
+        ),
+        ("--lr=1 -1", "unexpected argument '-1'; flags start with --, lists are written a,b, and globs in quotes"),
         ("--use_peft -", "--use_peft: '-' is not True or False"),
         ("-lr 1", "-lr: flags start with two dashes; a value that starts with one is written --flag=-lr"),
         ("---lr 1", "---lr: flags start with two dashes; a value that starts with one is written --flag=---lr"),
@@ -426,7 +429,7 @@ def test_all_unknown_names_are_told_at_once():
         ("--batching_strategy true", "here it is packing"),
         (
             "--target_modules q_proj k_proj",
-            "unexpected argument 'k_proj'; flags start with --, and lists are written a,b",
+            "unexpected argument 'k_proj'; flags start with --, lists are written a,b, and globs in quotes",
         ),
     ],
 )
