@@ -11,7 +11,7 @@ import numpy as np
 
 from data.known_columns import columns_there
 from data.loss_mask import BadExample
-from data.optional_columns import is_nan
+from data.optional_columns import MEDIA_COLUMNS, is_nan
 from data.row_files import PROBLEM, ROW
 from utils.errors import ConfigError
 from utils.printing import print_line
@@ -121,8 +121,8 @@ class SplitExamples:
                 yield row
 
     def say_unread(self) -> None:
-        """Name the columns of the training data that no one reads."""
-        unread = [name for name in self.all_columns if name not in self.columns]
+        """Name the columns of the training data that no one reads; images and sound are at most looked for."""
+        unread = [name for name in self.all_columns if name not in self.columns or name in MEDIA_COLUMNS]
         if unread and self.is_training and shows_progress():
             names = ", ".join(name or "one without a name" for name in unread)
             print_line(f"{self.name}: columns that are not read: {names}")

@@ -69,7 +69,8 @@ def test_turns_in_two_columns_are_refused_and_one_can_be_named(tmp_path: Path) -
     assert learned(tmp_path / "two.json", messages_column="conversations") == ["Yes.<|im_end|>"]
 
 
-def test_a_prompt_beside_the_turns_is_listed_as_not_read(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    (tmp_path / "rows.json").write_text(json.dumps([{"prompt": "Rain?", "messages": [QUESTION, ANSWER], "id": 1}]))
+def test_what_is_beside_the_turns_is_listed_as_not_read(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    row = {"prompt": "Rain?", "messages": [QUESTION, ANSWER], "id": 1, "image": "of what it is about"}
+    (tmp_path / "rows.json").write_text(json.dumps([row]))
     assert learned(tmp_path / "rows.json") == ["No.<|im_end|>"]
-    assert "columns that are not read: prompt, id" in capsys.readouterr().out
+    assert "columns that are not read: prompt, id, image\n" in capsys.readouterr().out
