@@ -6,8 +6,8 @@ Four runs are measured without a limit first: one with many rows, whose activati
 layers recomputed and few logits at a time, whose backward needs most; one with few rows, whose optimizer step needs
 most; and one with few whose evaluation needs most. Then each of the four phases
 gets less memory than it needs, and enough for what comes before it. The run has to end with status 1 and one account
-that names the phase, and the first command of that account has to finish in as little memory. Prints a table; the exit
-status is 1 if any of this fails.
+that names the phase, and the first command of that account has to be predicted to fit, and to finish, in as little
+memory. Prints a table; the exit status is 1 if any of this fails.
 
 Its logic was proved on a CPU whose memory is limited by tests/helpers/small_device.py; it has not run on a GPU yet.
 """
@@ -140,6 +140,11 @@ def provoke(run: Run, flags: list[str], phase: str, limit_gib: float) -> dict[st
     if not account["changes"]:
         raise NotProvokedError(f"{phase}: no change is suggested")
     change = account["changes"][0]
+    if change["fits"] is False or (change["peak_gib"] or 0.0) > limit_gib:
+        raise NotProvokedError(f"{phase}: the first change is not expected to fit\n{done.stderr[-3000:]}")
+    planned = next((line for line in done.stderr.splitlines() if line.startswith("  planned ")), "")
+    if account["plan"] and account["plan"]["peak_gib"] > limit_gib and not planned.endswith(": does not fit"):
+        raise NotProvokedError(f"{phase}: planned for more memory than there is\n{done.stderr[-3000:]}")
     words = shlex.split(change["command"])
     while not words.pop(0).endswith("finetuning.py"):
         pass

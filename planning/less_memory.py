@@ -13,6 +13,7 @@ from configs.changed_flags import changed_flags
 from configs.flags import parse_flags
 from configs.fsdp import OPTIMIZERS_IN_8BIT
 from configs.run import SETTINGS, RunConfig
+from planning.memory.memory_plan import verdict_in_room
 from utils.errors import ConfigError
 
 NUM_SHOWN = 3
@@ -40,7 +41,7 @@ class Plans:
 
     predict: Callable[[RunConfig], Predicted]
     needed_gib: float  # in the phase where memory ran out, at least
-    room_gib: float  # what tensors may take of the device
+    room_gib: float  # what torch's allocator may take of the device
 
 
 @dataclass(frozen=True)
@@ -51,9 +52,12 @@ class Change:
     flags: tuple[str, ...] = ()
     environment: Mapping[str, str] = field(default_factory=dict)
     keeps_result: bool = True  # whether the run may go on with it from a checkpoint
-    saves_gib: float | None = None  # in the phase where memory ran out; None: not predicted
+    saves_gib: float | None = (
+        None  # in the phase where memory ran out; None: not predicted. Of variables: beside tensors
+    )
     peak_gib: float | None = None  # of the whole run
     fits: bool | None = None
+    is_tight: bool = False  # it fits, but a plan may be wrong by more than what stays free
     slower: float | None = None  # seconds per step, as a multiple of those before
 
     def to_dict(self) -> dict[str, Any]:
@@ -133,9 +137,11 @@ def host_changes(config: RunConfig) -> Iterator[Change]:
 def cheapest(changes: Iterable[Change], argv: Sequence[str], phase: str, plans: Plans | None) -> list[Change]:
     """The NUM_SHOWN cheapest of the changes that these flags allow.
 
-    With plans, changes that save nothing are left out, those that fit come first, sooner ones before slower ones, and
-    if none fits alone, they are combined until they do. If the run had needed more than was planned, a change fits
-    only if as much more fits.
+    With plans, changes that save nothing are left out, and so are variables of the environment with which the run would
+    not fit: they help what is left of it only if all of it fits. Changes that fit come first, those with room to spare
+    before tight ones, sooner ones before slower ones. If none fits alone, they are combined until they do; if not even
+    then, what needs the least comes first. If the run had needed more than was planned, a change fits only if as much
+    more fits. Without plans, nothing is known of what the environment's would come to: the first is one of flags.
 
     Args:
         argv: the run's flags.
@@ -144,18 +150,23 @@ def cheapest(changes: Iterable[Change], argv: Sequence[str], phase: str, plans: 
     possible = [
         (replace(change, keeps_result=keeps_result(before, config)), config)
         for change in changes
-        if (config := parsed_with(argv, change)) is not None and config.to_dict() != before.to_dict()
+        if (config := parsed_with(argv, change)) is not None
+        and (change.environment or config.to_dict() != before.to_dict())
     ]
     if plans is None:
-        return [change for change, _ in possible][:NUM_SHOWN]
+        flags, variables = ([c for c, _ in possible if bool(c.environment) is of_both] for of_both in (False, True))
+        return [*flags[:1], *variables, *flags[1:]][:NUM_SHOWN]
     planned, helpful = plans.predict(before), list[Change]()
     deadline = time.monotonic() + PATIENCE_SECONDS
     for change, config in possible:
-        if sum(bool(found.fits) for found in helpful) == NUM_SHOWN or (helpful and time.monotonic() > deadline):
+        if sum(bool(found.fits and not found.is_tight) for found in helpful) == NUM_SHOWN or (
+            helpful and time.monotonic() > deadline
+        ):
             break
         with contextlib.suppress(ConfigError):  # this model cannot have it
             with_figures = _with_figures(change, planned, config, phase, plans)
-            if with_figures.saves_gib and with_figures.saves_gib > 0:
+            saves = with_figures.saves_gib is not None and with_figures.saves_gib > 0
+            if saves and (with_figures.fits or not change.environment):
                 helpful.append(with_figures)
     together = Change("")
     for change in helpful if not any(change.fits for change in helpful) else ():
@@ -165,10 +176,18 @@ def cheapest(changes: Iterable[Change], argv: Sequence[str], phase: str, plans: 
             with contextlib.suppress(ConfigError):
                 together = _with_figures(more, planned, config, phase, plans)
         if together.fits:
-            helpful.append(together)
             break
-    helpful.sort(key=lambda change: (not change.fits, not change.keeps_result, change.slower or 1.0))
+    if together.flags and together.flags not in [change.flags for change in helpful]:
+        helpful.append(together)
+    helpful.sort(key=_nearness)
     return helpful[:NUM_SHOWN]
+
+
+def _nearness(change: Change) -> tuple[Any, ...]:
+    """What sorts changes: what fits for sure and cheaply first; of what does not fit, what needs the least."""
+    if not change.fits:
+        return (True, change.peak_gib or 0.0)
+    return (False, not change.keeps_result, change.is_tight, change.slower or 1.0)
 
 
 def _with_figures(change: Change, before: Predicted, config: RunConfig, phase: str, plans: Plans) -> Change:
@@ -177,11 +196,13 @@ def _with_figures(change: Change, before: Predicted, config: RunConfig, phase: s
     if before.seconds_per_step and after.seconds_per_step:
         slower = after.seconds_per_step / before.seconds_per_step
     needs_more = max(1.0, plans.needed_gib / before.phase_gib(phase))
+    verdict = verdict_in_room(needs_more * after.peak_gib, plans.room_gib)
     return replace(
         change,
-        saves_gib=before.phase_gib(phase) - after.phase_gib(phase),
+        saves_gib=before.phase_gib(phase) - after.phase_gib(phase) + (change.saves_gib or 0.0),
         peak_gib=after.peak_gib,
-        fits=needs_more * after.peak_gib <= plans.room_gib,
+        fits=verdict != "does_not_fit",
+        is_tight=verdict == "tight",
         slower=slower,
     )
 

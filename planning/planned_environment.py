@@ -13,6 +13,7 @@ from configs.training import TrainConfig
 from planning.cards import Card, find_card
 from planning.cost.group_speeds import Speeds, read_speeds
 from planning.hardware import Hardware, parse_hardware
+from planning.memory.closed_form import CONTEXT_GIB
 from utils.device import DeviceFacts
 from utils.environment import Environment, lone_process
 from utils.units import GIB
@@ -63,7 +64,9 @@ def own_hardware(train: TrainConfig, planning: PlanningConfig, env: Environment)
             count = torch.cuda.device_count()
         properties = torch.cuda.get_device_properties(env.device)
         capability = torch.cuda.get_device_capability(env.device)
-        memory_gib = properties.total_memory / GIB
+        allowed = torch.cuda.get_per_process_memory_fraction(env.device) * properties.total_memory
+        # Such a limit is one of torch's allocator: the driver's own does not count against it.
+        memory_gib = min(properties.total_memory / GIB, allowed / GIB + CONTEXT_GIB)
         known = find_card(properties.name)
         card = replace(known, memory_gib=memory_gib) if known else Card(properties.name, memory_gib)
         card = replace(card, compute_capability=capability)

@@ -54,7 +54,7 @@ def plans_for(
             share of label tokens as the batch had.
         checkpointing: of the run that failed. Runs with other flags choose anew, if they are to.
     """
-    if figures.capacity is None or figures.allocated is None:
+    if figures.room is None or figures.allocated is None:
         return None
     hardware: Hardware = own_hardware(config.train_config, config.planning_config, env)
     lengths = label_share = None
@@ -65,7 +65,6 @@ def plans_for(
         # A micro-batch of training has as many rows as the data gave it; that of an evaluation does not tell.
         rows = batch.rows if phase in ("forward", "backward") else config.train_config.batch_size_training
         lengths = tuple(np.full(rows, width) for width in widths)
-    beside = (figures.other_processes or 0) + max(0, (figures.this_process or 0) - (figures.reserved or 0))
 
     def predict(changed: RunConfig) -> PredictedRun:
         chosen = checkpointing if changed.to_dict() == config.to_dict() else None
@@ -76,5 +75,5 @@ def plans_for(
     return Plans(
         predict=predict,
         needed_gib=(figures.allocated + (figures.asked or 0)) / GIB,
-        room_gib=(figures.capacity - beside) / GIB,
+        room_gib=figures.room / GIB,
     )

@@ -69,6 +69,13 @@ class AllocatorFigures:
     def reserved(self) -> int | None:
         return None if self.allocated is None or self.unused is None else self.allocated + self.unused
 
+    @property
+    def room(self) -> int | None:
+        """What torch may reserve in all: what others, the driver and a limit of this process leave of the device."""
+        if self.capacity is None or self.reserved is None or self.free is None:
+            return self.capacity
+        return min(self.capacity, self.reserved + self.free)
+
 
 def allocator_figures(error: BaseException) -> AllocatorFigures:
     """The figures in the text of the error, as `c10/cuda/CUDACachingAllocator.cpp` writes it."""

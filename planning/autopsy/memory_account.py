@@ -9,6 +9,7 @@ from typing import Any
 
 from planning.autopsy.failure_scene import FailedBatch, FailedLayer
 from planning.less_memory import Change
+from planning.memory.memory_plan import verdict_in_room
 from utils.memory_errors import AllocatorFigures
 from utils.units import GIB, readable
 
@@ -145,7 +146,11 @@ class MemoryAccount:
         in_phase = self.plan.get("phases", {}).get(self.phase)
         text = f"{readable(sum(in_phase.values()) * GIB)} in this phase, " if in_phase else ""
         text += f"at most {readable(self.plan['peak_gib'] * GIB)} ({self.plan['peak_phase']})"
-        return f"{text}: {self.plan['verdict'].replace('_', ' ')}"
+        if (room := self.figures.room) is None:
+            return text
+        # The plan was made with what the device had free when the run began.
+        verdict = verdict_in_room(self.plan["peak_gib"], room / GIB)
+        return f"{text}, of {readable(room)} that torch may take: {verdict.replace('_', ' ')}"
 
     def to_dict(self) -> dict[str, Any]:
         """As in oom.json, sizes in GiB; null: not known."""
@@ -180,12 +185,15 @@ class MemoryAccount:
 def suggestion_lines(suggestions: Sequence[Suggestion]) -> list[str]:
     """What to type next, for people."""
     lines = ["what needs less, the cheapest first:"] if suggestions else []
+    if suggestions and all(suggestion.change.fits is False for suggestion in suggestions):
+        lines = ["no change that was planned fits; what needs the least:"]
     for number, (change, command) in enumerate(((s.change, s.command) for s in suggestions), 1):
         facts = []
         if change.saves_gib is not None:
             facts.append(f"saves {readable(change.saves_gib * GIB)}")
         if change.peak_gib is not None:
-            facts.append(f"peak {readable(change.peak_gib * GIB)}, {'fits' if change.fits else 'does not fit alone'}")
+            fits = "fits, with little to spare" if change.is_tight else "fits" if change.fits else "does not fit alone"
+            facts.append(f"peak {readable(change.peak_gib * GIB)}, {fits}")
         if change.slower is not None:
             facts.append(f"{100 * (change.slower - 1):+.0f} % time per step")
         if not change.keeps_result:

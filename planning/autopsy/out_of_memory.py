@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import itertools
 import json
 import shlex
 import socket
@@ -193,11 +194,11 @@ class Autopsy:
             changes = device_changes(
                 self.config, account.phase, self.env.world_size, is_cpu=is_cpu, recomputed=recomputed
             )
+            if account.is_fragmented:
+                unused = (account.figures.unused or 0) / GIB
+                whole = Change("memory in pieces that can grow", environment=EXPANDABLE_SEGMENTS, saves_gib=unused)
+                changes = itertools.chain([whole], changes)
             found = self._cheapest(changes, account)
-        if account.is_fragmented:
-            unused = (account.figures.unused or 0) / GIB
-            whole = Change("memory in pieces that can grow", environment=EXPANDABLE_SEGMENTS, saves_gib=unused)
-            found = [whole, *found[:-1]]
         return [Suggestion(change, self._command(change)) for change in found]
 
     def _cheapest(self, changes: Iterable[Change], account: MemoryAccount) -> list[Change]:

@@ -19,7 +19,7 @@ from planning.float8_weights import float8_weights
 from planning.memory.generation_use import GenerationUse, generation_use
 from planning.memory.host_bytes import checkpoint_bytes, host_load_bytes, host_training_bytes
 from planning.memory.layer_use import StepUse, measure_step
-from planning.memory.memory_plan import MemoryPlan
+from planning.memory.memory_plan import ROUNDED_UP, MemoryPlan
 from planning.memory.meta_pass import pass_on_meta
 from planning.memory.optimizer_bytes import optimizer_bytes
 from planning.memory.row_lengths import RowLengths
@@ -37,11 +37,6 @@ names no figure; nvidia-smi shows 0.3 to 0.6 GiB for a process with one small te
 COLLECTIVES_GIB = 0.4
 """NCCL's own buffers, outside torch's allocator, for a process with several ranks: some tens of channels of 4 to 10 MiB
 (NCCL_BUFFSIZE is 4 MiB for each channel and direction)."""
-
-ROUNDED_UP = 0.01
-"""Share of the peak by which segments of the caching allocator exceed what is allocated in them, as long as all steps
-are alike: small blocks share segments of 2 and 20 MiB, larger ones are rounded up to 2 MiB (c10/cuda). Assumed, not
-measured. What changing shapes of batches fragment comes on top: a tight plan has no room for that."""
 
 
 def plan_memory(planned: PlannedModel, card: Card, rows: RowLengths) -> MemoryPlan:

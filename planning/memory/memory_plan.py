@@ -17,7 +17,24 @@ OF_EVALUATIONS = ("evaluation", "generation")
 TIGHT_SHARE = 0.05
 """A run is tight if less than this share of the device's memory stays free. A plan is good to 5 % of the peak."""
 
+ROUNDED_UP = 0.01
+"""Share of the peak by which segments of the caching allocator exceed what is allocated in them, as long as all steps
+are alike: small blocks share segments of 2 and 20 MiB, larger ones are rounded up to 2 MiB (c10/cuda). Assumed, not
+measured. What changing shapes of batches fragment comes on top: a tight plan has no room for that."""
+
 Verdict = Literal["fits", "tight", "does_not_fit"]
+
+
+def verdict_of(margin_gib: float, capacity_gib: float) -> Verdict:
+    """What a plan says if so much stays free of what there is."""
+    if margin_gib < 0:
+        return "does_not_fit"
+    return "tight" if margin_gib < TIGHT_SHARE * capacity_gib else "fits"
+
+
+def verdict_in_room(peak_gib: float, room_gib: float) -> Verdict:
+    """The verdict if torch's allocator may reserve so much: what the device needs beside it is not part of the room."""
+    return verdict_of(room_gib - (1 + ROUNDED_UP) * peak_gib, room_gib)
 
 
 @dataclass(frozen=True)
@@ -81,9 +98,7 @@ class MemoryPlan:
 
     @property
     def verdict(self) -> Verdict:
-        if self.margin_gib < 0:
-            return "does_not_fit"
-        return "tight" if self.margin_gib < TIGHT_SHARE * self.capacity_gib else "fits"
+        return verdict_of(self.margin_gib, self.capacity_gib)
 
     @property
     def host_gib(self) -> float:

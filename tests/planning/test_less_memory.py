@@ -10,7 +10,7 @@ from configs.changed_flags import changed_flags
 from configs.flags import parse_flags
 from configs.run import RunConfig
 from planning.autopsy.failure_scene import PHASES
-from planning.less_memory import Plans, cheapest, device_changes, host_changes
+from planning.less_memory import EXPANDABLE_SEGMENTS, Change, Plans, cheapest, device_changes, host_changes
 
 MODEL = ["--model_name", "M"]
 
@@ -75,7 +75,8 @@ def test_behind_auto_come_the_fixed_modes_that_recompute_more() -> None:
 
 def test_what_fits_comes_first_and_of_that_what_is_soonest() -> None:
     argv = [*MODEL, "--batch_size_training", "4"]
-    found = cheapest(device_changes(parse_flags(argv), "backward", 1), argv, "backward", PLANS)
+    plans = replace(PLANS, room_gib=17.5)
+    found = cheapest(device_changes(parse_flags(argv), "backward", 1), argv, "backward", plans)
     assert [change.flags[:2] for change in found] == [
         ("--batch_size_training", "2"),
         ("--batch_size_training", "1"),
@@ -84,6 +85,30 @@ def test_what_fits_comes_first_and_of_that_what_is_soonest() -> None:
     assert [(change.saves_gib, change.peak_gib) for change in found] == [(6.0, 14.0), (9.0, 11.0), (4.0, 16.0)]
     assert all(change.fits and change.keeps_result for change in found)
     assert found[2].slower == pytest.approx(1.325 / 1.025)
+    tight = cheapest(device_changes(parse_flags(argv), "backward", 1), argv, "backward", replace(PLANS, room_gib=14.5))
+    assert all(change.fits and not change.is_tight for change in tight), "14 GiB of 14.5 only if nothing else is known"
+    few = cheapest(
+        list(device_changes(parse_flags(argv), "backward", 1))[:2], argv, "backward", replace(plans, room_gib=14.5)
+    )
+    assert [(change.peak_gib, change.is_tight) for change in few] == [(11.0, False), (14.0, True)]
+
+
+def test_memory_in_pieces_is_the_remedy_only_if_the_whole_run_fits() -> None:
+    """20 GiB were planned. Where 19 are to be had, the run would end a few tensors later with pieces that grow, too."""
+    argv = [*MODEL, "--batch_size_training", "4"]
+    pieces = Change("pieces", environment=EXPANDABLE_SEGMENTS, saves_gib=0.2)
+
+    def found(plans: Plans | None) -> list[Change]:
+        return cheapest([pieces, *device_changes(parse_flags(argv), "forward", 1)], argv, "forward", plans)
+
+    first = found(replace(PLANS, room_gib=25.0))[0]
+    assert (first.environment, first.saves_gib, first.peak_gib) == (EXPANDABLE_SEGMENTS, pytest.approx(0.2), 20.0)
+    short = found(replace(PLANS, room_gib=19.0))
+    assert all(change.fits and not change.environment for change in short)
+    assert [bool(change.environment) for change in found(None)] == [False, True, False]
+    never = found(replace(PLANS, room_gib=0.5))
+    assert not any(change.fits or change.environment for change in never)
+    assert never[0].peak_gib == min(change.peak_gib or 0.0 for change in never), "all of them together"
 
 
 def test_a_run_that_needed_more_than_planned_is_believed() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+from dataclasses import replace
 
 import pytest
 import torch
@@ -68,4 +69,6 @@ def test_the_allocators_figures_are_read() -> None:
         unused=round(1.25 * GIB),
     )
     assert figures.reserved == round(23.75 * GIB)
+    assert figures.room == 24 * GIB, "the limit is one of torch's allocator; 3.44 GiB more are free on the device"
+    assert replace(figures, free=GIB // 8).room == round(23.875 * GIB), "others have the rest"
     assert allocator_figures(RuntimeError("CUDA error: out of memory")) == AllocatorFigures()

@@ -120,17 +120,25 @@ def test_the_first_command_runs_where_the_run_had_ended(
     assert not (tmp_path / "run/oom.json").exists()
 
 
-def test_memory_in_pieces_is_told_apart_and_its_remedy_comes_first(
-    limits: Made, tiny_model: Path, process_group: ProcessGroup, tmp_path: Path
+@pytest.mark.parametrize(("phase", "share"), [("evaluation", 1.0), ("forward", 0.5)])
+def test_memory_in_pieces_is_told_apart_and_its_remedy_comes_first_if_the_run_would_fit(
+    phase: str, share: float, limits: Made, tiny_model: Path, process_group: ProcessGroup, tmp_path: Path
 ) -> None:
-    limit = limits[1]["evaluation"]
-    device = on_small_device(flags(tiny_model, tmp_path / "run", 1), limit * 2, unused=int(limit * 2**30))
+    """In forward what has still to come needs more than all pieces together."""
+    limit = limits[1][phase]
+    device = on_small_device(
+        flags(tiny_model, tmp_path / "run", 1), limit * (1 + share), unused=int(share * limit * 2**30)
+    )
     (outcome,) = process_group.run(device, 1)
     assert outcome.status == 1
     account = json.loads((tmp_path / "run/oom.json").read_text())
     assert account["fragmented"]
-    assert account["unused_gib"] == pytest.approx(limit, rel=0.05)
+    assert account["unused_gib"] == pytest.approx(share * limit, rel=0.05)
     first = account["changes"][0]
+    if phase == "forward":
+        assert not any(change["environment"] for change in account["changes"])
+        assert re.search(r"planned .* that torch may take: does not fit", outcome.stderr)
+        return
     assert first["environment"] == {"PYTORCH_CUDA_ALLOC_CONF": "expandable_segments:True"}
     assert first["command"].startswith("env PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True ")
     assert re.search(r"fragmentation +\S+ MiB were reserved and not used", outcome.stderr)
