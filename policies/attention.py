@@ -17,7 +17,7 @@ import numpy as np
 import torch
 from torch import nn
 from torch.nn.attention.varlen import varlen_attn
-from transformers import AttentionInterface
+from transformers import MODEL_FOR_CAUSAL_LM_MAPPING, AttentionInterface
 from transformers.integrations.sdpa_attention import sdpa_attention_forward
 
 from configs.run import RunConfig
@@ -50,16 +50,31 @@ UNSUPPORTED = ("softcap", "s_aux", "position_bias", "cache")  # arguments that a
 def keep_documents_apart(config: RunConfig, model_config: Any) -> RunConfig:
     """The settings, with padding instead of packing if packing is known to leak with this model, and a note of it.
 
+    A model with a state is packed if that was asked for: kernels of some keep its documents apart, and
+    `check_packing_isolates` will see.
+
     Raises:
-        ConfigError: if packing was asked for.
+        ConfigError: if packing was asked for, and leaks whatever the kernels.
     """
     train, model_type = config.train_config, model_config.get_text_config().model_type
-    if train.batching_strategy != "packing" or model_type not in LEAKS_WHEN_PACKED:
+    leaks = model_type in LEAKS_WHEN_PACKED
+    if train.batching_strategy != "packing" or not (leaks or _is_stateful(model_config)):
         return config
     if config.was_given("train_config.batching_strategy"):
-        raise ConfigError(LEAKS)
+        if leaks:
+            raise ConfigError(LEAKS)
+        return config
     note = f"--batching_strategy is padding: in a packed row of {model_type} models, documents would see each other"
     return replace(config, train_config=replace(train, batching_strategy="padding"), notes=(*config.notes, note))
+
+
+def _is_stateful(model_config: Any) -> bool:
+    """Whether layers of this model hand a state from token to token, as Mamba's or Qwen3-Next's, beside attention."""
+    for config in (model_config, model_config.get_text_config()):
+        model_class = MODEL_FOR_CAUSAL_LM_MAPPING.get(type(config), None)
+        if getattr(model_class, "_is_stateful", False):  # no public name
+            return True
+    return False
 
 
 def choose_attention(

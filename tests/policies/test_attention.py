@@ -56,6 +56,19 @@ LEAKING: dict[str, Any] = {
     "mpt": transformers.MptConfig(vocab_size=VOCAB, d_model=32, n_layers=2, n_heads=4, max_seq_len=128),
     "opt": transformers.OPTConfig(**OPT, vocab_size=VOCAB, word_embed_proj_dim=32),
 }
+STATEFUL = transformers.Qwen3NextConfig(
+    **SMALL,
+    head_dim=8,
+    layer_types=["linear_attention", "full_attention"],
+    num_experts=2,
+    num_experts_per_tok=1,
+    moe_intermediate_size=16,
+    shared_expert_intermediate_size=16,
+    linear_num_key_heads=2,
+    linear_num_value_heads=4,
+    linear_key_head_dim=8,
+    linear_value_head_dim=8,
+)
 
 
 def written_out_kernel(
@@ -336,15 +349,19 @@ def test_on_a_gpu_in_bf16_packed_documents_are_as_near_to_fp32_as_documents_alon
     assert not torch.equal(logits[0][:33], logits[1][:33])
 
 
-@pytest.mark.parametrize("name", LEAKS_WHEN_PACKED)
+@pytest.mark.parametrize("name", [*LEAKS_WHEN_PACKED, "qwen3_next"])
 def test_models_that_are_known_to_leak_do_leak_and_are_not_packed(name: str) -> None:
     torch.manual_seed(0)
-    model = AutoModelForCausalLM.from_config(LEAKING[name])
+    model = AutoModelForCausalLM.from_config(LEAKING.get(name, STATEFUL))
     by_default = keep_documents_apart(parse_flags(["--model_name", "m"]), model.config)
     assert by_default.train_config.batching_strategy == "padding"
     assert by_default.notes[-1].startswith("--batching_strategy is padding: ")
-    with pytest.raises(ConfigError, match="give --batching_strategy padding"):
-        keep_documents_apart(parse_flags(["--model_name", "m", "--batching_strategy", "packing"]), model.config)
+    asked = parse_flags(["--model_name", "m", "--batching_strategy", "packing"])
+    if name in LEAKS_WHEN_PACKED:
+        with pytest.raises(ConfigError, match="give --batching_strategy padding"):
+            keep_documents_apart(asked, model.config)
+    else:
+        assert keep_documents_apart(asked, model.config).train_config.batching_strategy == "packing"
     with torch.no_grad():
         for parameter in model.parameters():
             parameter.mul_(5 if parameter.dim() > 1 else 1)  # attention far from uniform
