@@ -46,6 +46,7 @@ class Work(NamedTuple):
     start: float
     end: float
     kind: str
+    name: str
 
 
 class TraceTimes(NamedTuple):
@@ -55,6 +56,7 @@ class TraceTimes(NamedTuple):
     step_ms: float
     by_kind_ms: dict[str, float]  # by ROWS, NOT_HIDDEN and IDLE
     other_names_ms: dict[str, float]  # the longest of what KINDS does not know
+    idle_before_ms: dict[str, float]  # the longest of IDLE, by the name of what ended it
 
     @property
     def rows(self) -> dict[str, float]:
@@ -87,15 +89,30 @@ def step_times(events: Sequence[Mapping[str, Any]]) -> TraceTimes:
     end = max(event["ts"] + event["dur"] for event in marks)
     on_device = any(event.get("cat") == "kernel" for event in events)
     works, others = (device_work if on_device else host_work)(events)
-    cut = [Work(max(w.start, begin), min(w.end, end), w.kind) for w in works if w.end > begin and w.start < end]
+    inside = (work for work in works if work.end > begin and work.start < end)
+    cut = [work._replace(start=max(work.start, begin), end=min(work.end, end)) for work in inside]
     per_step = 1e3 * len(marks)
     by_kind = {row: sum(w.end - w.start for w in cut if w.kind == row) / per_step for row in ROWS}
     transfers = merged((w.start, w.end) for w in cut if w.kind == COMMUNICATION)
     computing = merged((w.start, w.end) for w in cut if w.kind != COMMUNICATION)
     by_kind[NOT_HIDDEN] = (length(merged([*transfers, *computing])) - length(computing)) / per_step
     by_kind[IDLE] = (end - begin - length(merged([*transfers, *computing]))) / per_step
-    longest = sorted(others.items(), key=lambda item: -item[1])[:5]
-    return TraceTimes(len(marks), (end - begin) / per_step, by_kind, {name: time / per_step for name, time in longest})
+    longest, waits = ({name: time / per_step for name, time in _longest(of)} for of in (others, idle_before(cut)))
+    return TraceTimes(len(marks), (end - begin) / per_step, by_kind, longest, waits)
+
+
+def idle_before(works: Iterable[Work]) -> dict[str, float]:
+    """The time in which nothing ran, by the name of what ran next: what the host was late with."""
+    idle, now = defaultdict[str, float](float), None
+    for work in sorted(works):
+        if now is not None and work.start > now:
+            idle[work.name] += work.start - now
+        now = work.end if now is None else max(now, work.end)
+    return idle
+
+
+def _longest(times: Mapping[str, float]) -> list[tuple[str, float]]:
+    return sorted(times.items(), key=lambda item: -item[1])[:5]
 
 
 def merged(spans: Iterable[tuple[float, float]]) -> list[tuple[float, float]]:
@@ -130,7 +147,7 @@ def device_work(events: Sequence[Mapping[str, Any]]) -> tuple[list[Work], dict[s
         start, end = event["ts"], event["ts"] + event["dur"]
         in_step = any(first <= start and end <= last for first, last in marks[event["pid"], event["tid"]])
         kind = OPTIMIZER if in_step else kind_of(event["name"]) or OTHER
-        works.append(Work(start, end, kind))
+        works.append(Work(start, end, kind, event["name"]))
         if kind == OTHER:
             others[event["name"]] += end - start
     return works, others
@@ -151,7 +168,7 @@ def host_work(events: Sequence[Mapping[str, Any]]) -> tuple[list[Work], dict[str
     works, others = [], defaultdict[str, float](float)
     for of_thread in threads.values():
         for start, end, kind, name in _innermost(of_thread):
-            works.append(Work(start, end, kind))
+            works.append(Work(start, end, kind, name))
             if kind == OTHER:
                 others[name] += end - start
     return works, others

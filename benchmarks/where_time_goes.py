@@ -69,6 +69,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     for rank, times in by_rank.items():
         for name, milliseconds in times.other_names_ms.items():
             print(f"other on {rank}: {milliseconds:.2f} ms in {name[:100]}")
+        for name, milliseconds in times.idle_before_ms.items():
+            print(f"idle on {rank}: {milliseconds:.2f} ms before {name[:100]}")
     return 0
 
 

@@ -52,9 +52,7 @@ class Change:
     flags: tuple[str, ...] = ()
     environment: Mapping[str, str] = field(default_factory=dict)
     keeps_result: bool = True  # whether the run may go on with it from a checkpoint
-    saves_gib: float | None = (
-        None  # in the phase where memory ran out; None: not predicted. Of variables: beside tensors
-    )
+    saves_gib: float | None = None  # in the phase where memory ran out, or of what was reserved; None: not predicted
     peak_gib: float | None = None  # of the whole run
     fits: bool | None = None
     is_tight: bool = False  # it fits, but a plan may be wrong by more than what stays free

@@ -138,13 +138,10 @@ class MemoryLedger:
     def allocator(self) -> tuple[int, int, float, int]:
         """The bytes allocated now, at most, and reserved; and how often the allocator freed its cache and retried."""
         if self.device.type == "cuda":
-            stats = torch.cuda.memory_stats(self.device)
-            return (
-                torch.cuda.memory_allocated(self.device),
-                torch.cuda.max_memory_allocated(self.device),
-                torch.cuda.memory_reserved(self.device),
-                stats.get("num_alloc_retries", 0),
-            )
+            # The other functions of torch.cuda read the same, and sort it first: a device waits for each of them.
+            stats = torch.cuda.memory_stats_as_nested_dict(self.device)
+            allocated, reserved = stats["allocated_bytes"]["all"], stats["reserved_bytes"]["all"]
+            return allocated["current"], allocated["peak"], reserved["current"], stats["num_alloc_retries"]
         resident = psutil.Process().memory_info().rss
         return resident, max(peak_resident(), resident), math.nan, 0
 

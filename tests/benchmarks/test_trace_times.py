@@ -74,6 +74,7 @@ def test_transfers_beside_computing_are_hidden_and_the_rest_of_the_step_is_idle(
     expected = {"matrix products": 2.0, OPTIMIZER: 0.5, "other": 0.2, COMMUNICATION: 1.5, NOT_HIDDEN: 1.0, IDLE: 1.3}
     assert found == pytest.approx(expected)
     assert times.other_names_ms == pytest.approx({"void kDequantizeBlockwise<float>": 0.2})
+    assert times.idle_before_ms == pytest.approx({"triton_poi_fused_0": 0.5}), "nothing ran after the last wait"
 
 
 def test_on_a_cpu_each_moment_counts_for_the_innermost_operator_that_is_known() -> None:
