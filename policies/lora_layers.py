@@ -10,12 +10,14 @@ tensor cores.
 from __future__ import annotations
 
 from types import MethodType
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 from peft.tuners.lora import Linear
 from torch import nn
 from torch.utils.flop_counter import register_flop_formula
+
+from policies.dropout_masks import Kept, draw_kept, mask_like
 
 
 def use_lean_forward(model: nn.Module) -> None:
@@ -41,64 +43,6 @@ def _forward(layer: Any, inputs: torch.Tensor, *args: Any, **kwargs: Any) -> tor
     return outputs.to(base_outputs.dtype)
 
 
-class Kept(NamedTuple):
-    """What dropout keeps of a tensor.
-
-    Attributes:
-        share: of the elements, that is dropped.
-        drawn: bool, shaped like the tensor; or the keys of `mask_of`.
-    """
-
-    share: float
-    drawn: torch.Tensor
-
-
-def draw_kept(inputs: torch.Tensor, share: float) -> Kept:
-    """What dropout keeps of the inputs this time.
-
-    It is drawn by torch's own operators, so that recomputation for backward draws the same. Compiled code draws keys
-    alone: it computes the mask where it is used, in forward and again in backward, within kernels that read or write
-    the tensor anyway. A mask by torch's generator costs such a kernel several times its own time, or is kept for
-    backward, a byte for each element. Uncompiled, `mask_of` would be a dozen kernels.
-    """
-    if not torch.compiler.is_compiling():
-        return Kept(share, torch.empty_like(inputs, dtype=torch.bool).bernoulli_(1 - share))
-    columns = inputs.shape[-1]
-    # Fractions, of 24 bits each: the compiler would draw integers again for every element that a key is used for.
-    fractions = torch.rand(2, inputs.numel() // columns + columns, device=inputs.device)
-    high, low = (fractions * 2**24).int()
-    return Kept(share, high << 8 ^ low)
-
-
-def mask_of(keys: torch.Tensor, shape: torch.Size, share: float) -> torch.Tensor:
-    """A mask of dropout, in which each element follows from a key of its row and a key of its column.
-
-    Args:
-        keys: int32, random: one for each row, which are all dimensions but the last, then one for each column.
-        share: of the elements, that is dropped, to 2^-32.
-
-    Returns:
-        bool, of that shape.
-    """
-    columns = shape[-1]
-    bits = _mixed(keys[:-columns, None] + keys[-columns:])
-    return (bits >= round(share * 2**32) - 2**31).view(shape)
-
-
-def _mixed(values: torch.Tensor) -> torch.Tensor:
-    """int32 for int32, one to one, each bit of the result depending on every bit: "lowbias32" of Chris Wellons'
-    hash-prospector. Products wrap around.
-    """
-    for shift, factor in ((16, 0x7FEB352D), (15, 0x846CA68B - 2**32)):
-        values = (values ^ _shifted(values, shift)) * factor
-    return values ^ _shifted(values, 16)
-
-
-def _shifted(values: torch.Tensor, by: int) -> torch.Tensor:
-    # To the right, with zeros from the left: `>>` repeats the sign.
-    return (values >> by) & ((1 << (32 - by)) - 1)
-
-
 def project_down(inputs: torch.Tensor, weight: torch.Tensor, kept: Kept | None, scale: float) -> torch.Tensor:
     """The input after dropout times A, in the dtype of A. The inputs are cast to it, but kept as they are.
 
@@ -114,7 +58,7 @@ def project_down(inputs: torch.Tensor, weight: torch.Tensor, kept: Kept | None, 
     factor = _narrow_factor(weight.detach().T, inputs.dtype)
     share, drawn = kept or (0.0, None)
     # Another operator than backward's, or compiled code would compute this once, and keep it for backward.
-    dropped = inputs.detach() if drawn is None else torch.where(_mask(drawn, inputs, share), inputs.detach(), 0.0)
+    dropped = inputs.detach() if drawn is None else torch.where(mask_like(inputs, drawn, share), inputs.detach(), 0.0)
     return _sum_of_parts(product_down(inputs, weight, drawn, share, dropped, factor), weight.shape[0]) * scale
 
 
@@ -165,7 +109,7 @@ def _keep_down(ctx: Any, inputs: tuple[Any, ...], output: torch.Tensor) -> None:
 def _backward_down(ctx: Any, grad: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
     inputs, weight, drawn = ctx.saved_tensors
     grad = grad.flatten(0, -2)[:, : weight.shape[0]]  # parts are summed, so the gradients of all are that of the sum
-    kept = None if drawn is None else _mask(drawn, inputs, ctx.share)
+    kept = None if drawn is None else mask_like(inputs, drawn, ctx.share)
     grad_inputs = grad_weight = None
     if ctx.needs_input_grad[0]:
         left, right = _wide_factors(grad, weight, inputs.dtype)
@@ -207,10 +151,6 @@ def _backward_up(ctx: Any, grad: torch.Tensor) -> tuple[torch.Tensor | None, ...
 
 
 product_up.register_autograd(_backward_up, setup_context=_keep_up)
-
-
-def _mask(drawn: torch.Tensor, inputs: torch.Tensor, share: float) -> torch.Tensor:
-    return drawn if drawn.dtype == torch.bool else mask_of(drawn, inputs.shape, share)
 
 
 def _dropped(values: torch.Tensor, kept: torch.Tensor | None) -> torch.Tensor:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import re
 from collections.abc import Callable
 from functools import partial
@@ -21,7 +20,8 @@ from torch.utils.flop_counter import FlopCounterMode
 from transformers.pytorch_utils import Conv1D
 
 from policies import lora_layers
-from policies.lora_layers import Kept, _bf16, _parts, mask_of, project_down, project_up, use_lean_forward
+from policies.dropout_masks import Kept, mask_of
+from policies.lora_layers import _bf16, _parts, project_down, project_up, use_lean_forward
 from tests.helpers.processes import ROOT
 
 BF16, FP32 = torch.bfloat16, torch.float32
@@ -96,33 +96,6 @@ def test_dropout_takes_its_share_and_scales_the_rest() -> None:
     assert (dropped.mean(0) - whole.mean(0)).abs().max() < 0.1
     layer.eval()
     torch.testing.assert_close(layer(inputs) - base, whole, rtol=1e-4, atol=1e-4)
-
-
-@pytest.mark.parametrize("share", [0.05, 0.3])
-def test_masks_of_keys_are_as_random_as_drawn_ones(share: float) -> None:
-    """Their share, and that no element follows from another: beside it, of another row or column, or of other keys."""
-    generator = torch.Generator().manual_seed(0)
-    shape = torch.Size((4, 256, 512))
-    first, second = (
-        mask_of(torch.randint(-(2**31), 2**31, (4 * 256 + 512,), generator=generator, dtype=torch.int32), shape, share)
-        for _ in range(2)
-    )
-    spread = math.sqrt(share * (1 - share))
-
-    def standardized(mask: torch.Tensor) -> torch.Tensor:
-        return (mask.double() - (1 - share)) / spread
-
-    values = standardized(first).flatten(0, 1)
-    bound = 5 / math.sqrt(values.numel())  # five standard deviations of a mean of independent elements
-    others = [values.roll(by, dims) for by in (1, 7, 64, 256) for dims in (0, 1)]
-    for other in (torch.ones_like(values), standardized(second).flatten(0, 1), *others):
-        assert abs((values * other).mean().item()) < bound
-    for dim in (0, 1):  # no row, and no column, has more or less than its share
-        sums = values.mean(dim) * math.sqrt(values.shape[dim])
-        assert sums.abs().max() < 6
-        assert sums.var().item() == pytest.approx(1, abs=0.3)
-    rectangles = values[:-1, :-1] * values[1:, :-1] * values[:-1, 1:] * values[1:, 1:]
-    assert abs(rectangles.mean().item()) < 2 * bound  # an element is not what its row's and its column's others imply
 
 
 def compiled_layer(layer: nn.Module) -> tuple[Callable[..., Any], list[torch.Tensor]]:

@@ -1,0 +1,70 @@
+"""Masks of dropout: drawn by torch, or in compiled code computed from a few random keys wherever they are used."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import torch
+
+
+class Kept(NamedTuple):
+    """What dropout keeps of a tensor.
+
+    Attributes:
+        share: of the elements, that is dropped.
+        drawn: bool, shaped like the tensor; or the keys of `mask_of`.
+    """
+
+    share: float
+    drawn: torch.Tensor
+
+
+def draw_kept(inputs: torch.Tensor, share: float) -> Kept:
+    """What dropout keeps of the inputs this time.
+
+    It is drawn by torch's own operators, so that recomputation for backward draws the same. Compiled code draws keys
+    alone: it computes the mask where it is used, in forward and again in backward, within kernels that read or write
+    the tensor anyway. A mask by torch's generator costs such a kernel several times its own time, or is kept for
+    backward, a byte for each element. Uncompiled, `mask_of` would be a dozen kernels.
+    """
+    if not torch.compiler.is_compiling():
+        return Kept(share, torch.empty_like(inputs, dtype=torch.bool).bernoulli_(1 - share))
+    columns = inputs.shape[-1]
+    # Fractions, of 24 bits each: the compiler would draw integers again for every element that a key is used for.
+    fractions = torch.rand(2, inputs.numel() // columns + columns, device=inputs.device)
+    high, low = (fractions * 2**24).int()
+    return Kept(share, high << 8 ^ low)
+
+
+def mask_of(keys: torch.Tensor, shape: torch.Size, share: float) -> torch.Tensor:
+    """A mask of dropout, in which each element follows from a key of its row and a key of its column.
+
+    Args:
+        keys: int32, random: one for each row, which are all dimensions but the last, then one for each column.
+        share: of the elements, that is dropped, to 2^-32.
+
+    Returns:
+        bool, of that shape.
+    """
+    columns = shape[-1]
+    bits = _mixed(keys[:-columns, None] + keys[-columns:])
+    return (bits >= round(share * 2**32) - 2**31).view(shape)
+
+
+def mask_like(values: torch.Tensor, drawn: torch.Tensor, share: float) -> torch.Tensor:
+    """The mask that was drawn, or that its keys make, for these values."""
+    return drawn if drawn.dtype == torch.bool else mask_of(drawn, values.shape, share)
+
+
+def _mixed(values: torch.Tensor) -> torch.Tensor:
+    """int32 for int32, one to one, each bit of the result depending on every bit: "lowbias32" of Chris Wellons'
+    hash-prospector. Products wrap around.
+    """
+    for shift, factor in ((16, 0x7FEB352D), (15, 0x846CA68B - 2**32)):
+        values = (values ^ _shifted(values, shift)) * factor
+    return values ^ _shifted(values, 16)
+
+
+def _shifted(values: torch.Tensor, by: int) -> torch.Tensor:
+    # To the right, with zeros from the left: `>>` repeats the sign.
+    return (values >> by) & ((1 << (32 - by)) - 1)
