@@ -76,8 +76,7 @@ def use_of_run(planned: PlannedModel, card: Card, rows: RowLengths) -> RunUse:
         step_use(planned, card, rows.eval_rows, rows.widest_evaluated, rows, trains=False) if evaluates else None
     )
     fullest = step_use(planned, card, *rows.fullest, rows)
-    is_alike = rows.fullest == (rows.rows, rows.typical)
-    typical = fullest if is_alike else step_use(planned, card, rows.rows, rows.typical, rows)
+    typical = fullest if rows.is_alike else step_use(planned, card, rows.rows, rows.typical, rows)
     generates = evaluates and planned.config.train_config.eval_generate
     return RunUse(fullest, typical, evaluation, generation_use(planned, card, rows) if generates else None)
 

@@ -38,6 +38,11 @@ class RowLengths:
         return BatchShape(self.rows if self.fullest_rows is None else self.fullest_rows, self.longest)
 
     @property
+    def is_alike(self) -> bool:
+        """Whether the fullest micro-batch is a usual one."""
+        return self.fullest == (self.rows, self.typical)
+
+    @property
     def widest_evaluated(self) -> tuple[int, ...]:
         """The widths of an evaluation's widest micro-batch."""
         return self.longest if self.eval_longest is None else self.eval_longest

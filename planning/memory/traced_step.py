@@ -73,12 +73,11 @@ def trace_memory(
         moments = _trace(planned, card, rows, train_step)
     except Exception as error:  # a model's own code may do anything, such as asking for a value
         raise NotTracedError(f"{planned.empty.architecture} cannot be traced ({in_one_line(error)})") from error
-    is_alike = rows.fullest == (rows.rows, rows.typical)
     return replace(
         plan,
         phases={**plan.phases, **{phase: moments[phase] for phase in ("forward", "backward", "optimizer_step")}},
         # The trace has the fullest micro-batch; that moment is planned for usual ones.
-        after_forward_gib=moments["after_forward"].total if is_alike else plan.after_forward_gib,
+        after_forward_gib=moments["after_forward"].total if rows.is_alike else plan.after_forward_gib,
         made_by="trace",
     )
 
