@@ -1,6 +1,6 @@
 """What works together: short trainings over every pair of settings, on one and on two devices, as one table.
 
-    python -m benchmarks.gpu_matrix --results matrix.jsonl --minutes 9          on a machine with two GPUs
+    python -m benchmarks.gpu_matrix --results matrix.jsonl --minutes 9          on one GPU, shared by two ranks, or more
     python -m benchmarks.gpu_matrix --results matrix.jsonl --device cpu
 
 Each row trains six steps on the shipped dialogues (benchmarks/matrix_rows.py). Its losses are compared with those of
@@ -103,7 +103,9 @@ class Matrix:
             make_tiny_model(model, **self.device.model)
         if self._workers is None or self._workers.world_size != row.num_ranks:
             self._stop()
-            self._workers = RunWorkers(row.num_ranks, self.folder, self.device.variables)
+            variables, num_gpus = self.device.variables, torch.cuda.device_count()
+            num_gpus = 0 if "CUDA_VISIBLE_DEVICES" in variables else num_gpus
+            self._workers = RunWorkers(row.num_ranks, self.folder, variables, num_gpus)
         flags, started = row.flags(model, output, self.device.length), time.monotonic()
         sessions = [flags]
         if row["resumed"] == "yes":
@@ -212,9 +214,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     device = DEVICES[options.device]
     wanted = options.rows or [""]
     rows = [row for row in matrix(compiles_slowly=device.compiles_slowly) if any(part in row.name for part in wanted)]
-    num_gpus, needed = torch.cuda.device_count(), max((row.num_ranks for row in rows), default=0)
-    if options.device == "cuda" and num_gpus < needed:
-        parser.error(f"these rows need {needed} GPUs, and there are {num_gpus}; give --device cpu")
+    if options.device == "cuda" and not torch.cuda.is_available():
+        parser.error("there is no GPU; give --device cpu")
     with tempfile.TemporaryDirectory() as folder:
         state = Matrix(device, options.results, Path(folder))
         state.complete(rows, deadline)

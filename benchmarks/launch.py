@@ -23,6 +23,21 @@ BETWEEN_PARTS = {
 }
 
 
+def num_parts_of(nproc: int, num_gpus: int) -> int:
+    """As how many machines so many processes run.
+
+    With more processes than GPUs, several processes share each GPU. NCCL refuses that on one machine, so they run as if
+    on several machines that all see the same GPUs, with the variables of `of_part`. Losses and memory are those of as
+    many GPUs; speed is not, because data between "machines" goes through sockets.
+    """
+    return -(-nproc // num_gpus) if num_gpus else 1
+
+
+def of_part(part: int) -> dict[str, str]:
+    """The variables of the processes of one of several such machines."""
+    return BETWEEN_PARTS | {"NCCL_HOSTID": f"part-{part}"}
+
+
 def launch(
     flags: Sequence[str],
     nproc: int,
@@ -30,12 +45,9 @@ def launch(
     *,
     by_torchrun: bool = False,
     before_script: Sequence[str] = (),
+    limit_seconds: float | None = None,
 ) -> str:
-    """Run finetuning.py to its end.
-
-    With more processes than GPUs, several processes share each GPU. NCCL refuses that on one machine, so they run as if
-    on several machines (torchrun `--nnodes`) that all see the same GPUs. Losses and memory are those of as many GPUs;
-    speed is not, because data between "machines" goes through sockets.
+    """Run finetuning.py to its end, with more processes than GPUs as `num_parts_of` says.
 
     Args:
         environment: additional variables.
@@ -47,9 +59,10 @@ def launch(
 
     Raises:
         ValueError: if the processes cannot be divided evenly, or torchrun is given `before_script`.
+        subprocess.TimeoutExpired: if it took longer than `limit_seconds`; it has ended then.
     """
     num_gpus = torch.cuda.device_count()
-    num_parts = -(-nproc // num_gpus) if num_gpus else 1
+    num_parts = num_parts_of(nproc, num_gpus)
     in_one_process = nproc == 1 and not by_torchrun
     if nproc % num_parts or (before_script and not in_one_process):
         raise ValueError(f"{nproc} processes cannot be started so on {num_gpus} GPUs")
@@ -67,9 +80,11 @@ def launch(
     def run(part: int) -> str:
         variables = dict(os.environ) | dict(environment or {})
         if num_parts > 1:
-            variables |= BETWEEN_PARTS | {"NCCL_HOSTID": f"part-{part}"}
+            variables |= of_part(part)
         command = [*commands[part], *flags]
-        done = subprocess.run(command, env=variables, capture_output=True, text=True, check=False)
+        done = subprocess.run(
+            command, env=variables, capture_output=True, text=True, check=False, timeout=limit_seconds
+        )
         return f"exit {done.returncode}\n{done.stdout[-2000:]}\n{done.stderr[-3000:]}" if done.returncode else ""
 
     with ThreadPoolExecutor(len(commands)) as executor:

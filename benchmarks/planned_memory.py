@@ -15,7 +15,6 @@ from __future__ import annotations
 
 import argparse
 import json
-import os
 import shlex
 import subprocess
 import sys
@@ -25,7 +24,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from benchmarks.launch import ROOT, SCRIPT
+from benchmarks.launch import ROOT, launch
 from benchmarks.measurements import read_events
 from benchmarks.shapes import SHAPES, make_shape
 
@@ -87,17 +86,12 @@ Run = Callable[[Sequence[str], int, float], str]
 
 
 def run_command(flags: Sequence[str], nproc: int, seconds: float) -> str:
-    """Run the command line, by torchrun if there are several ranks or --enable_fsdp.
+    """Run the command line; with fewer GPUs than ranks, several share each (`benchmarks.launch.num_parts_of`).
 
     Raises:
         subprocess.TimeoutExpired: if the time was too short; the run has ended then.
     """
-    launcher = [sys.executable]
-    if nproc > 1 or "--enable_fsdp" in flags:
-        launcher += ["-m", "torch.distributed.run", "--standalone", "--nproc_per_node", str(nproc)]
-    command = [*launcher, SCRIPT, *flags]
-    done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=seconds, env=os.environ)
-    return f"exit {done.returncode}\n{done.stderr[-2000:]}" if done.returncode else ""
+    return launch(flags, nproc, by_torchrun="--enable_fsdp" in flags, limit_seconds=seconds)
 
 
 def flags_of(case: PlannedCase, model: Path, output: Path, options: argparse.Namespace) -> list[str]:

@@ -14,7 +14,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from benchmarks.launch import ROOT, free_port
+from benchmarks.launch import ROOT, free_port, num_parts_of, of_part
 
 TORCHRUN_SECONDS = 30  # from its SIGTERM to its SIGKILL
 
@@ -30,13 +30,24 @@ class RankEnd(NamedTuple):
 class RunWorkers:
     """`world_size` processes on this machine, started when first needed and again after a run that did not finish."""
 
-    def __init__(self, world_size: int, folder: Path, variables: Mapping[str, str] | None = None) -> None:
+    def __init__(
+        self, world_size: int, folder: Path, variables: Mapping[str, str] | None = None, num_gpus: int = 0
+    ) -> None:
         """
         Args:
             folder: for what they print.
             variables: of their environment, beside this process's.
+            num_gpus: that they see. If these are fewer than ranks, ranks share them (`benchmarks.launch.num_parts_of`).
+
+        Raises:
+            ValueError: if they cannot be shared evenly.
         """
         self.world_size, self.folder, self.variables = world_size, folder, dict(variables or {})
+        self.num_parts = num_parts_of(world_size, num_gpus)
+        # On torch 2.11, FSDP2 in a process whose earlier NCCL groups have ended is ended by SIGSEGV.
+        self.runs_once = num_gpus > 0 and world_size > 1
+        if world_size % self.num_parts:
+            raise ValueError(f"{world_size} ranks cannot share {num_gpus} GPUs evenly")
         self._processes: list[subprocess.Popen[bytes]] = []
 
     def run(self, flags: Sequence[str], limit_seconds: float) -> list[RankEnd]:
@@ -48,14 +59,14 @@ class RunWorkers:
         port = str(free_port())
         for rank, (process, output) in enumerate(zip(self._processes, outputs, strict=True)):
             output.unlink(missing_ok=True)
-            variables = _as_torchrun(rank, self.world_size, port) if self.world_size > 1 else {}
+            variables = _as_torchrun(rank, self.world_size, self.num_parts, port) if self.world_size > 1 else {}
             request = {"flags": list(flags), "variables": variables, "output": str(output)}
             assert process.stdin is not None
             process.stdin.write(json.dumps(request).encode() + b"\n")
             process.stdin.flush()
         replies = self._replies(deadline)
         statuses = [0 if reply else _status(process) for process, reply in zip(self._processes, replies, strict=True)]
-        if any(statuses):
+        if any(statuses) or self.runs_once:
             self.close()
         texts = [output.read_text(errors="replace") if output.exists() else "" for output in outputs]
         return [
@@ -108,10 +119,11 @@ class RunWorkers:
         )
 
 
-def _as_torchrun(rank: int, world_size: int, port: str) -> dict[str, str]:
-    """The variables by which torchrun tells a process which rank it is."""
-    of_rank = {"RANK": str(rank), "LOCAL_RANK": str(rank)}
-    sizes = {"WORLD_SIZE": str(world_size), "LOCAL_WORLD_SIZE": str(world_size)}
+def _as_torchrun(rank: int, world_size: int, num_parts: int, port: str) -> dict[str, str]:
+    """The variables by which torchrun tells a process which rank it is, on one of so many machines."""
+    part, local_rank = divmod(rank, world_size // num_parts)
+    of_rank = {"RANK": str(rank), "LOCAL_RANK": str(local_rank)} | (of_part(part) if num_parts > 1 else {})
+    sizes = {"WORLD_SIZE": str(world_size), "LOCAL_WORLD_SIZE": str(world_size // num_parts)}
     return of_rank | sizes | {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port}
 
 
