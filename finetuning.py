@@ -5,8 +5,8 @@
     python finetuning.py --help
 
 The run, top to bottom: carry_out() reads the flags; prepare(), in preparation/, builds everything that trains; train()
-is the loop; step() is one step of the run, and train_step() what it computes; settle() evaluates, if that is due;
-conclude() writes the end.
+is the loop; step() is one step of the run, and train_step() what it computes; finish() reads what the step came to,
+while the device computes the next one; settle() evaluates, if that is due; conclude() writes the end.
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ import math
 import sys
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from functools import partial
 from typing import Any, NamedTuple
 
@@ -56,7 +57,9 @@ from policies.sharding import Accumulation, gradient_sync, reshard
 from preparation.load_only import load_only
 from preparation.prepare import Job, prepare
 from reporting.run_lock import BEAT_SECONDS, RunLock
+from reporting.run_reporter import StepRecord
 from supervision.non_finite import NonFiniteError, describe_non_finite
+from supervision.step_numbers import StepNumbers
 from supervision.stopping import StopRequests
 from supervision.watchdog import Watchdog
 from tasks.task import MicroBatch, count_globally
@@ -138,13 +141,19 @@ def train(job: Job, stopping: StopRequests) -> str:
     if not settle_earlier(job, stopping):
         return stop_early(job)
     while state.step < job.num_steps:
+        unread = None
         for micro_batches, ends_epoch in rest_of_epoch(job):
-            done = step(job, micro_batches, ends_epoch=ends_epoch)
-            report(job, done, ends_epoch=ends_epoch)
+            queued = step(job, micro_batches, unread, ends_epoch=ends_epoch)
             asked = stopping.agree(saver.due_by_time())
+            by_time = asked.flags[0]
+            if not (asked.stop or by_time or must_finish(job, queued)):
+                unread = queued  # the device need not wait for the host: the next step reads it
+                continue
+            finish(job, queued)
+            unread = None
             if asked.stop or not settle(job, stopping):
                 return stop_early(job)
-            save_if_due(job, by_time=asked.flags[0], ends_epoch=ends_epoch)
+            save_if_due(job, by_time=by_time, ends_epoch=ends_epoch)
     save_results(job)
     return "finished"
 
@@ -177,48 +186,64 @@ def rest_of_epoch(job: Job) -> Iterator[tuple[list[MicroBatch], bool]]:
             yield next(batches), index == num_steps - 1
 
 
-class StepResult(NamedTuple):
-    """What one optimizer step was."""
+class QueuedStep(NamedTuple):
+    """An optimizer step that the device may still compute."""
 
+    step: int
+    ends_epoch: bool
+    micro_rows: Sequence[Sequence[int]]  # of the training data, in each of this rank's micro-batches
     counts: BatchCounts
-    loss: float
-    grad_norm: float
-    lr: float  # the learning rate that it used
+    lr: float  # the learning rate that it uses
+    record: StepRecord
+    numbers: StepNumbers
 
 
-def step(job: Job, micro_batches: list[MicroBatch], *, ends_epoch: bool) -> StepResult:
-    """One optimizer step of the run, recorded by the reporter.
+def step(job: Job, micro_batches: list[MicroBatch], unread: QueuedStep | None, *, ends_epoch: bool) -> QueuedStep:
+    """One optimizer step of the run. It is queued when this returns.
+
+    Args:
+        unread: the step before, if that is not finished yet: it is before this one's update.
 
     Raises:
-        TrainingError: if the update would not be finite; it names the samples.
+        TrainingError: if the update of either would not be finite; it names the samples.
     """
     train_config, trainable, state, reporter = job.config.train_config, job.trainable, job.state, job.reporter
     state.step += 1
     counts = count_globally(micro_batches)
     lr = float(trainable.scheduler.get_last_lr()[0])
-    try:
-        with reporter.recording(state.step, counts, last_of_epoch=ends_epoch):
-            loss, grad_norm = train_step(
-                trainable.model,
-                micro_batches,
-                trainable.optimizer,
-                trainable.scaler,
-                summed_loss=job.task.summed_loss,
-                max_norm=train_config.gradient_clipping_threshold if train_config.gradient_clipping else None,
-                device=job.env.device,
-                num_label_tokens=counts.num_label_tokens,
-                world_size=job.env.world_size,
-                accumulation=trainable.accumulation,
-                on_phase=reporter.on_phase,
-            )
-    except NonFiniteError as error:
-        every_row = [row for batch in micro_batches for row in batch.source_rows]
-        is_fp16 = trainable.scaler.active
-        weights, names = weights_not_finite(trainable.model), tuple(job.config.sources)
-        message = describe_non_finite(state.step, error, every_row, names, weights, is_fp16=is_fp16)
-        raise TrainingError(message) from None
+    micro_rows = [batch.source_rows for batch in micro_batches]
+    with (
+        samples_named(job, state.step, micro_rows),
+        reporter.recording(state.step, counts, last_of_epoch=ends_epoch) as record,
+    ):
+        numbers = train_step(
+            trainable.model,
+            micro_batches,
+            trainable.optimizer,
+            trainable.scaler,
+            summed_loss=job.task.summed_loss,
+            max_norm=train_config.gradient_clipping_threshold if train_config.gradient_clipping else None,
+            device=job.env.device,
+            num_label_tokens=counts.num_label_tokens,
+            world_size=job.env.world_size,
+            accumulation=trainable.accumulation,
+            on_phase=reporter.on_phase,
+            before_update=partial(finish, job, unread) if unread else lambda: None,
+        )
     trainable.scheduler.step()
-    return StepResult(counts, loss.item(), grad_norm.item(), lr)
+    return QueuedStep(state.step, ends_epoch, micro_rows, counts, lr, record, numbers)
+
+
+@contextmanager
+def samples_named(job: Job, step: int, micro_rows: Sequence[Sequence[int]]) -> Iterator[None]:
+    """A context in which a step's numbers are read: if they are not finite, TrainingError names its samples."""
+    try:
+        yield
+    except NonFiniteError as error:
+        every_row = [row for rows in micro_rows for row in rows]
+        weights, names = weights_not_finite(job.trainable.model), tuple(job.config.sources)
+        is_fp16 = job.trainable.scaler.active
+        raise TrainingError(describe_non_finite(step, error, every_row, names, weights, is_fp16=is_fp16)) from None
 
 
 def train_step(
@@ -234,8 +259,12 @@ def train_step(
     world_size: int,
     accumulation: Accumulation,
     on_phase: Callable[[str], None] = lambda phase: None,
-) -> tuple[torch.Tensor, torch.Tensor]:
+    before_update: Callable[[], None] = lambda: None,
+) -> StepNumbers:
     """One optimizer step over this rank's micro-batches of the global batch.
+
+    The host waits for the device if the optimizer needs that, or fp16's loss scale. Otherwise the step is queued when
+    this returns, and the device leaves the update out if loss or gradient norm are not finite.
 
     Args:
         summed_loss: that of the task.
@@ -243,14 +272,15 @@ def train_step(
         device: where to compute; parameters may live elsewhere.
         num_label_tokens: label tokens of the global batch, all ranks and micro-batches together.
         on_phase: called at each of `reporting.memory_phases.PHASES`.
+        before_update: called when all gradients are queued, before the update is.
 
     Returns:
-        Loss (mean over the label tokens of the global batch) and gradient norm before clipping: fp32 scalars in host
-        memory, the same on every rank. If the norm is not finite, fp16 overflowed and no update was made: weights and
-        optimizer states are as they were, and the next step has a smaller loss scale.
+        Loss and gradient norm, to be read. If reading raises NonFiniteError, weights and optimizer states are as they
+        were. If the norm that it returns is not finite, fp16 overflowed: so they are then, and the next step has a
+        smaller loss scale.
 
     Raises:
-        NonFiniteError: on every rank, with weights and optimizer states as they were.
+        NonFiniteError: on every rank, if the host had to wait.
     """
     parameters = [parameter for group in optimizer.param_groups for parameter in group["params"]]
     losses = []
@@ -270,28 +300,43 @@ def train_step(
     torch.distributed.all_reduce(loss)
     grad_norm = clip_grad_norm(parameters, max_norm, scale=scaler.scale, optimizer=optimizer)
     numbers = torch.stack([loss, grad_norm])
+    rows = [batch.source_rows for batch in micro_batches]
+    result = StepNumbers(numbers, losses, rows, may_overflow=scaler.can_fall)
+    before_update()
     is_queued = queue_step(optimizer, numbers)
-    loss, grad_norm = numbers.cpu().unbind()  # the one place where the host waits for the device
-    overflowed = not math.isfinite(grad_norm)
-    if not math.isfinite(loss) or (overflowed and not scaler.can_fall):
-        bad = [not math.isfinite(micro_loss) for micro_loss in losses]
-        rows = [row for batch, is_bad in zip(micro_batches, bad, strict=True) if is_bad for row in batch.source_rows]
-        raise NonFiniteError(rows)
-    if not (is_queued or overflowed):
-        optimizer.step()
-    scaler.update(overflowed=overflowed)
+    if scaler.active or not is_queued:
+        overflowed = not math.isfinite(result.read()[1])
+        if not (is_queued or overflowed):
+            optimizer.step()
+        scaler.update(overflowed=overflowed)
     on_phase("after_optimizer_step")
     optimizer.zero_grad(set_to_none=True)
-    return loss, grad_norm
+    return result
 
 
-def report(job: Job, done: StepResult, *, ends_epoch: bool) -> None:
-    """Report the step that has just ended, and note in the state what it was and what is due after it."""
-    state = job.state
-    seconds = job.reporter.step_ended(state.step, state.epoch, done.counts, done.loss, done.grad_norm, lr=done.lr)
-    state.count_step(seconds, done.loss, done.counts.num_label_tokens, done.counts.num_tokens)
-    state.epoch_end_due = ends_epoch
-    state.eval_due = ends_epoch or is_due(state.step, job.config.train_config.eval_every_steps)
+def must_finish(job: Job, queued: QueuedStep) -> bool:
+    """Whether something is due after this step, or is to be measured when the device has ended it."""
+    eval_is_due = is_due(queued.step, job.config.train_config.eval_every_steps)
+    ends_run = queued.step == job.num_steps
+    save_is_due = job.saver.due(queued.step, ends_epoch=queued.ends_epoch, ends_run=ends_run)
+    return queued.ends_epoch or eval_is_due or save_is_due or queued.record.is_observed or job.trainable.scaler.active
+
+
+def finish(job: Job, queued: QueuedStep) -> None:
+    """Read what a step came to and report it, and note in the state what it was and what is due after it.
+
+    Raises:
+        TrainingError: if its update would not have been finite; it names the samples.
+    """
+    state, counts = job.state, queued.counts
+    with samples_named(job, queued.step, queued.micro_rows):
+        loss, grad_norm = queued.numbers.read()
+    seconds = job.reporter.step_ended(
+        queued.step, state.epoch, counts, loss, grad_norm, lr=queued.lr, record=queued.record
+    )
+    state.count_step(seconds, loss, counts.num_label_tokens, counts.num_tokens)
+    state.epoch_end_due = queued.ends_epoch
+    state.eval_due = queued.ends_epoch or is_due(queued.step, job.config.train_config.eval_every_steps)
     job.saver.after_step()
 
 

@@ -43,15 +43,15 @@ class CommunicationRecorder:
             watch_units(model, self.timeline)
 
     @contextmanager
-    def __call__(self) -> Iterator[None]:
-        """A context for one step."""
+    def __call__(self) -> Iterator[bool]:
+        """A context for one step: whether it is observed."""
         self.num_steps += 1
         timeline, model = self.timeline, self.model
         timeline.active = dist.get_world_size() > 1 and observes_communication(self.num_steps)
         timeline.begin()
         if timeline.active and isinstance(model, DistributedDataParallel):
             time_backward(model)
-        yield
+        yield timeline.active
 
     def take(self) -> dict[str, float]:
         """The figures of the step that has just ended, for a `communication` event; none if it was not observed.

@@ -7,10 +7,10 @@ Rank 0 writes. Every rank makes the same calls, since some gather figures from a
     with reporter.epoch_bar(state.epoch, first_step=..., num_steps=...):
         micro_batches = next(batches)  # starts the step's clock, and measures how long the data took
         counts = count_globally(micro_batches)
-        with reporter.recording(state.step, counts, last_of_epoch=...):
-            loss, grad_norm = train_step(..., on_phase=reporter.on_phase)
-        scheduler.step()
-        seconds = reporter.step_ended(state.step, state.epoch, counts, loss, grad_norm, lr=lr)
+        with reporter.recording(state.step, counts, last_of_epoch=...) as record:
+            numbers = train_step(..., on_phase=reporter.on_phase)
+        ...  # perhaps the next step is begun before this one has ended
+        seconds = reporter.step_ended(state.step, state.epoch, counts, loss, grad_norm, lr=lr, record=record)
     reporter.evaluated(state.step, epoch, loss, num_label_tokens, rouge, samples)
     reporter.epoch_ended(state.epoch, seconds, train_loss, eval_loss)
     reporter.run_ended("finished")
@@ -27,7 +27,7 @@ import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext, suppress
 from pathlib import Path
-from typing import Any, Protocol, TypeVar
+from typing import Any, NamedTuple, Protocol, TypeVar
 
 from configs.tracking import TrackingConfig
 from data.counts import BatchCounts
@@ -62,6 +62,15 @@ class LossScale(Protocol):
     def active(self) -> bool: ...
     @property
     def scale(self) -> float: ...
+
+
+class StepRecord(NamedTuple):
+    """What was noted of a step when it began."""
+
+    began: float  # when its data were asked for, by time.perf_counter
+    data_wait: float  # seconds until they were there
+    loss_scale: float
+    is_observed: bool  # memory or communication is measured: report it before the next step begins
 
 
 class RunReporter:
@@ -101,8 +110,8 @@ class RunReporter:
         self._bar = progress_bar("epoch", is_hidden=True)
         self._memory_table = MemoryTable()
         self._time_left = TimeLeft(num_steps)
-        self._run_began = self._step_began = time.perf_counter()
-        self._data_wait = self._loss_scale = 0.0
+        self._run_began = self._step_began = self._step_ended = time.perf_counter()
+        self._data_wait = 0.0
         self._end_is_written = threading.Lock()
         self.weights = SavedWeights(env, folder)
 
@@ -146,29 +155,40 @@ class RunReporter:
             yield
 
     @contextmanager
-    def recording(self, step: int, counts: BatchCounts, *, last_of_epoch: bool) -> Iterator[None]:
+    def recording(self, step: int, counts: BatchCounts, *, last_of_epoch: bool) -> Iterator[StepRecord]:
         """What is asked for of this step is recorded while it trains: memory, waits, a trace, its operations."""
         self.ledger.observe(is_observed_step(step, last_of_epoch=last_of_epoch))
-        self._loss_scale = self.scaler.scale
         compiling = phase("compiling, in the first step") if self._compiles else nullcontext()
         if self._compiles:
             self._bar.set_postfix_str("compiling")
-        with compiling, self.communication(), self.recorder(step, counts):
-            yield
+        with compiling, self.communication() as measures_communication, self.recorder(step, counts):
+            is_observed = self.ledger.active or measures_communication
+            yield StepRecord(self._step_began, self._data_wait, self.scaler.scale, is_observed)
         self._compiles = False
 
     def step_ended(
-        self, step: int, epoch: int, counts: BatchCounts, loss: float, grad_norm: float, *, lr: float
+        self,
+        step: int,
+        epoch: int,
+        counts: BatchCounts,
+        loss: float,
+        grad_norm: float,
+        *,
+        lr: float,
+        record: StepRecord,
     ) -> float:
         """Write the step's events, and its log line if one is due. Every rank must call this.
 
         Args:
             lr: the learning rate that the step used.
+            record: of `recording`. If it is observed, the next step has not begun.
 
         Returns:
-            How many seconds the step took, the wait for its data included.
+            How many seconds the step took, the wait for its data included. If it began before the one before it had
+            ended, they are counted from that end.
         """
-        seconds = time.perf_counter() - self._step_began
+        ended, began = time.perf_counter(), max(record.began, self._step_ended)
+        seconds, self._step_ended = ended - began, ended
         event = {
             "step": step,
             "epoch": epoch,
@@ -180,15 +200,16 @@ class RunReporter:
             "num_tokens": counts.num_tokens,
             "step_seconds": seconds,
             **self._rates(counts, seconds),
-            "data_wait_seconds": self._data_wait,
-            **({"loss_scale": self._loss_scale} if self.scaler.active else {}),
+            "data_wait_seconds": record.data_wait,
+            **({"loss_scale": record.loss_scale} if self.scaler.active else {}),
         }
         self.metrics.write("train", **event)
-        if figures := self.communication.take():
-            self.metrics.write("communication", step=step, **figures)
-        self._write_memory(step)
+        if record.is_observed:
+            if figures := self.communication.take():
+                self.metrics.write("communication", step=step, **figures)
+            self._write_memory(step)
         if not math.isfinite(grad_norm):
-            scales = f"loss scale {self._loss_scale:g} -> {self.scaler.scale:g}"
+            scales = f"loss scale {record.loss_scale:g} -> {self.scaler.scale:g}"
             self.say(f"step {step}: fp16 gradients overflowed: no update, {scales}")
         seconds_left = self._time_left.seconds(step, seconds)
         if step == 1 or step % self.tracking.log_every_steps == 0 or step == self.num_steps:

@@ -123,9 +123,9 @@ def train_and_watch(argv: Sequence[str]) -> int:
     for epoch in (0, 1):
         for micro_batches in job.loaders.train.epoch(epoch, 0):
             before, scale = held(), trainable.scaler.scale
-            done = finetuning.step(job, micro_batches, ends_epoch=False)
+            queued = finetuning.step(job, micro_batches, None, ends_epoch=False)
             after = held()
-            finetuning.report(job, done, ends_epoch=False)
+            finetuning.finish(job, queued)
             unchanged = len(before) == len(after) and all(map(torch.equal, before, after))
             has_token = any(bool((batch.input_ids == SILENT).any()) for batch in micro_batches)
             steps.append({"has_token": has_token, "unchanged": unchanged, "scales": (scale, trainable.scaler.scale)})

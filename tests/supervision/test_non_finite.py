@@ -49,14 +49,16 @@ def model_with_a_poisoned_token(bench: Bench, token: int) -> Path:
 
 @pytest.mark.parametrize("world_size", [1, 2])
 def test_only_the_row_at_fault_is_named(bench: Bench, world_size: int) -> None:
-    rows = "[{'input_ids': [5, 599 if i == 7 else 6, 8], 'labels': [5, 6, 8]} for i in range(12)]"
+    """It is in a step that is read while the next one is computed: neither the first nor the last, nor a due one."""
+    rows = "[{'input_ids': [5, 599 if i == 7 else 6, 8], 'labels': [5, 6, 8]} for i in range(24)]"
     given = ["--model_name", str(model_with_a_poisoned_token(bench, 599)), *bench.dataset_function(f"return {rows}")]
     given += ["--batch_size_training", "1", "--gradient_accumulation_steps", str(4 // world_size)]
-    given += ["--batching_strategy", "padding", "--run_validation", "False", "--seed", "1"]
+    given += ["--batching_strategy", "padding", "--run_validation", "False", "--seed", "8"]
     outcomes = bench.group.run(bench.flags(*given), world_size)
     assert [outcome.status for outcome in outcomes] == [1] * world_size, outcomes[0].stderr
-    order = epoch_order(12, seed=1, epoch=0, global_batch_size=4, lengths=np.full(12, 3))
+    order = epoch_order(24, seed=8, epoch=0, global_batch_size=4, lengths=np.full(24, 3))
     step = order.tolist().index(7) // 4 + 1
+    assert 2 < step < 6
     (line,) = error_lines(outcomes[0].stderr)
     assert f"step {step}:" in line
     assert ": 8." in line  # counted from 1

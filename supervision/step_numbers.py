@@ -1,0 +1,50 @@
+"""Loss and gradient norm of an optimizer step: the device computes them, and the host reads them when it needs them."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+import torch
+
+from supervision.non_finite import NonFiniteError
+
+
+class StepNumbers:
+    """The loss and the gradient norm of a step, on their way to the host. Reading them waits for the device."""
+
+    def __init__(
+        self,
+        numbers: torch.Tensor,
+        losses: Sequence[torch.Tensor],
+        rows: Sequence[Sequence[int]],
+        *,
+        may_overflow: bool,
+    ) -> None:
+        """
+        Args:
+            numbers: [2], the loss and the gradient norm, the same on every rank.
+            losses: of this rank's micro-batches.
+            rows: of the training data, in each of them.
+            may_overflow: whether the norm may be infinite, as fp16's with a loss scale that can still fall.
+        """
+        self._losses, self._rows, self._may_overflow = losses, rows, may_overflow
+        self._on_host = numbers.to("cpu", non_blocking=True)  # in pinned memory, so the host goes on
+        self._arrived: torch.Event | None = None
+        if numbers.device.type != "cpu":
+            self._arrived = torch.Event(numbers.device)
+            self._arrived.record()
+
+    def read(self) -> tuple[float, float]:
+        """The loss (mean over the label tokens of the global batch) and the gradient norm before clipping.
+
+        Raises:
+            NonFiniteError: on every rank, if one of them is not finite and may not be so.
+        """
+        if self._arrived is not None:
+            self._arrived.synchronize()
+        loss, grad_norm = self._on_host.tolist()
+        if not math.isfinite(loss) or not (math.isfinite(grad_norm) or self._may_overflow):
+            bad = [not math.isfinite(micro_loss) for micro_loss in self._losses]
+            raise NonFiniteError([row for rows, is_bad in zip(self._rows, bad, strict=True) if is_bad for row in rows])
+        return loss, grad_norm
