@@ -4,7 +4,7 @@
     python -m benchmarks.gpu_matrix --results matrix.jsonl --device cpu
 
 Each row trains six steps on the shipped dialogues (benchmarks/matrix_rows.py). Its losses are compared with those of
-the plain run of the same data, in fp32 on one device. A row is right if it finishes near enough, or is refused in one
+the plain run of the same data on one device. A row is right if it finishes near enough, or is refused in one
 line; a recompilation is a frame that was compiled after the first step. A call begins no row after --minutes; the next
 one goes on. It prints the table of all rows there are. The exit status is 1 while a row is missing or wrong.
 """

@@ -60,6 +60,8 @@ def test_a_row_that_finishes_has_its_figures() -> None:
 def test_a_row_is_right_if_its_losses_are_near_those_of_the_plain_run_of_the_same_data() -> None:
     row = row_of({"layout": "FULL_SHARD", "trained": "nf4", "rows": "padded", "clipping": "yes", "evaluation": "yes"})
     assert row.reference == row_of({"trained": "LoRA", "rows": "padded", "clipping": "yes", "evaluation": "yes"})
+    in_bf16 = row_of({"layout": "NO_SHARD", "precision": "bf16-true", "optimizer": "8-bit"})
+    assert in_bf16.reference == row_of({"precision": "bf16-true", "evaluation": "yes"})
     plain = {"ended": "finished", "losses": [4.0, 2.0], "eval_loss": 2.0}
 
     def judged(result: dict[str, Any]) -> tuple[str, float]:
