@@ -56,7 +56,7 @@ AXES: dict[str, dict[str, str]] = {
         "offload": "--optimizer_cpu_offload",
     },
     "checkpointing": {mode: f"--activation_checkpointing {mode}" for mode in ("off", "full", "selective")},
-    "compiled": {"no": "", "yes": "--compile"},
+    "compiled": {"no": "--compile False", "yes": "--compile"},
     "accumulation": {"1": "1", "2": "2"},
     "clipping": {"no": "", "yes": "--gradient_clipping --gradient_clipping_threshold 0.3"},
     "evaluation": {"no": "--run_validation False", "yes": "--max_eval_step 4"},

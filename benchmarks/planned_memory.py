@@ -99,6 +99,7 @@ def flags_of(case: PlannedCase, model: Path, output: Path, options: argparse.Nam
     flags += ["--samsum_dataset.data_path", str(SAMPLES), "--context_length", str(options.length)]
     flags += ["--batch_size_training", str(options.batch), "--max_train_step", str(NUM_STEPS), "--save_model", "False"]
     flags += ["--save_every_steps", "0", "--save_every_minutes", "0", "--run_validation", "False"]
+    flags += ["--compile", "False"]
     return [*flags, *case.flags.split()]
 
 

@@ -103,7 +103,7 @@ def llama_recipes(shape: str, hardware: Hardware, seconds_per_epoch: float, fold
     model = _LLAMA_2_7B if shape == "llama7b" else SHAPES[shape]
     flags = "--enable_fsdp --use_fp16 --optimizer SGD --momentum 0.9 --batch_size_training 1 --num_epochs 1"
     flags += " --gradient_accumulation_steps 4 --batching_strategy padding --accumulate_unsharded False"
-    planned = plan_model(folder, model, hardware, [*flags.split(), "--run_validation", "False"])
+    planned = plan_model(folder, model, hardware, [*flags.split(), "--run_validation", "False", "--compile", "False"])
     traffic = find_traffic(planned)
     mean, longest = samsum_lengths(hardware.world_size)
     plan = plan_time(
@@ -123,7 +123,7 @@ def bart(
 ) -> Documented:
     """bart-large-cnn on SAMSum; if there is a bill, with ROUGE by beam search at the end of an epoch: section E."""
     flags = f"--mixed_precision False --batch_size_training 1 --gradient_accumulation_steps {accumulation}"
-    flags += " --num_epochs 1"
+    flags += " --num_epochs 1 --compile False"
     if bill is not None:
         flags += " --eval_generate --num_beams 2 --max_new_tokens 128 --eval_every_steps 500"
     planned = plan_model(folder, None, hardware, flags.split())

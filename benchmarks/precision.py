@@ -54,6 +54,7 @@ KEEP_NOTHING = [
     "--show_sample",
     "False",
 ]
+UNCOMPILED = ["--compile", "False"]
 LAST = 5
 
 
@@ -64,7 +65,7 @@ class Combination:
     layout: str
 
     def flags(self) -> list[str]:
-        flags = [*PRECISIONS[self.precision], *METHODS[self.method], *LAYOUTS[self.layout]]
+        flags = [*PRECISIONS[self.precision], *METHODS[self.method], *LAYOUTS[self.layout], *UNCOMPILED]
         return flags if self.layout == "FSDP2" else [*flags, "--activation_checkpointing", "off"]
 
 
@@ -74,7 +75,7 @@ def train_base(folder: Path, shape: str, steps: int) -> Path:
     flags = ["--model_name", str(folder / "shape"), "--random_weights", "--output_dir", str(folder / "base"), *DATA]
     flags += ["--batch_size_training", "8", "--max_train_step", str(steps), "--lr", "2e-4", "--warmup_steps", "10"]
     flags += [*KEEP_NOTHING, "--mixed_precision", "True", "--scheduler", "cosine", "--gradient_clipping"]
-    flags += ["--run_validation", "False", "--activation_checkpointing", "off"]
+    flags += ["--run_validation", "False", "--activation_checkpointing", "off", *UNCOMPILED]
     failure = launch(flags, 1)
     if failure:
         sys.exit(f"training the base failed\n{failure}")

@@ -118,10 +118,10 @@ def main() -> None:
         print(f"checkpoint: {make_random_weights(model, options.shape):.1f} GB", flush=True)
         measures: dict[str, Callable[[int], dict[str, Any]]] = {}
         for checkpointing in CHECKPOINTING:
-            for index, (name, more) in enumerate((("ours", []), ("ours, compiled", ["--compile"]))):
+            for index, (name, compiles) in enumerate((("ours", "False"), ("ours, compiled", "True"))):
                 output = Path(temporary) / f"run-{checkpointing}-{index}"
                 measures[f"{name} | {checkpointing}"] = partial(
-                    ours, model, options, checkpointing=checkpointing, more=more, output=output
+                    ours, model, options, checkpointing=checkpointing, more=["--compile", compiles], output=output
                 )
             if options.peer:
                 measures[f"TRL + Liger | {checkpointing}"] = partial(peer, model, options, checkpointing=checkpointing)

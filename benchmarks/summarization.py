@@ -48,12 +48,13 @@ class Row:
     flags: tuple[str, ...] = ()
 
 
+UNCOMPILED = ("--compile", "False")
 ROWS = [
     Row("Trainer", 1, 16),
-    Row("ours", 1, 16),
-    Row("ours-4", 4, 4),
+    Row("ours", 1, 16, UNCOMPILED),
+    Row("ours-4", 4, 4, UNCOMPILED),
     Row("Trainer-4", 4, 4),
-    Row("ours-FULL_SHARD", 1, 16, ("--enable_fsdp",)),
+    Row("ours-FULL_SHARD", 1, 16, ("--enable_fsdp", *UNCOMPILED)),
     Row("ours-compiled", 1, 16, ("--compile",)),
     Row("Trainer-compiled", 1, 16, ("--compile",)),
 ]

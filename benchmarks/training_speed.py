@@ -55,7 +55,7 @@ class Workload:
         return self.micro_batch * self.accumulation * self.nproc
 
 
-COMPILED, FSDP = ["--pure_bf16", "--compile"], ["--enable_fsdp", "--compile"]
+UNCOMPILED, COMPILED, FSDP = ["--compile", "False"], ["--pure_bf16", "--compile"], ["--enable_fsdp", "--compile"]
 STRATEGIES = {
     "full_shard": [],
     "shard_grad_op": ["--sharding_strategy", "SHARD_GRAD_OP"],
@@ -64,19 +64,19 @@ STRATEGIES = {
 }
 CHECKPOINTING = {"": ["--activation_checkpointing", "off"], "-ac": ["--activation_checkpointing", "full"]}
 ROWS = {
-    "tiny-full": Workload("tiny", 2, 128),
-    "tiny-lora": Workload("tiny", 2, 128, LORA),
+    "tiny-full": Workload("tiny", 2, 128, UNCOMPILED),
+    "tiny-lora": Workload("tiny", 2, 128, [*LORA, *UNCOMPILED]),
     "tiny-4": Workload("tiny", 2, 128, FSDP, nproc=4),
-    "tinyllama-full": Workload("tinyllama", 8, 2048, ["--pure_bf16"]),
+    "tinyllama-full": Workload("tinyllama", 8, 2048, ["--pure_bf16", *UNCOMPILED]),
     "tinyllama-full-compiled": Workload("tinyllama", 8, 2048, COMPILED),
-    "tinyllama-mixed": Workload("tinyllama", 8, 2048),
-    "tinyllama-lora": Workload("tinyllama", 8, 2048, LORA),
+    "tinyllama-mixed": Workload("tinyllama", 8, 2048, UNCOMPILED),
+    "tinyllama-lora": Workload("tinyllama", 8, 2048, [*LORA, *UNCOMPILED]),
     "tinyllama-lora-compiled": Workload("tinyllama", 8, 2048, [*LORA, "--compile"]),
     "llama70b-4": Workload("llama70b-60layers", 1, 4096, [*FSDP, "--pure_bf16", "--low_cpu_fsdp"], nproc=4),
     "llama70b-8": Workload("llama70b", 1, 4096, [*FSDP, "--pure_bf16", "--low_cpu_fsdp"], nproc=8),
 }
 # Sequences as long as SAMSum's, packed; and with the dense attention mask that other tools use.
-ROWS["tiny-packed"] = Workload("tiny", 2, 128, dataset_function="get_documents")
+ROWS["tiny-packed"] = Workload("tiny", 2, 128, UNCOMPILED, dataset_function="get_documents")
 ROWS["tinyllama-packed"] = Workload("tinyllama", 8, 2048, COMPILED, dataset_function="get_documents")
 ROWS["tinyllama-packed-dense"] = replace(ROWS["tinyllama-packed"], flags=[*COMPILED, "--use_fast_kernels", "False"])
 for ac, flags in CHECKPOINTING.items():
@@ -97,14 +97,14 @@ ROWS["llama8b-qlora-double"] = Workload("llama8b", 2, 4096, [*QLORA, "--compile"
 for nproc in (2, 4):
     ROWS[f"llama8b-qlora-double-{nproc}"] = Workload("llama8b", 2, 4096, SHARDED_QLORA, nproc=nproc)
     ROWS[f"llama70b-qlora-{nproc}"] = Workload("llama70b", 1, 4096, SHARDED_QLORA, nproc=nproc)
-ROWS["llama70b-qlora"] = Workload("llama70b", 1, 4096, [*QLORA, "--use_double_quant"])
+ROWS["llama70b-qlora"] = Workload("llama70b", 1, 4096, [*QLORA, "--use_double_quant", *UNCOMPILED])
 # The 13B shape on a GPU of 80 GB (74.5 GiB), which has no room for AdamW's states.
 for name, flags in {
     "adamw": [],
     "sgd": ["--optimizer", "SGD", "--momentum", "0"],
     "adamw-offload": ["--optimizer_cpu_offload"],
 }.items():
-    ROWS[f"llama13b-{name}"] = Workload("llama13b", 1, 512, ["--pure_bf16", *flags], gpu_memory_gib=74.5)
+    ROWS[f"llama13b-{name}"] = Workload("llama13b", 1, 512, ["--pure_bf16", *UNCOMPILED, *flags], gpu_memory_gib=74.5)
 # The same global batch on one GPU, for comparison with the losses over four GPUs.
 ROWS["llama8b-full-batch8"] = Workload("llama8b", 2, 4096, COMPILED, accumulation=4)
 ROWS["llama8b-lora-batch8"] = Workload("llama8b", 2, 4096, [*LORA, "--compile"], accumulation=4)

@@ -40,6 +40,12 @@ class Checkpoint:
     def global_batch_size(self) -> int:
         return int(self.values["global_batch_size"])
 
+    @property
+    def was_compiled(self) -> bool | None:
+        """Whether its last session compiled layers; None if an earlier version wrote it, which could not."""
+        compiled: bool | None = self.values["settings"]["train_config"].get("compile")
+        return compiled
+
     def stream_state(self) -> bytes | None:
         """Where the run was in its stream; None if it had none, or was of an earlier version."""
         return (self.folder / STREAM).read_bytes() if STREAM in listed_files(self.folder) else None

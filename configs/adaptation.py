@@ -34,7 +34,6 @@ def adapt(config: RunConfig) -> RunConfig:
     config = _agree_on_hybrid_sharding(config)
     config = _make_streams_one_epoch(config)
     config = _pad_for_float8(config)
-    config = _compile_optimizer_too(config)
     return _note_settings_without_effect(config)
 
 
@@ -161,14 +160,6 @@ def _note_settings_without_effect(config: RunConfig) -> RunConfig:
 
 def _noted(config: RunConfig, note: str) -> RunConfig:
     return replace(config, notes=(*config.notes, note))
-
-
-def _compile_optimizer_too(config: RunConfig) -> RunConfig:
-    fsdp = config.fsdp_config
-    if fsdp.compile_optimizer is not None:
-        return config
-    compiles = config.train_config.compile is True and why_optimizer_not_compiled(config) is None
-    return replace(config, fsdp_config=replace(fsdp, compile_optimizer=compiles))
 
 
 def why_optimizer_not_compiled(config: RunConfig) -> str | None:

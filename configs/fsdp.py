@@ -71,8 +71,7 @@ class FsdpConfig:
     compile_optimizer: bool | None = setting(
         None,
         "update tensors of 4 million weights or more by a compiled kernel, which clips without writing gradients; "
-        "unset: with --compile True, if AdamW steps on the device",
-        unset=False,
+        "unset: if layers are compiled and AdamW steps on the device",
     )
     momentum_dtype: Literal["bf16", "fp32"] = setting("bf16", "dtype of the averaged gradients (anyprecision)")
     variance_dtype: Literal["bf16", "fp32"] = setting("bf16", "dtype of the averaged squared gradients (anyprecision)")

@@ -38,9 +38,10 @@ class TrainConfig:
         unset=False,
     )
     compile: bool | None = setting(
-        False,
-        "compile each decoder layer with torch.compile; auto: on one GPU, if the model's family is known to compile, "
-        "and the run goes on uncompiled if something does not compile",
+        None,
+        "compile each decoder layer with torch.compile; auto: on GPUs, if the model's family is known to compile and "
+        "every rank's machine can",
+        unset="auto",
     )
     activation_checkpointing: Literal["off", "full", "selective", "auto"] | None = setting(
         None,

@@ -51,7 +51,8 @@ def read_inputs(config: RunConfig, env: Environment, checkpoint: Checkpoint | No
     """
     resumed_size = checkpoint.global_batch_size if checkpoint else None
     began_with = Beginning.of(checkpoint.values) if checkpoint else None
-    resolved = resolve(config, env, resumed_size=resumed_size, began_with=began_with)
+    was_compiled = checkpoint.was_compiled if checkpoint else None
+    resolved = resolve(config, env, resumed_size=resumed_size, began_with=began_with, was_compiled=was_compiled)
     check_targets(resolved)
     config, task = resolved.config, resolved.task
     processor = task.load_processor(config.train_config)

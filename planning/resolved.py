@@ -20,7 +20,7 @@ from policies.adapter_targets import default_targets
 from policies.adapters import find_saved_adapter, num_virtual_tokens
 from policies.apply_policies import Policies
 from policies.attention import keep_documents_apart
-from policies.compile_choice import decide_compilation
+from policies.compile_choice import decide_compilation, uncompiled
 from policies.float8 import resolve_float8
 from policies.loading import load_model_config
 from policies.mixed_precision import resolve_precision
@@ -49,6 +49,7 @@ class Resolved:
     policies: Policies
     lengths: tuple[int, ...]  # tokens of the longest row, and of the longest target if targets are apart
     notes: tuple[str, ...]  # lines to print: which defaults were adapted
+    chose_to_compile: bool = False  # --compile auto came to True, if every rank's machine can
 
     @property
     def context_length(self) -> int:
@@ -75,13 +76,19 @@ class Resolved:
 
 
 def resolve(
-    config: RunConfig, env: Environment, *, resumed_size: int | None = None, began_with: Beginning | None = None
+    config: RunConfig,
+    env: Environment,
+    *,
+    resumed_size: int | None = None,
+    began_with: Beginning | None = None,
+    was_compiled: bool | None = None,
 ) -> Resolved:
     """Decide every setting that depends on the model's config.json or on the machine. Reads no weights and no data.
 
     Args:
         resumed_size: rows of the global batch of the checkpoint that the run goes on from: it stays as it is.
         began_with: what the run began with, if it goes on from a checkpoint.
+        was_compiled: whether that checkpoint was trained compiled.
 
     Raises:
         ConfigError: if a setting cannot hold for this model or on these ranks.
@@ -105,8 +112,8 @@ def resolve(
     config = keep_documents_apart(settings_of_task(config, task), model_config)
     config = with_default_targets(config, model_config)
     is_open = config.train_config.compile is None
-    config = decide_compilation(config, model_config, env.device_facts, env.world_size)
-    falls_back = is_open and bool(config.train_config.compile)
+    config = decide_compilation(config, model_config, env.device_facts, was_compiled=was_compiled)
+    chose_to_compile = is_open and bool(config.train_config.compile)
     lengths, length_notes = resolve_lengths(config.train_config, config.prefix_config, model_config, task.LENGTHS)
     check_model_sizes(config, model_config, lengths[0], env)
     float8 = resolve_float8(
@@ -124,15 +131,33 @@ def resolve(
         batches=batches,
         began_with=began_with,
         lr=lr,
-        policies=Policies(precision, quantization, layout, float8, compile_falls_back=falls_back),
+        # Of several ranks one that went on uncompiled alone would enter other collectives than the others.
+        policies=Policies(
+            precision, quantization, layout, float8, compile_falls_back=chose_to_compile and env.world_size == 1
+        ),
         lengths=lengths,
         notes=(*precision_notes, *batch_notes, *lr_notes, *length_notes),
+        chose_to_compile=chose_to_compile,
     )
 
 
 def with_choice(resolved: Resolved, checkpointing: Checkpointing | None) -> Resolved:
     """The settings with what --activation_checkpointing auto came to; None: the flags decide."""
     return replace(resolved, policies=resolved.policies._replace(checkpointing=checkpointing))
+
+
+def without_compiling(resolved: Resolved, why: str) -> Resolved:
+    """The settings with what --compile auto comes to on ranks of which one cannot compile.
+
+    Args:
+        why: it cannot, as a clause.
+    """
+    return replace(
+        resolved,
+        config=uncompiled(resolved.config, why),
+        policies=resolved.policies._replace(compile_falls_back=False),
+        chose_to_compile=False,
+    )
 
 
 def resolve_lr(train: TrainConfig, began_with: Beginning) -> tuple[float, list[str]]:

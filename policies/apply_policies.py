@@ -38,7 +38,7 @@ class Policies(NamedTuple):
     layout: Layout
     float8: Float8 | None = None
     checkpointing: Checkpointing | None = None  # what --activation_checkpointing auto came to; None: the flags decide
-    compile_falls_back: bool = False  # --compile auto: what does not compile runs uncompiled
+    compile_falls_back: bool = False  # --compile auto, one rank: what does not compile runs uncompiled
 
 
 class Adapted(NamedTuple):

@@ -62,7 +62,7 @@ class EagerFallback:
                 if not is_of_compiler(error):
                     raise
                 self._failed = True
-                self._say(f"--compile auto: the run goes on uncompiled: torch.compile failed ({_reason(error)})")
+                self._say(f"--compile auto: the run goes on uncompiled: torch.compile failed ({reason_of(error)})")
             return written(*args, **kwargs)
 
         return call
@@ -121,9 +121,9 @@ def is_of_compiler(error: RuntimeError) -> bool:
     return dynamo is not None and isinstance(error, dynamo.TorchDynamoException) and what_ran_out(error) is None
 
 
-def _reason(error: RuntimeError) -> str:
+def reason_of(error: Exception) -> str:
     """An error of the compiler in one line, without torch's advice on how to see more of it."""
-    return in_one_line(str(error).partition("\nSet TORCHDYNAMO_VERBOSE=")[0])
+    return in_one_line(str(error).partition("\nSet TORCHDYNAMO_VERBOSE=")[0]) or type(error).__name__
 
 
 @contextmanager
@@ -143,6 +143,6 @@ def compilation_named(what: str, flag: str) -> Iterator[None]:
         if not is_of_compiler(error):
             raise
         raise CompilationError(
-            f"{flag}: torch.compile failed on {what} ({_reason(error)}); give {flag} False "
+            f"{flag}: torch.compile failed on {what} ({reason_of(error)}); give {flag} False "
             "(TORCH_LOGS=+dynamo,+inductor shows where it failed)"
         ) from error

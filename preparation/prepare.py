@@ -26,7 +26,7 @@ from policies.activation_checkpointing import Checkpointing
 from preparation.building import Trainable, build
 from preparation.outputs import open_folder, open_reporter, open_saver, record_run, show_start
 from preparation.resuming import find_checkpoint, load_state
-from preparation.start import follow_plan, meet_ranks, start_ranks
+from preparation.start import agree_to_compile, follow_plan, meet_ranks, start_ranks
 from reporting.run_folder import checkpoint_root, planned_folder
 from reporting.run_lock import RunLock
 from reporting.run_reporter import RunReporter
@@ -70,15 +70,15 @@ def prepare(config: RunConfig, env: Environment, watchdog: Watchdog, lock: RunLo
     config, meeting = meet_ranks(config, env)
     begun = look_into_folders(config, env, meeting)
     inputs = read_inputs(begun.config, env, begun.checkpoint)
-    config = inputs.resolved.config
-    train, num_steps = config.train_config, inputs.num_steps
+    config, num_steps = inputs.resolved.config, inputs.num_steps
 
     # What all ranks must find alike, and what decides how the model is built.
     start_ranks(meeting, config, env, watchdog)
     check_agreement(facts_found(config, inputs.resolved, inputs.data, num_steps, inputs.vocab_size))
     checkpoint = find_checkpoint(begun, inputs, env)
-    resolved, plan = follow_plan(inputs.resolved, env, inputs.data_facts)
+    resolved, plan = follow_plan(agree_to_compile(inputs.resolved, env), env, inputs.data_facts)
     inputs = replace(inputs, resolved=resolved)
+    config, train = resolved.config, resolved.config.train_config
 
     # Weights.
     parts = build(inputs, env)

@@ -9,13 +9,15 @@ from configs.run import RunConfig
 from planning.agreement import facts_at_start
 from planning.data_facts import DataFacts
 from planning.plan_file import PlanAtStart, plan_for_all
-from planning.resolved import Resolved, with_choice
+from planning.resolved import Resolved, with_choice, without_compiling
+from policies.compile_probe import why_ranks_cannot_compile
 from supervision.failures import end_at_once
 from supervision.watchdog import Watchdog
 from utils.distributed import start_process_group
 from utils.environment import Environment, launcher_notes, print_rank_zero
 from utils.job_store import connect
 from utils.meeting import Meeting, meet
+from utils.progress import say_if_it_lasts
 from utils.seeding import seed_everything, use_deterministic_kernels
 
 
@@ -41,6 +43,23 @@ def start_ranks(meeting: Meeting, config: RunConfig, env: Environment, watchdog:
     with meeting.listening(end_at_once):  # until the watchdogs watch
         start_process_group(env, meeting)
         watchdog.start(config.train_config.step_timeout_seconds)
+
+
+def agree_to_compile(resolved: Resolved, env: Environment) -> Resolved:
+    """The settings uncompiled if --compile auto came to True and one of the ranks' machines cannot compile.
+
+    Every rank must call this: all compile, or none.
+    """
+    if not resolved.chose_to_compile:
+        return resolved
+    tried = say_if_it_lasts("trying whether torch.compile works here")
+    obstacle = why_ranks_cannot_compile(env.device)
+    tried()
+    if obstacle is None:
+        return resolved
+    resolved = without_compiling(resolved, obstacle)
+    print_rank_zero(env, resolved.config.notes[-1])
+    return resolved
 
 
 def follow_plan(resolved: Resolved, env: Environment, data: Callable[[], DataFacts]) -> tuple[Resolved, PlanAtStart]:

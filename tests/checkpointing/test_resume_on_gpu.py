@@ -15,12 +15,13 @@ from tests.helpers.processes import run_command, train_events
 
 pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
 
+UNCOMPILED = ["--compile", "False"]
 CASES = {
-    "full": [],
+    "full": UNCOMPILED,
     "compiled": ["--compile", "--batching_strategy", "padding"],
-    "bf16": ["--pure_bf16"],
-    "fp16": ["--use_fp16"],
-    "lora": ["--use_peft", "--lora_config.lora_dropout", "0.3", "--batching_strategy", "padding"],
+    "bf16": ["--pure_bf16", *UNCOMPILED],
+    "fp16": ["--use_fp16", *UNCOMPILED],
+    "lora": ["--use_peft", "--lora_config.lora_dropout", "0.3", "--batching_strategy", "padding", *UNCOMPILED],
 }
 
 

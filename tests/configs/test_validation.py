@@ -427,22 +427,6 @@ def test_nothing_said_leaves_no_note():
     assert parse().notes == ()
 
 
-@pytest.mark.parametrize(
-    ("line", "compiled"),
-    [
-        ("--compile", True),
-        ("--compile --compile_optimizer False", False),
-        ("--compile --optimizer SGD", False),
-        ("--compile --optimizer_cpu_offload", False),
-        ("--compile auto", False),
-        ("", False),
-        ("--compile_optimizer", True),
-    ],
-)
-def test_compile_compiles_the_step_of_adamw_too(line, compiled):
-    assert parse(line).fsdp_config.compile_optimizer is compiled
-
-
 def test_momentum_of_zero_is_plain_sgd():
     config = parse("--optimizer SGD --momentum 0")
     assert config.train_config.momentum == 0.0

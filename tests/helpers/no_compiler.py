@@ -1,23 +1,58 @@
-"""A run on ranks some of which have no C++ compiler, which torch.compile needs on a CPU."""
+"""Ranks some of which have no C++ compiler, which torch.compile needs on a CPU."""
 
 from __future__ import annotations
 
+import json
 import os
 from collections.abc import Callable, Sequence
 from functools import partial
 
+import torch
+
 import finetuning
+from configs.flags import parse_flags
+from planning.hardware import parse_hardware
+from planning.planned_environment import planned_environment
+from planning.resolved import resolve
+from preparation.start import agree_to_compile
+from utils.distributed import start_process_group, stop_process_group
+from utils.environment import read_environment
 
 
 def without_compiler(argv: Sequence[str], ranks: Sequence[int]) -> Callable[[], int]:
-    """What `ProcessGroup.run` runs instead of the flags."""
+    """A run, as what `ProcessGroup.run` runs instead of the flags."""
     return partial(_train, tuple(argv), tuple(ranks))
 
 
 def _train(argv: Sequence[str], ranks: Sequence[int]) -> int:
+    _lose_compiler(ranks)
+    return finetuning.main(argv, ends_process=True)
+
+
+def agreeing_without_compiler(argv: Sequence[str], ranks: Sequence[int], hardware: str) -> Callable[[], int]:
+    """Each rank prints what --compile auto comes to for a run on this hardware, once the ranks have tried on a CPU."""
+    return partial(_agree, tuple(argv), tuple(ranks), hardware)
+
+
+def _agree(argv: Sequence[str], ranks: Sequence[int], hardware: str) -> int:
+    _lose_compiler(ranks)
+    env, config = read_environment(), parse_flags(argv)
+    if env.rank not in ranks:
+        torch.compile = partial(torch.compile, backend="aot_eager")  # inductor's kernel would take seconds
+    start_process_group(env)
+    resolved = agree_to_compile(
+        resolve(config, planned_environment(parse_hardware(hardware), config.train_config)), env
+    )
+    stop_process_group()
+    config, policies = resolved.config, resolved.policies
+    came_to = {"compile": config.train_config.compile, "compile_optimizer": config.fsdp_config.compile_optimizer}
+    print(json.dumps(came_to | {"compile_falls_back": policies.compile_falls_back}))
+    return 0
+
+
+def _lose_compiler(ranks: Sequence[int]) -> None:
     import torch._inductor.config as inductor
 
     inductor.force_disable_caches = True
     if int(os.environ["RANK"]) in ranks:
         inductor.cpp.cxx = (None, "/nowhere/c++")
-    return finetuning.main(argv, ends_process=True)

@@ -21,9 +21,9 @@ SIZES |= {"llama70b": "1 --context_length 4096", "llama70b-60layers": "1 --conte
 KEPT, RECOMPUTED = "--activation_checkpointing off", "--activation_checkpointing full"
 QLORA = "--use_peft --quantization 4bit"
 MEASURED = [
-    ("H200", "tinyllama", f"--pure_bf16 {KEPT}", 36.4),
+    ("H200", "tinyllama", f"--pure_bf16 {KEPT} --compile False", 36.4),
     ("H200", "tinyllama", f"--pure_bf16 {KEPT} --compile", 27.1),
-    ("H200", "llama8b", f"--pure_bf16 {KEPT}", 97.2),
+    ("H200", "llama8b", f"--pure_bf16 {KEPT} --compile False", 97.2),
     ("H200", "llama8b", f"--pure_bf16 {KEPT} --compile", 82.2),
     ("H200", "llama8b", f"--pure_bf16 {RECOMPUTED} --compile", 60.3),
     ("H200", "llama8b", f"--pure_bf16 {KEPT} --compile --gradient_accumulation_steps 4", 97.2),
@@ -39,12 +39,12 @@ MEASURED = [
     ("4xH200", "llama8b", f"--enable_fsdp {KEPT} --compile", 61.2),
     ("4xH200", "llama8b", f"--enable_fsdp {RECOMPUTED} --compile", 34.7),
     ("4xH200", "llama70b-60layers", f"--enable_fsdp --pure_bf16 {RECOMPUTED} --compile", 110.9),
-    ("H200", "llama8b", f"{QLORA} {KEPT}", 45.4),
+    ("H200", "llama8b", f"{QLORA} {KEPT} --compile False", 45.4),
     ("H200", "llama8b", f"{QLORA} {RECOMPUTED} --compile", 9.4),
-    ("H200", "llama8b", f"{QLORA} {RECOMPUTED}", 9.6),
+    ("H200", "llama8b", f"{QLORA} {RECOMPUTED} --compile False", 9.6),
     ("H200", "llama8b", f"{QLORA} --use_double_quant True {RECOMPUTED} --compile", 9.1),
     ("4xH200", "llama8b", f"--enable_fsdp {QLORA} --use_double_quant True {RECOMPUTED} --compile", 6.3),
-    ("H200", "llama70b", f"{QLORA} --use_double_quant True {RECOMPUTED}", 44.3),
+    ("H200", "llama70b", f"{QLORA} --use_double_quant True {RECOMPUTED} --compile False", 44.3),
     ("4xH200", "llama70b", f"--enable_fsdp {QLORA} --use_double_quant True {RECOMPUTED} --compile", 19.9),
 ]
 

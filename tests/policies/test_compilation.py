@@ -15,13 +15,8 @@ from torch import nn
 from torch._dynamo.backends.common import aot_autograd
 from torch._dynamo.exc import BackendCompilerFailed
 from torch._dynamo.utils import counters
-from transformers import AutoConfig
 
-from configs.flags import parse_flags
-from planning.hardware import parse_hardware
 from planning.memory.compiled_loss import compiled_cross_entropy
-from planning.planned_environment import planned_environment
-from planning.resolved import resolve
 from policies.compilation import (
     CompilationError,
     EagerFallback,
@@ -29,7 +24,6 @@ from policies.compilation import (
     compile_for_any_rows,
     compile_layers,
 )
-from policies.compile_choice import decide_compilation
 from policies.loss import summed_cross_entropy, use_summed_loss
 from policies.optimizers.compiled_adamw import CompiledAdamW
 from tasks.causal_lm import compute_logits, stacks, summed_loss
@@ -37,11 +31,7 @@ from tests.helpers.causal_models import make_batch, make_model
 from tests.helpers.generated import flags
 from tests.helpers.no_compiler import without_compiler
 from tests.helpers.processes import ProcessGroup
-from utils.device import DeviceFacts
 from utils.memory_errors import what_ran_out
-
-CPU = DeviceFacts("cpu", 2**36, has_bf16=False)
-GPU = DeviceFacts("cuda", 2**36, has_bf16=True)
 
 
 @pytest.mark.slow
@@ -123,34 +113,6 @@ def test_what_does_not_compile_runs_as_written_and_says_so_in_one_line(
     (line,) = said
     assert line.startswith("--compile auto: the run goes on uncompiled: torch.compile failed (backend=")
     assert line.endswith(" raised: RuntimeError: no kernel fits)")
-
-
-def test_auto_compiles_on_one_gpu_with_a_way_back(tiny_model: Path) -> None:
-    config = parse_flags(["--model_name", str(tiny_model), "--compile", "auto"])
-    resolved = resolve(config, planned_environment(parse_hardware("H200"), config.train_config))
-    assert resolved.config.train_config.compile is True
-    assert resolved.policies.compile_falls_back
-    assert resolved.config.notes == config.notes
-
-
-@pytest.mark.parametrize(
-    ("given", "family", "device", "world_size", "reason"),
-    [
-        ("", "llama", GPU, 2, "it is for one GPU; give --compile"),
-        ("", "llama", CPU, 1, "it is for GPUs"),
-        ("", "t5", GPU, 1, "t5 models have not been compared"),
-        ("--use_peft --use_dora", "llama", GPU, 1, "torch.compile cannot trace peft's DoRA"),
-        ("--flop_counter", "llama", GPU, 1, "--flop_counter cannot count inside compiled code"),
-    ],
-)
-def test_auto_says_what_stands_against_compiling(
-    given: str, family: str, device: DeviceFacts, world_size: int, reason: str
-) -> None:
-    config = parse_flags(["--model_name", "m", "--compile", "auto", *given.split()])
-    decided = decide_compilation(config, AutoConfig.for_model(family), device, world_size)
-    assert decided.train_config.compile is False
-    (note,) = set(decided.notes) - set(config.notes)
-    assert note.startswith(f"--compile auto is False: {reason}")
 
 
 def test_memory_that_runs_out_while_compiling_is_no_error_of_the_compiler() -> None:
