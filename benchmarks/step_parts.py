@@ -1,4 +1,5 @@
-"""Parts of a step alone, before and after: the head with its loss, clipping with AdamW, and what LoRA and QLoRA add.
+"""Parts of a step alone, as they are and as they were or might be: the head with its loss, the gradient norm, clipping
+with AdamW, and what LoRA and QLoRA add.
 
     python -m benchmarks.step_parts                                                    # a GPU: Llama-3.1-8B's shapes
     python -m benchmarks.step_parts --tokens 1024 --width 512 --vocab 32000 --weights 40e6 --dtype fp32   # a CPU
@@ -21,6 +22,7 @@ from torch.utils.checkpoint import checkpoint
 
 from policies.clipping import clip_grad_norm
 from policies.compilation import compile_for_any_rows
+from policies.dropout_masks import draw_kept, mask_like
 from policies.head_gradients import loss_with_gradients
 from policies.loss import summed_cross_entropy
 from policies.mixed_precision import DTYPES
@@ -91,12 +93,36 @@ def head_variants(tokens: int, width: int, vocab: int, chunk: int, dtype: torch.
     }
 
 
-def optimizer_variants(weights: int, dtype: torch.dtype) -> dict[str, Callable[[], None]]:
-    """All step on the same weights, in tensors of 4096 x 4096 or less."""
+def many_tensors(weights: int, dtype: torch.dtype) -> list[torch.Tensor]:
+    """Of 4096 x 4096 random numbers or less."""
     rows = min(4096, weights // ROW)
     shape = (rows, min(4096, weights // rows // ROW * ROW))
     count = max(1, weights // (shape[0] * shape[1]))
-    parameters = [nn.Parameter(torch.randn(shape, device=DEVICE, dtype=dtype)) for _ in range(count)]
+    return [torch.randn(shape, device=DEVICE, dtype=dtype) for _ in range(count)]
+
+
+def norm_variants(weights: int, dtype: torch.dtype) -> dict[str, Callable[[], None]]:
+    """Of the norm of all gradients, in fp32."""
+    gradients = many_tensors(weights, dtype)
+
+    def squares(gradient: torch.Tensor) -> torch.Tensor:
+        return gradient.float().square().sum()
+
+    compiled = torch.compile(squares)
+    return {
+        "the norm of gradients, as clipping does": lambda: take(
+            torch.stack(torch._foreach_norm(gradients, 2, dtype=torch.float32)).square().sum()
+        ),
+        "the norm of gradients, tensor by tensor": lambda: take(
+            torch.stack([torch.linalg.vector_norm(each, dtype=torch.float32) for each in gradients]).square().sum()
+        ),
+        "the norm of gradients, by compiled code": lambda: take(torch.stack(list(map(compiled, gradients))).sum()),
+    }
+
+
+def optimizer_variants(weights: int, dtype: torch.dtype) -> dict[str, Callable[[], None]]:
+    """All step on the same weights."""
+    parameters = [nn.Parameter(tensor) for tensor in many_tensors(weights, dtype)]
     for parameter in parameters:
         parameter.grad = torch.randn_like(parameter)
     fused = AdamW(parameters, lr=1e-4, fused=True)
@@ -120,15 +146,21 @@ def optimizer_variants(weights: int, dtype: torch.dtype) -> dict[str, Callable[[
 
 
 def mask_variants(tokens: int, width: int, dtype: torch.dtype) -> dict[str, Callable[[], None]]:
-    inputs = torch.empty(tokens, width, device=DEVICE, dtype=dtype)
+    """All are used once, on the tensor that they belong to."""
+    inputs = torch.randn(tokens, width, device=DEVICE, dtype=dtype)
 
-    def drawn() -> torch.Tensor:
-        return torch.empty_like(inputs, dtype=torch.bool).bernoulli_(0.95)
+    def by_torch() -> torch.Tensor:
+        return torch.where(torch.empty_like(inputs, dtype=torch.bool).bernoulli_(0.95), inputs, 0.0)
 
-    compiled = torch.compile(drawn)
+    def from_keys() -> torch.Tensor:
+        share, keys = draw_kept(inputs, 0.05)
+        return torch.where(mask_like(inputs, keys, share), inputs, 0.0)
+
+    drawn_in_kernel, made_in_kernel = torch.compile(by_torch), torch.compile(from_keys)
     return {
-        "a mask of dropout, by compiled code": lambda: take(compiled()),
-        "a mask of dropout, by torch's kernel": lambda: take(drawn()),
+        "dropout, its mask by torch's kernel": lambda: take(by_torch()),
+        "dropout, its mask by torch's generator in compiled code": lambda: take(drawn_in_kernel()),
+        "dropout, its mask from keys in compiled code": lambda: take(made_in_kernel()),
     }
 
 
@@ -167,6 +199,7 @@ def main(
 ) -> None:
     kind = DTYPES[dtype]
     take_turns(head_variants(tokens, width, vocab, chunk, kind), rounds)
+    take_turns(norm_variants(int(weights), kind), rounds)
     take_turns(optimizer_variants(int(weights), kind), rounds)
     take_turns(mask_variants(tokens, width, kind), rounds)
     take_turns(unpack_variants(4 * width, width, kind), rounds)
