@@ -1,31 +1,41 @@
-"""What many tests share: tiny models, tiny data, and runs on several ranks."""
+"""What many tests share: tiny models, tiny data, and runs on several ranks.
+
+Fixtures import torch, not this file: the process that only hands tests to pytest's workers reads it before they start.
+"""
 
 from __future__ import annotations
 
 from pathlib import Path
 
 import pytest
-import torch
 
 from tests.helpers.processes import ProcessGroup
 from tests.helpers.refusals import Bench, dialogues, write_lines
-from tools.make_tiny_model import make_tiny_model
-
-# Models this small gain nothing from more threads, which wait, spinning, for cores that others use.
-torch.set_num_threads(1)
 
 TINY = {"vocab_size": 600, "hidden_size": 32, "intermediate_size": 64, "num_layers": 2, "num_heads": 4}
+
+
+@pytest.fixture(scope="session", autouse=True)
+def one_thread() -> None:
+    """Models this small gain nothing from more threads, which wait, spinning, for cores that others use."""
+    import torch
+
+    torch.set_num_threads(1)
 
 
 @pytest.fixture(scope="session")
 def tiny_model(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A Llama of two small layers, untied, with a tokenizer made from the samples."""
+    from tools.make_tiny_model import make_tiny_model
+
     return make_tiny_model(tmp_path_factory.mktemp("models") / "tiny", tie_word_embeddings=False, **TINY)
 
 
 @pytest.fixture(scope="session")
 def tied_model(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The same, its head sharing the embedding's weight."""
+    from tools.make_tiny_model import make_tiny_model
+
     return make_tiny_model(tmp_path_factory.mktemp("models") / "tied", tie_word_embeddings=True, **TINY)
 
 

@@ -216,7 +216,7 @@ def wait_until(condition: Callable[[], bool], run: RunningCommand) -> None:
     deadline = time.monotonic() + 300
     while not condition():
         assert time.monotonic() < deadline, run.log.read_text()
-        assert run.processes(), run.log.read_text()
+        assert any(started.poll() is None for started in run.started), run.log.read_text()
         time.sleep(0.02)
 
 
