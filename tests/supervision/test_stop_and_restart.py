@@ -35,8 +35,8 @@ from utils.meeting import meet
 pytestmark = pytest.mark.slow
 
 LIMIT_SECONDS = 300  # imports and loading, mostly
-NUM_STEPS = 80
-EVERY = 20  # steps from checkpoint to checkpoint
+NUM_STEPS = 45
+EVERY = 15  # steps from checkpoint to checkpoint
 RECIPE = """
 from tests.helpers.random_documents import get_custom_dataset
 
@@ -124,7 +124,7 @@ def assert_finished(run: RunningCommand) -> str:
 def test_torchrun_is_asked_to_stop_four_ranks_and_the_resumed_run_is_the_one_left_alone(
     launch: Launch, tiny_model: Path, process_group: ProcessGroup, tmp_path: Path
 ) -> None:
-    given = ["--run_validation", "False", "--max_train_step", "70"]
+    given = ["--run_validation", "False", "--max_train_step", "45"]
     flags = many_steps(tiny_model, tmp_path / "run", *given, "--resume", "auto")
     wrapped = {"world_size": 4, "script": "tests/helpers/rank_status.py"}
     run = launch(str(tmp_path), *flags, **wrapped)
@@ -138,13 +138,13 @@ def test_torchrun_is_asked_to_stop_four_ranks_and_the_resumed_run_is_the_one_lef
     assert "exitcode" not in log, "no rank failed"
     state = assert_stopped(tmp_path / "run", log, "SIGTERM on rank 0")
     assert state["step_of_epoch"] > 0
-    assert 25 <= state["step"] < 70
+    assert 25 <= state["step"] < 45
     after_signal = log.split("SIGTERM: the run ends after this step")[1]
     assert len(logged_steps(after_signal)) <= 1, "the step in progress, or one that the signal came just before"
 
     log = assert_finished(launch(str(tmp_path), *flags, **wrapped))
     assert f"after step {state['step']}" in log
-    assert logged_steps(log) == list(range(state["step"] + 1, 71)), "no step twice"
+    assert logged_steps(log) == list(range(state["step"] + 1, 46)), "no step twice"
     process_group.train(many_steps(tiny_model, tmp_path / "whole", *given), 4)
     assert_bit_equal(tmp_path / "run", tmp_path / "whole")
 
@@ -155,7 +155,7 @@ def test_the_file_and_a_signal_to_one_rank_in_an_evaluation_leave_no_trace_in_th
     recipe = tmp_path / "recipe.py"
     recipe.write_text(RECIPE)
     given = ["--dataset", f"{recipe}:get_rows", "--val_batch_size", "1", "--eval_every_steps", "10"]
-    given += ["--max_train_step", "60", "--resume", "auto"]
+    given += ["--max_train_step", "40", "--resume", "auto"]
     run, whole = tmp_path / "run", tmp_path / "whole"
     flags = many_steps(tiny_model, run, *given)
 
@@ -179,7 +179,7 @@ def test_the_file_and_a_signal_to_one_rank_in_an_evaluation_leave_no_trace_in_th
     assert_bit_equal(run, whole)
     assert evaluations(run) == evaluations(whole)
     steps = [step for step, *_ in evaluations(run)]
-    assert set(range(10, 61, 10)) <= set(steps)
+    assert set(range(10, 41, 10)) <= set(steps)
     assert len(steps) == len(set(steps))
 
 
