@@ -21,7 +21,7 @@ BIN := $(VENV)/bin
 PYTEST := $(BIN)/python -m pytest -q --numprocesses $(WORKERS) --dist worksteal --durations 15
 
 .DELETE_ON_ERROR:
-.PHONY: demo test test-slow test-both test-float8 test-cluster test-all test-lowest audit lint format clean
+.PHONY: demo test test-slow test-both test-float8 cluster-tools test-cluster test-all test-lowest audit lint format clean
 
 $(VENV)/bin/python:
 	@$(PYTHON) -c 'import sys; sys.exit("Python 3.11 or newer is needed: make PYTHON=python3.12 ...") if sys.version_info < (3, 11) else None'
@@ -54,9 +54,12 @@ $(FLOAT8)/.installed: requirements-float8.txt | $(VENV)/.installed-dev
 test-float8: $(VENV)/.installed-dev $(FLOAT8)/.installed
 	PYTHONPATH=$(abspath $(FLOAT8)) $(PYTEST) -m "not full" $(wildcard tests/*/test_float8*.py)
 
-test-cluster: $(VENV)/.installed-dev
+cluster-tools:
 	bash .ci/cluster_tools $(PYTHON) $(K8S)
-	$(BIN)/python -m pytest -q -rs --numprocesses $(WORKERS) --dist loadfile --durations 5 -m "cluster and not full"
+
+test-cluster: $(VENV)/.installed-dev cluster-tools
+	$(BIN)/python -m pytest -q -rs --numprocesses $(WORKERS) --dist loadfile --durations 5 -m "cluster and not full" \
+		$$(grep --recursive --files-with-matches --include='test_*.py' mark.cluster tests)
 
 test-all: $(VENV)/.installed-dev
 	$(PYTEST)
