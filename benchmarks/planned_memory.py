@@ -8,7 +8,7 @@ what was measured into plan.json. Run folders are kept, and those that have fini
 call ends after --seconds, and the next goes on. It prints one table of all that is there. On a CPU, which has no
 allocator that knows the peak, parameters, gradients and optimizer states are compared.
 
-Those on one GPU have run on one (docs/planning.md); the six on several are still to come.
+docs/planning.md has the rows that were measured: all on one GPU, and four of the six on several, which shared one.
 """
 
 from __future__ import annotations

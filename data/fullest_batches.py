@@ -25,7 +25,8 @@ class BatchShape(NamedTuple):
 class Foreseen(NamedTuple):
     """What a run's micro-batches will be like."""
 
-    fullest: list[BatchShape]  # one of these needs the most memory
+    fullest: list[BatchShape]  # one of these needs the most memory, once the optimizer has its states
+    first: list[BatchShape]  # those of the first step, which finds no states yet, that are fuller than all of these
     typical: tuple[int, ...]  # mean widths of those with the most rows, in the epochs that were looked at
 
 
@@ -51,7 +52,8 @@ def foresee_batches(
     """What the micro-batches of a run will be like, over all ranks and epochs.
 
     Those that may need the most memory have the most tokens, in total or on one side, or the most pairs of tokens. One
-    of few rows may need more than a full one of shorter rows, so the choice is left to a plan of each.
+    of few rows may need more than a full one of shorter rows, so the choice is left to a plan of each. The first step
+    stands apart: the optimizer makes its states at its end. If it is the only one, it counts as if they were there.
 
     Args:
         lengths: tokens of each row, int64 [rows]; of each target, if they are apart.
@@ -63,7 +65,9 @@ def foresee_batches(
     """
     num_rows, size = len(lengths[0]), layout.rows_per_micro_batch
     largest = largest_batch(lengths, widths, layout, fills_rows=fills_rows)
-    found, sums, num_summed = np.empty((0, 1 + len(lengths)), dtype=np.int64), np.zeros(len(lengths)), 0
+    found = first = np.empty((0, 1 + len(lengths)), dtype=np.int64)
+    sums, num_summed = np.zeros(len(lengths)), 0
+    num_of_first = layout.global_batch_size if num_steps > 1 else 0
     num_ordered = epoch = 0
     while num_steps > 0:
         num_ordered += num_rows + _ROWS_PER_EPOCH
@@ -80,6 +84,8 @@ def foresee_batches(
         shapes = np.stack([rows, *of_epoch], axis=1)
         full = shapes[rows == largest.rows]
         sums, num_summed = sums + full[:, 1:].sum(axis=0), num_summed + len(full)
+        if epoch == 0:
+            first, shapes = shapes[starts < num_of_first], shapes[starts >= num_of_first]
         found = _fullest(np.concatenate([found, shapes]))
         if (found == [largest.rows, *largest.widths]).all(axis=1).any():  # no later epoch has a fuller one
             found = np.array([[largest.rows, *largest.widths]])
@@ -87,15 +93,24 @@ def foresee_batches(
         num_steps -= layout.num_steps(num_rows)
         epoch += 1
     return Foreseen(
-        [BatchShape(rows, tuple(of_rows)) for rows, *of_rows in found.tolist()],
+        _batch_shapes(found),
+        _batch_shapes(_fullest(first[(_needs(first) > _needs(found).max(axis=0)).any(axis=1)])),
         tuple(round(total / num_summed) for total in sums.tolist()),
     )
 
 
 def _fullest(shapes: np.ndarray) -> np.ndarray:
     """Those of the shapes with the most of something; int64 [shapes, rows and widths]."""
+    return np.unique(shapes[_needs(shapes).argmax(axis=0)], axis=0) if len(shapes) else shapes
+
+
+def _needs(shapes: np.ndarray) -> np.ndarray:
+    """Tokens of each side and of both, and pairs of tokens, of each shape; int64 [shapes, needs]."""
     rows, widths = shapes[:, :1], shapes[:, 1:]
-    needs = np.concatenate(
+    return np.concatenate(
         [rows * widths, rows * widths.sum(axis=1, keepdims=True), rows * (widths**2).sum(axis=1, keepdims=True)], axis=1
     )
-    return np.unique(shapes[needs.argmax(axis=0)], axis=0)
+
+
+def _batch_shapes(shapes: np.ndarray) -> list[BatchShape]:
+    return [BatchShape(rows, tuple(widths)) for rows, *widths in shapes.tolist()]

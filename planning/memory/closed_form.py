@@ -7,7 +7,7 @@ works where the whole step cannot be traced: with packed weights, on cards of ot
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -59,6 +59,7 @@ class RunUse:
     """What layers keep and need in the kinds of micro-batches that a run has."""
 
     fullest: StepUse
+    first: tuple[StepUse, ...]  # fuller ones, of the first step alone
     typical: StepUse
     evaluation: StepUse | None  # None if the run has none
     generation: GenerationUse | None  # the same
@@ -76,9 +77,10 @@ def use_of_run(planned: PlannedModel, card: Card, rows: RowLengths) -> RunUse:
         step_use(planned, card, rows.eval_rows, rows.widest_evaluated, rows, trains=False) if evaluates else None
     )
     fullest = step_use(planned, card, *rows.fullest, rows)
+    first = tuple(step_use(planned, card, *shape, rows) for shape in rows.first)
     typical = fullest if rows.is_alike else step_use(planned, card, rows.rows, rows.typical, rows)
     generates = evaluates and planned.config.train_config.eval_generate
-    return RunUse(fullest, typical, evaluation, generation_use(planned, card, rows) if generates else None)
+    return RunUse(fullest, first, typical, evaluation, generation_use(planned, card, rows) if generates else None)
 
 
 def mixed_use(planned: PlannedModel, alike: Mapping[str, RunUse]) -> RunUse:
@@ -91,19 +93,25 @@ def mixed_use(planned: PlannedModel, alike: Mapping[str, RunUse]) -> RunUse:
     mode_of = {id(layer): mode for layer, mode in checkpointing.of_layers(planned.adapted.base)}
     some = alike[checkpointing.mode]
 
-    def mixed(part: str) -> StepUse:
-        by_mode: dict[str, StepUse] = {mode: getattr(use, part) for mode, use in alike.items()}
-        layers = tuple(
-            by_mode[mode_of[id(layer)]].layers[place] for place, (layer, _) in enumerate(getattr(some, part).layers)
-        )
-        return replace(by_mode[checkpointing.mode], layers=layers)
+    def mixed(uses: Iterable[StepUse]) -> StepUse:
+        by_mode = dict(zip(alike, uses, strict=True))
+        alone = by_mode[checkpointing.mode]
+        layers = tuple(by_mode[mode_of[id(layer)]].layers[place] for place, (layer, _) in enumerate(alone.layers))
+        return replace(alone, layers=layers)
 
-    return RunUse(mixed("fullest"), mixed("typical"), some.evaluation, some.generation)
+    return RunUse(
+        mixed(use.fullest for use in alike.values()),
+        tuple(map(mixed, zip(*(use.first for use in alike.values()), strict=True))),
+        mixed(use.typical for use in alike.values()),
+        some.evaluation,
+        some.generation,
+    )
 
 
 def memory_of(planned: PlannedModel, card: Card, use: RunUse) -> MemoryPlan:
     """The plan of a run whose layers are used so."""
-    scheme, on_host = scheme_of(planned), sum(of_layer.on_host for _, of_layer in use.fullest.layers)
+    scheme = scheme_of(planned)
+    on_host = max(sum(of_layer.on_host for _, of_layer in step.layers) for step in (use.fullest, *use.first))
     timeline = Timeline(planned.adapted.model, planned.adapted.units, scheme)
     if use.evaluation is not None:
         timeline.evaluation(use.evaluation)
@@ -111,7 +119,9 @@ def memory_of(planned: PlannedModel, card: Card, use: RunUse) -> MemoryPlan:
         beside = overhead_gib(0.0, planned.env.world_size) * GIB
         timeline.generation(use.generation.cache, use.generation.peak, int(card.memory_gib * GIB - beside))
     timeline.micro_batch(use.fullest)
-    timeline.micro_batch(use.typical)
+    timeline.micro_batch(use.typical, notes_peaks=False)
+    for first in use.first:
+        timeline.first_step(first)
     timeline.step(use.fullest)
     peaks = timeline.peaks | {"load": _loading(planned.adapted.model, timeline)}
     phases = {phase: peak.in_gib() for phase, peak in peaks.items()}

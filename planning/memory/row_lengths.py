@@ -30,11 +30,12 @@ class RowLengths:
     packed: bool = False  # several sequences share a row
     fullest_rows: int | None = None  # rows of the fullest micro-batch; None: `rows`
     rivals: tuple[BatchShape, ...] = ()  # one of them may be fuller, by what a plan says that each needs
+    first: tuple[BatchShape, ...] = ()  # fuller ones, of the first step alone, which finds no optimizer states
     source: str = ""  # how the fullest micro-batch is known, as a clause
 
     @property
     def fullest(self) -> BatchShape:
-        """The micro-batch that needs the most memory."""
+        """The micro-batch that needs the most memory once there are optimizer states."""
         return BatchShape(self.rows if self.fullest_rows is None else self.fullest_rows, self.longest)
 
     @property
@@ -53,7 +54,7 @@ class RowLengths:
             replace(self, longest=shape.widths, fullest_rows=shape.rows, rivals=())
             for shape in (self.fullest, *self.rivals)
         ]
-        return max(candidates, key=need) if self.rivals else self
+        return max(candidates, key=lambda rows: need(replace(rows, first=()))) if self.rivals else self
 
 
 def rows_of_run(
@@ -104,17 +105,23 @@ def rows_of_run(
     source = f"the fullest of the run's {num_steps:,} steps"
     if foreseen is None:
         typical = [mean_width(of, rows, width) for width, of in zip(widths, lengths, strict=True)]
-        foreseen = Foreseen([largest_batch(lengths, widths, batches, fills_rows=fills_rows)], tuple(typical))
+        foreseen = Foreseen([largest_batch(lengths, widths, batches, fills_rows=fills_rows)], [], tuple(typical))
         source = "as wide as the longest row: to order so many rows for a plan takes too long"
-    first, *rivals = foreseen.fullest
+    if foreseen.first:
+        fuller = ", ".join(
+            f"{shape.rows} x {' and '.join(f'{width:,}' for width in shape.widths)}" for shape in foreseen.first
+        )
+        source += f" but the first, which has {fuller} tokens and no optimizer states yet"
+    fullest, *rivals = foreseen.fullest
     return RowLengths(
         rows,
-        first.widths,
+        fullest.widths,
         foreseen.typical,
         eval_rows=eval_rows,
         eval_longest=eval_longest,
-        fullest_rows=first.rows,
+        fullest_rows=fullest.rows,
         rivals=tuple(rivals),
+        first=tuple(foreseen.first),
         source=source,
     )
 

@@ -2,7 +2,8 @@
 
 | held                  | by                      | when                                                             |
 |-----------------------|-------------------------|------------------------------------------------------------------|
-| parameters, states    | every layout            | always                                                           |
+| parameters            | every layout            | always                                                           |
+| optimizer states      | every layout            | always, but for forward and backward of the first step           |
 | gradients             | DistributedDataParallel | always: they are views of its buckets                            |
 |                       | other layouts           | from a layer's backward to the end of the step                   |
 | gathered weights      | `fully_shard`           | of a unit, while it computes; of the root, from forward to the   |
@@ -109,25 +110,33 @@ class Timeline:
 
     def step(self, use: StepUse) -> None:
         """Walk through the last micro-batch of a step, and the step of the optimizer."""
-        if self.scheme.num_micro_batches > 1:
-            self._grads_stay()
-        self._forward(use)
-        self._backward(use)
+        self._last_micro_batch(use)
         self._note("optimizer_step", temporaries=self.scheme.optimizer.temporaries)
 
-    def micro_batch(self, use: StepUse, *, first: bool = True) -> None:
+    def first_step(self, use: StepUse) -> None:
+        """Walk through the last micro-batch of the first step: the optimizer's states come behind it. Call this before
+        `step`."""
+        before, waited = replace(self.now), self._grads_wait
+        self.now.optimizer = 0
+        self._last_micro_batch(use)
+        self.now, self._grads_wait = before, waited
+
+    def micro_batch(self, use: StepUse, *, first: bool = True, notes_peaks: bool = True) -> None:
         """Walk through the forward pass of a micro-batch, to see what is there after it. Call this before `step`.
 
         Args:
             first: of its step; else gradients of earlier ones are there.
+            notes_peaks: False for a mean over all steps, which the first may have made wider than the fullest of the
+                others.
         """
-        before, waited = replace(self.now), self._grads_wait
+        before, waited, peaks = replace(self.now), self._grads_wait, dict(self.peaks)
         if not first:
             self._grads_stay()
         elif self.scheme.holds_grads and not waited:
             self.now.grads += self.grads
         self._forward(use)
         self.after_forward, self.now, self._grads_wait = self.now, before, waited
+        self.peaks = self.peaks if notes_peaks else peaks
 
     def evaluation(self, use: StepUse) -> None:
         """Walk through an evaluation's forward pass. Call this before `step`."""
@@ -155,6 +164,12 @@ class Timeline:
         self._note(
             "generation", activations=cache, temporaries=peak - cache, unsharded=unsharded, communication=communication
         )
+
+    def _last_micro_batch(self, use: StepUse) -> None:
+        if self.scheme.num_micro_batches > 1:
+            self._grads_stay()
+        self._forward(use)
+        self._backward(use)
 
     def _grads_stay(self) -> None:
         """Gradients of earlier micro-batches of the step are there."""

@@ -12,6 +12,7 @@ import warnings
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, fields, replace
+from functools import partial
 from typing import Any
 
 import torch
@@ -27,6 +28,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_map_only
 
 from configs.fsdp import OPTIMIZERS_IN_8BIT
+from data.fullest_batches import BatchShape
 from planning.cards import Card
 from planning.memory.device_kernels import kernels_of_card
 from planning.memory.memory_plan import MemoryPlan, Parts
@@ -140,9 +142,9 @@ def _trace(planned: PlannedModel, card: Card, rows: RowLengths, train_step: Trai
         _to_cpu(model)
         model.train()
         optimizer = build_optimizer(model, train, planned.config.fsdp_config)
-        batch = _fake_batch(planned, rows)
+        batch = _fake_batch(planned, rows, rows.fullest)
 
-        def step(on_phase: Callable[[str], None]) -> None:
+        def step(on_phase: Callable[[str], None], batch: Any = batch) -> None:
             train_step(
                 model,
                 [batch] * num_micro_batches,
@@ -167,7 +169,13 @@ def _trace(planned: PlannedModel, card: Card, rows: RowLengths, train_step: Trai
         _update_again(optimizer)
         tracked = _Tracked(_tracker(model, optimizer))
         stack.enter_context(tracked.tracker)
-        return _record(tracked, step)
+        moments = _record(tracked, step)
+        for shape in rows.first:
+            of_first = _record(tracked, partial(step, batch=_fake_batch(planned, rows, shape)))
+            for phase in ("forward", "backward"):  # the optimizer makes its states behind them
+                moment = replace(of_first[phase], optimizer=0.0)
+                moments[phase] = max(moments[phase], moment, key=lambda parts: parts.total)
+        return moments
 
 
 def _to_cpu(model: nn.Module) -> None:
@@ -180,11 +188,11 @@ def _to_cpu(model: nn.Module) -> None:
             setattr(model.get_submodule(owner), own_name, model.get_parameter(first))
 
 
-def _fake_batch(planned: PlannedModel, rows: RowLengths) -> Any:
-    """The fullest micro-batch of the run, of fake tensors."""
+def _fake_batch(planned: PlannedModel, rows: RowLengths, shape: BatchShape) -> Any:
+    """A micro-batch of the run, of fake tensors."""
     batch = meta_batch(
         planned.resolved,
-        *rows.fullest,
+        *shape,
         label_share=rows.label_share,
         packed=rows.packed,
         by_offsets=planned.empty.attention == BY_OFFSETS,
