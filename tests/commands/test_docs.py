@@ -48,7 +48,7 @@ def test_a_command_that_tracks_runs_as_written(
     nproc = int(words[words.index("--nproc_per_node") + 1]) if words[0] == "torchrun" else None
     flags = words[words.index("finetuning.py") + 1 :]
     flags[flags.index("--model_name") + 1] = str(tiny_model)
-    flags += ["--samsum_dataset.data_path", str(ROOT / "datasets/samples/dialogue_summary"), "--split_slice", "300"]
+    flags += ["--samsum_dataset.data_path", str(ROOT / "datasets/samples/dialogue_summary"), "--split_slice", "100"]
     flags += ["--context_length", "256"]
     done = run_command(*flags, nproc=nproc, cwd=tmp_path, WANDB_MODE="offline")
     assert done.returncode == 0, done.stderr
