@@ -4,9 +4,9 @@
     python -m benchmarks.gpu_matrix --results matrix.jsonl --device cpu
 
 Each row trains six steps on the shipped dialogues (benchmarks/matrix_rows.py). Its losses are compared with those of
-the plain run of the same data on one device. A row is right if it finishes near enough, or is refused in one
-line; a recompilation is a frame that was compiled after the first step. A call begins no row after --minutes; the next
-one goes on. It prints the table of all rows there are. The exit status is 1 while a row is missing or wrong.
+the plain run of the same data on one device. A row is right if it finishes near enough, or is refused in one line; a
+recompilation is a frame that was compiled after the first step. A call begins no row after --minutes; the next one goes
+on. It prints the table of all rows there are. The exit status is 1 while a row is missing or wrong.
 """
 
 from __future__ import annotations
@@ -19,9 +19,11 @@ import shutil
 import signal
 import sys
 import tempfile
+import threading
 import time
-from collections import Counter
+from collections import Counter, deque
 from collections.abc import Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -73,39 +75,51 @@ class Matrix:
         if results.exists():
             lines = results.read_text().splitlines()
             self.results = {result["row"]: result for result in map(json.loads, lines)}
-        self._workers: RunWorkers | None = None
+        self._keeping = threading.Lock()
 
-    def complete(self, rows: Sequence[MatrixRow], deadline: float) -> None:
-        """Run what has no result yet, each row's reference first, as far as the time goes."""
+    def complete(self, rows: Sequence[MatrixRow], deadline: float, num_lanes: int = 1) -> None:
+        """Run what has no result yet, references first, as far as the time goes, in so many lanes at once."""
+        references = dict.fromkeys(row.reference for row in rows)
+        make_tiny_model(self.folder / "model", **self.device.model)
+        for num_ranks in (1, 2):
+            of_size = [row for row in dict.fromkeys([*references, *rows]) if row.num_ranks == num_ranks]
+            left = deque(row for row in of_size if row.name not in self.results)
+            with ThreadPoolExecutor(num_lanes) as executor:
+                lanes = [Lane(self.device, self.folder / f"lane-{lane}", num_ranks) for lane in range(num_lanes)]
+                for ended in [executor.submit(self._run_in, lane, left, deadline) for lane in lanes]:
+                    ended.result()
+
+    def _run_in(self, lane: Lane, left: deque[MatrixRow], deadline: float) -> None:
         try:
-            for num_ranks in (1, 2):
-                of_size = [row for row in rows if row.num_ranks == num_ranks]
-                wanted = dict.fromkeys(row.reference for row in rows) if num_ranks == 1 else {}
-                for row in (*wanted, *of_size):
-                    if row.name not in self.results:
-                        if time.monotonic() > deadline:
-                            return
-                        self._keep(self.run(row))
-                self._stop()
+            while time.monotonic() <= deadline:
+                try:
+                    row = left.popleft()
+                except IndexError:
+                    return
+                self._keep(lane.run(row))
         finally:
-            self._stop()
+            lane.workers.close()
 
     def _keep(self, result: dict[str, Any]) -> None:
-        self.results[result["row"]] = result
-        with self.path.open("a") as file:
-            file.write(json.dumps(result) + "\n")
-        print(f"{result['row']}: {result['ended']} in {result['seconds']:.1f} s {result['line']}", flush=True)
+        with self._keeping:
+            self.results[result["row"]] = result
+            with self.path.open("a") as file:
+                file.write(json.dumps(result) + "\n")
+            print(f"{result['row']}: {result['ended']} in {result['seconds']:.1f} s {result['line']}", flush=True)
+
+
+class Lane:
+    """Runs rows of so many ranks, one after the other, in a folder beside that of their model."""
+
+    def __init__(self, device: MatrixDevice, folder: Path, num_ranks: int) -> None:
+        folder.mkdir(exist_ok=True)
+        self.device, self.folder = device, folder
+        num_gpus = 0 if "CUDA_VISIBLE_DEVICES" in device.variables else torch.cuda.device_count()
+        self.workers = RunWorkers(num_ranks, folder, device.variables, num_gpus)
 
     def run(self, row: MatrixRow) -> dict[str, Any]:
         """Train the row, in two sessions if it is to be resumed."""
-        model, output = self.folder / "model", self.folder / "run"
-        if not model.exists():
-            make_tiny_model(model, **self.device.model)
-        if self._workers is None or self._workers.world_size != row.num_ranks:
-            self._stop()
-            variables, num_gpus = self.device.variables, torch.cuda.device_count()
-            num_gpus = 0 if "CUDA_VISIBLE_DEVICES" in variables else num_gpus
-            self._workers = RunWorkers(row.num_ranks, self.folder, variables, num_gpus)
+        model, output = self.folder.parent / "model", self.folder / "run"
         flags, started = row.flags(model, output, self.device.length), time.monotonic()
         sessions = [flags]
         if row["resumed"] == "yes":
@@ -113,17 +127,12 @@ class Matrix:
             sessions = [[*flags[:place], str(RESUMED_AFTER), *flags[place + 1 :]], [*flags, "--resume", "auto"]]
         ends: list[RankEnd] = []
         for session in sessions:
-            ends = self._workers.run(session, self.device.limit_seconds)
+            ends = self.workers.run(session, self.device.limit_seconds)
             if any(end.status for end in ends):
                 break
         events = read_events(output)
         shutil.rmtree(output, ignore_errors=True)
         return {"row": row.name, "seconds": time.monotonic() - started, **outcome(ends, events)}
-
-    def _stop(self) -> None:
-        if self._workers is not None:
-            self._workers.close()
-        self._workers = None
 
 
 def outcome(ends: Sequence[RankEnd], events: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
@@ -208,6 +217,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--results", type=Path, required=True, help="file of the results, which is gone on with")
     parser.add_argument("--minutes", type=float, default=math.inf, help="begin no row after so long")
     parser.add_argument("--device", choices=sorted(DEVICES), default="cuda")
+    parser.add_argument("--lanes", type=int, default=1, help="rows that run at once, on the same GPUs")
     parser.add_argument("--rows", nargs="+", help="parts of names, such as 'nf4 packed'; unset: all rows")
     options = parser.parse_args(argv)
     deadline = time.monotonic() + 60 * options.minutes
@@ -218,7 +228,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         parser.error("there is no GPU; give --device cpu")
     with tempfile.TemporaryDirectory() as folder:
         state = Matrix(device, options.results, Path(folder))
-        state.complete(rows, deadline)
+        state.complete(rows, deadline, options.lanes)
     print("", *table(rows, state.results), sep="\n")
     ends = Counter(verdict(row, state.results)[0] for row in rows)
     where = torch.cuda.get_device_name() if options.device == "cuda" else f"CPU, {psutil.cpu_count()} cores"

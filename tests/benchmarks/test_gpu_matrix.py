@@ -106,7 +106,7 @@ def test_rows_run_on_a_cpu_and_a_call_goes_on_where_the_one_before_ended(
     rows = [row for row in ROWS[True] if row["compiled"] == "no" and row["resumed"] == "yes"]
     chosen = [next(row for row in rows if row.num_ranks == ranks) for ranks in (1, 2)]
     results = tmp_path / "results.jsonl"
-    argv = ["--device", "cpu", "--results", str(results), "--rows", *(row.name for row in chosen)]
+    argv = ["--device", "cpu", "--lanes", "2", "--results", str(results), "--rows", *(row.name for row in chosen)]
     assert main([*argv, "--minutes", "0"]) == 1
     assert not results.exists()
     assert main(argv) == 0, capsys.readouterr().out
