@@ -191,7 +191,7 @@ class QueuedStep(NamedTuple):
 
     step: int
     ends_epoch: bool
-    micro_rows: Sequence[Sequence[int]]  # of the training data, in each of this rank's micro-batches
+    eval_is_due: bool  # after it
     counts: BatchCounts
     lr: float  # the learning rate that it uses
     record: StepRecord
@@ -211,9 +211,8 @@ def step(job: Job, micro_batches: list[MicroBatch], unread: QueuedStep | None, *
     state.step += 1
     counts = count_globally(micro_batches)
     lr = float(trainable.scheduler.get_last_lr()[0])
-    micro_rows = [batch.source_rows for batch in micro_batches]
     with (
-        samples_named(job, state.step, micro_rows),
+        samples_named(job, state.step),
         reporter.recording(state.step, counts, last_of_epoch=ends_epoch) as record,
     ):
         numbers = train_step(
@@ -231,19 +230,19 @@ def step(job: Job, micro_batches: list[MicroBatch], unread: QueuedStep | None, *
             before_update=partial(finish, job, unread) if unread else lambda: None,
         )
     trainable.scheduler.step()
-    return QueuedStep(state.step, ends_epoch, micro_rows, counts, lr, record, numbers)
+    eval_is_due = ends_epoch or is_due(state.step, train_config.eval_every_steps)
+    return QueuedStep(state.step, ends_epoch, eval_is_due, counts, lr, record, numbers)
 
 
 @contextmanager
-def samples_named(job: Job, step: int, micro_rows: Sequence[Sequence[int]]) -> Iterator[None]:
+def samples_named(job: Job, step: int) -> Iterator[None]:
     """A context in which a step's numbers are read: if they are not finite, TrainingError names its samples."""
     try:
         yield
     except NonFiniteError as error:
-        every_row = [row for rows in micro_rows for row in rows]
         weights, names = weights_not_finite(job.trainable.model), tuple(job.config.sources)
         is_fp16 = job.trainable.scaler.active
-        raise TrainingError(describe_non_finite(step, error, every_row, names, weights, is_fp16=is_fp16)) from None
+        raise TrainingError(describe_non_finite(step, error, names, weights, is_fp16=is_fp16)) from None
 
 
 def train_step(
@@ -316,10 +315,9 @@ def train_step(
 
 def must_finish(job: Job, queued: QueuedStep) -> bool:
     """Whether something is due after this step, or is to be measured when the device has ended it."""
-    eval_is_due = is_due(queued.step, job.config.train_config.eval_every_steps)
     ends_run = queued.step == job.num_steps
     save_is_due = job.saver.due(queued.step, ends_epoch=queued.ends_epoch, ends_run=ends_run)
-    return queued.ends_epoch or eval_is_due or save_is_due or queued.record.is_observed or job.trainable.scaler.active
+    return queued.eval_is_due or save_is_due or queued.record.is_observed or job.trainable.scaler.active
 
 
 def finish(job: Job, queued: QueuedStep) -> None:
@@ -329,14 +327,14 @@ def finish(job: Job, queued: QueuedStep) -> None:
         TrainingError: if its update would not have been finite; it names the samples.
     """
     state, counts = job.state, queued.counts
-    with samples_named(job, queued.step, queued.micro_rows):
+    with samples_named(job, queued.step):
         loss, grad_norm = queued.numbers.read()
     seconds = job.reporter.step_ended(
         queued.step, state.epoch, counts, loss, grad_norm, lr=queued.lr, record=queued.record
     )
     state.count_step(seconds, loss, counts.num_label_tokens, counts.num_tokens)
     state.epoch_end_due = queued.ends_epoch
-    state.eval_due = queued.ends_epoch or is_due(queued.step, job.config.train_config.eval_every_steps)
+    state.eval_due = queued.eval_is_due
     job.saver.after_step()
 
 

@@ -16,7 +16,7 @@ import sys
 import tempfile
 from pathlib import Path
 
-from benchmarks.launch import ROOT, launch
+from benchmarks.launch import ROOT, UNCOMPILED, launch
 from benchmarks.measurements import train_events
 from benchmarks.shapes import SHAPES, make_shape
 
@@ -37,7 +37,7 @@ def main() -> None:
     flags += ["--max_train_step", str(options.steps), "--num_epochs", "1000", "--run_validation", "False"]
     flags += ["--save_every_steps", "0", "--save_every_minutes", "0", "--show_sample", "False"]
     flags += ["--mixed_precision", "True", "--lr", options.lr, "--warmup_steps", "10", "--gradient_clipping"]
-    flags += ["--activation_checkpointing", "off", "--compile", "False"]
+    flags += ["--activation_checkpointing", "off", *UNCOMPILED]
     print("| | bf16 | tensorwise | vs bf16 | rowwise | vs bf16 |\n|---|---|---|---|---|---|", flush=True)
     with tempfile.TemporaryDirectory() as temporary:
         folder = Path(temporary)

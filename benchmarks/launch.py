@@ -22,6 +22,9 @@ BETWEEN_PARTS = {
     "NCCL_MIN_NCHANNELS": "8",
 }
 
+UNCOMPILED = ("--compile", "False")
+"""For runs whose documented figures are those of uncompiled layers; on GPUs the default compiles."""
+
 
 def num_parts_of(nproc: int, num_gpus: int) -> int:
     """As how many machines so many processes run.

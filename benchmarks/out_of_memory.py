@@ -25,7 +25,7 @@ import tempfile
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
-from benchmarks.launch import ROOT, SCRIPT
+from benchmarks.launch import ROOT, SCRIPT, UNCOMPILED
 from benchmarks.measurements import read_events
 from benchmarks.shapes import SHAPES, make_shape
 
@@ -72,7 +72,7 @@ def flags_of(kind: str, model: Path, output: Path, options: argparse.Namespace) 
         flags += ["--activation_checkpointing", "full", "--loss_chunk_size", str(options.chunk)]
     else:
         flags += ["--activation_checkpointing", "off"]
-    flags += ["--max_train_step", "2", "--num_epochs", "2", "--compile", "False"]
+    flags += ["--max_train_step", "2", "--num_epochs", "2", *UNCOMPILED]
     flags += ["--save_every_steps", "0", "--save_every_minutes", "0", "--num_workers_dataloader", "0"]
     return [*flags, *shlex.split(options.flags)]
 

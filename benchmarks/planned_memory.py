@@ -24,7 +24,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from benchmarks.launch import ROOT, launch
+from benchmarks.launch import ROOT, UNCOMPILED, launch
 from benchmarks.measurements import read_events
 from benchmarks.shapes import SHAPES, make_shape
 
@@ -99,7 +99,7 @@ def flags_of(case: PlannedCase, model: Path, output: Path, options: argparse.Nam
     flags += ["--samsum_dataset.data_path", str(SAMPLES), "--context_length", str(options.length)]
     flags += ["--batch_size_training", str(options.batch), "--max_train_step", str(NUM_STEPS), "--save_model", "False"]
     flags += ["--save_every_steps", "0", "--save_every_minutes", "0", "--run_validation", "False"]
-    flags += ["--compile", "False"]
+    flags += UNCOMPILED
     return [*flags, *case.flags.split()]
 
 

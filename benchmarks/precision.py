@@ -22,7 +22,7 @@ from typing import Any
 
 import torch
 
-from benchmarks.launch import ROOT, launch
+from benchmarks.launch import ROOT, UNCOMPILED, launch
 from benchmarks.measurements import read_events, train_events
 from benchmarks.shapes import SHAPES, make_shape
 
@@ -54,7 +54,6 @@ KEEP_NOTHING = [
     "--show_sample",
     "False",
 ]
-UNCOMPILED = ["--compile", "False"]
 LAST = 5
 
 

@@ -25,7 +25,7 @@ import numpy as np
 import torch
 from transformers import BartConfig
 
-from benchmarks.launch import ROOT, launch
+from benchmarks.launch import ROOT, UNCOMPILED, launch
 from benchmarks.measurements import WARMUP_STEPS, read_events
 from benchmarks.random_rows import samsum_like_lengths
 from tools.make_tiny_model import make_tiny_model
@@ -48,7 +48,6 @@ class Row:
     flags: tuple[str, ...] = ()
 
 
-UNCOMPILED = ("--compile", "False")
 ROWS = [
     Row("Trainer", 1, 16),
     Row("ours", 1, 16, UNCOMPILED),

@@ -23,7 +23,7 @@ from typing import Any
 
 import torch
 
-from benchmarks.launch import ROOT, launch
+from benchmarks.launch import ROOT, UNCOMPILED, launch
 from benchmarks.measurements import WARMUP_STEPS, read_events
 from benchmarks.shapes import make_shape
 
@@ -55,7 +55,7 @@ class Workload:
         return self.micro_batch * self.accumulation * self.nproc
 
 
-UNCOMPILED, COMPILED, FSDP = ["--compile", "False"], ["--pure_bf16", "--compile"], ["--enable_fsdp", "--compile"]
+COMPILED, FSDP = ["--pure_bf16", "--compile"], ["--enable_fsdp", "--compile"]
 STRATEGIES = {
     "full_shard": [],
     "shard_grad_op": ["--sharding_strategy", "SHARD_GRAD_OP"],
@@ -64,19 +64,19 @@ STRATEGIES = {
 }
 CHECKPOINTING = {"": ["--activation_checkpointing", "off"], "-ac": ["--activation_checkpointing", "full"]}
 ROWS = {
-    "tiny-full": Workload("tiny", 2, 128, UNCOMPILED),
+    "tiny-full": Workload("tiny", 2, 128, [*UNCOMPILED]),
     "tiny-lora": Workload("tiny", 2, 128, [*LORA, *UNCOMPILED]),
     "tiny-4": Workload("tiny", 2, 128, FSDP, nproc=4),
     "tinyllama-full": Workload("tinyllama", 8, 2048, ["--pure_bf16", *UNCOMPILED]),
     "tinyllama-full-compiled": Workload("tinyllama", 8, 2048, COMPILED),
-    "tinyllama-mixed": Workload("tinyllama", 8, 2048, UNCOMPILED),
+    "tinyllama-mixed": Workload("tinyllama", 8, 2048, [*UNCOMPILED]),
     "tinyllama-lora": Workload("tinyllama", 8, 2048, [*LORA, *UNCOMPILED]),
     "tinyllama-lora-compiled": Workload("tinyllama", 8, 2048, [*LORA, "--compile"]),
     "llama70b-4": Workload("llama70b-60layers", 1, 4096, [*FSDP, "--pure_bf16", "--low_cpu_fsdp"], nproc=4),
     "llama70b-8": Workload("llama70b", 1, 4096, [*FSDP, "--pure_bf16", "--low_cpu_fsdp"], nproc=8),
 }
 # Sequences as long as SAMSum's, packed; and with the dense attention mask that other tools use.
-ROWS["tiny-packed"] = Workload("tiny", 2, 128, UNCOMPILED, dataset_function="get_documents")
+ROWS["tiny-packed"] = Workload("tiny", 2, 128, [*UNCOMPILED], dataset_function="get_documents")
 ROWS["tinyllama-packed"] = Workload("tinyllama", 8, 2048, COMPILED, dataset_function="get_documents")
 ROWS["tinyllama-packed-dense"] = replace(ROWS["tinyllama-packed"], flags=[*COMPILED, "--use_fast_kernels", "False"])
 for ac, flags in CHECKPOINTING.items():

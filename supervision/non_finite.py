@@ -9,17 +9,22 @@ from utils.distributed import gather_to_all
 
 
 class NonFiniteError(Exception):
-    """The loss or the gradient is not finite. Raised on every rank, before the update; holds this rank's suspects."""
+    """The loss or the gradient is not finite. Raised on every rank, before the update.
 
-    def __init__(self, source_rows: list[int]) -> None:
-        super().__init__(source_rows)
-        self.source_rows = source_rows
+    Attributes:
+        source_rows: this rank's rows of the training data whose loss is not finite, counted from 0
+            (`data.mixing.global_row`).
+        rows_of_step: all of its rows in that step.
+    """
+
+    def __init__(self, source_rows: list[int], rows_of_step: list[int]) -> None:
+        super().__init__(source_rows, rows_of_step)
+        self.source_rows, self.rows_of_step = source_rows, rows_of_step
 
 
 def describe_non_finite(
     step: int,
     error: NonFiniteError,
-    rows_of_step: Sequence[int],
     datasets: Sequence[str],
     weights: Mapping[str, bool],
     *,
@@ -30,8 +35,7 @@ def describe_non_finite(
     Every rank must call this.
 
     Args:
-        rows_of_step: this rank's rows of the training data in that step, counted from 0 (`data.mixing.global_row`);
-            the message counts from 1.
+        error: this rank's; the message counts rows from 1.
         datasets: the run's.
         weights: this rank's weights that are not finite themselves, and whether each is trained. They are the cause
             then, and not the data.
@@ -39,7 +43,7 @@ def describe_non_finite(
     """
     what, suspects = "loss", gather_to_all(error.source_rows)
     if not any(suspects):
-        what, suspects = "gradient", gather_to_all(list(rows_of_step))
+        what, suspects = "gradient", gather_to_all(error.rows_of_step)
     rows = ", ".join(describe_row(row, datasets) for row in sorted(row for rows in suspects for row in rows))
     remedy = "Look at those rows, or lower --lr, or give --gradient_clipping"
     if is_fp16:

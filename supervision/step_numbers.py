@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from itertools import chain
 
 import torch
 
@@ -46,5 +47,6 @@ class StepNumbers:
         loss, grad_norm = self._on_host.tolist()
         if not math.isfinite(loss) or not (math.isfinite(grad_norm) or self._may_overflow):
             bad = [not math.isfinite(micro_loss) for micro_loss in self._losses]
-            raise NonFiniteError([row for rows, is_bad in zip(self._rows, bad, strict=True) if is_bad for row in rows])
+            suspects = [rows for rows, is_bad in zip(self._rows, bad, strict=True) if is_bad]
+            raise NonFiniteError([*chain(*suspects)], [*chain(*self._rows)])
         return loss, grad_norm

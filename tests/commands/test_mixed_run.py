@@ -88,7 +88,7 @@ def test_a_row_that_is_wrong_is_named_with_its_dataset(
 def test_a_loss_that_is_not_finite_names_datasets_and_rows() -> None:
     with single_process():
         rows = [global_row(1, 7), global_row(0, 3)]
-        message = describe_non_finite(4, NonFiniteError(rows), [], ["samsum_dataset", "custom_dataset"], {})
+        message = describe_non_finite(4, NonFiniteError(rows, []), ["samsum_dataset", "custom_dataset"], {})
     assert "rows of the training data in it: samsum_dataset 4, custom_dataset 8." in message
 
 
