@@ -227,7 +227,7 @@ def step(job: Job, micro_batches: list[MicroBatch], unread: QueuedStep | None, *
             world_size=job.env.world_size,
             accumulation=trainable.accumulation,
             on_phase=reporter.on_phase,
-            before_update=partial(finish, job, unread) if unread else lambda: None,
+            before_update=partial(finish, job, unread, is_late=True) if unread else lambda: None,
         )
     trainable.scheduler.step()
     eval_is_due = ends_epoch or is_due(state.step, train_config.eval_every_steps)
@@ -320,8 +320,11 @@ def must_finish(job: Job, queued: QueuedStep) -> bool:
     return queued.eval_is_due or save_is_due or queued.record.is_observed or job.trainable.scaler.active
 
 
-def finish(job: Job, queued: QueuedStep) -> None:
+def finish(job: Job, queued: QueuedStep, *, is_late: bool = False) -> None:
     """Read what a step came to and report it, and note in the state what it was and what is due after it.
+
+    Args:
+        is_late: the next step has begun.
 
     Raises:
         TrainingError: if its update would not have been finite; it names the samples.
@@ -329,8 +332,9 @@ def finish(job: Job, queued: QueuedStep) -> None:
     state, counts = job.state, queued.counts
     with samples_named(job, queued.step):
         loss, grad_norm = queued.numbers.read()
+    ready_at = queued.numbers.ready_at if is_late else None
     seconds = job.reporter.step_ended(
-        queued.step, state.epoch, counts, loss, grad_norm, lr=queued.lr, record=queued.record
+        queued.step, state.epoch, counts, loss, grad_norm, lr=queued.lr, record=queued.record, ready_at=ready_at
     )
     state.count_step(seconds, loss, counts.num_label_tokens, counts.num_tokens)
     state.epoch_end_due = queued.ends_epoch

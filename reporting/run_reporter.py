@@ -110,7 +110,8 @@ class RunReporter:
         self._bar = progress_bar("epoch", is_hidden=True)
         self._memory_table = MemoryTable()
         self._time_left = TimeLeft(num_steps)
-        self._run_began = self._step_began = self._step_ended = time.perf_counter()
+        self._run_began = self._step_began = time.perf_counter()
+        self._late_end: float | None = None  # of the step before, if the one after it had begun by then
         self._data_wait = 0.0
         self._end_is_written = threading.Lock()
         self.weights = SavedWeights(env, folder)
@@ -176,19 +177,22 @@ class RunReporter:
         *,
         lr: float,
         record: StepRecord,
+        ready_at: float | None = None,
     ) -> float:
         """Write the step's events, and its log line if one is due. Every rank must call this.
 
         Args:
             lr: the learning rate that the step used.
             record: of `recording`. If it is observed, the next step has not begun.
+            ready_at: when its numbers were there, by time.perf_counter, if the next step has begun: it ends then.
 
         Returns:
-            How many seconds the step took, the wait for its data included. If it began before the one before it had
-            ended, they are counted from that end.
+            How many seconds the step took, the wait for its data included. If it was begun before the one before it
+            was reported, they are counted from that one's end.
         """
-        ended, began = time.perf_counter(), max(record.began, self._step_ended)
-        seconds, self._step_ended = ended - began, ended
+        began = record.began if self._late_end is None else self._late_end
+        seconds = (time.perf_counter() if ready_at is None else ready_at) - began
+        self._late_end = ready_at
         event = {
             "step": step,
             "epoch": epoch,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import time
 from collections.abc import Sequence
 from itertools import chain
 
@@ -12,7 +13,11 @@ from supervision.non_finite import NonFiniteError
 
 
 class StepNumbers:
-    """The loss and the gradient norm of a step, on their way to the host. Reading them waits for the device."""
+    """The loss and the gradient norm of a step, on their way to the host. Reading them waits for the device.
+
+    Attributes:
+        ready_at: when the host knew them to be there, by time.perf_counter; on a CPU that is at once.
+    """
 
     def __init__(
         self,
@@ -32,6 +37,7 @@ class StepNumbers:
         self._losses, self._rows, self._may_overflow = losses, rows, may_overflow
         self._on_host = numbers.to("cpu", non_blocking=True)  # in pinned memory, so the host goes on
         self._arrived: torch.Event | None = None
+        self.ready_at = time.perf_counter()
         if numbers.device.type != "cpu":
             self._arrived = torch.Event(numbers.device)
             self._arrived.record()
@@ -44,6 +50,7 @@ class StepNumbers:
         """
         if self._arrived is not None:
             self._arrived.synchronize()
+            self._arrived, self.ready_at = None, time.perf_counter()
         loss, grad_norm = self._on_host.tolist()
         if not math.isfinite(loss) or not (math.isfinite(grad_norm) or self._may_overflow):
             bad = [not math.isfinite(micro_loss) for micro_loss in self._losses]
