@@ -45,8 +45,9 @@ class StopRequests:
     """Listens for requests to stop. Used as a context around the loop.
 
     Outside of it, signals do what they always do. If the process ends with the run (`ends_process`) and a signal came
-    inside or the run has ended well, the handlers stay: no signal shall change what the process says of the run. Off
-    the main thread Python allows no handlers; there, only the file works.
+    inside or the run has ended well, the handlers stay: no signal shall change what the process says of the run. If it
+    ends with an error, SIGTERM is noted only: a launcher that has seen one rank end sends it to the others, which may
+    still have to say why. Off the main thread Python allows no handlers; there, only the file works.
     """
 
     def __init__(self, env: Environment, folder: Path, ends_process: bool) -> None:
@@ -83,7 +84,8 @@ class StopRequests:
             atexit.register(_ignore_signals)  # while the interpreter ends, handlers are gone before the process is
             return
         for number, handler in self._handlers.items():
-            signal.signal(number, handler)
+            is_noted = self.ends_process and error is not None and number == signal.SIGTERM
+            signal.signal(number, self._note if is_noted else handler)
         signal.set_wakeup_fd(self._wakeup_before)
         os.write(self._pipe[1], bytes(1))  # no signal has this number: the thread's end
         os.close(self._pipe[1])
@@ -154,6 +156,9 @@ class StopRequests:
                 self._say(f"{name} again: this ends at once, without a checkpoint")
                 leave(128 + number)
         os.close(self._pipe[0])
+
+    def _note(self, number: int, frame: FrameType | None) -> None:
+        self._signal = self._signal or number
 
     def _say(self, line: str) -> None:
         if self.env.is_rank_zero:

@@ -2,7 +2,8 @@
 
     torchrun ... tests/helpers/fake_host.py ROOT RANK STEP [flags of finetuning.py]
 
-RANK is killed in STEP of the run; -1 kills none.
+RANK is killed in STEP of the run; -1 kills none. Under torchrun the others take a second to write their last files, in
+which torchrun asks them to end.
 """
 
 from __future__ import annotations
@@ -10,6 +11,7 @@ from __future__ import annotations
 import os
 import signal
 import sys
+import time
 from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
@@ -21,6 +23,7 @@ import torch
 
 import finetuning
 import utils.host_memory
+from reporting.run_reporter import RunReporter
 
 GIB = 2**30
 
@@ -80,5 +83,11 @@ def _train(argv: Sequence[str], root: Path, killed_rank: int, step: int) -> int:
     return status
 
 
+def _write_slowly(reporter: RunReporter, *, write: Callable[[RunReporter], None] = RunReporter.write_page) -> None:
+    time.sleep(1)
+    write(reporter)
+
+
 if __name__ == "__main__":
+    RunReporter.write_page = _write_slowly  # type: ignore[method-assign]
     sys.exit(_train(sys.argv[4:], Path(sys.argv[1]), int(sys.argv[2]), int(sys.argv[3])))

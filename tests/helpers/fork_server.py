@@ -15,22 +15,21 @@ import functools
 import gc
 import importlib
 import logging
-import multiprocessing.util
 import os
 import pickle
 import runpy
 import selectors
 import signal
 import socket
-import subprocess
 import sys
 import threading
-import time
 import warnings
 import weakref
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any, NoReturn
+
+from tests.helpers.forked_ranks import RankServer
 
 ROOT = Path(__file__).resolve().parents[2]
 AT_START = dict(os.environ)
@@ -41,6 +40,7 @@ LATE += ("tools.export", "tools.generate", "numpy.ctypeslib", "pytest", "data.pr
 LATE += ("multiprocessing.popen_fork", "rich._emoji_codes")
 # Libraries read these once, while they are imported.
 READ_AT_IMPORT = ("HF_", "TRANSFORMERS_", "PYTHON", "OMP_", "TOKENIZERS_", "CUDA_", "LD_", "LC_", "LANG")
+LAUNCHERS = ("torch.distributed.run", "accelerate.commands.accelerate_cli")
 WITHOUT_MEANING = ("PYTHONUNBUFFERED", "PYTHONDONTWRITEBYTECODE")
 
 
@@ -138,15 +138,22 @@ def run_fork(request: dict[str, Any], fds: list[int]) -> None:
     if isinstance(run, bytes):  # a function
         sys.path[0] = str(ROOT)
         sys.exit(call(run))
+    if run[0] == "-m" and run[1] in LAUNCHERS:
+        fork_ranks()
+    run_script(run)
+
+
+def fork_ranks() -> None:
+    """Let the launcher that runs next in this process fork its ranks."""
+    ranks = RankServer(lambda arguments: end(lambda: run_script(arguments)))
     elastic: Any = importlib.import_module(
         "torch.distributed.elastic.multiprocessing.subprocess_handler.subprocess_handler"
     )
-    elastic.Popen = ForkedRank  # torchrun's ranks, and accelerate's, which starts them as torchrun does
+    elastic.Popen = ranks.popen  # torchrun's ranks, and accelerate's, which starts them as torchrun does
     rendezvous: Any = importlib.import_module("torch.distributed.elastic.rendezvous.dynamic_rendezvous")
     # Torch's own looks through every module that is imported, here four times as many as in a torchrun of its own,
     # and takes two seconds.
     rendezvous.get_method_name = lambda depth=2: sys._getframe(depth).f_code.co_name
-    run_script(run)
 
 
 def set_environment(environment: dict[str, str]) -> None:
@@ -214,55 +221,8 @@ def end(program: Callable[[], None]) -> NoReturn:
     os._exit(status)
 
 
-class ForkedRank:
-    """How a forked torchrun starts its ranks, in place of subprocess.Popen: `[python, -u, script, ...]` is a fork."""
-
-    def __init__(self, args: Any, env: dict[str, str], stdout: Any, stderr: Any, start_new_session: bool) -> None:
-        self.args, self.returncode = args, None
-        self.pid = os.fork()
-        if self.pid:
-            return
-        os.setsid()
-        for target, file in ((1, stdout), (2, stderr)):
-            if file is not None:
-                os.dup2(file.fileno(), target)
-        os.closerange(3, 1 << 12)
-        for number in signal.valid_signals():
-            if callable(signal.getsignal(number)):
-                signal.signal(number, signal.SIG_DFL)
-        signal.signal(signal.SIGINT, signal.default_int_handler)
-        # What torchrun does at its own end is not for its ranks to do.
-        atexit._clear()
-        weakref.finalize._registry.clear()  # type: ignore[attr-defined]
-        weakref.finalize._registered_with_atexit = False  # type: ignore[attr-defined]
-        multiprocessing.util._finalizer_registry.clear()  # type: ignore[attr-defined]
-        atexit.register(multiprocessing.util._exit_function)  # type: ignore[attr-defined]
-        os.environ.clear()
-        os.environ.update(env)
-        end(lambda: run_script([word for word in args[1:] if word != "-u"]))
-
-    def poll(self) -> int | None:
-        if self.returncode is None:
-            pid, status = os.waitpid(self.pid, os.WNOHANG)
-            if pid:
-                self.returncode = os.waitstatus_to_exitcode(status)
-        return self.returncode
-
-    def wait(self, timeout: float) -> int:
-        deadline = time.monotonic() + timeout
-        while self.poll() is None:
-            if time.monotonic() > deadline:
-                raise subprocess.TimeoutExpired(self.args, timeout)
-            time.sleep(0.01)
-        return self.returncode  # type: ignore[return-value]
-
-    def send_signal(self, number: int) -> None:
-        if self.poll() is None:
-            os.kill(self.pid, number)
-
-
 if __name__ == "__main__":
-    # From Python 3.12 on; torchrun has threads that none of its ranks uses.
+    # From Python 3.12 on; Arrow's allocator has a thread that it starts again in a fork.
     warnings.filterwarnings("ignore", message=".*use of fork", category=DeprecationWarning)
     import_everything()
     weakref.finalize._registry.clear()  # type: ignore[attr-defined]  # of libraries' own objects: 50 ms at a fork's end

@@ -19,6 +19,7 @@ from typing import Any
 import psutil
 
 from tests.helpers.forked import ONE_THREAD, Fork
+from tests.helpers.forked_ranks import SERVER_NAME
 
 ROOT = Path(__file__).resolve().parents[2]
 _RANDOM = random.Random()
@@ -143,6 +144,18 @@ def process_variables(environment: dict[str, str]) -> dict[str, str]:
     return variables | ONE_THREAD | environment
 
 
+def children_of(process: psutil.Process, *, recursive: bool = False) -> list[psutil.Process]:
+    """What it has started, as if it were a process of its own and no fork."""
+    return [child for child in process.children(recursive=recursive) if not _serves_ranks(child)]
+
+
+def _serves_ranks(process: psutil.Process) -> bool:
+    try:
+        return bool(process.name() == SERVER_NAME)
+    except psutil.NoSuchProcess:
+        return False
+
+
 def _runs(process: psutil.Process) -> bool:
     try:
         return bool(process.status() != psutil.STATUS_ZOMBIE)
@@ -190,14 +203,14 @@ class RunningCommand:
         for started in self.started:
             with contextlib.suppress(psutil.NoSuchProcess):
                 process = psutil.Process(started.pid)
-                found += [process, *process.children(recursive=True)]
+                found += [process, *children_of(process, recursive=True)]
         return [process for process in found if _runs(process)]
 
     def rank(self, rank: int) -> psutil.Process:
         """The process that is this rank."""
         if not self.torchrun:
             return psutil.Process(self.started[rank].pid)
-        ranks = psutil.Process(self.started[0].pid).children()  # torchrun starts them in order
+        ranks = children_of(psutil.Process(self.started[0].pid))  # torchrun starts them in order
         return sorted(ranks, key=lambda process: (process.create_time(), process.pid))[rank]
 
     def wait(self, timeout_seconds: float) -> list[int]:
