@@ -2,7 +2,8 @@
 
 Position ids that restart tell transformers where sequences begin. Eager and SDPA attention then get a dense mask, made
 once per forward pass. Variable-length flash attention, if the device has it, takes the sequences' offsets instead, made
-once per batch: nothing is computed between sequences, and nothing of the size [seq, seq] is held.
+once per batch: nothing is computed between sequences, and nothing of the size [seq, seq] is held. A CPU calls SDPA for
+each sequence instead.
 
 Padded rows need neither: padding is on the right, where causal attention never looks.
 """
@@ -15,6 +16,7 @@ from typing import Any
 
 import numpy as np
 import torch
+import torch.nn.functional as F
 from torch import nn
 from torch.nn.attention.varlen import varlen_attn
 from transformers import MODEL_FOR_CAUSAL_LM_MAPPING, AttentionInterface
@@ -96,6 +98,11 @@ def choose_attention(
         if not prefixed and what_needs_masks(model) is None and not _window_cuts(model, row_length):
             _use_offsets(model)
         return []
+    if device.type == "cpu":
+        # Compiled layers would break where the offsets are read.
+        if not train.compile and what_hinders_offsets(model) is None:
+            _use_offsets(model)
+        return []
     if not device.has_bf16:
         return []
     if precision.compute_dtype == torch.float32:
@@ -173,7 +180,6 @@ def attention_by_offsets(
     sliding_window: int | None = None,
     cu_seq_lens_q: torch.Tensor | None = None,
     max_length_q: int | None = None,
-    kernel: Callable[..., Any] = varlen_attn,
     **kwargs: Any,
 ) -> tuple[torch.Tensor, None]:
     """Causal attention inside sequences, with the signature of transformers' attention functions.
@@ -204,6 +210,7 @@ def attention_by_offsets(
     rows, _, length, _ = query.shape
     query, key, value = (tensor.transpose(1, 2).flatten(0, 1) for tensor in (query, key, value))
     window = -1 if sliding_window is None else sliding_window - 1  # tokens before the query's own
+    kernel: Callable[..., Any] = attention_of_each_sequence if query.is_cpu else varlen_attn
     output = kernel(
         query,
         key,
@@ -217,6 +224,44 @@ def attention_by_offsets(
         **GROUPED_HEADS,
     )
     return output.unflatten(0, (rows, length)), None
+
+
+def attention_of_each_sequence(
+    query: torch.Tensor,
+    key: torch.Tensor,
+    value: torch.Tensor,
+    cu_seq_q: torch.Tensor,
+    cu_seq_k: torch.Tensor,
+    max_q: int,
+    max_k: int,
+    *,
+    scale: float | None,
+    window_size: tuple[int, int],
+    **options: Any,
+) -> torch.Tensor:
+    """What `varlen_attn` computes of causal attention, on a CPU, which has no such kernel.
+
+    Args:
+        query: [tokens, heads, head_dim]; key and value may have fewer heads.
+        cu_seq_q: int32 [sequences + 1], in host memory.
+        window_size: how many tokens before its own a query sees; -1: all.
+
+    Returns:
+        [tokens, heads, head_dim].
+    """
+    lengths = cu_seq_q.diff().tolist()
+    window = window_size[0]
+    outputs = []
+    for parts in zip(*(tensor.split(lengths) for tensor in (query, key, value)), strict=True):
+        queries, keys, values = (part.transpose(0, 1)[None] for part in parts)
+        length, mask = queries.shape[2], None
+        if 0 <= window < length - 1:
+            mask = torch.ones(length, length, dtype=torch.bool).tril().triu(-window)
+        output = F.scaled_dot_product_attention(
+            queries, keys, values, attn_mask=mask, is_causal=mask is None, scale=scale, enable_gqa=True
+        )
+        outputs.append(output[0].transpose(0, 1))
+    return torch.cat(outputs)
 
 
 @torch.no_grad()

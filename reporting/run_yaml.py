@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import copy
 import functools
-import math
 import os
 import sys
 from collections.abc import Mapping
@@ -89,8 +88,10 @@ def read_run_yaml(folder: Path) -> dict[str, Any]:
     return copy.deepcopy(values) if isinstance(values, dict) else {}
 
 
-# libyaml's parser takes 2 ms for what the other one takes 14 for; a PyYAML built without it has the other alone.
+# libyaml takes 2 ms for what PyYAML's own parser takes 14 for; a PyYAML built without it has the other alone.
 _LOADER = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
+_DUMPER: type[yaml.SafeDumper] = getattr(yaml, "CSafeDumper", yaml.SafeDumper)
+_NEVER_BROKEN = 2**31 - 1  # the width of a line that libyaml takes for no limit
 
 
 @functools.lru_cache(maxsize=4)
@@ -115,7 +116,7 @@ def now() -> str:
     return datetime.now().astimezone().isoformat(timespec="seconds")
 
 
-class _RunDumper(yaml.SafeDumper):
+class _RunDumper(_DUMPER):  # type: ignore[misc, valid-type]
     """Plain lists on one line, text line by line as a person would write it, and no line broken, for copying."""
 
 
@@ -135,7 +136,7 @@ _RunDumper.add_representer(
 
 def _write_atomically(path: Path, contents: dict[str, Any]) -> None:
     temporary = path.with_name(f"{path.name}.tmp")
-    text = yaml.dump(contents, Dumper=_RunDumper, sort_keys=False, allow_unicode=True, width=math.inf)
+    text = yaml.dump(contents, Dumper=_RunDumper, sort_keys=False, allow_unicode=True, width=_NEVER_BROKEN)
     with open(temporary, "w", encoding="utf-8") as file:
         file.write(text)
         file.flush()

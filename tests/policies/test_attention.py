@@ -1,22 +1,19 @@
-"""Attention by the offsets of packed documents: here with a kernel written out in torch, on GPUs with the real one."""
+"""Attention by the offsets of packed documents: here each by itself, on GPUs with the variable-length kernel."""
 
 from __future__ import annotations
 
 import copy
-from functools import partial
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
-import torch.nn.functional as F
 import transformers
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch.utils._python_dispatch import TorchDispatchMode
 from transformers import AttentionInterface, AutoModelForCausalLM
 
-import policies.attention
 from configs.flags import parse_flags
 from data.sequences import TokenSequence
 from policies.attention import (
@@ -37,7 +34,6 @@ from utils.compat import LEAKS_WHEN_PACKED
 from utils.device import facts_of
 from utils.errors import ConfigError
 
-WRITTEN_OUT = "written_out_offsets"
 BF16 = Precision("bf16-true", torch.bfloat16, torch.bfloat16)
 FP32 = Precision("fp32", torch.float32, torch.float32)
 CONFIGS: dict[str, Any] = {
@@ -71,37 +67,9 @@ STATEFUL = transformers.Qwen3NextConfig(
 )
 
 
-def written_out_kernel(
-    query: torch.Tensor,
-    key: torch.Tensor,
-    value: torch.Tensor,
-    cu_seq_q: torch.Tensor,
-    cu_seq_k: torch.Tensor,
-    max_q: int,
-    max_k: int,
-    *,
-    scale: float,
-    window_size: tuple[int, int],
-    **options: Any,
-) -> torch.Tensor:
-    """What torch.nn.attention.varlen.varlen_attn says it computes, a document at a time: [tokens, heads, head_dim]."""
-    assert max_q == max_k == int(cu_seq_q.diff().max())
-    assert torch.equal(cu_seq_q, cu_seq_k)
-    assert cu_seq_q.dtype == torch.int32
-    assert window_size[1] == 0
-    outputs = []
-    for start, end in zip(cu_seq_q[:-1].tolist(), cu_seq_q[1:].tolist(), strict=True):
-        distance = torch.arange(end - start)[:, None] - torch.arange(end - start)[None, :]
-        seen = (distance >= 0) & ((distance <= window_size[0]) if window_size[0] >= 0 else True)
-        parts = [tensor[start:end].transpose(0, 1)[None] for tensor in (query, key, value)]
-        output = F.scaled_dot_product_attention(*parts, attn_mask=seen, scale=scale, enable_gqa=True)
-        outputs.append(output[0].transpose(0, 1))
-    return torch.cat(outputs)
-
-
 def make_model(name: str, attention: str, dtype: torch.dtype = torch.float32) -> Any:
     """Weights large enough that attention is far from uniform: a leak then shows in the first digit."""
-    AttentionInterface.register(WRITTEN_OUT, partial(attention_by_offsets, kernel=written_out_kernel))
+    AttentionInterface.register(BY_OFFSETS, attention_by_offsets)
     torch.manual_seed(0)
     config = copy.deepcopy(CONFIGS[name])  # each model's own: the choice of attention is in it
     model = AutoModelForCausalLM.from_config(config, dtype=torch.float32, attn_implementation="sdpa")
@@ -154,9 +122,7 @@ def test_offsets_are_where_documents_begin_and_what_fills_a_row_is_one_more(
 
 @pytest.mark.parametrize("one_each", [False, True])
 @pytest.mark.parametrize("name", CONFIGS)
-def test_packed_by_offsets_loss_and_gradients_are_the_sum_of_each_documents_alone(
-    name: str, one_each: bool, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_packed_by_offsets_loss_and_gradients_are_the_sum_of_each_documents_alone(name: str, one_each: bool) -> None:
     """The documents are longer than the windows of Mistral and Gemma 3. Rows may be one document each, too."""
     documents = make_documents([15, 15, 15] if one_each else [7, 11, 5, 1, 9, 16, 13, 2])
     rows = [[document] for document in documents] if one_each else [documents[:3], documents[3:5], documents[5:]]
@@ -166,9 +132,8 @@ def test_packed_by_offsets_loss_and_gradients_are_the_sum_of_each_documents_alon
     for document in documents:
         loss, gradients = loss_and_gradients(plain, Collator(packing=False, padding_id=0)([[document]]))
         wanted_loss, wanted = wanted_loss + loss, wanted + gradients
-    model = make_model(name, WRITTEN_OUT)
+    model = make_model(name, BY_OFFSETS)
     use_summed_loss(model, stacks(model), 0, compute_logits)
-    monkeypatch.setattr(policies.attention, "BY_OFFSETS", WRITTEN_OUT)
     collate = Collator(packing=True, padding_id=0, offsets=rows_that_need_offsets(model, 16))
     loss, gradients = loss_and_gradients(model, collate(rows))
     assert loss == pytest.approx(wanted_loss, rel=1e-5)
@@ -189,7 +154,7 @@ def test_only_windows_shorter_than_a_row_need_the_offsets_of_every_row(window: i
 
 @pytest.mark.parametrize("name", ["mistral", "gemma3"])
 def test_a_row_longer_than_the_window_without_offsets_is_an_error_and_not_another_model(name: str) -> None:
-    model = make_model(name, WRITTEN_OUT)
+    model = make_model(name, BY_OFFSETS)
     use_summed_loss(model, stacks(model), 0, compute_logits)
     batch = Collator(packing=True, padding_id=0, offsets="shared")([make_documents([15])])
     with pytest.raises(ValueError, match="windows"):
@@ -201,7 +166,7 @@ def test_a_row_longer_than_the_window_without_offsets_is_an_error_and_not_anothe
 def test_padded_rows_without_a_mask_give_the_losses_and_gradients_of_masked_ones(name: str, padding_id: int) -> None:
     rows = [[document] for document in make_documents([7, 3, 12])]
     results = []
-    for attention, offsets in (("sdpa", "none"), (WRITTEN_OUT, "shared")):
+    for attention, offsets in (("sdpa", "none"), (BY_OFFSETS, "shared")):
         model = make_model(name, attention)
         use_summed_loss(model, stacks(model), 0, compute_logits)
         batch = Collator(packing=False, padding_id=padding_id, offsets=offsets, num_rows=4)(rows)
@@ -246,7 +211,7 @@ class HostReads(TorchDispatchMode):
         return func(*args, **(kwargs or {}))
 
 
-@pytest.mark.parametrize(("attention", "reads_some"), [("sdpa", True), (WRITTEN_OUT, False)])
+@pytest.mark.parametrize(("attention", "reads_some"), [("sdpa", True), (BY_OFFSETS, False)])
 @pytest.mark.parametrize("packing", [False, True])
 def test_only_a_model_that_takes_masks_reads_values_to_see_whether_it_needs_one(
     packing: bool, attention: str, reads_some: bool
@@ -265,7 +230,7 @@ def test_only_a_model_that_takes_masks_reads_values_to_see_whether_it_needs_one(
 def test_a_model_without_masks_refuses_a_cache_whose_padding_it_would_see() -> None:
     prompt = torch.arange(3, 9)[None]
     with pytest.raises(ValueError, match="no cache"):
-        make_model("llama", WRITTEN_OUT).generate(prompt, max_new_tokens=2, do_sample=False, pad_token_id=0)
+        make_model("llama", BY_OFFSETS).generate(prompt, max_new_tokens=2, do_sample=False, pad_token_id=0)
 
 
 @pytest.mark.parametrize(
@@ -292,11 +257,18 @@ def test_models_whose_attention_is_more_than_the_kernels_are_left_as_they_are(
     assert (found is None) if obstacle is None else (found is not None and obstacle in found)
 
 
-def test_a_cpu_has_no_such_kernel_and_the_model_stays_as_it_is() -> None:
-    model = make_model("llama", "sdpa", torch.bfloat16)
-    train = parse_flags(["--model_name", "m"]).train_config
-    assert choose_attention(model, train, BF16, facts_of(torch.device("cpu")), 16) == []
-    assert model.config._attn_implementation == "sdpa"
+@pytest.mark.parametrize(
+    ("flags", "attention"),
+    [([], BY_OFFSETS), (["--compile"], "sdpa"), (["--use_fast_kernels", "False"], "sdpa")],
+    ids=["by default", "compiled", "without fast kernels"],
+)
+def test_a_cpu_computes_each_document_by_itself_unless_its_layers_are_compiled(
+    flags: list[str], attention: str
+) -> None:
+    model = make_model("llama", "sdpa")
+    train = parse_flags(["--model_name", "m", *flags]).train_config
+    assert choose_attention(model, train, FP32, facts_of(torch.device("cpu")), 16) == []
+    assert model.config._attn_implementation == attention
 
 
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="the kernels are a GPU's")
