@@ -29,7 +29,7 @@ class RankServer:
     """Forks ranks, which become children of the process that made this object.
 
     That process makes it while it has one thread. A rank's own parent ends at once; the kernel then hands the rank to
-    the nearest ancestor that asks for such orphans.
+    the nearest ancestor that asks for such orphans, as that process does while it waits for the rank's pid.
 
     Args:
         run: what a rank does with its command line; it ends the process.
@@ -37,24 +37,32 @@ class RankServer:
 
     def __init__(self, run: Callable[[list[str]], NoReturn]) -> None:
         self._connection, other_end = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-        _prctl(_PR_SET_CHILD_SUBREAPER, 1)
-        if os.fork() == 0:
+        self._pid = os.fork()
+        if self._pid == 0:
             self._connection.close()  # so that the other end closes when the maker of this object ends
             os.setsid()  # what is sent to the maker's process group is not for this process
             _prctl(_PR_SET_NAME, SERVER_NAME.encode())
             _serve(other_end, run)
         other_end.close()
+        atexit.register(self._stop)
 
     def fork(self, arguments: Sequence[str], environment: dict[str, str], stdout: int, stderr: int) -> int:
         """Start a rank. Returns its pid."""
         message = pickle.dumps((list(arguments), environment))
+        _prctl(_PR_SET_CHILD_SUBREAPER, 1)
         socket.send_fds(self._connection, [message], [stdout, stderr])
-        return int(self._connection.recv(100))
+        pid = int(self._connection.recv(100))
+        _prctl(_PR_SET_CHILD_SUBREAPER, 0)
+        return pid
 
     def popen(self, args: Any, env: dict[str, str], stdout: Any, stderr: Any, start_new_session: bool) -> ForkedRank:
         """In place of subprocess.Popen: `[python, -u, script, ...]` is a fork, in a session of its own."""
         fds = [fd if file is None else file.fileno() for fd, file in ((1, stdout), (2, stderr))]
         return ForkedRank(args, self.fork([word for word in args[1:] if word != "-u"], env, *fds))
+
+    def _stop(self) -> None:
+        self._connection.close()
+        os.waitpid(self._pid, 0)
 
 
 class ForkedRank:
