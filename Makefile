@@ -18,6 +18,9 @@ K8S := .venv-k8s
 # make test-lowest TORCH=2.13.0 takes another torch: pip may have the lowest one with gigabytes of CUDA only.
 TORCH ?= $(shell sed -nE 's/^torch>=([0-9.]+).*/\1/p' requirements.txt)
 BIN := $(VENV)/bin
+# Python compiles modules as they are imported. pip would compile all of them, five times as many, on one core.
+INSTALL := $(BIN)/python -m pip install --quiet --no-compile
+unexport PYTHONDONTWRITEBYTECODE
 PYTEST := $(BIN)/python -m pytest -q --numprocesses $(WORKERS) --dist worksteal --durations 15
 
 .DELETE_ON_ERROR:
@@ -28,11 +31,11 @@ $(VENV)/bin/python:
 	$(PYTHON) -m venv $(VENV)
 
 $(VENV)/.installed: requirements.txt | $(VENV)/bin/python
-	$(BIN)/python -m pip install --quiet --requirement requirements.txt
+	$(INSTALL) --requirement requirements.txt
 	@touch $@
 
 $(VENV)/.installed-dev: requirements-dev.txt requirements-tracking.txt requirements-evaluation.txt requirements-images.txt $(VENV)/.installed
-	$(BIN)/python -m pip install --quiet --requirement requirements-dev.txt
+	$(INSTALL) --requirement requirements-dev.txt
 	@touch $@
 
 demo: $(VENV)/.installed
@@ -48,7 +51,7 @@ test-both: $(VENV)/.installed-dev
 	$(PYTEST) -m "not full and not cluster"
 
 $(FLOAT8)/.installed: requirements-float8.txt | $(VENV)/.installed-dev
-	$(BIN)/python -m pip install --quiet --no-deps --upgrade --target $(FLOAT8) --requirement requirements-float8.txt
+	$(INSTALL) --no-deps --upgrade --target $(FLOAT8) --requirement requirements-float8.txt
 	@touch $@
 
 test-float8: $(VENV)/.installed-dev $(FLOAT8)/.installed

@@ -98,7 +98,9 @@ def test_generate_answers_as_plain_transformers_does(
     assert said == wanted
 
 
-@pytest.mark.parametrize("name", slow_but(1, ["qwen2_5_vl", "blip2_opt", "blip2_t5", "gemma3", "idefics3", "smolvlm"]))
+@pytest.mark.parametrize(
+    "name", slow_but(1, ["qwen2_5_vl", "blip2_t5", "gemma3", "blip2_opt", "idefics3", "smolvlm"], num_slow=2)
+)
 def test_a_family_resumes_exports_loads_and_answers(
     name: str, process_group: ProcessGroup, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -20,6 +20,7 @@ from tests.helpers.reference import assert_agrees, flags_for, lora_flags, plain_
 
 NUM_STEPS, NUM_RANKS = 5, 2
 EVAL_TOLERANCE = 1e-5
+ADAPTED = ("gpt2", "gemma2", "phi3", "opt", "gpt_neox")  # layers of other kinds or names than Llama's
 
 
 @pytest.fixture(scope="module", params=FAMILIES)
@@ -135,6 +136,11 @@ def test_the_windows_cut_at_these_lengths(model_folder: Path) -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize(
+    "name",
+    [name if name in ADAPTED else pytest.param(name, marks=pytest.mark.full) for name in FAMILIES],
+    scope="module",
+)
 def test_adapters_train_as_in_a_plain_loop_and_load_in_plain_peft(
     name: str, model_folder: Path, process_group: ProcessGroup, tmp_path: Path
 ) -> None:

@@ -63,15 +63,19 @@ class Case:
 
 CASES = [Case("nf4", 1), Case("fp4 double", 2, SHARDED), Case("int8", 2, SHARDED)]
 SLOW_CASES = [
-    *(Case(kind, 1) for kind in FLAGS if kind != "nf4"),
-    Case("nf4", 2, SHARDED),
     Case("fp4 double", 4, (*SHARDED, "--sharding_strategy", "HYBRID_SHARD", "--sharding_group_size", "2")),
-    *(Case(kind, 2) for kind in FLAGS),
-    *(Case("nf4", 2, (*SHARDED, "--quant_storage", storage)) for storage in ("fp32", "bf16", "fp16")),
+    Case("int8", 2),
+    Case("nf4", 2, (*SHARDED, "--quant_storage", "bf16")),
     Case("int8", 2, (*SHARDED, "--quant_storage", "fp32")),
     Case("nf4", 2, (*SHARDED, "--fsdp_cpu_offload")),
     Case("nf4", 2, (*SHARDED, "--sharding_strategy", "SHARD_GRAD_OP", "--wrap", "root")),
     Case("nf4", 1, ("--activation_checkpointing", "selective")),
+]
+FULL_CASES = [
+    *(Case(kind, 1) for kind in FLAGS if kind != "nf4"),
+    Case("nf4", 2, SHARDED),
+    *(Case(kind, 2) for kind in FLAGS if kind != "int8"),
+    *(Case("nf4", 2, (*SHARDED, "--quant_storage", storage)) for storage in ("fp32", "fp16")),
 ]
 
 
@@ -91,8 +95,8 @@ def references(wider_model: Path) -> Made:
 
 
 # GPT-NeoX and Mixtral are stored under other names than the model's: rank 0 reads and sends whole weights.
-FAMILY_CASES = ["gpt_neox", "mixtral"]
-SLOW_FAMILY_CASES = [name for name in FAMILIES if name not in (*FAMILY_CASES, "gpt2", "falcon")]
+FAMILY_CASES = ["gpt_neox", "mixtral", "gemma2", "phi3", "opt"]
+OTHER_FAMILIES = [name for name in FAMILIES if name not in (*FAMILY_CASES, "gpt2", "falcon")]
 
 
 @pytest.fixture(scope="module")
@@ -112,7 +116,7 @@ def adapted_references(wider_model: Path) -> Made:
 
 
 @pytest.mark.parametrize(
-    "case", [*CASES, *(pytest.param(case, marks=pytest.mark.slow) for case in SLOW_CASES)], ids=str
+    "case", slow_but(len(CASES), [*CASES, *SLOW_CASES, *FULL_CASES], num_slow=len(SLOW_CASES)), ids=str
 )
 def test_losses_and_gradients_are_those_of_the_unsharded_model(
     case: Case, references: Made, wider_model: Path, process_group: ProcessGroup, tmp_path: Path
@@ -135,20 +139,22 @@ def test_losses_and_gradients_are_those_of_the_unsharded_model(
 
 ADAPTED = [("rslora", Case("nf4", 1)), ("dora", Case("int8", 2, SHARDED)), ("prefix", Case("nf4", 2, SHARDED))]
 SLOW_ADAPTED = [
-    ("dora", Case("nf4", 1)),
     ("dora", Case("nf4", 2)),
-    *((adapter, Case("nf4", 2, SHARDED)) for adapter in ADAPTERS if adapter != "prefix"),
     ("rslora", Case("int8", 1)),
-    ("dora", Case("fp4 double", 1)),
     ("dora", Case("nf4", 2, (*SHARDED, "--quant_storage", "bf16"))),
     ("llama_adapter", Case("fp4 double", 2)),
     ("prefix", Case("int8", 2)),
+]
+FULL_ADAPTED = [
+    *((adapter, Case("nf4", 2, SHARDED)) for adapter in ADAPTERS if adapter != "prefix"),
+    ("dora", Case("nf4", 1)),
+    ("dora", Case("fp4 double", 1)),
 ]
 
 
 @pytest.mark.parametrize(
     ("adapter", "case"),
-    [*ADAPTED, *(pytest.param(*adapted, marks=pytest.mark.slow) for adapted in SLOW_ADAPTED)],
+    slow_but(len(ADAPTED), [*ADAPTED, *SLOW_ADAPTED, *FULL_ADAPTED], num_slow=len(SLOW_ADAPTED)),
     ids=str,
 )
 def test_every_kind_of_adapter_trains_on_quantized_weights_as_with_peft(
@@ -165,9 +171,7 @@ def test_every_kind_of_adapter_trains_on_quantized_weights_as_with_peft(
     assert_agrees(tmp_path / "run", adapted_references[adapter, case.kind])
 
 
-@pytest.mark.parametrize(
-    "family", [*FAMILY_CASES, *(pytest.param(name, marks=pytest.mark.slow) for name in SLOW_FAMILY_CASES)]
-)
+@pytest.mark.parametrize("family", slow_but(2, [*FAMILY_CASES, *OTHER_FAMILIES], num_slow=len(FAMILY_CASES) - 2))
 def test_a_family_is_quantized_as_transformers_quantizes_it(
     family: str, tiny_model: Path, process_group: ProcessGroup, tmp_path: Path
 ) -> None:

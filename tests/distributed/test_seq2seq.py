@@ -57,13 +57,15 @@ CASES = [
     Case("flan-t5", "SINGLE", LORA),
     Case("t5", "FULL_SHARD", (*LORA, "--freeze_layers")),
 ]
-T5_COMPILED = Case("t5", "SINGLE", (*LORA, "--compile", "--activation_checkpointing", "full"))
+T5_COMPILED = Case("t5", "SINGLE", ("--compile",))
+T5_WITH_ALL = Case("t5", "SINGLE", (*LORA, "--compile", "--activation_checkpointing", "full"))  # a minute of tracing
 # Whether they are compiled with aot_eager. What T5 adds is for dynamo to capture; inductor compiles BART's layers.
 SLOW_CASES = [
     (Case("bart", "FULL_SHARD", ("--compile",)), False),
     (T5_COMPILED, True),
     (Case("bart", "HYBRID_SHARD", LORA), False),
-    pytest.param(T5_COMPILED, False, marks=pytest.mark.full),
+    pytest.param(T5_WITH_ALL, True, marks=pytest.mark.full),
+    pytest.param(T5_WITH_ALL, False, marks=pytest.mark.full),
 ]
 
 

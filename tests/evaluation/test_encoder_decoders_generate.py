@@ -86,7 +86,7 @@ def save_learner(family: str, folder: Path) -> Path:
 @pytest.mark.slow
 @pytest.mark.long
 @pytest.mark.timeout(900)
-@pytest.mark.parametrize(("family", "num_steps"), [("bart", 400), ("t5", 900)])
+@pytest.mark.parametrize(("family", "num_steps"), [("bart", 400), pytest.param("t5", 900, marks=pytest.mark.full)])
 def test_the_samples_are_learned_and_rouge_says_so(
     family: str, num_steps: int, process_group: ProcessGroup, tmp_path: Path
 ) -> None:

@@ -7,6 +7,7 @@ need three settings at once are rare.
 from __future__ import annotations
 
 import itertools
+import math
 from collections.abc import Callable, Hashable, Iterable, Sequence
 from typing import Any
 
@@ -39,9 +40,11 @@ def select_values(cases: Sequence[Any], values: Callable[[Any], Values]) -> list
     return [case if place in needed else _marked(case, pytest.mark.slow) for place, case in enumerate(cases)]
 
 
-def slow_but(first: int, cases: Iterable[Any]) -> list[Any]:
-    """The cases, of which those after the first few are marked `slow`."""
-    return [case if place < first else _marked(case, pytest.mark.slow) for place, case in enumerate(cases)]
+def slow_but(first: int, cases: Iterable[Any], *, num_slow: int | None = None) -> list[Any]:
+    """The cases, of which those after the first few are marked `slow`, and those after `num_slow` more `full`."""
+    last = math.inf if num_slow is None else first + num_slow
+    marks = [pytest.mark.slow, pytest.mark.full]
+    return [case if place < first else _marked(case, marks[place >= last]) for place, case in enumerate(cases)]
 
 
 def _marked(case: Any, mark: pytest.MarkDecorator) -> Any:
