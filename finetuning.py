@@ -32,6 +32,9 @@ if __name__ == "__main__":
     end_unless_flags_hold(sys.argv[1:])  # before the imports below, which take seconds: at once
     quiet_imports()
     imports_ended = say_if_it_lasts("importing torch and transformers")
+    from utils.compat import import_bitsandbytes_without_inductor
+
+    import_bitsandbytes_without_inductor()
 
 import torch
 from torch import nn

@@ -46,7 +46,7 @@ class StopRequests:
 
     Outside of it, signals do what they always do. If the process ends with the run (`ends_process`) and a signal came
     inside or the run has ended well, the handlers stay: no signal shall change what the process says of the run. If it
-    ends with an error, SIGTERM is noted only: a launcher that has seen one rank end sends it to the others, which may
+    ends with an error, that of SIGTERM does: a launcher that has seen one rank end sends it to the others, which may
     still have to say why. Off the main thread Python allows no handlers; there, only the file works.
     """
 
@@ -54,7 +54,7 @@ class StopRequests:
         self.env, self.file, self.ends_process = env, folder / "STOP", ends_process
         self.asked = ""  # by what, in words, the same on every rank; empty until agreed upon
         self._signal = 0  # the first that this rank received
-        self._has_ended = False
+        self._is_over = False  # then the first signal changes nothing
         self._next_look = 0.0
         self._handlers: dict[signal.Signals, Any] = {}
         self._wakeup_before = -1
@@ -80,19 +80,23 @@ class StopRequests:
     ) -> None:
         if not self._handlers:
             return
-        if self.ends_process and (self._signal or self.asked or self._has_ended):
+        if self.ends_process and (self._signal or self.asked or self._is_over):
             atexit.register(_ignore_signals)  # while the interpreter ends, handlers are gone before the process is
             return
+        speaks = self.ends_process and error is not None
         for number, handler in self._handlers.items():
-            is_noted = self.ends_process and error is not None and number == signal.SIGTERM
-            signal.signal(number, self._note if is_noted else handler)
+            if not (speaks and number == signal.SIGTERM):
+                signal.signal(number, handler)
+        if speaks:
+            self._is_over = True
+            return
         signal.set_wakeup_fd(self._wakeup_before)
         os.write(self._pipe[1], bytes(1))  # no signal has this number: the thread's end
         os.close(self._pipe[1])
 
     def run_has_ended(self) -> None:
         """Tell that the run has ended well: one signal more changes nothing, a second one still ends the process."""
-        self._has_ended = True
+        self._is_over = True
 
     def agree(self, *flags: bool) -> Agreement:
         """Whether any rank was asked to stop. Every rank must call this once per step, with as many flags.
@@ -149,16 +153,13 @@ class StopRequests:
             name, now = signal.Signals(number).name, time.monotonic()
             if not self._signal:
                 self._signal, first_at = number, now
-                if self._has_ended:
+                if self._is_over:
                     continue
                 self._say(f"{name}: the run ends after this step, with a checkpoint; once more, and it ends at once")
             elif now - first_at > SAME_WISH_SECONDS:
                 self._say(f"{name} again: this ends at once, without a checkpoint")
                 leave(128 + number)
         os.close(self._pipe[0])
-
-    def _note(self, number: int, frame: FrameType | None) -> None:
-        self._signal = self._signal or number
 
     def _say(self, line: str) -> None:
         if self.env.is_rank_zero:

@@ -4,14 +4,37 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
+import importlib
 import inspect
+import os
 from typing import Any
 
 import torch
+import torch._dynamo
 import torch.distributed as dist
 from torch.nn.attention.varlen import varlen_attn
 from torch.nn.parallel import DistributedDataParallel
 from torch.torch_version import TorchVersion
+
+
+def import_bitsandbytes_without_inductor() -> None:
+    """Import bitsandbytes, if it is installed, before peft does.
+
+    At its import it calls torch.compile for kernels of devices that it has none for, and so loads inductor: 1.3 of 7
+    seconds of a start. Uncompiled functions are what it falls back to by itself. Ends when it compiles at a first call.
+    """
+    before = os.environ.get(_NO_DYNAMO)
+    os.environ[_NO_DYNAMO] = "1"  # torch.compile looks here each time; torch._dynamo, which is imported, looked before
+    try:
+        with contextlib.suppress(ImportError):
+            importlib.import_module("bitsandbytes")
+    finally:
+        del os.environ[_NO_DYNAMO]
+        if before is not None:
+            os.environ[_NO_DYNAMO] = before
+
+
+_NO_DYNAMO = "TORCHDYNAMO_DISABLE"
 
 
 def no_buffer_sync() -> dict[str, Any]:

@@ -48,7 +48,10 @@ def import_everything() -> None:
     logging.getLogger("bitsandbytes").setLevel(logging.ERROR)
     import torch
 
+    from utils.compat import import_bitsandbytes_without_inductor
+
     torch.set_num_threads(1)
+    import_bitsandbytes_without_inductor()  # as finetuning.py does
     for name in ("finetuning", *LATE):
         importlib.import_module(name)
     import tqdm

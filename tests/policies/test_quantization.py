@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 from pathlib import Path
 
 import bitsandbytes as bnb
@@ -29,6 +31,7 @@ from policies.quantization import gathering_changes_nothing, quantize_linears, r
 from policies.quantized_linear import Quantization, QuantizedLinear
 from policies.sharding import choose_layout
 from tests.helpers.loaded import single_process
+from tests.helpers.processes import ROOT
 from utils.device import facts_of
 from utils.environment import Environment
 from utils.errors import ConfigError
@@ -259,3 +262,18 @@ def test_without_bitsandbytes_or_a_device_for_it_quantization_is_refused(monkeyp
 def test_weights_that_do_not_fill_whole_elements_are_refused() -> None:
     with pytest.raises(ConfigError, match=r"--quantization: 3 x 5 weights .* torch\.uint8; give --quantization 8bit"):
         QuantizedLinear(nn.Linear(5, 3), Quantization(4, "nf4", False, FP32, torch.uint8))
+
+
+@pytest.mark.slow
+def test_bitsandbytes_is_imported_without_inductor_and_torch_compile_still_compiles() -> None:
+    code = (
+        "import os, sys, torch\n"
+        "from utils.compat import import_bitsandbytes_without_inductor\n"
+        "import_bitsandbytes_without_inductor()\n"
+        "import peft\n"
+        "loaded = {'bitsandbytes', 'torch._inductor.compile_fx'} & set(sys.modules)\n"
+        "torch.compile(torch.sin, backend='eager')(torch.ones(2))\n"
+        "print(loaded, 'TORCHDYNAMO_DISABLE' in os.environ, torch._dynamo.utils.counters['frames']['ok'])\n"
+    )
+    done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=True)
+    assert done.stdout == "{'bitsandbytes'} False 1\n"

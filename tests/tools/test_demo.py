@@ -1,4 +1,4 @@
-"""`make demo` really learns: it runs as a user runs it, for 200 steps of its 1000, and its model is tested."""
+"""`make demo` really learns: it runs as a user runs it, for 300 steps of its 1000, and its model is tested."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def demo(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, str]:
     shared = shared.parent if "PYTEST_XDIST_WORKER" in os.environ else shared
     folder, printed = shared / "demo", shared / "demo.txt"
     environment = {key: value for key, value in os.environ.items() if key != "OMP_NUM_THREADS"}
-    command = [sys.executable, "-m", "tools.demo", "--out", str(folder), "--max_train_step", "200"]
+    command = [sys.executable, "-m", "tools.demo", "--out", str(folder), "--max_train_step", "300"]
     with FileLock(shared / "demo.lock"):
         if not printed.exists():
             done = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=580)
