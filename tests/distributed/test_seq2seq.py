@@ -57,15 +57,13 @@ CASES = [
     Case("flan-t5", "SINGLE", LORA),
     Case("t5", "FULL_SHARD", (*LORA, "--freeze_layers")),
 ]
-T5_COMPILED = Case("t5", "SINGLE", ("--compile",))
-T5_WITH_ALL = Case("t5", "SINGLE", (*LORA, "--compile", "--activation_checkpointing", "full"))  # a minute of tracing
-# Whether they are compiled with aot_eager. What T5 adds is for dynamo to capture; inductor compiles BART's layers.
+T5_COMPILED = Case("t5", "SINGLE", (*LORA, "--compile", "--activation_checkpointing", "full"))
+# Whether they are compiled with aot_eager. What T5 adds is for dynamo to capture, and tracing it takes a minute.
 SLOW_CASES = [
     (Case("bart", "FULL_SHARD", ("--compile",)), False),
-    (T5_COMPILED, True),
     (Case("bart", "HYBRID_SHARD", LORA), False),
-    pytest.param(T5_WITH_ALL, True, marks=pytest.mark.full),
-    pytest.param(T5_WITH_ALL, False, marks=pytest.mark.full),
+    pytest.param(T5_COMPILED, True, marks=pytest.mark.full),
+    pytest.param(T5_COMPILED, False, marks=pytest.mark.full),
 ]
 
 
