@@ -11,8 +11,6 @@
 
 PYTHON ?= python3
 WORKERS ?= 2
-# The cluster's tests wait half of the time: for Slurm, for names, for a network that is limited.
-CLUSTER_WORKERS ?= 3
 VENV := .venv
 LOWEST := .venv-lowest
 FLOAT8 := .venv-float8
@@ -63,7 +61,7 @@ cluster-tools:
 	bash .ci/cluster_tools $(PYTHON) $(K8S)
 
 test-cluster: $(VENV)/.installed-dev cluster-tools
-	$(BIN)/python -m pytest -q -rs --numprocesses $(CLUSTER_WORKERS) --dist loadfile --durations 5 -m "cluster and not full" \
+	$(BIN)/python -m pytest -q -rs --numprocesses $(WORKERS) --dist loadfile --durations 5 -m "cluster and not full" \
 		$$(grep --recursive --files-with-matches --include='test_*.py' mark.cluster tests)
 
 test-all: $(VENV)/.installed-dev
