@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import atexit
 import contextlib
+import faulthandler
 import functools
 import gc
 import importlib
@@ -29,6 +30,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any, NoReturn
 
+from tests.helpers.forked import WRITE_STACKS
 from tests.helpers.forked_ranks import RankServer
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -231,4 +233,5 @@ if __name__ == "__main__":
     weakref.finalize._registry.clear()  # type: ignore[attr-defined]  # of libraries' own objects: 50 ms at a fork's end
     gc.collect()
     gc.freeze()
+    faulthandler.register(WRITE_STACKS, file=2)
     serve(socket.socket(fileno=int(sys.argv[1])))

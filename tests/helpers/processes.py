@@ -18,7 +18,7 @@ from typing import Any
 
 import psutil
 
-from tests.helpers.forked import ONE_THREAD, Fork
+from tests.helpers.forked import ONE_THREAD, WRITE_STACKS, Fork
 from tests.helpers.forked_ranks import SERVER_NAME
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -64,13 +64,14 @@ class Captured:
         """Wait for its end; it is killed when the time is up.
 
         Raises:
-            subprocess.TimeoutExpired: with what it had printed.
+            subprocess.TimeoutExpired: with what it had printed, and where each of its processes was.
         """
         try:
             status = self.fork.wait(max(0.0, timeout_seconds))
         except subprocess.TimeoutExpired as error:
+            self._write_stacks()
             self.kill()
-            error.output = "\n".join(self._read())
+            error.add_note("\n".join(self._read()))
             raise
         return Outcome(status, *self._read())
 
@@ -82,7 +83,25 @@ class Captured:
                 texts.append(file.read())
         return texts
 
+    def _processes(self) -> list[psutil.Process]:
+        """It, and its ranks if it is a launcher: these have sessions of their own."""
+        try:
+            process = psutil.Process(self.fork.pid)
+            return [process, *children_of(process, recursive=True)]
+        except psutil.NoSuchProcess:
+            return []
+
+    def _write_stacks(self) -> None:
+        """Let each process write to stderr where its threads are."""
+        for process in self._processes():
+            with contextlib.suppress(psutil.NoSuchProcess):
+                process.send_signal(WRITE_STACKS)
+                time.sleep(0.2)  # one after the other
+
     def kill(self) -> None:
+        for process in self._processes():
+            with contextlib.suppress(psutil.NoSuchProcess):
+                process.kill()
         with contextlib.suppress(ProcessLookupError):
             os.killpg(self.fork.pid, signal.SIGKILL)
 
