@@ -69,7 +69,7 @@ def head_variants(tokens: int, width: int, vocab: int, chunk: int, dtype: torch.
     compiled = compile_for_any_rows(summed_cross_entropy)
 
     def logits_of(part: torch.Tensor) -> torch.Tensor:
-        logits: torch.Tensor = head(part)[0]
+        logits: torch.Tensor = head(part).squeeze(0)
         return logits
 
     def backward(loss: torch.Tensor) -> None:

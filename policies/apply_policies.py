@@ -26,7 +26,7 @@ from policies.quantization import quantize_linears
 from policies.quantized_linear import Quantization
 from policies.sharding import Layout, replicate, shard
 from policies.weights import Weights, materialise
-from policies.wrapping import find_layers, find_units
+from policies.wrapping import find_layers, find_outer_norms, find_units
 from utils.environment import Environment
 
 
@@ -89,6 +89,7 @@ def adapt_model(
     )
     # Found now: sharding renames their classes.
     layers, units = find_layers(base), find_units(base, config.fsdp_config.wrap)
+    norms = find_outer_norms(base, layers)
 
     # 1. PEFT, on quantized layers or plain ones
     notes: tuple[str, ...] = ()
@@ -112,7 +113,7 @@ def adapt_model(
     apply_activation_checkpointing(base, checkpointing)
     # 5. compile, inside the hooks that sharding adds
     if train.compile:
-        compile_layers(layers, widths_vary=train.batching_strategy == "padding", fallback=fallback)
+        compile_layers(layers, norms, widths_vary=train.batching_strategy == "padding", fallback=fallback)
     return Adapted(model, base, units, layers, notes)
 
 

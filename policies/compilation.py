@@ -68,10 +68,17 @@ class EagerFallback:
         return call
 
 
-def compile_layers(layers: Sequence[nn.Module], *, widths_vary: bool, fallback: EagerFallback | None = None) -> None:
+def compile_layers(
+    layers: Sequence[nn.Module],
+    norms: Sequence[nn.Module] = (),
+    *,
+    widths_vary: bool,
+    fallback: EagerFallback | None = None,
+) -> None:
     """Compile each layer at its first call.
 
     Args:
+        norms: what else is compiled, each alone.
         widths_vary: batches differ in width, so one graph is to serve them all. Otherwise torch would compile for the
             first batch alone, and for any width when the second comes.
         fallback: if one does not compile; None: torch's error ends the call.
@@ -83,11 +90,11 @@ def compile_layers(layers: Sequence[nn.Module], *, widths_vary: bool, fallback: 
         raise ConfigError("--compile: this model names no repeated layers, which are what is compiled; leave it out")
     torch._dynamo.config.recompile_limit = RECOMPILE_LIMIT
     torch.compiler.config.dynamic_sources = OFFSETS_OF_ROWS
-    for layer in layers:
-        layer.compile(dynamic=widths_vary or None)
-        compiled: Any = layer._compiled_call_impl
+    for module in (*layers, *norms):
+        module.compile(dynamic=widths_vary or None)
+        compiled: Any = module._compiled_call_impl
         if fallback is not None:
-            layer._compiled_call_impl = fallback.around(compiled, layer._call_impl)
+            module._compiled_call_impl = fallback.around(compiled, module._call_impl)
 
 
 def compile_for_any_rows(

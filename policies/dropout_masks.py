@@ -2,9 +2,15 @@
 
 from __future__ import annotations
 
+import math
 from typing import NamedTuple
 
 import torch
+
+
+BLOCKS, PLACES = 4096, 1024
+"""A row's key is that of its block of rows plus that of its place in the block. So as many keys are drawn for every
+batch: torch 2.11 cannot compile random tensors of a varying size in layers that are recomputed for backward."""
 
 
 class Kept(NamedTuple):
@@ -29,9 +35,8 @@ def draw_kept(inputs: torch.Tensor, share: float) -> Kept:
     """
     if not torch.compiler.is_compiling():
         return Kept(share, torch.empty_like(inputs, dtype=torch.bool).bernoulli_(1 - share))
-    columns = inputs.shape[-1]
     # Fractions, of 24 bits each: the compiler would draw integers again for every element that a key is used for.
-    fractions = torch.rand(2, inputs.numel() // columns + columns, device=inputs.device)
+    fractions = torch.rand(2, BLOCKS + PLACES + inputs.shape[-1], device=inputs.device)
     high, low = (fractions * 2**24).int()
     return Kept(share, high << 8 ^ low)
 
@@ -40,14 +45,16 @@ def mask_of(keys: torch.Tensor, shape: torch.Size, share: float) -> torch.Tensor
     """A mask of dropout, in which each element follows from a key of its row and a key of its column.
 
     Args:
-        keys: int32, random: one for each row, which are all dimensions but the last, then one for each column.
+        keys: int32, random: BLOCKS, PLACES, and one for each column.
+        shape: rows are all dimensions but the last, BLOCKS * PLACES at most.
         share: of the elements, that is dropped, to 2^-32.
 
     Returns:
         bool, of that shape.
     """
-    columns = shape[-1]
-    bits = _mixed(keys[:-columns, None] + keys[-columns:])
+    of_blocks, of_places, of_columns = keys.split((BLOCKS, PLACES, shape[-1]))
+    of_rows = (of_blocks[:, None] + of_places).flatten()[: math.prod(shape[:-1])]
+    bits = _mixed(of_rows[:, None] + of_columns)
     return (bits >= round(share * 2**32) - 2**31).view(shape)
 
 

@@ -16,7 +16,7 @@ def loss_with_gradients(
     chunks: Sequence[tuple[torch.Tensor, torch.Tensor]],
     logits_of: Callable[[torch.Tensor], torch.Tensor],
     loss_of: Callable[[torch.Tensor, torch.Tensor], torch.Tensor],
-    loss_grad: float,
+    loss_grad: float | None,
 ) -> torch.Tensor:
     """The summed loss of all chunks. Its gradients are computed here, for `hidden` and for all that the head trains.
 
@@ -28,8 +28,8 @@ def loss_with_gradients(
         chunks: parts of `hidden` along its tokens, and their targets, [tokens].
         logits_of: the head: hidden -> [tokens, vocab]. It may train any parameters.
         loss_of: logits, targets -> fp32 scalar.
-        loss_grad: the gradient of the loss that `backward` will bring. If it brings another one, gradients are
-            multiplied by the quotient and rounded once more.
+        loss_grad: the gradient of the loss that `backward` will bring. If it brings another one, one of the gradients
+            becomes NaN. None: not known; `backward` multiplies gradients by it, which rounds them once more.
 
     Returns:
         fp32 scalar. It has one backward pass; another one, or a second derivative, raises RuntimeError.
@@ -48,7 +48,7 @@ def loss_with_gradients(
         wanted = [inputs, *leaves] if hidden.requires_grad else leaves
         if not wanted:
             continue
-        found = list(torch.autograd.grad(loss, wanted, torch.full_like(loss, loss_grad), allow_unused=True))
+        found = list(torch.autograd.grad(loss, wanted, torch.full_like(loss, 1.0 if loss_grad is None else loss_grad), allow_unused=True))
         if hidden.requires_grad:
             gradient = found.pop(0)
             hidden_grads.append(torch.zeros_like(inputs) if gradient is None else gradient)
@@ -68,10 +68,10 @@ class _WithGradients(torch.autograd.Function):
 
     @staticmethod
     def forward(
-        ctx: Any, loss: torch.Tensor, loss_grad: float, gradients: list[torch.Tensor], *trained: torch.Tensor
+        ctx: Any, loss: torch.Tensor, loss_grad: float | None, gradients: list[torch.Tensor], *trained: torch.Tensor
     ) -> torch.Tensor:
         ctx.save_for_backward(*gradients)
-        ctx.loss_grad = torch.full_like(loss, loss_grad)
+        ctx.loss_grad = None if loss_grad is None else torch.full_like(loss, loss_grad)
         return loss.clone()
 
     @staticmethod
@@ -79,11 +79,13 @@ class _WithGradients(torch.autograd.Function):
         if torch.is_grad_enabled():
             raise RuntimeError("the loss has no second derivative here: its gradients are constants (create_graph)")
         # In place, so that the gradient of a large head is not there twice. A second backward pass raises an error:
-        # autograd sees that tensors were changed since they were saved.
+        # autograd sees that a tensor was changed since it was saved.
         gradients = ctx.saved_tensors
-        quotient = grad / ctx.loss_grad  # exactly 1 if backward brings what was said
-        for gradient in gradients:
-            gradient.mul_(quotient)
+        if ctx.loss_grad is None:
+            for gradient in gradients:
+                gradient.mul_(grad)
+        else:  # one number is multiplied, so that nothing else is read and written
+            gradients[0].view(-1)[:1].mul_(torch.where(grad == ctx.loss_grad, 1.0, torch.nan))
         return None, None, None, *gradients
 
 

@@ -58,9 +58,9 @@ def use_summed_loss(
     inputs, up to the last stack's output, and then for each chunk with that output given. So what a model does between
     encoder and decoder, and logit scaling or soft-capping behind them, are never forgotten.
 
-    If gradients are enabled, they are computed with the loss (see `policies.head_gradients`). `loss_grad`, a number, is
-    the gradient of the loss that `backward` will bring. Gradients in fp16 need to know it: without the loss scale,
-    small ones would be rounded to zero.
+    If gradients are enabled, they are computed with the loss (see `policies.head_gradients`). `loss_grad` is the
+    gradient of the loss that `backward` will bring. Gradients in fp16 need to know it: without the loss scale, small
+    ones would be rounded to zero.
 
     Args:
         model: a transformers model whose head runs on the last stack's output alone.
@@ -77,7 +77,7 @@ def use_summed_loss(
         *args: Any,
         targets: torch.Tensor | None = None,
         target_positions: torch.Tensor | None = None,
-        loss_grad: float = 1.0,
+        loss_grad: float | None = None,
         labels: torch.Tensor | None = None,  # peft hands it on, None where it was not given
         **kwargs: Any,
     ) -> Any:
@@ -92,8 +92,8 @@ def use_summed_loss(
 
         def logits_of(hidden_chunk: torch.Tensor) -> torch.Tensor:
             with _forward_replaced(last, lambda *args, **kwargs: _Hidden(last_hidden_state=hidden_chunk)):
-                logits: torch.Tensor = compute_logits(model, hidden_chunk)[0]
-            return logits
+                logits: torch.Tensor = compute_logits(model, hidden_chunk)
+            return logits.squeeze(0)  # not [0], whose backward copies the gradient
 
         loss_of = functools.partial(cross_entropy, label_smoothing=smoothing)
         size = chunk_size or max(1, targets.numel())

@@ -30,6 +30,16 @@ def find_layers(model: Any) -> list[nn.Module]:
     return list(found.values())
 
 
+def find_outer_norms(model: nn.Module, layers: Sequence[nn.Module]) -> list[nn.Module]:
+    """The normalizations outside of layers, mostly one behind the last layer, that are written in several operators.
+
+    Torch's own have one kernel each.
+    """
+    inside = {id(module) for layer in layers for module in layer.modules()}
+    norms = (m for m in model.modules() if type(m).__name__.endswith("Norm") and not list(m.children()))
+    return [norm for norm in norms if id(norm) not in inside and not type(norm).__module__.startswith("torch.")]
+
+
 def has_tied_embeddings(model: Any) -> bool:
     head, embeddings = model.get_output_embeddings(), model.get_input_embeddings()
     return head is not None and head.weight is embeddings.weight

@@ -150,7 +150,7 @@ def make_collator(
     return Collator(packing, padding_id(processor, vocab_size), width, offsets, num_rows)
 
 
-def summed_loss(model: nn.Module, batch: CausalMicroBatch, loss_grad: float = 1.0) -> torch.Tensor:
+def summed_loss(model: nn.Module, batch: CausalMicroBatch, loss_grad: float | None = None) -> torch.Tensor:
     """Sum of next-token cross-entropy over the batch's label tokens, fp32 scalar (see `policies.loss`)."""
     offsets: dict[str, Any] = {}
     if batch.cu_seqlens is not None:

@@ -199,7 +199,7 @@ def make_collator(
     return ImageCollator(processor, padding_id(processor.tokenizer, vocab_size), width, decoder)
 
 
-def summed_loss(model: nn.Module, batch: ImageTextMicroBatch, loss_grad: float = 1.0) -> torch.Tensor:
+def summed_loss(model: nn.Module, batch: ImageTextMicroBatch, loss_grad: float | None = None) -> torch.Tensor:
     """Sum of the cross-entropy over the batch's caption tokens, fp32 scalar (see `policies.loss`)."""
     return model(
         **batch.inputs,

@@ -192,7 +192,7 @@ def make_collator(
     )
 
 
-def summed_loss(model: nn.Module, batch: Seq2SeqMicroBatch, loss_grad: float = 1.0) -> torch.Tensor:
+def summed_loss(model: nn.Module, batch: Seq2SeqMicroBatch, loss_grad: float | None = None) -> torch.Tensor:
     """Sum of the cross-entropy over the batch's labels, fp32 scalar (see `policies.loss`)."""
     return model(
         input_ids=batch.input_ids,

@@ -152,7 +152,7 @@ class Task(Protocol):
             num_rows: batches are filled up to so many rows, as layers that are compiled for them ask; 0: they are not.
         """
 
-    def summed_loss(self, model: nn.Module, batch: Any, loss_grad: float = 1.0) -> torch.Tensor:
+    def summed_loss(self, model: nn.Module, batch: Any, loss_grad: float | None = None) -> torch.Tensor:
         """The sum of the loss over the batch's label tokens, fp32 scalar.
 
         Args:

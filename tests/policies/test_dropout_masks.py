@@ -7,16 +7,17 @@ import math
 import pytest
 import torch
 
-from policies.dropout_masks import mask_of
+from policies.dropout_masks import BLOCKS, PLACES, mask_of
 
 
 @pytest.mark.parametrize("share", [0.05, 0.3])
 def test_masks_of_keys_are_as_random_as_drawn_ones(share: float) -> None:
     """Their share, and that no element follows from another: beside it, of another row or column, or of other keys."""
     generator = torch.Generator().manual_seed(0)
-    shape = torch.Size((4, 256, 512))
+    shape = torch.Size((4, 768, 512))
+    size = (BLOCKS + PLACES + 512,)
     first, second = (
-        mask_of(torch.randint(-(2**31), 2**31, (4 * 256 + 512,), generator=generator, dtype=torch.int32), shape, share)
+        mask_of(torch.randint(-(2**31), 2**31, size, generator=generator, dtype=torch.int32), shape, share)
         for _ in range(2)
     )
     spread = math.sqrt(share * (1 - share))
@@ -26,12 +27,14 @@ def test_masks_of_keys_are_as_random_as_drawn_ones(share: float) -> None:
 
     values = standardized(first).flatten(0, 1)
     bound = 5 / math.sqrt(values.numel())  # five standard deviations of a mean of independent elements
-    others = [values.roll(by, dims) for by in (1, 7, 64, 256) for dims in (0, 1)]
+    others = [values.roll(by, dims) for by in (1, 7, 64, 256) for dims in (0, 1)] + [values.roll(PLACES, 0)]
     for other in (torch.ones_like(values), standardized(second).flatten(0, 1), *others):
         assert abs((values * other).mean().item()) < bound
     for dim in (0, 1):  # no row, and no column, has more or less than its share
         sums = values.mean(dim) * math.sqrt(values.shape[dim])
         assert sums.abs().max() < 6
         assert sums.var().item() == pytest.approx(1, abs=0.3)
-    rectangles = values[:-1, :-1] * values[1:, :-1] * values[:-1, 1:] * values[1:, 1:]
-    assert abs(rectangles.mean().item()) < 2 * bound  # an element is not what its row's and its column's others imply
+    for by in (1, PLACES):
+        rectangles = values[:-by, :-1] * values[by:, :-1] * values[:-by, 1:] * values[by:, 1:]
+        # an element is not what its row's and its column's others imply
+        assert abs(rectangles.mean().item()) < 5 / math.sqrt(rectangles.numel())

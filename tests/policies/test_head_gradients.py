@@ -40,7 +40,7 @@ class Work:
     def chunks(self, hidden: torch.Tensor, size: int) -> list[tuple[torch.Tensor, torch.Tensor]]:
         return list(zip(hidden.split(size, dim=1), self.targets.split(size), strict=True))
 
-    def loss(self, size: int = CHUNK, loss_grad: float = 1.0) -> torch.Tensor:
+    def loss(self, size: int = CHUNK, loss_grad: float | None = None) -> torch.Tensor:
         hidden = self.input.tanh()
         return loss_with_gradients(hidden, self.chunks(hidden, size), self.logits_of, summed_cross_entropy, loss_grad)
 
@@ -113,6 +113,14 @@ def test_gradients_are_rounded_once_if_the_gradient_of_the_loss_is_said_before(d
     assert unsaid.head.weight.grad.float() == pytest.approx(exact.head.weight.grad, abs=1e-5)
 
 
+def test_a_gradient_of_the_loss_that_is_not_the_one_that_was_said_does_not_pass() -> None:
+    for freeze_input in (False, True):
+        work = Work(torch.float32)
+        work.input.requires_grad_(not freeze_input)
+        (work.loss(loss_grad=0.25) * 0.5).backward()
+        assert any(gradient.isnan().any() for gradient in work.gradients())
+
+
 def test_the_gradient_of_the_weight_is_handed_on_without_a_copy() -> None:
     work = Work(torch.float32)
     loss = work.loss(loss_grad=0.25)
@@ -146,7 +154,7 @@ def test_parameters_that_share_a_gradient_are_not_added_to_twice() -> None:
     hidden = work.input.tanh()
     chunks = work.chunks(hidden, CHUNK)
     loss_with_gradients(
-        hidden, chunks, lambda part: work.logits_of(part) + (first + second), summed_cross_entropy, 0.5
+        hidden, chunks, lambda part: work.logits_of(part) + (first + second), summed_cross_entropy, None
     ).backward()
     wanted = torch.zeros(VOCAB, requires_grad=True)
     F.cross_entropy(work.logits_of(work.input.tanh()) + wanted, work.targets, reduction="sum").backward()

@@ -20,7 +20,7 @@ from torch.utils.flop_counter import FlopCounterMode
 from transformers.pytorch_utils import Conv1D
 
 from policies import lora_layers
-from policies.dropout_masks import Kept, mask_of
+from policies.dropout_masks import BLOCKS, PLACES, Kept, mask_of
 from policies.lora_layers import _bf16, _parts, project_down, project_up, use_lean_forward
 from tests.helpers.processes import ROOT
 
@@ -234,7 +234,8 @@ def test_products_of_bf16_activations_are_as_exact_as_fp32_products(
 
     inputs, base, probe = (draw(2, 2048, width).to(BF16) for width in (128, 96, 96))
     leaves = [inputs, base, draw(rank, 128) / 11, draw(96, rank)]
-    keys = torch.randint(-(2**31), 2**31, (2 * 2048 + 128,), generator=generator, device=device, dtype=torch.int32)
+    size = (BLOCKS + PLACES + 128,)
+    keys = torch.randint(-(2**31), 2**31, size, generator=generator, device=device, dtype=torch.int32)
     mask = mask_of(keys, inputs.shape, share)
     kept = Kept(share, keys if device == "cuda" or rank == 8 else mask) if share else None
 
