@@ -21,7 +21,7 @@ from torch.optim import AdamW
 from torch.utils.checkpoint import checkpoint
 
 from policies.clipping import clip_grad_norm
-from policies.compilation import compile_for_any_rows
+from policies.compiled_cross_entropy import compile_cross_entropy
 from policies.dropout_masks import draw_kept, mask_like
 from policies.head_gradients import loss_with_gradients
 from policies.loss import summed_cross_entropy
@@ -66,7 +66,7 @@ def head_variants(tokens: int, width: int, vocab: int, chunk: int, dtype: torch.
     hidden = torch.randn(1, tokens, width, device=DEVICE, dtype=dtype, requires_grad=True)
     targets = torch.randint(0, vocab, (tokens,), device=DEVICE)
     chunks = list(zip(hidden.split(chunk, dim=1), targets.split(chunk), strict=True))
-    compiled = compile_for_any_rows(summed_cross_entropy)
+    compiled = compile_cross_entropy()
 
     def logits_of(part: torch.Tensor) -> torch.Tensor:
         logits: torch.Tensor = head(part).squeeze(0)

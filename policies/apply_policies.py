@@ -12,7 +12,8 @@ from configs.run import RunConfig
 from policies.activation_checkpointing import Checkpointing, apply_activation_checkpointing
 from policies.activation_offloading import offload_activations
 from policies.adapters import apply_adapters, store_adapters
-from policies.compilation import EagerFallback, compile_for_any_rows, compile_layers
+from policies.compilation import EagerFallback, compile_layers
+from policies.compiled_cross_entropy import compile_cross_entropy
 from policies.dora import set_magnitudes
 from policies.float8 import Float8, compute_in_float8, store_in_float8
 from policies.freezing import freeze_layers, freeze_parts
@@ -77,7 +78,7 @@ def adapt_model(
     fallback = None if say is None else EagerFallback(say)
     cross_entropy: CrossEntropy = summed_cross_entropy
     if train.compile:
-        cross_entropy = compiled_loss or compile_for_any_rows(summed_cross_entropy, fallback)
+        cross_entropy = compiled_loss or compile_cross_entropy(fallback)
     # The loss comes before all else: its code runs inside whatever wraps the model, where sharded weights are whole.
     use_summed_loss(
         base,

@@ -98,26 +98,30 @@ def compile_layers(
 
 
 def compile_for_any_rows(
-    function: Callable[..., torch.Tensor], fallback: EagerFallback | None = None
+    function: Callable[..., torch.Tensor],
+    *,
+    written: Callable[..., torch.Tensor],
+    fallback: EagerFallback | None = None,
+    options: dict[str, Any] | None = None,
 ) -> Callable[..., torch.Tensor]:
     """The function, compiled once for any number of rows of its first two arguments, which are tensors.
 
-    It runs as it is for less than two rows: torch compiles anew for the sizes 0 and 1.
-
     Args:
+        written: computes the same, and runs as it is for less than two rows: torch compiles anew for the sizes 0 and 1.
         fallback: if it does not compile; None: torch's error ends the call.
+        options: of inductor.
     """
-    compiled = torch.compile(function)
+    compiled = torch.compile(function, options=options)
     if fallback is not None:
-        compiled = fallback.around(compiled, function)
+        compiled = fallback.around(compiled, written)
 
-    @functools.wraps(function)
-    def call(first: torch.Tensor, second: torch.Tensor, **options: Any) -> torch.Tensor:
+    @functools.wraps(written)
+    def call(first: torch.Tensor, second: torch.Tensor, **kwargs: Any) -> torch.Tensor:
         if len(first) < 2:
-            return function(first, second, **options)
+            return written(first, second, **kwargs)
         for tensor in (first, second):
             torch._dynamo.maybe_mark_dynamic(tensor, 0)
-        return compiled(first, second, **options)
+        return compiled(first, second, **kwargs)
 
     return call
 

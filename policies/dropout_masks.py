@@ -7,7 +7,6 @@ from typing import NamedTuple
 
 import torch
 
-
 BLOCKS, PLACES = 4096, 1024
 """A row's key is that of its block of rows plus that of its place in the block. So as many keys are drawn for every
 batch: torch 2.11 cannot compile random tensors of a varying size in layers that are recomputed for backward."""

@@ -48,7 +48,8 @@ def loss_with_gradients(
         wanted = [inputs, *leaves] if hidden.requires_grad else leaves
         if not wanted:
             continue
-        found = list(torch.autograd.grad(loss, wanted, torch.full_like(loss, 1.0 if loss_grad is None else loss_grad), allow_unused=True))
+        brought = torch.full_like(loss, 1.0 if loss_grad is None else loss_grad)
+        found = list(torch.autograd.grad(loss, wanted, brought, allow_unused=True))
         if hidden.requires_grad:
             gradient = found.pop(0)
             hidden_grads.append(torch.zeros_like(inputs) if gradient is None else gradient)

@@ -21,9 +21,9 @@ from policies.compilation import (
     CompilationError,
     EagerFallback,
     compilation_named,
-    compile_for_any_rows,
     compile_layers,
 )
+from policies.compiled_cross_entropy import compile_cross_entropy
 from policies.loss import summed_cross_entropy, use_summed_loss
 from policies.optimizers.compiled_adamw import CompiledAdamW
 from tasks.causal_lm import compute_logits, stacks, summed_loss
@@ -61,7 +61,7 @@ def no_compiler() -> Iterator[None]:
 @pytest.mark.usefixtures("no_compiler")
 def test_a_loss_that_does_not_compile_is_named() -> None:
     model = make_model("llama")
-    use_summed_loss(model, stacks(model), 7, compute_logits, cross_entropy=compile_for_any_rows(summed_cross_entropy))
+    use_summed_loss(model, stacks(model), 7, compute_logits, cross_entropy=compile_cross_entropy())
     with (
         pytest.raises(CompilationError, match=r"^--compile: .* failed on the cross-entropy .*/nowhere/c\+\+") as raised,
         compilation_named("a layer of this model", "--compile"),
@@ -84,7 +84,7 @@ def test_an_optimizer_that_does_not_compile_is_named_by_its_own_flag() -> None:
 
 def trained(model: Any, fallback: EagerFallback | None) -> tuple[float, list[torch.Tensor]]:
     """The loss of a batch, the second of two, and the gradients of both; compiled if there is a fallback."""
-    cross_entropy = summed_cross_entropy if fallback is None else compile_for_any_rows(summed_cross_entropy, fallback)
+    cross_entropy = summed_cross_entropy if fallback is None else compile_cross_entropy(fallback)
     use_summed_loss(model, stacks(model), 7, compute_logits, cross_entropy=cross_entropy)
     if fallback is not None:
         compile_layers(list(model.model.layers), widths_vary=True, fallback=fallback)
@@ -129,7 +129,7 @@ def test_memory_that_runs_out_while_compiling_is_no_error_of_the_compiler() -> N
 def test_the_cross_entropy_compiles_once_for_any_number_of_tokens_and_keeps_what_is_planned() -> None:
     torch._dynamo.reset()
     counters.clear()
-    compiled, vocab = compile_for_any_rows(summed_cross_entropy), 500
+    compiled, vocab = compile_cross_entropy(), 500
     for num_tokens in (64, 37, 1, 0, 5, 64):
         logits = torch.randn(num_tokens, vocab, requires_grad=True)
         targets = torch.randint(0, vocab, (num_tokens,))
