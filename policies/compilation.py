@@ -102,16 +102,14 @@ def compile_for_any_rows(
     *,
     written: Callable[..., torch.Tensor],
     fallback: EagerFallback | None = None,
-    options: dict[str, Any] | None = None,
 ) -> Callable[..., torch.Tensor]:
     """The function, compiled once for any number of rows of its first two arguments, which are tensors.
 
     Args:
         written: computes the same, and runs as it is for less than two rows: torch compiles anew for the sizes 0 and 1.
         fallback: if it does not compile; None: torch's error ends the call.
-        options: of inductor.
     """
-    compiled = torch.compile(function, options=options)
+    compiled = torch.compile(function)
     if fallback is not None:
         compiled = fallback.around(compiled, written)
 

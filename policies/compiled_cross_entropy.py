@@ -1,8 +1,7 @@
 """The summed cross-entropy in the form that torch.compile makes the fastest kernels of.
 
 Of `torch.nn.functional.cross_entropy` inductor makes a backward kernel that sums the gradient of each row's
-log-softmax, of which one element is not zero, before it reads the logits; and a forward kernel that corrects its sum
-of exponentials whenever it meets a larger logit. Here the gradient is written out, and a row is read twice.
+log-softmax, of which one element is not zero, before it reads the logits. Here the gradient is written out.
 """
 
 from __future__ import annotations
@@ -23,9 +22,7 @@ def compile_cross_entropy(fallback: EagerFallback | None = None) -> CrossEntropy
     Args:
         fallback: if it does not compile; None: torch's error ends the call.
     """
-    return compile_for_any_rows(
-        _summed_cross_entropy, written=summed_cross_entropy, fallback=fallback, options={"online_softmax": False}
-    )
+    return compile_for_any_rows(_summed_cross_entropy, written=summed_cross_entropy, fallback=fallback)
 
 
 def _summed_cross_entropy(logits: torch.Tensor, targets: torch.Tensor, label_smoothing: float = 0.0) -> torch.Tensor:
