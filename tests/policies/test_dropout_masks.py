@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import math
+from functools import partial
+from typing import Any
 
 import pytest
 import torch
 
-from policies.dropout_masks import BLOCKS, PLACES, mask_of
+from policies.dropout_masks import BLOCKS, PLACES, draw_kept, mask_like, mask_of
 
 
 @pytest.mark.parametrize("share", [0.05, 0.3])
@@ -38,3 +40,26 @@ def test_masks_of_keys_are_as_random_as_drawn_ones(share: float) -> None:
         rectangles = values[:-by, :-1] * values[by:, :-1] * values[:-by, 1:] * values[by:, 1:]
         # an element is not what its row's and its column's others imply
         assert abs(rectangles.mean().item()) < 5 / math.sqrt(rectangles.numel())
+
+
+def test_compiled_code_draws_as_many_keys_for_every_batch() -> None:
+    """Torch 2.11 cannot compile random tensors of a varying size in layers that are recomputed."""
+    sizes: list[Any] = []
+
+    def backend(graph: torch.fx.GraphModule, inputs: Any) -> Any:
+        sizes.extend(node.args for node in graph.graph.nodes if node.target is torch.rand)
+        return graph.forward
+
+    @partial(torch.compile, backend=backend, fullgraph=True)
+    def masked(inputs: torch.Tensor) -> torch.Tensor:
+        share, keys = draw_kept(inputs, 0.5)
+        return mask_like(inputs, keys, share)
+
+    torch._dynamo.reset()
+    for num_rows in (7, 2000):
+        inputs = torch.zeros(3, num_rows, 48)
+        torch._dynamo.mark_dynamic(inputs, 1)
+        mask = masked(inputs)
+        assert mask.shape == inputs.shape
+        assert mask.double().mean().item() == pytest.approx(0.5, abs=0.1)
+    assert sizes == [(2, BLOCKS + PLACES + 48)]

@@ -11,7 +11,7 @@ import torch
 from torch import nn
 from transformers import AutoModelForCausalLM
 
-from policies.wrapping import find_layers, find_units, has_tied_embeddings
+from policies.wrapping import find_layers, find_outer_norms, find_units, has_tied_embeddings
 from tests.helpers.families import FAMILIES
 
 
@@ -43,6 +43,13 @@ def test_no_weight_is_in_two_units_and_the_head_is_in_none(name: str, tied: bool
     owners = Counter(id(parameter) for unit in find_units(model) for parameter in set(unit.parameters()))
     assert not owners or max(owners.values()) == 1
     assert id(model.get_output_embeddings().weight) not in owners
+
+
+@pytest.mark.parametrize(("name", "norms"), [("llama", ["model.norm"]), ("gemma2", ["model.norm"]), ("gpt2", [])])
+def test_norms_outside_of_layers_are_found_unless_torch_has_a_kernel_for_them(name: str, norms: list[str]) -> None:
+    model = make_model(name, tied=False)
+    found = find_outer_norms(model, find_layers(model))
+    assert [name for name, module in model.named_modules() if module in found] == norms
 
 
 class Inner(nn.Linear):
