@@ -1,5 +1,5 @@
-"""Parts of a step alone, as they are and as they were or might be: the head with its loss, the gradient norm, clipping
-with AdamW, and what LoRA and QLoRA add.
+"""Parts of a step alone, as they are and as they were or might be: the head with its loss, the loss, the gradient norm,
+clipping with AdamW, and what LoRA and QLoRA add.
 
     python -m benchmarks.step_parts                                                    # a GPU: Llama-3.1-8B's shapes
     python -m benchmarks.step_parts --tokens 1024 --width 512 --vocab 32000 --weights 40e6 --dtype fp32   # a CPU
@@ -89,6 +89,21 @@ def head_variants(tokens: int, width: int, vocab: int, chunk: int, dtype: torch.
         ),
         "the same, cross-entropy compiled": lambda: backward(
             loss_with_gradients(hidden, chunks, logits_of, compiled, 1 / tokens)
+        ),
+    }
+
+
+def loss_variants(tokens: int, vocab: int, dtype: torch.dtype) -> dict[str, Callable[[], None]]:
+    """Of the logits of one chunk, forward and backward."""
+    logits = torch.randn(tokens, vocab, device=DEVICE, dtype=dtype, requires_grad=True)
+    targets = torch.randint(0, vocab, (tokens,), device=DEVICE)
+    derived, written_out = torch.compile(summed_cross_entropy), compile_cross_entropy()
+    return {
+        "cross-entropy of a chunk, compiled, its gradient derived": lambda: take(
+            torch.autograd.grad(derived(logits, targets), logits)[0]
+        ),
+        "the same, its gradient written out (--compile)": lambda: take(
+            torch.autograd.grad(written_out(logits, targets), logits)[0]
         ),
     }
 
@@ -199,6 +214,7 @@ def main(
 ) -> None:
     kind = DTYPES[dtype]
     take_turns(head_variants(tokens, width, vocab, chunk, kind), rounds)
+    take_turns(loss_variants(chunk, vocab, kind), rounds)
     take_turns(norm_variants(int(weights), kind), rounds)
     take_turns(optimizer_variants(int(weights), kind), rounds)
     take_turns(mask_variants(tokens, width, kind), rounds)
