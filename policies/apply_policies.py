@@ -90,7 +90,6 @@ def adapt_model(
     )
     # Found now: sharding renames their classes.
     layers, units = find_layers(base), find_units(base, config.fsdp_config.wrap)
-    norms = find_outer_norms(base, layers)
 
     # 1. PEFT, on quantized layers or plain ones
     notes: tuple[str, ...] = ()
@@ -114,6 +113,7 @@ def adapt_model(
     apply_activation_checkpointing(base, checkpointing)
     # 5. compile, inside the hooks that sharding adds
     if train.compile:
+        norms = find_outer_norms(base, layers)
         compile_layers(layers, norms, widths_vary=train.batching_strategy == "padding", fallback=fallback)
     return Adapted(model, base, units, layers, notes)
 

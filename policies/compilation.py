@@ -78,7 +78,7 @@ def compile_layers(
     """Compile each layer at its first call.
 
     Args:
-        norms: what else is compiled, each alone.
+        norms: compiled too, each alone (`policies.wrapping.find_outer_norms`).
         widths_vary: batches differ in width, so one graph is to serve them all. Otherwise torch would compile for the
             first batch alone, and for any width when the second comes.
         fallback: if one does not compile; None: torch's error ends the call.

@@ -17,12 +17,7 @@ from torch._dynamo.exc import BackendCompilerFailed
 from torch._dynamo.utils import counters
 
 from planning.memory.compiled_loss import compiled_cross_entropy
-from policies.compilation import (
-    CompilationError,
-    EagerFallback,
-    compilation_named,
-    compile_layers,
-)
+from policies.compilation import CompilationError, EagerFallback, compilation_named, compile_layers
 from policies.compiled_cross_entropy import compile_cross_entropy
 from policies.loss import summed_cross_entropy, use_summed_loss
 from policies.optimizers.compiled_adamw import CompiledAdamW
