@@ -115,18 +115,17 @@ def _(
 def linear_float8_grad(
     rounded: torch.Tensor, scale: torch.Tensor, weight: torch.Tensor, dtype: torch.dtype
 ) -> torch.Tensor:
-    """Multiply gradients [rows, out] in float8 by a float8 weight [out, in]: [rows, in] of `dtype`.
+    """Multiply gradients [rows, out] in float8 by a transposed float8 weight [in, out]: [rows, in] of `dtype`.
 
     Args:
         scale: fp32 [1, 1], of the product.
     """
-    # Tensor cores read the second factor by columns. Transposed here, not outside, where it would be kept for backward.
-    return _product(rounded, scale, weight.t().contiguous(), torch.ones_like(scale), dtype, fast=False)
+    return _product(rounded, scale, weight, torch.ones_like(scale), dtype, fast=False)
 
 
 @linear_float8_grad.register_fake
 def _(rounded: torch.Tensor, scale: torch.Tensor, weight: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
-    return rounded.new_empty((rounded.shape[0], weight.shape[1]), dtype=dtype)
+    return rounded.new_empty((rounded.shape[0], weight.shape[0]), dtype=dtype)
 
 
 def _product(
@@ -161,13 +160,25 @@ def _backward(ctx: Any, grad: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
     rows = grad.flatten(0, -2)
     if not ctx.rowwise:
         rounded, scale = to_float8(rows, GRADIENTS, rowwise=False)
-        product = linear_float8_grad(rounded, scale * weight_scale, weight, grad.dtype)
+        product = linear_float8_grad(rounded, scale * weight_scale, _transposed(weight, scale), grad.dtype)
     else:
         # The sum runs over the weight's rows, so their scales multiply the gradient. All scales are powers of two, so
         # that products with them are exact in any dtype, and the kernel without scales, which is faster, serves.
         rounded, scale = to_float8(rows * weight_scale.to(rows.dtype), WEIGHTS, rowwise=True)
-        product = linear_float8_grad(rounded, torch.ones_like(scale[:1]), weight, grad.dtype) * scale.to(grad.dtype)
+        transposed = _transposed(weight, scale[:1])
+        product = linear_float8_grad(rounded, torch.ones_like(scale[:1]), transposed, grad.dtype) * scale.to(grad.dtype)
     return product.unflatten(0, grad.shape[:-1]), None, None, None, None
+
+
+def _transposed(weight: torch.Tensor, scale: torch.Tensor) -> torch.Tensor:
+    """A float8 matrix transposed and contiguous: tensor cores read the second factor of a product by columns.
+
+    Args:
+        scale: of the gradient, positive, [1, 1]. It takes part without changing anything, so that compiled code
+            transposes in backward. Of the weight alone it would do so in forward, and keep the result until then.
+    """
+    nothing = (scale < 0).to(torch.uint8)
+    return (weight.view(torch.uint8).t() ^ nothing).contiguous().view(weight.dtype)
 
 
 linear_float8.register_autograd(_backward, setup_context=_keep_weight)

@@ -20,6 +20,7 @@ from policies.float8_linear import GRADIENTS, ROWWISE, TENSORWISE, WEIGHTS, Froz
 from policies.mixed_precision import resolve_precision
 from policies.quantized_linear import Quantization
 from policies.sharding import Layout
+from tests.helpers.kept_by_compiled import compiled_layer
 from utils.device import DeviceFacts
 from utils.errors import ConfigError
 
@@ -115,6 +116,17 @@ def test_a_stored_layer_compiles_as_one_graph_and_counts_its_flops(recipe: Recip
     with FlopCounterMode(display=False) as counter:
         linear(inputs).sum().backward()
     assert counter.get_total_flops() == 2 * 2 * 4 * 64 * 32
+
+
+@pytest.mark.parametrize("recipe", RECIPES)
+def test_compiled_the_transposed_weight_is_made_in_backward_and_not_kept(recipe: Recipe) -> None:
+    linear = frozen(nn.Linear(64, 96, bias=False).to(BF16), recipe)
+    inputs, probe = torch.randn(8, 64, dtype=BF16, requires_grad=True), torch.randn(8, 96).to(BF16)
+    compiled, returned = compiled_layer(linear)
+    (found,) = torch.autograd.grad(compiled(inputs), inputs, probe)
+    (wanted,) = torch.autograd.grad(linear(inputs), inputs, probe)
+    torch.testing.assert_close(found, wanted)
+    assert (64, 96) not in [tuple(tensor.shape) for tensor in returned[1:]]  # it is stored as (96, 64)
 
 
 def small_llama(recipe: Recipe | None, checkpointing: str = "off") -> Any:

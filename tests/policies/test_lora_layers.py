@@ -3,18 +3,15 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable
 from functools import partial
 from typing import Any
 
 import peft
 import pytest
 import torch
-from functorch.compile import make_boxed_func, min_cut_rematerialization_partition
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import nn
-from torch._dynamo.backends.common import aot_autograd
 from torch.utils.checkpoint import checkpoint
 from torch.utils.flop_counter import FlopCounterMode
 from transformers.pytorch_utils import Conv1D
@@ -22,6 +19,7 @@ from transformers.pytorch_utils import Conv1D
 from policies import lora_layers
 from policies.dropout_masks import BLOCKS, PLACES, Kept, mask_of
 from policies.lora_layers import _bf16, _parts, project_down, project_up, use_lean_forward
+from tests.helpers.kept_by_compiled import compiled_layer
 from tests.helpers.processes import ROOT
 
 BF16, FP32 = torch.bfloat16, torch.float32
@@ -96,23 +94,6 @@ def test_dropout_takes_its_share_and_scales_the_rest() -> None:
     assert (dropped.mean(0) - whole.mean(0)).abs().max() < 0.1
     layer.eval()
     torch.testing.assert_close(layer(inputs) - base, whole, rtol=1e-4, atol=1e-4)
-
-
-def compiled_layer(layer: nn.Module) -> tuple[Callable[..., Any], list[torch.Tensor]]:
-    """The layer, compiled, and what its forward keeps for backward, once it is called."""
-    kept: list[torch.Tensor] = []
-
-    def compile_forward(graph: torch.fx.GraphModule, example: Any) -> Any:
-        (output,) = [node for node in graph.graph.nodes if node.op == "output"]
-        kept.extend(node.meta["val"] for node in output.args[0] if node is not None and node.op != "placeholder")
-        return make_boxed_func(graph)
-
-    backend = aot_autograd(
-        fw_compiler=compile_forward,
-        bw_compiler=lambda graph, example: make_boxed_func(graph),
-        partition_fn=min_cut_rematerialization_partition,
-    )
-    return torch.compile(layer, backend=backend, fullgraph=True), kept
 
 
 def test_compiled_code_keeps_keys_in_place_of_masks() -> None:
