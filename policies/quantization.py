@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -52,6 +53,7 @@ def resolve_quantization(
     )
     if device is not None:
         _try_on(device, quantization)
+        quantization = replace(quantization, own_unpacking=_unpacks_on(device, quantization))
     return quantization
 
 
@@ -84,6 +86,20 @@ def _try_on(device: torch.device, quantization: Quantization) -> None:
             f"--quantization: bitsandbytes does not work on this device ({in_one_line(error)}); leave it out, or "
             "install a newer bitsandbytes, or one built for this device"
         ) from error
+
+
+def _unpacks_on(device: torch.device, quantization: Quantization) -> bool:
+    """Whether our kernel works on this device, and gives bitsandbytes' bits. It needs Triton, and a C compiler."""
+    if device.type != "cuda" or quantization.quant_type != "nf4":
+        return False
+    linear = QuantizedLinear(nn.Linear(BLOCK, BLOCK, bias=False, device="meta"), quantization)
+    linear.weight = nn.Parameter(linear.quantize(torch.randn(BLOCK, BLOCK, device=device)), requires_grad=False)
+    expected = linear.dequantize()
+    linear.quantization = replace(quantization, own_unpacking=True)
+    try:
+        return torch.equal(linear.dequantize(), expected)
+    except Exception:  # any of Triton's and of its tools: bitsandbytes serves as well, but slower
+        return False
 
 
 def quantize_linears(model: Any, quantization: Quantization) -> str:

@@ -22,10 +22,12 @@ import torch
 from torch import nn
 from torch.utils.flop_counter import register_flop_formula
 
+from policies.nf4_unpacking import unpack_nf4
 from utils.errors import ConfigError
 
 BLOCK = 64  # weights per absmax
 NESTED_BLOCK = 256  # absmax values per nested absmax, with double quantization; the kernels support no other number
+PACKED_ROWS = 1536  # up to so many rows bitsandbytes 0.50 may multiply by packed weights as they are, and faster
 INT8_MAX = 127
 
 
@@ -38,6 +40,7 @@ class Quantization:
     use_double_quant: bool
     compute_dtype: torch.dtype
     storage_dtype: torch.dtype  # of the tensors that hold the packed bytes; nothing is computed in it
+    own_unpacking: bool = False  # nf4 weights are unpacked by policies/nf4_unpacking.py, not by bitsandbytes
 
     @property
     def name(self) -> str:
@@ -135,7 +138,12 @@ class QuantizedLinear(nn.Linear):
             outputs = linear_8bit(computed, self._int8(), self.scale)
         else:
             outputs = linear_4bit(
-                computed, self._bytes(), self._statistics(), list(self.plain_shape), self.quantization.quant_type
+                computed,
+                self._bytes(),
+                self._statistics(),
+                list(self.plain_shape),
+                self.quantization.quant_type,
+                self.quantization.own_unpacking,
             )
         if self.bias is not None:
             outputs = outputs + self.bias.to(outputs.dtype)
@@ -147,10 +155,9 @@ class QuantizedLinear(nn.Linear):
             return torch.empty(self.plain_shape, dtype=self.quantization.compute_dtype, device="meta")
         if self.quantization.bits == 8:
             return _dequantize_8bit(self._int8(), self.scale, self.quantization.compute_dtype)
-        shape, quant_type = self.plain_shape, self.quantization.quant_type
-        return _dequantize_4bit(
-            self._bytes(), self._statistics(), shape, quant_type, dtype=self.quantization.compute_dtype
-        )
+        settings = self.quantization
+        kernel = (settings.quant_type, settings.own_unpacking)
+        return _dequantize_4bit(self._bytes(), self._statistics(), self.plain_shape, *kernel, settings.compute_dtype)
 
     @property
     def W_q(self) -> torch.Tensor:
@@ -177,7 +184,12 @@ class QuantizedLinear(nn.Linear):
 
 @torch.library.custom_op("quantization::linear_4bit", mutates_args=())
 def linear_4bit(
-    inputs: torch.Tensor, packed: torch.Tensor, statistics: list[torch.Tensor], shape: list[int], quant_type: str
+    inputs: torch.Tensor,
+    packed: torch.Tensor,
+    statistics: list[torch.Tensor],
+    shape: list[int],
+    quant_type: str,
+    own_unpacking: bool,
 ) -> torch.Tensor:
     """Multiply [..., in] by a packed weight of `shape` [out, in]: [..., out]. Computed by bitsandbytes.
 
@@ -185,9 +197,12 @@ def linear_4bit(
         packed: uint8 [bytes, 1].
         statistics: absmax and code of `QuantizedLinear`; with double quantization also offset, nested_absmax and
             nested_code.
+        own_unpacking: more rows than PACKED_ROWS are multiplied by the weight as our own kernel unpacks it.
     """
-    if inputs.device.type == "cpu" and shape[-1] % BLOCK:
-        return nn.functional.linear(inputs, _dequantize_4bit(packed, statistics, shape, quant_type, inputs.dtype))
+    is_cut = inputs.device.type == "cpu" and shape[-1] % BLOCK
+    if is_cut or (own_unpacking and inputs.numel() > PACKED_ROWS * inputs.shape[-1]):
+        weight = _dequantize_4bit(packed, statistics, shape, quant_type, own_unpacking, inputs.dtype)
+        return nn.functional.linear(inputs, weight)
     absmax, _, *nested = statistics
     gemm = torch.ops.bitsandbytes.gemm_4bit.default
     if not nested:
@@ -199,36 +214,49 @@ def linear_4bit(
 
 @linear_4bit.register_fake
 def _(
-    inputs: torch.Tensor, packed: torch.Tensor, statistics: list[torch.Tensor], shape: list[int], quant_type: str
+    inputs: torch.Tensor,
+    packed: torch.Tensor,
+    statistics: list[torch.Tensor],
+    shape: list[int],
+    quant_type: str,
+    own_unpacking: bool,
 ) -> torch.Tensor:
     return inputs.new_empty((*inputs.shape[:-1], shape[0]))
 
 
 def _keep_packed_4bit(ctx: Any, inputs: tuple[Any, ...], output: torch.Tensor) -> None:
-    _, packed, statistics, ctx.shape, ctx.quant_type = inputs
+    _, packed, statistics, *ctx.of_weight = inputs  # shape, type, and which kernel unpacks
     ctx.save_for_backward(packed, *statistics)
 
 
 def _backward_4bit(ctx: Any, grad: torch.Tensor) -> tuple[Any, ...]:
     packed, *statistics = ctx.saved_tensors
-    weight = _dequantize_4bit(packed, statistics, ctx.shape, ctx.quant_type, dtype=grad.dtype)
-    return grad @ weight, None, [None] * len(statistics), None, None
+    shape, quant_type, own_unpacking = ctx.of_weight
+    weight = _dequantize_4bit(packed, statistics, shape, quant_type, own_unpacking, grad.dtype)
+    return grad @ weight, None, [None] * len(statistics), None, None, None
 
 
 linear_4bit.register_autograd(_backward_4bit, setup_context=_keep_packed_4bit)
 
 
 def _dequantize_4bit(
-    packed: torch.Tensor, statistics: Sequence[torch.Tensor], shape: Sequence[int], quant_type: str, dtype: torch.dtype
+    packed: torch.Tensor,
+    statistics: Sequence[torch.Tensor],
+    shape: Sequence[int],
+    quant_type: str,
+    own_unpacking: bool,
+    dtype: torch.dtype,
 ) -> torch.Tensor:
-    """[out, in], computed as in bitsandbytes' own backward."""
+    """[out, in], computed as in bitsandbytes' own backward, and by either kernel to the same bits."""
     if packed.is_meta:  # a plan has shapes alone, and so no need of bitsandbytes
         return packed.new_empty(tuple(shape), dtype=dtype)
-    absmax, _, *nested = statistics
+    absmax, code, *nested = statistics
     if nested:
         offset, nested_absmax, nested_code = nested
         operator = torch.ops.bitsandbytes.dequantize_blockwise.default
         absmax = operator(absmax, nested_absmax, nested_code, NESTED_BLOCK, torch.float32) + offset
+    if own_unpacking:
+        return unpack_nf4(packed, absmax, code, BLOCK, dtype).view(tuple(shape))
     # As one row. Of several rows bitsandbytes 0.50 takes wrong scales on a CPU, if blocks do not end where rows do; its
     # product does so, too.
     # The row is [1, n]: of [n] the CPU's kernel makes that, which is not what torch.compile was told.

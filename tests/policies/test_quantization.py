@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import bitsandbytes as bnb
@@ -28,8 +29,9 @@ from planning.resolved import resolve
 from policies import quantization as quantization_module
 from policies.mixed_precision import resolve_precision
 from policies.quantization import gathering_changes_nothing, quantize_linears, resolve_quantization
-from policies.quantized_linear import Quantization, QuantizedLinear
+from policies.quantized_linear import PACKED_ROWS, Quantization, QuantizedLinear
 from policies.sharding import choose_layout
+from tests.helpers.kept_by_compiled import compiled_layer
 from tests.helpers.loaded import single_process
 from tests.helpers.processes import ROOT
 from utils.device import facts_of
@@ -277,3 +279,27 @@ def test_bitsandbytes_is_imported_without_inductor_and_torch_compile_still_compi
     )
     done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=True)
     assert done.stdout == "{'bitsandbytes'} False 1\n"
+
+
+@pytest.mark.parametrize("double", [False, True])
+@pytest.mark.parametrize("compute", [FP32, BF16])
+def test_own_unpacking_gives_the_bits_of_bitsandbytes(double: bool, compute: torch.dtype) -> None:
+    device = "cuda" if torch.cuda.is_available() else "cpu"
+    torch.manual_seed(0)
+    linear = quantized(nn.Linear(320, 200, bias=False, device=device), ("nf4", double), compute=compute)
+    expected = linear.dequantize()
+    linear.quantization = replace(linear.quantization, own_unpacking=True)
+    assert torch.equal(linear.dequantize(), expected)
+
+
+def test_compiled_and_unpacked_by_our_own_kernel_the_weight_is_not_kept_unpacked() -> None:
+    torch.manual_seed(0)
+    linear = quantized(nn.Linear(64, 96, bias=False), ("nf4", False))
+    inputs = torch.randn(PACKED_ROWS + 1, 64, requires_grad=True)  # so many rows that forward unpacks, too
+    probe = torch.randn(PACKED_ROWS + 1, 96)
+    (expected,) = torch.autograd.grad(linear(inputs), inputs, probe)
+    linear.quantization = replace(linear.quantization, own_unpacking=True)
+    compiled, returned = compiled_layer(linear)
+    outputs = compiled(inputs)
+    torch.testing.assert_close(torch.autograd.grad(outputs, inputs, probe)[0], expected)
+    assert all(tensor.numel() < 64 * 96 for tensor in returned[1:])
