@@ -21,6 +21,7 @@ from policies.adapters import find_saved_adapter, num_virtual_tokens
 from policies.apply_policies import Policies
 from policies.attention import keep_documents_apart
 from policies.compile_choice import decide_compilation, uncompiled
+from policies.flash_attention_4 import AttentionKind, attention_kinds, find_flash_attention_4
 from policies.float8 import resolve_float8
 from policies.loading import load_model_config
 from policies.mixed_precision import resolve_precision
@@ -29,6 +30,7 @@ from policies.sharding import choose_layout
 from reporting.profiling import num_steps_needed
 from tasks.generation import decoder_positions
 from tasks.task import Task, find_task, settings_of_task
+from utils.compat import caps_scores
 from utils.environment import Environment
 from utils.errors import ConfigError
 from utils.positions import positions_of
@@ -116,6 +118,11 @@ def resolve(
     chose_to_compile = is_open and bool(config.train_config.compile)
     lengths, length_notes = resolve_lengths(config.train_config, config.prefix_config, model_config, task.LENGTHS)
     check_model_sizes(config, model_config, lengths[0], env)
+    flash_4, flash_notes = find_flash_attention_4(
+        env.device if env.planned_device is None else None,
+        precision,
+        _attention_kinds(config.train_config, task, model_config),
+    )
     float8 = resolve_float8(
         config.train_config,
         precision,
@@ -133,12 +140,23 @@ def resolve(
         lr=lr,
         # Of several ranks one that went on uncompiled alone would enter other collectives than the others.
         policies=Policies(
-            precision, quantization, layout, float8, compile_falls_back=chose_to_compile and env.world_size == 1
+            precision,
+            quantization,
+            layout,
+            float8,
+            compile_falls_back=chose_to_compile and env.world_size == 1,
+            flash_4=flash_4,
         ),
         lengths=lengths,
-        notes=(*precision_notes, *batch_notes, *lr_notes, *length_notes),
+        notes=(*precision_notes, *batch_notes, *lr_notes, *length_notes, *flash_notes),
         chose_to_compile=chose_to_compile,
     )
+
+
+def _attention_kinds(train: TrainConfig, task: Task, model_config: Any) -> set[AttentionKind]:
+    """Those that FlashAttention 4 might serve, if the model's attention is of a kind that it can."""
+    is_asked = task.PACKS and train.use_fast_kernels is not False and not caps_scores(model_config)
+    return attention_kinds(model_config, packed=train.batching_strategy == "packing") if is_asked else set()
 
 
 def with_choice(resolved: Resolved, checkpointing: Checkpointing | None) -> Resolved:

@@ -6,8 +6,8 @@
 | selective | its input, and the outputs of attention and of every second matrix product | the rest   |
 | full      | its input                                                                  | all        |
 
-Layers need not be alike: the first ones may recompute more than the others. `--activation_checkpointing auto` chooses
-so if that is what fits (planning/chosen_checkpointing.py).
+Layers need not be alike: the first ones may recompute more than the others. A plan chooses so
+(planning/chosen_checkpointing.py): for `auto` if that is what fits, and for `full` where it costs no memory.
 """
 
 from __future__ import annotations
@@ -89,7 +89,7 @@ def checkpointing_mode(
     does not support this default, or what was chosen, it is `off`.
 
     Args:
-        chosen: what `auto` came to.
+        chosen: what the run's plan made of that.
 
     Raises:
         ConfigError: if checkpointing was asked for and the model does not support it.
@@ -100,10 +100,9 @@ def checkpointing_mode(
         # A quantized run is short of memory, and most of what is left is activations.
         wanted = train.enable_fsdp or quantized
     checkpointing = Checkpointing("full" if wanted else "off")
-    if asked == "auto":
-        checkpointing = chosen or checkpointing
-    elif asked is not None:
+    if asked not in (None, "auto"):
         checkpointing = Checkpointing(asked)
+    checkpointing = chosen or checkpointing
     if checkpointing.strongest == "off" and asked != "auto":
         return checkpointing, []
     reason = why_not_checkpointed(model, train)
@@ -168,7 +167,7 @@ def selective_contexts() -> tuple[Any, Any]:
 
 def is_attention(op: Any) -> bool:
     """Whether `op` is a fused attention, by its name: every device has its own kernels."""
-    return "scaled_dot_product" in str(op) or "varlen_attn" in str(op)
+    return any(name in str(op) for name in ("scaled_dot_product", "varlen_attn", "flash_attention_4"))
 
 
 def draws_random_numbers(op: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:

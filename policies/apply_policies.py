@@ -40,6 +40,7 @@ class Policies(NamedTuple):
     float8: Float8 | None = None
     checkpointing: Checkpointing | None = None  # what --activation_checkpointing auto came to; None: the flags decide
     compile_falls_back: bool = False  # --compile auto, one rank: what does not compile runs uncompiled
+    flash_4: bool = False  # FlashAttention 4 works on the device
 
 
 class Adapted(NamedTuple):

@@ -3,7 +3,7 @@
 Position ids that restart tell transformers where sequences begin. Eager and SDPA attention then get a dense mask, made
 once per forward pass. Variable-length flash attention, if the device has it, takes the sequences' offsets instead, made
 once per batch: nothing is computed between sequences, and nothing of the size [seq, seq] is held. A CPU calls SDPA for
-each sequence instead.
+each sequence instead. FlashAttention 4, where it is installed, serves all of these rows.
 
 Padded rows need neither: padding is on the right, where causal attention never looks.
 """
@@ -27,6 +27,7 @@ from configs.training import TrainConfig
 from data.labels import IGNORE_INDEX
 from data.packing import Offsets
 from data.sequences import TokenSequence
+from policies.flash_attention_4 import LARGEST_HEAD, NO_WINDOW, flash_attention_4
 from policies.mixed_precision import Precision
 from policies.sharding import reshard
 from utils.compat import GROUPED_HEADS, LEAKS_WHEN_PACKED, caps_scores
@@ -80,13 +81,20 @@ def _is_stateful(model_config: Any) -> bool:
 
 
 def choose_attention(
-    model: Any, train: TrainConfig, precision: Precision, device: DeviceFacts, row_length: int
+    model: Any,
+    train: TrainConfig,
+    precision: Precision,
+    device: DeviceFacts,
+    row_length: int,
+    *,
+    flash_4: bool = False,
 ) -> list[str]:
     """Spare the model masks: of packed rows by offsets, if model and device can, and of padded rows altogether.
 
     Args:
         model: of causal language; its config names the attention that transformers chose.
         row_length: the most tokens of a row.
+        flash_4: whether FlashAttention 4 works on the device.
 
     Returns:
         Lines to print.
@@ -96,7 +104,7 @@ def choose_attention(
     if train.batching_strategy == "padding":
         prefixed = train.use_peft and train.peft_method == "prefix"  # in a cache, so keys are more than queries
         if not prefixed and what_needs_masks(model) is None and not _window_cuts(model, row_length):
-            _use_offsets(model)
+            return _use_offsets(model, flash_4=flash_4)
         return []
     if device.type == "cpu":
         # Compiled layers would break where the offsets are read.
@@ -110,13 +118,16 @@ def choose_attention(
     obstacle = what_hinders_offsets(model)
     if obstacle:
         return [f"attention: {obstacle}; packed rows get a dense mask, which is slower"]
-    _use_offsets(model)
-    return ["attention: packed documents are told apart by their offsets (variable-length flash attention)"]
+    notes = _use_offsets(model, flash_4=flash_4)
+    return ["attention: packed documents are told apart by their offsets (variable-length flash attention)", *notes]
 
 
-def _use_offsets(model: Any) -> None:
-    AttentionInterface.register(BY_OFFSETS, attention_by_offsets)
+def _use_offsets(model: Any, *, flash_4: bool = False) -> list[str]:
+    """Take this run's attention by offsets. Returns lines to print."""
+    flash_4 = flash_4 and what_hinders_offsets(model) is None and max(_head_dims(model)) <= LARGEST_HEAD
+    AttentionInterface.register(BY_OFFSETS, attention_by_flash_4 if flash_4 else attention_by_offsets)
     model.set_attn_implementation(BY_OFFSETS)
+    return ["attention: by flash-attn-4"] if flash_4 else []
 
 
 def rows_that_need_offsets(model: Any, row_length: int) -> Offsets:
@@ -144,12 +155,15 @@ def what_hinders_offsets(model: Any) -> str | None:
     config = model.config.get_text_config()
     name = type(model).__name__
     dropout = max(getattr(config, key, 0.0) or 0.0 for key in ("attention_dropout", "attn_pdrop"))
-    head_dims = {head_dim_of(layer) for layer in layer_configs(config)}
     if dropout > 0:
         return f"{name} drops out attention, which the flash kernel does not"
-    if hasattr(config, "v_head_dim") or any(size > 256 or size % 8 for size in head_dims):
+    if hasattr(config, "v_head_dim") or any(size > 256 or size % 8 for size in _head_dims(model)):
         return f"the flash kernel does not take the heads of {name}"
     return None
+
+
+def _head_dims(model: Any) -> set[int]:
+    return {head_dim_of(layer) for layer in layer_configs(model.config.get_text_config())}
 
 
 def what_needs_masks(model: Any) -> str | None:
@@ -204,9 +218,7 @@ def attention_by_offsets(
         return sdpa_attention_forward(
             module, query, key, value, attention_mask, dropout=dropout, scaling=scaling, **kwargs
         )
-    present = [name for name in UNSUPPORTED if kwargs.get(name) is not None]
-    if attention_mask is not None or dropout > 0 or present:
-        raise ValueError(f"attention by offsets takes no mask, no dropout and no {', '.join(present) or 'bias'}")
+    _check_options(attention_mask, dropout, kwargs)
     rows, _, length, _ = query.shape
     query, key, value = (tensor.transpose(1, 2).flatten(0, 1) for tensor in (query, key, value))
     window = -1 if sliding_window is None else sliding_window - 1  # tokens before the query's own
@@ -224,6 +236,45 @@ def attention_by_offsets(
         **GROUPED_HEADS,
     )
     return output.unflatten(0, (rows, length)), None
+
+
+def _check_options(attention_mask: torch.Tensor | None, dropout: float, others: dict[str, Any]) -> None:
+    """Raises ValueError for what attention by offsets does not take."""
+    present = [name for name in UNSUPPORTED if others.get(name) is not None]
+    if attention_mask is not None or dropout > 0 or present:
+        raise ValueError(f"attention by offsets takes no mask, no dropout and no {', '.join(present) or 'bias'}")
+
+
+def attention_by_flash_4(
+    module: nn.Module,
+    query: torch.Tensor,
+    key: torch.Tensor,
+    value: torch.Tensor,
+    attention_mask: torch.Tensor | None,
+    dropout: float = 0.0,
+    scaling: float | None = None,
+    sliding_window: int | None = None,
+    cu_seq_lens_q: torch.Tensor | None = None,
+    max_length_q: int | None = None,
+    **kwargs: Any,
+) -> tuple[torch.Tensor, None]:
+    """Like `attention_by_offsets`, which serves a plan's rows and those with a mask, by FlashAttention 4."""
+    if query.is_meta or attention_mask is not None:
+        options = (attention_mask, dropout, scaling, sliding_window, cu_seq_lens_q, max_length_q)
+        return attention_by_offsets(module, query, key, value, *options, **kwargs)
+    if key.shape[2] != query.shape[2]:
+        raise ValueError("attention by offsets takes no cache")
+    _check_options(attention_mask, dropout, kwargs)
+    window = NO_WINDOW if sliding_window is None else sliding_window - 1
+    query, key, value = (tensor.transpose(1, 2) for tensor in (query, key, value))
+    if cu_seq_lens_q is None:
+        return flash_attention_4(query, key, value, scale=scaling, window=window), None
+    rows = query.shape[:2]
+    query, key, value = (tensor.flatten(0, 1) for tensor in (query, key, value))
+    output = flash_attention_4(
+        query, key, value, cu_seqlens=cu_seq_lens_q, max_length=max_length_q, scale=scaling, window=window
+    )
+    return output.unflatten(0, rows), None
 
 
 def attention_of_each_sequence(

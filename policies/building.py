@@ -70,7 +70,7 @@ def build_empty(
     model = build_model(train, model_config, task.AUTO_MODEL, policies.precision.storage_dtype)
     notes = task.check_model(model, train.model_name)
     if task.PACKS:
-        notes += choose_attention(model, train, policies.precision, device, row_length)
+        notes += choose_attention(model, train, policies.precision, device, row_length, flash_4=policies.flash_4)
     notes += grow_embeddings(model, num_embeddings, use_peft=train.use_peft, new_tokens=new_tokens)
     notes += filter(None, [generation_settings(train.model_name)[1]])
     notes += adapter_notes(model, train, config.lora_config, config.llama_adapter_config)

@@ -12,13 +12,11 @@ import transformers
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch.utils._python_dispatch import TorchDispatchMode
-from transformers import AttentionInterface, AutoModelForCausalLM
+from transformers import AutoModelForCausalLM
 
 from configs.flags import parse_flags
-from data.sequences import TokenSequence
 from policies.attention import (
     BY_OFFSETS,
-    attention_by_offsets,
     check_packing_isolates,
     choose_attention,
     keep_documents_apart,
@@ -27,8 +25,9 @@ from policies.attention import (
 )
 from policies.loss import use_summed_loss
 from policies.mixed_precision import Precision
-from tasks.causal_batches import CausalMicroBatch, Collator
+from tasks.causal_batches import Collator
 from tasks.causal_lm import compute_logits, stacks, summed_loss
+from tests.helpers.packed_models import CONFIGS, loss_and_gradients, make_documents, make_model
 from tests.helpers.small_configs import COMMON, GPT2, OPT, SMALL, VOCAB
 from utils.compat import LEAKS_WHEN_PACKED
 from utils.device import facts_of
@@ -36,12 +35,6 @@ from utils.errors import ConfigError
 
 BF16 = Precision("bf16-true", torch.bfloat16, torch.bfloat16)
 FP32 = Precision("fp32", torch.float32, torch.float32)
-CONFIGS: dict[str, Any] = {
-    "llama": transformers.LlamaConfig(**SMALL),
-    "qwen3": transformers.Qwen3Config(**SMALL, head_dim=8),
-    "mistral": transformers.MistralConfig(**SMALL, sliding_window=6),
-    "gemma3": transformers.Gemma3TextConfig(**SMALL, head_dim=8, sliding_window=6),
-}
 
 LEAKING: dict[str, Any] = {
     "biogpt": transformers.BioGptConfig(**SMALL),
@@ -65,34 +58,6 @@ STATEFUL = transformers.Qwen3NextConfig(
     linear_key_head_dim=8,
     linear_value_head_dim=8,
 )
-
-
-def make_model(name: str, attention: str, dtype: torch.dtype = torch.float32) -> Any:
-    """Weights large enough that attention is far from uniform: a leak then shows in the first digit."""
-    AttentionInterface.register(BY_OFFSETS, attention_by_offsets)
-    torch.manual_seed(0)
-    config = copy.deepcopy(CONFIGS[name])  # each model's own: the choice of attention is in it
-    model = AutoModelForCausalLM.from_config(config, dtype=torch.float32, attn_implementation="sdpa")
-    with torch.no_grad():
-        for parameter in model.parameters():
-            if parameter.dim() > 1:
-                parameter.mul_(5)
-    model.set_attn_implementation(attention)
-    return model.to(dtype).eval()
-
-
-def make_documents(lengths: list[int]) -> list[TokenSequence]:
-    generator = np.random.default_rng(0)
-    drawn = [generator.integers(3, VOCAB, length).astype(np.int32) for length in lengths]
-    return [TokenSequence(ids, ids.copy(), source) for source, ids in enumerate(drawn)]
-
-
-def loss_and_gradients(model: Any, batch: CausalMicroBatch, device: str = "cpu") -> tuple[float, torch.Tensor]:
-    loss = summed_loss(model, batch.to(torch.device(device)))
-    loss.backward()
-    gradients = torch.cat([parameter.grad.float().flatten() for parameter in model.parameters()])
-    model.zero_grad()
-    return loss.item(), gradients
 
 
 @given(

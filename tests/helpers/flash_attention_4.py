@@ -1,0 +1,85 @@
+"""What FlashAttention 4's two functions compute, in plain torch on a CPU, in the place of its package."""
+
+from __future__ import annotations
+
+import importlib.util
+import sys
+from importlib.machinery import ModuleSpec
+from typing import Any
+
+import pytest
+import torch
+
+
+class StandIn:
+    """The two functions of `flash_attn.cute.interface` that we call, in fp32, and how often they were called."""
+
+    def __init__(self, *, off_by: float = 1.0) -> None:
+        self.num_forward = self.num_backward = 0
+        self.off_by = off_by  # a factor on the gradient of keys
+
+    def _flash_attn_fwd(self, q: Any, k: Any, v: Any, *, return_lse: bool, **options: Any) -> tuple[Any, ...]:
+        self.num_forward += 1
+        assert return_lse
+        scores, _, values = self._scores(q, k, v, **options)
+        lse = scores.logsumexp(-1)
+        out = (scores - lse[..., None]).exp() @ values
+        return torch.empty(q.shape, dtype=q.dtype).copy_(out.transpose(-3, -2)), lse, None, None, None
+
+    def _flash_attn_bwd(
+        self, q: Any, k: Any, v: Any, out: Any, dout: Any, lse: Any, *, deterministic: bool, **options: Any
+    ) -> tuple[torch.Tensor, ...]:
+        self.num_backward += 1
+        assert (lse.dtype, out.dtype, dout.dtype) == (torch.float32, q.dtype, q.dtype)
+        scores, keys, values = self._scores(q, k, v, **options)
+        queries, out, dout = (tensor.float().transpose(-3, -2) for tensor in (q, out, dout))
+        weights = (scores - lse[..., None]).exp()
+        of_scores = weights * (dout @ values.mT - (dout * out).sum(-1, keepdim=True)) * options["softmax_scale"]
+        found = []
+        for grad, like in ((of_scores @ keys, q), (of_scores.mT @ queries * self.off_by, k), (weights.mT @ dout, v)):
+            shared = grad.unflatten(-3, (like.shape[-2], -1)).sum(-3)  # by the query heads of a group
+            found.append(torch.empty_like(like).copy_(shared.transpose(-3, -2)))
+        return tuple(found)
+
+    @staticmethod
+    def _scores(
+        q: torch.Tensor,
+        k: torch.Tensor,
+        v: torch.Tensor,
+        *,
+        softmax_scale: float,
+        causal: bool,
+        window_size_left: int | None = None,
+        window_size_right: int | None = None,
+        cu_seqlens_q: torch.Tensor | None = None,
+        cu_seqlens_k: torch.Tensor | None = None,
+        max_seqlen_q: int | None = None,
+        max_seqlen_k: int | None = None,
+    ) -> tuple[torch.Tensor, ...]:
+        """Scores [..., heads, seq, seq], and keys and values [..., heads, seq, head_dim], of all query heads."""
+        places = torch.arange(q.shape[-3])
+        before = places[:, None] - places  # how many tokens a key is before the query
+        right = 0 if causal else window_size_right
+        visible = torch.ones_like(before, dtype=torch.bool)
+        if window_size_left is not None:
+            visible &= before <= window_size_left
+        if right is not None:
+            visible &= before >= -right
+        if cu_seqlens_q is not None:
+            assert (q.dim(), cu_seqlens_q.dtype) == (3, torch.int32)
+            assert torch.equal(cu_seqlens_q, cu_seqlens_k)
+            assert max_seqlen_q == max_seqlen_k == int(cu_seqlens_q.diff().max())
+            document = torch.bucketize(places, cu_seqlens_q, right=True)
+            visible &= document[:, None] == document
+        queries, keys, values = (tensor.float().transpose(-3, -2) for tensor in (q, k, v))
+        group = queries.shape[-3] // keys.shape[-3]
+        keys, values = (tensor.repeat_interleave(group, -3) for tensor in (keys, values))
+        return (queries @ keys.mT * softmax_scale).masked_fill(~visible, -torch.inf), keys, values
+
+
+def install(monkeypatch: pytest.MonkeyPatch, functions: Any) -> None:
+    """Let `flash_attn.cute.interface` be these functions."""
+    for name in ("flash_attn", "flash_attn.cute", "flash_attn.cute.interface"):
+        module: Any = importlib.util.module_from_spec(ModuleSpec(name, None, is_package=True))
+        monkeypatch.setitem(sys.modules, name, module)
+    module._flash_attn_fwd, module._flash_attn_bwd = functions._flash_attn_fwd, functions._flash_attn_bwd

@@ -1,0 +1,54 @@
+"""Tiny causal models whose attention is told where documents begin, documents for them, and their gradients."""
+
+from __future__ import annotations
+
+import copy
+from typing import Any
+
+import numpy as np
+import torch
+import transformers
+from transformers import AttentionInterface, AutoModelForCausalLM
+
+from data.sequences import TokenSequence
+from policies.attention import BY_OFFSETS, attention_by_offsets
+from tasks.causal_batches import CausalMicroBatch
+from tasks.causal_lm import summed_loss
+from tests.helpers.small_configs import SMALL, VOCAB
+
+CONFIGS: dict[str, Any] = {
+    "llama": transformers.LlamaConfig(**SMALL),
+    "qwen3": transformers.Qwen3Config(**SMALL, head_dim=8),
+    "mistral": transformers.MistralConfig(**SMALL, sliding_window=6),
+    "gemma3": transformers.Gemma3TextConfig(
+        **SMALL, head_dim=8, sliding_window=6, layer_types=["sliding_attention", "full_attention"]
+    ),
+}
+
+
+def make_model(name: str, attention: str, dtype: torch.dtype = torch.float32) -> Any:
+    """Weights large enough that attention is far from uniform: a leak then shows in the first digit."""
+    AttentionInterface.register(BY_OFFSETS, attention_by_offsets)
+    torch.manual_seed(0)
+    config = copy.deepcopy(CONFIGS[name])  # each model's own: the choice of attention is in it
+    model = AutoModelForCausalLM.from_config(config, dtype=torch.float32, attn_implementation="sdpa")
+    with torch.no_grad():
+        for parameter in model.parameters():
+            if parameter.dim() > 1:
+                parameter.mul_(5)
+    model.set_attn_implementation(attention)
+    return model.to(dtype).eval()
+
+
+def make_documents(lengths: list[int]) -> list[TokenSequence]:
+    generator = np.random.default_rng(0)
+    drawn = [generator.integers(3, VOCAB, length).astype(np.int32) for length in lengths]
+    return [TokenSequence(ids, ids.copy(), source) for source, ids in enumerate(drawn)]
+
+
+def loss_and_gradients(model: Any, batch: CausalMicroBatch, device: str = "cpu") -> tuple[float, torch.Tensor]:
+    loss = summed_loss(model, batch.to(torch.device(device)))
+    loss.backward()
+    gradients = torch.cat([parameter.grad.float().flatten() for parameter in model.parameters()])
+    model.zero_grad()
+    return loss.item(), gradients
