@@ -1,13 +1,19 @@
-"""--activation_checkpointing auto: the fastest checkpointing of a run's layers that fits the device, by its plan.
+"""Which layers of a run are recomputed, by the plan of its memory.
+
+`--activation_checkpointing auto` takes the fastest that fits the device:
 
 | tried                                                    | taken                              |
 |----------------------------------------------------------|------------------------------------|
 | every layer `off`                                        | if it fits                         |
 | the first k layers `selective`, the others `off`         | else, of those with the smallest k |
 | the first k layers `full`, the others `selective`, `off` | that fits, the fastest             |
-| every layer `full`                                       | else                               |
+| `full`, as below                                         | else                               |
 
 It fits if the plan's verdict says so: a share of the memory stays free, as much as a plan may be wrong by.
+
+`full` recomputes every layer but those whose activations cost no memory: the last ones. Backward begins with them, when
+there are no gradients yet, and what they keep takes the room of gradients that are still to come. So the peak of the
+step, which is at its end, stays as it is.
 """
 
 from __future__ import annotations
@@ -25,6 +31,12 @@ from policies.activation_checkpointing import Checkpointing, why_not_checkpointe
 
 MIXED = (("selective", "off"), ("full", "selective"), ("full", "off"))
 """Pairs of modes: that of the first layers, and that of the others."""
+
+SPARED = 0.85
+"""The share of the layers that cost nothing by the plan, which are not recomputed: the plan may be wrong."""
+
+NOTHING = 1.002
+"""A peak counts as the same up to this factor: with two kinds of layers it holds a hidden state more."""
 
 
 def is_to_be_chosen(planned: PlannedModel) -> bool:
@@ -54,14 +66,52 @@ def choose_checkpointing(
         default = planned.empty.checkpointing
         line = f"activation_checkpointing: auto is {default}, this run's default: there is no memory of a GPU to fit"
         return planned, plans.memory(default), line
-    off, full = Checkpointing("off"), Checkpointing("full")
-    found = [off] if plans.fits(off) else [mix for pair in MIXED if (mix := plans.fewest(*pair)) is not None]
-    choice = min(found, key=lambda one: _slowness(plans.model(one), seconds), default=full)
+    off = Checkpointing("off")
+    mixes = (plans.fewest(*pair, plans.fits) for pair in MIXED)
+    found = [off] if plans.fits(off) else [mix for mix in mixes if mix is not None]
+    choice = min(found, key=lambda one: _slowness(plans.model(one), seconds), default=plans.full_where_it_saves())
     peak, capacity = plans.memory(choice).peak_gib, card.memory_gib
     line = f"activation_checkpointing: auto is {choice}, with a planned peak of {peak:.1f} GiB of {capacity:.1f}"
     if choice != off:
         line += f" ({plans.memory(off).peak_gib:.1f} with off)"
     return plans.model(choice), plans.memory(choice), line
+
+
+def is_to_be_spared(planned: PlannedModel) -> bool:
+    """Whether every layer is to be recomputed, nothing has been chosen, and some might cost no memory."""
+    return (
+        planned.empty.checkpointing == Checkpointing("full")
+        and planned.resolved.policies.checkpointing is None
+        and _grads_come(planned)
+    )
+
+
+def spare_layers(
+    planned: PlannedModel, card: Card, rows: RowLengths
+) -> tuple[PlannedModel, MemoryPlan, tuple[str, ...]]:
+    """The model with the layers spared that can be, the plan of its memory, and lines to print.
+
+    Args:
+        planned: it is used up.
+
+    Raises:
+        ConfigError: if the inputs of such a model are not known before data is read.
+    """
+    plans = _Plans(planned, card, rows)
+    choice = plans.full_where_it_saves()
+    line = (
+        f"activation_checkpointing: {choice}, since the activations of the last ones take the room of gradients that "
+        "are still to come"
+    )
+    lines = () if choice == Checkpointing("full") else (line,)
+    return plans.model(choice), plans.memory(choice), lines
+
+
+def _grads_come(planned: PlannedModel) -> bool:
+    """Whether backward adds gradients that are no small part of the memory."""
+    train = planned.config.train_config
+    is_alone = planned.resolved.batches.gradient_accumulation_steps == 1  # the micro-batch of its step
+    return is_alone and not (train.use_peft or train.activation_offloading)
 
 
 class _Plans:
@@ -71,7 +121,7 @@ class _Plans:
         self._planned, self._card, self._rows = planned, card, rows
         self._uses: dict[str, RunUse] = {}
         self._memory: dict[Checkpointing, MemoryPlan] = {}
-        self._num_layers = len(list(planned.empty.checkpointing.of_layers(planned.adapted.base)))
+        self.num_layers = len(list(planned.empty.checkpointing.of_layers(planned.adapted.base)))
 
     def model(self, checkpointing: Checkpointing) -> PlannedModel:
         return with_checkpointing(self._planned, checkpointing)
@@ -89,16 +139,26 @@ class _Plans:
     def fits(self, checkpointing: Checkpointing) -> bool:
         return self.memory(checkpointing).verdict == "fits"
 
-    def fewest(self, first: str, others: str) -> Checkpointing | None:
-        """The fewest first layers in one mode, the others in the other mode, that fit; None if not even all do."""
-        if not self.fits(Checkpointing(first)):
+    def fewest(self, first: str, others: str, accepts: Callable[[Checkpointing], bool]) -> Checkpointing | None:
+        """The fewest first layers in one mode, the others in the other, that are accepted; None if not even all are."""
+        if not accepts(Checkpointing(first)):
             return None
 
         def mix(number: int) -> Checkpointing:
-            return Checkpointing(others, first, number) if number < self._num_layers else Checkpointing(first)
+            return Checkpointing(others, first, number) if number < self.num_layers else Checkpointing(first)
 
-        number = bisect_left(range(1, self._num_layers), True, key=lambda number: self.fits(mix(number))) + 1
+        number = bisect_left(range(1, self.num_layers), True, key=lambda number: accepts(mix(number))) + 1
         return mix(number)
+
+    def full_where_it_saves(self) -> Checkpointing:
+        """Every layer in mode `full`, but those that cost no memory with all activations kept."""
+        full = Checkpointing("full")
+        if not _grads_come(self._planned):
+            return full
+        limit_gib = NOTHING * self.memory(full).peak_gib
+        most = self.fewest("full", "off", lambda choice: self.memory(choice).peak_gib <= limit_gib)
+        num_spared = int(SPARED * (self.num_layers - most.num_first)) if most is not None and most != full else 0
+        return Checkpointing("off", "full", self.num_layers - num_spared) if num_spared else full
 
 
 def _slowness(planned: PlannedModel, seconds: Callable[[PlannedModel], float | None]) -> tuple[float, float]:

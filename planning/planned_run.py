@@ -6,7 +6,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from configs.run import RunConfig
-from planning.chosen_checkpointing import choose_checkpointing, is_to_be_chosen
+from planning.chosen_checkpointing import choose_checkpointing, is_to_be_chosen, is_to_be_spared, spare_layers
 from planning.cost.counted_work import counted_work
 from planning.cost.group_speeds import Speeds
 from planning.cost.step_time import TimePlan, plan_time, why_no_time
@@ -94,6 +94,8 @@ def plan_of(
 
         model, memory, line = choose_checkpointing(model, hardware.card, rows, seconds)
         choices = (line,)
+    elif hardware.card.is_gpu and is_to_be_spared(model):
+        model, memory, choices = spare_layers(model, hardware.card, rows)
     else:
         memory = plan_memory(model, hardware.card, rows)
     time = time_of(model, hardware, rows, data, moved_bytes=memory.moved_gib * GIB)

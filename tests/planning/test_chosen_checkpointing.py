@@ -1,8 +1,9 @@
-"""--activation_checkpointing auto recomputes as little as the memory needs, is no slower, and changes no loss."""
+"""What is recomputed: with auto as little as the memory needs, with full what saves memory. Neither changes a loss."""
 
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 
 import pytest
@@ -18,18 +19,22 @@ from tests.helpers.generated import flags, write_rows
 from tests.helpers.pairwise import slow_but
 from tests.helpers.processes import ProcessGroup, read_metrics, run_command
 from tests.helpers.small_card import on_small_card
+from tools.make_tiny_model import make_tiny_model
 
 AUTO = "--activation_checkpointing auto"
 NUM_LAYERS = 4
 
 
+def write_config(folder: Path, num_layers: int) -> Path:
+    """A config.json; a plan needs no more."""
+    shape = {"hidden_size": 2048, "intermediate_size": 5632, "num_attention_heads": 16, "vocab_size": 32000}
+    LlamaConfig(**shape, num_hidden_layers=num_layers, architectures=["LlamaForCausalLM"]).save_pretrained(folder)
+    return folder
+
+
 @pytest.fixture(scope="module")
 def one_billion(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A config.json; a plan needs no more."""
-    folder = tmp_path_factory.mktemp("models") / "one_billion"
-    shape = {"hidden_size": 2048, "intermediate_size": 5632, "num_attention_heads": 16, "vocab_size": 32000}
-    LlamaConfig(**shape, num_hidden_layers=NUM_LAYERS, architectures=["LlamaForCausalLM"]).save_pretrained(folder)
-    return folder
+    return write_config(tmp_path_factory.mktemp("models") / "one_billion", NUM_LAYERS)
 
 
 def planned(model: Path, given: str, *, cards: str = "A100-40GB", memory_gib: float | None = None) -> Plan:
@@ -138,6 +143,60 @@ def test_all_ranks_take_the_choice_and_losses_stay_to_the_bit(
     assert resolved["activation_checkpointing"].endswith(" in the first layer, off in the others")
     assert outcomes[0].stdout.count("activation_checkpointing: auto is ") == 1
     assert "auto is" not in outcomes[1].stdout
+
+
+@pytest.mark.parametrize(
+    "given", slow_but(1, ["--pure_bf16", "--compile", "--enable_fsdp --optimizer SGD", "--pure_bf16 --optimizer SGD"])
+)
+def test_full_spares_the_layers_whose_activations_cost_no_memory(given: str, tmp_path: Path) -> None:
+    num_layers = 12
+    model = write_config(tmp_path / "model", num_layers)
+    config = parse_flags(
+        f"--model_name {model} --batch_size_training 1 --context_length 2048 --run_validation False "
+        f"--activation_checkpointing full {given}".split()
+    )
+    hardware = parse_hardware("2xA100-40GB" if "fsdp" in given else "A100-40GB")
+
+    def plan(choice: Checkpointing | None) -> Plan:
+        return plan_of(config, hardware, checkpointing=choice)
+
+    every, spared = plan(Checkpointing("full")), plan(None)
+    choice = spared.model.empty.checkpointing
+    assert (choice.mode, choice.first) == ("off", "full")
+    assert 0 < choice.num_first < num_layers
+    (line,) = spared.choices
+    assert line.startswith(f"activation_checkpointing: {choice}, since ")
+    assert spared.memory.peak_gib == pytest.approx(every.memory.peak_gib, rel=2e-3)
+    assert every.time is not None
+    assert spared.time is not None
+    assert spared.time.seconds_per_step < every.time.seconds_per_step
+
+
+def test_a_run_spares_what_its_plan_says_and_its_losses_stay_to_the_bit(
+    tmp_path: Path, process_group: ProcessGroup
+) -> None:
+    data, model = write_rows(tmp_path), tmp_path / "model"
+    make_tiny_model(model, vocab_size=600, num_layers=6)
+    argv = ["--batch_size_training", "1", "--context_length", "64", "--num_epochs", "1"]
+    argv += ["--max_train_step", "3", "--save_model", "False"]
+    losses, printed = {}, {}
+    for mode in ("off", "full"):
+        run = flags(model, data, tmp_path / mode, *argv, "--activation_checkpointing", mode)
+        (outcome,) = process_group.train(on_small_card(run, 10.0, 1), 1)
+        printed[mode] = outcome.stdout
+        losses[mode] = [event["loss"] for event in read_metrics(tmp_path / mode) if event["event"] == "train"]
+    resolved = yaml.safe_load((tmp_path / "full" / "run.yaml").read_text())["resolved"]
+    assert re.fullmatch(r"full in the first (layer|\d layers), off in the others", resolved["activation_checkpointing"])
+    assert printed["full"].count("take the room of gradients") == 1
+    assert "take the room of gradients" not in printed["off"]
+    assert losses["full"] == losses["off"]
+
+
+@pytest.mark.parametrize("given", ["--use_peft", "--gradient_accumulation_steps 2", "--activation_offloading"])
+def test_full_recomputes_every_layer_where_each_saves_memory(given: str, one_billion: Path) -> None:
+    plan = planned(one_billion, f"--activation_checkpointing full --pure_bf16 {given}")
+    assert plan.model.empty.checkpointing == Checkpointing("full")
+    assert plan.choices == ()
 
 
 def test_on_a_cpu_it_is_the_default_and_says_so(tiny_model: Path, tmp_path: Path, process_group: ProcessGroup) -> None:
