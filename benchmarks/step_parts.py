@@ -1,5 +1,5 @@
 """Parts of a step alone, as they are and as they were or might be: the head with its loss, the loss, the gradient norm,
-clipping with AdamW, and what LoRA and QLoRA add.
+clipping with AdamW, what LoRA and QLoRA add, and attention by each kernel that is here.
 
     python -m benchmarks.step_parts                                                    # a GPU: Llama-3.1-8B's shapes
     python -m benchmarks.step_parts --tokens 1024 --width 512 --vocab 32000 --weights 40e6 --dtype fp32   # a CPU
@@ -12,22 +12,29 @@ from __future__ import annotations
 
 import statistics
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from typing import Any
 
 import fire
 import torch
+import torch.nn.functional as F
 from torch import nn
+from torch.nn.attention.varlen import varlen_attn
 from torch.optim import AdamW
 from torch.utils.checkpoint import checkpoint
 
+from policies.attention import attention_of_each_sequence
 from policies.clipping import clip_grad_norm
 from policies.compiled_cross_entropy import compile_cross_entropy
 from policies.dropout_masks import draw_kept, mask_like
+from policies.flash_attention_4 import NO_WINDOW, AttentionKind, find_flash_attention_4, flash_attention_4
 from policies.head_gradients import loss_with_gradients
 from policies.loss import summed_cross_entropy
-from policies.mixed_precision import DTYPES
+from policies.mixed_precision import DTYPES, Precision
+from policies.nf4_unpacking import unpack_nf4
 from policies.optimizers.compiled_adamw import ROW, CompiledAdamW
 from policies.quantized_linear import BLOCK
+from utils.compat import GROUPED_HEADS
 from utils.optional_packages import import_bitsandbytes
 
 DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")
@@ -196,7 +203,50 @@ def unpack_variants(rows: int, width: int, dtype: torch.dtype) -> dict[str, Call
     return {
         "a weight out of nf4, by bitsandbytes": lambda: take(functional.dequantize_4bit(packed, state)),
         "a weight out of nf4, by compiled code": lambda: take(compiled()),
+        "a weight out of nf4, by our own kernel": lambda: take(unpack_nf4(packed, absmax, code, BLOCK, dtype)),
     }
+
+
+def attention_variants(
+    tokens: int, lengths: Sequence[int], heads: Sequence[int], head_dim: int, dtype: torch.dtype
+) -> dict[str, Callable[[], None]]:
+    """Of one layer, forward and backward: rows of one document each, if `lengths` are alike, else a packed row."""
+    shapes = [(tokens, number, head_dim) for number in (heads[0], heads[1], heads[1], heads[0])]
+    *leaves, probe = (torch.randn(shape, device=DEVICE, dtype=dtype, requires_grad=True) for shape in shapes)
+    is_packed, longest = len(set(lengths)) > 1, max(lengths)
+    offsets = torch.tensor([0, *lengths], device=DEVICE).cumsum(0, dtype=torch.int32)
+    torchs: Callable[..., Any] = attention_of_each_sequence if DEVICE.type == "cpu" else varlen_attn
+
+    def rows(tensor: torch.Tensor) -> torch.Tensor:
+        return tensor if is_packed else tensor.unflatten(0, (-1, longest))
+
+    def by_offsets() -> torch.Tensor:
+        output: torch.Tensor = torchs(
+            *leaves, offsets, offsets, longest, longest, scale=None, window_size=(NO_WINDOW, 0), **GROUPED_HEADS
+        )
+        return output
+
+    def by_sdpa() -> torch.Tensor:
+        query, key, value = (rows(leaf).transpose(1, 2) for leaf in leaves)
+        output = F.scaled_dot_product_attention(query, key, value, is_causal=True, enable_gqa=True)
+        return output.transpose(1, 2).flatten(0, 1)
+
+    def by_flash_4() -> torch.Tensor:
+        offsets_of_row = offsets if is_packed else None
+        output = flash_attention_4(*map(rows, leaves), cu_seqlens=offsets_of_row, max_length=longest)
+        return output if is_packed else output.flatten(0, 1)
+
+    def backward(attend: Callable[[], torch.Tensor]) -> None:
+        torch.autograd.grad(attend(), leaves, probe)
+
+    kind = AttentionKind(heads[0], heads[1], head_dim, NO_WINDOW, is_packed)
+    found, lines = find_flash_attention_4(DEVICE, Precision("", dtype, dtype), [kind])
+    print(*lines, sep="\n", end="\n" if lines else "")
+    name = f"attention, {len(lengths)} documents in {'a packed row' if is_packed else 'rows of their own'}"
+    variants = {f"{name}, by offsets": lambda: backward(by_offsets)}
+    if not is_packed:
+        variants = {f"{name}, by SDPA": lambda: backward(by_sdpa)} | variants
+    return variants | ({"the same, by flash-attn-4": lambda: backward(by_flash_4)} if found else {})
 
 
 def take(tensor: torch.Tensor) -> None:
@@ -210,8 +260,11 @@ def main(
     chunk: int = 1024,
     weights: float = 4e9,
     dtype: str = "bf16",
+    heads: tuple[int, int] = (32, 8),
+    head_dim: int = 128,
     rounds: int = 7,
 ) -> None:
+    """Args: heads: of queries, and of keys."""
     kind = DTYPES[dtype]
     take_turns(head_variants(tokens, width, vocab, chunk, kind), rounds)
     take_turns(loss_variants(chunk, vocab, kind), rounds)
@@ -219,6 +272,9 @@ def main(
     take_turns(optimizer_variants(int(weights), kind), rounds)
     take_turns(mask_variants(tokens, width, kind), rounds)
     take_turns(unpack_variants(4 * width, width, kind), rounds)
+    half, quarter = tokens // 2, tokens // 4
+    take_turns(attention_variants(tokens, (half, half), heads, head_dim, kind), rounds)
+    take_turns(attention_variants(tokens, (half, quarter, quarter), heads, head_dim, kind), rounds)
 
 
 if __name__ == "__main__":

@@ -26,7 +26,7 @@ MAY_CHANGE = _dotted(
             *("model_name", "task", "tokenizer_name", "trust_remote_code"),
             # layout and speed
             *("use_fast_kernels", "compile", "activation_checkpointing", "loss_chunk_size", "enable_fsdp"),
-            "activation_offloading",
+            *("spare_layers", "activation_offloading"),
             *("low_cpu_fsdp", "one_gpu", "num_workers_dataloader", "show_sample", "pad_to_multiple_of"),
             *("step_timeout_seconds", "timeout_seconds", "deterministic"),
             # how the global batch is cut; its size stays

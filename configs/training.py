@@ -49,6 +49,11 @@ class TrainConfig:
         "the outputs of attention and of every second matrix product (selective), or in as few layers as the GPU's "
         "memory needs (auto); unset: as fsdp_activation_checkpointing says",
     )
+    spare_layers: bool = setting(
+        True,
+        "with activation_checkpointing full, keep the activations of those last layers that cost no memory, since "
+        "they take the room of gradients to come; False recomputes every layer",
+    )
     activation_offloading: bool = setting(
         False,
         "let what layers keep for the backward pass wait in host memory; with activation_checkpointing full that is "

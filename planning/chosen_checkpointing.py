@@ -82,7 +82,7 @@ def is_to_be_spared(planned: PlannedModel) -> bool:
     return (
         planned.empty.checkpointing == Checkpointing("full")
         and planned.resolved.policies.checkpointing is None
-        and _grads_come(planned)
+        and _may_spare(planned)
     )
 
 
@@ -107,11 +107,11 @@ def spare_layers(
     return plans.model(choice), plans.memory(choice), lines
 
 
-def _grads_come(planned: PlannedModel) -> bool:
-    """Whether backward adds gradients that are no small part of the memory."""
+def _may_spare(planned: PlannedModel) -> bool:
+    """Whether layers may be spared at all: backward has to add gradients that are no small part of the memory."""
     train = planned.config.train_config
     is_alone = planned.resolved.batches.gradient_accumulation_steps == 1  # the micro-batch of its step
-    return is_alone and not (train.use_peft or train.activation_offloading)
+    return is_alone and train.spare_layers and not (train.use_peft or train.activation_offloading)
 
 
 class _Plans:
@@ -153,7 +153,7 @@ class _Plans:
     def full_where_it_saves(self) -> Checkpointing:
         """Every layer in mode `full`, but those that cost no memory with all activations kept."""
         full = Checkpointing("full")
-        if not _grads_come(self._planned):
+        if not _may_spare(self._planned):
             return full
         limit_gib = NOTHING * self.memory(full).peak_gib
         most = self.fewest("full", "off", lambda choice: self.memory(choice).peak_gib <= limit_gib)

@@ -14,6 +14,7 @@ from configs.flags import parse_flags
 from configs.fsdp import OPTIMIZERS_IN_8BIT
 from configs.run import SETTINGS, RunConfig
 from planning.memory.memory_plan import verdict_in_room
+from policies.activation_checkpointing import Checkpointing
 from utils.errors import ConfigError
 
 NUM_SHOWN = 3
@@ -63,16 +64,21 @@ class Change:
 
 
 def device_changes(
-    config: RunConfig, phase: str, world_size: int, *, is_cpu: bool = False, recomputed: str | None = None
+    config: RunConfig,
+    phase: str,
+    world_size: int,
+    *,
+    is_cpu: bool = False,
+    checkpointing: Checkpointing | None = None,
 ) -> Iterator[Change]:
     """What may help if the device's memory ran out, the cheapest first. Flags that conflict may be among them.
 
     Args:
         is_cpu: the device is the host itself, to which nothing can be moved.
-        recomputed: the strongest checkpointing that some layer of the run has; None: as the flags say.
+        checkpointing: of the run's layers; None: as the flags say.
     """
     train, fsdp = config.train_config, config.fsdp_config
-    recomputes = recomputed or _checkpointing_of(config)
+    recomputes = _checkpointing_of(config) if checkpointing is None else checkpointing.strongest
     if phase == "generation" and train.num_beams > 1:
         yield Change("greedy instead of a beam search", ("--num_beams", "1"))
     if phase in ("evaluation", "generation") and train.val_batch_size > 1:
@@ -82,12 +88,15 @@ def device_changes(
     if phase in _OF_STEPS and train.batch_size_training > 1:
         for rows in _fewer_rows(train.batch_size_training):
             yield Change("fewer rows at once, as many per step", _smaller_micro_batch(config, rows))
-    is_mixed = train.activation_checkpointing == "auto"  # so that even all layers in the strongest mode keep less
-    if phase in _OF_STEPS and (recomputes != "full" or is_mixed):
-        if recomputes == "off" or (recomputes == "selective" and is_mixed):
+    is_auto = train.activation_checkpointing == "auto"
+    spares = checkpointing is not None and len(checkpointing.modes) > 1 and not is_auto
+    if phase in _OF_STEPS and spares:
+        yield Change("activations of every layer computed again", ("--spare_layers", "False"))
+    if phase in _OF_STEPS and (recomputes != "full" or is_auto):  # of `auto` even all layers in one mode keep less
+        if recomputes == "off" or (recomputes == "selective" and is_auto):
             yield Change("most activations computed again", ("--activation_checkpointing", "selective"))
         yield Change("activations of whole layers computed again", ("--activation_checkpointing", "full"))
-    is_uniform = recomputes != "selective" and train.activation_checkpointing != "auto"
+    is_uniform = recomputes != "selective" and not is_auto
     if phase in _OF_STEPS and is_uniform and not (is_cpu or train.activation_offloading):
         offloaded = ("--activation_checkpointing", "full", "--activation_offloading", "True")
         yield Change("what layers keep in host memory", offloaded)

@@ -110,8 +110,8 @@ def _by_phase(config: RunConfig, plan: Plan) -> Iterator[Change]:
     memory = plan.memory
     for phase, parts in memory.phases.items():
         if parts.total + memory.overhead_gib > memory.capacity_gib:
-            recomputed = plan.model.empty.checkpointing.strongest
-            yield from device_changes(config, phase, plan.env.world_size, recomputed=recomputed)
+            checkpointing = plan.model.empty.checkpointing
+            yield from device_changes(config, phase, plan.env.world_size, checkpointing=checkpointing)
 
 
 def _more(config: RunConfig) -> Iterator[Change]:

@@ -190,9 +190,8 @@ class Autopsy:
             found = cheapest(host_changes(self.config), self.argv, account.phase, None)
         else:
             is_cpu = self.env.device.type == "cpu"
-            recomputed = self.checkpointing.strongest if self.checkpointing else None
             changes = device_changes(
-                self.config, account.phase, self.env.world_size, is_cpu=is_cpu, recomputed=recomputed
+                self.config, account.phase, self.env.world_size, is_cpu=is_cpu, checkpointing=self.checkpointing
             )
             if account.is_fragmented:
                 unused = (account.figures.unused or 0) / GIB

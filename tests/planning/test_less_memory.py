@@ -11,6 +11,7 @@ from configs.flags import parse_flags
 from configs.run import RunConfig
 from planning.autopsy.failure_scene import PHASES
 from planning.less_memory import EXPANDABLE_SEGMENTS, Change, Plans, cheapest, device_changes, host_changes
+from policies.activation_checkpointing import Checkpointing
 
 MODEL = ["--model_name", "M"]
 
@@ -68,9 +69,18 @@ def test_every_suggestion_is_a_command_that_is_not_refused(phase: str, given: li
 def test_behind_auto_come_the_fixed_modes_that_recompute_more() -> None:
     config = parse_flags([*MODEL, "--activation_checkpointing", "auto"])
     for recomputed, modes in (("off", ["selective", "full"]), ("selective", ["selective", "full"]), ("full", ["full"])):
-        changes = device_changes(config, "backward", 1, recomputed=recomputed)
+        changes = device_changes(config, "backward", 1, checkpointing=Checkpointing(recomputed))
         flags = [change.flags for change in changes if change.flags[0] == "--activation_checkpointing"]
         assert flags == [("--activation_checkpointing", mode) for mode in modes]
+
+
+@pytest.mark.parametrize(("num_first", "is_named"), [(0, False), (3, True)])
+def test_if_layers_were_spared_every_layer_can_be_computed_again(num_first: int, is_named: bool) -> None:
+    config = parse_flags([*MODEL, "--activation_checkpointing", "full"])
+    checkpointing = Checkpointing("off", "full", num_first) if num_first else Checkpointing("full")
+    changes = list(device_changes(config, "forward", 1, checkpointing=checkpointing))
+    assert (("--spare_layers", "False") in [change.flags for change in changes]) == is_named
+    assert "--activation_checkpointing" not in {change.flags[0] for change in changes if len(change.flags) == 2}
 
 
 def test_what_fits_comes_first_and_of_that_what_is_soonest() -> None:
