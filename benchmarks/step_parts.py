@@ -23,7 +23,7 @@ from torch.nn.attention.varlen import varlen_attn
 from torch.optim import AdamW
 from torch.utils.checkpoint import checkpoint
 
-from policies.attention import attention_of_each_sequence
+from policies.attention_functions import attention_of_each_sequence
 from policies.clipping import clip_grad_norm
 from policies.compiled_cross_entropy import compile_cross_entropy
 from policies.dropout_masks import draw_kept, mask_like

@@ -11,7 +11,8 @@ import transformers
 from transformers import AttentionInterface, AutoModelForCausalLM
 
 from data.sequences import TokenSequence
-from policies.attention import BY_OFFSETS, attention_by_offsets
+from policies.attention import BY_OFFSETS
+from policies.attention_functions import attention_by_offsets
 from tasks.causal_batches import CausalMicroBatch
 from tasks.causal_lm import summed_loss
 from tests.helpers.small_configs import SMALL, VOCAB

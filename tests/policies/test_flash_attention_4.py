@@ -26,13 +26,8 @@ from transformers import AttentionInterface, AutoModelForCausalLM
 from configs.flags import parse_flags
 from policies import flash_attention_4 as flash
 from policies.activation_checkpointing import Checkpointing, apply_activation_checkpointing
-from policies.attention import (
-    BY_OFFSETS,
-    attention_by_flash_4,
-    attention_by_offsets,
-    choose_attention,
-    rows_that_need_offsets,
-)
+from policies.attention import BY_OFFSETS, choose_attention, rows_that_need_offsets
+from policies.attention_functions import attention_by_flash_4, attention_by_offsets
 from policies.compilation import compile_layers
 from policies.loss import use_summed_loss
 from policies.mixed_precision import Precision
