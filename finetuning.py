@@ -56,7 +56,7 @@ from policies.compilation import compilation_named
 from policies.finite import weights_not_finite
 from policies.guarded_step import queue_step
 from policies.loss_scaling import LossScaler
-from policies.sharding import Accumulation, gradient_sync, reshard
+from policies.sharding import Accumulation, micro_batch_context, reshard
 from preparation.load_only import load_only
 from preparation.prepare import Job, prepare
 from reporting.run_lock import BEAT_SECONDS, RunLock
@@ -291,7 +291,7 @@ def train_step(
     on_phase("before_forward")
     for index, batch in enumerate(micro_batches):
         is_last = index == len(micro_batches) - 1
-        with gradient_sync(model, accumulation, is_last=is_last):
+        with micro_batch_context(model, accumulation, is_first=index == 0, is_last=is_last):
             loss = summed_loss(model, batch.to(device), loss_grad)
             if index == 0:
                 on_phase("after_forward")

@@ -160,6 +160,7 @@ class Accumulation(NamedTuple):
 
     unsharded: bool  # whole ones, reduced once per step; else they are reduced inside the sharding group each time
     all_reduced: bool = False  # each time over the copies of the model, too
+    keeps_weights: bool = False  # all that were gathered, or cast, stay until the step's last backward
 
 
 def choose_accumulation(
@@ -177,16 +178,17 @@ def choose_accumulation(
     """
     if layout.kind != "fully_shard":
         return Accumulation(unsharded=True)
+    # All are there from forward to backward. So they take what the next micro-batch needs anyway if they stay.
+    keeps_weights = not layout.reshard_after_forward
     if precision.reduce_dtype == torch.bfloat16:
-        return Accumulation(unsharded=False, all_reduced=True)
-    if layout.mesh_shape[1] == 1:
-        return Accumulation(unsharded=True)
-    if asked is not None:
-        return Accumulation(unsharded=asked)
-    if device.type == "cpu":
-        return Accumulation(unsharded=True)
-    gradient_bytes = 4 * sum(p.numel() for p in model.parameters() if p.requires_grad)
-    return Accumulation(unsharded=gradient_bytes < 0.1 * device.memory_bytes)
+        return Accumulation(unsharded=False, all_reduced=True, keeps_weights=keeps_weights)
+    unsharded = asked
+    if layout.mesh_shape[1] == 1 or (asked is None and device.type == "cpu"):
+        unsharded = True
+    elif asked is None:
+        gradient_bytes = 4 * sum(p.numel() for p in model.parameters() if p.requires_grad)
+        unsharded = gradient_bytes < 0.1 * device.memory_bytes
+    return Accumulation(unsharded=bool(unsharded), keeps_weights=keeps_weights)
 
 
 def reduction_notes(
@@ -216,8 +218,17 @@ def reduction_notes(
 
 
 @contextmanager
-def gradient_sync(model: nn.Module, accumulation: Accumulation, *, is_last: bool) -> Iterator[None]:
-    """A context for one micro-batch's forward and backward, in which gradients are reduced only if needed."""
+def micro_batch_context(
+    model: nn.Module, accumulation: Accumulation, *, is_first: bool, is_last: bool
+) -> Iterator[None]:
+    """A context for one micro-batch's forward and backward, in which nothing is exchanged that need not be.
+
+    Gradients are reduced after the last one, or after each if that is how they accumulate. Weights that are kept are
+    gathered and cast for the first one.
+
+    Args:
+        is_first, is_last: of its step.
+    """
     if isinstance(model, DistributedDataParallel):
         if is_last:
             yield
@@ -225,9 +236,11 @@ def gradient_sync(model: nn.Module, accumulation: Accumulation, *, is_last: bool
             with model.no_sync():
                 yield
         return
-    if isinstance(model, FSDPModule):
+    if isinstance(model, FSDPModule) and (is_first or is_last):  # each call looks through all modules
         model.set_requires_gradient_sync(is_last or not accumulation.unsharded)
         model.set_requires_all_reduce(is_last or accumulation.all_reduced)
+        if accumulation.keeps_weights:
+            model.set_reshard_after_backward(is_last)
     yield
 
 

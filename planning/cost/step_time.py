@@ -284,8 +284,9 @@ def _copied_bytes(planned: PlannedModel, traffic: Traffic) -> float:
     layout = planned.resolved.policies.layout
     if layout.kind != "fully_shard":
         return 0.0
-    times = 2 if layout.reshard_after_forward else 1
-    gathered = traffic.num_micro_batches * (times * traffic.units_bytes + traffic.root_bytes)
+    gathered = traffic.units_bytes + traffic.root_bytes  # once, if it is kept
+    if layout.reshard_after_forward:
+        gathered = traffic.num_micro_batches * (2 * traffic.units_bytes + traffic.root_bytes)
     reduced = (1 if traffic.reduces_once else traffic.num_micro_batches) * traffic.gradient_bytes
     return 2 * (gathered + reduced)
 

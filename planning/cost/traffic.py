@@ -86,7 +86,9 @@ def seconds_per_step(layout: str, traffic: Traffic, speeds: Speeds) -> float:
     times = 1 if layout == "SHARD_GRAD_OP" else 2
     gathered_bytes = times * traffic.units_bytes + traffic.root_bytes
     num_gathers = times * (traffic.num_units - 1) + 1
-    total = traffic.num_micro_batches * group.all_gather.seconds(gathered_bytes, num_gathers)
+    # SHARD_GRAD_OP keeps what it gathered for the first micro-batch.
+    rounds = 1 if layout == "SHARD_GRAD_OP" else traffic.num_micro_batches
+    total = rounds * group.all_gather.seconds(gathered_bytes, num_gathers)
     total += num_reductions * group.reduce_scatter.seconds(traffic.gradient_bytes, traffic.num_trained_units)
     if layout == "HYBRID_SHARD":
         share = traffic.gradient_bytes / group.size

@@ -160,6 +160,7 @@ def scheme_of(planned: PlannedModel) -> Scheme:
         reduce_dtype=precision.reduce_dtype,
         num_micro_batches=planned.resolved.batches.gradient_accumulation_steps,
         accumulates_unsharded=planned.accumulation.unsharded,
+        keeps_weights=planned.accumulation.keeps_weights,
         params_on_host=layout.cpu_offload,
         grads_on_host=layout.cpu_offload,
     )

@@ -47,6 +47,7 @@ class Scheme:
     reduce_dtype: torch.dtype = torch.float32
     num_micro_batches: int = 1
     accumulates_unsharded: bool = True
+    keeps_weights: bool = False  # all that were gathered stay until the step's last backward
     bucket_views: bool = True  # DistributedDataParallel(gradient_as_bucket_view=True)
     holds_grads: bool = False  # gradients stay until the next step's first forward is over, not until its beginning
     params_on_host: bool = False
@@ -107,9 +108,15 @@ class Timeline:
         self.peaks: dict[str, Bytes] = {}
         self.after_forward = Bytes()
         self._grads_wait = scheme.kind == "ddp" and scheme.bucket_views  # no backward makes them anew
+        self._keeps = False  # what was gathered, behind backward
 
     def step(self, use: StepUse) -> None:
-        """Walk through the last micro-batch of a step, and the step of the optimizer."""
+        """Walk through a micro-batch of a step and its last one, and the step of the optimizer."""
+        if self.scheme.keeps_weights and self.scheme.num_micro_batches > 1:
+            before, waited = replace(self.now), self._grads_wait
+            self._keeps = True
+            self._last_micro_batch(use)
+            self.now, self._grads_wait, self._keeps = before, waited, False
         self._last_micro_batch(use)
         self._note("optimizer_step", temporaries=self.scheme.optimizer.temporaries)
 
@@ -270,7 +277,7 @@ class Timeline:
             The bytes of the buffer, which stays until the next reduction.
         """
         now, size = self.now, self._reduce_bytes(unit)
-        now.unsharded -= unit.whole
+        now.unsharded -= 0 if self._keeps else unit.whole
         whole_grads = 0 if grads_are_there else unit.whole_grads
         self._note(
             "backward", unsharded=whole_grads, communication=buffer + size + size // max(1, self.scheme.num_shards)

@@ -25,7 +25,7 @@ from policies.sharding import (
     Layout,
     choose_accumulation,
     choose_layout,
-    gradient_sync,
+    micro_batch_context,
     reduction_notes,
     shard,
 )
@@ -134,7 +134,9 @@ def compare_on_ranks(mesh_shape: tuple[int, int], flags: str) -> None:
         sharded = copy.deepcopy(model)
         shard(sharded, [sharded[0]], layout, precision, CPU)
         for index, rows in enumerate(inputs[dist.get_rank()]):
-            with gradient_sync(sharded, accumulation, is_last=index == NUM_MICRO_BATCHES - 1):
+            with micro_batch_context(
+                sharded, accumulation, is_first=index == 0, is_last=index == NUM_MICRO_BATCHES - 1
+            ):
                 sharded(rows).square().sum().backward()
         grads = [parameter.grad for parameter in sharded.parameters()]
         found[name] = [grad.full_tensor() for grad in grads]

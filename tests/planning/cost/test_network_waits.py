@@ -82,9 +82,9 @@ def test_what_an_earlier_session_waited_for_does_not_count() -> None:
 
 
 def test_a_layout_that_does_not_fit_is_not_advised() -> None:
-    """Of FULL_SHARD over 16, a rank holds a sixteenth; the weights of all layers are 15 GiB."""
+    """Of FULL_SHARD over 16, a rank holds a sixteenth; the weights of all layers are 15 GiB, and few are trained."""
     lone_cards = replace(NODES, cards_per_node=1, nodes=16)
-    network = RunNetwork(FULL, replace(TRAFFIC, num_micro_batches=16), lone_cards)
+    network = RunNetwork(FULL, replace(TRAFFIC, gradient_bytes=4 * 10**9, num_micro_batches=16), lone_cards)
 
     def advice(held_gib: float, peak_gib: float) -> str:
         return network.lines(run_of(network, gigabits=80, exposed=6.0, held_gib=held_gib), [peak_gib])[1]
