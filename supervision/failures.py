@@ -57,7 +57,8 @@ def end_with_error(env: Environment, error: BaseException, status: int, watchdog
     """Print one `error:` line, from one rank, and return the exit status. An unforeseen error's traceback follows.
 
     The launcher ends all ranks as soon as one has failed, so the others first give rank 0 time to speak. If neither it
-    nor the watchdogs have said by then what happened, the failure was this rank's alone, and it says so.
+    nor the watchdogs have said by then what happened, the failure was this rank's alone, and it says so. A rank 0 that
+    fails after that stays silent.
     """
     patience, who = patience_of(env), ""
     is_of_another_rank = not isinstance(error, RunError) and any(words in str(error) for words in _LOST_WORDS)
@@ -70,6 +71,8 @@ def end_with_error(env: Environment, error: BaseException, status: int, watchdog
         elif watchdog.others_tell(patience.lost_seconds if is_of_another_rank else patience.grace_seconds):
             return status
         who = f"rank {env.rank}: "
+    elif watchdog is not None and watchdog.others_have_told():
+        return status  # one that had waited for this rank in vain
     start = "" if isinstance(error, ConfigError | TrainingError) else "\n"  # below a progress bar
     parts = error.parts() if isinstance(error, RunError) else iter([_with_traceback(error)])
     print_line(f"{start}error: {who}{next(parts)}", to_stderr=True)

@@ -99,6 +99,10 @@ class Watchdog:
         if self._thread is not None:
             self._thread.join()
 
+    def others_have_told(self) -> bool:
+        """Whether another rank has told the user why the run ends, as far as this one has heard."""
+        return self._told_by_others.is_set()
+
     def others_tell(self, seconds: float) -> bool:
         """Let the other ranks speak first, for so long: this one holds an error. True if the user has been told.
 
@@ -205,6 +209,8 @@ class Watchdog:
         """
         if self._state == "told":
             return
+        if not verdict.ranks:  # another rank has told its error
+            self._told_by_others.set()
         if self._state == "finished" and verdict.ranks:
             return  # a rank that was killed after the end was written: the results are whole
         first = self.env.rank - self.env.local_rank  # of this machine

@@ -1,14 +1,18 @@
-"""A rank that holds an error while the others work, and how often the ranks look at each other meanwhile."""
+"""A rank that holds an error while the others work: how often the ranks look at each other, and which of them speak."""
 
 from __future__ import annotations
 
+import threading
 import time
 from typing import Any
 
+from supervision.exit_status import FAILED
+from supervision.failures import end_with_error
 from supervision.verdict import Verdict
 from supervision.watchdog import Watchdog
 from utils.distributed import start_process_group
 from utils.environment import read_environment
+from utils.errors import TrainingError
 
 HELD_SECONDS = 3.0
 
@@ -36,3 +40,16 @@ def fail_on_rank_one() -> int:
     watchdog.before_leaving = lambda: print(watchdog.num_rounds, flush=True)
     time.sleep(100)
     return 0
+
+
+def fail_on_rank_zero_too() -> int:
+    """As `fail_on_rank_one`, but rank 0 fails as soon as it has heard of it."""
+    env = read_environment()
+    start_process_group(env)
+    watchdog = Watchdog(env)
+    watchdog.start(None)
+    if env.is_rank_zero:
+        heard = threading.Event()
+        watchdog.before_leaving = heard.set
+        heard.wait(100)
+    return end_with_error(env, TrainingError("it failed"), FAILED, watchdog)

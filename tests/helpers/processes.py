@@ -123,11 +123,20 @@ class ProcessGroup:
     """
 
     def run(
-        self, argv: Sequence[str] | Callable[[], int | None], world_size: int, timeout_seconds: float = 300
+        self,
+        argv: Sequence[str] | Callable[[], int | None],
+        world_size: int,
+        timeout_seconds: float = 300,
+        *,
+        grace: dict[str, str] = SHORT_GRACE,
     ) -> list[Outcome]:
-        """Run with these flags, or a function that can be pickled, on `world_size` ranks; the outcomes by rank."""
+        """Run with these flags, or a function that can be pickled, on `world_size` ranks; the outcomes by rank.
+
+        Args:
+            grace: the variable that says how long ranks wait for each other, {} for as long as in a user's run.
+        """
         what = argv if callable(argv) else [str(ROOT / "finetuning.py"), *argv]
-        environments = [process_variables(variables | SHORT_GRACE) for variables in ranks_of(world_size)]
+        environments = [process_variables(variables | grace) for variables in ranks_of(world_size)]
         ranks = [Captured(what, Path.cwd(), environment) for environment in environments]
         deadline = time.monotonic() + timeout_seconds
         try:

@@ -35,7 +35,9 @@ def test_a_layer_that_does_not_compile_is_named_once_and_no_rank_is_left(
     ranks: tuple[int, ...], tiny_model: Path, samples: Path, tmp_path: Path, process_group: ProcessGroup
 ) -> None:
     argv = flags(tiny_model, samples, tmp_path / "run", "--compile", "--context_length", "64", "--max_train_step", "2")
-    outcomes = process_group.run(without_compiler(argv, ranks), 2)
+    # Rank 0 speaks for all. On busy cores it may fail more than a second after the other.
+    given = {"grace": {}} if 0 in ranks else {}
+    outcomes = process_group.run(without_compiler(argv, ranks), 2, **given)
     assert [outcome.status for outcome in outcomes] == [1, 1]
     said = [line for outcome in outcomes for line in outcome.stderr.splitlines() if line.startswith("error:")]
     (line,) = said
