@@ -13,6 +13,7 @@ import pytest
 from benchmarks.gpu_matrix import main, outcome, verdict
 from benchmarks.matrix_rows import AXES, NUM_STEPS, SAMPLES, MatrixRow, is_allowed, matrix, row_of
 from benchmarks.run_workers import RankEnd, RunWorkers
+from tests.helpers.forked_workers import start_forked
 from tests.helpers.made import Made
 from tests.helpers.processes import ROOT
 
@@ -101,8 +102,10 @@ def test_the_table_of_the_page_has_every_row_and_all_are_right_or_refused() -> N
 
 @pytest.mark.slow
 def test_rows_run_on_a_cpu_and_a_call_goes_on_where_the_one_before_ended(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    """By forks; new interpreters are started below."""
+    monkeypatch.setattr(RunWorkers, "_start", start_forked)
     rows = [row for row in ROWS[True] if row["compiled"] == "no" and row["resumed"] == "yes"]
     chosen = [next(row for row in rows if row.num_ranks == ranks) for ranks in (1, 2)]
     results = tmp_path / "results.jsonl"

@@ -58,10 +58,13 @@ CASES = [
     Case("t5", "FULL_SHARD", (*LORA, "--freeze_layers")),
 ]
 T5_COMPILED = Case("t5", "SINGLE", (*LORA, "--compile", "--activation_checkpointing", "full"))
-# Whether they are compiled with aot_eager. What T5 adds is for dynamo to capture, and tracing it takes a minute.
+BART_COMPILED = Case("bart", "FULL_SHARD", ("--compile",))
+# Whether they are compiled with aot_eager. What encoders and decoders add is for dynamo and AOT autograd to capture.
+# Inductor takes a minute for BART's kernels; tests/distributed/test_exactness.py compiles those of a Llama.
 SLOW_CASES = [
-    (Case("bart", "FULL_SHARD", ("--compile",)), False),
+    (BART_COMPILED, True),
     (Case("bart", "HYBRID_SHARD", LORA), False),
+    pytest.param(BART_COMPILED, False, marks=pytest.mark.full),
     pytest.param(T5_COMPILED, True, marks=pytest.mark.full),
     pytest.param(T5_COMPILED, False, marks=pytest.mark.full),
 ]

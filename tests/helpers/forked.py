@@ -54,6 +54,7 @@ class Fork:
     Args:
         run: what follows `python` on the command line; or a function that can be pickled, whose result is the status.
         process_group: of an earlier fork, by its pid; by default it is alone in its own.
+        stdin: a descriptor to read from; by default there is nothing to read.
 
     `cpu_seconds` holds what it and its ended children took, when it has ended.
     """
@@ -67,6 +68,7 @@ class Fork:
         stdout: int,
         stderr: int,
         process_group: int = 0,
+        stdin: int | None = None,
     ) -> None:
         _server()
         self.returncode: int | None = None
@@ -78,7 +80,8 @@ class Fork:
             "process_group": process_group,
         }
         with open(os.devnull) as nothing:
-            socket.send_fds(self._connection, [pickle.dumps(request)], [nothing.fileno(), stdout, stderr])
+            fds = [nothing.fileno() if stdin is None else stdin, stdout, stderr]
+            socket.send_fds(self._connection, [pickle.dumps(request)], fds)
         self.pid = int(self._connection.recv(100))
 
     def poll(self) -> int | None:
