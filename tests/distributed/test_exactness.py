@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.helpers.aot_eager import with_aot_eager
 from tests.helpers.made import Made
 from tests.helpers.pairwise import select
 from tests.helpers.processes import ProcessGroup, run_command
@@ -102,6 +103,7 @@ CASES += [
     Case((1, 2, 4), "SINGLE", "full", "packing", ("--use_fast_kernels", "False")),
 ]
 # One of every kind goes through torchrun (or python, for one process), one of them in new interpreters, not forks.
+# COMPILED_CASE is traced alone: which activations are kept is for AOT autograd to decide, not for inductor.
 REAL_CASE = Case((2, 4, 1), "FULL_SHARD", "full", "packing")
 COMMAND_LINE_CASES = [
     REAL_CASE,
@@ -115,8 +117,8 @@ COMMAND_LINE_CASES = [
     Case((4, 2, 1), "FULL_SHARD", "lora", "padding"),
     Case((4, 2, 1), "NO_SHARD", "lora", "packing"),
     Case((2, 1, 4), "FULL_SHARD", "full", "packing", ("--compile",)),
-    Case((1, 2, 4), "SINGLE", "full", "packing", ("--compile", *SELECTIVE)),
 ]
+COMPILED_CASE = Case((1, 2, 4), "SINGLE", "full", "packing", ("--compile", *SELECTIVE))
 
 
 @pytest.fixture(scope="module")
@@ -163,3 +165,13 @@ def test_so_they_are_through_the_command_line(
     done = run_command(*flags, nproc=nproc, real=case == REAL_CASE)
     assert done.returncode == 0, done.stderr
     assert_agrees(tmp_path / "run", references[case.method, case.batching, case.num_frozen])
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("backend", ["aot_eager", pytest.param("inductor", marks=pytest.mark.full)])
+def test_so_they_are_compiled_with_selective_checkpointing(
+    backend: str, references: Made, models: dict[str, Path], process_group: ProcessGroup, tmp_path: Path
+) -> None:
+    flags = COMPILED_CASE.flags(models["packing"], tmp_path / "run")
+    process_group.train(with_aot_eager(flags) if backend == "aot_eager" else flags, 1)
+    assert_agrees(tmp_path / "run", references["full", "packing", 0])
