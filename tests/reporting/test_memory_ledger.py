@@ -14,6 +14,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 from reporting.memory_ledger import MemoryLedger, is_observed_step, local_bytes
 from reporting.memory_phases import PHASES
 from tests.helpers import random_documents
+from tests.helpers.made import Made
 from tests.helpers.processes import ProcessGroup, read_metrics
 
 GIB = 2**30
@@ -25,7 +26,9 @@ LAYOUTS = {
     "FULL_SHARD, offloaded": (2, ["--enable_fsdp", "--fsdp_cpu_offload"]),
     "FULL_SHARD, optimizer offloaded": (2, ["--enable_fsdp", "--optimizer_cpu_offload"]),
 }
-OBSERVED = [1, 2, 29, 50, 58]  # 58 rows, two a step: epochs of 29 steps
+# One process takes 58 steps, in two epochs, the layouts 10: rows are read two a step.
+NUM_ROWS = {layout: 58 if layout == "one process" else 10 for layout in LAYOUTS}
+OBSERVED = {58: [1, 2, 29, 50, 58], 10: [1, 2, 5, 10]}
 COMPONENTS = ("params_gib", "grads_gib", "optimizer_gib", "activations_gib", "other_gib")
 
 
@@ -51,18 +54,20 @@ def odd_model(tiny_model: Path, tmp_path_factory: pytest.TempPathFactory) -> Pat
 
 
 @pytest.fixture(scope="module")
-def memory(odd_model: Path, process_group: ProcessGroup, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
-    """The memory events of each layout."""
-    events = {}
-    for layout, (ranks, flags) in LAYOUTS.items():
+def memory(odd_model: Path, process_group: ProcessGroup, tmp_path_factory: pytest.TempPathFactory) -> Made:
+    """The memory events by layout."""
+
+    def run(layout: str) -> list[dict[str, Any]]:
+        ranks, flags = LAYOUTS[layout]
         folder = tmp_path_factory.mktemp("memory") / "run"
         flags = ["--model_name", str(odd_model), "--output_dir", str(folder), *flags, "--save_model", "False"]
         flags += ["--dataset", f"{random_documents.__file__}:get_custom_dataset", "--run_validation", "False"]
         flags += ["--num_workers_dataloader", "0", "--context_length", "64", "--batching_strategy", "padding"]
-        flags += ["--split_slice", "58", "--num_epochs", "2", "--batch_size_training", "1", "--global_batch_size", "2"]
-        process_group.train(flags, ranks)
-        events[layout] = [event for event in read_metrics(folder) if event["event"] == "memory"]
-    return events
+        flags += ["--split_slice", str(NUM_ROWS[layout]), "--num_epochs", "2"]
+        process_group.train([*flags, "--batch_size_training", "1", "--global_batch_size", "2"], ranks)
+        return [event for event in read_metrics(folder) if event["event"] == "memory"]
+
+    return Made(run)
 
 
 def hand_count(folder: Path, layout: str, rank: int) -> tuple[int, int, int]:
@@ -86,7 +91,7 @@ def hand_count(folder: Path, layout: str, rank: int) -> tuple[int, int, int]:
 @pytest.mark.slow
 @pytest.mark.parametrize("layout", LAYOUTS)
 def test_parameters_gradients_and_optimizer_are_what_a_hand_count_gives(
-    layout: str, memory: dict[str, Any], odd_model: Path
+    layout: str, memory: Made, odd_model: Path
 ) -> None:
     for event in memory[layout]:
         params, grads, states = hand_count(odd_model, layout, event["rank"])
@@ -100,7 +105,7 @@ def test_parameters_gradients_and_optimizer_are_what_a_hand_count_gives(
 
 
 @pytest.mark.slow
-def test_a_sharded_rank_holds_about_half(memory: dict[str, Any]) -> None:
+def test_a_sharded_rank_holds_about_half(memory: Made) -> None:
     def largest(layout: str, name: str) -> float:
         return max(event[name] for event in memory[layout])
 
@@ -111,7 +116,7 @@ def test_a_sharded_rank_holds_about_half(memory: dict[str, Any]) -> None:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("layout", LAYOUTS)
-def test_the_components_add_up_to_what_is_allocated(layout: str, memory: dict[str, Any]) -> None:
+def test_the_components_add_up_to_what_is_allocated(layout: str, memory: Made) -> None:
     for event in memory[layout]:
         assert sum(event[name] for name in COMPONENTS) == pytest.approx(event["allocated_gib"], abs=1e-9)
         assert 0 < event["allocated_gib"] <= event["peak_allocated_gib"]
@@ -121,7 +126,7 @@ def test_the_components_add_up_to_what_is_allocated(layout: str, memory: dict[st
 
 @pytest.mark.slow
 @pytest.mark.parametrize("layout", LAYOUTS)
-def test_activations_are_what_the_first_forward_added(layout: str, memory: dict[str, Any]) -> None:
+def test_activations_are_what_the_first_forward_added(layout: str, memory: Made) -> None:
     events = {(event["step"], event["rank"], event["phase"]): event for event in memory[layout]}
     for (step, rank, phase), event in events.items():
         before = events[step, rank, "before_forward"]["allocated_gib"]
@@ -131,12 +136,11 @@ def test_activations_are_what_the_first_forward_added(layout: str, memory: dict[
 
 @pytest.mark.slow
 @pytest.mark.parametrize("layout", LAYOUTS)
-def test_every_rank_records_the_four_phases_of_the_observed_steps_and_of_no_other(
-    layout: str, memory: dict[str, Any]
-) -> None:
+def test_every_rank_records_the_four_phases_of_the_observed_steps_and_of_no_other(layout: str, memory: Made) -> None:
     found = [(event["step"], event["rank"], event["phase"]) for event in memory[layout]]
     ranks = range(LAYOUTS[layout][0])
-    assert found == [(step, rank, phase) for step in OBSERVED for rank in ranks for phase in PHASES]
+    observed = OBSERVED[NUM_ROWS[layout]]
+    assert found == [(step, rank, phase) for step in observed for rank in ranks for phase in PHASES]
 
 
 def test_observed_steps_are_1_2_multiples_of_50_and_ends_of_epochs() -> None:
