@@ -50,6 +50,8 @@ def test_a_command_that_tracks_runs_as_written(
     flags[flags.index("--model_name") + 1] = str(tiny_model)
     flags += ["--samsum_dataset.data_path", str(ROOT / "datasets/samples/dialogue_summary"), "--split_slice", "100"]
     flags += ["--context_length", "256"]
+    if "--max_train_step" not in flags and "--use_profiler" not in flags:
+        flags += ["--max_train_step", "8"]
     done = run_command(*flags, nproc=nproc, cwd=tmp_path, WANDB_MODE="offline")
     assert done.returncode == 0, done.stderr
     (folder,) = (tmp_path / "outputs").iterdir()
@@ -83,7 +85,8 @@ def test_a_command_that_chooses_a_precision_runs_as_written(command: str, tiny_m
     flags = words[words.index("finetuning.py") + 1 :]
     flags[flags.index("--model_name") + 1] = str(tiny_model)
     flags += ["--samsum_dataset.data_path", str(ROOT / "datasets/samples/dialogue_summary"), "--split_slice", "20"]
-    done = run_command(*flags, "--context_length", "256", "--output_dir", str(tmp_path / "run"), nproc=nproc)
+    flags += ["--context_length", "256", "--max_train_step", "4"]
+    done = run_command(*flags, "--output_dir", str(tmp_path / "run"), nproc=nproc)
     assert done.returncode == 0, done.stderr
 
 
