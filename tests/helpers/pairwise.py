@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Callable, Hashable, Iterable
+from collections.abc import Callable, Hashable, Iterable, Sequence
 from typing import Any
 
 import pytest
@@ -32,6 +32,12 @@ def select(cases: Iterable[Any], values: Callable[[Any], Values] = tuple) -> lis
 def select_product(*factors: Iterable[Hashable]) -> list[Any]:
     """As `itertools.product`, marked as by `select`."""
     return select(itertools.product(*factors))
+
+
+def select_values(cases: Sequence[Any], values: Callable[[Any], Values]) -> list[Any]:
+    """All cases, of which those that no single value needs are marked `slow`."""
+    needed = covering([values(case) for case in cases], 1)
+    return [case if place in needed else _marked(case, pytest.mark.slow) for place, case in enumerate(cases)]
 
 
 def slow_but(first: int, cases: Iterable[Any], *, num_slow: int | None = None) -> list[Any]:
