@@ -163,6 +163,17 @@ def test_a_model_that_does_not_take_the_adapter_is_refused(family: str, flags: s
     assert reason in str(caught.value)
 
 
+def test_a_prefix_is_refused_where_generating_would_lose_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    """transformers 5.24 passes the cache by another name than peft 0.21.2, and takes its own of the two."""
+    model = make_model("llama")
+
+    def forward(self: Any, input_ids: torch.Tensor, cache: Any = None, **kwargs: Any) -> None: ...
+
+    monkeypatch.setattr(type(model), "forward", forward)
+    with pytest.raises(ConfigError, match=r"renamed to `cache`.*pip install 'transformers<5\.24'"):
+        adapt(model, config_of("--peft_method", "prefix", "--batching_strategy", "padding"))
+
+
 def test_llama_adapter_is_refused_where_heads_are_wider_than_the_model() -> None:
     config = type(FAMILIES["mistral"].config)(**FAMILIES["mistral"].config.to_dict() | {"head_dim": 16})
     model = AutoModelForCausalLM.from_config(config)
