@@ -31,8 +31,19 @@ def test_the_readme_holds_ten_situations_at_least() -> None:
 
 @pytest.mark.parametrize("document", DOCUMENTS, ids=lambda path: path.name)
 def test_links_lead_somewhere(document: Path) -> None:
-    for target in re.findall(r"\]\(([^)#]+)\)", document.read_text()):
-        assert target.startswith("http") or (document.parent / target).exists(), target
+    for target in re.findall(r"\]\(([^)]+)\)", document.read_text()):
+        name, _, anchor = target.partition("#")
+        if not name.startswith("http"):
+            page = document.parent / name if name else document
+            assert page.exists(), target
+            assert not anchor or anchor in _anchors(page), target
+
+
+def _anchors(page: Path) -> set[str]:
+    """The headings of a page, as GitHub spells them in links."""
+    text = re.sub(r"^```.*?^```", "", page.read_text(), flags=re.MULTILINE | re.DOTALL)
+    headings = re.findall(r"^#+ (.+)$", text, flags=re.MULTILINE)
+    return {re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-") for heading in headings}
 
 
 def test_the_folder_of_datasets_never_hides_the_library() -> None:
