@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import inspect
 from collections.abc import Sequence
 from typing import Any
 
@@ -87,14 +86,9 @@ def prefix_settings(model: Any, prefix: PrefixConfig, task_type: str | None) -> 
 
 
 def check_prefix(model: Any) -> None:
-    """Refuse models of which no test shows that they read a prefix, and versions that would lose it."""
+    """Refuse models of which no test shows that they read a prefix."""
     if model.config.model_type not in PREFIX_MODELS:
         raise ConfigError(
             f"--peft_method: whether {model.config.model_type} models take peft's prefix is not known here, and one "
             f"that ignores it would train nothing; known are {', '.join(PREFIX_MODELS)}; give --peft_method lora"
-        )
-    if "past_key_values" not in inspect.signature(type(model).forward).parameters:  # transformers 5.24 has renamed it
-        raise ConfigError(
-            "--peft_method: peft passes a prefix as `past_key_values`, which this transformers has renamed to `cache`, "
-            "and texts would be generated without it; pip install 'transformers<5.24', or give --peft_method lora"
         )

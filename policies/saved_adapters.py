@@ -5,6 +5,7 @@ Callers say how a refusal begins, or make it themselves: they know the flag and 
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Collection, Mapping
 from pathlib import Path
 from typing import Any
@@ -67,8 +68,15 @@ def attach_adapter(
         The PeftModel, and the names of the adapter's parameters.
 
     Raises:
+        ConfigError: if the adapter is a prefix, and texts would be generated without it.
         Exception: whatever peft raises for a model that does not take such an adapter.
     """
+    takes = inspect.signature(type(model).forward).parameters
+    if settings.peft_type == "PREFIX_TUNING" and "past_key_values" not in takes:
+        raise ConfigError(
+            "prefix tuning: peft passes a prefix as `past_key_values`, which this transformers has renamed to `cache`, "
+            "and texts would be generated without it; pip install 'transformers<5.24'"
+        )
     of_base = {id(parameter) for parameter in model.parameters()}
     adapted: Any = peft.get_peft_model(model, settings, low_cpu_mem_usage=True)
     own = {name: parameter for name, parameter in adapted.named_parameters() if id(parameter) not in of_base}
