@@ -102,7 +102,8 @@ def checkpointing_mode(
     checkpointing = Checkpointing("full" if wanted else "off")
     if asked not in (None, "auto"):
         checkpointing = Checkpointing(asked)
-    checkpointing = chosen or checkpointing
+    if chosen is not None and (asked == "auto" or chosen.strongest == checkpointing.strongest):  # else it is said here
+        checkpointing = chosen
     if checkpointing.strongest == "off" and asked != "auto":
         return checkpointing, []
     reason = why_not_checkpointed(model, train)
