@@ -11,6 +11,7 @@ while the device computes the next one; settle() evaluates, if that is due; conc
 
 from __future__ import annotations
 
+import faulthandler
 import math
 import sys
 import time
@@ -76,6 +77,7 @@ def main(argv: Sequence[str], *, ends_process: bool = False) -> int:
     Args:
         ends_process: the caller ends this process next, so a late signal must not change what it says of the run.
     """
+    faulthandler.enable(file=2)  # a rank that dies in native code says where its threads were
     env = read_environment()
     quiet_libraries(env)
     watchdog = Watchdog(env)

@@ -62,6 +62,7 @@ class Watchdog:
         self._failing: tuple[int, ...] = ()  # the ranks that hold an error, as far as rank 0 has heard
         self._thread: threading.Thread | None = None
         self._woken, self._told_by_others = threading.Event(), threading.Event()
+        self._is_told = False  # another rank has told its error; a launcher may still have to see that one end
 
     def start(self, step_timeout_seconds: int | None) -> None:
         """Watch from now on. Every rank must call this, right after the process group has started."""
@@ -100,8 +101,11 @@ class Watchdog:
             self._thread.join()
 
     def others_have_told(self) -> bool:
-        """Whether another rank has told the user why the run ends, as far as this one has heard."""
-        return self._told_by_others.is_set()
+        """Whether another rank has told the user why the run ends, as far as this one has heard.
+
+        If so, this waits: a launcher reports the first rank that ends.
+        """
+        return self._is_told and self._told_by_others.wait(self.patience.grace_seconds)
 
     def others_tell(self, seconds: float) -> bool:
         """Let the other ranks speak first, for so long: this one holds an error. True if the user has been told.
@@ -209,8 +213,7 @@ class Watchdog:
         """
         if self._state == "told":
             return
-        if not verdict.ranks:  # another rank has told its error
-            self._told_by_others.set()
+        self._is_told = not verdict.ranks
         if self._state == "finished" and verdict.ranks:
             return  # a rank that was killed after the end was written: the results are whole
         first = self.env.rank - self.env.local_rank  # of this machine

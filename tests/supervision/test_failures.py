@@ -107,15 +107,17 @@ def test_torchrun_names_a_rank_that_was_killed_and_the_others_say_nothing(start:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("rank", "grace_scale"), [(0, 0.2), (1, 1.0)])
+@pytest.mark.parametrize(("rank", "grace_scale", "killed_by"), [(0, 0.2, signal.SIGKILL), (1, 1.0, signal.SIGSEGV)])
 def test_without_a_launcher_the_survivors_of_a_killed_rank_end_and_name_it(
-    start: Start, tmp_path: Path, rank: int, grace_scale: float
+    start: Start, tmp_path: Path, rank: int, grace_scale: float, killed_by: signal.Signals
 ) -> None:
     run = start("time.sleep(0.1)", "--enable_fsdp", world_size=3 - rank, torchrun=False, grace_scale=grace_scale)
     wait_for_step(run, tmp_path / "run", 3)
-    run.rank(rank).send_signal(signal.SIGKILL)
+    run.rank(rank).send_signal(killed_by)
     log, (error,) = wait_for_end(run)
     assert error.startswith(f"error: rank {rank} ended in step ")
+    crash = log.partition("Fatal Python error: Segmentation fault")[2]
+    assert ("in carry_out" in crash) == (killed_by == signal.SIGSEGV), "where the rank was"
     assert "Traceback" not in log
     if rank != 0:
         assert read_metrics(tmp_path / "run")[-1]["status"] == "failed"
