@@ -59,8 +59,11 @@ def test_a_row_that_finishes_has_its_figures() -> None:
 
 
 def test_a_row_is_right_if_its_losses_are_near_those_of_the_plain_run_of_the_same_data() -> None:
-    row = row_of({"layout": "FULL_SHARD", "trained": "nf4", "rows": "padded", "clipping": "yes", "evaluation": "yes"})
-    assert row.reference == row_of({"trained": "LoRA", "rows": "padded", "clipping": "yes", "evaluation": "yes"})
+    plain_run = {"rows": "padded", "clipping": "yes", "evaluation": "yes"}
+    row = row_of({"layout": "FULL_SHARD", "trained": "nf4", "precision": "fp16"} | plain_run)
+    assert row.reference == row_of({"trained": "nf4"} | plain_run)
+    assert row.reference.reference == row_of({"trained": "LoRA"} | plain_run)
+    assert (row.bound, row.reference.bound) == (pytest.approx(0.002), pytest.approx(0.02 + 2e-5))
     in_bf16 = row_of({"layout": "NO_SHARD", "precision": "bf16-true", "optimizer": "8-bit"})
     assert in_bf16.reference == row_of({"precision": "bf16-true", "evaluation": "yes"})
     plain = {"ended": "finished", "losses": [4.0, 2.0], "eval_loss": 2.0}
@@ -68,7 +71,7 @@ def test_a_row_is_right_if_its_losses_are_near_those_of_the_plain_run_of_the_sam
     def judged(result: dict[str, Any]) -> tuple[str, float]:
         return verdict(row, {row.name: result, row.reference.name: plain})
 
-    assert judged(plain | {"losses": [4.0, 2.01]}) == ("right", pytest.approx(0.005))
+    assert judged(plain | {"losses": [4.0, 2.002]}) == ("right", pytest.approx(0.001))
     assert judged(plain | {"losses": [4.2, 2.0]}) == ("wrong", pytest.approx(0.05))
     assert judged(plain | {"eval_loss": 2.5}) == ("wrong", pytest.approx(0.25))
     assert judged({"ended": "refused", "line": ""})[0] == "refused"
