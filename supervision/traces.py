@@ -6,20 +6,20 @@ import faulthandler
 import linecache
 import multiprocessing
 import os
+import re
 import signal
-import sys
 import sysconfig
 import tempfile
 import threading
 import time
-import traceback
 from pathlib import Path
-from typing import IO
+from typing import IO, NamedTuple
 
 from utils.torch_internals import recorded_collectives
 
 _STACKS_SIGNAL = signal.SIGUSR2
 TRACE_FILES = {"nccl": "nccl-rank-{rank}", "gloo": "gloo-rank-{rank}.json"}
+_MOST_BYTES = 2**20  # of the stacks: faulthandler writes 100 frames of 100 threads at most
 _LIBRARIES = tuple({sysconfig.get_path("stdlib"), sysconfig.get_path("purelib"), sysconfig.get_path("platlib")})
 
 
@@ -44,7 +44,7 @@ def write_traces(folder: Path, rank: int, stacks: IO[bytes]) -> None:
     Raises:
         OSError: if the folder cannot be written.
     """
-    text = _python_stacks()
+    text = _python_stacks(stacks)
     for worker in multiprocessing.active_children():
         os.write(stacks.fileno(), f"\nDataLoader worker, process {worker.pid}\n".encode())
         os.kill(worker.pid or 0, _STACKS_SIGNAL)
@@ -56,27 +56,68 @@ def write_traces(folder: Path, rank: int, stacks: IO[bytes]) -> None:
         (folder / TRACE_FILES[backend].format(rank=rank)).write_bytes(trace)
 
 
-def _python_stacks() -> str:
+class Frame(NamedTuple):
+    file: str
+    line: int
+    function: str
+
+
+def _frames_of_threads(scratch: IO[bytes]) -> dict[int, list[Frame]]:
+    """The frames of each thread of Python, the innermost first, by the thread's ident.
+
+    faulthandler writes them, from C. `sys._current_frames` would make objects of frames while their threads go on. In
+    Python 3.11 those may be freed meanwhile, and the process crashes (seen with 3.11.7), or it waits for ever with the
+    garbage collector (python/cpython#106883).
+
+    Args:
+        scratch: a file for this. Nothing is left in it.
+    """
+    descriptor = scratch.fileno()
+    try:
+        _empty(descriptor)
+        faulthandler.dump_traceback(descriptor, all_threads=True)
+        text = os.pread(descriptor, _MOST_BYTES, 0).decode(errors="replace")
+    finally:
+        _empty(descriptor)
+    threads: dict[int, list[Frame]] = {}
+    for line in text.splitlines():
+        if thread := re.match(r"(?:Current t|T)hread 0x([0-9a-f]+)", line):
+            frames = threads.setdefault(int(thread[1], 16), [])
+        elif frame := re.match(r' +File "(.*)", line (\d+) in (.*)', line):
+            frames.append(Frame(frame[1], int(frame[2]), frame[3]))
+    return threads
+
+
+def _empty(descriptor: int) -> None:
+    os.ftruncate(descriptor, 0)
+    os.lseek(descriptor, 0, os.SEEK_SET)
+
+
+def _python_stacks(scratch: IO[bytes]) -> str:
     """The stack of every thread but the calling one, the main thread first."""
     threads = {thread.ident: thread.name for thread in threading.enumerate()}
-    frames = dict(sys._current_frames())
-    frames.pop(threading.get_ident())
+    frames = _frames_of_threads(scratch)
+    frames.pop(threading.get_ident(), None)
     main = threading.main_thread().ident
     parts = []
     for ident in sorted(frames, key=lambda ident: ident != main):
-        parts += [f"\n{threads.get(ident, 'a thread of C++')} (most recent call last)\n"]
-        parts += traceback.format_stack(frames[ident])
+        parts.append(f"\n{threads.get(ident, 'a thread of C++')} (most recent call first)\n")
+        for file, line, function in frames[ident]:
+            parts.append(f'  File "{file}", line {line} in {function}\n')
+            parts += [f"    {code}\n"] if (code := linecache.getline(file, line).strip()) else []
     return "".join(parts)
 
 
-def where_main_thread_is() -> str:
-    """The line of code that the main thread is at: the innermost one outside of libraries."""
-    frame = sys._current_frames().get(threading.main_thread().ident or 0)
-    innermost = frame
-    while frame is not None and frame.f_code.co_filename.startswith(("<", *_LIBRARIES)):
-        frame = frame.f_back
-    frame = frame or innermost
-    if frame is None:
+def where_main_thread_is(scratch: IO[bytes]) -> str:
+    """The line of code that the main thread is at: the innermost one outside of libraries.
+
+    Args:
+        scratch: a file for this. Nothing is left in it.
+    """
+    frames = _frames_of_threads(scratch).get(threading.main_thread().ident or 0, [])
+    own = (frame for frame in frames if not frame.file.startswith(("<", *_LIBRARIES)))
+    found = next(own, frames[0] if frames else None)
+    if found is None:
         return "its main thread has ended"
-    path, line = frame.f_code.co_filename, frame.f_lineno
-    return f"{Path(path).name}:{line} in {frame.f_code.co_name}: {linecache.getline(path, line).strip()}"
+    file, line, function = found
+    return f"{Path(file).name}:{line} in {function}: {linecache.getline(file, line).strip()}"
