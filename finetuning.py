@@ -114,7 +114,7 @@ def run(
 ) -> None:
     """One run, from its settings to the table at its end."""
     job = prepare(config, env, watchdog, lock)
-    autopsy.knows(job.reporter.ledger, job.folder, job.checkpointing)
+    autopsy.knows(job.reporter.ledger, job.folder, job.checkpointing, job.resumed_size)
     watchdog.before_leaving = lambda: job.reporter.run_ended("failed")
     try:
         with StopRequests(env, job.folder, ends_process) as stopping:

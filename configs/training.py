@@ -51,8 +51,9 @@ class TrainConfig:
     )
     spare_layers: bool = setting(
         True,
-        "with activation_checkpointing full, keep the activations of those last layers that cost no memory, since "
-        "they take the room of gradients to come; False recomputes every layer",
+        "where every layer is to be recomputed (activation_checkpointing full, or auto if nothing less fits), keep the "
+        "activations of those last layers that cost no memory, since they take the room of gradients to come; False "
+        "recomputes every layer",
     )
     activation_offloading: bool = setting(
         False,

@@ -60,7 +60,8 @@ def plan_at_start(
     try:
         hardware = own_hardware(config.train_config, config.planning_config, env)
         card = replace(hardware.card, memory_gib=min(hardware.card.memory_gib, memory_gib))
-        plan = plan_of(config, replace(hardware, card=card), data)
+        global_batch = resolved.batches.global_batch_size  # that of the checkpoint, if it goes on from one
+        plan = plan_of(config, replace(hardware, card=card), data, resumed_size=global_batch)
         network = RunNetwork(plan.resolved.policies.layout, find_traffic(plan.model), hardware)
     except Exception as error:  # a plan is worth no run
         why = f"this run could not be planned ({in_one_line(error)})"

@@ -63,6 +63,7 @@ def plan_of(
     *,
     train_step: TrainStep | None = None,
     checkpointing: Checkpointing | None = None,
+    resumed_size: int | None = None,
 ) -> Plan:
     """The plan of a run with these settings on this hardware, one rank for each card.
 
@@ -72,14 +73,15 @@ def plan_of(
         data: what is known of the data; unset: rows are as long as --context_length lets them be.
         train_step: the run's own; memory is then traced where that is possible. Unset: it is planned in closed form,
             which takes a second.
-        checkpointing: what `--activation_checkpointing auto` came to; None: it is chosen here.
+        checkpointing: what an earlier plan chose; None: it is chosen here.
+        resumed_size: as in `resolve`.
 
     Raises:
         ConfigError: if such a run would be refused.
     """
     data = data or DataFacts()
     env = planned_environment(hardware, config.train_config)
-    resolved = with_choice(resolve(config, env), checkpointing)
+    resolved = with_choice(resolve(config, env, resumed_size=resumed_size), checkpointing)
     rows = rows_of_run(resolved, data.lengths, eval_lengths=data.eval_lengths, is_start=data.is_start)
     if data.label_share is not None:
         rows = replace(rows, label_share=data.label_share)

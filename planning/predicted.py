@@ -45,6 +45,7 @@ def plans_for(
     phase: str,
     batch: FailedBatch | None,
     checkpointing: Checkpointing | None = None,
+    resumed_size: int | None = None,
 ) -> Plans | None:
     """Plans runs on these ranks' devices; None if the error did not say what the device holds.
 
@@ -53,6 +54,7 @@ def plans_for(
         batch: the one that did not fit: every row counts as long as its longest, with as large a
             share of label tokens as the batch had.
         checkpointing: of the run that failed. Runs with other flags choose anew, if they are to.
+        resumed_size: rows of the global batch of the checkpoint that the run went on from, and will again.
     """
     if figures.room is None or figures.allocated is None:
         return None
@@ -68,9 +70,8 @@ def plans_for(
 
     def predict(changed: RunConfig) -> PredictedRun:
         chosen = checkpointing if changed.to_dict() == config.to_dict() else None
-        return PredictedRun(
-            plan_of(changed, hardware, DataFacts(lengths=lengths, label_share=label_share), checkpointing=chosen)
-        )
+        facts = DataFacts(lengths=lengths, label_share=label_share)
+        return PredictedRun(plan_of(changed, hardware, facts, checkpointing=chosen, resumed_size=resumed_size))
 
     return Plans(
         predict=predict,

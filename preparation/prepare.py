@@ -57,6 +57,7 @@ class Job:
     folder: Path
     export: Callable[[], Path]  # writes the weights in Hugging Face format and returns their folder
     checkpointing: Checkpointing  # of activations
+    resumed_size: int | None  # rows of the global batch of the checkpoint that the run goes on from
 
 
 def prepare(config: RunConfig, env: Environment, watchdog: Watchdog, lock: RunLock) -> Job:
@@ -123,4 +124,5 @@ def prepare(config: RunConfig, env: Environment, watchdog: Watchdog, lock: RunLo
         folder=folder,
         export=partial(export_model, model, inputs.processor, folder),
         checkpointing=parts.empty.checkpointing,
+        resumed_size=None if checkpoint is None else resolved.batches.global_batch_size,
     )

@@ -92,10 +92,18 @@ class Autopsy:
         self.ledger: MemoryLedger | None = None
         self.folder: Path | None = None
         self.checkpointing: Checkpointing | None = None
+        self.resumed_size: int | None = None
 
-    def knows(self, ledger: MemoryLedger, folder: Path, checkpointing: Checkpointing) -> None:
-        """Note what is known of the run once it is loaded."""
-        self.ledger, self.folder, self.checkpointing = ledger, folder, checkpointing
+    def knows(
+        self, ledger: MemoryLedger, folder: Path, checkpointing: Checkpointing, resumed_size: int | None = None
+    ) -> None:
+        """Note what is known of the run once it is loaded.
+
+        Args:
+            resumed_size: rows of the global batch of the checkpoint that it goes on from.
+        """
+        self.ledger, self.folder = ledger, folder
+        self.checkpointing, self.resumed_size = checkpointing, resumed_size
 
     def __enter__(self) -> Autopsy:
         return self
@@ -204,7 +212,8 @@ class Autopsy:
         """With figures, if such runs can be planned."""
         changes = list(changes)
         try:
-            plans = plans_for(self.config, self.env, account.figures, account.phase, account.batch, self.checkpointing)
+            of_run = (self.checkpointing, self.resumed_size)
+            plans = plans_for(self.config, self.env, account.figures, account.phase, account.batch, *of_run)
             return cheapest(changes, self.argv, account.phase, plans)
         except Exception:  # a plan that cannot be made must not hide the account
             return cheapest(changes, self.argv, account.phase, None)

@@ -7,7 +7,8 @@
 | gradients             | DistributedDataParallel | always: they are views of its buckets                            |
 |                       | other layouts           | from a layer's backward to the end of the step                   |
 | gathered weights      | `fully_shard`           | of a unit, while it computes; of the root, from forward to the   |
-|                       |                         | end of backward; of all units, if forward does not reshard       |
+|                       |                         | end of backward; of all units, if forward does not reshard, and  |
+|                       |                         | then until the end of the step's last backward                   |
 | all-gather buffer     | `fully_shard`           | in forward, of the unit that computes (freed after the next one  |
 |                       |                         | arrives); in backward, of the unit that is prefetched            |
 | whole gradients       | `fully_shard`           | of a unit, until they are reduced; of the root, until the end    |
@@ -111,21 +112,16 @@ class Timeline:
         self._keeps = False  # what was gathered, behind backward
 
     def step(self, use: StepUse) -> None:
-        """Walk through a micro-batch of a step and its last one, and the step of the optimizer."""
-        if self.scheme.keeps_weights and self.scheme.num_micro_batches > 1:
-            before, waited = replace(self.now), self._grads_wait
-            self._keeps = True
-            self._last_micro_batch(use)
-            self.now, self._grads_wait, self._keeps = before, waited, False
-        self._last_micro_batch(use)
+        """Walk through the micro-batches of a step, and the step of the optimizer."""
+        self._micro_batches(use)
         self._note("optimizer_step", temporaries=self.scheme.optimizer.temporaries)
 
     def first_step(self, use: StepUse) -> None:
-        """Walk through the last micro-batch of the first step: the optimizer's states come behind it. Call this before
+        """Walk through the micro-batches of the first step: the optimizer's states come behind them. Call this before
         `step`."""
         before, waited = replace(self.now), self._grads_wait
         self.now.optimizer = 0
-        self._last_micro_batch(use)
+        self._micro_batches(use)
         self.now, self._grads_wait = before, waited
 
     def micro_batch(self, use: StepUse, *, first: bool = True, notes_peaks: bool = True) -> None:
@@ -172,7 +168,16 @@ class Timeline:
             "generation", activations=cache, temporaries=peak - cache, unsharded=unsharded, communication=communication
         )
 
-    def _last_micro_batch(self, use: StepUse) -> None:
+    def _micro_batches(self, use: StepUse) -> None:
+        """The last one of a step, and one before it if weights stay gathered behind that one's backward."""
+        if self.scheme.keeps_weights and self.scheme.num_micro_batches > 1:
+            before, waited = replace(self.now), self._grads_wait
+            self._keeps = True
+            self._whole_micro_batch(use)
+            self.now, self._grads_wait, self._keeps = before, waited, False
+        self._whole_micro_batch(use)
+
+    def _whole_micro_batch(self, use: StepUse) -> None:
         if self.scheme.num_micro_batches > 1:
             self._grads_stay()
         self._forward(use)

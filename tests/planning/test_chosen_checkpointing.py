@@ -22,7 +22,7 @@ from tests.helpers.small_card import on_small_card
 from tools.make_tiny_model import make_tiny_model
 
 AUTO = "--activation_checkpointing auto"
-NUM_LAYERS = 4
+NUM_LAYERS, MANY_LAYERS = 4, 12
 
 
 def write_config(folder: Path, num_layers: int) -> Path:
@@ -41,6 +41,13 @@ def planned(model: Path, given: str, *, cards: str = "A100-40GB", memory_gib: fl
     shape = "--batch_size_training 8 --context_length 2048 --run_validation False"
     config = parse_flags(["--model_name", str(model), *shape.split(), *given.split()])
     return plan_of(config, parse_hardware(cards, device_memory_gib=memory_gib))
+
+
+def of_one_row(model: Path, given: str, choice: Checkpointing | None = None) -> Plan:
+    """The plan of a run whose gradients are large beside the activations of its layers."""
+    shape = "--batch_size_training 1 --context_length 2048 --run_validation False --activation_checkpointing full"
+    config = parse_flags(["--model_name", str(model), *shape.split(), *given.split()])
+    return plan_of(config, parse_hardware("2xA100-40GB" if "fsdp" in given else "A100-40GB"), checkpointing=choice)
 
 
 @pytest.mark.parametrize("given", slow_but(1, ["--use_peft --compile", "--pure_bf16", "--enable_fsdp --pure_bf16"]))
@@ -149,21 +156,11 @@ def test_all_ranks_take_the_choice_and_losses_stay_to_the_bit(
     "given", slow_but(1, ["--pure_bf16", "--compile", "--enable_fsdp --optimizer SGD", "--pure_bf16 --optimizer SGD"])
 )
 def test_full_spares_the_layers_whose_activations_cost_no_memory(given: str, tmp_path: Path) -> None:
-    num_layers = 12
-    model = write_config(tmp_path / "model", num_layers)
-    config = parse_flags(
-        f"--model_name {model} --batch_size_training 1 --context_length 2048 --run_validation False "
-        f"--activation_checkpointing full {given}".split()
-    )
-    hardware = parse_hardware("2xA100-40GB" if "fsdp" in given else "A100-40GB")
-
-    def plan(choice: Checkpointing | None) -> Plan:
-        return plan_of(config, hardware, checkpointing=choice)
-
-    every, spared = plan(Checkpointing("full")), plan(None)
+    model = write_config(tmp_path / "model", MANY_LAYERS)
+    every, spared = (of_one_row(model, given, choice) for choice in (Checkpointing("full"), None))
     choice = spared.model.empty.checkpointing
     assert (choice.mode, choice.first) == ("off", "full")
-    assert 0 < choice.num_first < num_layers
+    assert 0 < choice.num_first < MANY_LAYERS
     (line,) = spared.choices
     assert line.startswith(f"activation_checkpointing: {choice}, since ")
     assert spared.memory.peak_gib == pytest.approx(every.memory.peak_gib, rel=2e-3)
@@ -192,11 +189,34 @@ def test_a_run_spares_what_its_plan_says_and_its_losses_stay_to_the_bit(
     assert losses["full"] == losses["off"]
 
 
-@pytest.mark.parametrize("given", ["--use_peft", "--gradient_accumulation_steps 2", "--activation_offloading"])
-def test_full_recomputes_every_layer_where_each_saves_memory(given: str, one_billion: Path) -> None:
-    plan = planned(one_billion, f"--activation_checkpointing full --pure_bf16 {given}")
+@pytest.mark.parametrize(
+    "given",
+    ["--use_peft", "--gradient_accumulation_steps 2", "--activation_offloading", "--spare_layers False"],
+)
+def test_full_recomputes_every_layer_where_each_saves_memory_and_where_it_is_asked_to(
+    given: str, tmp_path: Path
+) -> None:
+    model = write_config(tmp_path / "model", MANY_LAYERS)
+    plan = of_one_row(model, f"--pure_bf16 {given}")
     assert plan.model.empty.checkpointing == Checkpointing("full")
     assert plan.choices == ()
+
+
+def test_a_run_that_is_resumed_on_fewer_ranks_accumulates_and_so_spares_nothing(
+    tmp_path: Path, process_group: ProcessGroup
+) -> None:
+    data, model, run = write_rows(tmp_path), tmp_path / "model", tmp_path / "run"
+    make_tiny_model(model, vocab_size=600, num_layers=6)
+    argv = ["--enable_fsdp", "--batch_size_training", "1", "--context_length", "64", "--mixed_precision", "False"]
+    argv += ["--save_model", "False", "--activation_checkpointing", "full", "--num_epochs", "1"]
+    found = []
+    for ranks, more in ((2, ["--max_train_step", "1"]), (1, ["--max_train_step", "2", "--resume", "auto"])):
+        process_group.train(on_small_card(flags(model, data, run, *argv, *more), 10.0, ranks), ranks)
+        resolved = yaml.safe_load((run / "run.yaml").read_text())["resolved"]
+        plan = json.loads((run / "plan.json").read_text())
+        for values in (resolved, plan):
+            found.append((values["gradient_accumulation_steps"], values["activation_checkpointing"] == "full"))
+    assert found == [(1, False), (1, False), (2, True), (2, True)]
 
 
 def test_on_a_cpu_it_is_the_default_and_says_so(tiny_model: Path, tmp_path: Path, process_group: ProcessGroup) -> None:

@@ -83,6 +83,34 @@ def test_if_layers_were_spared_every_layer_can_be_computed_again(num_first: int,
     assert "--activation_checkpointing" not in {change.flags[0] for change in changes if len(change.flags) == 2}
 
 
+def test_layers_that_were_spared_in_vain_are_among_the_remedies_although_the_planned_peak_stays() -> None:
+    """20 GiB at the end of backward, whether layers are spared or not; in forward 16 with them were planned."""
+
+    @dataclass(frozen=True)
+    class Spared(Plan):
+        forward_gib: float
+
+        def phase_gib(self, phase: str) -> float:
+            return self.forward_gib if phase == "forward" else self.peak_gib
+
+    def predict(config: RunConfig) -> Plan:
+        return Spared(20.0, 1.0, 16.0 if config.train_config.spare_layers else 10.0)
+
+    argv = [*MODEL, "--activation_checkpointing", "full"]
+    changes = device_changes(parse_flags(argv), "forward", 1, checkpointing=Checkpointing("off", "full", 3))
+    found = cheapest(changes, argv, "forward", Plans(predict, needed_gib=22.5, room_gib=22.0))
+    assert [(change.flags, change.saves_gib, change.fits) for change in found] == [
+        (("--spare_layers", "False"), 6, True)
+    ]
+
+
+def test_behind_auto_whole_layers_are_recomputed_without_sparing_any() -> None:
+    config = parse_flags([*MODEL, "--activation_checkpointing", "auto"])
+    changes = device_changes(config, "forward", 1, checkpointing=Checkpointing("off", "full", 23))
+    found = [change.flags for change in changes if "--activation_checkpointing" in change.flags]
+    assert found == [("--activation_checkpointing", "full", "--spare_layers", "False")]
+
+
 def test_what_fits_comes_first_and_of_that_what_is_soonest() -> None:
     argv = [*MODEL, "--batch_size_training", "4"]
     plans = replace(PLANS, room_gib=17.5)
