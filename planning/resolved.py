@@ -155,12 +155,13 @@ def resolve(
 
 def _attention_kinds(train: TrainConfig, task: Task, model_config: Any) -> set[AttentionKind]:
     """Those that FlashAttention 4 might serve, if the model's attention is of a kind that it can."""
-    is_asked = task.PACKS and train.use_fast_kernels is not False and not caps_scores(model_config)
+    prefixed = train.use_peft and train.peft_method == "prefix"  # in a cache, which takes masks
+    is_asked = task.PACKS and train.use_fast_kernels is not False and not (prefixed or caps_scores(model_config))
     return attention_kinds(model_config, packed=train.batching_strategy == "packing") if is_asked else set()
 
 
 def with_choice(resolved: Resolved, checkpointing: Checkpointing | None) -> Resolved:
-    """The settings with what --activation_checkpointing auto came to; None: the flags decide."""
+    """The settings with the checkpointing that a plan chose; None: the flags decide."""
     return replace(resolved, policies=resolved.policies._replace(checkpointing=checkpointing))
 
 

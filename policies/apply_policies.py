@@ -38,9 +38,9 @@ class Policies(NamedTuple):
     quantization: Quantization | None
     layout: Layout
     float8: Float8 | None = None
-    checkpointing: Checkpointing | None = None  # what --activation_checkpointing auto came to; None: the flags decide
+    checkpointing: Checkpointing | None = None  # what the run's plan chose; None: the flags decide
     compile_falls_back: bool = False  # --compile auto, one rank: what does not compile runs uncompiled
-    flash_4: bool = False  # FlashAttention 4 works on the device
+    flash_4: bool = False  # FlashAttention 4 works on every rank's device
 
 
 class Adapted(NamedTuple):

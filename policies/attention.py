@@ -25,7 +25,6 @@ from data.labels import IGNORE_INDEX
 from data.packing import Offsets
 from data.sequences import TokenSequence
 from policies.attention_functions import attention_by_flash_4, attention_by_offsets
-from policies.flash_attention_4 import LARGEST_HEAD
 from policies.mixed_precision import Precision
 from policies.sharding import reshard
 from utils.compat import LEAKS_WHEN_PACKED, caps_scores
@@ -33,12 +32,15 @@ from utils.device import DeviceFacts
 from utils.errors import ConfigError
 from utils.layer_configs import head_dim_of, layer_configs
 
-BY_OFFSETS = "causal_by_offsets"
-"""The name by which transformers knows `attention_by_offsets`.
+BY_OFFSETS, BY_FLASH_4 = "causal_by_offsets", "causal_by_fa4"
+"""The names by which transformers knows `attention_by_offsets` and `attention_by_flash_4`.
 
-transformers has no mask function of that name, so it makes no mask. For its own names it looks at position ids or at
-the mask of padding to see whether one is needed, and the host waits for the device in every forward pass.
+transformers has no mask functions of these names, so it makes no mask. For its own names it looks at position ids or at
+the mask of padding to see whether one is needed, and the host waits for the device in every forward pass. A name that
+holds "flash" it would take for one of its own.
 """
+
+WITHOUT_MASKS = (BY_OFFSETS, BY_FLASH_4)
 
 PROBE_LENGTH = 24  # the most tokens of a probe's sequence
 LEAKS = (
@@ -91,7 +93,7 @@ def choose_attention(
     Args:
         model: of causal language; its config names the attention that transformers chose.
         row_length: the most tokens of a row.
-        flash_4: whether FlashAttention 4 works on the device.
+        flash_4: whether FlashAttention 4 works on the devices, with the heads of this model.
 
     Returns:
         Lines to print.
@@ -121,10 +123,13 @@ def choose_attention(
 
 def _use_offsets(model: Any, *, flash_4: bool = False) -> list[str]:
     """Take this run's attention by offsets. Returns lines to print."""
-    flash_4 = flash_4 and what_hinders_offsets(model) is None and max(_head_dims(model)) <= LARGEST_HEAD
-    AttentionInterface.register(BY_OFFSETS, attention_by_flash_4 if flash_4 else attention_by_offsets)
+    if flash_4 and what_hinders_offsets(model) is None:
+        AttentionInterface.register(BY_FLASH_4, attention_by_flash_4)
+        model.set_attn_implementation(BY_FLASH_4)
+        return ["attention: by flash-attn-4"]
+    AttentionInterface.register(BY_OFFSETS, attention_by_offsets)
     model.set_attn_implementation(BY_OFFSETS)
-    return ["attention: by flash-attn-4"] if flash_4 else []
+    return []
 
 
 def rows_that_need_offsets(model: Any, row_length: int) -> Offsets:
@@ -133,7 +138,7 @@ def rows_that_need_offsets(model: Any, row_length: int) -> Offsets:
     Args:
         row_length: the most tokens of a row.
     """
-    if model.config.get_text_config()._attn_implementation != BY_OFFSETS:
+    if model.config.get_text_config()._attn_implementation not in WITHOUT_MASKS:
         return "none"
     # Without offsets SDPA takes a row for one sequence. Its causal kernel is faster, but has no sliding windows.
     return "all" if _window_cuts(model, row_length) else "shared"

@@ -13,7 +13,7 @@ from torch import nn
 from torch.distributed.fsdp import FSDPModule
 
 from policies.apply_policies import Policies
-from policies.attention import BY_OFFSETS
+from policies.attention import WITHOUT_MASKS
 from policies.sharding import reshard, unwrap
 from utils.distributed import max_on_host
 from utils.environment import Environment, print_rank_zero
@@ -38,7 +38,7 @@ def generating(model: nn.Module, policies: Policies, env: Environment) -> Iterat
     if units and not whole:
         print_rank_zero(env, "generating: the whole model does not fit; layers are gathered for every token, slowly")
     model.eval()
-    if attention == BY_OFFSETS:  # a lone prompt longer than a sliding window would have neither offsets nor a mask
+    if attention in WITHOUT_MASKS:  # a lone prompt longer than a sliding window would have neither offsets nor a mask
         inner.set_attn_implementation("sdpa")
     # The root's weights are whole only in its own forward, which generation does not call under an adapter, nor for an
     # encoder alone.
@@ -55,8 +55,8 @@ def generating(model: nn.Module, policies: Policies, env: Environment) -> Iterat
             for unit in units[1:]:
                 unit.set_reshard_after_forward(policies.layout.reshard_after_forward, recurse=False)
         reshard(model)
-        if attention == BY_OFFSETS:
-            inner.set_attn_implementation(BY_OFFSETS)
+        if attention in WITHOUT_MASKS:
+            inner.set_attn_implementation(attention)
         model.train(training)
 
 

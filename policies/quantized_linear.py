@@ -191,7 +191,9 @@ def linear_4bit(
     quant_type: str,
     own_unpacking: bool,
 ) -> torch.Tensor:
-    """Multiply [..., in] by a packed weight of `shape` [out, in]: [..., out]. Computed by bitsandbytes.
+    """Multiply [..., in] by a packed weight of `shape` [out, in]: [..., out].
+
+    bitsandbytes computes it, or torch by the weight as our own kernel unpacks it.
 
     Args:
         packed: uint8 [bytes, 1].

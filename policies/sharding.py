@@ -178,8 +178,8 @@ def choose_accumulation(
     """
     if layout.kind != "fully_shard":
         return Accumulation(unsharded=True)
-    # All are there from forward to backward anyway. Behind it they are there beside the last gradients that are reduced:
-    # some percent of the peak, which plans count.
+    # All are there from forward to backward anyway. Behind it they are beside the last gradients that are reduced: some
+    # percent of the peak, which plans count.
     keeps_weights = not layout.reshard_after_forward
     if precision.reduce_dtype == torch.bfloat16:
         return Accumulation(unsharded=False, all_reduced=True, keeps_weights=keeps_weights)

@@ -26,7 +26,7 @@ from policies.activation_checkpointing import Checkpointing
 from preparation.building import Trainable, build
 from preparation.outputs import open_folder, open_reporter, open_saver, record_run, show_start
 from preparation.resuming import find_checkpoint, load_state
-from preparation.start import agree_to_compile, follow_plan, meet_ranks, start_ranks
+from preparation.start import agree_on_attention, agree_to_compile, follow_plan, meet_ranks, start_ranks
 from reporting.run_folder import checkpoint_root, planned_folder
 from reporting.run_lock import RunLock
 from reporting.run_reporter import RunReporter
@@ -77,7 +77,8 @@ def prepare(config: RunConfig, env: Environment, watchdog: Watchdog, lock: RunLo
     start_ranks(meeting, config, env, watchdog)
     check_agreement(facts_found(config, inputs.resolved, inputs.data, num_steps, inputs.vocab_size))
     checkpoint = find_checkpoint(begun, inputs, env)
-    resolved, plan = follow_plan(agree_to_compile(inputs.resolved, env), env, inputs.data_facts)
+    resolved = agree_on_attention(agree_to_compile(inputs.resolved, env), env)
+    resolved, plan = follow_plan(resolved, env, inputs.data_facts)
     inputs = replace(inputs, resolved=resolved)
     config, train = resolved.config, resolved.config.train_config
 

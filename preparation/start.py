@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import socket
 from collections.abc import Callable
+from dataclasses import replace
 
 from configs.absolute_paths import make_paths_absolute
 from configs.run import RunConfig
@@ -13,7 +15,7 @@ from planning.resolved import Resolved, with_choice, without_compiling
 from policies.compile_probe import why_ranks_cannot_compile
 from supervision.failures import end_at_once
 from supervision.watchdog import Watchdog
-from utils.distributed import start_process_group
+from utils.distributed import gather_to_all, start_process_group
 from utils.environment import Environment, launcher_notes, print_rank_zero
 from utils.job_store import connect
 from utils.meeting import Meeting, meet
@@ -60,6 +62,21 @@ def agree_to_compile(resolved: Resolved, env: Environment) -> Resolved:
     resolved = without_compiling(resolved, obstacle)
     print_rank_zero(env, resolved.config.notes[-1])
     return resolved
+
+
+def agree_on_attention(resolved: Resolved, env: Environment) -> Resolved:
+    """The settings without flash-attn-4 if one of the ranks cannot use it, for the others would wait for its kernels.
+
+    Every rank must call this.
+    """
+    told = gather_to_all((resolved.policies.flash_4, socket.gethostname()))
+    lacking = [f"rank {rank} on {host}" for rank, (works, host) in enumerate(told) if not works]
+    if not lacking or len(lacking) == len(told):
+        return resolved
+    print_rank_zero(
+        env, f"attention: flash-attn-4 does not work on {lacking[0]}, or is not there, so torch's kernels serve on all"
+    )
+    return replace(resolved, policies=resolved.policies._replace(flash_4=False))
 
 
 def follow_plan(resolved: Resolved, env: Environment, data: Callable[[], DataFacts]) -> tuple[Resolved, PlanAtStart]:

@@ -10,13 +10,15 @@ from importlib import metadata
 from pathlib import Path
 
 _PACKAGES = ("torch", "transformers", "peft", "datasets", "accelerate", "tokenizers", "safetensors")
+_OPTIONAL = ("flash-attn-4",)
 _ROOT = Path(__file__).resolve().parents[1]
 _BESIDE_TRAINING = ("tests", "tools", "benchmarks")
 
 
 def versions() -> dict[str, str]:
     """Of Python and of the packages that decide what a run computes, by name."""
-    return {"python": platform.python_version()} | {name: metadata.version(name) for name in _PACKAGES}
+    optional = [name for name in _OPTIONAL if any(True for _ in metadata.distributions(name=name))]
+    return {"python": platform.python_version()} | {name: metadata.version(name) for name in (*_PACKAGES, *optional)}
 
 
 def git_commit() -> str | None:

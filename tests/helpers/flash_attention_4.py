@@ -4,11 +4,20 @@ from __future__ import annotations
 
 import importlib.util
 import sys
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from functools import partial
 from importlib.machinery import ModuleSpec
 from typing import Any
 
 import pytest
 import torch
+
+from configs.flags import parse_flags
+from planning.resolved import resolve
+from preparation.start import agree_on_attention
+from utils.distributed import start_process_group, stop_process_group
+from utils.environment import read_environment
 
 
 class StandIn:
@@ -75,6 +84,21 @@ class StandIn:
         group = queries.shape[-3] // keys.shape[-3]
         keys, values = (tensor.repeat_interleave(group, -3) for tensor in (keys, values))
         return (queries @ keys.mT * softmax_scale).masked_fill(~visible, -torch.inf), keys, values
+
+
+def agreeing_where_it_works(argv: Sequence[str], ranks: Sequence[int]) -> Callable[[], int]:
+    """Each rank prints whether it takes FlashAttention 4 once they have agreed, if it works on these ranks."""
+    return partial(_agree, tuple(argv), tuple(ranks))
+
+
+def _agree(argv: Sequence[str], ranks: Sequence[int]) -> int:
+    env = read_environment()
+    start_process_group(env)
+    resolved = resolve(parse_flags(argv), env)
+    resolved = replace(resolved, policies=resolved.policies._replace(flash_4=env.rank in ranks))
+    print(agree_on_attention(resolved, env).policies.flash_4)
+    stop_process_group()
+    return 0
 
 
 def install(monkeypatch: pytest.MonkeyPatch, functions: Any) -> None:

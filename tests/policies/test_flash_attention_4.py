@@ -7,7 +7,6 @@ import functools
 import importlib.util
 import os
 import sys
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -26,15 +25,16 @@ from transformers import AttentionInterface, AutoModelForCausalLM
 from configs.flags import parse_flags
 from policies import flash_attention_4 as flash
 from policies.activation_checkpointing import Checkpointing, apply_activation_checkpointing
-from policies.attention import BY_OFFSETS, choose_attention, rows_that_need_offsets
+from policies.attention import BY_FLASH_4, choose_attention, rows_that_need_offsets
 from policies.attention_functions import attention_by_flash_4, attention_by_offsets
 from policies.compilation import compile_layers
 from policies.loss import use_summed_loss
 from policies.mixed_precision import Precision
 from tasks.causal_batches import CausalMicroBatch, Collator
 from tasks.causal_lm import compute_logits, stacks
-from tests.helpers.flash_attention_4 import StandIn, install
+from tests.helpers.flash_attention_4 import StandIn, agreeing_where_it_works, install
 from tests.helpers.packed_models import CONFIGS, loss_and_gradients, make_documents, make_model
+from tests.helpers.processes import ProcessGroup
 from tests.helpers.small_configs import SMALL
 from utils.device import DeviceFacts
 
@@ -44,15 +44,14 @@ FP32 = Precision("fp32", torch.float32, torch.float32)
 HOST, H200 = DeviceFacts("cpu", 2**34, has_bf16=False), DeviceFacts("cuda", 2**37, has_bf16=True)
 NAMES = ("llama", "mistral", "gemma3")  # the windows of the last two are 6 tokens; one layer of Gemma 3 has none
 BY_SDPA = "attention: packed documents are told apart by their offsets (variable-length flash attention)"
-BY_FLASH_4 = "attention: by flash-attn-4"
+SAID = "attention: by flash-attn-4"
 
 
 @pytest.fixture
-def kernels(monkeypatch: pytest.MonkeyPatch) -> Iterator[StandIn]:
+def kernels(monkeypatch: pytest.MonkeyPatch) -> StandIn:
     stand_in = StandIn()
     install(monkeypatch, stand_in)
-    yield stand_in
-    AttentionInterface.register(BY_OFFSETS, attention_by_offsets)
+    return stand_in
 
 
 def make_rows(kind: str, width: int = 16) -> list[list[list[int]]]:
@@ -72,9 +71,9 @@ def collate(model: Any, kind: str, rows: list[list[int]]) -> CausalMicroBatch:
 
 
 def make_learner(name: str, attention: Any, checkpointing: str = "off") -> Any:
-    """A model whose attention by offsets is this function."""
-    model = make_model(name, BY_OFFSETS)
-    AttentionInterface.register(BY_OFFSETS, attention)
+    """A model whose attention without masks is this function."""
+    AttentionInterface.register(BY_FLASH_4, attention)
+    model = make_model(name, BY_FLASH_4)
     use_summed_loss(model, stacks(model), 0, compute_logits)
     apply_activation_checkpointing(model, Checkpointing(checkpointing))
     return model
@@ -233,12 +232,10 @@ def llama(**options: Any) -> Any:
 @pytest.mark.parametrize(
     ("config", "rows", "device", "precision", "lines"),
     [
-        (CONFIGS["llama"], "packing", H200, BF16, [BY_SDPA, BY_FLASH_4]),
-        (CONFIGS["gemma3"], "packing", H200, BF16, [BY_SDPA, BY_FLASH_4]),
-        (llama(head_dim=128), "packing", H200, BF16, [BY_SDPA, BY_FLASH_4]),
-        (llama(head_dim=136), "packing", H200, BF16, [BY_SDPA]),
-        (llama(), "padding", H200, BF16, [BY_FLASH_4]),
-        (llama(head_dim=136), "padding", H200, BF16, []),
+        (CONFIGS["llama"], "packing", H200, BF16, [BY_SDPA, SAID]),
+        (CONFIGS["gemma3"], "packing", H200, BF16, [BY_SDPA, SAID]),
+        (llama(head_dim=128), "packing", H200, BF16, [BY_SDPA, SAID]),
+        (llama(), "padding", H200, BF16, [SAID]),
         (llama(attention_dropout=0.1), "padding", H200, BF16, []),
         (transformers.Gemma2Config(**SMALL, head_dim=8), "padding", H200, BF16, []),
         (transformers.Gemma2Config(**SMALL, head_dim=8), "packing", H200, BF16, ["soft-caps"]),
@@ -249,9 +246,7 @@ def llama(**options: Any) -> Any:
         "packed",
         "windows",
         "heads of 128",
-        "heads of 136",
         "padded",
-        "padded, heads of 136",
         "padded, dropout",
         "padded, soft caps",
         "soft caps",
@@ -260,7 +255,7 @@ def llama(**options: Any) -> Any:
     ],
 )
 @pytest.mark.usefixtures("kernels")
-def test_it_is_taken_for_heads_of_up_to_128_without_soft_caps_on_a_gpu_and_the_run_says_so(
+def test_it_is_taken_without_dropout_and_soft_caps_on_a_gpu_and_the_run_says_so(
     config: Any, rows: str, device: DeviceFacts, precision: Precision, lines: list[str]
 ) -> None:
     with torch.device("meta"):
@@ -269,8 +264,17 @@ def test_it_is_taken_for_heads_of_up_to_128_without_soft_caps_on_a_gpu_and_the_r
     found = choose_attention(model, train, precision, device, 16, flash_4=True)
     assert len(found) == len(lines)
     assert all(line in said for line, said in zip(lines, found, strict=True))
-    is_taken = AttentionInterface()[BY_OFFSETS] is attention_by_flash_4
-    assert (is_taken and model.config._attn_implementation == BY_OFFSETS) == (BY_FLASH_4 in lines)
+    assert (model.config._attn_implementation == BY_FLASH_4) == (SAID in lines)
+
+
+@pytest.mark.parametrize(("ranks", "taken"), [((0, 1), True), ((1,), False)])
+def test_all_ranks_take_it_or_none_and_the_one_that_cannot_is_named(
+    ranks: tuple[int, ...], taken: bool, tiny_model: Path, process_group: ProcessGroup
+) -> None:
+    outcomes = process_group.train(agreeing_where_it_works(["--model_name", str(tiny_model)], ranks), 2)
+    assert [outcome.stdout.splitlines()[-1] for outcome in outcomes] == [str(taken)] * 2
+    printed = [outcome.stdout.count("flash-attn-4 does not work on rank 0 on ") for outcome in outcomes]
+    assert printed == [int(not taken), 0]
 
 
 def flops_of(attend: Any) -> int:
