@@ -92,8 +92,9 @@ def _unpacks_on(device: torch.device, quantization: Quantization) -> bool:
     """Whether our kernel works on this device, and gives bitsandbytes' bits. It needs Triton, and a C compiler."""
     if device.type != "cuda" or quantization.quant_type != "nf4":
         return False
-    linear = QuantizedLinear(nn.Linear(BLOCK, BLOCK, bias=False, device="meta"), quantization)
-    linear.weight = nn.Parameter(linear.quantize(torch.randn(BLOCK, BLOCK, device=device)), requires_grad=False)
+    shape = (BLOCK + 1, BLOCK)  # more than one of the kernel's programs, the last of them not full
+    linear = QuantizedLinear(nn.Linear(shape[1], shape[0], bias=False, device="meta"), quantization)
+    linear.weight = nn.Parameter(linear.quantize(torch.randn(shape, device=device)), requires_grad=False)
     expected = linear.dequantize()
     linear.quantization = replace(quantization, own_unpacking=True)
     try:
