@@ -5,7 +5,6 @@ Callers say how a refusal begins, or make it themselves: they know the flag and 
 
 from __future__ import annotations
 
-import inspect
 from collections.abc import Collection, Mapping
 from pathlib import Path
 from typing import Any
@@ -14,6 +13,7 @@ import peft
 import torch
 from torch import nn
 
+from utils.compat import loses_prefix
 from utils.errors import ConfigError, in_one_line
 
 # Ways to start an adapter that take something out of the base's weights: the base alone is then another model.
@@ -71,8 +71,7 @@ def attach_adapter(
         ConfigError: if the adapter is a prefix, and texts would be generated without it.
         Exception: whatever peft raises for a model that does not take such an adapter.
     """
-    takes = inspect.signature(type(model).forward).parameters
-    if settings.peft_type == "PREFIX_TUNING" and "past_key_values" not in takes:
+    if settings.peft_type == "PREFIX_TUNING" and loses_prefix(model):
         raise ConfigError(
             "prefix tuning: peft passes a prefix as `past_key_values`, which this transformers has renamed to `cache`, "
             "and texts would be generated without it; pip install 'transformers<5.24'"

@@ -112,6 +112,15 @@ def must_be_exact(model: Any, name: str) -> bool:
     return any(part in name for part in getattr(model, "_keep_in_fp32_modules_strict", None) or ())
 
 
+def loses_prefix(model: Any) -> bool:
+    """Whether a prefix that peft passes as `past_key_values` is left out when this model generates.
+
+    transformers 5.24 renamed the argument to `cache`, and takes its own one if both are given. Ends with the first peft
+    that passes `cache`; requirements.txt asks for transformers below 5.24 until then.
+    """
+    return "past_key_values" not in inspect.signature(type(model).forward).parameters
+
+
 def all_gather(
     whole: torch.Tensor, part: torch.Tensor, group: dist.ProcessGroup, *, async_op: bool = False
 ) -> dist.Work | None:
