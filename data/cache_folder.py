@@ -23,9 +23,11 @@ def not_kept(error: BaseException) -> ConfigError | None:
     if not isinstance(cause, OSError):
         return None
     path = Path(str(cause.filename))
-    if not (cause.errno in _OF_WRITING or folder in (path, *path.parents) or path in folder.parents):
+    is_full = cause.errno is None and str(cause).startswith("Not enough disk space")  # datasets has looked before
+    if not (is_full or cause.errno in _OF_WRITING or folder in (path, *path.parents) or path in folder.parents):
         return None
+    reason = "No space left on device" if is_full else cause.strerror or cause
     return ConfigError(
-        f"rows and tokens cannot be kept in {folder} ({cause.strerror or cause}); make room there, or name another "
+        f"rows and tokens cannot be kept in {folder} ({reason}); make room there, or name another "
         "place with the variable HF_DATASETS_CACHE"
     )

@@ -20,8 +20,8 @@ from pathlib import Path
 import torch
 
 from data.dataset_functions import BUILT_IN_FOLDER, load_dataset_file
-from tools.generate import load
 from tools.make_tiny_model import make_tiny_model
+from utils.quiet import quiet_imports
 from utils.streams import keep_standard_streams
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -84,6 +84,9 @@ def main() -> int:
 
 def show(run: Path) -> None:
     """Print the losses before and after, and the summary of a dialogue that the model has not seen."""
+    quiet_imports()
+    from tools.generate import load
+
     events = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
     losses = [event["loss"] for event in events if event["event"] == "eval"]
     sample = json.loads((DATA / "validation.jsonl").read_text().splitlines()[0])

@@ -1,10 +1,11 @@
-"""How the tools end: what they are refused, or fail by, is one line and the exit status."""
+"""How the tools end: what they are refused, or fail by, is one line and the exit status; Ctrl-C ends them silently."""
 
 from __future__ import annotations
 
+import signal
 from collections.abc import Callable
 
-from supervision.exit_status import FAILED, REFUSED
+from supervision.exit_status import FAILED, REFUSED, let_ctrl_c_end_this
 from utils.errors import ConfigError, RunError
 from utils.printing import print_line
 
@@ -16,4 +17,7 @@ def status_of(work: Callable[[], object]) -> int:
     except RunError as error:
         print_line("error: " + "\n".join(error.parts()), to_stderr=True)
         return REFUSED if isinstance(error, ConfigError) else FAILED
+    except KeyboardInterrupt:  # what was half written has been deleted on its way here
+        let_ctrl_c_end_this()
+        signal.raise_signal(signal.SIGINT)
     return 0

@@ -3,9 +3,9 @@
     python -m tools.plan --model_name M --enable_fsdp --dry_run_hardware 4xV100-32GB
     python -m tools.plan --find [--sort time|price] --model_name M --dry_run_hardware 4xV100-32GB
 
-FLAGS are those of finetuning.py, which it runs with --dry_run (docs/planning.md). --find plans every combination of
-method, precision, optimizer, strategy and micro-batch instead, and prints a table. Exit status: 0 whatever the verdict;
-2 refused, as the run would be.
+The other flags are those of finetuning.py, which it runs with --dry_run (docs/planning.md). --find plans every
+combination of method, precision, optimizer, strategy and micro-batch instead, and prints a table. Exit status: 0
+whatever the verdict; 2 refused, as the run would be.
 """
 
 from __future__ import annotations
@@ -26,6 +26,9 @@ NUM_COMMANDS = 3
 
 def main(argv: Sequence[str] | None = None) -> int:
     words = list(sys.argv[1:] if argv is None else argv)
+    if "--find" in words and {"--help", "-h"}.intersection(words):
+        print(__doc__)
+        return 0
     parser = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
     parser.add_argument("--find", action="store_true")
     parser.add_argument("--sort", choices=("time", "price"), default="time")

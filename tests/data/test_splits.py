@@ -92,6 +92,8 @@ def test_a_cache_that_cannot_be_written_is_not_blamed_on_the_data(
         with pytest.raises(ConfigError, match=f"cannot be kept in {file}/cache .*; make room there, or name another"):
             tokenized("grammar", GrammarDataset(str(place)), tokenizer)
     assert not_kept(OSError(errno.ENOSPC, "No space left on device"))
+    refusal = not_kept(OSError("Not enough disk space. Needed: Unknown size"))  # by datasets, before it writes
+    assert f"cannot be kept in {file}/cache (No space left on device); make room" in str(refusal)
     assert not_kept(PermissionError(errno.EACCES, "Permission denied", str(tmp_path / "other.csv"))) is None
 
 

@@ -32,6 +32,11 @@ def model(tmp_path: Path) -> str:
     return str(tmp_path)
 
 
+def test_help_on_finding_runs_says_what_there_is(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["--find", "--help"]) == 0
+    assert "--find [--sort time|price]" in capsys.readouterr().out
+
+
 @pytest.mark.parametrize(
     ("memory_gib", "marked", "unmarked"),
     [
