@@ -111,7 +111,8 @@ def _by_phase(config: RunConfig, plan: Plan) -> Iterator[Change]:
     for phase, parts in memory.phases.items():
         if parts.total + memory.overhead_gib > memory.capacity_gib:
             checkpointing = plan.model.empty.checkpointing
-            yield from device_changes(config, phase, plan.env.world_size, checkpointing=checkpointing)
+            is_cpu = not plan.hardware.card.is_gpu
+            yield from device_changes(config, phase, plan.env.world_size, is_cpu=is_cpu, checkpointing=checkpointing)
 
 
 def _more(config: RunConfig) -> Iterator[Change]:

@@ -17,7 +17,7 @@ from torch import nn
 from planning.cards import Card
 from planning.float8_weights import float8_weights
 from planning.memory.generation_use import GenerationUse, generation_use
-from planning.memory.host_bytes import checkpoint_bytes, host_load_bytes, host_training_bytes
+from planning.memory.host_bytes import checkpoint_bytes, host_load_bytes, host_training_bytes, offloaded_bytes
 from planning.memory.layer_use import StepUse, measure_step
 from planning.memory.memory_plan import ROUNDED_UP, MemoryPlan
 from planning.memory.meta_pass import pass_on_meta
@@ -125,10 +125,13 @@ def memory_of(planned: PlannedModel, card: Card, use: RunUse) -> MemoryPlan:
     timeline.step(use.fullest)
     peaks = timeline.peaks | {"load": _loading(planned.adapted.model, timeline)}
     phases = {phase: peak.in_gib() for phase, peak in peaks.items()}
+    overhead = overhead_gib(max(parts.total for parts in phases.values()), planned.env.world_size)
+    if not card.is_gpu:  # the host itself: what is offloaded stays in the same memory
+        overhead += (offloaded_bytes(planned, scheme) + on_host) / GIB
     return MemoryPlan(
         phases=phases,
         after_forward_gib=timeline.after_forward.total / GIB,
-        overhead_gib=overhead_gib(max(parts.total for parts in phases.values()), planned.env.world_size),
+        overhead_gib=overhead,
         capacity_gib=card.memory_gib,
         host_load_gib=host_load_bytes(planned) / GIB,
         host_training_gib=(host_training_bytes(planned, scheme) + on_host) / GIB,

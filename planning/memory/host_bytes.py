@@ -26,8 +26,13 @@ def host_load_bytes(planned: PlannedModel) -> int:
 def host_training_bytes(planned: PlannedModel, scheme: Scheme) -> int:
     """Of one rank while it trains: with offloading also parameters, gradients and states."""
     workers = planned.config.train_config.num_workers_dataloader * WORKER_BYTES
+    return PROCESS_BYTES + workers + offloaded_bytes(planned, scheme)
+
+
+def offloaded_bytes(planned: PlannedModel, scheme: Scheme) -> int:
+    """What of one rank's parameters, gradients and states is in host memory while it trains."""
     grads = _trained(planned) // scheme.num_shards if scheme.grads_on_host else 0
-    return PROCESS_BYTES + workers + _offloaded(planned) + grads + scheme.optimizer.on_host
+    return _offloaded(planned) + grads + scheme.optimizer.on_host
 
 
 def checkpoint_bytes(planned: PlannedModel) -> int:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -10,10 +11,12 @@ from transformers import LlamaConfig
 from benchmarks.shapes import SHAPES
 from configs.changed_flags import changed_flags
 from configs.flags import parse_flags
+from planning.cards import Card
 from planning.data_facts import DataFacts
 from planning.find_runs import command_of, find_runs, find_table, sorted_runs
 from planning.hardware import parse_hardware
 from planning.planned_environment import planned_hardware
+from planning.planned_run import plan_of
 from planning.what_fits import fits_table, predictor, what_fits
 from reporting.tables import print_for_people
 from tests.helpers.processes import ROOT
@@ -69,6 +72,18 @@ def test_what_is_proposed_fits_and_is_not_refused(
     print_for_people(fits_table(changes, plan.memory.capacity_gib))
     printed = capsys.readouterr().out
     assert printed.count("changes") == len(flags[False])
+
+
+def test_a_cpu_has_no_memory_beside_its_own_to_offload_to(model: str) -> None:
+    hardware = replace(parse_hardware("RTX-3090"), card=Card("CPU", 7.0, is_gpu=False))
+    argv = ["--model_name", model, *GIVEN, "--batch_size_training", "1", "--enable_fsdp", "--mixed_precision", "False"]
+    plain, offloaded = (plan_of(parse_flags([*argv, *more]), hardware) for more in ([], ["--fsdp_cpu_offload"]))
+    assert offloaded.memory.peak_gib < plain.memory.peak_gib
+    assert offloaded.memory.margin_gib < plain.memory.margin_gib + 0.5
+    assert offloaded.memory.verdict == plain.memory.verdict == "does_not_fit"
+    found = what_fits(argv, plain, lambda config: plan_of(config, hardware))
+    assert found
+    assert not any("offload" in " ".join(change.flags) for change in found)
 
 
 @pytest.mark.slow
