@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from importlib import metadata
 from typing import Any
 
 from configs.training import TrainConfig
 from utils.errors import ConfigError
+from utils.optional_packages import is_installed
 
 ROUGES = ("rouge1", "rouge2", "rougeL")
 """Single words, pairs of words, and the longest common sequence of words."""
@@ -21,7 +21,7 @@ def check_package(train: TrainConfig) -> None:
     Raises:
         ConfigError: with the command that installs it.
     """
-    if train.eval_generate and not any(True for _ in metadata.distributions(name=REQUIREMENT.partition(">")[0])):
+    if train.eval_generate and not is_installed(REQUIREMENT.partition(">")[0]):
         raise ConfigError(f"--eval_generate: needs the package rouge-score; pip install '{REQUIREMENT}'")
 
 

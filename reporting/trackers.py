@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping
-from importlib import metadata
 from pathlib import Path
 from typing import Any, Protocol, cast
 
@@ -16,6 +15,7 @@ from configs.tracking import TrackingConfig
 from reporting.plan_figures import read_plan_figures
 from reporting.run_yaml import add_to_run_yaml, read_run_yaml
 from utils.errors import ConfigError
+from utils.optional_packages import is_installed
 
 REQUIREMENTS = {"use_tensorboard": "tensorboard>=2.18,<3", "use_wandb": "wandb>=0.29,<0.40"}
 """The package that each flag needs, as in requirements-tracking.txt."""
@@ -36,7 +36,7 @@ def check_packages(tracking: TrackingConfig) -> None:
     for name, requirement in REQUIREMENTS.items():
         package = requirement.partition(">")[0]
         # By its metadata: a folder of that name, such as W&B leaves behind, can be imported too.
-        if getattr(tracking, name) and not any(True for _ in metadata.distributions(name=package)):
+        if getattr(tracking, name) and not is_installed(package):
             raise ConfigError(f"--{name}: needs the package {package}; pip install '{requirement}'")
 
 

@@ -20,4 +20,5 @@ def status_of(work: Callable[[], object]) -> int:
     except KeyboardInterrupt:  # what was half written has been deleted on its way here
         let_ctrl_c_end_this()
         signal.raise_signal(signal.SIGINT)
+        return FAILED  # where a handler of someone else's took it
     return 0

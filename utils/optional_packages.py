@@ -1,11 +1,16 @@
-"""Imports packages that only some runs need if a setting asks for them, and not before."""
+"""Packages that only some runs need: whether they are there, and imports if a setting asks for them, not before."""
 
 from __future__ import annotations
 
-from importlib import import_module
+from importlib import import_module, metadata
 from types import ModuleType
 
 from utils.errors import ConfigError, in_one_line
+
+
+def is_installed(package: str) -> bool:
+    """Whether a package of that name on PyPI is installed. It is not imported."""
+    return any(True for _ in metadata.distributions(name=package))
 
 
 def import_optional(module: str, needed: str, remedy: str) -> ModuleType:

@@ -9,6 +9,8 @@ import subprocess
 from importlib import metadata
 from pathlib import Path
 
+from utils.optional_packages import is_installed
+
 _PACKAGES = ("torch", "transformers", "peft", "datasets", "accelerate", "tokenizers", "safetensors")
 _OPTIONAL = ("flash-attn-4",)
 _ROOT = Path(__file__).resolve().parents[1]
@@ -17,8 +19,8 @@ _BESIDE_TRAINING = ("tests", "tools", "benchmarks")
 
 def versions() -> dict[str, str]:
     """Of Python and of the packages that decide what a run computes, by name."""
-    optional = [name for name in _OPTIONAL if any(True for _ in metadata.distributions(name=name))]
-    return {"python": platform.python_version()} | {name: metadata.version(name) for name in (*_PACKAGES, *optional)}
+    names = (*_PACKAGES, *filter(is_installed, _OPTIONAL))
+    return {"python": platform.python_version()} | {name: metadata.version(name) for name in names}
 
 
 def git_commit() -> str | None:

@@ -26,11 +26,8 @@ def how_it_was_killed(folder: Path) -> list[str]:
     last_seen = ", ".join(f"rank {rank} {gib:.2f} GiB" for rank, gib in sorted(residents.items()))
     line = f"resume: the session before ended without a word after step {step}"
     killed = killed_since(_memory_of(run)) if run.get("machine") == machine() else ""
-    line += (
-        f": {killed}"
-        if killed
-        else ", as if it was killed (exit status -9 or 137), its disk was full, or the machine stopped"
-    )
+    guess = ", as if it was killed (exit status -9 or 137), its disk was full, or the machine stopped"
+    line += f": {killed}" if killed else guess
     return [f"{line}; host memory of its ranks when it was last measured: {last_seen}" if last_seen else line]
 
 

@@ -94,9 +94,7 @@ class Autopsy:
         self.checkpointing: Checkpointing | None = None
         self.resumed_size: int | None = None
 
-    def knows(
-        self, ledger: MemoryLedger, folder: Path, checkpointing: Checkpointing, resumed_size: int | None = None
-    ) -> None:
+    def knows(self, ledger: MemoryLedger, folder: Path, checkpointing: Checkpointing, resumed_size: int | None) -> None:
         """Note what is known of the run once it is loaded.
 
         Args:

@@ -69,9 +69,7 @@ class MemoryPlan:
 
     phases: Mapping[str, Parts]  # the fullest moment of each of PHASES that the run has
     after_forward_gib: float  # allocated after the first micro-batch's forward of a step, states being there already
-    overhead_gib: (
-        float  # CUDA context, collectives' own buffers, what the allocator rounds up; of a CPU what is offloaded
-    )
+    overhead_gib: float  # context, collectives' own buffers, what the allocator rounds up; on a CPU what is offloaded
     capacity_gib: float  # of the device, as its driver gives it
     host_load_gib: float  # host memory of this rank at most while it loads; page cache not counted
     host_training_gib: float  # host memory of this rank at most while it trains

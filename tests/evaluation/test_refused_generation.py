@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from importlib import metadata
 from pathlib import Path
 
 import pytest
@@ -49,7 +50,7 @@ def test_no_validation_data(bench: Bench) -> None:
 
 
 def test_a_missing_package(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(rouge.metadata, "distributions", lambda **given: ())
+    monkeypatch.setattr(metadata, "distributions", lambda **given: ())
     rouge.check_package(TrainConfig(model_name="M"))
     with pytest.raises(ConfigError, match="--eval_generate: needs the package rouge-score; pip install 'rouge-score>="):
         rouge.check_package(TrainConfig(model_name="M", eval_generate=True))
