@@ -3,23 +3,25 @@
 from __future__ import annotations
 
 import faulthandler
+import gc
 import linecache
 import multiprocessing
 import os
-import re
 import signal
+import sys
 import sysconfig
 import tempfile
 import threading
 import time
+import traceback
 from pathlib import Path
+from types import FrameType
 from typing import IO, NamedTuple
 
 from utils.torch_internals import recorded_collectives
 
 _STACKS_SIGNAL = signal.SIGUSR2
 TRACE_FILES = {"nccl": "nccl-rank-{rank}", "gloo": "gloo-rank-{rank}.json"}
-_MOST_BYTES = 2**20  # of the stacks: faulthandler writes 100 frames of 100 threads at most
 _LIBRARIES = tuple({sysconfig.get_path("stdlib"), sysconfig.get_path("purelib"), sysconfig.get_path("platlib")})
 
 
@@ -44,7 +46,7 @@ def write_traces(folder: Path, rank: int, stacks: IO[bytes]) -> None:
     Raises:
         OSError: if the folder cannot be written.
     """
-    text = _python_stacks(stacks)
+    text = _python_stacks()
     for worker in multiprocessing.active_children():
         os.write(stacks.fileno(), f"\nDataLoader worker, process {worker.pid}\n".encode())
         os.kill(worker.pid or 0, _STACKS_SIGNAL)
@@ -62,41 +64,34 @@ class Frame(NamedTuple):
     function: str
 
 
-def _frames_of_threads(scratch: IO[bytes]) -> dict[int, list[Frame]]:
+def _frames_of_threads() -> dict[int, list[Frame]]:
     """The frames of each thread of Python, the innermost first, by the thread's ident.
 
-    faulthandler writes them, from C. `sys._current_frames` would make objects of frames while their threads go on. In
-    Python 3.11 those may be freed meanwhile, and the process crashes (seen with 3.11.7), or it waits for ever with the
-    garbage collector (python/cpython#106883).
-
-    Args:
-        scratch: a file for this. Nothing is left in it.
+    No garbage is collected meanwhile. In Python 3.11 a collection may start while these objects are made, and then let
+    other threads go on, whose frames are freed: the process crashes, or waits for ever (python/cpython#106883). From
+    3.12 on it starts between instructions alone. faulthandler is no way out: it reads the list of threads without its
+    lock, and crashes on one that native code has just begun.
     """
-    descriptor = scratch.fileno()
+    collects = gc.isenabled()
+    gc.disable()
     try:
-        _empty(descriptor)
-        faulthandler.dump_traceback(descriptor, all_threads=True)
-        text = os.pread(descriptor, _MOST_BYTES, 0).decode(errors="replace")
+        return {ident: _frames_from(frame) for ident, frame in sys._current_frames().items()}
     finally:
-        _empty(descriptor)
-    threads: dict[int, list[Frame]] = {}
-    for line in text.splitlines():
-        if thread := re.match(r"(?:Current t|T)hread 0x([0-9a-f]+)", line):
-            frames = threads.setdefault(int(thread[1], 16), [])
-        elif frame := re.match(r' +File "(.*)", line (\d+) in (.*)', line):
-            frames.append(Frame(frame[1], int(frame[2]), frame[3]))
-    return threads
+        if collects:
+            gc.enable()
 
 
-def _empty(descriptor: int) -> None:
-    os.ftruncate(descriptor, 0)
-    os.lseek(descriptor, 0, os.SEEK_SET)
+def _frames_from(innermost: FrameType) -> list[Frame]:
+    return [
+        Frame(frame.f_code.co_filename, line or 0, frame.f_code.co_name)
+        for frame, line in traceback.walk_stack(innermost)
+    ]
 
 
-def _python_stacks(scratch: IO[bytes]) -> str:
+def _python_stacks() -> str:
     """The stack of every thread but the calling one, the main thread first."""
     threads = {thread.ident: thread.name for thread in threading.enumerate()}
-    frames = _frames_of_threads(scratch)
+    frames = _frames_of_threads()
     frames.pop(threading.get_ident(), None)
     main = threading.main_thread().ident
     parts = []
@@ -108,13 +103,9 @@ def _python_stacks(scratch: IO[bytes]) -> str:
     return "".join(parts)
 
 
-def where_main_thread_is(scratch: IO[bytes]) -> str:
-    """The line of code that the main thread is at: the innermost one outside of libraries.
-
-    Args:
-        scratch: a file for this. Nothing is left in it.
-    """
-    frames = _frames_of_threads(scratch).get(threading.main_thread().ident or 0, [])
+def where_main_thread_is() -> str:
+    """The line of code that the main thread is at: the innermost one outside of libraries."""
+    frames = _frames_of_threads().get(threading.main_thread().ident or 0, [])
     own = (frame for frame in frames if not frame.file.startswith(("<", *_LIBRARIES)))
     found = next(own, frames[0] if frames else None)
     if found is None:

@@ -139,7 +139,7 @@ class Watchdog:
             report = Report(
                 state=self._state,
                 place=str(position),
-                where=where_main_thread_is(stacks)[:120],
+                where=where_main_thread_is()[:120],
                 num_collectives=num_collectives(leaving_out=[group, *self.beside]),
                 still_seconds=stillness.seconds(position),
                 limit_seconds=self.main_thread.limit_seconds(),

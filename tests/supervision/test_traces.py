@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+import ctypes
+import gc
+import sys
 import tempfile
 import threading
+import time
 from pathlib import Path
 
 from supervision.traces import where_main_thread_is, write_traces
+from tests.helpers.processes import ProcessGroup
 
 
 def wait_somewhere(done: threading.Event) -> None:
@@ -17,11 +22,9 @@ def test_another_thread_sees_the_line_of_our_own_code_that_the_main_thread_is_at
     done, found = threading.Event(), []
 
     def look() -> None:
+        while not found or "in wait_somewhere: done" not in found[-1]:
+            found.append(where_main_thread_is())
         with tempfile.TemporaryFile() as scratch:
-            while not found or "wait_somewhere" not in found[-1]:
-                found.append(where_main_thread_is(scratch))
-            scratch.seek(0)
-            found.append(scratch.read().decode())
             write_traces(tmp_path, 3, scratch)
         done.set()
 
@@ -29,11 +32,58 @@ def test_another_thread_sees_the_line_of_our_own_code_that_the_main_thread_is_at
     thread.start()
     wait_somewhere(done)
     thread.join(60)
-    *_, where, left = found
-    assert where == "test_traces.py:13 in wait_somewhere: done.wait(60)  # which waits in a library"
-    assert left == ""
+    assert found[-1] == "test_traces.py:18 in wait_somewhere: done.wait(60)  # which waits in a library"
     lines = (tmp_path / "stack-rank-3.txt").read_text().splitlines()
     assert lines[1] == "MainThread (most recent call first)"
-    place = next(index for index, line in enumerate(lines) if line.endswith("line 13 in wait_somewhere"))
+    place = next(index for index, line in enumerate(lines) if line.endswith("line 18 in wait_somewhere"))
     assert lines[place + 1] == "    done.wait(60)  # which waits in a library"
     assert "the looking one" not in "".join(lines)
+
+
+class Garbage:
+    """Objects in a cycle, whose end runs Python code."""
+
+    def __init__(self) -> None:
+        self.itself = self
+
+    def __del__(self) -> None:
+        sum(number for number in range(20))
+
+
+def look_while_threads_come_and_go() -> None:
+    """For some seconds: native threads that enter Python and leave it, frames and garbage, and a thread that looks."""
+    end = time.monotonic() + 4
+    libc = ctypes.CDLL(None)
+    entry = ctypes.CFUNCTYPE(ctypes.c_void_p, ctypes.c_void_p)(lambda _: None)
+
+    def start_native_threads() -> None:
+        while time.monotonic() < end:
+            thread = ctypes.c_ulong()
+            assert libc.pthread_create(ctypes.byref(thread), None, entry, None) == 0
+            libc.pthread_join(thread, None)
+
+    def look() -> None:
+        while time.monotonic() < end:
+            assert where_main_thread_is()
+
+    def descend(depth: int) -> None:
+        garbage = Garbage()
+        if depth and garbage:
+            descend(depth - 1)
+
+    sys.setswitchinterval(1e-5)
+    gc.set_threshold(50)
+    threads = [threading.Thread(target=target) for target in (start_native_threads, look)]
+    for thread in threads:
+        thread.start()
+    while time.monotonic() < end:
+        descend(40)
+    for thread in threads:
+        thread.join()
+    assert gc.isenabled()
+
+
+def test_looking_often_neither_crashes_nor_waits_for_ever(process_group: ProcessGroup) -> None:
+    (outcome,) = process_group.run(look_while_threads_come_and_go, world_size=1, timeout_seconds=60)
+    assert outcome.status == 0, outcome.stderr
+    assert "Error" not in outcome.stderr  # of a thread
