@@ -7,6 +7,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
+import torch
+
 from configs.peft import PrefixConfig
 from configs.run import RunConfig
 from configs.tracking import TrackingConfig
@@ -24,7 +26,8 @@ from policies.compile_choice import decide_compilation, uncompiled
 from policies.flash_attention_4 import AttentionKind, attention_kinds, find_flash_attention_4
 from policies.float8 import resolve_float8
 from policies.loading import load_model_config
-from policies.mixed_precision import resolve_precision
+from policies.lora_layers import adds_in_kernel_on
+from policies.mixed_precision import Precision, resolve_precision
 from policies.quantization import resolve_quantization
 from policies.sharding import choose_layout
 from reporting.profiling import num_steps_needed
@@ -146,11 +149,19 @@ def resolve(
             float8,
             compile_falls_back=chose_to_compile and env.world_size == 1,
             flash_4=flash_4,
+            adds_in_kernel=_adds_in_kernel(config.train_config, precision, env),
         ),
         lengths=lengths,
         notes=(*precision_notes, *batch_notes, *lr_notes, *length_notes, *flash_notes),
         chose_to_compile=chose_to_compile,
     )
+
+
+def _adds_in_kernel(train: TrainConfig, precision: Precision, env: Environment) -> bool:
+    """Whether a kernel adds what LoRA computes in parts to what it belongs to."""
+    in_parts = (precision.compute_dtype, precision.adapter_dtype) == (torch.bfloat16, torch.float32)
+    device = env.device if env.planned_device is None else None
+    return train.use_peft and train.peft_method == "lora" and in_parts and adds_in_kernel_on(device)
 
 
 def _attention_kinds(train: TrainConfig, task: Task, model_config: Any) -> set[AttentionKind]:

@@ -20,11 +20,38 @@ from torch.utils.flop_counter import register_flop_formula
 from policies.dropout_masks import Kept, draw_kept, mask_like
 
 
-def use_lean_forward(model: nn.Module) -> None:
-    """Give every plain LoRA layer a forward that computes the same, keeps less and is faster."""
+def use_lean_forward(model: nn.Module, *, adds_in_kernel: bool = False) -> None:
+    """Give every plain LoRA layer a forward that computes the same, keeps less and is faster.
+
+    Args:
+        adds_in_kernel: what `adds_in_kernel_on` found.
+    """
     plain: list[Any] = [m for m in model.modules() if isinstance(m, Linear) and _is_plain(m)]
     for layer in plain:
+        layer.adds_in_kernel = adds_in_kernel
         layer.forward = MethodType(_forward, layer)  # one function, so one compiled graph, for all layers
+
+
+def adds_in_kernel_on(device: torch.device | None) -> bool:
+    """Whether policies/lora_kernel.py works on this device. It needs Triton, and a C compiler.
+
+    Args:
+        device: None if it is not here, as in a plan.
+    """
+    if device is None or device.type != "cuda":
+        return False
+    generator = torch.Generator(device).manual_seed(0)
+    # More than one of the kernel's programs, the last of them not full.
+    base, left, right = (
+        torch.randn(shape, device=device, generator=generator).to(torch.bfloat16)
+        for shape in ((150, 300), (150, 72), (72, 300))
+    )
+    wanted = base.double() + left.double() @ right.double()
+    try:
+        apart = (_add_product(base, left, right).double() - wanted).abs()
+        return bool((apart <= 2**-8 * wanted.abs() + 1e-4).all())
+    except Exception:  # any of Triton's and of its tools: torch's operators serve as well, but slower
+        return False
 
 
 def _is_plain(layer: Any) -> bool:
@@ -39,7 +66,7 @@ def _forward(layer: Any, inputs: torch.Tensor, *args: Any, **kwargs: Any) -> tor
         share = layer.lora_dropout[name].p if layer.training and hasattr(layer.lora_dropout[name], "p") else 0.0
         kept = draw_kept(inputs, share) if share else None
         low = project_down(inputs, layer.lora_A[name].weight, kept, layer.scaling[name] / (1 - share))
-        outputs = outputs + project_up(low, layer.lora_B[name].weight, base_outputs.dtype)
+        outputs = add_up(outputs, low, layer.lora_B[name].weight, in_kernel=layer.adds_in_kernel)
     return outputs.to(base_outputs.dtype)
 
 
@@ -62,22 +89,27 @@ def project_down(inputs: torch.Tensor, weight: torch.Tensor, kept: Kept | None, 
     return _sum_of_parts(product_down(inputs, weight, drawn, share, dropped, factor), weight.shape[0]) * scale
 
 
-def project_up(low: torch.Tensor, weight: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
-    """The output of A times B.
+def add_up(outputs: torch.Tensor, low: torch.Tensor, weight: torch.Tensor, *, in_kernel: bool) -> torch.Tensor:
+    """The outputs plus the output of A times B.
 
     Args:
+        outputs: [..., out]. The sum will be rounded to their dtype. So the gradient of the product, which has B's
+            dtype, has values that theirs holds exactly.
         low: [..., r].
         weight: B, [out, r].
-        dtype: of the outputs that the product is added to. The sum is rounded to it. So the gradient, which has B's
-            dtype, has values that `dtype` holds exactly.
+        in_kernel: one kernel multiplies bf16 parts, and adds. Then the product is neither written nor read.
 
     Returns:
-        [..., out], of B's dtype.
+        [..., out]: of the outputs' dtype if a kernel adds, else of the wider of theirs and B's.
     """
-    return product_up(low, weight, dtype, *_wide_factors(low.detach(), weight.detach().T, dtype))
+    dtype = outputs.dtype
+    left, right = _wide_factors(low.detach(), weight.detach().T, dtype)
+    if in_kernel and _in_parts(dtype, weight):
+        return sum_up(outputs, low, weight, left, right)
+    return outputs + product_up(low, weight, dtype, left, right)
 
 
-# Both products are operators, not autograd functions, for the reason in policies/quantized_linear.py. What is around
+# These products are operators, not autograd functions, for the reason in policies/quantized_linear.py. What is around
 # them is traced: compiled code fuses the dozen small kernels of each that make parts of numbers, and sum them, to one
 # or two. So operators are given the factors that they multiply beside the tensors that these were made of, which
 # backward needs.
@@ -153,6 +185,39 @@ def _backward_up(ctx: Any, grad: torch.Tensor) -> tuple[torch.Tensor | None, ...
 product_up.register_autograd(_backward_up, setup_context=_keep_up)
 
 
+@torch.library.custom_op("lora::sum_up", mutates_args=())
+def sum_up(
+    outputs: torch.Tensor, low: torch.Tensor, weight: torch.Tensor, left: torch.Tensor, right: torch.Tensor
+) -> torch.Tensor:
+    """The outputs, [..., out], plus what `product_up` gives for the other four: rounded once, to the outputs' dtype."""
+    return _add_product(outputs.flatten(0, -2), left.flatten(0, -2), right).view(outputs.shape)
+
+
+@sum_up.register_fake
+def _(outputs: torch.Tensor, *args: Any) -> torch.Tensor:
+    return torch.empty_like(outputs, memory_format=torch.contiguous_format)
+
+
+def _keep_sum(ctx: Any, inputs: tuple[Any, ...], output: torch.Tensor) -> None:
+    outputs, low, weight, *_ = inputs
+    ctx.dtype = outputs.dtype
+    ctx.save_for_backward(low, weight)
+
+
+def _backward_sum(ctx: Any, grad: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
+    grad_low, grad_weight, *_ = _backward_up(ctx, grad)
+    return grad, grad_low, grad_weight, None, None
+
+
+sum_up.register_autograd(_backward_sum, setup_context=_keep_sum)
+
+
+def _add_product(base: torch.Tensor, left: torch.Tensor, right: torch.Tensor) -> torch.Tensor:
+    from policies.lora_kernel import add_product  # needs Triton
+
+    return add_product(base, left, right)
+
+
 def _dropped(values: torch.Tensor, kept: torch.Tensor | None) -> torch.Tensor:
     # The values times the mask. A plain product of two dtypes takes torch's general kernel, three times as long.
     return values if kept is None else torch.ops.aten.native_dropout_backward(values, kept, 1.0)
@@ -216,7 +281,11 @@ def _bf16(parts: list[torch.Tensor], dim: int) -> torch.Tensor:
     return torch.cat(parts, dim).to(torch.bfloat16)
 
 
-LORA_PRODUCTS = (torch.ops.lora.product_down.default, torch.ops.lora.product_up.default)
+LORA_PRODUCTS = (
+    torch.ops.lora.product_down.default,
+    torch.ops.lora.product_up.default,
+    torch.ops.lora.sum_up.default,
+)
 
 
 @register_flop_formula(torch.ops.lora.product_down)
@@ -226,4 +295,9 @@ def _(inputs: torch.Size, weight: torch.Size, *args: Any, **kwargs: Any) -> int:
 
 @register_flop_formula(torch.ops.lora.product_up)
 def _(low: torch.Size, weight: torch.Size, *args: Any, **kwargs: Any) -> int:
+    return 2 * low.numel() * weight[0]
+
+
+@register_flop_formula(torch.ops.lora.sum_up)
+def _(outputs: torch.Size, low: torch.Size, weight: torch.Size, *args: Any, **kwargs: Any) -> int:
     return 2 * low.numel() * weight[0]
