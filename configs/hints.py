@@ -53,7 +53,10 @@ _TEMPLATE = "--chat_dataset.chat_template FILE (left out: the tokenizer's own)"
 
 _NAMES: dict[str, str] = {
     # Batches
-    _BATCH: "batch_size micro_batch_size train_batch_size per_device_train_batch_size train_micro_batch_size_per_gpu",
+    _BATCH: (
+        "batch_size batchsize bs micro_batch_size train_batch_size per_device_train_batch_size "
+        "train_micro_batch_size_per_gpu"
+    ),
     "--val_batch_size": "eval_batch_size per_device_eval_batch_size batch_size_val",
     _ACCUMULATION: (
         "accumulate_grad_batches gradient_accumulation gradient_accumulation_iters grad_accum grad_accumulation_steps "
@@ -65,7 +68,7 @@ _NAMES: dict[str, str] = {
     # Length and schedule
     "--lr": "learning_rate",
     _EPOCHS: "epochs max_epochs num_train_epochs",
-    _STEPS: "max_steps max_train_steps iters max_iters num_training_steps",
+    _STEPS: "max_step max_steps max_train_steps iters max_iters num_training_steps",
     _OPTIMIZER: "optim optimizer_name",
     "--lr, --weight_decay, and --optimizer with its own flags": "optim_args",
     "--optimizer AdamW8bit": "use_8bit_adam use_8bit_optimizer",
@@ -166,7 +169,7 @@ _NAMES: dict[str, str] = {
     _QUANTIZATION: (
         "quantize load_in_4bit load_in_8bit use_4bit use_8bit bits quantization_bit quant_bits quantize_base"
     ),
-    _QUANT_TYPE: "bnb_4bit_quant_type quantization_type",
+    _QUANT_TYPE: "nf4 fp4 bnb_4bit_quant_type quantization_type",
     _DOUBLE_QUANT: (
         "bnb_4bit_use_double_quant double_quant double_quantization nested_quant use_nested_quant use_bnb_nested_quant"
     ),

@@ -36,9 +36,9 @@ def find_negated(name: str) -> tuple[str, ...]:
 
 
 def flag(dotted: str) -> str:
-    """The flag as messages show it: "--lr", "--samsum_dataset.data_path"."""
+    """The flag as messages show it: "--lr", "--samsum_dataset.data_path", "--lora_config.r"."""
     section, field = dotted.split(".")
-    return f"--{dotted}" if section in DATASETS else f"--{field}"
+    return f"--{dotted}" if section in DATASETS or len(field) == 1 else f"--{field}"
 
 
 def explain_unknown(name: str) -> str:
@@ -53,9 +53,12 @@ def explain_unknown(name: str) -> str:
         return "belongs on the command line; a recipe cannot name another recipe"
     if field in HINTS:
         return f"unknown flag; here it is {HINTS[field]}"
-    if field in NEEDLESS:
-        return f"unknown flag; leave it out: {NEEDLESS[field]}"
+    if needless := NEEDLESS.get(name) or NEEDLESS.get(field):
+        return f"unknown flag; leave it out: {needless}"
     near = _nearest(name) or (_nearest(field) if section else "")
+    is_named = bool(section) and field in _DOTTED_BY_FIELD and field not in _DATASET_FIELDS
+    if is_named and not ("." in near and near.endswith(f".{field}")):
+        return f"unknown flag; did you mean {flag(_DOTTED_BY_FIELD[field][0])}?"
     return f"unknown flag; did you mean --{near}?" if near else "unknown flag; --help lists them all"
 
 

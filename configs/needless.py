@@ -26,6 +26,7 @@ _NEEDLESS: dict[str, str] = {
     "padding is masked, whatever its token is": "pad_token",
     "the assistant's turns are learned, with the tokens that end them": "roles_to_train train_on_eos train_on_eot",
     "rows say it, in a column system": "default_system system_prompt",
+    "data is read, and code that comes with it never runs": "samsum_dataset.trust_remote_code",
     "rows say it, in a column chat_template_kwargs": "enable_thinking",
     # Model and adapter
     _OF_MODEL: "model_type tokenizer_type processor_type model_class config_name checkpoint_files",
@@ -57,6 +58,7 @@ _NEEDLESS: dict[str, str] = {
     # Training
     _NO_PREFERENCES: "stage rl beta dpo_beta pref_beta pref_loss ref_model reward_model",
     "a run trains, but with --dry_run or --load_only": "do_train",
+    "`python -m tools.plan FLAGS --find` lists what fits": "find",
     "no noise is added to embeddings": "neftune_noise_alpha",
     "the loss is the mean over all label tokens of a step, over ranks and micro-batches": (
         "average_tokens_across_devices"

@@ -75,7 +75,7 @@ def test_a_changed_setting_that_changes_the_result_is_refused_by_name(
         ("full", ["--use_peft"], ["--use_peft True (there False)"]),
         ("full", ["--freeze_layers"], ["--freeze_layers True (there False)"]),
         ("lora", [*LORA, "--use_dora", "--lora_dropout", "0"], ["--use_dora True (there False)"]),
-        ("lora", ["--use_peft", "--lora_config.r", "2"], ["--r 2 (there 4)"]),
+        ("lora", ["--use_peft", "--lora_config.r", "2"], ["--lora_config.r 2 (there 4)"]),
     ],
 )
 def test_where_other_tensors_would_be_needed_resume_anyway_is_not_recommended(

@@ -323,6 +323,18 @@ def test_numbers_arrive_as_they_were_typed(integer, number):
         ("--batch_size_trainin 1", "--batch_size_trainin: unknown flag; did you mean --batch_size_training?"),
         ("--fsdp_config.optimiser SGD", "--fsdp_config.optimiser: unknown flag; did you mean --fsdp_config.optimizer?"),
         ("--fsdp.optimizer SGD", "--fsdp.optimizer: unknown flag; did you mean --fsdp_config.optimizer?"),
+        ("--peft_config.r 8", "--peft_config.r: unknown flag; did you mean --lora_config.r?"),
+        ("--train.lr 1", "--train.lr: unknown flag; did you mean --lr?"),
+        (
+            "--batchsize 4",
+            "--batchsize: unknown flag; here it is --batch_size_training (rows per rank per micro-batch)",
+        ),
+        ("--find", "--find: unknown flag; leave it out: `python -m tools.plan FLAGS --find` lists what fits"),
+        (
+            "--samsum_dataset.trust_remote_code",
+            "--samsum_dataset.trust_remote_code: unknown flag; leave it out: data is read, and code that comes with it "
+            "never runs",
+        ),
         ("--zzz 1", "--zzz: unknown flag; --help lists them all"),
         ("--nonsense", "--nonsense: unknown flag; --help lists them all"),
         ("--interactive", "--interactive: unknown flag; --help lists them all"),

@@ -70,14 +70,14 @@ PREFIX = "--use_peft --peft_method prefix --batching_strategy padding"
         ),
         ("--dataset chat_dataset --chat_dataset.roles a", "--chat_dataset.roles: 'a' names no role", "NAME=ROLE"),
         ("--dataset chat_dataset --chat_dataset.roles a=b", "--chat_dataset.roles: 'a=b' names no role", "NAME=ROLE"),
-        ("--lora_config.r 8", "--r: there is no adapter without --use_peft", "add it"),
+        ("--lora_config.r 8", "--lora_config.r: there is no adapter without --use_peft", "add it"),
         ("--peft_method lora", "--peft_method: there is no adapter without --use_peft", "add it"),
         ("--from_peft_checkpoint d", "--from_peft_checkpoint: there is no adapter without --use_peft", "add it"),
         ("--use_dora", "--use_dora: there is no adapter without --use_peft", "add it"),
         ("--num_virtual_tokens 3", "--num_virtual_tokens: there is no adapter without --use_peft", "add it"),
         (
             "--use_peft --from_peft_checkpoint d --r 8",
-            "--r: the adapter in --from_peft_checkpoint keeps",
+            "--lora_config.r: the adapter in --from_peft_checkpoint keeps",
             "leave one of them out",
         ),
         (
@@ -92,7 +92,7 @@ PREFIX = "--use_peft --peft_method prefix --batching_strategy padding"
         ),
         (
             "--use_peft --peft_method llama_adapter --lora_config.r 8",
-            "--r: only --peft_method lora has it, not llama_adapter",
+            "--lora_config.r: only --peft_method lora has it, not llama_adapter",
             "leave one of them out",
         ),
         (
