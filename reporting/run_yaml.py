@@ -85,7 +85,8 @@ def read_run_yaml(folder: Path) -> dict[str, Any]:
         values = _parsed((folder / NAME).read_text(encoding="utf-8"))
     except (ValueError, RecursionError, yaml.YAMLError):
         return {}
-    return copy.deepcopy(values) if isinstance(values, dict) else {}
+    is_cut = isinstance(values, dict) and is_of_a_run(values) and "started" not in values  # what is left may be YAML
+    return copy.deepcopy(values) if isinstance(values, dict) and not is_cut else {}
 
 
 # libyaml takes 2 ms for what PyYAML's own parser takes 14 for; a PyYAML built without it has the other alone.

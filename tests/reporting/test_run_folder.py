@@ -446,3 +446,17 @@ def test_a_deeply_nested_run_yaml_is_a_damaged_one(tmp_path: Path) -> None:
     write(tmp_path / "run.yaml", "[" * 1500)
     assert read_run_yaml(tmp_path) == {}
     assert is_damaged(tmp_path)
+
+
+def test_so_is_one_that_was_cut_anywhere_and_its_run_goes_on(tmp_path: Path) -> None:
+    run = begin(tmp_path / "run", "--use_tensorboard")
+    save(run / "checkpoints/step-00000003")
+    write(run / "tensorboard/events")
+    lines = (run / "run.yaml").read_text().splitlines(keepends=True)
+    (last,) = [number for number, line in enumerate(lines) if line.startswith("started:")]
+    for end in range(2, last):  # shorter, it may be anybody's
+        write(run / "run.yaml", "".join(lines[: end + 1]))
+        assert is_damaged(run), lines[end]
+        assert "is damaged" in refusal(run, "--overwrite", around=tmp_path)
+    begin(run, "--use_tensorboard", "--resume", "auto")
+    assert read_run_yaml(run)["started"]
