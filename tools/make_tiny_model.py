@@ -10,6 +10,7 @@ samples within two minutes on two CPU cores.
 from __future__ import annotations
 
 import json
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -18,6 +19,8 @@ import torch
 from tokenizers import Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers, trainers
 from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
 
+from tools.ending import status_of
+from utils.errors import ConfigError
 from utils.streams import keep_standard_streams
 from utils.umask import follow_umask
 
@@ -26,8 +29,17 @@ DEFAULT_DATA = Path(__file__).resolve().parent.parent / "datasets/samples/dialog
 
 
 def read_texts(data: Path) -> Iterator[str]:
-    """The texts of the training samples, as prompts contain them."""
-    with (data / "train.jsonl").open(encoding="utf-8") as lines:
+    """The texts of the training samples, as prompts contain them.
+
+    Raises:
+        ConfigError: if there are none.
+    """
+    file = data / "train.jsonl"
+    if not file.is_file():
+        raise ConfigError(
+            f"--data: {data} holds no train.jsonl; give a folder of dialogues and summaries, or leave it out"
+        )
+    with file.open(encoding="utf-8") as lines:
         for line in lines:
             sample = json.loads(line)
             dialogue = sample["dialogue"]
@@ -87,8 +99,16 @@ def make_tiny_model(
 
     Tied embeddings learn faster here: to copy a name from the dialogue, no map from input vectors to output vectors
     must be learned first.
+
+    Raises:
+        ConfigError: if the sizes do not fit each other, or there is no such data.
     """
     out = Path(out)
+    heads, width = f"--num_heads {num_heads}", f"--hidden_size {hidden_size}"
+    if hidden_size % (2 * num_heads):  # rotary embeddings turn pairs
+        raise ConfigError(f"--num_heads: {width} must be an even multiple of {heads}")
+    if num_heads % (num_key_value_heads or num_heads):
+        raise ConfigError(f"--num_key_value_heads: {heads} must be a multiple of {num_key_value_heads}")
     tokenizer = make_tokenizer(read_texts(Path(data)), vocab_size)
     tokenizer.model_max_length = max_position_embeddings
     config = LlamaConfig(
@@ -118,4 +138,4 @@ def make_tiny_model(
 
 if __name__ == "__main__":
     keep_standard_streams()
-    fire.Fire(make_tiny_model)
+    sys.exit(status_of(lambda: fire.Fire(make_tiny_model, serialize=str)))
