@@ -55,7 +55,7 @@ $(FLOAT8)/.installed: requirements-float8.txt | $(VENV)/.installed-dev
 	@touch $@
 
 test-float8: $(VENV)/.installed-dev $(FLOAT8)/.installed
-	PYTHONPATH=$(abspath $(FLOAT8)) $(PYTEST) -m "not full" $(wildcard tests/*/test_float8*.py)
+	PYTHONPATH=$(abspath $(FLOAT8)) $(PYTEST) -m "not full" $(wildcard tests/*/test_float8*.py tests/*/*/test_float8*.py)
 
 cluster-tools:
 	bash .ci/cluster_tools $(PYTHON) $(K8S)

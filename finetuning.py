@@ -46,14 +46,14 @@ from checkpointing.results import lacking_checkpoint, lacking_weights
 from checkpointing.save_plan import is_due
 from configs.flags import parse_flags
 from configs.run import RunConfig
-from data.counts import BatchCounts
-from data.step_loader import StepLoader
+from data.batches.counts import BatchCounts
+from data.batches.step_loader import StepLoader
 from evaluation.generation import Answer, mean_rouge
 from planning.against_run import compare_with_plan
 from planning.autopsy.out_of_memory import Autopsy
 from planning.dry_run import dry_run
 from policies.clipping import clip_grad_norm
-from policies.compilation import compilation_named
+from policies.compilation.layers import compilation_named
 from policies.finite import weights_not_finite
 from policies.guarded_step import queue_step
 from policies.loss_scaling import LossScaler

@@ -21,7 +21,7 @@ import numpy as np
 import transformers
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 
-from data.images import import_pillow
+from data.images.opening import import_pillow
 from utils.errors import ConfigError
 
 ROOT = Path(__file__).resolve().parent.parent

@@ -31,11 +31,11 @@ from jinja2.sandbox import ImmutableSandboxedEnvironment
 from transformers import AutoTokenizer
 
 from configs.datasets import ChatDataset
-from data.chat import chat_samples
-from data.chat_template import ChatTemplate
-from data.conversation import Conversation, read_conversation
-from data.labels import IGNORE_INDEX
-from data.loss_mask import BadExample, tokenize_spans
+from data.chat.conversation import Conversation, read_conversation
+from data.chat.samples import chat_samples
+from data.chat.template import ChatTemplate
+from data.sequences.labels import IGNORE_INDEX
+from data.sequences.loss_mask import BadExample, tokenize_spans
 from tools.make_tiny_model import DEFAULT_DATA, make_tokenizer, read_texts
 
 SCRIPTS = ("word", "Wörter", "слово", "言葉", "كلمة", "🙂wink", 'quo"ted', "a<b&c", "back\\slash")

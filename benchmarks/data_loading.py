@@ -23,11 +23,11 @@ import pyarrow as pa
 import torch
 
 from benchmarks.random_rows import samsum_like_lengths
-from data.batch_layout import BatchLayout
-from data.causal_sequences import build_sequences
-from data.padding import PaddedWidth
-from data.rows import make_rows
-from data.step_loader import StepLoader
+from data.batches.layout import BatchLayout
+from data.batches.padding import PaddedWidth
+from data.batches.rows import make_rows
+from data.batches.step_loader import StepLoader
+from data.sequences.causal import build_sequences
 from reporting.data_preview import row_figures
 from tasks.causal_batches import Collator
 from utils.units import GIB

@@ -21,7 +21,7 @@ from benchmarks.random_rows import samsum_like_lengths
 from benchmarks.shapes import SHAPES
 from benchmarks.training_speed import ROWS
 from configs.flags import parse_flags
-from data.counts import BatchCounts
+from data.batches.counts import BatchCounts
 from planning.cost.step_time import HIDDEN_SHARE, TimePlan, plan_time
 from planning.cost.step_work import micro_batch_work
 from planning.cost.traffic import find_traffic

@@ -23,17 +23,17 @@ from torch.nn.attention.varlen import varlen_attn
 from torch.optim import AdamW
 from torch.utils.checkpoint import checkpoint
 
-from policies.attention_functions import attention_of_each_sequence
+from policies.adapters.dropout_masks import draw_kept, mask_like
+from policies.attention.flash_attention_4 import NO_WINDOW, AttentionKind, find_flash_attention_4, flash_attention_4
+from policies.attention.functions import attention_of_each_sequence
 from policies.clipping import clip_grad_norm
-from policies.compiled_cross_entropy import compile_cross_entropy
-from policies.dropout_masks import draw_kept, mask_like
-from policies.flash_attention_4 import NO_WINDOW, AttentionKind, find_flash_attention_4, flash_attention_4
-from policies.head_gradients import loss_with_gradients
-from policies.loss import summed_cross_entropy
+from policies.loss.compiled_cross_entropy import compile_cross_entropy
+from policies.loss.head_gradients import loss_with_gradients
+from policies.loss.summed_loss import summed_cross_entropy
 from policies.mixed_precision import DTYPES, Precision
-from policies.nf4_unpacking import unpack_nf4
 from policies.optimizers.compiled_adamw import ROW, CompiledAdamW
-from policies.quantized_linear import BLOCK
+from policies.quantization.nf4_unpacking import unpack_nf4
+from policies.quantization.quantized_linear import BLOCK
 from utils.compat import GROUPED_HEADS
 from utils.optional_packages import import_bitsandbytes
 

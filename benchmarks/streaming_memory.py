@@ -25,12 +25,12 @@ import psutil
 
 from benchmarks.measurements import MIB
 from configs.flags import parse_flags
-from data.batch_layout import BatchLayout
-from data.causal_sequences import build_sequences
+from data.batches.layout import BatchLayout
+from data.batches.padding import padding_id
 from data.loaders import make_loaders
-from data.padding import padding_id
 from data.pipeline import load_data
-from data.tokenizer_loading import load_tokenizer
+from data.processors.tokenizer_loading import load_tokenizer
+from data.sequences.causal import build_sequences
 from tasks.causal_batches import Collator
 from tools.make_tiny_model import make_tiny_model
 from utils.environment import read_environment

@@ -22,12 +22,12 @@ from typing import Any
 
 from benchmarks.streaming_memory import TINY, write_dialogues
 from configs.flags import parse_flags
-from data.block_share import BlockShare
-from data.causal_sequences import build_sequences
 from data.pipeline import load_data
-from data.stream_steps import StreamSteps
-from data.streaming import Stream
-from data.tokenizer_loading import load_tokenizer
+from data.processors.tokenizer_loading import load_tokenizer
+from data.sequences.causal import build_sequences
+from data.streaming.block_share import BlockShare
+from data.streaming.sources import Stream
+from data.streaming.steps import StreamSteps
 from tools.make_tiny_model import make_tiny_model
 
 

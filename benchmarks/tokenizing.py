@@ -45,7 +45,7 @@ def main(rows: int = 200_000, vocab_size: int = 8192, chat: bool = False) -> Non
     with tempfile.TemporaryDirectory() as folder:
         os.environ["HF_HOME"] = folder  # set before the import, so that the cache is empty and temporary
         from configs.datasets import ChatDataset, SamsumDataset
-        from data.dataset_functions import BUILT_IN_FOLDER, load_dataset_file
+        from data.dataset_functions.importing import BUILT_IN_FOLDER, load_dataset_file
 
         file = Path(folder) / "train.jsonl"
         write_rows(file, rows, chat=chat)

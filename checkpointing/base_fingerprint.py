@@ -5,8 +5,8 @@ from __future__ import annotations
 from torch import nn
 
 from configs.training import TrainConfig
-from policies.stored_weights import weight_files
-from policies.weight_fingerprint import fingerprint_files
+from policies.weights.fingerprint import fingerprint_files
+from policies.weights.stored import weight_files
 
 
 def base_fingerprint(model: nn.Module, train: TrainConfig) -> str | None:

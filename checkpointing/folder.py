@@ -24,7 +24,7 @@ from typing import Any
 from utils.inside import is_inside
 
 COMPLETE, LATEST, BEST, STATE = "COMPLETE", "latest", "best", "state.json"
-STREAM = "stream.json"  # where a streamed run was in its data (`data.stream_steps`)
+STREAM = "stream.json"  # where a streamed run was in its data (`data.streaming.steps`)
 _INCOMPLETE, _GIVEN_UP = ".incomplete", ".given-up"
 _STEP = re.compile(r"step-(\d{8,})")
 _TEMPORARY = re.compile(rf"{_STEP.pattern}({re.escape(_INCOMPLETE)}|{re.escape(_GIVEN_UP)})")

@@ -13,7 +13,7 @@ from torch.distributed.tensor import DTensor
 
 from checkpointing.trained import saved_tensors
 from policies.sharding import unwrap
-from policies.tensor_names import shared_names
+from policies.weights.tensor_names import shared_names
 
 
 def gather_to_host(tensors: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:

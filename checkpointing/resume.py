@@ -24,7 +24,7 @@ from checkpointing.train_state import TrainState
 from checkpointing.trained import MODEL, OPTIMIZER, Trained, model_tensors, trained_parameters
 from checkpointing.writing import FULL_FILE, rng_file
 from policies.optimizers.states import zero_state
-from policies.weight_sources import keep_part
+from policies.weights.sources import keep_part
 from reporting.metrics_file import keep_until
 from reporting.run_yaml import read_run_yaml
 from utils.distributed import gather_to_all, on_rank_zero

@@ -12,10 +12,10 @@ from torch import nn
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler
 
-from policies.adapter_kinds import is_own_name
+from policies.adapters.kinds import is_own_name
 from policies.loss_scaling import LossScaler
 from policies.sharding import unwrap
-from policies.tensor_names import saved_buffers
+from policies.weights.tensor_names import saved_buffers
 from utils.distributed import plain_tensor
 
 MODEL, OPTIMIZER = "model.", "optimizer.state."

@@ -7,12 +7,12 @@ from dataclasses import dataclass
 from typing import Any
 
 from configs.training import TrainConfig
-from data.batch_layout import BatchLayout
-from data.block_share import open_share
+from data.batches.layout import BatchLayout
+from data.batches.step_loader import StepLoader
 from data.pipeline import RunData
-from data.sequences import Row
-from data.step_loader import StepLoader
-from data.stream_loader import StreamLoader
+from data.sequences.tokenized import Row
+from data.streaming.block_share import open_share
+from data.streaming.loader import StreamLoader
 from utils.environment import Environment
 
 

@@ -12,17 +12,17 @@ import numpy as np
 from configs.datasets import CustomDataset, DataSource
 from configs.run import dataset_of
 from configs.training import TrainConfig
-from data.batch_layout import BatchLayout
-from data.dataset_functions import accepted_options, find_dataset_function
-from data.encoding import ONE_TEXT, Encode
-from data.mixing import MixPart, join_sequences, mix, mixed_indices
-from data.rows import Rows, make_rows
-from data.sequences import Sequences, check_token_ids, checksum
-from data.splits import first_rows
-from data.streaming import Stream, StreamSource
-from data.user_errors import RAISED, failed, file_of
-from data.validation_share import has_validation
-from data.watched_settings import refuse_unread, watched
+from data.batches.layout import BatchLayout
+from data.batches.mixing import MixPart, join_sequences, mix, mixed_indices
+from data.batches.rows import Rows, make_rows
+from data.dataset_functions.importing import accepted_options, find_dataset_function
+from data.dataset_functions.user_errors import RAISED, failed, file_of
+from data.dataset_functions.watched_settings import refuse_unread, watched
+from data.sequences.encoding import ONE_TEXT, Encode
+from data.sequences.tokenized import Sequences, check_token_ids, checksum
+from data.splits.reading import first_rows
+from data.splits.validation_share import has_validation
+from data.streaming.sources import Stream, StreamSource
 from utils.errors import ConfigError
 from utils.streams import keep_standard_descriptors
 
@@ -90,7 +90,7 @@ def load_data(
 
     Args:
         dataset_configs: of what is mixed, by its name in messages (`RunConfig.sources`).
-        build_sequences, encode: the task's, such as `data.causal_sequences.build_sequences`.
+        build_sequences, encode: the task's, such as `data.sequences.causal.build_sequences`.
         context_length: the most input tokens of a row.
 
     Raises:
@@ -204,7 +204,7 @@ def _open_stream(
 
 
 def find_function(dataset_config: DataSource, encode: Encode) -> Callable[..., Any]:
-    """The function of a dataset (`data.dataset_functions`), if its examples can be encoded so.
+    """The function of a dataset (`data.dataset_functions.importing`), if its examples can be encoded so.
 
     Raises:
         ConfigError: if they cannot: a function of this project that takes no `encode` writes one text.

@@ -16,16 +16,16 @@ import numpy as np
 from torch import nn
 
 from configs.training import TrainConfig
-from data.mixing import describe_row, row_of, source_of
-from data.padding import padding_id
+from data.batches.mixing import describe_row, row_of, source_of
+from data.batches.padding import padding_id
 from data.pipeline import RunData
-from data.sequences import Sequences, TokenSequence
-from data.tokenizer_loading import tokenizer_of
+from data.processors.tokenizer_loading import tokenizer_of
+from data.sequences.tokenized import Sequences, TokenSequence
 from evaluation.rouge import ROUGES, rouge_scorer
 from policies.apply_policies import Policies
 from policies.generating import generating
-from policies.pretrained import generation_settings
 from policies.sharding import unwrap
+from policies.weights.pretrained import generation_settings
 from tasks.generation import GenerationSettings, PromptedAnswer
 from tasks.task import Task
 from utils.distributed import gather_to_all

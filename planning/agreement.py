@@ -16,7 +16,7 @@ from configs.names import flag
 from configs.run import SETTINGS, RunConfig
 from data.pipeline import RunData
 from planning.resolved import Resolved
-from policies.weight_fingerprint import describe_file
+from policies.weights.fingerprint import describe_file
 from utils.agreement import Facts
 from utils.environment import Environment
 from utils.software import code_checksum, git_commit, versions

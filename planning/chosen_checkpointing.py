@@ -27,7 +27,7 @@ from planning.memory.closed_form import RunUse, memory_of, mixed_use, use_of_run
 from planning.memory.memory_plan import MemoryPlan
 from planning.memory.row_lengths import RowLengths
 from planning.planned_model import PlannedModel, with_checkpointing
-from policies.activation_checkpointing import Checkpointing, why_not_checkpointed
+from policies.activations.checkpointing import Checkpointing, why_not_checkpointed
 
 MIXED = (("selective", "off"), ("full", "selective"), ("full", "off"))
 """Pairs of modes: that of the first layers, and that of the others."""

@@ -7,11 +7,11 @@ from typing import Any
 
 import numpy as np
 
-from data.labels import IGNORE_INDEX
+from data.batches.rows import Rows
 from data.pipeline import RunData
-from data.rows import Rows
-from data.sequences import Sequences
-from data.tokenizer_loading import added_token_ids, num_rows_needed, tokenizer_of
+from data.processors.tokenizer_loading import added_token_ids, num_rows_needed, tokenizer_of
+from data.sequences.labels import IGNORE_INDEX
+from data.sequences.tokenized import Sequences
 from planning.memory.row_counts import row_counts
 from planning.resolved import Resolved
 

@@ -19,8 +19,8 @@ from planning.planned_run import plan_of
 from planning.resolved import Resolved, resolve
 from planning.sizes import check_model_sizes
 from planning.what_fits import NOTHING_FITS, fits_table, predictor, what_fits
-from policies.float8 import resolve_float8
-from policies.quantization import resolve_quantization
+from policies.quantization.choice import resolve_quantization
+from policies.quantization.float8 import resolve_float8
 from reporting.tables import print_for_people
 from utils.environment import Environment, print_rank_zero
 from utils.errors import ConfigError

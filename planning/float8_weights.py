@@ -6,8 +6,8 @@ from typing import NamedTuple
 
 from planning.resolved import Resolved
 from policies.apply_policies import Adapted
-from policies.float8 import float8_linears, gathers_float8
-from policies.float8_linear import FrozenFloat8Linear
+from policies.quantization.float8 import float8_linears, gathers_float8
+from policies.quantization.float8_linear import FrozenFloat8Linear
 
 
 class Float8Weights(NamedTuple):

@@ -8,13 +8,13 @@ from typing import Any
 from checkpointing.finding import Checkpoint
 from configs.run import RunConfig
 from data.pipeline import RunData, load_data
-from data.tokenizer_loading import num_rows_needed, tokenizer_of
+from data.processors.tokenizer_loading import num_rows_needed, tokenizer_of
 from evaluation.generation import Generation, plan_generation
 from planning.beginning import Beginning
 from planning.data_facts import DataFacts, facts_of_data
 from planning.resolved import Resolved, num_positions, resolve, resolve_num_steps
 from planning.sizes import check_batch_sizes
-from policies.adapter_targets import choose_targets
+from policies.adapters.targets import choose_targets
 from policies.loading import build_model
 from reporting.data_preview import preview_data
 from utils.environment import Environment, print_rank_zero

@@ -14,7 +14,7 @@ from configs.flags import parse_flags
 from configs.fsdp import OPTIMIZERS_IN_8BIT
 from configs.run import SETTINGS, RunConfig
 from planning.memory.memory_plan import verdict_in_room
-from policies.activation_checkpointing import Checkpointing
+from policies.activations.checkpointing import Checkpointing
 from utils.errors import ConfigError
 
 NUM_SHOWN = 3

@@ -18,7 +18,7 @@ from planning.memory.closed_form import CONTEXT_GIB
 from planning.planned_environment import own_hardware
 from planning.planned_run import plan_of
 from planning.resolved import Resolved
-from policies.activation_checkpointing import Checkpointing
+from policies.activations.checkpointing import Checkpointing
 from reporting.run_folder import PLAN
 from utils.distributed import gather_to_all, on_rank_zero
 from utils.environment import Environment

@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from configs.run import RunConfig
 from planning.memory.compiled_loss import compiled_cross_entropy
 from planning.resolved import Resolved
-from policies.activation_checkpointing import Checkpointing, apply_activation_checkpointing
+from policies.activations.checkpointing import Checkpointing, apply_activation_checkpointing
 from policies.apply_policies import Adapted, adapt_model
 from policies.building import EmptyModel, build_empty
 from policies.sharding import Accumulation, choose_accumulation

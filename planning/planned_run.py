@@ -21,7 +21,7 @@ from planning.memory.traced_step import NotTracedError, TrainStep, trace_memory
 from planning.planned_environment import planned_environment
 from planning.planned_model import PlannedModel, build_planned_model
 from planning.resolved import Resolved, resolve, with_choice
-from policies.activation_checkpointing import Checkpointing
+from policies.activations.checkpointing import Checkpointing
 from utils.environment import Environment
 from utils.units import GIB
 

@@ -13,7 +13,7 @@ from planning.hardware import Hardware
 from planning.less_memory import Plans
 from planning.planned_environment import own_hardware
 from planning.planned_run import Plan, plan_of
-from policies.activation_checkpointing import Checkpointing
+from policies.activations.checkpointing import Checkpointing
 from utils.environment import Environment
 from utils.memory_errors import AllocatorFigures
 from utils.units import GIB

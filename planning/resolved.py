@@ -13,22 +13,22 @@ from configs.peft import PrefixConfig
 from configs.run import RunConfig
 from configs.tracking import TrackingConfig
 from configs.training import TrainConfig
-from data.batch_layout import BatchLayout
-from data.padding import PaddedWidth
+from data.batches.layout import BatchLayout
+from data.batches.padding import PaddedWidth
 from planning.beginning import Beginning
 from planning.sizes import check_model_sizes
-from policies.activation_checkpointing import Checkpointing
-from policies.adapter_targets import default_targets
-from policies.adapters import find_saved_adapter, num_virtual_tokens
+from policies.activations.checkpointing import Checkpointing
+from policies.adapters.apply import find_saved_adapter, num_virtual_tokens
+from policies.adapters.lora_layers import adds_in_kernel_on
+from policies.adapters.targets import default_targets
 from policies.apply_policies import Policies
-from policies.attention import keep_documents_apart
-from policies.compile_choice import decide_compilation, uncompiled
-from policies.flash_attention_4 import AttentionKind, attention_kinds, find_flash_attention_4
-from policies.float8 import resolve_float8
+from policies.attention.choice import keep_documents_apart
+from policies.attention.flash_attention_4 import AttentionKind, attention_kinds, find_flash_attention_4
+from policies.compilation.choice import decide_compilation, uncompiled
 from policies.loading import load_model_config
-from policies.lora_layers import adds_in_kernel_on
 from policies.mixed_precision import Precision, resolve_precision
-from policies.quantization import resolve_quantization
+from policies.quantization.choice import resolve_quantization
+from policies.quantization.float8 import resolve_float8
 from policies.sharding import choose_layout
 from reporting.profiling import num_steps_needed
 from tasks.generation import decoder_positions

@@ -14,8 +14,8 @@ import psutil
 from configs.peft import ALL_LINEAR, DEFAULT_ADAPTER_LAYERS
 from configs.run import RunConfig
 from configs.training import TrainConfig
-from data.labels import IGNORE_INDEX
 from data.pipeline import RunData
+from data.sequences.labels import IGNORE_INDEX
 from utils.environment import Environment
 from utils.errors import ConfigError
 from utils.layer_configs import layer_configs

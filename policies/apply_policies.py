@@ -9,24 +9,24 @@ from torch import nn
 
 from configs.peft import LoraConfig
 from configs.run import RunConfig
-from policies.activation_checkpointing import Checkpointing, apply_activation_checkpointing
-from policies.activation_offloading import offload_activations
-from policies.adapters import apply_adapters, store_adapters
-from policies.compilation import EagerFallback, compile_layers
-from policies.compiled_cross_entropy import compile_cross_entropy
-from policies.dora import set_magnitudes
-from policies.float8 import Float8, compute_in_float8, store_in_float8
+from policies.activations.checkpointing import Checkpointing, apply_activation_checkpointing
+from policies.activations.offloading import offload_activations
+from policies.adapters.apply import apply_adapters, store_adapters
+from policies.adapters.dora import set_magnitudes
+from policies.adapters.lora_layers import use_lean_forward
+from policies.adapters.new_tokens import set_token_rows, use_lean_tokens
+from policies.compilation.layers import EagerFallback, compile_layers
 from policies.freezing import freeze_layers, freeze_parts
-from policies.lora_layers import use_lean_forward
-from policies.loss import CrossEntropy, summed_cross_entropy, use_summed_loss
+from policies.loss.compiled_cross_entropy import compile_cross_entropy
+from policies.loss.summed_loss import CrossEntropy, summed_cross_entropy, use_summed_loss
 from policies.mixed_precision import Precision
 from policies.model_task import ModelTask
-from policies.new_tokens import set_token_rows, use_lean_tokens
 from policies.parts import has_vision, qformer_part
-from policies.quantization import quantize_linears
-from policies.quantized_linear import Quantization
+from policies.quantization.choice import quantize_linears
+from policies.quantization.float8 import Float8, compute_in_float8, store_in_float8
+from policies.quantization.quantized_linear import Quantization
 from policies.sharding import Layout, replicate, shard
-from policies.weights import Weights, materialise
+from policies.weights.materialise import Weights, materialise
 from policies.wrapping import find_layers, find_outer_norms, find_units
 from utils.environment import Environment
 
@@ -41,7 +41,7 @@ class Policies(NamedTuple):
     checkpointing: Checkpointing | None = None  # what the run's plan chose; None: the flags decide
     compile_falls_back: bool = False  # --compile auto, one rank: what does not compile runs uncompiled
     flash_4: bool = False  # FlashAttention 4 works on every rank's device
-    adds_in_kernel: bool = False  # policies/lora_kernel.py works on this rank's
+    adds_in_kernel: bool = False  # policies/adapters/lora_kernel.py works on this rank's
 
 
 class Adapted(NamedTuple):
@@ -70,7 +70,7 @@ def adapt_model(
 
     Args:
         model: as `policies.loading.build_model` returns it, on the meta device.
-        checkpointing: what `policies.activation_checkpointing.checkpointing_mode` returned.
+        checkpointing: what `policies.activations.checkpointing.checkpointing_mode` returned.
         new_tokens: ids of tokens whose embeddings LoRA trains, too.
         adapter_device: "meta" for a plan, which needs no values.
         say: prints a line when something does not compile, and all runs uncompiled; None: torch's error ends the call.

@@ -11,15 +11,15 @@ from typing import Any
 from torch import nn
 
 from configs.run import RunConfig
-from data.packing import Offsets
-from policies.activation_checkpointing import Checkpointing, checkpointing_mode
-from policies.adapters import adapter_notes
+from data.batches.packing import Offsets
+from policies.activations.checkpointing import Checkpointing, checkpointing_mode
+from policies.adapters.apply import adapter_notes
 from policies.apply_policies import Policies, adapt_model, shard_and_fill
-from policies.attention import choose_attention, rows_that_need_offsets
+from policies.attention.choice import choose_attention, rows_that_need_offsets
 from policies.loading import build_model, grow_embeddings
 from policies.model_task import ModelTask
-from policies.pretrained import generation_settings
-from policies.weights import find_weights
+from policies.weights.materialise import find_weights
+from policies.weights.pretrained import generation_settings
 from utils.device import DeviceFacts
 from utils.environment import Environment, print_rank_zero
 

@@ -6,7 +6,7 @@ import torch
 from torch import nn
 
 from policies.sharding import unwrap
-from policies.tensor_names import plain_name
+from policies.weights.tensor_names import plain_name
 from utils.distributed import local_tensor
 
 

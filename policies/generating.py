@@ -13,7 +13,7 @@ from torch import nn
 from torch.distributed.fsdp import FSDPModule
 
 from policies.apply_policies import Policies
-from policies.attention import WITHOUT_MASKS
+from policies.attention.choice import WITHOUT_MASKS
 from policies.sharding import reshard, unwrap
 from utils.distributed import max_on_host
 from utils.environment import Environment, print_rank_zero

@@ -1,5 +1,7 @@
-"""The model of a run as its config.json describes it, still without weights: policies/weights.py reads those last, when
-every rank knows its part of them."""
+"""The model of a run as its config.json describes it, still without weights.
+
+policies/weights/materialise.py reads those last, when every rank knows its part of them.
+"""
 
 from __future__ import annotations
 
@@ -12,7 +14,7 @@ import torch
 from transformers import AutoConfig, PretrainedConfig
 
 from configs.training import TrainConfig
-from policies.pretrained import build_on_meta
+from policies.weights.pretrained import build_on_meta
 from utils.compat import attention_of_capped_scores, caps_scores
 from utils.errors import ConfigError
 from utils.hub import check_on_hub, explain
@@ -103,7 +105,7 @@ def _check_weights(folder: Path, model_config: PretrainedConfig, *, needed: bool
 
 
 def build_model(train: TrainConfig, model_config: PretrainedConfig, auto_model: Any, dtype: torch.dtype) -> Any:
-    """The model with its parameters, in `dtype`, on the meta device (see `policies.pretrained.build_on_meta`).
+    """The model with its parameters, in `dtype`, on the meta device (see `policies.weights.pretrained.build_on_meta`).
 
     Args:
         auto_model: the transformers class that builds such models, of the task.
@@ -148,7 +150,7 @@ def grow_embeddings(model: Any, needed: int, *, use_peft: bool, new_tokens: Sequ
     """Give the model embeddings for tokens that it does not have. It never shrinks.
 
     Args:
-        needed: rows that the tokenizer needs (`data.tokenizer_loading.num_rows_needed`).
+        needed: rows that the tokenizer needs (`data.processors.tokenizer_loading.num_rows_needed`).
         new_tokens: the ids of tokens whose embeddings an adapter trains.
 
     Returns:
@@ -165,5 +167,5 @@ def grow_embeddings(model: Any, needed: int, *, use_peft: bool, new_tokens: Sequ
             f"--tokenizer_name: the tokenizer has {needed} tokens, the model {rows}, and an adapter holds the "
             "embeddings of --add_special_tokens alone; name them there, or train without --use_peft"
         )
-    model.resize_token_embeddings(needed, mean_resizing=False)  # shapes only; policies.weights gives the values
+    model.resize_token_embeddings(needed, mean_resizing=False)  # shapes only; policies.weights.materialise gives values
     return [f"embeddings grown from {rows} to {needed} rows: the tokenizer has more tokens than the model"]

@@ -10,21 +10,21 @@ from typing import Any
 import numpy as np
 
 from checkpointing.trained import Trained
+from data.batches.packing import offsets_of_one_graph
+from data.batches.padding import one_width
+from data.batches.rows import make_rows
 from data.loaders import Loaders, make_loaders
-from data.packing import offsets_of_one_graph
-from data.padding import one_width
 from data.pipeline import RunData
-from data.rows import make_rows
-from data.tokenizer_loading import added_token_ids, num_rows_needed, tokenizer_of
+from data.processors.tokenizer_loading import added_token_ids, num_rows_needed, tokenizer_of
 from planning.inputs import Inputs
 from planning.resolved import Resolved
-from policies.attention import check_packing_isolates
+from policies.attention.choice import check_packing_isolates
 from policies.building import BuiltModel, EmptyModel, build_for_training
-from policies.float8 import computed_in_bf16, keep_scales
 from policies.loss_scaling import LossScaler
 from policies.optimizers.build import build_optimizer, optimizer_notes
 from policies.optimizers.offload import share_out_cores
 from policies.optimizers.schedule import build_scheduler
+from policies.quantization.float8 import computed_in_bf16, keep_scales
 from policies.sharding import Accumulation, choose_accumulation, reduction_notes, unit_notes
 from utils.environment import Environment, print_rank_zero
 

@@ -12,7 +12,7 @@ from checkpointing.root import delete_checkpoints
 from checkpointing.save_plan import SavePlan
 from checkpointing.saver import CheckpointSaver
 from configs.run import RunConfig
-from data.stream_loader import StreamLoader
+from data.streaming.loader import StreamLoader
 from planning.inputs import Inputs
 from planning.places import check_places
 from policies.sharding import num_units, unwrap

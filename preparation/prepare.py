@@ -22,7 +22,7 @@ from planning.cost.network_waits import RunNetwork
 from planning.going_on import look_into_folders
 from planning.inputs import read_inputs
 from planning.plan_file import write_plan
-from policies.activation_checkpointing import Checkpointing
+from policies.activations.checkpointing import Checkpointing
 from preparation.building import Trainable, build
 from preparation.outputs import open_folder, open_reporter, open_saver, record_run, show_start
 from preparation.resuming import find_checkpoint, load_state

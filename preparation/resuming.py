@@ -10,7 +10,7 @@ from checkpointing.finding import Checkpoint, open_checkpoint
 from checkpointing.resume import load_checkpoint
 from checkpointing.train_state import TrainState
 from configs.run import RunConfig
-from data.stream_loader import StreamLoader
+from data.streaming.loader import StreamLoader
 from planning.going_on import Begun
 from planning.inputs import Inputs
 from preparation.building import TrainingParts

@@ -12,7 +12,7 @@ from planning.agreement import facts_at_start
 from planning.data_facts import DataFacts
 from planning.plan_file import PlanAtStart, plan_for_all
 from planning.resolved import Resolved, with_choice, without_compiling
-from policies.compile_probe import why_ranks_cannot_compile
+from policies.compilation.probe import why_ranks_cannot_compile
 from supervision.failures import end_at_once
 from supervision.watchdog import Watchdog
 from utils.distributed import gather_to_all, start_process_group

@@ -12,14 +12,14 @@ from rich.table import Table
 from rich.text import Text
 
 from configs.training import TrainConfig
-from data.batch_layout import BatchLayout
-from data.labels import IGNORE_INDEX
-from data.loss_mask import TextSpan
-from data.order import epoch_order
-from data.padding import PaddedWidth, padding_share
+from data.batches.layout import BatchLayout
+from data.batches.order import epoch_order
+from data.batches.padding import PaddedWidth, padding_share
+from data.batches.rows import Rows
 from data.pipeline import RunData
-from data.rows import Rows
-from data.sequences import Sequences
+from data.sequences.labels import IGNORE_INDEX
+from data.sequences.loss_mask import TextSpan
+from data.sequences.tokenized import Sequences
 from reporting.tables import print_for_people, table_of
 from utils.environment import Environment
 

@@ -16,7 +16,7 @@ from torch.profiler import ProfilerActivity, profile, schedule, tensorboard_trac
 from torch.utils.flop_counter import FlopCounterMode
 
 from configs.tracking import TrackingConfig
-from data.counts import BatchCounts
+from data.batches.counts import BatchCounts
 from reporting.run_yaml import add_to_run_yaml
 from utils.distributed import sum_on_host
 from utils.environment import Environment

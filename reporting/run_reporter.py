@@ -30,7 +30,7 @@ from pathlib import Path
 from typing import Any, NamedTuple, Protocol, TypeVar
 
 from configs.tracking import TrackingConfig
-from data.counts import BatchCounts
+from data.batches.counts import BatchCounts
 from reporting.communication import CommunicationRecorder
 from reporting.end_summary import end_figures, end_summary
 from reporting.epoch_lines import epoch_line

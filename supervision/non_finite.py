@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-from data.mixing import describe_row
+from data.batches.mixing import describe_row
 from utils.distributed import gather_to_all
 
 
@@ -13,7 +13,7 @@ class NonFiniteError(Exception):
 
     Attributes:
         source_rows: this rank's rows of the training data whose loss is not finite, counted from 0
-            (`data.mixing.global_row`).
+            (`data.batches.mixing.global_row`).
         rows_of_step: all of its rows in that step.
     """
 

@@ -20,7 +20,7 @@ from typing import Any, Generic, NamedTuple, TypeVar
 
 import psutil
 
-from data.workers import STOP_SIGNALS
+from data.batches.workers import STOP_SIGNALS
 from supervision.exit_status import leave
 from utils.distributed import max_on_host
 from utils.environment import Environment

@@ -7,10 +7,10 @@ from dataclasses import dataclass
 import numpy as np
 import torch
 
-from data.labels import IGNORE_INDEX, next_tokens_to_predict
-from data.packing import Offsets
-from data.padding import EXACT, PaddedWidth
-from data.sequences import Row
+from data.batches.packing import Offsets
+from data.batches.padding import EXACT, PaddedWidth
+from data.sequences.labels import IGNORE_INDEX, next_tokens_to_predict
+from data.sequences.tokenized import Row
 from tasks.micro_batch import TensorBatch
 
 

@@ -14,13 +14,13 @@ from transformers import AutoModelForCausalLM, AutoModelForSeq2SeqLM
 
 from configs.run import RunConfig
 from configs.training import DEFAULT_CONTEXT_LENGTH, TrainConfig
-from data import causal_sequences
-from data.encoding import ONE_TEXT
-from data.packing import Offsets
-from data.padding import PaddedWidth, padding_id
-from data.reading import Reading
-from data.sequences import TokenSequence
-from data.tokenizer_loading import load_tokenizer
+from data.batches.packing import Offsets
+from data.batches.padding import PaddedWidth, padding_id
+from data.processors.tokenizer_loading import load_tokenizer
+from data.sequences.causal import build_sequences
+from data.sequences.encoding import ONE_TEXT
+from data.sequences.reading import Reading
+from data.sequences.tokenized import TokenSequence
 from tasks.causal_batches import CausalMicroBatch, Collator
 from tasks.flops import StepFlops
 from tasks.generation import (
@@ -80,7 +80,7 @@ def check_settings(config: RunConfig) -> None:
 
 def check_model(model: Any, model_name: str) -> list[str]:
     """Check that tokens do not see those after them, and that the head can be called on what the decoder gave, as
-    `policies.loss.use_summed_loss` calls it.
+    `policies.loss.summed_loss.use_summed_loss` calls it.
 
     Returns:
         No lines to print.
@@ -132,7 +132,7 @@ def inputs_of(processor: Any, model_config: Any, ids: torch.Tensor) -> dict[str,
 
 
 def make_reading(processor: Any, model_config: Any, train_config: TrainConfig, lengths: Sequence[int]) -> Reading:
-    return Reading(ONE_TEXT, causal_sequences.build_sequences)
+    return Reading(ONE_TEXT, build_sequences)
 
 
 def make_collator(
@@ -151,7 +151,7 @@ def make_collator(
 
 
 def summed_loss(model: nn.Module, batch: CausalMicroBatch, loss_grad: float | None = None) -> torch.Tensor:
-    """Sum of next-token cross-entropy over the batch's label tokens, fp32 scalar (see `policies.loss`)."""
+    """Sum of next-token cross-entropy over the batch's label tokens, fp32 scalar (see `policies.loss.summed_loss`)."""
     offsets: dict[str, Any] = {}
     if batch.cu_seqlens is not None:
         offsets = dict.fromkeys(("cu_seq_lens_q", "cu_seq_lens_k"), batch.cu_seqlens)

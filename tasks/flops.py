@@ -8,7 +8,7 @@ from typing import Any
 
 from torch import nn
 
-from data.counts import BatchCounts
+from data.batches.counts import BatchCounts
 from utils.layer_configs import head_dim_of, layer_configs
 from utils.parameters import Counted, count_weights
 

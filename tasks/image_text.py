@@ -15,17 +15,17 @@ from transformers import AutoModelForImageTextToText
 
 from configs.run import RunConfig
 from configs.training import DEFAULT_CONTEXT_LENGTH, TrainConfig
-from data import processor_loading
-from data.caption_rows import Picture
-from data.counts import BatchCounts
-from data.encoding import Caption
-from data.image_sequences import ImageSequences, build_image_sequences
-from data.images import open_image
-from data.packing import Offsets
-from data.padding import PaddedWidth, padding_id
-from data.processor_loading import blank_image, image_inputs, num_end_tokens, prompt_text
-from data.reading import Reading
-from data.sequences import TokenSequence
+from data.batches.counts import BatchCounts
+from data.batches.packing import Offsets
+from data.batches.padding import PaddedWidth, padding_id
+from data.images.caption_rows import Picture
+from data.images.opening import open_image
+from data.images.sequences import ImageSequences, build_image_sequences
+from data.processors import processor_loading
+from data.processors.processor_loading import blank_image, image_inputs, num_end_tokens, prompt_text
+from data.sequences.encoding import Caption
+from data.sequences.reading import Reading
+from data.sequences.tokenized import TokenSequence
 from tasks import causal_lm, seq2seq_lm
 from tasks.flops import Cost, flops_per_token
 from tasks.generation import (
@@ -200,7 +200,7 @@ def make_collator(
 
 
 def summed_loss(model: nn.Module, batch: ImageTextMicroBatch, loss_grad: float | None = None) -> torch.Tensor:
-    """Sum of the cross-entropy over the batch's caption tokens, fp32 scalar (see `policies.loss`)."""
+    """Sum of the cross-entropy over the batch's caption tokens, fp32 scalar (see `policies.loss.summed_loss`)."""
     return model(
         **batch.inputs,
         targets=batch.targets,

@@ -15,7 +15,7 @@ class TensorBatch:
 
     ON_HOST: ClassVar[tuple[str, ...]] = ("labels",)
 
-    # Of a model that is no encoder-decoder (see `data.counts.BatchCounts`).
+    # Of a model that is no encoder-decoder (see `data.batches.counts.BatchCounts`).
     num_decoder_tokens = 0
     num_decoder_pairs = 0
     num_cross_pairs = 0

@@ -7,9 +7,9 @@ from dataclasses import dataclass
 import numpy as np
 import torch
 
-from data.labels import IGNORE_INDEX, labels_to_predict
-from data.padding import EXACT, PaddedWidth
-from data.sequences import Row
+from data.batches.padding import EXACT, PaddedWidth
+from data.sequences.labels import IGNORE_INDEX, labels_to_predict
+from data.sequences.tokenized import Row
 from tasks.micro_batch import TensorBatch
 
 

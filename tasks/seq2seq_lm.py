@@ -14,14 +14,14 @@ from transformers import AutoModelForSeq2SeqLM
 
 from configs.run import RunConfig
 from configs.training import DEFAULT_SOURCE_LENGTH, DEFAULT_TARGET_LENGTH, TrainConfig
-from data.encoding import SourceAndTarget
-from data.labels import IGNORE_INDEX
-from data.packing import Offsets
-from data.padding import EXACT, PaddedWidth, padding_id
-from data.reading import Reading
-from data.sequences import TokenSequence
-from data.source_target import Affixes, SourceTargetBuilder
-from data.tokenizer_loading import load_tokenizer
+from data.batches.packing import Offsets
+from data.batches.padding import EXACT, PaddedWidth, padding_id
+from data.processors.tokenizer_loading import load_tokenizer
+from data.sequences.encoding import SourceAndTarget
+from data.sequences.labels import IGNORE_INDEX
+from data.sequences.reading import Reading
+from data.sequences.source_target import Affixes, SourceTargetBuilder
+from data.sequences.tokenized import TokenSequence
 from tasks.flops import Seq2SeqFlops
 from tasks.generation import (
     GenerationSettings,
@@ -193,7 +193,7 @@ def make_collator(
 
 
 def summed_loss(model: nn.Module, batch: Seq2SeqMicroBatch, loss_grad: float | None = None) -> torch.Tensor:
-    """Sum of the cross-entropy over the batch's labels, fp32 scalar (see `policies.loss`)."""
+    """Sum of the cross-entropy over the batch's labels, fp32 scalar (see `policies.loss.summed_loss`)."""
     return model(
         input_ids=batch.input_ids,
         attention_mask=batch.attention_mask,

@@ -16,11 +16,11 @@ from torch import nn
 
 from configs.run import RunConfig
 from configs.training import TrainConfig
-from data.counts import BatchCounts
-from data.packing import Offsets
-from data.padding import PaddedWidth
-from data.reading import Reading
-from data.sequences import TokenSequence
+from data.batches.counts import BatchCounts
+from data.batches.packing import Offsets
+from data.batches.padding import PaddedWidth
+from data.sequences.reading import Reading
+from data.sequences.tokenized import TokenSequence
 from tasks import causal_lm, image_text, seq2seq_lm
 from tasks.flops import Cost, flops_per_token
 from tasks.generation import GenerationSettings, PromptedAnswer
@@ -39,7 +39,7 @@ class MicroBatch(Protocol):
     def num_label_tokens(self) -> int: ...
     @property
     def num_attended_pairs(self) -> int:
-        """(query, key) pairs that attention visits; for this and the next three see `data.counts.BatchCounts`."""
+        """(query, key) pairs that attention visits; see `data.batches.counts.BatchCounts`, also for the next three."""
 
     @property
     def num_decoder_tokens(self) -> int: ...
@@ -50,7 +50,7 @@ class MicroBatch(Protocol):
 
     @property
     def source_rows(self) -> tuple[int, ...]:
-        """Rows of the data that the batch was made from (`data.mixing.global_row`)."""
+        """Rows of the data that the batch was made from (`data.batches.mixing.global_row`)."""
 
     def to(self, device: torch.device) -> Any: ...
 
@@ -156,7 +156,7 @@ class Task(Protocol):
         """The sum of the loss over the batch's label tokens, fp32 scalar.
 
         Args:
-            loss_grad: the gradient of the loss that `backward` will bring (`policies.loss.use_summed_loss`).
+            loss_grad: the gradient of the loss that `backward` will bring (`policies.loss.summed_loss`).
         """
 
     def make_flops(self, model: Any, cost: Cost = flops_per_token) -> Flops:

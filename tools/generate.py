@@ -32,11 +32,11 @@ import torch
 from checkpointing.exporting.blueprint import load_tokenizer, read_model_config
 from checkpointing.exporting.model_source import open_source
 from checkpointing.exporting.verify import load_model
-from data.chat import chat_samples
-from data.chat_template import ChatTemplate
-from data.conversation import Conversation
-from data.images import open_image
-from data.loss_mask import BadExample
+from data.chat.conversation import Conversation
+from data.chat.samples import chat_samples
+from data.chat.template import ChatTemplate
+from data.images.opening import open_image
+from data.sequences.loss_mask import BadExample
 from tasks.task import Task, find_task
 from tools.ending import status_of
 from utils.errors import ConfigError, TrainingError, in_one_line

@@ -86,8 +86,8 @@ Ends when requirements.txt asks for torch 2.12.
 LEAKS_WHEN_PACKED = ("biogpt", "bloom", "falcon", "gpt_oss", "mamba", "mpt", "opt")
 """Model types that in transformers 5.23 take no note of position ids (in the attention mask, or in Mamba's state), so
 that the documents of a packed row see each other, without an error. A type goes when a test no longer finds it leaking
-(tests/policies/test_attention.py). Other types with a state are padded, too; the rest are found by
-`policies.attention.check_packing_isolates` once there are weights."""
+(tests/policies/attention/test_attention.py). Other types with a state are padded, too; the rest are found by
+`policies.attention.choice.check_packing_isolates` once there are weights."""
 
 
 def attention_of_capped_scores(model_config: Any) -> dict[str, Any]:

@@ -36,7 +36,7 @@ def quiet_tool() -> None:
 def _ignore_what_peft_says() -> None:
     # peft 0.21 uses an old name of transformers. The user could not change it.
     warnings.filterwarnings("ignore", message="`is_gradient_checkpointing` is deprecated", category=FutureWarning)
-    # The run says in a line of its own what an adapter on a tied embedding means (policies/adapter_targets.py).
+    # The run says in a line of its own what an adapter on a tied embedding means (policies/adapters/targets.py).
     warnings.filterwarnings("ignore", message="Model has `tie_word_embeddings=True` and a tied layer")
 
 

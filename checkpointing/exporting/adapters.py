@@ -14,9 +14,9 @@ from torch import nn
 
 from checkpointing.exporting.model_source import ModelSource
 from checkpointing.exporting.stored_tensors import StoredTensors
-from policies.new_tokens import make_room_for_tokens
-from policies.saved_adapters import attach_adapter, check_base_is_unchanged, read_adapter_config, set_adapter
-from policies.stored_weights import Entry
+from policies.adapters.new_tokens import make_room_for_tokens
+from policies.adapters.saved import attach_adapter, check_base_is_unchanged, read_adapter_config, set_adapter
+from policies.weights.stored import Entry
 from utils.errors import ConfigError, in_one_line
 
 _MODEL_PREFIX = "base_model.model."

@@ -17,7 +17,7 @@ import torch
 from huggingface_hub import split_torch_state_dict_into_shards
 from safetensors import safe_open
 
-from policies.stored_weights import DTYPES, Entry, read_entries
+from policies.weights.stored import DTYPES, Entry, read_entries
 from utils.errors import ConfigError, TrainingError
 
 MAX_FILE_SIZE = "5GB"

@@ -12,7 +12,7 @@ import torch
 from torch.distributed.checkpoint.metadata import ChunkStorageMetadata, MetadataIndex, TensorStorageMetadata
 
 from checkpointing.safe_reader import SafeFileSystemReader, load_tensors
-from policies.stored_weights import Entry
+from policies.weights.stored import Entry
 from utils.errors import ConfigError
 
 _PREFIX = "model."  # of the names of the model's tensors; the optimizer's begin with `optimizer.`

@@ -12,7 +12,7 @@ import numpy as np
 import torch
 from torch import nn
 
-from policies.head_gradients import loss_with_gradients
+from policies.loss.head_gradients import loss_with_gradients
 from tasks.micro_batch import TensorBatch
 from utils.memory_errors import causes
 

@@ -23,7 +23,7 @@ from planning.autopsy.failure_scene import FailedLayer, batch_of, largest_module
 from planning.autopsy.memory_account import NUM_LARGEST, MemoryAccount, Suggestion, suggestion_lines
 from planning.less_memory import EXPANDABLE_SEGMENTS, Change, cheapest, device_changes, host_changes
 from planning.predicted import plans_for
-from policies.activation_checkpointing import Checkpointing
+from policies.activations.checkpointing import Checkpointing
 from reporting.memory_ledger import MemoryLedger, bytes_by_name
 from reporting.report.page import write_at_end
 from reporting.run_folder import OOM, PLAN, checkpoint_root

@@ -19,7 +19,7 @@ from torch import nn
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.flop_counter import flop_registry
 
-from data.counts import BatchCounts
+from data.batches.counts import BatchCounts
 from planning.cards import Card
 from planning.cost.step_work import (
     MicroBatchWork,
@@ -158,7 +158,8 @@ def _watched(model: nn.Module, leaves: dict[int, _Leaf]) -> Iterator[None]:
 def _by_weight(model: nn.Module, leaves: Mapping[int, _Leaf]) -> dict[int, tuple[_Leaf, int]]:
     """What each linear layer did, and its inputs and outputs, by the id of its weight.
 
-    The two matrices of an adapter are no calls of modules (policies/lora_layers.py); they meet the rows of their layer.
+    The two matrices of an adapter are no calls of modules (policies/adapters/lora_layers.py); they meet the rows of
+    their layer.
     """
     found: dict[int, tuple[_Leaf, int]] = {}
     modules: list[Any] = list(model.modules())

@@ -6,7 +6,7 @@ import math
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from data.counts import BatchCounts
+from data.batches.counts import BatchCounts
 from planning.cost.group_speeds import Speeds
 from planning.cost.kernel_rates import KernelRates, kernel_rates
 from planning.cost.link_speeds import expected_speeds

@@ -16,12 +16,12 @@ from typing import Any
 
 from torch import nn
 
-from data.counts import BatchCounts
+from data.batches.counts import BatchCounts
 from planning.cost.kernel_rates import KernelRates
 from planning.float8_weights import float8_weights
 from planning.planned_model import PlannedModel
-from policies.float8_linear import FrozenFloat8Linear
 from policies.optimizers.build import state_bytes
+from policies.quantization.float8_linear import FrozenFloat8Linear
 from tasks.flops import flops_per_token
 from utils.parameters import Counted, count_weights
 

@@ -26,7 +26,7 @@ from planning.memory.row_lengths import RowLengths
 from planning.memory.sharded_bytes import add_statistics, local_parts
 from planning.memory.timeline import Bytes, Scheme, Timeline
 from planning.planned_model import PlannedModel, with_checkpointing
-from policies.activation_checkpointing import Checkpointing
+from policies.activations.checkpointing import Checkpointing
 from policies.wrapping import find_layers
 from utils.units import GIB
 
@@ -198,7 +198,7 @@ def _tensors(batch: Any) -> Iterator[torch.Tensor]:
 
 
 def _loading(model: nn.Module, timeline: Timeline) -> Bytes:
-    """While weights are read: this rank's part of all, and the largest one whole (policies/weights.py)."""
+    """While weights are read: this rank's part of all, and the largest one whole (policies/weights/materialise.py)."""
     peak = Bytes(params=timeline.now.params)
     peak.temporaries = max((parameter.nbytes for parameter in model.parameters()), default=0)
     return peak

@@ -18,7 +18,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
 from planning.memory.device_kernels import FUSED_ATTENTION
-from policies.activation_checkpointing import MATRIX_PRODUCTS
+from policies.activations.checkpointing import MATRIX_PRODUCTS
 
 _aten = torch.ops.aten
 _PRODUCTS = (

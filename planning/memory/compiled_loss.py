@@ -13,7 +13,7 @@ from torch.autograd.function import once_differentiable
 
 
 def compiled_cross_entropy(logits: torch.Tensor, targets: torch.Tensor, label_smoothing: float = 0.0) -> torch.Tensor:
-    """`policies.loss.summed_cross_entropy` on the meta device, holding what it holds compiled: fp32 scalar.
+    """`policies.loss.summed_loss.summed_cross_entropy` on the meta device, holding what it holds compiled: fp32 scalar.
 
     Args:
         logits: [tokens, vocab].
@@ -23,7 +23,7 @@ def compiled_cross_entropy(logits: torch.Tensor, targets: torch.Tensor, label_sm
 
 
 class _ReadAndWrittenOnce(torch.autograd.Function):
-    """A number of each row is kept beside its logits (policies/compiled_cross_entropy.py)."""
+    """A number of each row is kept beside its logits (policies/loss/compiled_cross_entropy.py)."""
 
     @staticmethod
     def forward(ctx: Any, logits: torch.Tensor) -> torch.Tensor:

@@ -106,7 +106,7 @@ class _OneAnswer(TorchFunctionMode):
         return function(*args, **(kwargs or {}))
 
 
-# A custom operator, whose name selective checkpointing takes for an attention (policies/activation_checkpointing.py).
+# A custom operator, whose name selective checkpointing takes for an attention (policies/activations/checkpointing.py).
 
 
 @torch.library.custom_op("planning::scaled_dot_product_fused", mutates_args=())

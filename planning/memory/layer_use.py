@@ -19,7 +19,7 @@ from torch.utils._pytree import tree_leaves, tree_map_only
 
 from planning.memory.compiled_layers import CompiledLayer
 from planning.memory.live_bytes import LiveBytes, Window
-from policies.activation_offloading import MIN_BYTES, is_movable, key_of, shared_inputs
+from policies.activations.offloading import MIN_BYTES, is_movable, key_of, shared_inputs
 
 
 @dataclass(frozen=True)
@@ -112,7 +112,7 @@ def measure_step(
         inputs: the tensors of the micro-batch.
         trains: False: the forward pass of an evaluation, which keeps nothing.
         compiled: count what layers keep if they are compiled (compiled_layers.py); they run uncompiled here.
-        offloads: what layers keep is moved to host memory (policies/activation_offloading.py).
+        offloads: what layers keep is moved to host memory (policies/activations/offloading.py).
     """
     parameters = list(model.parameters())
     live = LiveBytes([*parameters, *model.buffers(), *inputs])

@@ -22,7 +22,7 @@ def meta_batch(
     Args:
         widths: tokens of a row, and of a target if targets are apart.
         label_share: of the tokens, those that a loss is computed for.
-        by_offsets: the model takes no mask (`policies.attention`).
+        by_offsets: the model takes no mask (`policies.attention.choice`).
 
     Raises:
         ConfigError: for a model of images whose inputs are not known here.

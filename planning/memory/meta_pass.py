@@ -14,7 +14,7 @@ from planning.memory.device_kernels import kernels_of_card
 from planning.memory.meta_batch import meta_batch
 from planning.memory.row_lengths import RowLengths
 from planning.planned_model import PlannedModel
-from policies.attention import BY_OFFSETS
+from policies.attention.choice import BY_OFFSETS
 
 DEFAULT_CAPABILITY = (8, 0)
 """Of a card that only has a size: all of the last five years have flash attention."""

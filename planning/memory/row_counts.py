@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import numpy as np
 
-from data.counts import BatchCounts
-from data.rows import Rows
+from data.batches.counts import BatchCounts
+from data.batches.rows import Rows
 from planning.memory.row_lengths import RowLengths
 
 _NUM_DRAWS = 256  # of micro-batches, to see how much ranks differ

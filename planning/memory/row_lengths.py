@@ -7,8 +7,8 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from data.fullest_batches import BatchShape, Foreseen, foresee_batches, largest_batch
-from data.padding import PaddedWidth
+from data.batches.fullest import BatchShape, Foreseen, foresee_batches, largest_batch
+from data.batches.padding import PaddedWidth
 from planning.resolved import Resolved, steps_of_run
 
 _AT_MOST = "as long as rows may be"

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import torch
 from torch import nn
 
-from policies.quantized_linear import BLOCK, NESTED_BLOCK, QuantizedLinear
+from policies.quantization.quantized_linear import BLOCK, NESTED_BLOCK, QuantizedLinear
 
 
 @dataclass(frozen=True)

@@ -28,7 +28,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_map_only
 
 from configs.fsdp import OPTIMIZERS_IN_8BIT
-from data.fullest_batches import BatchShape
+from data.batches.fullest import BatchShape
 from planning.cards import Card
 from planning.memory.device_kernels import kernels_of_card
 from planning.memory.memory_plan import MemoryPlan, Parts
@@ -36,11 +36,11 @@ from planning.memory.meta_batch import meta_batch
 from planning.memory.meta_pass import DEFAULT_CAPABILITY
 from planning.memory.row_lengths import RowLengths
 from planning.planned_model import PlannedModel
-from policies.attention import BY_OFFSETS
+from policies.attention.choice import BY_OFFSETS
 from policies.loss_scaling import LossScaler
 from policies.optimizers.build import build_optimizer
 from policies.sharding import shard
-from policies.tensor_names import shared_names
+from policies.weights.tensor_names import shared_names
 from utils.errors import in_one_line
 from utils.units import GIB
 
@@ -233,7 +233,7 @@ def _tracker(model: nn.Module, optimizer: Optimizer) -> Any:
 class _NoModules:
     """Stands in for torch's tracking of single modules, which a plan does not need.
 
-    That one fails at frozen parameters, and at losses whose backward runs inside forward (`policies.loss`).
+    That one fails at frozen parameters, and at losses whose backward runs inside forward (`policies.loss.summed_loss`).
     """
 
     def __init__(self) -> None:

@@ -13,7 +13,7 @@ import torch
 from torch.optim import AdamW
 from torch.optim.adamw import adamw
 
-from policies.compilation import compilation_named
+from policies.compilation.layers import compilation_named
 from utils.distributed import local_tensor
 
 ROW = 1024

@@ -19,7 +19,7 @@ from tests.helpers.resuming import assert_bit_equal, flags_of
 
 RECIPE = """
 import os, subprocess
-from data.rows import Rows
+from data.batches.rows import Rows
 from tests.helpers import random_documents
 
 read, folder = Rows.__getitem__, {folder!r}

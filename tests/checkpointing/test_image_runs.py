@@ -13,7 +13,7 @@ from PIL import Image
 from safetensors.torch import load_file
 from transformers import AutoModelForImageTextToText, AutoProcessor
 
-from data.processor_loading import image_inputs, prompt_text, read_processor
+from data.processors.processor_loading import image_inputs, prompt_text, read_processor
 from tests.helpers.exports import export
 from tests.helpers.generated import evaluation
 from tests.helpers.image_models import captioned, save_image_model, save_pictures

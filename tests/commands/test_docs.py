@@ -13,7 +13,7 @@ from transformers import AutoTokenizer
 
 from configs.datasets import CustomDataset
 from configs.flags import parse_flags
-from data.causal_sequences import build_sequences
+from data.sequences.causal import build_sequences
 from tests.helpers.documented import DATASETS, DOCUMENTS, PRECISION, QUANTIZATION, TRACKING, commands
 from tests.helpers.processes import ROOT, run_command
 

@@ -9,7 +9,7 @@ import pytest
 import yaml
 
 import finetuning
-from data.mixing import global_row
+from data.batches.mixing import global_row
 from supervision.non_finite import NonFiniteError, describe_non_finite
 from tests.helpers.loaded import single_process
 from tests.helpers.processes import ROOT, read_metrics

@@ -11,7 +11,7 @@ import pytest
 import yaml
 
 from configs.flags import parse_flags
-from data.batch_layout import BatchLayout
+from data.batches.layout import BatchLayout
 from tests.helpers.image_models import save_image_model, save_pictures
 from tests.helpers.made import Made
 from tests.helpers.pairwise import select_values

@@ -12,11 +12,11 @@ import pytest
 from transformers import AutoTokenizer, BatchEncoding
 
 from configs.datasets import CustomDataset
-from data.causal_sequences import build_sequences
-from data.dataset_functions import find_dataset_function
+from data.dataset_functions.importing import find_dataset_function
 from data.pipeline import load_sequences
-from data.sequences import Sequences
-from data.streaming import StreamSource
+from data.sequences.causal import build_sequences
+from data.sequences.tokenized import Sequences
+from data.streaming.sources import StreamSource
 from tests.helpers.chat_templates import FAMILIES
 from utils.errors import ConfigError
 

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from configs.datasets import SegmentsDataset
-from data.dataset_functions import find_dataset_function
+from data.dataset_functions.importing import find_dataset_function
 from tests.helpers.refusals import write_lines
 from tests.helpers.tokenizers_of_kinds import byte_level
 from utils.errors import ConfigError

@@ -9,7 +9,7 @@ import peft
 
 from configs.flags import parse_flags
 from configs.run import RunConfig
-from policies.adapters import adapter_notes, apply_adapters
+from policies.adapters.apply import adapter_notes, apply_adapters
 
 LINEAR = ["q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj"]
 LORA = ["--lora_config.r", "4", "--lora_config.lora_dropout", "0"]

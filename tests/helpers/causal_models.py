@@ -10,7 +10,7 @@ import torch.nn.functional as F
 import transformers
 from transformers import AutoModelForCausalLM
 
-from data.sequences import TokenSequence
+from data.sequences.tokenized import TokenSequence
 from tasks.causal_batches import CausalMicroBatch, Collator
 from tests.helpers.small_configs import GPT2, GPT_NEOX, OPT, SMALL, VOCAB
 

@@ -31,10 +31,10 @@ from planning.memory.optimizer_bytes import OptimizerBytes
 from planning.memory.row_lengths import evenly_spread
 from planning.memory.sharded_bytes import add_statistics, local_parts
 from planning.memory.timeline import Scheme, Timeline
-from policies.activation_checkpointing import Checkpointing, apply_activation_checkpointing
-from policies.adapters import store_adapters
-from policies.quantization import quantize_linears
-from policies.quantized_linear import Quantization
+from policies.activations.checkpointing import Checkpointing, apply_activation_checkpointing
+from policies.adapters.apply import store_adapters
+from policies.quantization.choice import quantize_linears
+from policies.quantization.quantized_linear import Quantization
 from policies.wrapping import find_layers, modules_of_classes
 from utils.units import GIB
 

@@ -15,7 +15,7 @@ import transformers
 from PIL import Image, ImageDraw
 from transformers import AutoModelForImageTextToText, PreTrainedTokenizerFast
 
-from data.without_videos import for_images
+from data.processors.without_videos import for_images
 from tools.make_tiny_model import make_tokenizer
 
 COLOURS = {

@@ -12,7 +12,7 @@ from peft.tuners.lora import LoraLayer
 from PIL import Image
 from transformers import AutoModelForImageTextToText
 
-from data.processor_loading import read_processor
+from data.processors.processor_loading import read_processor
 from tests.helpers.reference import SEED, reference_order
 
 PROMPT = "what is it ?"

@@ -10,9 +10,9 @@ from typing import Any
 import torch
 
 from configs.flags import parse_flags
-from data.tokenizer_loading import num_rows_needed
+from data.processors.tokenizer_loading import num_rows_needed
 from policies.loading import build_model, grow_embeddings, load_model_config
-from policies.weights import Weights, find_weights, materialise
+from policies.weights.materialise import Weights, find_weights, materialise
 from tasks.causal_lm import AUTO_MODEL
 from utils.distributed import start_process_group, stop_process_group
 from utils.environment import Environment

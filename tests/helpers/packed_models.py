@@ -10,9 +10,9 @@ import torch
 import transformers
 from transformers import AttentionInterface, AutoModelForCausalLM
 
-from data.sequences import TokenSequence
-from policies.attention import BY_OFFSETS
-from policies.attention_functions import attention_by_offsets
+from data.sequences.tokenized import TokenSequence
+from policies.attention.choice import BY_OFFSETS
+from policies.attention.functions import attention_by_offsets
 from tasks.causal_batches import CausalMicroBatch
 from tasks.causal_lm import summed_loss
 from tests.helpers.small_configs import SMALL, VOCAB

@@ -19,7 +19,7 @@ from peft.tuners.prefix_tuning import PrefixEncoder
 from torch import nn
 from transformers import AutoModelForCausalLM, BitsAndBytesConfig
 
-from data.packing import pack_best_fit
+from data.batches.packing import pack_best_fit
 from tests.helpers import random_documents
 from tests.helpers.processes import train_events
 

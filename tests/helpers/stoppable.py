@@ -20,12 +20,12 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
 import torch
 
-from data.batch_layout import BatchLayout
-from data.causal_sequences import build_sequences
-from data.rows import make_rows
-from data.step_loader import StepLoader
-from data.stream_loader import StreamLoader
-from data.streaming import Stream, StreamSource
+from data.batches.layout import BatchLayout
+from data.batches.rows import make_rows
+from data.batches.step_loader import StepLoader
+from data.sequences.causal import build_sequences
+from data.streaming.loader import StreamLoader
+from data.streaming.sources import Stream, StreamSource
 from supervision.stopping import StopRequests
 from utils.distributed import start_process_group, stop_process_group
 from utils.environment import read_environment

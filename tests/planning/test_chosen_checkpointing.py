@@ -14,7 +14,7 @@ from configs.flags import parse_flags
 from finetuning import train_step
 from planning.hardware import parse_hardware
 from planning.planned_run import Plan, plan_of
-from policies.activation_checkpointing import MODES, Checkpointing
+from policies.activations.checkpointing import MODES, Checkpointing
 from tests.helpers.generated import flags, write_rows
 from tests.helpers.pairwise import slow_but
 from tests.helpers.processes import ProcessGroup, read_metrics, run_command

@@ -11,7 +11,7 @@ from configs.flags import parse_flags
 from configs.run import RunConfig
 from planning.autopsy.failure_scene import PHASES
 from planning.less_memory import EXPANDABLE_SEGMENTS, Change, Plans, cheapest, device_changes, host_changes
-from policies.activation_checkpointing import Checkpointing
+from policies.activations.checkpointing import Checkpointing
 
 MODEL = ["--model_name", "M"]
 

@@ -11,9 +11,9 @@ from transformers import LlamaConfig
 
 from configs.flags import parse_flags
 from configs.run import RunConfig
+from data.batches.rows import make_rows
 from data.pipeline import RunData
-from data.rows import make_rows
-from data.sequences import Sequences
+from data.sequences.tokenized import Sequences
 from planning.sizes import check_batch_sizes, check_model_sizes
 from tests.helpers.processes import read_metrics
 from tests.helpers.refusals import Bench

@@ -12,7 +12,7 @@ from torch import nn
 from transformers import AutoModelForCausalLM
 
 from configs.flags import parse_flags
-from policies.activation_checkpointing import Checkpointing, apply_activation_checkpointing
+from policies.activations.checkpointing import Checkpointing, apply_activation_checkpointing
 from policies.freezing import freeze_layers
 from policies.optimizers.build import build_optimizer
 from tests.helpers import random_documents

@@ -7,8 +7,8 @@ import torch
 from transformers import AttentionInterface
 
 from policies.apply_policies import Policies
-from policies.attention import BY_OFFSETS
-from policies.attention_functions import attention_by_offsets
+from policies.attention.choice import BY_OFFSETS
+from policies.attention.functions import attention_by_offsets
 from policies.generating import generating
 from policies.mixed_precision import Precision
 from policies.sharding import Layout

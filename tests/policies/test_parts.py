@@ -11,7 +11,7 @@ from torch import nn
 from transformers import AutoModelForImageTextToText
 
 from configs.peft import LoraConfig
-from policies.adapter_targets import choose_targets, default_targets
+from policies.adapters.targets import choose_targets, default_targets
 from policies.freezing import freeze_parts
 from policies.wrapping import find_units
 from tests.helpers.image_models import MODELS

@@ -15,7 +15,7 @@ from torch.distributed.checkpoint import FileSystemReader
 from transformers import AutoModelForCausalLM
 
 from configs.flags import parse_flags
-from policies.adapters import store_adapters
+from policies.adapters.apply import store_adapters
 from policies.mixed_precision import Precision, resolve_precision
 from tests.helpers import random_documents
 from tests.helpers.adapter_kinds import adapt

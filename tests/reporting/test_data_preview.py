@@ -17,16 +17,16 @@ from transformers import AutoTokenizer
 
 import finetuning
 from configs.datasets import ChatDataset
-from data.batch_layout import BatchLayout
-from data.causal_sequences import build_sequences
-from data.chat import chat_samples
-from data.chat_template import ChatTemplate
-from data.conversation import read_conversation
-from data.loss_mask import TextSpan, tokenize_spans
-from data.padding import PaddedWidth
-from data.rows import make_rows
-from data.sequences import Sequences
-from data.step_loader import StepLoader
+from data.batches.layout import BatchLayout
+from data.batches.padding import PaddedWidth
+from data.batches.rows import make_rows
+from data.batches.step_loader import StepLoader
+from data.chat.conversation import read_conversation
+from data.chat.samples import chat_samples
+from data.chat.template import ChatTemplate
+from data.sequences.causal import build_sequences
+from data.sequences.loss_mask import TextSpan, tokenize_spans
+from data.sequences.tokenized import Sequences
 from reporting.data_preview import (
     SHOWN_TOKENS,
     coloured,

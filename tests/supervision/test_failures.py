@@ -22,7 +22,7 @@ from tests.helpers.refusals import error_lines
 RECIPE = """
 import os
 import time
-from data.rows import Rows
+from data.batches.rows import Rows
 
 class Planted:
     num_reads = 0

@@ -11,7 +11,7 @@ import torch
 from safetensors.torch import load_file, save_file
 from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
 
-from data.order import epoch_order
+from data.batches.order import epoch_order
 from tests.helpers.processes import read_metrics, run_command
 from tests.helpers.refusals import Bench, error_lines
 

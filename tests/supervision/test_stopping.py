@@ -21,11 +21,11 @@ from typing import Any
 import psutil
 import pytest
 
-from data.batch_layout import BatchLayout
-from data.causal_sequences import build_sequences
-from data.rows import make_rows
-from data.step_loader import StepLoader
-from data.workers import STOP_SIGNALS, watch_parent
+from data.batches.layout import BatchLayout
+from data.batches.rows import make_rows
+from data.batches.step_loader import StepLoader
+from data.batches.workers import STOP_SIGNALS, watch_parent
+from data.sequences.causal import build_sequences
 from supervision.stopping import StopRequests, _ignore_signals
 from tests.helpers.processes import RunningCommand, assert_all_gone, read_metrics, train_events, wait_until
 from utils.distributed import start_process_group, stop_process_group

@@ -9,7 +9,7 @@ import pytest
 import transformers
 from transformers import AutoModelForCausalLM
 
-from data.counts import BatchCounts
+from data.batches.counts import BatchCounts
 from tasks.flops import StepFlops
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from data.sequences import TokenSequence
+from data.sequences.tokenized import TokenSequence
 from tasks import causal_lm
 
 

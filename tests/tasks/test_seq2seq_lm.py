@@ -13,13 +13,13 @@ import torch
 from transformers.modeling_outputs import Seq2SeqLMOutput
 from transformers.trainer_pt_utils import LabelSmoother
 
-from data.counts import BatchCounts
-from data.padding import PaddedWidth
-from data.sequences import TokenSequence
-from policies.activation_checkpointing import Checkpointing, apply_activation_checkpointing
-from policies.loss import summed_cross_entropy, use_summed_loss
-from policies.quantization import quantize_linears
-from policies.quantized_linear import Quantization, QuantizedLinear
+from data.batches.counts import BatchCounts
+from data.batches.padding import PaddedWidth
+from data.sequences.tokenized import TokenSequence
+from policies.activations.checkpointing import Checkpointing, apply_activation_checkpointing
+from policies.loss.summed_loss import summed_cross_entropy, use_summed_loss
+from policies.quantization.choice import quantize_linears
+from policies.quantization.quantized_linear import Quantization, QuantizedLinear
 from tasks.flops import Seq2SeqFlops
 from tasks.seq2seq_batches import Seq2SeqCollator, Seq2SeqMicroBatch
 from tasks.seq2seq_lm import FAMILIES, check_model, compute_logits, make_collator, make_reading, stacks, summed_loss

@@ -15,7 +15,7 @@ import torch.nn.functional as F
 from filelock import FileLock
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
-from data.dataset_functions import BUILT_IN_FOLDER, load_dataset_file
+from data.dataset_functions.importing import BUILT_IN_FOLDER, load_dataset_file
 from tests.helpers.processes import ROOT, read_metrics
 
 pytestmark = [pytest.mark.slow, pytest.mark.long]

@@ -18,7 +18,7 @@ from safetensors.torch import load_file, save_file
 
 from checkpointing.exporting.safetensors_file import check_model_files, write_model_files
 from checkpointing.exporting.stored_tensors import PickledTensors, ShardedTensors, StoredTensors
-from policies.stored_weights import DTYPES, Entry, SafetensorsTensors, read_entries
+from policies.weights.stored import DTYPES, Entry, SafetensorsTensors, read_entries
 from tests.helpers.processes import ProcessGroup
 from tests.helpers.shards import SHARDED, save_shards, whole
 from utils.errors import ConfigError, TrainingError

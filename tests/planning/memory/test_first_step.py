@@ -10,7 +10,7 @@ import pytest
 from transformers import LlamaConfig
 
 from configs.flags import parse_flags
-from data.order import epoch_order
+from data.batches.order import epoch_order
 from finetuning import train_step
 from planning.data_facts import DataFacts
 from planning.hardware import parse_hardware

@@ -16,8 +16,8 @@ from transformers import AutoModelForCausalLM, AutoModelForSeq2SeqLM
 from planning.memory.closed_form import outermost
 from planning.memory.device_kernels import kernels_of_card
 from planning.memory.layer_use import StepUse, measure_step
-from policies.activation_checkpointing import Checkpointing, apply_activation_checkpointing
-from policies.lora_layers import use_lean_forward
+from policies.activations.checkpointing import Checkpointing, apply_activation_checkpointing
+from policies.adapters.lora_layers import use_lean_forward
 from policies.wrapping import find_layers
 
 ROWS, WIDTH, VOCAB = 3, 40, 256

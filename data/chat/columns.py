@@ -1,0 +1,74 @@
+"""The columns of a file of conversations: which hold the turns, and what is said or refused before a row is read."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import datasets
+
+from configs.datasets import ChatDataset
+from data.chat.conversation import PROMPT_COLUMNS, columns_to_read, turn_columns
+from data.chat.preference import LABELS, PREFERENCE_COLUMNS
+from data.splits.examples import SplitExamples
+from utils.errors import ConfigError
+from utils.printing import print_line
+from utils.progress import shows_progress
+
+
+def used_columns(examples: SplitExamples, config: ChatDataset) -> SplitExamples:
+    """The examples with the columns that are read.
+
+    Raises:
+        ConfigError: if none holds turns, if two do, or if one holds images, sound or video.
+    """
+    columns = turn_columns(config)
+    of_turns = [column for column in columns if column in examples.columns]
+    if not of_turns and not {"completion", *PREFERENCE_COLUMNS} & set(examples.columns):
+        raise ConfigError(
+            f"{examples.name} has no column {' or '.join(columns)}; it has {examples.columns_there}: "
+            "name the column of the turns with --chat_dataset.messages_column"
+        )
+    if len(of_turns) > 1:
+        raise ConfigError(
+            f"{examples.name} has turns in {' and '.join(of_turns)}; name one with --chat_dataset.messages_column"
+        )
+    features = examples.data.features or {}
+    for column in examples.columns:
+        if _any_part(
+            features.get(column), lambda part: isinstance(part, datasets.Image | datasets.Audio | datasets.Video)
+        ):
+            raise ConfigError(
+                f"{examples.name}: column {column} holds images, sound or video, which a run on text alone would lose; "
+                "give a file without it"
+            )
+    if config.preference and set(LABELS) & set(examples.columns) and shows_progress():
+        print_line(f"{examples.place}: rows that are labelled false are left out (--chat_dataset.preference chosen)")
+    if of_turns and not config.preference:
+        examples = examples.with_columns(*(set(columns_to_read(config)) - set(PROMPT_COLUMNS)))
+    return examples
+
+
+def adds_nulls(examples: SplitExamples) -> bool:
+    """Whether the columns give the arguments of every call the keys of all others, which are null there.
+
+    If so, a line says that nulls in arguments are left out.
+    """
+
+    def holds_arguments(part: Any) -> bool:
+        return isinstance(part, Mapping) and isinstance(part.get("arguments"), Mapping)
+
+    found = _any_part(examples.data.features or {}, holds_arguments)
+    if found and shows_progress():
+        print_line(
+            f"{examples.place}: nulls inside the arguments of calls are left out, since its columns give each call the "
+            "keys of all others; write arguments as JSON text to keep them"
+        )
+    return found
+
+
+def _any_part(feature: Any, is_it: Callable[[Any], bool]) -> bool:
+    """Whether it is true of a feature, or of one in it."""
+    parts = feature.values() if isinstance(feature, Mapping) else [feature] if isinstance(feature, list) else []
+    inner = getattr(feature, "feature", None)
+    return is_it(feature) or any(_any_part(part, is_it) for part in (*parts, *([inner] if inner is not None else [])))

@@ -1,0 +1,235 @@
+"""What a row says: its turns, tools and settings, in the form that chat templates take."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from configs.datasets import ChatDataset
+from data.chat.preference import (
+    BESIDE_PREFERENCES,
+    LABELS,
+    PREFERENCE_COLUMNS,
+    chosen_turns,
+    refuse_preferences,
+    unfolded,
+)
+from data.chat.turn_parts import NOTHING, TurnPlaces
+from data.chat.turns import Message, Turn, parse_json, read_turn, role_of, says_nothing, without_nulls
+from data.sequences.loss_mask import BadExample
+from data.splits.optional_columns import MEDIA_COLUMNS, refuse_media
+
+TURN_COLUMNS = ("messages", "conversations")
+PROMPT_COLUMNS = ("prompt", "completion")
+
+_SYSTEM, _KWARGS, _MASK_HISTORY = "system", "chat_template_kwargs", "mask_history"
+_FUNCTIONS = "functions"  # OpenAI's older name of the tools
+
+
+@dataclass(frozen=True)
+class Conversation:
+    """Turns as chat templates take them; which of them count in the loss."""
+
+    messages: list[Message]  # role, content (text), tool_calls, ...
+    has_loss: tuple[bool, ...]  # of each message; only the assistant's may
+    tools: list[Any] | None = None
+    template_kwargs: dict[str, Any] = field(default_factory=dict)  # of the template, beside messages and tools
+    num_empty_answers: int = 0  # that have no loss because they are empty
+    not_learned: dict[int, TurnPlaces] = field(default_factory=dict)  # by message: parts without a loss, if it has one
+
+
+def columns_to_read(config: ChatDataset) -> tuple[str, ...]:
+    """The columns that `read_conversation` looks for."""
+    beside = (config.tools_column, _FUNCTIONS, _SYSTEM, _KWARGS, _MASK_HISTORY, *MEDIA_COLUMNS)
+    more = BESIDE_PREFERENCES if config.preference else ()
+    return (*turn_columns(config), *PROMPT_COLUMNS, *PREFERENCE_COLUMNS, *beside, *more)
+
+
+def turn_columns(config: ChatDataset) -> tuple[str, ...]:
+    """The columns that may hold the turns."""
+    return (config.messages_column,) if config.messages_column else TURN_COLUMNS
+
+
+def read_conversation(
+    example: Mapping[str, Any], config: ChatDataset, *, chat_template: Any = "", drop_nulls: bool = False
+) -> Conversation:
+    """The conversation of a row.
+
+    Args:
+        example: the row's columns, of those that `columns_to_read` names.
+        chat_template: a developer's turn stays one if the template knows the role; otherwise it is the system's.
+        drop_nulls: inside the arguments of calls, too, where Arrow puts them for the keys of other calls.
+
+    Raises:
+        BadExample: if it is no conversation, or has no turn of the assistant's.
+    """
+    example = unfolded({name: value for name, value in example.items() if value is not None})
+    names = config.role_names()
+    prompt, turns, is_good = _find_turns(example, config, names)
+    read = [_read_turn(number, turn, names, drop_nulls) for number, turn in enumerate([*prompt, *turns], 1)]
+    messages = [turn.message for turn in read]
+    if "developer" not in str(chat_template):
+        messages = [m | {"role": "system"} if m["role"] == "developer" else m for m in messages]
+    refuse_media(example, [message["content"] for message in messages])
+    is_answer = [message["role"] == "assistant" for message in messages]
+    if not any(is_answer[len(prompt) :]):
+        raise BadExample("it has no assistant turn, so there are no label tokens")
+    last = len(messages) - 1 - is_answer[::-1].index(True)
+    only_last = config.learn == "last" or _mask_history(example)
+    learned = [
+        answers and number >= len(prompt) and turn.is_learned is not False and (number == last or not only_last)
+        for number, (answers, turn) in enumerate(zip(is_answer, read, strict=True))
+    ]
+    if not is_good:
+        learned = [False] * len(messages)
+    is_empty = [
+        learns and not config.learn_empty_answers and says_nothing(message)
+        for learns, message in zip(learned, messages, strict=True)
+    ]
+    has_loss = [learns and not empty for learns, empty in zip(learned, is_empty, strict=True)]
+    not_learned = [turn.not_learned for turn in read]
+    if (system := _system_turn(example, messages)) is not None:
+        messages, has_loss, not_learned = [system, *messages], [False, *has_loss], [NOTHING, *not_learned]
+    return Conversation(
+        messages,
+        tuple(has_loss),
+        tools=_read_tools(example, config, drop_nulls),
+        template_kwargs=_read_kwargs(example),
+        num_empty_answers=sum(is_empty),
+        not_learned={number: places for number, places in enumerate(not_learned) if any(places) and has_loss[number]},
+    )
+
+
+def _find_turns(
+    example: Mapping[str, Any], config: ChatDataset, names: Mapping[str, str]
+) -> tuple[Sequence[Any], Sequence[Any], bool]:
+    """The turns without a loss that come first, such as a prompt's; the others; whether these are good to learn."""
+    column = next((name for name in turn_columns(config) if name in example), None)
+    if config.preference is None:
+        columns = LABELS if config.messages_column else PREFERENCE_COLUMNS  # turns that are named are meant
+        refuse_preferences(
+            {name: example[name] for name in columns if name in example},
+            "learn the good ones with --chat_dataset.preference chosen",
+        )
+    completes = column is None and config.messages_column is None and not _is_text(example.get("completion", ""))
+    if completes:
+        prompt, turns = _read_list("prompt", example.get("prompt")), _read_list("completion", example["completion"])
+    elif column is not None:
+        prompt, turns = [], _read_list(column, example[column])
+    elif config.preference is None:
+        of_text = (
+            "; its completion is text, which --dataset instruction_dataset reads" if "completion" in example else ""
+        )
+        raise BadExample(f"it has no {' or '.join(turn_columns(config))}{of_text}")
+    else:
+        prompt, turns = [], []
+    if config.preference is None:
+        return prompt, turns, True
+    before, turns, is_good = chosen_turns(
+        example, turns, _read_list, lambda turn: role_of(turn, names) in ("assistant", "function_call")
+    )
+    return before or prompt, turns, is_good
+
+
+def _is_text(value: Any) -> bool:
+    return isinstance(value, str) and not value.lstrip().startswith("[")
+
+
+def _read_list(column: str, turns: Any) -> Sequence[Any]:
+    if isinstance(turns, str):
+        try:
+            turns = parse_json(turns)
+        except ValueError as error:
+            raise BadExample(
+                f"column {column} needs a list of turns, or its JSON, and is other text ({error})"
+            ) from error
+    if isinstance(turns, Mapping) and turns.keys() & {"role", "from"}:
+        return [turns]
+    if not isinstance(turns, Sequence) or not turns:
+        raise BadExample(f"column {column} needs a list of turns, each with role and content (or from and value)")
+    return turns
+
+
+def _read_turn(number: int, turn: Any, names: Mapping[str, str], drop_nulls: bool) -> Turn:
+    try:
+        return read_turn(turn, names, drop_nulls=drop_nulls)
+    except BadExample as error:
+        role = (turn.get("role") or turn.get("from")) if isinstance(turn, Mapping) else None
+        raise BadExample(f"turn {number}{f' ({role})' if role else ''}: {error}") from error
+
+
+def _mask_history(example: Mapping[str, Any]) -> bool:
+    value = example.get(_MASK_HISTORY, False)
+    if value not in (0, 1):
+        raise BadExample(f"column {_MASK_HISTORY} is {value!r}; give true or false")
+    return bool(value)
+
+
+def _system_turn(example: Mapping[str, Any], messages: Sequence[Message]) -> Message | None:
+    """The turn of the column `system`; None without one, or if it is the first of the turns already.
+
+    Raises:
+        BadExample: if the turns begin with another.
+    """
+    text = example.get(_SYSTEM) or ""
+    if not isinstance(text, str):
+        raise BadExample(f"column {_SYSTEM} is not text but {type(text).__name__}")
+    if not text.strip():
+        return None
+    if messages[0]["role"] not in ("system", "developer"):
+        return {"role": "system", "content": text}
+    if messages[0]["content"].strip() != text.strip():
+        raise BadExample(f"column {_SYSTEM} and its first turn, which is the system's, differ; leave one of them out")
+    return None
+
+
+def _read_kwargs(example: Mapping[str, Any]) -> dict[str, Any]:
+    kwargs = example.get(_KWARGS, {})
+    try:
+        kwargs = parse_json(kwargs) if isinstance(kwargs, str) and kwargs.strip() else kwargs or {}
+    except ValueError as error:
+        raise BadExample(f"its {_KWARGS} are no JSON ({error})") from error
+    if not isinstance(kwargs, Mapping):
+        raise BadExample(f"its {_KWARGS} are not a dict but {type(kwargs).__name__}")
+    if taken := {"messages", "tools", "add_generation_prompt", "chat_template"} & kwargs.keys():
+        raise BadExample(f"its {_KWARGS} hold {', '.join(sorted(taken))}, which the row itself gives; leave it out")
+    return without_nulls(kwargs)
+
+
+def _read_tools(example: Mapping[str, Any], config: ChatDataset, drop_nulls: bool) -> list[Any] | None:
+    """The tools that a template takes: functions with their JSON schema, each in `{"type": "function", ...}`."""
+    given = [_parse_tools(column, example[column]) for column in (config.tools_column, _FUNCTIONS) if column in example]
+    tools = [tool for of_column in given for tool in of_column]
+    if not tools:
+        return None
+    if len([of_column for of_column in given if of_column]) > 1:
+        raise BadExample(f"it has both {config.tools_column} and {_FUNCTIONS}; leave one of them out")
+    kept = () if drop_nulls else ("default", "const")  # a null is their value
+    return [_read_tool(without_nulls(tool, kept)) for tool in tools]
+
+
+def _parse_tools(column: str, tools: Any) -> list[Any]:
+    if isinstance(tools, str):
+        try:
+            tools = parse_json(tools) if tools.strip() else []
+        except ValueError as error:
+            raise BadExample(f"its {column} are no JSON ({error})") from error
+    if not isinstance(tools, list | None):
+        raise BadExample(f"its {column} are not a list but {type(tools).__name__}")
+    return tools or []
+
+
+def _read_tool(tool: Any) -> Any:
+    """A tool in the form of Hugging Face's templates; LLaMA-Factory and OpenAI's older API leave its frame out."""
+    if isinstance(tool, str):
+        tool = _parse_tools("tools", f"[{tool}]")[0]
+    if not isinstance(tool, Mapping):
+        raise BadExample(f"one of its tools is not a dict but {type(tool).__name__}")
+    if "name" in tool and "function" not in tool:
+        tool = {"type": "function", "function": {key: value for key, value in tool.items() if key != "type"}}
+    function = tool.get("function")
+    if isinstance(function, Mapping) and isinstance(function.get("parameters"), str):
+        (parameters,) = _parse_tools("tools' parameters", f"[{function['parameters'] or '{}'}]")
+        tool = {**tool, "function": {**function, "parameters": parameters}}
+    return tool

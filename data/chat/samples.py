@@ -1,0 +1,196 @@
+"""Conversations through a chat template, as training samples in which the assistant's turns count in the loss.
+
+A turn's loss begins where the template's generation prompt ends, and ends with the token that ends the turn. If the
+template has `{% generation %}`, it marks the assistant's parts itself. Otherwise the conversation is rendered up to
+each of the assistant's turns, once with the generation prompt and once with the turn: as the model meets it later.
+
+Turns whose texts are beginnings of each other share a sample; with many templates that is the whole conversation.
+Templates that rewrite history when more follows (most drop earlier thoughts) give several samples, as few as possible,
+and each turn is learned in one of them.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field, replace
+from itertools import product
+
+from data.chat.conversation import Conversation
+from data.chat.lost_text import (
+    RenderedText,
+    lost_from_answer,
+    lost_from_history,
+    lost_from_tools,
+    text_of,
+    thoughts_of,
+)
+from data.chat.message_forms import with_json_arguments, with_null_content, with_parts
+from data.chat.rendered_turns import RenderedTurn, marked_turn, never_ends, prompted_turn, turn_ends
+from data.chat.template import ChatTemplate
+from data.chat.turn_parts import Place, learned_places
+from data.sequences.loss_mask import BadExample, ChatSamples, MaskWay, TextSpan
+
+_PARTS_AS_TEXT = ("'type': 'text'", '"type": "text"')  # of a template that does not know parts
+
+
+@dataclass
+class _Sample:
+    """The text of a conversation's first messages, and where it holds the turns that are learned."""
+
+    text: str
+    num_messages: int
+    places: dict[int, list[Place]] = field(default_factory=dict)  # of each turn, by its index
+
+
+def chat_samples(conversation: Conversation, template: ChatTemplate) -> ChatSamples:
+    """A conversation's samples, as few as possible; every turn with a loss is learned in one of them.
+
+    Raises:
+        BadExample: if the template does not take the conversation, leaves out a part of it, or does not tell the
+            assistant's part.
+    """
+    refusal = None
+    for form, forbidden in _forms(conversation):
+        try:
+            samples, way = _samples(form, template)
+            for sample in samples:
+                _leave_out_parts(form, sample)
+        except BadExample as error:
+            # What is lost says more than an exception, but not in a form that most templates do not know.
+            if refusal is None or (not error.__cause__ and not forbidden):
+                refusal = error
+            continue
+        if not any(part in sample.text for sample in samples for part in forbidden):
+            return ChatSamples([_spans(sample) for sample in samples], way, conversation.num_empty_answers)
+    assert refusal is not None  # nothing is forbidden in the first form
+    raise refusal
+
+
+def _forms(conversation: Conversation) -> Iterator[tuple[Conversation, tuple[str, ...]]]:
+    """The conversation in the forms that templates take, the usual one first, and what must not be in the text."""
+    usual = [
+        message if message.get("content") is not None else {**message, "content": ""}
+        for message in conversation.messages
+    ]
+    of_calls = (False, True) if any(message.get("tool_calls") for message in usual) else (False,)
+    for has_parts, has_null, has_json in product((False, True), of_calls, of_calls):
+        messages = [with_json_arguments(message) for message in usual] if has_json else usual
+        messages = [with_parts(message) for message in messages] if has_parts else messages
+        messages = [with_null_content(message) for message in messages] if has_null else messages
+        yield replace(conversation, messages=messages), _PARTS_AS_TEXT if has_parts else ()
+
+
+def _samples(conversation: Conversation, template: ChatTemplate) -> tuple[list[_Sample], MaskWay]:
+    has_marks = template.has_marks(conversation)
+    if has_marks and (sample := _marked_whole(conversation, template)):
+        return [sample], MaskWay.MARKS
+    find = marked_turn if has_marks else prompted_turn
+    turns = [find(conversation, template, index) for index, learned in enumerate(conversation.has_loss) if learned]
+    samples = _shared(conversation, template, turns)
+    for sample in samples:
+        _check(conversation, sample, template)
+    if has_marks:
+        return samples, MaskWay.MARKS
+    return samples, MaskWay.PROMPTS if len(samples) == 1 else MaskWay.TURNS
+
+
+def _marked_whole(conversation: Conversation, template: ChatTemplate) -> _Sample | None:
+    """The whole conversation, if the template marks each of the assistant's turns and drops nothing of them."""
+    text, marks = template.render_marked(conversation, len(conversation.messages))
+    indices = [index for index, message in enumerate(conversation.messages) if message["role"] == "assistant"]
+    if not marks:
+        raise BadExample("the chat template marks none of its turns with {% generation %}")
+    if len(marks) != len(indices):
+        return None
+    sample = _Sample(text, len(conversation.messages))
+    for index, (first, last) in zip(indices, marks, strict=True):
+        if conversation.has_loss[index]:
+            ends = turn_ends(text, first, last, template)
+            if not ends:
+                raise BadExample(never_ends(index, template))
+            sample.places[index] = [(first, ends[0])]
+    try:
+        _check(conversation, sample, template)
+    except BadExample:
+        if len(indices) == 1:
+            raise
+        return None
+    return sample
+
+
+def _shared(conversation: Conversation, template: ChatTemplate, turns: Sequence[RenderedTurn]) -> list[_Sample]:
+    """The fewest samples that hold all turns: a turn joins a sample that begins with the turn's text."""
+    samples: list[_Sample] = []
+    num_messages = len(conversation.messages)
+    if not turns or turns[-1].index + 1 < num_messages:
+        samples.append(_Sample(template.render(conversation, num_messages), num_messages))
+    for turn in reversed(turns):
+        for sample in samples:
+            end = next((end for end in turn.ends if sample.text.startswith(turn.text[:end])), None)
+            if end is not None:
+                sample.places[turn.index] = [*turn.places[:-1], (turn.places[-1][0], end)]
+                break
+        else:
+            samples.append(_Sample(turn.text, turn.index + 1, {turn.index: turn.places}))
+    return [sample for sample in reversed(samples) if sample.places or not turns]
+
+
+def _check(conversation: Conversation, sample: _Sample, template: ChatTemplate) -> None:
+    """Check that the sample holds all that the conversation says, and that what is learned is the assistant's.
+
+    Raises:
+        BadExample: naming the turn, and what the template left out.
+    """
+    regions, position = [], 0
+    for places in (sample.places[index] for index in sorted(sample.places)):
+        regions.append(RenderedText(sample.text[position : places[0][0]]))
+        position = places[-1][1]
+    regions.append(RenderedText(sample.text[position:]))
+    outside = regions[0] if len(regions) == 1 else RenderedText("\n".join(region.text for region in regions))
+    region, said = 0, Counter[tuple[int, str]]()
+    for index, message in enumerate(conversation.messages[: sample.num_messages]):
+        if index in sample.places:
+            learned = RenderedText("\n".join(sample.text[first:last] for first, last in sample.places[index]))
+            lost = lost_from_answer(message, learned)
+            region += 1
+        elif conversation.has_loss[index]:
+            continue  # it is learned in another sample
+        else:
+            lost = lost_from_history(message, regions[region])
+            if lost and message["role"] in ("system", "developer"):  # which templates move
+                lost = lost_from_history(message, outside)
+            content = text_of(message).strip()
+            said[region, content] += 1
+            if not lost and said[region, content] > 1 and regions[region].count(content) < said[region, content]:
+                lost = "text"
+        if lost:
+            raise BadExample(
+                f"turn {index + 1} ({message['role']}): the chat template does not write its {lost}, which would be "
+                f"lost; {template.write_it}"
+            )
+    if lost := lost_from_tools(conversation.tools, outside):
+        raise BadExample(f"the chat template does not write {lost}, which would be lost; {template.write_it}")
+
+
+def _leave_out_parts(conversation: Conversation, sample: _Sample) -> None:
+    """Take the parts that are not learned out of the places of their turns."""
+    for index, not_learned in conversation.not_learned.items():
+        if index not in sample.places:
+            continue
+        message = conversation.messages[index]
+        text, thoughts = text_of(message), "".join(thoughts_of(message))
+        try:
+            sample.places[index] = learned_places(
+                sample.text, sample.places[index], text=text, thoughts=thoughts, not_learned=not_learned
+            )
+        except BadExample as error:
+            raise BadExample(f"turn {index + 1}: {error}") from error
+
+
+def _spans(sample: _Sample) -> list[TextSpan]:
+    spans, position = [], 0
+    for first, last in (place for index in sorted(sample.places) for place in sample.places[index]):
+        spans += [TextSpan(sample.text[position:first], False), TextSpan(sample.text[first:last], True)]
+        position = last
+    return [*spans, TextSpan(sample.text[position:], False)]

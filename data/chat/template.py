@@ -1,0 +1,123 @@
+"""A tokenizer's chat template: conversations as text."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from jinja2 import TemplateError
+from transformers.utils.chat_template_utils import render_jinja_template
+
+from data.chat.conversation import Conversation
+from data.sequences.loss_mask import BadExample
+from utils.errors import ConfigError, in_one_line
+
+FLAG = "--chat_dataset.chat_template"
+
+_GENERATION = re.compile(r"\{%[-+]?\s*generation\s*[-+]?%\}")
+
+
+def use_template(tokenizer: Any, file: str | None, flag: str = FLAG) -> None:
+    """Give the tokenizer the template in `file`, which is then saved with the trained model; None keeps its own.
+
+    Args:
+        flag: that gave the file.
+
+    Raises:
+        ConfigError: if the file cannot be read, or the tokenizer has no template.
+    """
+    if file is not None:
+        try:
+            tokenizer.chat_template = Path(file).expanduser().read_text(encoding="utf-8")
+        except (OSError, UnicodeDecodeError) as error:
+            raise ConfigError(f"{flag}: {file} could not be read ({error}); name a file") from error
+    if not tokenizer.chat_template:
+        raise ConfigError(
+            f"{flag}: the tokenizer has no chat template; give one with {flag} FILE (for a base model "
+            "datasets/samples/formats/chat.jinja will do), or take a model whose tokenizer has one"
+        )
+
+
+@dataclass(frozen=True)
+class ChatTemplate:
+    """The template of a tokenizer, and the tokens that can end a turn."""
+
+    tokenizer: Any
+    special_tokens: tuple[str, ...]  # longest first
+    flag: str = FLAG  # that gives another template
+
+    @classmethod
+    def of(cls, tokenizer: Any, flag: str = FLAG) -> ChatTemplate:
+        tokens = {token.content.strip() for token in tokenizer.added_tokens_decoder.values() if token.special} - {""}
+        return cls(tokenizer, tuple(sorted(tokens, key=len, reverse=True)), flag)
+
+    @property
+    def mark_it(self) -> str:
+        """What to do if the assistant's part cannot be told."""
+        return f"give a template that marks the assistant's parts with {{% generation %}} ({self.flag} FILE)"
+
+    @property
+    def write_it(self) -> str:
+        """What to do if it leaves out a part of a row."""
+        return f"give a template that writes it ({self.flag} FILE), or take that out of the rows"
+
+    def has_marks(self, conversation: Conversation) -> bool:
+        """Whether it marks the assistant's parts with `{% generation %}`."""
+        return _GENERATION.search(self.tokenizer.get_chat_template(tools=conversation.tools)) is not None
+
+    def render(self, conversation: Conversation, num_messages: int, *, prompt: bool = False) -> str:
+        """The first messages as text; with `prompt`, up to where the assistant's next turn begins.
+
+        Raises:
+            BadExample: if the template does not take them.
+        """
+        return self._render(conversation, num_messages, add_generation_prompt=prompt)[0][0]
+
+    def render_marked(self, conversation: Conversation, num_messages: int) -> tuple[str, list[tuple[int, int]]]:
+        """The first messages as text, and the parts [first, last) of it that the template marks.
+
+        Raises:
+            BadExample: if the template does not take them.
+        """
+        texts, marks = self._render(conversation, num_messages, return_assistant_tokens_mask=True)
+        return texts[0], [(first, last) for first, last in marks[0] if first < last]
+
+    def special_at_end(self, text: str) -> str | None:
+        """The special token that the text ends with."""
+        return next((token for token in self.special_tokens if text.endswith(token)), None)
+
+    def special_at_start(self, text: str) -> str | None:
+        """The special token that the text begins with."""
+        return next((token for token in self.special_tokens if text.startswith(token)), None)
+
+    def _render(self, conversation: Conversation, num_messages: int, **options: bool) -> Any:
+        try:
+            return self._call(conversation, num_messages, **options)
+        except (TemplateError, TypeError, ValueError, KeyError, RecursionError) as error:
+            turn = self._first_refused(conversation, num_messages, error)
+            raise BadExample(
+                f"the chat template does not take turn {turn} ({type(error).__name__}: {in_one_line(error)}); mend the "
+                f"row, or give a template that takes it ({self.flag} FILE)"
+            ) from error
+
+    def _call(self, conversation: Conversation, num_messages: int, **options: bool) -> Any:
+        render: Any = render_jinja_template  # its annotation says str
+        return render(
+            [conversation.messages[:num_messages]],
+            tools=conversation.tools,
+            chat_template=self.tokenizer.get_chat_template(tools=conversation.tools),
+            **{**self.tokenizer.special_tokens_map, **conversation.template_kwargs},
+            **options,
+        )
+
+    def _first_refused(self, conversation: Conversation, num_messages: int, error: Exception) -> int:
+        """The turn, from 1, with which the template begins to fail in this way."""
+        for number in range(1, num_messages):
+            try:
+                self._call(conversation, number)
+            except Exception as found:  # whatever a template stumbles over
+                if str(found) == str(error):
+                    return number
+        return num_messages

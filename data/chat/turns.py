@@ -1,0 +1,265 @@
+"""One turn of a conversation, from the forms in which data holds it to the one that chat templates take."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Collection, Mapping
+from typing import Any, NamedTuple
+
+from data.chat.turn_parts import NOTHING, Parts, TurnPlaces, is_learned, parts_of, places_not_learned
+from data.sequences.loss_mask import BadExample
+from data.splits.optional_columns import MEDIA
+
+Message = dict[str, Any]
+
+# Names of roles, in lower case, as the roles that templates know. A function_call turn is the assistant's.
+ROLES = {
+    **dict.fromkeys(("system",), "system"),
+    **dict.fromkeys(("developer",), "developer"),
+    **dict.fromkeys(("user", "human", "prompter"), "user"),
+    **dict.fromkeys(("assistant", "gpt", "bot", "model", "chatgpt", "ai"), "assistant"),
+    **dict.fromkeys(("tool", "function", "observation", "function_response", "tool_response", "ipython"), "tool"),
+    **dict.fromkeys(("function_call", "tool_call"), "function_call"),
+}
+_MEDIA_KEYS = ("images", "audios", "videos")
+
+# Other keys of a turn that say whether it is learned: OpenAI's, Axolotl's, LLaMA-Factory's. The details are Axolotl's.
+_WEIGHTS = ("weight", "train", "training", "loss_weight")
+_DETAILS = ("train_detail", "training_detail")
+_THOUGHTS = ("reasoning_content", "thinking", "reasoning")
+_TEXT_KEYS = ("text", "value", "content")
+_TEXT_PARTS = ("text", "input_text", "output_text", "refusal", None)
+_CALL_PARTS = ("tool_call", "tool_use", "function_call")
+
+
+class Turn(NamedTuple):
+    """A turn, and whether its data says that it is learned; None if it says nothing."""
+
+    message: Message
+    is_learned: bool | None
+    not_learned: TurnPlaces = NOTHING  # though the turn is
+
+
+class _Content(NamedTuple):
+    """What stands in a content, or in thoughts that are a list of parts."""
+
+    text: str | None  # None if there is none
+    calls: list[Any]
+    text_parts: Parts
+    thoughts: Parts
+
+
+def read_turn(turn: Any, names: Mapping[str, str], *, drop_nulls: bool = False) -> Turn:
+    """A turn as templates take it: `role`, `content` (text), `tool_calls`, `reasoning_content`, and what else it has.
+
+    Args:
+        turn: a dict with `role` and `content`, or ShareGPT's `from` and `value`.
+        names: roles by the names that the data has for them, beside `ROLES`.
+        drop_nulls: inside the arguments of calls, too, where Arrow puts them for the keys of other calls.
+
+    Raises:
+        BadExample: if it is none, or holds what a template would not print.
+    """
+    if not isinstance(turn, Mapping):
+        raise BadExample(f"it is not a dict with role and content but {type(turn).__name__}")
+    message = {key: value for key, value in turn.items() if value is not None}
+    role = _role(message, names)
+    if message.keys() == {"content"} and isinstance(message["content"], str) and role != "function_call":
+        return Turn({"role": role, **message}, None)  # most turns; the rest of this function would take as long again
+    for key in _MEDIA_KEYS:
+        if message.get(key):
+            raise BadExample(f"its {key} would be lost by a run on text alone")
+    weights = {is_learned(key, message.pop(key)) for key in _WEIGHTS if key in message}
+    if len(weights) > 1:
+        raise BadExample("its weights differ; leave one of them out")
+    details = [(key, message.pop(key)) for key in _DETAILS if message.get(key)]
+    content = _only_one(message, ("content", "value"))
+    thoughts = _read_thoughts(_only_one(message, _THOUGHTS))
+    calls = _parse(message.pop("tool_calls", None) or [], "tool_calls")
+    if function := message.pop("function_call", None):  # OpenAI's older form of one call
+        calls = [function]
+    if not isinstance(calls, list):
+        raise BadExample("its tool_calls are not a list")
+    if role == "function_call" and (content or not calls):
+        calls, content = [*calls, *_calls_in_text(content)], ""
+    if role == "tool" and isinstance(content, Mapping):
+        content = json.dumps(content, ensure_ascii=False)
+    said = _read_parts(content)
+    calls, all_thoughts = [*calls, *said.calls], [*thoughts, *said.thoughts]
+    if said.text is None and not calls and not all_thoughts:
+        raise BadExample("it has no text in content")
+    if all_thoughts:  # templates call them by either name
+        text = "".join(part for part, _ in all_thoughts)
+        message |= dict.fromkeys(("reasoning_content", "thinking"), text)
+    if calls:
+        message["tool_calls"] = [_read_call(call, drop_nulls=drop_nulls) for call in calls]
+    role = "assistant" if role == "function_call" else role
+    if details and any(learned is not None for _, learned in said.text_parts):
+        raise BadExample(f"its {details[0][0]} and its parts both say what is learned; leave one of them out")
+    text_parts = parts_of(said.text or "", *details[0]) if details else said.text_parts
+    parts = [*text_parts, *all_thoughts]
+    if role != "assistant" and (True in weights or any(learned for _, learned in parts)):
+        raise BadExample("it is to be learned, and only the assistant's turns are; leave its weight out, or give 0")
+    learns = next(iter(weights), None)
+    said_of_parts = {learned for text, learned in parts if text.strip()}
+    if said_of_parts == {False} and not calls:
+        learns = False
+    not_learned = TurnPlaces(places_not_learned(text_parts), places_not_learned(all_thoughts))
+    return Turn({"role": role, "content": said.text or "", **message}, learns, not_learned)
+
+
+def role_of(turn: Any, names: Mapping[str, str]) -> str | None:
+    """The role of a turn as it stands in the data; None if it is unknown."""
+    speaker = (turn.get("role") or turn.get("from")) if isinstance(turn, Mapping) else None
+    return (names.get(speaker) or ROLES.get(speaker.lower())) if isinstance(speaker, str) else None
+
+
+def says_nothing(message: Message) -> bool:
+    """Whether a turn has no text, no call and no thoughts."""
+    return not (message["content"].strip() or message.get("tool_calls") or message.get("reasoning_content", "").strip())
+
+
+def without_nulls(value: Any, but: Collection[str] = ()) -> Any:
+    """The value without keys that are null: Arrow gives each dict of a column the keys of all of them.
+
+    Raises:
+        BadExample: if it is nested too deeply.
+    """
+    try:
+        return _without_nulls(value, but)
+    except RecursionError as error:
+        raise BadExample("it holds a value that is nested too deeply") from error
+
+
+def parse_json(text: str) -> Any:
+    """The value of a JSON text.
+
+    Raises:
+        ValueError: if it is none, or gives a key twice, of which one value would be lost.
+    """
+    try:
+        return json.loads(text, object_pairs_hook=_each_key_once)
+    except RecursionError as error:
+        raise ValueError("it is nested too deeply") from error
+
+
+def _without_nulls(value: Any, but: Collection[str]) -> Any:
+    if isinstance(value, Mapping):
+        return {key: _without_nulls(item, but) for key, item in value.items() if item is not None or key in but}
+    return [_without_nulls(item, but) for item in value] if isinstance(value, list) else value
+
+
+def _each_key_once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    value = dict(pairs)
+    if len(value) < len(pairs):
+        raise ValueError("it gives a key twice")
+    return value
+
+
+def _role(message: Message, names: Mapping[str, str]) -> str:
+    speaker = _only_one(message, ("role", "from"))
+    if not isinstance(speaker, str):
+        raise BadExample("it has no role")
+    role = names.get(speaker) or ROLES.get(speaker.lower())
+    if role is None:
+        raise BadExample(
+            f"its role {speaker!r} is unknown; name it with --chat_dataset.roles {speaker}=user (or =assistant, "
+            f"=system, =tool; {speaker}={speaker} if the chat template knows it)"
+        )
+    return role
+
+
+def _only_one(message: Message, keys: Collection[str]) -> Any:
+    """What stands under any of these keys, taken out."""
+    found = {key: message.pop(key) for key in keys if key in message}
+    first = next(iter(found.values()), None)
+    if any(value != first for value in found.values()):
+        raise BadExample(f"its {' and '.join(found)} differ; leave one of them out")
+    return first
+
+
+def _read_thoughts(thoughts: Any) -> Parts:
+    if isinstance(thoughts, list):
+        said = _read_parts(thoughts)
+        if said.calls or (said.text_parts and said.thoughts):
+            raise BadExample("its thoughts hold parts of several kinds; give parts of text alone")
+        return said.text_parts or said.thoughts
+    if thoughts and not isinstance(thoughts, str):
+        raise BadExample(f"its thoughts are neither text nor a list of parts but {type(thoughts).__name__}")
+    return [(thoughts, None)] if thoughts else []
+
+
+def _read_parts(content: Any) -> _Content:
+    if content is None or isinstance(content, str):
+        return _Content(content, [], [(content, None)] if content else [], [])
+    if not isinstance(content, list):
+        raise BadExample(f"its content is neither text nor a list of parts but {type(content).__name__}")
+    texts, thoughts, calls = Parts(), Parts(), list[Any]()
+    for part in content:
+        if isinstance(part, str):
+            texts.append((part, None))
+            continue
+        if not isinstance(part, Mapping):
+            raise BadExample(f"a part of its content is neither text nor a dict but {type(part).__name__}")
+        part = {key: value for key, value in part.items() if value is not None}
+        kind = part.get("type")
+        learned = next((is_learned(key, part[key]) for key in _WEIGHTS if key in part), None)
+        if kind in _CALL_PARTS:
+            if learned is False:
+                raise BadExample("a call in its content is not to be learned; weigh the turn as a whole")
+            calls += _calls_in_text(part["value"]) if isinstance(part.get("value"), str) else [part]
+        elif kind in _THOUGHTS:
+            thoughts.append((_text_of_part(part, (*_THOUGHTS, *_TEXT_KEYS)), learned))
+        elif kind in _TEXT_PARTS:
+            texts.append((_text_of_part(part, (*_TEXT_KEYS, "refusal")), learned))
+        elif any(medium in str(kind) for medium in MEDIA):
+            raise BadExample(f"a part of its content is of type {kind}, and this run trains on text alone")
+        else:
+            raise BadExample(f"a part of its content is of type {kind!r}, which is unknown; write it as text")
+    return _Content("".join(text for text, _ in texts), calls, texts, thoughts)
+
+
+def _text_of_part(part: Mapping[str, Any], keys: tuple[str, ...]) -> str:
+    text = next((part[key] for key in keys if isinstance(part.get(key), str)), None)
+    if text is None:
+        raise BadExample(f"a part of its content has no text: {', '.join(part)}")
+    return text
+
+
+def _calls_in_text(text: Any) -> list[Any]:
+    """ShareGPT's call turn: the JSON of a call's name and arguments, or of a list of them."""
+    try:
+        calls = parse_json(text) if isinstance(text, str) else text
+    except ValueError as error:
+        raise BadExample(
+            f"it is a call that is no JSON ({error}); write it as JSON with name and arguments, or learn it as text "
+            "with --chat_dataset.roles function_call=assistant"
+        ) from error
+    return calls if isinstance(calls, list) else [calls]
+
+
+def _read_call(call: Any, *, drop_nulls: bool) -> dict[str, Any]:
+    """A call as templates take it: its arguments are a dict."""
+    call = _parse(call, "call")
+    function = call.get("function") if isinstance(call, Mapping) else None
+    function = _parse(function, "call") if isinstance(function, str) and function.strip()[:1] == "{" else function
+    said = function if isinstance(function, Mapping) else call
+    if not isinstance(said, Mapping) or not isinstance(said.get("name"), str):
+        raise BadExample("it has a call without a name")
+    keys = ("arguments", "parameters", "input")
+    arguments = _parse(next((said[key] for key in keys if said.get(key) is not None), {}) or {}, "arguments")
+    if not isinstance(arguments, Mapping):
+        raise BadExample(f"the arguments of its call of {said['name']} are not a JSON object; write them as one")
+    whole = call if said is not call else {key: call[key] for key in ("id",) if key in call}
+    more = {key: value for key, value in whole.items() if value is not None and key not in ("function", "type")}
+    arguments = without_nulls(arguments) if drop_nulls else dict(arguments)
+    return {"type": "function", **more, "function": {"name": said["name"], "arguments": arguments}}
+
+
+def _parse(value: Any, what: str) -> Any:
+    if not isinstance(value, str):
+        return value
+    try:
+        return parse_json(value) if value.strip() else {}
+    except ValueError as error:
+        raise BadExample(f"its {what} {value[:40]!r} are no JSON ({error}); mend them") from error

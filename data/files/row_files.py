@@ -1,0 +1,105 @@
+"""JSON, CSV and TSV files as a Hugging Face dataset of rows that are still text.
+
+The library keeps the rows once read, and holds the lock of the process that reads them.
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from glob import escape
+from itertools import islice
+from pathlib import Path
+from typing import Any
+
+import datasets
+import pyarrow as pa
+from datasets.fingerprint import Hasher
+
+from data.files import byte_chunks, csv_files, json_files
+from data.files.json_files import RowText
+
+ROW, NEW_KEYS, PROBLEM = "row", "new_keys", "problem"
+ENDINGS = (".jsonl", ".json", ".jsonl.gz", ".json.gz", ".jsonl.zst", ".json.zst", ".csv", ".tsv")
+_ROWS_AT_A_TIME = 4096
+_CHARACTERS_AT_A_TIME = 2**24
+_SEPARATOR = "\x1f"
+_FEATURES = datasets.Features({name: datasets.Value("string") for name in (ROW, NEW_KEYS, PROBLEM)})
+
+
+def read_row_files(files: Sequence[Path], names: Sequence[str]) -> Any:
+    """Rows as text: `row` is JSON, or null and `problem` says why; `new_keys` are those that no row before had.
+
+    Args:
+        names: keys under which a JSON object may hold the rows of this split.
+    """
+    builder = RowFiles(
+        hash=Hasher.hash([inspect.getsource(module) for module in (byte_chunks, json_files, csv_files)]),
+        data_files=[
+            escape(str(file)) for file in files
+        ],  # the library takes them for patterns, and their times for a key
+        paths=tuple(map(str, files)),
+        names=tuple(names),
+    )
+    builder.download_and_prepare()
+    return builder.as_dataset(split="train")
+
+
+def keys_of(new_keys: Sequence[str | None]) -> list[str]:
+    """The keys of all rows, in the order in which they come first."""
+    return list(dict.fromkeys(key for keys in new_keys if keys for key in keys.split(_SEPARATOR)))
+
+
+@dataclass
+class RowFilesConfig(datasets.BuilderConfig):
+    paths: tuple[str, ...] = ()
+    names: tuple[str, ...] = ()
+
+
+class RowFiles(datasets.ArrowBasedBuilder):
+    """Called by the library; every file is a shard."""
+
+    BUILDER_CONFIG_CLASS = RowFilesConfig
+
+    def _info(self) -> datasets.DatasetInfo:
+        return datasets.DatasetInfo(features=_FEATURES)
+
+    def _split_generators(self, dl_manager: Any) -> list[datasets.SplitGenerator]:
+        return [datasets.SplitGenerator(name="train", gen_kwargs={"paths": list(self.config.paths)})]
+
+    def _generate_tables(self, paths: list[str]) -> Iterator[tuple[int, pa.Table]]:
+        number = 0
+        for path in paths:
+            file, seen = Path(path), set[str]()
+            rows = iter(csv_files.csv_rows(file) if file.suffix in (".csv", ".tsv") else self._json_rows(file))
+            while block := _block(rows):
+                yield number, _table(block, seen)
+                number += 1
+
+    def _json_rows(self, file: Path) -> Iterator[RowText]:
+        return json_files.json_rows(file, self.config.names)
+
+
+def _block(rows: Iterator[RowText]) -> list[RowText]:
+    """The next rows: not many, and few if they are long, for a block is in memory as a whole."""
+    block, num_characters = [], 0
+    for row in islice(rows, _ROWS_AT_A_TIME):
+        block.append(row)
+        num_characters += len(row.text or "")
+        if num_characters > _CHARACTERS_AT_A_TIME:
+            break
+    return block
+
+
+def _table(rows: Sequence[RowText], seen: set[str]) -> pa.Table:
+    new_keys: list[str | None] = []
+    for row in rows:
+        keys = row.value or ()
+        if seen.issuperset(keys):
+            new_keys.append(None)
+        else:
+            new_keys.append(_SEPARATOR.join(key for key in keys if key not in seen))
+            seen.update(keys)
+    columns = {ROW: [row.text for row in rows], NEW_KEYS: new_keys, PROBLEM: [row.problem for row in rows]}
+    return pa.table(columns, schema=_FEATURES.arrow_schema)

@@ -1,0 +1,204 @@
+"""Rows of several files, or of a dataset on the disk, in blocks that can be read again from their places."""
+
+from __future__ import annotations
+
+import hashlib
+import zlib
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from itertools import islice
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import datasets
+import numpy as np
+
+from data.files.csv_files import CsvReader
+from data.files.json_files import JsonReader
+from data.files.row_chunks import RowChunk, RowReader
+from data.files.table_files import ArrowReader, ParquetReader, SavedReader, features_of
+from data.files.text_files import TextReader
+from utils.file_samples import evenly_spaced_parts
+
+_HEAD_ROWS, _HEAD_CHARACTERS = 256, 2**22  # rows that name the columns, and their size
+_SAMPLE_BYTES = 2**12
+_NUM_SAMPLES = 16  # of each file, to tell it from another rank's
+
+
+class RowPlace(NamedTuple):
+    """Where a row is."""
+
+    file: int  # its place in the list of files
+    position: int  # of its chunk (`data.files.row_chunks.Place`)
+    num_before: int
+    skip: int  # rows of the chunk before it
+
+
+@dataclass(frozen=True)
+class RowBlock:
+    """Rows that follow each other; they are made when they are read."""
+
+    place: RowPlace
+    end: RowPlace
+    pieces: list[tuple[RowChunk, int, int]]  # a chunk, and its rows [first, last)
+
+    def __len__(self) -> int:
+        return sum(last - first for _, first, last in self.pieces)
+
+    def read(self) -> list[dict[str, Any] | str]:
+        """The rows; a text says what is wrong with a row that cannot be read."""
+        return [row for chunk, first, last in self.pieces for row in chunk.read(first, last)]
+
+
+@dataclass(frozen=True)
+class RowStream:
+    """The rows of a split. It can be pickled for a worker process.
+
+    Args:
+        files: all of one kind; none for `saved`.
+        names: keys under which a JSON object may hold the rows of this split.
+        columns: of a table, to read; None: all.
+    """
+
+    files: tuple[Path, ...] = ()
+    names: tuple[str, ...] = ()
+    sample_by: str = "line"
+    saved: datasets.Dataset | None = None
+    columns: tuple[str, ...] | None = None
+
+    @property
+    def features(self) -> datasets.Features | None:
+        """What the columns of a table are; None if each row has keys of its own."""
+        if self.saved is not None:
+            return self.saved.features
+        if self.files[0].suffix in (".parquet", ".arrow"):
+            return features_of(self.files[0])
+        return datasets.Features({"text": datasets.Value("string")}) if self.files[0].suffix == ".txt" else None
+
+    @property
+    def seeks(self) -> bool:
+        """Whether a row can be read without those before it; compressed files cannot."""
+        return not any(file.suffix in (".gz", ".zst") for file in self.files)
+
+    def column_names(self) -> list[str]:
+        """The columns, or the keys of the first rows."""
+        if self.features is not None:
+            return list(self.columns or self.features)
+        keys: dict[str, None] = {}
+        num_characters = 0
+        for row in islice(self, _HEAD_ROWS):
+            if isinstance(row, Mapping):
+                keys |= dict.fromkeys(row)
+                num_characters += len(str(row))
+            if num_characters > _HEAD_CHARACTERS:
+                break
+        return list(keys)
+
+    def select_columns(self, columns: Sequence[str]) -> RowStream:
+        """The same rows with these columns alone; rows with keys of their own keep them."""
+        return self if self.features is None else replace(self, columns=tuple(columns))
+
+    def __iter__(self) -> Iterator[dict[str, Any] | str]:
+        for rows in self.iter(_HEAD_ROWS):
+            yield from rows
+
+    def iter(self, batch_size: int) -> Iterator[list[dict[str, Any] | str]]:
+        """The rows, so many at a time."""
+        cursor = self.cursor()
+        while block := cursor.block(cursor.place, batch_size):
+            yield block.read()
+
+    def cursor(self, epoch: int = 0) -> RowCursor:
+        """Reads blocks of rows. Files come in another order in each epoch but the first."""
+        order = list(range(max(1, len(self.files))))
+        if epoch:
+            np.random.default_rng(epoch).shuffle(order)
+        return RowCursor(self, order)
+
+    def open(self, file: int) -> RowReader:
+        """A file, by its place in the list."""
+        if self.saved is not None:
+            return SavedReader(self.saved if self.columns is None else self.saved.select_columns(list(self.columns)))
+        path = self.files[file]
+        if path.suffix in (".parquet", ".arrow"):
+            features = features_of(self.files[0])
+            reader = ParquetReader if path.suffix == ".parquet" else ArrowReader
+            return reader(path, self.columns or tuple(features), features)
+        if path.suffix in (".csv", ".tsv"):
+            return CsvReader(path)
+        return TextReader(path, self.sample_by) if path.suffix == ".txt" else JsonReader(path, self.names)
+
+    def identity(self) -> list[list[int]]:
+        """Size and checksum of each file's beginning and end: another file differs in these."""
+        if self.saved is not None:
+            return [[len(self.saved), zlib.crc32(self.saved._fingerprint.encode())]]
+        return [_identity(file) for file in self.files]
+
+    def fingerprint(self) -> str:
+        """The number and size of the files, and a digest of evenly spaced parts of each, in their order.
+
+        Their names are left out: the same data may lie elsewhere on another machine.
+        """
+        files = self.files if self.saved is None else [Path(file["filename"]) for file in self.saved.cache_files]
+        digest, num_bytes = hashlib.sha256(), 0
+        for file in files:
+            size = file.stat().st_size
+            num_bytes += size
+            digest.update(f"{size} ".encode())
+            for part in evenly_spaced_parts(file, _NUM_SAMPLES, _SAMPLE_BYTES):
+                digest.update(part)
+        return f"{len(files)}, {num_bytes} bytes, digest {digest.hexdigest()[:12]}"
+
+
+class RowCursor:
+    """Reads a stream's blocks in any order; quickly if they follow each other.
+
+    Args:
+        order: of the files, by their places in the list.
+    """
+
+    def __init__(self, rows: RowStream, order: Sequence[int]) -> None:
+        self.rows, self.order = rows, order
+        self.place = RowPlace(order[0], 0, 0, 0)  # behind the block that was read last
+        self._file, self._at = -1, (-1, -1)
+        self._reader: RowReader | None = None
+        self._chunk: RowChunk | None = None
+
+    def block(self, place: RowPlace, size: int) -> RowBlock:
+        """Up to `size` rows from a place on; fewer at the end of the files."""
+        file, position, num_before, skip = place
+        pieces: list[tuple[RowChunk, int, int]] = []
+        missing = size
+        while missing:
+            chunk = self._chunk_at(file, position, num_before)
+            if chunk is None:
+                following = self.order.index(file) + 1
+                if following == len(self.order):
+                    break
+                file, position, num_before, skip = self.order[following], 0, 0, 0
+                continue
+            number = min(missing, len(chunk) - skip)
+            if number > 0:
+                pieces.append((chunk, skip, skip + number))
+                missing, skip = missing - number, skip + number
+            if skip >= len(chunk):
+                (position, num_before), skip = chunk.next, 0
+        self.place = RowPlace(file, position, num_before, skip)
+        return RowBlock(place, self.place, pieces)
+
+    def _chunk_at(self, file: int, position: int, num_before: int) -> RowChunk | None:
+        if file != self._file or self._reader is None:
+            if self._reader is not None:
+                self._reader.close()
+            self._file, self._reader, self._at = file, self.rows.open(file), (-1, -1)
+        if self._at != (file, position):
+            self._at, self._chunk = (file, position), self._reader.chunk(position, num_before)
+        return self._chunk
+
+
+def _identity(file: Path) -> list[int]:
+    size = file.stat().st_size
+    with open(file, "rb") as stream:
+        start = stream.read(_SAMPLE_BYTES)
+        stream.seek(max(0, size - _SAMPLE_BYTES))
+        return [size, zlib.crc32(stream.read(), zlib.crc32(start))]

@@ -1,0 +1,52 @@
+"""Rows of text files: lines, paragraphs or whole files, as the Hugging Face library divides them."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+from data.files.byte_chunks import ByteChunks, end_of_lines
+from data.files.json_files import where_not_utf8
+from data.files.row_chunks import ItemChunk, RowChunk, RowReader
+from utils.errors import ConfigError
+
+_BETWEEN_PARAGRAPHS = re.compile(rb"\r?\n\r?\n")
+
+
+class TextReader(RowReader):
+    """A row is `{"text": ...}`.
+
+    Args:
+        sample_by: `line`, `paragraph` (an empty line is between two) or `document`.
+    """
+
+    def __init__(self, file: Path, sample_by: str) -> None:
+        self.file, self.sample_by = file, sample_by
+        ends = {"line": end_of_lines, "paragraph": _end_of_paragraphs, "document": lambda data: 0}
+        self._bytes = ByteChunks(file, ends[sample_by])
+
+    def chunk(self, position: int, num_before: int) -> RowChunk | None:
+        data = self._bytes.at(position)
+        if not data:
+            return None
+        try:
+            text = data.decode().replace("\r\n", "\n").replace("\r", "\n")
+        except UnicodeDecodeError as error:
+            raise ConfigError(where_not_utf8(self.file) or f"{self.file}: {error}") from error
+        if self.sample_by == "line":
+            rows = text.removesuffix("\n").split("\n")
+        elif self.sample_by == "paragraph":
+            rows = [part for part in text.split("\n\n") if part]
+        else:
+            rows = [text]
+        return ItemChunk([{"text": row} for row in rows], (position + len(data), 0))
+
+    def close(self) -> None:
+        self._bytes.close()
+
+
+def _end_of_paragraphs(data: bytes) -> int:
+    end = 0
+    for found in _BETWEEN_PARAGRAPHS.finditer(data):
+        end = found.end()
+    return end

@@ -1,0 +1,141 @@
+"""Captions as tokens, and where the image of each is: images stay on disk until a batch is made of them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, replace
+from itertools import islice
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import datasets
+import numpy as np
+
+from data.files.data_path import locate
+from data.files.kinds import TABLES
+from data.images.opening import check_image, image_source, open_image
+from data.sequences.loss_mask import BadExample
+from data.splits.examples import SplitExamples
+from data.splits.files import Files
+from data.splits.reading import holds_text
+from utils.printing import print_line
+from utils.progress import phase, shows_progress
+
+_THREADS = 16  # that wait for files, most of the time
+_CHECKED_AT_A_TIME = 4096
+
+
+class Picture(NamedTuple):
+    """An image, decoded, and what the model is asked about it."""
+
+    image: Any  # PIL.Image
+    prompt: str
+
+
+@dataclass(frozen=True)
+class Pictures:
+    """The images of a split by their place in it, and their prompts."""
+
+    examples: SplitExamples  # with the columns of images and prompts
+    image_column: str
+    prompt_column: str | None
+    prompt: str  # if there is no such column
+    folder: Path | None  # that relative paths start from
+
+    def __len__(self) -> int:
+        return len(self.examples.data)
+
+    def example(self, index: int) -> dict[str, Any]:
+        """The row at this place.
+
+        Raises:
+            BadExample: if it cannot be read.
+        """
+        (row,) = self.examples.rows_of(self.examples.data[index : index + 1])
+        if isinstance(row, BadExample):
+            raise row
+        return row
+
+    def open(self, index: int) -> Picture:
+        """The image at this place, decoded.
+
+        Raises:
+            BadExample: if it cannot be.
+        """
+        row = self.example(index)
+        image = open_image(image_source(row[self.image_column], self.image_column, self.folder))
+        return Picture(image, row[self.prompt_column] if self.prompt_column else self.prompt)
+
+    def describe(self, index: int, error: BadExample) -> str:
+        """What is said of a row whose image turns out broken when its batch is made."""
+        place = f"{self.examples.place}, row {self.examples.row_number(index)}"
+        return f"{self.examples.flag}: {place}: {error}; mend it, or take the row out"
+
+    def broken(self) -> np.ndarray:
+        """Which images are not there or have no header that can be read, bool [rows]. Pixels are not decoded.
+
+        Raises:
+            ConfigError: for the first such image, unless such rows are skipped.
+        """
+        is_broken, said = np.zeros(len(self), dtype=bool), 0
+        places = iter(range(len(self)))
+        with phase(f"checking {len(self):,} images of {self.examples.place}"), ThreadPoolExecutor(_THREADS) as pool:
+            while some := list(islice(places, _CHECKED_AT_A_TIME)):
+                for index, error in zip(some, pool.map(self._problem, some), strict=True):
+                    if error is None:
+                        continue
+                    is_broken[index] = True
+                    refusal = self.examples.refusal(index, error)
+                    if not said and shows_progress():
+                        print_line(f"left out: {refusal}")
+                    said += 1
+        if said > 1 and shows_progress():
+            print_line(f"left out: {said:,} rows in all whose images cannot be read")
+        return is_broken
+
+    def _problem(self, index: int) -> BadExample | None:
+        try:
+            check_image(image_source(self.example(index)[self.image_column], self.image_column, self.folder))
+        except BadExample as error:
+            return error
+        return None
+
+
+@dataclass(frozen=True)
+class CaptionRows:
+    """What a caption dataset is: tokens (`input_ids`, `labels`) and pictures, in the same order."""
+
+    tokens: Any  # datasets.Dataset
+    pictures: Pictures
+
+    def __len__(self) -> int:
+        return len(self.tokens)
+
+    def __iter__(self) -> Iterator[Mapping[str, Any]]:
+        return iter(self.tokens)
+
+
+def undecoded(examples: SplitExamples, column: str) -> SplitExamples:
+    """The examples with the images of this column as they are stored; the library would decode each that is read."""
+    data = examples.data
+    if not holds_text(data) and isinstance(data.features[column], datasets.Image):
+        data = data.cast_column(column, datasets.Image(decode=False))
+    return replace(examples, data=data)
+
+
+def text_alone(examples: SplitExamples, image_column: str, *columns: str) -> SplitExamples:
+    """The examples with these columns alone, so that tokenising reads no image."""
+    others = tuple(column for column in examples.all_columns if column != image_column)
+    examples = replace(examples.with_columns(*columns), all_columns=others)
+    return examples if holds_text(examples.data) else replace(examples, data=examples.data.select_columns([*columns]))
+
+
+def folder_of_paths(flag: str, dataset_config: Any, split: str) -> Path | None:
+    """The folder of a split's files, from which paths in them start; None if they are of several, or no files."""
+    place = locate(flag, dataset_config, None, TABLES)
+    if not isinstance(place, Files):
+        return None
+    files = place.files_of(split if place.has_split(split) else dataset_config.train_split)
+    folders = {file.parent for file in files}
+    return folders.pop() if len(folders) == 1 else None

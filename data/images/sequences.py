@@ -1,0 +1,97 @@
+"""Sequences for a model of image and text: captions as tokens, each with the place of its image."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from data.images.caption_rows import CaptionRows, Pictures
+from data.sequences.flattening import flatten
+from data.sequences.labels import IGNORE_INDEX
+from data.sequences.tokenized import Sequences
+from utils.errors import ConfigError
+
+
+class CaptionedImage(NamedTuple):
+    """One example: its caption's tokens, and where its image is."""
+
+    input_ids: np.ndarray  # int32 [tokens]
+    labels: np.ndarray  # int32 [tokens], the same tokens
+    source_row: int
+    pictures: Pictures
+    place: int  # of the image in `pictures`
+
+
+@dataclass(frozen=True)
+class ImageSequences(Sequences):
+    """Captions end to end in flat arrays; `input_ids` holds no image tokens, which the collator writes."""
+
+    pictures: Any = None  # Pictures
+    max_text_length: int = 0
+
+    def __getitem__(self, index: int) -> CaptionedImage:  # type: ignore[override]
+        sequence = super().__getitem__(index)
+        return CaptionedImage(*sequence, self.pictures, sequence.source_row)
+
+    def describe(self, split: str) -> list[str]:
+        """Lines on what was cut and what was left out; none if all is well."""
+        lines = []
+        if self.num_truncated:
+            lines.append(
+                f"{split}: {self.num_truncated} captions were longer than max_text_length {self.max_text_length} and "
+                f"were cut, by {self.num_tokens_cut:,} tokens in all"
+            )
+        if self.num_without_label:
+            lines.append(
+                f"{split}: {self.num_without_label} samples left out: their captions are empty (--learn_empty_answers "
+                "learns them)"
+            )
+        if self.num_empty:
+            lines.append(f"{split}: {self.num_empty} samples left out by --skip_bad_rows")
+        return lines
+
+
+def build_image_sequences(
+    rows: Iterable[Mapping[str, Any]], *, name: str, max_text_length: int, first_row: int = 0, is_part: bool = False
+) -> ImageSequences:
+    """Cut the captions of a caption dataset, check its images, and leave out rows that lack either.
+
+    Args:
+        max_text_length: the most tokens of a caption, its end token counted; what is cut off lacks that.
+
+    Raises:
+        ConfigError: for other rows, an image that is missing or broken, or if no row is left.
+    """
+    if not isinstance(rows, CaptionRows):
+        raise ConfigError(
+            f"dataset ({name}): a model of image and text is trained on images and captions; give --dataset "
+            "caption_dataset"
+        )
+    flat = flatten(rows.tokens, name, first_row)
+    is_text = flat.labels != IGNORE_INDEX  # without a start token, which the prompt has
+    offsets = np.concatenate([[0], np.cumsum(is_text)])[flat.offsets]
+    starts, lengths = offsets[:-1], np.diff(offsets)
+    kept = (lengths > 0) & ~rows.pictures.broken()
+    if not kept.any() and not is_part:
+        raise ConfigError(f"dataset ({name}): none of its {len(flat)} rows has an image and a caption")
+    kept_lengths = np.minimum(lengths, max_text_length)[kept]
+    tokens, kept_starts = flat.input_ids[is_text], starts[kept]
+    ends = np.cumsum(kept_lengths)
+    places = np.arange(ends[-1] if len(ends) else 0) + np.repeat(kept_starts - (ends - kept_lengths), kept_lengths)
+    kept_offsets = np.concatenate([[0], ends]).astype(np.int64)
+    return ImageSequences(
+        input_ids=tokens[places],
+        labels=tokens[places],
+        offsets=kept_offsets,
+        label_offsets=kept_offsets,
+        source_rows=flat.source_rows[kept],
+        num_truncated=int((lengths[kept] > max_text_length).sum()),
+        num_tokens_cut=int((lengths[kept] - kept_lengths).sum()),
+        num_without_label=flat.num_empty_answers,
+        num_empty=int((~kept).sum()) - flat.num_empty_answers,
+        pictures=rows.pictures,
+        max_text_length=max_text_length,
+    )

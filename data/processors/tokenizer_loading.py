@@ -1,0 +1,75 @@
+"""Loads the tokenizer of a run."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+from transformers import AddedToken, AutoTokenizer, PreTrainedTokenizerBase
+
+from configs.training import TrainConfig
+from data.processors.sentencepiece_files import FILES, check_conversion, find_sentencepiece
+from utils.errors import ConfigError
+from utils.git_lfs import PULL, is_pointer
+from utils.hub import check_on_hub, explain
+
+
+def load_tokenizer(train_config: TrainConfig) -> PreTrainedTokenizerBase:
+    """The tokenizer of `--tokenizer_name`, or of the model if that is unset, with the tokens of `--add_special_tokens`.
+
+    Raises:
+        ConfigError: if none can be loaded, or it has no end token (answers would never end).
+    """
+    name = train_config.tokenizer_name or train_config.model_name
+    flag = "--tokenizer_name" if train_config.tokenizer_name else "--model_name"
+    if train_config.tokenizer_name and not Path(name).expanduser().is_dir():
+        check_on_hub(flag, name, "model")
+    sentencepiece_model = find_sentencepiece(name, flag)
+    try:
+        tokenizer = AutoTokenizer.from_pretrained(name, trust_remote_code=train_config.trust_remote_code)
+    except Exception as error:
+        files = (Path(name).expanduser() / file for file in ("tokenizer.json", *FILES))
+        if pointer := next(filter(is_pointer, files), None):
+            raise ConfigError(f"{flag}: {pointer} cannot be read: {PULL}") from error
+        raise ConfigError(
+            f"{flag}: no tokenizer could be loaded from {name!r} ({explain(error)}); give a folder or hub name that "
+            "has one with --tokenizer_name"
+        ) from error
+    if sentencepiece_model is not None:
+        check_conversion(tokenizer, sentencepiece_model, name, flag)
+    if tokenizer.eos_token_id is None:
+        raise ConfigError(f"{flag}: the tokenizer of {name!r} has no end token (eos_token); answers would never end")
+    add_special_tokens(tokenizer, train_config)
+    return tokenizer
+
+
+def add_special_tokens(tokenizer: Any, train_config: TrainConfig) -> None:
+    """Add the tokens that the tokenizer does not have.
+
+    Raises:
+        ConfigError: if one would not be read as one token.
+    """
+    if not (tokens := list(train_config.add_special_tokens)):
+        return
+    there = set(tokenizer.all_special_tokens)  # </s> stays the end token, and nothing else
+    tokenizer.add_tokens([AddedToken(token, special=True, normalized=False) for token in tokens if token not in there])
+    for token in tokens:
+        if (ids := tokenizer.encode(token, add_special_tokens=False)) != [tokenizer.convert_tokens_to_ids(token)]:
+            raise ConfigError(
+                f"--add_special_tokens: this tokenizer reads {token!r} as {len(ids)} tokens; give one like <|name|>"
+            )
+
+
+def tokenizer_of(processor: Any) -> Any:
+    """The tokenizer of a processor, or the tokenizer that it is."""
+    return getattr(processor, "tokenizer", processor)
+
+
+def added_token_ids(tokenizer: Any, train_config: TrainConfig) -> tuple[int, ...]:
+    """The ids of the tokens of `--add_special_tokens`, sorted."""
+    return tuple(sorted({tokenizer.convert_tokens_to_ids(token) for token in train_config.add_special_tokens}))
+
+
+def num_rows_needed(tokenizer: Any) -> int:
+    """Rows that an embedding must have for this tokenizer; a pad token that comes last needs none."""
+    return len(tokenizer) - (tokenizer.pad_token_id == len(tokenizer) - 1)

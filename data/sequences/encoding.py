@@ -1,0 +1,121 @@
+"""How the text of examples becomes token ids: one text for a causal model, source and target for an encoder-decoder."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+import numpy as np
+
+from data.sequences.loss_mask import TextSpan, TokenColumns, tokenize_spans
+
+
+class Encode(Protocol):
+    """What a task does with the spans of examples. Dataset functions with a parameter `encode` get it.
+
+    Its repr names every setting that the tokens depend on.
+    """
+
+    @property
+    def is_one_text(self) -> bool:
+        """Whether an example is one text, in which a prompt leads to the answer; else source and target are apart."""
+
+    def __call__(
+        self, examples: Sequence[Sequence[TextSpan]], tokenizer: Any, *, by_template: bool = False
+    ) -> TokenColumns:
+        """The columns `input_ids` and `labels` of these examples; both are empty for one without spans."""
+
+
+@dataclass(frozen=True)
+class OneText:
+    """For a causal model: spans are joined, and every token has a place in `labels`.
+
+    A text begins with the tokenizer's start token, if there is one, and ends with its end token, unless it brings them.
+    A chat template (`by_template`) writes both itself.
+    """
+
+    is_one_text = True
+
+    def __call__(
+        self, examples: Sequence[Sequence[TextSpan]], tokenizer: Any, *, by_template: bool = False
+    ) -> TokenColumns:
+        if by_template:
+            return tokenize_spans(examples, tokenizer)
+        start = [] if tokenizer.bos_token_id is None else [tokenizer.bos_token_id]
+        columns = tokenize_spans(examples, tokenizer, start=start, end=[tokenizer.eos_token_id])
+        for place, spans in enumerate(examples):
+            if not spans:
+                columns.input_ids[place] = columns.labels[place] = _no_tokens()
+        return columns
+
+
+@dataclass(frozen=True)
+class SourceAndTarget:
+    """For an encoder-decoder: the last spans with a loss are the target, all before them the source.
+
+    Each is tokenised by itself, with the special tokens that the tokenizer puts around a source and a target. An
+    example without a target has no labels.
+    """
+
+    source_prefix: str = ""
+    is_one_text = False
+
+    def __call__(
+        self, examples: Sequence[Sequence[TextSpan]], tokenizer: Any, *, by_template: bool = False
+    ) -> TokenColumns:
+        columns = TokenColumns([_no_tokens() for _ in examples], [_no_tokens() for _ in examples])
+        first_targets = [_first_of_target(spans) for spans in examples]
+        with_source = [place for place, spans in enumerate(examples) if spans]
+        with_target = [place for place in with_source if first_targets[place] < len(examples[place])]
+        sources = [self.source_prefix + _text(examples[place][: first_targets[place]]) for place in with_source]
+        targets = [_text(examples[place][first_targets[place] :]) for place in with_target]
+        for place, ids in zip(with_source, _encode(tokenizer, text=sources), strict=True):
+            columns.input_ids[place] = ids
+        for place, ids in zip(with_target, _encode(tokenizer, text_target=targets), strict=True):
+            columns.labels[place] = ids
+        return columns
+
+
+@dataclass(frozen=True)
+class Caption:
+    """For a model of image and text: the caption alone, and the token that ends it. A processor writes the rest."""
+
+    end_id: int
+    is_one_text = False
+
+    def __call__(
+        self, examples: Sequence[Sequence[TextSpan]], tokenizer: Any, *, by_template: bool = False
+    ) -> TokenColumns:
+        columns = tokenize_spans(examples, tokenizer, end=[self.end_id])
+        for place, spans in enumerate(examples):
+            if not any(span.has_loss for span in spans):
+                columns.input_ids[place] = columns.labels[place] = _no_tokens()
+        return columns
+
+
+ONE_TEXT = OneText()
+
+
+def _first_of_target(spans: Sequence[TextSpan]) -> int:
+    """The index of the first of the spans with a loss that end an example; their number if it ends with another."""
+    first = len(spans)
+    while first and spans[first - 1].has_loss:
+        first -= 1
+    return first
+
+
+def _text(spans: Sequence[TextSpan]) -> str:
+    return "".join(span.text for span in spans)
+
+
+def _encode(tokenizer: Any, **texts: list[str]) -> list[np.ndarray]:
+    """The token ids of each text, int32, with the tokenizer's own special tokens; texts are given by its argument."""
+    if not any(texts.values()):
+        return []
+    encoded = tokenizer(**texts, add_special_tokens=True, return_attention_mask=False, verbose=False)
+    return [np.array(ids, dtype=np.int32) for ids in encoded["input_ids"]]
+
+
+def _no_tokens() -> np.ndarray:
+    return np.empty(0, dtype=np.int32)

@@ -1,0 +1,175 @@
+"""Flat arrays from whatever rows a dataset function returned, for causal data: labels as long as their inputs.
+
+A row is one sequence, or several end to end if it has `sample_lengths` (a conversation may give several). Sequences
+keep the number of their row.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+import datasets
+import numpy as np
+import pyarrow as pa
+
+from data.sequences.tokenized import COUNT_COLUMNS, Sequences
+from utils.errors import ConfigError
+
+LIMITS = np.iinfo(np.int32)
+ROWS_AT_A_TIME = 20_000  # of an Arrow table: bounds what is in memory beside the flat arrays
+
+
+def flatten(rows: Iterable[Mapping[str, Any]], name: str, first_row: int = 0) -> Sequences:
+    """Rows of `input_ids`, `labels` and optional `attention_mask` as sequences, without the tokens that are masked out.
+
+    A Hugging Face dataset without errors is read column by column; anything else, row by row.
+
+    Args:
+        first_row: the first row's place in the data, from 0.
+
+    Raises:
+        ConfigError: for the first row with columns that are missing, of unequal length or not of whole numbers.
+    """
+    if isinstance(rows, datasets.Dataset):
+        flat = flatten_columns(rows, first_row)
+        if flat is not None:
+            return flat
+    input_ids, labels, lengths, numbers, counts = [], [], [], [], dict.fromkeys(COUNT_COLUMNS, 0)
+    for index, row in enumerate(rows, first_row):
+        ids, targets, samples = _read_row(row, f"dataset ({name}), row {index + 1}")
+        input_ids.append(ids)
+        labels.append(targets)
+        lengths.extend(samples)
+        numbers.append(len(samples))
+        for name in COUNT_COLUMNS:
+            counts[name] += row.get(name, 0)
+    sizes = [np.array(lengths, dtype=np.int64)], [np.array(numbers, dtype=np.int64)]
+    return _end_to_end(input_ids, labels, *sizes, first_row, counts)
+
+
+def flatten_columns(dataset: datasets.Dataset, first_row: int = 0) -> Sequences | None:
+    """Sequences from Arrow's buffers, with no Python object per row; None if a row is wrong or made by a transform."""
+    names = [name for name in ("input_ids", "labels", "attention_mask") if name in dataset.format["columns"]]
+    if dataset.format["type"] == "custom" or names[:2] != ["input_ids", "labels"]:
+        return None  # a user's transform makes the rows when they are read, or a column is missing
+    if not all(holds_whole_numbers(dataset.data.schema.field(name).type) for name in names):
+        return None
+    counted = [name for name in COUNT_COLUMNS if name in dataset.format["columns"]]
+    several = [name for name in ("sample_lengths",) if name in dataset.format["columns"]]
+    input_ids, labels, lengths, numbers, counts = [], [], [], [], dict.fromkeys(counted, 0)
+    for table in dataset.select_columns([*names, *counted, *several]).with_format("arrow").iter(ROWS_AT_A_TIME):
+        columns = [read_column(table[name]) for name in names]
+        first = columns[0]
+        if first is None:
+            return None
+        values = []
+        for column in columns:
+            if column is None or not np.array_equal(column[1], first[1]):
+                return None
+            values.append(column[0])
+        num_tokens = first[1]
+        if len(names) == 3:
+            kept = values.pop() != 0
+            values = [column[kept] for column in values]
+            num_tokens = np.diff(np.concatenate([[0], np.cumsum(kept)])[np.concatenate([[0], np.cumsum(first[1])])])
+        input_ids.append(values[0])
+        labels.append(values[1])
+        samples = num_tokens, np.ones(len(num_tokens), dtype=np.int64)
+        if several:
+            found = read_column(table["sample_lengths"])
+            if found is None or not _add_up(*found, num_tokens):
+                return None
+            samples = found
+        lengths.append(samples[0])
+        numbers.append(samples[1])
+        for name in counted:
+            counts[name] += int(table[name].to_numpy().sum())
+    return _end_to_end(input_ids, labels, lengths, numbers, first_row, counts)
+
+
+def _add_up(lengths: np.ndarray, numbers: np.ndarray, num_tokens: np.ndarray) -> bool:
+    """Whether each row's sequences have as many tokens as the row."""
+    before = np.concatenate([[0], np.cumsum(lengths, dtype=np.int64)])
+    return np.array_equal(np.diff(before[np.concatenate([[0], np.cumsum(numbers)])]), num_tokens)
+
+
+def _end_to_end(
+    input_ids: list[np.ndarray],
+    labels: list[np.ndarray],
+    lengths: list[np.ndarray],
+    numbers: list[np.ndarray],
+    first_row: int,
+    counts: Mapping[str, Any],
+) -> Sequences:
+    """Parts, of which there may be none, as one; a label for every token.
+
+    Args:
+        lengths: tokens of each sequence.
+        numbers: sequences of each row.
+    """
+    none = np.empty(0, dtype=np.int32)
+    num_of_row = np.concatenate([*numbers, none]).astype(np.int64)
+    offsets = np.concatenate([[0], np.cumsum(np.concatenate([*lengths, none]))]).astype(np.int64)
+    return Sequences(
+        input_ids=np.concatenate([*input_ids, none]),
+        labels=np.concatenate([*labels, none]),
+        offsets=offsets,
+        label_offsets=offsets,
+        source_rows=np.repeat(np.arange(first_row, first_row + len(num_of_row)), num_of_row),
+        **counts,
+    )
+
+
+def holds_whole_numbers(kind: pa.DataType) -> bool:
+    is_list = pa.types.is_list(kind) or pa.types.is_large_list(kind) or pa.types.is_fixed_size_list(kind)
+    return is_list and pa.types.is_integer(kind.value_type) and not pa.types.is_uint64(kind.value_type)
+
+
+def read_column(column: pa.ChunkedArray) -> tuple[np.ndarray, np.ndarray] | None:
+    """Values, int32 [tokens], and their number in each row, int64 [rows]; None for a null or a number out of range."""
+    array = column.combine_chunks().cast(pa.large_list(pa.int64()))
+    values = array.flatten()
+    if array.null_count or values.null_count:
+        return None
+    numbers = values.to_numpy()
+    if len(numbers) and (numbers.min() < LIMITS.min or numbers.max() > LIMITS.max):
+        return None
+    return numbers.astype(np.int32), np.diff(array.offsets.to_numpy())
+
+
+def _read_row(row: Mapping[str, Any], where: str) -> tuple[np.ndarray, np.ndarray, list[int]]:
+    if not isinstance(row, Mapping) or "input_ids" not in row or "labels" not in row:
+        found = sorted(row) if isinstance(row, Mapping) else type(row).__name__
+        raise ConfigError(f"{where}: needs input_ids and labels (tokenised, labels not shifted), found {found}")
+    ids, targets = whole_numbers(row["input_ids"], where), whole_numbers(row["labels"], where)
+    mask = row.get("attention_mask")
+    kept = None if mask is None else np.asarray(mask).astype(bool)
+    of_mask = ids.shape if kept is None else kept.shape
+    if not ids.shape == targets.shape == of_mask or ids.ndim != 1:
+        raise ConfigError(
+            f"{where}: input_ids, labels and attention_mask must have one length; "
+            f"found {ids.shape}, {targets.shape} and {of_mask}"
+        )
+    if kept is not None:
+        ids, targets = ids[kept], targets[kept]
+    lengths = row.get("sample_lengths")
+    if lengths is None:
+        return ids, targets, [len(ids)]
+    if sum(lengths) != len(ids):
+        raise ConfigError(f"{where}: sample_lengths add up to {sum(lengths)}, and the row has {len(ids)} tokens")
+    return ids, targets, list(lengths)
+
+
+def whole_numbers(values: Any, where: str) -> np.ndarray:
+    if isinstance(values, np.ndarray) and values.dtype == np.int32:  # as our own tokenising returns them
+        return values
+    try:
+        array = np.asarray(values)
+    except ValueError:
+        array = np.empty(1, dtype=object)  # lists of unequal lengths
+    if array.size and array.dtype.kind not in "iu":
+        raise ConfigError(f"{where}: input_ids and labels must be lists of whole numbers, found {array.dtype}")
+    if array.size and (array.min() < LIMITS.min or array.max() > LIMITS.max):
+        raise ConfigError(f"{where}: {array.max()} is no token id; is it another tokenizer's?")
+    return array.astype(np.int32)

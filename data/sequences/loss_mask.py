@@ -1,0 +1,148 @@
+"""The loss mask: spans of text become token ids, with labels where a span counts in the loss.
+
+The spans are joined and tokenised once; each token's offsets in the text say which span it belongs to. Tokenising
+prompt and answer apart would give other tokens at the seam than the model meets when it reads the text.
+
+A token has a label if any of its characters counts. A token across the seam ends the prompt and begins the answer, and
+must be predicted for the answer to come out right.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_left, bisect_right
+from collections.abc import Sequence
+from enum import StrEnum
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from data.sequences.labels import IGNORE_INDEX
+from data.sequences.long_texts import EncodedText, encode_texts
+
+
+class BadExample(ValueError):
+    """Why an example cannot be used; whoever reads the examples adds its row."""
+
+
+class TextSpan(NamedTuple):
+    """A part of an example's text, and whether its tokens count in the loss."""
+
+    text: str
+    has_loss: bool
+
+
+class MaskWay(StrEnum):
+    """How the assistant's turns of a conversation were found; the values are names of counts of `Sequences`."""
+
+    MARKS = "num_by_marks"  # by the template's own marks
+    PROMPTS = "num_by_prompts"  # behind its generation prompts, in one sample
+    TURNS = "num_by_turns"  # the same in several samples, since the template rewrites history
+
+
+class ChatSamples(NamedTuple):
+    """The samples of a conversation, or of another text that holds its start and end tokens."""
+
+    spans: Sequence[Sequence[TextSpan]]
+    way: MaskWay | None  # None: the row itself says what is learned
+    num_empty_answers: int = 0  # that have no loss because they are empty
+
+
+def without_empty_answers(spans: Sequence[TextSpan]) -> tuple[Sequence[TextSpan], int]:
+    """The spans, and how many blank ones had a loss; now they have none."""
+    is_empty = [span.has_loss and (not span.text or span.text.isspace()) for span in spans]
+    if not any(is_empty):
+        return spans, 0
+    return [
+        span._replace(has_loss=span.has_loss and not empty) for span, empty in zip(spans, is_empty, strict=True)
+    ], sum(is_empty)
+
+
+class TokenColumns(NamedTuple):
+    """Tokenised examples as the columns of a Hugging Face dataset."""
+
+    input_ids: list[np.ndarray]  # int32 [tokens] each
+    labels: list[np.ndarray]  # int32 [tokens] each, not shifted, IGNORE_INDEX where the loss mask is off
+
+
+def tokenize_spans(
+    examples: Sequence[Sequence[TextSpan]], tokenizer: Any, *, start: Sequence[int] = (), end: Sequence[int] = ()
+) -> TokenColumns:
+    """Each example as `start`, the tokens of its joined spans, `end`.
+
+    Args:
+        start: token ids without a label, such as the start token.
+        end: token ids that have labels if the last span has a loss, such as the end token.
+
+    `start` and `end` are left out where the text brings them itself, as the text of a chat template does.
+    """
+    texts = ["".join(span.text for span in spans) for spans in examples]
+    start_ids, end_ids, none = (np.array(ids, dtype=np.int32) for ids in (start, end, ()))
+    tokenized = TokenColumns([], [])
+    for spans, text, encoded in zip(examples, texts, encode_texts(texts, tokenizer), strict=True):
+        content = encoded.ids
+        before = none if len(start) and content[: len(start)].tolist() == list(start) else start_ids
+        behind = none if len(end) and _ends_with(content, end, text, tokenizer) else end_ids
+        ids = np.concatenate([before, content, behind])
+        labels = np.full(len(ids), IGNORE_INDEX, dtype=np.int32)
+        for place in _places_with_loss(spans):
+            if encoded.place_of is not None:
+                first, last = _tokens_by_offset(encoded, place, len(text))
+            else:
+                first, last = _tokens_by_prefix(content, text, place, tokenizer)
+            labels[len(before) + first : len(before) + last] = content[first:last]
+        if spans and spans[-1].has_loss and len(behind):
+            labels[-len(behind) :] = behind
+        tokenized.input_ids.append(ids)
+        tokenized.labels.append(labels)
+    return tokenized
+
+
+def _ends_with(content: np.ndarray, end: Sequence[int], text: str, tokenizer: Any) -> bool:
+    """Whether the tokens of a text end with `end`; white space may follow, as behind the turns of many templates."""
+    if content[-len(end) :].tolist() == list(end):
+        return True
+    written = text.rstrip()
+    if len(written) == len(text) or end[-1] not in content[-8:]:
+        return False
+    return written.endswith(tokenizer.convert_ids_to_tokens(end[-1]))
+
+
+def _places_with_loss(spans: Sequence[TextSpan]) -> list[tuple[int, int]]:
+    """The spans with a loss as characters [first, last) of the joined text."""
+    places, position = [], 0
+    for span in spans:
+        if span.has_loss and span.text:
+            places.append((position, position + len(span.text)))
+        position += len(span.text)
+    return places
+
+
+def _tokens_by_offset(encoded: EncodedText, place: tuple[int, int], length: int) -> tuple[int, int]:
+    """The tokens [first, last) that overlap the characters `place` of a text of `length`.
+
+    Offsets never fall from one token to the next, so bisection is enough; reading all would cost more than tokenising.
+    """
+    place_of, tokens = encoded.place_of, range(len(encoded.ids))
+    assert place_of is not None
+    first = encoded.token_at(place[0]) if encoded.token_at is not None else None
+    if first is None:  # a character without a token, such as a space that the tokenizer leaves out
+        first = bisect_right(tokens, place[0], key=lambda token: place_of(token)[1])
+    if place[1] == length:  # offsets of some tokenizers leave out white space; the last span reaches to the end
+        return first, len(tokens)
+    return first, bisect_left(tokens, place[1], key=lambda token: place_of(token)[0])
+
+
+def _tokens_by_prefix(content: np.ndarray, text: str, place: tuple[int, int], tokenizer: Any) -> tuple[int, int]:
+    """The same for a tokenizer written in Python, which knows no offsets.
+
+    The tokens that a text's beginning shares with the whole text lie before the beginning's end. The next token starts
+    there, or reaches across if the beginning by itself has one more token.
+    """
+    common, sizes = [], []
+    for position in place:
+        ids = np.array(tokenizer(text[:position], add_special_tokens=False, verbose=False)["input_ids"], dtype=np.int32)
+        shared = min(len(ids), len(content))
+        differs = ids[:shared] != content[:shared]
+        common.append(int(np.argmax(differs)) if differs.any() else shared)
+        sizes.append(len(ids))
+    return common[0], common[1] + (sizes[1] > common[1])

@@ -1,0 +1,184 @@
+"""Tokenised examples: one sequence by itself, and all sequences of a split in flat arrays."""
+
+from __future__ import annotations
+
+import zlib
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from typing import NamedTuple, Protocol
+
+import numpy as np
+
+from data.sequences.labels import IGNORE_INDEX
+from data.sequences.loss_mask import MaskWay
+from utils.errors import ConfigError
+
+
+class TokenSequence(NamedTuple):
+    """One tokenised example. Labels may be of another length than the inputs: the task that collates them knows."""
+
+    input_ids: np.ndarray  # int32 [tokens]
+    labels: np.ndarray  # int32 [labels], not shifted; IGNORE_INDEX where the loss mask is off
+    source_row: int  # row of the data file, from 0; with several datasets see `data.batches.mixing.global_row`
+
+
+class HasTokens(Protocol):
+    """A sequence, or what holds one."""
+
+    @property
+    def input_ids(self) -> np.ndarray: ...
+
+
+COUNT_COLUMNS = ("num_empty_answers", *MaskWay)
+"""Columns of tokenised examples beside their tokens: counts, which `Sequences` sums up."""
+
+Row = list[TokenSequence]
+"""A row of a batch: one sequence under padding, several under packing."""
+
+
+@dataclass(frozen=True)
+class Sequences:
+    """Sequences end to end in flat arrays: small in memory, and shared with forked workers.
+
+    Sequence i has the tokens `input_ids[offsets[i]:offsets[i + 1]]` and the labels
+    `labels[label_offsets[i]:label_offsets[i + 1]]`.
+    """
+
+    input_ids: np.ndarray  # int32 [tokens]
+    labels: np.ndarray  # int32 [labels]
+    offsets: np.ndarray  # int64 [sequences + 1]
+    label_offsets: np.ndarray  # int64 [sequences + 1]; the same array as `offsets` if every token has a label
+    source_rows: np.ndarray  # int64 [sequences]: the row of the data, from 0; messages count from 1
+    num_truncated: int = 0
+    num_tokens_cut: int = 0
+    num_too_long: int = 0  # left out
+    num_without_label: int = 0  # left out
+    num_empty: int = 0  # left out
+    num_split: int = 0  # longer than a row and made into several samples
+    num_parts: int = 0  # the samples that they became
+    num_parts_without_label: int = 0  # of these, left out; other parts of their sample are kept
+    num_empty_answers: int = 0  # not learned
+    num_by_marks: int = 0  # conversations, by `MaskWay`
+    num_by_prompts: int = 0
+    num_by_turns: int = 0
+    num_misplaced_labels: int = 0  # labels for a causal model that are not the token at their place
+    num_targets_cut: int = 0  # labels apart from their inputs: targets that were longer than theirs may be
+    num_target_tokens_cut: int = 0
+    length_flags: tuple[str, ...] = ("context_length",)  # that limit the inputs, and labels that are apart from them
+
+    def __len__(self) -> int:
+        return len(self.source_rows)
+
+    def __getitem__(self, index: int) -> TokenSequence:
+        return TokenSequence(
+            self.input_ids[self.offsets[index] : self.offsets[index + 1]],
+            self.labels[self.label_offsets[index] : self.label_offsets[index + 1]],
+            int(self.source_rows[index]),
+        )
+
+    def __iter__(self) -> Iterator[TokenSequence]:
+        return (self[index] for index in range(len(self)))
+
+    @property
+    def lengths(self) -> np.ndarray:
+        """Input tokens of each sequence, int64 [sequences]."""
+        return np.diff(self.offsets)
+
+    @property
+    def has_targets(self) -> bool:
+        """Whether labels are texts of their own (of an encoder-decoder), and not those of the input tokens."""
+        return self.label_offsets is not self.offsets
+
+    @property
+    def num_tokens(self) -> np.ndarray:
+        """Tokens of each sequence that the model reads, its target's included, int64 [sequences]."""
+        return self.lengths + np.diff(self.label_offsets) if self.has_targets else self.lengths
+
+    @property
+    def num_label_tokens(self) -> np.ndarray:
+        """Labels of each sequence that count in the loss, int64 [sequences]."""
+        before = np.concatenate([[0], np.cumsum(self.labels != IGNORE_INDEX)])
+        return np.diff(before[self.label_offsets])
+
+    def describe(self, split: str) -> list[str]:
+        """Lines on what was cut, what was left out, and labels that look shifted; none if all is well."""
+        lines = []
+        ways = [
+            (self.num_by_marks, "by the chat template's own marks"),
+            (self.num_by_prompts, "behind its generation prompts"),
+            (self.num_by_turns, "turn by turn, in several samples, since it writes history differently"),
+        ]
+        if found := [f"{number:,} {way}" for number, way in ways if number]:
+            lines.append(f"{split}: conversations whose assistant's turns were found: {'; '.join(found)}")
+        limit, what = self.length_flags[0], "sources" if self.has_targets else "samples"
+        if self.num_truncated:
+            lines.append(
+                f"{split}: {self.num_truncated} {what} were longer than {limit} and were cut (--truncation), "
+                f"by {self.num_tokens_cut:,} tokens in all"
+            )
+        if self.num_targets_cut:
+            lines.append(
+                f"{split}: {self.num_targets_cut} targets were longer than {self.length_flags[-1]} and were cut "
+                f"(--truncation), by {self.num_target_tokens_cut:,} tokens in all"
+            )
+        if self.num_split:
+            lines.append(
+                f"{split}: {self.num_split} samples were longer than {limit} and were split into "
+                f"{self.num_parts} (--truncation split)"
+            )
+        if self.num_parts_without_label:
+            lines.append(f"{split}: {self.num_parts_without_label} parts of split samples left out: no label token")
+        if self.num_too_long:
+            limits = " or ".join(self.length_flags)
+            lines.append(f"{split}: {self.num_too_long} samples left out: longer than {limits} (--truncation drop)")
+        if self.num_without_label:
+            within = "" if self.has_targets else f" (within {limit})"
+            lines.append(f"{split}: {self.num_without_label} samples left out: no label token{within}")
+        if self.num_empty:
+            lines.append(
+                f"{split}: {self.num_empty} samples left out: no tokens (empty, or left out by --skip_bad_rows)"
+            )
+        if self.num_empty_answers:
+            lines.append(
+                f"{split}: {self.num_empty_answers} empty answers are not learned (--learn_empty_answers learns them)"
+            )
+        num_labels = int((self.labels != IGNORE_INDEX).sum())
+        if 2 * self.num_misplaced_labels > num_labels:
+            lines.append(
+                f"{split}: warning: {self.num_misplaced_labels:,} of {num_labels:,} labels are not the token at their "
+                "place; labels must not be shifted by the dataset function, each stands where its token does"
+            )
+        return lines
+
+
+def check_token_ids(sequences: Sequences, vocab_size: int, split: str) -> None:
+    """Refuse token ids that the model's embedding does not have, before a device-side assert does.
+
+    Raises:
+        ConfigError: naming the first row with one.
+    """
+    wrong_ids = (sequences.input_ids < 0) | (sequences.input_ids >= vocab_size)
+    wrong_labels = (sequences.labels >= vocab_size) | ((sequences.labels < 0) & (sequences.labels != IGNORE_INDEX))
+    found = []
+    for what, values, wrong, offsets in (
+        ("token id", sequences.input_ids, wrong_ids, sequences.offsets),
+        ("label", sequences.labels, wrong_labels, sequences.label_offsets),
+    ):
+        if wrong.any():
+            position = int(np.argmax(wrong))
+            index = int(np.searchsorted(offsets, position, side="right") - 1)
+            found.append((int(sequences.source_rows[index]), f"{what} {values[position]}"))
+    if found:
+        row, what = min(found, key=lambda item: item[0])
+        raise ConfigError(
+            f"dataset ({split}), row {row + 1}: {what} is outside the model's vocabulary of {vocab_size}; "
+            "is it another tokenizer's?"
+        )
+
+
+def checksum(parts: Iterable[Sequences]) -> int:
+    """A number that differs if the sequences differ."""
+    value = 0
+    for sequences in parts:
+        value = zlib.crc32(sequences.labels.tobytes(), zlib.crc32(sequences.input_ids.tobytes(), value))
+    return value

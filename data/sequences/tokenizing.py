@@ -1,0 +1,273 @@
+"""Tokenises the examples of a split once per machine; the result is cached under a key made from all its inputs."""
+
+from __future__ import annotations
+
+import inspect
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, nullcontext
+from dataclasses import dataclass, replace
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+import datasets
+import numpy as np
+import pyarrow as pa
+import tokenizers
+import transformers
+from datasets.fingerprint import Hasher
+from filelock import FileLock, Timeout
+
+from data import prompts
+from data.cache_folder import cache_folder, not_kept
+from data.chat import (
+    conversation,
+    lost_text,
+    message_forms,
+    preference,
+    rendered_turns,
+    samples,
+    template,
+    turn_parts,
+    turns,
+)
+from data.files.row_stream import RowStream
+from data.sequences import encoding, loss_mask
+from data.sequences.encoding import ONE_TEXT, Encode
+from data.sequences.loss_mask import BadExample, ChatSamples, MaskWay, TextSpan, without_empty_answers
+from data.sequences.tokenized import COUNT_COLUMNS
+from data.splits import examples as split_examples
+from data.splits import optional_columns
+from data.splits.examples import Batch, SplitExamples
+from data.streaming.tokenized_stream import TokenizedStream
+from utils.errors import ConfigError, in_one_line
+from utils.printing import print_line
+from utils.progress import phase, shows_progress
+
+ToSpans = Callable[[Mapping[str, Any]], Sequence[TextSpan] | ChatSamples]
+
+BATCH_SIZE = 1000  # examples per call of the tokenizer, which then works on all cores
+STREAM_BATCH_SIZE = 256  # for a stream, whose batches stay in host memory: 1000 cost 60 MiB more
+_LISTS = ("input_ids", "labels", "sample_lengths")
+_HEAD_START_SECONDS = 1.0  # for the process that shows progress
+_QUIET_WAIT_SECONDS = 5.0
+# Modules that decide what the tokens are, beside the dataset's own.
+_MADE_BY = (
+    *(encoding, loss_mask, samples, template, conversation, lost_text, message_forms, rendered_turns, turns),
+    *(turn_parts, optional_columns, preference, prompts, split_examples),
+)
+
+
+def tokenize_split(
+    examples: SplitExamples,
+    tokenizer: Any,
+    to_spans: ToSpans,
+    *,
+    by_template: bool = False,
+    encode: Encode = ONE_TEXT,
+) -> Any:
+    """`input_ids` and `labels` of every example, in their order.
+
+    Args:
+        examples: what `load_split` returned; a stream is tokenised as it is read.
+        to_spans: makes an example's text, as spans with and without a loss.
+        by_template: `to_spans` returns samples whose text holds its start and end tokens, as that of chat templates
+            does.
+        encode: makes token ids of the spans; the task's (`data.sequences.encoding`).
+
+    Returns:
+        A Hugging Face Dataset with int32 lists; a TokenizedStream for a stream. A row is an example; the samples of a
+        conversation are end to end, with their lengths in `sample_lengths`.
+
+    Raises:
+        ConfigError: naming the row of an example that cannot be used; for a stream, when it is read. Conversations, if
+            source and target are encoded apart.
+    """
+    if by_template and not encode.is_one_text:
+        raise ConfigError(
+            f"{examples.flag}: a chat template writes prompt and answer as one text, and an encoder-decoder reads them "
+            "apart; give prompts and completions (--dataset instruction_dataset)"
+        )
+    tokenize = _Tokenize(replace(examples, data=None), to_spans, tokenizer, encode, by_template)
+    examples.say_unread()
+    if isinstance(examples.data, datasets.IterableDataset | RowStream):
+        return TokenizedStream(examples.data, tokenize, STREAM_BATCH_SIZE)
+    options: dict[str, Any] = {"batched": True, "with_indices": True, "remove_columns": examples.data.column_names}
+    cache_key = _cache_key(examples, tokenizer, to_spans, [encode, by_template])
+    int32_lists = datasets.List(datasets.Value("int32"))
+    counts = dict.fromkeys(COUNT_COLUMNS, datasets.Value("int32"))
+    columns = dict.fromkeys(_LISTS[: 3 if by_template else 2], int32_lists) | counts
+    work = f"tokenizing {len(examples.data):,} examples of {examples.place}"
+    with (
+        _held_by_one_process(examples.place, cache_key) as cache_file,
+        nullcontext() if _is_sound(cache_file, len(examples.data)) else phase(work),
+    ):
+        return examples.data.map(
+            lambda batch, indices: _as_table(tokenize(batch, indices)),
+            batch_size=BATCH_SIZE,
+            **options,
+            features=datasets.Features(columns),
+            new_fingerprint=cache_key,
+            cache_file_name=str(cache_file),
+            load_from_cache_file=True,
+            desc=f"tokenizing {examples.place}",
+        )
+
+
+@dataclass(frozen=True)
+class _Tokenize:
+    """Called with a batch of columns. A class, so that a stream can be pickled for a worker process."""
+
+    examples: SplitExamples  # without their data
+    to_spans: ToSpans
+    tokenizer: Any
+    encode: Encode
+    by_template: bool
+    speaks: bool = False  # also if other processes show progress: of a stream that they share
+
+    def __call__(self, batch: Batch, indices: Sequence[int]) -> dict[str, list[Any]]:
+        examples = list(self._spans(batch, indices))
+        return self._conversations(examples) if self.by_template else self._texts(examples)
+
+    def _texts(self, examples: list[Any]) -> dict[str, list[Any]]:
+        num_empty_answers = [0] * len(examples)
+        if not self.examples.learns_empty_answers:
+            kept = [without_empty_answers(spans) if spans is not None else (None, 0) for spans in examples]
+            examples, num_empty_answers = [spans for spans, _ in kept], [num_empty for _, num_empty in kept]
+        texts = [self._learned(spans or [], count) for spans, count in zip(examples, num_empty_answers, strict=True)]
+        # Without spans, and so without tokens, it is counted and left out later; the other rows keep their numbers.
+        columns = self.encode(texts, self.tokenizer)
+        return columns._asdict() | self._counts(num_empty_answers, [None] * len(examples))
+
+    def _conversations(self, examples: list[ChatSamples | None]) -> dict[str, list[Any]]:
+        of_each: list[Sequence[Sequence[TextSpan]]] = [
+            [self._learned(spans, samples.num_empty_answers) for spans in samples.spans] if samples else [[]]
+            for samples in examples
+        ]
+        spans_of_each = [spans for samples in of_each for spans in samples]
+        tokenized = self.encode(spans_of_each, self.tokenizer, by_template=True)
+        ends = np.cumsum([0, *map(len, of_each)]).tolist()
+        parts = [slice(first, last) for first, last in pairwise(ends)]
+        columns: dict[str, list[Any]] = {
+            "input_ids": [np.concatenate(tokenized.input_ids[part]) for part in parts],
+            "labels": [np.concatenate(tokenized.labels[part]) for part in parts],
+            "sample_lengths": [[len(ids) for ids in tokenized.input_ids[part]] for part in parts],
+        }
+        num_empty_answers = [samples.num_empty_answers if samples else 0 for samples in examples]
+        return columns | self._counts(num_empty_answers, [samples.way if samples else None for samples in examples])
+
+    def _learned(self, spans: Sequence[TextSpan], num_empty_answers: int) -> Sequence[TextSpan]:
+        """The spans, prompts with a loss too if that was asked for. An example whose answer is empty stays as it is."""
+        if self.examples.masks_prompts or num_empty_answers:
+            return spans
+        return [span._replace(has_loss=True) for span in spans]
+
+    @staticmethod
+    def _counts(num_empty_answers: list[int], ways: Sequence[MaskWay | None]) -> dict[str, list[int]]:
+        return {"num_empty_answers": num_empty_answers} | {way: [int(way == used) for used in ways] for way in MaskWay}
+
+    def _spans(self, batch: Batch, indices: Sequence[int]) -> Iterator[Any]:
+        """The text of each example; None for one that is left out."""
+        refusals = []
+        for index, example in zip(indices, self.examples.rows_of(batch), strict=True):
+            try:
+                if isinstance(example, BadExample):
+                    raise example
+                yield self.to_spans(self.examples.with_text(example))
+            except BadExample as error:
+                refusals.append(self.examples.refusal(index, error))
+                yield None
+        if refusals and (self.speaks or shows_progress()):
+            more = f" (and {len(refusals) - 1} more of {len(indices):,} rows)" if len(refusals) > 1 else ""
+            print_line(f"left out: {refusals[0]}{more}")
+
+
+def _as_table(columns: Mapping[str, list[Any]]) -> pa.Table:
+    """The columns, of integers or of their lists, as Arrow has them. `datasets` would convert every row by itself."""
+    arrays = {}
+    for name, values in columns.items():
+        if name in _LISTS:
+            ends = np.cumsum([0, *map(len, values)], dtype=np.int32)
+            numbers = np.concatenate([*values, np.empty(0, np.int32)], dtype=np.int32, casting="unsafe")
+            arrays[name] = pa.ListArray.from_arrays(pa.array(ends), pa.array(numbers))
+        else:
+            arrays[name] = pa.array(values, pa.int32())
+    return pa.table(arrays)
+
+
+def _cache_key(examples: SplitExamples, tokenizer: Any, to_spans: ToSpans, encoding_settings: list[Any]) -> str:
+    """A hash of all that the tokens depend on: examples, tokenizer, the dataset's settings and code, library versions.
+
+    Hugging Face would hash the function itself. It hashes a function imported from a file by its name alone, and a
+    tokenizer's hash changes once the tokenizer is used.
+    """
+    function = inspect.unwrap(getattr(to_spans, "func", to_spans))
+    own_code = inspect.getsource(inspect.getmodule(function) or function)
+    code = [*(inspect.getsource(module) for module in _MADE_BY), own_code]
+    versions = [transformers.__version__, tokenizers.__version__]
+    parts = [
+        examples.data._fingerprint,
+        examples.settings,
+        examples.learns_empty_answers,
+        examples.skips_bad_rows,
+        examples.columns,
+        _tokenizer_state(tokenizer),
+        repr(encoding_settings),
+        code,
+        versions,
+    ]
+    return Hasher.hash(parts)
+
+
+def _tokenizer_state(tokenizer: Any) -> str:
+    if not tokenizer.is_fast:
+        return Hasher.hash(tokenizer)
+    backend = tokenizer.backend_tokenizer
+    backend.no_truncation()  # the last call's setting; the next call sets its own
+    backend.no_padding()
+    return Hasher.hash([backend.to_str(), tokenizer.special_tokens_map, tokenizer.chat_template])
+
+
+def _is_sound(cache_file: Path, num_rows: int) -> bool:
+    """Whether the file holds a split's tokens. A damaged one is deleted, and a line says so."""
+    if not cache_file.exists():
+        return False
+    try:
+        rows = datasets.Dataset.from_file(str(cache_file))
+        rows.data.validate(full=True)  # offsets that lead outside would end the process
+        damage = "" if len(rows) == num_rows else f"{len(rows)} rows instead of {num_rows}"
+    except Exception as error:  # whatever the bytes make Arrow stumble over
+        damage = in_one_line(error)
+    if damage:
+        print_line(f"the tokens kept in {cache_file} are damaged ({damage}); tokenizing again")
+        cache_file.unlink()
+    return not damage
+
+
+@contextmanager
+def _held_by_one_process(place: str, cache_key: str) -> Iterator[Path]:
+    """The cache file, locked until the tokenised examples are in it. A process that waits long prints for what.
+
+    A file lock, not a collective: however long tokenising takes, no time limit is hit.
+    """
+    folder = cache_folder() / "finetuning-tokenized"
+    cache_file = folder / f"{cache_key}.arrow"
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        lock = FileLock(f"{cache_file}.lock")
+        if not shows_progress() and not cache_file.exists():
+            time.sleep(_HEAD_START_SECONDS)
+        try:
+            lock.acquire(timeout=_QUIET_WAIT_SECONDS)
+        except Timeout:
+            print_line(f"waiting for another process, which tokenizes {place} ({lock.lock_file})")
+            lock.acquire()
+        try:
+            yield cache_file
+        finally:
+            lock.release()
+    except OSError as error:
+        if refusal := not_kept(error):
+            raise refusal from error
+        raise

@@ -1,0 +1,144 @@
+"""The examples of one split, with the columns that a dataset function asked for."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+
+from data.files.row_files import PROBLEM, ROW
+from data.sequences.loss_mask import BadExample
+from data.splits.known_columns import columns_there
+from data.splits.optional_columns import MEDIA_COLUMNS, is_nan
+from utils.errors import ConfigError
+from utils.printing import print_line
+from utils.progress import shows_progress
+
+REMEDY = "mend it, or leave such rows out with --skip_bad_rows"
+_ROWS_AT_A_TIME = 1000
+_decode = json.JSONDecoder().raw_decode  # json.loads without its checks, which the text has passed
+
+Batch = Mapping[str, Sequence[Any]] | Sequence[dict[str, Any] | str]
+"""Columns; of a stream of files rows, or texts that say what is wrong with a row."""
+
+
+@dataclass(frozen=True)
+class SplitExamples:
+    """The examples of a split, with the columns that a dataset function asked for, and what messages call them."""
+
+    data: Any  # datasets.Dataset: columns, or rows as text; of a stream RowStream or datasets.IterableDataset
+    flag: str  # that named the place: "--samsum_dataset.data_path"
+    place: str  # file, folder, glob or name on the hub
+    columns: tuple[str, ...]  # that are there; of a stream of rows as text, those of its first rows
+    all_columns: tuple[str, ...]  # of the place, for messages
+    text_columns: tuple[str, ...]  # must hold text in every example
+    settings: str  # that only this dataset has, for the cache key
+    learns_empty_answers: bool = False
+    masks_prompts: bool = True
+    row_numbers: np.ndarray | None = None  # int64 [examples], rows of the place; None: 0, 1, 2, ...
+    later_columns: tuple[str, ...] = ()  # of a stream: asked for, and not in its first rows; a later row may have them
+    skips_bad_rows: bool = False
+    is_training: bool = True
+
+    @property
+    def name(self) -> str:
+        return f"{self.flag}: {self.place}"
+
+    @property
+    def columns_there(self) -> str:
+        """All columns of the place, and which dataset reads such, for messages."""
+        return columns_there(self.all_columns, self.flag.removeprefix("--").partition(".")[0])
+
+    def row_number(self, index: int) -> int:
+        """The row of an example in its place, from 1, counted over all files in their order."""
+        return 1 + int(index if self.row_numbers is None else self.row_numbers[index])
+
+    def with_columns(self, *columns: str | None) -> SplitExamples:
+        """These examples, once it is known which of the columns asked for are used: the others are not read."""
+        used = {column for column in columns if column}
+        return replace(
+            self,
+            columns=tuple(column for column in self.columns if column in used),
+            text_columns=tuple(column for column in self.text_columns if column in used),
+            later_columns=tuple(column for column in self.later_columns if column in used),
+        )
+
+    def rows_of(self, batch: Batch) -> Iterator[dict[str, Any] | UnreadableRow]:
+        """The examples of a batch of `data`, each with all its columns: None where a row has none."""
+        if not isinstance(batch, Mapping):
+            for row in batch:
+                yield UnreadableRow(row) if isinstance(row, str) else self._columns_of(row)
+        elif ROW in batch and PROBLEM in batch:
+            for text, problem in zip(batch[ROW], batch[PROBLEM], strict=True):
+                yield UnreadableRow(problem) if text is None else self._columns_of(_decode(text)[0])
+        else:
+            columns = [batch[name] for name in self.columns]
+            for values in zip(*columns, strict=True):
+                yield dict(zip(self.columns, values, strict=True))
+
+    def _columns_of(self, row: Mapping[str, Any]) -> dict[str, Any]:
+        example = {name: row.get(name) for name in self.columns}
+        for name in self.later_columns:
+            if name in row:
+                example[name] = row[name]
+        return example
+
+    def with_text(self, example: dict[str, Any]) -> dict[str, Any]:
+        """The example with text in its text columns: a number as it is written.
+
+        Raises:
+            BadExample: if a column holds anything else.
+        """
+        for name in self.text_columns:
+            value = None if is_nan(example[name]) else example[name]
+            if isinstance(value, int | float) and not isinstance(value, bool):
+                example[name] = str(value)
+            elif not isinstance(value, str):
+                kind = "empty" if value is None else f"not text but {type(value).__name__}"
+                raise BadExample(f"column {name} is {kind}")
+        return example
+
+    def numbered(self) -> Iterator[tuple[int, dict[str, Any] | UnreadableRow]]:
+        """The examples with their places here, from 0."""
+        first = 0
+        for batch in self.data.iter(_ROWS_AT_A_TIME):
+            yield from enumerate(self.rows_of(batch), first)
+            first += len(next(iter(batch.values())) if isinstance(batch, Mapping) else batch)
+
+    def __iter__(self) -> Iterator[dict[str, Any]]:
+        """The examples.
+
+        Raises:
+            ConfigError: for a row that cannot be read, unless such rows are skipped.
+        """
+        for index, row in self.numbered():
+            if isinstance(row, BadExample):
+                self.refusal(index, row)
+            else:
+                yield row
+
+    def say_unread(self) -> None:
+        """Name the columns of the training data that no one reads; images and sound are at most looked for."""
+        unread = [name for name in self.all_columns if name not in self.columns or name in MEDIA_COLUMNS]
+        if unread and self.is_training and shows_progress():
+            names = ", ".join(name or "one without a name" for name in unread)
+            print_line(f"{self.name}: columns that are not read: {names}")
+
+    def refusal(self, index: int, problem: BadExample) -> str:
+        """What is said of an example that is left out, as it cannot be used.
+
+        Raises:
+            ConfigError: unless such examples are skipped.
+        """
+        row = "" if isinstance(problem, UnreadableRow) else f" {self.place}, row {self.row_number(index)}:"
+        refusal = f"{self.flag}:{row} {problem}"
+        if not self.skips_bad_rows:
+            raise ConfigError(f"{refusal}; {REMEDY}") from problem
+        return refusal
+
+
+class UnreadableRow(BadExample):
+    """A row of a file that could not be read; its text names file and line."""

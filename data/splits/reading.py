@@ -1,0 +1,212 @@
+"""Reads one split of a dataset, from files, a saved dataset or the hub, and keeps the rows that are asked for."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import asdict, fields
+from glob import escape
+from typing import Any
+
+import datasets
+import numpy as np
+import pyarrow.compute as pc
+
+from configs.datasets import DataSource
+from data.cache_folder import not_kept
+from data.files.data_path import Hub, Place, Saved, locate
+from data.files.json_files import where_not_utf8
+from data.files.kinds import TABLES, ending
+from data.files.row_files import ENDINGS, NEW_KEYS, PROBLEM, ROW, keys_of, read_row_files
+from data.files.row_stream import RowStream
+from data.splits.examples import REMEDY, SplitExamples
+from data.splits.files import Files
+from data.splits.known_columns import columns_there
+from data.splits.names import names_of
+from data.splits.validation_share import chosen_rows, sets_rows_aside, validation_fraction
+from utils.errors import ConfigError, in_one_line
+from utils.hub import check_on_hub
+from utils.printing import print_line
+from utils.progress import shows_progress
+
+_READERS = {".parquet": "parquet", ".arrow": "arrow", ".txt": "text"}
+
+
+def load_split(
+    flag: str,
+    dataset_config: DataSource,
+    split: str,
+    split_slice: str | None = None,
+    *,
+    text_columns: Sequence[str] = (),
+    other_columns: Sequence[str] = (),
+    hub_name: str | None = None,
+    kinds: Sequence[str] = TABLES,
+    **reader_options: Any,
+) -> SplitExamples:
+    """The examples of one split, with the columns that a dataset function needs.
+
+    Args:
+        flag: the dataset's name on the command line, for messages.
+        split_slice: keep these of the split's examples, see `first_rows`; a stream is kept whole.
+        text_columns: required columns, which must hold text.
+        other_columns: optional columns.
+        hub_name: the dataset to read if `data_path` is unset.
+        kinds: suffixes of the files that can be read.
+        reader_options: passed to their reader.
+
+    Raises:
+        ConfigError: naming the place and its error.
+    """
+    is_training = split == dataset_config.train_split
+    place = locate(flag, dataset_config, hub_name, kinds)
+    has_fraction = validation_fraction(flag, dataset_config) > 0
+    takes_fraction = has_fraction and not is_training and not place.has_split(split)
+    name_of_place = str(place)
+    if isinstance(place, Files) and not takes_fraction and len(files := place.files_of(split)) == 1:
+        name_of_place = str(files[0])
+    name = f"--{flag}.data_path: {name_of_place}"
+    streams = dataset_config.streaming and is_training
+    if isinstance(place, Files) and place.note and is_training and shows_progress():
+        print_line(f"--{flag}.data_path: {place.note}")
+    data = _read(name, place, dataset_config.train_split if takes_fraction else split, streams, reader_options)
+    all_columns, row_numbers = column_names(data), None
+    if isinstance(data, RowStream) and not all_columns and isinstance(first := next(iter(data), None), str):
+        raise ConfigError(f"--{flag}.data_path: {first}; {REMEDY}")
+    if holds_text(data):
+        data, row_numbers = _without_problems(data, f"--{flag}.data_path", dataset_config.skip_bad_rows)
+    if not streams and not len(data):
+        raise ConfigError(f"{name} is empty: it holds no rows")
+    _check_columns(name, flag, dataset_config, all_columns, text_columns, () if streams else other_columns)
+    columns = [column for column in all_columns if column in (*text_columns, *other_columns)]
+    data = data.select_columns([ROW, PROBLEM] if holds_text(data) else columns)
+    own = {field.name for field in fields(dataset_config)} - {field.name for field in fields(DataSource)}
+    settings = repr([(key, value) for key, value in asdict(dataset_config).items() if key in own])
+    if takes_fraction or (is_training and not streams and sets_rows_aside(flag, dataset_config, place)):
+        chosen = chosen_rows(name, flag, dataset_config, len(data), aside=takes_fraction)
+        data = data.select(chosen)
+        row_numbers = chosen if row_numbers is None else row_numbers[chosen]
+    if not streams:
+        data = first_rows(data, split_slice)
+    return SplitExamples(
+        data=data,
+        flag=f"--{flag}.data_path",
+        place=name_of_place,
+        columns=tuple(columns),
+        all_columns=tuple(all_columns),
+        text_columns=tuple(text_columns),
+        settings=settings,
+        learns_empty_answers=dataset_config.learn_empty_answers,
+        masks_prompts=getattr(dataset_config, "mask_prompt", True),
+        row_numbers=row_numbers,
+        later_columns=tuple(name for name in dict.fromkeys(other_columns) if streams and name not in columns),
+        skips_bad_rows=dataset_config.skip_bad_rows,
+        is_training=is_training,
+    )
+
+
+def _check_columns(
+    name: str, flag: str, config: DataSource, there: Sequence[str], required: Sequence[str], optional: Sequence[str]
+) -> None:
+    """Refuse data without a required column, or without an optional one that the user named."""
+    named = {getattr(config, field.name): field for field in fields(config) if field.name.endswith("_column")}
+    asked = [column for column in optional if column in named and column != named[column].default]
+    missing = [column for column in (*required, *asked) if column not in there]
+    if missing:
+        flags = " and ".join(f"--{flag}.{named[column].name}" for column in missing if column in named)
+        remedy = f"; name the right one with {flags}" if flags else ""
+        raise ConfigError(f"{name} has no column {', '.join(missing)}; it has {columns_there(there, flag)}{remedy}")
+
+
+def holds_text(data: Any) -> bool:
+    """Whether a dataset has its rows as text."""
+    return isinstance(data, datasets.Dataset) and set(data.column_names) >= {ROW, PROBLEM}
+
+
+def _without_problems(data: Any, flag: str, skips: bool) -> tuple[Any, np.ndarray | None]:
+    """The rows that can be read, and their numbers; None if these are all.
+
+    Raises:
+        ConfigError: if some cannot, unless they are skipped.
+    """
+    problems = data.data.column(PROBLEM)
+    num_bad = len(problems) - problems.null_count
+    if not num_bad:
+        return data, None
+    good = pc.is_null(problems).to_numpy()
+    first = problems[int(np.argmin(good))].as_py()
+    if not skips:
+        more = f" ({num_bad - 1:,} more rows cannot be read)" if num_bad > 1 else ""
+        raise ConfigError(f"{flag}: {first}{more}; {REMEDY}")
+    if shows_progress():
+        print_line(f"{flag}: {num_bad:,} of {len(good):,} rows cannot be read and are left out; the first: {first}")
+    numbers = np.flatnonzero(good)
+    return data.select(numbers), numbers
+
+
+def first_rows(rows: Any, split_slice: str | None) -> Any:
+    """The first `split_slice` of the rows: "10" rows or "1%" of them (rounded, at least one); None keeps all.
+
+    Raises:
+        ConfigError: if the rows have no length.
+    """
+    if split_slice is None:
+        return rows
+    if not hasattr(rows, "__len__"):
+        raise ConfigError("--split_slice: needs a dataset with a length; this dataset function returns an iterator")
+    percentage = split_slice.removesuffix("%")
+    count = int(split_slice) if percentage == split_slice else max(1, round(len(rows) * float(percentage) / 100))
+    count = min(count, len(rows))
+    return rows.select(range(count)) if hasattr(rows, "select") else [rows[i] for i in range(count)]
+
+
+def _read(name: str, place: Place, split: str, streams: bool, options: dict[str, Any]) -> Any:
+    if isinstance(place, Hub):
+        check_on_hub(f"--{place.flag}.data_path", place.name, "dataset")
+    files = place.files_of(split) if isinstance(place, Files) else []
+    for file in files:
+        if file.stat().st_size == 0:
+            raise ConfigError(f"--{place.flag}.data_path: {file} is empty")
+    try:
+        if isinstance(place, Hub):
+            return datasets.load_dataset(place.name, place.config, split=split, streaming=streams)
+        if isinstance(place, Saved):
+            data = place.rows_of(split)
+            return RowStream(saved=data) if streams else data
+        kind, names = ending(files[0]), names_of(split, is_default=True)
+        if streams:
+            rows = RowStream(tuple(files), names, sample_by=options.get("sample_by", "line"))
+            next(iter(rows), None)  # a file that cannot be read is refused now, not in a worker
+            return rows
+        if kind in ENDINGS:
+            return read_row_files(files, names)
+        reader = _READERS[kind]
+        options = options if reader == "text" else {}
+        paths = [escape(str(file)) for file in files]  # the library takes them for patterns
+        return datasets.load_dataset(reader, data_files=paths, split="train", **options)
+    except ConfigError:
+        raise
+    except Exception as error:
+        if refusal := not_kept(error):
+            raise refusal from error
+        is_text = files and ending(files[0]) == ".txt"
+        if is_text and (found := next((found for file in files if (found := where_not_utf8(file))), "")):
+            raise ConfigError(f"--{place.flag}.data_path: {found}") from error
+        if isinstance(place, Hub) and "Unknown split" in str(error):
+            found = " ".join(str(error).split())
+            raise ConfigError(
+                f"{name}: {found}; name one with --{place.flag}.train_split or .test_split, or evaluate on a share of "
+                f"the training rows with --{place.flag}.validation_fraction 0.05"
+            ) from error
+        reason = in_one_line(error.__cause__ or error) or type(error).__name__
+        raise ConfigError(
+            f"{name} could not be read ({reason}); check it, or give another with --{place.flag}.data_path"
+        ) from error
+
+
+def column_names(data: Any) -> list[str]:
+    """The columns of a dataset, or the keys of its rows; if a stream does not name them, those of its first rows."""
+    if isinstance(data, RowStream):
+        return data.column_names()
+    if holds_text(data):
+        return keys_of(pc.drop_null(data.data.column(NEW_KEYS)).to_pylist())
+    return list(data.column_names or next(iter(data), {}))

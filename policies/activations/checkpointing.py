@@ -1,0 +1,177 @@
+"""Activation checkpointing: drop a layer's activations and recompute them in the backward pass.
+
+| mode      | kept of a layer                                                            | recomputed |
+|-----------|----------------------------------------------------------------------------|------------|
+| off       | all that the backward pass needs                                           | nothing    |
+| selective | its input, and the outputs of attention and of every second matrix product | the rest   |
+| full      | its input                                                                  | all        |
+
+Layers need not be alike: the first ones may recompute more than the others. A plan chooses so
+(planning/chosen_checkpointing.py): for `auto` if that is what fits, and for `full` where it costs no memory.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from functools import partial
+from types import MethodType
+from typing import Any
+
+import torch
+from torch import nn
+from torch.utils.checkpoint import CheckpointPolicy, checkpoint, create_selective_checkpoint_contexts
+
+from configs.fsdp import FsdpConfig
+from configs.training import TrainConfig
+from policies.adapters.lora_layers import LORA_PRODUCTS
+from policies.quantization.float8_linear import FLOAT8_PRODUCTS
+from policies.quantization.quantized_linear import QUANTIZED_PRODUCTS
+from policies.wrapping import find_layers
+from utils.errors import ConfigError
+
+# Products with a weight. Attention's own products (bmm) grow with the square of the sequence and are never kept.
+MATRIX_PRODUCTS = (
+    torch.ops.aten.mm.default,
+    torch.ops.aten.addmm.default,
+    torch.ops.aten._scaled_mm.default,
+    *QUANTIZED_PRODUCTS,
+    *FLOAT8_PRODUCTS,
+    *LORA_PRODUCTS,
+)
+
+
+MODES = ("off", "selective", "full")
+"""The modes of a layer, from the one that keeps most."""
+
+
+@dataclass(frozen=True)
+class Checkpointing:
+    """The mode of each layer: `first` of the first ones, `mode` of all others.
+
+    The first layers of a model are the last ones in backward. When they are recomputed, what the others kept is gone.
+    So they cost the least memory, and they are the ones to recompute more.
+    """
+
+    mode: str
+    first: str = "off"
+    num_first: int = 0
+
+    def __str__(self) -> str:
+        if not self.num_first:
+            return self.mode
+        layers = "layer" if self.num_first == 1 else f"{self.num_first} layers"
+        return f"{self.first} in the first {layers}, {self.mode} in the others"
+
+    @property
+    def modes(self) -> tuple[str, ...]:
+        """Those that some layer has, from the one that keeps most."""
+        used = {self.mode, self.first} if self.num_first else {self.mode}
+        return tuple(mode for mode in MODES if mode in used)
+
+    @property
+    def strongest(self) -> str:
+        return self.modes[-1]
+
+    def of_layers(self, model: Any) -> Iterator[tuple[nn.Module, str]]:
+        """Each layer of a model that is not sharded yet, and its mode, in the order in which the model lists them."""
+        for place, layer in enumerate(reversed(find_layers(model))):
+            yield layer, self.first if place < self.num_first else self.mode
+
+
+def checkpointing_mode(
+    model: Any, train: TrainConfig, fsdp: FsdpConfig, *, quantized: bool, chosen: Checkpointing | None = None
+) -> tuple[Checkpointing, list[str]]:
+    """The checkpointing of this run, and lines to print.
+
+    --activation_checkpointing decides if given, else --fsdp_activation_checkpointing. If neither is given the mode is
+    `full` under --enable_fsdp and for a quantized base, and `auto` means the same if nothing was chosen. If the model
+    does not support this default, or what was chosen, it is `off`.
+
+    Args:
+        chosen: what the run's plan made of that.
+
+    Raises:
+        ConfigError: if checkpointing was asked for and the model does not support it.
+    """
+    asked = train.activation_checkpointing
+    wanted = fsdp.fsdp_activation_checkpointing
+    if wanted is None:
+        # A quantized run is short of memory, and most of what is left is activations.
+        wanted = train.enable_fsdp or quantized
+    checkpointing = Checkpointing("full" if wanted else "off")
+    if asked not in (None, "auto"):
+        checkpointing = Checkpointing(asked)
+    if chosen is not None and (asked == "auto" or chosen.strongest == checkpointing.strongest):  # else it is said here
+        checkpointing = chosen
+    if checkpointing.strongest == "off" and asked != "auto":
+        return checkpointing, []
+    reason = why_not_checkpointed(model, train)
+    if reason is None:
+        return checkpointing, []
+    is_demand = asked is not None or fsdp.fsdp_activation_checkpointing is not None
+    if is_demand and asked != "auto" and train.peft_method != "prefix":  # configs/validation.py refuses the flags
+        raise ConfigError(f"--activation_checkpointing: {reason}; give --activation_checkpointing off")
+    return Checkpointing("off"), [f"activation_checkpointing: off, {reason}"]
+
+
+def why_not_checkpointed(model: Any, train: TrainConfig) -> str | None:
+    """Why no layer of this model can be checkpointed, as a clause; None if they can."""
+    if train.use_peft and train.peft_method == "prefix":
+        return "a recomputed layer would add to the cache in which prefix tuning passes its prefix"
+    if getattr(model, "supports_gradient_checkpointing", False) and find_layers(model):
+        return None
+    return f"{type(model).__name__} does not support it"
+
+
+def apply_activation_checkpointing(model: Any, checkpointing: Checkpointing) -> None:
+    """Checkpoint each layer that has a mode other than `off`. A plan calls this again with other modes.
+
+    Each layer's forward is replaced. Unlike torch's `checkpoint_wrapper`, this keeps parameter names. Unlike the switch
+    of transformers before about 5.20, it is inside the hooks of sharding, which then do not run again, and inside the
+    compiled code: selective checkpointing around compiled code would keep tensors that this code overwrites.
+    """
+    # One function for all layers of a mode, so that one compiled graph serves them.
+    forwards = {"full": _checkpointed({}), "selective": _checkpointed({"context_fn": selective_contexts})}
+    for layer, mode in checkpointing.of_layers(model):
+        if mode == "off":
+            layer.__dict__.pop("forward", None)
+        else:
+            layer.forward = MethodType(forwards[mode], layer)
+
+
+def _checkpointed(options: dict[str, Any]) -> Callable[..., Any]:
+    def forward(layer: Any, *args: Any, **kwargs: Any) -> Any:
+        return checkpoint(partial(type(layer).forward, layer, **kwargs), *args, use_reentrant=False, **options)
+
+    return forward
+
+
+def selective_contexts() -> tuple[Any, Any]:
+    """The contexts in which a checkpointed layer runs, in forward and in recomputation; after torchtitan.
+
+    The second of every two matrix products is kept (torchtitan keeps the first). So the last one of a layer often is
+    not kept, and it is not recomputed either, because the layer's backward does not need it. Of an adapter, the small
+    inner product is kept.
+    """
+    num_products = {False: 0, True: 0}  # in forward, and in recomputation, where some versions of torch ask too
+
+    def policy(context: Any, op: Any, *args: Any, **kwargs: Any) -> CheckpointPolicy:
+        keep = is_attention(op) and not draws_random_numbers(op, args, kwargs)
+        if op in MATRIX_PRODUCTS:
+            num_products[context.is_recompute] += 1
+            keep = num_products[context.is_recompute] % 2 == 0
+        return CheckpointPolicy.MUST_SAVE if keep else CheckpointPolicy.PREFER_RECOMPUTE
+
+    return create_selective_checkpoint_contexts(policy)
+
+
+def is_attention(op: Any) -> bool:
+    """Whether `op` is a fused attention, by its name: every device has its own kernels."""
+    return any(name in str(op) for name in ("scaled_dot_product", "varlen_attn", "flash_attention_4"))
+
+
+def draws_random_numbers(op: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
+    """Whether an attention uses dropout: without recomputing it, all later dropout would get other random numbers."""
+    names = [argument.name for argument in op._schema.arguments]
+    return {**dict(zip(names, args, strict=False)), **kwargs}.get("dropout_p", 0.0) > 0

@@ -1,0 +1,217 @@
+"""Adapters through peft, new or trained on from a folder: LoRA and its variants, LLaMA-Adapter, prefix tuning."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from collections.abc import Sequence
+from pathlib import Path
+from types import MethodType
+from typing import Any
+
+import peft
+import torch
+from peft.tuners.adaption_prompt.layer import AdaptedAttention, AdaptedAttentionGPT
+from peft.tuners.lora import LoraLayer
+from peft.tuners.prefix_tuning import PrefixEncoder
+from safetensors.torch import load_file
+from torch import nn
+
+from configs.adaptation import CANNOT_TRACE_DORA
+from configs.peft import DEFAULT_ADAPTER_LAYERS, LlamaAdapterConfig, LoraConfig, PrefixConfig
+from configs.run import RunConfig
+from configs.training import TrainConfig
+from policies.adapters.kinds import (
+    METHODS,
+    check_llama_adapter,
+    check_prefix,
+    llama_adapter_settings,
+    lora_settings,
+    prefix_settings,
+)
+from policies.adapters.saved import attach_adapter, check_base_is_unchanged, read_adapter_config, set_adapter
+from policies.adapters.targets import tied_notes
+from policies.wrapping import find_layers
+from utils.errors import ConfigError, in_one_line
+
+
+def apply_adapters(
+    model: nn.Module,
+    config: RunConfig,
+    task_type: str | None,
+    new_tokens: Sequence[int] = (),
+    device: str = "cpu",
+) -> Any:
+    """Freeze the model, which may be on the meta device, and put trainable fp32 adapters beside its weights.
+
+    Every rank gets the same adapters, whole and in host memory: drawn from the run's seed, or read from their files.
+    DoRA's magnitudes come later if they are not read (see `policies.adapters.dora`).
+
+    Args:
+        task_type: peft's name of the task; None if it has none.
+        new_tokens: the ids of tokens whose embeddings are trained, too; their values come last
+            (`policies.adapters.new_tokens`).
+        device: where the adapters are; on "meta" they have shapes and no values.
+
+    Raises:
+        ConfigError: if the model does not take such an adapter, or the saved one cannot be read.
+    """
+    train = config.train_config
+    if train.from_peft_checkpoint:
+        return _load_adapter(model, train, device)
+    settings = _new_settings(model, config, task_type, new_tokens)
+    try:
+        adapted, _ = attach_adapter(model, settings, device=device)
+    except ValueError as error:  # a kind of layer that it takes in most families only
+        raise ConfigError(f"--use_peft: peft cannot adapt this model ({in_one_line(error)})") from error
+    _draw_adapter(adapted, train.seed)
+    return _compute_prompts_in_the_models_dtype(adapted)
+
+
+def _new_settings(
+    model: nn.Module, config: RunConfig, task_type: str | None, new_tokens: Sequence[int]
+) -> peft.PeftConfig:
+    method = config.train_config.peft_method
+    if method == "lora":
+        return lora_settings(model, config.lora_config, task_type, new_tokens)
+    if method == "prefix":
+        return prefix_settings(model, config.prefix_config, task_type)
+    return llama_adapter_settings(model, config.llama_adapter_config, task_type)
+
+
+def adapter_notes(model: Any, train: TrainConfig, lora: LoraConfig, llama_adapter: LlamaAdapterConfig) -> list[str]:
+    """Lines to print about what the settings come to on this model."""
+    if not train.use_peft or train.from_peft_checkpoint:
+        return []
+    if train.peft_method == "lora":
+        return tied_notes(model, lora.target_modules)
+    num_layers = len(find_layers(model.get_decoder()))
+    asked = llama_adapter.adapter_layers or DEFAULT_ADAPTER_LAYERS
+    shrinks = train.peft_method == "llama_adapter" and 0 < num_layers < asked
+    return [f"adapter_layers: {num_layers}, all that this model has"] if shrinks else []
+
+
+def num_virtual_tokens(train: TrainConfig, prefix: PrefixConfig) -> int:
+    """Positions that a prefix takes from the rows; 0 without a prefix, or if the saved adapter cannot be read."""
+    if not train.use_peft or train.peft_method != "prefix":
+        return 0
+    if not train.from_peft_checkpoint:
+        return prefix.num_virtual_tokens
+    try:
+        saved = json.loads((Path(train.from_peft_checkpoint).expanduser() / "adapter_config.json").read_text())
+        return int(saved.get("num_virtual_tokens", 0))
+    except (OSError, ValueError, TypeError, AttributeError, RecursionError):
+        return 0  # it is refused when it is loaded
+
+
+def store_adapters(model: Any, dtype: torch.dtype) -> None:
+    """Round the adapters. They were drawn or read in fp32, so a seed gives the same ones in either dtype."""
+    for parameter in model.parameters():
+        if parameter.requires_grad:
+            parameter.data = parameter.data.to(dtype)
+
+
+def _draw_adapter(adapted: Any, seed: int) -> None:
+    """Draw a new adapter as peft draws it.
+
+    What peft computes from the base's weights stays NaN, since these are not there yet: the magnitudes of DoRA.
+    """
+    with torch.random.fork_rng([]):
+        torch.manual_seed(seed)
+        for module in adapted.modules():
+            if isinstance(module, LoraLayer):
+                for adapter in module.active_adapters:
+                    module.reset_lora_parameters(adapter, init_lora_weights=True)
+            elif isinstance(module, AdaptedAttention | AdaptedAttentionGPT):
+                nn.init.normal_(module.adaption_prompt)
+                nn.init.zeros_(module.adaption_gate)
+            elif isinstance(module, PrefixEncoder):
+                module.embedding.reset_parameters()
+
+
+def _compute_prompts_in_the_models_dtype(adapted: Any) -> Any:
+    """Let fp32 prompts meet a half-precision model: peft itself would multiply the two as they are, and fail."""
+
+    def forward(self: Any, hidden_states: torch.Tensor, **kwargs: Any) -> Any:
+        dtype = hidden_states.dtype
+        with torch.autocast(hidden_states.device.type, dtype, enabled=dtype != torch.float32, cache_enabled=False):
+            return type(self).forward(self, hidden_states=hidden_states, **kwargs)
+
+    attentions: list[Any] = [m for m in adapted.modules() if isinstance(m, AdaptedAttention | AdaptedAttentionGPT)]
+    for attention in attentions:
+        attention.forward = MethodType(forward, attention)
+    return adapted
+
+
+def find_saved_adapter(path: str) -> Path:
+    """The folder that --from_peft_checkpoint names.
+
+    Raises:
+        ConfigError: if no adapter lies there.
+    """
+    folder = Path(path).expanduser()
+    if not (folder / "adapter_config.json").is_file():
+        of_run = folder / "adapter"
+        remedy = of_run if (of_run / "adapter_config.json").is_file() else "a saved adapter's folder"
+        raise ConfigError(f"--from_peft_checkpoint: {path} holds no adapter_config.json; give {remedy}")
+    if not (folder / "adapter_model.safetensors").is_file():
+        raise ConfigError(
+            f"--from_peft_checkpoint: {path} holds no adapter_model.safetensors; "
+            "load the adapter with peft and save it again with save_pretrained"
+        )
+    return folder
+
+
+def _load_adapter(model: nn.Module, train: TrainConfig, device: str) -> Any:
+    path, folder = train.from_peft_checkpoint, find_saved_adapter(train.from_peft_checkpoint)
+    settings = read_adapter_config(folder, "--from_peft_checkpoint")
+    _check_saved(model, settings, train)
+    settings.inference_mode = False
+    if train.peft_method == "lora":
+        settings.init_lora_weights = True  # no other start: its values are read
+    try:
+        adapted, own_names = attach_adapter(model, settings, device=device)
+        tensors = load_file(folder / "adapter_model.safetensors")
+        set_adapter(adapted, own_names, {name: tensor.to(device) for name, tensor in tensors.items()})
+    except Exception as error:
+        raise ConfigError(f"--from_peft_checkpoint: {path} does not fit this model ({in_one_line(error)})") from error
+    return _compute_prompts_in_the_models_dtype(adapted)
+
+
+def _check_saved(model: Any, settings: Any, train: TrainConfig) -> None:
+    """Refuse adapters that could not be trained on here as they were made."""
+    path, method = train.from_peft_checkpoint, METHODS.get(settings.peft_type)
+    if method is None:
+        raise ConfigError(
+            f"--from_peft_checkpoint: {path} is an adapter of the kind {settings.peft_type.value}; "
+            "LoRA, LLaMA-Adapter and prefix tuning are trained here"
+        )
+    if method != train.peft_method:
+        raise ConfigError(f"--from_peft_checkpoint: {path} is made by another method; give --peft_method {method}")
+    if method == "llama_adapter":
+        check_llama_adapter(model)
+    if method == "prefix":
+        check_prefix(model)
+        if settings.prefix_projection:
+            raise ConfigError(
+                f"--from_peft_checkpoint: {path} was made with prefix_projection, whose layers peft does not save; "
+                "train a new prefix"
+            )
+    check_base_is_unchanged(settings, f"--from_peft_checkpoint: {path}")
+    if getattr(settings, "use_dora", False) and train.compile:
+        raise ConfigError(f"--compile: {CANNOT_TRACE_DORA} ({path}); leave it out")
+    if method == "lora" and (more := _more_than_lora(settings)):
+        raise ConfigError(
+            f"--from_peft_checkpoint: {path} was made with {', '.join(more)}, and only LoRA's own factors and DoRA's "
+            "magnitudes are trained here; merge it with tools.export --merge and train a new adapter on that"
+        )
+
+
+def _more_than_lora(settings: peft.LoraConfig) -> list[str]:
+    """What an adapter trains or computes besides LoRA's factors and DoRA's magnitudes."""
+    names = ["modules_to_save", "trainable_token_indices", "target_parameters", "layer_replication", "lora_bias"]
+    names += ["use_qalora", "alora_invocation_tokens", "arrow_config", "ensure_weight_tying"]
+    # Newer versions of peft mark other ways of computing.
+    names += [field.name for field in dataclasses.fields(settings) if field.metadata.get("is_lora_variant")]
+    more = [name for name in dict.fromkeys(names) if name != "use_dora" and getattr(settings, name, None)]
+    return more + (["bias"] if settings.bias != "none" else [])

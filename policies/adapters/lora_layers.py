@@ -1,0 +1,303 @@
+"""LoRA layers that compute what peft's compute, keep less for backward, and multiply faster.
+
+Adapters are trained in fp32 beside a base that computes in bf16 or fp16. peft casts their inputs to fp32. This copy,
+after dropout, is the largest tensor that an adapted layer keeps: twice the size of its input, which is kept anyway. And
+fp32 products do not use the tensor cores. Here the input is kept as it is. An fp32 number is the sum of three bf16
+numbers, so an adapter's products with bf16 activations are computed as bf16 products summed in fp32: as exact, and on
+tensor cores.
+"""
+
+from __future__ import annotations
+
+from types import MethodType
+from typing import Any
+
+import torch
+from peft.tuners.lora import Linear
+from torch import nn
+from torch.utils.flop_counter import register_flop_formula
+
+from policies.adapters.dropout_masks import Kept, draw_kept, mask_like
+
+
+def use_lean_forward(model: nn.Module, *, adds_in_kernel: bool = False) -> None:
+    """Give every plain LoRA layer a forward that computes the same, keeps less and is faster.
+
+    Args:
+        adds_in_kernel: what `adds_in_kernel_on` found.
+    """
+    plain: list[Any] = [m for m in model.modules() if isinstance(m, Linear) and _is_plain(m)]
+    for layer in plain:
+        layer.adds_in_kernel = adds_in_kernel
+        layer.forward = MethodType(_forward, layer)  # one function, so one compiled graph, for all layers
+
+
+def adds_in_kernel_on(device: torch.device | None) -> bool:
+    """Whether policies/adapters/lora_kernel.py works on this device. It needs Triton, and a C compiler.
+
+    Args:
+        device: None if it is not here, as in a plan.
+    """
+    if device is None or device.type != "cuda":
+        return False
+    generator = torch.Generator(device).manual_seed(0)
+    # More than one of the kernel's programs, the last of them not full.
+    base, left, right = (
+        torch.randn(shape, device=device, generator=generator).to(torch.bfloat16)
+        for shape in ((150, 300), (150, 72), (72, 300))
+    )
+    wanted = base.double() + left.double() @ right.double()
+    try:
+        apart = (_add_product(base, left, right).double() - wanted).abs()
+        return bool((apart <= 2**-8 * wanted.abs() + 1e-4).all())
+    except Exception:  # any of Triton's and of its tools: torch's operators serve as well, but slower
+        return False
+
+
+def _is_plain(layer: Any) -> bool:
+    return not layer.lora_variant and all(b.bias is None for b in layer.lora_B.values())
+
+
+def _forward(layer: Any, inputs: torch.Tensor, *args: Any, **kwargs: Any) -> torch.Tensor:
+    if layer.disable_adapters or layer.merged or "adapter_names" in kwargs:
+        return type(layer).forward(layer, inputs, *args, **kwargs)
+    outputs = base_outputs = layer.base_layer(inputs, *args, **kwargs)
+    for name in layer.active_adapters:
+        share = layer.lora_dropout[name].p if layer.training and hasattr(layer.lora_dropout[name], "p") else 0.0
+        kept = draw_kept(inputs, share) if share else None
+        low = project_down(inputs, layer.lora_A[name].weight, kept, layer.scaling[name] / (1 - share))
+        outputs = add_up(outputs, low, layer.lora_B[name].weight, in_kernel=layer.adds_in_kernel)
+    return outputs.to(base_outputs.dtype)
+
+
+def project_down(inputs: torch.Tensor, weight: torch.Tensor, kept: Kept | None, scale: float) -> torch.Tensor:
+    """The input after dropout times A, in the dtype of A. The inputs are cast to it, but kept as they are.
+
+    Args:
+        inputs: [..., in].
+        weight: A, [r, in].
+        kept: None keeps all.
+        scale: factor on the product.
+
+    Returns:
+        [..., r]
+    """
+    factor = _narrow_factor(weight.detach().T, inputs.dtype)
+    share, drawn = kept or (0.0, None)
+    # Another operator than backward's, or compiled code would compute this once, and keep it for backward.
+    dropped = inputs.detach() if drawn is None else torch.where(mask_like(inputs, drawn, share), inputs.detach(), 0.0)
+    return _sum_of_parts(product_down(inputs, weight, drawn, share, dropped, factor), weight.shape[0]) * scale
+
+
+def add_up(outputs: torch.Tensor, low: torch.Tensor, weight: torch.Tensor, *, in_kernel: bool) -> torch.Tensor:
+    """The outputs plus the output of A times B.
+
+    Args:
+        outputs: [..., out]. The sum will be rounded to their dtype. So the gradient of the product, which has B's
+            dtype, has values that theirs holds exactly.
+        low: [..., r].
+        weight: B, [out, r].
+        in_kernel: one kernel multiplies bf16 parts, and adds. Then the product is neither written nor read.
+
+    Returns:
+        [..., out]: of the outputs' dtype if a kernel adds, else of the wider of theirs and B's.
+    """
+    dtype = outputs.dtype
+    left, right = _wide_factors(low.detach(), weight.detach().T, dtype)
+    if in_kernel and _in_parts(dtype, weight):
+        return sum_up(outputs, low, weight, left, right)
+    return outputs + product_up(low, weight, dtype, left, right)
+
+
+# These products are operators, not autograd functions, for the reason in policies/quantization/quantized_linear.py.
+# What is around them is traced: compiled code fuses the dozen small kernels of each that make parts of numbers, and sum
+# them, to one or two. So operators are given the factors that they multiply beside the tensors that these were made of,
+# which backward needs.
+
+
+@torch.library.custom_op("lora::product_down", mutates_args=())
+def product_down(
+    inputs: torch.Tensor,
+    weight: torch.Tensor,
+    drawn: torch.Tensor | None,
+    share: float,
+    dropped: torch.Tensor,
+    factor: torch.Tensor,
+) -> torch.Tensor:
+    """The input after dropout, [..., in], times the factor, [in, r or 3 r]: in the dtype of A."""
+    return _narrow_mm(dropped.flatten(0, -2), factor, weight.dtype).unflatten(0, inputs.shape[:-1])
+
+
+@product_down.register_fake
+def _(inputs: torch.Tensor, weight: torch.Tensor, *args: Any) -> torch.Tensor:
+    return weight.new_empty((*inputs.shape[:-1], args[-1].shape[1]))
+
+
+def _keep_down(ctx: Any, inputs: tuple[Any, ...], output: torch.Tensor) -> None:
+    activations, weight, drawn, ctx.share, *_ = inputs
+    ctx.save_for_backward(activations, weight, drawn)
+
+
+def _backward_down(ctx: Any, grad: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
+    inputs, weight, drawn = ctx.saved_tensors
+    grad = grad.flatten(0, -2)[:, : weight.shape[0]]  # parts are summed, so the gradients of all are that of the sum
+    kept = None if drawn is None else mask_like(inputs, drawn, ctx.share)
+    grad_inputs = grad_weight = None
+    if ctx.needs_input_grad[0]:
+        left, right = _wide_factors(grad, weight, inputs.dtype)
+        grad_inputs = _wide_mm(left, right, weight.dtype, inputs.dtype).view_as(inputs)
+        grad_inputs = _dropped(grad_inputs, kept)
+    if ctx.needs_input_grad[1]:
+        grad_weight = _narrow_product(_dropped(inputs, kept).flatten(0, -2).T, grad).T
+    return grad_inputs, grad_weight, None, None, None, None
+
+
+product_down.register_autograd(_backward_down, setup_context=_keep_down)
+
+
+@torch.library.custom_op("lora::product_up", mutates_args=())
+def product_up(
+    low: torch.Tensor, weight: torch.Tensor, dtype: torch.dtype, left: torch.Tensor, right: torch.Tensor
+) -> torch.Tensor:
+    """The product of the two factors of `low` and B, [..., r or 3 r] and [r or 3 r, out]: in the dtype of B."""
+    return _wide_mm(left.flatten(0, -2), right, weight.dtype, weight.dtype).unflatten(0, low.shape[:-1])
+
+
+@product_up.register_fake
+def _(
+    low: torch.Tensor, weight: torch.Tensor, dtype: torch.dtype, left: torch.Tensor, right: torch.Tensor
+) -> torch.Tensor:
+    return low.new_empty((*low.shape[:-1], weight.shape[0]))
+
+
+def _keep_up(ctx: Any, inputs: tuple[Any, ...], output: torch.Tensor) -> None:
+    low, weight, ctx.dtype, *_ = inputs
+    ctx.save_for_backward(low, weight)
+
+
+def _backward_up(ctx: Any, grad: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
+    low, weight = ctx.saved_tensors
+    rows = grad.flatten(0, -2).to(ctx.dtype)
+    grad_weight = _narrow_product(rows.T, low.flatten(0, -2)) if ctx.needs_input_grad[1] else None
+    return _narrow_product(rows, weight).view_as(low), grad_weight, None, None, None
+
+
+product_up.register_autograd(_backward_up, setup_context=_keep_up)
+
+
+@torch.library.custom_op("lora::sum_up", mutates_args=())
+def sum_up(
+    outputs: torch.Tensor, low: torch.Tensor, weight: torch.Tensor, left: torch.Tensor, right: torch.Tensor
+) -> torch.Tensor:
+    """The outputs, [..., out], plus what `product_up` gives for the other four: rounded once, to the outputs' dtype."""
+    return _add_product(outputs.flatten(0, -2), left.flatten(0, -2), right).view(outputs.shape)
+
+
+@sum_up.register_fake
+def _(outputs: torch.Tensor, *args: Any) -> torch.Tensor:
+    return torch.empty_like(outputs, memory_format=torch.contiguous_format)
+
+
+def _keep_sum(ctx: Any, inputs: tuple[Any, ...], output: torch.Tensor) -> None:
+    outputs, low, weight, *_ = inputs
+    ctx.dtype = outputs.dtype
+    ctx.save_for_backward(low, weight)
+
+
+def _backward_sum(ctx: Any, grad: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
+    grad_low, grad_weight, *_ = _backward_up(ctx, grad)
+    return grad, grad_low, grad_weight, None, None
+
+
+sum_up.register_autograd(_backward_sum, setup_context=_keep_sum)
+
+
+def _add_product(base: torch.Tensor, left: torch.Tensor, right: torch.Tensor) -> torch.Tensor:
+    from policies.adapters.lora_kernel import add_product  # needs Triton
+
+    return add_product(base, left, right)
+
+
+def _dropped(values: torch.Tensor, kept: torch.Tensor | None) -> torch.Tensor:
+    # The values times the mask. A plain product of two dtypes takes torch's general kernel, three times as long.
+    return values if kept is None else torch.ops.aten.native_dropout_backward(values, kept, 1.0)
+
+
+def _narrow_product(left: torch.Tensor, right: torch.Tensor) -> torch.Tensor:
+    """[m, k] activations times [k, r] of an adapter's dtype: [m, r] in that dtype."""
+    return _sum_of_parts(_narrow_mm(left, _narrow_factor(right, left.dtype), right.dtype), right.shape[1])
+
+
+def _narrow_factor(right: torch.Tensor, activations: torch.dtype) -> torch.Tensor:
+    """What activations are multiplied by, for their product with [k, r]: that, or its three parts, bf16 [k, 3 r]."""
+    return _bf16(_parts(right, 3), dim=1) if _in_parts(activations, right) else right
+
+
+def _narrow_mm(left: torch.Tensor, factor: torch.Tensor, adapter: torch.dtype) -> torch.Tensor:
+    """[m, r or 3 r] of the adapter's dtype out of activations and a narrow factor."""
+    return left.to(adapter) @ factor if factor.dtype == adapter else torch.mm(left, factor, out_dtype=adapter)
+
+
+def _sum_of_parts(product: torch.Tensor, rank: int) -> torch.Tensor:
+    """[..., r] of a product with a narrow factor."""
+    return product if product.shape[-1] == rank else product.unflatten(-1, (3, rank)).sum(-2)
+
+
+def _wide_factors(
+    left: torch.Tensor, right: torch.Tensor, rounded_to: torch.dtype
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """What is multiplied for [..., r] times [r, n], both of an adapter's dtype, only as exact as `rounded_to` needs."""
+    if not _in_parts(rounded_to, right):
+        return left, right
+    # The three largest products of parts are off by about 2^-15; bf16 rounds by 2^-8.
+    (l1, l2), (r1, r2) = _parts(left, 2), _parts(right, 2)
+    return _bf16([l1, l1, l2], dim=-1), _bf16([r1, r2, r1], dim=0)
+
+
+def _wide_mm(left: torch.Tensor, right: torch.Tensor, adapter: torch.dtype, dtype: torch.dtype) -> torch.Tensor:
+    """[m, n] of `dtype` out of two wide factors of adapters."""
+    return (left @ right).to(dtype) if left.dtype == adapter else torch.mm(left, right, out_dtype=dtype)
+
+
+def _in_parts(activations: torch.dtype, adapter: torch.Tensor) -> bool:
+    """Whether products of the two are computed in parts; CPUs compute bf16 slower than fp32."""
+    return adapter.is_cuda and activations == torch.bfloat16 and adapter.dtype == torch.float32
+
+
+def _parts(values: torch.Tensor, number: int) -> list[torch.Tensor]:
+    """fp32 tensors that sum to the values. All but the last are bf16 numbers; of three, the last is too.
+
+    The upper half of an fp32 number's bits is a bf16 number with a third of its digits. It is taken by its bits:
+    compiled code omits a cast to bf16 and back, and the other parts would be zero.
+    """
+    parts = []
+    for _ in range(number - 1):
+        parts.append((values.view(torch.int32) & -(1 << 16)).view(torch.float32))
+        values = values - parts[-1]
+    return [*parts, values]
+
+
+def _bf16(parts: list[torch.Tensor], dim: int) -> torch.Tensor:
+    return torch.cat(parts, dim).to(torch.bfloat16)
+
+
+LORA_PRODUCTS = (
+    torch.ops.lora.product_down.default,
+    torch.ops.lora.product_up.default,
+    torch.ops.lora.sum_up.default,
+)
+
+
+@register_flop_formula(torch.ops.lora.product_down)
+def _(inputs: torch.Size, weight: torch.Size, *args: Any, **kwargs: Any) -> int:
+    return 2 * inputs.numel() * weight[0]
+
+
+@register_flop_formula(torch.ops.lora.product_up)
+def _(low: torch.Size, weight: torch.Size, *args: Any, **kwargs: Any) -> int:
+    return 2 * low.numel() * weight[0]
+
+
+@register_flop_formula(torch.ops.lora.sum_up)
+def _(outputs: torch.Size, low: torch.Size, weight: torch.Size, *args: Any, **kwargs: Any) -> int:
+    return 2 * low.numel() * weight[0]

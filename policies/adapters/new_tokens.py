@@ -1,0 +1,93 @@
+"""Embeddings of added tokens, trained beside LoRA's factors: peft's `trainable_token_indices`, computed without copies.
+
+peft copies the whole embedding in each forward, and the whole head for each chunk of the loss, to put the trained rows
+in. Here the rows are used where their tokens are. The numbers are the same, and sharded weights are only used inside
+their own module's forward.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from types import MethodType
+from typing import Any, cast
+
+import torch
+import torch.nn.functional as F
+from peft.tuners.trainable_tokens import TrainableTokensLayer
+from torch import nn
+from torch.distributed.tensor import DTensor
+
+from configs.peft import LoraConfig
+from policies.weights.sources import keep_part
+from policies.wrapping import has_tied_embeddings
+from utils.errors import ConfigError
+
+
+def token_settings(model: Any, lora: LoraConfig, new_tokens: Sequence[int]) -> dict[str, list[int]] | None:
+    """peft's `trainable_token_indices`: these rows of the input embedding, and of a head that is not tied to it.
+
+    Raises:
+        ConfigError: if LoRA adapts one of them, too.
+    """
+    if not new_tokens:
+        return None
+    embedding, head = model.get_input_embeddings(), model.get_output_embeddings()
+    trained = [embedding] if head is None or has_tied_embeddings(model) else [embedding, head]
+    names = [name for name, module in model.named_modules() if any(module is one for one in trained)]
+    if both := [target for target in lora.target_modules for name in names if f".{name}".endswith(f".{target}")]:
+        raise ConfigError(
+            f"--lora_config.target_modules: {both[0]} cannot have an adapter and trained rows (--add_special_tokens); "
+            "leave one of them out"
+        )
+    return {name: list(new_tokens) for name in names}
+
+
+def make_room_for_tokens(model: Any, settings: Any) -> None:
+    """Grow the embeddings to the tokens of a saved adapter, which replaces the new rows."""
+    asked = getattr(settings, "trainable_token_indices", None) or []
+    indices = [index for row in asked.values() for index in row] if isinstance(asked, dict) else asked
+    if indices and max(indices) >= model.get_input_embeddings().num_embeddings:
+        model.resize_token_embeddings(max(indices) + 1, mean_resizing=False)
+
+
+def use_lean_tokens(model: nn.Module) -> None:
+    """Give every layer with trained rows a forward that copies no embedding."""
+    for layer in _layers(model):
+        (adapter,) = layer.active_adapters
+        layer.register_buffer("token_ids", torch.tensor(layer.token_indices[adapter]), persistent=False)
+        layer.trainable_tokens_original.clear()  # only needed to unmerge, and without values yet
+        layer.forward = MethodType(_forward, layer)
+
+
+@torch.no_grad()
+def set_token_rows(model: nn.Module) -> None:
+    """Set the trained rows to those of the base, which has its weights, maybe sharded. Every rank must call this."""
+    for layer in _layers(model):
+        if layer.tied_adapter:
+            continue
+        (adapter,) = layer.active_adapters
+        weight: torch.Tensor = layer.get_base_layer().weight
+        if isinstance(weight, DTensor):  # shards may be in host memory, where the mesh gathers nothing
+            weight = cast(DTensor, weight.to(weight.device_mesh.device_type)).full_tensor()
+        rows = layer.trainable_tokens_delta[adapter]
+        keep_part(rows, weight[layer.token_ids.to(weight.device)].to(rows))
+
+
+def _layers(model: nn.Module) -> Iterator[Any]:
+    return (module for module in model.modules() if isinstance(module, TrainableTokensLayer))
+
+
+def _forward(layer: Any, inputs: torch.Tensor, *args: Any, **kwargs: Any) -> torch.Tensor:
+    if layer.disable_adapters or layer.merged:
+        return type(layer).forward(layer, inputs, *args, **kwargs)
+    (adapter,) = layer.active_adapters
+    base, rows, ids = layer.base_layer, layer.trainable_tokens_delta[adapter], layer.token_ids
+    outputs = base(inputs, *args, **kwargs)
+    if isinstance(base, nn.Embedding):
+        is_token = inputs.unsqueeze(-1) == ids  # [batch, seq, tokens]
+        trained = F.embedding(is_token.int().argmax(-1), rows).to(outputs.dtype)
+        if (scale := layer._get_embed_scale()) is not None:
+            trained = trained * scale.to(trained.dtype)
+        return torch.where(is_token.any(-1, keepdim=True), trained, outputs)
+    bias = None if base.bias is None else base.bias[ids]
+    return outputs.index_copy(-1, ids, F.linear(inputs, rows.to(inputs.dtype), bias))

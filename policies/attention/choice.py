@@ -1,0 +1,217 @@
+"""Attention: sequences of a packed row must not see each other, padding must not be seen, and both should cost little.
+
+Position ids that restart tell transformers where sequences begin. Eager and SDPA attention then get a dense mask, made
+once per forward pass. Variable-length flash attention, if the device has it, takes the sequences' offsets instead, made
+once per batch: nothing is computed between sequences, and nothing of the size [seq, seq] is held. A CPU calls SDPA for
+each sequence instead. FlashAttention 4, where it is installed, serves all of these rows.
+
+Padded rows need neither: padding is on the right, where causal attention never looks.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import torch
+from torch import nn
+from transformers import MODEL_FOR_CAUSAL_LM_MAPPING, AttentionInterface
+
+from configs.run import RunConfig
+from configs.training import TrainConfig
+from data.batches.packing import Offsets
+from data.sequences.labels import IGNORE_INDEX
+from data.sequences.tokenized import TokenSequence
+from policies.attention.functions import attention_by_flash_4, attention_by_offsets
+from policies.mixed_precision import Precision
+from policies.sharding import reshard
+from utils.compat import LEAKS_WHEN_PACKED, caps_scores
+from utils.device import DeviceFacts
+from utils.errors import ConfigError
+from utils.layer_configs import head_dim_of, layer_configs
+
+BY_OFFSETS, BY_FLASH_4 = "causal_by_offsets", "causal_by_fa4"
+"""The names by which transformers knows `attention_by_offsets` and `attention_by_flash_4`.
+
+transformers has no mask functions of these names, so it makes no mask. For its own names it looks at position ids or at
+the mask of padding to see whether one is needed, and the host waits for the device in every forward pass. A name that
+holds "flash" it would take for one of its own.
+"""
+
+WITHOUT_MASKS = (BY_OFFSETS, BY_FLASH_4)
+
+PROBE_LENGTH = 24  # the most tokens of a probe's sequence
+LEAKS = (
+    "--batching_strategy: with this model the documents of a packed row would see each other; give --batching_strategy "
+    "padding"
+)
+
+
+def keep_documents_apart(config: RunConfig, model_config: Any) -> RunConfig:
+    """The settings, with padding instead of packing if packing is known to leak with this model, and a note of it.
+
+    A model with a state is packed if that was asked for: kernels of some keep its documents apart, and
+    `check_packing_isolates` will see.
+
+    Raises:
+        ConfigError: if packing was asked for, and leaks whatever the kernels.
+    """
+    train, model_type = config.train_config, model_config.get_text_config().model_type
+    leaks = model_type in LEAKS_WHEN_PACKED
+    if train.batching_strategy != "packing" or not (leaks or _is_stateful(model_config)):
+        return config
+    if config.was_given("train_config.batching_strategy"):
+        if leaks:
+            raise ConfigError(LEAKS)
+        return config
+    note = f"--batching_strategy is padding: in a packed row of {model_type} models, documents would see each other"
+    return replace(config, train_config=replace(train, batching_strategy="padding"), notes=(*config.notes, note))
+
+
+def _is_stateful(model_config: Any) -> bool:
+    """Whether layers of this model hand a state from token to token, as Mamba's or Qwen3-Next's, beside attention."""
+    for config in (model_config, model_config.get_text_config()):
+        model_class = MODEL_FOR_CAUSAL_LM_MAPPING.get(type(config), None)
+        if getattr(model_class, "_is_stateful", False):  # no public name
+            return True
+    return False
+
+
+def choose_attention(
+    model: Any,
+    train: TrainConfig,
+    precision: Precision,
+    device: DeviceFacts,
+    row_length: int,
+    *,
+    flash_4: bool = False,
+) -> list[str]:
+    """Spare the model masks: of packed rows by offsets, if model and device can, and of padded rows altogether.
+
+    Args:
+        model: of causal language; its config names the attention that transformers chose.
+        row_length: the most tokens of a row.
+        flash_4: whether FlashAttention 4 works on the devices, with the heads of this model.
+
+    Returns:
+        Lines to print.
+    """
+    if train.use_fast_kernels is False:
+        return []
+    if train.batching_strategy == "padding":
+        prefixed = train.use_peft and train.peft_method == "prefix"  # in a cache, so keys are more than queries
+        if not prefixed and what_needs_masks(model) is None and not _window_cuts(model, row_length):
+            return _use_offsets(model, flash_4=flash_4)
+        return []
+    if device.type == "cpu":
+        # Compiled layers would break where the offsets are read.
+        if not train.compile and what_hinders_offsets(model) is None:
+            _use_offsets(model)
+        return []
+    if not device.has_bf16:
+        return []
+    if precision.compute_dtype == torch.float32:
+        return ["attention: flash kernels have no fp32; packed rows get a dense mask, which is slower"]
+    obstacle = what_hinders_offsets(model)
+    if obstacle:
+        return [f"attention: {obstacle}; packed rows get a dense mask, which is slower"]
+    notes = _use_offsets(model, flash_4=flash_4)
+    return ["attention: packed documents are told apart by their offsets (variable-length flash attention)", *notes]
+
+
+def _use_offsets(model: Any, *, flash_4: bool = False) -> list[str]:
+    """Take this run's attention by offsets. Returns lines to print."""
+    if flash_4 and what_hinders_offsets(model) is None:
+        AttentionInterface.register(BY_FLASH_4, attention_by_flash_4)
+        model.set_attn_implementation(BY_FLASH_4)
+        return ["attention: by flash-attn-4"]
+    AttentionInterface.register(BY_OFFSETS, attention_by_offsets)
+    model.set_attn_implementation(BY_OFFSETS)
+    return []
+
+
+def rows_that_need_offsets(model: Any, row_length: int) -> Offsets:
+    """Which packed rows need `cu_seqlens` for this model's attention.
+
+    Args:
+        row_length: the most tokens of a row.
+    """
+    if model.config.get_text_config()._attn_implementation not in WITHOUT_MASKS:
+        return "none"
+    # Without offsets SDPA takes a row for one sequence. Its causal kernel is faster, but has no sliding windows.
+    return "all" if _window_cuts(model, row_length) else "shared"
+
+
+def _window_cuts(model: Any, row_length: int) -> bool:
+    """Whether a layer's sliding window, if it has one, is shorter than a row."""
+    windows = (getattr(layer, "sliding_window", None) or 0 for layer in layer_configs(model.config))
+    return any(0 < window < row_length for window in windows)
+
+
+def what_hinders_offsets(model: Any) -> str | None:
+    """Why this model's attention cannot be `attention_by_offsets`; None if it can."""
+    if (obstacle := what_needs_masks(model)) is not None:
+        return obstacle
+    config = model.config.get_text_config()
+    name = type(model).__name__
+    dropout = max(getattr(config, key, 0.0) or 0.0 for key in ("attention_dropout", "attn_pdrop"))
+    if dropout > 0:
+        return f"{name} drops out attention, which the flash kernel does not"
+    if hasattr(config, "v_head_dim") or any(size > 256 or size % 8 for size in _head_dims(model)):
+        return f"the flash kernel does not take the heads of {name}"
+    return None
+
+
+def _head_dims(model: Any) -> set[int]:
+    return {head_dim_of(layer) for layer in layer_configs(model.config.get_text_config())}
+
+
+def what_needs_masks(model: Any) -> str | None:
+    """Why transformers has to make masks for this model's attention; None if it is causal, with windows at most."""
+    config = model.config.get_text_config()
+    name = type(model).__name__
+    if caps_scores(config):
+        return f"{name} soft-caps its attention scores, which the flash kernel does not"
+    # Models that support flash attention pass windows as an argument, not in a mask.
+    follows = getattr(model, "_supports_attention_backend", False) and getattr(model, "_supports_flash_attn", False)
+    if not follows or config._attn_implementation != "sdpa":
+        return f"{name} has no flash attention in transformers"
+    if not set(getattr(config, "layer_types", None) or ()) <= {"full_attention", "sliding_attention"}:
+        return f"{name} has layers of other kinds than full and sliding attention"
+    if not getattr(config, "is_causal", True):
+        return f"{name} attends in both directions"
+    return None
+
+
+@torch.no_grad()
+def check_packing_isolates(
+    model: nn.Module, summed_loss_of: Callable[[list[list[Any]]], torch.Tensor], *, vocab_size: int, row_length: int
+) -> None:
+    """Pack two sequences into a row, change the first, and refuse if that changes the loss of the second.
+
+    A few models take no note of position ids, and leak without an error: those that are known
+    (`utils.compat.LEAKS_WHEN_PACKED`) were not packed in the first place. Every rank must call this.
+
+    Args:
+        summed_loss_of: the loss of rows, by the collation and the forward pass that training uses.
+        row_length: the most tokens of a row of the run.
+
+    Raises:
+        ConfigError: if packing would leak.
+    """
+    generator = np.random.default_rng(0)
+    length = min(PROBE_LENGTH, row_length // 2)
+    first, other, second = generator.integers(0, vocab_size, (3, length), dtype=np.int32)
+    nothing = np.full_like(first, IGNORE_INDEX)
+    training = model.training
+    model.eval()
+    # Eager: compiled layers would specialise for the probe's shape, and after a second shape compile dynamic ones.
+    with torch.compiler.set_stance("force_eager"):
+        last = TokenSequence(second, second, 1)
+        losses = [summed_loss_of([[TokenSequence(ids, nothing, 0), last]]).item() for ids in (first, other)]
+    model.train(training)
+    reshard(model)
+    if abs(losses[0] - losses[1]) > 1e-6 * abs(losses[0]):
+        raise ConfigError(LEAKS)

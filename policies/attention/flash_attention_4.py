@@ -1,0 +1,252 @@
+"""FlashAttention 4, where it is installed: attention for Hopper and Blackwell GPUs, faster than torch's own kernels.
+
+On an H200 it takes 0.84 to 0.91 of the time of cuDNN's, which torch takes for rows of one document, and half to 0.8 of
+that of FlashAttention 2, which is all that torch has for packed rows (docs/performance.md). It compiles each kernel
+when that is first called, in about five seconds; later starts read them from its cache.
+
+Its forward and backward are operators, not autograd functions, for the reason in
+policies/quantization/quantized_linear.py. They call the two functions that torch.nn.attention calls for the same
+purpose; torch 2.11 reads fewer outputs than they have since.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterable
+from importlib.util import find_spec
+from typing import Any, NamedTuple
+
+import torch
+import torch.nn.functional as F
+from torch.utils.flop_counter import register_flop_formula, sdpa_backward_flop_count, sdpa_flop_count
+
+from policies.mixed_precision import Precision
+from utils.errors import in_one_line
+from utils.layer_configs import head_dim_of, layer_configs
+
+NO_WINDOW = -1
+LARGEST_HEAD = 128  # elements; larger ones have other kernels, which were not compared
+CACHE = "FLASH_ATTENTION_CUTE_DSL_CACHE_ENABLED"  # "1": compiled kernels are kept for the next start
+
+
+class AttentionKind(NamedTuple):
+    """What kernels are compiled for."""
+
+    num_heads: int
+    num_key_heads: int
+    head_dim: int
+    window: int  # tokens before its own that a query sees, or NO_WINDOW
+    packed: bool
+
+
+def attention_kinds(model_config: Any, *, packed: bool) -> set[AttentionKind]:
+    """The kinds that the layers of a causal model may call.
+
+    Args:
+        packed: several documents may share a row. A row of one alone calls the kernel of padded rows all the same.
+    """
+    found = set()
+    for layer in layer_configs(model_config):
+        heads = getattr(layer, "num_attention_heads", 0)
+        key_heads = getattr(layer, "num_key_value_heads", None) or heads
+        windows = {NO_WINDOW} if getattr(layer, "sliding_window", None) is None else {NO_WINDOW, 15}
+        found |= {
+            AttentionKind(heads, key_heads, head_dim_of(layer), window, of_row)
+            for window in windows
+            for of_row in {False, packed}
+        }
+    return found
+
+
+def find_flash_attention_4(
+    device: torch.device | None, precision: Precision, kinds: Iterable[AttentionKind]
+) -> tuple[bool, list[str]]:
+    """Whether attention of this run can use it, and lines to print. Each kind is tried, forward and backward.
+
+    Args:
+        device: that computes; None if it is not here, as in a plan, which counts torch's kernels: both keep the same.
+    """
+    kinds, is_half = set(kinds), precision.compute_dtype in (torch.bfloat16, torch.float16)
+    if device is None or device.type != "cuda" or not is_half or torch.version.hip is not None:
+        return False, []
+    if torch.cuda.get_device_capability(device)[0] not in (9, 10) or find_spec("flash_attn") is None:
+        return False, []
+    if not kinds or not all(8 <= kind.head_dim <= LARGEST_HEAD and kind.head_dim % 8 == 0 for kind in kinds):
+        return False, []
+    os.environ.setdefault(CACHE, "1")  # read when the package is imported
+    try:
+        if find_spec("flash_attn.cute") is None:  # FlashAttention 2, which is imported to see that
+            return False, []
+        apart = torch.stack([_distance_to_torch(kind, device, precision.compute_dtype) for kind in kinds]).max().item()
+    except Exception as error:  # of a package that does not fit: a compiler's, an import's, any
+        return False, [f"attention: flash-attn-4 does not work here, so torch's kernels serve ({in_one_line(error)})"]
+    if not apart < 0.02:
+        return False, [f"attention: flash-attn-4 is {100 * apart:.0f} % off here, so torch's kernels serve"]
+    return True, []
+
+
+def _distance_to_torch(kind: AttentionKind, device: torch.device, dtype: torch.dtype) -> torch.Tensor:
+    """The largest relative distance, of outputs and gradients, to attention in fp32; NaN if one is."""
+    lengths = (350, 3, 31) if kind.packed else (192, 192)  # tokens: more than a block of the kernel
+    offsets = torch.tensor([0, *lengths], device=device).cumsum(0, dtype=torch.int32)
+    generator = torch.Generator(device).manual_seed(0)
+    heads = (kind.num_heads, kind.num_key_heads, kind.num_key_heads, kind.num_heads)
+    *leaves, probe = (
+        torch.randn(sum(lengths), number, kind.head_dim, device=device, dtype=dtype, generator=generator)
+        for number in heads
+    )
+    rows = torch.bucketize(torch.arange(sum(lengths), device=device), offsets, right=True)
+    mask = (rows[:, None] == rows).tril()
+    mask = mask if kind.window == NO_WINDOW else mask.triu(-kind.window)
+
+    def by_flash_4(*inputs: torch.Tensor) -> torch.Tensor:
+        if kind.packed:
+            return flash_attention_4(*inputs, cu_seqlens=offsets, max_length=max(lengths), window=kind.window)
+        query, key, value = (tensor.unflatten(0, (2, -1)) for tensor in inputs)
+        return flash_attention_4(query, key, value, window=kind.window).flatten(0, 1)
+
+    def plain(*inputs: torch.Tensor) -> torch.Tensor:
+        query, key, value = (tensor.transpose(0, 1)[None] for tensor in inputs)
+        return F.scaled_dot_product_attention(query, key, value, attn_mask=mask, enable_gqa=True)[0].transpose(0, 1)
+
+    def run(attend: Any, to: torch.dtype) -> list[torch.Tensor]:
+        with torch.enable_grad():
+            inputs = [leaf.to(to).requires_grad_() for leaf in leaves]
+            output = attend(*inputs)
+            return [output.detach(), *torch.autograd.grad(output, inputs, probe.to(to))]
+
+    pairs = zip(run(by_flash_4, dtype), run(plain, torch.float32), strict=True)
+    distances = [(found.float() - wanted).norm() / wanted.norm() for found, wanted in pairs]
+    return torch.stack(distances).max()  # Python's max would pass over NaN
+
+
+def flash_attention_4(
+    query: torch.Tensor,
+    key: torch.Tensor,
+    value: torch.Tensor,
+    *,
+    cu_seqlens: torch.Tensor | None = None,
+    max_length: int | None = None,
+    scale: float | None = None,
+    window: int = NO_WINDOW,
+) -> torch.Tensor:
+    """Causal attention.
+
+    Args:
+        query: [batch, seq, heads, head_dim], or with `cu_seqlens` [tokens, heads, head_dim]; key and value may have
+            fewer heads.
+        cu_seqlens: int32 [sequences + 1], where each sequence begins, and where the last ends.
+        max_length: tokens of the longest sequence.
+        window: how many tokens before its own a query sees.
+
+    Returns:
+        As the query.
+    """
+    scale = query.shape[-1] ** -0.5 if scale is None else scale
+    output: torch.Tensor = attend(query, key, value, cu_seqlens, max_length, scale, window)[0]
+    return output
+
+
+@torch.library.custom_op("flash_attention_4::attend", mutates_args=())
+def attend(
+    query: torch.Tensor,
+    key: torch.Tensor,
+    value: torch.Tensor,
+    cu_seqlens: torch.Tensor | None,
+    max_length: int | None,
+    scale: float,
+    window: int,
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """The output, and fp32 [batch, heads, seq] or [heads, tokens]: the logarithm of each query's sum."""
+    from flash_attn.cute.interface import _flash_attn_fwd
+
+    output, log_sums, *_ = _flash_attn_fwd(
+        query, key, value, **_options(cu_seqlens, max_length, scale, window), return_lse=True
+    )
+    return output, log_sums
+
+
+@attend.register_fake
+def _(query: torch.Tensor, *args: Any) -> tuple[torch.Tensor, torch.Tensor]:
+    *rows, heads, _ = query.shape
+    shape = (heads, *rows) if len(rows) == 1 else (rows[0], heads, rows[1])
+    return query.new_empty(query.shape), query.new_empty(shape, dtype=torch.float32)
+
+
+@torch.library.custom_op("flash_attention_4::attend_backward", mutates_args=())
+def attend_backward(
+    grad: torch.Tensor,
+    query: torch.Tensor,
+    key: torch.Tensor,
+    value: torch.Tensor,
+    output: torch.Tensor,
+    log_sums: torch.Tensor,
+    cu_seqlens: torch.Tensor | None,
+    max_length: int | None,
+    scale: float,
+    window: int,
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    """The gradients of query, key and value."""
+    from flash_attn.cute.interface import _flash_attn_bwd
+
+    of_query, of_key, of_value, *_ = _flash_attn_bwd(
+        query,
+        key,
+        value,
+        output,
+        grad.contiguous(),
+        log_sums,
+        **_options(cu_seqlens, max_length, scale, window),
+        deterministic=torch.are_deterministic_algorithms_enabled(),
+    )
+    return of_query, of_key, of_value
+
+
+@attend_backward.register_fake
+def _(
+    grad: torch.Tensor, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, *args: Any
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    return torch.empty_like(query), torch.empty_like(key), torch.empty_like(value)
+
+
+def _options(cu_seqlens: torch.Tensor | None, max_length: int | None, scale: float, window: int) -> dict[str, Any]:
+    """The arguments that forward and backward share."""
+    options: dict[str, Any] = {"softmax_scale": scale, "causal": True}
+    if window != NO_WINDOW:
+        options |= {"window_size_left": window, "window_size_right": 0}
+    if cu_seqlens is not None:
+        options |= dict.fromkeys(("cu_seqlens_q", "cu_seqlens_k"), cu_seqlens)
+        options |= dict.fromkeys(("max_seqlen_q", "max_seqlen_k"), max_length)
+    return options
+
+
+def _keep(ctx: Any, inputs: tuple[Any, ...], output: tuple[torch.Tensor, torch.Tensor]) -> None:
+    query, key, value, cu_seqlens, *ctx.options = inputs
+    ctx.save_for_backward(query, key, value, *output, cu_seqlens)
+
+
+def _backward(ctx: Any, grad: torch.Tensor, _: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
+    *tensors, cu_seqlens = ctx.saved_tensors
+    return *attend_backward(grad, *tensors, cu_seqlens, *ctx.options), None, None, None, None
+
+
+attend.register_autograd(_backward, setup_context=_keep)
+
+
+def _shapes(query: torch.Tensor, cu_seqlens: torch.Tensor | None) -> list[tuple[int, ...]]:
+    """[batch, heads, seq, head_dim] of all, or of each sequence. Grouped heads cost what all heads would."""
+    if cu_seqlens is None:
+        return [(query.shape[0], query.shape[2], query.shape[1], query.shape[3])]
+    return [(1, query.shape[1], length, query.shape[2]) for length in cu_seqlens.diff().tolist()]
+
+
+# Half of what torch counts of attention without causality: the other half is left out (reporting/profiling.py).
+@register_flop_formula(torch.ops.flash_attention_4.attend, get_raw=True)
+def _(query: torch.Tensor, key: Any, value: Any, cu_seqlens: torch.Tensor | None, *args: Any, **kwargs: Any) -> int:
+    return sum(sdpa_flop_count(shape, shape, shape) // 2 for shape in _shapes(query, cu_seqlens))
+
+
+@register_flop_formula(torch.ops.flash_attention_4.attend_backward, get_raw=True)
+def _(grad: torch.Tensor, *args: Any, **kwargs: Any) -> int:
+    cu_seqlens = args[5]
+    return sum(sdpa_backward_flop_count(shape, shape, shape, shape) // 2 for shape in _shapes(grad, cu_seqlens))

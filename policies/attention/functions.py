@@ -1,0 +1,153 @@
+"""Causal attention that takes sequences' offsets in the place of masks, as functions that transformers calls.
+
+All have the signature of transformers' attention functions. `policies.attention.choice` says which models may call
+them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import nn
+from torch.nn.attention.varlen import varlen_attn
+from transformers.integrations.sdpa_attention import sdpa_attention_forward
+
+from policies.attention.flash_attention_4 import NO_WINDOW, flash_attention_4
+from utils.compat import GROUPED_HEADS
+
+UNSUPPORTED = ("softcap", "s_aux", "position_bias", "cache")  # arguments that a model may pass and flash does not take
+
+
+def attention_by_offsets(
+    module: nn.Module,
+    query: torch.Tensor,
+    key: torch.Tensor,
+    value: torch.Tensor,
+    attention_mask: torch.Tensor | None,
+    dropout: float = 0.0,
+    scaling: float | None = None,
+    sliding_window: int | None = None,
+    cu_seq_lens_q: torch.Tensor | None = None,
+    max_length_q: int | None = None,
+    **kwargs: Any,
+) -> tuple[torch.Tensor, None]:
+    """Causal attention inside sequences, with the signature of transformers' attention functions.
+
+    A batch without offsets (padded rows, rows of one sequence each) goes to SDPA. Generation takes another attention
+    (policies/generating.py): keys in a cache come with masks, which are not made here.
+
+    Args:
+        query: [batch, heads, seq, head_dim]; key and value may have fewer heads.
+        cu_seq_lens_q: int32 [sequences + 1], where each begins in the flattened [batch x seq], and where the last ends.
+        max_length_q: tokens of the longest sequence.
+
+    Returns:
+        [batch, seq, heads, head_dim], and no attention weights.
+    """
+    if key.shape[2] != query.shape[2]:
+        raise ValueError("attention by offsets takes no cache")
+    if cu_seq_lens_q is None:
+        has_values = type(query) is torch.Tensor and not query.is_meta  # a plan's rows have no values, so no offsets
+        if has_values and attention_mask is None and sliding_window is not None and key.shape[2] > sliding_window:
+            raise ValueError("attention in windows takes offsets or a mask: SDPA's causal kernel knows no windows")
+        return sdpa_attention_forward(
+            module, query, key, value, attention_mask, dropout=dropout, scaling=scaling, **kwargs
+        )
+    _check_options(attention_mask, dropout, kwargs)
+    rows, _, length, _ = query.shape
+    query, key, value = (tensor.transpose(1, 2).flatten(0, 1) for tensor in (query, key, value))
+    window = -1 if sliding_window is None else sliding_window - 1  # tokens before the query's own
+    kernel: Callable[..., Any] = attention_of_each_sequence if query.is_cpu else varlen_attn
+    output = kernel(
+        query,
+        key,
+        value,
+        cu_seq_lens_q,
+        cu_seq_lens_q,
+        max_length_q,
+        max_length_q,
+        scale=scaling,
+        window_size=(window, 0),
+        **GROUPED_HEADS,
+    )
+    return output.unflatten(0, (rows, length)), None
+
+
+def _check_options(attention_mask: torch.Tensor | None, dropout: float, others: dict[str, Any]) -> None:
+    """Raises ValueError for what attention by offsets does not take."""
+    present = [name for name in UNSUPPORTED if others.get(name) is not None]
+    if attention_mask is not None or dropout > 0 or present:
+        raise ValueError(f"attention by offsets takes no mask, no dropout and no {', '.join(present) or 'bias'}")
+
+
+def attention_by_flash_4(
+    module: nn.Module,
+    query: torch.Tensor,
+    key: torch.Tensor,
+    value: torch.Tensor,
+    attention_mask: torch.Tensor | None,
+    dropout: float = 0.0,
+    scaling: float | None = None,
+    sliding_window: int | None = None,
+    cu_seq_lens_q: torch.Tensor | None = None,
+    max_length_q: int | None = None,
+    **kwargs: Any,
+) -> tuple[torch.Tensor, None]:
+    """Like `attention_by_offsets`, which serves a plan's rows and those with a mask, by FlashAttention 4."""
+    if query.is_meta or attention_mask is not None:
+        options = (attention_mask, dropout, scaling, sliding_window, cu_seq_lens_q, max_length_q)
+        return attention_by_offsets(module, query, key, value, *options, **kwargs)
+    if key.shape[2] != query.shape[2]:
+        raise ValueError("attention by offsets takes no cache")
+    _check_options(attention_mask, dropout, kwargs)
+    window = NO_WINDOW if sliding_window is None else sliding_window - 1
+    query, key, value = (tensor.transpose(1, 2) for tensor in (query, key, value))
+    if cu_seq_lens_q is None:
+        return flash_attention_4(query, key, value, scale=scaling, window=window), None
+    rows = query.shape[:2]
+    query, key, value = (tensor.flatten(0, 1) for tensor in (query, key, value))
+    output = flash_attention_4(
+        query, key, value, cu_seqlens=cu_seq_lens_q, max_length=max_length_q, scale=scaling, window=window
+    )
+    return output.unflatten(0, rows), None
+
+
+def attention_of_each_sequence(
+    query: torch.Tensor,
+    key: torch.Tensor,
+    value: torch.Tensor,
+    cu_seq_q: torch.Tensor,
+    cu_seq_k: torch.Tensor,
+    max_q: int,
+    max_k: int,
+    *,
+    scale: float | None,
+    window_size: tuple[int, int],
+    **options: Any,
+) -> torch.Tensor:
+    """What `varlen_attn` computes of causal attention, on a CPU, which has no such kernel.
+
+    Args:
+        query: [tokens, heads, head_dim]; key and value may have fewer heads.
+        cu_seq_q: int32 [sequences + 1], in host memory.
+        window_size: how many tokens before its own a query sees; -1: all.
+
+    Returns:
+        [tokens, heads, head_dim].
+    """
+    lengths = cu_seq_q.diff().tolist()
+    window = window_size[0]
+    outputs = []
+    for parts in zip(*(tensor.split(lengths) for tensor in (query, key, value)), strict=True):
+        queries, keys, values = (part.transpose(0, 1)[None] for part in parts)
+        length, mask = queries.shape[2], None
+        if 0 <= window < length - 1:
+            mask = torch.ones(length, length, dtype=torch.bool).tril().triu(-window)
+        output = F.scaled_dot_product_attention(
+            queries, keys, values, attn_mask=mask, is_causal=mask is None, scale=scale, enable_gqa=True
+        )
+        outputs.append(output[0].transpose(0, 1))
+    return torch.cat(outputs)

@@ -1,0 +1,78 @@
+"""Whether a run compiles its layers, if --compile auto leaves that open, and the step of its optimizer with them."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from configs.adaptation import CANNOT_TRACE_DORA, why_not_compiled, why_optimizer_not_compiled
+from configs.run import RunConfig
+from policies.adapters.saved import read_adapter_config
+from utils.device import DeviceFacts
+
+COMPILED_FAMILIES = frozenset(
+    ("gemma2", "gemma3_text", "gpt2", "gpt_neox", "llama", "mistral", "olmo2", "phi3", "qwen2", "qwen3", "stablelm")
+)
+"""The model types that --compile auto compiles: in each, packed and padded runs have the loss of uncompiled ones, and
+training batches compile nothing after the first step."""
+
+
+def decide_compilation(
+    config: RunConfig, model_config: Any, device: DeviceFacts, *, was_compiled: bool | None = None
+) -> RunConfig:
+    """The settings with what --compile auto comes to, if every rank's machine can compile, and --compile_optimizer.
+
+    A note says why the first is False; not on a CPU, where nobody expects it to be True who did not ask.
+
+    Args:
+        model_config: of transformers.
+        device: that the run computes on.
+        was_compiled: whether the checkpoint that the run goes on from was trained compiled; None: unknown, or there is
+            none.
+
+    Raises:
+        ConfigError: if the settings of the adapter that is trained on cannot be read.
+    """
+    compiles = config.train_config.compile
+    if compiles is not None:
+        return _decided(config, compiles=compiles)
+    obstacle = _what_hinders(config, model_config.model_type, device, was_compiled)
+    if obstacle is None:
+        return _decided(config, compiles=True)
+    is_expected = device.type == "cpu" and not was_compiled and not config.was_given("train_config.compile")
+    return _decided(config, compiles=False) if is_expected else uncompiled(config, obstacle)
+
+
+def uncompiled(config: RunConfig, why: str) -> RunConfig:
+    """The settings with --compile auto as False, and a note that says why.
+
+    Args:
+        why: a clause.
+    """
+    config = _decided(config, compiles=False)
+    return replace(config, notes=(*config.notes, f"--compile auto is False: {why}"))
+
+
+def _decided(config: RunConfig, *, compiles: bool) -> RunConfig:
+    fsdp = config.fsdp_config
+    if not config.was_given("fsdp_config.compile_optimizer"):
+        fsdp = replace(fsdp, compile_optimizer=compiles and why_optimizer_not_compiled(config) is None)
+    return replace(config, train_config=replace(config.train_config, compile=compiles), fsdp_config=fsdp)
+
+
+def _what_hinders(config: RunConfig, model_type: str, device: DeviceFacts, was_compiled: bool | None) -> str | None:
+    """Why this run is not compiled, as a clause."""
+    if device.type == "cpu":
+        return "it is for GPUs; give --compile to compile on a CPU"
+    if (reason := why_not_compiled(config)) is not None:
+        return reason
+    if path := config.train_config.from_peft_checkpoint:
+        settings = read_adapter_config(Path(path).expanduser(), "--from_peft_checkpoint")
+        if getattr(settings, "use_dora", False):
+            return CANNOT_TRACE_DORA
+    if model_type not in COMPILED_FAMILIES:
+        return f"{model_type} models have not been compared compiled and uncompiled; give --compile to compile this one"
+    if was_compiled is False:
+        return "the checkpoint was trained uncompiled; give --compile to compile from here on"
+    return None

@@ -1,0 +1,144 @@
+"""The loss: summed cross-entropy, computed in chunks of tokens so that whole logits are never held.
+
+Logits of a long batch are often the largest tensor of a run ([batch x seq, vocab] in fp32: 8 x 2048 tokens of a
+128k vocabulary are 8 GiB, and their gradient as much again).
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import nn
+from transformers.modeling_outputs import BaseModelOutputWithPast
+
+from data.sequences.labels import IGNORE_INDEX
+from policies.compilation.layers import compilation_named
+from policies.loss.head_gradients import loss_with_gradients
+
+CrossEntropy = Callable[..., torch.Tensor]
+"""A function of the arguments of `summed_cross_entropy`."""
+
+
+def summed_cross_entropy(logits: torch.Tensor, targets: torch.Tensor, label_smoothing: float = 0.0) -> torch.Tensor:
+    """The sum of the cross-entropy over label tokens: fp32 scalar; 0, with zero gradients, if there is none.
+
+    Args:
+        logits: [tokens, vocab], any floating dtype.
+        targets: [tokens], the token that each position predicts; -100 = no label.
+        label_smoothing: the share of each target that is spread evenly over the vocabulary (Szegedy et al., "Rethinking
+            the Inception Architecture", 2016), as transformers' LabelSmoother does.
+    """
+    return F.cross_entropy(
+        logits.float(), targets, ignore_index=IGNORE_INDEX, reduction="sum", label_smoothing=label_smoothing
+    )
+
+
+def use_summed_loss(
+    model: Any,
+    stacks: Sequence[nn.Module],
+    chunk_size: int,
+    compute_logits: Callable[[Any, torch.Tensor], torch.Tensor],
+    *,
+    label_smoothing: float = 0.0,
+    cross_entropy: CrossEntropy = summed_cross_entropy,
+) -> None:
+    """Make `model(..., targets=targets)` return the summed loss alone; a call without targets is as before.
+
+    `targets` ([n]) holds the token to predict at each of `target_positions` ([n], indices into the flattened
+    [batch x seq] of the last stack's output; unset: at every position). Other positions never reach the head: of a
+    dialogue with its summary, nine tenths.
+
+    The forward of this one instance is replaced, inside whatever later wraps it, because sharded weights are whole
+    only while their module's own forward runs. All code is the model's own. Its forward is called once with the
+    inputs, up to the last stack's output, and then for each chunk with that output given. So what a model does between
+    encoder and decoder, and logit scaling or soft-capping behind them, are never forgotten.
+
+    If gradients are enabled, they are computed with the loss (see `policies.loss.head_gradients`). `loss_grad` is the
+    gradient of the loss that `backward` will bring. Gradients in fp16 need to know it: without the loss scale, small
+    ones would be rounded to zero.
+
+    Args:
+        model: a transformers model whose head runs on the last stack's output alone.
+        stacks: the submodules that compute the head's input (`tasks.task.Task.stacks`).
+        chunk_size: tokens whose logits are held at a time; 0 computes all at once.
+        compute_logits: the logits of this output of the last stack (`tasks.task.Task`).
+        label_smoothing: see `summed_cross_entropy`; in training only, so that evaluations can be compared.
+        cross_entropy: computes what `summed_cross_entropy` does; compiled, it reads and writes a chunk's logits once.
+    """
+    own_forward, last = model.forward, stacks[-1]
+
+    @functools.wraps(own_forward)
+    def forward(
+        *args: Any,
+        targets: torch.Tensor | None = None,
+        target_positions: torch.Tensor | None = None,
+        loss_grad: float | None = None,
+        labels: torch.Tensor | None = None,  # peft hands it on, None where it was not given
+        **kwargs: Any,
+    ) -> Any:
+        if targets is None:
+            given = {} if labels is None else {"labels": labels}
+            return own_forward(*args, **given, **kwargs)
+        hidden = _output_of(last, lambda: own_forward(*args, **kwargs))
+        hidden = hidden.reshape(1, -1, hidden.shape[-1])
+        if target_positions is not None:
+            hidden = hidden[:, target_positions]
+        smoothing = label_smoothing if model.training else 0.0
+
+        def logits_of(hidden_chunk: torch.Tensor) -> torch.Tensor:
+            with _forward_replaced(last, lambda *args, **kwargs: _Hidden(last_hidden_state=hidden_chunk)):
+                logits: torch.Tensor = compute_logits(model, hidden_chunk)
+            return logits.squeeze(0)  # not [0], whose backward copies the gradient
+
+        loss_of = functools.partial(cross_entropy, label_smoothing=smoothing)
+        size = chunk_size or max(1, targets.numel())
+        chunks = list(zip(hidden.split(size, dim=1), targets.split(size), strict=True))
+        with compilation_named("the cross-entropy", "--compile"):
+            if torch.is_grad_enabled():
+                return loss_with_gradients(hidden, chunks, logits_of, loss_of, loss_grad)
+            return torch.stack([loss_of(logits_of(inputs), wanted) for inputs, wanted in chunks]).sum()
+
+    model.forward = forward
+
+
+class _Hidden(BaseModelOutputWithPast):
+    """A stack's output whose other fields are None, whichever of them the head's code asks for."""
+
+    def __getattr__(self, name: str) -> None:
+        if name.startswith("__"):
+            raise AttributeError(name)
+
+
+def _output_of(stack: nn.Module, run: Callable[[], Any]) -> torch.Tensor:
+    """What `stack` computes while `run` runs: [batch, seq, hidden_size]. The head behind it gets no position at all."""
+    found: list[torch.Tensor] = []
+    compute = stack.forward
+
+    def keep(*args: Any, **kwargs: Any) -> _Hidden:
+        found.append(compute(*args, **kwargs)[0])
+        return _Hidden(last_hidden_state=found[0][:, :0].detach())
+
+    with _forward_replaced(stack, keep):
+        run()
+    (hidden,) = found
+    return hidden
+
+
+@contextmanager
+def _forward_replaced(module: nn.Module, forward: Callable[..., Any]) -> Iterator[None]:
+    """Inside this context the module computes this instead."""
+    had_own = "forward" in module.__dict__
+    before = module.forward
+    module.forward = forward
+    try:
+        yield
+    finally:
+        if had_own:
+            module.forward = before
+        else:
+            del module.forward

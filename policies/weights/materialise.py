@@ -1,0 +1,173 @@
+"""Weights for a model that was built and sharded on the meta device: each rank reads no more than it keeps.
+
+| weights                                                | who reads                                                |
+|--------------------------------------------------------|----------------------------------------------------------|
+| files that name and shape tensors as the model does    | every rank its own slices                                |
+| files that name or fuse them differently               | rank 0 reads all; the others get one tensor at a time    |
+| --random_weights                                       | nobody: each rank draws layer by layer and keeps its part |
+
+So no process holds a whole model unless it trains one; rank 0 in the second case is the exception. The values do not
+depend on the layout.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import nn
+from torch.distributed.fsdp import FSDPModule
+from transformers.utils import SAFE_WEIGHTS_INDEX_NAME, SAFE_WEIGHTS_NAME
+
+from configs.training import TrainConfig
+from policies.loading import attention_settings, explain_failed_load
+from policies.quantization.choice import gathering_changes_nothing
+from policies.quantization.quantized_linear import QuantizedLinear
+from policies.weights.fingerprint import describe_file
+from policies.weights.fitting import (
+    check_dtypes,
+    describe_left_over,
+    left_over,
+    untie_config,
+    untie_what_differs,
+)
+from policies.weights.pretrained import MissingTensorsError, read_whole
+from policies.weights.sources import FileWeights, RandomWeights, Stored, Target, Weights, WholeWeights
+from policies.weights.stored import SafetensorsTensors, weight_files
+from policies.weights.tensor_names import find_stored, plain_name, saved_buffers, shared_names
+from policies.wrapping import has_tied_embeddings
+from utils.distributed import check_agreement, one_rank_per_node_first
+from utils.environment import Environment, print_rank_zero
+from utils.errors import ConfigError
+from utils.progress import phase
+
+
+def materialise(
+    model: nn.Module,
+    base: Any,
+    weights: Weights,
+    *,
+    parameter_device: torch.device,
+    compute_device: torch.device,
+) -> None:
+    """Give every parameter on the meta device memory and its value. Every rank must call this.
+
+    Args:
+        model: as sharded, with its adapters, which have values already.
+        base: the model that the adapters were added to; without adapters `model` itself.
+        parameter_device: where parameters live between steps.
+        compute_device: where computing happens, and where buffers live.
+    """
+    names = [name for name, parameter in base.named_parameters() if parameter.is_meta]
+    if isinstance(model, FSDPModule):
+        # Sharded tensors are swapped in place, so that tied weights stay tied.
+        model._apply(lambda tensor: torch.empty_like(tensor, device=parameter_device) if tensor.is_meta else tensor)
+    else:
+        for parameter in model.parameters():
+            if parameter.is_meta:
+                empty = torch.empty_like(parameter, device=parameter_device)
+                torch.utils.swap_tensors(parameter, nn.Parameter(empty, parameter.requires_grad))
+        model.to(compute_device)  # adapters and buffers
+    targets = {plain_name(name): _target(base, name) for name in names}
+    targets |= {plain_name(name): Target(base.get_buffer(name)) for name in saved_buffers(base)}
+    with phase("loading weights"), torch.no_grad(), gathering_changes_nothing(model):
+        weights.fill(base, targets, compute_device)
+
+
+def _target(model: Any, name: str) -> Target:
+    owner = model.get_submodule(name.rpartition(".")[0])
+    packed = isinstance(owner, QuantizedLinear) and name.endswith(".weight")
+    return Target(model.get_parameter(name), owner if packed else None)
+
+
+def find_weights(
+    train: TrainConfig, model: Any, auto_model: Any, dtype: torch.dtype, env: Environment, *, num_rows: int
+) -> Weights:
+    """Where the weights of this model come from. It has neither values nor adapters yet.
+
+    Args:
+        auto_model: the transformers class that reads such models, of the task.
+        num_rows: rows that its embeddings need; if files have fewer, transformers grows them.
+
+    Raises:
+        ConfigError: on every rank, if the files cannot be read.
+    """
+    if train.random_weights:
+        return RandomWeights(train.seed)
+
+    def match() -> tuple[dict[str, Stored], str, list[str]]:
+        try:
+            return _match_files(train.model_name, model)
+        except ConfigError as error:
+            raise ConfigError(f"--model_name: {train.model_name}: {error}") from error
+        except Exception as error:
+            raise explain_failed_load(train, error) from error
+
+    stored, difference, notes = one_rank_per_node_first(env, match)
+    files = {f"--model_name, {path.name}": describe_file(path) for path in weight_files(train.model_name)}
+    check_agreement({"copy the model to every machine again": files})
+    if not difference:
+        return FileWeights(stored, tuple(notes))
+
+    ties = sorted(map(sorted, shared_names(model)))
+    attention, trust = attention_settings(train, model.config), train.trust_remote_code
+
+    def read() -> dict[str, torch.Tensor]:
+        try:
+            whole, extra = read_whole(auto_model, train.model_name, dtype, attention=attention, trust_remote_code=trust)
+        except MissingTensorsError as error:
+            raise ConfigError(
+                f"--model_name: the weights of {train.model_name} lack {len(error.names)} tensors, {error.names[0]} "
+                "first; they would be trained from random values. Is this a complete checkpoint of this model?"
+            ) from error
+        except Exception as error:
+            raise explain_failed_load(train, error) from error
+        if not has_tied_embeddings(whole):  # else growing would tie the head again that from_pretrained has untied
+            untie_config(whole)
+        if whole.get_input_embeddings().num_embeddings < num_rows:
+            whole.resize_token_embeddings(num_rows)
+        if sorted(map(sorted, shared_names(whole))) != ties:
+            raise ConfigError(
+                f"--model_name: config.json of {train.model_name} ties weights (tie_word_embeddings) that the files "
+                'hold with different values; set "tie_word_embeddings": false there'
+            )
+        if extra:
+            print_rank_zero(env, describe_left_over(extra, whole))
+        return whole.state_dict()
+
+    return WholeWeights(read, difference, tuple(notes))
+
+
+def _match_files(model_name: str, model: Any) -> tuple[dict[str, Stored], str, list[str]]:
+    """Where each of the model's tensors is stored, "" or how the files differ from the model, and lines to print.
+
+    The model's weights are untied if the files hold them apart.
+
+    Raises:
+        ConfigError: if the files hold what the model does not compute with.
+    """
+    paths = weight_files(model_name)
+    if not paths:
+        return {}, f"there is neither {SAFE_WEIGHTS_NAME} nor {SAFE_WEIGHTS_INDEX_NAME}", []
+    files = SafetensorsTensors(paths)
+    notes = untie_what_differs(model, files)
+    stored, difference = _find_each(model, files)
+    check_dtypes(model, files.index, converts=bool(difference))
+    if not difference and (extra := left_over(model, files.index)):
+        notes.append(describe_left_over(extra, model))
+    return stored, difference, notes
+
+
+def _find_each(model: Any, files: SafetensorsTensors) -> tuple[dict[str, Stored], str]:
+    """Where each of the model's tensors is stored, and "" or how the files differ from the model."""
+    stored_as, stored = find_stored(model, files.index), {}
+    for name, *_ in shared_names(model):
+        if name not in stored_as:
+            return {}, f"they hold no {name}"
+        key = stored_as[name]
+        shape, wanted = files.index[key].shape, tuple(model.get_parameter(name).shape)
+        if shape != wanted:
+            return {}, f"{key} is {list(shape)} in them and {list(wanted)} in the model"
+        stored[name] = Stored(files.path_of[key], key)
+    stored |= {name: Stored(files.path_of[name], name) for name in saved_buffers(model) if name in files.index}
+    return stored, ""

@@ -1,0 +1,233 @@
+"""Where a model's values come from: files of which each rank reads its slices, rank 0 that reads all, or a seed."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, NamedTuple, Protocol
+
+import torch
+import torch.distributed as dist
+from safetensors import safe_open
+from torch import nn
+from torch.distributed.tensor import DTensor
+from torch.distributed.tensor._utils import compute_local_shape_and_global_offset
+from transformers import PreTrainedModel
+
+from policies.quantization.quantized_linear import QuantizedLinear
+from policies.weights.tensor_names import plain_name
+from utils.compat import return_free_memory
+from utils.distributed import on_rank_zero
+from utils.errors import ConfigError
+from utils.progress import progress_bar
+
+
+@dataclass(frozen=True)
+class Target:
+    """A parameter or buffer that still needs its value."""
+
+    tensor: torch.Tensor  # sharded or whole, as the layout keeps it
+    linear: QuantizedLinear | None = None  # the layer, if this is its packed weight
+
+    @property
+    def shape(self) -> torch.Size:
+        """The shape of the value, whole and not packed."""
+        return self.tensor.shape if self.linear is None else self.linear.plain_shape
+
+    @property
+    def dtype(self) -> torch.dtype:
+        """The dtype that the value is rounded to, before it may be packed."""
+        return self.tensor.dtype if self.linear is None else self.linear.quantization.compute_dtype
+
+    def check(self, whole: torch.Tensor, name: str) -> None:
+        """Refuse a weight to be packed that is not finite: packed it would be, and the model another.
+
+        Raises:
+            ConfigError: it names the weight.
+        """
+        if self.linear is not None and not whole.isfinite().all():
+            raise ConfigError(
+                f"--model_name: {name} holds NaN, infinity, or numbers too large for "
+                f"{str(self.dtype).removeprefix('torch.')}, which quantizing would hide; get the model again, or give "
+                "another"
+            )
+
+    def keep(self, whole: torch.Tensor) -> None:
+        """Store this rank's part of the value. For a packed weight the value must be on the device that quantizes."""
+        keep_part(self.tensor, whole if self.linear is None else self.linear.quantize(whole))
+        if self.linear is not None and whole.device.type == "cpu":
+            return_free_memory()  # else the freed tensors, of many sizes, leave gaps that stay
+
+
+class Weights(Protocol):
+    """Where a model's values come from."""
+
+    @property
+    def notes(self) -> list[str]:
+        """Lines to print: where from, and what is noteworthy about the files."""
+
+    def fill(self, model: Any, targets: dict[str, Target], device: torch.device) -> None:
+        """Write the values of `targets`, named as in the model without adapters. Every rank must call this."""
+
+
+class Stored(NamedTuple):
+    """A tensor in a safetensors file."""
+
+    path: Path
+    key: str
+
+
+@dataclass(frozen=True)
+class FileWeights:
+    """Every rank reads its own slices from the safetensors files."""
+
+    stored: dict[str, Stored]
+    about_files: tuple[str, ...] = ()  # lines to print
+
+    @property
+    def notes(self) -> list[str]:
+        num_files = len({place.path for place in self.stored.values()})
+        return [f"weights: each rank reads its own part of {num_files} safetensors file(s)", *self.about_files]
+
+    def fill(self, model: Any, targets: dict[str, Target], device: torch.device) -> None:
+        targets = {name: target for name, target in targets.items() if name in self.stored}
+        with _progress(sum(self._bytes_read(target) for target in targets.values()), "B") as bar:
+            for path in dict.fromkeys(self.stored[name].path for name in targets):
+                with safe_open(path, framework="pt") as file:
+                    for name, target in targets.items():
+                        if self.stored[name].path == path:
+                            self._read(file, self.stored[name].key, target, device)
+                            bar.update(self._bytes_read(target))
+
+    @staticmethod
+    def _read(file: Any, key: str, target: Target, device: torch.device) -> None:
+        """Read what this rank keeps into memory of its own, freed at once; the rest stays on disk."""
+        if target.linear is not None:
+            # Blocks and scales run through the whole weight, so every rank quantizes all of it, one weight at a time.
+            whole = file.get_tensor(key).to(device, target.dtype)
+            target.check(whole, key)
+            target.keep(whole)
+            return
+        local, index = _local_part(target.tensor)
+        if local.numel():
+            local.copy_(file.get_slice(key)[index] if index else file.get_tensor(key))
+
+    @staticmethod
+    def _bytes_read(target: Target) -> int:
+        if target.linear is not None:
+            return target.shape.numel() * target.dtype.itemsize
+        return _local_part(target.tensor)[0].nbytes
+
+
+@dataclass(frozen=True)
+class WholeWeights:
+    """Rank 0 reads the whole model through transformers; the other ranks receive one tensor at a time."""
+
+    read: Callable[[], dict[str, torch.Tensor]]
+    difference: str
+    about_files: tuple[str, ...] = ()  # lines to print
+
+    @property
+    def notes(self) -> list[str]:
+        reading = "weights: rank 0 reads them all and sends each rank its part"
+        return [f"{reading} (files unlike the model: {self.difference})", *self.about_files]
+
+    def fill(self, model: Any, targets: dict[str, Target], device: torch.device) -> None:
+        whole: dict[str, torch.Tensor] = {}
+        on_rank_zero(lambda: whole.update(self.read()))
+        with _progress(sum(target.shape.numel() * target.dtype.itemsize for target in targets.values()), "B") as bar:
+            for name, target in targets.items():
+                if dist.get_rank() == 0:
+                    tensor = whole.pop(name).to(device, target.dtype).contiguous()
+                else:
+                    tensor = torch.empty(target.shape, device=device, dtype=target.dtype)
+                dist.broadcast(tensor, src=0)
+                target.check(tensor, name)
+                target.keep(tensor)
+                bar.update(tensor.nbytes)
+
+
+@dataclass(frozen=True)
+class RandomWeights:
+    """Each layer is drawn whole on the device, from its own seed, and cut: the values are the same in every layout."""
+
+    seed: int
+
+    @property
+    def notes(self) -> list[str]:
+        return ["weights: random"]
+
+    def fill(self, model: Any, targets: dict[str, Target], device: torch.device) -> None:
+        undrawn = {id(target.tensor): target for target in targets.values()}
+        owners = {name: module for name, module in model.named_modules() if isinstance(module, PreTrainedModel)}
+        parts = list(_parts_to_draw(model))
+        with _progress(len(parts), "part") as bar:
+            for name, modules in parts:
+                # Each part of a composite model is drawn by the model that it belongs to.
+                owner = owners[max((o for o in owners if f"{name}.".startswith(f"{o}." if o else "")), key=len)]
+                digest = hashlib.sha256(f"{self.seed} {plain_name(name)}".encode()).digest()
+                with torch.random.fork_rng([device] if device.type == "cuda" else []):
+                    torch.manual_seed(int.from_bytes(digest[:8], "little", signed=True))
+                    _draw(modules, owner, undrawn, device)
+                bar.update(1)
+
+
+def _parts_to_draw(model: nn.Module) -> Iterator[tuple[str, list[nn.Module]]]:
+    """What is drawn at a time, children before their parents: each layer as a whole, since some models scale a child's
+    weights from its parent, then every other module that has parameters."""
+    in_layers: set[int] = set()
+    for name, module in model.named_modules():
+        if isinstance(module, nn.ModuleList) and id(module) not in in_layers:
+            for index, layer in enumerate(module):
+                in_layers.update(id(inner) for inner in layer.modules())
+                yield f"{name}.{index}", list(layer.modules())[::-1]
+    for name, module in model.named_modules():
+        if id(module) not in in_layers and next(module.parameters(recurse=False), None) is not None:
+            yield name, [module]
+
+
+def _draw(modules: list[nn.Module], owner: PreTrainedModel, undrawn: dict[int, Target], device: torch.device) -> None:
+    """Let the model's own initialisation write into whole fp32 tensors that take the parameters' places meanwhile."""
+    stand_ins: list[tuple[nn.Module, str, nn.Parameter, nn.Parameter]] = []
+    for module in modules:
+        for key, parameter in module._parameters.items():
+            if parameter is not None:
+                shape = parameter.shape
+                if isinstance(module, QuantizedLinear) and key == "weight":
+                    shape = module.plain_shape
+                whole = torch.full(shape, torch.nan, device=device, dtype=torch.float32)
+                stand_ins.append((module, key, parameter, nn.Parameter(whole, requires_grad=False)))
+    try:
+        for module, key, _, whole in stand_ins:
+            module._parameters[key] = whole
+        for module in modules:
+            owner._init_weights(module)
+    finally:
+        for module, key, parameter, _ in stand_ins:
+            module._parameters[key] = parameter
+    for _, _, parameter, whole in stand_ins:
+        target = undrawn.pop(id(parameter), None)  # None: an adapter's, or shared with a module that drew it
+        if target is not None:
+            if whole.isnan().any():  # the model did not initialise it
+                whole.normal_(std=0.02)
+            target.keep(whole)
+
+
+def _local_part(target: torch.Tensor) -> tuple[torch.Tensor, tuple[slice, ...]]:
+    """This rank's part of a tensor, and its place in the whole."""
+    if not isinstance(target, DTensor):
+        return target, tuple(slice(0, size) for size in target.shape)
+    shape, offset = compute_local_shape_and_global_offset(target.shape, target.device_mesh, target.placements)
+    return target.to_local(), tuple(slice(o, o + size) for o, size in zip(offset, shape, strict=True))
+
+
+def keep_part(target: torch.Tensor, whole: torch.Tensor) -> None:
+    """Copy this rank's part of the whole tensor into `target`, which may be sharded."""
+    local, index = _local_part(target)
+    local.copy_(whole[index])
+
+
+def _progress(total: int, unit: str) -> Any:
+    return progress_bar("weights", total=total, unit=unit, unit_scale=unit == "B")

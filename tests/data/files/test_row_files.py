@@ -1,0 +1,328 @@
+"""Rows of JSON, CSV and TSV files: nothing is guessed, lost or made up; what cannot be read is named by its line."""
+
+from __future__ import annotations
+
+import gzip
+import json
+import tempfile
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import datasets
+import pyarrow as pa
+import pytest
+from datasets.packaged_modules.text.text import Text
+from hypothesis import given as drawn
+from hypothesis import settings
+from hypothesis import strategies as st
+from transformers import AutoTokenizer
+
+from configs.datasets import AlpacaDataset, ChatDataset, DataSource, TextDataset
+from configs.flags import parse_flags
+from data.dataset_functions.importing import find_dataset_function
+from data.files.csv_files import csv_rows
+from data.files.row_stream import RowStream
+from data.sequences.causal import build_sequences
+from data.splits.reading import load_split
+from tests.helpers.chat_templates import FAMILIES
+from utils.errors import ConfigError
+
+LONG = "word " * 2000
+EITHER = pytest.mark.parametrize("streaming", [False, True])
+
+
+@pytest.fixture(scope="module")
+def tokenizer(tiny_model: Path) -> Any:
+    return AutoTokenizer.from_pretrained(tiny_model)
+
+
+def source(file: Path | str, **settings: Any) -> AlpacaDataset:
+    return AlpacaDataset(str(file), validation_fraction=0.0, **settings)
+
+
+def rows(config: DataSource, *, other: tuple[str, ...] = (), split: str = "train") -> list[dict[str, Any]]:
+    return list(load_split("alpaca_dataset", config, split, text_columns=("output",), other_columns=other))
+
+
+def json_lines(*values: Any) -> str:
+    return "".join(json.dumps(value) + "\n" for value in values)
+
+
+@EITHER
+@pytest.mark.parametrize("nested", [False, True])
+def test_a_key_that_comes_late_is_read(streaming: bool, nested: bool, tmp_path: Path) -> None:
+    """Arrow's reader takes the columns of the first 10 MB for those of the file."""
+    early, late = ({"tools": {"a": 1}}, {"tools": {"a": 1, "b": None}}) if nested else ({}, {"tools": ["b"]})
+    file = tmp_path / "rows.jsonl"
+    file.write_text(json_lines(*[{"output": LONG} | early] * 1200, {"output": "last"} | late))
+    *_, last = rows(source(file, streaming=streaming), other=("tools",))
+    assert last == {"output": "last"} | late
+
+
+def test_each_dict_keeps_its_own_keys_and_nulls(tmp_path: Path) -> None:
+    calls = [{"name": "a", "arguments": {"x": None}}, {"name": "b", "arguments": {"y": 1.10, "z": [1, "2"]}}]
+    file = tmp_path / "rows.jsonl"
+    file.write_text(json_lines(*({"output": "o", "calls": call} for call in calls)))
+    assert [row["calls"] for row in rows(source(file), other=("calls",))] == calls
+
+
+@EITHER
+@pytest.mark.parametrize("ending", [".csv", ".tsv"])
+def test_cells_of_a_table_are_text_as_they_are_written(ending: str, streaming: bool, tmp_path: Path) -> None:
+    cells = ["NA", "None", "null", "nan", "7", "007", "1.10", "1e5", "true", "2024-01-02", " a ", "ä\U0001f600", "a\nb"]
+    file = tmp_path / f"table{ending}"
+    lines = [f'{number}{"," if ending == ".csv" else chr(9)}"{cell}"' for number, cell in enumerate(cells)]
+    file.write_bytes(
+        b"\xef\xbb\xbf" + "\n".join([lines[0].replace("0", "id", 1).replace('"NA"', "output"), *lines]).encode()
+    )
+    assert [row["output"] for row in rows(source(file, streaming=streaming))] == cells
+
+
+@EITHER
+def test_a_table_may_have_semicolons_or_tabs_between_its_cells(streaming: bool, tmp_path: Path) -> None:
+    file = tmp_path / "table.csv"
+    file.write_text('id;"output, as given"\n1;"a;b"\n2;1,5\n')
+    cells = [row["output, as given"] for row in csv_values(file)]
+    assert cells == ["a;b", "1,5"]
+    file.write_text("output;id\n1,5;1\n")
+    assert [row["output"] for row in rows(source(file, streaming=streaming))] == ["1,5"]
+    file.write_text("output\tid; as given\n1,5; a\t1\n")
+    assert [row["output"] for row in csv_values(file)] == ["1,5; a"]
+
+
+def csv_values(file: Path) -> list[dict[str, str]]:
+    return [row.value for row in csv_rows(file) if row.value is not None]
+
+
+def test_an_empty_cell_is_no_text(tmp_path: Path, tokenizer: Any) -> None:
+    file = tmp_path / "table.csv"
+    file.write_text("instruction,output\na,b\nc,\n")
+    with pytest.raises(ConfigError, match=r"table.csv, row 2: column output is empty; mend it"):
+        tokenized(source(file), tokenizer)
+
+
+@pytest.mark.parametrize("ending", [".jsonl.gz", ".json.gz", ".jsonl.zst", ".arrow", ".parquet"])
+@EITHER
+def test_compressed_files_and_arrow_files_are_read(ending: str, streaming: bool, tmp_path: Path) -> None:
+    values = [{"output": f"{number}" * 10} for number in range(5)]
+    file = tmp_path / f"rows.v2{ending}"
+    text = (json.dumps(values) if ".json." in ending else json_lines(*values)).encode()
+    if ending.endswith(".gz"):
+        file.write_bytes(gzip.compress(text[:20]) + gzip.compress(text[20:]))
+    elif ending.endswith(".zst"):
+        file.write_bytes(pa.compress(text, codec="zstd", asbytes=True))
+    elif ending == ".arrow":
+        with pa.OSFile(str(file), "wb") as sink, pa.ipc.new_file(sink, pa.table({"output": [""]}).schema) as writer:
+            writer.write_table(pa.Table.from_pylist(values))
+    else:
+        datasets.Dataset.from_list(values).to_parquet(file)
+    assert rows(source(file, streaming=streaming)) == values
+
+
+@EITHER
+@pytest.mark.parametrize(
+    ("value", "train", "validation"),
+    [
+        ({"data": [{"output": "a"}, {"output": "b"}]}, "ab", None),
+        ({"version": "2", "data": [{"output": "a"}]}, "a", None),
+        ({"train": [{"output": "a"}]}, "a", None),
+        ({"train": [{"output": "a"}], "test": [{"output": "c"}], "val": [{"output": "b"}]}, "a", "b"),
+        ({"output": "a", "turns": [{"x": 1}]}, "a", None),
+    ],
+)
+@pytest.mark.parametrize("indent", [None, 1])
+def test_lists_of_rows_in_an_object(
+    value: dict[str, Any], train: str, validation: str | None, indent: int | None, streaming: bool, tmp_path: Path
+) -> None:
+    file = tmp_path / "rows.json"
+    file.write_text(json.dumps(value, indent=indent))
+    config = source(file, streaming=streaming)
+    assert "".join(row["output"] for row in rows(config)) == train
+    if validation:
+        assert "".join(row["output"] for row in rows(config, split="validation")) == validation
+    else:
+        with pytest.raises(ConfigError, match="no validation split"):
+            rows(config, split="validation")
+
+
+# Rows that cannot be read
+
+
+BROKEN = [
+    ('{"output": "b"', r"line 3: broken JSON \(Expecting ',' delimiter, column 15\)"),
+    ('["b"]', "line 3: not a JSON object but list"),
+    ('{"output": "caf\\udce9"}', r"line 3, byte 33: not UTF-8 \(0xe9\); if it is Latin-1, .*iconv"),
+    ('{"output": "\\ud83d"}', "line 3: holds half of a character"),
+    ('{"output": ' + "[" * 70 + "]" * 70 + "}", "line 3: JSON that is nested 71 deep"),
+]
+
+
+@EITHER
+@pytest.mark.parametrize(("line", "reason"), BROKEN)
+def test_a_broken_line_is_refused_or_left_out(line: str, reason: str, streaming: bool, tmp_path: Path) -> None:
+    file = tmp_path / "rows.jsonl"
+    line = line.replace("\\udce9", "\udce9")
+    text = '{"output": "a"}\n\n' + line + '\n{"output": "z"}\n'
+    file.write_bytes(text.encode("utf-8", "surrogateescape"))
+    config = source(file, streaming=streaming)
+    with pytest.raises(ConfigError, match=rf"^--alpaca_dataset.data_path: {file}, {reason}.*--skip_bad_rows"):
+        rows(config)
+    assert [row["output"] for row in rows(replace(config, skip_bad_rows=True))] == ["a", "z"]
+
+
+def test_left_out_lines_are_counted_each_time(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    file = tmp_path / "rows.jsonl"
+    file.write_text('{"output": "a"}\n{\n{"output": "b"}\n]\n')
+    for _ in range(2):
+        rows(source(file, skip_bad_rows=True))
+        said = capsys.readouterr().out
+        assert f"2 of 4 rows cannot be read and are left out; the first: {file}, line 2: broken JSON" in said
+
+
+@pytest.mark.parametrize(
+    ("text", "reason", "kept"),
+    [
+        (b"output,b\nx,1\ny\nz,3\n", r"line 3: 1 cells and not 2", "xz"),
+        (b"output,b\nx,1\ncaf\xe9,2\nz,3\n", r"line 3, byte 17: not UTF-8 \(0xe9\)", "xz"),
+        (b"output,output\nx,1\n", "names the column output twice", None),
+    ],
+)
+def test_a_broken_row_of_a_table_is_refused_or_left_out(
+    text: bytes, reason: str, kept: str | None, tmp_path: Path
+) -> None:
+    file = tmp_path / "table.csv"
+    file.write_bytes(text)
+    with pytest.raises(ConfigError, match=rf"{file}.*{reason}"):
+        rows(source(file))
+    if kept:
+        assert "".join(row["output"] for row in rows(source(file, skip_bad_rows=True))) == kept
+
+
+@pytest.mark.parametrize(
+    ("name", "encoding", "reason"),
+    [
+        ("table.csv", "utf-16", "UTF-16, not UTF-8; write it anew with `iconv"),
+        ("rows.jsonl", "utf-16", "UTF-16, not UTF-8; write it anew with `iconv"),
+        ("table.csv", "latin1", r"line 2, byte 21: not UTF-8 \(0xe9\)"),
+    ],
+)
+@EITHER
+def test_a_file_in_another_encoding_is_called_so_and_nothing_else_is_printed(
+    name: str, encoding: str, reason: str, streaming: bool, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    file = tmp_path / name
+    file.write_bytes('{"output": "a"}\n1,2,é\n'.encode(encoding))
+    with pytest.raises(ConfigError, match=f"{file}.*{reason}"):
+        rows(source(file, streaming=streaming))
+    assert "Traceback" not in capfd.readouterr().err
+
+
+@EITHER
+def test_a_list_in_another_encoding_is_named_by_its_byte(streaming: bool, tmp_path: Path) -> None:
+    file = tmp_path / "rows.json"
+    for text in ('[\n {"output": "caf\udce9"}\n]', '{"data": [\n {"output": "\udce9"}]}'):
+        file.write_bytes(text.encode("utf-8", "surrogateescape"))
+        with pytest.raises(ConfigError, match=rf"{file}, line 2, byte \d+: not UTF-8 \(0xe9\); .*iconv"):
+            rows(source(file, streaming=streaming))
+
+
+def test_a_text_file_in_another_encoding_is_named_by_its_byte(tmp_path: Path) -> None:
+    file = tmp_path / "book.txt"
+    file.write_bytes(b"one\ncaf\xe9\n")
+    with pytest.raises(ConfigError, match=rf"{file}, line 2, byte 8: not UTF-8 \(0xe9\); .*iconv"):
+        load_split("text_dataset", TextDataset(str(file)), "train", text_columns=("text",), kinds=(".txt",))
+
+
+# Rows that cannot be used
+
+
+def tokenized(config: DataSource, tokenizer: Any) -> Any:
+    return find_dataset_function("alpaca_dataset", config)(config, tokenizer, "train")
+
+
+@EITHER
+def test_a_row_that_cannot_be_used_is_refused_or_left_out(
+    streaming: bool, tmp_path: Path, tokenizer: Any, capsys: pytest.CaptureFixture[str]
+) -> None:
+    file = tmp_path / "rows.jsonl"
+    good = [{"instruction": f"Say {n}", "output": f"{n}"} for n in range(4)]
+    file.write_text(json_lines(good[0], {"instruction": "x"}, {"instruction": "x", "output": ["y"]}, *good[1:]))
+    config = source(file, streaming=streaming)
+    with pytest.raises(ConfigError, match=rf"{file}, row 2: column output is empty.*--skip_bad_rows"):
+        list(tokenized(config, tokenizer))
+    for first in (True, False):
+        found = list(tokenized(replace(config, skip_bad_rows=True), tokenizer))
+        sequences = build_sequences(found, name="rows", context_length=512)
+        assert sequences.source_rows.tolist() == [0, 3, 4, 5], "rows keep their numbers"
+        assert "2 samples left out" in sequences.describe("train")[0]
+        if first:
+            assert "rows.jsonl, row 2: column output" in (said := capsys.readouterr().out)
+            assert "(and 1 more of 6 rows)" in said
+
+
+def test_a_conversation_that_cannot_be_used_is_left_out(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    turns = [{"role": "user", "content": "Hi"}, {"role": "assistant", "content": "Hello."}]
+    file = tmp_path / "chats.jsonl"
+    file.write_text(json_lines({"messages": turns}, {"messages": turns[:1]}, {"messages": 7}, {"messages": turns}))
+    found = list(
+        find_dataset_function("chat_dataset", ChatDataset())(
+            ChatDataset(str(file), skip_bad_rows=True), FAMILIES["ChatML"].tokenizer(), "train"
+        )
+    )
+    assert build_sequences(found, name="chats", context_length=512).source_rows.tolist() == [0, 3]
+    assert f"left out: --chat_dataset.data_path: {file}, row 2: it has no assistant" in capsys.readouterr().out
+
+
+def test_the_flag_is_one_for_all_datasets() -> None:
+    config = parse_flags(["--model_name", "m", "--dataset", "samsum_dataset,f.py", "--skip_bad_rows"])
+    assert all(dataset.skip_bad_rows for dataset in config.dataset_configs.values())
+
+
+def test_numbers_are_text_if_text_is_meant(tmp_path: Path, tokenizer: Any) -> None:
+    file = tmp_path / "rows.jsonl"
+    file.write_text(json_lines({"instruction": 7, "output": 3.5}, {"instruction": "a", "output": "b"}))
+    (first, _) = tokenized(source(file), tokenizer)
+    assert "### Instruction:\n7\n" in tokenizer.decode(first["input_ids"])
+    assert tokenizer.decode([token for token in first["labels"] if token != -100]).strip() == "3.5</s>"
+
+
+def test_columns_that_no_one_reads_are_named(
+    tmp_path: Path, tokenizer: Any, capsys: pytest.CaptureFixture[str]
+) -> None:
+    file = tmp_path / "rows.jsonl"
+    file.write_text(
+        json_lines({"instruction": "a", "output": "b", "id": 1}, {"instruction": "a", "output": "b", "z": 2})
+    )
+    tokenized(source(file), tokenizer)
+    assert f"{file}: columns that are not read: id, z\n" in capsys.readouterr().out
+
+
+CELLS = st.lists(st.sampled_from(["a", '"', ",", "\n", "é", "b c"]), max_size=5).map("".join)
+WRITTEN = CELLS.map(lambda cell: '"' + cell.replace('"', '""') + '"') | st.sampled_from(['p"q', "", 'x""y'])
+
+
+@drawn(rows=st.lists(st.tuples(WRITTEN, WRITTEN), min_size=1, max_size=20), size=st.integers(1, 60))
+@settings(max_examples=50, deadline=None)
+def test_where_a_table_is_cut_into_chunks_changes_no_row(rows: list[tuple[str, str]], size: int) -> None:
+    with tempfile.TemporaryDirectory() as folder, pytest.MonkeyPatch.context() as patched:
+        file = Path(folder) / "table.csv"
+        file.write_text("first,second\n" + "".join(f"{first},{second}\n" for first, second in rows))
+        whole = list(csv_rows(file))
+        patched.setattr("data.files.byte_chunks.CHUNK_BYTES", size)
+        assert list(csv_rows(file)) == whole
+
+
+@pytest.mark.parametrize("sample_by", ["line", "paragraph", "document"])
+@drawn(text=st.lists(st.sampled_from(["a", "bb", "\n", "\n\n", "\r\n", "é"]), min_size=1).map("".join))
+@settings(max_examples=40, deadline=None)
+def test_streamed_text_has_the_rows_that_the_library_makes(text: str, sample_by: str) -> None:
+    with tempfile.TemporaryDirectory() as folder, pytest.MonkeyPatch.context() as patched:
+        file = Path(folder) / "text.txt"
+        file.write_bytes(text.encode())
+        library = Text(sample_by=sample_by, data_files=[str(file)], cache_dir=folder)
+        expected = [
+            row for _, table in library._generate_tables([str(file)], [[str(file)]]) for row in table.to_pylist()
+        ]
+        patched.setattr("data.files.byte_chunks.CHUNK_BYTES", 5)
+        assert list(RowStream((file,), sample_by=sample_by)) == expected

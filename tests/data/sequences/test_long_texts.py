@@ -1,0 +1,66 @@
+"""Long texts: the tokens of windows are those of the whole, and host memory stays bounded."""
+
+from __future__ import annotations
+
+import random
+from functools import partial
+
+import numpy as np
+import pytest
+
+from data.sequences import long_texts
+from data.sequences.long_texts import encode_texts
+from data.sequences.loss_mask import TextSpan, tokenize_spans
+from tests.helpers.processes import ProcessGroup
+from tests.helpers.tokenizers_of_kinds import KINDS, LINES, byte_level
+from utils.host_memory import peak_resident
+
+WORDS = [*sorted({word for line in LINES for word in line.split()}), "🙂🙂", "naïve", "twicetwice", "a" * 70, "9" * 30]
+
+
+def random_text(seed: int, num_words: int) -> str:
+    draw = random.Random(seed)
+    return "".join(
+        draw.choice(WORDS) + draw.choice([" ", " ", " ", "  ", "\n", "\n\n", "\t", ""]) for _ in range(num_words)
+    )
+
+
+@pytest.fixture
+def small_windows(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(long_texts, "CALL_CHARACTERS", 900)
+    monkeypatch.setattr(long_texts, "OVERLAP_CHARACTERS", 300)
+
+
+@pytest.mark.usefixtures("small_windows")
+@pytest.mark.parametrize("kind", KINDS)
+def test_the_tokens_of_windows_are_those_of_the_whole_text(kind: str) -> None:
+    tokenizer = KINDS[kind]()
+    # A tokenizer that writes a space before every text cuts a run of one letter elsewhere.
+    runs = [] if kind == "metaspace" else ["a" * 5000, " " * 3000]
+    texts = ["", "Short.", *(random_text(seed, 800) for seed in range(12)), *runs, "Short."]
+    for text, encoded in zip(texts, encode_texts(texts, tokenizer), strict=True):
+        assert encoded.ids.tolist() == tokenizer(text, add_special_tokens=False)["input_ids"]
+
+
+@pytest.mark.usefixtures("small_windows")
+@pytest.mark.parametrize("kind", ["byte-level", "metaspace", "unigram"])
+def test_the_labels_of_a_long_text_are_those_of_the_whole_text(kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    parts = [TextSpan(random_text(seed, 300), bool(seed % 2)) for seed in range(6)]
+    in_windows = tokenize_spans([parts], KINDS[kind]())
+    monkeypatch.setattr(long_texts, "CALL_CHARACTERS", 10**6)
+    whole = tokenize_spans([parts], KINDS[kind]())
+    assert np.array_equal(in_windows.input_ids, whole.input_ids)
+    assert np.array_equal(in_windows.labels, whole.labels)
+
+
+def tokenize_long_row(num_characters: int, limit_mib: int) -> None:
+    text = (" ".join(LINES) * (num_characters // 200))[:num_characters]
+    before = peak_resident()
+    tokenize_spans([[TextSpan(text, True)]], byte_level())
+    used_mib = (peak_resident() - before) / 2**20
+    assert used_mib < limit_mib, f"{used_mib:.0f} MiB"
+
+
+def test_a_long_row_takes_little_memory(process_group: ProcessGroup) -> None:
+    """Two million characters took 330 MiB in one call."""
+    process_group.train(partial(tokenize_long_row, 2_000_000, 150), world_size=1)

@@ -1,0 +1,107 @@
+"""The loss mask: text is tokenised as a whole; tokens have labels if a character of theirs has a loss."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from transformers import AutoTokenizer
+
+from data.sequences.loss_mask import TextSpan, tokenize_spans
+from tests.helpers.tokenizers_of_kinds import KINDS, LINES, byte_level
+
+LETTERS = st.text(alphabet="abAnn Summary:\n\t.?ü🙂é", max_size=12) | st.sampled_from(LINES[0].split(" "))
+SPANS = st.lists(st.builds(TextSpan, LETTERS, st.booleans()), max_size=6)
+
+
+def label_tokens(spans: list[TextSpan], tokenizer: Any, **ends: Any) -> tuple[list[int], list[int]]:
+    ((ids,), (labels,)) = tokenize_spans([spans], tokenizer, **ends)
+    assert ids.dtype == labels.dtype == np.int32
+    assert len(ids) == len(labels)
+    with_label = labels != -100
+    assert (labels[with_label] == ids[with_label]).all()
+    return ids.tolist(), np.flatnonzero(with_label).tolist()
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@given(spans=SPANS)
+@settings(deadline=None)
+def test_the_tokens_are_those_of_the_whole_text_between_its_ends(kind: str, spans: list[TextSpan]) -> None:
+    tokenizer = KINDS[kind]()
+    whole = tokenizer("".join(span.text for span in spans), add_special_tokens=False)["input_ids"]
+    ids, with_label = label_tokens(spans, tokenizer, start=[10_007, 10_008], end=[10_009])  # which no text has
+    assert ids == [10_007, 10_008, *whole, 10_009]
+    assert not {0, 1} & set(with_label)
+    assert (len(ids) - 1 in with_label) == bool(spans and spans[-1].has_loss)
+
+
+@pytest.mark.parametrize("kind", ["byte-level", "metaspace", "unigram"])
+@given(spans=SPANS)
+@settings(deadline=None)
+def test_a_token_has_a_label_if_one_of_its_characters_has_a_loss(kind: str, spans: list[TextSpan]) -> None:
+    tokenizer = KINDS[kind]()
+    text = "".join(span.text for span in spans)
+    offsets = tokenizer(text, add_special_tokens=False, return_offsets_mapping=True)["offset_mapping"]
+    marks = [span.has_loss for span in spans for _ in span.text]
+    expected = [index for index, (first, last) in enumerate(offsets) if any(marks[first:last])]
+    _, with_label = label_tokens(spans, tokenizer)
+    width = {index for index, (first, last) in enumerate(offsets) if first < last}
+    assert [index for index in with_label if index in width] == expected
+
+
+@given(spans=SPANS)
+@settings(deadline=None)
+def test_a_tokenizer_without_offsets_gives_the_same_labels(spans: list[TextSpan]) -> None:
+    """One token per byte, so the label tokens are the bytes of the spans with a loss."""
+    marks = [span.has_loss for span in spans for _ in span.text.encode()]
+    assert label_tokens(spans, KINDS["python"]())[1] == [index for index, mark in enumerate(marks) if mark]
+
+
+@pytest.mark.parametrize("trimmed", [False, True])
+def test_a_token_across_the_seam_has_a_label(trimmed: bool) -> None:
+    """ "Summary: " and "Anna" by themselves have a token for the space; together " Anna" is one."""
+    tokenizer = byte_level(trim_offsets=trimmed)
+    prompt, answer = "Summary: ", "Anna and Bob talk."
+    ids, with_label = label_tokens([TextSpan(prompt, False), TextSpan(answer, True)], tokenizer, end=[2])
+    tokens = tokenizer.convert_ids_to_tokens(ids)
+    assert next(tokens[index] for index in with_label) == "ĠAnna"
+    assert tokenizer.decode([ids[index] for index in with_label]) == " " + answer + "</s>"
+    apart = [*tokenizer.encode(prompt), *tokenizer.encode(answer), 2]
+    assert ids != apart
+    assert len(ids) < len(apart)
+
+
+def test_an_answer_that_ends_in_white_space_has_labels_to_its_end() -> None:
+    tokenizer = byte_level(trim_offsets=True)
+    ids, with_label = label_tokens([TextSpan("a:", False), TextSpan(" Anna \n\n ", True)], tokenizer, end=[2])
+    assert tokenizer.decode([ids[index] for index in with_label]) == " Anna \n\n </s>"
+
+
+@pytest.mark.parametrize(
+    ("text", "before", "behind"),
+    [("<s>Hi</s>", 0, 0), ("<s>Hi", 0, 1), ("Hi</s>\n", 1, 0), ("Hi </s> you", 1, 1), ("", 1, 1)],
+)
+def test_text_that_brings_its_own_ends_gets_no_second_ones(text: str, before: int, behind: int) -> None:
+    """As text from a chat template does, in whichever dataset it stands."""
+    tokenizer = byte_level()
+    start, end = tokenizer.bos_token_id, tokenizer.eos_token_id
+    whole = tokenizer(text, add_special_tokens=False)["input_ids"]
+    ids, with_label = label_tokens([TextSpan(text, True)], tokenizer, start=[start], end=[end])
+    assert ids == [start] * before + whole + [end] * behind
+    assert with_label[-1] == len(ids) - 1
+
+
+def test_no_examples_are_no_rows() -> None:
+    assert tokenize_spans([], byte_level()) == ([], [])
+
+
+def test_a_tokenizers_own_truncation_cuts_nothing(tiny_model: Path) -> None:
+    tokenizer = AutoTokenizer.from_pretrained(tiny_model)
+    tokenizer.backend_tokenizer.enable_truncation(3)
+    ids, with_label = label_tokens([TextSpan("Anna: " * 50, False), TextSpan("Hi", True)], tokenizer)
+    assert len(ids) > 100
+    assert with_label[-1] == len(ids) - 1

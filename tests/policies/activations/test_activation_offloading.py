@@ -1,0 +1,237 @@
+"""What layers keep waits in host memory: the same bits, nothing used before its copy is there, nothing left over."""
+
+from __future__ import annotations
+
+import gc
+import weakref
+from collections.abc import Callable, Iterable, Sequence, Set
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+from torch._dynamo.testing import CompileCounterWithBackend
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
+from transformers import AutoModelForCausalLM, LlamaConfig
+
+import finetuning
+import policies.activations.offloading
+from policies.activations.checkpointing import Checkpointing, apply_activation_checkpointing
+from policies.activations.offloading import HostTransfers, Offloading, StreamTransfers, Transfers
+from policies.wrapping import find_layers
+from tests.helpers.generated import flags, write_rows
+from tests.helpers.processes import ProcessGroup, read_metrics
+from tests.helpers.small_configs import SMALL, VOCAB
+
+CPU = torch.device("cpu")
+NUM_LAYERS = 4
+ROWS, WIDTH = 2, 64
+HIDDEN_BYTES = ROWS * WIDTH * SMALL["hidden_size"] * 4
+
+
+class LateTransfers(HostTransfers):
+    """Copies as late as a stream may: when they are waited for. Until then what was asked for holds other bytes."""
+
+    def __init__(self) -> None:
+        self.num_to_host = self.num_to_device = self.num_bytes = 0
+
+    def to_host(self, storages: Sequence[torch.UntypedStorage]) -> tuple[list[torch.Tensor], Any]:
+        copies = [torch.full((storage.nbytes(),), 0xFF, dtype=torch.uint8) for storage in storages]
+        self.num_to_host += len(copies)
+        self.num_bytes += sum(map(len, copies))
+        return copies, [(weakref.ref(storage), copy, True) for storage, copy in zip(storages, copies, strict=True)]
+
+    def to_device(self, copies: Sequence[torch.Tensor]) -> tuple[list[torch.UntypedStorage], Any]:
+        arriving = [torch.full_like(copy, 0xFF) for copy in copies]
+        self.num_to_device += len(copies)
+        storages = [tensor.untyped_storage() for tensor in arriving]
+        return storages, [(weakref.ref(storage), copy, False) for storage, copy in zip(storages, copies, strict=True)]
+
+    def wait(self, copied: Any) -> None:
+        for ref, copy, is_leaving in copied:
+            storage = ref()
+            assert storage is not None, "device memory was given back while a copy was under way"
+            on_device = torch.empty(0, dtype=torch.uint8).set_(storage)
+            source, target = (on_device, copy) if is_leaving else (copy, on_device)
+            target.copy_(source)
+        copied.clear()
+
+
+class HeldBytes(TorchDispatchMode):
+    """The bytes that tensors made in this context hold still.
+
+    Args:
+        beside: tensors that do not count.
+    """
+
+    def __init__(self, beside: Iterable[torch.Tensor]) -> None:
+        super().__init__()
+        self.storages: dict[int, weakref.ref[Any]] = {}
+        self.beside = {tensor.untyped_storage()._cdata for tensor in beside}
+
+    def __torch_dispatch__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        outputs = function(*args, **(kwargs or {}))
+        for tensor in tree_leaves(outputs):
+            if isinstance(tensor, torch.Tensor):
+                self.storages[tensor.untyped_storage()._cdata] = weakref.ref(tensor.untyped_storage())
+        return outputs
+
+    def held(self, *, but: Set[int] = frozenset()) -> int:
+        alive = ((key, ref()) for key, ref in self.storages.items() if key not in self.beside | but)
+        return sum(storage.nbytes() for _, storage in alive if storage is not None)
+
+
+@pytest.fixture(autouse=True)
+def small_tensors_move_too(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(policies.activations.offloading, "MIN_BYTES", HIDDEN_BYTES)
+
+
+def make_model(mode: Checkpointing, transfers: Transfers | None, *, backend: Any = None) -> Any:
+    torch.manual_seed(0)
+    model: Any = AutoModelForCausalLM.from_config(LlamaConfig(**SMALL | {"num_hidden_layers": NUM_LAYERS}))
+    apply_activation_checkpointing(model, mode)
+    layers = find_layers(model)
+    if backend is not None:
+        for layer in layers:
+            layer.compile(backend=backend, fullgraph=True)
+    if transfers is not None:
+        Offloading(CPU, transfers).wrap(layers[::-1])
+    return model.train()
+
+
+def loss_of(model: Any) -> torch.Tensor:
+    ids = torch.randint(3, VOCAB, (ROWS, WIDTH), generator=torch.Generator().manual_seed(1))
+    return model(input_ids=ids, labels=ids, use_cache=False).loss
+
+
+def gradients(model: Any) -> list[torch.Tensor]:
+    model.zero_grad()
+    loss_of(model).backward()
+    return [parameter.grad for parameter in model.parameters()]
+
+
+@pytest.fixture
+def wanted() -> list[torch.Tensor]:
+    return gradients(make_model(Checkpointing("off"), None))
+
+
+@pytest.mark.parametrize("mode", ["full", "off"])
+def test_gradients_are_the_same_bits_however_late_a_copy_is(mode: str, wanted: list[torch.Tensor]) -> None:
+    transfers = LateTransfers()
+    model = make_model(Checkpointing(mode), transfers)
+    for _ in range(2):
+        assert all(map(torch.equal, gradients(model), wanted))
+    # The last layer's copy is still on the device when its backward begins.
+    per_layer = transfers.num_to_host // (2 * NUM_LAYERS)
+    assert transfers.num_to_device == 2 * (NUM_LAYERS - 1) * per_layer
+    if mode == "full":
+        assert (per_layer, transfers.num_bytes) == (1, 2 * NUM_LAYERS * HIDDEN_BYTES)
+
+
+def test_an_evaluation_and_a_forward_without_backward_between_steps_change_nothing(wanted: list[torch.Tensor]) -> None:
+    transfers = LateTransfers()
+    model = make_model(Checkpointing("full"), transfers)
+    loss_of(model)
+    with torch.no_grad():
+        moved = transfers.num_to_host
+        loss_of(model)
+        assert transfers.num_to_host == moved
+    assert all(map(torch.equal, gradients(model), wanted))
+
+
+def held_after_forward(transfers: Transfers | None, host: Callable[[], set[int]] = set) -> int:
+    model = make_model(Checkpointing("full"), transfers)
+    with HeldBytes([*model.parameters(), *model.buffers()]) as counter:
+        loss = loss_of(model)
+        held = counter.held(but=host())
+        loss.backward()
+        del loss
+        model.zero_grad()
+    gc.collect()
+    assert counter.held() == 0  # of what was made in this step
+    return held
+
+
+def test_the_device_holds_what_one_layer_keeps_and_nothing_outlives_the_step() -> None:
+    copies: list[weakref.ref[Any]] = []
+
+    class Noted(HostTransfers):
+        def to_host(self, storages: Sequence[torch.UntypedStorage]) -> tuple[list[torch.Tensor], Any]:
+            made, copied = super().to_host(storages)
+            copies.extend(weakref.ref(copy.untyped_storage()) for copy in made)
+            return made, copied
+
+    without = held_after_forward(None)
+    moved = held_after_forward(Noted(), lambda: {s._cdata for ref in copies if (s := ref()) is not None})
+    assert len(copies) == NUM_LAYERS
+    assert without - moved == (NUM_LAYERS - 1) * HIDDEN_BYTES
+    assert all(ref() is None for ref in copies)
+
+
+@pytest.mark.parametrize("mode", ["full", "off"])
+def test_compiled_layers_share_one_graph_with_the_same_gradients(mode: str, wanted: list[torch.Tensor]) -> None:
+    torch._dynamo.reset()
+    counter, transfers = CompileCounterWithBackend("aot_eager"), LateTransfers()
+    model = make_model(Checkpointing(mode), transfers, backend=counter)
+    for _ in range(2):
+        found = gradients(model)
+    assert counter.frame_count == 1
+    assert transfers.num_to_host >= 2 * NUM_LAYERS
+    for ours, theirs in zip(found, wanted, strict=True):
+        assert torch.allclose(ours, theirs, rtol=1e-4, atol=1e-6)
+
+
+def train_moving_all(argv: Sequence[str]) -> int:
+    """A run whose small tensors are moved, too."""
+    policies.activations.offloading.MIN_BYTES = 1
+    transfers: Any = StreamTransfers if torch.cuda.is_available() else HostTransfers
+    moved, move = [], transfers.to_host
+
+    def count(self: Transfers, storages: Sequence[torch.UntypedStorage]) -> tuple[list[torch.Tensor], Any]:
+        moved.extend(storage.nbytes() for storage in storages)
+        return move(self, storages)
+
+    transfers.to_host = count
+    status = finetuning.main(argv)
+    assert bool(moved) == ("--activation_offloading" in argv)
+    return status
+
+
+@pytest.mark.parametrize(("ranks", "given"), [(2, "--enable_fsdp"), (1, "--use_peft --activation_checkpointing off")])
+def test_runs_have_the_same_losses_to_the_bit(
+    ranks: int, given: str, tiny_model: Path, tmp_path: Path, process_group: ProcessGroup
+) -> None:
+    if 0 < torch.cuda.device_count() < ranks:
+        pytest.skip(f"needs {ranks} GPUs, or none")
+    data = write_rows(tmp_path)
+    given += " --context_length 64 --max_train_step 2 --gradient_accumulation_steps 2 --save_model False"
+    losses = []
+    for more in ([], ["--activation_offloading"]):
+        folder = tmp_path / f"run{len(losses)}"
+        argv = flags(tiny_model, data, folder, *given.split(), *more)
+        outcomes = process_group.train(partial(train_moving_all, argv), ranks)
+        losses.append([(e["loss"], e["grad_norm"]) for e in read_metrics(folder) if e["event"] == "train"])
+    assert losses[0] == losses[1]
+    assert ("activation_offloading: the device is the host itself" in outcomes[0].stdout) != torch.cuda.is_available()
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
+def test_copies_on_a_stream_of_their_own_give_the_same_bits() -> None:
+    device = torch.device("cuda")
+    layers = nn.ModuleList(nn.Sequential(nn.Linear(512, 4096), nn.GELU(), nn.Linear(4096, 512)) for _ in range(6))
+    layers.to(device)
+    inputs = torch.randn(4096, 512, device=device)
+
+    def step() -> list[torch.Tensor]:
+        hidden = inputs
+        for layer in layers:
+            hidden = layer(hidden)
+        return list(torch.autograd.grad(hidden.square().sum(), [*layers.parameters()]))
+
+    wanted = step()
+    Offloading(device, StreamTransfers(device)).wrap(list(layers))
+    for _ in range(5):  # memory of earlier steps is used again, on both sides
+        assert all(map(torch.equal, step(), wanted))

@@ -1,0 +1,246 @@
+"""Which layers of a model an adapter takes, how it begins, and which models and saved adapters are refused."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import peft
+import pytest
+import torch
+import transformers
+from peft.tuners.lora import LoraLayer
+from torch import nn
+from transformers import AutoModelForCausalLM
+
+from configs.peft import LoraConfig
+from planning.resolved import resolve_lengths
+from policies.activations.checkpointing import Checkpointing, checkpointing_mode
+from policies.adapters.apply import find_saved_adapter
+from policies.adapters.dora import set_magnitudes
+from policies.adapters.targets import choose_targets
+from tasks.causal_lm import LENGTHS
+from tests.helpers.adapter_kinds import LINEAR, adapt, config_of, notes_on
+from tests.helpers.families import FAMILIES, LLAMA_LIKE, make_model
+from utils.errors import ConfigError
+
+# Target modules
+
+
+class PackedLinear(nn.Linear):
+    """As a quantized layer is: true sizes, a weight of another shape, and its value on request."""
+
+    def __init__(self, whole: torch.Tensor) -> None:
+        super().__init__(whole.shape[1], whole.shape[0], bias=False, device="meta")
+        self.weight = nn.Parameter(torch.zeros(whole.numel() // 2, 1, dtype=torch.uint8), requires_grad=False)
+        self.W_q, self.whole = self.weight, whole
+
+    def dequantize(self) -> torch.Tensor:
+        return self.whole
+
+
+def quantized() -> Any:
+    model = make_model("llama").bfloat16()
+    for layer in model.model.layers:
+        for owner, name in ((layer.self_attn, "q_proj"), (layer.mlp, "down_proj")):
+            setattr(owner, name, PackedLinear(getattr(owner, name).weight.detach()))
+    return model
+
+
+@pytest.mark.parametrize("name", ["llama", "gpt2", "quantized"])
+def test_all_linear_is_every_linear_layer_but_the_head(name: str) -> None:
+    model = quantized() if name == "quantized" else make_model(name)
+    adapted = adapt(model, config_of("--lora_config.target_modules", "all-linear"))
+    found = {path.rpartition(".")[2] for path, module in adapted.named_modules() if isinstance(module, LoraLayer)}
+    assert found == ({"c_attn", "c_proj", "c_fc"} if name == "gpt2" else set(LINEAR))
+    assert len([m for m in adapted.modules() if isinstance(m, LoraLayer)]) == 2 * (4 if name == "gpt2" else 7)
+
+
+def test_all_linear_leaves_experts_that_are_one_tensor_as_they_are() -> None:
+    """peft's own keyword takes them in, with a rank of its own, and cannot under the default dropout."""
+    adapted = adapt(make_model("mixtral"), config_of("--lora_config.target_modules", "all-linear"))
+    found = {path.rpartition(".")[2] for path, module in adapted.named_modules() if isinstance(module, LoraLayer)}
+    assert found == {"q_proj", "k_proj", "v_proj", "o_proj"}
+    assert not adapted.peft_config["default"].target_parameters
+
+
+@pytest.mark.parametrize("targets", ["all-linear", "q_proj,down_proj", "up_proj,gate_proj"])
+def test_names_of_dense_layers_that_peft_takes_for_experts_are_refused(targets: str) -> None:
+    """It would adapt the experts of the other layers in place of these, in silence."""
+    config = transformers.Qwen3MoeConfig(
+        **LLAMA_LIKE, head_dim=8, num_experts=2, num_experts_per_tok=1, mlp_only_layers=[0]
+    )
+    model = AutoModelForCausalLM.from_config(config)
+    with pytest.raises(ConfigError, match=r"peft takes .* of qwen3_moe models for the experts.*q_proj"):
+        choose_targets(model, LoraConfig(target_modules=tuple(targets.split(","))))
+    assert choose_targets(model, LoraConfig(target_modules=("o_proj",))) == ["o_proj"]
+
+
+@pytest.mark.parametrize(
+    ("targets", "start"),
+    [
+        ("q_porj", "q_porj match nothing in this model; did you mean q_proj? name some of down_proj, embed_tokens, "),
+        ("dwon_proj,v_porj,k_proj", "dwon_proj, v_porj match nothing in this model; did you mean down_proj, v_proj?"),
+        ("all_linear", "all_linear match nothing in this model; did you mean all-linear? name some of down_proj, "),
+        (
+            "all",
+            "all match nothing in this model; name some of down_proj, embed_tokens, gate_proj, k_proj, lm_head, "
+            "o_proj, q_proj, up_proj, v_proj, or all-linear",
+        ),
+        ("query,v_porj", "query, v_porj match nothing in this model; name some of down_proj, embed_tokens, gate_proj"),
+        ("mlp", "mlp: LoRA takes linear layers and embeddings only; name some of down_proj"),
+        ("norm,q_proj", "norm: LoRA takes linear layers and embeddings only; name some of down_proj"),
+    ],
+)
+@pytest.mark.parametrize("make", [lambda: make_model("llama"), quantized], ids=["plain", "quantized"])
+def test_a_name_that_cannot_be_adapted_is_refused_with_near_names(make: Any, targets: str, start: str) -> None:
+    with pytest.raises(ConfigError) as caught:
+        choose_targets(make(), LoraConfig(target_modules=tuple(targets.split(","))))
+    assert str(caught.value).startswith(f"--lora_config.target_modules: {start}")
+
+
+@pytest.mark.parametrize("tied", [True, False])
+def test_an_adapter_on_one_of_two_that_share_a_weight_is_said(tied: bool) -> None:
+    settings = FAMILIES["llama"].config.to_dict() | {"tie_word_embeddings": tied}
+    model = AutoModelForCausalLM.from_config(type(FAMILIES["llama"].config)(**settings))
+    for targets, said in (("embed_tokens,q_proj", "LoRA on model.embed_tokens: lm_head has"), ("q_proj", "")):
+        notes = notes_on(model, config_of("--lora_config.target_modules", targets))
+        assert [note.startswith(said) for note in notes] == ([True] if tied and said else [])
+
+
+def test_dora_takes_no_embeddings() -> None:
+    targets = ("embed_tokens", "q_proj")
+    assert choose_targets(make_model("llama"), LoraConfig(target_modules=targets)) == [*targets]
+    with pytest.raises(ConfigError, match="embed_tokens: DoRA takes linear layers only"):
+        choose_targets(make_model("llama"), LoraConfig(target_modules=targets, use_dora=True))
+
+
+@pytest.mark.parametrize("name", ["llama", "gpt2", "quantized"])
+def test_dora_begins_as_the_base_does_with_the_norms_of_its_rows(name: str) -> None:
+    model = quantized() if name == "quantized" else make_model(name).bfloat16()
+    flags = ["--lora_config.target_modules", "all-linear", "--use_dora"]
+    rows = {n: p.detach() for n, p in model.named_parameters()}
+    adapted = adapt(model, config_of(*flags))
+    layers = {n: m for n, m in adapted.named_modules() if isinstance(m, LoraLayer)}
+    assert all(layer.lora_magnitude_vector.default.weight.isnan().all() for layer in layers.values())
+    set_magnitudes(adapted)
+    for path, layer in layers.items():
+        base = layer.get_base_layer()
+        weight = (
+            base.whole if isinstance(base, PackedLinear) else rows[path.removeprefix("base_model.model.") + ".weight"]
+        )
+        wanted = (weight.T if name == "gpt2" else weight).float().norm(dim=1)
+        assert torch.allclose(layer.lora_magnitude_vector.default.weight, wanted, rtol=1e-6)
+        assert layer.lora_magnitude_vector.default.weight.dtype == torch.float32
+
+
+# Refusals that need the model
+
+
+@pytest.mark.parametrize(
+    ("family", "flags", "reason"),
+    [
+        (
+            "qwen2",
+            "--peft_method llama_adapter",
+            "peft has LLaMA-Adapter for gpt2, llama, mistral models, not for qwen2",
+        ),
+        (
+            "llama",
+            "--peft_method llama_adapter --adapter_layers 3",
+            "--adapter_layers: 3 layers to adapt, but this model has 2",
+        ),
+        (
+            "mixtral",
+            "--peft_method prefix --batching_strategy padding",
+            "whether mixtral models take peft's prefix is not",
+        ),
+    ],
+)
+def test_a_model_that_does_not_take_the_adapter_is_refused(family: str, flags: str, reason: str) -> None:
+    with pytest.raises(ConfigError) as caught:
+        adapt(make_model(family), config_of(*flags.split()))
+    assert reason in str(caught.value)
+
+
+def test_a_prefix_is_refused_where_generating_would_lose_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    """transformers 5.24 passes the cache by another name than peft 0.21.2, and takes its own of the two."""
+    model = make_model("llama")
+
+    def forward(self: Any, input_ids: torch.Tensor, cache: Any = None, **kwargs: Any) -> None: ...
+
+    monkeypatch.setattr(type(model), "forward", forward)
+    with pytest.raises(ConfigError, match=r"renamed to `cache`.*pip install 'transformers<5\.24'"):
+        adapt(model, config_of("--peft_method", "prefix", "--batching_strategy", "padding"))
+
+
+def test_llama_adapter_is_refused_where_heads_are_wider_than_the_model() -> None:
+    config = type(FAMILIES["mistral"].config)(**FAMILIES["mistral"].config.to_dict() | {"head_dim": 16})
+    model = AutoModelForCausalLM.from_config(config)
+    with pytest.raises(ConfigError, match="4 heads of 16 are not 32"):
+        adapt(model, config_of("--peft_method", "llama_adapter"))
+
+
+def test_the_default_number_of_adapted_layers_shrinks_to_the_models() -> None:
+    model, config = make_model("llama"), config_of("--peft_method", "llama_adapter")
+    assert notes_on(model, config) == ["adapter_layers: 2, all that this model has"]
+    adapted = adapt(model, config)
+    assert sum("adaption_gate" in name for name, _ in adapted.named_parameters()) == 2
+
+
+def test_under_a_prefix_the_default_of_checkpointing_activations_is_off_and_said() -> None:
+    def mode_with(*flags: str) -> tuple[Checkpointing, list[str]]:
+        config = config_of("--peft_method", "prefix", "--batching_strategy", "padding", *flags)
+        return checkpointing_mode(make_model("llama"), config.train_config, config.fsdp_config, quantized=False)
+
+    assert mode_with() == (Checkpointing("off"), [])
+    for flags in (["--enable_fsdp"], ["--activation_checkpointing", "auto"]):
+        mode, notes = mode_with(*flags)
+        assert mode == Checkpointing("off")
+        assert notes[0].startswith("activation_checkpointing: off, ")
+
+
+def test_a_prefix_takes_positions_from_the_rows() -> None:
+    prefix = ["--peft_method", "prefix", "--batching_strategy", "padding"]
+    model_config = FAMILIES["gpt2"].config  # 128 positions, and an error beyond them
+
+    def length(num_virtual_tokens: str, *flags: str) -> int:
+        config = config_of(*prefix, "--num_virtual_tokens", num_virtual_tokens, *flags)
+        return resolve_lengths(config.train_config, config.prefix_config, model_config, LENGTHS)[0][0]
+
+    assert length("8") == 120
+    with pytest.raises(ConfigError, match=r"--context_length: 121 is more than .* give at most 120"):
+        length("8", "--context_length", "121")
+    with pytest.raises(ConfigError, match="--num_virtual_tokens: a prefix of 128 leaves no room"):
+        length("128")
+
+
+SAVED: dict[str, tuple[Any, str]] = {
+    "IA3": (peft.IA3Config(target_modules=["k_proj"], feedforward_modules=[]), "of the kind IA3; LoRA"),
+    "prefix": (peft.PrefixTuningConfig(num_virtual_tokens=3), "another method; give --peft_method prefix"),
+    "norms": (peft.LoraConfig(target_modules=["q_proj"], modules_to_save=["norm"]), "was made with modules_to_save"),
+    "biases": (peft.LoraConfig(target_modules=["q_proj"], bias="all"), "was made with bias"),
+    "tied": (peft.LoraConfig(target_modules=["q_proj"], ensure_weight_tying=True), "made with ensure_weight_tying"),
+    "pissa": (peft.LoraConfig(target_modules=["q_proj"], init_lora_weights="pissa"), "began as pissa"),
+    "wider": (peft.LoraConfig(target_modules=["q_proj"], r=3), "does not fit this model"),
+    "dora": (peft.LoraConfig(target_modules=["q_proj"], use_dora=True), "it lacks base_model"),
+}
+
+
+def test_a_run_folder_in_place_of_its_adapter_is_told_what_to_give(tmp_path: Path) -> None:
+    (tmp_path / "adapter").mkdir()
+    (tmp_path / "adapter/adapter_config.json").write_text("{}")
+    with pytest.raises(ConfigError, match=rf"^--from_peft_checkpoint: .*; give {tmp_path}/adapter$"):
+        find_saved_adapter(str(tmp_path))
+
+
+@pytest.mark.parametrize("kind", SAVED)
+def test_a_saved_adapter_that_cannot_be_trained_on_is_refused(kind: str, tmp_path: Path) -> None:
+    settings, reason = SAVED[kind]
+    plain = peft.get_peft_model(make_model("llama"), peft.LoraConfig(target_modules=["q_proj"], r=8))
+    plain.save_pretrained(str(tmp_path), save_embedding_layers=False)
+    settings.save_pretrained(str(tmp_path))
+    with pytest.raises(ConfigError) as caught:
+        adapt(make_model("llama"), config_of("--from_peft_checkpoint", str(tmp_path)))
+    assert str(caught.value).startswith("--from_peft_checkpoint: ")
+    assert reason in str(caught.value)

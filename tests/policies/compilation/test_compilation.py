@@ -1,0 +1,151 @@
+"""What torch.compile cannot compile ends the run in one line, or runs uncompiled; one graph of the cross-entropy."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import torch._functorch.config as functorch
+from functorch.compile import nop
+from torch import nn
+from torch._dynamo.backends.common import aot_autograd
+from torch._dynamo.exc import BackendCompilerFailed
+from torch._dynamo.utils import counters
+
+from planning.memory.compiled_loss import compiled_cross_entropy
+from policies.compilation.layers import CompilationError, EagerFallback, compilation_named, compile_layers
+from policies.loss.compiled_cross_entropy import compile_cross_entropy
+from policies.loss.summed_loss import summed_cross_entropy, use_summed_loss
+from policies.optimizers.compiled_adamw import CompiledAdamW
+from tasks.causal_lm import compute_logits, stacks, summed_loss
+from tests.helpers.causal_models import make_batch, make_model
+from tests.helpers.generated import flags
+from tests.helpers.no_compiler import without_compiler
+from tests.helpers.processes import ProcessGroup
+from utils.memory_errors import what_ran_out
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("ranks", [(0, 1), (1,)], ids=["everywhere", "on rank 1 alone"])
+def test_a_layer_that_does_not_compile_is_named_once_and_no_rank_is_left(
+    ranks: tuple[int, ...], tiny_model: Path, samples: Path, tmp_path: Path, process_group: ProcessGroup
+) -> None:
+    argv = flags(tiny_model, samples, tmp_path / "run", "--compile", "--context_length", "64", "--max_train_step", "2")
+    # Rank 0 speaks for all. On busy cores it may fail more than a second after the other.
+    given = {"grace": {}} if 0 in ranks else {}
+    outcomes = process_group.run(without_compiler(argv, ranks), 2, **given)
+    assert [outcome.status for outcome in outcomes] == [1, 1]
+    said = [line for outcome in outcomes for line in outcome.stderr.splitlines() if line.startswith("error:")]
+    (line,) = said
+    assert "--compile: torch.compile failed on a layer" in line
+    assert "/nowhere/c++" in line
+    assert not any("Traceback" in outcome.stderr for outcome in outcomes)
+
+
+@pytest.fixture
+def no_compiler() -> Iterator[None]:
+    import torch._inductor.config as inductor
+
+    torch._dynamo.reset()
+    with inductor.patch({"force_disable_caches": True, "cpp.cxx": (None, "/nowhere/c++")}):
+        yield
+
+
+@pytest.mark.usefixtures("no_compiler")
+def test_a_loss_that_does_not_compile_is_named() -> None:
+    model = make_model("llama")
+    use_summed_loss(model, stacks(model), 7, compute_logits, cross_entropy=compile_cross_entropy())
+    with (
+        pytest.raises(CompilationError, match=r"^--compile: .* failed on the cross-entropy .*/nowhere/c\+\+") as raised,
+        compilation_named("a layer of this model", "--compile"),
+    ):
+        summed_loss(model, make_batch())
+    assert "c++')); give --compile False (" in str(raised.value), "torch's advice behind its error is left out"
+
+
+@pytest.mark.usefixtures("no_compiler")
+def test_an_optimizer_that_does_not_compile_is_named_by_its_own_flag() -> None:
+    weight = nn.Parameter(torch.zeros(2, 1024))
+    weight.grad = torch.ones_like(weight)
+    with (
+        pytest.raises(CompilationError, match=r"^--compile_optimizer: .* failed on the update of AdamW") as raised,
+        compilation_named("a layer of this model", "--compile"),
+    ):
+        CompiledAdamW([weight], large=1024).step()
+    assert "; give --compile_optimizer False (" in str(raised.value)
+
+
+def trained(model: Any, fallback: EagerFallback | None) -> tuple[float, list[torch.Tensor]]:
+    """The loss of a batch, the second of two, and the gradients of both; compiled if there is a fallback."""
+    cross_entropy = summed_cross_entropy if fallback is None else compile_cross_entropy(fallback)
+    use_summed_loss(model, stacks(model), 7, compute_logits, cross_entropy=cross_entropy)
+    if fallback is not None:
+        compile_layers(list(model.model.layers), widths_vary=True, fallback=fallback)
+    for seed in (0, 1):
+        loss = summed_loss(model, make_batch(seed))
+        loss.backward()
+    return loss.item(), [parameter.grad for parameter in model.parameters()]
+
+
+@pytest.mark.parametrize("fails_in", ["forward", "backward"])
+def test_what_does_not_compile_runs_as_written_and_says_so_in_one_line(
+    fails_in: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(graph: Any, inputs: Any) -> Any:
+        raise RuntimeError("no kernel\nfits")
+
+    backend = aot_autograd(**{"fw_compiler": nop, "bw_compiler": nop, f"{fails_in[:1]}w_compiler": fail})
+    monkeypatch.setattr(torch, "compile", functools.partial(torch.compile, backend=backend))
+    said: list[str] = []
+    torch._dynamo.reset()
+    with functorch.patch(force_non_lazy_backward_lowering=False):
+        found = trained(make_model("llama"), EagerFallback(said.append))
+    loss, gradients = trained(make_model("llama"), None)
+    assert found[0] == loss
+    assert all(map(torch.equal, found[1], gradients))
+    (line,) = said
+    assert line.startswith("--compile auto: the run goes on uncompiled: torch.compile failed (backend=")
+    assert line.endswith(" raised: RuntimeError: no kernel fits)")
+
+
+def test_memory_that_runs_out_while_compiling_is_no_error_of_the_compiler() -> None:
+    def short_of_memory(module: Any, inputs: Any) -> Any:
+        raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB")
+
+    compiled = torch.compile(torch.sin, backend=short_of_memory)
+    with pytest.raises(BackendCompilerFailed) as raised, compilation_named("a layer of this model", "--compile"):
+        compiled(torch.zeros(2))
+    assert what_ran_out(raised.value) == "device"
+
+
+@pytest.mark.slow
+def test_the_cross_entropy_compiles_once_for_any_number_of_tokens_and_keeps_what_is_planned() -> None:
+    torch._dynamo.reset()
+    counters.clear()
+    compiled, vocab = compile_cross_entropy(), 500
+    for num_tokens in (64, 37, 1, 0, 5, 64):
+        logits = torch.randn(num_tokens, vocab, requires_grad=True)
+        targets = torch.randint(0, vocab, (num_tokens,))
+        targets[:2] = -100
+        found, wanted = (f(logits, targets, label_smoothing=0.1) for f in (compiled, summed_cross_entropy))
+        assert found.item() == pytest.approx(wanted.item(), rel=1e-6)
+        gradients = [torch.autograd.grad(loss, logits, torch.full_like(loss, 0.3))[0] for loss in (found, wanted)]
+        assert torch.allclose(*gradients, rtol=1e-5, atol=1e-7)
+    assert counters["stats"]["unique_graphs"] == 1
+    assert kept_of_logits(compiled, "cpu") == kept_of_logits(compiled_cross_entropy, "meta")
+
+
+def kept_of_logits(loss: Callable[..., torch.Tensor], device: str) -> int:
+    """The bytes that a loss keeps for backward, of logits in bf16; targets aside."""
+    kept: list[int] = []
+    logits = torch.ones(64, 500, dtype=torch.bfloat16, device=device, requires_grad=True)
+    targets = torch.ones(64, dtype=torch.int64, device=device)
+    with torch.autograd.graph.saved_tensors_hooks(
+        lambda t: kept.append(t.nbytes * t.is_floating_point()), lambda _: None
+    ):
+        loss(logits, targets)
+    return sum(kept)

@@ -1,0 +1,117 @@
+"""What --compile auto, the default, comes to: on one GPU and on several, in plans, on machines that cannot compile."""
+
+from __future__ import annotations
+
+import json
+import socket
+from pathlib import Path
+
+import pytest
+from transformers import AutoConfig
+
+from checkpointing.finding import Checkpoint
+from configs.flags import parse_flags
+from planning.hardware import parse_hardware
+from planning.planned_environment import planned_environment
+from planning.resolved import resolve
+from policies.compilation.choice import decide_compilation
+from tests.helpers.no_compiler import agreeing_without_compiler
+from tests.helpers.processes import ProcessGroup
+from utils.device import DeviceFacts
+
+CPU = DeviceFacts("cpu", 2**36, has_bf16=False)
+GPU = DeviceFacts("cuda", 2**36, has_bf16=True)
+HOST = socket.gethostname()
+LLAMA, T5 = AutoConfig.for_model("llama"), AutoConfig.for_model("t5")
+
+
+@pytest.mark.parametrize(("cards", "falls_back"), [("H200", True), ("4xH100-80GB", False)])
+def test_by_default_gpus_compile_and_one_alone_has_a_way_back(cards: str, falls_back: bool, tiny_model: Path) -> None:
+    config = parse_flags(["--model_name", str(tiny_model), "--enable_fsdp"])
+    resolved = resolve(config, planned_environment(parse_hardware(cards), config.train_config))
+    assert resolved.config.train_config.compile is True
+    assert resolved.chose_to_compile
+    assert resolved.policies.compile_falls_back is falls_back
+    assert resolved.config.notes == config.notes
+
+
+@pytest.mark.parametrize(
+    ("given", "family", "was_compiled", "reason"),
+    [
+        ("", "t5", None, "t5 models have not been compared compiled and uncompiled; give --compile"),
+        ("--use_peft --use_dora", "llama", None, "torch.compile cannot trace peft's DoRA"),
+        ("--flop_counter", "llama", None, "--flop_counter cannot count inside compiled code"),
+        ("", "llama", False, "the checkpoint was trained uncompiled; give --compile"),
+    ],
+)
+@pytest.mark.parametrize("asked", ["", "--compile auto"])
+def test_on_gpus_a_line_says_what_stands_against_it(
+    asked: str, given: str, family: str, was_compiled: bool | None, reason: str
+) -> None:
+    config = parse_flags(["--model_name", "m", *asked.split(), *given.split()])
+    decided = decide_compilation(config, AutoConfig.for_model(family), GPU, was_compiled=was_compiled)
+    assert decided.train_config.compile is False
+    (note,) = set(decided.notes) - set(config.notes)
+    assert note.startswith(f"--compile auto is False: {reason}")
+
+
+def test_on_a_cpu_a_line_says_so_if_it_was_asked_for_or_changes_the_run() -> None:
+    given, default = (parse_flags(["--model_name", "m", *words]) for words in (["--compile", "auto"], []))
+    said = [
+        decide_compilation(given, LLAMA, CPU),
+        decide_compilation(default, LLAMA, CPU, was_compiled=True),
+    ]
+    for decided in (decide_compilation(default, LLAMA, CPU), *said):
+        assert decided.train_config.compile is False
+    assert decide_compilation(default, T5, CPU).notes == default.notes
+    for decided in said:
+        assert decided.notes[-1].startswith("--compile auto is False: it is for GPUs; give --compile")
+
+
+@pytest.mark.parametrize(
+    ("line", "device", "compiled"),
+    [
+        ("", GPU, True),
+        ("", CPU, False),
+        ("--compile", CPU, True),
+        ("--compile False", GPU, False),
+        ("--compile_optimizer False", GPU, False),
+        ("--optimizer SGD", GPU, False),
+        ("--optimizer_cpu_offload", GPU, False),
+        ("--compile_optimizer", CPU, True),
+    ],
+)
+def test_the_step_of_adamw_is_compiled_with_the_layers(line: str, device: DeviceFacts, compiled: bool) -> None:
+    config = parse_flags(["--model_name", "m", *line.split()])
+    assert decide_compilation(config, LLAMA, device).fsdp_config.compile_optimizer is compiled
+
+
+@pytest.mark.parametrize(
+    ("settings", "was_compiled"), [({"compile": True}, True), ({"compile": False}, False), ({}, None)]
+)
+def test_a_checkpoint_says_whether_it_was_trained_compiled(
+    settings: dict[str, bool], was_compiled: bool | None
+) -> None:
+    checkpoint = Checkpoint(Path("step-00000001"), {"settings": {"train_config": settings}})
+    assert checkpoint.was_compiled is was_compiled
+
+
+@pytest.mark.parametrize(
+    ("ranks", "reason"),
+    [
+        ((), ""),
+        ((1,), f"rank 1 on {HOST} cannot compile ("),
+        ((0, 1), f"rank 0 on {HOST} cannot compile, nor can 1 more of 2 ("),
+    ],
+)
+def test_all_ranks_compile_or_none(
+    ranks: tuple[int, ...], reason: str, tiny_model: Path, process_group: ProcessGroup
+) -> None:
+    argv = ["--model_name", str(tiny_model), "--enable_fsdp"]
+    outcomes = process_group.train(agreeing_without_compiler(argv, ranks, "2xH100-80GB"), 2)
+    first, second = (outcome.stdout.splitlines() for outcome in outcomes)
+    came_to = json.dumps({"compile": not ranks, "compile_optimizer": not ranks, "compile_falls_back": False})
+    assert (first[-1], second) == (came_to, [came_to])
+    said = [line for line in first if line.startswith("--compile auto is False: ")]
+    assert len(said) == (1 if ranks else 0)
+    assert all(reason in line and "/nowhere/c++" in line for line in said)

@@ -1,0 +1,305 @@
+"""Quantized layers: the bytes and the arithmetic are bitsandbytes' own, and what cannot work is refused at once."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from dataclasses import replace
+from pathlib import Path
+
+import bitsandbytes as bnb
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import nn
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.fsdp import fully_shard
+from torch.distributed.tensor import DTensor
+from torch.utils.flop_counter import FlopCounterMode
+from transformers import MixtralConfig
+
+from configs.flags import parse_flags
+from planning.hardware import parse_hardware
+from planning.memory.closed_form import plan_memory
+from planning.memory.row_lengths import rows_of_run
+from planning.planned_environment import planned_environment
+from planning.planned_model import build_planned_model
+from planning.resolved import resolve
+from policies.mixed_precision import resolve_precision
+from policies.quantization import choice as quantization_module
+from policies.quantization.choice import gathering_changes_nothing, quantize_linears, resolve_quantization
+from policies.quantization.quantized_linear import PACKED_ROWS, Quantization, QuantizedLinear
+from policies.sharding import choose_layout
+from tests.helpers.kept_by_compiled import compiled_layer
+from tests.helpers.loaded import single_process
+from tests.helpers.processes import ROOT
+from utils.device import facts_of
+from utils.environment import Environment
+from utils.errors import ConfigError
+
+CPU = torch.device("cpu")
+FP32, BF16 = torch.float32, torch.bfloat16
+KINDS = [("nf4", False), ("nf4", True), ("fp4", False), ("fp4", True), ("int8", False)]
+STORAGE = [torch.uint8, torch.bfloat16, torch.float16, torch.float32]
+
+
+def quantized(
+    plain: nn.Linear, kind: tuple[str, bool], *, storage: torch.dtype = torch.uint8, compute: torch.dtype = FP32
+) -> QuantizedLinear:
+    quant_type, double = kind
+    settings = Quantization(8 if quant_type == "int8" else 4, quant_type, double, compute, storage)
+    linear = QuantizedLinear(plain, settings)
+    linear.weight = nn.Parameter(linear.quantize(plain.weight.detach()), requires_grad=False)
+    return linear
+
+
+@pytest.mark.parametrize("kind", KINDS, ids=str)
+@settings(deadline=None, max_examples=15)
+@given(
+    rows=st.integers(1, 40),
+    columns=st.integers(1, 40).map(lambda n: 8 * n),
+    bias=st.booleans(),
+    storage=st.sampled_from(STORAGE),
+    seed=st.integers(0, 2**31),
+)
+def test_outputs_and_gradients_are_those_of_the_dequantized_weight(
+    kind: tuple[str, bool], rows: int, columns: int, bias: bool, storage: torch.dtype, seed: int
+) -> None:
+    torch.manual_seed(seed)
+    plain = nn.Linear(columns, rows, bias=bias)
+    linear = quantized(plain, kind, storage=storage)
+    weight = linear.dequantize()
+    assert weight.shape == plain.weight.shape
+    if kind[0] == "int8":
+        assert (weight - plain.weight).abs().max() < 0.01 * plain.weight.abs().max()
+    else:  # half of the widest gap between two values of the type; double quantization rounds the scales, too
+        step = 0.3 if kind[1] else 0.17
+        errors, weights = (
+            nn.functional.pad(tensor.detach().flatten(), (0, -tensor.numel() % 64)).view(-1, 64).abs().amax(1)
+            for tensor in (weight - plain.weight, plain.weight)
+        )
+        assert bool((errors < step * weights).all()), "of each block of 64"
+    inputs = torch.randn(3, 5, columns, requires_grad=True)
+    wanted = nn.functional.linear(inputs, weight, plain.bias)
+    found = linear(inputs)
+    grad = torch.randn_like(wanted)
+    (wanted_grad,) = torch.autograd.grad(wanted, inputs, grad)
+    (found_grad,) = torch.autograd.grad(found, inputs, grad)
+    torch.testing.assert_close(found, wanted, rtol=1e-5, atol=1e-5)
+    torch.testing.assert_close(found_grad, wanted_grad, rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.parametrize("storage", STORAGE)
+@pytest.mark.parametrize(("quant_type", "double"), [kind for kind in KINDS if kind[0] != "int8"])
+def test_the_bytes_are_those_of_bitsandbytes_own_layer(quant_type: str, double: bool, storage: torch.dtype) -> None:
+    plain = nn.Linear(256, 96, bias=False)
+    linear = quantized(plain, (quant_type, double), storage=storage, compute=BF16)
+    own = bnb.nn.Linear4bit(256, 96, bias=False, compress_statistics=double, quant_type=quant_type)
+    own.weight = bnb.nn.Params4bit(
+        plain.weight.detach().to(BF16), requires_grad=False, compress_statistics=double, quant_type=quant_type
+    )
+    own = own.to("cpu")  # which quantizes
+    assert torch.equal(linear.weight.view(torch.uint8).view(-1), own.weight.view(torch.uint8).view(-1))
+    assert torch.equal(linear.absmax, own.weight.quant_state.absmax)
+    assert linear.weight.dtype == storage
+    assert linear.weight.untyped_storage().nbytes() == 96 * 256 // 2
+
+
+def test_computing_in_another_dtype_than_the_inputs() -> None:
+    linear = quantized(nn.Linear(64, 32), ("nf4", False), compute=BF16)
+    outputs = linear(torch.randn(4, 64))
+    assert outputs.dtype == FP32
+    assert torch.equal(outputs, outputs.to(BF16).float())
+
+
+@pytest.mark.parametrize(
+    ("kind", "backend"),
+    [
+        (("nf4", True), "aot_eager"),
+        (("int8", False), "aot_eager"),
+        pytest.param(("nf4", True), "inductor", marks=pytest.mark.slow),
+    ],
+    ids=str,
+)
+@torch.compiler.config.patch(force_disable_caches=True)
+def test_a_layer_compiles_without_graph_breaks(kind: tuple[str, bool], backend: str) -> None:
+    linear = quantized(nn.Linear(64, 32), kind)
+    inputs = torch.randn(4, 64, requires_grad=True)
+    compiled = torch.compile(linear, backend=backend, fullgraph=True)
+    torch.testing.assert_close(compiled(inputs), linear(inputs))
+    (found,) = torch.autograd.grad(compiled(inputs).sum(), inputs)  # inductor checks what each operator returns
+    (wanted,) = torch.autograd.grad(linear(inputs).sum(), inputs)
+    torch.testing.assert_close(found, wanted)
+
+
+@pytest.mark.parametrize("kind", [("nf4", True), ("int8", False)], ids=str)
+def test_as_many_flops_are_counted_as_of_a_plain_layer(kind: tuple[str, bool]) -> None:
+    plain = nn.Linear(64, 32, bias=False).requires_grad_(False)
+
+    def count(linear: nn.Linear) -> int:
+        with FlopCounterMode(display=False) as counter:
+            linear(torch.randn(4, 3, 64, requires_grad=True)).sum().backward()
+        return counter.get_total_flops()
+
+    assert count(quantized(plain, kind)) == count(plain) == 2 * 2 * 4 * 3 * 64 * 32
+
+
+class Model(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.layers = nn.ModuleList([nn.Sequential(nn.Linear(64, 64), nn.LayerNorm(64)) for _ in range(2)])
+        self.head = nn.Linear(64, 10)
+
+    def get_output_embeddings(self) -> nn.Module:
+        return self.head
+
+
+def test_all_linear_layers_but_the_head_are_quantized() -> None:
+    model = Model()
+    note = quantize_linears(model, Quantization(4, "nf4", False, FP32, torch.uint8))
+    kinds = {name: type(module) for name, module in model.named_modules() if isinstance(module, nn.Linear)}
+    assert kinds == {"layers.0.0": QuantizedLinear, "layers.1.0": QuantizedLinear, "head": nn.Linear}
+    assert "nf4" in note
+    norm = nn.LayerNorm(8)
+    norm.get_output_embeddings = lambda: None
+    with pytest.raises(ConfigError, match=r"--quantization: LayerNorm has no torch.nn.Linear"):
+        quantize_linears(norm, Quantization(4, "nf4", False, FP32, torch.uint8))
+
+
+def test_experts_that_stay_in_16_bits_are_said_and_planned_so(tmp_path: Path) -> None:
+    sizes = {"hidden_size": 256, "intermediate_size": 512, "num_hidden_layers": 2, "num_attention_heads": 4}
+    MixtralConfig(**sizes, num_key_value_heads=4, num_local_experts=8, vocab_size=512).save_pretrained(tmp_path)
+    flags = "--random_weights --use_peft --quantization 4bit --context_length 64"
+    config, card = parse_flags(["--model_name", str(tmp_path), *flags.split()]), parse_hardware("H200")
+    env = planned_environment(card, config.train_config)
+    planned = build_planned_model(resolve(config, env), env)
+    num_experts = 2 * 8 * 3 * 256 * 512
+    (note,) = planned.adapted.notes
+    assert note.endswith(
+        f"all linear layers but the output head and experts that are one tensor ({num_experts / 1e6:.1f} million "
+        "weights in bf16)"
+    )
+    memory = plan_memory(planned, card.card, rows_of_run(planned.resolved))
+    assert memory.phases["load"].params > num_experts * 2 / 2**30
+
+
+@pytest.mark.parametrize("nested", [False, True])
+@pytest.mark.parametrize("damage", [False, True])
+def test_a_bit_that_changes_on_the_way_to_the_gathered_weight_is_found(damage: bool, nested: bool) -> None:
+    with single_process():
+        model = Model()
+        linears = {name: module for name, module in model.named_modules() if isinstance(module, nn.Linear)}
+        whole = {name: module.weight.detach() for name, module in linears.items()}
+        quantize_linears(model, Quantization(4, "nf4", False, FP32, torch.uint8))
+        mesh = init_device_mesh("cpu", (1,))  # else it takes a GPU, if there is one
+        for layer in model.layers:
+            if nested:
+                fully_shard(layer[0], mesh=mesh)
+            fully_shard(layer, mesh=mesh)
+        fully_shard(model, mesh=mesh)
+        model._apply(lambda tensor: torch.empty_like(tensor, device=CPU) if tensor.is_meta else tensor)
+
+        def fill() -> None:
+            with gathering_changes_nothing(model), torch.no_grad():
+                for name, linear in model.named_modules():
+                    if isinstance(linear, QuantizedLinear):
+                        assert isinstance(linear.weight, DTensor)
+                        local = linear.weight.to_local()
+                        local.copy_(linear.quantize(whole[name]))
+                        if damage and name == "layers.1.0":
+                            local[100] ^= 4
+
+        if damage:
+            with pytest.raises(ConfigError, match="--quantization: gathering changed 1 of 2048 bytes"):
+                fill()
+        else:
+            fill()
+
+
+def resolved(*flags: str, kind: str = "4bit", world_size: int = 1) -> Quantization | None:
+    config = parse_flags(["--model_name", "m", "--use_peft", "--quantization", kind, *flags])
+    env = Environment(rank=0, local_rank=0, world_size=world_size, local_world_size=world_size, launched=world_size > 1)
+    precision, _ = resolve_precision(config.train_config, config.fsdp_config, facts_of(CPU))
+    return resolve_quantization(
+        config.quantization_config,
+        precision,
+        choose_layout(config.train_config, config.fsdp_config, precision, env),
+        CPU,
+    )
+
+
+def test_the_flags_mean_this() -> None:
+    assert resolved() == Quantization(4, "nf4", False, FP32, torch.uint8)
+    assert resolved("--quant_type", "fp4", "--use_double_quant") == Quantization(4, "fp4", True, FP32, torch.uint8)
+    assert resolved("--pure_bf16") == Quantization(4, "nf4", False, BF16, torch.uint8)
+    assert resolved("--compute_dtype", "bf16") == Quantization(4, "nf4", False, BF16, torch.uint8)
+    assert resolved("--quant_storage", "bf16") == Quantization(4, "nf4", False, FP32, BF16)
+    assert resolved(kind="8bit") == Quantization(8, "int8", False, FP32, torch.uint8)
+
+
+def test_where_torch_shards_no_integers_bytes_are_stored_as_fp32(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(quantization_module, "SHARDS_INTEGERS", False)
+    sharded = ("--enable_fsdp",)
+    assert resolved(*sharded, world_size=2) == Quantization(4, "nf4", False, FP32, FP32)
+    assert resolved(*sharded, "--quant_storage", "bf16", world_size=2) == Quantization(4, "nf4", False, FP32, BF16)
+    assert resolved(world_size=2) == Quantization(4, "nf4", False, FP32, torch.uint8)  # replicated
+    with pytest.raises(ConfigError, match=r"--quant_storage: torch .* does not shard uint8, 2.12 and later do"):
+        resolved(*sharded, "--quant_storage", "uint8", world_size=2)
+
+
+def test_without_bitsandbytes_or_a_device_for_it_quantization_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(*args: object, **kwargs: object) -> None:
+        raise RuntimeError("no kernel for this\ndevice")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(bnb.functional, "quantize_4bit", fail)
+        with pytest.raises(ConfigError, match=r"--quantization: .* \(no kernel for this device\); leave it out"):
+            resolved()
+    monkeypatch.setitem(__import__("sys").modules, "bitsandbytes", None)
+    with pytest.raises(ConfigError, match=r"--quantization: needs bitsandbytes .*pip install 'bitsandbytes"):
+        resolved()
+
+
+def test_weights_that_do_not_fill_whole_elements_are_refused() -> None:
+    with pytest.raises(ConfigError, match=r"--quantization: 3 x 5 weights .* torch\.uint8; give --quantization 8bit"):
+        QuantizedLinear(nn.Linear(5, 3), Quantization(4, "nf4", False, FP32, torch.uint8))
+
+
+@pytest.mark.slow
+def test_bitsandbytes_is_imported_without_inductor_and_torch_compile_still_compiles() -> None:
+    code = (
+        "import os, sys, torch\n"
+        "from utils.compat import import_bitsandbytes_without_inductor\n"
+        "import_bitsandbytes_without_inductor()\n"
+        "import peft\n"
+        "loaded = {'bitsandbytes', 'torch._inductor.compile_fx'} & set(sys.modules)\n"
+        "torch.compile(torch.sin, backend='eager')(torch.ones(2))\n"
+        "print(loaded, 'TORCHDYNAMO_DISABLE' in os.environ, torch._dynamo.utils.counters['frames']['ok'])\n"
+    )
+    done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=True)
+    assert done.stdout == "{'bitsandbytes'} False 1\n"
+
+
+@pytest.mark.parametrize("double", [False, True])
+@pytest.mark.parametrize("compute", [FP32, BF16])
+def test_own_unpacking_gives_the_bits_of_bitsandbytes(double: bool, compute: torch.dtype) -> None:
+    device = "cuda" if torch.cuda.is_available() else "cpu"
+    torch.manual_seed(0)
+    linear = quantized(nn.Linear(320, 200, bias=False, device=device), ("nf4", double), compute=compute)
+    expected = linear.dequantize()
+    linear.quantization = replace(linear.quantization, own_unpacking=True)
+    assert torch.equal(linear.dequantize(), expected)
+
+
+def test_compiled_and_unpacked_by_our_own_kernel_the_weight_is_not_kept_unpacked() -> None:
+    torch.manual_seed(0)
+    linear = quantized(nn.Linear(64, 96, bias=False), ("nf4", False))
+    inputs = torch.randn(PACKED_ROWS + 1, 64, requires_grad=True)  # so many rows that forward unpacks, too
+    probe = torch.randn(PACKED_ROWS + 1, 96)
+    (expected,) = torch.autograd.grad(linear(inputs), inputs, probe)
+    linear.quantization = replace(linear.quantization, own_unpacking=True)
+    compiled, returned = compiled_layer(linear)
+    outputs = compiled(inputs)
+    torch.testing.assert_close(torch.autograd.grad(outputs, inputs, probe)[0], expected)
+    assert all(tensor.numel() < 64 * 96 for tensor in returned[1:])
