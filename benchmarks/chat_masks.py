@@ -34,8 +34,8 @@ from configs.datasets import ChatDataset
 from data.chat.conversation import Conversation, read_conversation
 from data.chat.samples import chat_samples
 from data.chat.template import ChatTemplate
-from data.sequences.labels import IGNORE_INDEX
-from data.sequences.loss_mask import BadExample, tokenize_spans
+from data.tokens.labels import IGNORE_INDEX
+from data.tokens.loss_mask import BadExample, tokenize_spans
 from tools.make_tiny_model import DEFAULT_DATA, make_tokenizer, read_texts
 
 SCRIPTS = ("word", "Wörter", "слово", "言葉", "كلمة", "🙂wink", 'quo"ted', "a<b&c", "back\\slash")

@@ -18,11 +18,11 @@ from data.batches.rows import Rows, make_rows
 from data.dataset_functions.importing import accepted_options, find_dataset_function
 from data.dataset_functions.user_errors import RAISED, failed, file_of
 from data.dataset_functions.watched_settings import refuse_unread, watched
-from data.sequences.encoding import ONE_TEXT, Encode
 from data.sequences.tokenized import Sequences, check_token_ids, checksum
 from data.splits.reading import first_rows
 from data.splits.validation_share import has_validation
 from data.streaming.sources import Stream, StreamSource
+from data.tokens.encoding import ONE_TEXT, Encode
 from utils.errors import ConfigError
 from utils.streams import keep_standard_descriptors
 

@@ -15,11 +15,11 @@ from typing import Any
 from configs.datasets import AlpacaDataset
 from data.chat.preference import LABELS, refuse_labels
 from data.prompts import alpaca_spans
-from data.sequences.encoding import ONE_TEXT, Encode
-from data.sequences.loss_mask import TextSpan
-from data.sequences.tokenizing import tokenize_split
 from data.splits.optional_columns import MEDIA_COLUMNS, optional_text, read_history, refuse_media
 from data.splits.reading import load_split
+from data.tokenizing import tokenize_split
+from data.tokens.encoding import ONE_TEXT, Encode
+from data.tokens.loss_mask import TextSpan
 
 HUB_NAME = "tatsu-lab/alpaca"
 

@@ -15,10 +15,10 @@ from typing import Any
 
 from data.images.caption_rows import CaptionRows, Pictures, folder_of_paths, text_alone, undecoded
 from data.images.opening import import_pillow
-from data.sequences.encoding import ONE_TEXT, Encode
-from data.sequences.loss_mask import TextSpan
-from data.sequences.tokenizing import tokenize_split
 from data.splits.reading import load_split
+from data.tokenizing import tokenize_split
+from data.tokens.encoding import ONE_TEXT, Encode
+from data.tokens.loss_mask import TextSpan
 from utils.errors import ConfigError
 
 IMAGE_COLUMNS, TEXT_COLUMNS = ("image", "file_name"), ("text", "caption")

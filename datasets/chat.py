@@ -17,9 +17,9 @@ from data.chat.columns import adds_nulls, used_columns
 from data.chat.conversation import columns_to_read, read_conversation
 from data.chat.samples import chat_samples
 from data.chat.template import ChatTemplate, use_template
-from data.sequences.loss_mask import ChatSamples
-from data.sequences.tokenizing import tokenize_split
 from data.splits.reading import load_split
+from data.tokenizing import tokenize_split
+from data.tokens.loss_mask import ChatSamples
 
 
 def get_chat_dataset(dataset_config: Any, tokenizer: Any, split: str, split_slice: str | None = None) -> Any:

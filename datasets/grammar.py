@@ -9,10 +9,10 @@ from collections.abc import Mapping
 from functools import partial
 from typing import Any
 
-from data.sequences.encoding import ONE_TEXT, Encode
-from data.sequences.loss_mask import TextSpan
-from data.sequences.tokenizing import tokenize_split
 from data.splits.reading import load_split
+from data.tokenizing import tokenize_split
+from data.tokens.encoding import ONE_TEXT, Encode
+from data.tokens.loss_mask import TextSpan
 
 PROMPT = "Correct this to standard English: {input}\n---\nCorrected: "
 

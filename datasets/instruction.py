@@ -21,12 +21,12 @@ from data.chat.preference import LABELS, refuse_labels
 from data.chat.samples import chat_samples
 from data.chat.template import ChatTemplate, use_template
 from data.prompts import alpaca_spans
-from data.sequences.encoding import ONE_TEXT, Encode
-from data.sequences.loss_mask import BadExample, ChatSamples, TextSpan
-from data.sequences.tokenizing import tokenize_split
 from data.splits.examples import SplitExamples
 from data.splits.optional_columns import MEDIA_COLUMNS, optional_text, read_history, refuse_media
 from data.splits.reading import load_split
+from data.tokenizing import tokenize_split
+from data.tokens.encoding import ONE_TEXT, Encode
+from data.tokens.loss_mask import BadExample, ChatSamples, TextSpan
 from utils.errors import ConfigError
 
 PAIRS = {"prompt": "completion", "instruction": "output", "question": "answer"}

@@ -12,9 +12,9 @@ from collections.abc import Mapping
 from functools import partial
 from typing import Any
 
-from data.sequences.loss_mask import BadExample, ChatSamples, TextSpan
-from data.sequences.tokenizing import tokenize_split
 from data.splits.reading import load_split
+from data.tokenizing import tokenize_split
+from data.tokens.loss_mask import BadExample, ChatSamples, TextSpan
 from utils.errors import ConfigError
 
 

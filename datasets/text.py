@@ -10,9 +10,9 @@ from functools import partial
 from typing import Any
 
 from data.files.kinds import ALL_KINDS
-from data.sequences.loss_mask import TextSpan
-from data.sequences.tokenizing import tokenize_split
 from data.splits.reading import load_split
+from data.tokenizing import tokenize_split
+from data.tokens.loss_mask import TextSpan
 
 
 def get_text_dataset(dataset_config: Any, tokenizer: Any, split: str, split_slice: str | None = None) -> Any:

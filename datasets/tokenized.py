@@ -10,10 +10,10 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-from data.sequences.encoding import ONE_TEXT, Encode
-from data.sequences.loss_mask import BadExample
 from data.splits.examples import SplitExamples
 from data.splits.reading import load_split
+from data.tokens.encoding import ONE_TEXT, Encode
+from data.tokens.loss_mask import BadExample
 from utils.errors import ConfigError
 
 COLUMNS = ("input_ids", "labels", "attention_mask")

@@ -24,8 +24,8 @@ from data.sequences.tokenized import Sequences, TokenSequence
 from evaluation.rouge import ROUGES, rouge_scorer
 from policies.apply_policies import Policies
 from policies.generating import generating
+from policies.pretrained import generation_settings
 from policies.sharding import unwrap
-from policies.weights.pretrained import generation_settings
 from tasks.generation import GenerationSettings, PromptedAnswer
 from tasks.task import Task
 from utils.distributed import gather_to_all

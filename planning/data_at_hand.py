@@ -12,7 +12,7 @@ import datasets
 
 from configs.datasets import CustomDataset, DataSource, split_paths
 from configs.training import TrainConfig
-from data.files.data_path import HUB_NAME
+from data.splits.data_path import HUB_NAME
 from planning.data_facts import DataFacts, facts_of_data
 from planning.inputs import read_data
 from planning.resolved import Resolved, resolve_num_steps

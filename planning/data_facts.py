@@ -10,8 +10,8 @@ import numpy as np
 from data.batches.rows import Rows
 from data.pipeline import RunData
 from data.processors.tokenizer_loading import added_token_ids, num_rows_needed, tokenizer_of
-from data.sequences.labels import IGNORE_INDEX
 from data.sequences.tokenized import Sequences
+from data.tokens.labels import IGNORE_INDEX
 from planning.memory.row_counts import row_counts
 from planning.resolved import Resolved
 

@@ -6,7 +6,7 @@ import re
 from dataclasses import dataclass, replace
 
 from planning.cards import Card, explain_unknown_card, find_card
-from planning.cost.group_speeds import Speeds
+from planning.group_speeds import Speeds
 from utils.errors import ConfigError
 
 _TEXT = re.compile(r"(?:(?P<number>\d{1,4})\s*[xX*]\s*)?(?P<name>[A-Za-z0-9][\w .-]*)")

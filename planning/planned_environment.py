@@ -11,7 +11,7 @@ import torch
 from configs.planning import PlanningConfig
 from configs.training import TrainConfig
 from planning.cards import Card, find_card
-from planning.cost.group_speeds import Speeds, read_speeds
+from planning.group_speeds import Speeds, read_speeds
 from planning.hardware import Hardware, parse_hardware
 from planning.memory.closed_form import CONTEXT_GIB
 from utils.device import DeviceFacts

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from configs.run import RunConfig
-from planning.memory.compiled_loss import compiled_cross_entropy
+from planning.compiled_loss import compiled_cross_entropy
 from planning.resolved import Resolved
 from policies.activations.checkpointing import Checkpointing, apply_activation_checkpointing
 from policies.apply_policies import Adapted, adapt_model

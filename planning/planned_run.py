@@ -8,10 +8,10 @@ from typing import Any
 from configs.run import RunConfig
 from planning.chosen_checkpointing import choose_checkpointing, is_to_be_chosen, is_to_be_spared, spare_layers
 from planning.cost.counted_work import counted_work
-from planning.cost.group_speeds import Speeds
 from planning.cost.step_time import TimePlan, plan_time, why_no_time
 from planning.cost.step_work import micro_batch_work
 from planning.data_facts import DataFacts
+from planning.group_speeds import Speeds
 from planning.hardware import Hardware
 from planning.memory.closed_form import plan_memory
 from planning.memory.memory_plan import MemoryPlan

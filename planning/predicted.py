@@ -7,8 +7,8 @@ from dataclasses import dataclass
 import numpy as np
 
 from configs.run import RunConfig
-from planning.autopsy.failure_scene import FailedBatch
 from planning.data_facts import DataFacts
+from planning.failure_scene import FailedBatch
 from planning.hardware import Hardware
 from planning.less_memory import Plans
 from planning.planned_environment import own_hardware

@@ -15,7 +15,7 @@ from configs.peft import ALL_LINEAR, DEFAULT_ADAPTER_LAYERS
 from configs.run import RunConfig
 from configs.training import TrainConfig
 from data.pipeline import RunData
-from data.sequences.labels import IGNORE_INDEX
+from data.tokens.labels import IGNORE_INDEX
 from utils.environment import Environment
 from utils.errors import ConfigError
 from utils.layer_configs import layer_configs

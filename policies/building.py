@@ -18,8 +18,8 @@ from policies.apply_policies import Policies, adapt_model, shard_and_fill
 from policies.attention.choice import choose_attention, rows_that_need_offsets
 from policies.loading import build_model, grow_embeddings
 from policies.model_task import ModelTask
+from policies.pretrained import generation_settings
 from policies.weights.materialise import find_weights
-from policies.weights.pretrained import generation_settings
 from utils.device import DeviceFacts
 from utils.environment import Environment, print_rank_zero
 

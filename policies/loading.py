@@ -14,7 +14,7 @@ import torch
 from transformers import AutoConfig, PretrainedConfig
 
 from configs.training import TrainConfig
-from policies.weights.pretrained import build_on_meta
+from policies.pretrained import build_on_meta
 from utils.compat import attention_of_capped_scores, caps_scores
 from utils.errors import ConfigError
 from utils.hub import check_on_hub, explain
@@ -105,7 +105,7 @@ def _check_weights(folder: Path, model_config: PretrainedConfig, *, needed: bool
 
 
 def build_model(train: TrainConfig, model_config: PretrainedConfig, auto_model: Any, dtype: torch.dtype) -> Any:
-    """The model with its parameters, in `dtype`, on the meta device (see `policies.weights.pretrained.build_on_meta`).
+    """The model with its parameters, in `dtype`, on the meta device (see `policies.pretrained.build_on_meta`).
 
     Args:
         auto_model: the transformers class that builds such models, of the task.

@@ -17,9 +17,9 @@ from data.batches.order import epoch_order
 from data.batches.padding import PaddedWidth, padding_share
 from data.batches.rows import Rows
 from data.pipeline import RunData
-from data.sequences.labels import IGNORE_INDEX
-from data.sequences.loss_mask import TextSpan
 from data.sequences.tokenized import Sequences
+from data.tokens.labels import IGNORE_INDEX
+from data.tokens.loss_mask import TextSpan
 from reporting.tables import print_for_people, table_of
 from utils.environment import Environment
 

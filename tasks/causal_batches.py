@@ -9,8 +9,8 @@ import torch
 
 from data.batches.packing import Offsets
 from data.batches.padding import EXACT, PaddedWidth
-from data.sequences.labels import IGNORE_INDEX, next_tokens_to_predict
 from data.sequences.tokenized import Row
+from data.tokens.labels import IGNORE_INDEX, next_tokens_to_predict
 from tasks.micro_batch import TensorBatch
 
 

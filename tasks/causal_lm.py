@@ -18,9 +18,9 @@ from data.batches.packing import Offsets
 from data.batches.padding import PaddedWidth, padding_id
 from data.processors.tokenizer_loading import load_tokenizer
 from data.sequences.causal import build_sequences
-from data.sequences.encoding import ONE_TEXT
 from data.sequences.reading import Reading
 from data.sequences.tokenized import TokenSequence
+from data.tokens.encoding import ONE_TEXT
 from tasks.causal_batches import CausalMicroBatch, Collator
 from tasks.flops import StepFlops
 from tasks.generation import (

@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import torch
 
-from data.sequences.labels import IGNORE_INDEX
+from data.tokens.labels import IGNORE_INDEX
 from utils.errors import ConfigError
 from utils.positions import positions_of
 

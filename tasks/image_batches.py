@@ -14,8 +14,8 @@ from data.batches.padding import PaddedWidth
 from data.batches.step_loader import Unreadable
 from data.images.sequences import CaptionedImage
 from data.processors.processor_loading import blank_image, image_inputs, num_end_tokens, prompt_text
-from data.sequences.labels import IGNORE_INDEX, labels_to_predict, shift_left
-from data.sequences.loss_mask import BadExample
+from data.tokens.labels import IGNORE_INDEX, labels_to_predict, shift_left
+from data.tokens.loss_mask import BadExample
 from tasks.micro_batch import TensorBatch
 from utils.errors import in_one_line
 

@@ -23,9 +23,9 @@ from data.images.opening import open_image
 from data.images.sequences import ImageSequences, build_image_sequences
 from data.processors import processor_loading
 from data.processors.processor_loading import blank_image, image_inputs, num_end_tokens, prompt_text
-from data.sequences.encoding import Caption
 from data.sequences.reading import Reading
 from data.sequences.tokenized import TokenSequence
+from data.tokens.encoding import Caption
 from tasks import causal_lm, seq2seq_lm
 from tasks.flops import Cost, flops_per_token
 from tasks.generation import (

@@ -8,8 +8,8 @@ import numpy as np
 import torch
 
 from data.batches.padding import EXACT, PaddedWidth
-from data.sequences.labels import IGNORE_INDEX, labels_to_predict
 from data.sequences.tokenized import Row
+from data.tokens.labels import IGNORE_INDEX, labels_to_predict
 from tasks.micro_batch import TensorBatch
 
 

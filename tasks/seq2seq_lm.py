@@ -17,11 +17,11 @@ from configs.training import DEFAULT_SOURCE_LENGTH, DEFAULT_TARGET_LENGTH, Train
 from data.batches.packing import Offsets
 from data.batches.padding import EXACT, PaddedWidth, padding_id
 from data.processors.tokenizer_loading import load_tokenizer
-from data.sequences.encoding import SourceAndTarget
-from data.sequences.labels import IGNORE_INDEX
 from data.sequences.reading import Reading
 from data.sequences.source_target import Affixes, SourceTargetBuilder
 from data.sequences.tokenized import TokenSequence
+from data.tokens.encoding import SourceAndTarget
+from data.tokens.labels import IGNORE_INDEX
 from tasks.flops import Seq2SeqFlops
 from tasks.generation import (
     GenerationSettings,

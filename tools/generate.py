@@ -36,7 +36,7 @@ from data.chat.conversation import Conversation
 from data.chat.samples import chat_samples
 from data.chat.template import ChatTemplate
 from data.images.opening import open_image
-from data.sequences.loss_mask import BadExample
+from data.tokens.loss_mask import BadExample
 from tasks.task import Task, find_task
 from tools.ending import status_of
 from utils.errors import ConfigError, TrainingError, in_one_line

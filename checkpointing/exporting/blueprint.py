@@ -13,8 +13,8 @@ from transformers import AutoConfig, AutoTokenizer, PretrainedConfig
 from checkpointing.exporting.model_source import ModelSource
 from checkpointing.exporting.stored_tensors import StoredTensors
 from data.processors.processor_loading import has_processor, read_processor
+from policies.pretrained import MissingTensorsError, build_on_meta, read_whole
 from policies.weights.fitting import check_dtypes, describe_left_over, left_over, untie_what_differs
-from policies.weights.pretrained import MissingTensorsError, build_on_meta, read_whole
 from policies.weights.stored import SafetensorsTensors, weight_files
 from policies.weights.tensor_names import find_stored, is_stored_as_named, names_in_files
 from utils.compat import attention_of_capped_scores

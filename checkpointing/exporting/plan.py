@@ -28,7 +28,7 @@ from checkpointing.exporting.blueprint import (
 from checkpointing.exporting.model_source import ModelSource
 from checkpointing.exporting.safetensors_file import MAX_FILE_SIZE
 from checkpointing.exporting.stored_tensors import StoredTensors
-from policies.weights.pretrained import generation_settings
+from policies.pretrained import generation_settings
 from policies.weights.stored import Entry
 from policies.weights.tensor_names import find_stored, is_stored_as_named, names_in_files
 from utils.compat import must_be_exact

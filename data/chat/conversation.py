@@ -17,8 +17,8 @@ from data.chat.preference import (
 )
 from data.chat.turn_parts import NOTHING, TurnPlaces
 from data.chat.turns import Message, Turn, parse_json, read_turn, role_of, says_nothing, without_nulls
-from data.sequences.loss_mask import BadExample
 from data.splits.optional_columns import MEDIA_COLUMNS, refuse_media
+from data.tokens.loss_mask import BadExample
 
 TURN_COLUMNS = ("messages", "conversations")
 PROMPT_COLUMNS = ("prompt", "completion")

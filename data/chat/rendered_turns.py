@@ -12,7 +12,7 @@ from data.chat.lost_text import THOUGHTS, text_of
 from data.chat.template import ChatTemplate
 from data.chat.turn_parts import Place
 from data.chat.turns import Message
-from data.sequences.loss_mask import BadExample
+from data.tokens.loss_mask import BadExample
 
 _PROBE = "\ue000"  # a private character: no text has it
 

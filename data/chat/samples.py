@@ -29,7 +29,7 @@ from data.chat.message_forms import with_json_arguments, with_null_content, with
 from data.chat.rendered_turns import RenderedTurn, marked_turn, never_ends, prompted_turn, turn_ends
 from data.chat.template import ChatTemplate
 from data.chat.turn_parts import Place, learned_places
-from data.sequences.loss_mask import BadExample, ChatSamples, MaskWay, TextSpan
+from data.tokens.loss_mask import BadExample, ChatSamples, MaskWay, TextSpan
 
 _PARTS_AS_TEXT = ("'type': 'text'", '"type": "text"')  # of a template that does not know parts
 

@@ -7,8 +7,8 @@ from collections.abc import Collection, Mapping
 from typing import Any, NamedTuple
 
 from data.chat.turn_parts import NOTHING, Parts, TurnPlaces, is_learned, parts_of, places_not_learned
-from data.sequences.loss_mask import BadExample
 from data.splits.optional_columns import MEDIA
+from data.tokens.loss_mask import BadExample
 
 Message = dict[str, Any]
 

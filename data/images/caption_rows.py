@@ -12,13 +12,13 @@ from typing import Any, NamedTuple
 import datasets
 import numpy as np
 
-from data.files.data_path import locate
 from data.files.kinds import TABLES
 from data.images.opening import check_image, image_source, open_image
-from data.sequences.loss_mask import BadExample
+from data.splits.data_path import locate
 from data.splits.examples import SplitExamples
 from data.splits.files import Files
 from data.splits.reading import holds_text
+from data.tokens.loss_mask import BadExample
 from utils.printing import print_line
 from utils.progress import phase, shows_progress
 

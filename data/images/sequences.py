@@ -10,8 +10,8 @@ import numpy as np
 
 from data.images.caption_rows import CaptionRows, Pictures
 from data.sequences.flattening import flatten
-from data.sequences.labels import IGNORE_INDEX
 from data.sequences.tokenized import Sequences
+from data.tokens.labels import IGNORE_INDEX
 from utils.errors import ConfigError
 
 

@@ -13,8 +13,8 @@ from typing import Any, Literal
 import numpy as np
 
 from data.sequences.flattening import flatten
-from data.sequences.labels import IGNORE_INDEX
 from data.sequences.tokenized import COUNT_COLUMNS, Sequences
+from data.tokens.labels import IGNORE_INDEX
 from utils.errors import ConfigError
 
 Truncation = Literal["right", "left", "drop", "error", "split"]

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import NamedTuple
 
-from data.sequences.encoding import Encode
 from data.sequences.tokenized import Sequences
+from data.tokens.encoding import Encode
 
 
 class Reading(NamedTuple):

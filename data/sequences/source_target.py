@@ -11,8 +11,8 @@ import numpy as np
 
 from data.sequences.causal import Truncation
 from data.sequences.flattening import ROWS_AT_A_TIME, holds_whole_numbers, read_column, whole_numbers
-from data.sequences.labels import IGNORE_INDEX
 from data.sequences.tokenized import COUNT_COLUMNS, Sequences
+from data.tokens.labels import IGNORE_INDEX
 from utils.errors import ConfigError
 
 LENGTH_FLAGS = ("max_source_length", "max_target_length")

@@ -9,8 +9,8 @@ from typing import NamedTuple, Protocol
 
 import numpy as np
 
-from data.sequences.labels import IGNORE_INDEX
-from data.sequences.loss_mask import MaskWay
+from data.tokens.labels import IGNORE_INDEX
+from data.tokens.loss_mask import MaskWay
 from utils.errors import ConfigError
 
 

@@ -13,11 +13,11 @@ import pyarrow.compute as pc
 
 from configs.datasets import DataSource
 from data.cache_folder import not_kept
-from data.files.data_path import Hub, Place, Saved, locate
 from data.files.json_files import where_not_utf8
 from data.files.kinds import TABLES, ending
 from data.files.row_files import ENDINGS, NEW_KEYS, PROBLEM, ROW, keys_of, read_row_files
 from data.files.row_stream import RowStream
+from data.splits.data_path import Hub, Place, Saved, locate
 from data.splits.examples import REMEDY, SplitExamples
 from data.splits.files import Files
 from data.splits.known_columns import columns_there

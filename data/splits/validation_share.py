@@ -5,8 +5,8 @@ from __future__ import annotations
 import numpy as np
 
 from configs.datasets import DataSource
-from data.files.data_path import Hub, Place, locate
 from data.files.kinds import ALL_KINDS
+from data.splits.data_path import Hub, Place, locate
 from utils.errors import ConfigError
 
 _SEED = 0  # fixed: another --seed must not move examples between training and validation

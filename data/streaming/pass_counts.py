@@ -10,8 +10,8 @@ from typing import Any
 import numpy as np
 
 from data.batches.mixing import source_of
-from data.sequences.labels import IGNORE_INDEX
 from data.sequences.tokenized import Sequences, TokenSequence
+from data.tokens.labels import IGNORE_INDEX
 
 _NUMBERS = ("num_rows", "num_tokens", "num_label_tokens")
 

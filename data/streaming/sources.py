@@ -23,10 +23,10 @@ from data.dataset_functions.importing import (
 )
 from data.dataset_functions.user_errors import RAISED, failed, file_of
 from data.files.row_stream import RowPlace, RowStream
-from data.sequences.encoding import ONE_TEXT, Encode
 from data.sequences.tokenized import Sequences, check_token_ids
 from data.streaming.block_share import BlockShare
 from data.streaming.tokenized_stream import RowBatch, TokenizedStream
+from data.tokens.encoding import ONE_TEXT, Encode
 from utils.errors import ConfigError
 
 BLOCK = 256  # rows that are checked together

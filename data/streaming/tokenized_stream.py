@@ -27,7 +27,7 @@ class TokenizedStream:
     """The rows of a stream, tokenised. It can be pickled for a worker process.
 
     Args:
-        tokenize: a dataclass (`data.sequences.tokenizing`), called with rows or columns and the rows' numbers in the
+        tokenize: a dataclass (`data.tokenizing`), called with rows or columns and the rows' numbers in the
             stream.
     """
 

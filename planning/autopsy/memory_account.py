@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from planning.autopsy.failure_scene import FailedBatch, FailedLayer
+from planning.failure_scene import FailedBatch, FailedLayer
 from planning.less_memory import Change
 from planning.memory.memory_plan import verdict_in_room
 from utils.memory_errors import AllocatorFigures
@@ -55,7 +55,7 @@ class MemoryAccount:
     rank: int
     world_size: int
     host: str
-    phase: str  # one of `planning.autopsy.failure_scene.PHASES`
+    phase: str  # one of `planning.failure_scene.PHASES`
     step: int  # 0 before the first one
     layer: FailedLayer | None
     batch: FailedBatch | None

@@ -19,8 +19,8 @@ import torch
 from checkpointing.folder import checkpoints
 from configs.changed_flags import changed_flags
 from configs.run import RunConfig
-from planning.autopsy.failure_scene import FailedLayer, batch_of, largest_module, layer_of, phase_of, stack_of
 from planning.autopsy.memory_account import NUM_LARGEST, MemoryAccount, Suggestion, suggestion_lines
+from planning.failure_scene import FailedLayer, batch_of, largest_module, layer_of, phase_of, stack_of
 from planning.less_memory import EXPANDABLE_SEGMENTS, Change, cheapest, device_changes, host_changes
 from planning.predicted import plans_for
 from policies.activations.checkpointing import Checkpointing

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 
-from planning.cost.group_speeds import GroupSpeeds, Speed, Speeds
+from planning.group_speeds import GroupSpeeds, Speed, Speeds
 from planning.hardware import Hardware
 
 LINK_SHARE = {"NVLink": 0.8, "Infinity Fabric": 0.8, "PCIe": 0.76}

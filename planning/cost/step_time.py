@@ -7,7 +7,6 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 from data.batches.counts import BatchCounts
-from planning.cost.group_speeds import Speeds
 from planning.cost.kernel_rates import KernelRates, kernel_rates
 from planning.cost.link_speeds import expected_speeds
 from planning.cost.step_work import (
@@ -20,6 +19,7 @@ from planning.cost.step_work import (
     token_launch_seconds,
 )
 from planning.cost.traffic import Traffic, find_traffic, seconds_per_step
+from planning.group_speeds import Speeds
 from planning.hardware import Hardware
 from planning.planned_model import PlannedModel
 from planning.resolved import resolve_num_steps

@@ -8,8 +8,8 @@ from typing import Any
 import torch
 from torch import nn
 
-from planning.cost.group_speeds import Speeds
 from planning.float8_weights import float8_weights
+from planning.group_speeds import Speeds
 from planning.planned_model import PlannedModel
 from policies.apply_policies import Adapted
 

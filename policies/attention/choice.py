@@ -22,8 +22,8 @@ from transformers import MODEL_FOR_CAUSAL_LM_MAPPING, AttentionInterface
 from configs.run import RunConfig
 from configs.training import TrainConfig
 from data.batches.packing import Offsets
-from data.sequences.labels import IGNORE_INDEX
 from data.sequences.tokenized import TokenSequence
+from data.tokens.labels import IGNORE_INDEX
 from policies.attention.functions import attention_by_flash_4, attention_by_offsets
 from policies.mixed_precision import Precision
 from policies.sharding import reshard

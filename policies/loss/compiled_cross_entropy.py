@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch.autograd.function import once_differentiable
 
-from data.sequences.labels import IGNORE_INDEX
+from data.tokens.labels import IGNORE_INDEX
 from policies.compilation.layers import EagerFallback, compile_for_any_rows
 from policies.loss.summed_loss import CrossEntropy, summed_cross_entropy
 

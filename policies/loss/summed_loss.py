@@ -16,7 +16,7 @@ import torch.nn.functional as F
 from torch import nn
 from transformers.modeling_outputs import BaseModelOutputWithPast
 
-from data.sequences.labels import IGNORE_INDEX
+from data.tokens.labels import IGNORE_INDEX
 from policies.compilation.layers import compilation_named
 from policies.loss.head_gradients import loss_with_gradients
 

@@ -21,6 +21,7 @@ from transformers.utils import SAFE_WEIGHTS_INDEX_NAME, SAFE_WEIGHTS_NAME
 
 from configs.training import TrainConfig
 from policies.loading import attention_settings, explain_failed_load
+from policies.pretrained import MissingTensorsError, read_whole
 from policies.quantization.choice import gathering_changes_nothing
 from policies.quantization.quantized_linear import QuantizedLinear
 from policies.weights.fingerprint import describe_file
@@ -31,7 +32,6 @@ from policies.weights.fitting import (
     untie_config,
     untie_what_differs,
 )
-from policies.weights.pretrained import MissingTensorsError, read_whole
 from policies.weights.sources import FileWeights, RandomWeights, Stored, Target, Weights, WholeWeights
 from policies.weights.stored import SafetensorsTensors, weight_files
 from policies.weights.tensor_names import find_stored, plain_name, saved_buffers, shared_names

@@ -15,7 +15,7 @@ import pytest
 
 from configs.flags import parse_flags
 from data.dataset_functions.importing import find_dataset_function
-from data.sequences.labels import IGNORE_INDEX
+from data.tokens.labels import IGNORE_INDEX
 from tests.helpers.chat_templates import CHATML, FAMILIES
 from tests.helpers.documented import DATASETS
 from tests.helpers.formats_of_others import FORMATS

@@ -9,7 +9,7 @@ import pytest
 from configs.changed_flags import changed_flags
 from configs.flags import parse_flags
 from configs.run import RunConfig
-from planning.autopsy.failure_scene import PHASES
+from planning.failure_scene import PHASES
 from planning.less_memory import EXPANDABLE_SEGMENTS, Change, Plans, cheapest, device_changes, host_changes
 from policies.activations.checkpointing import Checkpointing
 

@@ -6,7 +6,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from configs.flags import parse_flags
-from planning.autopsy.failure_scene import FailedBatch
+from planning.failure_scene import FailedBatch
 from planning.predicted import plans_for
 from utils.environment import lone_process
 from utils.memory_errors import AllocatorFigures

@@ -15,7 +15,7 @@ from transformers import AutoConfig, AutoModelForCausalLM, DeepseekV3Config, Gem
 
 from checkpointing.exporting.blueprint import build_blueprint, load_pretrained
 from checkpointing.exporting.model_source import open_source
-from policies.weights.pretrained import generation_settings
+from policies.pretrained import generation_settings
 from tasks import causal_lm
 from tests.helpers import random_documents
 from tests.helpers.checkpoints import load_plain

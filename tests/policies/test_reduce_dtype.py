@@ -14,8 +14,8 @@ from torch import nn
 from benchmarks.planned_times import plan_model
 from benchmarks.shapes import SHAPES
 from configs.flags import parse_flags
-from planning.cost.group_speeds import GroupSpeeds, Speed, Speeds
 from planning.cost.traffic import find_traffic, seconds_per_step
+from planning.group_speeds import GroupSpeeds, Speed, Speeds
 from planning.hardware import parse_hardware
 from planning.memory.closed_form import plan_memory
 from planning.memory.row_lengths import RowLengths

@@ -25,8 +25,8 @@ from data.chat.conversation import read_conversation
 from data.chat.samples import chat_samples
 from data.chat.template import ChatTemplate
 from data.sequences.causal import build_sequences
-from data.sequences.loss_mask import TextSpan, tokenize_spans
 from data.sequences.tokenized import Sequences
+from data.tokens.loss_mask import TextSpan, tokenize_spans
 from reporting.data_preview import (
     SHOWN_TOKENS,
     coloured,

@@ -10,9 +10,9 @@ from typing import Any
 import pytest
 
 from configs.flags import parse_flags
-from planning.cost.group_speeds import GroupSpeeds, Speed, Speeds, read_speeds
 from planning.cost.link_speeds import expected_speeds
 from planning.cost.traffic import Traffic, find_traffic, seconds_per_step
+from planning.group_speeds import GroupSpeeds, Speed, Speeds, read_speeds
 from planning.hardware import Hardware, parse_hardware
 from planning.planned_environment import planned_environment, planned_hardware
 from planning.planned_model import build_planned_model

@@ -13,10 +13,10 @@ import torch
 
 from configs.flags import parse_flags
 from configs.run import RunConfig
-from planning.cost.group_speeds import GroupSpeeds, Speeds
 from planning.cost.link_speeds import network_gbps
 from planning.cost.traffic import Traffic, find_traffic, seconds_per_step
 from planning.data_facts import DataFacts
+from planning.group_speeds import GroupSpeeds, Speeds
 from planning.hardware import Hardware
 from planning.memory.row_lengths import rows_of_run
 from planning.planned_environment import own_hardware

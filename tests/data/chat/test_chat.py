@@ -11,7 +11,7 @@ from configs.datasets import ChatDataset
 from data.chat.conversation import read_conversation
 from data.chat.samples import chat_samples
 from data.chat.template import ChatTemplate, use_template
-from data.sequences.loss_mask import BadExample, ChatSamples, MaskWay, TextSpan, tokenize_spans
+from data.tokens.loss_mask import BadExample, ChatSamples, MaskWay, TextSpan, tokenize_spans
 from tests.helpers.chat_templates import CHATML, FAMILIES, LLAMA_3, REWRITING
 from tests.helpers.tokenizers_of_kinds import byte_level
 from utils.errors import ConfigError

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from configs.datasets import ChatDataset
 from data.chat.conversation import Conversation, read_conversation
-from data.sequences.loss_mask import BadExample
+from data.tokens.loss_mask import BadExample
 
 CALL = {"name": "weather", "arguments": {"city": "Lima", "unit": None}}
 AS_READ = {"type": "function", "function": CALL}

@@ -13,7 +13,7 @@ from configs.datasets import AlpacaDataset, ChatDataset, InstructionDataset
 from data.chat.conversation import read_conversation
 from data.dataset_functions.importing import find_dataset_function
 from data.sequences.causal import build_sequences
-from data.sequences.loss_mask import BadExample
+from data.tokens.loss_mask import BadExample
 from tests.helpers.chat_templates import FAMILIES
 from utils.errors import ConfigError
 

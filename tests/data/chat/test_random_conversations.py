@@ -14,7 +14,7 @@ from configs.datasets import ChatDataset
 from data.chat.conversation import read_conversation
 from data.chat.samples import chat_samples
 from data.chat.template import ChatTemplate
-from data.sequences.loss_mask import BadExample, TextSpan
+from data.tokens.loss_mask import BadExample, TextSpan
 from tests.helpers.chat_templates import FAMILIES, REWRITING
 
 TAKE_ALL = ("empty thought", "final answer")  # templates that can express thoughts, calls, results and systems

@@ -12,7 +12,7 @@ from configs.datasets import ChatDataset
 from data.chat.conversation import read_conversation
 from data.chat.samples import chat_samples
 from data.chat.template import ChatTemplate
-from data.sequences.loss_mask import BadExample
+from data.tokens.loss_mask import BadExample
 from tests.helpers.chat_templates import FAMILIES, REWRITING
 
 QUESTION = {"role": "user", "content": "Hi"}

@@ -17,8 +17,8 @@ from data.dataset_functions.importing import find_dataset_function
 from data.images.opening import open_image
 from data.images.sequences import ImageSequences, build_image_sequences
 from data.pipeline import load_sequences
-from data.sequences.encoding import Caption
-from data.sequences.loss_mask import BadExample
+from data.tokens.encoding import Caption
+from data.tokens.loss_mask import BadExample
 from tests.helpers.image_models import MODELS, captioned, save_pictures
 from utils.errors import ConfigError
 

@@ -29,12 +29,12 @@ from configs.flags import parse_flags
 from data.cache_folder import not_kept
 from data.dataset_functions.importing import BUILT_IN_FOLDER, find_dataset_function, load_dataset_file
 from data.pipeline import load_sequences
-from data.sequences import encoding
 from data.sequences.causal import build_sequences
-from data.sequences.loss_mask import tokenize_spans
 from data.splits.reading import load_split
 from data.splits.validation_share import has_validation
 from data.streaming.tokenized_stream import TokenizedStream
+from data.tokens import encoding
+from data.tokens.loss_mask import tokenize_spans
 from tests.helpers.chat_templates import FAMILIES
 from utils.errors import ConfigError
 

@@ -12,7 +12,7 @@ import torch.nn.functional as F
 import transformers
 from torch.utils.flop_counter import FlopCounterMode
 
-from data.sequences.labels import shift_left
+from data.tokens.labels import shift_left
 from policies.activations.checkpointing import Checkpointing, apply_activation_checkpointing
 from policies.loss.summed_loss import summed_cross_entropy, use_summed_loss
 from tasks.causal_lm import check_model, compute_logits, loss_notes, stacks, summed_loss

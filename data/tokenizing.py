@@ -33,14 +33,14 @@ from data.chat import (
     turns,
 )
 from data.files.row_stream import RowStream
-from data.sequences import encoding, loss_mask
-from data.sequences.encoding import ONE_TEXT, Encode
-from data.sequences.loss_mask import BadExample, ChatSamples, MaskWay, TextSpan, without_empty_answers
 from data.sequences.tokenized import COUNT_COLUMNS
 from data.splits import examples as split_examples
 from data.splits import optional_columns
 from data.splits.examples import Batch, SplitExamples
 from data.streaming.tokenized_stream import TokenizedStream
+from data.tokens import encoding, loss_mask
+from data.tokens.encoding import ONE_TEXT, Encode
+from data.tokens.loss_mask import BadExample, ChatSamples, MaskWay, TextSpan, without_empty_answers
 from utils.errors import ConfigError, in_one_line
 from utils.printing import print_line
 from utils.progress import phase, shows_progress
@@ -74,7 +74,7 @@ def tokenize_split(
         to_spans: makes an example's text, as spans with and without a loss.
         by_template: `to_spans` returns samples whose text holds its start and end tokens, as that of chat templates
             does.
-        encode: makes token ids of the spans; the task's (`data.sequences.encoding`).
+        encode: makes token ids of the spans; the task's (`data.tokens.encoding`).
 
     Returns:
         A Hugging Face Dataset with int32 lists; a TokenizedStream for a stream. A row is an example; the samples of a

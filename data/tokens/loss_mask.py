@@ -16,8 +16,8 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from data.sequences.labels import IGNORE_INDEX
-from data.sequences.long_texts import EncodedText, encode_texts
+from data.tokens.labels import IGNORE_INDEX
+from data.tokens.long_texts import EncodedText, encode_texts
 
 
 class BadExample(ValueError):

@@ -15,9 +15,9 @@ import pytest
 from transformers import AutoTokenizer
 
 from configs.datasets import TextDataset
-from data.sequences.loss_mask import TextSpan
-from data.sequences.tokenizing import tokenize_split
 from data.splits.reading import load_split
+from data.tokenizing import tokenize_split
+from data.tokens.loss_mask import TextSpan
 from tests.helpers.forked import ONE_THREAD, Fork
 from tests.helpers.processes import ROOT
 
@@ -28,9 +28,9 @@ import datasets
 from pathlib import Path
 from transformers import AutoTokenizer
 from configs.datasets import TextDataset
-from data.sequences import tokenizing
+from data import tokenizing
 from data.splits.reading import load_split
-from data.sequences.loss_mask import TextSpan
+from data.tokens.loss_mask import TextSpan
 
 tokenizing._QUIET_WAIT_SECONDS = 0.2
 datasets.config.HF_DATASETS_CACHE = Path({cache!r})

@@ -8,7 +8,7 @@ from typing import Any, Protocol
 
 import numpy as np
 
-from data.sequences.loss_mask import TextSpan, TokenColumns, tokenize_spans
+from data.tokens.loss_mask import TextSpan, TokenColumns, tokenize_spans
 
 
 class Encode(Protocol):

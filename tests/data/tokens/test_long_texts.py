@@ -8,9 +8,9 @@ from functools import partial
 import numpy as np
 import pytest
 
-from data.sequences import long_texts
-from data.sequences.long_texts import encode_texts
-from data.sequences.loss_mask import TextSpan, tokenize_spans
+from data.tokens import long_texts
+from data.tokens.long_texts import encode_texts
+from data.tokens.loss_mask import TextSpan, tokenize_spans
 from tests.helpers.processes import ProcessGroup
 from tests.helpers.tokenizers_of_kinds import KINDS, LINES, byte_level
 from utils.host_memory import peak_resident
