@@ -166,6 +166,7 @@ def _read(name: str, place: Place, split: str, streams: bool, options: dict[str,
     for file in files:
         if file.stat().st_size == 0:
             raise ConfigError(f"--{place.flag}.data_path: {file} is empty")
+    no_rows = ConfigError(f"--{place.flag}.data_path: {', '.join(map(str, files))} holds no rows")
     try:
         if isinstance(place, Hub):
             return datasets.load_dataset(place.name, place.config, split=split, streaming=streams)
@@ -175,7 +176,8 @@ def _read(name: str, place: Place, split: str, streams: bool, options: dict[str,
         kind, names = ending(files[0]), names_of(split, is_default=True)
         if streams:
             rows = RowStream(tuple(files), names, sample_by=options.get("sample_by", "line"))
-            next(iter(rows), None)  # a file that cannot be read is refused now, not in a worker
+            if next(iter(rows), None) is None:  # a file that cannot be read is refused now, not in a worker
+                raise no_rows
             return rows
         if kind in ENDINGS:
             return read_row_files(files, names)
@@ -198,6 +200,8 @@ def _read(name: str, place: Place, split: str, streams: bool, options: dict[str,
                 f"the training rows with --{place.flag}.validation_fraction 0.05"
             ) from error
         reason = in_one_line(error.__cause__ or error) or type(error).__name__
+        if "corresponds to no data" in reason:  # the library's words for blank lines, or a header alone
+            raise no_rows from error
         raise ConfigError(
             f"{name} could not be read ({reason}); check it, or give another with --{place.flag}.data_path"
         ) from error

@@ -102,6 +102,17 @@ def test_an_empty_cell_is_no_text(tmp_path: Path, tokenizer: Any) -> None:
         tokenized(source(file), tokenizer)
 
 
+@pytest.mark.parametrize(
+    ("name", "text"), [("lines.jsonl", "\n \n\n"), ("list.json", "[]"), ("table.csv", "instruction,output\n\n")]
+)
+@EITHER
+def test_a_file_without_rows_is_refused(name: str, text: str, streaming: bool, tmp_path: Path) -> None:
+    file = tmp_path / name
+    file.write_text(text)
+    with pytest.raises(ConfigError, match=rf"^--alpaca_dataset.data_path: {file} holds no rows$"):
+        rows(source(file, streaming=streaming))
+
+
 @pytest.mark.parametrize("ending", [".jsonl.gz", ".json.gz", ".jsonl.zst", ".arrow", ".parquet"])
 @EITHER
 def test_compressed_files_and_arrow_files_are_read(ending: str, streaming: bool, tmp_path: Path) -> None:
