@@ -176,10 +176,15 @@ def _keep_up(ctx: Any, inputs: tuple[Any, ...], output: torch.Tensor) -> None:
 
 
 def _backward_up(ctx: Any, grad: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
+    return *_gradients_up(ctx, grad, ctx.needs_input_grad[1]), None, None, None
+
+
+def _gradients_up(ctx: Any, grad: torch.Tensor, of_weight: bool) -> tuple[torch.Tensor, torch.Tensor | None]:
+    """Those of A's output and of B."""
     low, weight = ctx.saved_tensors
     rows = grad.flatten(0, -2).to(ctx.dtype)
-    grad_weight = _narrow_product(rows.T, low.flatten(0, -2)) if ctx.needs_input_grad[1] else None
-    return _narrow_product(rows, weight).view_as(low), grad_weight, None, None, None
+    grad_weight = _narrow_product(rows.T, low.flatten(0, -2)) if of_weight else None
+    return _narrow_product(rows, weight).view_as(low), grad_weight
 
 
 product_up.register_autograd(_backward_up, setup_context=_keep_up)
@@ -205,8 +210,7 @@ def _keep_sum(ctx: Any, inputs: tuple[Any, ...], output: torch.Tensor) -> None:
 
 
 def _backward_sum(ctx: Any, grad: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
-    grad_low, grad_weight, *_ = _backward_up(ctx, grad)
-    return grad, grad_low, grad_weight, None, None
+    return grad, *_gradients_up(ctx, grad, ctx.needs_input_grad[2]), None, None
 
 
 sum_up.register_autograd(_backward_sum, setup_context=_keep_sum)
