@@ -24,6 +24,7 @@ from torch.optim import AdamW
 from torch.utils.checkpoint import checkpoint
 
 from policies.adapters.dropout_masks import draw_kept, mask_like
+from policies.adapters.lora_layers import add_up, adds_in_kernel_on
 from policies.attention.flash_attention_4 import NO_WINDOW, AttentionKind, find_flash_attention_4, flash_attention_4
 from policies.attention.functions import attention_of_each_sequence
 from policies.clipping import clip_grad_norm
@@ -186,6 +187,27 @@ def mask_variants(tokens: int, width: int, dtype: torch.dtype) -> dict[str, Call
     }
 
 
+def adapter_variants(tokens: int, width: int, rank: int, dtype: torch.dtype) -> dict[str, Callable[[], None]]:
+    """What an adapter adds to a layer's outputs, and an operation that reads the sum, as rotary embeddings do."""
+    outputs = torch.randn(tokens, width, device=DEVICE, dtype=dtype)
+    low, weight = torch.randn(tokens, rank, device=DEVICE), torch.randn(width, rank, device=DEVICE)
+
+    def add(in_kernel: bool) -> torch.Tensor:
+        return add_up(outputs, low, weight, in_kernel=in_kernel).to(dtype).neg()
+
+    compiled = torch.compile(add)
+    variants = {
+        "LoRA's part of the outputs, uncompiled": lambda: take(add(False)),
+        "the same, compiled": lambda: take(compiled(False)),
+    }
+    if not adds_in_kernel_on(DEVICE):
+        return variants
+    return variants | {
+        "the same, by our own kernel, uncompiled": lambda: take(add(True)),
+        "the same, by our own kernel, compiled": lambda: take(compiled(True)),
+    }
+
+
 def unpack_variants(rows: int, width: int, dtype: torch.dtype) -> dict[str, Callable[[], None]]:
     """Of a weight packed in nf4."""
     functional = import_bitsandbytes("--quantization").functional
@@ -271,6 +293,7 @@ def main(
     take_turns(norm_variants(int(weights), kind), rounds)
     take_turns(optimizer_variants(int(weights), kind), rounds)
     take_turns(mask_variants(tokens, width, kind), rounds)
+    take_turns(adapter_variants(tokens, width, 8, kind), rounds)
     take_turns(unpack_variants(4 * width, width, kind), rounds)
     half, quarter = tokens // 2, tokens // 4
     take_turns(attention_variants(tokens, (half, half), heads, head_dim, kind), rounds)
