@@ -54,12 +54,12 @@ def entries_of(settings: Mapping[str, Any]) -> list[str]:
 
 
 def made_entries(folder: Path) -> list[str]:
-    """The names of what the run in this folder wrote, in all its sessions; none if it holds no run.
+    """The names of what the run in this folder wrote, in all its sessions; none if it holds no run, or run.yaml is cut.
 
     A report counts, whoever made it.
     """
     run = read_run_yaml(folder) if (folder / NAME).is_file() else {}
-    if not is_of_a_run(run):
+    if not is_of_a_run(run) or is_damaged(folder):
         return []
     recorded = run.get("entries")
     made = recorded if isinstance(recorded, list) else entries_of(run["settings"])
