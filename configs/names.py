@@ -56,9 +56,8 @@ def explain_unknown(name: str) -> str:
     if needless := NEEDLESS.get(name) or NEEDLESS.get(field):
         return f"unknown flag; leave it out: {needless}"
     near = _nearest(name) or (_nearest(field) if section else "")
-    is_named = bool(section) and field in _DOTTED_BY_FIELD and field not in _DATASET_FIELDS
-    if is_named and not ("." in near and near.endswith(f".{field}")):
-        return f"unknown flag; did you mean {flag(_DOTTED_BY_FIELD[field][0])}?"
+    if section and (known := find(field)) and not near.endswith(f".{field}"):
+        return f"unknown flag; did you mean {flag(known[0])}?"
     return f"unknown flag; did you mean --{near}?" if near else "unknown flag; --help lists them all"
 
 

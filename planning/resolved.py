@@ -7,8 +7,6 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
-import torch
-
 from configs.peft import PrefixConfig
 from configs.run import RunConfig
 from configs.tracking import TrackingConfig
@@ -19,7 +17,7 @@ from planning.beginning import Beginning
 from planning.sizes import check_model_sizes
 from policies.activations.checkpointing import Checkpointing
 from policies.adapters.apply import find_saved_adapter, num_virtual_tokens
-from policies.adapters.lora_layers import adds_in_kernel_on
+from policies.adapters.lora_layers import DTYPES_IN_PARTS, adds_in_kernel_on
 from policies.adapters.targets import default_targets
 from policies.apply_policies import Policies
 from policies.attention.choice import keep_documents_apart
@@ -98,6 +96,7 @@ def resolve(
     Raises:
         ConfigError: if a setting cannot hold for this model or on these ranks.
     """
+    device = env.device if env.planned_device is None else None  # to try things on
     batches, batch_notes = batch_layout(config.train_config, env, resumed_size)
     began_with = began_with or Beginning(env.world_size, config.train_config.batch_size_training)
     if config.train_config.limit_train_batches:
@@ -106,9 +105,7 @@ def resolve(
     lr, lr_notes = resolve_lr(config.train_config, began_with)
     precision, precision_notes = resolve_precision(config.train_config, config.fsdp_config, env.device_facts)
     layout = choose_layout(config.train_config, config.fsdp_config, precision, env)
-    quantization = resolve_quantization(
-        config.quantization_config, precision, layout, env.device if env.planned_device is None else None
-    )
+    quantization = resolve_quantization(config.quantization_config, precision, layout, device)
     if config.train_config.from_peft_checkpoint:
         find_saved_adapter(config.train_config.from_peft_checkpoint)
     model_config = load_model_config(config.train_config, needs_weights=env.planned_device is None)
@@ -122,7 +119,7 @@ def resolve(
     lengths, length_notes = resolve_lengths(config.train_config, config.prefix_config, model_config, task.LENGTHS)
     check_model_sizes(config, model_config, lengths[0], env)
     flash_4, flash_notes = find_flash_attention_4(
-        env.device if env.planned_device is None else None,
+        device,
         precision,
         _attention_kinds(config.train_config, task, model_config),
     )
@@ -132,7 +129,7 @@ def resolve(
         layout,
         [PaddedWidth(config.train_config.pad_to_multiple_of, length) for length in lengths],
         env.device_facts,
-        env.device if env.planned_device is None else None,
+        device,
     )
     return Resolved(
         config=config,
@@ -149,7 +146,7 @@ def resolve(
             float8,
             compile_falls_back=chose_to_compile and env.world_size == 1,
             flash_4=flash_4,
-            adds_in_kernel=_adds_in_kernel(config.train_config, precision, env),
+            adds_in_kernel=_has_lora_in_parts(config.train_config, precision) and adds_in_kernel_on(device),
         ),
         lengths=lengths,
         notes=(*precision_notes, *batch_notes, *lr_notes, *length_notes, *flash_notes),
@@ -157,11 +154,9 @@ def resolve(
     )
 
 
-def _adds_in_kernel(train: TrainConfig, precision: Precision, env: Environment) -> bool:
-    """Whether a kernel adds what LoRA computes in parts to what it belongs to."""
-    in_parts = (precision.compute_dtype, precision.adapter_dtype) == (torch.bfloat16, torch.float32)
-    device = env.device if env.planned_device is None else None
-    return train.use_peft and train.peft_method == "lora" and in_parts and adds_in_kernel_on(device)
+def _has_lora_in_parts(train: TrainConfig, precision: Precision) -> bool:
+    dtypes = (precision.compute_dtype, precision.adapter_dtype)
+    return train.use_peft and train.peft_method == "lora" and dtypes == DTYPES_IN_PARTS
 
 
 def _attention_kinds(train: TrainConfig, task: Task, model_config: Any) -> set[AttentionKind]:

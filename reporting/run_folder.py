@@ -18,7 +18,7 @@ from reporting.plan_figures import NAME as PLAN
 from reporting.report.page import NAME as REPORT
 from reporting.report.page import is_report
 from reporting.run_lock import RunLock, find_dead
-from reporting.run_yaml import NAME, is_damaged, is_of_a_run, read_run_yaml, write_run_yaml
+from reporting.run_yaml import NAME, is_cut, is_damaged, is_of_a_run, read_run_yaml, write_run_yaml
 from reporting.trackers import WANDB_RUN
 from utils.environment import Environment
 from utils.errors import ConfigError
@@ -59,7 +59,7 @@ def made_entries(folder: Path) -> list[str]:
     A report counts, whoever made it.
     """
     run = read_run_yaml(folder) if (folder / NAME).is_file() else {}
-    if not is_of_a_run(run) or is_damaged(folder):
+    if not is_of_a_run(run) or is_cut(run):
         return []
     recorded = run.get("entries")
     made = recorded if isinstance(recorded, list) else entries_of(run["settings"])

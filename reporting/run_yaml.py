@@ -106,12 +106,17 @@ def is_of_a_run(values: Mapping[str, Any]) -> bool:
     return isinstance(settings, dict) and isinstance(settings.get("train_config"), dict)
 
 
+def is_cut(values: Mapping[str, Any]) -> bool:
+    """Whether these are what is left of a run.yaml of which the end is gone. It may be YAML all the same."""
+    return is_of_a_run(values) and "started" not in values
+
+
 def is_damaged(folder: Path) -> bool:
     """Whether run.yaml is there and not whole, as after a power failure; another program's file can be read."""
     if not (folder / NAME).is_file():
         return False
     values = read_run_yaml(folder)
-    return not values or (is_of_a_run(values) and "started" not in values)  # of a file that was cut, YAML may be left
+    return not values or is_cut(values)
 
 
 def now() -> str:

@@ -75,7 +75,7 @@ def load_split(
     if holds_text(data):
         data, row_numbers = _without_problems(data, f"--{flag}.data_path", dataset_config.skip_bad_rows)
     if not streams and not len(data):
-        raise ConfigError(f"{name} is empty: it holds no rows")
+        raise _no_rows(name)
     _check_columns(name, flag, dataset_config, all_columns, text_columns, () if streams else other_columns)
     columns = [column for column in all_columns if column in (*text_columns, *other_columns)]
     data = data.select_columns([ROW, PROBLEM] if holds_text(data) else columns)
@@ -166,7 +166,6 @@ def _read(name: str, place: Place, split: str, streams: bool, options: dict[str,
     for file in files:
         if file.stat().st_size == 0:
             raise ConfigError(f"--{place.flag}.data_path: {file} is empty")
-    no_rows = ConfigError(f"--{place.flag}.data_path: {', '.join(map(str, files))} holds no rows")
     try:
         if isinstance(place, Hub):
             return datasets.load_dataset(place.name, place.config, split=split, streaming=streams)
@@ -177,7 +176,7 @@ def _read(name: str, place: Place, split: str, streams: bool, options: dict[str,
         if streams:
             rows = RowStream(tuple(files), names, sample_by=options.get("sample_by", "line"))
             if next(iter(rows), None) is None:  # a file that cannot be read is refused now, not in a worker
-                raise no_rows
+                raise _no_rows(name)
             return rows
         if kind in ENDINGS:
             return read_row_files(files, names)
@@ -201,10 +200,14 @@ def _read(name: str, place: Place, split: str, streams: bool, options: dict[str,
             ) from error
         reason = in_one_line(error.__cause__ or error) or type(error).__name__
         if "corresponds to no data" in reason:  # the library's words for blank lines, or a header alone
-            raise no_rows from error
+            raise _no_rows(name) from error
         raise ConfigError(
             f"{name} could not be read ({reason}); check it, or give another with --{place.flag}.data_path"
         ) from error
+
+
+def _no_rows(name: str) -> ConfigError:
+    return ConfigError(f"{name} holds no rows")
 
 
 def column_names(data: Any) -> list[str]:

@@ -19,6 +19,9 @@ from torch.utils.flop_counter import register_flop_formula
 
 from policies.adapters.dropout_masks import Kept, draw_kept, mask_like
 
+DTYPES_IN_PARTS = (torch.bfloat16, torch.float32)
+"""Of activations and adapters whose products are computed in bf16 parts, on a GPU."""
+
 
 def use_lean_forward(model: nn.Module, *, adds_in_kernel: bool = False) -> None:
     """Give every plain LoRA layer a forward that computes the same, keeps less and is faster.
@@ -265,7 +268,7 @@ def _wide_mm(left: torch.Tensor, right: torch.Tensor, adapter: torch.dtype, dtyp
 
 def _in_parts(activations: torch.dtype, adapter: torch.Tensor) -> bool:
     """Whether products of the two are computed in parts; CPUs compute bf16 slower than fp32."""
-    return adapter.is_cuda and activations == torch.bfloat16 and adapter.dtype == torch.float32
+    return adapter.is_cuda and (activations, adapter.dtype) == DTYPES_IN_PARTS
 
 
 def _parts(values: torch.Tensor, number: int) -> list[torch.Tensor]:
