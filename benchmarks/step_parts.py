@@ -1,5 +1,5 @@
 """Parts of a step alone, as they are and as they were or might be: the head with its loss, the loss, the gradient norm,
-clipping with AdamW, what LoRA and QLoRA add, and attention by each kernel that is here.
+clipping with AdamW, dropout of LoRA, unpacking of QLoRA, and attention by each kernel that is here.
 
     python -m benchmarks.step_parts                                                    # a GPU: Llama-3.1-8B's shapes
     python -m benchmarks.step_parts --tokens 1024 --width 512 --vocab 32000 --weights 40e6 --dtype fp32   # a CPU
@@ -24,10 +24,9 @@ from torch.optim import AdamW
 from torch.utils.checkpoint import checkpoint
 
 from policies.adapters.dropout_masks import draw_kept, mask_like
-from policies.adapters.lora_layers import add_up, adds_in_kernel_on
 from policies.attention.flash_attention_4 import NO_WINDOW, AttentionKind, find_flash_attention_4, flash_attention_4
 from policies.attention.functions import attention_of_each_sequence
-from policies.clipping import clip_grad_norm
+from policies.clipping import clip_grad_norm, sum_of_squares
 from policies.loss.compiled_cross_entropy import compile_cross_entropy
 from policies.loss.head_gradients import loss_with_gradients
 from policies.loss.summed_loss import summed_cross_entropy
@@ -133,8 +132,9 @@ def norm_variants(weights: int, dtype: torch.dtype) -> dict[str, Callable[[], No
 
     compiled = torch.compile(squares)
     return {
-        "the norm of gradients, as clipping does": lambda: take(
-            torch.stack(torch._foreach_norm(gradients, 2, dtype=torch.float32)).square().sum()
+        "the norm of gradients, by torch's kernel": lambda: take(sum_of_squares(gradients, in_kernel=False)),
+        "the norm of gradients, by our own kernel (--compile_optimizer)": lambda: take(
+            sum_of_squares(gradients, in_kernel=True)
         ),
         "the norm of gradients, tensor by tensor": lambda: take(
             torch.stack([torch.linalg.vector_norm(each, dtype=torch.float32) for each in gradients]).square().sum()
@@ -184,27 +184,6 @@ def mask_variants(tokens: int, width: int, dtype: torch.dtype) -> dict[str, Call
         "dropout, its mask by torch's kernel": lambda: take(by_torch()),
         "dropout, its mask by torch's generator in compiled code": lambda: take(drawn_in_kernel()),
         "dropout, its mask from keys in compiled code": lambda: take(made_in_kernel()),
-    }
-
-
-def adapter_variants(tokens: int, width: int, rank: int, dtype: torch.dtype) -> dict[str, Callable[[], None]]:
-    """What an adapter adds to a layer's outputs, and an operation that reads the sum, as rotary embeddings do."""
-    outputs = torch.randn(tokens, width, device=DEVICE, dtype=dtype)
-    low, weight = torch.randn(tokens, rank, device=DEVICE), torch.randn(width, rank, device=DEVICE)
-
-    def add(in_kernel: bool) -> torch.Tensor:
-        return add_up(outputs, low, weight, in_kernel=in_kernel).to(dtype).neg()
-
-    compiled = torch.compile(add)
-    variants = {
-        "LoRA's part of the outputs, uncompiled": lambda: take(add(False)),
-        "the same, compiled": lambda: take(compiled(False)),
-    }
-    if not adds_in_kernel_on(DEVICE):
-        return variants
-    return variants | {
-        "the same, by our own kernel, uncompiled": lambda: take(add(True)),
-        "the same, by our own kernel, compiled": lambda: take(compiled(True)),
     }
 
 
@@ -293,7 +272,6 @@ def main(
     take_turns(norm_variants(int(weights), kind), rounds)
     take_turns(optimizer_variants(int(weights), kind), rounds)
     take_turns(mask_variants(tokens, width, kind), rounds)
-    take_turns(adapter_variants(tokens, width, 8, kind), rounds)
     take_turns(unpack_variants(4 * width, width, kind), rounds)
     half, quarter = tokens // 2, tokens // 4
     take_turns(attention_variants(tokens, (half, half), heads, head_dim, kind), rounds)

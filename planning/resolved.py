@@ -17,14 +17,13 @@ from planning.beginning import Beginning
 from planning.sizes import check_model_sizes
 from policies.activations.checkpointing import Checkpointing
 from policies.adapters.apply import find_saved_adapter, num_virtual_tokens
-from policies.adapters.lora_layers import DTYPES_IN_PARTS, adds_in_kernel_on
 from policies.adapters.targets import default_targets
 from policies.apply_policies import Policies
 from policies.attention.choice import keep_documents_apart
 from policies.attention.flash_attention_4 import AttentionKind, attention_kinds, find_flash_attention_4
 from policies.compilation.choice import decide_compilation, uncompiled
 from policies.loading import load_model_config
-from policies.mixed_precision import Precision, resolve_precision
+from policies.mixed_precision import resolve_precision
 from policies.quantization.choice import resolve_quantization
 from policies.quantization.float8 import resolve_float8
 from policies.sharding import choose_layout
@@ -146,17 +145,11 @@ def resolve(
             float8,
             compile_falls_back=chose_to_compile and env.world_size == 1,
             flash_4=flash_4,
-            adds_in_kernel=_has_lora_in_parts(config.train_config, precision) and adds_in_kernel_on(device),
         ),
         lengths=lengths,
         notes=(*precision_notes, *batch_notes, *lr_notes, *length_notes, *flash_notes),
         chose_to_compile=chose_to_compile,
     )
-
-
-def _has_lora_in_parts(train: TrainConfig, precision: Precision) -> bool:
-    dtypes = (precision.compute_dtype, precision.adapter_dtype)
-    return train.use_peft and train.peft_method == "lora" and dtypes == DTYPES_IN_PARTS
 
 
 def _attention_kinds(train: TrainConfig, task: Task, model_config: Any) -> set[AttentionKind]:

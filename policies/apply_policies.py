@@ -41,7 +41,6 @@ class Policies(NamedTuple):
     checkpointing: Checkpointing | None = None  # what the run's plan chose; None: the flags decide
     compile_falls_back: bool = False  # --compile auto, one rank: what does not compile runs uncompiled
     flash_4: bool = False  # FlashAttention 4 works on every rank's device
-    adds_in_kernel: bool = False  # policies/adapters/lora_kernel.py works on this rank's
 
 
 class Adapted(NamedTuple):
@@ -102,7 +101,7 @@ def adapt_model(
     if train.use_peft:
         model = apply_adapters(model, config, task.PEFT_TYPE, new_tokens, adapter_device)
         store_adapters(model, policies.precision.adapter_dtype)
-        use_lean_forward(model, adds_in_kernel=policies.adds_in_kernel)
+        use_lean_forward(model)
         use_lean_tokens(model)
     # 2. freeze: adapters froze what they need frozen
     if train.freeze_layers:

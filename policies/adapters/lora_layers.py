@@ -19,42 +19,12 @@ from torch.utils.flop_counter import register_flop_formula
 
 from policies.adapters.dropout_masks import Kept, draw_kept, mask_like
 
-DTYPES_IN_PARTS = (torch.bfloat16, torch.float32)
-"""Of activations and adapters whose products are computed in bf16 parts, on a GPU."""
 
-
-def use_lean_forward(model: nn.Module, *, adds_in_kernel: bool = False) -> None:
-    """Give every plain LoRA layer a forward that computes the same, keeps less and is faster.
-
-    Args:
-        adds_in_kernel: what `adds_in_kernel_on` found.
-    """
+def use_lean_forward(model: nn.Module) -> None:
+    """Give every plain LoRA layer a forward that computes the same, keeps less and is faster."""
     plain: list[Any] = [m for m in model.modules() if isinstance(m, Linear) and _is_plain(m)]
     for layer in plain:
-        layer.adds_in_kernel = adds_in_kernel
         layer.forward = MethodType(_forward, layer)  # one function, so one compiled graph, for all layers
-
-
-def adds_in_kernel_on(device: torch.device | None) -> bool:
-    """Whether policies/adapters/lora_kernel.py works on this device. It needs Triton, and a C compiler.
-
-    Args:
-        device: None if it is not here, as in a plan.
-    """
-    if device is None or device.type != "cuda":
-        return False
-    generator = torch.Generator(device).manual_seed(0)
-    # More than one of the kernel's programs, the last of them not full.
-    base, left, right = (
-        torch.randn(shape, device=device, generator=generator).to(torch.bfloat16)
-        for shape in ((150, 300), (150, 72), (72, 300))
-    )
-    wanted = base.double() + left.double() @ right.double()
-    try:
-        apart = (_add_product(base, left, right).double() - wanted).abs()
-        return bool((apart <= 2**-8 * wanted.abs() + 1e-4).all())
-    except Exception:  # any of Triton's and of its tools: torch's operators serve as well, but slower
-        return False
 
 
 def _is_plain(layer: Any) -> bool:
@@ -69,7 +39,7 @@ def _forward(layer: Any, inputs: torch.Tensor, *args: Any, **kwargs: Any) -> tor
         share = layer.lora_dropout[name].p if layer.training and hasattr(layer.lora_dropout[name], "p") else 0.0
         kept = draw_kept(inputs, share) if share else None
         low = project_down(inputs, layer.lora_A[name].weight, kept, layer.scaling[name] / (1 - share))
-        outputs = add_up(outputs, low, layer.lora_B[name].weight, in_kernel=layer.adds_in_kernel)
+        outputs = outputs + project_up(low, layer.lora_B[name].weight, base_outputs.dtype)
     return outputs.to(base_outputs.dtype)
 
 
@@ -92,27 +62,22 @@ def project_down(inputs: torch.Tensor, weight: torch.Tensor, kept: Kept | None, 
     return _sum_of_parts(product_down(inputs, weight, drawn, share, dropped, factor), weight.shape[0]) * scale
 
 
-def add_up(outputs: torch.Tensor, low: torch.Tensor, weight: torch.Tensor, *, in_kernel: bool) -> torch.Tensor:
-    """The outputs plus the output of A times B.
+def project_up(low: torch.Tensor, weight: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
+    """The output of A times B.
 
     Args:
-        outputs: [..., out]. The sum will be rounded to their dtype. So the gradient of the product, which has B's
-            dtype, has values that theirs holds exactly.
         low: [..., r].
         weight: B, [out, r].
-        in_kernel: one kernel multiplies bf16 parts, and adds. Then the product is neither written nor read.
+        dtype: of the outputs that the product is added to. The sum is rounded to it. So the gradient, which has B's
+            dtype, has values that `dtype` holds exactly.
 
     Returns:
-        [..., out]: of the outputs' dtype if a kernel adds, else of the wider of theirs and B's.
+        [..., out], of B's dtype.
     """
-    dtype = outputs.dtype
-    left, right = _wide_factors(low.detach(), weight.detach().T, dtype)
-    if in_kernel and _in_parts(dtype, weight):
-        return sum_up(outputs, low, weight, left, right)
-    return outputs + product_up(low, weight, dtype, left, right)
+    return product_up(low, weight, dtype, *_wide_factors(low.detach(), weight.detach().T, dtype))
 
 
-# These products are operators, not autograd functions, for the reason in policies/quantization/quantized_linear.py.
+# Both products are operators, not autograd functions, for the reason in policies/quantization/quantized_linear.py.
 # What is around them is traced: compiled code fuses the dozen small kernels of each that make parts of numbers, and sum
 # them, to one or two. So operators are given the factors that they multiply beside the tensors that these were made of,
 # which backward needs.
@@ -179,50 +144,13 @@ def _keep_up(ctx: Any, inputs: tuple[Any, ...], output: torch.Tensor) -> None:
 
 
 def _backward_up(ctx: Any, grad: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
-    return *_gradients_up(ctx, grad, ctx.needs_input_grad[1]), None, None, None
-
-
-def _gradients_up(ctx: Any, grad: torch.Tensor, of_weight: bool) -> tuple[torch.Tensor, torch.Tensor | None]:
-    """Those of A's output and of B."""
     low, weight = ctx.saved_tensors
     rows = grad.flatten(0, -2).to(ctx.dtype)
-    grad_weight = _narrow_product(rows.T, low.flatten(0, -2)) if of_weight else None
-    return _narrow_product(rows, weight).view_as(low), grad_weight
+    grad_weight = _narrow_product(rows.T, low.flatten(0, -2)) if ctx.needs_input_grad[1] else None
+    return _narrow_product(rows, weight).view_as(low), grad_weight, None, None, None
 
 
 product_up.register_autograd(_backward_up, setup_context=_keep_up)
-
-
-@torch.library.custom_op("lora::sum_up", mutates_args=())
-def sum_up(
-    outputs: torch.Tensor, low: torch.Tensor, weight: torch.Tensor, left: torch.Tensor, right: torch.Tensor
-) -> torch.Tensor:
-    """The outputs, [..., out], plus what `product_up` gives for the other four: rounded once, to the outputs' dtype."""
-    return _add_product(outputs.flatten(0, -2), left.flatten(0, -2), right).view(outputs.shape)
-
-
-@sum_up.register_fake
-def _(outputs: torch.Tensor, *args: Any) -> torch.Tensor:
-    return torch.empty_like(outputs, memory_format=torch.contiguous_format)
-
-
-def _keep_sum(ctx: Any, inputs: tuple[Any, ...], output: torch.Tensor) -> None:
-    outputs, low, weight, *_ = inputs
-    ctx.dtype = outputs.dtype
-    ctx.save_for_backward(low, weight)
-
-
-def _backward_sum(ctx: Any, grad: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
-    return grad, *_gradients_up(ctx, grad, ctx.needs_input_grad[2]), None, None
-
-
-sum_up.register_autograd(_backward_sum, setup_context=_keep_sum)
-
-
-def _add_product(base: torch.Tensor, left: torch.Tensor, right: torch.Tensor) -> torch.Tensor:
-    from policies.adapters.lora_kernel import add_product  # needs Triton
-
-    return add_product(base, left, right)
 
 
 def _dropped(values: torch.Tensor, kept: torch.Tensor | None) -> torch.Tensor:
@@ -268,7 +196,7 @@ def _wide_mm(left: torch.Tensor, right: torch.Tensor, adapter: torch.dtype, dtyp
 
 def _in_parts(activations: torch.dtype, adapter: torch.Tensor) -> bool:
     """Whether products of the two are computed in parts; CPUs compute bf16 slower than fp32."""
-    return adapter.is_cuda and (activations, adapter.dtype) == DTYPES_IN_PARTS
+    return adapter.is_cuda and activations == torch.bfloat16 and adapter.dtype == torch.float32
 
 
 def _parts(values: torch.Tensor, number: int) -> list[torch.Tensor]:
@@ -288,11 +216,7 @@ def _bf16(parts: list[torch.Tensor], dim: int) -> torch.Tensor:
     return torch.cat(parts, dim).to(torch.bfloat16)
 
 
-LORA_PRODUCTS = (
-    torch.ops.lora.product_down.default,
-    torch.ops.lora.product_up.default,
-    torch.ops.lora.sum_up.default,
-)
+LORA_PRODUCTS = (torch.ops.lora.product_down.default, torch.ops.lora.product_up.default)
 
 
 @register_flop_formula(torch.ops.lora.product_down)
@@ -302,9 +226,4 @@ def _(inputs: torch.Size, weight: torch.Size, *args: Any, **kwargs: Any) -> int:
 
 @register_flop_formula(torch.ops.lora.product_up)
 def _(low: torch.Size, weight: torch.Size, *args: Any, **kwargs: Any) -> int:
-    return 2 * low.numel() * weight[0]
-
-
-@register_flop_formula(torch.ops.lora.sum_up)
-def _(outputs: torch.Size, low: torch.Size, weight: torch.Size, *args: Any, **kwargs: Any) -> int:
     return 2 * low.numel() * weight[0]

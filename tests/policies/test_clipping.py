@@ -9,8 +9,9 @@ from hypothesis import strategies as st
 from torch import nn
 from torch.optim import SGD, AdamW
 
-from policies.clipping import clip_grad_norm
+from policies.clipping import clip_grad_norm, sum_of_squares
 
+NEEDS_GPU = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
 SHAPES = [(7,), (3, 5), (64, 33), (1,), (128, 128), (2, 3, 4)]
 
 
@@ -134,3 +135,16 @@ def test_gradients_are_divided_once_by_either_the_optimizer_or_clipping() -> Non
         clip_grad_norm(parameters, 0.5, optimizer=make(parameters))
         for parameter, other in zip(parameters[:-1], untouched[:-1], strict=True):
             assert torch.equal(parameter.grad, other.grad) != clipped
+
+
+@NEEDS_GPU
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_on_a_gpu_one_kernel_reads_large_and_small_gradients(dtype: torch.dtype) -> None:
+    torch.manual_seed(0)
+    shapes = [(16,), (3, 5), (512, 1024), (70_001,), (4096, 80), (4096, 80)]
+    tensors = [torch.randn(shape, device="cuda").to(dtype) for shape in shapes]
+    tensors[-1] = tensors[-1].T  # which it leaves to torch's kernel, as it does those of 15 and of 70,001 numbers
+    wanted = sum(tensor.double().square().sum() for tensor in tensors)
+    assert sum_of_squares(tensors, in_kernel=True).item() == pytest.approx(float(wanted), rel=1e-6)
+    tensors[2][-1, -1] = float("inf")
+    assert not sum_of_squares(tensors, in_kernel=True).isfinite()

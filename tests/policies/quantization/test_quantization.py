@@ -34,6 +34,7 @@ from policies.sharding import choose_layout
 from tests.helpers.kept_by_compiled import compiled_layer
 from tests.helpers.loaded import single_process
 from tests.helpers.processes import ROOT
+from utils.compat import SHARDS_INTEGERS
 from utils.device import facts_of
 from utils.environment import Environment
 from utils.errors import ConfigError
@@ -186,12 +187,15 @@ def test_experts_that_stay_in_16_bits_are_said_and_planned_so(tmp_path: Path) ->
 
 @pytest.mark.parametrize("nested", [False, True])
 @pytest.mark.parametrize("damage", [False, True])
-def test_a_bit_that_changes_on_the_way_to_the_gathered_weight_is_found(damage: bool, nested: bool) -> None:
+@pytest.mark.parametrize("storage", [torch.uint8] * SHARDS_INTEGERS + [FP32])
+def test_a_bit_that_changes_on_the_way_to_the_gathered_weight_is_found(
+    storage: torch.dtype, damage: bool, nested: bool
+) -> None:
     with single_process():
         model = Model()
         linears = {name: module for name, module in model.named_modules() if isinstance(module, nn.Linear)}
         whole = {name: module.weight.detach() for name, module in linears.items()}
-        quantize_linears(model, Quantization(4, "nf4", False, FP32, torch.uint8))
+        quantize_linears(model, Quantization(4, "nf4", False, FP32, storage))
         mesh = init_device_mesh("cpu", (1,))  # else it takes a GPU, if there is one
         for layer in model.layers:
             if nested:
@@ -208,7 +212,7 @@ def test_a_bit_that_changes_on_the_way_to_the_gathered_weight_is_found(damage: b
                         local = linear.weight.to_local()
                         local.copy_(linear.quantize(whole[name]))
                         if damage and name == "layers.1.0":
-                            local[100] ^= 4
+                            local.view(torch.uint8).flatten()[100] ^= 4
 
         if damage:
             with pytest.raises(ConfigError, match="--quantization: gathering changed 1 of 2048 bytes"):
