@@ -4,7 +4,7 @@
     python -m benchmarks.gpu_matrix --results matrix.jsonl --device cpu
 
 Each row trains six steps on the shipped dialogues (benchmarks/matrix_rows.py). Its losses are compared with those of
-the plain run of the same data on one device. A row is right if it finishes near enough, or is refused in one line; a
+the plain run of the same data and weights on one device. A row is right if it finishes near enough, or is refused in one line; a
 recompilation is a frame that was compiled after the first step. A call begins no row after --minutes; the next one goes
 on. It prints the table of all rows there are. The exit status is 1 while a row is missing or wrong.
 """
@@ -29,11 +29,13 @@ from typing import Any, NamedTuple
 
 import psutil
 import torch
+from safetensors.torch import load_file, save_file
 
 from benchmarks.matrix_rows import NUM_STEPS, RESUMED_AFTER, MatrixRow, matrix
 from benchmarks.measurements import read_events
 from benchmarks.run_workers import RankEnd, RunWorkers
 from tools.make_tiny_model import make_tiny_model
+from utils.optional_packages import import_bitsandbytes
 from utils.units import GIB
 
 
@@ -81,6 +83,8 @@ class Matrix:
         """Run what has no result yet, references first, as far as the time goes, in so many lanes at once."""
         references = dict.fromkeys(row.reference for row in rows)
         make_tiny_model(self.folder / "model", **self.device.model)
+        for packing in {row.packing for row in rows} - {""}:
+            unpack_weights(self.folder / "model", self.folder / f"model-{packing}", packing)
         for num_ranks in (1, 2):
             of_size = [row for row in dict.fromkeys([*references, *rows]) if row.num_ranks == num_ranks]
             left = deque(row for row in of_size if row.name not in self.results)
@@ -119,7 +123,8 @@ class Lane:
 
     def run(self, row: MatrixRow) -> dict[str, Any]:
         """Train the row, in two sessions if it is to be resumed."""
-        model, output = self.folder.parent / "model", self.folder / "run"
+        model = self.folder.parent / (f"model-{row.packing}" if row.packing else "model")
+        output = self.folder / "run"
         flags, started = row.flags(model, output, self.device.length), time.monotonic()
         sessions = [flags]
         if row["resumed"] == "yes":
@@ -133,6 +138,24 @@ class Lane:
         events = read_events(output)
         shutil.rmtree(output, ignore_errors=True)
         return {"row": row.name, "seconds": time.monotonic() - started, **outcome(ends, events)}
+
+
+def unpack_weights(model: Path, target: Path, packing: str) -> None:
+    """Copy a model's folder, with weights of linear layers as they are when they were packed in nf4 or int8."""
+    functional = import_bitsandbytes("--quantization").functional
+    shutil.copytree(model, target)
+    tensors = load_file(target / "model.safetensors")
+    for name, tensor in tensors.items():
+        if not name.endswith("_proj.weight"):
+            continue
+        if packing == "nf4":
+            packed, state = functional.quantize_4bit(tensor, compress_statistics=True, quant_type="nf4", blocksize=64)
+            unpacked = functional.dequantize_4bit(packed, state)
+        else:
+            largest = tensor.half().float().abs().amax(dim=1, keepdim=True)
+            unpacked = (tensor.half().float() * (127 / largest)).round() * (largest / 127)
+        tensors[name] = unpacked.view_as(tensor).to(tensor.dtype)
+    save_file(tensors, target / "model.safetensors", {"format": "pt"})
 
 
 def outcome(ends: Sequence[RankEnd], events: Sequence[Mapping[str, Any]]) -> dict[str, Any]:

@@ -8,7 +8,7 @@ what was measured into plan.json. Run folders are kept, and those that have fini
 call ends after --seconds, and the next goes on. It prints one table of all that is there. On a CPU, which has no
 allocator that knows the peak, parameters, gradients and optimizer states are compared.
 
-docs/planning.md has the rows that were measured: all on one GPU, and four of the six on several, which shared one.
+docs/planning.md has what was measured. The rows of four ranks ran on one GPU or two.
 """
 
 from __future__ import annotations
