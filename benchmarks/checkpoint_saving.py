@@ -13,7 +13,7 @@ import tempfile
 from pathlib import Path
 from typing import Any
 
-from benchmarks.shapes import SHAPES, make_shape
+from benchmarks.runs.shapes import SHAPES, make_shape
 from benchmarks.training_speed import FSDP, Workload, run
 
 GB = 1e9

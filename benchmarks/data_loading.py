@@ -22,7 +22,7 @@ import psutil
 import pyarrow as pa
 import torch
 
-from benchmarks.random_rows import samsum_like_lengths
+from benchmarks.runs.random_rows import samsum_like_lengths
 from data.batches.layout import BatchLayout
 from data.batches.padding import PaddedWidth
 from data.batches.rows import make_rows

@@ -16,9 +16,9 @@ import sys
 import tempfile
 from pathlib import Path
 
-from benchmarks.launch import ROOT, UNCOMPILED, launch
-from benchmarks.measurements import train_events
-from benchmarks.shapes import SHAPES, make_shape
+from benchmarks.runs.launch import ROOT, UNCOMPILED, launch
+from benchmarks.runs.measurements import train_events
+from benchmarks.runs.shapes import SHAPES, make_shape
 
 RECIPES = {"bf16": [], "tensorwise": ["--float8", "tensorwise"], "rowwise": ["--float8", "rowwise"]}
 LAST = 10

@@ -3,10 +3,10 @@
     python -m benchmarks.gpu_matrix --results matrix.jsonl --minutes 9          on one GPU, shared by two ranks, or more
     python -m benchmarks.gpu_matrix --results matrix.jsonl --device cpu
 
-Each row trains six steps on the shipped dialogues (benchmarks/matrix_rows.py). Its losses are compared with those of
-the plain run of the same data and weights on one device. A row is right if it finishes near enough, or is refused in one line; a
-recompilation is a frame that was compiled after the first step. A call begins no row after --minutes; the next one goes
-on. It prints the table of all rows there are. The exit status is 1 while a row is missing or wrong.
+Each row trains six steps on the shipped dialogues (benchmarks/matrix/rows.py). Its losses are compared with those of
+the plain run of the same data and weights on one device. A row is right if it finishes near enough, or is refused in
+one line; a recompilation is a frame that was compiled after the first step. A call begins no row after --minutes; the
+next one goes on. It prints the table of all rows there are. The exit status is 1 while a row is missing or wrong.
 """
 
 from __future__ import annotations
@@ -31,9 +31,9 @@ import psutil
 import torch
 from safetensors.torch import load_file, save_file
 
-from benchmarks.matrix_rows import NUM_STEPS, RESUMED_AFTER, MatrixRow, matrix
-from benchmarks.measurements import read_events
-from benchmarks.run_workers import RankEnd, RunWorkers
+from benchmarks.matrix.rows import NUM_STEPS, RESUMED_AFTER, MatrixRow, matrix
+from benchmarks.matrix.run_workers import RankEnd, RunWorkers
+from benchmarks.runs.measurements import read_events
 from tools.make_tiny_model import make_tiny_model
 from utils.optional_packages import import_bitsandbytes
 from utils.units import GIB

@@ -21,8 +21,8 @@ from pathlib import Path
 
 import psutil
 
-from benchmarks.launch import SCRIPT
-from benchmarks.measurements import MIB, train_events
+from benchmarks.runs.launch import SCRIPT
+from benchmarks.runs.measurements import MIB, train_events
 from tools.make_tiny_model import make_tiny_model
 
 EVERY = 50  # steps from save to save

@@ -32,8 +32,8 @@ import numpy as np
 import psutil
 from safetensors.torch import load_file
 
-from benchmarks.launch import SCRIPT, free_port
-from benchmarks.measurements import train_events
+from benchmarks.runs.launch import SCRIPT, free_port
+from benchmarks.runs.measurements import train_events
 from tools.make_tiny_model import make_tiny_model
 
 LIMIT_SECONDS = 300

@@ -23,7 +23,7 @@ import torch
 import torch.distributed as dist
 from transformers import AutoModelForCausalLM, LlamaConfig
 
-from benchmarks.measurements import MIB, anonymous_bytes
+from benchmarks.runs.measurements import MIB, anonymous_bytes
 from configs.flags import parse_flags
 from planning.resolved import resolve
 from policies.building import build_for_training

@@ -25,9 +25,9 @@ import tempfile
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
-from benchmarks.launch import ROOT, SCRIPT, UNCOMPILED
-from benchmarks.measurements import read_events
-from benchmarks.shapes import SHAPES, make_shape
+from benchmarks.runs.launch import ROOT, SCRIPT, UNCOMPILED
+from benchmarks.runs.measurements import read_events
+from benchmarks.runs.shapes import SHAPES, make_shape
 
 KINDS = ("many rows", "many rows recomputed", "few rows", "evaluation")
 LEAST_STEP = 1.01  # a phase needs so much more than what comes before it, or no limit lies between them
@@ -62,7 +62,7 @@ def runner(options: argparse.Namespace) -> Run:
 def flags_of(kind: str, model: Path, output: Path, options: argparse.Namespace) -> list[str]:
     """A run of one of KINDS."""
     flags = ["--model_name", str(model), "--random_weights", "--output_dir", str(output), "--save_model", "False"]
-    flags += ["--dataset", f"{ROOT}/benchmarks/random_rows.py:get_rows", "--context_length", str(options.length)]
+    flags += ["--dataset", f"{ROOT}/benchmarks/runs/random_rows.py:get_rows", "--context_length", str(options.length)]
     flags += ["--batch_size_training", str(options.batch if kind.startswith("many rows") else 1)]
     if kind == "evaluation":
         flags += ["--val_batch_size", str(options.val_batch), "--max_eval_step", "1", "--eval_every_steps", "1"]
@@ -174,7 +174,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--val_batch", type=int, default=256)
     parser.add_argument("--nproc", type=int, default=1)
     parser.add_argument("--flags", default="", help="flags of finetuning.py to add, in one string")
-    parser.add_argument("--limiter", default="benchmarks.with_less_memory", help="runs a script with less memory")
+    parser.add_argument("--limiter", default="benchmarks.runs.with_less_memory", help="runs a script with less memory")
     options = parser.parse_args(argv)
     table: list[dict[str, str]] = []
     with tempfile.TemporaryDirectory() as temporary:

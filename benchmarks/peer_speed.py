@@ -3,11 +3,11 @@
     python -m benchmarks.peer_speed --results speed.jsonl --rows P1 P2 --minutes 9
     python -m benchmarks.peer_speed --results speed.jsonl --rows P2 --ours="--float8 tensorwise" --peers
 
-The peers are TRL with Liger's kernels (benchmarks/trl_peer.py) and torchtune, compiled (benchmarks/torchtune_peer.py).
-All clip gradients at 1.0. --peer_path is a folder with the peers' packages: torchtune needs an older torchao than
---float8 does. Each --ours= gives flags of finetuning.py, for a line of the table; empty: none. The rate of a large
-bf16 matrix product is measured in each call. Lines that --results holds are not run again, and a call begins nothing
-after --minutes. Machines differ by some percent, so compare lines of one machine.
+The peers are TRL with Liger's kernels (benchmarks/peers/trl_trainer.py) and torchtune, compiled
+(benchmarks/peers/torchtune_recipe.py). All clip gradients at 1.0. --peer_path is a folder with the peers' packages:
+torchtune needs an older torchao than --float8 does. Each --ours= gives flags of finetuning.py, for a line of the table;
+empty: none. The rate of a large bf16 matrix product is measured in each call. Lines that --results holds are not run
+again, and a call begins nothing after --minutes. Machines differ by some percent, so compare lines of one machine.
 """
 
 from __future__ import annotations
@@ -27,9 +27,9 @@ from typing import Any
 
 import torch
 
-from benchmarks.launch import ROOT
-from benchmarks.measurements import WARMUP_STEPS
-from benchmarks.shapes import make_random_weights, make_shape
+from benchmarks.runs.launch import ROOT
+from benchmarks.runs.measurements import WARMUP_STEPS
+from benchmarks.runs.shapes import make_random_weights, make_shape
 from benchmarks.training_speed import ROWS as WORKLOADS
 from benchmarks.training_speed import Workload
 from benchmarks.training_speed import run as run_ours
@@ -48,7 +48,7 @@ ROWS = {
 }
 """Workloads of benchmarks/training_speed.py."""
 
-PEERS = {"TRL + Liger": "benchmarks.trl_peer", "torchtune": "benchmarks.torchtune_peer"}
+PEERS = {"TRL + Liger": "benchmarks.peers.trl_trainer", "torchtune": "benchmarks.peers.torchtune_recipe"}
 CLIPPED = ["--gradient_clipping", "--gradient_clipping_threshold", "1.0"]
 CEILING = "bf16 matrix product"
 

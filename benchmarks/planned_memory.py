@@ -24,9 +24,9 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from benchmarks.launch import ROOT, UNCOMPILED, launch
-from benchmarks.measurements import read_events
-from benchmarks.shapes import SHAPES, make_shape
+from benchmarks.runs.launch import ROOT, UNCOMPILED, launch
+from benchmarks.runs.measurements import read_events
+from benchmarks.runs.shapes import SHAPES, make_shape
 
 SAMPLES = ROOT / "datasets/samples/dialogue_summary"
 NUM_STEPS = 3
@@ -86,7 +86,7 @@ Run = Callable[[Sequence[str], int, float], str]
 
 
 def run_command(flags: Sequence[str], nproc: int, seconds: float) -> str:
-    """Run the command line; with fewer GPUs than ranks, several share each (`benchmarks.launch.num_parts_of`).
+    """Run the command line; with fewer GPUs than ranks, several share each (`benchmarks.runs.launch.num_parts_of`).
 
     Raises:
         subprocess.TimeoutExpired: if the time was too short; the run has ended then.

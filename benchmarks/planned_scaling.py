@@ -15,7 +15,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from benchmarks.planned_times import causal_counts, plan_model
-from benchmarks.shapes import SHAPES
+from benchmarks.runs.shapes import SHAPES
 from planning.cost.link_speeds import expected_speeds
 from planning.cost.step_time import TimePlan, plan_time
 from planning.cost.traffic import find_traffic

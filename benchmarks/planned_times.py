@@ -17,8 +17,8 @@ from typing import Any
 import numpy as np
 from transformers import BartConfig, LlamaConfig
 
-from benchmarks.random_rows import samsum_like_lengths
-from benchmarks.shapes import SHAPES
+from benchmarks.runs.random_rows import samsum_like_lengths
+from benchmarks.runs.shapes import SHAPES
 from benchmarks.training_speed import ROWS
 from configs.flags import parse_flags
 from data.batches.counts import BatchCounts

@@ -4,7 +4,8 @@
 
 A model of the shape is first trained from random weights on the sample dialogues, so that the comparison is not about
 noise. Then every combination fine-tunes it for 50 steps on the same rows. Only losses and memory are measured, so
-several runs share the GPUs. With fewer GPUs than --nproc, several processes of one run do too (benchmarks/launch.py).
+several runs share the GPUs. With fewer GPUs than --nproc, several processes of one run do too
+(benchmarks/runs/launch.py).
 `loss` is the mean of the last five steps.
 """
 
@@ -22,9 +23,9 @@ from typing import Any
 
 import torch
 
-from benchmarks.launch import ROOT, UNCOMPILED, launch
-from benchmarks.measurements import read_events, train_events
-from benchmarks.shapes import SHAPES, make_shape
+from benchmarks.runs.launch import ROOT, UNCOMPILED, launch
+from benchmarks.runs.measurements import read_events, train_events
+from benchmarks.runs.shapes import SHAPES, make_shape
 
 PRECISIONS = {
     "fp32": ["--mixed_precision", "False"],

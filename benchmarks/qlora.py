@@ -28,9 +28,9 @@ import psutil
 import torch
 import yaml
 
-from benchmarks.launch import ROOT
-from benchmarks.measurements import WARMUP_STEPS, anonymous_bytes, read_events
-from benchmarks.shapes import SHAPES, make_random_weights
+from benchmarks.runs.launch import ROOT
+from benchmarks.runs.measurements import WARMUP_STEPS, anonymous_bytes, read_events
+from benchmarks.runs.shapes import SHAPES, make_random_weights
 from utils.units import GIB
 
 CHECKPOINTING = ("off", "full")
@@ -58,7 +58,7 @@ def visible(gpu: int) -> dict[str, str]:
 
 
 def rows_of(options: argparse.Namespace) -> dict[str, str]:
-    """Variables for benchmarks/random_rows.py."""
+    """Variables for benchmarks/runs/random_rows.py."""
     return {"ROW_LENGTH": str(options.length), "NUM_ROWS": str(options.micro_batch * options.steps)}
 
 
@@ -66,7 +66,7 @@ def ours(
     model: Path, options: argparse.Namespace, gpu: int, checkpointing: str, more: list[str], output: Path
 ) -> dict[str, Any]:
     flags = ["--model_name", str(model), "--output_dir", str(output), "--overwrite", "--use_peft"]
-    flags += ["--dataset", f"{ROOT}/benchmarks/random_rows.py:get_rows", "--run_validation", "False"]
+    flags += ["--dataset", f"{ROOT}/benchmarks/runs/random_rows.py:get_rows", "--run_validation", "False"]
     flags += ["--context_length", str(options.length), "--batch_size_training", str(options.micro_batch)]
     flags += ["--max_train_step", str(options.steps), "--num_epochs", "100", "--save_model", "False"]
     flags += ["--save_every_steps", "0", "--save_every_minutes", "0", "--quantization", "4bit"]
@@ -87,7 +87,7 @@ def ours(
 
 
 def peer(model: Path, options: argparse.Namespace, gpu: int, checkpointing: str) -> dict[str, Any]:
-    command = [sys.executable, "-m", "benchmarks.trl_peer", str(model), "--method", "qlora"]
+    command = [sys.executable, "-m", "benchmarks.peers.trl_trainer", str(model), "--method", "qlora"]
     command += ["--length", str(options.length), "--micro_batch", str(options.micro_batch)]
     command += ["--steps", str(options.steps), f"--activation_checkpointing={checkpointing == 'full'}"]
     printed, status, host = watched(command, rows_of(options) | visible(gpu))

@@ -30,7 +30,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, NamedTuple, get_args, get_origin
 
-from benchmarks.launch import ROOT, SCRIPT, free_port
+from benchmarks.runs.launch import ROOT, SCRIPT, free_port
 from configs.run import DATASETS, SETTINGS
 from configs.setting import Setting
 from configs.values import choices

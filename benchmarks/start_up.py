@@ -17,9 +17,9 @@ import threading
 import time
 from pathlib import Path
 
-from benchmarks.launch import ROOT, SCRIPT
-from benchmarks.measurements import train_events
-from benchmarks.shapes import SHAPES, make_shape
+from benchmarks.runs.launch import ROOT, SCRIPT
+from benchmarks.runs.measurements import train_events
+from benchmarks.runs.shapes import SHAPES, make_shape
 
 POLL_SECONDS = 0.05
 
@@ -69,7 +69,7 @@ def main() -> None:
         for caches in ("empty", "filled"):
             output = Path(temporary) / f"run-{caches}"
             command = [sys.executable, SCRIPT, "--model_name", str(model), "--random_weights", "--output_dir"]
-            command += [str(output), "--dataset", f"{ROOT}/benchmarks/random_rows.py:get_rows"]
+            command += [str(output), "--dataset", f"{ROOT}/benchmarks/runs/random_rows.py:get_rows"]
             command += ["--run_validation", "False", "--context_length", str(options.length), "--max_train_step", "2"]
             command += ["--batch_size_training", str(options.batch), "--save_model", "False"]
             command += ["--save_every_steps", "0", *options.flags]

@@ -50,7 +50,7 @@ def main(argv: Sequence[str]) -> int:
     if not flags or "--max_train_step" in flags or options.steps < 2:
         parser.error("give the flags of a run behind --, without --max_train_step; and at least 2 steps")
     finetuning = import_module("finetuning")
-    from benchmarks.step_counters import StepCounters
+    from benchmarks.runs.step_counters import StepCounters
 
     with StepCounters() as counters:
         status = finetuning.main([*flags, "--max_train_step", str(options.warmup + options.steps)])

@@ -23,7 +23,7 @@ from typing import Any
 import numpy as np
 import psutil
 
-from benchmarks.measurements import MIB
+from benchmarks.runs.measurements import MIB
 from configs.flags import parse_flags
 from data.batches.layout import BatchLayout
 from data.batches.padding import padding_id

@@ -25,9 +25,9 @@ import numpy as np
 import torch
 from transformers import BartConfig
 
-from benchmarks.launch import ROOT, UNCOMPILED, launch
-from benchmarks.measurements import WARMUP_STEPS, read_events
-from benchmarks.random_rows import samsum_like_lengths
+from benchmarks.runs.launch import ROOT, UNCOMPILED, launch
+from benchmarks.runs.measurements import WARMUP_STEPS, read_events
+from benchmarks.runs.random_rows import samsum_like_lengths
 from tools.make_tiny_model import make_tiny_model
 
 NUM_ROWS = 14_732  # of SAMSum's training split
@@ -115,7 +115,7 @@ def peer(folder: Path, row: Row, nproc: int, steps: int) -> dict[str, Any]:
     launcher = ["-m", "torch.distributed.run", "--standalone", "--nproc_per_node", str(nproc)]
     given = [str(folder / "model"), str(folder / "rows.parquet"), "--steps", str(steps)]
     given += ["--micro_batch", str(row.micro_batch), "--accumulation", str(row.accumulation), *row.flags]
-    command = [sys.executable, *launcher, "-m", "benchmarks.summarization_peer", *given]
+    command = [sys.executable, *launcher, "-m", "benchmarks.peers.seq2seq_trainer", *given]
     done = subprocess.run(command, cwd=ROOT, env=os.environ, capture_output=True, text=True, check=False)
     lines = [line for line in done.stdout.splitlines() if line.startswith("{")]
     if done.returncode or not lines:

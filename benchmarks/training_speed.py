@@ -23,9 +23,9 @@ from typing import Any
 
 import torch
 
-from benchmarks.launch import ROOT, UNCOMPILED, launch
-from benchmarks.measurements import WARMUP_STEPS, read_events
-from benchmarks.shapes import make_shape
+from benchmarks.runs.launch import ROOT, UNCOMPILED, launch
+from benchmarks.runs.measurements import WARMUP_STEPS, read_events
+from benchmarks.runs.shapes import make_shape
 
 LORA = ["--use_peft"]
 
@@ -47,7 +47,7 @@ class Workload:
     flags: list[str] = field(default_factory=list)
     nproc: int = 1
     accumulation: int = 1
-    dataset_function: str = "get_rows"  # of benchmarks/random_rows.py
+    dataset_function: str = "get_rows"  # of benchmarks/runs/random_rows.py
     gpu_memory_gib: float | None = None  # limit of the allocator, as if the GPU were smaller
 
     @property
@@ -139,7 +139,7 @@ def run(name: str, row: Workload, steps: int, extra: list[str], folder: Path, gp
     if before and before[-1].get("status") == "finished":
         return before
     flags = ["--model_name", str(model), "--random_weights", "--output_dir", str(output), "--overwrite"]
-    flags += ["--dataset", f"{ROOT}/benchmarks/random_rows.py:{row.dataset_function}", "--run_validation", "False"]
+    flags += ["--dataset", f"{ROOT}/benchmarks/runs/random_rows.py:{row.dataset_function}", "--run_validation", "False"]
     flags += ["--context_length", str(row.length), "--batch_size_training", str(row.micro_batch)]
     flags += ["--gradient_accumulation_steps", str(row.accumulation)]
     flags += ["--max_train_step", str(steps), "--num_epochs", "100", "--save_model", "False"]

@@ -19,8 +19,8 @@ import tempfile
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from benchmarks.launch import launch
-from benchmarks.trace_times import TraceTimes, read_trace, step_times
+from benchmarks.runs.launch import launch
+from benchmarks.runs.trace_times import TraceTimes, read_trace, step_times
 
 NEEDED = {"--max_train_step": "8", "--run_validation": "False", "--save_model": "False", "--save_every_steps": "0"}
 """What a short run should do, unless the command line says otherwise."""

@@ -11,8 +11,8 @@ from typing import Any
 import pytest
 
 from benchmarks.gpu_matrix import main, outcome, verdict
-from benchmarks.matrix_rows import AXES, NUM_STEPS, SAMPLES, MatrixRow, is_allowed, matrix, row_of
-from benchmarks.run_workers import RankEnd, RunWorkers
+from benchmarks.matrix.rows import AXES, NUM_STEPS, SAMPLES, MatrixRow, is_allowed, matrix, row_of
+from benchmarks.matrix.run_workers import RankEnd, RunWorkers
 from tests.helpers.forked_workers import start_forked
 from tests.helpers.made import Made
 from tests.helpers.processes import ROOT

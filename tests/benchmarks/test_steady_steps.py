@@ -9,8 +9,8 @@ import pytest
 import torch
 from torch import nn
 
+from benchmarks.runs.step_counters import StepCounters, StepFigures
 from benchmarks.steady_steps import main, problems
-from benchmarks.step_counters import StepCounters, StepFigures
 from policies.optimizers.offload import CPUOffloadOptimizer
 from tests.helpers.processes import ProcessGroup
 

@@ -1,4 +1,4 @@
-"""Processes of benchmarks/run_worker.py that are forked: a new interpreter imports everything for ten seconds."""
+"""Forked processes of benchmarks/matrix/run_worker.py: a new interpreter imports everything for ten seconds."""
 
 from __future__ import annotations
 
@@ -6,8 +6,8 @@ import os
 import signal
 from pathlib import Path
 
-from benchmarks.launch import ROOT
-from benchmarks.run_workers import RunWorkers
+from benchmarks.matrix.run_workers import RunWorkers
+from benchmarks.runs.launch import ROOT
 from tests.helpers.forked import Fork
 from tests.helpers.processes import process_variables
 
@@ -19,7 +19,7 @@ class ForkedWorker(Fork):
         (requests, stdin), (stdout, replies) = os.pipe(), os.pipe()
         with open(os.devnull, "w") as nothing:
             super().__init__(
-                ["-m", "benchmarks.run_worker"],
+                ["-m", "benchmarks.matrix.run_worker"],
                 cwd=Path(ROOT),
                 environment=process_variables(variables),
                 stdin=requests,

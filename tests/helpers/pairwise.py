@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from benchmarks.pairwise import Values, covering
+from benchmarks.matrix.pairwise import Values, covering
 
 
 def select(cases: Iterable[Any], values: Callable[[Any], Values] = tuple) -> list[Any]:

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from benchmarks.planned_times import plan_model
-from benchmarks.shapes import SHAPES
+from benchmarks.runs.shapes import SHAPES
 from planning.cost.counted_work import counted_work
 from planning.cost.kernel_rates import kernel_rates
 from planning.cost.step_work import micro_batch_work

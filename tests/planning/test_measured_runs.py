@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks.shapes import make_shape
+from benchmarks.runs.shapes import make_shape
 from configs.flags import parse_flags
 from planning.hardware import parse_hardware
 from planning.memory.closed_form import plan_memory

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from transformers import LlamaConfig
 
-from benchmarks.shapes import SHAPES
+from benchmarks.runs.shapes import SHAPES
 from configs.changed_flags import changed_flags
 from configs.flags import parse_flags
 from planning.cards import Card

@@ -12,7 +12,7 @@ import torch.distributed as dist
 from torch import nn
 
 from benchmarks.planned_times import plan_model
-from benchmarks.shapes import SHAPES
+from benchmarks.runs.shapes import SHAPES
 from configs.flags import parse_flags
 from planning.cost.traffic import find_traffic, seconds_per_step
 from planning.group_speeds import GroupSpeeds, Speed, Speeds

@@ -12,7 +12,7 @@ from torch.utils._pytree import tree_map_only
 from torch.utils.flop_counter import FlopCounterMode
 
 from benchmarks.planned_times import plan_model
-from benchmarks.shapes import SHAPES
+from benchmarks.runs.shapes import SHAPES
 from configs.flags import parse_flags
 from planning.cost.counted_work import counted_work
 from planning.cost.step_work import micro_batch_work

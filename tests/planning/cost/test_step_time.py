@@ -15,7 +15,7 @@ from benchmarks.planned_times import (
     measured_row,
     plan_model,
 )
-from benchmarks.shapes import SHAPES
+from benchmarks.runs.shapes import SHAPES
 from planning.cost.kernel_rates import kernel_rates
 from planning.cost.link_speeds import expected_speeds, network_gbps
 from planning.cost.step_time import TimePlan, plan_time, why_no_time

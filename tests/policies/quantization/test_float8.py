@@ -11,7 +11,7 @@ from torch import nn
 from torch.utils.flop_counter import FlopCounterMode
 from transformers import LlamaConfig, LlamaForCausalLM
 
-from benchmarks.shapes import SHAPES
+from benchmarks.runs.shapes import SHAPES
 from configs.flags import parse_flags
 from data.batches.padding import PaddedWidth
 from policies.activations.checkpointing import Checkpointing, apply_activation_checkpointing

@@ -1,7 +1,7 @@
 """Training by TRL's SFTTrainer with Liger's kernels; benchmarks compare finetuning.py with it.
 
-    python -m benchmarks.trl_peer MODEL_FOLDER --method lora --micro_batch 2 --length 4096 --steps 30
-    torchrun --nproc_per_node 4 -m benchmarks.trl_peer MODEL_FOLDER ...        FSDP2 over four GPUs
+    python -m benchmarks.peers.trl_trainer MODEL_FOLDER --method lora --micro_batch 2 --length 4096 --steps 30
+    torchrun --nproc_per_node 4 -m benchmarks.peers.trl_trainer MODEL_FOLDER ...        FSDP2 over four GPUs
 
 Needs trl and liger-kernel. Weights are random, or for method qlora those of the folder. Rank 0 prints one JSON object:
 median tokens/s per GPU after warm-up, peak GiB allocated, the first step's loss, and the dtypes of what is trained.
@@ -23,9 +23,9 @@ import torch
 import trl
 from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer, BitsAndBytesConfig, PreTrainedModel
 
-from benchmarks.measurements import WARMUP_STEPS
-from benchmarks.random_rows import get_documents, get_rows
-from benchmarks.step_times import StepTimes
+from benchmarks.peers.step_times import StepTimes
+from benchmarks.runs.measurements import WARMUP_STEPS
+from benchmarks.runs.random_rows import get_documents, get_rows
 from utils.units import GIB
 
 

@@ -1,10 +1,10 @@
 """Training by torchtune's own recipe, compiled; benchmarks/peer_speed.py compares finetuning.py with it.
 
-    python -m benchmarks.torchtune_peer MODEL_FOLDER --method lora --micro_batch 2 --length 4096 --steps 30
+    python -m benchmarks.peers.torchtune_recipe MODEL_FOLDER --method lora --micro_batch 2 --length 4096 --steps 30
 
 Needs torchtune 0.6.1 and torchao 0.11 to 0.14; runs on one GPU. The shape is that of a Llama's config.json, with random
 weights. The recipe's published config is changed where the comparison needs it: rows, clipping at 1.0, torch's fused
-AdamW for every method, and nothing is saved. Prints one JSON object, as benchmarks/trl_peer.py does.
+AdamW for every method, and nothing is saved. Prints one JSON object, as benchmarks/peers/trl_trainer.py does.
 """
 
 from __future__ import annotations
@@ -24,8 +24,8 @@ from torchtune.datasets import PackedDataset
 from torchtune.models.llama3_1 import llama3_1
 from transformers import AutoConfig, AutoTokenizer
 
-from benchmarks.measurements import WARMUP_STEPS
-from benchmarks.random_rows import get_documents, get_rows
+from benchmarks.runs.measurements import WARMUP_STEPS
+from benchmarks.runs.random_rows import get_documents, get_rows
 
 RECIPES = {
     "full": ("full_finetune_single_device", "FullFinetuneRecipeSingleDevice"),
@@ -71,7 +71,7 @@ class PeerWeights:
 
 
 def rows(tokenizer: Tokenizer, length: int, packed: bool) -> Any:
-    """The rows of benchmarks/random_rows.py, as a recipe's dataset."""
+    """The rows of benchmarks/runs/random_rows.py, as a recipe's dataset."""
     get = get_documents if packed else get_rows
     found = get(None, AutoTokenizer.from_pretrained(tokenizer.folder), "train")
     samples = [{"tokens": row["input_ids"].tolist(), "labels": row["labels"].tolist()} for row in found]
@@ -109,7 +109,7 @@ def main(
         documents: rows are packed from documents as long as SAMSum's, instead of one document each.
     """
     device = "cuda" if torch.cuda.is_available() else "cpu"
-    shape, here = shape_of(model, length), "benchmarks.torchtune_peer"
+    shape, here = shape_of(model, length), "benchmarks.peers.torchtune_recipe"
     places = find_spec("recipes")  # installed with torchtune, and not to be imported
     if places is None or not places.submodule_search_locations:
         raise SystemExit("torchtune's recipes are not installed")

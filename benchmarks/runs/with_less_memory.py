@@ -1,7 +1,7 @@
 """A script, run as if each GPU were smaller: torch's allocator may take so much of it.
 
-    python -m benchmarks.with_less_memory GIB finetuning.py FLAGS
-    torchrun --nproc_per_node 4 -m benchmarks.with_less_memory GIB finetuning.py FLAGS
+    python -m benchmarks.runs.with_less_memory GIB finetuning.py FLAGS
+    torchrun --nproc_per_node 4 -m benchmarks.runs.with_less_memory GIB finetuning.py FLAGS
 
 0 GiB is no limit.
 """

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import torch
 
-ROOT = Path(__file__).resolve().parent.parent
+ROOT = Path(__file__).resolve().parents[2]
 SCRIPT = str(ROOT / "finetuning.py")
 # An all-reduce of 0.5 GiB over four processes on two GPUs: 0.050 s; with NCCL's own number of sockets 0.262 s.
 BETWEEN_PARTS = {

@@ -16,8 +16,8 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from benchmarks.launch import ROOT
-from benchmarks.pairwise import covering, groups_of
+from benchmarks.matrix.pairwise import covering, groups_of
+from benchmarks.runs.launch import ROOT
 from configs.flags import parse_flags
 from utils.errors import ConfigError
 

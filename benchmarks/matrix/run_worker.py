@@ -1,6 +1,6 @@
-"""A process that runs one command line of finetuning.py after the other, for benchmarks/run_workers.py.
+"""A process that runs one command line of finetuning.py after the other, for benchmarks/matrix/run_workers.py.
 
-    python -m benchmarks.run_worker      one request per line on standard input, one reply per line on standard output
+    python -m benchmarks.matrix.run_worker    a request per line on standard input, a reply per line on standard output
 
 Importing torch and its companions takes longer than a run of a few steps. Each run begins as in a new process: with an
 environment of its own, without compiled code of the run before, and with the same number of threads. A run that does
@@ -18,7 +18,7 @@ from importlib import import_module
 from types import ModuleType
 from typing import Any
 
-from benchmarks.launch import SCRIPT
+from benchmarks.runs.launch import SCRIPT
 from supervision.exit_status import leave
 from utils.quiet import quiet_imports
 
@@ -27,7 +27,7 @@ def run(script: ModuleType, request: dict[str, Any]) -> dict[str, Any]:
     """Run a command line to its end; what is told of it. Ends the process if it does not finish."""
     import torch
 
-    from benchmarks.step_counters import StepCounters
+    from benchmarks.runs.step_counters import StepCounters
 
     os.environ |= request["variables"]
     sys.argv = [SCRIPT, *request["flags"]]

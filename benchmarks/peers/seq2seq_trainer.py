@@ -1,6 +1,6 @@
 """Summarisation by transformers' own Seq2SeqTrainer; benchmarks/summarization.py compares finetuning.py with it.
 
-    torchrun --nproc_per_node 2 -m benchmarks.summarization_peer MODEL_FOLDER ROWS.parquet --steps 20
+    torchrun --nproc_per_node 2 -m benchmarks.peers.seq2seq_trainer MODEL_FOLDER ROWS.parquet --steps 20
 
 Rank 0 prints one JSON object: median seconds of a step after warm-up, peak GiB allocated, and each step's loss.
 """
@@ -23,8 +23,8 @@ from transformers import (
     Seq2SeqTrainingArguments,
 )
 
-from benchmarks.measurements import WARMUP_STEPS
-from benchmarks.step_times import StepTimes
+from benchmarks.peers.step_times import StepTimes
+from benchmarks.runs.measurements import WARMUP_STEPS
 
 
 def main() -> None:

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from benchmarks.trace_times import COMMUNICATION, IDLE, NOT_HIDDEN, OPTIMIZER, kind_of, merged, step_times
+from benchmarks.runs.trace_times import COMMUNICATION, IDLE, NOT_HIDDEN, OPTIMIZER, kind_of, merged, step_times
 from benchmarks.where_time_goes import main
 from tests.helpers.processes import ProcessGroup
 

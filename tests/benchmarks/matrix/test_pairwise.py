@@ -6,7 +6,7 @@ import itertools
 
 import pytest
 
-from benchmarks.pairwise import covering, groups_of
+from benchmarks.matrix.pairwise import covering, groups_of
 from tests.helpers.pairwise import select_product
 
 

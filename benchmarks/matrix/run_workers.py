@@ -14,7 +14,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from benchmarks.launch import ROOT, free_port, num_parts_of, of_part
+from benchmarks.runs.launch import ROOT, free_port, num_parts_of, of_part
 
 TORCHRUN_SECONDS = 30  # from its SIGTERM to its SIGKILL
 
@@ -24,7 +24,7 @@ class RankEnd(NamedTuple):
 
     status: int  # 0 finished, 2 refused, 1 failed; below 0: ended by this signal
     text: str  # what it printed
-    figures: dict[str, Any]  # of benchmarks/run_worker.py; empty if it did not finish
+    figures: dict[str, Any]  # of benchmarks/matrix/run_worker.py; empty if it did not finish
 
 
 class RunWorkers:
@@ -37,7 +37,8 @@ class RunWorkers:
         Args:
             folder: for what they print.
             variables: of their environment, beside this process's.
-            num_gpus: that they see. If these are fewer than ranks, ranks share them (`benchmarks.launch.num_parts_of`).
+            num_gpus: that they see. If these are fewer than ranks, ranks share them
+                (`benchmarks.runs.launch.num_parts_of`).
 
         Raises:
             ValueError: if they cannot be shared evenly.
@@ -110,7 +111,7 @@ class RunWorkers:
 
     def _start(self) -> subprocess.Popen[bytes]:
         return subprocess.Popen(
-            [sys.executable, "-m", "benchmarks.run_worker"],
+            [sys.executable, "-m", "benchmarks.matrix.run_worker"],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             cwd=ROOT,

@@ -1,7 +1,7 @@
 """Dataset functions for benchmarks: `NUM_ROWS` x `ROW_LENGTH` random tokens, all of them labels.
 
-finetuning.py ... --dataset benchmarks/random_rows.py:get_rows         (ROW_LENGTH=2048 NUM_ROWS=512 by default)
-finetuning.py ... --dataset benchmarks/random_rows.py:get_documents
+finetuning.py ... --dataset benchmarks/runs/random_rows.py:get_rows         (ROW_LENGTH=2048 NUM_ROWS=512 by default)
+finetuning.py ... --dataset benchmarks/runs/random_rows.py:get_documents
 """
 
 from __future__ import annotations
