@@ -37,6 +37,7 @@ from tools.ending import status_of
 from tools.model_class import model_class
 from utils.compat import return_freed_tensors
 from utils.printing import print_line
+from utils.units import readable
 
 DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16, "fp32": torch.float32}
 
@@ -65,7 +66,7 @@ def export(path: Path, to: Path, *, merge: bool, dtype: torch.dtype | None, veri
         )
 
     write_export(plan, to, _bar, check if verify else None)
-    size = f"{len(plan.entries)} tensors, {plan.num_bytes / 1e9:.3g} GB, {_short(plan.dtype)}"
+    size = f"{len(plan.entries)} tensors, {readable(plan.num_bytes)}, {_short(plan.dtype)}"
     print_line(f"exported: {to} ({size}; every tensor read back)")
 
 

@@ -11,6 +11,7 @@ from typing import Any
 from checkpointing.exporting.plan import ExportPlan
 from checkpointing.exporting.safetensors_file import check_model_files, write_model_files
 from utils.errors import ConfigError, TrainingError
+from utils.units import readable
 
 
 def check_place(folder: Path, num_bytes: int = 0) -> None:
@@ -29,7 +30,7 @@ def check_place(folder: Path, num_bytes: int = 0) -> None:
     free = shutil.disk_usage(parent).free
     if free < num_bytes:
         raise ConfigError(
-            f"--to: {parent} has {free / 1e9:.1f} GB free, and {num_bytes / 1e9:.1f} GB are needed; free some, or give "
+            f"--to: {parent} has {readable(free)} free, and {readable(num_bytes)} are needed; free some, or give "
             "another disk"
         )
 

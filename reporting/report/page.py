@@ -10,6 +10,7 @@ import json
 import os
 from base64 import b64encode
 from collections.abc import Sequence
+from contextlib import suppress
 from hashlib import sha256
 from pathlib import Path
 from typing import Any
@@ -104,8 +105,14 @@ def write_report(folders: Sequence[Path], target: Path, *, price_per_hour: float
         raise ConfigError(f"--out: {target} is there and is no report of runs; give another file, or move it away")
     page = report_page(folders, price_per_hour=price_per_hour).encode()
     temporary = target.with_name(f"{target.name}.tmp")
-    temporary.write_bytes(page)
-    temporary.replace(target)
+    try:
+        temporary.write_bytes(page)
+        temporary.replace(target)
+    except OSError as error:
+        with suppress(OSError):
+            temporary.unlink()
+        error.filename = error.filename or str(target)  # a full disk has none, since the file is open already
+        raise
     return len(page)
 
 

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import re
 import shlex
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -72,3 +74,12 @@ def test_refused_in_one_line(
 def test_what_cannot_be_written_is_said(run: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main([str(run), "--out", str(run / "no/such/folder.html")]) == 1
     assert "No such file or directory" in capsys.readouterr().err
+
+
+def test_a_page_that_the_disk_takes_in_part_is_named_and_deleted(run: Path, tmp_path: Path) -> None:
+    """A limit on the size of files stands for a full disk: both are found out when the file is open."""
+    page = tmp_path / "page.html"
+    command = ["prlimit", "--fsize=5000", sys.executable, "-m", "tools.report", str(run), "--out", str(page)]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stderr) == (1, f"error: [Errno 27] File too large: '{page}'\n")
+    assert list(tmp_path.glob("page*")) == []

@@ -124,7 +124,7 @@ def test_a_full_disk_is_refused_before_it_is_full(
     checkpoint: Path, tmp_path: Path, capsys: Capture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(shutil, "disk_usage", lambda path: shutil._ntuple_diskusage(10**6, 10**6 - 10**5, 10**5))
-    assert "GB free" in refusal(capsys, checkpoint, tmp_path / "out")
+    assert "iB free" in refusal(capsys, checkpoint, tmp_path / "out")
 
 
 def test_a_place_that_cannot_be_written_is_refused(checkpoint: Path, tmp_path: Path, capsys: Capture) -> None:
