@@ -65,7 +65,7 @@ def sum_of_squares(tensors: Sequence[torch.Tensor], *, in_kernel: bool) -> torch
     """The squares of all numbers, summed in fp32.
 
     Args:
-        in_kernel: tensors on a GPU are read by policies/norm_kernel.py, in 0.6 of the time that torch's kernel takes on
+        in_kernel: tensors on a GPU are read by policies/gradient_norm_kernel.py, in 0.6 of the time that torch's kernel takes on
             an H200.
 
     Returns:
@@ -73,7 +73,7 @@ def sum_of_squares(tensors: Sequence[torch.Tensor], *, in_kernel: bool) -> torch
     """
     rest, sums = list(tensors), []
     if in_kernel and rest[0].is_cuda:
-        from policies.norm_kernel import fits, sum_in_kernel  # needs Triton
+        from policies.gradient_norm_kernel import fits, sum_in_kernel  # needs Triton
 
         read = [tensor for tensor in rest if tensor.dtype == rest[0].dtype and fits(tensor)]
         if read:
