@@ -65,8 +65,8 @@ def sum_of_squares(tensors: Sequence[torch.Tensor], *, in_kernel: bool) -> torch
     """The squares of all numbers, summed in fp32.
 
     Args:
-        in_kernel: tensors on a GPU are read by policies/gradient_norm_kernel.py, in 0.6 of the time that torch's kernel takes on
-            an H200.
+        in_kernel: tensors on a GPU are read by policies/gradient_norm_kernel.py, in 0.6 of the time that torch's kernel
+            takes on an H200.
 
     Returns:
         []
