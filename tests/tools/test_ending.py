@@ -8,9 +8,11 @@ import sys
 
 from tests.helpers.processes import ROOT
 
+# A shell starts what runs in its background, such as these tests, with SIGINT ignored, and children inherit that.
 WORK = """
-import time
+import signal, time
 from tools.ending import status_of
+signal.signal(signal.SIGINT, signal.default_int_handler)
 def work():
     try:
         print("begun", flush=True)
