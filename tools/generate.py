@@ -53,7 +53,7 @@ def read_prompts(file: Path) -> list[str]:
         ConfigError: if the file cannot be read, holds none, or a JSON line has none.
     """
     try:
-        lines = [line for line in file.expanduser().read_text(encoding="utf-8").split("\n") if line.strip()]
+        lines = [line for line in file.expanduser().read_text(encoding="utf-8-sig").split("\n") if line.strip()]
     except (OSError, UnicodeDecodeError) as error:
         raise ConfigError(f"--prompts: {file} cannot be read ({error}); name a text file") from error
     if not lines:

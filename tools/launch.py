@@ -52,16 +52,28 @@ _SPARE = 1.25  # requested for each GiB that is planned: a request that is excee
 _SHARED_GIB = 16  # /dev/shm of the manifest, which counts towards the limit
 ROOT = Path(__file__).resolve().parent.parent
 JOB = "k8s/indexed_job"
+_IMAGE, _OUT = "finetuning:latest", "outputs/k8s"
+_ONLY_FOR = {
+    "rdzv_endpoint": ("torchrun",),
+    "account": ("slurm",),
+    "partition": ("slurm",),
+    "card": ("slurm", "k8s"),
+    "image": ("k8s",),
+    "out": ("k8s",),
+}
+"""The launchers that use an option."""
 
 
 def torchrun_command(nodes: int, gpus_per_node: int, endpoint: str | None, flags: Sequence[str]) -> list[str]:
     """The lines to type on every node.
 
     Raises:
-        ConfigError: if several nodes have no place to meet.
+        ConfigError: if several nodes have no place to meet, or one has.
     """
     script = ["finetuning.py", *flags]
     if nodes == 1:
+        if endpoint is not None:
+            raise ConfigError("--rdzv_endpoint: one node meets nobody; leave it out, or give --nodes")
         return [shlex.join(["torchrun", "--standalone", "--nproc_per_node", str(gpus_per_node), *script])]
     if endpoint is None:
         raise ConfigError("--rdzv_endpoint: is required for several nodes; give HOST:PORT of the first")
@@ -156,6 +168,17 @@ def write_overlay(
         (out / file).write_text(yaml.dump(contents, Dumper=_Dumper, sort_keys=False, width=math.inf), encoding="utf-8")
 
 
+def refuse_unused(given: argparse.Namespace) -> None:
+    """Refuse options of another launcher.
+
+    Raises:
+        ConfigError: for the first of them.
+    """
+    for option, launchers in _ONLY_FOR.items():
+        if getattr(given, option) is not None and given.to not in launchers:
+            raise ConfigError(f"--{option}: is for --to {' and '.join(launchers)}; leave it out")
+
+
 def launch(given: argparse.Namespace, flags: Sequence[str]) -> list[str]:
     """The lines to print; for Kubernetes files are written, too.
 
@@ -168,17 +191,17 @@ def launch(given: argparse.Namespace, flags: Sequence[str]) -> list[str]:
     for option, value in (("--nodes", given.nodes), ("--gpus_per_node", given.gpus_per_node)):
         if value < 1:
             raise ConfigError(f"{option}: {value} is none; give 1 or more")
+    refuse_unused(given)
     host_gib = None
     if given.card is not None:
-        if given.to == "torchrun":
-            raise ConfigError("--card: torchrun requests no memory; leave it out")
         host_gib = planned_host_gib(config, given.nodes, given.gpus_per_node, given.card)
     if given.to == "torchrun":
         return torchrun_command(given.nodes, given.gpus_per_node, given.rdzv_endpoint, flags)
     if given.to == "slurm":
         return [slurm_command(given.nodes, given.gpus_per_node, given.account, given.partition, flags, host_gib)]
-    write_overlay(given.out, given.nodes, given.gpus_per_node, given.image, config, flags, host_gib)
-    return [f"kubectl apply -k {shlex.quote(str(given.out))}"]
+    out = given.out or Path(_OUT)
+    write_overlay(out, given.nodes, given.gpus_per_node, given.image or _IMAGE, config, flags, host_gib)
+    return [f"kubectl apply -k {shlex.quote(str(out))}"]
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -199,8 +222,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument(
         "--card", help="slurm, k8s: the GPUs' name, as of --dry_run_hardware; host memory is then planned"
     )
-    parser.add_argument("--image", default="finetuning:latest", help="k8s: NAME:TAG, of docker/Dockerfile")
-    parser.add_argument("--out", type=Path, default=Path("outputs/k8s"), help="k8s: the folder to write")
+    parser.add_argument("--image", help=f"k8s: NAME:TAG, of docker/Dockerfile (default: {_IMAGE})")
+    parser.add_argument("--out", type=Path, help=f"k8s: the folder to write (default: {_OUT})")
     given = parser.parse_args(words[:at])
     return status_of(lambda: print_line("\n".join(launch(given, words[at + 1 :]))))
 

@@ -49,6 +49,8 @@ def check(given: argparse.Namespace) -> None:
         raise ConfigError("--out: --watch writes no file; leave one of them out")
     if len({run.absolute() for run in given.runs}) < len(given.runs):
         raise ConfigError("RUN: a run is given twice; give each once")
+    if given.out is not None and not given.out.parent.is_dir():
+        raise ConfigError(f"--out: there is no folder {given.out.parent}; make it, or give another file")
     for run in given.runs:
         if not given.watch and not holds_run(run):
             raise ConfigError(

@@ -66,6 +66,13 @@ class CsvReader(RowReader):
         data = self._bytes.at(position)
         if not data:
             return None
+        if unclosed := self._unclosed(data, position):
+            if unclosed == data:
+                num_lines = len(data.splitlines())
+                problem = f"{self.file}, line {num_before + 1}: a quote is not closed"
+                problem += f", so the {num_lines - 1:,} lines behind it are not read" if num_lines > 1 else ""
+                return ItemChunk([problem], (position + len(data), num_before + 1))
+            data = data.removesuffix(unclosed)
         following = (position + len(data), num_before)
         if len(data) > _MOST_BYTES and not self._end_of_rows(data):
             problem = f"{self.file}, row {num_before + 1}: longer than {_MOST_BYTES >> 20} MiB; is a quote not closed?"
@@ -96,6 +103,13 @@ class CsvReader(RowReader):
         ]
         num_lines = table.num_rows + len(bad) + (not position)
         return CsvChunk(self.file, num_before, table, problems, (following[0], num_before + num_lines))
+
+    def _unclosed(self, data: bytes, position: int) -> bytes:
+        """The end of the file, from the row on whose last quote is not closed; b"" if there is none in this chunk."""
+        if b'"' not in data or position + len(data) < self.file.stat().st_size:
+            return b""
+        rest = data[self._end_of_rows(data) :]
+        return b"" if self._row.fullmatch(rest + b"\n") else rest
 
     def close(self) -> None:
         self._bytes.close()

@@ -29,6 +29,7 @@ from utils.printing import print_line
 from utils.progress import shows_progress
 
 _READERS = {".parquet": "parquet", ".arrow": "arrow", ".txt": "text"}
+_ROWS_AT_A_TIME = 1000
 
 
 def load_split(
@@ -181,7 +182,8 @@ def _read(name: str, place: Place, split: str, streams: bool, options: dict[str,
         if kind in ENDINGS:
             return read_row_files(files, names)
         reader = _READERS[kind]
-        options = options if reader == "text" else {}
+        # The library would read as many rows at a time as the first row group of a file has, which may have none.
+        options = options if reader == "text" else {"batch_size": _ROWS_AT_A_TIME} if reader == "parquet" else {}
         paths = [escape(str(file)) for file in files]  # the library takes them for patterns
         return datasets.load_dataset(reader, data_files=paths, split="train", **options)
     except ConfigError:

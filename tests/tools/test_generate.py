@@ -83,7 +83,7 @@ def test_an_adapter_answers_on_its_base(tiny_model: Path, tmp_path: Path, capsys
 def test_each_prompt_of_a_file_is_answered(name: str, tiny_model: Path, tmp_path: Path, capsys: Capture) -> None:
     prompts = ["Anna: Hi!", "Bob: where are you\u2028now?"]
     lines = [json.dumps({"prompt": p}, ensure_ascii=False) for p in prompts] if name.endswith("l") else prompts
-    (tmp_path / name).write_text("\n".join(lines) + "\n\n")
+    (tmp_path / name).write_text("\n".join(lines) + "\n\n", encoding="utf-8-sig")  # with a mark, as Windows writes it
     model = AutoModelForCausalLM.from_pretrained(tiny_model)
     wanted = "".join(f"> {prompt}\n{expected(model, tiny_model, prompt)}\n\n" for prompt in prompts)
     assert answer(capsys, tiny_model, "--prompts", str(tmp_path / name)) == wanted

@@ -152,9 +152,28 @@ def test_host_memory_is_requested_as_the_plan_says(
     (container,) = patch["spec"]["template"]["spec"]["containers"]
     assert container["resources"]["requests"] == {"memory": f"{wanted}Gi"}
     assert container["resources"]["limits"]["memory"] == f"{wanted + 16}Gi", "/dev/shm counts, too"
-    for more, message in (([*words, "--to", "torchrun"], "--card: "), (["--card", "H1000", "--to", "slurm"], "H1000")):
-        assert main([*more, "--", *flags]) == 2
-        assert message in capsys.readouterr().err
+    assert main(["--card", "H1000", "--to", "slurm", "--", *flags]) == 2
+    assert "H1000" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        ("torchrun --card H100-80GB", "--card: is for --to slurm and k8s; leave it out"),
+        ("torchrun --account A", "--account: is for --to slurm; leave it out"),
+        ("torchrun --rdzv_endpoint h:1", "--rdzv_endpoint: one node meets nobody; leave it out, or give --nodes"),
+        ("slurm --image ours:7", "--image: is for --to k8s; leave it out"),
+        ("slurm --nodes 2 --rdzv_endpoint h:1", "--rdzv_endpoint: is for --to torchrun; leave it out"),
+        ("k8s --partition P", "--partition: is for --to slurm; leave it out"),
+    ],
+)
+def test_an_option_of_another_launcher_is_refused(
+    words: str, message: str, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert main(["--to", *words.split(), "--", *FLAGS]) == 2
+    assert capsys.readouterr().err == f"error: {message}\n"
+    assert list(tmp_path.iterdir()) == []
 
 
 @needs_kubectl

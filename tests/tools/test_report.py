@@ -72,8 +72,9 @@ def test_refused_in_one_line(
 
 
 def test_what_cannot_be_written_is_said(run: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert main([str(run), "--out", str(run / "no/such/folder.html")]) == 1
-    assert "No such file or directory" in capsys.readouterr().err
+    assert main([str(run), "--out", str(run / "no/such/folder.html")]) == 2
+    line = f"error: --out: there is no folder {run / 'no/such'}; make it, or give another file\n"
+    assert capsys.readouterr().err == line
 
 
 def test_a_page_that_the_disk_takes_in_part_is_named_and_deleted(run: Path, tmp_path: Path) -> None:

@@ -103,6 +103,25 @@ def test_an_empty_cell_is_no_text(tmp_path: Path, tokenizer: Any) -> None:
 
 
 @pytest.mark.parametrize(
+    ("number", "row", "behind"),
+    [
+        (1000, 'q,"Yes, said he.', ", so the 999 lines behind it are not read"),
+        (1000, '"Hello, she said,a', ", so the 999 lines behind it are not read"),
+        (1999, 'q,"last', ""),
+    ],
+)
+@pytest.mark.parametrize("end", ["", "\n"])
+def test_a_quote_that_is_not_closed_hides_no_rows(number: int, row: str, behind: str, end: str, tmp_path: Path) -> None:
+    lines = [f"Question {number}?,Answer {number}." for number in range(2000)]
+    lines[number] = row
+    file = tmp_path / "table.csv"
+    file.write_text("\n".join(["instruction,output", *lines]) + end)
+    *good, bad = csv_rows(file)
+    assert [row.value["output"] for row in good if row.value] == [f"Answer {place}." for place in range(number)]
+    assert bad.problem == f"{file}, line {number + 2}: a quote is not closed{behind}"
+
+
+@pytest.mark.parametrize(
     ("name", "text"), [("lines.jsonl", "\n \n\n"), ("list.json", "[]"), ("table.csv", "instruction,output\n\n")]
 )
 @EITHER

@@ -12,6 +12,8 @@ from pathlib import Path
 from typing import Any
 
 import datasets
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 from transformers import AutoTokenizer
 
@@ -112,6 +114,19 @@ def test_a_file_of_any_format_is_read_in_order(ending: str, streaming: bool, tmp
     file = write(tmp_path / f"data{ending}", ROWS)
     expected = [row["output"] for row in ROWS]
     assert outputs(AlpacaDataset(str(file), validation_fraction=0.0, streaming=streaming)) == expected
+
+
+@pytest.mark.parametrize("streaming", [False, True])
+def test_a_shard_whose_row_group_has_no_rows_is_one_without_rows(streaming: bool, tmp_path: Path) -> None:
+    """A filtered table is written so."""
+    table = pa.Table.from_pylist(ROWS)
+    for number, part in enumerate((table.slice(0, 0), table)):
+        pq.write_table(part, tmp_path / f"train-{number}.parquet")
+    config = AlpacaDataset(str(tmp_path), validation_fraction=0.0, streaming=streaming)
+    assert outputs(config) == [row["output"] for row in ROWS]
+    (tmp_path / "train-1.parquet").unlink()
+    with pytest.raises(ConfigError, match="holds no rows"):
+        outputs(config)
 
 
 @pytest.mark.parametrize(
