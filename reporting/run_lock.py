@@ -10,6 +10,7 @@ wakes: then it must write no more, and is told.
 from __future__ import annotations
 
 import contextlib
+import fcntl
 import json
 import os
 import socket
@@ -160,12 +161,14 @@ class RunLock:
 
     def _remove(self, path: Path, dead: LockState) -> None:
         """Remove the lock of a dead owner, unless another run has just replaced it by its own."""
-        aside = path.with_name(f"{NAME}.{self._token}")
         with contextlib.suppress(FileNotFoundError):
-            path.rename(aside)  # of several runs that try this one succeeds
-            if _read(aside) != dead:
-                aside.rename(path)
-            aside.unlink(missing_ok=True)
+            mode = os.O_RDWR if os.access(path, os.W_OK) else os.O_RDONLY  # NFS asks for the first
+            with open(os.open(path, mode), "rb") as file:
+                # Runs that found the same owner dead come one by one, and the first removes the file that all locked.
+                with contextlib.suppress(OSError):  # some file systems have no locks
+                    fcntl.flock(file, fcntl.LOCK_EX)
+                if os.path.samestat(os.fstat(file.fileno()), path.stat()) and _read(path) == dead:
+                    path.unlink()
 
     def _beat(self) -> None:
         """The thread: touch the files, as long as they are ours."""
