@@ -31,7 +31,7 @@ import psutil
 import torch
 from safetensors.torch import load_file, save_file
 
-from benchmarks.matrix.rows import NUM_STEPS, RESUMED_AFTER, MatrixRow, matrix
+from benchmarks.matrix.rows import NUM_STEPS, RESUMED_AFTER, MatrixRow, matrix, model_name
 from benchmarks.matrix.run_workers import RankEnd, RunWorkers
 from benchmarks.runs.measurements import read_events
 from tools.make_tiny_model import make_tiny_model
@@ -82,9 +82,10 @@ class Matrix:
     def complete(self, rows: Sequence[MatrixRow], deadline: float, num_lanes: int = 1) -> None:
         """Run what has no result yet, references first, as far as the time goes, in so many lanes at once."""
         references = dict.fromkeys(row.reference for row in rows)
-        make_tiny_model(self.folder / "model", **self.device.model)
+        plain = self.folder / model_name("")
+        make_tiny_model(plain, **self.device.model)
         for packing in {row.packing for row in rows} - {""}:
-            unpack_weights(self.folder / "model", self.folder / f"model-{packing}", packing)
+            unpack_weights(plain, self.folder / model_name(packing), packing)
         for num_ranks in (1, 2):
             of_size = [row for row in dict.fromkeys([*references, *rows]) if row.num_ranks == num_ranks]
             left = deque(row for row in of_size if row.name not in self.results)
@@ -123,8 +124,7 @@ class Lane:
 
     def run(self, row: MatrixRow) -> dict[str, Any]:
         """Train the row, in two sessions if it is to be resumed."""
-        model = self.folder.parent / (f"model-{row.packing}" if row.packing else "model")
-        output = self.folder / "run"
+        model, output = self.folder.parent / row.model, self.folder / "run"
         flags, started = row.flags(model, output, self.device.length), time.monotonic()
         sessions = [flags]
         if row["resumed"] == "yes":

@@ -131,11 +131,14 @@ def norm_variants(weights: int, dtype: torch.dtype) -> dict[str, Callable[[], No
         return gradient.float().square().sum()
 
     compiled = torch.compile(squares)
-    return {
-        "the norm of gradients, by torch's kernel": lambda: take(sum_of_squares(gradients, in_kernel=False)),
+    on_gpu: dict[str, Callable[[], None]] = {
         "the norm of gradients, by our own kernel (--compile_optimizer)": lambda: take(
             sum_of_squares(gradients, in_kernel=True)
         ),
+    }
+    return {
+        "the norm of gradients, by torch's kernel": lambda: take(sum_of_squares(gradients, in_kernel=False)),
+        **(on_gpu if DEVICE.type == "cuda" else {}),
         "the norm of gradients, tensor by tensor": lambda: take(
             torch.stack([torch.linalg.vector_norm(each, dtype=torch.float32) for each in gradients]).square().sum()
         ),

@@ -75,11 +75,12 @@ def sum_of_squares(tensors: Sequence[torch.Tensor], *, in_kernel: bool) -> torch
     if in_kernel and rest[0].is_cuda:
         from policies.gradient_norm_kernel import fits, sum_in_kernel  # needs Triton
 
-        read = [tensor for tensor in rest if tensor.dtype == rest[0].dtype and fits(tensor)]
+        read: list[torch.Tensor] = []
+        rest = []
+        for tensor in tensors:
+            (read if tensor.dtype == tensors[0].dtype and fits(tensor) else rest).append(tensor)
         if read:
             sums.append(sum_in_kernel(read))
-            known = set(map(id, read))
-            rest = [tensor for tensor in rest if id(tensor) not in known]
     if rest:
         norms = torch._foreach_norm(rest, 2, dtype=torch.float32)
         sums.append(torch.stack(norms).square().sum())

@@ -5,7 +5,7 @@ device, so their losses can be compared step by step.
 
 Rows on a quantized base train a model whose weights were packed and unpacked before. So packing changes nothing, in any
 precision, and their reference is LoRA on that model as it is. (Other weights are rounded to the dtype of computation
-before they are packed, as transformers does it. A tenth to one percent of them gets the neighbouring code by that.)
+before they are packed, as transformers does it. By that 0.1 to 1 % of them get the neighbouring code.)
 """
 
 from __future__ import annotations
@@ -91,6 +91,11 @@ APART = {
 """How far the losses of a right row may be from its reference's, as a share of them, for each value that rounds."""
 
 
+def model_name(packing: str) -> str:
+    """The name of the folder of the model whose weights have been through one of PACKED, or through none ("")."""
+    return f"model-{packing}" if packing else "model"
+
+
 @dataclass(frozen=True)
 class MatrixRow:
     """The value of each axis, in the order of AXES.
@@ -114,6 +119,11 @@ class MatrixRow:
     def packing(self) -> str:
         """The one of PACKED that its model's weights have been through, or ""."""
         return self["trained"] if self["trained"] in PACKED else self.unpacked_from
+
+    @property
+    def model(self) -> str:
+        """The name of its model's folder."""
+        return model_name(self.packing)
 
     @property
     def num_ranks(self) -> int:
