@@ -3,15 +3,15 @@
     python -m benchmarks.blip2 --out FOLDER --layout single|ddp|fsdp [--ranks 4] [--shape 2.7b|tiny] [-- MORE FLAGS]
 
 The folder gets config.json, a processor and 512 pictures; weights are random and never written. Settings are those of
-the captioning lab: micro-batches of 16, 4 of them, lr 2e-5, weights in bf16. `ddp` scales lr by the ranks. Pillow draws
-the pictures; nothing is downloaded.
+the captioning lab: micro-batches of 16, 4 of them, lr 2e-5, weights in bf16. `ddp` scales lr by the ranks. With more
+ranks than GPUs, several share each, which changes the time and not the memory of a rank. Pillow draws the pictures;
+nothing is downloaded.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
-import subprocess
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -21,10 +21,10 @@ import numpy as np
 import transformers
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 
+from benchmarks.runs.launch import launch
 from data.images.opening import import_pillow
 from utils.errors import ConfigError
 
-ROOT = Path(__file__).resolve().parent.parent
 COLOURS = {"red": (220, 30, 30), "green": (30, 160, 60), "blue": (40, 70, 220), "yellow": (235, 215, 40)}
 SHAPES = ("circle", "square")
 NUM_QUERIES = 32
@@ -145,10 +145,10 @@ def main(argv: Sequence[str] | None = None) -> int:
         print(f"error: {error}", file=sys.stderr)
         return 2
     make_folder(out / "model", given.shape)
-    launcher = [] if given.layout == "single" else ["-m", "torch.distributed.run", "--standalone"]
-    launcher += [f"--nproc_per_node={given.ranks}"] if launcher else []
-    command = [sys.executable, *launcher, str(ROOT / "finetuning.py"), *run_flags(out, given.layout, given.flags)]
-    return subprocess.run(command, check=False).returncode
+    ranks = 1 if given.layout == "single" else given.ranks
+    failure = launch(run_flags(out, given.layout, given.flags), ranks, show_output=True)
+    print(failure, end="", file=sys.stderr)
+    return int(bool(failure))
 
 
 if __name__ == "__main__":

@@ -47,6 +47,7 @@ def launch(
     environment: Mapping[str, str] | None = None,
     *,
     by_torchrun: bool = False,
+    show_output: bool = False,
     before_script: Sequence[str] = (),
     limit_seconds: float | None = None,
 ) -> str:
@@ -55,6 +56,7 @@ def launch(
     Args:
         environment: additional variables.
         by_torchrun: use torchrun for one process too.
+        show_output: what rank 0's part prints is seen at once, and not in what this returns.
         before_script: arguments of python before finetuning.py; for one process only.
 
     Returns:
@@ -85,10 +87,12 @@ def launch(
         if num_parts > 1:
             variables |= of_part(part)
         command = [*commands[part], *flags]
+        captured = not (show_output and part == 0)
         done = subprocess.run(
-            command, env=variables, capture_output=True, text=True, check=False, timeout=limit_seconds
+            command, env=variables, capture_output=captured, text=True, check=False, timeout=limit_seconds
         )
-        return f"exit {done.returncode}\n{done.stdout[-2000:]}\n{done.stderr[-3000:]}" if done.returncode else ""
+        printed = [(done.stdout or "")[-2000:], (done.stderr or "")[-3000:]]
+        return "\n".join([f"exit {done.returncode}", *printed]) if done.returncode else ""
 
     with ThreadPoolExecutor(len(commands)) as executor:
         return "\n".join(filter(None, executor.map(run, range(len(commands)))))
