@@ -54,6 +54,8 @@ def quiet_libraries(env: Environment) -> None:
     _ignore_what_peft_says()
     # Under fp16 the first steps may make no update; the learning rate follows the steps all the same.
     warnings.filterwarnings("ignore", message=r"Detected call of `lr_scheduler.step\(\)` before", category=UserWarning)
+    # flash-attn-4 hands its compiler an argument that is no tensor, once for each kernel. The user could not change it.
+    warnings.filterwarnings("ignore", message=r"Argument \w+ .*cannot be converted to a JitArgument")
     # Readers of files log what they also raise; the refusal says it with file and line.
     logging.getLogger("datasets.packaged_modules").setLevel(logging.CRITICAL)
     if not env.is_rank_zero:

@@ -7,9 +7,11 @@ from difflib import get_close_matches
 from typing import Any
 
 import peft
+import torch
 from peft.utils.constants import TRANSFORMERS_MODELS_TO_LORA_TARGET_MODULES_MAPPING
 from peft.utils.transformers_weight_conversion import convert_peft_config_for_transformers
 from torch import nn
+from torch.func import functional_call
 from transformers.pytorch_utils import Conv1D
 
 from configs.peft import ALL_LINEAR, LoraConfig
@@ -43,11 +45,11 @@ def choose_targets(model: Any, lora: LoraConfig) -> list[str]:
     of_language = _language_modules(model)
     if lora.target_modules == (ALL_LINEAR,):
         head = model.get_output_embeddings()
-        linears = [name for name, module in of_language.items() if isinstance(module, LINEAR) and module is not head]
+        linears = [name for name, module in of_language.items() if _takes_lora(module, LINEAR) and module is not head]
         return _refuse_names_of_experts(model, linears)
     takes = LINEAR if lora.use_dora else (*LINEAR, nn.Embedding)
     modules = {name: module for name, module in model.named_modules() if name}
-    known = sorted({name.rpartition(".")[2] for name, module in modules.items() if isinstance(module, takes)})
+    known = sorted({name.rpartition(".")[2] for name, module in modules.items() if _takes_lora(module, takes)})
     matched = {
         target: [module for name, module in modules.items() if _is_named(name, target)]
         for target in lora.target_modules
@@ -60,7 +62,7 @@ def choose_targets(model: Any, lora: LoraConfig) -> list[str]:
             f"--lora_config.target_modules: {', '.join(unknown)} match nothing in this model; {guess}name some of "
             f"{', '.join(known)}, or {ALL_LINEAR}"
         )
-    other = [target for target, found in matched.items() if not all(isinstance(module, takes) for module in found)]
+    other = [target for target, found in matched.items() if not all(_takes_lora(module, takes) for module in found)]
     if other:
         kind = "DoRA takes linear layers" if lora.use_dora else "LoRA takes linear layers and embeddings"
         raise ConfigError(
@@ -71,6 +73,24 @@ def choose_targets(model: Any, lora: LoraConfig) -> list[str]:
         named = {t: [name for name in of_language if _is_named(name, t)] or [t] for t in targets}
         targets = [name for names in named.values() for name in names]
     return _refuse_names_of_experts(model, targets)
+
+
+def _takes_lora(module: nn.Module, takes: tuple[type[nn.Module], ...]) -> bool:
+    """Whether LoRA's factors fit it: by its class, and, if a family wrote its own linear layer, by what that gives.
+
+    Some multiply groups of their input (DeepSeek-V4's o_a_proj), or choose experts with the product (Llama 4's router).
+    """
+    if not isinstance(module, takes):
+        return False
+    if not isinstance(module, nn.Linear) or not type(module).__module__.startswith("transformers.models."):
+        return True
+    weights = {name: torch.empty_like(weight, device="meta") for name, weight in module.named_parameters()}
+    inputs = torch.empty(1, 1, module.in_features, dtype=module.weight.dtype, device="meta")
+    try:
+        output = functional_call(module, weights, inputs)
+    except RuntimeError:  # other shapes
+        return False
+    return isinstance(output, torch.Tensor) and output.shape == (1, 1, module.out_features)
 
 
 def _language_modules(model: Any) -> dict[str, nn.Module]:

@@ -64,6 +64,36 @@ def test_all_linear_leaves_experts_that_are_one_tensor_as_they_are() -> None:
     assert not adapted.peft_config["default"].target_parameters
 
 
+def test_linear_layers_of_a_family_s_own_are_adapted_if_they_are_that() -> None:
+    """DeepSeek-V4's o_a_proj multiplies each group of its input by another part of the weight."""
+    small = {"vocab_size": 64, "hidden_size": 32, "moe_intermediate_size": 32, "num_attention_heads": 4, "head_dim": 16}
+    config = transformers.DeepseekV4Config(
+        **small,
+        num_hidden_layers=1,
+        q_lora_rank=16,
+        qk_rope_head_dim=8,
+        n_routed_experts=2,
+        num_experts_per_tok=1,
+        layer_types=["sliding_attention"],
+        mlp_layer_types=["moe"],
+        o_groups=2,
+        o_lora_rank=8,
+    )
+    groups = AutoModelForCausalLM.from_config(config)
+    names = {name.rpartition(".")[2] for name, module in groups.named_modules() if isinstance(module, nn.Linear)}
+    found = choose_targets(groups, LoraConfig(target_modules=("q_b_proj", "o_b_proj")))
+    assert found == ["q_b_proj", "o_b_proj"]
+    assert "o_a_proj" in names
+    with pytest.raises(ConfigError, match="o_a_proj: LoRA takes linear layers and embeddings only"):
+        choose_targets(groups, LoraConfig(target_modules=("o_a_proj",)))
+    with torch.device("meta"):  # FalconLinear is a class of its own, too, and multiplies as nn.Linear does
+        falcon = AutoModelForCausalLM.from_config(
+            transformers.FalconConfig(vocab_size=64, hidden_size=32, num_hidden_layers=1, num_attention_heads=4)
+        )
+    found = choose_targets(falcon, LoraConfig(target_modules=("all-linear",)))
+    assert {name.rpartition(".")[2] for name in found} == {"query_key_value", "dense", "dense_h_to_4h", "dense_4h_to_h"}
+
+
 @pytest.mark.parametrize("targets", ["all-linear", "q_proj,down_proj", "up_proj,gate_proj"])
 def test_names_of_dense_layers_that_peft_takes_for_experts_are_refused(targets: str) -> None:
     """It would adapt the experts of the other layers in place of these, in silence."""
