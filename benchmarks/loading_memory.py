@@ -29,6 +29,7 @@ from planning.resolved import resolve
 from policies.building import build_for_training
 from policies.sharding import shard
 from policies.wrapping import find_units
+from utils.atomic_write import write_atomically
 from utils.distributed import start_process_group, stop_process_group
 from utils.environment import read_environment
 
@@ -82,8 +83,7 @@ def work(way: str, model: str, folder: Path) -> None:
     env = read_environment()
     start_process_group(env)
     pid = os.getpid()
-    (folder / f"{pid}.tmp").write_text(str(anonymous_bytes(pid)))
-    (folder / f"{pid}.tmp").rename(folder / f"{pid}.baseline")
+    write_atomically(folder / f"{pid}.baseline", str(anonymous_bytes(pid)))
     dist.barrier()
     time.sleep(1)  # until the parent has seen every file
     started = time.perf_counter()

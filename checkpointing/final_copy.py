@@ -9,9 +9,10 @@ from pathlib import Path
 
 import torch
 
-from checkpointing.folder import COMPLETE, STATE, listed_files, sync_folder, write_synced
+from checkpointing.folder import COMPLETE, STATE, listed_files, write_synced
 from checkpointing.huggingface_files import FOLDER as SETTINGS
 from checkpointing.writing import FULL_FILE, CheckpointError, Contents, write_contents
+from utils.atomic_write import sync_folder
 from utils.distributed import on_rank_zero
 
 BEGUN = "copy.incomplete"  # there from the first file of a copy to its COMPLETE

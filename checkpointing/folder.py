@@ -21,6 +21,7 @@ from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
+from utils.atomic_write import sync_folder, write_atomically
 from utils.inside import is_inside
 
 COMPLETE, LATEST, BEST, STATE = "COMPLETE", "latest", "best", "state.json"
@@ -112,15 +113,6 @@ def write_synced(path: Path, data: bytes) -> FileEntry:
     return {"bytes": len(data), "crc32": f"{zlib.crc32(data):08x}"}
 
 
-def sync_folder(folder: Path) -> None:
-    """Write the folder's own entries to the disk."""
-    descriptor = os.open(folder, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
-
-
 def checksum(path: Path, advance: Callable[[int], object] = lambda num_bytes: None) -> FileEntry:
     """Size and CRC-32 of a file, read in blocks; `advance` is called with the bytes of each."""
     value = size = 0
@@ -155,10 +147,7 @@ def publish(folder: Path, files: Mapping[str, FileEntry]) -> int:
 
 def point_to(folder: Path, name: str) -> None:
     """Make `latest` or `best` name this checkpoint."""
-    pointer = folder.parent / name
-    write_synced(pointer.with_suffix(".tmp"), f"{folder.name}\n".encode())
-    pointer.with_suffix(".tmp").replace(pointer)
-    sync_folder(folder.parent)
+    write_atomically(folder.parent / name, f"{folder.name}\n", sync=True)
 
 
 def pointed_to(root: Path, name: str) -> str | None:

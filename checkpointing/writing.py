@@ -26,11 +26,11 @@ from checkpointing.folder import (
     keep_only,
     point_to,
     publish,
-    sync_folder,
     temporary_folder,
     write_synced,
 )
 from checkpointing.trained import nested
+from utils.atomic_write import sync_folder
 from utils.distributed import gather_to_all, on_rank_zero
 from utils.units import readable
 

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import json
-import os
 from collections.abc import Iterable, Mapping
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
 from planning.autopsy.out_of_memory import read_plan
 from reporting.run_folder import PLAN
+from utils.atomic_write import write_atomically
 
 APART = 0.1
 """A share of the measured peak: a difference above it says in which part it lies."""
@@ -90,9 +91,5 @@ def lines(plan: Mapping[str, Any], measured: Mapping[str, float | None]) -> list
 
 def _add(path: Path, contents: Mapping[str, Any]) -> None:
     """Write plan.json anew. A disk that refuses keeps the plan as it was: the figures were printed."""
-    temporary = path.with_name(f"{path.name}.tmp")
-    try:
-        temporary.write_text(json.dumps(contents, indent=1) + "\n", encoding="utf-8")
-        os.replace(temporary, path)
-    except OSError:
-        temporary.unlink(missing_ok=True)
+    with suppress(OSError):
+        write_atomically(path, json.dumps(contents, indent=1) + "\n")

@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any, TextIO
 
 from reporting.trackers import Trackers
+from utils.atomic_write import write_atomically
 
 MOST_WAITING_BYTES = 16 * 2**20  # about 40,000 steps
 RETRY_SECONDS = 1.0  # a full disk is asked this often, not for every line
@@ -151,6 +152,9 @@ def keep_until(source: Path, target: Path, *, step: int, epoch: int, eval_due: b
     Args:
         epoch: the first one that had not ended at that step.
         eval_due: whether the step's evaluation is still to be done. A session that was killed later may have done it.
+
+    Raises:
+        OSError: if `target` cannot be written; it is as it was, and may be `source`.
     """
     kept = []
     for line in source.read_text(encoding="utf-8", errors="replace").splitlines():
@@ -162,6 +166,4 @@ def keep_until(source: Path, target: Path, *, step: int, epoch: int, eval_due: b
         is_later = is_later or (eval_due and event["event"] in ("eval", "sample") and event["step"] == step)
         if event["event"] != "end" and not is_later:
             kept.append(line + "\n")
-    temporary = target.with_suffix(".tmp")
-    temporary.write_text("".join(kept), encoding="utf-8")
-    temporary.replace(target)
+    write_atomically(target, "".join(kept))

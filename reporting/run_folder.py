@@ -20,6 +20,7 @@ from reporting.report.page import is_report
 from reporting.run_lock import RunLock, find_dead
 from reporting.run_yaml import NAME, is_cut, is_damaged, is_of_a_run, read_run_yaml, write_run_yaml
 from reporting.trackers import WANDB_RUN
+from utils.atomic_write import FileWriteError
 from utils.environment import Environment
 from utils.errors import ConfigError
 
@@ -262,6 +263,10 @@ def create_run_folder(
             checkpoints=None if root.parent == folder else root,
             earlier=earlier,
         )
+    except FileWriteError as error:
+        raise ConfigError(
+            f"--output_dir: {error.filename} cannot be written ({error.strerror}); give a folder that can"
+        ) from error
     except OSError as error:
         raise ConfigError(f"--output_dir: {folder} cannot be written ({error}); give a folder that can") from error
     return folder

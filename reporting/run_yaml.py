@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import copy
 import functools
-import os
 import sys
 from collections.abc import Mapping
 from dataclasses import asdict
@@ -15,6 +14,7 @@ from typing import Any
 import yaml
 
 from configs.run import RunConfig
+from utils.atomic_write import write_atomically
 from utils.environment import Environment, launch_command
 from utils.host_memory import read_host_memory
 from utils.processes import machine
@@ -66,17 +66,17 @@ def write_run_yaml(
         "started": now(),
         **earlier,
     }
-    _write_atomically(folder / NAME, contents)
+    _write(folder, contents)
 
 
 def add_to_run_yaml(folder: Path, **entries: Any) -> None:
     """Add what was only known later, such as the step whose weights were saved."""
-    _write_atomically(folder / NAME, read_run_yaml(folder) | entries)
+    _write(folder, read_run_yaml(folder) | entries)
 
 
 def restore_run_yaml(folder: Path, contents: dict[str, Any]) -> None:
     """Write run.yaml again, as it was last read, into a folder that was deleted since and is back."""
-    _write_atomically(folder / NAME, contents)
+    _write(folder, contents)
 
 
 def read_run_yaml(folder: Path) -> dict[str, Any]:
@@ -142,16 +142,7 @@ _RunDumper.add_representer(
 )
 
 
-def _write_atomically(path: Path, contents: dict[str, Any]) -> None:
-    temporary = path.with_name(f"{path.name}.tmp")
+def _write(folder: Path, contents: dict[str, Any]) -> None:
     text = yaml.dump(contents, Dumper=_RunDumper, sort_keys=False, allow_unicode=True, width=_NEVER_BROKEN)
-    with open(temporary, "w", encoding="utf-8") as file:
-        file.write(text)
-        file.flush()
-        os.fsync(file.fileno())
-    temporary.replace(path)
-    folder = os.open(path.parent, os.O_RDONLY)
-    try:
-        os.fsync(folder)  # without it, a power failure may leave the folder's checkpoints and not this file
-    finally:
-        os.close(folder)
+    # Unless it is synced, a power failure may leave the folder's checkpoints and not this file.
+    write_atomically(folder / NAME, text, sync=True)

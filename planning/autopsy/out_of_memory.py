@@ -27,6 +27,7 @@ from policies.activations.checkpointing import Checkpointing
 from reporting.memory_ledger import MemoryLedger, bytes_by_name
 from reporting.report.page import write_at_end
 from reporting.run_folder import OOM, PLAN, checkpoint_root
+from utils.atomic_write import write_atomically
 from utils.environment import Environment, launch_command
 from utils.errors import RunError
 from utils.host_memory import read_host_memory
@@ -71,12 +72,10 @@ class OutOfMemory(RunError):
             return ""
         path = self.folder / OOM
         contents = self.account.to_dict() | {"changes": [suggestion.to_dict() for suggestion in suggestions]}
-        temporary = path.with_name(f"{OOM}.tmp")
         try:
-            temporary.write_text(json.dumps(contents, indent=1) + "\n", encoding="utf-8")
-            temporary.replace(path)
+            write_atomically(path, json.dumps(contents, indent=1) + "\n")
         except OSError as error:
-            return f"  {path} cannot be written ({error.strerror})"
+            return f"  {error}"
         return f"  {'this account':<14} {path}"
 
 

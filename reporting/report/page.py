@@ -10,7 +10,6 @@ import json
 import os
 from base64 import b64encode
 from collections.abc import Sequence
-from contextlib import suppress
 from hashlib import sha256
 from pathlib import Path
 from typing import Any
@@ -25,6 +24,7 @@ from reporting.report.notices import notices_of, session_rows
 from reporting.report.run_files import RunFiles, read_run
 from reporting.report.settings import differing, setting_rows
 from reporting.run_yaml import now
+from utils.atomic_write import FileWriteError, write_atomically
 from utils.errors import ConfigError, in_one_line
 from utils.printing import printable
 
@@ -104,15 +104,7 @@ def write_report(folders: Sequence[Path], target: Path, *, price_per_hour: float
     if os.path.lexists(target) and not is_report(target):
         raise ConfigError(f"--out: {target} is there and is no report of runs; give another file, or move it away")
     page = report_page(folders, price_per_hour=price_per_hour).encode()
-    temporary = target.with_name(f"{target.name}.tmp")
-    try:
-        temporary.write_bytes(page)
-        temporary.replace(target)
-    except OSError as error:
-        with suppress(OSError):
-            temporary.unlink()
-        error.filename = error.filename or str(target)  # a full disk has none, since the file is open already
-        raise
+    write_atomically(target, page)
     return len(page)
 
 
@@ -124,7 +116,8 @@ def write_at_end(folder: Path) -> str:
     try:
         write_report([folder], folder / NAME)
     except Exception as error:
-        return f"--report: the page could not be written ({in_one_line(error)}); python -m tools.report {folder} may"
+        reason = error.strerror if isinstance(error, FileWriteError) else in_one_line(error)
+        return f"--report: the page could not be written ({reason}); python -m tools.report {folder} may"
     return f"report {folder / NAME}"
 
 

@@ -12,7 +12,8 @@ from pathlib import Path
 
 import pytest
 
-from checkpointing.folder import checkpoints, damage
+from checkpointing.folder import LATEST, checkpoints, damage, point_to
+from tests.helpers.limited_files import files_limited_to
 from tests.helpers.processes import ROOT, ProcessGroup, read_metrics, run_forked
 from tests.helpers.refusals import error_lines
 from tests.helpers.resuming import assert_bit_equal, flags_of
@@ -172,3 +173,13 @@ def test_a_full_disk_that_leaves_nothing_is_said_and_so_is_a_stop_without_its_ch
         r"error: stopped by SIGTERM after step [67] of 12, but the checkpoint of step [67] could not ", error
     )
     assert "to go on, give the same command" not in done.stdout
+
+
+def test_a_pointer_that_cannot_be_moved_names_the_checkpoint_before(tmp_path: Path) -> None:
+    point_to(tmp_path / "step-00000003", LATEST)
+    with files_limited_to(0), pytest.raises(OSError, match="cannot be written") as refused:
+        point_to(tmp_path / "step-00000006", LATEST)
+    assert str(refused.value) == f"{tmp_path}/latest cannot be written (File too large)"
+    assert {file.name: file.read_text() for file in tmp_path.iterdir()} == {"latest": "step-00000003\n"}
+    point_to(tmp_path / "step-00000006", LATEST)
+    assert {file.name: file.read_text() for file in tmp_path.iterdir()} == {"latest": "step-00000006\n"}

@@ -10,6 +10,7 @@ import pytest
 
 from planning.against_run import compare_with_plan
 from planning.memory.memory_plan import MemoryPlan, Parts
+from tests.helpers.limited_files import files_limited_to
 
 PLAN = MemoryPlan(
     phases={
@@ -74,6 +75,15 @@ def test_on_a_cpu_what_is_counted_by_tensors_is_compared(tmp_path: Path) -> None
     assert "params 4.000 / 4.000, grads 4.000 / 4.000, optimizer 8.000 / 8.000; the peak is not compared" in line
     measured = json.loads((tmp_path / "plan.json").read_text())["measured"]
     assert (measured["params_gib"], measured["peak_gib"], measured["other_gib"]) == (4.0, None, None)
+
+
+def test_a_disk_that_refuses_keeps_the_plan_and_the_figures_are_said(tmp_path: Path) -> None:
+    before = compared(tmp_path, 17.5, 2.0)
+    planned = (tmp_path / "plan.json").read_text()
+    with files_limited_to(100):
+        again = compare_with_plan(tmp_path, [memory("after_backward")], [17.5], has_allocator=True)
+    assert again == before
+    assert {file.name: file.read_text() for file in tmp_path.iterdir()} == {"plan.json": planned}
 
 
 def test_without_a_plan_nothing_is_said(tmp_path: Path) -> None:

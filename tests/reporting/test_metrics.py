@@ -16,9 +16,10 @@ from transformers import AutoModelForCausalLM
 from reporting.end_summary import end_figures
 from reporting.llama_recipes_lists import write_metrics_data
 from reporting.log_line import perplexity
-from reporting.metrics_file import MetricsFile
+from reporting.metrics_file import MetricsFile, keep_until
 from reporting.trackers import Trackers
 from tests.helpers.contract import KEYS
+from tests.helpers.limited_files import files_limited_to
 from tests.helpers.processes import ProcessGroup, read_metrics
 from utils import software
 
@@ -251,6 +252,21 @@ def test_a_torn_line_is_cut_off_before_the_next_one_is_written(torn: str, tmp_pa
         path.write_text(before + torn)
         MetricsFile(path).write("train", step=2)
         assert path.read_text() == before + '{"event": "train", "step": 2}\n'
+
+
+def test_lines_that_cannot_be_cut_back_are_all_there_and_the_file_is_named(tmp_path: Path) -> None:
+    """A resumed run that may not write has lost nothing of what the earlier session recorded."""
+    path = tmp_path / "metrics.jsonl"
+    for step in range(1, 6):
+        MetricsFile(path).write("train", step=step)
+    before = path.read_text()
+    with files_limited_to(50), pytest.raises(OSError, match="cannot be written") as refused:
+        keep_until(path, path, step=3, epoch=1)
+    assert str(refused.value) == f"{path} cannot be written (File too large)"
+    assert {file.name: file.read_text() for file in tmp_path.iterdir()} == {"metrics.jsonl": before}
+    keep_until(path, path, step=3, epoch=1)
+    assert written(path) == [1, 2, 3]
+    assert [file.name for file in tmp_path.iterdir()] == ["metrics.jsonl"]
 
 
 def test_naming_the_commit_leaves_the_checkout_as_it_is(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -20,7 +20,9 @@ from reporting.report.page import write_report
 from reporting.run_folder import check_free, create_run_folder, planned_folder
 from reporting.run_lock import RunLock
 from reporting.run_yaml import add_to_run_yaml, is_damaged, read_run_yaml
+from reporting.saved_weights import SavedWeights
 from tests.helpers.checkpoints import complete
+from tests.helpers.limited_files import files_limited_to
 from tests.helpers.processes import ROOT, run_command, train_events
 from tests.helpers.refusals import Bench, contents, error_lines
 from utils.environment import Environment
@@ -460,3 +462,21 @@ def test_so_is_one_that_was_cut_anywhere_and_its_run_goes_on(tmp_path: Path) -> 
         assert "is damaged" in refusal(run, "--overwrite", around=tmp_path)
     begin(run, "--use_tensorboard", "--resume", "auto")
     assert read_run_yaml(run)["started"]
+
+
+def test_a_run_yaml_that_the_disk_refuses_is_named_and_the_earlier_one_stays(tmp_path: Path) -> None:
+    with files_limited_to(1000), pytest.raises(ConfigError) as refused:  # the lock takes less
+        begin(tmp_path / "run")
+    line = f"--output_dir: {tmp_path}/run/run.yaml cannot be written (File too large); give a folder that can"
+    assert str(refused.value) == line
+    assert not (tmp_path / "run").exists()
+
+    run = begin(tmp_path / "run")
+    before = (run / "run.yaml").read_text()
+    weights = SavedWeights(ENV, run)
+    with files_limited_to(1000):
+        weights.note_saved(3, run / "model")
+        assert weights.write() == "File too large"
+    assert {file.name: file.read_text() for file in run.iterdir()} == {"run.yaml": before}
+    assert weights.write() == ""
+    assert read_run_yaml(run)["saved"] == {"step": 3, "folder": "model"}

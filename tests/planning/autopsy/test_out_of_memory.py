@@ -11,11 +11,15 @@ from typing import Any
 
 import pytest
 
+from planning.autopsy.memory_account import MemoryAccount
+from planning.autopsy.out_of_memory import OutOfMemory
 from tests.helpers import random_documents
+from tests.helpers.limited_files import files_limited_to
 from tests.helpers.made import Made
 from tests.helpers.processes import ProcessGroup, read_metrics
 from tests.helpers.refusals import error_lines
 from tests.helpers.small_device import on_small_device
+from utils.memory_errors import AllocatorFigures
 
 PHASES = ("forward", "backward", "optimizer_step", "evaluation")
 LAYOUTS = {1: [], 2: ["--enable_fsdp"]}
@@ -155,3 +159,34 @@ def test_before_there_is_a_run_folder_the_account_is_only_printed(
     assert re.search(r"parameters +0.\d\d MiB +largest: model.embed_tokens.weight", outcome.stderr)
     assert "oom.json" not in outcome.stderr
     assert not (tmp_path / "run").exists()
+
+
+def test_an_account_that_the_disk_refuses_is_printed_all_the_same(tmp_path: Path) -> None:
+    account = MemoryAccount(
+        whose="host",
+        rank=0,
+        world_size=1,
+        host="here",
+        phase="load",
+        step=0,
+        layer=None,
+        batch=None,
+        figures=AllocatorFigures(),
+        num_alloc_retries=0,
+        parts={},
+        largest={},
+        host_figures={"resident": 3.0},
+        plan=None,
+        error="of the library",
+    )
+    error = OutOfMemory(account, list, tmp_path, write_page=None)
+    (tmp_path / "oom.json").write_text("earlier")
+    with files_limited_to(100):
+        first, *_ = error.parts()
+    *lines, last = first.split("\n")
+    assert lines == account.lines()
+    assert last == f"  {tmp_path}/oom.json cannot be written (File too large)"
+    assert {file.name: file.read_text() for file in tmp_path.iterdir()} == {"oom.json": "earlier"}
+    first, *_ = error.parts()
+    assert first.endswith(f" {tmp_path}/oom.json")
+    assert json.loads((tmp_path / "oom.json").read_text())["error"] == "of the library"

@@ -17,7 +17,7 @@ from reporting.report.thinning import kept_rows
 from tests.helpers.contract import PHASES
 from tests.helpers.made import Made
 from tests.helpers.processes import ROOT, ProcessGroup, read_metrics
-from tests.helpers.refusals import dialogues, write_lines
+from tests.helpers.refusals import write_lines
 from tests.helpers.report_pages import Page, long_run
 from tests.helpers.small_device import on_small_device
 
@@ -344,18 +344,27 @@ def test_a_file_that_is_no_report_is_not_replaced(runs: Made, tmp_path: Path) ->
 
 # The flag
 
+LIMITED = """
+import resource
+from tests.helpers.random_documents import get_custom_dataset as documents
+
+def get_custom_dataset(dataset_config, tokenizer, split):
+    resource.setrlimit(resource.RLIMIT_FSIZE, (50_000, 50_000))  # metrics.jsonl and run.yaml are smaller, the page not
+    return documents(dataset_config, tokenizer, split)
+"""
+
 
 def test_a_page_that_cannot_be_written_is_said_and_the_run_has_finished(
     tiny_model: Path, tmp_path: Path, process_group: ProcessGroup
 ) -> None:
-    for split in ("train", "validation"):
-        write_lines(tmp_path / f"data/{split}.jsonl", dialogues(4))
-    (tmp_path / "run/report.html.tmp").mkdir(parents=True)
-    flags = ["--model_name", str(tiny_model), "--samsum_dataset.data_path", str(tmp_path / "data"), "--report"]
-    flags += ["--output_dir", str(tmp_path / "run"), "--num_workers_dataloader", "0", "--max_train_step", "1"]
-    (done,) = process_group.train(flags, 1)
-    assert "--report: the page could not be written ([Errno 21] Is a directory" in done.stdout
-    assert read_metrics(tmp_path / "run")[-1]["status"] == "finished"
+    run, recipe = tmp_path / "run", tmp_path / "recipe.py"
+    recipe.write_text(LIMITED)
+    flags = ["--model_name", str(tiny_model), "--dataset", str(recipe), "--output_dir", str(run), "--report"]
+    flags += ["--num_workers_dataloader", "0", "--max_train_step", "1", "--save_model", "False"]
+    (done,) = process_group.train([*flags, "--save_every_steps", "0"], 1)
+    assert f"--report: the page could not be written (File too large); python -m tools.report {run} may" in done.stdout
+    assert read_metrics(run)[-1]["status"] == "finished"
+    assert [file.name for file in run.glob("report.html*")] == []
 
 
 # What is bundled
