@@ -21,8 +21,15 @@ from data.batches.padding import PaddedWidth, padding_id
 from data.images.caption_rows import Picture
 from data.images.opening import open_image
 from data.images.sequences import ImageSequences, build_image_sequences
+from data.images.shapes import RefusalOf
 from data.processors import processor_loading
-from data.processors.processor_loading import blank_image, image_inputs, num_end_tokens, prompt_text
+from data.processors.processor_loading import (
+    blank_image,
+    image_inputs,
+    num_end_tokens,
+    prompt_text,
+    refusal_of_size,
+)
 from data.sequences.reading import Reading
 from data.sequences.tokenized import TokenSequence
 from data.tokens.encoding import Caption
@@ -154,7 +161,8 @@ def inputs_of(processor: Any, model_config: Any, ids: torch.Tensor) -> dict[str,
 
 def make_reading(processor: Any, model_config: Any, train_config: TrainConfig, lengths: Sequence[int]) -> Reading:
     """Captions, cut to --max_text_length; what is around them the processor writes later."""
-    build = partial(_build_sequences, max_text_length=train_config.max_text_length)
+    refusal_of = partial(refusal_of_size, processor)
+    build = partial(_build_sequences, max_text_length=train_config.max_text_length, refusal_of=refusal_of)
     return Reading(Caption(end_id(processor, model_config)), build)
 
 
@@ -167,9 +175,17 @@ def _build_sequences(
     first_row: int = 0,
     is_part: bool = False,
     max_text_length: int,
+    refusal_of: RefusalOf,
 ) -> ImageSequences:
     """The collator sees to the context length: how many tokens an image becomes is known once it is opened."""
-    return build_image_sequences(rows, name=name, max_text_length=max_text_length, first_row=first_row, is_part=is_part)
+    return build_image_sequences(
+        rows,
+        name=name,
+        max_text_length=max_text_length,
+        refusal_of=refusal_of,
+        first_row=first_row,
+        is_part=is_part,
+    )
 
 
 def end_id(processor: Any, model_config: Any) -> int:

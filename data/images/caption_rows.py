@@ -13,7 +13,8 @@ import datasets
 import numpy as np
 
 from data.files.kinds import TABLES
-from data.images.opening import check_image, image_source, open_image
+from data.images.opening import ImageSource, image_source, name_of, open_image, read_size
+from data.images.shapes import RefusalOf, Size, refused_sizes
 from data.splits.data_path import locate
 from data.splits.examples import SplitExamples
 from data.splits.files import Files
@@ -72,34 +73,51 @@ class Pictures:
         place = f"{self.examples.place}, row {self.examples.row_number(index)}"
         return f"{self.examples.flag}: {place}: {error}; mend it, or take the row out"
 
-    def broken(self) -> np.ndarray:
-        """Which images are not there or have no header that can be read, bool [rows]. Pixels are not decoded.
+    def unusable(self, refusal_of: RefusalOf) -> np.ndarray:
+        """Which images are not there, have no header that can be read, or a shape that the processor refuses.
+
+        Pixels are not decoded.
+
+        Returns:
+            bool [rows].
 
         Raises:
             ConfigError: for the first such image, unless such rows are skipped.
         """
-        is_broken, said = np.zeros(len(self), dtype=bool), 0
+        is_unusable = np.zeros(len(self), dtype=bool)
+
+        def leave_out(index: int, error: BadExample) -> None:
+            refusal = self.examples.refusal(index, error)
+            if not is_unusable.any() and shows_progress():
+                print_line(f"left out: {refusal}")
+            is_unusable[index] = True
+
+        rows_of_size: dict[Size, list[int]] = {}
         places = iter(range(len(self)))
         with phase(f"checking {len(self):,} images of {self.examples.place}"), ThreadPoolExecutor(_THREADS) as pool:
             while some := list(islice(places, _CHECKED_AT_A_TIME)):
-                for index, error in zip(some, pool.map(self._problem, some), strict=True):
-                    if error is None:
-                        continue
-                    is_broken[index] = True
-                    refusal = self.examples.refusal(index, error)
-                    if not said and shows_progress():
-                        print_line(f"left out: {refusal}")
-                    said += 1
-        if said > 1 and shows_progress():
-            print_line(f"left out: {said:,} rows in all whose images cannot be read")
-        return is_broken
+                for index, size in zip(some, pool.map(self._size, some), strict=True):
+                    if isinstance(size, BadExample):
+                        leave_out(index, size)
+                    else:
+                        rows_of_size.setdefault(size, []).append(index)
+            refused = refused_sizes(rows_of_size, refusal_of)
+        reasons = {index: (size, reason) for size, reason in refused.items() for index in rows_of_size[size]}
+        for index, ((width, height), reason) in sorted(reasons.items()):
+            name = name_of(self._source(index))
+            leave_out(index, BadExample(f"the processor refuses image {name}, {width} x {height} pixels ({reason})"))
+        if (num_left_out := int(is_unusable.sum())) > 1 and shows_progress():
+            print_line(f"left out: {num_left_out:,} rows in all whose images cannot be used")
+        return is_unusable
 
-    def _problem(self, index: int) -> BadExample | None:
+    def _size(self, index: int) -> Size | BadExample:
         try:
-            check_image(image_source(self.example(index)[self.image_column], self.image_column, self.folder))
+            return read_size(self._source(index))
         except BadExample as error:
             return error
-        return None
+
+    def _source(self, index: int) -> ImageSource:
+        return image_source(self.example(index)[self.image_column], self.image_column, self.folder)
 
 
 @dataclass(frozen=True)

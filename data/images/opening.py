@@ -10,6 +10,7 @@ from typing import Any
 
 import numpy as np
 
+from data.images.shapes import Size
 from data.tokens.loss_mask import BadExample
 from utils.errors import in_one_line
 from utils.git_lfs import PULL, is_pointer
@@ -60,8 +61,8 @@ def image_source(value: Any, column: str, folder: Path | None) -> ImageSource:
     return path
 
 
-def check_image(source: ImageSource) -> None:
-    """Read an image's header. Its pixels are not decoded, so a file that was cut off later may still be broken.
+def read_size(source: ImageSource) -> Size:
+    """An image's width and height, by its header. Pixels are not decoded: a file that was cut off may still be broken.
 
     Raises:
         BadExample: if it is none.
@@ -69,11 +70,12 @@ def check_image(source: ImageSource) -> None:
     image_module = import_pillow()
     try:
         with image_module.open(_opened(source)) as image:
-            size = image.size
+            size: Size = image.size
     except Exception as error:  # each format has its own
         raise BadExample(_broken(source, error)) from error
     if min(size) < 1:
-        raise BadExample(f"image {_name(source)} has no pixels")
+        raise BadExample(f"image {name_of(source)} has no pixels")
+    return size
 
 
 def open_image(source: ImageSource) -> Any:
@@ -104,7 +106,7 @@ def _opened(source: ImageSource) -> Any:
     return io.BytesIO(source) if isinstance(source, bytes) else source
 
 
-def _name(source: ImageSource) -> str:
+def name_of(source: ImageSource) -> str:
     return f"of {len(source):,} bytes" if isinstance(source, bytes) else str(source)
 
 
@@ -114,4 +116,4 @@ def _broken(source: ImageSource, error: Exception) -> str:
         reason = PULL
     if isinstance(source, bytes):
         reason = reason.replace(f"'{io.BytesIO.__name__}'", "them")
-    return f"image {_name(source)} cannot be read ({reason})"
+    return f"image {name_of(source)} cannot be read ({reason})"

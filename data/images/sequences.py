@@ -9,6 +9,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from data.images.caption_rows import CaptionRows, Pictures
+from data.images.shapes import RefusalOf
 from data.sequences.flattening import flatten
 from data.sequences.tokenized import Sequences
 from data.tokens.labels import IGNORE_INDEX
@@ -55,15 +56,22 @@ class ImageSequences(Sequences):
 
 
 def build_image_sequences(
-    rows: Iterable[Mapping[str, Any]], *, name: str, max_text_length: int, first_row: int = 0, is_part: bool = False
+    rows: Iterable[Mapping[str, Any]],
+    *,
+    name: str,
+    max_text_length: int,
+    refusal_of: RefusalOf,
+    first_row: int = 0,
+    is_part: bool = False,
 ) -> ImageSequences:
     """Cut the captions of a caption dataset, check its images, and leave out rows that lack either.
 
     Args:
         max_text_length: the most tokens of a caption, its end token counted; what is cut off lacks that.
+        refusal_of: the processor's, of images by their size.
 
     Raises:
-        ConfigError: for other rows, an image that is missing or broken, or if no row is left.
+        ConfigError: for other rows, an image that is missing, broken or refused, or if no row is left.
     """
     if not isinstance(rows, CaptionRows):
         raise ConfigError(
@@ -74,7 +82,7 @@ def build_image_sequences(
     is_text = flat.labels != IGNORE_INDEX  # without a start token, which the prompt has
     offsets = np.concatenate([[0], np.cumsum(is_text)])[flat.offsets]
     starts, lengths = offsets[:-1], np.diff(offsets)
-    kept = (lengths > 0) & ~rows.pictures.broken()
+    kept = (lengths > 0) & ~rows.pictures.unusable(refusal_of)
     if not kept.any() and not is_part:
         raise ConfigError(f"dataset ({name}): none of its {len(flat)} rows has an image and a caption")
     kept_lengths = np.minimum(lengths, max_text_length)[kept]

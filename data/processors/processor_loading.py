@@ -11,6 +11,7 @@ from transformers.utils import IMAGE_PROCESSOR_NAME, PROCESSOR_NAME, cached_file
 
 from configs.training import TrainConfig
 from data.images.opening import import_pillow
+from data.images.shapes import Size
 from data.processors.sentencepiece_files import check_conversion, find_sentencepiece
 from data.processors.tokenizer_loading import add_special_tokens
 from data.processors.without_videos import load_without_videos
@@ -81,8 +82,17 @@ def has_processor(name: str) -> bool:
         return False
 
 
-def blank_image() -> Any:
-    return import_pillow().new("RGB", BLANK_SIZE)
+def blank_image(size: Size = BLANK_SIZE) -> Any:
+    return import_pillow().new("RGB", size)
+
+
+def refusal_of_size(processor: Any, size: Size) -> str | None:
+    """Why the processor takes no image of this size; None if it takes a blank one."""
+    try:
+        image_inputs(processor, blank_image(size), prompt_text(processor, ""))
+    except Exception as error:  # each processor has its own
+        return in_one_line(error)
+    return None
 
 
 def prompt_text(processor: Any, prompt: str) -> str:

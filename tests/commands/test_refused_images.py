@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 import transformers
+from PIL import Image
 
 from tests.helpers.image_models import save_image_model, save_pictures
 from tests.helpers.made import Made
@@ -55,6 +56,13 @@ def test_a_bad_row_is_named_before_weights_are_read(
 ) -> None:
     spoil(images.samples)
     assert message in images.refused(*flags_for(images), world_size=2)
+
+
+def test_a_shape_that_the_processor_refuses_is_named_before_weights_are_read(models: Made, images: Bench) -> None:
+    Image.new("RGB", (2, 4000)).save(images.samples.parent / "train-2.png")
+    refused = images.refused(*flags_for(images), "--model_name", str(models["qwen2_5_vl"]))
+    assert "train.jsonl, row 3: the processor refuses image " in refused
+    assert "train-2.png, 2 x 4000 pixels (absolute aspect ratio" in refused
 
 
 @pytest.mark.parametrize(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import json
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +18,7 @@ from data.dataset_functions.importing import find_dataset_function
 from data.images.opening import open_image
 from data.images.sequences import ImageSequences, build_image_sequences
 from data.pipeline import load_sequences
+from data.processors.processor_loading import refusal_of_size
 from data.tokens.encoding import Caption
 from data.tokens.loss_mask import BadExample
 from tests.helpers.image_models import MODELS, captioned, save_pictures
@@ -36,7 +38,9 @@ def read(
     config = CaptionDataset(data_path=str(path), **settings)
 
     def build(rows: Any, name: str) -> ImageSequences:
-        return build_image_sequences(rows, name=name, max_text_length=max_text_length)
+        return build_image_sequences(
+            rows, name=name, max_text_length=max_text_length, refusal_of=partial(refusal_of_size, processor)
+        )
 
     function = find_dataset_function("caption_dataset", config)
     encode = Caption(processor.tokenizer.eos_token_id)
@@ -149,6 +153,23 @@ def test_a_bad_row_is_named_or_left_out(row: dict, message: str, processor: Any,
     assert message in str(refused.value)
     kept = read(processor, table, skip_bad_rows=True)
     assert [sequence.source_row for sequence in kept] == [0, 2]
+
+
+def test_a_shape_that_the_processor_refuses_is_a_bad_row(tmp_path: Path) -> None:
+    qwen = MODELS["qwen2_5_vl"]()[1]
+    table = save_pictures(tmp_path, 6)
+    for index, size in ((1, (402, 2)), (4, (3, 900)), (5, (400, 2))):  # the last is at the limit, and taken
+        Image.new("RGB", size).save(tmp_path / f"train-{index}.png")
+    with pytest.raises(ConfigError) as refused:
+        read(qwen, table)
+    assert str(refused.value) == (
+        f"--caption_dataset.data_path: {table}, row 2: the processor refuses image {tmp_path / 'train-1.png'}, 402 x 2 "
+        "pixels (absolute aspect ratio must be smaller than 200, got 201.0); mend it, or leave such rows out with "
+        "--skip_bad_rows"
+    )
+    kept = read(qwen, table, skip_bad_rows=True)
+    assert [sequence.source_row for sequence in kept] == [0, 2, 3, 5]
+    assert "train: 2 samples left out by --skip_bad_rows" in kept.describe("train")
 
 
 def test_columns_of_other_names_are_asked_for(processor: Any, tmp_path: Path) -> None:
