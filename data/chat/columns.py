@@ -9,7 +9,7 @@ import datasets
 
 from configs.datasets import ChatDataset
 from data.chat.conversation import PROMPT_COLUMNS, columns_to_read, turn_columns
-from data.chat.preference import LABELS, PREFERENCE_COLUMNS
+from data.chat.preference import LABELS, PREFERENCE_COLUMNS, REJECTED
 from data.splits.examples import SplitExamples
 from utils.errors import ConfigError
 from utils.printing import print_line
@@ -42,8 +42,11 @@ def used_columns(examples: SplitExamples, config: ChatDataset) -> SplitExamples:
                 f"{examples.name}: column {column} holds images, sound or video, which a run on text alone would lose; "
                 "give a file without it"
             )
-    if config.preference and set(LABELS) & set(examples.columns) and shows_progress():
-        print_line(f"{examples.place}: rows that are labelled false are left out (--chat_dataset.preference chosen)")
+    if config.preference and shows_progress():
+        left_out = {"whose two answers are the same": {*REJECTED.values()}, "that are labelled false": {*LABELS}}
+        for which, columns_of_it in left_out.items():
+            if columns_of_it & set(examples.columns):
+                print_line(f"{examples.place}: rows {which} are left out (--chat_dataset.preference chosen)")
     if of_turns and not config.preference:
         examples = examples.with_columns(*(set(columns_to_read(config)) - set(PROMPT_COLUMNS)))
     return examples

@@ -64,6 +64,8 @@ def chosen_turns(
 ) -> tuple[Sequence[Any], Sequence[Any], bool]:
     """The good side of a row: the turns before it, those that are learned, and whether they are good.
 
+    They are not if the other side says the same: such a tie prefers neither.
+
     Args:
         turns: the row's turns, if it has them beside its answers.
         read_list: makes turns of a column's value.
@@ -75,16 +77,17 @@ def chosen_turns(
     column = next((name for name in REJECTED if example.get(name) is not None), None)
     if column is None:
         return _labelled_turns(example, turns, read_list)
-    if isinstance(example[column], str) and not _is_json(example[column]):
-        return _prompt(example, turns, read_list), [{"role": "assistant", "content": example[column]}], True
-    chosen = read_list(column, example[column])
-    if is_answer(chosen[0]):
-        return _prompt(example, turns, read_list), chosen, True
     rejected = example.get(REJECTED[column])
-    others = read_list("rejected", rejected) if rejected is not None else []
-    shared = len(list(takewhile(lambda pair: pair[0] == pair[1], zip(chosen, others, strict=False))))
-    shared = min(shared, len(chosen) - 1)
-    return chosen[:shared], chosen[shared:], True
+    if isinstance(example[column], str) and not _is_json(example[column]):
+        is_tie = isinstance(rejected, str) and rejected.strip() == example[column].strip()
+        return _prompt(example, turns, read_list), [{"role": "assistant", "content": example[column]}], not is_tie
+    chosen = read_list(column, example[column])
+    others = read_list(REJECTED[column], rejected) if rejected else []
+    num_shared = len(list(takewhile(lambda pair: pair[0] == pair[1], zip(chosen, others, strict=False))))
+    is_tie = num_shared == len(chosen)
+    num_shared = min(num_shared, len(chosen) - 1)
+    before = _prompt(example, turns, read_list) if is_answer(chosen[0]) else []
+    return [*before, *chosen[:num_shared]], chosen[num_shared:], not is_tie
 
 
 def _labelled_turns(

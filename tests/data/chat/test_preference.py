@@ -11,6 +11,7 @@ import pytest
 
 from configs.datasets import AlpacaDataset, ChatDataset, InstructionDataset
 from data.chat.conversation import read_conversation
+from data.chat.preference import REJECTED
 from data.dataset_functions.importing import find_dataset_function
 from data.sequences.causal import build_sequences
 from data.tokens.loss_mask import BadExample
@@ -69,6 +70,31 @@ def test_the_good_side_is_learned_where_asked(row: dict[str, Any]) -> None:
 def test_of_labelled_rows_the_bad_are_not_learned(row: dict[str, Any]) -> None:
     bad = {name: False if value is True else value for name, value in row.items()}
     assert read_conversation(bad, ChatDataset(preference="chosen")).has_loss == (False, False)
+
+
+@pytest.mark.parametrize("row", RANKED.values(), ids=RANKED)
+def test_a_tie_prefers_neither_side(row: dict[str, Any]) -> None:
+    sides = [name for name in row if name in REJECTED]
+    tie = row | {REJECTED[side]: row[side] for side in sides}
+    found = read_conversation(tie, ChatDataset(preference="chosen"))
+    assert (found.messages, found.has_loss) == ([QUESTION, GOOD], (False, False))
+
+
+def test_a_file_of_ranked_rows_gives_those_that_are_no_ties(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    rows = [{"prompt": "Sky?", "chosen": "Blue.", "rejected": other} for other in ("Green.", "Blue.", "Blue. ")]
+    (tmp_path / "dpo.json").write_text(json.dumps(rows))
+    config = ChatDataset(str(tmp_path / "dpo.json"), preference="chosen")
+    tokens = find_dataset_function("chat_dataset", config)(config, FAMILIES["ChatML"].tokenizer(), "train")
+    sequences = build_sequences(tokens, name="chat", context_length=200)
+    assert [sequence.source_row for sequence in sequences] == [0]
+    assert "train: 2 samples left out: no label token (within context_length)" in sequences.describe("train")
+    assert "rows whose two answers are the same are left out" in capsys.readouterr().out
+
+
+def test_of_answers_of_several_turns_only_what_differs_is_learned() -> None:
+    row = {"prompt": "Hi", "chosen": [*HISTORY[1:], GOOD], "rejected": [*HISTORY[1:], BAD]}
+    found = read_conversation(row, ChatDataset(preference="chosen"))
+    assert (found.messages, found.has_loss) == ([*HISTORY, GOOD], (False, False, False, True))
 
 
 def test_of_whole_conversations_only_what_differs_is_learned() -> None:
