@@ -3,23 +3,27 @@
 from __future__ import annotations
 
 import contextlib
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from checkpointing.folder import COMPLETE, STATE, STREAM, checkpoints, damage, listed_files
+from checkpointing.gone import holder_of_gone, refuse_if_gone
 from checkpointing.state_json import StateError, read_state
 from checkpointing.writing import FULL_FILE
 from configs.run import RunConfig
 from configs.training import TrainConfig
 from reporting.default_folders import folder_of_job, latest_run_folder, outputs
-from reporting.run_folder import check_can_begin, checkpoint_root, checkpoint_root_of, held_entries
+from reporting.run_folder import check_can_begin, checkpoint_root, checkpoint_root_of, held_entries, run_folder_of
 from reporting.run_yaml import now, read_run_yaml
 from utils.agreement import named
 from utils.distributed import gather_to_all, on_rank_zero
 from utils.environment import Environment, print_rank_zero
 from utils.errors import ConfigError
+
+T = TypeVar("T")
 
 _SMALL_BYTES = 2**24
 
@@ -75,18 +79,12 @@ def resolve_resume(config: RunConfig, env: Environment) -> RunConfig:
     elif train.resume and train.resume != "auto" and train.output_dir is None:
         folder = run_folder_of(Path(train.resume))
         if not Path(train.resume).exists():
+            refuse_if_gone(Path(train.resume))
             raise ConfigError(f"--resume: there is no {train.resume}; give a run's folder, or a checkpoint in it")
         if folder is None:
             raise ConfigError(f"--resume: {train.resume} is in no run folder; give --output_dir for what comes")
         train = replace(train, output_dir=str(folder))
     return replace(config, train_config=train, notes=tuple(notes))
-
-
-def run_folder_of(path: Path) -> Path | None:
-    """The run folder that a path is or lies in."""
-    return next(
-        (folder for folder in (path.absolute(), *path.absolute().parents) if (folder / "run.yaml").is_file()), None
-    )
 
 
 def find_checkpoints(train: TrainConfig, env: Environment) -> list[Path]:
@@ -111,6 +109,7 @@ def find_checkpoints(train: TrainConfig, env: Environment) -> list[Path]:
     if not found and (path / COMPLETE).is_file() and (path / STATE).is_file():
         found = [path]
     if not found:
+        refuse_if_gone(path)
         what = "is not there" if not path.exists() else f"holds no complete checkpoint (no {COMPLETE} in it)"
         raise ConfigError(
             f"--resume: {path} {what}; give a run folder, a folder like checkpoints/step-00000020, or auto"
@@ -152,6 +151,8 @@ def _begun_from(run: Path | None) -> list[Path]:
 def open_checkpoint(folders: list[Path], env: Environment, *, every_file: bool) -> Checkpoint | None:
     """The first undamaged checkpoint. What is wrong with those before it is printed.
 
+    One may be gone by now, deleted by its run, which still goes on.
+
     Args:
         folders: those that rank 0 sees.
         every_file: check every file, each rank that sees them its share, and agree with the other ranks; else check
@@ -160,21 +161,31 @@ def open_checkpoint(folders: list[Path], env: Environment, *, every_file: bool) 
     Raises:
         ConfigError: if all are damaged, or only some ranks see one that is in shards.
     """
+
+    def on_one(look: Callable[[], T]) -> T:
+        return on_rank_zero(look) if every_file else look()
+
     reason = ""
+    gone: list[str] = []  # said only if there is another
     for folder in folders:
         blind = _ranks_without(folder) if every_file else ()
         reason = _shared_damage(folder, env, blind) if every_file else _damage_of_small_files(folder)
         if not reason:
             try:
-                values = on_rank_zero(partial(_values, folder)) if every_file else _values(folder)
+                values = on_one(partial(_values, folder))
             except ConfigError as error:
                 reason = str(error)
             else:
                 _check_seen(folder, blind)
+                if every_file:
+                    print_rank_zero(env, *gone)
                 return Checkpoint(folder, values, blind)
-        if every_file or folder is folders[-1]:
+        if holder := on_one(partial(holder_of_gone, folder)):
+            gone.append(f"checkpoint: {folder} is not there any more; {holder} still goes on there")
+        elif every_file or folder is folders[-1]:
             print_rank_zero(env, f"checkpoint: {folder} is damaged: {reason}")
     if folders:
+        on_one(partial(refuse_if_gone, folders[-1]))
         raise ConfigError(
             f"--resume: {folders[-1]} is damaged ({reason}), and there is no other; give another checkpoint, or "
             "--overwrite to start afresh"

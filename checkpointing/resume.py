@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import warnings
 from collections.abc import Iterable, Mapping
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -17,8 +18,9 @@ from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LambdaLR, LRScheduler
 
 from checkpointing.comparison import TRAIN_ON
-from checkpointing.finding import Checkpoint, run_folder_of
+from checkpointing.finding import Checkpoint
 from checkpointing.folder import STATE
+from checkpointing.gone import refuse_if_gone
 from checkpointing.safe_reader import SafeFileSystemReader, load_tensors
 from checkpointing.train_state import TrainState
 from checkpointing.trained import MODEL, OPTIMIZER, Trained, model_tensors, trained_parameters
@@ -26,6 +28,7 @@ from checkpointing.writing import FULL_FILE, rng_file
 from policies.optimizers.states import zero_state
 from policies.weights.sources import keep_part
 from reporting.metrics_file import keep_until
+from reporting.run_folder import run_folder_of
 from reporting.run_yaml import read_run_yaml
 from utils.distributed import gather_to_all, on_rank_zero
 from utils.environment import Environment, print_rank_zero
@@ -53,6 +56,7 @@ def load_checkpoint(
         failure = _cause(error)
     failures = [reason for reason in gather_to_all(failure) if reason is not None]
     if failures:
+        on_rank_zero(partial(refuse_if_gone, checkpoint.folder))
         raise ConfigError(f"--resume: {checkpoint.folder} cannot be loaded: {' '.join(failures[0].split())}")
     _load_schedule(trained.scheduler, trained.optimizer, checkpoint.step)
     trained.scaler.load_state_dict(checkpoint.values.get("loss_scaler"))  # earlier versions wrote none

@@ -178,6 +178,11 @@ def checkpoint_root_of(run: Path) -> Path:
     return Path(elsewhere) if isinstance(elsewhere, str) else run / CHECKPOINTS
 
 
+def run_folder_of(path: Path) -> Path | None:
+    """The run folder that a path is or lies in."""
+    return next((folder for folder in (path.absolute(), *path.absolute().parents) if (folder / NAME).is_file()), None)
+
+
 Marks = tuple[tuple[int, int, int] | None, ...]
 
 

@@ -34,6 +34,7 @@ from utils.progress import shows_progress
 NAME = "lock.json"
 BEAT_SECONDS = 10.0  # from touch to touch
 STALE_SECONDS = 60.0  # without a touch, and the owner is dead
+BEGINNING = "a run that has just begun"  # whose lock names no owner yet
 _CERTAIN_SECONDS = 600.0  # as above, by the file server's clock, without waiting
 
 
@@ -215,24 +216,31 @@ def find_dead(flag: str, folder: Path, *, stale_seconds: float = STALE_SECONDS) 
     if is_alive is None:
         is_alive = _is_touched(folder / NAME, state, stale_seconds)
     if is_alive:
-        owner = state.owner or "a run that has just begun"
+        owner = state.owner or BEGINNING
         raise ConfigError(f"{flag}: {folder} is in use by {owner}; stop that run, or give another folder")
     return state
 
 
 def is_in_use(folder: Path) -> bool:
-    """Whether a run seems to hold the folder, for those who only look: nothing is written, and nothing waited for.
+    """Whether a run seems to hold the folder (`holder_of`)."""
+    return holder_of(folder) is not None
+
+
+def holder_of(folder: Path) -> str | None:
+    """The run that seems to hold the folder, for those who only look: nothing is written, and nothing waited for.
 
     An owner on another machine counts as alive if its last touch is recent by this machine's clock.
     """
     try:
         state = _read(folder / NAME)
-        is_alive = state.owner.is_alive() if state is not None and state.owner is not None else None
+        if state is None:
+            return None
+        is_alive = state.owner.is_alive() if state.owner is not None else None
     except (OSError, TypeError, ValueError, OverflowError, psutil.Error):  # another's lock.json may say anything
-        return False
-    if is_alive is not None or state is None:
-        return bool(is_alive)
-    return abs(time.time() - state.touched_at / 1e9) < STALE_SECONDS
+        return None
+    if is_alive is None:
+        is_alive = abs(time.time() - state.touched_at / 1e9) < STALE_SECONDS
+    return str(state.owner or BEGINNING) if is_alive else None
 
 
 def _read(path: Path) -> LockState | None:
