@@ -88,6 +88,8 @@ def check_free(config: RunConfig, env: Environment) -> None:
     if train.dist_checkpoint_root_folder:
         places.append(("--dist_checkpoint_root_folder", Path(train.dist_checkpoint_root_folder)))
         places.append(("--dist_checkpoint_folder", checkpoint_root(train, folder)))
+    else:
+        places.append(("--output_dir", checkpoint_root(train, folder)))
     if tracking.profiler_dir:
         places.append(("--profiler_dir", Path(tracking.profiler_dir)))
     for flag, place in places:
@@ -95,7 +97,7 @@ def check_free(config: RunConfig, env: Environment) -> None:
     # What held a folder before a restart has died with the job. Ranks of other machines cannot see that; rank 0 can.
     if env.is_rank_zero or not env.restarted:
         for flag, place in places:
-            if flag == "--dist_checkpoint_folder" or (flag == "--output_dir" and train.output_dir):
+            if flag == "--dist_checkpoint_folder" or (place == folder and train.output_dir):
                 find_dead(flag, place)
 
 
@@ -204,6 +206,12 @@ def _check_writable(flag: str, folder: Path) -> None:
     """Refuse a folder that could not be made or written, by the nearest one above it that exists."""
     existing = folder
     while not existing.exists():
+        if existing.is_symlink():
+            target = existing.parent / existing.readlink()
+            raise ConfigError(
+                f"{flag}: {existing} is a symbolic link to {target}, which is not there; make that folder, or give "
+                "another one"
+            )
         existing = existing.parent
     if not existing.is_dir():
         raise ConfigError(f"{flag}: {existing} is a file, not a folder; give another folder")

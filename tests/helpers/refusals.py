@@ -24,7 +24,8 @@ def dialogues(count: int) -> list[dict]:
 def contents(folder: Path) -> dict[str, tuple[int, int]]:
     """Every path below a folder, with size and time of change; Python's own bytecode caches left out."""
     paths = (path for path in folder.rglob("*") if "__pycache__" not in path.parts)
-    return {str(path): (path.stat().st_size, path.stat().st_mtime_ns) for path in paths}
+    stats = {str(path): path.stat(follow_symlinks=path.exists()) for path in paths}
+    return {path: (stat.st_size, stat.st_mtime_ns) for path, stat in stats.items()}
 
 
 def error_lines(stderr: str) -> list[str]:

@@ -103,6 +103,37 @@ def test_a_folder_that_holds_no_run_is_refused_by_the_names_of_what_it_holds(
         assert "--overwrite" not in line
 
 
+@pytest.mark.parametrize("way", WAYS)
+@pytest.mark.parametrize(
+    ("flag", "place"),
+    [
+        ("--output_dir", "link"),
+        ("--output_dir", "link/in/it"),
+        ("--dist_checkpoint_root_folder", "link"),
+        ("--profiler_dir", "link"),
+    ],
+)
+def test_a_link_to_what_is_not_there_is_named_with_its_flag(flag: str, place: str, way: str, tmp_path: Path) -> None:
+    (tmp_path / "link").symlink_to("scratch/runs")  # a disk that is not mounted
+    run = None if flag == "--output_dir" else tmp_path / "run"
+    profiles = ["--use_profiler"] if flag == "--profiler_dir" else []
+    line = refusal(run, flag, str(tmp_path / place), *profiles, *WAYS[way], around=tmp_path)
+    assert line == (
+        f"{flag}: {tmp_path}/link is a symbolic link to {tmp_path}/scratch/runs, which is not there; make that folder, "
+        "or give another one"
+    )
+
+
+def test_checkpoints_that_are_a_link_to_what_is_not_there_are_named(tmp_path: Path) -> None:
+    """Or a run whose checkpoints lie on a disk that is not mounted would start afresh."""
+    run = begin(tmp_path / "run")
+    (run / "checkpoints").symlink_to(tmp_path / "scratch")
+    line = refusal(run, "--resume", "auto", around=tmp_path)
+    assert line.startswith(
+        f"--output_dir: {run}/checkpoints is a symbolic link to {tmp_path}/scratch, which is not there"
+    )
+
+
 def test_a_run_that_lost_its_run_yaml_goes_on_in_another_folder(tmp_path: Path) -> None:
     """What else lies in the first one may be anybody's."""
     run = begin(tmp_path / "run")
