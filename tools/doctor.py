@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import argparse
 import os
+import shlex
 import socket
 import sys
 from collections.abc import Sequence
@@ -44,12 +45,21 @@ def say(line: str) -> None:
     print_line(f"doctor: {line}")
 
 
-def check_node(given: argparse.Namespace, flags: Sequence[str]) -> None:
+def check_node(given: argparse.Namespace, misplaced: Sequence[str], flags: Sequence[str]) -> None:
     """Check this node's names and routes, and meet the others.
+
+    Args:
+        misplaced: what stood before the --, and is none of the doctor's own flags.
+        flags: those of the run, behind it.
 
     Raises:
         ConfigError, TrainingError: with what is wrong, and the remedy.
     """
+    if misplaced:
+        raise ConfigError(
+            f"{misplaced[0]}: without a launcher, a run's flags come behind --; to measure its network, give "
+            f"torchrun [...] -m tools.doctor {shlex.join(misplaced)}"
+        )
     if flags:
         parse_flags(flags)
     if given.rdzv_endpoint is None:
@@ -109,8 +119,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--local_addr", help="this node's name for the others; default: its own full name")
     parser.add_argument("--wait_seconds", type=float, default=600.0, help="for the other nodes to come")
     parser.add_argument("--name_seconds", type=float, default=NAME_SECONDS, help="for a name to have an address")
-    given = parser.parse_args(words[: words.index("--")] if "--" in words else words)
-    return status_of(lambda: check_node(given, flags))
+    given, misplaced = parser.parse_known_args(words[: words.index("--")] if "--" in words else words)
+    return status_of(lambda: check_node(given, misplaced, flags))
 
 
 def check_ranks(flags: Sequence[str], report: Path | None) -> None:

@@ -92,6 +92,13 @@ def test_the_endpoint_is_required_without_a_launcher(capsys: pytest.CaptureFixtu
     assert capsys.readouterr().err.startswith("error: --rdzv_endpoint: ")
 
 
+def test_flags_of_a_run_without_a_launcher_are_shown_where_they_go(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["--enable_fsdp", "--model_name", "M x"]) == 2
+    said = capsys.readouterr().err
+    assert said.startswith("error: --enable_fsdp: without a launcher, a run's flags come behind --; ")
+    assert said.endswith("give torchrun [...] -m tools.doctor --enable_fsdp --model_name 'M x'\n")
+
+
 def test_what_nodes_differ_in_is_named_with_both_values() -> None:
     flags = ["--model_name", "M", "--lr", "1"]
     first, other = describe_node(flags), describe_node([*flags[:3], "2"])
