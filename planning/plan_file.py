@@ -20,6 +20,7 @@ from planning.planned_run import plan_of
 from planning.resolved import Resolved
 from policies.activations.checkpointing import Checkpointing
 from reporting.run_folder import PLAN
+from utils.atomic_write import write_atomically
 from utils.distributed import gather_to_all, on_rank_zero
 from utils.environment import Environment
 from utils.errors import in_one_line
@@ -71,9 +72,13 @@ def plan_at_start(
 
 
 def write_plan(folder: Path, plan: dict[str, Any] | None) -> None:
-    """Write the plan into the run folder; without one, nothing is there."""
+    """Write the plan into the run folder; without one, nothing is there.
+
+    Raises:
+        FileWriteError: if the disk refuses.
+    """
     if plan is not None:
-        (folder / PLAN).write_text(json.dumps(plan, indent=2) + "\n", encoding="utf-8")
+        write_atomically(folder / PLAN, json.dumps(plan, indent=2) + "\n")
 
 
 def _own_memory_gib(env: Environment) -> float:

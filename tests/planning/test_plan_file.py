@@ -18,7 +18,9 @@ from planning.data_facts import DataFacts
 from planning.plan_file import plan_at_start, write_plan
 from planning.resolved import Resolved, resolve
 from tests.helpers.generated import flags
+from tests.helpers.limited_files import files_limited_to
 from tests.helpers.processes import ProcessGroup
+from utils.atomic_write import FileWriteError
 from utils.environment import lone_process
 
 
@@ -33,6 +35,13 @@ def test_it_holds_the_plan_in_closed_form(resolved: Resolved, tmp_path: Path) ->
     written = json.loads((tmp_path / "plan.json").read_text())
     assert (written["made_by"], written["hardware"], written["world_size"]) == ("closed form", "1xCPU", 1)
     assert not plan.notes
+
+
+def test_a_disk_that_refuses_it_is_named_and_no_half_of_it_is_left(resolved: Resolved, tmp_path: Path) -> None:
+    plan = plan_at_start(resolved, lone_process(), DataFacts())
+    with files_limited_to(100), pytest.raises(FileWriteError, match=r"plan\.json cannot be written \(File too large\)"):
+        write_plan(tmp_path, plan.values)
+    assert not list(tmp_path.iterdir())
 
 
 def test_it_says_which_micro_batch_it_is_made_for(resolved: Resolved) -> None:
