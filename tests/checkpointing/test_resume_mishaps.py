@@ -9,16 +9,7 @@ import pytest
 
 from checkpointing.folder import damage
 from tests.helpers.processes import ProcessGroup
-from tests.helpers.resuming import as_if_killed_after, assert_bit_equal, flags_of
-
-PLAIN = ["--run_validation", "False"]
-
-
-@pytest.fixture(scope="module")
-def whole(tiny_model: Path, process_group: ProcessGroup, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    run = tmp_path_factory.mktemp("whole") / "run"
-    process_group.train(flags_of(tiny_model, run, *PLAIN), 1)
-    return run
+from tests.helpers.resuming import PLAIN, as_if_killed_after, assert_bit_equal, flags_of
 
 
 @pytest.mark.parametrize("text", ["", "settings: {train_config: {output", "\x00\x00"])

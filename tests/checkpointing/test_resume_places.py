@@ -12,18 +12,9 @@ from checkpointing.folder import checkpoints
 from configs.flags import parse_flags
 from reporting.run_folder import run_folder_of
 from tests.helpers.processes import ProcessGroup
-from tests.helpers.resuming import as_if_killed_after, assert_bit_equal, flags_of
+from tests.helpers.resuming import PLAIN, as_if_killed_after, assert_bit_equal, flags_of
 from utils.environment import Environment
 from utils.errors import ConfigError
-
-PLAIN = ["--run_validation", "False"]
-
-
-@pytest.fixture(scope="module")
-def whole(tiny_model: Path, process_group: ProcessGroup, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    run = tmp_path_factory.mktemp("whole") / "run"
-    process_group.train(flags_of(tiny_model, run, *PLAIN), 1)
-    return run
 
 
 def contents(folder: Path) -> list[tuple[Path, int]]:

@@ -14,16 +14,7 @@ from reporting.run_lock import RunLock
 from tests.helpers import random_documents
 from tests.helpers.processes import ProcessGroup
 from tests.helpers.refusals import error_lines
-from tests.helpers.resuming import flags_of
-
-PLAIN = ["--run_validation", "False"]
-
-
-@pytest.fixture(scope="module")
-def whole(tiny_model: Path, process_group: ProcessGroup, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    run = tmp_path_factory.mktemp("whole") / "run"
-    process_group.train(flags_of(tiny_model, run, *PLAIN), 1)
-    return run
+from tests.helpers.resuming import PLAIN, flags_of
 
 
 def deleting(file: Path, *folders: Path) -> list[str]:

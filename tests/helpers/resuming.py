@@ -15,6 +15,7 @@ from tests.helpers.processes import train_events
 
 NUM_STEPS = 8
 SHARDED = ["--enable_fsdp"]
+PLAIN = ["--run_validation", "False"]
 
 
 def flags_of(model: Path, output: Path, *flags: str) -> list[str]:

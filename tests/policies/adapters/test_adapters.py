@@ -66,16 +66,16 @@ def test_all_linear_leaves_experts_that_are_one_tensor_as_they_are() -> None:
 
 def test_linear_layers_of_a_family_s_own_are_adapted_if_they_are_that() -> None:
     """DeepSeek-V4's o_a_proj multiplies each group of its input by another part of the weight."""
-    small = {"vocab_size": 64, "hidden_size": 32, "moe_intermediate_size": 32, "num_attention_heads": 4, "head_dim": 16}
     config = transformers.DeepseekV4Config(
-        **small,
-        num_hidden_layers=1,
+        **LLAMA_LIKE | {"num_key_value_heads": 1},
+        head_dim=16,
+        moe_intermediate_size=32,
         q_lora_rank=16,
         qk_rope_head_dim=8,
         n_routed_experts=2,
         num_experts_per_tok=1,
-        layer_types=["sliding_attention"],
-        mlp_layer_types=["moe"],
+        layer_types=["sliding_attention"] * 2,
+        mlp_layer_types=["moe"] * 2,
         o_groups=2,
         o_lora_rank=8,
     )
