@@ -140,6 +140,7 @@ def open_reporter(
         scaler=trainable.scaler,
         num_epochs=config.train_config.num_epochs,
         num_steps=inputs.num_steps,
+        after_step=after_step,
         compiles=bool(config.train_config.compile),
     )
 

@@ -18,11 +18,10 @@ from reporting.tables import value_range
 
 
 def end_figures(events: list[dict[str, Any]]) -> dict[str, Any]:
-    """The last step of a run, the highest peak of any rank and the best evaluation, from its events."""
+    """The highest peak of any rank and the best evaluation of a run, from its events."""
     peaks = [event["peak_allocated_gib"] for event in events if event["event"] == "memory"]
     losses = [event["loss"] for event in events if event["event"] == "eval" and event["step"] > 0]
     return {
-        "step": max((event["step"] for event in events if event["event"] == "train"), default=0),
         "peak_allocated_gib": max(peaks, default=None),
         "best_eval_loss": min((loss for loss in losses if loss is not None), default=None),
     }

@@ -91,6 +91,7 @@ class RunReporter:
         scaler: LossScale,
         num_epochs: int,
         num_steps: int,
+        after_step: int,
         compiles: bool,
     ) -> None:
         """
@@ -99,6 +100,7 @@ class RunReporter:
             samples: where generated samples go.
             recorder: profiles a step or counts its operations (`reporting.profiling.step_recorder`).
             num_steps: optimizer steps of the whole run.
+            after_step: the step that a resumed run goes on after; 0 if it starts afresh.
             compiles: whether the first step compiles the model, which takes long.
         """
         self.tracking, self.env, self.folder = tracking, env, folder
@@ -106,6 +108,7 @@ class RunReporter:
         self.metrics, self.ledger, self.recorder, self.flops, self.scaler = metrics, ledger, recorder, flops, scaler
         self.num_epochs, self.num_steps = num_epochs, num_steps
         self.on_phase = ledger.record  # for train_step to call at each of PHASES
+        self._step = after_step  # the last one, whatever metrics.jsonl still tells of the sessions before
         self._compiles = compiles  # in the step to come
         self._bar = progress_bar("epoch", is_hidden=True)
         self._memory_table = MemoryTable()
@@ -208,6 +211,7 @@ class RunReporter:
             **({"loss_scale": record.loss_scale} if self.scaler.active else {}),
         }
         self.metrics.write("train", **event)
+        self._step = step
         if record.is_observed:
             if figures := self.communication.take():
                 self.metrics.write("communication", step=step, **figures)
@@ -286,7 +290,8 @@ class RunReporter:
         if self._end_is_written.acquire(blocking=False):
             seconds = time.perf_counter() - self._run_began
             status = "failed" if self.metrics.num_lost or self.metrics.num_deleted() else status
-            self.metrics.write("end", **end_figures(self.metrics.read()), status=status, seconds=seconds)
+            figures = end_figures(self.metrics.read())
+            self.metrics.write("end", step=self._step, **figures, status=status, seconds=seconds)
 
     def write_rest(self) -> list[str]:
         """Write what --save_metrics asks for, and what the disk has refused so far. Call this on rank 0, after the end.

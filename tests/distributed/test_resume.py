@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import json
 import shutil
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -248,6 +249,23 @@ def test_a_finished_run_has_nothing_left_to_do(
     process_group.train(flags_of(tiny_model, tmp_path / "run", "--resume", "auto"), 1)
     after = [event for event in read_metrics(tmp_path / "run") if event["event"] not in ("start", "end")]
     assert after == before
+
+
+SPOILED: dict[str, Callable[[Path], object]] = {
+    "missing": Path.unlink,
+    "garbled": lambda file: file.write_bytes(b"\x00\xfe{'event' \n" * 9),
+}
+
+
+@pytest.mark.parametrize("how", SPOILED)
+def test_the_end_tells_the_last_step_even_if_earlier_metrics_were_lost(
+    how: str, alone: Made, tiny_model: Path, process_group: ProcessGroup, tmp_path: Path
+) -> None:
+    run = Path(shutil.copytree(alone["plain"], tmp_path / "run"))
+    SPOILED[how](run / "metrics.jsonl")
+    process_group.train(flags_of(tiny_model, run, *VALIDATION["plain"], "--resume", "auto"), 1)
+    end = read_metrics(run)[-1]
+    assert (end["event"], end["step"], end["status"]) == ("end", NUM_STEPS, "finished")
 
 
 def test_auto_with_nothing_to_resume_starts_afresh(
