@@ -33,6 +33,7 @@ from reporting.run_yaml import read_run_yaml
 from utils.distributed import gather_to_all, on_rank_zero
 from utils.environment import Environment, print_rank_zero
 from utils.errors import ConfigError, in_one_line
+from utils.printing import print_line
 from utils.seeding import checked_rng_state, seed_everything, set_rng_state
 
 
@@ -83,7 +84,9 @@ def take_up_results(checkpoint: Checkpoint, state: TrainState, folder: Path, num
         for name in ("metrics.jsonl", "samples.jsonl"):
             if name in run_yaml["entries"] and (before / name).is_file():
                 source, target = before / name, folder / name
-                keep_until(source, target, step=state.step, epoch=unfinished, eval_due=state.eval_due)
+                num_others = keep_until(source, target, step=state.step, epoch=unfinished, eval_due=state.eval_due)
+                if num_others:
+                    print_line(f"resume: {num_others} line(s) of {source} are no events of a run; they are left out")
         if not run_yaml["settings"]["train_config"]["save_model"]:
             return before.resolve() == folder.resolve()
         saved = run_yaml.get("saved", {"step": 0, "folder": "."})

@@ -13,6 +13,7 @@ from io import RawIOBase
 from pathlib import Path
 from typing import Any, TextIO
 
+from reporting.events import Event, event_of, events_in
 from reporting.trackers import Trackers
 from utils.atomic_write import write_atomically
 
@@ -90,12 +91,12 @@ class MetricsFile:
         with open(self.path, "rb") as file:
             return sum(1 for _ in file)
 
-    def read(self) -> list[dict[str, Any]]:
-        """All lines so far, those that wait included; none on a rank that writes none."""
+    def read(self) -> list[Event]:
+        """All events so far, those that wait included; none on a rank that writes none."""
         if self.path is None:
             return []
         written = self.path.read_bytes() if self.path.exists() else b""
-        return [json.loads(line) for line in [*written.splitlines(), *self._waiting]]
+        return events_in([*written.splitlines(), *self._waiting])
 
     def _first_lines(self) -> list[bytes]:
         """The first of the lines that wait, at least one: a nearly full disk may take some."""
@@ -144,26 +145,30 @@ def _end_of_last_line(file: RawIOBase) -> int:
     return end
 
 
-def keep_until(source: Path, target: Path, *, step: int, epoch: int, eval_due: bool = False) -> None:
-    """Copy to `target` the lines of `source` up to a step, for a resumed run to append to.
+def keep_until(source: Path, target: Path, *, step: int, epoch: int, eval_due: bool = False) -> int:
+    """Copy to `target` the events of `source` up to a step, for a resumed run to append to.
 
-    Later lines are dropped, and with them `end` and a torn last line.
+    Later ones are dropped, and with them `end`, a torn last line, and lines that are no events.
 
     Args:
         epoch: the first one that had not ended at that step.
         eval_due: whether the step's evaluation is still to be done. A session that was killed later may have done it.
 
+    Returns:
+        How many lines are no events. A torn last line does not count: every kill may leave one.
+
     Raises:
         OSError: if `target` cannot be written; it is as it was, and may be `source`.
     """
-    kept = []
-    for line in source.read_text(encoding="utf-8", errors="replace").splitlines():
-        try:
-            event = json.loads(line)
-        except ValueError:
+    kept, num_others = [], 0
+    for line in source.read_bytes().splitlines(keepends=True):
+        event = event_of(line)
+        if event is None:
+            num_others += line.endswith(b"\n")
             continue
         is_later = event.get("step", 0) > step or (event["event"] == "epoch" and event["epoch"] >= epoch)
         is_later = is_later or (eval_due and event["event"] in ("eval", "sample") and event["step"] == step)
         if event["event"] != "end" and not is_later:
-            kept.append(line + "\n")
+            kept.append(line.decode("utf-8", errors="replace").rstrip("\r\n") + "\n")
     write_atomically(target, "".join(kept))
+    return num_others

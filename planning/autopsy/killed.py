@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from typing import Any
 
+from reporting.events import Event, events_in
 from reporting.run_yaml import NAME, read_run_yaml
 from utils.host_memory import HostMemory, killed_since
 from utils.processes import machine
@@ -19,10 +19,10 @@ def how_it_was_killed(folder: Path) -> list[str]:
     """
     events = _events(folder / "metrics.jsonl")
     run = read_run_yaml(folder) if (folder / NAME).is_file() else {}
-    if not events or not run or events[-1].get("event") == "end":
+    if not events or not run or events[-1]["event"] == "end":
         return []
-    step = max((event["step"] for event in events if event.get("event") == "train"), default=0)
-    residents = {e["rank"]: e["host_rss_gib"] for e in events if e.get("event") == "memory"}
+    step = max((event["step"] for event in events if event["event"] == "train"), default=0)
+    residents = {e["rank"]: e["host_rss_gib"] for e in events if e["event"] == "memory"}
     last_seen = ", ".join(f"rank {rank} {gib:.2f} GiB" for rank, gib in sorted(residents.items()))
     line = f"resume: the session before ended without a word after step {step}"
     killed = killed_since(_memory_of(run)) if run.get("machine") == machine() else ""
@@ -39,18 +39,9 @@ def _memory_of(run: dict[str, Any]) -> HostMemory | None:
         return None
 
 
-def _events(file: Path) -> list[dict[str, Any]]:
+def _events(file: Path) -> list[Event]:
     """The events of metrics.jsonl, as far as it can be read."""
     try:
-        lines = file.read_bytes().splitlines()
+        return events_in(file.read_bytes().splitlines())
     except OSError:
         return []
-    events = []
-    for line in lines:
-        try:
-            event = json.loads(line)
-        except ValueError:
-            continue
-        if isinstance(event, dict):
-            events.append(event)
-    return events

@@ -14,6 +14,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
+from reporting.events import Event, count, event_of
 from reporting.memory_phases import PHASES
 from reporting.plan_figures import NAME as PLAN
 from reporting.run_lock import is_in_use
@@ -26,9 +27,6 @@ FILES = (RUN_YAML, "metrics.jsonl", "samples.jsonl", PLAN, "oom.json")
 STATUSES = ("finished", "stopped", "failed")
 PEAKS = ("peak_allocated_gib", "reserved_gib", "host_rss_gib", "num_alloc_retries")
 _MOST_BYTES = 2**30  # of one file
-_MOST_STEPS = 2**53  # whole numbers that JavaScript can tell apart
-
-Event = dict[str, Any]
 
 
 @dataclass
@@ -128,22 +126,15 @@ def number(value: Any) -> float | int | None:
     return value if math.isfinite(value) else None
 
 
-def _count(value: Any) -> int | None:
-    return value if isinstance(value, int) and not isinstance(value, bool) and 0 <= value <= _MOST_STEPS else None
-
-
-def _lines(file: Path) -> Iterator[tuple[Any, bool]]:
-    """What each line holds, and whether it is JSON. A last line without its end is left out."""
+def _events(file: Path) -> Iterator[Event | None]:
+    """Each line's event; None for a line that is none. A last line without its end is left out."""
     if not is_readable(file):
         return
-    with open(file, encoding="utf-8", errors="replace", newline="\n") as lines:
+    with open(file, "rb") as lines:
         for line in lines:
-            if not line.endswith("\n"):
+            if not line.endswith(b"\n"):
                 return
-            try:
-                yield json.loads(line), True
-            except (ValueError, RecursionError):
-                yield None, False
+            yield event_of(line)
 
 
 def _read_metrics(run: RunFiles) -> None:
@@ -151,30 +142,28 @@ def _read_metrics(run: RunFiles) -> None:
     evals: dict[int, Event] = {}
     communication: dict[int, Event] = {}
     memory: dict[tuple[int, int, str], Event] = {}
-    for line, _is_json in _lines(run.folder / "metrics.jsonl"):
-        name = line.get("event") if isinstance(line, dict) else None
-        if not isinstance(name, str):
+    for event in _events(run.folder / "metrics.jsonl"):
+        if event is None:
             run.num_unread += 1
             continue
-        event = {key: number(value) for key, value in line.items() if key != "event"}
-        step, rank, phase = _count(line.get("step")), _count(line.get("rank")), line.get("phase")
+        name, figures = event["event"], {key: number(value) for key, value in event.items() if key != "event"}
         if name == "start":
-            run.start, run.end = event, {}
-            run.sessions.append(Session(_count(line.get("world_size")), _count(line.get("num_steps"))))
-        elif name == "end" and line.get("status") in STATUSES:
-            run.end = event | {"status": line["status"]}
-        elif name == "train" and step is not None:
-            train[step] = event
-            _add_to_session(run, step, event.get("step_seconds") or 0.0)
-        elif name == "eval" and step is not None:
-            evals[step] = event
-        elif name == "communication" and step is not None:
-            communication[step] = event
+            run.start, run.end = figures, {}
+            run.sessions.append(Session(count(event.get("world_size")), count(event.get("num_steps"))))
+        elif name == "end" and event.get("status") in STATUSES:
+            run.end = figures | {"status": event["status"]}
+        elif name == "train":
+            train[event["step"]] = figures
+            _add_to_session(run, event["step"], figures.get("step_seconds") or 0.0)
+        elif name == "eval":
+            evals[event["step"]] = figures
+        elif name == "communication":
+            communication[event["step"]] = figures
         elif name == "checkpoint":
-            run.checkpoints.append(event)
-        elif name == "memory" and step is not None and rank is not None and phase in PHASES:
-            memory[step, rank, phase] = event | {"phase": phase}
-        elif name in ("end", "train", "eval", "communication", "memory"):
+            run.checkpoints.append(figures)
+        elif name == "memory" and event["phase"] in PHASES:
+            memory[event["step"], event["rank"], event["phase"]] = figures | {"phase": event["phase"]}
+        elif name in ("end", "memory"):
             run.num_unread += 1
     run.train, run.evals, run.communication = (
         [events[step] for step in sorted(events)] for events in (train, evals, communication)
@@ -194,18 +183,18 @@ def _add_to_session(run: RunFiles, step: int, seconds: float) -> None:
 def _last_samples(file: Path) -> list[Event]:
     """The texts of the last evaluation that generated some."""
     samples: list[Event] = []
-    for line, _is_json in _lines(file):
-        step = _count(line.get("step")) if isinstance(line, dict) else None
-        if step is None:
+    for event in _events(file):
+        if event is None or event["event"] != "sample":
             continue
-        if samples and step != samples[-1]["step"]:
+        if samples and event["step"] != samples[-1]["step"]:
             samples = []
         texts = {
-            name: line[name]
+            name: event[name]
             for name in ("dataset", "prompt", "reference", "generated")
-            if isinstance(line.get(name), str)
+            if isinstance(event.get(name), str)
         }
-        samples.append({"step": step, "row": _count(line.get("row")), "rougeL": number(line.get("rougeL")), **texts})
+        figures = {"row": count(event.get("row")), "rougeL": number(event.get("rougeL"))}
+        samples.append({"step": event["step"], **figures, **texts})
     return samples
 
 

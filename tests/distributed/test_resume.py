@@ -254,7 +254,9 @@ def test_a_finished_run_has_nothing_left_to_do(
 SPOILED: dict[str, Callable[[Path], object]] = {
     "missing": Path.unlink,
     "garbled": lambda file: file.write_bytes(b"\x00\xfe{'event' \n" * 9),
+    "edited": lambda file: file.write_bytes(b'[]\n3\n{"step": 1}\n{"event": "train", "step": "7"}\n{"eve'),
 }
+LEFT_OUT = {"missing": 0, "garbled": 9, "edited": 4}
 
 
 @pytest.mark.parametrize("how", SPOILED)
@@ -263,7 +265,10 @@ def test_the_end_tells_the_last_step_even_if_earlier_metrics_were_lost(
 ) -> None:
     run = Path(shutil.copytree(alone["plain"], tmp_path / "run"))
     SPOILED[how](run / "metrics.jsonl")
-    process_group.train(flags_of(tiny_model, run, *VALIDATION["plain"], "--resume", "auto"), 1)
+    (outcome,) = process_group.train(flags_of(tiny_model, run, *VALIDATION["plain"], "--resume", "auto"), 1)
+    said = [line for line in outcome.stdout.splitlines() if "metrics.jsonl" in line]
+    line = f"resume: {LEFT_OUT[how]} line(s) of {run}/metrics.jsonl are no events of a run; they are left out"
+    assert said == [line] * (LEFT_OUT[how] > 0)
     end = read_metrics(run)[-1]
     assert (end["event"], end["step"], end["status"]) == ("end", NUM_STEPS, "finished")
 

@@ -13,10 +13,12 @@ from typing import Any
 import pytest
 from transformers import AutoModelForCausalLM
 
+from planning.autopsy.killed import how_it_was_killed
 from reporting.end_summary import end_figures
 from reporting.llama_recipes_lists import write_metrics_data
 from reporting.log_line import perplexity
 from reporting.metrics_file import MetricsFile, keep_until
+from reporting.report.run_files import read_run
 from reporting.trackers import Trackers
 from tests.helpers.contract import KEYS
 from tests.helpers.limited_files import files_limited_to
@@ -267,6 +269,38 @@ def test_lines_that_cannot_be_cut_back_are_all_there_and_the_file_is_named(tmp_p
     keep_until(path, path, step=3, epoch=1)
     assert written(path) == [1, 2, 3]
     assert [file.name for file in tmp_path.iterdir()] == ["metrics.jsonl"]
+
+
+NO_EVENTS: list[Any] = [
+    [], 3, None, "text", {}, {"step": 1}, {"event": None, "step": 1}, {"event": ["train"], "step": 1},
+    {"event": "train"}, {"event": "train", "step": "1"}, {"event": "eval", "step": None},
+    {"event": "eval", "step": True}, {"event": "sample", "step": -1}, {"event": "checkpoint", "step": 1.5},
+    {"event": "epoch"}, {"event": "epoch", "epoch": {}}, {"event": "memory", "step": 1, "rank": "0", "phase": "end"},
+    {"event": "memory", "step": 1, "rank": 0, "phase": ["after_forward"]}, {"event": "memory", "step": 1, "rank": 0},
+]  # fmt: skip
+
+
+def test_lines_that_are_no_events_are_left_out_by_all_readers_and_counted(tmp_path: Path) -> None:
+    """A line that was written halfway is not counted: every kill may leave one."""
+    events = [
+        {"event": "start", "num_steps": 5},
+        {"event": "train", "step": 1, "loss": "of any kind"},
+        {"event": "of a later version", "rank": 0},
+        {"event": "memory", "step": 2, "rank": 0, "phase": "after_forward", "host_rss_gib": 1.5},
+    ]
+    path = tmp_path / "metrics.jsonl"
+    bad = [*map(json.dumps, NO_EVENTS), "", "[" * 100_000, "\x00\ufffd", '{"event": "tr']
+    lines = [*bad, *map(json.dumps, events)]
+    path.write_text("\n".join([*lines, '{"event": "train", "st']), encoding="utf-8")
+    (tmp_path / "run.yaml").write_text("machine: another\n")
+    assert MetricsFile(path).read() == events
+    (line,) = how_it_was_killed(tmp_path)
+    assert line.startswith("resume: the session before ended without a word after step 1, as if it was killed")
+    assert line.endswith("; host memory of its ranks when it was last measured: rank 0 1.50 GiB")
+    assert read_run(tmp_path).num_unread == len(bad)
+    assert keep_until(path, path, step=3, epoch=1) == len(bad)
+    assert [json.loads(line) for line in path.read_text().splitlines()] == events
+    assert keep_until(path, path, step=3, epoch=1) == 0
 
 
 def test_naming_the_commit_leaves_the_checkout_as_it_is(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

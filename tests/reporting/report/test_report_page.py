@@ -295,7 +295,8 @@ def test_nothing_of_a_run_becomes_part_of_the_page(runs: Made, tmp_path: Path) -
     other = tmp_path / "other"
     other.mkdir()
     (other / "run.yaml").write_text(json.dumps(settings | {"devices": HOSTILE, "resumed": 3, "command": HOSTILE}))
-    sample = {"step": 1, "dataset": HOSTILE, "row": HOSTILE, "prompt": HOSTILE, "reference": [1], "generated": HOSTILE}
+    sample = {"event": "sample", "step": 1, "row": HOSTILE, "reference": [1]}
+    sample |= dict.fromkeys(("dataset", "prompt", "generated"), HOSTILE)
     write_lines(other / "samples.jsonl", [sample])
     (other / "oom.json").write_text(json.dumps({HOSTILE: {HOSTILE: [HOSTILE]}}))
     (other / "plan.json").write_text(json.dumps({"peak_gib": HOSTILE}))

@@ -1,0 +1,49 @@
+"""What a line of metrics.jsonl or samples.jsonl is. Another version, an editor or a failing disk may have written it.
+
+What places an event in the run (its name, step, epoch, rank, phase) is checked here, so readers may rely on it. Its
+figures may be missing or of any kind.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable
+from typing import Any
+
+Event = dict[str, Any]
+
+_COUNTS = ("step", "epoch", "rank")
+_PLACES = {
+    "train": ("step",),
+    "eval": ("step",),
+    "sample": ("step",),
+    "communication": ("step",),
+    "memory": ("step", "rank", "phase"),
+    "epoch": ("epoch",),
+}
+"""What an event of this name must have. Other events belong to the whole run, or to a later version."""
+
+_MOST = 2**53  # whole numbers that JavaScript can tell apart
+
+
+def event_of(line: bytes) -> Event | None:
+    """The event in a line: a JSON object with a name and a place; None if the line is anything else."""
+    try:
+        event = json.loads(line.decode("utf-8", errors="replace"))
+    except (ValueError, RecursionError):
+        return None
+    if not isinstance(event, dict) or not isinstance(event.get("event"), str):
+        return None
+    is_placed = event.keys() >= set(_PLACES.get(event["event"], ()))
+    is_placed = is_placed and all(count(event[name]) is not None for name in _COUNTS if name in event)
+    return event if is_placed and isinstance(event.get("phase", ""), str) else None
+
+
+def events_in(lines: Iterable[bytes]) -> list[Event]:
+    """The events in these lines; other lines are left out."""
+    return [event for line in lines if (event := event_of(line)) is not None]
+
+
+def count(value: Any) -> int | None:
+    """The value if it is a whole number from 0 on."""
+    return value if isinstance(value, int) and not isinstance(value, bool) and 0 <= value <= _MOST else None
