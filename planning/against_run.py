@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from planning.autopsy.out_of_memory import read_plan
+from reporting.events import figures
 from reporting.run_folder import PLAN
 from utils.atomic_write import write_atomically
 
@@ -50,7 +51,7 @@ def measure(plan: Mapping[str, Any], memory: list[Mapping[str, Any]], peak_gib: 
     `other_gib` is the peak less as much of each part as the plan has at its own peak: which parts were there at the
     measured one, nobody asked.
     """
-    parts = {part: max((event[f"{part}_gib"] for event in memory), default=0.0) for part in PARTS[:-1]}
+    parts = {part: max(figures(memory, f"{part}_gib"), default=0.0) for part in PARTS[:-1]}
     at_peak = sum(size * _share_at_peak(plan, part) for part, size in parts.items())
     return {
         "peak_gib": peak_gib,

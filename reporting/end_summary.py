@@ -12,6 +12,7 @@ from typing import Any
 from rich.table import Table
 
 from reporting.epoch_lines import averages_line
+from reporting.events import figures, number
 from reporting.log_line import clock
 from reporting.run_yaml import read_run_yaml
 from reporting.tables import value_range
@@ -19,19 +20,21 @@ from reporting.tables import value_range
 
 def end_figures(events: list[dict[str, Any]]) -> dict[str, Any]:
     """The highest peak of any rank and the best evaluation of a run, from its events."""
-    peaks = [event["peak_allocated_gib"] for event in events if event["event"] == "memory"]
-    losses = [event["loss"] for event in events if event["event"] == "eval" and event["step"] > 0]
+    memory = [event for event in events if event["event"] == "memory"]
+    evals = [event for event in events if event["event"] == "eval" and event["step"] > 0]
     return {
-        "peak_allocated_gib": max(peaks, default=None),
-        "best_eval_loss": min((loss for loss in losses if loss is not None), default=None),
+        "peak_allocated_gib": max(figures(memory, "peak_allocated_gib"), default=None),
+        "best_eval_loss": min(figures(evals, "loss"), default=None),
     }
 
 
 def end_summary(events: Iterable[dict[str, Any]], folder: Path, *, device_type: str) -> list[Any]:
     """The results: what held the memory at each phase, losses, speed, time, and where the weights are.
 
+    All that the run was for is saved by now, so nothing fails here: what is not known is left out.
+
     Args:
-        events: all of the run's, as read from metrics.jsonl.
+        events: all of the run's, as read from metrics.jsonl. Those of earlier sessions may lack any figure.
     """
     events = list(events)
     of: dict[str, list[dict[str, Any]]] = {}
@@ -40,13 +43,9 @@ def end_summary(events: Iterable[dict[str, Any]], folder: Path, *, device_type: 
     parts: list[Any] = []
     if memory := of.get("memory"):
         parts.append(_memory_table(memory, device_type))
-    if train := of.get("train"):
-        steady = sorted(event["tokens_per_second"] for event in train[len(train) // 4 :])
-        parts.append(
-            f"train loss {_loss(train[0])} -> {_loss(train[-1])} over {len(train)} steps, "
-            f"median {steady[len(steady) // 2]:,.0f} tokens/s"
-        )
-    if evals := of.get("eval"):
+    if training := _training(of.get("train", [])):
+        parts.append(training)
+    if evals := _with_loss(of.get("eval", [])):
         finite = [event for event in evals if event["loss"] is not None]
         best = min(finite, key=lambda event: event["loss"], default=evals[-1])
         parts.append(
@@ -55,22 +54,39 @@ def end_summary(events: Iterable[dict[str, Any]], folder: Path, *, device_type: 
         )
     if averages := averages_line(events):
         parts.append(averages)
-    if scored := [event for event in evals or () if "rougeL" in event]:
+    if scored := [event for event in of.get("eval", []) if number(event.get("rougeL")) is not None]:
         best = max(scored, key=lambda event: event["rougeL"])
         parts.append(
             f"rougeL {scored[0]['rougeL']:.2f} (step {scored[0]['step']}) -> {scored[-1]['rougeL']:.2f} "
             f"(step {scored[-1]['step']}), best {best['rougeL']:.2f} (step {best['step']})"
         )
     for end in of.get("end", []):
-        in_steps = sum(event["step_seconds"] for event in of.get("train", []))
-        parts.append(f"train time {clock(in_steps)} of {clock(end['seconds'])} | {_peaks(of.get('memory', []))}")
+        parts.append(f"{_times(of.get('train', []), end)}{_peaks(of.get('memory', []))}")
     if saved := read_run_yaml(folder).get("saved"):
         parts.append(f"weights {folder / saved['folder']} (of step {saved['step']})")
-    elif any(end["status"] == "stopped" for end in of.get("end", [])):
+    elif any(end.get("status") == "stopped" for end in of.get("end", [])):
         parts.append(f"weights in the checkpoint alone; to take them out: python -m tools.export {folder} --to DIR")
     else:
         parts.append("weights not saved")
     return parts
+
+
+def _training(train: list[dict[str, Any]]) -> str:
+    """The losses and the speed of the steps."""
+    parts = []
+    if known := _with_loss(train):
+        parts.append(f"train loss {_loss(known[0])} -> {_loss(known[-1])} over {len(train)} steps")
+    if steady := sorted(figures(train[len(train) // 4 :], "tokens_per_second")):
+        parts.append(f"median {steady[len(steady) // 2]:,.0f} tokens/s")
+    return ", ".join(parts)
+
+
+def _times(train: list[dict[str, Any]], end: dict[str, Any]) -> str:
+    """The time in steps and in all, before what else stands in that line."""
+    in_steps, in_all = figures(train, "step_seconds"), number(end.get("seconds"))
+    if train and not in_steps:
+        return "" if in_all is None else f"time {clock(in_all)} | "
+    return f"train time {clock(sum(in_steps))}{'' if in_all is None else f' of {clock(in_all)}'} | "
 
 
 def _memory_table(memory: list[dict[str, Any]], device_type: str) -> Table:
@@ -81,10 +97,11 @@ def _memory_table(memory: list[dict[str, Any]], device_type: str) -> Table:
     columns = ("params", "grads", "optimizer", "activations", "other", "allocated", "peak_allocated")
     for heading in ("phase", *columns):
         table.add_column(heading.replace("_allocated", ""), justify="left" if heading == "phase" else "right")
-    for phase in dict.fromkeys(event["phase"] for event in memory):
-        of_phase = [e for e in memory if e["step"] == last and e["phase"] == phase]
-        fullest = max(of_phase, key=lambda event: event["allocated_gib"])
-        table.add_row(phase, *(f"{fullest[f'{name}_gib']:.3f}" for name in columns))
+    at_last = [event for event in memory if event["step"] == last]
+    for phase in dict.fromkeys(event["phase"] for event in at_last):
+        of_phase = [event for event in at_last if event["phase"] == phase]
+        fullest = max(of_phase, key=lambda event: number(event.get("allocated_gib")) or 0.0)
+        table.add_row(phase, *(_gib(fullest.get(f"{name}_gib")) for name in columns))
     return table
 
 
@@ -93,16 +110,24 @@ def _peaks(memory: list[dict[str, Any]]) -> str:
     highest: dict[str, dict[int, float]] = {"peak_allocated_gib": {}, "reserved_gib": {}, "host_rss_gib": {}}
     for event in memory:
         for name, of_rank in highest.items():
-            if event[name] is not None:
-                of_rank[event["rank"]] = max(event[name], of_rank.get(event["rank"], 0.0))
+            if (gib := number(event.get(name))) is not None:
+                of_rank[event["rank"]] = max(gib, of_rank.get(event["rank"], 0.0))
     ranges = {name: value_range(of_rank.values(), ".3f") for name, of_rank in highest.items() if of_rank}
     if not ranges:
         return "peak memory not measured"
-    reserved = f", reserved {ranges['reserved_gib']}" if "reserved_gib" in ranges else ""
-    return (
-        f"peak memory {ranges['peak_allocated_gib']} GiB{reserved}, host {ranges['host_rss_gib']}, "
-        f"over {len(highest['peak_allocated_gib'])} rank(s)"
-    )
+    texts = {"peak_allocated_gib": "{} GiB", "reserved_gib": "reserved {}", "host_rss_gib": "host {}"}
+    shown = ", ".join(text.format(ranges[name]) for name, text in texts.items() if name in ranges)
+    return f"peak memory {shown}, over {max(map(len, highest.values()))} rank(s)"
+
+
+def _gib(value: Any) -> str:
+    gib = number(value)
+    return "-" if gib is None else f"{gib:.3f}"
+
+
+def _with_loss(events: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Those whose loss is known: a number, or null if it was not finite."""
+    return [event for event in events if event.get("loss", "") is None or number(event.get("loss")) is not None]
 
 
 def _loss(event: dict[str, Any]) -> str:

@@ -6,6 +6,7 @@ from collections.abc import Iterable
 from statistics import fmean
 from typing import Any
 
+from reporting.events import figures
 from reporting.log_line import perplexity
 
 
@@ -24,7 +25,7 @@ def epoch_line(epoch: int, seconds: float, train_loss: float, eval_loss: float |
 
 
 def averages_line(events: Iterable[dict[str, Any]]) -> str:
-    """The averages over the epochs of a run; empty if no epoch has ended.
+    """The averages over the epochs of a run, of what is known; empty if no epoch has ended.
 
     Args:
         events: all of the run's, as read from metrics.jsonl.
@@ -33,15 +34,15 @@ def averages_line(events: Iterable[dict[str, Any]]) -> str:
     epochs = [event for event in events if event["event"] == "epoch"]
     if not epochs:
         return ""
-    figures: dict[str, float] = {}
+    averages: dict[str, float] = {}
     for split, prefix in (("train", "avg_train"), ("eval", "avg_eval")):
-        losses = [event[f"{split}_loss"] for event in epochs if event[f"{split}_loss"] is not None]
-        if losses:
-            figures |= {f"{prefix}_prep": fmean(map(perplexity, losses)), f"{prefix}_loss": fmean(losses)}
-    figures["avg_epoch_time"] = fmean(event["seconds"] for event in epochs)
-    if saves := [event["seconds"] for event in events if event["event"] == "checkpoint"]:
-        figures["avg_checkpoint_time"] = fmean(saves)
-    return f"averages over {len(epochs)} epoch(s): {_joined(figures)}"
+        if losses := figures(epochs, f"{split}_loss"):
+            averages |= {f"{prefix}_prep": fmean(map(perplexity, losses)), f"{prefix}_loss": fmean(losses)}
+    if seconds := figures(epochs, "seconds"):
+        averages["avg_epoch_time"] = fmean(seconds)
+    if saves := figures((event for event in events if event["event"] == "checkpoint"), "seconds"):
+        averages["avg_checkpoint_time"] = fmean(saves)
+    return f"averages over {len(epochs)} epoch(s): {_joined(averages)}" if averages else ""
 
 
 def _joined(figures: dict[str, float]) -> str:

@@ -1,13 +1,14 @@
 """What a line of metrics.jsonl or samples.jsonl is. Another version, an editor or a failing disk may have written it.
 
 What places an event in the run (its name, step, epoch, rank, phase) is checked here, so readers may rely on it. Its
-figures may be missing or of any kind.
+figures may be missing or of any kind: read them with `number` and `figures`.
 """
 
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable
+import math
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 Event = dict[str, Any]
@@ -42,6 +43,18 @@ def event_of(line: bytes) -> Event | None:
 def events_in(lines: Iterable[bytes]) -> list[Event]:
     """The events in these lines; other lines are left out."""
     return [event for line in lines if (event := event_of(line)) is not None]
+
+
+def figures(events: Iterable[Mapping[str, Any]], name: str) -> list[float]:
+    """The figure of this name of the events that have it."""
+    return [figure for event in events if (figure := number(event.get(name))) is not None]
+
+
+def number(value: Any) -> float | int | None:
+    """The value if it is a finite number that JavaScript can hold."""
+    if isinstance(value, bool) or not isinstance(value, int | float) or not -1e100 < value < 1e100:
+        return None
+    return value if math.isfinite(value) else None
 
 
 def count(value: Any) -> int | None:

@@ -7,6 +7,7 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
+from reporting.events import figures, number
 from reporting.log_line import perplexity
 from reporting.metrics_file import json_number
 
@@ -14,17 +15,19 @@ from reporting.metrics_file import json_number
 def write_metrics_data(folder: Path, events: Iterable[dict[str, Any]]) -> None:
     """Write metrics_data.json. A val step is one evaluation, a val epoch an epoch's last evaluation.
 
+    A loss that is not finite, or not known, is null in the lists by step.
+
     Args:
         events: all of the run's, as read from metrics.jsonl.
     """
     events = list(events)
-    steps = [event["loss"] for event in events if event["event"] == "train"]
+    steps = [number(event.get("loss")) for event in events if event["event"] == "train"]
     epochs = [event for event in events if event["event"] == "epoch"]
-    evals = [event["loss"] for event in events if event["event"] == "eval" and event["step"] > 0]
-    val_epochs = [event["eval_loss"] for event in epochs if event["eval_loss"] is not None]
-    lists = {
+    evals = [number(event.get("loss")) for event in events if event["event"] == "eval" and event["step"] > 0]
+    val_epochs = figures(epochs, "eval_loss")
+    lists: dict[str, list[Any]] = {
         "train_step_loss": steps,
-        "train_epoch_loss": [event["train_loss"] for event in epochs],
+        "train_epoch_loss": [number(event.get("train_loss")) for event in epochs],
         "val_step_loss": evals,
         "val_epoch_loss": val_epochs,
     }

@@ -44,7 +44,7 @@ class TimeLeft:
 
 def clock(seconds: float) -> str:
     """Hours, minutes and seconds: "1:02:03"."""
-    return str(timedelta(seconds=round(seconds)))
+    return str(timedelta(seconds=round(seconds))) if abs(seconds) < 1e10 else f"{seconds:.3g} s"
 
 
 def perplexity(loss: float) -> float:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from reporting.events import Event, events_in
+from reporting.events import Event, events_in, number
 from reporting.run_yaml import NAME, read_run_yaml
 from utils.host_memory import HostMemory, killed_since
 from utils.processes import machine
@@ -22,8 +22,8 @@ def how_it_was_killed(folder: Path) -> list[str]:
     if not events or not run or events[-1]["event"] == "end":
         return []
     step = max((event["step"] for event in events if event["event"] == "train"), default=0)
-    residents = {e["rank"]: e["host_rss_gib"] for e in events if e["event"] == "memory"}
-    last_seen = ", ".join(f"rank {rank} {gib:.2f} GiB" for rank, gib in sorted(residents.items()))
+    residents = {e["rank"]: number(e.get("host_rss_gib")) for e in events if e["event"] == "memory"}
+    last_seen = ", ".join(f"rank {rank} {gib:.2f} GiB" for rank, gib in sorted(residents.items()) if gib is not None)
     line = f"resume: the session before ended without a word after step {step}"
     killed = killed_since(_memory_of(run)) if run.get("machine") == machine() else ""
     guess = ", as if it was killed (exit status -9 or 137), its disk was full, or the machine stopped"

@@ -13,6 +13,7 @@ from planning.cost.traffic import Traffic, seconds_per_step
 from planning.hardware import Hardware
 from policies.sharding import Layout
 from reporting.collectives import KINDS
+from reporting.events import number
 from utils.units import GIB
 
 MUCH = 1 / 3
@@ -46,8 +47,10 @@ class RunNetwork:
         """
         starts = [place for place, event in enumerate(events) if event["event"] == "start"]
         events = events[starts[-1] :] if starts else events
-        step_seconds = {event["step"]: event["step_seconds"] for event in events if event["event"] == "train"}
+        taken = {event["step"]: number(event.get("step_seconds")) for event in events if event["event"] == "train"}
+        step_seconds = {step: seconds for step, seconds in taken.items() if seconds}
         seen = [event for event in events if event["event"] == "communication" and event["step"] in step_seconds]
+        seen = [event for event in seen if number(event.get("exposed_seconds")) is not None]
         seen = [event for event in seen if min(self._total(event, "seconds"), self._total(event, "sent_gb")) > 0]
         if not seen:
             return []
@@ -69,7 +72,7 @@ class RunNetwork:
 
     def _total(self, event: Mapping[str, Any], figure: str) -> float:
         kinds = ("all_reduce",) if self._is_hybrid else KINDS
-        return float(sum(event[f"{kind}_{figure}"] for kind in kinds))
+        return float(sum(number(event.get(f"{kind}_{figure}")) or 0.0 for kind in kinds))
 
     @property
     def _is_hybrid(self) -> bool:
@@ -153,5 +156,6 @@ def _of_gloo(speeds: GroupSpeeds) -> GroupSpeeds:
 
 def _held_gib(events: Iterable[Mapping[str, Any]]) -> float:
     """The most that parameters, gradients and optimizer states of any rank took together."""
-    held = (e["params_gib"] + e["grads_gib"] + e["optimizer_gib"] for e in events if e["event"] == "memory")
+    parts = ("params_gib", "grads_gib", "optimizer_gib")
+    held = (sum(number(e.get(part)) or 0.0 for part in parts) for e in events if e["event"] == "memory")
     return max(held, default=0.0)

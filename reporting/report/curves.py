@@ -6,8 +6,9 @@ from bisect import bisect_right
 from itertools import accumulate
 from typing import Any
 
+from reporting.events import Event
 from reporting.memory_phases import PHASES
-from reporting.report.run_files import Event, RunFiles
+from reporting.report.run_files import RunFiles
 from reporting.report.thinning import kept_rows, rounded, trailing_means
 
 MOST_TRAIN_ROWS = 12_000

@@ -8,9 +8,10 @@ from functools import partial
 from statistics import median
 from typing import Any, Literal, NamedTuple
 
+from reporting.events import Event, number
 from reporting.log_line import clock
 from reporting.report.curves import total_tokens, wait_percent
-from reporting.report.run_files import Event, RunFiles, number
+from reporting.report.run_files import RunFiles
 from reporting.report.settings import num_machines
 
 Figure = float | int | str | None
@@ -112,7 +113,7 @@ def _lines(price_per_hour: float | None) -> Iterable[_FigureLine]:
 
 
 def _clock(seconds: float) -> str:
-    return clock(seconds) if 60 <= seconds < 1e10 else f"{seconds:.3g} s"
+    return clock(seconds) if seconds >= 60 else f"{seconds:.3g} s"
 
 
 def gib_text(gib: float | None) -> str:

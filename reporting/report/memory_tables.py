@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from typing import Any, NamedTuple
 
-from reporting.report.run_files import RunFiles, number
+from reporting.events import number
+from reporting.report.run_files import RunFiles
 from reporting.report.settings import as_text
 
 PLANNED_PARTS = ("params", "grads", "optimizer", "activations")

@@ -7,14 +7,13 @@ still being written.
 from __future__ import annotations
 
 import json
-import math
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-from reporting.events import Event, count, event_of
+from reporting.events import Event, count, event_of, number
 from reporting.memory_phases import PHASES
 from reporting.plan_figures import NAME as PLAN
 from reporting.run_lock import is_in_use
@@ -117,13 +116,6 @@ def read_run(folder: Path) -> RunFiles:
 def is_readable(file: Path) -> bool:
     """Whether this is a file of a size that a run writes: a pipe would be waited for."""
     return file.is_file() and file.stat().st_size <= _MOST_BYTES
-
-
-def number(value: Any) -> float | int | None:
-    """The value if it is a finite number that JavaScript can hold."""
-    if isinstance(value, bool) or not isinstance(value, int | float) or not -1e100 < value < 1e100:
-        return None
-    return value if math.isfinite(value) else None
 
 
 def _events(file: Path) -> Iterator[Event | None]:

@@ -251,12 +251,20 @@ def test_a_finished_run_has_nothing_left_to_do(
     assert after == before
 
 
+def strip_figures(file: Path) -> None:
+    kept = ("event", "step", "epoch", "rank", "phase")
+    events = [json.loads(line) for line in file.read_text().splitlines()]
+    stripped = [{name: value for name, value in event.items() if name in kept} for event in events]
+    file.write_text("".join(json.dumps(event) + "\n" for event in stripped))
+
+
 SPOILED: dict[str, Callable[[Path], object]] = {
     "missing": Path.unlink,
     "garbled": lambda file: file.write_bytes(b"\x00\xfe{'event' \n" * 9),
     "edited": lambda file: file.write_bytes(b'[]\n3\n{"step": 1}\n{"event": "train", "step": "7"}\n{"eve'),
+    "stripped": strip_figures,
 }
-LEFT_OUT = {"missing": 0, "garbled": 9, "edited": 4}
+LEFT_OUT = {"missing": 0, "garbled": 9, "edited": 4, "stripped": 0}
 
 
 @pytest.mark.parametrize("how", SPOILED)
@@ -265,7 +273,8 @@ def test_the_end_tells_the_last_step_even_if_earlier_metrics_were_lost(
 ) -> None:
     run = Path(shutil.copytree(alone["plain"], tmp_path / "run"))
     SPOILED[how](run / "metrics.jsonl")
-    (outcome,) = process_group.train(flags_of(tiny_model, run, *VALIDATION["plain"], "--resume", "auto"), 1)
+    given = [*VALIDATION["plain"], "--resume", "auto", "--save_metrics"]
+    (outcome,) = process_group.train(flags_of(tiny_model, run, *given), 1)
     said = [line for line in outcome.stdout.splitlines() if "metrics.jsonl" in line]
     line = f"resume: {LEFT_OUT[how]} line(s) of {run}/metrics.jsonl are no events of a run; they are left out"
     assert said == [line] * (LEFT_OUT[how] > 0)

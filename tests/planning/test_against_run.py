@@ -77,6 +77,13 @@ def test_on_a_cpu_what_is_counted_by_tensors_is_compared(tmp_path: Path) -> None
     assert (measured["params_gib"], measured["peak_gib"], measured["other_gib"]) == (4.0, None, None)
 
 
+def test_an_event_without_its_figures_is_read_past(tmp_path: Path) -> None:
+    (tmp_path / "plan.json").write_text(json.dumps(PLAN.to_dict() | {"price": None}))
+    events = [{"event": "memory", "step": 1}, memory("after_backward") | {"activations_gib": None}]
+    (line,) = compare_with_plan(tmp_path, events, [17.5], has_allocator=True)
+    assert line.startswith("memory planned / measured, GiB: peak 18.00 / 17.50 (+2.9 %)")
+
+
 def test_a_disk_that_refuses_keeps_the_plan_and_the_figures_are_said(tmp_path: Path) -> None:
     before = compared(tmp_path, 17.5, 2.0)
     planned = (tmp_path / "plan.json").read_text()

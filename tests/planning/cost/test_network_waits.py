@@ -72,6 +72,15 @@ def test_nothing_is_said_of_a_network_that_is_not_what_steps_wait_for() -> None:
     assert network.lines(unmeasured, ROOM) == []
 
 
+def test_steps_of_which_figures_are_missing_are_left_out() -> None:
+    network = RunNetwork(FULL, TRAFFIC, NODES)
+    whole = run_of(network, gigabits=80, exposed=6.0)
+    step = {"event": "communication", "step": 6}
+    missing = [{"event": "train", "step": 6}, step, {"event": "train", "step": 7, "step_seconds": 1.0}]
+    missing += [step | {"step": 7}, {"event": "memory", "step": 6}]
+    assert network.lines([*whole, *missing], ROOM) == network.lines(whole, ROOM)
+
+
 def test_what_an_earlier_session_waited_for_does_not_count() -> None:
     """A run that goes on in one process still has the events of its sixteen ranks."""
     network = RunNetwork(FULL, TRAFFIC, NODES)
