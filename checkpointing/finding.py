@@ -9,7 +9,15 @@ from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar
 
-from checkpointing.folder import COMPLETE, STATE, STREAM, checkpoints, damage, listed_files
+from checkpointing.folder import (
+    COMPLETE,
+    STATE,
+    STREAM,
+    checkpoints,
+    damage,
+    incomplete_checkpoints,
+    listed_files,
+)
 from checkpointing.gone import holder_of_gone, refuse_if_gone
 from checkpointing.state_json import StateError, read_state
 from checkpointing.writing import FULL_FILE
@@ -117,6 +125,23 @@ def find_checkpoints(train: TrainConfig, env: Environment) -> list[Path]:
     if run is not None:
         _check_holds_no_other_run(run, found, _own_roots(train, run), has_own=bool(own))
     return found
+
+
+def passed_over(train: TrainConfig, taken: Checkpoint | None) -> list[Path]:
+    """The incomplete checkpoints that are newer than the one taken; all of them if the run starts afresh.
+
+    Empty if the one taken was asked for by its own path.
+    """
+    if not train.resume:
+        return []
+    roots = [] if train.output_dir is None else _own_roots(train, Path(train.output_dir))
+    if taken is not None and train.resume != "auto":
+        if taken.folder.resolve() == Path(train.resume).resolve():
+            return []
+        roots.append(taken.folder.parent)
+    after = -1 if taken is None else taken.step
+    each = {root.resolve(): root for root in roots}.values()
+    return [folder for root in each for folder in incomplete_checkpoints(root, after=after)]
 
 
 def _own_roots(train: TrainConfig, run: Path) -> list[Path]:

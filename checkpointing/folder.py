@@ -62,6 +62,17 @@ def checkpoints(root: Path) -> list[Path]:
     return sorted(folders, key=step_of, reverse=True)
 
 
+def incomplete_checkpoints(root: Path, *, after: int) -> list[Path]:
+    """The folders of checkpoints after this step that were not written to the end, or lack COMPLETE; newest first."""
+    found = []
+    for path in root.glob("step-*"):
+        named = path.with_name(path.name.removesuffix(_INCOMPLETE))
+        is_complete = named == path and (path / COMPLETE).is_file()
+        if is_step_folder(named) and step_of(named) > after and path.is_dir() and not is_complete:
+            found.append((step_of(named), path))
+    return [path for _, path in sorted(found, reverse=True)]
+
+
 def is_ours(path: Path) -> bool:
     """Whether this program wrote it: a checkpoint, or one that is half written or given up. Never a symbolic link."""
     if path.is_symlink() or not path.is_dir():

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from functools import partial
 from typing import Any
 
 from checkpointing.comparison import check_place, check_same
-from checkpointing.finding import Checkpoint, open_checkpoint
+from checkpointing.finding import Checkpoint, open_checkpoint, passed_over
+from checkpointing.folder import COMPLETE
 from checkpointing.resume import load_checkpoint
 from checkpointing.train_state import TrainState
 from configs.run import RunConfig
@@ -14,6 +16,7 @@ from data.streaming.loader import StreamLoader
 from planning.going_on import Begun
 from planning.inputs import Inputs
 from preparation.building import TrainingParts
+from utils.distributed import on_rank_zero
 from utils.environment import Environment, print_rank_zero
 
 
@@ -24,6 +27,10 @@ def find_checkpoint(begun: Begun, inputs: Inputs, env: Environment) -> Checkpoin
         ConfigError: on every rank, if all are damaged, or if going on from this one would change the result.
     """
     checkpoint = open_checkpoint(begun.folders, env, every_file=True)
+    if incomplete := on_rank_zero(partial(passed_over, begun.config.train_config, checkpoint)):
+        names = ", ".join(map(str, incomplete))
+        why = f"not written to the end, or without {COMPLETE}"
+        print_rank_zero(env, f"resume: incomplete checkpoints are passed over ({why}): {names}")
     if checkpoint is not None:
         steps_per_epoch = inputs.data.steps_per_epoch(inputs.resolved.batches)
         changes = check_same(checkpoint, inputs.resolved.config, inputs.identity(), num_steps=inputs.num_steps)

@@ -11,7 +11,9 @@ from pathlib import Path
 
 import pytest
 
+from checkpointing.finding import Checkpoint, passed_over
 from checkpointing.folder import checkpoints, checksum, damage, listed_files
+from configs.training import TrainConfig
 from tests.helpers.processes import ProcessGroup
 from tests.helpers.refusals import error_lines
 from tests.helpers.resuming import assert_bit_equal, flags_of
@@ -80,6 +82,32 @@ def test_when_every_checkpoint_is_damaged_the_run_is_refused_and_nothing_is_dele
         assert "is damaged (__0_0.distcp has " in line
         assert "--overwrite" in line
     assert sorted((path, path.stat().st_mtime_ns) for path in run.rglob("*") if path.is_file()) == before
+
+
+def test_newer_checkpoints_that_are_incomplete_are_named_unless_a_checkpoint_was_asked_for(tmp_path: Path) -> None:
+    run = tmp_path / "run"
+    root = run / "checkpoints"
+    for name in ("step-00000003", "step-00000006", "step-00000008.given-up"):
+        (root / name).mkdir(parents=True)
+        (root / name / "COMPLETE").write_text("{}")
+    for name in ("step-00000004", "step-00000007", "step-00000012.incomplete", "step-9"):
+        (root / name).mkdir()
+    (root / "step-00000011").write_text("a file")
+    (run / "run.yaml").write_text("settings: {}\n")
+
+    def named(resume: Path | str, taken: int | None, output: Path = run) -> list[str]:
+        checkpoint = None if taken is None else Checkpoint(root / f"step-{taken:08d}", {"state": {"step": taken}})
+        found = passed_over(TrainConfig("model", resume=str(resume), output_dir=str(output)), checkpoint)
+        assert {path.parent for path in found} <= {root}
+        return [path.name for path in found]
+
+    newer = ["step-00000012.incomplete", "step-00000007"]
+    other = tmp_path / "other"
+    assert named("auto", 6) == named(run, 6) == named(root, 6, other) == named(run, 6, other) == newer
+    assert named("auto", 3) == named("auto", None) == [*newer, "step-00000004"]
+    assert named(root / "step-00000003", 3) == named(root / "step-00000003", 3, other) == []
+    assert named("auto", 3, other) == [], "of the run whose checkpoint this one began with"
+    assert passed_over(TrainConfig("model", output_dir=str(run)), None) == [], "without --resume"
 
 
 def test_a_checkpoint_whose_index_is_forged_runs_nothing(

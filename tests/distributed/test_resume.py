@@ -15,7 +15,7 @@ from tests.helpers.checkpoints import complete
 from tests.helpers.made import Made
 from tests.helpers.overflowing import make_overflowing_model, write_dataset_function
 from tests.helpers.pairwise import select, select_product, slow_but
-from tests.helpers.processes import ProcessGroup, read_metrics, train_events
+from tests.helpers.processes import Outcome, ProcessGroup, read_metrics, train_events
 from tests.helpers.resuming import NUM_STEPS, SHARDED, as_if_killed_after, assert_bit_equal, flags_of, results
 
 FEATURES = {
@@ -258,6 +258,13 @@ def strip_figures(file: Path) -> None:
     file.write_text("".join(json.dumps(event) + "\n" for event in stripped))
 
 
+def passed_over(outcome: Outcome) -> list[str]:
+    """The incomplete checkpoints that a run named."""
+    lines = [line for line in outcome.stdout.splitlines() if "passed over" in line]
+    assert len(lines) <= 1
+    return lines[0].split("): ")[1].split(", ") if lines else []
+
+
 SPOILED: dict[str, Callable[[Path], object]] = {
     "missing": Path.unlink,
     "garbled": lambda file: file.write_bytes(b"\x00\xfe{'event' \n" * 9),
@@ -292,8 +299,13 @@ def test_auto_with_nothing_to_resume_starts_afresh(
     killed_early.mkdir()
     shutil.copy(tmp_path / "run/run.yaml", killed_early)
     (killed_early / "metrics.jsonl").write_text('{"event": "train", "step": 1}\n')
+    (killed_early / "checkpoints/step-00000006.incomplete").mkdir(parents=True)
+    (killed_early / "checkpoints/step-00000003").mkdir()
+    (killed_early / "checkpoints/step-00000003/state.json").write_text('{"state": {}, "settings": {}}')
     given[given.index("--output_dir") + 1] = str(killed_early)
-    process_group.train(given, 1)
+    (outcome,) = process_group.train(given, 1)
+    names = ("step-00000006.incomplete", "step-00000003")
+    assert passed_over(outcome) == [f"{killed_early}/checkpoints/{name}" for name in names]
     assert results(killed_early) == results(tmp_path / "run")
 
 
@@ -301,9 +313,12 @@ def test_a_path_may_be_a_checkpoint_or_a_run_and_goes_on_in_another_folder(
     alone: Made, tiny_model: Path, process_group: ProcessGroup, tmp_path: Path
 ) -> None:
     whole = alone["validated"]
-    for number, path in enumerate((whole / "checkpoints/step-00000003", as_if_killed_after(3, whole, tmp_path / "k"))):
-        other = tmp_path / f"other{number}"
-        process_group.train(flags_of(tiny_model, other, "--resume", str(path)), 1)
+    killed = as_if_killed_after(3, whole, tmp_path / "k")
+    newer = [f"{killed}/checkpoints/step-00000006.incomplete"]
+    for path, named in ((whole / "checkpoints/step-00000003", []), (killed, newer)):
+        other = tmp_path / f"other{len(named)}"
+        (outcome,) = process_group.train(flags_of(tiny_model, other, "--resume", str(path)), 1)
+        assert passed_over(outcome) == named
         assert_bit_equal(other, whole)
     assert len(train_events(whole)) == NUM_STEPS
 
