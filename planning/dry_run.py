@@ -22,6 +22,7 @@ from planning.what_fits import NOTHING_FITS, fits_table, predictor, what_fits
 from policies.quantization.choice import resolve_quantization
 from policies.quantization.float8 import resolve_float8
 from reporting.tables import print_for_people
+from utils.atomic_write import write_in_place
 from utils.environment import Environment, print_rank_zero
 from utils.errors import ConfigError
 from utils.progress import say_if_it_lasts
@@ -38,6 +39,7 @@ def dry_run(argv: Sequence[str], config: RunConfig, env: Environment, train_step
 
     Raises:
         ConfigError: if the run would be refused.
+        FileWriteError: if the disk refuses the JSON; the plan has been printed.
     """
     if not env.is_rank_zero:
         return
@@ -69,7 +71,7 @@ def dry_run(argv: Sequence[str], config: RunConfig, env: Environment, train_step
         print_for_people("", fits_table(changes, plan.memory.capacity_gib) if changes else NOTHING_FITS)
     if report is not None:
         values = plan.to_dict() | {"what_fits": [change.to_dict() for change in changes]}
-        report.write_text(json.dumps(values, indent=2) + "\n", encoding="utf-8")
+        write_in_place(report, json.dumps(values, indent=2) + "\n")
 
 
 def _check_device(resolved: Resolved, env: Environment) -> None:

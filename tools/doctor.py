@@ -6,7 +6,7 @@ Under the run's launcher, to measure the network, and what it means for a step w
     torchrun [...] -m tools.doctor [--json FILE] [FLAGS]
 
 --json writes the speeds into a file that plans take by --network_speeds. FLAGS are those of finetuning.py. Exit
-status: 0 all is well; 2 refused: it would be so again; 1 a node was not there.
+status: 0 all is well; 2 refused: it would be so again; 1 a node was not there, or FILE could not be written.
 """
 
 from __future__ import annotations

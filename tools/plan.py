@@ -5,7 +5,7 @@
 
 The other flags are those of finetuning.py, which it runs with --dry_run (docs/planning.md). --find plans every
 combination of method, precision, optimizer, strategy and micro-batch instead, and prints a table. Exit status: 0
-whatever the verdict; 2 refused, as the run would be.
+whatever the verdict; 2 refused, as the run would be; 1 if the file of --dry_run_json could not be written.
 """
 
 from __future__ import annotations

@@ -1,4 +1,7 @@
-"""A file that is replaced as a whole: who reads it finds what was there before, or all of what is there now."""
+"""Files that are written as a whole, and named if the disk refuses them.
+
+Who reads one that is replaced finds what was there before, or all of what is there now.
+"""
 
 from __future__ import annotations
 
@@ -54,6 +57,18 @@ def write_atomically(file: Path, contents: str | bytes, *, sync: bool = False) -
     finally:
         with suppress(OSError):  # it is there only if something failed, Ctrl-C included
             temporary.unlink()
+
+
+def write_in_place(file: Path, text: str) -> None:
+    """Write into the file that is there, or a new one. For paths that a user names: /dev/stdout and pipes stay such.
+
+    Raises:
+        FileWriteError: an OSError, if the disk or the folder refuses; a part of the text may be there then.
+    """
+    try:
+        file.write_text(text, encoding="utf-8")
+    except OSError as error:
+        raise FileWriteError(file, error) from error
 
 
 def sync_folder(folder: Path) -> None:

@@ -137,6 +137,17 @@ def test_every_verdict_is_an_exit_status_of_zero_and_the_json_has_it(tmp_path: P
         assert f"\n{verdict.replace('_', ' ')}: peak " in done.stdout
 
 
+def test_json_that_the_disk_refuses_is_named_below_the_plan(tiny_model: Path) -> None:
+    flags = ["--model_name", str(tiny_model), "--dry_run", "--dry_run_hardware", "H200"]
+    done = run_command(*flags, "--dry_run_json", "/dev/full")
+    assert (done.returncode, done.stdout.count("\nfits: peak ")) == (1, 1), done.stderr
+    assert done.stderr.split("\n")[-2:] == [
+        "error: /dev/full cannot be written (No space left on device); make room there",
+        "",
+    ]
+    assert "Traceback" not in done.stderr
+
+
 def test_a_load_only_check_shows_what_each_rank_holds_and_writes_nothing(tiny_model: Path, tmp_path: Path) -> None:
     flags = ["--enable_fsdp", "--load_only", "--output_dir", str(tmp_path / "run"), "--model_name", str(tiny_model)]
     done = run_command(*flags, nproc=2, cwd=tmp_path)

@@ -197,6 +197,12 @@ def test_what_ranks_measure_is_what_a_plan_takes(tiny_model: Path, process_group
     assert planned("--network_speeds", str(report)) > 2 * planned(), "gloo over loopback, in place of NVLink"
 
 
+def test_speeds_that_the_disk_refuses_are_said_in_one_line(process_group: ProcessGroup) -> None:
+    (outcome,) = process_group.run(partial(main, ["--json", "/dev/full"]), 1)
+    said = "error: /dev/full cannot be written (No space left on device); make room there"
+    assert (outcome.status, outcome.stderr.splitlines()) == (1, [said])
+
+
 def test_other_numbers_of_machines_count_with_the_links_that_were_measured() -> None:
     measured = Speeds(ring(4, 1e9), ring(2, 50e9), ring(2, 1e9))
     two = Hardware(parse_hardware("H200").card, cards_per_node=2, nodes=2, measured=measured)

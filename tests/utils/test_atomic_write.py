@@ -13,7 +13,7 @@ import pytest
 
 from tests.helpers.limited_files import files_limited_to
 from tests.helpers.processes import ROOT, run_forked
-from utils.atomic_write import FileWriteError, write_atomically
+from utils.atomic_write import FileWriteError, write_atomically, write_in_place
 
 
 def held(folder: Path) -> dict[str, bytes]:
@@ -76,6 +76,18 @@ def test_what_cannot_be_replaced_stays_and_so_does_no_half(tmp_path: Path) -> No
         write_atomically(tmp_path / "a\nfolder", "all")
     assert [path.name for path in tmp_path.iterdir()] == ["a\nfolder"]
     assert str(refused.value) == f"{tmp_path}/a folder cannot be written (Is a directory)", "one line"
+
+
+def test_a_pipe_that_is_written_stays_a_pipe_and_a_full_device_is_named(tmp_path: Path) -> None:
+    pipe = tmp_path / "pipe"
+    os.mkfifo(pipe)
+    with open(os.open(pipe, os.O_RDONLY | os.O_NONBLOCK), "rb") as reader:
+        write_in_place(pipe, "ä\n")
+        assert reader.read() == "ä\n".encode()
+    assert pipe.is_fifo()
+    with pytest.raises(FileWriteError) as refused:
+        write_in_place(Path("/dev/full"), "all")
+    assert str(refused.value) == "/dev/full cannot be written (No space left on device); make room there"
 
 
 def test_ctrl_c_leaves_no_half(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -26,9 +26,10 @@ from planning.resolved import resolve
 from policies.sharding import Layout
 from tools.network.bandwidth import measure_speeds
 from tools.network.identity import describe_node, differences
+from utils.atomic_write import write_in_place
 from utils.distributed import gather_to_all, start_process_group, stop_process_group
 from utils.environment import Environment, read_environment
-from utils.errors import ConfigError, TrainingError
+from utils.errors import ConfigError
 from utils.units import GIB
 
 _WORTH_SAYING = 1.2  # how many times less HYBRID_SHARD has to communicate
@@ -43,6 +44,7 @@ def check_ranks(flags: Sequence[str], say: Callable[[str], None], report: Path |
 
     Raises:
         ConfigError, TrainingError: on every rank that found what is wrong, or all.
+        FileWriteError: if the disk refuses the report.
     """
     env = read_environment()
     config = parse_flags(flags) if flags else None
@@ -68,13 +70,10 @@ def check_ranks(flags: Sequence[str], say: Callable[[str], None], report: Path |
 def _write(report: Path, speeds: Speeds, env: Environment) -> None:
     """
     Raises:
-        TrainingError: if the disk refuses the file.
+        FileWriteError: if the disk refuses the file.
     """
     contents = {"device": _describe_device(env), "speeds": speeds.to_dict()}
-    try:
-        report.write_text(json.dumps(contents, indent=2) + "\n", encoding="utf-8")
-    except OSError as error:
-        raise TrainingError(f"--json: {report} cannot be written ({error.strerror})") from None
+    write_in_place(report, json.dumps(contents, indent=2) + "\n")
 
 
 def _say_nothing(line: str) -> None:
