@@ -91,7 +91,11 @@ class _FlopRecorder:
             f"model {model / 1e12:.4g} TFLOP per device | counted / model {counted / max(1.0, model):.3f}"
         )
         figures = {"step": step, "counted_flops_per_device": counted, "model_flops_per_device": model}
-        add_to_run_yaml(self.folder, flop_counter=figures | {"step_seconds": seconds})
+        try:
+            add_to_run_yaml(self.folder, flop_counter=figures | {"step_seconds": seconds})
+        except OSError as error:  # a note is worth no run
+            reason = error.strerror or str(error)
+            self.say(f"flop counter: run.yaml cannot be written ({reason}); it lacks these figures, and the run goes on")
 
 
 class _TraceRecorder:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -13,10 +14,16 @@ from torch.utils.flop_counter import FlopCounterMode
 from transformers import LlamaConfig
 from transformers.models.llama.modeling_llama import LlamaRotaryEmbedding
 
-from reporting.profiling import attention_formulas
+from configs.tracking import TrackingConfig
+from data.batches.counts import BatchCounts
+from reporting.profiling import attention_formulas, step_recorder
+from tests.helpers.limited_files import files_limited_to
 from tests.helpers.processes import ProcessGroup, read_metrics, train_events
 from tests.helpers.refusals import error_lines
 from tests.helpers.tracking_files import trace_events
+from utils.distributed import start_process_group
+from utils.environment import read_environment
+from utils.printing import print_line
 
 # Eight rows of ten tokens, each but a row's first learned; four rows make a step.
 RECIPE = """
@@ -101,6 +108,35 @@ def test_counting_changes_no_figure_and_happens_once(
         assert printed.count("flop counter | step 1 |") == printed.count("flop counter | ") == len(given) // 2
         losses[name] = [(event["loss"], event["grad_norm"]) for event in train_events(tmp_path / name)]
     assert losses["counted"] == losses["plain"]
+
+
+class NoFlops:
+    def count(self, counts: BatchCounts) -> float:
+        return 0.0
+
+
+def count_where_run_yaml_cannot_be_written(folder: Path) -> None:
+    env = read_environment()
+    start_process_group(env)
+    tracking = TrackingConfig(flop_counter=True, flop_counter_start=1)
+    record = step_recorder(tracking, env, folder, NoFlops(), print_line)
+    with files_limited_to(2000):
+        for step in (1, 2):
+            with record(step, BatchCounts(1, 1, 1)):
+                torch.ones(2, 3) @ torch.ones(3, 4)
+
+
+def test_figures_that_the_disk_refuses_are_printed_and_the_run_goes_on(
+    process_group: ProcessGroup, tmp_path: Path
+) -> None:
+    earlier = f"command: {'a' * 2000}\n"
+    (tmp_path / "run.yaml").write_text(earlier)
+    (outcome,) = process_group.train(partial(count_where_run_yaml_cannot_be_written, tmp_path), 1)
+    counted, refused = outcome.stdout.splitlines()
+    assert counted.startswith("flop counter | step 1 | counted 4.8e-11 TFLOP per device, ")
+    said = "flop counter: run.yaml cannot be written (File too large); it lacks these figures, and the run goes on"
+    assert refused == said
+    assert {file.name: file.read_text() for file in tmp_path.iterdir()} == {"run.yaml": earlier}
 
 
 @pytest.mark.parametrize("causal", [False, True])
