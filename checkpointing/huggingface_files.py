@@ -12,28 +12,47 @@ from peft import PeftModel
 from torch import nn
 
 from policies.sharding import own_class, unwrap
+from utils.disk_errors import disk_refusal
+from utils.errors import ConfigError
 
 FOLDER = "huggingface"
 
 
 def huggingface_files(model: nn.Module, tokenizer: Any) -> dict[str, bytes]:
-    """config.json, generation_config.json, the tokenizer's files and adapter_config.json, by their paths."""
+    """config.json, generation_config.json, the tokenizer's files and adapter_config.json, by their paths.
+
+    Raises:
+        ConfigError: if the machine's folder for temporary files, where libraries write them first, does not take them.
+    """
+    try:
+        with tempfile.TemporaryDirectory() as temporary:
+            folder = Path(temporary)
+            _write(model, tokenizer, folder)
+            return {f"{FOLDER}/{path.name}": path.read_bytes() for path in sorted(folder.iterdir()) if path.is_file()}
+    except Exception as error:
+        if (reason := disk_refusal(error)) is None:
+            raise
+        where = tempfile.tempdir or "the folder for temporary files"
+        raise ConfigError(
+            f"the model's config and tokenizer cannot be written in {where} ({reason}); make room there, or name "
+            "another place with the variable TMPDIR"
+        ) from error
+
+
+def _write(model: nn.Module, tokenizer: Any, folder: Path) -> None:
     inner: Any = unwrap(model)
-    with tempfile.TemporaryDirectory() as temporary:
-        folder = Path(temporary)
-        if isinstance(inner, PeftModel):
-            settings = copy.copy(inner.peft_config[inner.active_adapter])
-            settings.inference_mode = True
-            settings.save_pretrained(str(folder))
-            inner = inner.get_base_model()
-        config = copy.deepcopy(inner.config)
-        config.architectures = [own_class(inner).__name__]
-        config.dtype = inner.dtype
-        config.save_pretrained(folder)
-        if inner.can_generate():
-            inner.generation_config.save_pretrained(folder)
-        tokenizer.save_pretrained(folder)
-        return {f"{FOLDER}/{path.name}": path.read_bytes() for path in sorted(folder.iterdir()) if path.is_file()}
+    if isinstance(inner, PeftModel):
+        settings = copy.copy(inner.peft_config[inner.active_adapter])
+        settings.inference_mode = True
+        settings.save_pretrained(str(folder))
+        inner = inner.get_base_model()
+    config = copy.deepcopy(inner.config)
+    config.architectures = [own_class(inner).__name__]
+    config.dtype = inner.dtype
+    config.save_pretrained(folder)
+    if inner.can_generate():
+        inner.generation_config.save_pretrained(folder)
+    tokenizer.save_pretrained(folder)
 
 
 def model_config_values(files: dict[str, bytes]) -> dict[str, Any]:

@@ -10,7 +10,8 @@ from typing import Any
 
 from checkpointing.exporting.plan import ExportPlan
 from checkpointing.exporting.safetensors_file import check_model_files, write_model_files
-from utils.errors import ConfigError, TrainingError
+from utils.disk_errors import disk_refusal
+from utils.errors import ConfigError, RunError, TrainingError
 from utils.units import readable
 
 
@@ -67,7 +68,11 @@ def write_export(
         if verify is not None:
             verify(temporary)
         temporary.rename(folder)
-    except OSError as error:
-        raise TrainingError(f"--to: {folder} cannot be written ({error})") from error
+    except RunError:
+        raise
+    except Exception as error:
+        if (reason := disk_refusal(error)) is None:
+            raise
+        raise TrainingError(f"--to: {folder} cannot be written ({reason})") from error
     finally:
         shutil.rmtree(temporary, ignore_errors=True)

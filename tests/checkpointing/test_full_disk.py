@@ -175,6 +175,28 @@ def test_a_full_disk_that_leaves_nothing_is_said_and_so_is_a_stop_without_its_ch
     assert "to go on, give the same command" not in done.stdout
 
 
+@pytest.mark.parametrize(("size", "takes"), [("4k", "config.json"), ("12k", "all but the tokenizer")])
+def test_a_full_folder_for_temporary_files_is_named_and_nothing_is_written(
+    size: str, takes: str, tiny_model: Path, tmp_path: Path
+) -> None:
+    disk, recipe, run = tmp_path / "disk", tmp_path / "recipe.py", tmp_path / "run"
+    disk.mkdir()
+    # As TMPDIR would have it, which Python has read before the process was forked.
+    recipe.write_text(
+        f"import tempfile\nfrom tests.helpers.random_documents import *\ntempfile.tempdir = {str(disk)!r}\n"
+    )
+    words = [str(disk), size, str(tmp_path / "copy"), str(ROOT / "finetuning.py")]
+    words += flags_of(tiny_model, run, "--max_train_step", "1", "--dataset", f"{recipe}:get_custom_dataset")
+    done = run_forked([str(ROOT / "tests/helpers/own_disk.py"), *words])
+    assert done.returncode == 2, done.stderr + done.stdout
+    assert error_lines(done.stderr) == [
+        f"error: the model's config and tokenizer cannot be written in {disk} (No space left on device); make room "
+        "there, or name another place with the variable TMPDIR"
+    ]
+    assert "Traceback" not in done.stderr
+    assert not run.exists()
+
+
 def test_a_pointer_that_cannot_be_moved_names_the_checkpoint_before(tmp_path: Path) -> None:
     point_to(tmp_path / "step-00000003", LATEST)
     with files_limited_to(0), pytest.raises(OSError, match="cannot be written") as refused:

@@ -14,6 +14,7 @@ from transformers import AutoConfig, AutoModelForCausalLM
 
 from tests.helpers.checkpoints import changed, complete, save_checkpoint, with_lora
 from tests.helpers.exports import KINDS, Capture, export
+from tests.helpers.limited_files import files_limited_to
 from tools.export import main
 from tools.make_tiny_model import make_tiny_model
 
@@ -125,6 +126,15 @@ def test_a_full_disk_is_refused_before_it_is_full(
 ) -> None:
     monkeypatch.setattr(shutil, "disk_usage", lambda path: shutil._ntuple_diskusage(10**6, 10**6 - 10**5, 10**5))
     assert "iB free" in refusal(capsys, checkpoint, tmp_path / "out")
+
+
+def test_a_disk_that_is_full_when_the_tokenizer_is_written_is_said(
+    lora_checkpoint: Path, tmp_path: Path, capsys: Capture
+) -> None:
+    size = (lora_checkpoint / "huggingface/tokenizer.json").stat().st_size
+    with files_limited_to(size - 1):  # the adapter is smaller
+        line = refusal(capsys, lora_checkpoint, tmp_path / "out", status=1)
+    assert line == f"error: --to: {tmp_path}/out cannot be written (File too large)"
 
 
 def test_a_place_that_cannot_be_written_is_refused(checkpoint: Path, tmp_path: Path, capsys: Capture) -> None:
