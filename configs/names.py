@@ -1,6 +1,8 @@
 """Find the settings that a flag names, and explain unknown names."""
 
-from difflib import get_close_matches
+from collections.abc import Collection
+from difflib import SequenceMatcher
+from typing import NamedTuple
 
 from configs.hints import HINTS, VALUE_HINTS
 from configs.needless import NEEDLESS
@@ -55,10 +57,7 @@ def explain_unknown(name: str) -> str:
         return f"unknown flag; here it is {HINTS[field]}"
     if needless := NEEDLESS.get(name) or NEEDLESS.get(field):
         return f"unknown flag; leave it out: {needless}"
-    near = _nearest(name) or (_nearest(field) if section else "")
-    if section and (known := find(field)) and not near.endswith(f".{field}"):
-        return f"unknown flag; did you mean {flag(known[0])}?"
-    return f"unknown flag; did you mean --{near}?" if near else "unknown flag; --help lists them all"
+    return f"unknown flag; {_guess(section, field) or '--help lists them all'}"
 
 
 def value_hint(dotted: str, raw: str | list[str]) -> str:
@@ -67,8 +66,78 @@ def value_hint(dotted: str, raw: str | list[str]) -> str:
     return f"; {hint}" if hint else ""
 
 
-def _nearest(name: str) -> str:
-    """The known name, dotted or bare, that `name` is probably a misspelling of; empty if none is near."""
-    bare = [field for field in _DOTTED_BY_FIELD if field not in _DATASET_FIELDS]
-    matches = get_close_matches(name, [*bare, *SETTINGS, "config", "help"], n=1, cutoff=0.7)
-    return matches[0] if matches else ""
+_LIKE = 0.7
+_LIKE_IN_A_SECTION = 0.65  # which has few names to mistake it for
+_SHORTEST_BEGINNING = 3
+_MOST_NAMES = 3  # more are no guess
+
+
+class _Near(NamedTuple):
+    """Known names that a name is probably a misspelling or the beginning of, and how much they are like it, up to 1."""
+
+    likeness: float
+    names: list[str]
+
+
+def _guess(section: str, field: str) -> str:
+    """What the unknown name, dotted if it has a section, was probably meant to be, as a clause; empty without a guess.
+
+    Names of other tools are misspelled, too: --learning_rat is their learning_rate, and that is --lr here.
+    """
+    if section and (guess := _guess_dotted(section, field)):
+        return guess
+    bare = [name for name in _DOTTED_BY_FIELD if name not in _DATASET_FIELDS]
+    if field.startswith("no"):
+        bare += [f"no{name}" for name in bare if find_negated(f"no{name}")]
+    flags = _like([*bare, "config", "help"], field) or _like(SETTINGS, field, may_begin=False)
+    of_datasets, of_others = _like(_DATASET_FIELDS, field), _like(HINTS, field, may_begin=False)
+    nearest = max(filter(None, (flags, of_datasets, of_others)), key=lambda near: near.likeness, default=None)
+    if nearest is None:
+        return ""
+    if nearest is of_others:
+        return f"if {nearest.names[0]} is meant, here it is {HINTS[nearest.names[0]]}"
+    return _did_you_mean(nearest.names, of_any_dataset=nearest is of_datasets)
+
+
+def _guess_dotted(section: str, field: str) -> str:
+    """The same, if it is a name in this section, or in one that is called almost so."""
+    near = None if section in SECTIONS else _like(SECTIONS, section)
+    sections = near.names if near else [section]
+    if len(sections) > 1 and field in _DATASET_FIELDS:
+        return _did_you_mean([field], of_any_dataset=True)
+    found = []
+    for one in sections:
+        fields = [name.split(".")[1] for name in SETTINGS if name.startswith(f"{one}.")]
+        if in_this := _like(fields, field, least=_LIKE_IN_A_SECTION):
+            found += [f"{one}.{name}" for name in in_this.names]
+    known = find(field)
+    return _did_you_mean(found) or (f"did you mean {flag(known[0])}?" if known else "")
+
+
+def _did_you_mean(names: list[str], *, of_any_dataset: bool = False) -> str:
+    """The clause; empty without names."""
+    flags = " or ".join(f"--NAME.{name}" if of_any_dataset else f"--{name}" for name in names)
+    which = ", with the NAME of --dataset" if of_any_dataset else ""
+    return f"did you mean {flags}{which}?" if names else ""
+
+
+def _like(known: Collection[str], name: str, *, least: float = _LIKE, may_begin: bool = True) -> _Near | None:
+    """The known names that are most like this one; None if none is, or too many.
+
+    Args:
+        may_begin: whether those that begin with it count as the likest.
+    """
+    if name in known:
+        return _Near(1.0, [name])
+    if may_begin and len(name) >= _SHORTEST_BEGINNING:
+        begun = [one for one in known if one.startswith(name)]
+        if 0 < len(begun) <= _MOST_NAMES:
+            return _Near(1.0, begun)
+    matcher, most, likest = SequenceMatcher(b=name, autojunk=False), least, list[str]()
+    for one in known:
+        matcher.set_seq1(one)
+        if matcher.real_quick_ratio() < most or matcher.quick_ratio() < most or (ratio := matcher.ratio()) < most:
+            continue
+        likest = [*(likest if ratio == most else []), one]
+        most = ratio
+    return _Near(most, likest) if 0 < len(likest) <= _MOST_NAMES else None

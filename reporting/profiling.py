@@ -95,7 +95,9 @@ class _FlopRecorder:
             add_to_run_yaml(self.folder, flop_counter=figures | {"step_seconds": seconds})
         except OSError as error:  # a note is worth no run
             reason = error.strerror or str(error)
-            self.say(f"flop counter: run.yaml cannot be written ({reason}); it lacks these figures, and the run goes on")
+            self.say(
+                f"flop counter: run.yaml cannot be written ({reason}); it lacks these figures, and the run goes on"
+            )
 
 
 class _TraceRecorder:

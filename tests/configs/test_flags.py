@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from configs.flags import help_text, parse_flags, wants_help
 from configs.hints import HINTS
-from configs.names import find
+from configs.names import explain_unknown, find
 from configs.needless import NEEDLESS
 from configs.run import SETTINGS, RunConfig
 from utils.errors import ConfigError
@@ -324,7 +324,7 @@ def test_numbers_arrive_as_they_were_typed(integer, number):
         ("--fsdp_config.optimiser SGD", "--fsdp_config.optimiser: unknown flag; did you mean --fsdp_config.optimizer?"),
         ("--fsdp.optimizer SGD", "--fsdp.optimizer: unknown flag; did you mean --fsdp_config.optimizer?"),
         ("--peft_config.r 8", "--peft_config.r: unknown flag; did you mean --lora_config.r?"),
-        ("--train.lr 1", "--train.lr: unknown flag; did you mean --lr?"),
+        ("--train.lr 1", "--train.lr: unknown flag; did you mean --train_config.lr?"),
         (
             "--batchsize 4",
             "--batchsize: unknown flag; here it is --batch_size_training (rows per rank per micro-batch)",
@@ -486,3 +486,35 @@ def test_parsing_needs_no_heavy_library():
 def test_timeout_seconds_is_short_for_step_timeout_seconds() -> None:
     train = parse_flags(["--model_name", "m", "--timeout_seconds", "60"]).train_config
     assert train.step_timeout_seconds == 60
+
+
+@pytest.mark.parametrize(
+    ("line", "guess"),
+    [
+        ("--learning_rat 1", "if learning_rate is meant, here it is --lr"),
+        ("--max_seq_lenght 9", "if max_seq_length is meant, here it is --context_length (tokens)"),
+        ("--adam_beta3 1", "did you mean --adam_beta1 or --adam_beta2?"),
+        ("--eval 1", "did you mean --eval_every_steps or --eval_before_training or --eval_generate?"),
+        ("--context 9", "did you mean --context_length?"),
+        ("--fsdp_config.shardng_strategy X", "did you mean --fsdp_config.sharding_strategy?"),
+        ("--lora_config.targets q_proj", "did you mean --lora_config.target_modules?"),
+        ("--lora_config.lora_rnk 4", "if lora_rank is meant, here it is --lora_config.r"),
+        ("--lora_config.zzz 4", "--help lists them all"),
+        ("--samsum.data_pth a", "did you mean --samsum_dataset.data_path?"),
+        ("--data_pth a", "did you mean --NAME.data_path, with the NAME of --dataset?"),
+        ("--noenable_fsd", "did you mean --noenable_fsdp?"),
+    ],
+)
+def test_an_unknown_flag_is_refused_with_what_was_probably_meant(line: str, guess: str) -> None:
+    assert refusal(line) == f"{line.split()[0]}: unknown flag; {guess}"
+
+
+def test_a_flag_that_lacks_a_letter_or_has_two_changed_around_is_recognised() -> None:
+    missed = []
+    for name in {dotted.split(".")[1] for dotted in SETTINGS}:
+        middle = len(name) // 2
+        swapped = name[: middle - 1] + name[middle] + name[middle - 1] + name[middle + 1 :]
+        for wrong in (name[:middle] + name[middle + 1 :], swapped):
+            if len(name) > 6 and find(name) and not find(wrong) and f"--{name}" not in explain_unknown(wrong):
+                missed.append((name, wrong, explain_unknown(wrong)))
+    assert not missed
