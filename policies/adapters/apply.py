@@ -30,7 +30,7 @@ from policies.adapters.kinds import (
     prefix_settings,
 )
 from policies.adapters.saved import attach_adapter, check_base_is_unchanged, read_adapter_config, set_adapter
-from policies.adapters.targets import tied_notes
+from policies.adapters.targets import left_out_notes, tied_notes
 from policies.wrapping import find_layers
 from utils.errors import ConfigError, in_one_line
 
@@ -84,7 +84,7 @@ def adapter_notes(model: Any, train: TrainConfig, lora: LoraConfig, llama_adapte
     if not train.use_peft or train.from_peft_checkpoint:
         return []
     if train.peft_method == "lora":
-        return tied_notes(model, lora.target_modules)
+        return [*left_out_notes(model, lora), *tied_notes(model, lora.target_modules)]
     num_layers = len(find_layers(model.get_decoder()))
     asked = llama_adapter.adapter_layers or DEFAULT_ADAPTER_LAYERS
     shrinks = train.peft_method == "llama_adapter" and 0 < num_layers < asked

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from difflib import get_close_matches
 from typing import Any
 
@@ -35,6 +35,8 @@ def default_targets(model_config: Any, usual: tuple[str, ...]) -> tuple[str, ...
 def choose_targets(model: Any, lora: LoraConfig) -> list[str]:
     """The names for peft's `target_modules`; peft's own keyword for all linear layers includes a mixture's experts.
 
+    Of all linear layers those are left out whose names peft would take for the experts' (`left_out_notes` says so).
+
     In a model of image and text a name means the layers of its language part, if any of those is called so: towers for
     images have a `q_proj`, too.
 
@@ -44,9 +46,9 @@ def choose_targets(model: Any, lora: LoraConfig) -> list[str]:
     """
     of_language = _language_modules(model)
     if lora.target_modules == (ALL_LINEAR,):
-        head = model.get_output_embeddings()
-        linears = [name for name, module in of_language.items() if _takes_lora(module, LINEAR) and module is not head]
-        return _refuse_names_of_experts(model, linears)
+        linears = _all_linear(model, of_language)
+        names = _names_of_experts(model, linears)
+        return [name for name in linears if _last_part(name) not in names] or _refuse_names_of_experts(model, linears)
     takes = LINEAR if lora.use_dora else (*LINEAR, nn.Embedding)
     modules = {name: module for name, module in model.named_modules() if name}
     known = sorted({name.rpartition(".")[2] for name, module in modules.items() if _takes_lora(module, takes)})
@@ -73,6 +75,12 @@ def choose_targets(model: Any, lora: LoraConfig) -> list[str]:
         named = {t: [name for name in of_language if _is_named(name, t)] or [t] for t in targets}
         targets = [name for names in named.values() for name in names]
     return _refuse_names_of_experts(model, targets)
+
+
+def _all_linear(model: Any, modules: Mapping[str, nn.Module]) -> list[str]:
+    """The names of the linear layers among these modules, without the output head."""
+    head = model.get_output_embeddings()
+    return [name for name, module in modules.items() if _takes_lora(module, LINEAR) and module is not head]
 
 
 def _takes_lora(module: nn.Module, takes: tuple[type[nn.Module], ...]) -> bool:
@@ -120,26 +128,51 @@ def tied_notes(model: Any, targets: Sequence[str]) -> list[str]:
     ]
 
 
+def left_out_notes(model: Any, lora: LoraConfig) -> list[str]:
+    """A line for linear layers that all-linear leaves out."""
+    if lora.target_modules != (ALL_LINEAR,):
+        return []
+    linears = _all_linear(model, _language_modules(model))
+    names = _names_of_experts(model, linears)
+    num_left_out = sum(_last_part(name) in names for name in linears)
+    if not num_left_out:
+        return []
+    return [
+        f"target_modules {ALL_LINEAR}: leaves out {num_left_out} of {len(linears)} linear layers, those called "
+        f"{', '.join(sorted(names))}, since peft takes these names of {model.config.model_type} models for the experts"
+    ]
+
+
 def _refuse_names_of_experts(model: Any, targets: list[str]) -> list[str]:
-    """The targets, refused if peft would move one to the experts, which a mixture keeps in one tensor.
+    """The targets, refused if peft would move one to the experts."""
+    if names := _names_of_experts(model, targets):
+        others = sorted({_last_part(target) for target in targets} - names) or ["q_proj", "v_proj"]
+        raise ConfigError(
+            f"--lora_config.target_modules: peft takes {', '.join(sorted(names))} of {model.config.model_type} models "
+            "for the experts, and would leave the linear layers of that name as they are; name some of "
+            f"{', '.join(others)}"
+        )
+    return targets
+
+
+def _names_of_experts(model: Any, targets: Sequence[str]) -> set[str]:
+    """The last parts of those targets that peft would move to the experts, which a mixture keeps in one tensor.
 
     In some mixtures (qwen3_moe, deepseek_v3, ...) a dense layer or a shared expert has a name like `down_proj`, which
-    peft takes for an older name of the experts. It would leave the layer without its adapter and train the experts.
+    peft takes for an older name of the experts. It would leave the layer without its adapter and train the experts. It
+    does so by the last part alone, of whole paths and of regular expressions too, and again when an adapter is loaded.
     """
-    moved = []
-    for target in targets:
-        settings = peft.LoraConfig(target_modules=[target])
+    moved = set()
+    for name in {_last_part(target) for target in targets}:
+        settings = peft.LoraConfig(target_modules=[name])
         try:
             convert_peft_config_for_transformers(settings, model=model, conversions=None)
         except ValueError:  # one of two names that are one tensor now
-            moved.append(target)
+            moved.add(name)
         else:
-            moved += [target] if settings.target_parameters else []
-    if moved:
-        names = sorted({target.rpartition(".")[2] for target in moved})
-        others = sorted({target.rpartition(".")[2] for target in targets} - set(names)) or ["q_proj", "v_proj"]
-        raise ConfigError(
-            f"--lora_config.target_modules: peft takes {', '.join(names)} of {model.config.model_type} models for the "
-            f"experts, and would leave the linear layers of that name as they are; name some of {', '.join(others)}"
-        )
-    return targets
+            moved |= {name} if settings.target_parameters else set()
+    return moved
+
+
+def _last_part(name: str) -> str:
+    return name.rpartition(".")[2]

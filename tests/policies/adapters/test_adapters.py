@@ -94,7 +94,54 @@ def test_linear_layers_of_a_family_s_own_are_adapted_if_they_are_that() -> None:
     assert {name.rpartition(".")[2] for name in found} == {"query_key_value", "dense", "dense_h_to_4h", "dense_4h_to_h"}
 
 
-@pytest.mark.parametrize("targets", ["all-linear", "q_proj,down_proj", "up_proj,gate_proj"])
+EXPERTS = {"num_experts_per_tok": 1, "moe_intermediate_size": 16}
+HEADS = dict.fromkeys(("q_lora_rank", "kv_lora_rank", "qk_rope_head_dim", "qk_nope_head_dim", "v_head_dim"), 8)
+GROUPS = {"n_routed_experts": 2, "n_group": 1, "topk_group": 1, "first_k_dense_replace": 1}
+LINEAR_HEADS: dict[str, Any] = {
+    f"linear_{name}": 2 for name in ("num_key_heads", "num_value_heads", "key_head_dim", "value_head_dim")
+}
+LINEAR_HEADS |= {"layer_types": ["linear_attention", "full_attention"]}
+WITH_DENSE_LAYERS_CALLED_LIKE_EXPERTS = {
+    "deepseek_v3": transformers.DeepseekV3Config(
+        **LLAMA_LIKE | {"num_key_value_heads": 4}, **HEADS, **EXPERTS, **GROUPS
+    ),
+    "glm4_moe": transformers.Glm4MoeConfig(**LLAMA_LIKE, head_dim=8, **EXPERTS, **GROUPS),
+    "qwen3_next": transformers.Qwen3NextConfig(
+        **LLAMA_LIKE, head_dim=8, num_experts=2, shared_expert_intermediate_size=16, **EXPERTS, **LINEAR_HEADS
+    ),
+}
+
+
+@pytest.mark.parametrize("name", WITH_DENSE_LAYERS_CALLED_LIKE_EXPERTS)
+def test_all_linear_leaves_out_what_peft_takes_for_experts_and_peft_loads_the_rest(name: str, tmp_path: Path) -> None:
+    model, untouched = (AutoModelForCausalLM.from_config(WITH_DENSE_LAYERS_CALLED_LIKE_EXPERTS[name]) for _ in "ab")
+    untouched.load_state_dict(model.state_dict())
+    linear = {path for path, module in model.named_modules() if isinstance(module, nn.Linear)} - {"lm_head"}
+    left_out = {path for path in linear if path.endswith(("gate_proj", "up_proj", "down_proj"))}
+    config = config_of("--lora_config.target_modules", "all-linear")
+    assert notes_on(model, config) == [
+        f"target_modules all-linear: leaves out 6 of {len(linear)} linear layers, those called down_proj, gate_proj, "
+        f"up_proj, since peft takes these names of {name} models for the experts"
+    ]
+    adapted = adapt(model, config)
+    layers = {path for path, module in adapted.named_modules() if isinstance(module, LoraLayer)}
+    assert {path.removeprefix("base_model.model.") for path in layers} == linear - left_out
+
+    with torch.no_grad():
+        for path, parameter in adapted.named_parameters():
+            if "lora_" in path:
+                parameter.normal_(std=0.3)
+    adapted.save_pretrained(str(tmp_path), save_embedding_layers=False)
+    ids = torch.arange(12).reshape(2, 6)
+    before = untouched.eval()(ids).logits
+    expected = adapted.eval()(ids).logits
+    loaded = peft.PeftModel.from_pretrained(untouched, str(tmp_path)).eval()
+    assert not torch.allclose(before, expected, atol=1e-2)
+    assert torch.equal(loaded(ids).logits, expected)
+    assert torch.allclose(loaded.merge_and_unload()(ids).logits, expected, atol=1e-5)
+
+
+@pytest.mark.parametrize("targets", ["q_proj,down_proj", "up_proj,gate_proj", "model.layers.0.mlp.down_proj"])
 def test_names_of_dense_layers_that_peft_takes_for_experts_are_refused(targets: str) -> None:
     """It would adapt the experts of the other layers in place of these, in silence."""
     config = transformers.Qwen3MoeConfig(
