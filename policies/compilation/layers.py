@@ -89,6 +89,9 @@ def compile_layers(
     if not layers:
         raise ConfigError("--compile: this model names no repeated layers, which are what is compiled; leave it out")
     torch._dynamo.config.recompile_limit = RECOMPILE_LIMIT
+    # Where widths vary, torch would make LoRA's scaling, too, an input: a tensor on the CPU, for whose arithmetic it
+    # builds C++ kernels. On a GPU's machine that takes a minute, if there is a C++ compiler.
+    torch._dynamo.config.specialize_float = True
     torch.compiler.config.dynamic_sources = OFFSETS_OF_ROWS
     for module in (*layers, *norms):
         module.compile(dynamic=widths_vary or None)

@@ -23,6 +23,7 @@ from policies.loss.summed_loss import summed_cross_entropy, use_summed_loss
 from policies.optimizers.compiled_adamw import CompiledAdamW
 from tasks.causal_lm import compute_logits, stacks, summed_loss
 from tests.helpers.causal_models import make_batch, make_model
+from tests.helpers.checkpoints import with_lora
 from tests.helpers.generated import flags
 from tests.helpers.no_compiler import without_compiler
 from tests.helpers.processes import ProcessGroup
@@ -110,6 +111,24 @@ def test_what_does_not_compile_runs_as_written_and_says_so_in_one_line(
     (line,) = said
     assert line.startswith("--compile auto: the run goes on uncompiled: torch.compile failed (backend=")
     assert line.endswith(" raised: RuntimeError: no kernel fits)")
+
+
+def test_no_number_of_a_layer_is_an_input_of_its_graph(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Those would be tensors on the CPU, and arithmetic with them C++ kernels beside a GPU's own."""
+    graph_inputs: list[Any] = []
+
+    def look(graph: torch.fx.GraphModule, inputs: Any) -> Any:
+        graph_inputs.extend(node.meta["val"] for node in graph.graph.nodes if node.op == "placeholder")
+        return nop(graph, inputs)
+
+    backend = aot_autograd(fw_compiler=look, bw_compiler=look)
+    monkeypatch.setattr(torch, "compile", functools.partial(torch.compile, backend=backend))
+    torch._dynamo.reset()
+    model = with_lora(make_model("llama"), lora_dropout=0.1, lora_alpha=24)
+    trained(model.get_base_model(), EagerFallback(pytest.fail))
+    tensors = [value for value in graph_inputs if isinstance(value, torch.Tensor)]
+    assert any(tensor.dim() == 3 and isinstance(tensor.shape[1], torch.SymInt) for tensor in tensors)
+    assert all(tensor.dtype != torch.float64 for tensor in tensors)
 
 
 def test_memory_that_runs_out_while_compiling_is_no_error_of_the_compiler() -> None:
