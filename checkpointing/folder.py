@@ -212,9 +212,16 @@ def _set_aside(folder: Path) -> None:
 
 
 def remove_leftovers(root: Path) -> None:
-    """Delete what a killed run left half written or half deleted."""
+    """Delete what a killed run left half written or half deleted.
+
+    A checkpoint that lost its COMPLETE is set aside: no run leaves that, but somebody's copying may.
+    """
     for folder in set(root.glob("step-*")) - set(root.glob(f"step-*{_GIVEN_UP}")):
-        if is_ours(folder) and not (is_step_folder(folder) and (folder / COMPLETE).is_file()):
+        if not is_ours(folder) or (is_step_folder(folder) and (folder / COMPLETE).is_file()):
+            continue
+        if is_step_folder(folder):
+            _set_aside(folder)
+        else:
             remove(folder)
 
 

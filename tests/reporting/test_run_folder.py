@@ -278,9 +278,13 @@ def test_deleting_old_checkpoints_and_leftovers_knows_its_own(tmp_path: Path) ->
     (root / "step-00000003/state.json").write_text("\0\0")
     kept = {write(root / "step-00000000/COMPLETE"), write(root / "step-00000007/weights"), write(root / "step-x/y")}
     kept |= set((root / "step-00000004").iterdir())
+    save(root / "step-00000008.incomplete")
+    (save(root / "step-00000006") / "COMPLETE").unlink()
     archive = contents(archived)
     keep_only(root, 1)
     remove_leftovers(root)
+    assert (root / "step-00000006.given-up/__0_0.distcp").read_text() == "tensors"
+    keep_only(root, 1)
     assert {path for path in root.rglob("*") if path.is_file()} == kept
     assert contents(archived) == archive
     assert (root / "step-00000001/COMPLETE").exists(), "through the link"
