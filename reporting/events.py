@@ -7,7 +7,6 @@ figures may be missing or of any kind: read them with `number` and `figures`.
 from __future__ import annotations
 
 import json
-import math
 from collections.abc import Iterable, Mapping
 from typing import Any
 
@@ -52,9 +51,8 @@ def figures(events: Iterable[Mapping[str, Any]], name: str) -> list[float]:
 
 def number(value: Any) -> float | int | None:
     """The value if it is a finite number that JavaScript can hold."""
-    if isinstance(value, bool) or not isinstance(value, int | float) or not -1e100 < value < 1e100:
-        return None
-    return value if math.isfinite(value) else None
+    is_number = isinstance(value, int | float) and not isinstance(value, bool)
+    return value if is_number and -1e100 < value < 1e100 else None
 
 
 def count(value: Any) -> int | None:

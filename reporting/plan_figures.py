@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import json
-import math
 from pathlib import Path
+
+from reporting.events import number
 
 NAME = "plan.json"
 
@@ -16,8 +17,4 @@ def read_plan_figures(folder: Path) -> dict[str, float]:
     except (OSError, ValueError):
         return {}
     values = plan.items() if isinstance(plan, dict) else ()
-    return {
-        name: value
-        for name, value in values
-        if isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
-    }
+    return {name: figure for name, value in values if (figure := number(value)) is not None}

@@ -9,8 +9,8 @@ _OF_RUST = re.compile(r"([^:()]+) \(os error \d+\)")
 
 
 def disk_refusal(error: BaseException) -> str | None:
-    """The system's words, such as "No space left on device", if this error has them; None for any other."""
+    """The words of an OSError, or those of the system in an error of Rust's; None for any other."""
     if isinstance(error, OSError):
-        return error.strerror
+        return error.strerror or str(error)
     found = _OF_RUST.search(str(error))
     return found[1].strip() if found else None

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from difflib import get_close_matches
 from typing import Any
 
@@ -44,14 +44,12 @@ def choose_targets(model: Any, lora: LoraConfig) -> list[str]:
         ConfigError: if a name matches nothing, which peft ignores as long as another name matches, or if it matches
             something that takes no such adapter.
     """
-    of_language = _language_modules(model)
     if lora.target_modules == (ALL_LINEAR,):
-        linears = _all_linear(model, of_language)
-        names = _names_of_experts(model, linears)
-        return [name for name in linears if _last_part(name) not in names] or _refuse_names_of_experts(model, linears)
+        taken, left_out = _all_linear(model)
+        return taken or _refuse_names_of_experts(model, left_out)
     takes = LINEAR if lora.use_dora else (*LINEAR, nn.Embedding)
     modules = {name: module for name, module in model.named_modules() if name}
-    known = sorted({name.rpartition(".")[2] for name, module in modules.items() if _takes_lora(module, takes)})
+    known = sorted({_last_part(name) for name, module in modules.items() if _takes_lora(module, takes)})
     matched = {
         target: [module for name, module in modules.items() if _is_named(name, target)]
         for target in lora.target_modules
@@ -72,15 +70,19 @@ def choose_targets(model: Any, lora: LoraConfig) -> list[str]:
         )
     targets = list(lora.target_modules)
     if has_vision(model):
+        of_language = _language_modules(model)
         named = {t: [name for name in of_language if _is_named(name, t)] or [t] for t in targets}
         targets = [name for names in named.values() for name in names]
     return _refuse_names_of_experts(model, targets)
 
 
-def _all_linear(model: Any, modules: Mapping[str, nn.Module]) -> list[str]:
-    """The names of the linear layers among these modules, without the output head."""
-    head = model.get_output_embeddings()
-    return [name for name, module in modules.items() if _takes_lora(module, LINEAR) and module is not head]
+def _all_linear(model: Any) -> tuple[list[str], list[str]]:
+    """The names of the language part's linear layers but the head: those all-linear takes, and those it leaves out."""
+    head, modules = model.get_output_embeddings(), _language_modules(model)
+    linears = [name for name, module in modules.items() if _takes_lora(module, LINEAR) and module is not head]
+    of_experts = _names_of_experts(model, linears)
+    left_out = [name for name in linears if _last_part(name) in of_experts]
+    return [name for name in linears if _last_part(name) not in of_experts], left_out
 
 
 def _takes_lora(module: nn.Module, takes: tuple[type[nn.Module], ...]) -> bool:
@@ -132,14 +134,13 @@ def left_out_notes(model: Any, lora: LoraConfig) -> list[str]:
     """A line for linear layers that all-linear leaves out."""
     if lora.target_modules != (ALL_LINEAR,):
         return []
-    linears = _all_linear(model, _language_modules(model))
-    names = _names_of_experts(model, linears)
-    num_left_out = sum(_last_part(name) in names for name in linears)
-    if not num_left_out:
+    taken, left_out = _all_linear(model)
+    if not left_out:
         return []
+    names = ", ".join(sorted(set(map(_last_part, left_out))))
     return [
-        f"target_modules {ALL_LINEAR}: leaves out {num_left_out} of {len(linears)} linear layers, those called "
-        f"{', '.join(sorted(names))}, since peft takes these names of {model.config.model_type} models for the experts"
+        f"target_modules {ALL_LINEAR}: leaves out {len(left_out)} of {len(taken) + len(left_out)} linear layers, those "
+        f"called {names}, since peft takes these names of {model.config.model_type} models for the experts"
     ]
 
 

@@ -1,0 +1,27 @@
+"""Which errors are a disk's, and in what words."""
+
+from __future__ import annotations
+
+import errno
+import os
+import shutil
+
+import pytest
+
+from utils.disk_errors import disk_refusal
+
+
+@pytest.mark.parametrize(
+    ("error", "reason"),
+    [
+        (OSError(errno.ENOSPC, os.strerror(errno.ENOSPC)), "No space left on device"),
+        (OSError("of a library, without a number"), "of a library, without a number"),
+        (shutil.SameFileError("the same file"), "the same file"),
+        (Exception("No space left on device (os error 28)"), "No space left on device"),
+        (Exception("while serializing: I/O error: File too large (os error 27)"), "File too large"),
+        (Exception("out of memory"), None),
+        (ValueError("an error (28)"), None),
+    ],
+)
+def test_a_disk_is_told_from_other_causes(error: Exception, reason: str | None) -> None:
+    assert disk_refusal(error) == reason
