@@ -114,7 +114,8 @@ WITH_DENSE_LAYERS_CALLED_LIKE_EXPERTS = {
 
 @pytest.mark.parametrize("name", WITH_DENSE_LAYERS_CALLED_LIKE_EXPERTS)
 def test_all_linear_leaves_out_what_peft_takes_for_experts_and_peft_loads_the_rest(name: str, tmp_path: Path) -> None:
-    model, untouched = (AutoModelForCausalLM.from_config(WITH_DENSE_LAYERS_CALLED_LIKE_EXPERTS[name]) for _ in "ab")
+    of = WITH_DENSE_LAYERS_CALLED_LIKE_EXPERTS[name]
+    model, untouched = (AutoModelForCausalLM.from_config(of, experts_implementation="eager") for _ in "ab")
     untouched.load_state_dict(model.state_dict())
     linear = {path for path, module in model.named_modules() if isinstance(module, nn.Linear)} - {"lm_head"}
     left_out = {path for path in linear if path.endswith(("gate_proj", "up_proj", "down_proj"))}
@@ -138,6 +139,8 @@ def test_all_linear_leaves_out_what_peft_takes_for_experts_and_peft_loads_the_re
     loaded = peft.PeftModel.from_pretrained(untouched, str(tmp_path)).eval()
     assert not torch.allclose(before, expected, atol=1e-2)
     assert torch.equal(loaded(ids).logits, expected)
+    loaded.double()  # rounding of fp32 grows to 6e-5 in some of these random models
+    expected = loaded(ids).logits
     assert torch.allclose(loaded.merge_and_unload()(ids).logits, expected, atol=1e-5)
 
 
