@@ -50,8 +50,8 @@ from data.batches.counts import BatchCounts
 from data.batches.step_loader import StepLoader
 from evaluation.generation import Answer, mean_rouge
 from planning.against_run import compare_with_plan
-from planning.autopsy.out_of_memory import Autopsy
 from planning.dry_run import dry_run
+from planning.out_of_memory.report import OutOfMemoryReport
 from policies.clipping import clip_grad_norm
 from policies.compilation.layers import compilation_named
 from policies.finite import weights_not_finite
@@ -60,15 +60,16 @@ from policies.loss_scaling import LossScaler
 from policies.sharding import Accumulation, micro_batch_context, reshard
 from preparation.load_only import load_only
 from preparation.prepare import Job, prepare
-from reporting.run_lock import BEAT_SECONDS, RunLock
+from ranks.collectives import gather_to_all, on_rank_zero, sum_on_host
+from ranks.environment import Environment, print_rank_zero, read_environment
+from ranks.process_group import stop_process_group
 from reporting.run_reporter import StepRecord
+from run_folder.lock import BEAT_SECONDS, RunLock
 from supervision.non_finite import NonFiniteError, describe_non_finite
 from supervision.step_numbers import StepNumbers
 from supervision.stopping import StopRequests
 from supervision.watchdog import Watchdog
 from tasks.task import MicroBatch, count_globally
-from utils.distributed import gather_to_all, on_rank_zero, stop_process_group, sum_on_host
-from utils.environment import Environment, print_rank_zero, read_environment
 
 
 def main(argv: Sequence[str], *, ends_process: bool = False) -> int:
@@ -79,7 +80,7 @@ def main(argv: Sequence[str], *, ends_process: bool = False) -> int:
     """
     faulthandler.enable(file=2)  # a rank that dies in native code says where its threads were
     env = read_environment()
-    quiet_libraries(env)
+    quiet_libraries()
     watchdog = Watchdog(env)
     try:
         carry_out(argv, env, watchdog, ends_process=ends_process)
@@ -100,21 +101,27 @@ def carry_out(argv: Sequence[str], env: Environment, watchdog: Watchdog, *, ends
     beat_seconds = BEAT_SECONDS * env.grace_scale
     with RunLock(beat_seconds=beat_seconds, say=partial(print_rank_zero, env), on_loss=end_at_once) as lock:
         config = parse_flags(argv)
-        with Autopsy(argv, config, env, watchdog.where) as autopsy:
+        with OutOfMemoryReport(argv, config, env, watchdog.where) as oom_report:
             if config.planning_config.dry_run:
                 dry_run(argv, config, env, train_step)
             elif config.planning_config.load_only:
                 load_only(config, env, watchdog)
             else:
-                run(config, env, watchdog, lock, autopsy, ends_process=ends_process)
+                run(config, env, watchdog, lock, oom_report, ends_process=ends_process)
 
 
 def run(
-    config: RunConfig, env: Environment, watchdog: Watchdog, lock: RunLock, autopsy: Autopsy, *, ends_process: bool
+    config: RunConfig,
+    env: Environment,
+    watchdog: Watchdog,
+    lock: RunLock,
+    oom_report: OutOfMemoryReport,
+    *,
+    ends_process: bool,
 ) -> None:
     """One run, from its settings to the table at its end."""
     job = prepare(config, env, watchdog, lock)
-    autopsy.knows(job.reporter.ledger, job.folder, job.checkpointing, job.resumed_size)
+    oom_report.knows(job.reporter.ledger, job.folder, job.checkpointing, job.resumed_size)
     watchdog.before_leaving = lambda: job.reporter.run_ended("failed")
     try:
         with StopRequests(env, job.folder, ends_process) as stopping:

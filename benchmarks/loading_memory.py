@@ -25,13 +25,13 @@ from transformers import AutoModelForCausalLM, LlamaConfig
 
 from benchmarks.runs.measurements import MIB, anonymous_bytes
 from configs.flags import parse_flags
-from planning.resolved import resolve
 from policies.building import build_for_training
 from policies.sharding import shard
 from policies.wrapping import find_units
+from ranks.environment import read_environment
+from ranks.process_group import start_process_group, stop_process_group
+from resolving.resolved import resolve
 from utils.atomic_write import write_atomically
-from utils.distributed import start_process_group, stop_process_group
-from utils.environment import read_environment
 
 WAYS = {
     "--low_cpu_fsdp": ["--enable_fsdp", "--low_cpu_fsdp"],

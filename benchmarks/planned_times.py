@@ -28,7 +28,7 @@ from planning.cost.traffic import find_traffic
 from planning.hardware import Hardware, parse_hardware
 from planning.planned_environment import planned_environment
 from planning.planned_model import PlannedModel, build_planned_model
-from planning.resolved import resolve
+from resolving.resolved import resolve
 
 # Tokens per second and GPU of rows of benchmarks/training_speed.py on H200s of one machine, from docs/performance.md.
 MEASURED = {

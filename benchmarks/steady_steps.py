@@ -16,7 +16,7 @@ from collections.abc import Sequence
 from importlib import import_module
 
 from supervision.exit_status import leave
-from utils.environment import launcher_rank
+from utils.launcher_rank import launcher_rank
 from utils.printing import print_line
 from utils.quiet import quiet_imports
 from utils.streams import keep_standard_streams

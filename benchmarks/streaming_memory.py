@@ -31,9 +31,9 @@ from data.loaders import make_loaders
 from data.pipeline import load_data
 from data.processors.tokenizer_loading import load_tokenizer
 from data.sequences.causal import build_sequences
+from ranks.environment import read_environment
 from tasks.causal_batches import Collator
 from tools.make_tiny_model import make_tiny_model
-from utils.environment import read_environment
 
 SAMPLES = Path(__file__).parent.parent / "datasets/samples/dialogue_summary/validation.jsonl"  # for their words
 TEXTS = 20_000  # different dialogues; the file repeats them

@@ -7,11 +7,11 @@ from pathlib import Path
 from typing import Any
 
 from checkpointing.finding import Checkpoint
-from checkpointing.folder import STATE
 from configs.fsdp import FsdpConfig
 from configs.names import flag
 from configs.run import DATASETS, SETTINGS, RunConfig
 from configs.training import TrainConfig
+from run_folder.checkpoint_folder import STATE
 from utils.errors import ConfigError
 
 

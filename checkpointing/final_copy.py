@@ -3,40 +3,16 @@
 from __future__ import annotations
 
 import json
-import os
 from collections.abc import Mapping
 from pathlib import Path
 
 import torch
 
-from checkpointing.folder import COMPLETE, STATE, listed_files, write_synced
-from checkpointing.huggingface_files import FOLDER as SETTINGS
-from checkpointing.writing import FULL_FILE, CheckpointError, Contents, write_contents
+from checkpointing.writing import CheckpointError, Contents, write_contents
+from ranks.collectives import on_rank_zero
+from run_folder.checkpoint_folder import COMPLETE, FULL_FILE, write_synced
+from run_folder.final_copy import BEGUN, foreign_copy
 from utils.atomic_write import sync_folder
-from utils.distributed import on_rank_zero
-
-BEGUN = "copy.incomplete"  # there from the first file of a copy to its COMPLETE
-
-
-def foreign_copy(folder: Path) -> list[str]:
-    """What others put where the copy is written.
-
-    An earlier copy is known by its COMPLETE, an unfinished one by `BEGUN`.
-    """
-    if (folder / BEGUN).is_file():
-        return []
-    try:
-        listed = listed_files(folder)
-    except ValueError:
-        listed = {}
-    ours = {name.split("/")[0] for name in listed} | ({COMPLETE} if listed else set())
-    return [path.name for path in copied_entries(folder) if path.name not in ours and os.path.lexists(path)]
-
-
-def copied_entries(folder: Path) -> list[Path]:
-    """What a copy in the folder consists of."""
-    names = (COMPLETE, STATE, FULL_FILE, ".metadata", SETTINGS)
-    return [*(folder / name for name in names), *sorted(folder.glob("*.distcp"))]
 
 
 def save_copy(folder: Path, tensors: Mapping[str, torch.Tensor], files: Mapping[str, bytes], *, full: bool) -> None:

@@ -9,8 +9,15 @@ from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar
 
-from checkpointing.folder import (
+from checkpointing.state_json import StateError, read_state
+from configs.run import RunConfig
+from configs.training import TrainConfig
+from ranks.agreement import named
+from ranks.collectives import gather_to_all, on_rank_zero
+from ranks.environment import Environment, print_rank_zero
+from run_folder.checkpoint_folder import (
     COMPLETE,
+    FULL_FILE,
     STATE,
     STREAM,
     checkpoints,
@@ -18,17 +25,11 @@ from checkpointing.folder import (
     incomplete_checkpoints,
     listed_files,
 )
-from checkpointing.gone import holder_of_gone, refuse_if_gone
-from checkpointing.state_json import StateError, read_state
-from checkpointing.writing import FULL_FILE
-from configs.run import RunConfig
-from configs.training import TrainConfig
-from reporting.default_folders import folder_of_job, latest_run_folder, outputs
-from reporting.run_folder import check_can_begin, checkpoint_root, checkpoint_root_of, held_entries, run_folder_of
-from reporting.run_yaml import now, read_run_yaml
-from utils.agreement import named
-from utils.distributed import gather_to_all, on_rank_zero
-from utils.environment import Environment, print_rank_zero
+from run_folder.default_folders import folder_of_job, latest_run_folder, outputs
+from run_folder.entries import held_entries
+from run_folder.gone import holder_of_gone, refuse_if_gone
+from run_folder.run_folder import check_can_begin, checkpoint_root, checkpoint_root_of, run_folder_of
+from run_folder.run_yaml import now, read_run_yaml
 from utils.errors import ConfigError
 
 T = TypeVar("T")

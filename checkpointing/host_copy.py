@@ -7,7 +7,7 @@ from collections.abc import Mapping
 import psutil
 import torch
 
-from utils.distributed import local_tensor
+from utils.local_tensors import local_tensor
 
 _PIN_BYTES = 2**20  # smaller tensors share pages with others, and a page can be pinned only once
 

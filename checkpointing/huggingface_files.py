@@ -12,10 +12,9 @@ from peft import PeftModel
 from torch import nn
 
 from policies.sharding import own_class, unwrap
+from run_folder.checkpoint_folder import HUGGINGFACE
 from utils.disk_errors import disk_refusal
 from utils.errors import ConfigError
-
-FOLDER = "huggingface"
 
 
 def huggingface_files(model: nn.Module, tokenizer: Any) -> dict[str, bytes]:
@@ -28,7 +27,9 @@ def huggingface_files(model: nn.Module, tokenizer: Any) -> dict[str, bytes]:
         with tempfile.TemporaryDirectory() as temporary:
             folder = Path(temporary)
             _write(model, tokenizer, folder)
-            return {f"{FOLDER}/{path.name}": path.read_bytes() for path in sorted(folder.iterdir()) if path.is_file()}
+            return {
+                f"{HUGGINGFACE}/{path.name}": path.read_bytes() for path in sorted(folder.iterdir()) if path.is_file()
+            }
     except Exception as error:
         if (reason := disk_refusal(error)) is None:
             raise
@@ -57,5 +58,5 @@ def _write(model: nn.Module, tokenizer: Any, folder: Path) -> None:
 
 def model_config_values(files: dict[str, bytes]) -> dict[str, Any]:
     """What config.json says of the model, without where it came from and what wrote it."""
-    config = json.loads(files[f"{FOLDER}/config.json"])
+    config = json.loads(files[f"{HUGGINGFACE}/config.json"])
     return {name: value for name, value in config.items() if name not in ("_name_or_path", "transformers_version")}

@@ -15,7 +15,7 @@ from torch.distributed.fsdp import FSDPModule
 from checkpointing.gathering import gathered_state_dict
 from policies.adapters.kinds import is_own_name
 from policies.sharding import own_class, unwrap
-from utils.distributed import on_rank_zero
+from ranks.collectives import on_rank_zero
 from utils.umask import follow_umask
 
 

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from checkpointing.folder import COMPLETE, checkpoints, step_folder, step_of
-from reporting.saved_weights import SavedWeights
+from run_folder.checkpoint_folder import COMPLETE, checkpoints, step_folder, step_of
+from run_folder.saved_weights import SavedWeights
 
 
 def lacking_checkpoint(root: Path, last_step: int) -> list[str]:

@@ -19,19 +19,19 @@ from torch.optim.lr_scheduler import LambdaLR, LRScheduler
 
 from checkpointing.comparison import TRAIN_ON
 from checkpointing.finding import Checkpoint
-from checkpointing.folder import STATE
-from checkpointing.gone import refuse_if_gone
 from checkpointing.safe_reader import SafeFileSystemReader, load_tensors
 from checkpointing.train_state import TrainState
 from checkpointing.trained import MODEL, OPTIMIZER, Trained, model_tensors, trained_parameters
-from checkpointing.writing import FULL_FILE, rng_file
+from checkpointing.writing import rng_file
 from policies.optimizers.states import zero_state
 from policies.weights.sources import keep_part
+from ranks.collectives import gather_to_all, on_rank_zero
+from ranks.environment import Environment, print_rank_zero
 from reporting.metrics_file import keep_until
-from reporting.run_folder import run_folder_of
-from reporting.run_yaml import read_run_yaml
-from utils.distributed import gather_to_all, on_rank_zero
-from utils.environment import Environment, print_rank_zero
+from run_folder.checkpoint_folder import FULL_FILE, STATE
+from run_folder.gone import refuse_if_gone
+from run_folder.run_folder import run_folder_of
+from run_folder.run_yaml import read_run_yaml
 from utils.errors import ConfigError, in_one_line
 from utils.printing import print_line
 from utils.seeding import checked_rng_state, seed_everything, set_rng_state
@@ -70,7 +70,7 @@ def load_checkpoint(
     return TrainState.from_dict(checkpoint.values["state"])
 
 
-def take_up_results(checkpoint: Checkpoint, state: TrainState, folder: Path, num_steps: int) -> None:
+def restore_results(checkpoint: Checkpoint, state: TrainState, folder: Path, num_steps: int) -> None:
     """Cut what the run folder records back to the checkpoint. Every rank must call this.
 
     If the folder does not hold the best evaluation's weights, the next evaluation counts as the best. That is so if a

@@ -12,17 +12,18 @@ from uuid import uuid4
 import torch
 from torch import nn
 
-from checkpointing.folder import checkpoints
 from checkpointing.host_copy import has_room
 from checkpointing.trained import model_tensors
 from checkpointing.writing import num_bytes
 from configs.fsdp import FsdpConfig
 from configs.training import DEFAULT_KEEP_LAST, TrainConfig
 from policies.optimizers.build import state_bytes
-from utils.agreement import named
-from utils.distributed import gather_to_all, local_tensor, on_rank_zero
-from utils.environment import Environment
+from ranks.agreement import named
+from ranks.collectives import gather_to_all, on_rank_zero
+from ranks.environment import Environment
+from run_folder.checkpoint_folder import checkpoints
 from utils.errors import ConfigError
+from utils.local_tensors import local_tensor
 from utils.units import readable
 
 

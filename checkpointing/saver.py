@@ -16,14 +16,15 @@ import torch.distributed as dist
 
 from checkpointing.final_copy import save_copy
 from checkpointing.finding import Checkpoint
-from checkpointing.folder import BEST, STATE, STREAM, give_up_after, point_to, remove_leftovers, step_folder
 from checkpointing.gathering import gather_to_host
 from checkpointing.host_copy import HostCopy
 from checkpointing.save_plan import SavePlan
 from checkpointing.train_state import TrainState
 from checkpointing.trained import Trained, model_tensors
 from checkpointing.writing import CheckpointError, Contents, write_checkpoint
-from utils.distributed import new_host_group, on_rank_zero
+from ranks.collectives import on_rank_zero
+from ranks.process_group import new_host_group
+from run_folder.checkpoint_folder import BEST, STATE, STREAM, give_up_after, point_to, remove_leftovers, step_folder
 from utils.progress import phase_begins
 from utils.seeding import rng_state
 from utils.units import readable

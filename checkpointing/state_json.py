@@ -8,8 +8,8 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from checkpointing.folder import STATE, is_step_folder, step_of
 from policies.loss_scaling import GROWTH_INTERVAL
+from run_folder.checkpoint_folder import STATE, is_step_folder, step_of
 
 _MOST_STEPS = 10**9
 _MOST_RANKS = 2**20

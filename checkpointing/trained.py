@@ -16,7 +16,7 @@ from policies.adapters.kinds import is_own_name
 from policies.loss_scaling import LossScaler
 from policies.sharding import unwrap
 from policies.weights.tensor_names import saved_buffers
-from utils.distributed import plain_tensor
+from utils.local_tensors import plain_tensor
 
 MODEL, OPTIMIZER = "model.", "optimizer.state."
 

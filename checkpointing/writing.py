@@ -19,8 +19,11 @@ from torch.distributed.checkpoint import FileSystemWriter
 from torch.distributed.checkpoint.api import CheckpointException
 from torch.distributed.checkpoint.filesystem import FileSystem
 
-from checkpointing.folder import (
+from checkpointing.trained import nested
+from ranks.collectives import gather_to_all, on_rank_zero
+from run_folder.checkpoint_folder import (
     BEST,
+    FULL_FILE,
     FileEntry,
     checksum,
     keep_only,
@@ -29,12 +32,8 @@ from checkpointing.folder import (
     temporary_folder,
     write_synced,
 )
-from checkpointing.trained import nested
 from utils.atomic_write import sync_folder
-from utils.distributed import gather_to_all, on_rank_zero
 from utils.units import readable
-
-FULL_FILE = "state.pt"
 
 
 class CheckpointError(Exception):

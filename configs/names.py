@@ -5,8 +5,8 @@ from difflib import SequenceMatcher
 from typing import NamedTuple
 
 from configs.hints import HINTS, VALUE_HINTS
-from configs.needless import NEEDLESS
 from configs.run import DATASETS, SECTIONS, SETTINGS
+from configs.unsupported_flags import NEEDLESS
 
 _DOTTED_BY_FIELD: dict[str, tuple[str, ...]] = {}
 for _dotted in SETTINGS:

@@ -13,7 +13,7 @@ from data.pipeline import RunData
 from data.sequences.tokenized import Row
 from data.streaming.block_share import open_share
 from data.streaming.loader import StreamLoader
-from utils.environment import Environment
+from ranks.environment import Environment
 
 
 @dataclass(frozen=True)

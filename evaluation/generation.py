@@ -26,10 +26,10 @@ from policies.apply_policies import Policies
 from policies.generating import generating
 from policies.pretrained import generation_settings
 from policies.sharding import unwrap
+from ranks.collectives import gather_to_all
+from ranks.environment import Environment
 from tasks.generation import GenerationSettings, PromptedAnswer
 from tasks.task import Task
-from utils.distributed import gather_to_all
-from utils.environment import Environment
 from utils.errors import ConfigError
 
 NUM_SHOWN = 8  # samples of each evaluation that samples.jsonl gets

@@ -8,9 +8,9 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-from planning.autopsy.out_of_memory import read_plan
+from planning.out_of_memory.report import read_plan
 from reporting.events import figures
-from reporting.run_folder import PLAN
+from run_folder.entries import PLAN
 from utils.atomic_write import write_atomically
 
 APART = 0.1

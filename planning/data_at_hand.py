@@ -13,10 +13,10 @@ import datasets
 from configs.datasets import CustomDataset, DataSource, split_paths
 from configs.training import TrainConfig
 from data.splits.data_path import HUB_NAME
-from planning.data_facts import DataFacts, facts_of_data
-from planning.inputs import read_data
-from planning.resolved import Resolved, resolve_num_steps
-from utils.environment import Environment
+from ranks.environment import Environment
+from resolving.data_facts import DataFacts, facts_of_data
+from resolving.inputs import read_data
+from resolving.resolved import Resolved, resolve_num_steps
 from utils.errors import ConfigError
 
 _SO_FULL = "rows count as long as they may be"

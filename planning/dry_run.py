@@ -10,20 +10,20 @@ from pathlib import Path
 from configs.absolute_paths import make_paths_absolute
 from configs.run import RunConfig
 from planning.data_at_hand import data_at_hand
-from planning.going_on import look
-from planning.inputs import check_targets
 from planning.memory.traced_step import TrainStep
 from planning.plan_table import parts_table, plan_table, verdict_line
 from planning.planned_environment import describes_hardware, planned_environment, planned_hardware
 from planning.planned_run import plan_of
-from planning.resolved import Resolved, resolve
-from planning.sizes import check_model_sizes
 from planning.what_fits import NOTHING_FITS, fits_table, predictor, what_fits
 from policies.quantization.choice import resolve_quantization
 from policies.quantization.float8 import resolve_float8
+from ranks.environment import Environment, print_rank_zero
 from reporting.tables import print_for_people
+from resolving.inputs import check_targets
+from resolving.resolved import Resolved, resolve
+from resolving.resume_state import look
+from resolving.sizes import check_model_sizes
 from utils.atomic_write import write_in_place
-from utils.environment import Environment, print_rank_zero
 from utils.errors import ConfigError
 from utils.progress import say_if_it_lasts
 

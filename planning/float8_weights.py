@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-from planning.resolved import Resolved
 from policies.apply_policies import Adapted
 from policies.quantization.float8 import float8_linears, gathers_float8
 from policies.quantization.float8_linear import FrozenFloat8Linear
+from resolving.resolved import Resolved
 
 
 class Float8Weights(NamedTuple):

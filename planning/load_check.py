@@ -9,9 +9,9 @@ import torch
 from rich.table import Table
 from torch import nn
 
+from ranks.collectives import gather_to_all
+from ranks.environment import Environment
 from reporting.memory_ledger import local_bytes
-from utils.distributed import gather_to_all
-from utils.environment import Environment
 from utils.host_memory import peak_resident
 from utils.units import GIB
 

@@ -13,16 +13,16 @@ import torch
 
 from planning.cost.network_waits import RunNetwork
 from planning.cost.traffic import find_traffic
-from planning.data_facts import DataFacts
 from planning.memory.closed_form import CONTEXT_GIB
 from planning.planned_environment import own_hardware
 from planning.planned_run import plan_of
-from planning.resolved import Resolved
 from policies.activations.checkpointing import Checkpointing
-from reporting.run_folder import PLAN
+from ranks.collectives import gather_to_all, on_rank_zero
+from ranks.environment import Environment
+from resolving.data_facts import DataFacts
+from resolving.resolved import Resolved
+from run_folder.entries import PLAN
 from utils.atomic_write import write_atomically
-from utils.distributed import gather_to_all, on_rank_zero
-from utils.environment import Environment
 from utils.errors import in_one_line
 from utils.units import GIB
 

@@ -14,8 +14,8 @@ from planning.cards import Card, find_card
 from planning.group_speeds import Speeds, read_speeds
 from planning.hardware import Hardware, parse_hardware
 from planning.memory.closed_form import CONTEXT_GIB
+from ranks.environment import Environment, lone_process
 from utils.device import DeviceFacts
-from utils.environment import Environment, lone_process
 from utils.units import GIB
 
 
@@ -44,6 +44,15 @@ def measured_speeds(planning: PlanningConfig) -> Speeds | None:
         ConfigError: if the file has no speeds.
     """
     return None if planning.network_speeds is None else read_speeds(Path(planning.network_speeds))
+
+
+def check_speeds(planning: PlanningConfig) -> None:
+    """Refuse a file of --network_speeds that holds none, before any data is read.
+
+    Raises:
+        ConfigError: with the reason.
+    """
+    measured_speeds(planning)
 
 
 def describes_hardware(planning: PlanningConfig) -> bool:

@@ -7,12 +7,12 @@ from dataclasses import dataclass, replace
 
 from configs.run import RunConfig
 from planning.compiled_loss import compiled_cross_entropy
-from planning.resolved import Resolved
 from policies.activations.checkpointing import Checkpointing, apply_activation_checkpointing
 from policies.apply_policies import Adapted, adapt_model
-from policies.building import EmptyModel, build_empty
+from policies.building import MetaModel, build_empty
 from policies.sharding import Accumulation, choose_accumulation
-from utils.environment import Environment
+from ranks.environment import Environment
+from resolving.resolved import Resolved
 
 
 @dataclass(frozen=True)
@@ -22,7 +22,7 @@ class PlannedModel:
     config: RunConfig  # with the defaults that depend on the task
     resolved: Resolved
     env: Environment  # rank 0 of the planned hardware
-    empty: EmptyModel
+    empty: MetaModel
     adapted: Adapted  # with adapters; not sharded
     accumulation: Accumulation
     num_embeddings: int  # rows that the embeddings have at least

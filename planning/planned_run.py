@@ -10,7 +10,6 @@ from planning.chosen_checkpointing import choose_checkpointing, is_to_be_chosen,
 from planning.cost.counted_work import counted_work
 from planning.cost.step_time import TimePlan, plan_time, why_no_time
 from planning.cost.step_work import micro_batch_work
-from planning.data_facts import DataFacts
 from planning.group_speeds import Speeds
 from planning.hardware import Hardware
 from planning.memory.closed_form import plan_memory
@@ -20,9 +19,10 @@ from planning.memory.row_lengths import RowLengths, rows_of_run
 from planning.memory.traced_step import NotTracedError, TrainStep, trace_memory
 from planning.planned_environment import planned_environment
 from planning.planned_model import PlannedModel, build_planned_model
-from planning.resolved import Resolved, resolve, with_choice
 from policies.activations.checkpointing import Checkpointing
-from utils.environment import Environment
+from ranks.environment import Environment
+from resolving.data_facts import DataFacts
+from resolving.resolved import Resolved, resolve, with_choice
 from utils.units import GIB
 
 

@@ -9,12 +9,12 @@ from dataclasses import dataclass, replace
 from rich.table import Table
 
 from configs.run import RunConfig
-from planning.data_facts import DataFacts
 from planning.hardware import Hardware
 from planning.less_memory import Change, device_changes, joined, keeps_result, parsed_with
 from planning.planned_environment import planned_hardware
 from planning.planned_run import Plan, plan_of
-from utils.environment import Environment
+from ranks.environment import Environment
+from resolving.data_facts import DataFacts
 from utils.errors import ConfigError
 from utils.progress import progress_bar
 

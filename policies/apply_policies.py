@@ -28,7 +28,7 @@ from policies.quantization.quantized_linear import Quantization
 from policies.sharding import Layout, replicate, shard
 from policies.weights.materialise import Weights, materialise
 from policies.wrapping import find_layers, find_outer_norms, find_units
-from utils.environment import Environment
+from ranks.environment import Environment
 
 
 class Policies(NamedTuple):

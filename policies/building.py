@@ -20,12 +20,12 @@ from policies.loading import build_model, grow_embeddings
 from policies.model_task import ModelTask
 from policies.pretrained import generation_settings
 from policies.weights.materialise import find_weights
+from ranks.environment import Environment, print_rank_zero
 from utils.device import DeviceFacts
-from utils.environment import Environment, print_rank_zero
 
 
 @dataclass(frozen=True)
-class EmptyModel:
+class MetaModel:
     """A model without weights, on the meta device, and what the settings come to for it."""
 
     model: Any  # of transformers, before anything wraps it
@@ -41,7 +41,7 @@ class BuiltModel:
     """A model that can be called."""
 
     model: nn.Module
-    empty: EmptyModel  # what it was made of
+    empty: MetaModel  # what it was made of
     load_seconds: float
 
 
@@ -55,7 +55,7 @@ def build_empty(
     num_embeddings: int,
     device: DeviceFacts,
     new_tokens: Sequence[int] = (),
-) -> EmptyModel:
+) -> MetaModel:
     """The model of a config.json, without weights. A run fills it; a plan of the run does not.
 
     Args:
@@ -83,7 +83,7 @@ def build_empty(
         quantized=policies.quantization is not None and policies.float8 is None,
         chosen=policies.checkpointing,
     )
-    return EmptyModel(
+    return MetaModel(
         model=model,
         architecture=type(model).__name__,
         attention=model.config.get_text_config()._attn_implementation,

@@ -11,7 +11,7 @@ from torch.distributed.tensor import DTensor, Shard
 from torch.optim import Optimizer
 
 from policies.optimizers.compiled_adamw import CompiledAdamW
-from utils.distributed import local_tensor
+from utils.local_tensors import local_tensor
 
 
 def clip_grad_norm(

@@ -7,7 +7,7 @@ from torch import nn
 
 from policies.sharding import unwrap
 from policies.weights.tensor_names import plain_name
-from utils.distributed import local_tensor
+from utils.local_tensors import local_tensor
 
 
 @torch.no_grad()

@@ -15,8 +15,8 @@ from torch.distributed.fsdp import FSDPModule
 from policies.apply_policies import Policies
 from policies.attention.choice import WITHOUT_MASKS
 from policies.sharding import reshard, unwrap
-from utils.distributed import max_on_host
-from utils.environment import Environment, print_rank_zero
+from ranks.collectives import max_on_host
+from ranks.environment import Environment, print_rank_zero
 from utils.quiet import quiet_generation
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch.optim import Optimizer
 
-from utils.distributed import local_tensor
+from utils.local_tensors import local_tensor
 
 
 def queue_step(optimizer: Optimizer, numbers: torch.Tensor) -> bool:

@@ -28,10 +28,10 @@ from torch.nn.parallel import DistributedDataParallel
 from configs.fsdp import FsdpConfig
 from configs.training import TrainConfig
 from policies.mixed_precision import Precision
+from ranks.environment import Environment
+from ranks.process_group import set_timeouts
 from utils.compat import no_buffer_sync
 from utils.device import DeviceFacts
-from utils.distributed import set_timeouts
-from utils.environment import Environment
 from utils.errors import ConfigError
 
 

@@ -16,17 +16,17 @@ from data.batches.rows import make_rows
 from data.loaders import Loaders, make_loaders
 from data.pipeline import RunData
 from data.processors.tokenizer_loading import added_token_ids, num_rows_needed, tokenizer_of
-from planning.inputs import Inputs
-from planning.resolved import Resolved
 from policies.attention.choice import check_packing_isolates
-from policies.building import BuiltModel, EmptyModel, build_for_training
+from policies.building import BuiltModel, MetaModel, build_for_training
 from policies.loss_scaling import LossScaler
 from policies.optimizers.build import build_optimizer, optimizer_notes
 from policies.optimizers.offload import share_out_cores
 from policies.optimizers.schedule import build_scheduler
 from policies.quantization.float8 import computed_in_bf16, keep_scales
 from policies.sharding import Accumulation, choose_accumulation, reduction_notes, unit_notes
-from utils.environment import Environment, print_rank_zero
+from ranks.environment import Environment, print_rank_zero
+from resolving.inputs import Inputs
+from resolving.resolved import Resolved
 
 
 @dataclass(frozen=True)
@@ -42,7 +42,7 @@ class TrainingParts:
 
     trainable: Trainable
     loaders: Loaders
-    empty: EmptyModel  # what the model was made of
+    empty: MetaModel  # what the model was made of
     load_seconds: float  # what it took to build, shard and fill the model
 
 

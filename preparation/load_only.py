@@ -3,16 +3,16 @@
 from __future__ import annotations
 
 from configs.run import RunConfig
-from planning.data_facts import DataFacts
-from planning.inputs import check_targets
 from planning.load_check import load_table, loaded_on_all
-from planning.preflight import check_environment
-from planning.resolved import resolve
 from preparation.building import build_model
 from preparation.start import follow_plan, meet_ranks, start_ranks
+from ranks.environment import Environment, print_rank_zero
 from reporting.tables import print_for_people
+from resolving.data_facts import DataFacts
+from resolving.inputs import check_targets
+from resolving.preflight import check_environment
+from resolving.resolved import resolve
 from supervision.watchdog import Watchdog
-from utils.environment import Environment, print_rank_zero
 
 
 def load_only(config: RunConfig, env: Environment, watchdog: Watchdog) -> None:

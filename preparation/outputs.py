@@ -8,29 +8,29 @@ from pathlib import Path
 from typing import Any, NamedTuple, TextIO
 
 from checkpointing.finding import Checkpoint
-from checkpointing.root import delete_checkpoints
 from checkpointing.save_plan import SavePlan
 from checkpointing.saver import CheckpointSaver
 from configs.run import RunConfig
 from data.streaming.loader import StreamLoader
-from planning.inputs import Inputs
-from planning.places import check_places
 from policies.sharding import num_units, unwrap
 from preparation.building import Trainable, TrainingParts
+from ranks.collectives import on_rank_zero
+from ranks.environment import Environment, print_rank_zero
 from reporting.collectives import clock_of
 from reporting.communication import CommunicationRecorder
 from reporting.memory_ledger import MemoryLedger
 from reporting.metrics_file import MetricsFile
 from reporting.profiling import step_recorder
 from reporting.run_description import describe_run, start_event
-from reporting.run_folder import Marks, checkpoint_root, create_run_folder, marks_of
-from reporting.run_lock import RunLock
 from reporting.run_reporter import RunReporter
 from reporting.start_table import start_table, start_warnings
 from reporting.tables import print_for_people
 from reporting.trackers import open_trackers
-from utils.distributed import on_rank_zero
-from utils.environment import Environment, print_rank_zero
+from resolving.inputs import Inputs
+from run_folder.checkpoint_root import delete_checkpoints
+from run_folder.lock import RunLock
+from run_folder.path_checks import check_paths
+from run_folder.run_folder import FolderStamps, checkpoint_root, create_run_folder, folder_stamps
 from utils.errors import ConfigError
 
 
@@ -61,13 +61,18 @@ def record_run(inputs: Inputs, parts: TrainingParts, save_plan: SavePlan, env: E
 
 
 def open_folder(
-    config: RunConfig, env: Environment, lock: RunLock, marks: Marks, record: RunRecord, checkpoint: Checkpoint | None
+    config: RunConfig,
+    env: Environment,
+    lock: RunLock,
+    stamps: FolderStamps,
+    record: RunRecord,
+    checkpoint: Checkpoint | None,
 ) -> Path:
     """The run folder, with its run.yaml. Every rank must call this.
 
     Args:
         lock: holds the folder from now on.
-        marks: of the run's folders, when the checkpoint was looked for.
+        stamps: of the run's folders, when the checkpoint was looked for.
         checkpoint: the one that the run goes on from.
 
     Raises:
@@ -76,11 +81,11 @@ def open_folder(
     train = config.train_config
 
     def check(folder: Path) -> None:
-        if marks_of(train, env) != marks:
+        if folder_stamps(train, env) != stamps:
             raise ConfigError(
                 f"--output_dir: another run wrote into {folder} while this one was loading; give the same command again"
             )
-        check_places(config, folder, afresh=checkpoint is None)
+        check_paths(config, folder, afresh=checkpoint is None)
 
     return on_rank_zero(
         lambda: create_run_folder(

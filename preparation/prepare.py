@@ -10,30 +10,30 @@ from pathlib import Path
 from checkpointing.base_fingerprint import base_fingerprint
 from checkpointing.huggingface_files import huggingface_files, model_config_values
 from checkpointing.model_folder import export_model
-from checkpointing.resume import take_up_results
+from checkpointing.resume import restore_results
 from checkpointing.save_plan import plan_saves
 from checkpointing.saver import CheckpointSaver
 from checkpointing.train_state import TrainState
 from configs.run import RunConfig
 from data.loaders import Loaders
 from evaluation.generation import Generation
-from planning.agreement import facts_found
 from planning.cost.network_waits import RunNetwork
-from planning.going_on import look_into_folders
-from planning.inputs import read_inputs
 from planning.plan_file import write_plan
 from policies.activations.checkpointing import Checkpointing
 from preparation.building import Trainable, build
 from preparation.outputs import open_folder, open_reporter, open_saver, record_run, show_start
 from preparation.resuming import find_checkpoint, load_state
 from preparation.start import agree_on_attention, agree_to_compile, follow_plan, meet_ranks, start_ranks
-from reporting.run_folder import checkpoint_root, planned_folder
-from reporting.run_lock import RunLock
+from ranks.collectives import check_agreement, on_rank_zero
+from ranks.environment import Environment, print_rank_zero
 from reporting.run_reporter import RunReporter
+from resolving.agreement import facts_found
+from resolving.inputs import read_inputs
+from resolving.resume_state import look_into_folders
+from run_folder.lock import RunLock
+from run_folder.run_folder import checkpoint_root, planned_folder
 from supervision.watchdog import Watchdog
 from tasks.task import Task
-from utils.distributed import check_agreement, on_rank_zero
-from utils.environment import Environment, print_rank_zero
 from utils.seeding import seed_everything
 from utils.streams import take_standard_output
 
@@ -97,9 +97,9 @@ def prepare(config: RunConfig, env: Environment, watchdog: Watchdog, lock: RunLo
 
     # What the run writes.
     record = record_run(inputs, parts, save_plan, env)
-    folder = open_folder(config, env, lock, begun.marks, record, checkpoint)
+    folder = open_folder(config, env, lock, begun.stamps, record, checkpoint)
     if checkpoint is not None:
-        take_up_results(checkpoint, state, folder, num_steps)
+        restore_results(checkpoint, state, folder, num_steps)
     watchdog.traces = folder / "traces"
     if env.is_rank_zero:
         write_plan(folder, plan.values)

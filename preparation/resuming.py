@@ -8,19 +8,19 @@ from typing import Any
 
 from checkpointing.comparison import check_place, check_same
 from checkpointing.finding import Checkpoint, open_checkpoint, passed_over
-from checkpointing.folder import COMPLETE
 from checkpointing.resume import load_checkpoint
 from checkpointing.train_state import TrainState
 from configs.run import RunConfig
 from data.streaming.loader import StreamLoader
-from planning.going_on import Begun
-from planning.inputs import Inputs
 from preparation.building import TrainingParts
-from utils.distributed import on_rank_zero
-from utils.environment import Environment, print_rank_zero
+from ranks.collectives import on_rank_zero
+from ranks.environment import Environment, print_rank_zero
+from resolving.inputs import Inputs
+from resolving.resume_state import ResumeState
+from run_folder.checkpoint_folder import COMPLETE
 
 
-def find_checkpoint(begun: Begun, inputs: Inputs, env: Environment) -> Checkpoint | None:
+def find_checkpoint(begun: ResumeState, inputs: Inputs, env: Environment) -> Checkpoint | None:
     """The first undamaged checkpoint of the run; None if it starts afresh. Every rank must call this.
 
     Raises:

@@ -5,20 +5,23 @@ from __future__ import annotations
 import socket
 from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
 
 from configs.absolute_paths import make_paths_absolute
 from configs.run import RunConfig
-from planning.agreement import facts_at_start
-from planning.data_facts import DataFacts
 from planning.plan_file import PlanAtStart, plan_for_all
-from planning.resolved import Resolved, with_choice, without_compiling
+from planning.planned_environment import check_speeds
 from policies.compilation.probe import why_ranks_cannot_compile
+from ranks.collectives import gather_to_all
+from ranks.environment import Environment, launcher_notes, print_rank_zero
+from ranks.job_store import connect
+from ranks.meeting import Meeting, meet
+from ranks.process_group import start_process_group
+from resolving.agreement import facts_at_start
+from resolving.data_facts import DataFacts
+from resolving.resolved import Resolved, with_choice, without_compiling
 from supervision.failures import end_at_once
 from supervision.watchdog import Watchdog
-from utils.distributed import gather_to_all, start_process_group
-from utils.environment import Environment, launcher_notes, print_rank_zero
-from utils.job_store import connect
-from utils.meeting import Meeting, meet
 from utils.progress import say_if_it_lasts
 from utils.seeding import seed_everything, use_deterministic_kernels
 
@@ -27,7 +30,7 @@ def meet_ranks(config: RunConfig, env: Environment) -> tuple[RunConfig, Meeting]
     """Meet the other ranks, which must have been started alike. Returns the settings with absolute paths, too.
 
     Raises:
-        ConfigError: if they were not.
+        ConfigError: if they were not, or if --network_speeds is no file of speeds.
     """
     if config.train_config.deterministic:
         use_deterministic_kernels()
@@ -36,6 +39,8 @@ def meet_ranks(config: RunConfig, env: Environment) -> tuple[RunConfig, Meeting]
     meeting = meet(connect(env), env)
     if env.world_size > 1:
         meeting.check_agreement(facts_at_start(config, env))
+    if config.planning_config.network_speeds is not None:
+        meeting.from_rank_zero("speeds", partial(check_speeds, config.planning_config))
     return config, meeting
 
 

@@ -15,8 +15,8 @@ import torch.distributed as dist
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
+from ranks.collectives import min_on_host
 from reporting.collectives import KINDS, Clock, StepTimeline, watch_units
-from utils.distributed import min_on_host
 from utils.torch_internals import backward_seconds, time_backward
 
 FIRST_OBSERVED = (3, 4, 5, 10, 20)

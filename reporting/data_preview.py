@@ -20,8 +20,8 @@ from data.pipeline import RunData
 from data.sequences.tokenized import Sequences
 from data.tokens.labels import IGNORE_INDEX
 from data.tokens.loss_mask import TextSpan
+from ranks.environment import Environment
 from reporting.tables import print_for_people, table_of
-from utils.environment import Environment
 
 SHOWN_TOKENS = 1000  # of a longer sample its beginning and its end are shown
 PERCENTILES = {"min": 0, "p50": 50, "p90": 90, "p99": 99, "max": 100}

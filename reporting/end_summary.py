@@ -14,8 +14,8 @@ from rich.table import Table
 from reporting.epoch_lines import averages_line
 from reporting.events import figures, number
 from reporting.log_line import clock
-from reporting.run_yaml import read_run_yaml
 from reporting.tables import value_range
+from run_folder.run_yaml import read_run_yaml
 
 
 def end_figures(events: list[dict[str, Any]]) -> dict[str, Any]:

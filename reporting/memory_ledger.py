@@ -16,8 +16,8 @@ import torch
 from torch import nn
 from torch.optim import Optimizer
 
-from utils.distributed import local_tensor
 from utils.host_memory import peak_resident
+from utils.local_tensors import local_tensor
 from utils.units import GIB
 
 

@@ -17,9 +17,9 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from configs.tracking import TrackingConfig
 from data.batches.counts import BatchCounts
-from reporting.run_yaml import add_to_run_yaml
-from utils.distributed import sum_on_host
-from utils.environment import Environment
+from ranks.collectives import sum_on_host
+from ranks.environment import Environment
+from run_folder.run_yaml import add_to_run_yaml
 
 WAIT, WARMUP, ACTIVE = 1, 2, 3  # in steps, as llama-recipes documents them
 

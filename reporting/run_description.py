@@ -12,8 +12,8 @@ import psutil
 import torch
 from torch import nn
 
-from utils.distributed import gather_to_all
-from utils.environment import Environment
+from ranks.collectives import gather_to_all
+from ranks.environment import Environment
 from utils.parameters import count_weights
 from utils.units import GIB
 

@@ -31,6 +31,8 @@ from typing import Any, NamedTuple, Protocol, TypeVar
 
 from configs.tracking import TrackingConfig
 from data.batches.counts import BatchCounts
+from ranks.collectives import gather_to_all
+from ranks.environment import Environment, print_rank_zero
 from reporting.communication import CommunicationRecorder
 from reporting.end_summary import end_figures, end_summary
 from reporting.epoch_lines import epoch_line
@@ -42,10 +44,8 @@ from reporting.metrics_file import MetricsFile
 from reporting.profiling import FlopFormula, StepRecorder
 from reporting.report.page import write_at_end
 from reporting.samples import NUM_PRINTED, sample_lines
-from reporting.saved_weights import SavedWeights
 from reporting.tables import print_for_people
-from utils.distributed import gather_to_all
-from utils.environment import Environment, print_rank_zero
+from run_folder.saved_weights import SavedWeights
 from utils.printing import print_line
 from utils.progress import phase, progress_bar
 

@@ -10,8 +10,8 @@ from configs.fsdp import FsdpConfig
 from configs.quantization import QuantizationConfig
 from configs.run import RunConfig
 from configs.training import TrainConfig
+from ranks.environment import Environment
 from reporting.tables import table_of, value_range
-from utils.environment import Environment
 from utils.units import readable
 
 

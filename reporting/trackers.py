@@ -13,7 +13,8 @@ from typing import Any, Protocol, cast
 
 from configs.tracking import TrackingConfig
 from reporting.plan_figures import read_plan_figures
-from reporting.run_yaml import add_to_run_yaml, read_run_yaml
+from run_folder.entries import WANDB_RUN
+from run_folder.run_yaml import add_to_run_yaml, read_run_yaml
 from utils.errors import ConfigError
 from utils.optional_packages import is_installed
 
@@ -21,7 +22,6 @@ REQUIREMENTS = {"use_tensorboard": "tensorboard>=2.18,<3", "use_wandb": "wandb>=
 """The package that each flag needs, as in requirements-tracking.txt."""
 
 FINISH_SECONDS = 8.0  # for W&B's last uploads; the other ranks wait ten before they report a failure themselves
-WANDB_RUN = "wandb_run"  # the key of run.yaml that holds the id of the W&B run
 
 Settings = Mapping[str, Mapping[str, Any]]
 """A run's settings by section and name, in plain types."""

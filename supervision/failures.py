@@ -12,10 +12,11 @@ from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, NoReturn
 
 from configs.flags import help_text, parse_flags, wants_help
+from ranks.environment import Environment, lone_process, print_rank_zero, read_environment
 from supervision.exit_status import FAILED, REFUSED, leave
 from supervision.patience import patience_of
-from utils.environment import Environment, launcher_rank, lone_process, print_rank_zero, read_environment
 from utils.errors import ConfigError, RunError, TrainingError
+from utils.launcher_rank import launcher_rank
 from utils.printing import print_line
 
 if TYPE_CHECKING:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 
 from data.batches.mixing import describe_row
-from utils.distributed import gather_to_all
+from ranks.collectives import gather_to_all
 
 
 class NonFiniteError(Exception):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
-from utils.environment import Environment
+from ranks.environment import Environment
 
 
 @dataclass(frozen=True)

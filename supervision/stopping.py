@@ -21,9 +21,9 @@ from typing import Any, Generic, NamedTuple, TypeVar
 import psutil
 
 from data.batches.workers import STOP_SIGNALS
+from ranks.collectives import max_on_host
+from ranks.environment import Environment
 from supervision.exit_status import leave
-from utils.distributed import max_on_host
-from utils.environment import Environment
 from utils.printing import print_line
 
 T = TypeVar("T")

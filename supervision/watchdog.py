@@ -25,13 +25,13 @@ import psutil
 import torch
 import torch.distributed as dist
 
+from ranks.environment import Environment
+from ranks.process_group import CONNECT_MINUTES, connecting, num_collectives
 from supervision.exit_status import FAILED, leave
 from supervision.main_thread import MainThread, Stillness
 from supervision.patience import patience_of
 from supervision.traces import close_stacks, open_stacks, where_main_thread_is, write_traces
 from supervision.verdict import Report, State, Verdict, judge, judge_lost, names_of
-from utils.distributed import CONNECT_MINUTES, connecting, num_collectives
-from utils.environment import Environment
 from utils.host_memory import HostMemory, killed_since, read_host_memory
 from utils.printing import print_line
 from utils.torch_internals import set_timeout

@@ -21,10 +21,10 @@ from data.batches.packing import Offsets
 from data.batches.padding import PaddedWidth
 from data.sequences.reading import Reading
 from data.sequences.tokenized import TokenSequence
+from ranks.collectives import sum_on_host
 from tasks import causal_lm, image_text, seq2seq_lm
 from tasks.flops import Cost, flops_per_token
 from tasks.generation import GenerationSettings, PromptedAnswer
-from utils.distributed import sum_on_host
 from utils.errors import ConfigError
 
 

@@ -51,14 +51,14 @@ def find(argv: Sequence[str], sort: str) -> None:
     from planning.data_at_hand import data_at_hand
     from planning.find_runs import command_of, find_runs, find_table, sorted_runs
     from planning.planned_environment import planned_environment, planned_hardware
-    from planning.resolved import resolve
     from planning.what_fits import predictor
+    from ranks.environment import read_environment
     from reporting.tables import print_for_people
-    from utils.environment import read_environment
+    from resolving.resolved import resolve
 
     imports_ended()
     config, env = parse_flags(argv), read_environment()
-    quiet_libraries(env)
+    quiet_libraries()
     hardware = planned_hardware(config.train_config, config.planning_config, env)
     planned_env = planned_environment(hardware, config.train_config)
     data = data_at_hand(resolve(config, planned_env), planned_env, is_here=False)

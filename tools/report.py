@@ -19,8 +19,9 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from reporting.report.live import LivePage, ReportServer
-from reporting.report.page import NAME, write_report
+from reporting.report.page import write_report
 from reporting.report.run_files import holds_run
+from run_folder.entries import REPORT as NAME
 from supervision.exit_status import FAILED, REFUSED
 from utils.errors import ConfigError, in_one_line
 from utils.printing import print_line

@@ -20,7 +20,7 @@ _HOST_WORDS = re.compile(
     r"DefaultCPUAllocator: (can't allocate|not enough) memory|Cannot allocate memory"
     r"|DataLoader worker \(pid \d+\) is killed by signal: Killed"
 )
-_TOLD_BY_OTHERS = "rank 0 failed: "  # `utils.distributed.on_rank_zero`: that rank speaks itself
+_TOLD_BY_OTHERS = "rank 0 failed: "  # `ranks.collectives.on_rank_zero`: that rank speaks itself
 _UNITS = {"bytes": 1, "KiB": 2**10, "MiB": 2**20, "GiB": 2**30}
 _SIZE = r"([\d.]+) (bytes|KiB|MiB|GiB)"
 

@@ -16,7 +16,7 @@ from typing import Any
 
 from tqdm import tqdm
 
-from utils.environment import launcher_rank
+from utils.launcher_rank import launcher_rank
 from utils.printing import print_line, printable
 
 

@@ -8,7 +8,7 @@ import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-from utils.environment import Environment, launcher_rank
+from utils.launcher_rank import launcher_rank
 from utils.progress import shows_bars
 
 
@@ -40,7 +40,7 @@ def _ignore_what_peft_says() -> None:
     warnings.filterwarnings("ignore", message="Model has `tie_word_embeddings=True` and a tied layer")
 
 
-def quiet_libraries(env: Environment) -> None:
+def quiet_libraries() -> None:
     """Let only rank 0 print what libraries say, or every line would come once per rank; and no bars into files."""
     import datasets
     import huggingface_hub
@@ -58,7 +58,7 @@ def quiet_libraries(env: Environment) -> None:
     warnings.filterwarnings("ignore", message=r"Argument \w+ .*cannot be converted to a JitArgument")
     # Readers of files log what they also raise; the refusal says it with file and line.
     logging.getLogger("datasets.packaged_modules").setLevel(logging.CRITICAL)
-    if not env.is_rank_zero:
+    if launcher_rank():
         transformers.utils.logging.set_verbosity_error()
 
 

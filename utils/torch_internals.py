@@ -1,6 +1,6 @@
 """The private calls of torch.distributed that the project makes, in one place.
 
-They stand in utils/ because the process group (utils/distributed.py), the watchdog (supervision/) and the recorder of
+They stand in utils/ because the process group (ranks/collectives.py), the watchdog (supervision/) and the recorder of
 communication (reporting/) need them, and utils/ imports nothing of ours. Look here first if a new version of torch
 breaks a run's start or its supervision.
 """

@@ -16,7 +16,7 @@ import torch
 from torch.optim import Optimizer
 from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
 
-from utils.environment import read_environment
+from ranks.environment import read_environment
 
 _WAITED = "called a synchronizing CUDA operation"  # torch's warning of set_sync_debug_mode
 

@@ -10,11 +10,11 @@ from pathlib import Path
 import yaml
 
 from checkpointing.exporting.stored_tensors import PickledTensors, ShardedTensors, StoredTensors
-from checkpointing.folder import COMPLETE, STATE, checkpoints, checksum, damage, is_step_folder, listed_files
-from checkpointing.huggingface_files import FOLDER as SETTINGS
 from policies.adapters.kinds import OWN_NAMES
 from policies.weights.stored import SafetensorsTensors, weight_files
-from reporting.run_folder import checkpoint_root_of
+from run_folder.checkpoint_folder import COMPLETE, STATE, checkpoints, checksum, damage, is_step_folder, listed_files
+from run_folder.checkpoint_folder import HUGGINGFACE as SETTINGS
+from run_folder.run_folder import checkpoint_root_of
 from utils.errors import ConfigError, in_one_line
 
 

@@ -20,8 +20,8 @@ from pathlib import Path
 from typing import TypeVar
 
 from data.sequences.tokenized import Sequences
-from utils.distributed import gather_to_all
-from utils.environment import Environment
+from ranks.collectives import gather_to_all
+from ranks.environment import Environment
 from utils.errors import ConfigError
 
 T = TypeVar("T")

@@ -22,8 +22,8 @@ from planning.cost.traffic import Traffic, find_traffic, seconds_per_step
 from planning.group_speeds import Speeds
 from planning.hardware import Hardware
 from planning.planned_model import PlannedModel
-from planning.resolved import resolve_num_steps
 from policies.mixed_precision import DTYPES
+from resolving.resolved import resolve_num_steps
 from tasks.flops import shares_of_experts
 
 HIDDEN_SHARE = 0.35

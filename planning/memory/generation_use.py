@@ -19,8 +19,8 @@ from planning.memory.live_bytes import LiveBytes
 from planning.memory.meta_pass import DEFAULT_CAPABILITY, computed_in, saved_buffers_on_meta
 from planning.memory.row_lengths import RowLengths
 from planning.planned_model import PlannedModel
-from planning.resolved import num_positions
 from policies.attention.choice import BY_OFFSETS
+from resolving.resolved import num_positions
 
 # fp32 numbers per sequence and word of the vocabulary. While the next token is computed and its logits are copied,
 # transformers' loops still hold those that chose the one before: its logits, and under a beam search (True) its

@@ -6,7 +6,7 @@ from typing import Any
 
 import torch
 
-from planning.resolved import Resolved
+from resolving.resolved import Resolved
 from tasks import causal_lm, image_text, seq2seq_lm
 from tasks.causal_batches import CausalMicroBatch
 from tasks.image_batches import ImageTextMicroBatch

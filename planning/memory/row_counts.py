@@ -5,24 +5,10 @@ from __future__ import annotations
 import numpy as np
 
 from data.batches.counts import BatchCounts
-from data.batches.rows import Rows
 from planning.memory.row_lengths import RowLengths
 
 _NUM_DRAWS = 256  # of micro-batches, to see how much ranks differ
 _MAX_ROWS_DRAWN = 2**20  # in all: each takes some 100 bytes
-
-
-def row_counts(rows: Rows) -> np.ndarray:
-    """The counts of each row by itself, int64 [rows, fields of BatchCounts]."""
-    sequences = rows.sequences
-    lengths, labels = sequences.lengths.astype(np.int64), sequences.num_label_tokens.astype(np.int64)
-    if sequences.has_targets:
-        targets = np.diff(sequences.label_offsets).astype(np.int64)
-        of_decoder = [targets, targets * (targets + 1) // 2, lengths * targets]
-        columns = [labels, lengths + targets, lengths**2, *of_decoder]
-    else:
-        columns = [labels, lengths, lengths * (lengths + 1) // 2, *[np.zeros_like(lengths)] * 3]
-    return np.add.reduceat(np.stack(columns, axis=1)[rows.indices], rows.offsets[:-1], axis=0)
 
 
 def mean_counts(counts: np.ndarray, num_rows: int) -> BatchCounts:

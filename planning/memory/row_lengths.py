@@ -9,7 +9,7 @@ import numpy as np
 
 from data.batches.fullest import BatchShape, Foreseen, foresee_batches, largest_batch
 from data.batches.padding import PaddedWidth
-from planning.resolved import Resolved, steps_of_run
+from resolving.resolved import Resolved, steps_of_run
 
 _AT_MOST = "as long as rows may be"
 

@@ -28,7 +28,7 @@ import torch
 from torch import nn
 from torch.utils._pytree import tree_leaves
 
-from utils.distributed import local_tensor
+from utils.local_tensors import local_tensor
 
 MIN_BYTES = 2**20
 """Of a storage, to be moved: below this the copy takes longer to start than to run."""

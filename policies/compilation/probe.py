@@ -11,7 +11,7 @@ import socket
 import torch
 
 from policies.compilation.layers import reason_of
-from utils.distributed import gather_to_all
+from ranks.collectives import gather_to_all
 
 
 def why_ranks_cannot_compile(device: torch.device) -> str | None:

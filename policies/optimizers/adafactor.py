@@ -17,7 +17,7 @@ from torch import nn
 from torch.distributed.tensor import DTensor, Shard
 
 from policies.optimizers.states import LocalOptimizer, zero_state
-from utils.distributed import local_tensor
+from utils.local_tensors import local_tensor
 
 EPS1 = torch.finfo(torch.float32).eps  # torch's choice for fp32; its choice for bf16, 0.0078, exceeds most gradients
 

@@ -16,7 +16,7 @@ import torch
 from torch import nn
 
 from policies.optimizers.states import LocalOptimizer, zero_state
-from utils.distributed import local_tensor, plain_tensor
+from utils.local_tensors import local_tensor, plain_tensor
 from utils.optional_packages import import_bitsandbytes
 
 BLOCK = 256  # elements that share a scale; fixed in bitsandbytes' kernels

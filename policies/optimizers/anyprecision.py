@@ -14,7 +14,7 @@ import torch
 from torch import nn
 
 from policies.optimizers.states import LocalOptimizer, zero_state
-from utils.distributed import local_tensor
+from utils.local_tensors import local_tensor
 
 SLICE_SIZES = {"cuda": 2**23, "cpu": 2**18}
 """Elements updated at once, by device. On a GPU, enough to keep it busy (each fp32 copy takes 32 MiB). On a CPU, few

@@ -16,8 +16,8 @@ from policies.optimizers.adamw_8bit import BLOCK, AdamW8bit, PagedAdamW8bit, has
 from policies.optimizers.anyprecision import AnyPrecisionAdamW
 from policies.optimizers.compiled_adamw import CompiledAdamW
 from policies.optimizers.offload import CPUOffloadOptimizer
-from utils.distributed import local_tensor
 from utils.errors import ConfigError
+from utils.local_tensors import local_tensor
 from utils.units import readable
 
 SAMPLE = 1 << 16  # weights of each tensor that `_rounded_updates_note` looks at

@@ -14,7 +14,7 @@ from torch.optim import AdamW
 from torch.optim.adamw import adamw
 
 from policies.compilation.layers import compilation_named
-from utils.distributed import local_tensor
+from utils.local_tensors import local_tensor
 
 ROW = 1024
 """Elements of a row. Tensors are updated as [rows, ROW], so that one kernel serves tensors of all sizes and still knows

@@ -15,8 +15,8 @@ from torch import nn
 from torch.optim import Optimizer
 
 from configs.fsdp import FsdpConfig
-from utils.distributed import local_tensor, plain_tensor
-from utils.environment import Environment
+from ranks.environment import Environment
+from utils.local_tensors import local_tensor, plain_tensor
 
 BUCKET_BYTES = 2**28  # updated at once: large enough for all cores, small enough for copies to overlap with updates
 

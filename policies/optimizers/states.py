@@ -12,7 +12,7 @@ from torch import nn
 from torch.distributed.tensor import DTensor
 from torch.optim import Optimizer
 
-from utils.distributed import local_tensor, plain_tensor
+from utils.local_tensors import local_tensor, plain_tensor
 
 
 @torch.no_grad()

@@ -16,8 +16,8 @@ from policies.mixed_precision import DTYPES, Precision
 from policies.parts import has_vision, language_part
 from policies.quantization.quantized_linear import BLOCK, Quantization, QuantizedLinear
 from policies.sharding import Layout
+from ranks.collectives import gather_to_all
 from utils.compat import SHARDS_INTEGERS
-from utils.distributed import gather_to_all
 from utils.errors import ConfigError, in_one_line
 from utils.optional_packages import import_bitsandbytes
 

@@ -18,8 +18,8 @@ from transformers import PreTrainedModel
 
 from policies.quantization.quantized_linear import QuantizedLinear
 from policies.weights.tensor_names import plain_name
+from ranks.collectives import on_rank_zero
 from utils.compat import return_free_memory
-from utils.distributed import on_rank_zero
 from utils.errors import ConfigError
 from utils.progress import progress_bar
 

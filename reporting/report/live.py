@@ -13,7 +13,7 @@ from urllib.parse import urlsplit
 
 from reporting.report.page import report_page
 from reporting.report.run_files import FILES, holds_run
-from reporting.run_lock import is_in_use
+from run_folder.lock import is_in_use
 from utils.errors import in_one_line
 
 HOST = "127.0.0.1"

@@ -23,13 +23,12 @@ from reporting.report.memory_tables import oom_account, plan_rows
 from reporting.report.notices import notices_of, session_rows
 from reporting.report.run_files import RunFiles, read_run
 from reporting.report.settings import differing, setting_rows
-from reporting.run_yaml import now
+from run_folder.entries import REPORT, is_report
+from run_folder.run_yaml import now
 from utils.atomic_write import FileWriteError, write_atomically
 from utils.errors import ConfigError, in_one_line
 from utils.printing import printable
 
-NAME = "report.html"
-_MARK = b'<meta name="generator" content="finetuning.py report">'
 _ASSETS = Path(__file__).parent / "assets"
 _SCRIPTS = ("uplot/uPlot.iife.js", "drawing.js", "charts.js", "page.js")
 _STYLES = ("uplot/uPlot.min.css", "page.css")
@@ -114,19 +113,11 @@ def write_at_end(folder: Path) -> str:
     No error leaves this function: how the run ended must not depend on a page about it.
     """
     try:
-        write_report([folder], folder / NAME)
+        write_report([folder], folder / REPORT)
     except Exception as error:
         reason = error.strerror if isinstance(error, FileWriteError) else in_one_line(error)
         return f"--report: the page could not be written ({reason}); python -m tools.report {folder} may"
-    return f"report {folder / NAME}"
-
-
-def is_report(file: Path) -> bool:
-    """Whether this is a page that `write_report` wrote."""
-    if not file.is_file() or file.is_symlink():
-        return False
-    with open(file, "rb") as page:
-        return _MARK in page.read(2000)
+    return f"report {folder / REPORT}"
 
 
 def short_names(folders: Sequence[Path]) -> list[str]:

@@ -15,10 +15,10 @@ from typing import Any
 
 from reporting.events import Event, count, event_of, number
 from reporting.memory_phases import PHASES
-from reporting.plan_figures import NAME as PLAN
-from reporting.run_lock import is_in_use
-from reporting.run_yaml import NAME as RUN_YAML
-from reporting.run_yaml import read_run_yaml
+from run_folder.entries import PLAN
+from run_folder.lock import is_in_use
+from run_folder.run_yaml import NAME as RUN_YAML
+from run_folder.run_yaml import read_run_yaml
 
 FILES = (RUN_YAML, "metrics.jsonl", "samples.jsonl", PLAN, "oom.json")
 """What a report is made from."""

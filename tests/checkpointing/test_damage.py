@@ -12,8 +12,8 @@ from pathlib import Path
 import pytest
 
 from checkpointing.finding import Checkpoint, passed_over
-from checkpointing.folder import checkpoints, checksum, damage, listed_files
 from configs.training import TrainConfig
+from run_folder.checkpoint_folder import checkpoints, checksum, damage, listed_files
 from tests.helpers.processes import ProcessGroup
 from tests.helpers.refusals import error_lines
 from tests.helpers.resuming import assert_bit_equal, flags_of

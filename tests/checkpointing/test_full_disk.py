@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from checkpointing.folder import LATEST, checkpoints, damage, point_to
+from run_folder.checkpoint_folder import LATEST, checkpoints, damage, point_to
 from tests.helpers.limited_files import files_limited_to
 from tests.helpers.processes import ROOT, ProcessGroup, read_metrics, run_forked
 from tests.helpers.refusals import error_lines

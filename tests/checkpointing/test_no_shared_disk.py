@@ -10,8 +10,8 @@ import pytest
 import torch
 
 from checkpointing import save_plan
-from checkpointing.folder import checkpoints
 from configs.flags import parse_flags
+from run_folder.checkpoint_folder import checkpoints
 from tests.helpers import own_folder
 from tests.helpers.loaded import single_process
 from tests.helpers.processes import ROOT, SHORT_GRACE, Captured, ProcessGroup, process_variables, ranks_of

@@ -6,7 +6,7 @@ import json
 import shutil
 from pathlib import Path
 
-from checkpointing.folder import checkpoints
+from run_folder.checkpoint_folder import checkpoints
 from tests.helpers.processes import ProcessGroup, read_metrics
 from tests.helpers.resuming import flags_of
 

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from checkpointing.folder import damage
+from run_folder.checkpoint_folder import damage
 from tests.helpers.processes import ProcessGroup
 from tests.helpers.resuming import PLAIN, as_if_killed_after, assert_bit_equal, flags_of
 

@@ -9,7 +9,7 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from checkpointing.folder import checkpoints
+from run_folder.checkpoint_folder import checkpoints
 from tests.helpers import random_documents
 from tests.helpers.processes import run_command, train_events
 

@@ -8,12 +8,12 @@ from pathlib import Path
 import pytest
 
 from checkpointing.finding import resolve_resume
-from checkpointing.folder import checkpoints
 from configs.flags import parse_flags
-from reporting.run_folder import run_folder_of
+from ranks.environment import Environment
+from run_folder.checkpoint_folder import checkpoints
+from run_folder.run_folder import run_folder_of
 from tests.helpers.processes import ProcessGroup
 from tests.helpers.resuming import PLAIN, as_if_killed_after, assert_bit_equal, flags_of
-from utils.environment import Environment
 from utils.errors import ConfigError
 
 

@@ -14,7 +14,7 @@ from checkpointing.comparison import DECIDE_TENSORS, MAY_CHANGE, check_same
 from checkpointing.finding import Checkpoint
 from configs.flags import parse_flags
 from configs.run import SETTINGS
-from reporting.run_yaml import add_to_run_yaml
+from run_folder.run_yaml import add_to_run_yaml
 from tests.helpers.aot_eager import with_aot_eager
 from tests.helpers.processes import ProcessGroup, run_command
 from tests.helpers.refusals import error_lines

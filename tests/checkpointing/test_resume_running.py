@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from checkpointing.folder import checkpoints
-from reporting.run_lock import RunLock
+from run_folder.checkpoint_folder import checkpoints
+from run_folder.lock import RunLock
 from tests.helpers import random_documents
 from tests.helpers.processes import ProcessGroup
 from tests.helpers.refusals import error_lines

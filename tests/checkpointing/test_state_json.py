@@ -14,9 +14,9 @@ from typing import Any
 import pytest
 import torch
 
-from checkpointing.folder import checkpoints, checksum, listed_files
 from checkpointing.state_json import MAY_BE_MISSING, SCHEMA, WHOLE, StateError, check_state, read_state
 from checkpointing.train_state import TrainState
+from run_folder.checkpoint_folder import checkpoints, checksum, listed_files
 from tests.helpers.processes import ProcessGroup
 from tests.helpers.refusals import contents, error_lines
 from tests.helpers.resuming import flags_of, results

@@ -9,7 +9,7 @@ import pytest
 from transformers import AutoConfig, MBartConfig
 
 from configs.flags import parse_flags
-from planning.resolved import with_default_targets
+from resolving.resolved import with_default_targets
 from tasks.task import find_task, settings_of_task
 from tests.helpers.refusals import Bench
 from tests.helpers.seq2seq_models import make_config, save_seq2seq

@@ -12,8 +12,8 @@ from hypothesis import strategies as st
 from configs.flags import help_text, parse_flags, wants_help
 from configs.hints import HINTS
 from configs.names import explain_unknown, find
-from configs.needless import NEEDLESS
 from configs.run import SETTINGS, RunConfig
+from configs.unsupported_flags import NEEDLESS
 from utils.errors import ConfigError
 
 

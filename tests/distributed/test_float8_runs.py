@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 import torch
 
-from checkpointing.folder import checkpoints
 from checkpointing.tensor_index import read_index
+from run_folder.checkpoint_folder import checkpoints
 from tests.helpers.made import Made
 from tests.helpers.processes import ProcessGroup, train_events
 from tests.helpers.refusals import Bench

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from checkpointing.folder import checkpoints, damage
+from run_folder.checkpoint_folder import checkpoints, damage
 from tests.helpers.checkpoints import complete
 from tests.helpers.made import Made
 from tests.helpers.overflowing import make_overflowing_model, write_dataset_function

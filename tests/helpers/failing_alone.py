@@ -6,12 +6,12 @@ import threading
 import time
 from typing import Any
 
+from ranks.environment import read_environment
+from ranks.process_group import start_process_group
 from supervision.exit_status import FAILED
 from supervision.failures import end_with_error
 from supervision.verdict import Verdict
 from supervision.watchdog import Watchdog
-from utils.distributed import start_process_group
-from utils.environment import read_environment
 from utils.errors import TrainingError
 
 HELD_SECONDS = 3.0

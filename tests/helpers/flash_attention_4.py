@@ -14,10 +14,10 @@ import pytest
 import torch
 
 from configs.flags import parse_flags
-from planning.resolved import resolve
 from preparation.start import agree_on_attention
-from utils.distributed import start_process_group, stop_process_group
-from utils.environment import read_environment
+from ranks.environment import read_environment
+from ranks.process_group import start_process_group, stop_process_group
+from resolving.resolved import resolve
 
 
 class StandIn:

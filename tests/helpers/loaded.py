@@ -13,9 +13,9 @@ from configs.flags import parse_flags
 from data.processors.tokenizer_loading import num_rows_needed
 from policies.loading import build_model, grow_embeddings, load_model_config
 from policies.weights.materialise import Weights, find_weights, materialise
+from ranks.environment import Environment
+from ranks.process_group import start_process_group, stop_process_group
 from tasks.causal_lm import AUTO_MODEL
-from utils.distributed import start_process_group, stop_process_group
-from utils.environment import Environment
 
 CPU = torch.device("cpu")
 

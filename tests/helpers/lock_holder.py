@@ -9,7 +9,7 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
-from reporting.run_lock import RunLock
+from run_folder.lock import RunLock
 from utils.errors import ConfigError
 
 with RunLock(beat_seconds=0.1, stale_seconds=1) as lock:

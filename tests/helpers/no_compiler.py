@@ -13,10 +13,10 @@ import finetuning
 from configs.flags import parse_flags
 from planning.hardware import parse_hardware
 from planning.planned_environment import planned_environment
-from planning.resolved import resolve
 from preparation.start import agree_to_compile
-from utils.distributed import start_process_group, stop_process_group
-from utils.environment import read_environment
+from ranks.environment import read_environment
+from ranks.process_group import start_process_group, stop_process_group
+from resolving.resolved import resolve
 
 
 def without_compiler(argv: Sequence[str], ranks: Sequence[int]) -> Callable[[], int]:

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from safetensors.torch import load_file
 
-from checkpointing.folder import checkpoints
+from run_folder.checkpoint_folder import checkpoints
 from tests.helpers import random_documents
 from tests.helpers.processes import train_events
 

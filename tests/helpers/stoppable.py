@@ -26,9 +26,9 @@ from data.batches.step_loader import StepLoader
 from data.sequences.causal import build_sequences
 from data.streaming.loader import StreamLoader
 from data.streaming.sources import Stream, StreamSource
+from ranks.environment import read_environment
+from ranks.process_group import start_process_group, stop_process_group
 from supervision.stopping import StopRequests
-from utils.distributed import start_process_group, stop_process_group
-from utils.environment import read_environment
 
 LENGTH = 20_000
 

@@ -9,8 +9,8 @@ import pytest
 from configs.changed_flags import changed_flags
 from configs.flags import parse_flags
 from configs.run import RunConfig
-from planning.failure_scene import PHASES
 from planning.less_memory import EXPANDABLE_SEGMENTS, Change, Plans, cheapest, device_changes, host_changes
+from planning.out_of_memory.failure_scene import PHASES
 from policies.activations.checkpointing import Checkpointing
 
 MODEL = ["--model_name", "M"]

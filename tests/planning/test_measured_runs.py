@@ -14,7 +14,7 @@ from planning.memory.memory_plan import MemoryPlan
 from planning.memory.row_lengths import rows_of_run
 from planning.planned_environment import planned_environment
 from planning.planned_model import build_planned_model
-from planning.resolved import resolve
+from resolving.resolved import resolve
 
 SIZES = {"tinyllama": "8 --context_length 2048", "llama8b": "2 --context_length 4096"}
 SIZES |= {"llama70b": "1 --context_length 4096", "llama70b-60layers": "1 --context_length 4096"}

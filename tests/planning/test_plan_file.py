@@ -14,14 +14,14 @@ import pytest
 
 import finetuning
 from configs.flags import parse_flags
-from planning.data_facts import DataFacts
 from planning.plan_file import plan_at_start, write_plan
-from planning.resolved import Resolved, resolve
+from ranks.environment import lone_process
+from resolving.data_facts import DataFacts
+from resolving.resolved import Resolved, resolve
 from tests.helpers.generated import flags
 from tests.helpers.limited_files import files_limited_to
 from tests.helpers.processes import ProcessGroup
 from utils.atomic_write import FileWriteError
-from utils.environment import lone_process
 
 
 @pytest.fixture

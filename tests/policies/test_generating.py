@@ -12,8 +12,8 @@ from policies.attention.functions import attention_by_offsets
 from policies.generating import generating
 from policies.mixed_precision import Precision
 from policies.sharding import Layout
+from ranks.environment import read_environment
 from tests.helpers.families import make_model
-from utils.environment import read_environment
 
 FP32 = Precision("fp32", torch.float32, torch.float32)
 PLAIN = Policies(FP32, None, Layout("plain", "SINGLE", (1, 1), reshard_after_forward=False))

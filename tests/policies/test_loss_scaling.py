@@ -105,10 +105,10 @@ def train_and_watch(argv: Sequence[str]) -> int:
     import finetuning
     from configs.flags import parse_flags
     from preparation.prepare import prepare
-    from reporting.run_lock import RunLock
+    from ranks.environment import read_environment
+    from run_folder.lock import RunLock
     from supervision.watchdog import Watchdog
-    from utils.distributed import local_tensor
-    from utils.environment import read_environment
+    from utils.local_tensors import local_tensor
 
     def held() -> list[torch.Tensor]:
         tensors = [p.detach() for p in trainable.model.parameters() if p.requires_grad]

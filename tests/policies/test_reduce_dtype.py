@@ -29,9 +29,9 @@ from policies.sharding import (
     reduction_notes,
     shard,
 )
+from ranks.environment import Environment
 from tests.helpers.processes import ProcessGroup
 from utils.device import facts_of
-from utils.environment import Environment
 from utils.errors import ConfigError
 
 CPU = torch.device("cpu")

@@ -15,12 +15,12 @@ from torch.distributed.fsdp import fully_shard
 from torch.nn.parallel import DistributedDataParallel
 
 import reporting.collectives
+from ranks.environment import read_environment
+from ranks.process_group import start_process_group, stop_process_group
 from reporting.collectives import DeviceClock, HostClock, StepTimeline, watch_units
 from reporting.communication import FIRST_OBSERVED, CommunicationRecorder
 from tests.helpers.processes import ProcessGroup
 from tests.helpers.simulated_device import SimulatedDevice, Working, simulated_ranks
-from utils.distributed import start_process_group, stop_process_group
-from utils.environment import read_environment
 
 COMPUTING = 1.0  # seconds of a layer's forward
 SLOW = {"all_gather": 4.0, "reduce_scatter": 5.0, "all_reduce": 3.0}

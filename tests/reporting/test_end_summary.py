@@ -9,9 +9,9 @@ from typing import Any
 
 import pytest
 
-from planning.autopsy.killed import how_it_was_killed
 from reporting.end_summary import end_figures, end_summary
 from reporting.llama_recipes_lists import write_metrics_data
+from resolving.killed import how_it_was_killed
 from tests.helpers.contract import KEYS
 
 

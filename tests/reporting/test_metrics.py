@@ -13,13 +13,13 @@ from typing import Any
 import pytest
 from transformers import AutoModelForCausalLM
 
-from planning.autopsy.killed import how_it_was_killed
 from reporting.end_summary import end_figures
 from reporting.llama_recipes_lists import write_metrics_data
 from reporting.log_line import perplexity
 from reporting.metrics_file import MetricsFile, keep_until
 from reporting.report.run_files import read_run
 from reporting.trackers import Trackers
+from resolving.killed import how_it_was_killed
 from tests.helpers.contract import KEYS
 from tests.helpers.limited_files import files_limited_to
 from tests.helpers.processes import ProcessGroup, read_metrics

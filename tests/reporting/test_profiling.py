@@ -16,13 +16,13 @@ from transformers.models.llama.modeling_llama import LlamaRotaryEmbedding
 
 from configs.tracking import TrackingConfig
 from data.batches.counts import BatchCounts
+from ranks.environment import read_environment
+from ranks.process_group import start_process_group
 from reporting.profiling import attention_formulas, step_recorder
 from tests.helpers.limited_files import files_limited_to
 from tests.helpers.processes import ProcessGroup, read_metrics, train_events
 from tests.helpers.refusals import error_lines
 from tests.helpers.tracking_files import trace_events
-from utils.distributed import start_process_group
-from utils.environment import read_environment
 from utils.printing import print_line
 
 # Eight rows of ten tokens, each but a row's first learned; four rows make a step.

@@ -19,7 +19,9 @@ from typing import Any
 import pytest
 import torch.distributed as dist
 
-from checkpointing.folder import checkpoints, damage
+from ranks.environment import Environment
+from ranks.meeting import meet
+from run_folder.checkpoint_folder import checkpoints, damage
 from tests.helpers.processes import (
     ProcessGroup,
     RunningCommand,
@@ -29,8 +31,6 @@ from tests.helpers.processes import (
     wait_until,
 )
 from tests.helpers.resuming import SHARDED, assert_bit_equal, flags_of
-from utils.environment import Environment
-from utils.meeting import meet
 
 pytestmark = pytest.mark.slow
 

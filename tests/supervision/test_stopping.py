@@ -26,10 +26,10 @@ from data.batches.rows import make_rows
 from data.batches.step_loader import StepLoader
 from data.batches.workers import STOP_SIGNALS, watch_parent
 from data.sequences.causal import build_sequences
+from ranks.environment import Environment
+from ranks.process_group import start_process_group, stop_process_group
 from supervision.stopping import StopRequests, _ignore_signals
 from tests.helpers.processes import RunningCommand, assert_all_gone, read_metrics, train_events, wait_until
-from utils.distributed import start_process_group, stop_process_group
-from utils.environment import Environment
 
 LIMIT_SECONDS = 300
 Start = Callable[..., RunningCommand]

@@ -17,14 +17,14 @@ from planning.hardware import Hardware, parse_hardware
 from planning.planned_environment import planned_environment, planned_hardware
 from planning.planned_model import build_planned_model
 from planning.planned_run import plan_of
-from planning.resolved import resolve
 from policies.sharding import Layout
+from ranks.environment import lone_process
+from resolving.resolved import resolve
 from tests.helpers.processes import ROOT, ProcessGroup
 from tools.doctor import main
 from tools.network.identity import code_digest, describe_node, differences
 from tools.network.names import interfaces_for_nccl
 from tools.network.ranks import planned_step, prediction
-from utils.environment import lone_process
 from utils.errors import ConfigError
 from utils.parameters import count_weights
 

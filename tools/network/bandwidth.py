@@ -11,8 +11,8 @@ import torch.distributed as dist
 from torch.distributed.device_mesh import init_device_mesh
 
 from planning.group_speeds import GroupSpeeds, Speed, Speeds
+from ranks.environment import Environment
 from utils.compat import all_gather, reduce_scatter
-from utils.environment import Environment
 
 _SMALL_BYTES = 1 << 16
 _LARGE_BYTES = {"cuda": 1 << 28, "cpu": 1 << 21}

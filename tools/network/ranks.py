@@ -15,20 +15,21 @@ from configs.flags import parse_flags
 from configs.run import RunConfig
 from planning.cost.link_speeds import network_gbps
 from planning.cost.traffic import Traffic, find_traffic, seconds_per_step
-from planning.data_facts import DataFacts
 from planning.group_speeds import GroupSpeeds, Speeds
 from planning.hardware import Hardware
 from planning.memory.row_lengths import rows_of_run
 from planning.planned_environment import own_hardware
 from planning.planned_model import PlannedModel, build_planned_model
 from planning.planned_run import time_of
-from planning.resolved import resolve
 from policies.sharding import Layout
+from ranks.collectives import gather_to_all
+from ranks.environment import Environment, read_environment
+from ranks.process_group import start_process_group, stop_process_group
+from resolving.data_facts import DataFacts
+from resolving.resolved import resolve
 from tools.network.bandwidth import measure_speeds
 from tools.network.identity import describe_node, differences
 from utils.atomic_write import write_in_place
-from utils.distributed import gather_to_all, start_process_group, stop_process_group
-from utils.environment import Environment, read_environment
 from utils.errors import ConfigError
 from utils.units import GIB
 

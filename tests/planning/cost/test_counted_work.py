@@ -22,7 +22,7 @@ from planning.memory.row_lengths import RowLengths
 from planning.planned_environment import planned_environment
 from planning.planned_model import PlannedModel, build_planned_model
 from planning.planned_run import plan_of
-from planning.resolved import resolve
+from resolving.resolved import resolve
 from tests.helpers.image_models import MODELS
 
 H200 = parse_hardware("H200", price_per_hour=3.0)

@@ -12,11 +12,11 @@ from transformers import LlamaConfig
 from configs.flags import parse_flags
 from data.batches.order import epoch_order
 from finetuning import train_step
-from planning.data_facts import DataFacts
 from planning.hardware import parse_hardware
 from planning.memory.memory_plan import MemoryPlan
 from planning.memory.traced_step import TrainStep
 from planning.planned_run import plan_of
+from resolving.data_facts import DataFacts
 from tests.helpers.processes import ProcessGroup
 from tests.helpers.refusals import dialogues, write_lines
 from tests.helpers.small_device import on_small_device

@@ -18,8 +18,8 @@ from planning.memory.row_lengths import RowLengths
 from planning.planned_environment import planned_environment
 from planning.planned_model import build_planned_model
 from planning.planned_run import plan_of
-from planning.resolved import resolve
 from planning.what_fits import what_fits
+from resolving.resolved import resolve
 from tests.helpers.small_device import SmallDevice
 
 H200 = parse_hardware("H200")

@@ -10,9 +10,9 @@ from transformers import BartConfig, Gemma4TextConfig, LlamaConfig, PegasusConfi
 
 from configs.flags import parse_flags
 from finetuning import train_step
-from planning.data_facts import DataFacts
 from planning.hardware import parse_hardware
 from planning.planned_run import Plan, plan_of
+from resolving.data_facts import DataFacts
 
 LLAMA = LlamaConfig(
     vocab_size=4000,

@@ -14,11 +14,11 @@ from torch import nn
 from transformers import AutoModelForCausalLM
 
 from configs.peft import LoraConfig
-from planning.resolved import resolve_lengths
 from policies.activations.checkpointing import Checkpointing, checkpointing_mode
 from policies.adapters.apply import find_saved_adapter
 from policies.adapters.dora import set_magnitudes
 from policies.adapters.targets import choose_targets
+from resolving.resolved import resolve_lengths
 from tasks.causal_lm import LENGTHS
 from tests.helpers.adapter_kinds import LINEAR, adapt, config_of, notes_on
 from tests.helpers.families import FAMILIES, LLAMA_LIKE, make_model

@@ -13,8 +13,8 @@ from checkpointing.finding import Checkpoint
 from configs.flags import parse_flags
 from planning.hardware import parse_hardware
 from planning.planned_environment import planned_environment
-from planning.resolved import resolve
 from policies.compilation.choice import decide_compilation
+from resolving.resolved import resolve
 from tests.helpers.no_compiler import agreeing_without_compiler
 from tests.helpers.processes import ProcessGroup
 from utils.device import DeviceFacts

@@ -15,7 +15,7 @@ from torch.distributed.tensor import Shard, distribute_tensor
 from torch.optim import AdamW, Optimizer
 
 from policies.optimizers.compiled_adamw import CompiledAdamW
-from utils.distributed import local_tensor
+from utils.local_tensors import local_tensor
 
 LARGE = 2048  # elements
 SHAPES = [(64, 1024), (32, 128), (100,), (3, 1024), (16, 16, 16), (7,)]  # three of them are large

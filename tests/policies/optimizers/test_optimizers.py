@@ -21,16 +21,16 @@ from torch.optim import Optimizer
 from configs.flags import parse_flags
 from configs.fsdp import FsdpConfig
 from configs.training import TrainConfig
-from planning.preflight import check_environment
 from policies.optimizers import anyprecision
 from policies.optimizers.adafactor import Adafactor
 from policies.optimizers.adamw_8bit import AdamW8bit
 from policies.optimizers.anyprecision import AnyPrecisionAdamW
 from policies.optimizers.build import build_optimizer, optimizer_notes, state_bytes
 from policies.optimizers.schedule import build_scheduler
+from ranks.environment import read_environment
 from reporting.memory_ledger import local_bytes, optimizer_tensors
+from resolving.preflight import check_environment
 from tests.helpers.processes import ROOT
-from utils.environment import read_environment
 from utils.errors import ConfigError
 from utils.optional_packages import import_bitsandbytes
 

@@ -13,7 +13,6 @@ from safetensors.torch import load_file
 from torch import nn
 from torch.optim import Optimizer
 
-from checkpointing.folder import checkpoints
 from configs.flags import parse_flags
 from configs.fsdp import FsdpConfig
 from configs.training import TrainConfig
@@ -21,6 +20,7 @@ from policies.optimizers.adafactor import Adafactor
 from policies.optimizers.adamw_8bit import AdamW8bit, PagedAdamW8bit
 from policies.optimizers.anyprecision import AnyPrecisionAdamW
 from policies.optimizers.build import build_optimizer, state_bytes
+from run_folder.checkpoint_folder import checkpoints
 from tests.helpers import random_documents
 from tests.helpers.processes import read_metrics, run_command, train_events
 from tools.make_tiny_model import make_tiny_model

@@ -25,18 +25,18 @@ from planning.memory.closed_form import plan_memory
 from planning.memory.row_lengths import rows_of_run
 from planning.planned_environment import planned_environment
 from planning.planned_model import build_planned_model
-from planning.resolved import resolve
 from policies.mixed_precision import resolve_precision
 from policies.quantization import choice as quantization_module
 from policies.quantization.choice import gathering_changes_nothing, quantize_linears, resolve_quantization
 from policies.quantization.quantized_linear import PACKED_ROWS, Quantization, QuantizedLinear
 from policies.sharding import choose_layout
+from ranks.environment import Environment
+from resolving.resolved import resolve
 from tests.helpers.kept_by_compiled import compiled_layer
 from tests.helpers.loaded import single_process
 from tests.helpers.processes import ROOT
 from utils.compat import SHARDS_INTEGERS
 from utils.device import facts_of
-from utils.environment import Environment
 from utils.errors import ConfigError
 
 CPU = torch.device("cpu")

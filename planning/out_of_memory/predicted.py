@@ -1,0 +1,80 @@
+"""Plans of a run that has failed, with other flags: on the same devices, for the batch that did not fit."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from configs.run import RunConfig
+from planning.hardware import Hardware
+from planning.less_memory import Plans
+from planning.out_of_memory.failure_scene import FailedBatch
+from planning.planned_environment import own_hardware
+from planning.planned_run import Plan, plan_of
+from policies.activations.checkpointing import Checkpointing
+from ranks.environment import Environment
+from resolving.data_facts import DataFacts
+from utils.memory_errors import AllocatorFigures
+from utils.units import GIB
+
+
+@dataclass(frozen=True)
+class PredictedRun:
+    """What a plan says of a run (`planning.less_memory.Predicted`)."""
+
+    plan: Plan
+
+    @property
+    def peak_gib(self) -> float:
+        return self.plan.memory.peak_gib
+
+    @property
+    def seconds_per_step(self) -> float | None:
+        return None if self.plan.time is None else self.plan.time.seconds_per_step
+
+    def phase_gib(self, phase: str) -> float:
+        parts = self.plan.memory.phases.get(phase)
+        return self.peak_gib if parts is None else parts.total
+
+
+def plans_for(
+    config: RunConfig,
+    env: Environment,
+    figures: AllocatorFigures,
+    phase: str,
+    batch: FailedBatch | None,
+    checkpointing: Checkpointing | None = None,
+    resumed_size: int | None = None,
+) -> Plans | None:
+    """Plans runs on these ranks' devices; None if the error did not say what the device holds.
+
+    Args:
+        phase: the one that memory ran out in.
+        batch: the one that did not fit: every row counts as long as its longest, with as large a
+            share of label tokens as the batch had.
+        checkpointing: of the run that failed. Runs with other flags choose anew, if they are to.
+        resumed_size: rows of the global batch of the checkpoint that the run went on from, and will again.
+    """
+    if figures.room is None or figures.allocated is None:
+        return None
+    hardware: Hardware = own_hardware(config.train_config, config.planning_config, env)
+    lengths = label_share = None
+    if batch is not None:
+        if batch.num_label_tokens is not None and batch.targets_width is None:
+            label_share = batch.num_label_tokens / (batch.rows * batch.longest_row)
+        widths = (batch.longest_row, *([] if batch.targets_width is None else [batch.targets_width]))
+        # A micro-batch of training has as many rows as the data gave it; that of an evaluation does not tell.
+        rows = batch.rows if phase in ("forward", "backward") else config.train_config.batch_size_training
+        lengths = tuple(np.full(rows, width) for width in widths)
+
+    def predict(changed: RunConfig) -> PredictedRun:
+        chosen = checkpointing if changed.to_dict() == config.to_dict() else None
+        facts = DataFacts(lengths=lengths, label_share=label_share)
+        return PredictedRun(plan_of(changed, hardware, facts, checkpointing=chosen, resumed_size=resumed_size))
+
+    return Plans(
+        predict=predict,
+        needed_gib=(figures.allocated + (figures.asked or 0)) / GIB,
+        room_gib=figures.room / GIB,
+    )

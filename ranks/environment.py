@@ -1,0 +1,217 @@
+"""Which rank this process is, and how it was started.
+
+The only module that reads the launcher's environment variables. torchrun, `accelerate launch` and
+srun with torchrun's variables all set the same ones; without them the run is one process.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import math
+import os
+import shlex
+import sys
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import psutil
+from tqdm import tqdm
+
+from ranks.accelerate_launch import not_followed
+from utils.device import DeviceFacts, facts_of
+from utils.errors import ConfigError
+from utils.printing import printable
+from utils.processes import machine, started_at
+
+if TYPE_CHECKING:
+    import torch
+
+
+_RESTARTS_OF_TORCHRUN, _RESTARTS_OF_SLURM = "TORCHELASTIC_RESTART_COUNT", "SLURM_RESTART_COUNT"
+
+
+@dataclass(frozen=True)
+class Environment:
+    """What the launcher says about this process."""
+
+    rank: int
+    local_rank: int
+    world_size: int
+    local_world_size: int
+    launched: bool  # by torchrun or its like; False for `python finetuning.py`
+    job: str | None = None  # the launcher's name for this job; a restart keeps it
+    restarted: bool = False  # by torchrun (--max-restarts) or Slurm (requeue)
+    grace_scale: float = 1.0  # tests shorten by it how long ranks wait for each other (supervision/patience.py)
+    meeting_place: tuple[str, int] | None = None  # address and port of rank 0, or of the launcher's store
+    launcher_has_store: bool = False
+    # Names the torchrun process that may restart this one. None: there is none, or it is not one process: on several
+    # machines, or if Slurm has requeued the job.
+    launcher: str | None = None
+    started_in: Path = field(default_factory=Path.cwd)  # the working directory; a user's code may change it later
+    planned_device: DeviceFacts | None = None  # a plan's, which need not be here; None: this process has its device
+
+    @property
+    def is_rank_zero(self) -> bool:
+        return self.rank == 0
+
+    @property
+    def device(self) -> torch.device:
+        import torch  # takes seconds; a flag that is refused should not wait for it
+
+        if self.planned_device is not None:
+            return torch.device(self.planned_device.type, self.local_rank)
+        if torch.cuda.is_available():
+            return torch.device("cuda", self.local_rank)
+        return torch.device("cpu")
+
+    @property
+    def device_facts(self) -> DeviceFacts:
+        """What decisions of the run depend on."""
+        return self.planned_device or facts_of(self.device)
+
+
+def lone_process(rank: int = 0) -> Environment:
+    """The environment of a process without others. `rank` is what its messages call it."""
+    return Environment(rank=rank, local_rank=0, world_size=1, local_world_size=1, launched=False)
+
+
+def read_environment() -> Environment:
+    """What the launcher's variables say; without RANK and WORLD_SIZE the run is one process.
+
+    Raises:
+        ConfigError: if a variable is no number, they contradict each other, or srun started several processes without
+            telling them so.
+    """
+    slurm_job = os.environ.get("SLURM_JOB_ID")
+    job = f"slurm-{slurm_job}" if slurm_job else os.environ.get("TORCHELASTIC_RUN_ID")
+    by_torchrun, by_slurm = (_number(name, 0) > 0 for name in (_RESTARTS_OF_TORCHRUN, _RESTARTS_OF_SLURM))
+    restarted = by_torchrun or by_slurm
+    on_one_machine = os.environ.get("WORLD_SIZE") == os.environ.get("LOCAL_WORLD_SIZE")
+    launcher = None
+    if _RESTARTS_OF_TORCHRUN in os.environ and not by_slurm and on_one_machine:  # a requeued job has a new torchrun
+        launcher = _torchrun()
+    environment = replace(
+        lone_process(),
+        job=job,
+        restarted=restarted,
+        grace_scale=_grace_scale(),
+        launcher=launcher,
+    )
+    if "RANK" in os.environ or "WORLD_SIZE" in os.environ:
+        return _with_ranks(environment)
+    num_tasks = _number("SLURM_STEP_NUM_TASKS", 1)
+    if num_tasks > 1 and not os.isatty(0):  # in a shell by `srun --pty` nobody else is started
+        raise ConfigError(
+            f"SLURM_STEP_NUM_TASKS={num_tasks} and RANK is not set: each of srun's tasks would train alone; let srun "
+            "start one torchrun per node (slurm/multi_node.slurm), or unset this variable if each is to"
+        )
+    return environment
+
+
+def _with_ranks(environment: Environment) -> Environment:
+    """The environment of a process that a launcher started as one of several.
+
+    Raises:
+        ConfigError: if its variables are not there, are no numbers, or contradict each other.
+    """
+    for name in ("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT"):
+        if not os.environ.get(name):
+            found = "RANK" if "RANK" in os.environ else "WORLD_SIZE"
+            raise ConfigError(f"{found} is set and {name} is not; start with torchrun, which sets both, or unset it")
+    world_size = _number("WORLD_SIZE", least=1)
+    local_world_size = _number("LOCAL_WORLD_SIZE", world_size, least=1, most=("WORLD_SIZE", world_size))
+    return replace(
+        environment,
+        rank=_number("RANK", most=("WORLD_SIZE - 1", world_size - 1)),
+        local_rank=_number("LOCAL_RANK", 0, most=("LOCAL_WORLD_SIZE - 1", local_world_size - 1)),
+        world_size=world_size,
+        local_world_size=local_world_size,
+        launched=True,
+        meeting_place=(os.environ["MASTER_ADDR"], _number("MASTER_PORT", least=1, most=("", 65535))),
+        launcher_has_store=os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True",
+    )
+
+
+def _number(name: str, default: int = 0, *, least: int = 0, most: tuple[str, int] | None = None) -> int:
+    """A variable's whole number.
+
+    Args:
+        default: if it is not set.
+        most: what it may be at most, in words and as a number.
+    """
+    text = os.environ.get(name) or str(default)
+    limits = f"from {least}" + (f" to {' = '.join(filter(None, map(str, most)))}" if most else "")
+    is_number = text.isascii() and text.isdecimal() and len(text) < 10
+    if not is_number or int(text) < least or (most is not None and int(text) > most[1]):
+        raise ConfigError(f"{name}={text[:80]}: must be a whole number {limits}; correct or unset it")
+    return int(text)
+
+
+def _grace_scale() -> float:
+    text = os.environ.get("FINETUNING_GRACE_SCALE", "1")
+    with contextlib.suppress(ValueError):
+        if 0 < float(text) < math.inf:
+            return float(text)
+    raise ConfigError(f"FINETUNING_GRACE_SCALE={text[:80]}: must be a number above 0; correct or unset it")
+
+
+def _torchrun() -> str | None:
+    """Names the process of torchrun, which may start this one through a script; None if unknown."""
+    with contextlib.suppress(psutil.Error):
+        process = psutil.Process().parent()
+        while process is not None and _RESTARTS_OF_TORCHRUN in process.environ():
+            process = process.parent()
+        if process is not None:
+            return f"{machine()} {process.pid} {started_at(process.pid):.0f}"
+    return None
+
+
+def launch_command(env: Environment, script: str, flags: Sequence[str]) -> str:
+    """The command that started this run: the launcher's own, with all its options, where it can be read."""
+    launcher = ["python"]
+    if env.launched:
+        launcher = _words_of_launcher(flags) or _like_torchrun(env)
+    return shlex.join([*launcher, script, *flags])
+
+
+def _words_of_launcher(flags: Sequence[str]) -> list[str]:
+    """What stands before the script on the launcher's command line; empty if it cannot be read.
+
+    torchrun takes options from variables, too.
+    """
+    options = [f"{name}={value}" for name, value in sorted(os.environ.items()) if name.startswith("PET_")]
+    own = [Path(sys.argv[0]).name, *flags]
+    with contextlib.suppress(psutil.Error):
+        for process in psutil.Process().parents():
+            words = process.cmdline()
+            words, rest = words[: -len(own)], words[-len(own) :]
+            if not words or [Path(rest[0]).name, *rest[1:]] != own:
+                continue
+            if Path(words[0]).name.startswith("python"):
+                is_script = len(words) > 1 and not words[1].startswith("-")
+                words = [Path(words[1]).name, *words[2:]] if is_script else ["python", *words[1:]]
+            return [*(["env", *options] if options else []), *words]
+    return []
+
+
+def _like_torchrun(env: Environment) -> list[str]:
+    """As far as the variables of each process tell."""
+    if "TORCHELASTIC_RUN_ID" not in os.environ:
+        return []
+    nodes = str(env.world_size // env.local_world_size)
+    return ["torchrun", "--nnodes", nodes, "--nproc_per_node", str(env.local_world_size)]
+
+
+def launcher_notes(env: Environment) -> list[str]:
+    """Lines to print: what the launcher asks for and the run does not follow."""
+    return not_followed(os.environ, has_gpu=env.device.type == "cuda")
+
+
+def print_rank_zero(env: Environment, *lines: str) -> None:
+    """Print lines on rank 0 only, above its progress bar if there is one."""
+    if env.is_rank_zero:
+        for line in lines:
+            tqdm.write(printable(line))
+        sys.stdout.flush()

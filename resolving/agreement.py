@@ -1,0 +1,77 @@
+"""What every rank of a run must have been started with, and must find: compared before any weight is read.
+
+Ranks with other settings would train together without a word, or wait for each other for ever. The flags are compared
+as they were given, also those that would do no harm: one command for all ranks is easy to check. Paths of what a run
+reads may differ from machine to machine; what was found there is compared instead. What a run writes must have the same
+path everywhere.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+from configs.absolute_paths import WRITTEN
+from configs.names import flag
+from configs.run import SETTINGS, RunConfig
+from data.pipeline import RunData
+from policies.weights.fingerprint import describe_file
+from ranks.agreement import Facts
+from ranks.environment import Environment
+from resolving.resolved import Resolved
+from utils.software import code_checksum, git_commit, versions
+
+_READ = {name for name, setting in SETTINGS.items() if setting.is_path} - {
+    *WRITTEN,
+    "train_config.dist_checkpoint_folder",
+    "train_config.resume",
+}
+_SAME_COMMAND = "give the same command on every machine"
+_SAME_SOFTWARE = "install the same on every machine"
+_SAME_DEVICES = "start the ranks on devices of one kind"
+_SAME_MODEL = "copy the model to every machine again"
+_SAME_DATA = (
+    "copy the data to every machine again; a dataset function must return the same rows in every process (seed its "
+    "random choices, sort what it lists)"
+)
+
+
+def facts_at_start(config: RunConfig, env: Environment) -> Facts:
+    """What a rank knows as soon as it has started.
+
+    Args:
+        config: with absolute paths.
+    """
+    settings = {}
+    for section, values in config.to_dict().items():
+        for field, value in values.items():
+            name = f"{section}.{field}"
+            settings[flag(name)] = value if name not in _READ else ("a path" if value else None)
+    software = {name: version for name, version in versions().items() if name in ("torch", "transformers", "peft")}
+    code = f"commit {git_commit() or 'unknown'}, files {code_checksum()}"
+    return {
+        _SAME_COMMAND: settings,
+        _SAME_SOFTWARE: software | {"this repository's code": code},
+        _SAME_DEVICES: {"device": env.device.type},
+    }
+
+
+def facts_found(config: RunConfig, resolved: Resolved, data: RunData, num_steps: int, vocab_size: int) -> Facts:
+    """What a rank knows when it has read config.json and its data.
+
+    Args:
+        num_steps: optimizer steps of the whole run.
+        vocab_size: rows that the embeddings will have at least.
+    """
+    of_model = {f"--model_name: {key} of config.json": value for key, value in resolved.model_config.to_dict().items()}
+    of_model.pop("--model_name: _name_or_path of config.json", None)
+    of_model["--tokenizer_name: number of tokens"] = vocab_size
+    of_adapter: dict[str, Any] = {}
+    if config.train_config.from_peft_checkpoint:
+        file = Path(config.train_config.from_peft_checkpoint) / "adapter_model.safetensors"
+        of_adapter["--from_peft_checkpoint"] = describe_file(file) if file.is_file() else None
+    return {
+        _SAME_DEVICES: resolved.to_dict() | {"optimizer steps": num_steps},
+        _SAME_MODEL: of_model | of_adapter,
+        _SAME_DATA: {f"--dataset, {split}": value for split, value in data.fingerprints().items()},
+    }

@@ -1,0 +1,67 @@
+"""What a plan takes from the data of its run."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from data.batches.row_counts import row_counts
+from data.batches.rows import Rows
+from data.pipeline import RunData
+from data.processors.tokenizer_loading import added_token_ids, num_rows_needed, tokenizer_of
+from data.sequences.tokenized import Sequences
+from data.tokens.labels import IGNORE_INDEX
+from resolving.resolved import Resolved
+
+
+@dataclass(frozen=True)
+class DataFacts:
+    """Figures of the data and of the tokenizer; None, or 0 for embeddings, if they are not known."""
+
+    lengths: tuple[np.ndarray, ...] | None = None  # tokens of each training row; of each target, if they are apart
+    is_start: bool = False  # the lengths are of the first rows of a stream alone
+    eval_lengths: tuple[np.ndarray, ...] | None = None  # of each validation row; None without validation, too
+    label_share: float | None = None  # of the training tokens, those that have a loss
+    counts: np.ndarray | None = None  # of each training row (`planning.memory.row_counts`); None for a stream, too
+    eval_counts: np.ndarray | None = None  # of each validation row; None without validation, too
+    num_embeddings: int = 0  # rows that the tokenizer needs
+    new_tokens: tuple[int, ...] = ()  # the ids of the tokens of --add_special_tokens
+    notes: tuple[str, ...] = ()  # lines to print: what is not known, and why
+
+    @classmethod
+    def of_processor(cls, processor: Any, resolved: Resolved, **more: Any) -> DataFacts:
+        """What the tokenizer alone tells, and `more` of the fields."""
+        tokenizer = tokenizer_of(processor)
+        return cls(
+            num_embeddings=num_rows_needed(tokenizer),
+            new_tokens=tuple(added_token_ids(tokenizer, resolved.config.train_config)),
+            **more,
+        )
+
+
+def facts_of_data(data: RunData, processor: Any, resolved: Resolved) -> DataFacts:
+    """What the run's data and its tokenizer tell. Of a stream the first sequences are known."""
+    label_share = float(np.count_nonzero(data.train.labels != IGNORE_INDEX) / max(1, len(data.train.input_ids)))
+    if data.train.has_targets:
+        label_share = 1.0
+    return DataFacts.of_processor(
+        processor,
+        resolved,
+        lengths=_lengths(data.train, data.train_rows),
+        is_start=data.train_rows is None,
+        eval_lengths=None if data.evaluation is None else _lengths(data.evaluation, data.eval_rows),
+        label_share=label_share,
+        counts=None if data.train_rows is None else row_counts(data.train_rows),
+        eval_counts=None if data.eval_rows is None else row_counts(data.eval_rows),
+    )
+
+
+def _lengths(sequences: Sequences, rows: Rows | None) -> tuple[np.ndarray, ...]:
+    """Tokens of each row, and of each target if they are apart; without rows, of each sequence."""
+    lengths = sequences.lengths if rows is None else rows.lengths
+    if not sequences.has_targets:
+        return (lengths,)
+    targets = np.diff(sequences.label_offsets)
+    return lengths, targets if rows is None else targets[rows.indices[: len(rows)]]  # such a row holds one sequence

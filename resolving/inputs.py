@@ -1,0 +1,122 @@
+"""What each rank knows of a run before it meets the others and reads weights: settings, data and their sizes."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+from checkpointing.finding import Checkpoint
+from configs.run import RunConfig
+from data.pipeline import RunData, load_data
+from data.processors.tokenizer_loading import num_rows_needed, tokenizer_of
+from evaluation.generation import Generation, plan_generation
+from policies.adapters.targets import choose_targets
+from policies.loading import build_model
+from ranks.environment import Environment, print_rank_zero
+from reporting.data_preview import preview_data
+from resolving.beginning import Beginning
+from resolving.data_facts import DataFacts, facts_of_data
+from resolving.resolved import Resolved, num_positions, resolve, resolve_num_steps
+from resolving.sizes import check_batch_sizes
+
+
+@dataclass(frozen=True)
+class Inputs:
+    """What each rank knows of a run before it meets the others and reads weights."""
+
+    resolved: Resolved
+    processor: Any  # a tokenizer, or a processor that has one
+    vocab_size: int  # rows that the embeddings will have at least
+    data: RunData
+    generation: Generation | None  # what is generated at each evaluation
+    preview: dict[str, Any]  # the section `data` of run.yaml
+    num_steps: int  # optimizer steps of the whole run
+
+    def identity(self) -> dict[str, Any]:
+        """What a checkpoint and the run that resumes from it must have in common, besides the model."""
+        return {"precision": self.resolved.policies.precision.name, "data_fingerprint": self.data.checksum()}
+
+    def data_facts(self) -> DataFacts:
+        """What a plan takes from the data."""
+        return facts_of_data(self.data, self.processor, self.resolved)
+
+
+def read_inputs(config: RunConfig, env: Environment, checkpoint: Checkpoint | None) -> Inputs:
+    """Read what each rank can know and refuse alone, before the process group starts.
+
+    So no collective can time out while someone tokenises.
+
+    Args:
+        checkpoint: the one that the run goes on from, its small files read.
+    """
+    resumed_size = checkpoint.global_batch_size if checkpoint else None
+    began_with = Beginning.of(checkpoint.values) if checkpoint else None
+    was_compiled = checkpoint.was_compiled if checkpoint else None
+    resolved = resolve(config, env, resumed_size=resumed_size, began_with=began_with, was_compiled=was_compiled)
+    check_targets(resolved)
+    config, task = resolved.config, resolved.task
+    processor = task.load_processor(config.train_config)
+    data, vocab_size = read_data(resolved, processor, env)
+    generation = plan_generation(
+        config.train_config,
+        data,
+        task,
+        processor,
+        resolved.policies,
+        env,
+        datasets=tuple(config.sources),
+        vocab_size=vocab_size,
+        num_positions=num_positions(config.train_config, config.prefix_config, resolved.model_config),
+    )
+    notes = [*resolved.notes, *task.loss_notes(resolved.model_config), *data.notes, *data.epoch_notes(resolved.batches)]
+    print_rank_zero(env, *config.notes, *notes, *(generation.notes if generation else ()))
+    return Inputs(
+        resolved=resolved,
+        processor=processor,
+        vocab_size=vocab_size,
+        data=data,
+        generation=generation,
+        preview=preview_data(
+            data, tokenizer_of(processor), config.train_config, resolved.batches, resolved.widths[0], env
+        ),
+        num_steps=resolve_num_steps(
+            config.train_config, config.tracking_config, data.steps_per_epoch(resolved.batches)
+        ),
+    )
+
+
+def check_targets(resolved: Resolved) -> None:
+    """Check the names of --lora_config.target_modules, if they were given, against the model's own, built without
+    weights: a mistyped one costs no reading of data.
+
+    Raises:
+        ConfigError: if LoRA cannot adapt one of them.
+    """
+    config = resolved.config
+    train = config.train_config
+    is_new = train.use_peft and train.peft_method == "lora" and not train.from_peft_checkpoint
+    if is_new and config.was_given("lora_config.target_modules"):
+        dtype = resolved.policies.precision.storage_dtype
+        choose_targets(build_model(train, resolved.model_config, resolved.task.AUTO_MODEL, dtype), config.lora_config)
+
+
+def read_data(resolved: Resolved, processor: Any, env: Environment) -> tuple[RunData, int]:
+    """The data of a run with these settings, and the rows that its embeddings will have at least.
+
+    Raises:
+        ConfigError: if the data cannot be read, or a batch of it is too large for this rank.
+    """
+    config = resolved.config
+    reading = resolved.task.make_reading(processor, resolved.model_config, config.train_config, resolved.lengths)
+    vocab_size = max(resolved.model_config.get_text_config().vocab_size, num_rows_needed(tokenizer_of(processor)))
+    data = load_data(
+        config.train_config,
+        config.sources,
+        processor,
+        build_sequences=reading.build_sequences,
+        vocab_size=vocab_size,
+        context_length=resolved.context_length,
+        encode=reading.encode,
+    )
+    check_batch_sizes(config, data, resolved.model_config, vocab_size, env)
+    return data, vocab_size

@@ -1,0 +1,51 @@
+"""What can be refused before any weight is read: the flags against this machine, these ranks and these folders."""
+
+from __future__ import annotations
+
+import torch
+
+from configs.fsdp import OPTIMIZERS_IN_8BIT
+from configs.run import RunConfig
+from evaluation.rouge import check_package
+from ranks.environment import Environment
+from reporting.trackers import check_packages
+from resolving.sizes import check_workers
+from run_folder.run_folder import check_free
+from utils.errors import ConfigError
+from utils.optional_packages import import_bitsandbytes
+
+
+def check_environment(config: RunConfig, env: Environment) -> None:
+    """Refuse what cannot run here. Reads and writes no weight and no data.
+
+    Raises:
+        ConfigError: with the flag, the reason and the remedy.
+    """
+    train = config.train_config
+    if train.one_gpu and env.world_size > 1:
+        raise ConfigError(f"--one_gpu: {env.world_size} processes were started; start one, or leave the flag out")
+    if train.enable_fsdp and not env.launched:
+        raise ConfigError(
+            "--enable_fsdp: needs torchrun; start with: torchrun --nproc_per_node NUMBER_OF_GPUS finetuning.py "
+            "--enable_fsdp ..."
+        )
+    if torch.cuda.is_available() and env.local_world_size > torch.cuda.device_count():
+        raise ConfigError(
+            f"--nproc_per_node: {env.local_world_size} processes on this machine, but it has "
+            f"{torch.cuda.device_count()} GPU(s); start one process per GPU"
+        )
+    check_workers(train, env)
+    check_packages(config.tracking_config)
+    check_package(train)
+    _check_optimizer(config.fsdp_config.optimizer, env)
+    check_free(config, env)
+
+
+def _check_optimizer(name: str, env: Environment) -> None:
+    if name == "PagedAdamW8bit" and env.device.type != "cuda":
+        raise ConfigError(
+            "--optimizer: PagedAdamW8bit moves its states between the memory of a GPU and the host's, and there is no "
+            "GPU here; give AdamW8bit"
+        )
+    if name in OPTIMIZERS_IN_8BIT:
+        import_bitsandbytes(f"--optimizer {name}")

@@ -1,0 +1,317 @@
+"""What the settings come to for this model and on these ranks: all that is known before any data is read."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from typing import Any
+
+from configs.peft import PrefixConfig
+from configs.run import RunConfig
+from configs.tracking import TrackingConfig
+from configs.training import TrainConfig
+from data.batches.layout import BatchLayout
+from data.batches.padding import PaddedWidth
+from policies.activations.checkpointing import Checkpointing
+from policies.adapters.apply import find_saved_adapter, num_virtual_tokens
+from policies.adapters.targets import default_targets
+from policies.apply_policies import Policies
+from policies.attention.choice import keep_documents_apart
+from policies.attention.flash_attention_4 import AttentionKind, attention_kinds, find_flash_attention_4
+from policies.compilation.choice import decide_compilation, uncompiled
+from policies.loading import load_model_config
+from policies.mixed_precision import resolve_precision
+from policies.quantization.choice import resolve_quantization
+from policies.quantization.float8 import resolve_float8
+from policies.sharding import choose_layout
+from ranks.environment import Environment
+from reporting.profiling import num_steps_needed
+from resolving.beginning import Beginning
+from resolving.sizes import check_model_sizes
+from tasks.generation import decoder_positions
+from tasks.task import Task, find_task, settings_of_task
+from utils.compat import caps_scores
+from utils.errors import ConfigError
+from utils.positions import positions_of
+
+MAX_GLOBAL_BATCH = 10**15  # rows: their number must fit into 64 bits, and so must what is computed with it
+
+
+@dataclass(frozen=True)
+class Resolved:
+    """The settings of a run with every default decided. A run trains by it, and a plan is made from it."""
+
+    config: RunConfig  # with the defaults that depend on the task
+    task: Task
+    model_config: Any  # of transformers
+    batches: BatchLayout
+    began_with: Beginning
+    lr: float  # the peak learning rate
+    policies: Policies
+    lengths: tuple[int, ...]  # tokens of the longest row, and of the longest target if targets are apart
+    notes: tuple[str, ...]  # lines to print: which defaults were adapted
+    chose_to_compile: bool = False  # --compile auto came to True, if every rank's machine can
+
+    @property
+    def context_length(self) -> int:
+        """Input tokens of the longest row."""
+        return self.lengths[0]
+
+    @property
+    def widths(self) -> tuple[PaddedWidth, ...]:
+        """Of a micro-batch: of its inputs, and of targets that are apart from them."""
+        return tuple(PaddedWidth(self.config.train_config.pad_to_multiple_of, length) for length in self.lengths)
+
+    def to_dict(self) -> dict[str, Any]:
+        """The entries of run.yaml's section `resolved` that are known here."""
+        return {
+            "precision": self.policies.precision.name,
+            "sharding_strategy": self.policies.layout.strategy,
+            "mesh_shape": list(self.policies.layout.mesh_shape),
+            "task": self.task.NAME,
+            **dict(zip(self.task.LENGTHS, self.lengths, strict=True)),
+            "gradient_accumulation_steps": self.batches.gradient_accumulation_steps,
+            "global_batch_size": self.batches.global_batch_size,
+            "lr": self.lr,
+        }
+
+
+def resolve(
+    config: RunConfig,
+    env: Environment,
+    *,
+    resumed_size: int | None = None,
+    began_with: Beginning | None = None,
+    was_compiled: bool | None = None,
+) -> Resolved:
+    """Decide every setting that depends on the model's config.json or on the machine. Reads no weights and no data.
+
+    Args:
+        resumed_size: rows of the global batch of the checkpoint that the run goes on from: it stays as it is.
+        began_with: what the run began with, if it goes on from a checkpoint.
+        was_compiled: whether that checkpoint was trained compiled.
+
+    Raises:
+        ConfigError: if a setting cannot hold for this model or on these ranks.
+    """
+    device = env.device if env.planned_device is None else None  # to try things on
+    batches, batch_notes = batch_layout(config.train_config, env, resumed_size)
+    began_with = began_with or Beginning(env.world_size, config.train_config.batch_size_training)
+    if config.train_config.limit_train_batches:
+        rows = config.train_config.limit_train_batches * began_with.rows_per_micro_batch
+        batches = replace(batches, max_rows_per_epoch=rows)
+    lr, lr_notes = resolve_lr(config.train_config, began_with)
+    precision, precision_notes = resolve_precision(config.train_config, config.fsdp_config, env.device_facts)
+    layout = choose_layout(config.train_config, config.fsdp_config, precision, env)
+    quantization = resolve_quantization(config.quantization_config, precision, layout, device)
+    if config.train_config.from_peft_checkpoint:
+        find_saved_adapter(config.train_config.from_peft_checkpoint)
+    model_config = load_model_config(config.train_config, needs_weights=env.planned_device is None)
+    task = find_task(model_config, config.train_config.task)
+    task.check_config(model_config, config.train_config.model_name)
+    config = keep_documents_apart(settings_of_task(config, task), model_config)
+    config = with_default_targets(config, model_config)
+    is_open = config.train_config.compile is None
+    config = decide_compilation(config, model_config, env.device_facts, was_compiled=was_compiled)
+    chose_to_compile = is_open and bool(config.train_config.compile)
+    lengths, length_notes = resolve_lengths(config.train_config, config.prefix_config, model_config, task.LENGTHS)
+    check_model_sizes(config, model_config, lengths[0], env)
+    flash_4, flash_notes = find_flash_attention_4(
+        device,
+        precision,
+        _attention_kinds(config.train_config, task, model_config),
+    )
+    float8 = resolve_float8(
+        config.train_config,
+        precision,
+        layout,
+        [PaddedWidth(config.train_config.pad_to_multiple_of, length) for length in lengths],
+        env.device_facts,
+        device,
+    )
+    return Resolved(
+        config=config,
+        task=task,
+        model_config=model_config,
+        batches=batches,
+        began_with=began_with,
+        lr=lr,
+        # Of several ranks one that went on uncompiled alone would enter other collectives than the others.
+        policies=Policies(
+            precision,
+            quantization,
+            layout,
+            float8,
+            compile_falls_back=chose_to_compile and env.world_size == 1,
+            flash_4=flash_4,
+        ),
+        lengths=lengths,
+        notes=(*precision_notes, *batch_notes, *lr_notes, *length_notes, *flash_notes),
+        chose_to_compile=chose_to_compile,
+    )
+
+
+def _attention_kinds(train: TrainConfig, task: Task, model_config: Any) -> set[AttentionKind]:
+    """Those that FlashAttention 4 might serve, if the model's attention is of a kind that it can."""
+    prefixed = train.use_peft and train.peft_method == "prefix"  # in a cache, which takes masks
+    is_asked = task.PACKS and train.use_fast_kernels is not False and not (prefixed or caps_scores(model_config))
+    return attention_kinds(model_config, packed=train.batching_strategy == "packing") if is_asked else set()
+
+
+def with_choice(resolved: Resolved, checkpointing: Checkpointing | None) -> Resolved:
+    """The settings with the checkpointing that a plan chose; None: the flags decide."""
+    return replace(resolved, policies=resolved.policies._replace(checkpointing=checkpointing))
+
+
+def without_compiling(resolved: Resolved, why: str) -> Resolved:
+    """The settings with what --compile auto comes to on ranks of which one cannot compile.
+
+    Args:
+        why: it cannot, as a clause.
+    """
+    return replace(
+        resolved,
+        config=uncompiled(resolved.config, why),
+        policies=resolved.policies._replace(compile_falls_back=False),
+        chose_to_compile=False,
+    )
+
+
+def resolve_lr(train: TrainConfig, began_with: Beginning) -> tuple[float, list[str]]:
+    """The peak learning rate, and lines to print: --lr, scaled with the ranks that the run began with."""
+    world_size, scale = began_with.world_size, train.lr_scale_with_world_size
+    if scale == "none":
+        return train.lr, []
+    lr = train.lr * (world_size if scale == "linear" else math.sqrt(world_size))
+    return lr, [f"lr: {lr:g}, {train.lr:g} scaled with {world_size} rank(s) ({scale})"]
+
+
+def batch_layout(train: TrainConfig, env: Environment, resumed_size: int | None) -> tuple[BatchLayout, list[str]]:
+    """How the global batch is cut over these ranks, and lines to print.
+
+    Args:
+        resumed_size: as in `resolve`.
+
+    Raises:
+        ConfigError: if the global batch does not divide.
+    """
+    if train.global_batch_size is None and resumed_size is None:
+        layout = BatchLayout(train.batch_size_training, train.gradient_accumulation_steps, env.world_size)
+        if layout.global_batch_size > MAX_GLOBAL_BATCH:
+            raise ConfigError(
+                f"--batch_size_training: times --gradient_accumulation_steps and ranks that is "
+                f"{layout.global_batch_size:,} rows per optimizer step; give at most {MAX_GLOBAL_BATCH:,}"
+            )
+        return layout, []
+    size = train.global_batch_size or resumed_size
+    if resumed_size is not None and size != resumed_size:
+        raise ConfigError(
+            f"--global_batch_size: the checkpoint was trained with {resumed_size} rows per optimizer step, and its "
+            f"place in the data is counted in these; give {resumed_size}, or leave it out"
+        )
+    assert size is not None
+    accumulation, rest = divmod(size, train.batch_size_training * env.world_size)
+    if rest or not accumulation:
+        flag = "--global_batch_size: " if resumed_size is None else "--resume: the checkpoint's global batch of "
+        raise ConfigError(
+            f"{flag}{size} rows is no multiple of {train.batch_size_training} (batch_size_training) x "
+            f"{env.world_size} ranks; give another --batch_size_training"
+        )
+    notes = []
+    if train.global_batch_size is None and accumulation != train.gradient_accumulation_steps:
+        notes = [
+            f"gradient_accumulation_steps: {accumulation} instead of {train.gradient_accumulation_steps}: a resumed "
+            f"run keeps its global batch of {size} rows"
+        ]
+    return BatchLayout(train.batch_size_training, accumulation, env.world_size), notes
+
+
+def resolve_num_steps(train: TrainConfig, tracking: TrackingConfig, steps_per_epoch: int) -> int:
+    """The steps of `steps_of_run`, checked.
+
+    Raises:
+        ConfigError: if the run ends before the step that it was asked to record.
+    """
+    num_steps = steps_of_run(train, steps_per_epoch)
+    needed = num_steps_needed(tracking)
+    if num_steps < needed:
+        remedy = "raise --max_train_step" if train.max_train_step == num_steps else "raise --num_epochs"
+        if tracking.use_profiler:
+            raise ConfigError(
+                f"--use_profiler: the run has {num_steps} optimizer steps, and needs more than {needed - 1} for the "
+                f"profiler to wait, warm up and record; {remedy}, or leave it out"
+            )
+        raise ConfigError(
+            f"--flop_counter_start: the run has {num_steps} optimizer steps, so step {needed} would never be counted; "
+            f"{remedy}, or give --flop_counter_start {num_steps}"
+        )
+    return num_steps
+
+
+def steps_of_run(train: TrainConfig, steps_per_epoch: int) -> int:
+    """Optimizer steps of the whole run."""
+    num_steps = steps_per_epoch * train.num_epochs
+    return min(num_steps, train.max_train_step) if train.max_train_step else num_steps
+
+
+def with_default_targets(config: RunConfig, model_config: Any) -> RunConfig:
+    """The settings with the layers that LoRA adapts in models with this config, if none were named."""
+    train, given = config.train_config, config.was_given("lora_config.target_modules")
+    if not train.use_peft or train.peft_method != "lora" or train.from_peft_checkpoint or given:
+        return config
+    targets = default_targets(model_config, config.lora_config.target_modules)
+    if targets == config.lora_config.target_modules:
+        return config
+    note = (
+        f"--lora_config.target_modules is {','.join(targets)} with a {model_config.get_text_config().model_type} model"
+    )
+    return replace(config, lora_config=replace(config.lora_config, target_modules=targets), notes=(*config.notes, note))
+
+
+def resolve_lengths(
+    train: TrainConfig, prefix_config: PrefixConfig, model_config: Any, defaults: Mapping[str, int]
+) -> tuple[tuple[int, ...], list[str]]:
+    """Tokens of the longest row, and of the longest target if targets are apart; and lines to print.
+
+    A default shrinks to the positions that the model has.
+
+    Args:
+        defaults: of the settings that the task has for them (`tasks.task.Task.LENGTHS`).
+
+    Raises:
+        ConfigError: if a length was asked for that the model does not have.
+    """
+    prefix = num_virtual_tokens(train, prefix_config)
+    positions = positions_of(model_config.get_text_config())
+    lengths, notes = [], []
+    for name, default in defaults.items():
+        asked = getattr(train, name)
+        length = asked or default
+        if positions is not None and length + prefix > positions:
+            length, note = _all_positions(name, asked, positions, prefix)
+            notes.append(note)
+        lengths.append(length)
+    return tuple(lengths), notes
+
+
+def _all_positions(name: str, asked: int | None, positions: int, prefix: int) -> tuple[int, str]:
+    if prefix >= positions:
+        raise ConfigError(
+            f"--num_virtual_tokens: a prefix of {prefix} leaves no room in the {positions} positions of this model; "
+            "give fewer"
+        )
+    positions -= prefix
+    taken = f", less the prefix's {prefix}" if prefix else ""
+    if asked is not None:
+        raise ConfigError(
+            f"--{name}: {asked} is more than the {positions} positions of this model "
+            f"(max_position_embeddings{taken}); give at most {positions}"
+        )
+    return positions, f"{name}: {positions}, all that this model has positions for{taken}"
+
+
+def num_positions(train: TrainConfig, prefix_config: PrefixConfig, model_config: Any) -> int | None:
+    """Tokens that the model's decoder has positions for, less a prefix; None if it has no limit."""
+    positions = decoder_positions(model_config)
+    return None if positions is None else positions - num_virtual_tokens(train, prefix_config)

@@ -1,0 +1,31 @@
+"""The copy of the final state that --dist_checkpoint_root_folder asks for: which files it consists of."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+from run_folder.checkpoint_folder import COMPLETE, FULL_FILE, HUGGINGFACE, STATE, listed_files
+
+BEGUN = "copy.incomplete"  # there from the first file of a copy to its COMPLETE
+
+
+def foreign_copy(folder: Path) -> list[str]:
+    """What others put where the copy is written.
+
+    An earlier copy is known by its COMPLETE, an unfinished one by `BEGUN`.
+    """
+    if (folder / BEGUN).is_file():
+        return []
+    try:
+        listed = listed_files(folder)
+    except ValueError:
+        listed = {}
+    ours = {name.split("/")[0] for name in listed} | ({COMPLETE} if listed else set())
+    return [path.name for path in copied_entries(folder) if path.name not in ours and os.path.lexists(path)]
+
+
+def copied_entries(folder: Path) -> list[Path]:
+    """What a copy in the folder consists of."""
+    names = (COMPLETE, STATE, FULL_FILE, ".metadata", HUGGINGFACE)
+    return [*(folder / name for name in names), *sorted(folder.glob("*.distcp"))]

@@ -1,0 +1,289 @@
+"""The lock of a run folder: a second run that would write into it is refused; a run that has died keeps nothing.
+
+The lock is the file lock.json, which names its owner: host, process, since when. Whether the owner lives is asked of
+the kernel if it ran on this machine, by process id and start time. The process of another machine cannot be looked at,
+so the owner touches the file every few seconds, and a file that nobody has touched for a minute has no owner. An owner
+that was held up for so long, by a machine that slept or a file server that was gone, may find its lock taken when it
+wakes: then it must write no more, and is told.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import json
+import os
+import socket
+import tempfile
+import threading
+import time
+from collections.abc import Callable
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+from uuid import uuid4
+
+import psutil
+
+from run_folder.run_yaml import now
+from utils.errors import ConfigError
+from utils.printing import print_line
+from utils.processes import machine, started_at
+from utils.progress import shows_progress
+
+NAME = "lock.json"
+BEAT_SECONDS = 10.0  # from touch to touch
+STALE_SECONDS = 60.0  # without a touch, and the owner is dead
+BEGINNING = "a run that has just begun"  # whose lock names no owner yet
+_CERTAIN_SECONDS = 600.0  # as above, by the file server's clock, without waiting
+
+
+@dataclass(frozen=True)
+class Owner:
+    """What lock.json says of the run that holds it."""
+
+    host: str
+    process: int
+    process_start: float  # see utils.processes.started_at
+    machine: str  # processes of equal machines can see each other
+    since: str
+    token: str
+
+    def __str__(self) -> str:
+        return f"a run on {self.host} (process {self.process}, since {self.since})"
+
+    def is_alive(self) -> bool | None:
+        """Whether the process lives; None if it cannot be looked at: on another machine, or another user's here.
+
+        A process never blocks itself: its earlier run has ended.
+        """
+        if self.machine != machine():
+            return None
+        try:
+            is_same = abs(started_at(self.process) - self.process_start) < 0.5
+            is_zombie = psutil.Process(self.process).status() == psutil.STATUS_ZOMBIE
+            return is_same and not is_zombie and self.process != os.getpid()
+        except psutil.AccessDenied:
+            return None
+        except psutil.NoSuchProcess:
+            return None if psutil.pid_exists(self.process) else False
+
+
+@dataclass(frozen=True)
+class LockState:
+    owner: Owner | None  # None while it is being written
+    touched_at: int  # in nanoseconds, by the file server's clock
+
+
+class RunLock:
+    """Holds folders for this run until `release`. Used as a context; it may hold nothing.
+
+    Args:
+        say: prints a line.
+        on_loss: called, by a thread, with an error's text if another run has taken a folder: this one must end.
+    """
+
+    def __init__(
+        self,
+        *,
+        beat_seconds: float = BEAT_SECONDS,
+        stale_seconds: float = STALE_SECONDS,
+        say: Callable[[str], None] = print,
+        on_loss: Callable[[str], None] = print,
+    ) -> None:
+        self.beat_seconds, self.stale_seconds = beat_seconds, stale_seconds
+        self.say, self.on_loss = say, on_loss
+        self.held: list[Path] = []  # lock files
+        self._made: list[Path] = []  # folders that were not there before
+        self._gone: set[Path] = set()  # lock files whose folders were missed and are not back
+        self._token = uuid4().hex
+        self._ended = threading.Event()
+
+    def take(self, flag: str, folder: Path) -> None:
+        """Make the folder if need be, and hold it.
+
+        Raises:
+            ConfigError: if another run holds it; naming the flag that gave it and the other run. Nothing is held then.
+            OSError: if the file system refuses.
+        """
+        if not folder.is_dir():
+            folder.mkdir(parents=True, exist_ok=True)
+            self._made.append(folder)
+        path = folder / NAME
+        try:
+            while not self._create(path):
+                dead = find_dead(flag, folder, stale_seconds=self.stale_seconds)
+                if dead is not None:
+                    self._remove(path, dead)
+        except ConfigError:
+            self.release()
+            raise
+        self.held.append(path)
+        if len(self.held) == 1:
+            threading.Thread(target=self._beat, daemon=True, name="run lock").start()
+
+    def release(self) -> None:
+        """Give the folders back. May be called again, and from any thread."""
+        self._ended.set()
+        for path in self.held:
+            with contextlib.suppress(OSError):
+                if self._is_ours(path):
+                    path.unlink()
+        for folder in self._made:
+            with contextlib.suppress(OSError):
+                folder.rmdir()  # if nothing was written into it
+        self.held, self._made = [], []
+
+    def __enter__(self) -> RunLock:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.release()
+
+    def _create(self, path: Path) -> bool:
+        """Whether the file was made; False if there is one already. NFS makes such a file once, too."""
+        owner = Owner(
+            host=socket.gethostname(),
+            process=os.getpid(),
+            process_start=started_at(os.getpid()),
+            machine=machine(),
+            since=now(),
+            token=self._token,
+        )
+        try:
+            file = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o644)
+        except FileExistsError:
+            return False
+        with open(file, "w", encoding="utf-8") as lock:
+            json.dump(asdict(owner), lock, indent=1)
+            lock.flush()
+            os.fsync(lock.fileno())
+        return True
+
+    def _remove(self, path: Path, dead: LockState) -> None:
+        """Remove the lock of a dead owner, unless another run has just replaced it by its own."""
+        with contextlib.suppress(FileNotFoundError):
+            mode = os.O_RDWR if os.access(path, os.W_OK) else os.O_RDONLY  # NFS asks for the first
+            with open(os.open(path, mode), "rb") as file:
+                # Runs that found the same owner dead come one by one, and the first removes the file that all locked.
+                with contextlib.suppress(OSError):  # some file systems have no locks
+                    fcntl.flock(file, fcntl.LOCK_EX)
+                if os.path.samestat(os.fstat(file.fileno()), path.stat()) and _read(path) == dead:
+                    path.unlink()
+
+    def _beat(self) -> None:
+        """The thread: touch the files, as long as they are ours."""
+        while not self._ended.wait(self.beat_seconds):
+            for path in self.held:
+                with contextlib.suppress(OSError):
+                    self._touch(path)
+
+    def _touch(self, path: Path) -> None:
+        """Touch the file, or make it again if its folder was deleted or renamed, and is back."""
+        state = _read(path)
+        if state is None:
+            if path not in self._gone:
+                self._gone.add(path)
+                self.say(
+                    f"{path} is gone, deleted or moved with its folder; the run goes on, and writes there if it can"
+                )
+            if path.parent.is_dir():
+                self._create(path)
+        elif state.owner is not None and state.owner.token == self._token:
+            self._gone.discard(path)
+            os.utime(path)
+        elif state.owner is not None and not self._ended.is_set():
+            self._ended.set()
+            self.on_loss(f"{path.parent} is in use by {state.owner} since this run was held up; this run ends")
+
+    def _is_ours(self, path: Path) -> bool:
+        state = _read(path)
+        return state is not None and state.owner is not None and state.owner.token == self._token
+
+
+def find_dead(flag: str, folder: Path, *, stale_seconds: float = STALE_SECONDS) -> LockState | None:
+    """The lock that a dead run left in the folder, if any. Writes nothing.
+
+    If the lock's owner is on another machine, this waits for its next touch, for `stale_seconds` at most.
+
+    Raises:
+        ConfigError: if the owner lives; naming the flag that gave the folder, and the owner.
+    """
+    state = _read(folder / NAME)
+    if state is None:
+        return None
+    is_alive = state.owner.is_alive() if state.owner is not None else None
+    if is_alive is None:
+        is_alive = _is_touched(folder / NAME, state, stale_seconds)
+    if is_alive:
+        owner = state.owner or BEGINNING
+        raise ConfigError(f"{flag}: {folder} is in use by {owner}; stop that run, or give another folder")
+    return state
+
+
+def is_in_use(folder: Path) -> bool:
+    """Whether a run seems to hold the folder (`holder_of`)."""
+    return holder_of(folder) is not None
+
+
+def holder_of(folder: Path) -> str | None:
+    """The run that seems to hold the folder, for those who only look: nothing is written, and nothing waited for.
+
+    An owner on another machine counts as alive if its last touch is recent by this machine's clock.
+    """
+    try:
+        state = _read(folder / NAME)
+        if state is None:
+            return None
+        is_alive = state.owner.is_alive() if state.owner is not None else None
+    except (OSError, TypeError, ValueError, OverflowError, psutil.Error):  # another's lock.json may say anything
+        return None
+    if is_alive is None:
+        is_alive = abs(time.time() - state.touched_at / 1e9) < STALE_SECONDS
+    return str(state.owner or BEGINNING) if is_alive else None
+
+
+def _read(path: Path) -> LockState | None:
+    """What the file says; None if there is none. It is opened each time, for NFS then asks the server."""
+    try:
+        with open(path, encoding="utf-8") as file:
+            touched_at = os.fstat(file.fileno()).st_mtime_ns
+            text = file.read()
+    except FileNotFoundError:
+        return None
+    try:
+        values: dict[str, Any] = json.loads(text)
+        return LockState(Owner(**values), touched_at)
+    except (ValueError, TypeError):
+        return LockState(None, touched_at)
+
+
+def _is_touched(path: Path, before: LockState, stale_seconds: float) -> bool:
+    """Wait until a lock is touched or given back. False if neither happens in time, or has not for a long time."""
+    if _server_time(path.parent) - before.touched_at / 1e9 > max(_CERTAIN_SECONDS, stale_seconds):
+        return False
+    if shows_progress():
+        print_line(f"{path} is of another machine: waiting up to {stale_seconds:.0f} s for a sign of its run")
+    deadline = time.monotonic() + stale_seconds
+    while time.monotonic() < deadline:
+        time.sleep(min(1.0, stale_seconds / 10))
+        state = _read(path)
+        if state is None:
+            return False
+        if state != before:
+            return True
+    return False
+
+
+def _server_time(folder: Path) -> float:
+    """Now by the clock of the folder's file server, in seconds since the epoch; 0 if it cannot be asked.
+
+    This machine's clock may be hours away from it.
+    """
+    try:
+        with tempfile.TemporaryFile(dir=folder) as file:
+            file.write(b"0")
+            file.flush()
+            return os.fstat(file.fileno()).st_mtime
+    except OSError:
+        return 0.0

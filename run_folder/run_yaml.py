@@ -1,0 +1,148 @@
+"""run.yaml: writing, reading and adding to it."""
+
+from __future__ import annotations
+
+import copy
+import functools
+import sys
+from collections.abc import Mapping
+from dataclasses import asdict
+from datetime import datetime
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from configs.run import RunConfig
+from ranks.environment import Environment, launch_command
+from utils.atomic_write import write_atomically
+from utils.host_memory import read_host_memory
+from utils.processes import machine
+from utils.software import git_commit, versions
+
+NAME = "run.yaml"
+
+
+def write_run_yaml(
+    folder: Path,
+    config: RunConfig,
+    env: Environment,
+    *,
+    resolved: dict[str, Any],
+    description: dict[str, dict[str, Any]],
+    entries: list[str],
+    checkpoints: Path | None,
+    earlier: dict[str, Any],
+) -> None:
+    """Write every setting, what it came to on this machine, and what a rerun would need to know.
+
+    Args:
+        description: sections on model, data and devices (`reporting.run_description`).
+        entries: names of what the run writes into this folder, in all its sessions.
+        checkpoints: where they are, unless in this folder.
+        earlier: what stays of the run's earlier sessions.
+
+    Raises:
+        OSError: if the file cannot be written.
+    """
+    contents = {
+        "settings": config.to_dict(),
+        "given": sorted(config.given),
+        "resolved": resolved,
+        **description,
+        "world_size": env.world_size,
+        "local_world_size": env.local_world_size,
+        "versions": versions(),
+        "git_commit": git_commit(),
+        "command": launch_command(env, Path(sys.argv[0]).name, sys.argv[1:]),
+        "job": env.job,
+        # If this session ends without a word, the next one tells by it whether the kernel has killed it for memory.
+        "machine": machine(),
+        "host_memory": asdict(read_host_memory()),
+        "launcher": env.launcher,
+        "entries": entries,
+        # None if they are in this folder, which may be moved with them. Absolute, since the working directory changes.
+        "checkpoints": None if checkpoints is None else str(checkpoints.absolute()),
+        "started": now(),
+        **earlier,
+    }
+    _write(folder, contents)
+
+
+def add_to_run_yaml(folder: Path, **entries: Any) -> None:
+    """Add what was only known later, such as the step whose weights were saved."""
+    _write(folder, read_run_yaml(folder) | entries)
+
+
+def restore_run_yaml(folder: Path, contents: dict[str, Any]) -> None:
+    """Write run.yaml again, as it was last read, into a folder that was deleted since and is back."""
+    _write(folder, contents)
+
+
+def read_run_yaml(folder: Path) -> dict[str, Any]:
+    """The contents of run.yaml. Empty if it is damaged, as after a power failure: no run needs it to go on."""
+    try:
+        values = _parsed((folder / NAME).read_text(encoding="utf-8"))
+    except (ValueError, RecursionError, yaml.YAMLError):
+        return {}
+    return copy.deepcopy(values) if isinstance(values, dict) else {}
+
+
+# libyaml takes 2 ms for what PyYAML's own parser takes 14 for; a PyYAML built without it has the other alone.
+_LOADER = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
+_DUMPER: type[yaml.SafeDumper] = getattr(yaml, "CSafeDumper", yaml.SafeDumper)
+_NEVER_BROKEN = 2**31 - 1  # the width of a line that libyaml takes for no limit
+
+
+@functools.lru_cache(maxsize=4)
+def _parsed(text: str) -> Any:
+    """YAML's values. Kept, since a run reads its file over ten times."""
+    return yaml.load(text, Loader=_LOADER)
+
+
+def is_of_a_run(values: Mapping[str, Any]) -> bool:
+    """Whether these are the contents of a run.yaml that this program wrote, and not of another's file of this name."""
+    settings = values.get("settings")
+    return isinstance(settings, dict) and isinstance(settings.get("train_config"), dict)
+
+
+def is_cut(values: Mapping[str, Any]) -> bool:
+    """Whether these are what is left of a run.yaml of which the end is gone. It may be YAML all the same."""
+    return is_of_a_run(values) and "started" not in values
+
+
+def is_damaged(folder: Path) -> bool:
+    """Whether run.yaml is there and not whole, as after a power failure; another program's file can be read."""
+    if not (folder / NAME).is_file():
+        return False
+    values = read_run_yaml(folder)
+    return not values or is_cut(values)
+
+
+def now() -> str:
+    """The time as run.yaml writes it."""
+    return datetime.now().astimezone().isoformat(timespec="seconds")
+
+
+class _RunDumper(_DUMPER):  # type: ignore[misc, valid-type]
+    """Plain lists on one line, text line by line as a person would write it, and no line broken, for copying."""
+
+
+_RunDumper.add_representer(
+    list,
+    lambda dumper, values: dumper.represent_sequence(
+        "tag:yaml.org,2002:seq", values, flow_style=not any(isinstance(value, dict | list) for value in values)
+    ),
+)
+
+
+_RunDumper.add_representer(
+    str,
+    lambda dumper, text: dumper.represent_scalar("tag:yaml.org,2002:str", text, style="|" if "\n" in text else None),
+)
+
+
+def _write(folder: Path, contents: dict[str, Any]) -> None:
+    text = yaml.dump(contents, Dumper=_RunDumper, sort_keys=False, allow_unicode=True, width=_NEVER_BROKEN)
+    # Unless it is synced, a power failure may leave the folder's checkpoints and not this file.
+    write_atomically(folder / NAME, text, sync=True)

@@ -1,0 +1,89 @@
+"""Which step's weights a run has saved, as run.yaml tells it, and which ones the disk did not take."""
+
+from __future__ import annotations
+
+import math
+from contextlib import suppress
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from ranks.environment import Environment, print_rank_zero
+from run_folder.run_yaml import NAME, add_to_run_yaml, read_run_yaml, restore_run_yaml
+
+
+class LostWeights(NamedTuple):
+    """Weights that the disk did not take."""
+
+    step: int
+    score: float  # of their evaluation, lower is better; -inf if there was none
+    which: str  # "best" or "last"
+
+
+class SavedWeights:
+    """The weights that one session of a run saves. Rank 0 writes run.yaml; every rank makes the same calls."""
+
+    def __init__(self, env: Environment, folder: Path) -> None:
+        """
+        Args:
+            folder: the run's.
+        """
+        self.env, self.folder = env, folder
+        self.lost: LostWeights | None = None  # the best of those that could not be saved
+        self._saved: dict[str, Any] | None = None  # what run.yaml should say of the weights that could
+        self._run_yaml: dict[str, Any] = {}  # its contents, in case that the folder is deleted
+
+    def note_saved(self, step: int, folder: Path) -> None:
+        """Note in run.yaml which step's weights the folder holds."""
+        self._saved = {"step": step, "folder": folder.name}
+        if self.env.is_rank_zero and (reason := self.write()):
+            print_rank_zero(
+                self.env, f"run.yaml cannot be written ({reason}): {folder} holds the weights of step {step}"
+            )
+
+    def note_lost(self, step: int, score: float | None) -> None:
+        """Note that weights could not be saved.
+
+        Args:
+            score: of the evaluation that makes them the best, lower is better; None if they are the run's last.
+        """
+        if score is None:
+            self.lost = self.lost or LostWeights(step, -math.inf, "last")
+        elif self.lost is None or score < self.lost.score:
+            self.lost = LostWeights(step, score, "best")
+
+    def read(self) -> dict[str, Any] | None:
+        """Which step's weights are saved, and in which folder; None if none are. An earlier session may have."""
+        if self._saved is not None:
+            return self._saved
+        with suppress(OSError):
+            return read_run_yaml(self.folder).get("saved")
+        return None
+
+    def gone(self) -> str:
+        """What was deleted or moved of the weights that this session saved, as a clause; "" if they are there."""
+        if self._saved is None or (self.folder / self._saved["folder"]).is_dir():
+            return ""
+        return f"{self.folder / self._saved['folder']}, with the weights of step {self._saved['step']}, is gone"
+
+    def keep_run_yaml(self) -> None:
+        """Read run.yaml, or write it again if the folder was deleted or renamed and is back."""
+        if not self.env.is_rank_zero:
+            return
+        with suppress(OSError):  # a disk that takes nothing is told of with the results
+            if (self.folder / NAME).exists():
+                self._run_yaml = read_run_yaml(self.folder)
+            elif self._run_yaml and self.folder.is_dir():
+                restore_run_yaml(self.folder, self._run_yaml)
+
+    def write(self) -> str:
+        """Write to run.yaml which weights are saved, if it does not say so yet. Returns why that failed, or "".
+
+        Call this on rank 0.
+        """
+        self.keep_run_yaml()
+        try:
+            if self._saved is not None and read_run_yaml(self.folder).get("saved") != self._saved:
+                add_to_run_yaml(self.folder, saved=self._saved)
+        except OSError as error:
+            return error.strerror or str(error)
+        return ""

@@ -1,0 +1,207 @@
+"""Ranks that no launcher watches: variables that contradict each other are refused, and who ends early is noticed."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import random
+import signal
+import time
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import pytest
+import torch.distributed as dist
+
+from ranks.environment import read_environment
+from ranks.job_store import connect
+from tests.helpers.made import Made
+from tests.helpers.processes import ROOT, Captured, process_variables, ranks_of, read_metrics
+from tests.helpers.refusals import error_lines
+from tests.helpers.resuming import flags_of
+from utils.errors import ConfigError, TrainingError
+
+RECIPE = """
+import os, signal, time, torch
+from tests.helpers.random_documents import get_custom_dataset
+
+def get_rows(dataset_config, tokenizer, split):
+    {plant}
+    return get_custom_dataset(dataset_config, tokenizer, split)
+"""
+GIVEN = ["--run_validation", "False", "--max_train_step", "2", "--save_every_steps", "0", "--save_model", "False"]
+LAUNCHED = {"RANK": "1", "WORLD_SIZE": "2", "LOCAL_RANK": "1", "MASTER_ADDR": "localhost", "MASTER_PORT": "29500"}
+
+
+@pytest.mark.parametrize(
+    ("changed", "named"),
+    [
+        ({"RANK": "abc"}, "RANK=abc: must be a whole number from 0 to WORLD_SIZE - 1 = 1"),
+        ({"RANK": "-1"}, "RANK=-1"),
+        ({"RANK": "2"}, "RANK=2"),
+        ({"RANK": "9" * 5000}, "RANK=999"),
+        ({"RANK": "²"}, "RANK=²"),
+        ({"WORLD_SIZE": "0"}, "WORLD_SIZE=0: must be a whole number from 1"),
+        ({"WORLD_SIZE": "2.0"}, "WORLD_SIZE=2.0"),
+        ({"WORLD_SIZE": None}, "RANK is set and WORLD_SIZE is not"),
+        ({"RANK": None}, "WORLD_SIZE is set and RANK is not"),
+        ({"MASTER_ADDR": None}, "RANK is set and MASTER_ADDR is not"),
+        ({"MASTER_PORT": ""}, "RANK is set and MASTER_PORT is not"),
+        ({"MASTER_PORT": "ssh"}, "MASTER_PORT=ssh: must be a whole number from 1 to 65535"),
+        ({"MASTER_PORT": "70000"}, "MASTER_PORT=70000"),
+        ({"LOCAL_WORLD_SIZE": "3"}, "LOCAL_WORLD_SIZE=3: must be a whole number from 1 to WORLD_SIZE = 2"),
+        ({"LOCAL_RANK": "2"}, "LOCAL_RANK=2"),
+        ({"LOCAL_RANK": "x"}, "LOCAL_RANK=x"),
+        ({"TORCHELASTIC_RESTART_COUNT": "many"}, "TORCHELASTIC_RESTART_COUNT=many"),
+        ({"SLURM_RESTART_COUNT": "-"}, "SLURM_RESTART_COUNT=-"),
+        (
+            {"SLURM_STEP_NUM_TASKS": "8", "RANK": None, "WORLD_SIZE": None},
+            "SLURM_STEP_NUM_TASKS=8 and RANK is not set: each of srun's tasks would train alone",
+        ),
+        ({"FINETUNING_GRACE_SCALE": "nan"}, "FINETUNING_GRACE_SCALE=nan"),
+    ],
+)
+def test_variables_that_cannot_be_are_refused(
+    changed: dict[str, str | None], named: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name, value in (LAUNCHED | changed).items():
+        if value is None:
+            monkeypatch.delenv(name, raising=False)
+        else:
+            monkeypatch.setenv(name, value)
+    with pytest.raises(ConfigError) as refused:
+        read_environment()
+    assert str(refused.value).startswith(named)
+    assert len(str(refused.value)) < 300
+
+
+Start = Callable[..., Captured]
+
+
+@pytest.fixture
+def start(tiny_model: Path, tmp_path: Path) -> Iterator[Start]:
+    """Starts a process with these variables, and what is planted in its dataset function."""
+    started: list[Captured] = []
+
+    def write(plant: str) -> Path:
+        recipe = tmp_path / f"recipe-{len(recipes)}.py"
+        recipe.write_text(RECIPE.format(plant=plant))
+        return recipe
+
+    recipes = Made(write)
+
+    def start(
+        variables: dict[str, str], plant: str = "pass", *, grace_scale: float = 0.02, run: Path = tmp_path / "run"
+    ) -> Captured:
+        words = flags_of(tiny_model, run, *GIVEN, "--dataset", f"{recipes[plant]}:get_rows")
+        environment = process_variables(variables | {"FINETUNING_GRACE_SCALE": str(grace_scale)})
+        started.append(Captured([str(ROOT / "finetuning.py"), *words], tmp_path, environment))
+        return started[-1]
+
+    yield start
+    for process in started:
+        if process.fork.returncode is None:
+            process.kill()
+
+
+@pytest.mark.parametrize(
+    ("changed", "named"),
+    [
+        ({"RANK": "abc"}, "RANK=abc"),
+        pytest.param({"WORLD_SIZE": "3"}, "WORLD_SIZE=3: rank 0 has WORLD_SIZE=2", marks=pytest.mark.slow),
+        pytest.param(
+            {"MASTER_ADDR": "no.such.machine.invalid"},
+            "MASTER_ADDR=no.such.machine.invalid: no machine has this name",
+            marks=pytest.mark.slow,
+        ),
+    ],
+)
+def test_a_rank_that_contradicts_rank_0_is_refused_and_rank_0_does_not_wait(
+    start: Start, tmp_path: Path, changed: dict[str, str], named: str
+) -> None:
+    first, second = ranks_of(2)
+    # rank 0 gives up after three seconds; the other looks for it long enough to be told what is wrong
+    processes = [start(first, grace_scale=0.005), start(second | changed, grace_scale=0.2)]
+    outcomes = [process.outcome(300) for process in processes]
+    assert [outcome.status for outcome in outcomes] == [1, 2], outcomes
+    (error,) = error_lines(outcomes[1].stderr)
+    assert named in error
+    (error,) = error_lines(outcomes[0].stderr)
+    assert error.startswith("error: rank 1 did not start (no sign of it for ")
+    assert "Traceback" not in outcomes[0].stderr + outcomes[1].stderr
+    assert not (tmp_path / "run").exists()
+
+
+def test_a_rank_0_that_ends_while_others_connect_is_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
+    store = dist.TCPStore("localhost", 0, is_master=True, wait_for_workers=False)
+    for name, value in (LAUNCHED | {"MASTER_PORT": str(store.port), "FINETUNING_GRACE_SCALE": "1"}).items():
+        monkeypatch.setenv(name, value)
+    with ThreadPoolExecutor(1) as threads:
+        connecting = threads.submit(connect, read_environment())
+        time.sleep(0.5)  # until it waits for an answer
+        del store
+        with pytest.raises(TrainingError, match="rank 0 ended before the ranks had connected"):
+            connecting.result(timeout=60)
+
+
+def test_of_two_processes_with_one_rank_the_second_is_refused(start: Start, tmp_path: Path) -> None:
+    first, second, *_ = ranks_of(4)
+    processes = [start(first), start(second)]
+    time.sleep(0.5)
+    for variables, named in ((first, f"MASTER_PORT={first['MASTER_PORT']}: is in use"), (second, "RANK=1: another ")):
+        outcome = start(variables).outcome(300)
+        assert outcome.status == 2, outcome
+        (error,) = error_lines(outcome.stderr)
+        assert named in error
+        assert "Traceback" not in outcome.stderr
+    assert [process.fork.poll() for process in processes] == [None, None], "they wait for the others"
+
+
+@pytest.mark.parametrize(("where", "killed"), [("reads data", 0), ("reads data", 1), ("connects", 1)])
+def test_a_rank_that_is_killed_before_it_trains_is_noticed(start: Start, where: str, killed: int) -> None:
+    at_once = "(time.sleep(0.5), os.kill(os.getpid(), signal.SIGKILL))"
+    connecting = f"setattr(torch.distributed, 'init_process_group', lambda *_, **__: {at_once})"
+    plant = f"os.environ['RANK'] == '{killed}' and {at_once if where == 'reads data' else connecting}"
+    outcomes = [process.outcome(300) for process in [start(variables, plant) for variables in ranks_of(2)]]
+    assert outcomes[killed].status == -signal.SIGKILL
+    assert outcomes[1 - killed].status == 1
+    (error,) = error_lines(outcomes[1 - killed].stderr)
+    assert f"rank {killed} ended before the ranks had connected; its own output says why" in error
+
+
+@pytest.mark.slow
+def test_signals_at_any_time_leave_no_rank_waiting(start: Start, tmp_path: Path) -> None:
+    """Before the ranks meet, while they load, in a step, after the last one: a bounded time, and true statuses."""
+    draw = random.Random(16)
+    for first in range(0, 16, 4):  # four runs at a time: ranks whose others have ended wait, mostly
+        folders = [tmp_path / f"run-{first + index}" for index in range(4)]
+        runs = [[start(variables, run=folder) for variables in ranks_of(2)] for folder in folders]
+        numbers = [draw.choice([signal.SIGTERM, signal.SIGINT, signal.SIGHUP]) for _ in runs]
+        to = [draw.choice([(0,), (1,), (0, 1)]) for _ in runs]
+        seconds = [draw.uniform(0.1, 5.0) for _ in runs]
+        with ThreadPoolExecutor(len(runs)) as threads:
+            list(threads.map(end_by_signal, folders, runs, numbers, to, seconds))
+
+
+def end_by_signal(run: Path, ranks: list[Captured], number: signal.Signals, to: tuple[int, ...], after: float) -> None:
+    """Send ranks a signal after so many seconds. No rank waits, and each says the truth of how the run ended."""
+    time.sleep(after)
+    for rank in to:
+        with contextlib.suppress(ProcessLookupError):  # it has ended
+            os.kill(ranks[rank].fork.pid, number)
+    outcomes = [rank.outcome(120) for rank in ranks]
+    statuses = [outcome.status for outcome in outcomes]
+    told = f"{number.name} to {to} after {after:.2f} s: {outcomes}"
+    assert "in main" not in "".join(outcome.stderr for outcome in outcomes), f"a traceback; {told}"
+    ends = (
+        [event["status"] for event in read_metrics(run) if event["event"] == "end"]
+        if (run / "metrics.jsonl").exists()
+        else []
+    )
+    if 0 in statuses:
+        assert statuses == [0, 0], told
+        assert ends in (["finished"], ["stopped"]), told
+    else:
+        assert all(statuses[rank] in ((-number, 1, 2) if rank in to else (1, 2)) for rank in (0, 1)), told
+        assert ends in ([], ["failed"]), told
