@@ -175,7 +175,7 @@ def _settings_that_differ(checkpoint: Checkpoint, config: RunConfig, num_steps: 
 
 def _meaning(name: str, value: Any) -> Any:
     """The value itself; for None the default that it stands for, which earlier versions saved in its place."""
-    return SETTINGS[name].unset if value is None else value
+    return SETTINGS[name].stands_for if value is None else value
 
 
 _NAME_FILES = ("custom_dataset.file", "chat_dataset.chat_template", "train_config.from_peft_checkpoint")

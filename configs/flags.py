@@ -8,20 +8,12 @@ import fire
 from fire.decorators import SetParseFn
 
 from configs.adaptation import adapt
-from configs.help import help_text
 from configs.names import explain_unknown, find, find_negated, flag, value_hint
 from configs.recipe_file import Raw, read_recipe
 from configs.run import DATASETS, SECTIONS, SETTINGS, RunConfig
 from configs.validation import validate
 from configs.values import NO_VALUE, convert, is_true
 from utils.errors import ConfigError
-
-__all__ = ["help_text", "parse_flags", "wants_help"]
-
-
-def wants_help(argv: Sequence[str]) -> bool:
-    """Whether --help or -h stands anywhere on the command line."""
-    return any(argument.partition("=")[0] in ("--help", "-h") for argument in argv)
 
 
 def parse_flags(argv: Sequence[str]) -> RunConfig:

@@ -17,7 +17,12 @@ class FsdpConfig:
         "FULL_SHARD gathers the weights of one layer at a time; SHARD_GRAD_OP keeps them from forward to backward; "
         "HYBRID_SHARD shards within groups of ranks and replicates across groups; NO_SHARD replicates",
     )
-    hsdp: bool | None = setting(None, "short for sharding_strategy HYBRID_SHARD", unset=False)
+    hsdp: bool | None = setting(
+        None,
+        "short for sharding_strategy HYBRID_SHARD",
+        stands_for=False,
+        default_text="True under HYBRID_SHARD, else False",
+    )
     sharding_group_size: int = setting(
         0, "ranks per group of HYBRID_SHARD; 0: the ranks of one node", unit="ranks", minimum=0
     )
@@ -27,21 +32,22 @@ class FsdpConfig:
     accumulate_unsharded: bool | None = setting(
         None,
         "keep gradients unsharded between micro-batches and reduce them once per step: least communication, 4 more "
-        "bytes of memory per parameter; auto: if that is less than a tenth of the device's memory",
-        unset="auto",
+        "bytes of memory per trained parameter",
+        stands_for="auto",
+        default_text="auto: if that is less than a tenth of the GPU's memory, and on a CPU",
     )
     reduce_dtype: Literal["bf16", "fp32"] | None = setting(
         None,
         "dtype in which gradients are summed over ranks: bf16 sends half of fp32's bytes, and every micro-batch is "
-        "reduced, so that micro-batches are added in the dtype of the weights; unset: fp32, but "
-        "DistributedDataParallel sums gradients in their own dtype",
-        unset="fp32",
+        "reduced, so that micro-batches are added in the dtype of the weights",
+        stands_for="fp32",
+        default_text="fp32, but DistributedDataParallel sums gradients in their own dtype",
     )
     fsdp_activation_checkpointing: bool | None = setting(
         None,
-        "recompute each layer's activations in the backward pass; unset: under --enable_fsdp, and for quantized "
-        "weights",
-        unset=True,
+        "recompute each layer's activations in the backward pass",
+        stands_for=True,
+        default_text="True under --enable_fsdp and for quantized weights, else False",
     )
     wrap: tuple[str, ...] = setting(
         ("layer",),
@@ -59,9 +65,17 @@ class FsdpConfig:
         "keep only the optimizer states in host memory, and step on the CPU; applies without --enable_fsdp too",
     )
     mixed_precision: bool | None = setting(
-        None, "the same as train_config.mixed_precision; the two always agree", unset=True
+        None,
+        "the same as train_config.mixed_precision; the two always agree",
+        stands_for=True,
+        default_text="as train_config.mixed_precision",
     )
-    use_fp16: bool | None = setting(None, "the same as train_config.use_fp16; the two always agree", unset=False)
+    use_fp16: bool | None = setting(
+        None,
+        "the same as train_config.use_fp16; the two always agree",
+        stands_for=False,
+        default_text="as train_config.use_fp16",
+    )
     pure_bf16: bool = setting(False, "keep weights, gradients and optimizer states in bf16")
     optimizer: Literal["AdamW", "SGD", "anyprecision", "AdamW8bit", "PagedAdamW8bit", "Adafactor"] = setting(
         "AdamW",
@@ -70,8 +84,8 @@ class FsdpConfig:
     )
     compile_optimizer: bool | None = setting(
         None,
-        "update tensors of 4 million weights or more by a compiled kernel, which clips without writing gradients; "
-        "unset: if layers are compiled and AdamW steps on the device",
+        "update tensors of 4 million weights or more by a compiled kernel, which clips without writing gradients",
+        default_text="if layers are compiled and AdamW steps on the device",
     )
     momentum_dtype: Literal["bf16", "fp32"] = setting("bf16", "dtype of the averaged gradients (anyprecision)")
     variance_dtype: Literal["bf16", "fp32"] = setting("bf16", "dtype of the averaged squared gradients (anyprecision)")

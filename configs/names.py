@@ -57,7 +57,7 @@ def explain_unknown(name: str) -> str:
         return f"unknown flag; here it is {HINTS[field]}"
     if needless := NEEDLESS.get(name) or NEEDLESS.get(field):
         return f"unknown flag; leave it out: {needless}"
-    return f"unknown flag; {_guess(section, field) or '--help lists them all'}"
+    return f"unknown flag; {_guess(section, field) or '--help all lists every flag'}"
 
 
 def value_hint(dotted: str, raw: str | list[str]) -> str:

@@ -40,9 +40,11 @@ class LlamaAdapterConfig:
     adapter_len: int = setting(10, "prompt tokens per adapted layer", unit="tokens", minimum=1)
     adapter_layers: int | None = setting(
         None,
-        "number of layers that get a prompt, counted from the top; unset: fewer if the model has fewer",
+        "number of layers that get a prompt, counted from the top",
+        unit="layers",
         minimum=1,
-        unset=DEFAULT_ADAPTER_LAYERS,
+        stands_for=DEFAULT_ADAPTER_LAYERS,
+        default_text=f"{DEFAULT_ADAPTER_LAYERS}, or fewer if the model has fewer",
     )
 
 

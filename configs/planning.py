@@ -16,9 +16,10 @@ class PlanningConfig:
     )
     dry_run_hardware: str | None = setting(
         None,
-        "plan for these cards of each machine, such as 4xV100-32GB; unset: for this machine's own (dry_run)",
+        "plan for these cards of each machine, such as 4xV100-32GB (dry_run)",
+        default_text="this machine's own",
     )
-    nodes: int | None = setting(None, "machines to plan for (dry_run)", unit="machines", minimum=1, unset=1)
+    nodes: int | None = setting(None, "machines to plan for (dry_run)", unit="machines", minimum=1, stands_for=1)
     device_memory_gib: float | None = setting(
         None,
         "memory that the driver gives of each card; with dry_run_hardware, instead of what is known of the card; "

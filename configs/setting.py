@@ -18,7 +18,8 @@ class Setting:
     exclusive_minimum: float | None
     exclusive_maximum: float | None
     bare: str
-    unset: Any
+    stands_for: Any
+    default_text: str
     is_path: bool
 
     @property
@@ -41,7 +42,8 @@ def setting(
     exclusive_minimum: float | None = None,
     exclusive_maximum: float | None = None,
     bare: str = "",
-    unset: Any = None,
+    stands_for: Any = None,
+    default_text: str = "",
     is_path: bool = False,
 ) -> Any:
     """Declare a setting as a dataclass field.
@@ -49,7 +51,9 @@ def setting(
     Args:
         default: `dataclasses.MISSING` makes the setting required.
         bare: the value of the flag if it is given without one.
-        unset: the documented default that None stands for, if None means that the setting was left out.
+        stands_for: the documented value of a setting that was left out, if its default is None. Checkpoints are
+            compared by it; earlier versions saved it in place of None.
+        default_text: what the default does, in the words of --help, if the value itself does not say it.
         is_path: it names a file or a folder, or it may.
     """
     metadata = {
@@ -60,7 +64,8 @@ def setting(
         "exclusive_minimum": exclusive_minimum,
         "exclusive_maximum": exclusive_maximum,
         "bare": bare,
-        "unset": unset,
+        "stands_for": stands_for,
+        "default_text": default_text,
         "is_path": is_path,
     }
     return field(metadata=metadata) if default is MISSING else field(default=default, metadata=metadata)

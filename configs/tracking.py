@@ -31,5 +31,5 @@ class TrackingConfig:
         False, "record a PyTorch profiler trace on every rank: wait 1 step, warm up 2, record 3"
     )
     profiler_dir: str | None = setting(
-        None, "folder for profiler traces; unset: profiler/ in the run folder", is_path=True
+        None, "folder for profiler traces", default_text="profiler/ in the run folder", is_path=True
     )

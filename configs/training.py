@@ -19,10 +19,13 @@ class TrainConfig:
     model_name: str = setting(MISSING, "model to fine-tune: a folder, or a name on the Hugging Face hub", is_path=True)
     task: Literal["causal_lm", "seq2seq_lm", "image_text"] | None = setting(
         None,
-        "kind of model: a causal language model, or an encoder-decoder like BART and T5 (docs/tasks.md); unset: as its "
-        "config.json says",
+        "kind of model: a causal language model, an encoder-decoder like BART and T5, or a model of images and text "
+        "(docs/tasks.md)",
+        default_text="the kind that its config.json names",
     )
-    tokenizer_name: str | None = setting(None, "tokenizer folder or hub name; unset: the model's own", is_path=True)
+    tokenizer_name: str | None = setting(
+        None, "tokenizer folder or hub name", default_text="the model's own tokenizer", is_path=True
+    )
     add_special_tokens: tuple[str, ...] = setting(
         (),
         "tokens to add to the tokenizer, like '<|im_start|>,<|im_end|>'; embeddings grow; LoRA trains their rows, too",
@@ -33,21 +36,23 @@ class TrainConfig:
     trust_remote_code: bool = setting(False, "allow Python code that comes with the model to run")
     use_fast_kernels: bool | None = setting(
         None,
-        "require fused attention kernels; unset: use them if the model has them; False: give packed rows a dense "
-        "mask instead of variable-length flash attention",
-        unset=False,
+        "require fused attention kernels; False: give packed rows a dense mask instead of variable-length flash "
+        "attention",
+        stands_for=False,
+        default_text="fused kernels if the model has them",
     )
     compile: bool | None = setting(
         None,
-        "compile each decoder layer with torch.compile; auto: on GPUs, if the model's family is known to compile and "
-        "every rank's machine can",
-        unset="auto",
+        "compile each decoder layer with torch.compile",
+        stands_for="auto",
+        default_text="auto: on GPUs, if the model's family is known to compile and every rank's machine can",
     )
     activation_checkpointing: Literal["off", "full", "selective", "auto"] | None = setting(
         None,
         "recompute activations in the backward pass instead of keeping them: those of whole layers (full), or all but "
         "the outputs of attention and of every second matrix product (selective), or in as few layers as the GPU's "
-        "memory needs (auto); unset: as fsdp_activation_checkpointing says",
+        "memory needs (auto)",
+        default_text="full or off, as fsdp_activation_checkpointing says",
     )
     spare_layers: bool = setting(
         True,
@@ -69,18 +74,21 @@ class TrainConfig:
     low_cpu_fsdp: bool | None = setting(
         None,
         "load the model without the whole of it in any rank's host memory; every run does so, with or without this",
-        unset=False,
+        stands_for=False,
+        default_text="always so",
     )
     one_gpu: bool = setting(False, "require a single process; refuse a larger world size")
     mixed_precision: bool | None = setting(
         None,
-        "compute in half precision and keep fp32 master weights; unset: not on a CPU; False: all in fp32",
-        unset=True,
+        "compute in half precision and keep fp32 master weights; False: all in fp32",
+        stands_for=True,
+        default_text="bf16 on GPUs that have it, fp16 on other GPUs, fp32 on a CPU",
     )
     use_fp16: bool | None = setting(
         None,
-        "use fp16 with a loss scale instead of bf16; unset: on cards without bf16; False: fp32 on such cards",
-        unset=False,
+        "compute in fp16 with a loss scale instead of bf16; False: in fp32 on GPUs without bf16",
+        stands_for=False,
+        default_text="only on GPUs without bf16",
     )
 
     float8: Literal["tensorwise", "rowwise"] | None = setting(
@@ -146,24 +154,27 @@ class TrainConfig:
     )
     context_length: int | None = setting(
         None,
-        "length of the longest row; unset: less if the model has fewer positions; for longer sequences see truncation",
+        "length of the longest row; longer sequences are cut off (see truncation)",
         unit="tokens",
         minimum=8,
-        unset=DEFAULT_CONTEXT_LENGTH,
+        stands_for=DEFAULT_CONTEXT_LENGTH,
+        default_text=f"{DEFAULT_CONTEXT_LENGTH}, or less if the model has fewer positions",
     )
     max_source_length: int | None = setting(
         None,
-        "length of the longest source of an encoder-decoder; unset: less if the model has fewer positions",
+        "length of the longest source of an encoder-decoder",
         unit="tokens",
         minimum=8,
-        unset=DEFAULT_SOURCE_LENGTH,
+        stands_for=DEFAULT_SOURCE_LENGTH,
+        default_text=f"{DEFAULT_SOURCE_LENGTH}, or less if the model has fewer positions",
     )
     max_target_length: int | None = setting(
         None,
-        "length of the longest target of an encoder-decoder; unset: less if the model has fewer positions",
+        "length of the longest target of an encoder-decoder",
         unit="tokens",
         minimum=2,
-        unset=DEFAULT_TARGET_LENGTH,
+        stands_for=DEFAULT_TARGET_LENGTH,
+        default_text=f"{DEFAULT_TARGET_LENGTH}, or less if the model has fewer positions",
     )
     source_prefix: str = setting(
         "", "text before every source of an encoder-decoder, such as 'summarize: ' for T5 (its task prefix)"
@@ -171,10 +182,10 @@ class TrainConfig:
     truncation: Literal["right", "left", "drop", "error", "split"] | None = setting(
         None,
         "what to do with a sequence longer than context_length (a source or target longer than its own limit): keep "
-        "its first tokens (right) or its last (left), "
-        "skip it (drop), end the run (error), or make several of it (split); unset: split for text_dataset, right for "
-        "others",
-        unset="right",
+        "its first tokens (right) or its last (left), skip it (drop), end the run (error), or make several of it "
+        "(split)",
+        stands_for="right",
+        default_text="split for text_dataset, right for others",
     )
     max_text_length: int = setting(
         50, "longest caption, its end token counted; the rest is cut off (caption_dataset)", unit="tokens", minimum=2
@@ -240,7 +251,7 @@ class TrainConfig:
         0.999, "decay of the averaged squared gradients of AdamW and its variants", minimum=0, exclusive_maximum=1
     )
     momentum: float | None = setting(
-        None, "momentum of SGD; unset: 0.9 with --optimizer SGD", minimum=0, exclusive_maximum=1
+        None, "momentum of SGD", minimum=0, exclusive_maximum=1, default_text="0.9 with --optimizer SGD"
     )
     gradient_clipping: bool = setting(False, "scale gradients down if their norm is above gradient_clipping_threshold")
     gradient_clipping_threshold: float = setting(
@@ -251,7 +262,8 @@ class TrainConfig:
     step_timeout_seconds: int | None = setting(
         None,
         "end the run if a rank makes no progress for so long in a step after the first; 0: an hour, as outside of "
-        "steps; unset: 300 s, or 3 x the longest step so far",
+        "steps",
+        default_text="300, or 3 x the longest step so far if that is more",
         unit="seconds",
         minimum=0,
         maximum=3600,
@@ -262,7 +274,7 @@ class TrainConfig:
 
     # Evaluation
     run_validation: bool | None = setting(
-        None, "evaluate at the end of each epoch; unset: if there is validation data", unset=True
+        None, "evaluate at the end of each epoch", stands_for=True, default_text="True if there is validation data"
     )
     val_batch_size: int = setting(1, "rows per rank per evaluation batch", unit="rows", minimum=1)
     max_eval_step: int = setting(0, "end an evaluation after so many batches; 0: no limit", unit="batches", minimum=0)
@@ -291,21 +303,23 @@ class TrainConfig:
 
     # Results
     output_dir: str | None = setting(
-        None, "folder for the run's results; unset: outputs/MODEL-DATASET-TIME", is_path=True
+        None, "folder for the run's results", default_text="outputs/MODEL-DATASET-TIME", is_path=True
     )
     overwrite: bool = setting(False, "replace an earlier run in output_dir")
     resume: Literal[False] | str | None = setting(
         None,
         "continue an earlier run: auto (from the newest checkpoint in output_dir, if there is one), the path of a run "
-        "or a checkpoint, or False; unset: auto if torchrun or Slurm restarted the job",
+        "or a checkpoint, or False",
         bare="auto",
-        unset=False,
+        stands_for=False,
+        default_text="False, but auto if torchrun or Slurm restarted the job",
         is_path=True,
     )
     resume_anyway: bool = setting(False, "resume even if settings that change the result have changed")
     save_every_steps: int | None = setting(
         None,
-        "write a checkpoint every so many optimizer steps; 0: never; unset: at the end of each epoch",
+        "write a checkpoint every so many optimizer steps; 0: never",
+        default_text="at the end of each epoch",
         unit="steps",
         minimum=0,
     )
@@ -314,23 +328,26 @@ class TrainConfig:
     )
     keep_last: int | None = setting(
         None,
-        "newest checkpoints to keep; unset: fewer if the disk is too full",
+        "newest checkpoints to keep",
         unit="checkpoints",
         minimum=1,
-        unset=DEFAULT_KEEP_LAST,
+        stands_for=DEFAULT_KEEP_LAST,
+        default_text=f"{DEFAULT_KEEP_LAST}, or fewer if the disk is too full",
     )
     keep_best: bool = setting(
         False, "write a checkpoint after each evaluation that is the best so far, and keep the last of these"
     )
     async_save: bool | None = setting(
         None,
-        "write checkpoints while training goes on, from a copy in host memory; auto: on GPUs, if there is room",
-        unset="auto",
+        "write checkpoints while training goes on, from a copy in host memory",
+        stands_for="auto",
+        default_text="auto: on GPUs, if host memory has room",
     )
     save_model: bool = setting(True, "save the weights, or the adapter, in Hugging Face format")
     dist_checkpoint_root_folder: str | None = setting(
         None,
-        "folder for checkpoints instead of output_dir/checkpoints, and for a copy of the final model; unset: no copy",
+        "folder for checkpoints instead of output_dir/checkpoints, and for a copy of the final model",
+        default_text="output_dir/checkpoints, and no copy",
         is_path=True,
     )
     dist_checkpoint_folder: str = setting(

@@ -11,7 +11,8 @@ import traceback
 from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, NoReturn
 
-from configs.flags import help_text, parse_flags, wants_help
+from configs.flags import parse_flags
+from configs.help import help_text, wants_help
 from ranks.environment import Environment, lone_process, print_rank_zero, read_environment
 from supervision.exit_status import FAILED, REFUSED, leave
 from supervision.patience import patience_of
@@ -41,7 +42,7 @@ def end_unless_flags_hold(argv: Sequence[str]) -> None:
     try:
         env = read_environment()
         if wants_help(argv):
-            print_rank_zero(env, help_text())
+            print_rank_zero(env, help_text(argv))
             sys.exit(0)
         parse_flags(argv)
     except ConfigError as error:

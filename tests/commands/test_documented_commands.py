@@ -6,7 +6,6 @@ import math
 import re
 import shlex
 import shutil
-from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -18,8 +17,6 @@ from safetensors.torch import load_file
 from torch.distributed.checkpoint.format_utils import dcp_to_torch_save
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
-from configs.names import find
-from configs.run import SETTINGS
 from tests.helpers.contract import FP16_KEYS, KEYS, PHASES
 from tests.helpers.processes import ROOT, read_metrics, run_command
 
@@ -281,28 +278,3 @@ def test_a_larger_model_is_the_same_command(more: str, tiny_model: Path, tmp_pat
     run_documented(line, model, SAMPLES, tmp_path / "run", nproc=2, cwd=tmp_path)
     num_samples = [round(number_of_lines(SAMPLES / f"{split}.jsonl") / 100) for split in ("train", "validation")]
     assert_run_folder_keeps_its_contract(tmp_path / "run", world_size=2, num_samples=tuple(num_samples))
-
-
-def test_help_explains_every_flag_and_writes_nothing(tmp_path: Path) -> None:
-    done = run_command("--help", cwd=tmp_path, real=True)
-    assert done.returncode == 0, done.stderr
-    assert list(tmp_path.iterdir()) == []
-    explained: list[str] = []
-    for name, meaning in entries(done.stdout):
-        explained += find(name)
-        assert len(meaning.split()) > 2, f"--{name} is not explained"
-        assert name in ("config", "help") or re.search(r"\[.*(default|required).*\]", meaning), f"--{name}: no default"
-    assert sorted(explained) == sorted(SETTINGS)
-
-
-def entries(text: str) -> Sequence[tuple[str, str]]:
-    """Names and meanings of the flags that a help text lists."""
-    parts = re.split(r"^  --(\S+)", text, flags=re.MULTILINE)[1:]
-    return [(name, " ".join(rest.split())) for name, rest in zip(parts[::2], parts[1::2], strict=True)]
-
-
-def test_help_is_given_whatever_stands_beside_it(tmp_path: Path) -> None:
-    done = run_command("--lr", "fast", "--help", cwd=tmp_path)
-    assert done.returncode == 0
-    assert "--model_name" in done.stdout
-    assert list(tmp_path.iterdir()) == []
