@@ -9,8 +9,10 @@ from typing import Any
 from checkpointing.finding import Checkpoint
 from configs.fsdp import FsdpConfig
 from configs.names import flag
+from configs.optimizers import OPTIMIZERS
 from configs.run import DATASETS, SETTINGS, RunConfig
 from configs.training import TrainConfig
+from policies.optimizers.kind import kind_of
 from run_folder.checkpoint_folder import STATE
 from utils.errors import ConfigError
 
@@ -124,7 +126,7 @@ def _has_states(checkpoint: Checkpoint, train: TrainConfig, fsdp: FsdpConfig) ->
 def _same_states(checkpoint: Checkpoint, fsdp: FsdpConfig) -> bool:
     """Whether the two optimizers keep the same states; a paged one only keeps them elsewhere."""
     there = checkpoint.values["settings"]["fsdp_config"]["optimizer"]
-    return bool(there.removeprefix("Paged") == fsdp.optimizer.removeprefix("Paged"))
+    return there in OPTIMIZERS and kind_of(fsdp.optimizer).has_states_of(kind_of(there))
 
 
 def _is_another(name: str, now: Any, there: Any) -> bool:

@@ -4,14 +4,13 @@ import re
 from dataclasses import replace
 
 from configs.names import flag
+from configs.optimizers import OPTIMIZERS
 from configs.paths import check_path
 from configs.run import RunConfig
 from utils.errors import ConfigError
 
 SHARED_FIELDS = ("mixed_precision", "use_fp16")
 """Fields of both train_config and fsdp_config, which always agree."""
-
-DEFAULT_SGD_MOMENTUM = 0.9
 
 FLOAT8_MULTIPLE = 16
 """Of the sides of the factors of a float8 product, which its kernels need."""
@@ -89,12 +88,12 @@ def _agree_on_timeout(config: RunConfig) -> RunConfig:
 
 
 def _fill_momentum(config: RunConfig) -> RunConfig:
-    if config.fsdp_config.optimizer != "SGD" or config.train_config.momentum is not None:
+    name = config.fsdp_config.optimizer
+    momentum = OPTIMIZERS[name].momentum
+    if momentum is None or config.train_config.momentum is not None:
         return config
-    train_config = replace(config.train_config, momentum=DEFAULT_SGD_MOMENTUM)
-    return _noted(
-        replace(config, train_config=train_config), f"--momentum is {DEFAULT_SGD_MOMENTUM} with --optimizer SGD"
-    )
+    train_config = replace(config.train_config, momentum=momentum)
+    return _noted(replace(config, train_config=train_config), f"--momentum is {momentum:g} with --optimizer {name}")
 
 
 def _agree_on_hybrid_sharding(config: RunConfig) -> RunConfig:
@@ -165,8 +164,9 @@ def _noted(config: RunConfig, note: str) -> RunConfig:
 def why_optimizer_not_compiled(config: RunConfig) -> str | None:
     """Why the step of a run's optimizer cannot be compiled, as a clause; None if it can be."""
     fsdp = config.fsdp_config
-    if fsdp.optimizer != "AdamW":
-        return f"only AdamW's step is compiled, not {fsdp.optimizer}'s"
+    if not OPTIMIZERS[fsdp.optimizer].compiles:
+        compiled = " or ".join(f"{name}'s" for name, listed in OPTIMIZERS.items() if listed.compiles)
+        return f"only {compiled} step is compiled, not {fsdp.optimizer}'s"
     for field in ("fsdp_cpu_offload", "optimizer_cpu_offload"):
         if getattr(fsdp, field):
             return f"--{field} steps on the CPU, by AdamW's own kernel"

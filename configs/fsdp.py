@@ -3,9 +3,8 @@
 from dataclasses import dataclass
 from typing import Literal
 
+from configs.optimizers import OPTIMIZERS
 from configs.setting import setting
-
-OPTIMIZERS_IN_8BIT = ("AdamW8bit", "PagedAdamW8bit")
 
 
 @dataclass(frozen=True)
@@ -77,10 +76,8 @@ class FsdpConfig:
         default_text="as train_config.use_fp16",
     )
     pure_bf16: bool = setting(False, "keep weights, gradients and optimizer states in bf16")
-    optimizer: Literal["AdamW", "SGD", "anyprecision", "AdamW8bit", "PagedAdamW8bit", "Adafactor"] = setting(
-        "AdamW",
-        "AdamW (fused); SGD; AdamW with states in bf16 (anyprecision) or in 8 bits (AdamW8bit; PagedAdamW8bit moves "
-        "them to host memory if the GPU's is full); or Adafactor, with almost no states and lr relative to the weights",
+    optimizer: str = setting(
+        "AdamW", "; ".join(f"{name}: {listed.help}" for name, listed in OPTIMIZERS.items()), one_of=tuple(OPTIMIZERS)
     )
     compile_optimizer: bool | None = setting(
         None,

@@ -1,5 +1,7 @@
 """Hints for names that other tools use for our settings."""
 
+from configs.optimizers import OPTIMIZERS
+
 _BATCH = "--batch_size_training (rows per rank per micro-batch)"
 _PRECISION = "--pure_bf16 (all bf16), --mixed_precision True|False, or --use_fp16"
 _REDUCTION = "--reduce_dtype fp32|bf16"
@@ -23,7 +25,7 @@ _CHECKPOINTING = "--activation_checkpointing off|selective|full|auto"
 _OFFLOAD = "--fsdp_cpu_offload (weights too, under --enable_fsdp) or --optimizer_cpu_offload"
 _ACTIVATIONS_ON_HOST = "--activation_offloading, with --activation_checkpointing full"
 _UNITS = "--wrap layer|root (the layers are found in the model)"
-_OPTIMIZER = "--optimizer AdamW|SGD|anyprecision|AdamW8bit|PagedAdamW8bit|Adafactor"
+_OPTIMIZER = f"--optimizer {'|'.join(OPTIMIZERS)}"
 _CLIPPING = "--gradient_clipping with --gradient_clipping_threshold"
 _KERNELS = "--use_fast_kernels"
 _EVALUATION = "--run_validation True|False and --eval_every_steps (optimizer steps)"
@@ -267,10 +269,7 @@ VALUE_HINTS: dict[str, dict[str, str]] = {
         "cosine_with_warmup": "here it is cosine, with --warmup_steps",
         "cosine_with_min_lr": "here it is cosine, with --min_lr",
     },
-    "optimizer": {
-        **dict.fromkeys(("adam_8bit", "adam8bit", "adamw_torch_8bit"), "here it is AdamW8bit"),
-        "paged_adamw_32bit": "here it is AdamW, with --optimizer_cpu_offload",
-    },
+    "optimizer": {name: hint for listed in OPTIMIZERS.values() for name, hint in listed.hints.items()},
     "sharding_strategy": {
         "ddp": "here it is --enable_fsdp False",
         "deepspeed": "here it is FULL_SHARD",

@@ -1,7 +1,7 @@
 """Declare settings: dataclass fields that carry their help, unit and limits."""
 
 from dataclasses import MISSING, dataclass, field, fields
-from typing import Any, get_type_hints
+from typing import Any, Literal, get_type_hints
 
 
 @dataclass(frozen=True)
@@ -45,6 +45,7 @@ def setting(
     stands_for: Any = None,
     default_text: str = "",
     is_path: bool = False,
+    one_of: tuple[str, ...] = (),
 ) -> Any:
     """Declare a setting as a dataclass field.
 
@@ -55,6 +56,7 @@ def setting(
             compared by it; earlier versions saved it in place of None.
         default_text: what the default does, in the words of --help, if the value itself does not say it.
         is_path: it names a file or a folder, or it may.
+        one_of: the values that a setting of type `str` may have; empty: any. A Literal, for values from a list.
     """
     metadata = {
         "help": help,
@@ -67,13 +69,17 @@ def setting(
         "stands_for": stands_for,
         "default_text": default_text,
         "is_path": is_path,
+        "one_of": one_of,
     }
     return field(metadata=metadata) if default is MISSING else field(default=default, metadata=metadata)
 
 
 def settings_of(config_class: type) -> dict[str, Setting]:
     """The settings of a config dataclass by field name, in order of declaration."""
-    kinds = get_type_hints(config_class)
-    return {
-        f.name: Setting(name=f.name, kind=kinds[f.name], default=f.default, **f.metadata) for f in fields(config_class)
-    }
+    kinds, found = get_type_hints(config_class), dict[str, Setting]()
+    for f in fields(config_class):
+        metadata = dict(f.metadata)
+        one_of = metadata.pop("one_of")
+        kind = Literal[one_of] if one_of else kinds[f.name]
+        found[f.name] = Setting(name=f.name, kind=kind, default=f.default, **metadata)
+    return found

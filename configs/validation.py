@@ -4,8 +4,8 @@ from typing import Any
 
 from configs.adaptation import SHARED_FIELDS, why_not_compiled, why_optimizer_not_compiled
 from configs.data_validation import check_data
-from configs.fsdp import OPTIMIZERS_IN_8BIT
-from configs.names import flag
+from configs.names import find, flag
+from configs.optimizers import OPTIMIZERS, SETTINGS_OF_SOME, optimizers_with
 from configs.peft import ALL_LINEAR
 from configs.run import SETTINGS, RunConfig
 from utils.errors import ConfigError
@@ -207,30 +207,20 @@ def _check_layout(config: RunConfig) -> None:
 def _check_optimizer(config: RunConfig) -> None:
     train, fsdp = config.train_config, config.fsdp_config
     name = fsdp.optimizer
-    if train.momentum is not None and name != "SGD":
-        raise ConfigError(f"--momentum: {name} has none; add --optimizer SGD, or leave this out")
-    for field in ("momentum_dtype", "variance_dtype", "use_kahan_summation"):
-        given = config.was_given(f"fsdp_config.{field}") and getattr(fsdp, field) is not False
-        if given and name != "anyprecision":
-            raise ConfigError(f"--{field}: only anyprecision has it; add --optimizer anyprecision, or leave this out")
+    for field in SETTINGS_OF_SOME:
+        (dotted,), owners = find(field), optimizers_with(field)
+        value = config.value(dotted)
+        if name in owners or not config.was_given(dotted) or value is None or value is False:
+            continue
+        lacking = f"only {owners[0]} has it" if len(owners) == 1 else f"{name} has none"
+        raise ConfigError(f"--{field}: {lacking}; add --optimizer {owners[0]}, or leave this out")
     if fsdp.compile_optimizer and (reason := why_optimizer_not_compiled(config)) is not None:
         raise ConfigError(f"--compile_optimizer: {reason}; leave one of them out")
-    for field in ("adam_beta1", "adam_beta2"):
-        if config.was_given(f"train_config.{field}") and name in ("SGD", "Adafactor"):
-            raise ConfigError(f"--{field}: {name} has none; give --optimizer AdamW, or leave this out")
     if not train.decay_norms_and_biases and not train.weight_decay:
         raise ConfigError("--decay_norms_and_biases: nothing decays with --weight_decay 0; give one, or leave this out")
-    for field in ("fsdp_cpu_offload", "optimizer_cpu_offload"):
-        if getattr(fsdp, field) and name in OPTIMIZERS_IN_8BIT:
-            remedy = "leave this out" if name == "PagedAdamW8bit" else "give --optimizer PagedAdamW8bit instead of this"
-            raise ConfigError(
-                f"--{field}: 8-bit states save GPU memory, but this keeps them in host memory, where 8-bit steps are "
-                f"slow; {remedy}, or --optimizer AdamW"
-            )
-    if fsdp.optimizer_cpu_offload and name == "Adafactor":
-        raise ConfigError(
-            "--optimizer_cpu_offload: Adafactor has almost no states to keep in host memory; leave one of them out"
-        )
+    for field, conflict in OPTIMIZERS[name].conflicts.items():
+        if config.value(*find(field)):
+            raise ConfigError(f"--{field}: {conflict}")
 
 
 def _check_batches_and_schedule(config: RunConfig) -> None:

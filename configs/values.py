@@ -9,6 +9,7 @@ from operator import or_
 from types import NoneType, UnionType
 from typing import Any, Literal, Union, get_args, get_origin
 
+from configs.optimizers import OPTIMIZERS
 from configs.paths import check_path
 from configs.setting import Setting
 
@@ -32,12 +33,7 @@ _SPELLINGS: dict[str, dict[str, str]] = {
     "float8": dict.fromkeys(_FALSE, "none"),
     "resume": {**dict.fromkeys(_TRUE, "auto"), **dict.fromkeys((*_FALSE, *_NONE), "False"), "auto": "auto"},
     "from_peft_checkpoint": dict.fromkeys(_NONE, ""),
-    "optimizer": {
-        **dict.fromkeys(("adamw_torch", "adamw_torch_fused", "adamw_hf"), "AdamW"),
-        **dict.fromkeys(("adamw_8bit", "adamw_bnb_8bit"), "AdamW8bit"),
-        **dict.fromkeys(("paged_adamw_8bit", "paged_adamw8bit"), "PagedAdamW8bit"),
-        **dict.fromkeys(("adamw_anyprecision", "anyprecision_adamw", "anyprecisionadamw"), "anyprecision"),
-    },
+    "optimizer": {spelling: name for name, listed in OPTIMIZERS.items() for spelling in listed.spellings},
     **dict.fromkeys(
         ("momentum_dtype", "variance_dtype", "compute_dtype", "quant_storage", "peft_dtype", "reduce_dtype"), _DTYPES
     ),

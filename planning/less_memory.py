@@ -11,10 +11,10 @@ from typing import Any, Protocol
 from checkpointing.comparison import MAY_CHANGE
 from configs.changed_flags import changed_flags
 from configs.flags import parse_flags
-from configs.fsdp import OPTIMIZERS_IN_8BIT
 from configs.run import SETTINGS, RunConfig
 from planning.memory.memory_plan import verdict_in_room
 from policies.activations.checkpointing import Checkpointing
+from policies.optimizers.kind import kind_of
 from utils.errors import ConfigError
 
 NUM_SHOWN = 3
@@ -108,7 +108,7 @@ def device_changes(
     if phase in (*_OF_STEPS, "optimizer_step"):
         if not (is_cpu or fsdp.optimizer_cpu_offload or fsdp.fsdp_cpu_offload):
             yield Change("optimizer states in host memory", ("--optimizer_cpu_offload", "True"))
-        if fsdp.optimizer not in OPTIMIZERS_IN_8BIT:
+        if not kind_of(fsdp.optimizer).eight_bit:
             yield Change("optimizer states in 8 bits", ("--optimizer", "AdamW8bit"))
     if phase in _OF_MODEL and train.enable_fsdp and not (is_cpu or fsdp.fsdp_cpu_offload):
         flags = ("--fsdp_cpu_offload", "True", "--optimizer_cpu_offload", "False")

@@ -7,6 +7,7 @@ from typing import Any
 from rich.table import Table
 
 from configs.fsdp import FsdpConfig
+from configs.optimizers import OPTIMIZERS
 from configs.quantization import QuantizationConfig
 from configs.run import RunConfig
 from configs.training import TrainConfig
@@ -104,10 +105,8 @@ def _optimizer(train: TrainConfig, fsdp: FsdpConfig, lr: float) -> str:
 
 
 def _name(fsdp: FsdpConfig) -> str:
-    if fsdp.optimizer != "anyprecision":
-        return fsdp.optimizer
-    kahan = ", Kahan summation" if fsdp.use_kahan_summation else ""
-    return f"anyprecision (momentum {fsdp.momentum_dtype}, variance {fsdp.variance_dtype}{kahan})"
+    own = [f"{field} {getattr(fsdp, field)}" for field in OPTIMIZERS[fsdp.optimizer].settings if hasattr(fsdp, field)]
+    return f"{fsdp.optimizer} ({', '.join(own)})" if own else fsdp.optimizer
 
 
 def _device(group: dict[str, Any]) -> str:

@@ -4,15 +4,14 @@ from __future__ import annotations
 
 import torch
 
-from configs.fsdp import OPTIMIZERS_IN_8BIT
 from configs.run import RunConfig
 from evaluation.rouge import check_package
+from policies.optimizers.kind import kind_of
 from ranks.environment import Environment
 from reporting.trackers import check_packages
 from resolving.sizes import check_workers
 from run_folder.run_folder import check_free
 from utils.errors import ConfigError
-from utils.optional_packages import import_bitsandbytes
 
 
 def check_environment(config: RunConfig, env: Environment) -> None:
@@ -37,15 +36,5 @@ def check_environment(config: RunConfig, env: Environment) -> None:
     check_workers(train, env)
     check_packages(config.tracking_config)
     check_package(train)
-    _check_optimizer(config.fsdp_config.optimizer, env)
+    kind_of(config.fsdp_config.optimizer).check(config.fsdp_config.optimizer, env)
     check_free(config, env)
-
-
-def _check_optimizer(name: str, env: Environment) -> None:
-    if name == "PagedAdamW8bit" and env.device.type != "cuda":
-        raise ConfigError(
-            "--optimizer: PagedAdamW8bit moves its states between the memory of a GPU and the host's, and there is no "
-            "GPU here; give AdamW8bit"
-        )
-    if name in OPTIMIZERS_IN_8BIT:
-        import_bitsandbytes(f"--optimizer {name}")

@@ -21,6 +21,7 @@ from planning.cost.kernel_rates import KernelRates
 from planning.float8_weights import float8_weights
 from planning.planned_model import PlannedModel
 from policies.optimizers.build import state_bytes
+from policies.optimizers.kind import kind_of
 from policies.quantization.float8_linear import FrozenFloat8Linear
 from tasks.flops import flops_per_token
 from utils.parameters import Counted, count_weights
@@ -185,7 +186,7 @@ def optimizer_work(planned: PlannedModel) -> OptimizerWork:
     shares = layout.mesh_shape[1]
     own = sum(parameter.numel() * parameter.element_size() for parameter in trained) / shares
     states = sum(state_bytes(parameter, train, fsdp) for parameter in trained) / shares
-    in_step = fsdp.optimizer == "AdamW" and not fsdp.optimizer_cpu_offload
+    in_step = kind_of(fsdp.optimizer).clips_in_step and not fsdp.optimizer_cpu_offload
     clipping = 0 if fsdp.compile_optimizer else 1 if in_step else 2
     norm = own * (1 + (clipping if train.gradient_clipping else 0))
     update = 3 * own + 2 * states

@@ -1,9 +1,4 @@
-"""What optimizers hold: their states, and what they need beside them while they step.
-
-Temporaries are those of our own optimizers (policies/optimizers) and of torch's kernels: `fused` updates in place;
-`foreach` AdamW makes one list of tensors as large as all states of one kind, the square roots of the averaged squares
-(torch/optim/adamw.py, `_multi_tensor_adamw`).
-"""
+"""Where an optimizer's states are, and their bytes; each optimizer's own figures are in policies/optimizers/NAME.py."""
 
 from __future__ import annotations
 
@@ -14,13 +9,13 @@ import torch
 
 from configs.fsdp import FsdpConfig
 from configs.training import TrainConfig
-from policies.optimizers.anyprecision import SLICE_SIZES
 from policies.optimizers.build import state_bytes
+from policies.optimizers.kind import kind_of
 
 
 @dataclass(frozen=True)
 class OptimizerBytes:
-    """What the optimizer of a rank holds on the device, and in host memory."""
+    """Bytes of one rank's optimizer on its device and in host memory."""
 
     states: int
     temporaries: int  # in its step
@@ -28,7 +23,7 @@ class OptimizerBytes:
 
 
 def optimizer_bytes(parts: Sequence[torch.Tensor], train: TrainConfig, fsdp: FsdpConfig) -> OptimizerBytes:
-    """Of our optimizers.
+    """The bytes of the run's optimizer on this rank.
 
     Args:
         parts: this rank's parts of the trained parameters, with their rows cut; on the meta device.
@@ -39,21 +34,7 @@ def optimizer_bytes(parts: Sequence[torch.Tensor], train: TrainConfig, fsdp: Fsd
         return OptimizerBytes(0, 0, on_host=states)
     if fsdp.optimizer_cpu_offload:
         return OptimizerBytes(0, 0, on_host=states + 2 * stored)
-    if fsdp.optimizer == "PagedAdamW8bit":  # its states leave the device if it is full
+    kind = kind_of(fsdp.optimizer)
+    if kind.paged:
         return OptimizerBytes(0, 0, on_host=states)
-    return OptimizerBytes(states, _temporaries(parts, stored, train, fsdp))
-
-
-def _temporaries(parts: Sequence[torch.Tensor], stored: int, train: TrainConfig, fsdp: FsdpConfig) -> int:
-    numels = [part.numel() for part in parts]
-    match fsdp.optimizer:
-        case "SGD":  # foreach: with weight decay a new list of gradients
-            return stored if train.weight_decay else 0
-        case "anyprecision":
-            # Of a slice: weight, gradient and averages in fp32 where they are not so stored, denominator and change.
-            copies = 2 + sum(dtype != "fp32" for dtype in (fsdp.momentum_dtype, fsdp.variance_dtype))
-            copies += 2 * any(part.dtype != torch.float32 for part in parts) + fsdp.use_kahan_summation
-            return 4 * copies * min(sum(numels), SLICE_SIZES["cuda"])
-        case "Adafactor":  # one parameter at a time: the update and the moved weight in fp32
-            return 2 * 4 * max(numels, default=0)
-    return 0
+    return OptimizerBytes(states, kind.temporary_bytes(parts, train, fsdp))

@@ -27,7 +27,6 @@ from torch.testing._internal.distributed.fake_pg import FakeStore
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_map_only
 
-from configs.fsdp import OPTIMIZERS_IN_8BIT
 from data.batches.fullest import BatchShape
 from planning.cards import Card
 from planning.memory.device_kernels import kernels_of_card
@@ -39,6 +38,7 @@ from planning.planned_model import PlannedModel
 from policies.attention.choice import BY_OFFSETS
 from policies.loss_scaling import LossScaler
 from policies.optimizers.build import build_optimizer
+from policies.optimizers.kind import kind_of
 from policies.sharding import shard
 from policies.weights.tensor_names import shared_names
 from utils.errors import in_one_line
@@ -100,7 +100,7 @@ def what_hinders_trace(planned: PlannedModel) -> str | None:
     offloads = policies.layout.cpu_offload or config.fsdp_config.optimizer_cpu_offload
     if offloads or config.train_config.activation_offloading:
         return "a trace cannot tell host memory from a device's"
-    if config.fsdp_config.optimizer in OPTIMIZERS_IN_8BIT:
+    if kind_of(config.fsdp_config.optimizer).eight_bit:
         return "the kernels of 8-bit optimizers need values"
     if config.fsdp_config.optimizer in _IN_SLICES:
         return f"{config.fsdp_config.optimizer} updates in so many small slices that a trace takes minutes"

@@ -15,7 +15,11 @@ import torch
 import torch.distributed as dist
 from torch import nn
 from torch.distributed.tensor import DTensor, Shard
+from torch.optim import Optimizer
 
+from configs.fsdp import FsdpConfig
+from configs.training import TrainConfig
+from policies.optimizers.kind import Groups, OptimizerKind
 from policies.optimizers.states import LocalOptimizer, zero_state
 from utils.local_tensors import local_tensor
 
@@ -143,3 +147,21 @@ def _sum_over_shards(tensors: Sequence[torch.Tensor], parameters: Sequence[nn.Pa
         if isinstance(placement, Shard) and first.device_mesh.size(dim) > 1:
             dist.all_reduce(together, group=first.device_mesh.get_group(dim))
     return together.to(tensors[0].device).split([tensor.numel() for tensor in tensors])
+
+
+class AdafactorKind(OptimizerKind):
+    def build(self, groups: Groups, train: TrainConfig, fsdp: FsdpConfig) -> Optimizer:
+        return Adafactor(groups, lr=train.lr, weight_decay=train.weight_decay)
+
+    def state_bytes(self, parameter: torch.Tensor, shape: torch.Size, train: TrainConfig, fsdp: FsdpConfig) -> int:
+        if parameter.dim() < 2:
+            return 4 * shape.numel()
+        num_matrices = shape[:-2].numel()  # 1 for a parameter of two dimensions
+        return 4 * (shape[:-1].numel() + num_matrices * shape[-1])
+
+    def temporary_bytes(self, parts: Sequence[torch.Tensor], train: TrainConfig, fsdp: FsdpConfig) -> int:
+        # One parameter at a time: the update and the moved weight in fp32.
+        return 2 * 4 * max((part.numel() for part in parts), default=0)
+
+
+KIND = AdafactorKind()

@@ -7,12 +7,17 @@ is in fp32 and only stored values are rounded, and the compensation covers weigh
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Any, NamedTuple
 
 import torch
 from torch import nn
+from torch.optim import Optimizer
 
+from configs.fsdp import FsdpConfig
+from configs.training import TrainConfig
+from policies.mixed_precision import DTYPES
+from policies.optimizers.kind import Groups, OptimizerKind
 from policies.optimizers.states import LocalOptimizer, zero_state
 from utils.local_tensors import local_tensor
 
@@ -136,3 +141,31 @@ def _store(kept: list[torch.Tensor], values: list[torch.Tensor]) -> None:
     """Round fp32 values into the tensors that keep them; values kept in fp32 were changed in place already."""
     if any(tensor.dtype != torch.float32 for tensor in kept):
         torch._foreach_copy_(kept, values)
+
+
+class AnyPrecisionKind(OptimizerKind):
+    loses_small_updates = True
+
+    def build(self, groups: Groups, train: TrainConfig, fsdp: FsdpConfig) -> Optimizer:
+        return AnyPrecisionAdamW(
+            groups,
+            lr=train.lr,
+            weight_decay=train.weight_decay,
+            betas=(train.adam_beta1, train.adam_beta2),
+            momentum_dtype=DTYPES[fsdp.momentum_dtype],
+            variance_dtype=DTYPES[fsdp.variance_dtype],
+            use_kahan_summation=fsdp.use_kahan_summation,
+        )
+
+    def state_bytes(self, parameter: torch.Tensor, shape: torch.Size, train: TrainConfig, fsdp: FsdpConfig) -> int:
+        sizes = DTYPES[fsdp.momentum_dtype].itemsize + DTYPES[fsdp.variance_dtype].itemsize
+        return (sizes + (2 if fsdp.use_kahan_summation else 0)) * shape.numel()
+
+    def temporary_bytes(self, parts: Sequence[torch.Tensor], train: TrainConfig, fsdp: FsdpConfig) -> int:
+        # Of a slice: weight, gradient and averages in fp32 if they are not stored so, denominator and change.
+        copies = 2 + sum(dtype != "fp32" for dtype in (fsdp.momentum_dtype, fsdp.variance_dtype))
+        copies += 2 * any(part.dtype != torch.float32 for part in parts) + fsdp.use_kahan_summation
+        return 4 * copies * min(sum(part.numel() for part in parts), SLICE_SIZES["cuda"])
+
+
+KIND = AnyPrecisionKind()

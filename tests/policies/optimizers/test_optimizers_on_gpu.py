@@ -17,7 +17,7 @@ from configs.flags import parse_flags
 from configs.fsdp import FsdpConfig
 from configs.training import TrainConfig
 from policies.optimizers.adafactor import Adafactor
-from policies.optimizers.adamw_8bit import AdamW8bit, PagedAdamW8bit
+from policies.optimizers.adamw8bit import AdamW8bit, PagedAdamW8bit
 from policies.optimizers.anyprecision import AnyPrecisionAdamW
 from policies.optimizers.build import build_optimizer, state_bytes
 from run_folder.checkpoint_folder import checkpoints

@@ -9,15 +9,21 @@ bitsandbytes itself decides by the size of the part, so its numbers would depend
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
 import torch
 from torch import nn
+from torch.optim import Optimizer
 
+from configs.fsdp import FsdpConfig
+from configs.training import TrainConfig
+from policies.optimizers.kind import Groups, OptimizerKind
 from policies.optimizers.states import LocalOptimizer, zero_state
+from ranks.environment import Environment
 from utils.local_tensors import local_tensor, plain_tensor
 from utils.optional_packages import import_bitsandbytes
+from utils.units import readable
 
 BLOCK = 256  # elements that share a scale; fixed in bitsandbytes' kernels
 SMALLEST = 4096  # fewest elements of a parameter with 8-bit averages, as in bitsandbytes
@@ -155,3 +161,39 @@ class PagedAdamW8bit(AdamW8bit):
 
     def __init__(self, params: Iterable[Any], **options: Any) -> None:
         super().__init__(params, **options, paged=True)
+
+
+class AdamW8bitKind(OptimizerKind):
+    eight_bit = True
+    loses_small_updates = True
+
+    def build(self, groups: Groups, train: TrainConfig, fsdp: FsdpConfig) -> Optimizer:
+        betas = (train.adam_beta1, train.adam_beta2)
+        return AdamW8bit(groups, lr=train.lr, weight_decay=train.weight_decay, betas=betas)
+
+    def state_bytes(self, parameter: torch.Tensor, shape: torch.Size, train: TrainConfig, fsdp: FsdpConfig) -> int:
+        num_elements = shape.numel()
+        if not has_8bit_states(parameter):
+            return 8 * num_elements
+        return 2 * num_elements + 8 * (num_elements // BLOCK)
+
+    def has_states_of(self, other: OptimizerKind) -> bool:
+        return isinstance(other, AdamW8bitKind)  # paged states are the same numbers in other memory
+
+    def check(self, name: str, env: Environment) -> None:
+        import_bitsandbytes(f"--optimizer {name}")
+
+    def notes(self, trained: Sequence[nn.Parameter]) -> Iterator[str]:
+        """A line if more than 5 % of the trained weights have states in 32 bits."""
+        total = sum(parameter.numel() for parameter in trained)
+        wide = [parameter for parameter in trained if not has_8bit_states(parameter)]
+        num_wide = sum(parameter.numel() for parameter in wide)
+        if num_wide > 0.05 * total:
+            yield (
+                f"optimizer: {num_wide:,} of {total:,} trained weights ({100 * num_wide / total:.0f} %), in "
+                f"{len(wide)} of {len(trained)} tensors, have optimizer states in 32 bits ({readable(8 * num_wide)}): "
+                f"8 bits need rows whose length is a multiple of {BLOCK}"
+            )
+
+
+KIND = AdamW8bitKind()

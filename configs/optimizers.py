@@ -1,0 +1,88 @@
+"""The optimizers that --optimizer names, with what the command line has to know of each.
+
+Flags are checked before torch is imported, which takes seconds, so this stands apart from what an optimizer computes:
+that is in `policies/optimizers/NAME.py`, NAME in lower case. To add one, see CONTRIBUTING.md.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+_STEPS_ON_HOST = (
+    "8-bit states save GPU memory, but this keeps them in host memory, where 8-bit steps are slow; {}, or --optimizer "
+    "AdamW"
+)
+_IN_8_BITS = _STEPS_ON_HOST.format("give --optimizer PagedAdamW8bit instead of this")
+_PAGED = _STEPS_ON_HOST.format("leave this out")
+
+
+@dataclass(frozen=True)
+class ListedOptimizer:
+    """One optimizer, as --help shows it and as its flags are checked.
+
+    Attributes:
+        help: a clause for --help.
+        settings: the settings that it reads, of those that not every optimizer has. Others of them are refused.
+        momentum: what --momentum is if it is not given.
+        compiles: whether --compile_optimizer applies.
+        conflicts: switches that cannot be on, and for each the reason and the remedy.
+        spellings: other names of it, in lower case.
+        hints: by other tools' values of this flag, in lower case, that are refused: what to give here.
+    """
+
+    help: str
+    settings: tuple[str, ...] = ()
+    momentum: float | None = None
+    compiles: bool = False
+    conflicts: Mapping[str, str] = field(default_factory=dict)
+    spellings: tuple[str, ...] = ()
+    hints: Mapping[str, str] = field(default_factory=dict)
+
+
+_BETAS = ("adam_beta1", "adam_beta2")
+
+OPTIMIZERS: dict[str, ListedOptimizer] = {
+    "AdamW": ListedOptimizer(
+        "fused",
+        settings=_BETAS,
+        compiles=True,
+        spellings=("adamw_torch", "adamw_torch_fused", "adamw_hf"),
+        hints={"paged_adamw_32bit": "here it is AdamW, with --optimizer_cpu_offload"},
+    ),
+    "SGD": ListedOptimizer("with momentum", settings=("momentum",), momentum=0.9),
+    "anyprecision": ListedOptimizer(
+        "AdamW with states in bf16",
+        settings=(*_BETAS, "momentum_dtype", "variance_dtype", "use_kahan_summation"),
+        spellings=("adamw_anyprecision", "anyprecision_adamw", "anyprecisionadamw"),
+    ),
+    "AdamW8bit": ListedOptimizer(
+        "AdamW with states in 8 bits",
+        settings=_BETAS,
+        conflicts={"fsdp_cpu_offload": _IN_8_BITS, "optimizer_cpu_offload": _IN_8_BITS},
+        spellings=("adamw_8bit", "adamw_bnb_8bit"),
+        hints=dict.fromkeys(("adam_8bit", "adam8bit", "adamw_torch_8bit"), "here it is AdamW8bit"),
+    ),
+    "PagedAdamW8bit": ListedOptimizer(
+        "AdamW8bit with states that move to host memory if the GPU's is full",
+        settings=_BETAS,
+        conflicts={"fsdp_cpu_offload": _PAGED, "optimizer_cpu_offload": _PAGED},
+        spellings=("paged_adamw_8bit", "paged_adamw8bit"),
+    ),
+    "Adafactor": ListedOptimizer(
+        "almost no states, and lr relative to the weights",
+        conflicts={
+            "optimizer_cpu_offload": ("Adafactor has almost no states to keep in host memory; leave one of them out")
+        },
+    ),
+}
+"""By the names that users type, in the order of --help."""
+
+
+def optimizers_with(setting: str) -> list[str]:
+    """The names of the optimizers that read this setting; all others refuse it."""
+    return [name for name, listed in OPTIMIZERS.items() if setting in listed.settings]
+
+
+SETTINGS_OF_SOME = tuple(dict.fromkeys(setting for listed in OPTIMIZERS.values() for setting in listed.settings))
+"""The settings that not every optimizer has, each once."""

@@ -1,0 +1,83 @@
+"""What an optimizer brings: how it is built, and what a run and a plan must know of it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from importlib import import_module
+from typing import Any
+
+import torch
+from torch import nn
+from torch.optim import Optimizer
+
+from configs.fsdp import FsdpConfig
+from configs.optimizers import OPTIMIZERS
+from configs.training import TrainConfig
+from ranks.environment import Environment
+
+Groups = list[dict[str, Any]]
+"""Parameter groups as torch's optimizers take them."""
+
+
+class OptimizerKind:
+    """One optimizer of --optimizer. Its file in policies/optimizers/ ends with an object of a subclass, `KIND`.
+
+    `build` and `state_bytes` are all that it needs; everything else has a default that holds for most.
+    """
+
+    eight_bit = False
+    """Its states have 8 bits, so a plan does not suggest 8-bit states to save memory."""
+
+    paged = False
+    """Its states leave the GPU if its memory is full, so a plan does not count them there."""
+
+    clips_in_step = False
+    """Its kernels divide gradients while they update (torch's `_step_supports_amp_scaling`), so that clipping costs no
+    pass of its own."""
+
+    def has_states_of(self, other: OptimizerKind) -> bool:
+        """Whether the other one keeps the same states, so that it can go on with the other's checkpoints."""
+        return type(self) is type(other)
+
+    loses_small_updates = False
+    """Its updates are about as large as the learning rate, so bf16 weights round them away if they are far larger."""
+
+    def build(self, groups: Groups, train: TrainConfig, fsdp: FsdpConfig) -> Optimizer:
+        """The optimizer of these parameters, which may be DTensors."""
+        raise NotImplementedError
+
+    def state_bytes(self, parameter: torch.Tensor, shape: torch.Size, train: TrainConfig, fsdp: FsdpConfig) -> int:
+        """Bytes of its states after the first step, without single numbers.
+
+        Args:
+            parameter: the whole parameter, perhaps on the meta device.
+            shape: of the part of it whose states are counted.
+        """
+        raise NotImplementedError
+
+    def temporary_bytes(self, parts: Sequence[torch.Tensor], train: TrainConfig, fsdp: FsdpConfig) -> int:
+        """Bytes that a step on a GPU allocates and frees again; 0 for kernels that update in place.
+
+        Args:
+            parts: this rank's parts of the trained parameters, on the meta device.
+        """
+        return 0
+
+    def check(self, name: str, env: Environment) -> None:
+        """Refuse a machine that it cannot run on.
+
+        Raises:
+            ConfigError: if it cannot.
+        """
+
+    def notes(self, trained: Sequence[nn.Parameter]) -> Iterator[str]:
+        """Lines to print once weights are there."""
+        yield from ()
+
+
+def kind_of(name: str) -> OptimizerKind:
+    """What the optimizer of this name brings. Its file is imported now: a run needs no other's packages."""
+    assert name in OPTIMIZERS, name
+    kind = import_module(f"policies.optimizers.{name.lower()}").KIND
+    assert isinstance(kind, OptimizerKind)
+    return kind
