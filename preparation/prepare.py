@@ -24,7 +24,8 @@ from preparation.building import Trainable, build
 from preparation.outputs import open_folder, open_reporter, open_saver, record_run, show_start
 from preparation.resuming import find_checkpoint, load_state
 from preparation.start import agree_on_attention, agree_to_compile, follow_plan, meet_ranks, start_ranks
-from ranks.collectives import check_agreement, on_rank_zero
+from ranks.agreement import check_agreement
+from ranks.collectives import on_rank_zero
 from ranks.environment import Environment, print_rank_zero
 from reporting.run_reporter import RunReporter
 from resolving.agreement import facts_found

@@ -1,4 +1,4 @@
-"""What `accelerate launch` asks for by its variables and a run does not follow: its own flags decide."""
+"""Settings that `accelerate launch` hands to a process in variables and a run ignores, since its own flags decide."""
 
 from __future__ import annotations
 
@@ -15,28 +15,28 @@ _INSTEAD = {
     "ACCELERATE_GRADIENT_ACCUMULATION_STEPS": "give --gradient_accumulation_steps",
     "ACCELERATE_USE_CPU": "hide the GPUs with CUDA_VISIBLE_DEVICES=''",
 }
-_SETTINGS_OF_THESE = ("FSDP_", "MEGATRON_LM_", "PARALLELISM_CONFIG_", "ACCELERATE_DYNAMO_", "ACCELERATE_DEEPSPEED_")
+_PREFIXES = ("FSDP_", "MEGATRON_LM_", "PARALLELISM_CONFIG_", "ACCELERATE_DYNAMO_", "ACCELERATE_DEEPSPEED_")
 
 
 def not_followed(variables: Mapping[str, str], *, has_gpu: bool) -> list[str]:
-    """A line for each thing that was asked for and is not followed; none if accelerate did not start this process.
+    """A line for each setting that is not followed; none if accelerate did not start this process.
 
     Args:
-        variables: the environment's.
+        variables: of the environment.
         has_gpu: whether the run uses a GPU.
     """
     if _STARTED_BY not in variables:
         return []
     lines = []
     for name, value in sorted(variables.items()):
-        is_setting = name not in _INSTEAD and name.startswith(_SETTINGS_OF_THESE)
-        is_true_anyway = (name, value) == ("ACCELERATE_GRADIENT_ACCUMULATION_STEPS", "1") or (
+        is_detail = name not in _INSTEAD and name.startswith(_PREFIXES)
+        holds_anyway = (name, value) == ("ACCELERATE_GRADIENT_ACCUMULATION_STEPS", "1") or (
             name == "ACCELERATE_USE_CPU" and not has_gpu
         )
-        if name.startswith("ACCELERATE_") and value.lower() not in _OFF and not is_setting and not is_true_anyway:
+        if name.startswith("ACCELERATE_") and value.lower() not in _OFF and not is_detail and not holds_anyway:
             remedy = _INSTEAD.get(name, "the flags of this run decide")
             lines.append(f"accelerate launch: {name}={value} is not followed; {remedy}")
-    if prefixes := [prefix for prefix in _SETTINGS_OF_THESE[:3] if any(name.startswith(prefix) for name in variables)]:
+    if prefixes := [prefix for prefix in _PREFIXES[:3] if any(name.startswith(prefix) for name in variables)]:
         named = ", ".join(f"{prefix}*" for prefix in prefixes)
         lines.append(f"accelerate launch: its variables {named} are not followed; the flags of this run decide")
     if "RANK" not in variables and "MASTER_ADDR" in variables:

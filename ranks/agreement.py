@@ -1,27 +1,49 @@
-"""Whether every rank was told, and has found, the same: what differs is refused by name."""
+"""Whether every rank was started with, and has found, the same facts. A difference is refused by its name.
+
+Before there is a process group, `Meeting.check_agreement` compares them, by the same functions. Which facts are
+compared: `resolving/agreement.py`.
+"""
 
 from __future__ import annotations
 
 import json
+import socket
 from collections.abc import Iterable, Mapping
 from typing import Any, NamedTuple
 
+import torch.distributed as dist
+
+from ranks.collectives import gather_to_all
+from utils.errors import ConfigError
+
 Facts = dict[str, dict[str, Any]]
-"""Values of JSON by the names that a user knows, such as "--lr", in groups; a group's key is what to do about them."""
+"""JSON values by the names that a user knows, such as "--lr", in groups. The key of a group is the remedy."""
 
 _MOST_NAMED, _MOST_CHARACTERS = 4, 100
 
 
 class RankFacts(NamedTuple):
-    """What one rank tells the others."""
+    """The facts of one rank."""
 
     rank: int
     host: str
     facts: Facts
 
 
+def check_agreement(facts: Facts) -> None:
+    """Check over the process group that every rank has found the same facts. Every rank must call this.
+
+    Raises:
+        ConfigError: on every rank; it names what differs.
+    """
+    first, *others = gather_to_all(RankFacts(dist.get_rank(), socket.gethostname(), plain(facts)))
+    message = disagreement(first, [own._replace(facts=differing(own.facts, first.facts)) for own in others])
+    if message:
+        raise ConfigError(message)
+
+
 def differing(own: Facts, first: Facts) -> Facts:
-    """Those of rank 0's facts, or of a rank's own, that the two do not share, with the rank's own values."""
+    """The facts in which a rank differs from rank 0, with the rank's own values."""
     found: Facts = {}
     for remedy in own.keys() | first.keys():
         here, there = own.get(remedy, {}), first.get(remedy, {})
@@ -35,13 +57,13 @@ def disagreement(first: RankFacts, others: Iterable[RankFacts]) -> str:
     """One line that names each fact on which a rank differs from rank 0, with both values; "" if none does.
 
     Args:
-        others: with those of their facts that differ.
+        others: the other ranks, with their `differing` facts alone.
     """
     ranks: dict[tuple[str, str, str], list[RankFacts]] = {}  # by remedy, name and value
-    for told in others:
-        for remedy, values in told.facts.items():
+    for other in others:
+        for remedy, values in other.facts.items():
             for name, value in values.items():
-                ranks.setdefault((remedy, name, _shown(value)), []).append(told)
+                ranks.setdefault((remedy, name, _shown(value)), []).append(other)
     if not ranks:
         return ""
     clauses, remedies = [], []
@@ -55,12 +77,12 @@ def disagreement(first: RankFacts, others: Iterable[RankFacts]) -> str:
 
 
 def plain(facts: Mapping[str, Mapping[str, Any]]) -> Facts:
-    """The facts as the other ranks read them: what JSON makes of them."""
+    """The facts as other ranks read them: after a round trip through JSON."""
     return dict(json.loads(json.dumps(facts, default=str)))
 
 
 def named(ranks: list[int]) -> str:
-    """Ranks in words, in rising order: "rank 3", "ranks 1-4, 7"."""
+    """Ranks in words: "rank 3", "ranks 1-4, 7". They must rise."""
     runs: list[list[int]] = []
     for rank in ranks:
         if runs and runs[-1][-1] == rank - 1:

@@ -1,15 +1,16 @@
-"""The few collectives that a run needs on the host."""
+"""The few collectives that a run needs on the host: of numbers, of Python objects, and of who acts first.
+
+Every rank must call each of them, in the same order. They need the process group (`ranks.process_group`).
+"""
 
 from __future__ import annotations
 
-import socket
 from collections.abc import Callable, Sequence
 from typing import Any, TypeVar
 
 import torch
 import torch.distributed as dist
 
-from ranks.agreement import Facts, RankFacts, differing, disagreement, plain
 from ranks.environment import Environment
 from utils.errors import ConfigError
 
@@ -22,48 +23,40 @@ def sum_on_host(*values: float) -> list[float]:
 
 
 def max_on_host(*values: int) -> list[int]:
-    """The largest of each over all ranks; never touches the device."""
+    """The largest of each number over all ranks; never touches the device."""
     return _reduced_on_host(torch.tensor(values, dtype=torch.int64), dist.ReduceOp.MAX)
 
 
 def min_on_host(values: Sequence[float]) -> list[float]:
-    """The smallest of each over all ranks; never touches the device."""
+    """The smallest of each number over all ranks; never touches the device."""
     return _reduced_on_host(torch.tensor(values, dtype=torch.float64), dist.ReduceOp.MIN)
 
 
-def _reduced_on_host(numbers: torch.Tensor, operation: Any) -> list[Any]:
-    if dist.get_world_size() > 1:  # gloo takes half a millisecond to sum one rank's numbers, while a GPU waits
+def _reduced_on_host(numbers: torch.Tensor, operation: dist.ReduceOp.RedOpType) -> list[Any]:
+    if dist.get_world_size() > 1:  # gloo takes half a millisecond even for one rank, while a GPU waits
         dist.all_reduce(numbers, op=operation)
     return numbers.tolist()
 
 
 def gather_to_all(value: T, group: dist.ProcessGroup | None = None) -> list[T]:
-    """`value` of every rank, by rank."""
+    """The value of every rank, by rank. Values are pickled."""
     gathered: list[Any] = [None] * dist.get_world_size()
     dist.all_gather_object(gathered, value, group=group)
     return gathered
 
 
-def check_agreement(facts: Facts) -> None:
-    """Check that every rank has found the same. Every rank must call this.
-
-    Raises:
-        ConfigError: on every rank; it names what differs.
-    """
-    told = gather_to_all(RankFacts(dist.get_rank(), socket.gethostname(), plain(facts)))
-    message = disagreement(told[0], [one._replace(facts=differing(one.facts, told[0].facts)) for one in told[1:]])
-    if message:
-        raise ConfigError(message)
-
-
 def on_rank_zero(action: Callable[[], T], group: dist.ProcessGroup | None = None) -> T:
-    """Run `action` on rank 0 only and return its result, or raise its error, on every rank.
+    """The result of `action`, which rank 0 alone runs, on every rank: for files that all ranks share.
 
-    Without this, a rank that fails alone would leave the others waiting in their next collective.
+    Without it, rank 0 could fail alone and leave the others waiting in their next collective.
+
+    Args:
+        action: its result is pickled.
+        group: a group of all ranks; the default process group unless a thread has one of its own.
 
     Raises:
-        ConfigError: on all ranks, if `action` raised it.
-        RuntimeError: if `action` raised another error. Rank 0 raises that error itself.
+        ConfigError: on every rank, if `action` raised it.
+        RuntimeError: on the others, if `action` raised another error; rank 0 raises that error itself.
     """
     outcome: list[Any] = [None, None]  # result, error
     failure: Exception | None = None
@@ -85,12 +78,12 @@ def on_rank_zero(action: Callable[[], T], group: dist.ProcessGroup | None = None
 
 
 def one_rank_per_node_first(env: Environment, action: Callable[[], T]) -> T:
-    """The result of `action` on every rank; a node's other ranks start when its first one is done.
+    """The result of each rank's own `action`; a node's other ranks begin when its first one has ended.
 
-    So a file is downloaded once per node.
+    So a file is downloaded once per node, and the others find it in the cache.
 
     Raises:
-        ConfigError: on all ranks, if `action` raised it on any.
+        ConfigError: on every rank, if `action` raised it on any.
     """
     result: Any = None
     for first in (True, False):

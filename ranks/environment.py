@@ -1,7 +1,7 @@
 """Which rank this process is, and how it was started.
 
-The only module that reads the launcher's environment variables. torchrun, `accelerate launch` and
-srun with torchrun's variables all set the same ones; without them the run is one process.
+This module alone reads the launcher's variables, but for `utils.launcher_rank`. torchrun, `accelerate launch` and srun
+with torchrun's variables all set the same ones; without them the run is one process.
 """
 
 from __future__ import annotations
@@ -43,14 +43,14 @@ class Environment:
     launched: bool  # by torchrun or its like; False for `python finetuning.py`
     job: str | None = None  # the launcher's name for this job; a restart keeps it
     restarted: bool = False  # by torchrun (--max-restarts) or Slurm (requeue)
-    grace_scale: float = 1.0  # tests shorten by it how long ranks wait for each other (supervision/patience.py)
+    grace_scale: float = 1.0  # multiplies the time that ranks wait for each other (supervision/patience.py); for tests
     meeting_place: tuple[str, int] | None = None  # address and port of rank 0, or of the launcher's store
     launcher_has_store: bool = False
-    # Names the torchrun process that may restart this one. None: there is none, or it is not one process: on several
-    # machines, or if Slurm has requeued the job.
+    # Names the torchrun process that may restart this one. None without torchrun, on several machines, and if Slurm has
+    # requeued the job: no single process stays over the restarts then.
     launcher: str | None = None
-    started_in: Path = field(default_factory=Path.cwd)  # the working directory; a user's code may change it later
-    planned_device: DeviceFacts | None = None  # a plan's, which need not be here; None: this process has its device
+    started_in: Path = field(default_factory=Path.cwd)  # the working directory; user code may change it later
+    planned_device: DeviceFacts | None = None  # the device that a plan is for; None: the one of this process
 
     @property
     def is_rank_zero(self) -> bool:
@@ -68,21 +68,25 @@ class Environment:
 
     @property
     def device_facts(self) -> DeviceFacts:
-        """What decisions of the run depend on."""
+        """The device as far as decisions of the run depend on it."""
         return self.planned_device or facts_of(self.device)
 
 
 def lone_process(rank: int = 0) -> Environment:
-    """The environment of a process without others. `rank` is what its messages call it."""
+    """The environment of a single process.
+
+    Args:
+        rank: for its messages.
+    """
     return Environment(rank=rank, local_rank=0, world_size=1, local_world_size=1, launched=False)
 
 
 def read_environment() -> Environment:
-    """What the launcher's variables say; without RANK and WORLD_SIZE the run is one process.
+    """The environment by the launcher's variables; without RANK and WORLD_SIZE a single process.
 
     Raises:
-        ConfigError: if a variable is no number, they contradict each other, or srun started several processes without
-            telling them so.
+        ConfigError: if a variable is not a number, variables contradict each other, or srun started several processes
+            without RANK.
     """
     slurm_job = os.environ.get("SLURM_JOB_ID")
     job = f"slurm-{slurm_job}" if slurm_job else os.environ.get("TORCHELASTIC_RUN_ID")
@@ -114,7 +118,7 @@ def _with_ranks(environment: Environment) -> Environment:
     """The environment of a process that a launcher started as one of several.
 
     Raises:
-        ConfigError: if its variables are not there, are no numbers, or contradict each other.
+        ConfigError: if its variables are missing, are not numbers, or contradict each other.
     """
     for name in ("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT"):
         if not os.environ.get(name):
@@ -135,11 +139,14 @@ def _with_ranks(environment: Environment) -> Environment:
 
 
 def _number(name: str, default: int = 0, *, least: int = 0, most: tuple[str, int] | None = None) -> int:
-    """A variable's whole number.
+    """The whole number in a variable.
 
     Args:
         default: if it is not set.
-        most: what it may be at most, in words and as a number.
+        most: the upper limit, in words and as a number.
+
+    Raises:
+        ConfigError: if it is not a number within the limits.
     """
     text = os.environ.get(name) or str(default)
     limits = f"from {least}" + (f" to {' = '.join(filter(None, map(str, most)))}" if most else "")
@@ -158,7 +165,7 @@ def _grace_scale() -> float:
 
 
 def _torchrun() -> str | None:
-    """Names the process of torchrun, which may start this one through a script; None if unknown."""
+    """A name for the torchrun process, which may have started this one through a script; None if unknown."""
     with contextlib.suppress(psutil.Error):
         process = psutil.Process().parent()
         while process is not None and _RESTARTS_OF_TORCHRUN in process.environ():
@@ -169,7 +176,7 @@ def _torchrun() -> str | None:
 
 
 def launch_command(env: Environment, script: str, flags: Sequence[str]) -> str:
-    """The command that started this run: the launcher's own, with all its options, where it can be read."""
+    """The command that started this run, with the launcher's own options if its command line can be read."""
     launcher = ["python"]
     if env.launched:
         launcher = _words_of_launcher(flags) or _like_torchrun(env)
@@ -177,9 +184,9 @@ def launch_command(env: Environment, script: str, flags: Sequence[str]) -> str:
 
 
 def _words_of_launcher(flags: Sequence[str]) -> list[str]:
-    """What stands before the script on the launcher's command line; empty if it cannot be read.
+    """The launcher's command line up to the script; empty if it cannot be read.
 
-    torchrun takes options from variables, too.
+    Variables named PET_* are options of torchrun, so they stand before it.
     """
     options = [f"{name}={value}" for name, value in sorted(os.environ.items()) if name.startswith("PET_")]
     own = [Path(sys.argv[0]).name, *flags]
@@ -197,7 +204,7 @@ def _words_of_launcher(flags: Sequence[str]) -> list[str]:
 
 
 def _like_torchrun(env: Environment) -> list[str]:
-    """As far as the variables of each process tell."""
+    """A torchrun command with the numbers that the variables tell; empty if torchrun did not start this process."""
     if "TORCHELASTIC_RUN_ID" not in os.environ:
         return []
     nodes = str(env.world_size // env.local_world_size)
@@ -205,7 +212,7 @@ def _like_torchrun(env: Environment) -> list[str]:
 
 
 def launcher_notes(env: Environment) -> list[str]:
-    """Lines to print: what the launcher asks for and the run does not follow."""
+    """Lines to print on settings of the launcher that the run does not follow."""
     return not_followed(os.environ, has_gpu=env.device.type == "cuda")
 
 

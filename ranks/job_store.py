@@ -1,31 +1,20 @@
-"""The store over which the ranks of a run meet: the launcher's, or one that rank 0 opens.
-
-Ranks that no launcher watches tell rank 0 over it, every few seconds, that they live.
-"""
+"""The store over which the ranks of a run meet: the launcher's, or one that rank 0 opens."""
 
 from __future__ import annotations
 
-import contextlib
 import socket
-import threading
 import time
 from datetime import timedelta
 
 import torch.distributed as dist
 
 from ranks.environment import Environment
+from ranks.heartbeats import START_SECONDS, start_beating
 from utils.errors import ConfigError, TrainingError, in_one_line
 
 ALL_THERE = timedelta(minutes=30)  # until every rank has read its data; the one that tokenizes longest comes last
-COME_SECONDS = 600.0  # for the processes of a run to start
 RANK_0_ENDED = "rank 0 ended before the ranks had connected; its own output says why"
-_NAME_SECONDS = 30.0  # for the name of rank 0's machine to become known: a pod's is, when it has started
-_BEAT_SECONDS = 5.0
-
-
-def beat_key(rank: int) -> str:
-    """Of the number that a rank raises to tell that it lives."""
-    return f"beat/{rank}"
+_NAME_SECONDS = 30.0  # for the name of rank 0's machine to become known; a pod's is known once the pod has started
 
 
 def connect(env: Environment) -> dist.Store:
@@ -37,13 +26,13 @@ def connect(env: Environment) -> dist.Store:
     """
     if env.meeting_place is None:
         return dist.HashStore()
-    hosts = env.is_rank_zero and not env.launcher_has_store
-    store = _open_store(env) if hosts else new_client(env)
-    store.set_timeout(ALL_THERE)  # what it waits for later may come late, too
+    opens_store = env.is_rank_zero and not env.launcher_has_store
+    store = _open_store(env) if opens_store else new_client(env)
+    store.set_timeout(ALL_THERE)  # later waits include those for the rank that reads its data longest
     if not env.launcher_has_store:
         _take_rank(store, env)
-        if not hosts:
-            threading.Thread(target=_beat, args=(new_client(env), env), daemon=True).start()
+        if not opens_store:
+            start_beating(new_client(env), env)
     return store
 
 
@@ -51,7 +40,7 @@ def _open_store(env: Environment) -> dist.TCPStore:
     assert env.meeting_place is not None
     address, port = _checked_place(env)
     try:
-        # Its own connection to itself is a matter of moments.
+        # Short, since it connects to itself alone.
         store = dist.TCPStore(address, port, is_master=True, timeout=timedelta(seconds=30), wait_for_workers=False)
     except (dist.DistNetworkError, dist.DistStoreError) as error:
         if "EADDRINUSE" in str(error):
@@ -67,13 +56,17 @@ def _open_store(env: Environment) -> dist.TCPStore:
     return store
 
 
-def new_client(env: Environment, come_seconds: float = COME_SECONDS) -> dist.TCPStore:
-    """Wait until something listens at the meeting place, and connect. torch's own wait has pauses of a minute.
+def new_client(env: Environment, start_seconds: float = START_SECONDS) -> dist.TCPStore:
+    """A client of the store, once something listens at the meeting place.
 
-    Each thread needs a client of its own: one that waits lets no other call through.
+    It is polled here, since torch's own wait pauses for a minute. Each thread needs a client of its own: one that waits
+    blocks the calls of other threads.
+
+    Raises:
+        ConfigError: if nothing answers, or something that is no store.
     """
     address, port = _checked_place(env)
-    limit = come_seconds * env.grace_scale
+    limit = start_seconds * env.grace_scale
     deadline = time.monotonic() + limit
     while True:
         try:
@@ -96,7 +89,7 @@ def new_client(env: Environment, come_seconds: float = COME_SECONDS) -> dist.TCP
 
 
 def _checked_place(env: Environment) -> tuple[str, int]:
-    """The address and port of rank 0, when the name is known: that of a pod may come later than this process.
+    """The address and port of rank 0, once its name resolves: a pod's name may be known later than this process starts.
 
     Raises:
         ConfigError: if it does not become known.
@@ -120,6 +113,12 @@ def _checked_place(env: Environment) -> tuple[str, int]:
 
 
 def _take_rank(store: dist.TCPStore, env: Environment) -> None:
+    """Claim this process's rank in the store.
+
+    Raises:
+        ConfigError: if another process has it, or rank 0 has another world size.
+        TrainingError: if rank 0 has just ended.
+    """
     try:
         store.wait(["world_size"], timedelta(seconds=30))
         world_size = int(store.get("world_size"))
@@ -132,11 +131,3 @@ def _take_rank(store: dist.TCPStore, env: Environment) -> None:
         raise TrainingError(RANK_0_ENDED) from error
     if num_taken > 1:
         raise ConfigError(f"RANK={env.rank}: another process of this run has it; give each process a rank of its own")
-
-
-def _beat(store: dist.Store, env: Environment) -> None:
-    """The thread: tell rank 0 that this process lives, until rank 0 has gone."""
-    with contextlib.suppress(dist.DistError):
-        while True:
-            store.add(beat_key(env.rank), 1)
-            time.sleep(_BEAT_SECONDS * env.grace_scale)

@@ -1,7 +1,8 @@
-"""How the ranks of a run meet before they have a process group.
+"""Where the ranks of a run meet, before they have a process group.
 
 They meet as soon as they have started, and compare what they were started with. Then each reads its data, for as long
-as that takes, and they meet again. A rank that ends meanwhile is noticed: the others need not wait for it.
+as that takes, and they meet again. A rank that ends meanwhile is noticed, so the others do not wait for it. Order:
+`job_store.connect`, `meet`, the methods of `Meeting`, `process_group.start_process_group`.
 """
 
 from __future__ import annotations
@@ -21,25 +22,24 @@ import torch.distributed as dist
 
 from ranks.agreement import Facts, RankFacts, differing, disagreement, named, plain
 from ranks.environment import Environment, print_rank_zero
-from ranks.job_store import ALL_THERE, COME_SECONDS, RANK_0_ENDED, beat_key, new_client
+from ranks.heartbeats import LOOK_SECONDS, Silence
+from ranks.job_store import ALL_THERE, RANK_0_ENDED, new_client
 from utils.errors import ConfigError, TrainingError
 
-_SILENT_SECONDS = 60.0
-_LOOK_SECONDS = 1.0
 _SAY_SECONDS = 15.0  # between two lines on who is missing
-_FIRST_WORD_SECONDS = 10.0  # for the main thread to say why it could not connect
+_FIRST_WORD_SECONDS = 10.0  # the main thread may say why it could not connect before the listening one ends it
 
 
 @dataclass(frozen=True)
 class Meeting:
-    """Ranks that have met, before they have a process group. Every rank must call its methods alike."""
+    """Ranks that have met, before they have a process group. Every rank must call the same methods in the same order."""
 
     env: Environment
     store: dist.Store  # of the job
     entries: dist.Store  # of this attempt of the job
 
     def check_agreement(self, facts: Facts) -> None:
-        """Check that every rank was started with the same.
+        """Check that every rank was started with the same facts. `ranks.agreement.check_agreement` does it later.
 
         Raises:
             ConfigError: on every rank; it names what differs.
@@ -57,16 +57,20 @@ class Meeting:
             others = [RankFacts(*json.loads(told)) for told in self._get_from_all("differs")]
             message = disagreement(own, others)
             self.entries.set("agreement", message)
-            if not env.launcher_has_store:  # the store ends with this process, which may be refused at once
+            if not env.launcher_has_store:  # this process holds the store, and may be refused at once
                 self._get_from_all("heard")
         if message:
             raise ConfigError(message)
 
     def from_rank_zero(self, subject: str, action: Callable[[], Any]) -> Any:
-        """Run `action` on rank 0 only and return its result, values of JSON, or raise its ConfigError, on every rank.
+        """The result of `action`, which rank 0 alone runs, on every rank; `on_rank_zero` once there is a process group.
 
         Args:
             subject: the key of the result in the store; each may be used once.
+            action: returns what JSON can hold.
+
+        Raises:
+            ConfigError: on every rank, if `action` raised it.
         """
         env, found, heard = self.env, f"found-{subject}", f"heard-{subject}"
         if env.world_size == 1:
@@ -83,7 +87,7 @@ class Meeting:
         except ConfigError as error:
             refused = error
         self.entries.set(found, json.dumps([result, None if refused is None else str(refused)]))
-        if not env.launcher_has_store:  # the store ends with this process, which may be refused its data soon
+        if not env.launcher_has_store:  # this process holds the store, and its data may be refused soon
             self._get_from_all(heard)
         if refused is not None:
             raise refused
@@ -105,9 +109,9 @@ class Meeting:
 
     @contextlib.contextmanager
     def listening(self, end: Callable[[str], NoReturn]) -> Iterator[None]:
-        """Notice a rank that ends inside, where ranks connect to each other: gloo waits five minutes for its address.
+        """A context in which ranks connect to each other: if one ends meanwhile, so does this process.
 
-        If the store is the launcher's, so is this task.
+        Otherwise gloo would wait five minutes for its address. A launcher that holds the store watches its ranks itself.
 
         Args:
             end: says why the run ends, and ends this process from any thread.
@@ -121,13 +125,13 @@ class Meeting:
             connected.set()
 
     def _listen(self, connected: threading.Event, end: Callable[[str], NoReturn]) -> None:
-        """The thread: rank 0 hears of every rank, the others of rank 0."""
-        silences = {rank: _Silence() for rank in range(1, self.env.world_size)} if self.env.is_rank_zero else {}
-        if connected.wait(_LOOK_SECONDS):
-            return  # as nearly always
+        """The thread's work: rank 0 listens to every rank, the others to rank 0."""
+        silences = {rank: Silence() for rank in range(1, self.env.world_size)} if self.env.is_rank_zero else {}
+        if connected.wait(LOOK_SECONDS):
+            return  # nearly always: no second connection is opened
         try:
-            signs = new_client(self.env, come_seconds=0)
-            while not connected.wait(_LOOK_SECONDS):
+            signs = new_client(self.env, start_seconds=0)
+            while not connected.wait(LOOK_SECONDS):
                 for rank, silence in silences.items():
                     silence.listen(signs, rank, self.env)
                 signs.check(["attempt"])
@@ -138,7 +142,7 @@ class Meeting:
                 end(RANK_0_ENDED)
 
     def _get(self, key: str) -> str:
-        """What rank 0 tells, when it does."""
+        """The entry of rank 0, once it is there."""
         try:
             self.entries.wait([key], ALL_THERE)
             return self.entries.get(key).decode()
@@ -148,18 +152,18 @@ class Meeting:
             raise TrainingError(_not_met(ALL_THERE)) from error
 
     def _get_from_all(self, key: str) -> list[str]:
-        """What each other rank tells rank 0, as long as all of them live."""
+        """The entries of all other ranks, by rank, once they are there. Rank 0 calls this."""
         _wait_for_all(self.entries, key, self.env, ALL_THERE, signs=self.store)
         return [self.entries.get(f"{key}/{rank}").decode() for rank in range(1, self.env.world_size)]
 
 
 def meet(store: dist.Store, env: Environment, limit: timedelta = ALL_THERE) -> Meeting:
-    """Wait until every rank has come. What an earlier attempt of the same job left in the store is out of sight then.
+    """Wait until every rank has come, and hide what an earlier attempt of the same job left in the store.
 
     torchrun keeps one store over its restarts (https://github.com/pytorch/pytorch/issues/135712). A rank that reads
     rank 0's entries before rank 0 has renewed them connects to a process that is gone: gloo fails, NCCL hangs. Nodes do
-    not agree on how often the job was restarted either. So rank 0 gives the attempt a name, and answers each rank that
-    asks under this name. An attempt that is over answers nobody.
+    not agree on how often the job was restarted either. So rank 0 names the attempt, and answers each rank that asks
+    under this name. An attempt that has ended answers nobody.
 
     Raises:
         TrainingError: if a rank ended, or did not come in time.
@@ -168,7 +172,7 @@ def meet(store: dist.Store, env: Environment, limit: timedelta = ALL_THERE) -> M
     if env.is_rank_zero:
         store.set("attempt", name)
         _wait_for_all(store, name, env, limit, signs=store, announce=True)
-        for rank in range(1, env.world_size):  # none begins to connect, which has a short limit, before all are here
+        for rank in range(1, env.world_size):  # only now: the time limit of connecting is short, and starts here
             store.set(f"{name}/{store.get(f'{name}/{rank}').decode()}", "")
         return Meeting(env, store, dist.PrefixStore(name, store))
     deadline = time.monotonic() + limit.total_seconds()
@@ -177,7 +181,7 @@ def meet(store: dist.Store, env: Environment, limit: timedelta = ALL_THERE) -> M
             store.wait(["attempt"], limit)
             attempt = store.get("attempt").decode()
             store.set(f"{attempt}/{env.rank}", name)
-            store.wait([f"{attempt}/{name}"], timedelta(seconds=2 * _LOOK_SECONDS))
+            store.wait([f"{attempt}/{name}"], timedelta(seconds=2 * LOOK_SECONDS))
             return Meeting(env, store, dist.PrefixStore(attempt, store))
         except dist.DistNetworkError as error:
             raise TrainingError(RANK_0_ENDED) from error
@@ -190,26 +194,6 @@ def _not_met(limit: timedelta) -> str:
     return f"the ranks did not meet in {limit}: some still read their data, or have ended"
 
 
-class _Silence:
-    """How long a rank has given no sign that it lives."""
-
-    def __init__(self) -> None:
-        self.seconds, self.beats = 0.0, 0
-
-    def listen(self, store: dist.Store, rank: int, env: Environment) -> None:
-        """Look for a sign, `_LOOK_SECONDS` after the last look.
-
-        Raises:
-            TrainingError: if there was none for too long.
-        """
-        before, self.beats = self.beats, store.add(beat_key(rank), 0)
-        self.seconds = 0.0 if self.beats > before else self.seconds + _LOOK_SECONDS
-        patience = (_SILENT_SECONDS if self.beats else COME_SECONDS) * env.grace_scale
-        if self.seconds > patience:
-            what = "ended before the ranks had connected; its own output says why" if self.beats else "did not start"
-            raise TrainingError(f"rank {rank} {what} (no sign of it for {self.seconds:.0f} s)")
-
-
 def _wait_for_all(
     entries: dist.Store,
     name: str,
@@ -220,23 +204,26 @@ def _wait_for_all(
     announce: bool = False,
     until: str = "to come",
 ) -> None:
-    """Wait for the entries of all other ranks as long as they live, and say whom rank 0 waits for.
+    """Wait for the entries of all other ranks as long as they live, and print whom rank 0 waits for.
 
-    Time in which this process was suspended does not count.
+    Looks are counted, not time: a process that was suspended has not waited.
 
     Args:
-        signs: the store with the signs that ranks live.
-        announce: say who has come, too.
+        signs: the store with the ranks' heartbeats.
+        announce: print who has come, too.
         until: what the ranks have yet to do, in words.
+
+    Raises:
+        TrainingError: if a rank gives no sign of life, or its entry does not come within the limit.
     """
-    silences = {rank: _Silence() for rank in range(1, env.world_size)}  # of those that are not here
-    waited, say_at = 0.0, _LOOK_SECONDS if announce else _SAY_SECONDS
+    silences = {rank: Silence() for rank in range(1, env.world_size)}  # of the missing ranks
+    waited, say_at = 0.0, LOOK_SECONDS if announce else _SAY_SECONDS
     while silences:
         first = next(iter(silences))
         try:
-            entries.wait([f"{name}/{first}"], timedelta(seconds=_LOOK_SECONDS))
+            entries.wait([f"{name}/{first}"], timedelta(seconds=LOOK_SECONDS))
         except dist.DistStoreError:
-            waited += _LOOK_SECONDS
+            waited += LOOK_SECONDS
             if not env.launcher_has_store:  # otherwise the launcher looks after its ranks
                 for rank, silence in silences.items():
                     silence.listen(signs, rank, env)

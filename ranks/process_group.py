@@ -1,4 +1,4 @@
-"""The process group: joined once the ranks have met, with time limits longer than the watchdog's."""
+"""Process groups: joined once the ranks have met (`ranks.meeting`), with time limits longer than the watchdog's."""
 
 from __future__ import annotations
 
@@ -22,11 +22,11 @@ CONNECT_MINUTES = 5  # for ranks that have met to connect to each other
 def start_process_group(env: Environment, meeting: Meeting | None = None) -> None:
     """Join the default process group. A single process gets one too, so that later code has one case.
 
-    On GPUs it has both backends: nccl for device tensors, and gloo for the few counts on the host, which then never
-    wait for the device.
+    On GPUs it has two backends: nccl for device tensors, and gloo for the few counts on the host, which then never wait
+    for the device.
 
     Args:
-        meeting: of the ranks, if they have met.
+        meeting: None lets the ranks meet first.
 
     Raises:
         ConfigError, TrainingError: if the ranks do not meet, or do not connect.
@@ -35,7 +35,7 @@ def start_process_group(env: Environment, meeting: Meeting | None = None) -> Non
     if env.device.type == "cuda":
         torch.cuda.set_device(env.device)
         backend, device_id = "cpu:gloo,cuda:nccl", env.device
-    os.environ.setdefault("TORCH_FR_BUFFER_SIZE", "2000")  # the last collectives, for what a hang leaves behind
+    os.environ.setdefault("TORCH_FR_BUFFER_SIZE", "2000")  # flight recorder: a hang is explained by its last entries
     if meeting is None:
         meeting = meet(connect(env), env)
     store = meeting.entries
@@ -49,8 +49,9 @@ def start_process_group(env: Environment, meeting: Meeting | None = None) -> Non
 
 @contextlib.contextmanager
 def connecting() -> Iterator[None]:
-    """Ranks that have met connect to each other. One that ends meanwhile is noticed by `Meeting.listening`, or else
-    after `CONNECT_MINUTES`: no watchdog watches yet.
+    """A context in which ranks that have met connect to each other.
+
+    If one ends meanwhile, `Meeting.listening` notices, or the time limit of `CONNECT_MINUTES`; no watchdog runs yet.
 
     Raises:
         TrainingError: if a rank has ended.
@@ -64,9 +65,9 @@ def connecting() -> Iterator[None]:
 
 
 def set_timeouts() -> None:
-    """Let the collectives of every group, those of a mesh included, wait for 70 minutes.
+    """Set the time limit of every group, those of meshes included, to 70 minutes.
 
-    The watchdog's longest limit is an hour, so it comes first; it says more.
+    The watchdog's longest limit is an hour, so it acts first; its message says more than torch's.
     """
     for group in process_groups():
         set_timeout(group, timedelta(minutes=70))
@@ -78,13 +79,13 @@ def stop_process_group() -> None:
 
 
 def new_host_group() -> dist.ProcessGroup:
-    """A group of all ranks over gloo, for a thread whose collectives must not meet those of the main thread."""
+    """A group of all ranks over gloo, for a thread: its collectives must not be mixed with the main thread's."""
     group = dist.new_group(backend="gloo")
     set_timeouts()
     return group
 
 
 def num_collectives(*, leaving_out: Iterable[dist.ProcessGroup]) -> int:
-    """How many collectives this rank has entered, over all groups but these. Any thread may ask."""
+    """The number of collectives that this rank has entered, in all groups but these. Any thread may call this."""
     left_out = [id(group) for group in leaving_out]
     return sum(num_entered(group) for group in process_groups() if id(group) not in left_out)

@@ -1,4 +1,4 @@
-"""This process's rank before the environment is read, for progress bars and for what libraries print."""
+"""This process's rank, known before anything is imported: for progress bars, and for lines that libraries print."""
 
 from __future__ import annotations
 
@@ -6,6 +6,6 @@ import os
 
 
 def launcher_rank() -> int:
-    """This process's rank, as the launcher tells it; 0 without one, or if it is no number."""
+    """This process's rank by the launcher's variables; 0 without a launcher, or if RANK is not a number."""
     rank = os.environ.get("RANK", "")
     return int(rank) if rank.isdecimal() and "WORLD_SIZE" in os.environ else 0

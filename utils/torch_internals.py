@@ -1,8 +1,6 @@
-"""The private calls of torch.distributed that the project makes, in one place.
+"""Private calls of torch.distributed, all in one place.
 
-They stand in utils/ because the process group (ranks/collectives.py), the watchdog (supervision/) and the recorder of
-communication (reporting/) need them, and utils/ imports nothing of ours. Look here first if a new version of torch
-breaks a run's start or its supervision.
+Look here first if a new version of torch breaks a run's start, its supervision, or its figures of communication.
 """
 
 from __future__ import annotations
@@ -24,12 +22,12 @@ def process_groups() -> list[dist.ProcessGroup]:
 
 
 def set_timeout(group: dist.ProcessGroup, timeout: timedelta) -> None:
-    """Let the collectives of a group that exists already wait for so long."""
+    """Set the time limit of the collectives of a group that exists already."""
     dist.distributed_c10d._set_pg_timeout(timeout, group)
 
 
 def num_entered(group: dist.ProcessGroup) -> int:
-    """How many collectives of the group this rank has entered. Any thread may ask."""
+    """The number of collectives of the group that this rank has entered. Any thread may call this."""
     total = 0
     for device in group._device_types:
         backend: Any = group._get_backend(device)
@@ -38,9 +36,9 @@ def num_entered(group: dist.ProcessGroup) -> int:
 
 
 def recorded_collectives() -> dict[str, bytes]:
-    """What torch's flight recorder holds of the last collectives, by backend.
+    """The last collectives by torch's flight recorder, for each backend.
 
-    "nccl" is a pickle, as `torchfrtrace` reads it; "gloo" is JSON. A build without NCCL has no first one.
+    "nccl" is a pickle that `torchfrtrace` reads, "gloo" is JSON. A build without NCCL has "gloo" alone.
     """
     dumps = {"nccl": "_dump_nccl_trace", "gloo": "_dump_fr_trace_json"}
     traces = {backend: getattr(c10d, name)() for backend, name in dumps.items() if hasattr(c10d, name)}
@@ -48,10 +46,10 @@ def recorded_collectives() -> dict[str, bytes]:
 
 
 def parameter_groups(unit: FSDPModule) -> list[Any]:
-    """What `fully_shard` gathers and reduces together for this unit: none if other units hold all its parameters.
+    """The parameter groups that `fully_shard` gathers and reduces for this unit; none if inner units hold them all.
 
-    Each waits in `wait_for_unshard`, `post_backward` and `finalize_backward`. Until torch 2.12 there is one at most,
-    in `_fsdp_param_group`.
+    Each waits in `wait_for_unshard`, `post_backward` and `finalize_backward`. Up to torch 2.12 there is at most one, in
+    `_fsdp_param_group`.
     """
     state: Any = unit._get_fsdp_state()
     groups = state._fsdp_param_groups if hasattr(state, "_fsdp_param_groups") else [state._fsdp_param_group]
@@ -59,24 +57,24 @@ def parameter_groups(unit: FSDPModule) -> list[Any]:
 
 
 def no_scattering_pending(group: Any) -> bool:
-    """Whether computing has waited for every reduce-scatter so far. torch 2.11 holds one at most, torch 2.13 a list."""
+    """Whether the computing stream has waited for every reduce-scatter so far. torch 2.11 holds one, torch 2.13 a list."""
     context = group.comm_ctx
     name = "reduce_scatter_states" if hasattr(context, "reduce_scatter_states") else "reduce_scatter_state"
     return not getattr(context, name)
 
 
 def time_backward(model: DistributedDataParallel) -> None:
-    """Let DistributedDataParallel time its backward until `backward_seconds`; of itself it does so in every 100th."""
+    """Let DistributedDataParallel time every backward until `backward_seconds`; by default it times every 100th."""
     model._set_ddp_runtime_logging_sample_rate(1)
 
 
 def backward_seconds(model: DistributedDataParallel) -> tuple[float, float]:
-    """Of the last backward that reduced gradients: how long it communicated, and how long computing was over.
+    """Seconds of communication in the last backward, and the part of them after computing had ended.
 
-    On GPUs both are measured by events of the stream that computes. `time_backward` must have come before it.
+    `time_backward` must have been called before that backward. On GPUs events of the computing stream measure both.
     """
     logger: Any = model.logger
-    logger.set_runtime_stats_and_log()  # else the next forward does. It skips backwards that are not to be timed
+    logger.set_runtime_stats_and_log()  # otherwise the next forward does; it skips backwards that are not timed
     model._set_ddp_runtime_logging_sample_rate(100)
     figures = model._get_ddp_logging_data()
     communicated = int(figures["backward_comm_time"])  # in nanoseconds

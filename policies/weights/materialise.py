@@ -36,7 +36,8 @@ from policies.weights.sources import FileWeights, RandomWeights, Stored, Target,
 from policies.weights.stored import SafetensorsTensors, weight_files
 from policies.weights.tensor_names import find_stored, plain_name, saved_buffers, shared_names
 from policies.wrapping import has_tied_embeddings
-from ranks.collectives import check_agreement, one_rank_per_node_first
+from ranks.agreement import check_agreement
+from ranks.collectives import one_rank_per_node_first
 from ranks.environment import Environment, print_rank_zero
 from utils.errors import ConfigError
 from utils.progress import phase

@@ -67,7 +67,7 @@ def test_a_cpu_that_was_asked_for_is_what_there_is_without_a_gpu() -> None:
 def test_rank_0_says_who_joined_and_whom_it_waits_for(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("ranks.meeting._LOOK_SECONDS", 0.2)
+    monkeypatch.setattr("ranks.meeting.LOOK_SECONDS", 0.2)
     monkeypatch.setattr("ranks.meeting._SAY_SECONDS", 0.4)
     store = dist.TCPStore("127.0.0.1", free_port(), is_master=True, wait_for_workers=False)
     env = Environment(0, 0, world_size=5, local_world_size=5, launched=True, launcher_has_store=True)
