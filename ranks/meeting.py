@@ -32,7 +32,7 @@ _FIRST_WORD_SECONDS = 10.0  # the main thread may say why it could not connect b
 
 @dataclass(frozen=True)
 class Meeting:
-    """Ranks that have met, before they have a process group. Every rank must call the same methods in the same order."""
+    """Ranks that have met, before they have a process group. Every rank must call its methods in the same order."""
 
     env: Environment
     store: dist.Store  # of the job
@@ -111,7 +111,7 @@ class Meeting:
     def listening(self, end: Callable[[str], NoReturn]) -> Iterator[None]:
         """A context in which ranks connect to each other: if one ends meanwhile, so does this process.
 
-        Otherwise gloo would wait five minutes for its address. A launcher that holds the store watches its ranks itself.
+        Otherwise gloo would wait five minutes for its address. A launcher that holds the store watches its ranks.
 
         Args:
             end: says why the run ends, and ends this process from any thread.

@@ -57,7 +57,7 @@ def parameter_groups(unit: FSDPModule) -> list[Any]:
 
 
 def no_scattering_pending(group: Any) -> bool:
-    """Whether the computing stream has waited for every reduce-scatter so far. torch 2.11 holds one, torch 2.13 a list."""
+    """Whether computing has waited for every reduce-scatter so far. torch 2.11 holds one, torch 2.13 a list."""
     context = group.comm_ctx
     name = "reduce_scatter_states" if hasattr(context, "reduce_scatter_states") else "reduce_scatter_state"
     return not getattr(context, name)
