@@ -5,9 +5,11 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
+import torch
+from torch import nn
 
 from checkpointing.trained import Trained
 from data.batches.packing import offsets_of_one_graph
@@ -29,11 +31,20 @@ from resolving.inputs import Inputs
 from resolving.resolved import Resolved
 
 
+class SummedLoss(Protocol):
+    """The loss of a task: a sum over the label tokens of a micro-batch."""
+
+    def __call__(self, model: nn.Module, batch: Any, loss_grad: float | None = None) -> torch.Tensor:
+        """Returns a scalar. `loss_grad` is the gradient that backward will bring (`policies.loss.summed_loss`)."""
+
+
 @dataclass(frozen=True)
 class Trainable(Trained):
-    """What is trained, what updates it, and how its gradients accumulate."""
+    """What an optimizer step uses besides its data: the model, its loss, and what updates it."""
 
-    accumulation: Accumulation
+    summed_loss: SummedLoss
+    accumulation: Accumulation  # of the gradients of a step's micro-batches
+    max_norm: float | None  # clip the gradient norm to this; None: no clipping
 
 
 @dataclass(frozen=True)
@@ -93,7 +104,9 @@ def build(inputs: Inputs, env: Environment) -> TrainingParts:
         optimizer=optimizer,
         scheduler=build_scheduler(optimizer, train, steps_per_epoch=len(loaders.train), num_steps=inputs.num_steps),
         scaler=LossScaler(active=precision.scales_loss),
+        summed_loss=task.summed_loss,
         accumulation=choose_accumulation(*how_reduced),
+        max_norm=train.gradient_clipping_threshold if train.gradient_clipping else None,
     )
     return TrainingParts(trainable, loaders, empty, built.load_seconds)
 

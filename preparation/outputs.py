@@ -22,7 +22,7 @@ from reporting.memory_ledger import MemoryLedger
 from reporting.metrics_file import MetricsFile
 from reporting.profiling import step_recorder
 from reporting.run_description import describe_run, start_event
-from reporting.run_reporter import RunReporter
+from reporting.run_reporter import Instruments, RunReporter, RunSpan
 from reporting.start_table import start_table, start_warnings
 from reporting.tables import print_for_people
 from reporting.trackers import open_trackers
@@ -136,16 +136,16 @@ def open_reporter(
         tracking,
         env,
         folder,
+        RunSpan(config.train_config.num_epochs, inputs.num_steps, after_step),
+        Instruments(
+            ledger=MemoryLedger(trainable.model, trainable.optimizer, env.device),
+            communication=CommunicationRecorder(trainable.model, clock_of(env.device)),
+            recorder=step_recorder(tracking, env, folder, flops, say),
+            flops=flops,
+            scaler=trainable.scaler,
+        ),
         metrics=metrics,
         samples=samples,
-        ledger=MemoryLedger(trainable.model, trainable.optimizer, env.device),
-        recorder=step_recorder(tracking, env, folder, flops, say),
-        communication=CommunicationRecorder(trainable.model, clock_of(env.device)),
-        flops=flops,
-        scaler=trainable.scaler,
-        num_epochs=config.train_config.num_epochs,
-        num_steps=inputs.num_steps,
-        after_step=after_step,
         compiles=bool(config.train_config.compile),
     )
 

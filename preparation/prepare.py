@@ -101,13 +101,13 @@ def prepare(config: RunConfig, env: Environment, watchdog: Watchdog, lock: RunLo
     folder = open_folder(config, env, lock, begun.stamps, record, checkpoint)
     if checkpoint is not None:
         restore_results(checkpoint, state, folder, num_steps)
-    watchdog.traces = folder / "traces"
+    watchdog.leave_traces_in(folder / "traces")
     if env.is_rank_zero:
         write_plan(folder, plan.values)
         show_start(config, env, record, folder)
     reporter = open_reporter(inputs, parts.trainable, record, env, folder, screen, after_step=state.step)
     saver = open_saver(inputs, parts, save_plan, reporter, model_identity=model_identity, files=files)
-    watchdog.beside.append(saver.group)
+    watchdog.leave_out(saver.group)
     saver.begin(checkpoint)
     reporter.run_started(record.start, seconds_before=state.seconds)
     return Job(

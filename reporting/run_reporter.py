@@ -1,22 +1,6 @@
 """What a run says and writes while it trains: events in metrics.jsonl, log lines, an epoch's bar, the end's tables.
 
-Rank 0 writes. Every rank makes the same calls, since some gather figures from all ranks. In the loop:
-
-    reporter.run_started(start, seconds_before=state.seconds)
-    batches = reporter.timed(loader.epoch(...))
-    with reporter.epoch_bar(state.epoch, first_step=..., num_steps=...):
-        micro_batches = next(batches)  # starts the step's clock, and measures how long the data took
-        counts = count_globally(micro_batches)
-        with reporter.recording(state.step, counts, last_of_epoch=...) as record:
-            numbers = train_step(..., on_phase=reporter.on_phase)
-        ...  # perhaps the next step is begun before this one has ended
-        seconds = reporter.step_ended(state.step, state.epoch, counts, loss, grad_norm, lr=lr, record=record)
-    reporter.evaluated(state.step, epoch, loss, num_label_tokens, rouge, samples)
-    reporter.epoch_ended(state.epoch, seconds, train_loss, eval_loss)
-    reporter.run_ended("finished")
-    refused = reporter.write_rest()
-    reporter.show_end("finished")
-    reporter.write_page()
+Rank 0 writes. Every rank makes the same calls, since some gather figures from all ranks.
 """
 
 from __future__ import annotations
@@ -26,6 +10,7 @@ import threading
 import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext, suppress
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple, Protocol, TypeVar
 
@@ -64,13 +49,43 @@ class LossScale(Protocol):
     def scale(self) -> float: ...
 
 
-class StepRecord(NamedTuple):
-    """What was noted of a step when it began."""
+class DataWait(NamedTuple):
+    """The wait for a step's data. The step's clock starts with it."""
 
-    began: float  # when its data were asked for, by time.perf_counter
-    data_wait: float  # seconds until they were there
+    began: float  # by time.perf_counter
+    seconds: float
+
+
+class StepRecord(NamedTuple):
+    """What is known of a step when it has been queued."""
+
+    step: int
+    counts: BatchCounts
+    wait: DataWait
+    lr: float  # the learning rate that it uses
     loss_scale: float
-    is_observed: bool  # memory or communication is measured: report it before the next step begins
+    ends_epoch: bool
+    is_observed: bool  # memory or communication is measured: report the step before the next one is queued
+
+
+@dataclass(frozen=True)
+class RunSpan:
+    """Which part of the run this session trains."""
+
+    num_epochs: int
+    num_steps: int  # optimizer steps of the whole run
+    after_step: int  # the step that a resumed run goes on after; 0 if it starts afresh
+
+
+@dataclass(frozen=True)
+class Instruments:
+    """What measures a step."""
+
+    ledger: MemoryLedger
+    communication: CommunicationRecorder
+    recorder: StepRecorder  # profiles a step or counts its operations (`reporting.profiling.step_recorder`)
+    flops: FlopFormula
+    scaler: LossScale
 
 
 class RunReporter:
@@ -81,41 +96,30 @@ class RunReporter:
         tracking: TrackingConfig,
         env: Environment,
         folder: Path,
+        span: RunSpan,
+        instruments: Instruments,
         *,
         metrics: MetricsFile,
         samples: MetricsFile,
-        ledger: MemoryLedger,
-        recorder: StepRecorder,
-        communication: CommunicationRecorder,
-        flops: FlopFormula,
-        scaler: LossScale,
-        num_epochs: int,
-        num_steps: int,
-        after_step: int,
         compiles: bool,
     ) -> None:
         """
         Args:
             folder: the run's.
             samples: where generated samples go.
-            recorder: profiles a step or counts its operations (`reporting.profiling.step_recorder`).
-            num_steps: optimizer steps of the whole run.
-            after_step: the step that a resumed run goes on after; 0 if it starts afresh.
             compiles: whether the first step compiles the model, which takes long.
         """
-        self.tracking, self.env, self.folder = tracking, env, folder
-        self.samples, self.communication = samples, communication
-        self.metrics, self.ledger, self.recorder, self.flops, self.scaler = metrics, ledger, recorder, flops, scaler
-        self.num_epochs, self.num_steps = num_epochs, num_steps
-        self.on_phase = ledger.record  # for train_step to call at each of PHASES
-        self._step = after_step  # the last one, whatever metrics.jsonl still tells of the sessions before
-        self._compiles = compiles  # in the step to come
+        self.tracking, self.env, self.folder, self.span = tracking, env, folder, span
+        self.metrics, self.samples, self.instruments = metrics, samples, instruments
+        self.ledger = instruments.ledger
+        self.on_phase = self.ledger.record  # for train_step to call at each of PHASES
+        self._step = span.after_step  # the last one reported, whatever metrics.jsonl holds of earlier sessions
+        self._compiles = compiles  # in the next step
         self._bar = progress_bar("epoch", is_hidden=True)
         self._memory_table = MemoryTable()
-        self._time_left = TimeLeft(num_steps)
-        self._run_began = self._step_began = time.perf_counter()
-        self._late_end: float | None = None  # of the step before, if the one after it had begun by then
-        self._data_wait = 0.0
+        self._time_left = TimeLeft(span.num_steps)
+        self._run_began = time.perf_counter()
+        self._late_end: float | None = None  # of the previous step, if the next one had started by then
         self._end_is_written = threading.Lock()
         self.weights = SavedWeights(env, folder)
 
@@ -135,65 +139,59 @@ class RunReporter:
 
     # A step
 
-    def timed(self, batches: Iterable[T]) -> Iterator[T]:
-        """The batches. Asking for one starts the clock of a step."""
+    def timed(self, batches: Iterable[T]) -> Iterator[tuple[T, DataWait]]:
+        """Each batch with the wait for it."""
         iterator = iter(batches)
         while True:
-            self._step_began = time.perf_counter()
+            began = time.perf_counter()
             try:
                 batch = next(iterator)
             except StopIteration:
                 return
-            self._data_wait = time.perf_counter() - self._step_began
-            yield batch
+            yield batch, DataWait(began, time.perf_counter() - began)
 
     @contextmanager
     def epoch_bar(self, epoch: int, *, first_step: int, num_steps: int) -> Iterator[None]:
         """Show a bar that moves as steps end. Its time left is the run's.
 
         Args:
-            first_step: steps of the epoch that are done already. num_steps: all steps of the epoch.
+            first_step: steps of the epoch that are done already.
+            num_steps: all steps of the epoch.
         """
-        name = f"epoch {epoch}/{self.num_epochs}"
+        name = f"epoch {epoch}/{self.span.num_epochs}"
         with progress_bar(name, total=num_steps, initial=first_step, bar_format=BAR_FORMAT) as self._bar:
             yield
 
     @contextmanager
-    def recording(self, step: int, counts: BatchCounts, *, last_of_epoch: bool) -> Iterator[StepRecord]:
-        """What is asked for of this step is recorded while it trains: memory, waits, a trace, its operations."""
-        self.ledger.observe(is_observed_step(step, last_of_epoch=last_of_epoch))
+    def recording(
+        self, step: int, counts: BatchCounts, wait: DataWait, *, lr: float, ends_epoch: bool
+    ) -> Iterator[StepRecord]:
+        """A context for one step's computing. It measures what is due in this step: memory, waits, a trace, FLOPs."""
+        tools = self.instruments
+        self.ledger.observe(is_observed_step(step, last_of_epoch=ends_epoch))
         compiling = phase("compiling, in the first step") if self._compiles else nullcontext()
         if self._compiles:
             self._bar.set_postfix_str("compiling")
-        with compiling, self.communication() as measures_communication, self.recorder(step, counts):
+        with compiling, tools.communication() as measures_communication, tools.recorder(step, counts):
             is_observed = self.ledger.active or measures_communication
-            yield StepRecord(self._step_began, self._data_wait, self.scaler.scale, is_observed)
+            yield StepRecord(step, counts, wait, lr, tools.scaler.scale, ends_epoch, is_observed)
         self._compiles = False
 
     def step_ended(
-        self,
-        step: int,
-        epoch: int,
-        counts: BatchCounts,
-        loss: float,
-        grad_norm: float,
-        *,
-        lr: float,
-        record: StepRecord,
-        ready_at: float | None = None,
+        self, record: StepRecord, epoch: int, loss: float, grad_norm: float, *, ready_at: float | None = None
     ) -> float:
         """Write the step's events, and its log line if one is due. Every rank must call this.
 
         Args:
-            lr: the learning rate that the step used.
-            record: of `recording`. If it is observed, the next step has not begun.
-            ready_at: when its numbers were there, by time.perf_counter, if the next step has begun: it ends then.
+            record: of `recording`. If the step is observed, the next one has not been queued.
+            ready_at: when its numbers were there, by time.perf_counter, if the next step has been queued: it ends then.
 
         Returns:
-            How many seconds the step took, the wait for its data included. If it was begun before the one before it
-            was reported, they are counted from that one's end.
+            The step's seconds, with the wait for its data. If the step started before the previous one was reported,
+            its time counts from that step's end.
         """
-        began = record.began if self._late_end is None else self._late_end
+        step, counts, scaler = record.step, record.counts, self.instruments.scaler
+        began = record.wait.began if self._late_end is None else self._late_end
         seconds = (time.perf_counter() if ready_at is None else ready_at) - began
         self._late_end = ready_at
         event = {
@@ -202,27 +200,27 @@ class RunReporter:
             "loss": loss,
             "perplexity": perplexity(loss),
             "grad_norm": grad_norm,
-            "lr": lr,
+            "lr": record.lr,
             "num_label_tokens": counts.num_label_tokens,
             "num_tokens": counts.num_tokens,
             "step_seconds": seconds,
             **self._rates(counts, seconds),
-            "data_wait_seconds": record.data_wait,
-            **({"loss_scale": record.loss_scale} if self.scaler.active else {}),
+            "data_wait_seconds": record.wait.seconds,
+            **({"loss_scale": record.loss_scale} if scaler.active else {}),
         }
         self.metrics.write("train", **event)
         self._step = step
         if record.is_observed:
-            if figures := self.communication.take():
+            if figures := self.instruments.communication.take():
                 self.metrics.write("communication", step=step, **figures)
             self._write_memory(step)
         if not math.isfinite(grad_norm):
-            scales = f"loss scale {record.loss_scale:g} -> {self.scaler.scale:g}"
+            scales = f"loss scale {record.loss_scale:g} -> {scaler.scale:g}"
             self.say(f"step {step}: fp16 gradients overflowed: no update, {scales}")
-        seconds_left = self._time_left.seconds(step, seconds)
-        if step == 1 or step % self.tracking.log_every_steps == 0 or step == self.num_steps:
+        seconds_left, num_steps = self._time_left.seconds(step, seconds), self.span.num_steps
+        if step == 1 or step % self.tracking.log_every_steps == 0 or step == num_steps:
             peak_gib = self.ledger.peak_gib()
-            self.say(log_line(event, num_steps=self.num_steps, peak_gib=peak_gib, seconds_left=seconds_left))
+            self.say(log_line(event, num_steps=num_steps, peak_gib=peak_gib, seconds_left=seconds_left))
         self._bar.set_postfix_str(f"{clock(seconds_left)} left, loss {loss:.4f}", refresh=False)
         self._bar.update()
         return seconds
@@ -232,7 +230,7 @@ class RunReporter:
         return {
             "tokens_per_second": per_second,
             "tokens_per_second_per_device": per_second / world_size,
-            "model_tflops_per_device": self.flops.count(counts) / seconds / world_size / 1e12,
+            "model_tflops_per_device": self.instruments.flops.count(counts) / seconds / world_size / 1e12,
         }
 
     def _write_memory(self, step: int) -> None:
@@ -292,6 +290,10 @@ class RunReporter:
             status = "failed" if self.metrics.num_lost or self.metrics.num_deleted() else status
             figures = end_figures(self.metrics.read())
             self.metrics.write("end", step=self._step, **figures, status=status, seconds=seconds)
+
+    def run_failed(self) -> None:
+        """Write the `end` event of a run that ended any other way than by `run_ended`."""
+        self.run_ended("failed")
 
     def write_rest(self) -> list[str]:
         """Write what --save_metrics asks for, and what the disk has refused so far. Call this on rank 0, after the end.

@@ -17,6 +17,7 @@ class StepNumbers:
 
     Attributes:
         ready_at: when the host knew them to be there, by time.perf_counter; on a CPU that is at once.
+        was_read: whether `read` has returned them.
     """
 
     def __init__(
@@ -37,7 +38,7 @@ class StepNumbers:
         self._losses, self._rows, self._may_overflow = losses, rows, may_overflow
         self._on_host = numbers.to("cpu", non_blocking=True)  # in pinned memory, so the host goes on
         self._arrived: torch.Event | None = None
-        self.ready_at = time.perf_counter()
+        self.ready_at, self.was_read = time.perf_counter(), False
         if numbers.device.type != "cpu":
             self._arrived = torch.Event(numbers.device)
             self._arrived.record()
@@ -56,4 +57,5 @@ class StepNumbers:
             bad = [not math.isfinite(micro_loss) for micro_loss in self._losses]
             suspects = [rows for rows, is_bad in zip(self._rows, bad, strict=True) if is_bad]
             raise NonFiniteError([*chain(*suspects)], [*chain(*self._rows)])
+        self.was_read = True
         return loss, grad_norm

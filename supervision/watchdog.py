@@ -51,11 +51,10 @@ class Watchdog:
     def __init__(self, env: Environment) -> None:
         self.env, self.patience = env, patience_of(env)
         self.main_thread = MainThread()
-        self.traces: Path | None = None  # the folder for what a hang leaves
-        self.before_leaving: Callable[[], None] = lambda: None  # called if the main thread cannot end by itself
-        # Whether a launcher would have ended this process by now.
-        self.was_signalled: Callable[[], bool] = lambda: False
-        self.beside: list[dist.ProcessGroup] = []  # groups of other threads: they say nothing about the main one
+        self._traces: Path | None = None
+        self._before_leaving: Callable[[], None] = lambda: None
+        self._was_signalled: Callable[[], bool] = lambda: False
+        self._not_of_main_thread: list[dist.ProcessGroup] = []
         self._state: State = "running"
         self._memory_before: HostMemory | None = None  # when the run began
         self._last: dict[int, Report] = {}  # the ranks' last reports, as far as this one gets them
@@ -74,6 +73,28 @@ class Watchdog:
             set_timeout(group, timedelta(seconds=2 * self.patience.long_seconds))
             self._thread = threading.Thread(target=self._watch, args=(group, open_stacks()), daemon=True)
             self._thread.start()
+
+    def leave_traces_in(self, folder: Path) -> None:
+        """Let a hang leave stacks and last collectives in this folder."""
+        self._traces = folder
+
+    def leave_out(self, group: dist.ProcessGroup) -> None:
+        """Do not count this group's collectives: another thread enters them, so they tell nothing of the main one."""
+        self._not_of_main_thread.append(group)
+
+    @contextlib.contextmanager
+    def during_run(self, *, before_leaving: Callable[[], None], was_signalled: Callable[[], bool]) -> Iterator[None]:
+        """A context for the loop.
+
+        Args:
+            before_leaving: called if the main thread cannot end by itself.
+            was_signalled: whether a launcher would have ended this process by now.
+        """
+        self._before_leaving, self._was_signalled = before_leaving, was_signalled
+        try:
+            yield
+        finally:
+            self._before_leaving = lambda: None  # it would hold the model while the process group ends
 
     def at(self, step: int, activity: str) -> None:
         """Note where the main thread is: in `step` ("training"), or doing something else after it."""
@@ -140,7 +161,7 @@ class Watchdog:
                 state=self._state,
                 place=str(position),
                 where=where_main_thread_is()[:120],
-                num_collectives=num_collectives(leaving_out=[group, *self.beside]),
+                num_collectives=num_collectives(leaving_out=[group, *self._not_of_main_thread]),
                 still_seconds=stillness.seconds(position),
                 limit_seconds=self.main_thread.limit_seconds(),
                 resident_bytes=psutil.Process().memory_info().rss,
@@ -238,17 +259,17 @@ class Watchdog:
         """Wait for the SIGTERM of a launcher that has seen a rank end. The loop takes it for a request to stop."""
         deadline = time.monotonic() + seconds
         while time.monotonic() < deadline:
-            if self.was_signalled():
+            if self._was_signalled():
                 leave(FAILED)
             time.sleep(0.1)
 
     def _end_hang(self, verdict: Verdict, stacks: IO[bytes]) -> NoReturn:
         """Leave traces and end the process from this thread: the main thread may be stuck anywhere."""
         place = ""
-        if self.traces is not None:
+        if self._traces is not None:
             try:
-                write_traces(self.traces, self.env.rank, stacks)
-                place = f". Stacks and last collectives of the ranks: {self.traces}"
+                write_traces(self._traces, self.env.rank, stacks)
+                place = f". Stacks and last collectives of the ranks: {self._traces}"
             except OSError as error:
                 place = f". No traces: {error}"
         self._say(replace(verdict, message=verdict.message and verdict.message + place))
@@ -264,7 +285,7 @@ class Watchdog:
 
     def _write_end(self) -> None:
         with contextlib.suppress(OSError):  # a full disk must not keep the process
-            self.before_leaving()
+            self._before_leaving()
 
 
 def _in_background(function: Callable[..., T], *args: Any) -> Future[T]:

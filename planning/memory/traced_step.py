@@ -13,6 +13,7 @@ from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, fields, replace
 from functools import partial
+from types import SimpleNamespace
 from typing import Any
 
 import torch
@@ -145,19 +146,16 @@ def _trace(planned: PlannedModel, card: Card, rows: RowLengths, train_step: Trai
         batch = _fake_batch(planned, rows, rows.fullest)
 
         def step(on_phase: Callable[[str], None], batch: Any = batch) -> None:
-            train_step(
-                model,
-                [batch] * num_micro_batches,
-                optimizer,
-                LossScaler(active=precision.scales_loss),
+            trainable = SimpleNamespace(  # as `preparation.building.Trainable`
+                model=model,
+                optimizer=optimizer,
+                scaler=LossScaler(active=precision.scales_loss),
                 summed_loss=resolved.task.summed_loss,
-                max_norm=train.gradient_clipping_threshold if train.gradient_clipping else None,
-                device=CPU,
-                num_label_tokens=1.0,
-                world_size=planned.env.world_size,
                 accumulation=planned.accumulation,
-                on_phase=on_phase,
+                max_norm=train.gradient_clipping_threshold if train.gradient_clipping else None,
             )
+            batches = [batch] * num_micro_batches
+            train_step(trainable, batches, 1.0, CPU, planned.env.world_size, on_phase)
 
         stack.enter_context(_Answers())
         if "selective" not in planned.empty.checkpointing.modes:  # which looks for torch's own attention, by its name

@@ -37,8 +37,10 @@ def fail_on_rank_one() -> int:
         watchdog.others_tell(HELD_SECONDS)
         watchdog.has_told()
         return 1
-    watchdog.before_leaving = lambda: print(watchdog.num_rounds, flush=True)
-    time.sleep(100)
+    with watchdog.during_run(
+        before_leaving=lambda: print(watchdog.num_rounds, flush=True), was_signalled=lambda: False
+    ):
+        time.sleep(100)
     return 0
 
 
@@ -50,6 +52,6 @@ def fail_on_rank_zero_too() -> int:
     watchdog.start(None)
     if env.is_rank_zero:
         heard = threading.Event()
-        watchdog.before_leaving = heard.set
-        heard.wait(100)
+        with watchdog.during_run(before_leaving=heard.set, was_signalled=lambda: False):
+            heard.wait(100)
     return end_with_error(env, TrainingError("it failed"), FAILED, watchdog)

@@ -11,7 +11,7 @@ from torch import nn
 from torch.optim import SGD, AdamW, Optimizer
 
 from policies.clipping import clip_grad_norm
-from policies.guarded_step import queue_step
+from policies.guarded_step import step_if_finite
 from policies.optimizers.compiled_adamw import CompiledAdamW
 
 NOT_FINITE = [(math.nan, 1.0), (1.0, math.inf), (-math.inf, math.nan)]
@@ -41,7 +41,7 @@ def test_nothing_changes_unless_all_numbers_are_finite(kind: str) -> None:
         set_gradients(parameters, are_finite=are_finite)
         clip_grad_norm(parameters, 1.0, optimizer=ours)
         before = tensors_of(parameters, ours)
-        assert queue_step(ours, torch.tensor(numbers))
+        assert step_if_finite(ours, torch.tensor(numbers), may_recover=True)
         after = tensors_of(parameters, ours)
         if are_finite:
             assert not any(map(torch.equal, before, after))
@@ -57,7 +57,7 @@ def test_steps_after_one_that_was_left_out_are_as_if_it_had_not_been(kind: str) 
         ours: AdamW = AdamW(parameters, fused=True) if kind == "fused" else CompiledAdamW(parameters, large=2048)
         for numbers in [(1.0, 2.0), *([(math.nan, 1.0)] if leaves_out else []), (1.0, 3.0)]:
             set_gradients(parameters, are_finite=math.isfinite(numbers[0]))
-            assert queue_step(ours, torch.tensor(numbers))
+            assert step_if_finite(ours, torch.tensor(numbers), may_recover=True)
         results.append(copy.deepcopy(tensors_of(parameters, ours)))
     assert all(map(torch.equal, *results))
 
@@ -67,5 +67,18 @@ def test_other_optimizers_and_weights_elsewhere_are_for_the_host_to_step() -> No
     set_gradients(parameters, are_finite=True)
     for optimizer, device in ((SGD(parameters, foreach=True), "cpu"), (AdamW(parameters, fused=True), "meta")):
         before = tensors_of(parameters, optimizer)
-        assert not queue_step(optimizer, torch.ones(2, device=device))
+        assert not step_if_finite(optimizer, torch.ones(2, device=device), may_recover=True)
         assert all(map(torch.equal, before, tensors_of(parameters, optimizer)))
+
+
+@pytest.mark.parametrize("kind", ["fused", pytest.param("compiled", marks=pytest.mark.slow)])
+def test_if_the_run_cannot_recover_all_updates_after_one_that_was_left_out_are_left_out(kind: str) -> None:
+    parameters = make_parameters()
+    ours: AdamW = AdamW(parameters, fused=True) if kind == "fused" else CompiledAdamW(parameters, large=2048)
+    for numbers in [(1.0, 2.0), (math.nan, 1.0), (1.0, 3.0), (2.0, 1.0)]:
+        set_gradients(parameters, are_finite=math.isfinite(numbers[0]))
+        before = tensors_of(parameters, ours)
+        assert step_if_finite(ours, torch.tensor(numbers), may_recover=False)
+        after = tensors_of(parameters, ours)
+        assert any(map(torch.equal, before, after)) == (numbers != (1.0, 2.0))
+        assert all(map(torch.equal, before, after)) == (numbers != (1.0, 2.0))

@@ -1,0 +1,163 @@
+"""What a run leaves: figures of evaluations, weights, checkpoints, the end event, and the table that is read last."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+from checkpointing.model_folder import WriteError
+from checkpointing.results import lacking_checkpoint, lacking_weights
+from evaluation.generation import Answer, mean_rouge
+from planning.against_run import compare_with_plan
+from policies.finite import weights_not_finite
+from preparation.prepare import Job
+from ranks.collectives import gather_to_all, on_rank_zero
+from supervision.non_finite import NonFiniteError, describe_non_finite
+from supervision.stopping import StopRequests
+from utils.errors import TrainingError
+from utils.progress import phase, progress_bar
+
+
+@contextmanager
+def naming_samples(job: Job, step: int) -> Iterator[None]:
+    """A context in which a step's numbers are read. If they are not finite, TrainingError names the step's samples."""
+    try:
+        yield
+    except NonFiniteError as error:
+        weights, names = weights_not_finite(job.trainable.model), tuple(job.config.sources)
+        is_fp16 = job.trainable.scaler.active
+        raise TrainingError(describe_non_finite(step, error, names, weights, is_fp16=is_fp16)) from None
+
+
+def report_evaluation(job: Job, loss: float, num_label_tokens: int, stopping: StopRequests) -> bool:
+    """Generate answers if asked to, report the evaluation, and save the weights if they are the best so far.
+
+    Args:
+        loss: mean over the label tokens of the validation set.
+
+    Returns:
+        False if a stop came first; then nothing is reported.
+    """
+    state, train_config = job.state, job.config.train_config
+    answers = _generate_answers(job, stopping)
+    if answers is None:
+        return False
+    rouge = mean_rouge(answers)
+    samples = job.generation.shown(answers, tuple(job.config.sources)) if job.generation else []
+    job.reporter.evaluated(state.step, state.epoch if state.step else 0, loss, num_label_tokens, rouge, samples)
+    decisive = rouge.get(train_config.best_metric)  # None if the loss decides
+    if state.step > 0 and state.is_best(loss, decisive):
+        if not train_config.save_model or save_weights(job):
+            state.best_eval_loss, state.best_rouge, state.best_step = loss, decisive, state.step
+        else:
+            job.reporter.weights.note_lost(state.step, loss if decisive is None else -decisive)
+    return True
+
+
+def _generate_answers(job: Job, stopping: StopRequests) -> list[Answer] | None:
+    """The model's answers to validation prompts, none without --eval_generate; None if a stop came first."""
+    if job.generation is None:
+        return []
+    rounds = stopping.until_asked(job.watchdog.each(job.generation.rounds(), job.state.step, "generating"))
+    with phase("generating"):
+        bar = progress_bar("generate", rounds, total=job.generation.num_rounds, leave=False)
+        answers = job.generation.answers(job.trainable.model, bar)
+    return None if rounds.cut_short else answers
+
+
+def save_checkpoint(job: Job, *, best: bool = False, is_last: bool = False) -> None:
+    """Write a checkpoint of the run as it is now."""
+    job.watchdog.at(job.state.step, "saving")
+    job.saver.save(job.state, best=best, is_last=is_last)
+
+
+def save_if_due(job: Job, *, by_time: bool, ends_epoch: bool) -> None:
+    """Write a checkpoint if one is due after this step, by steps, by time, or as the best."""
+    state = job.state
+    is_last = state.step == job.num_steps
+    is_best = job.config.train_config.keep_best and state.best_step == state.step
+    if by_time or is_best or job.saver.due(state.step, ends_epoch=ends_epoch, ends_run=is_last):
+        save_checkpoint(job, best=is_best, is_last=is_last)
+
+
+def save_weights(job: Job) -> bool:
+    """Save the weights as they are now, in Hugging Face format. False, on every rank, if they cannot be written."""
+    job.watchdog.at(job.state.step, "saving")
+    try:
+        with phase("saving the weights"):
+            folder = job.export()
+    except WriteError as error:
+        job.reporter.say(f"weights of step {job.state.step} could not be saved ({error}); the earlier ones stay")
+        return False
+    job.reporter.weights.note_saved(job.state.step, folder)
+    return True
+
+
+def save_results(job: Job) -> None:
+    """Save the last weights, unless an evaluation has saved the best. Try again to write a checkpoint that failed."""
+    state = job.state
+    if job.config.train_config.save_model and not math.isfinite(state.best_eval_loss) and not save_weights(job):
+        job.reporter.weights.note_lost(state.step, None)
+    if not job.saver.wait() and job.saver.tried_step != state.step:
+        save_checkpoint(job, is_last=True)
+    job.saver.wait()
+
+
+def stop_early(job: Job) -> str:
+    """Write a checkpoint to resume the run from. Returns the run's status, "stopped"."""
+    save_checkpoint(job, is_last=True)
+    job.saver.wait()
+    return "stopped"
+
+
+def finish_run(job: Job, status: str, asked: str) -> None:
+    """Write the run's end, and print its results.
+
+    Args:
+        status: "finished" or "stopped".
+        asked: what stopped it, in words.
+
+    Raises:
+        TrainingError: on every rank, if the disk refused part of the results; it says what is stored where.
+    """
+    reporter = job.reporter
+    how = f"stopped by {asked} after step" if asked else "finished step"
+    how += f" {job.state.step} of {job.num_steps}"
+    lacking = _lacking_results(job, status)
+    job.saver.close()
+    reporter.run_ended("failed" if lacking else status)
+    lacking += on_rank_zero(reporter.write_rest)
+    if lacking:
+        raise TrainingError(
+            f"{how}, but {'; '.join(lacking)}; free the disk, or bring the folder back, and give --resume auto"
+        )
+    if status == "stopped":
+        where = "" if job.config.was_given("train_config.output_dir") else f" --output_dir {job.folder}"
+        reporter.say(f"{how}; to go on, give the same command with --resume auto{where}")
+    _show_end(job, status)
+
+
+def _lacking_results(job: Job, status: str) -> list[str]:
+    """Results that the disk has refused, as clauses. A copy that was asked for is made now."""
+    train_config, saver = job.config.train_config, job.saver
+    weights, best_score = job.reporter.weights, job.state.best_score
+    lacking = on_rank_zero(
+        lambda: lacking_checkpoint(saver.root, saver.tried_step) + lacking_weights(weights, best_score)
+    )
+    if status == "finished" and train_config.dist_checkpoint_root_folder and train_config.save_model:
+        job.watchdog.at(job.state.step, "saving")
+        lacking += [] if saver.save_copy(job.state) else ["the copy of the final weights could not be written"]
+    return lacking
+
+
+def _show_end(job: Job, status: str) -> None:
+    """Print plan against measurement, remedies for waits between ranks, and the closing table."""
+    reporter = job.reporter
+    peaks, has_allocator = gather_to_all(reporter.ledger.peak_gib()), reporter.ledger.has_allocator
+    if job.env.is_rank_zero:
+        events = reporter.metrics.read()
+        reporter.say(*compare_with_plan(job.folder, events, peaks, has_allocator=has_allocator))
+        if job.network is not None:
+            reporter.say(*job.network.lines(events, peaks))
+    reporter.show_end(status)

@@ -1,0 +1,28 @@
+"""The first moments of a process: what must hold before torch and transformers are imported, which takes seconds."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+from supervision.exit_status import let_ctrl_c_end_this
+from supervision.failures import end_unless_flags_hold
+from utils.progress import say_if_it_lasts
+from utils.quiet import quiet_imports
+from utils.streams import keep_standard_streams
+
+
+def begin_process(argv: Sequence[str]) -> Callable[[], None]:
+    """Prepare the standard streams and signals, and end the process at once if the flags are refused or ask for help.
+
+    Returns:
+        What to call when the imports have ended.
+    """
+    keep_standard_streams()
+    let_ctrl_c_end_this()
+    end_unless_flags_hold(argv)
+    quiet_imports()
+    imports_ended = say_if_it_lasts("importing torch and transformers")
+    from utils.compat import import_bitsandbytes_without_inductor  # it imports torch
+
+    import_bitsandbytes_without_inductor()
+    return imports_ended
