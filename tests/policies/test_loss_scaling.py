@@ -106,6 +106,7 @@ def train_and_watch(argv: Sequence[str]) -> int:
     from configs.flags import parse_flags
     from preparation.prepare import prepare
     from ranks.environment import read_environment
+    from reporting.run_reporter import DataWait
     from run_folder.lock import RunLock
     from supervision.watchdog import Watchdog
     from utils.local_tensors import local_tensor
@@ -123,9 +124,9 @@ def train_and_watch(argv: Sequence[str]) -> int:
     for epoch in (0, 1):
         for micro_batches in job.loaders.train.epoch(epoch, 0):
             before, scale = held(), trainable.scaler.scale
-            queued = finetuning.step(job, micro_batches, None, ends_epoch=False)
+            queued = finetuning.queue_step(job, micro_batches, DataWait(0.0, 0.0), ends_epoch=False)
             after = held()
-            finetuning.finish(job, queued)
+            finetuning.finish_step(job, queued)
             unchanged = len(before) == len(after) and all(map(torch.equal, before, after))
             has_token = any(bool((batch.input_ids == SILENT).any()) for batch in micro_batches)
             steps.append({"has_token": has_token, "unchanged": unchanged, "scales": (scale, trainable.scaler.scale)})
