@@ -35,12 +35,14 @@ from safetensors.torch import load_file
 from benchmarks.runs.launch import SCRIPT, free_port
 from benchmarks.runs.measurements import train_events
 from tools.make_tiny_model import make_tiny_model
+from utils.wording import plural
 
 LIMIT_SECONDS = 300
 COMPARED = ("step", "epoch", "loss", "grad_norm", "lr", "num_label_tokens", "num_tokens")
 TOLERANCE = 2e-4  # relative, over hundreds of steps whose sums were rounded in another order
 DATASET_FUNCTION = """
 import random
+from utils.wording import plural
 
 def get_rows(dataset_config, tokenizer, split):
     draw = random.Random(split)
@@ -226,8 +228,8 @@ def kill_and_resume(options: argparse.Namespace, given: Sequence[str], folder: P
     check_checkpoints(killed)
     compare(whole, killed, 0 if same_ranks else TOLERANCE)
     print(
-        f"{num_steps} steps on {' or '.join(map(str, options.ranks))} rank(s), {options.kills} kills: equal to the "
-        f"uninterrupted run, {'bit for bit' if same_ranks else f'to {TOLERANCE:g}'}"
+        f"{num_steps} steps on {' or '.join(plural(ranks, 'rank') for ranks in options.ranks)}, {options.kills} kills: "
+        f"equal to the uninterrupted run, {'bit for bit' if same_ranks else f'to {TOLERANCE:g}'}"
     )
 
 

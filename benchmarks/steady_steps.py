@@ -20,6 +20,7 @@ from utils.launcher_rank import launcher_rank
 from utils.printing import print_line
 from utils.quiet import quiet_imports
 from utils.streams import keep_standard_streams
+from utils.wording import plural
 
 WAITS_PER_STEP = 1  # for loss and gradient norm, before the update
 GROWTH_BYTES = 2**24  # what caches of Python and of libraries may add
@@ -62,7 +63,7 @@ def main(argv: Sequence[str]) -> int:
         found.append(f"only {len(steps)} updates; give more data, or --num_epochs")
     waits = max((waits for _, waits, _ in steps), default=0)
     held = steps[-1].held_bytes / 2**30 if steps else 0.0
-    figures = f"{len(steps)} steps, {waits} wait(s) of the host in a step, {held:.2f} GiB held at the end"
+    figures = f"{len(steps)} steps, {plural(waits, 'wait')} of the host in a step, {held:.2f} GiB held at the end"
     print_line(f"rank {launcher_rank()}: {'; '.join(found) or 'steady'} | {figures}")
     return int(bool(found))
 

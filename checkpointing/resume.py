@@ -35,6 +35,7 @@ from run_folder.run_yaml import read_run_yaml
 from utils.errors import ConfigError, in_one_line
 from utils.printing import print_line
 from utils.seeding import checked_rng_state, seed_everything, set_rng_state
+from utils.wording import plural
 
 
 def load_checkpoint(
@@ -86,7 +87,7 @@ def restore_results(checkpoint: Checkpoint, state: TrainState, folder: Path, num
                 source, target = before / name, folder / name
                 num_others = keep_until(source, target, step=state.step, epoch=unfinished, eval_due=state.eval_due)
                 if num_others:
-                    print_line(f"resume: {num_others} line(s) of {source} are no events of a run; they are left out")
+                    print_line(f"resume: left out {plural(num_others, 'line')} of {source} without an event of a run")
         if not run_yaml["settings"]["train_config"]["save_model"]:
             return before.resolve() == folder.resolve()
         saved = run_yaml.get("saved", {"step": 0, "folder": "."})

@@ -12,6 +12,7 @@ from planning.memory.memory_plan import PARTS, PHASES, MemoryPlan
 from planning.planned_run import Plan
 from reporting.tables import table_of
 from utils.parameters import count_weights
+from utils.wording import plural
 
 
 def plan_table(plan: Plan) -> Table:
@@ -27,11 +28,12 @@ def plan_table(plan: Plan) -> Table:
     return table_of(
         {
             "model": f"{train.model_name} ({model.empty.architecture}), {total:,} parameters, {of_total}",
-            "hardware": f"{plan.hardware.name}, {memory.capacity_gib:.2f} GiB each, {plan.env.world_size} rank(s)",
+            "hardware": f"{plan.hardware.name}, {memory.capacity_gib:.2f} GiB each, "
+            f"{plural(plan.env.world_size, 'rank')}",
             "layout": f"{policies.layout.strategy}: {copies} x {ranks} (copies of the model x ranks that share one)",
             "compute": f"{policies.precision.name}, activation checkpointing {model.empty.checkpointing}, attention "
             f"{model.empty.attention}, {resolved.config.fsdp_config.optimizer}",
-            "micro-batch": f"{fullest.rows} row(s) of {widths} tokens ({plan.rows.source}), "
+            "micro-batch": f"{plural(fullest.rows, 'row')} of {widths} tokens ({plan.rows.source}), "
             f"{resolved.batches.gradient_accumulation_steps} per step and rank",
             "memory from": "a trace of the run's own step" if memory.made_by == "trace" else "closed forms",
             "host memory": f"{memory.host_load_gib:.1f} GiB per rank to load, {memory.host_training_gib:.1f} GiB in "

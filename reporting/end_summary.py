@@ -16,6 +16,7 @@ from reporting.events import figures, number
 from reporting.log_line import clock
 from reporting.tables import value_range
 from run_folder.run_yaml import read_run_yaml
+from utils.wording import plural
 
 
 def end_figures(events: list[dict[str, Any]]) -> dict[str, Any]:
@@ -75,7 +76,7 @@ def _training(train: list[dict[str, Any]]) -> str:
     """The losses and the speed of the steps."""
     parts = []
     if known := _with_loss(train):
-        parts.append(f"train loss {_loss(known[0])} -> {_loss(known[-1])} over {len(train)} steps")
+        parts.append(f"train loss {_loss(known[0])} -> {_loss(known[-1])} over {plural(len(train), 'step')}")
     if steady := sorted(figures(train[len(train) // 4 :], "tokens_per_second")):
         parts.append(f"median {steady[len(steady) // 2]:,.0f} tokens/s")
     return ", ".join(parts)
@@ -93,7 +94,7 @@ def _memory_table(memory: list[dict[str, Any]], device_type: str) -> Table:
     last = max(event["step"] for event in memory)
     num_ranks = len({event["rank"] for event in memory})
     of = "resident memory" if device_type == "cpu" else "allocated memory"
-    table = Table(title=f"{of} at step {last}, GiB, the fullest of {num_ranks} rank(s)", title_justify="left")
+    table = Table(title=f"{of} at step {last}, GiB, the fullest of {plural(num_ranks, 'rank')}", title_justify="left")
     columns = ("params", "grads", "optimizer", "activations", "other", "allocated", "peak_allocated")
     for heading in ("phase", *columns):
         table.add_column(heading.replace("_allocated", ""), justify="left" if heading == "phase" else "right")
@@ -117,7 +118,7 @@ def _peaks(memory: list[dict[str, Any]]) -> str:
         return "peak memory not measured"
     texts = {"peak_allocated_gib": "{} GiB", "reserved_gib": "reserved {}", "host_rss_gib": "host {}"}
     shown = ", ".join(text.format(ranges[name]) for name, text in texts.items() if name in ranges)
-    return f"peak memory {shown}, over {max(map(len, highest.values()))} rank(s)"
+    return f"peak memory {shown}, over {plural(max(map(len, highest.values())), 'rank')}"
 
 
 def _gib(value: Any) -> str:

@@ -8,6 +8,7 @@ from typing import Any
 
 from reporting.events import figures
 from reporting.log_line import perplexity
+from utils.wording import plural
 
 
 def epoch_line(epoch: int, seconds: float, train_loss: float, eval_loss: float | None) -> str:
@@ -42,7 +43,7 @@ def averages_line(events: Iterable[dict[str, Any]]) -> str:
         averages["avg_epoch_time"] = fmean(seconds)
     if saves := figures((event for event in events if event["event"] == "checkpoint"), "seconds"):
         averages["avg_checkpoint_time"] = fmean(saves)
-    return f"averages over {len(epochs)} epoch(s): {_joined(averages)}" if averages else ""
+    return f"averages over {plural(len(epochs), 'epoch')}: {_joined(averages)}" if averages else ""
 
 
 def _joined(figures: dict[str, float]) -> str:

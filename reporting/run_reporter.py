@@ -33,6 +33,7 @@ from reporting.tables import print_for_people
 from run_folder.saved_weights import SavedWeights
 from utils.printing import print_line
 from utils.progress import phase, progress_bar
+from utils.wording import plural
 
 T = TypeVar("T")
 
@@ -308,7 +309,7 @@ class RunReporter:
             file.write_waiting()
             if missing := file.num_missing():
                 why = "deleted or moved away" if file.num_deleted() else file.refusal or "too many waited"
-                refused.append(f"{file.path} lacks {missing} line(s) ({why})")
+                refused.append(f"{file.path} lacks {plural(missing, 'line')} ({why})")
         if reason := self.weights.write():
             refused.append(f"run.yaml cannot be written ({reason})")
         if self.tracking.save_metrics:

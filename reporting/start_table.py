@@ -14,6 +14,7 @@ from configs.training import TrainConfig
 from ranks.environment import Environment
 from reporting.tables import table_of, value_range
 from utils.units import readable
+from utils.wording import plural
 
 
 def start_table(
@@ -81,7 +82,7 @@ def _layout(env: Environment, resolved: dict[str, Any], devices: list[dict[str, 
     else:
         over = f"{copies} copies of the model, each over {ranks} ranks"
     hosts = len({group["host"] for group in devices})
-    return f"{resolved['sharding_strategy']}: {over}, on {hosts} host(s)"
+    return f"{resolved['sharding_strategy']}: {over}, on {plural(hosts, 'host')}"
 
 
 def _compute(train: TrainConfig, quantized: QuantizationConfig, resolved: dict[str, Any]) -> str:
@@ -140,7 +141,7 @@ def _steps(train: TrainConfig, start: dict[str, Any], resolved: dict[str, Any], 
     return (
         f"{start['num_steps']} ({epoch}) of {resolved['global_batch_size']} rows "
         f"= {train.batch_size_training} per micro-batch x {resolved['gradient_accumulation_steps']} "
-        f"x {world_size} ranks"
+        f"x {plural(world_size, 'rank')}"
     )
 
 
@@ -163,7 +164,7 @@ def start_warnings(train: TrainConfig, start: dict[str, Any]) -> list[str]:
     lines = []
     if start["num_train_rows"] is not None and start["num_train_rows"] < start["world_size"]:
         lines.append(
-            f"warning: {start['num_train_rows']} training row(s) for {start['world_size']} ranks: "
+            f"warning: {plural(start['num_train_rows'], 'training row')} for {start['world_size']} ranks: "
             "some ranks have nothing to do"
         )
     if train.warmup_steps >= start["num_steps"]:

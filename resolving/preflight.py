@@ -12,6 +12,7 @@ from reporting.trackers import check_packages
 from resolving.sizes import check_workers
 from run_folder.run_folder import check_free
 from utils.errors import ConfigError
+from utils.wording import plural
 
 
 def check_environment(config: RunConfig, env: Environment) -> None:
@@ -31,7 +32,7 @@ def check_environment(config: RunConfig, env: Environment) -> None:
     if torch.cuda.is_available() and env.local_world_size > torch.cuda.device_count():
         raise ConfigError(
             f"--nproc_per_node: {env.local_world_size} processes on this machine, but it has "
-            f"{torch.cuda.device_count()} GPU(s); start one process per GPU"
+            f"{plural(torch.cuda.device_count(), 'GPU')}; start one process per GPU"
         )
     check_workers(train, env)
     check_packages(config.tracking_config)

@@ -34,6 +34,7 @@ from tasks.task import Task, find_task, settings_of_task
 from utils.compat import caps_scores
 from utils.errors import ConfigError
 from utils.positions import positions_of
+from utils.wording import plural
 
 MAX_GLOBAL_BATCH = 10**15  # rows: their number must fit into 64 bits, and so must what is computed with it
 
@@ -184,7 +185,7 @@ def resolve_lr(train: TrainConfig, began_with: Beginning) -> tuple[float, list[s
     if scale == "none":
         return train.lr, []
     lr = train.lr * (world_size if scale == "linear" else math.sqrt(world_size))
-    return lr, [f"lr: {lr:g}, {train.lr:g} scaled with {world_size} rank(s) ({scale})"]
+    return lr, [f"lr: {lr:g}, {train.lr:g} scaled with {plural(world_size, 'rank')} ({scale})"]
 
 
 def batch_layout(train: TrainConfig, env: Environment, resumed_size: int | None) -> tuple[BatchLayout, list[str]]:

@@ -26,6 +26,7 @@ from supervision.exit_status import FAILED, REFUSED
 from utils.errors import ConfigError, in_one_line
 from utils.printing import print_line
 from utils.streams import keep_standard_streams
+from utils.wording import plural
 
 if __name__ == "__main__":
     keep_standard_streams()
@@ -63,7 +64,7 @@ def check(given: argparse.Namespace) -> None:
 def write(given: argparse.Namespace) -> None:
     target = given.out or (given.runs[0] / NAME if len(given.runs) == 1 else Path(NAME))
     size = write_report(given.runs, target, price_per_hour=given.price_per_hour)
-    print_line(f"{target}: {len(given.runs)} run(s), {size / 1024:,.0f} KiB")
+    print_line(f"{target}: {plural(len(given.runs), 'run')}, {size / 1024:,.0f} KiB")
 
 
 def watch(given: argparse.Namespace) -> None:

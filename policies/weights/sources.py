@@ -22,6 +22,7 @@ from ranks.collectives import on_rank_zero
 from utils.compat import return_free_memory
 from utils.errors import ConfigError
 from utils.progress import progress_bar
+from utils.wording import plural
 
 
 @dataclass(frozen=True)
@@ -89,7 +90,7 @@ class FileWeights:
     @property
     def notes(self) -> list[str]:
         num_files = len({place.path for place in self.stored.values()})
-        return [f"weights: each rank reads its own part of {num_files} safetensors file(s)", *self.about_files]
+        return [f"weights: each rank reads its own part of {plural(num_files, 'safetensors file')}", *self.about_files]
 
     def fill(self, model: Any, targets: dict[str, Target], device: torch.device) -> None:
         targets = {name: target for name, target in targets.items() if name in self.stored}

@@ -8,6 +8,7 @@ from reporting.report.curves import MOST_RANKS
 from reporting.report.memory_tables import oom_account
 from reporting.report.run_files import RunFiles
 from reporting.report.settings import as_text
+from utils.wording import plural
 
 
 class Notice(NamedTuple):
@@ -31,7 +32,9 @@ def notices_of(run: RunFiles) -> list[Notice]:
     if account := oom_account(run):
         found.append(Notice("bad", account.headline))
     if run.num_unread:
-        found.append(Notice("bad", f"{run.num_unread} line(s) of metrics.jsonl are no events of a run; left out here"))
+        found.append(
+            Notice("bad", f"left out: {plural(run.num_unread, 'line')} of metrics.jsonl without an event of a run")
+        )
     if len(run.sessions) > 1:
         starts = [session.first_step for session in run.sessions[1:] if session.first_step is not None]
         after = ", ".join(str(step - 1) for step in starts)

@@ -53,7 +53,7 @@ def test_ranks_of_a_run_say_that_they_are_steady(
     argv += ["--num_workers_dataloader", "0"]
     outcomes = process_group.train(partial(main, ["--steps", "8", "--warmup", "2", "--", *argv]), 2)
     for rank, outcome in enumerate(outcomes):
-        assert f"rank {rank}: steady | 8 steps, 0 wait(s) of the host in a step" in outcome.stdout
+        assert f"rank {rank}: steady | 8 steps, 0 waits of the host in a step" in outcome.stdout
 
 
 @pytest.mark.slow

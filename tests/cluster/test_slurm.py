@@ -83,7 +83,7 @@ def test_two_nodes_that_are_stopped_and_requeued_end_as_one_node_does(
     assert cluster.wait(job, LIMIT_SECONDS) == "COMPLETED", cluster.log(job)
     log = cluster.log(job)
     assert "2 nodes reach each other by name" in log
-    assert "on 2 host(s)" in log
+    assert "on 2 hosts" in log
     assert len(re.findall(r"going on after step|resum", log)) >= 2, log
     ranks = sorted((cluster.checkout / f"logs/slurm-{job}/start-2").glob("node-*/*/attempt_0/0/stdout.log"))
     assert len(ranks) == 2, "each rank has a log"

@@ -17,6 +17,7 @@ from tests.helpers.overflowing import make_overflowing_model, write_dataset_func
 from tests.helpers.pairwise import select, select_product, slow_but
 from tests.helpers.processes import Outcome, ProcessGroup, read_metrics, train_events
 from tests.helpers.resuming import NUM_STEPS, SHARDED, as_if_killed_after, assert_bit_equal, flags_of, results
+from utils.wording import plural
 
 FEATURES = {
     "full": ["--gradient_clipping", "--gradient_clipping_threshold", "0.5"],
@@ -64,7 +65,7 @@ def test_on_other_ranks_a_run_keeps_its_learning_rate_and_the_length_of_its_epoc
     process_group.train(flags_of(tiny_model, tmp_path / "whole", *given), 2)
     killed = as_if_killed_after(3, tmp_path / "whole", tmp_path / "killed")
     (outcome,) = process_group.train(flags_of(tiny_model, killed, *given, "--resume", "auto"), 1)
-    assert "scaled with 2 rank(s)" in outcome.stdout
+    assert "scaled with 2 ranks" in outcome.stdout
     wanted, found = train_events(tmp_path / "whole"), train_events(killed)
     assert [event["epoch"] for event in found] == [event["epoch"] for event in wanted] == [1, 1, 1, 2, 2, 2, 3, 3]
     assert [event["lr"] for event in found] == [event["lr"] for event in wanted]
@@ -283,7 +284,7 @@ def test_the_end_tells_the_last_step_even_if_earlier_metrics_were_lost(
     given = [*VALIDATION["plain"], "--resume", "auto", "--save_metrics"]
     (outcome,) = process_group.train(flags_of(tiny_model, run, *given), 1)
     said = [line for line in outcome.stdout.splitlines() if "metrics.jsonl" in line]
-    line = f"resume: {LEFT_OUT[how]} line(s) of {run}/metrics.jsonl are no events of a run; they are left out"
+    line = f"resume: left out {plural(LEFT_OUT[how], 'line')} of {run}/metrics.jsonl without an event of a run"
     assert said == [line] * (LEFT_OUT[how] > 0)
     end = read_metrics(run)[-1]
     assert (end["event"], end["step"], end["status"]) == ("end", NUM_STEPS, "finished")

@@ -32,13 +32,13 @@ def test_the_table_at_the_end_leaves_out_what_no_event_tells(tmp_path: Path) -> 
         return end_summary(events, tmp_path, device_type="cpu")[1:-1]
 
     loss, evals, averages, rouge, end = told()
-    assert loss == "train loss 2.0000 -> 2.0000 over 1 steps, median 2 tokens/s"
-    assert end == "train time 0:00:02 of 0:00:02 | peak memory 2.000 GiB, reserved 2.000, host 2.000, over 1 rank(s)"
+    assert loss == "train loss 2.0000 -> 2.0000 over 1 step, median 2 tokens/s"
+    assert end == "train time 0:00:02 of 0:00:02 | peak memory 2.000 GiB, reserved 2.000, host 2.000, over 1 rank"
     assert told(step_seconds="") == [loss, evals, averages, rouge, end.replace("train time 0:00:02 of", "time")]
     assert told(tokens_per_second="", rougeL="")[:2] == [loss.removesuffix(", median 2 tokens/s"), evals]
     assert told(loss="", reserved_gib="", train_loss="", eval_loss="") == [
         "median 2 tokens/s",
-        "averages over 1 epoch(s): avg_epoch_time=2.0000, avg_checkpoint_time=2.0000",
+        "averages over 1 epoch: avg_epoch_time=2.0000, avg_checkpoint_time=2.0000",
         rouge,
         end.replace("reserved 2.000, ", ""),
     ]

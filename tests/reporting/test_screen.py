@@ -88,7 +88,7 @@ def test_limited_epochs_take_whole_steps_and_then_the_rest(printed: Printed) -> 
 
 def test_the_learning_rate_is_scaled_with_the_ranks(printed: Printed) -> None:
     assert [event["lr"] for event in printed.of("train")] == pytest.approx([2e-3, 2e-3, 1.7e-3, 1.7e-3])
-    assert "lr: 0.002, 0.001 scaled with 2 rank(s) (linear)" in printed.stderr
+    assert "lr: 0.002, 0.001 scaled with 2 ranks (linear)" in printed.stderr
     assert "AdamW, lr 0.002 step" in printed.stderr
 
 

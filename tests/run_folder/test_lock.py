@@ -35,6 +35,7 @@ from tests.helpers.processes import (
 from tests.helpers.refusals import Bench
 from utils.errors import ConfigError
 from utils.processes import started_at
+from utils.wording import plural
 
 Hold = Callable[..., subprocess.Popen[str]]
 
@@ -410,7 +411,7 @@ def test_a_run_whose_folder_was_deleted_keeps_its_state_in_a_new_one_and_says_at
     lines = len((bench.folder / "away/metrics.jsonl").read_text().splitlines())
     (line,) = {line.partition("error: ")[2] for line in log.splitlines() if "error: " in line}
     assert f"finished step 120 of 120, but {bench.output}/model, with the weights of step 32, is gone; " in line
-    assert f"{bench.output}/metrics.jsonl lacks {lines} line(s) (deleted or moved away); " in line
+    assert f"{bench.output}/metrics.jsonl lacks {plural(lines, 'line')} (deleted or moved away); " in line
     assert read_metrics(bench.output)[-1]["status"] == "failed"
     assert damage(checkpoints(bench.output / "checkpoints")[0]) == ""
     assert not (bench.output / "lock.json").exists()

@@ -27,7 +27,7 @@ def test_one_run_gets_its_page_in_its_folder_and_several_where_they_are_asked_fo
     monkeypatch.chdir(tmp_path)
     assert main([str(run)]) == 0
     assert Page((run / "report.html").read_text()).texts["h1"] == ["run"]
-    assert capsys.readouterr().out.startswith(f"{run}/report.html: 1 run(s), ")
+    assert capsys.readouterr().out.startswith(f"{run}/report.html: 1 run, ")
     long_run(tmp_path / "other", num_steps=3, num_ranks=1, spike=2)
     assert main(["run", "other"]) == 0
     assert Page((tmp_path / "report.html").read_text()).texts["h1"] == ["2 runs"]

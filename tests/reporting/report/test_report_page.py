@@ -221,7 +221,7 @@ def test_a_line_that_is_being_written_is_left_out_and_a_broken_one_is_counted(ru
     (folder / "metrics.jsonl").write_text("".join([*lines[:last], lines[last][:40] + "\n", *lines[last + 1 :]]))
     page = page_of(folder)
     assert page.data["runs"][0]["train"]["step"] == whole["step"][:-1]
-    assert "full 1 line(s) of metrics.jsonl are no events of a run; left out here" in page.notices
+    assert "full left out: 1 line of metrics.jsonl without an event of a run" in page.notices
 
 
 # Several runs
@@ -329,7 +329,7 @@ def test_events_of_any_content_are_read_past(tmp_path: Path) -> None:
     page = page_of(tmp_path, price_per_hour=1.0)
     assert page.data["runs"][0]["train"]["loss"] == [None, 1.5]
     assert page.figures()["status"] == ["failed"]
-    assert any(f"{len(bad) + 2} line(s) of metrics.jsonl" in notice for notice in page.notices)
+    assert any(f"{len(bad) + 2} lines of metrics.jsonl" in notice for notice in page.notices)
 
 
 def test_a_file_that_is_no_report_is_not_replaced(runs: Made, tmp_path: Path) -> None:
