@@ -62,7 +62,7 @@ def _check_datasets(config: RunConfig) -> None:
     custom = config.custom_dataset
     if "custom_dataset" in train.datasets and custom.file is None and custom.data_path is None:
         raise ConfigError(
-            "--custom_dataset.file: is required; give FILE.py:FUNCTION, or a file of tokenised rows with "
+            "--custom_dataset.file: is required; give FILE.py:FUNCTION, or a file of tokenized rows with "
             "--custom_dataset.data_path"
         )
     if custom.file is not None and not _CUSTOM_FILE.fullmatch(custom.file):

@@ -155,7 +155,7 @@ _NAMES: dict[str, str] = {
     f"{_TARGETS} v_proj": "lora_value",
     f"{_TARGETS} o_proj": "lora_projection",
     f"{_TARGETS} gate_proj,up_proj,down_proj": "lora_mlp apply_lora_to_mlp",
-    f"{_TARGETS} lm_head beside the others": "lora_head apply_lora_to_output",
+    f"{_TARGETS} lm_head with the others": "lora_head apply_lora_to_output",
     "--lora_config.r": "lora_r lora_rank rank",
     "--lora_config.lora_alpha": "alpha",
     "--lora_config.target_modules a,b or all-linear": (

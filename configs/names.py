@@ -6,7 +6,7 @@ from typing import NamedTuple
 
 from configs.hints import HINTS, VALUE_HINTS
 from configs.run import DATASETS, SECTIONS, SETTINGS
-from configs.unsupported_flags import NEEDLESS
+from configs.unsupported_flags import UNSUPPORTED
 
 _DOTTED_BY_FIELD: dict[str, tuple[str, ...]] = {}
 for _dotted in SETTINGS:
@@ -55,8 +55,8 @@ def explain_unknown(name: str) -> str:
         return "belongs on the command line; a recipe cannot name another recipe"
     if field in HINTS:
         return f"unknown flag; here it is {HINTS[field]}"
-    if needless := NEEDLESS.get(name) or NEEDLESS.get(field):
-        return f"unknown flag; leave it out: {needless}"
+    if reason := UNSUPPORTED.get(name) or UNSUPPORTED.get(field):
+        return f"unknown flag; leave it out: {reason}"
     return f"unknown flag; {_guess(section, field) or '--help all lists every flag'}"
 
 

@@ -43,5 +43,5 @@ class PlanningConfig:
         None, "also write the plan into this file, as one JSON object (dry_run)", is_path=True
     )
     load_only: bool = setting(
-        False, "load the model as the run would, print what each rank holds beside what was planned, and end"
+        False, "load the model as the run would, print each rank's memory next to the plan, and end"
     )

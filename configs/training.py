@@ -109,7 +109,7 @@ class TrainConfig:
     use_peft: bool = setting(False, "train an adapter and freeze the model's own weights")
     peft_method: Literal["lora", "llama_adapter", "prefix"] = setting(
         "lora",
-        "kind of adapter: low-rank matrices beside linear layers (lora), gated prompts in the upper layers "
+        "kind of adapter: low-rank matrices next to linear layers (lora), gated prompts in the upper layers "
         "(llama_adapter), or trained keys and values before each row (prefix)",
     )
     peft_dtype: Literal["fp32", "bf16"] = setting(

@@ -2,7 +2,7 @@
 
 _NO_PREFERENCES = "given answers are learned; there is no preference or reward training"
 _CHUNKS = "the loss is computed in chunks, so whole logits are never held"
-_TOKENISED = "one process of each machine tokenises, and the result is kept"
+_TOKENISED = "one process of each machine tokenizes, and the result is kept"
 _UPLOAD = "nothing is uploaded; `hf upload OWNER/NAME RUN/model` does that"
 _LOGIN = "`hf auth login`, or the variable HF_TOKEN, gives the hub's token"
 _REVISION = "`hf download OWNER/NAME --revision R --local-dir DIR` gets it, and --model_name DIR takes it"
@@ -11,7 +11,7 @@ _ONE_WAY = "--enable_fsdp shards weights, gradients and optimizer states; layers
 _MERGE = "a run's folder holds the weights; `python -m tools.export RUN --to DIR --merge` merges an adapter"
 _PICKED = "a GPU is used if there is one; the variable CUDA_VISIBLE_DEVICES says which"
 
-_NEEDLESS: dict[str, str] = {
+_REASONS: dict[str, str] = {
     # Data
     "tokens are made anew when the data or a setting that changes them have changed": "overwrite_cache",
     "tokens are kept in the cache of Hugging Face's datasets (the variable HF_DATASETS_CACHE)": (
@@ -80,5 +80,5 @@ _NEEDLESS: dict[str, str] = {
     _UPLOAD: "push_to_hub hub_model_id push_dataset_to_hub export_hub_model_id",
 }
 
-NEEDLESS: dict[str, str] = {name: reason for reason, names in _NEEDLESS.items() for name in names.split()}
+UNSUPPORTED: dict[str, str] = {name: reason for reason, names in _REASONS.items() for name in names.split()}
 """Why there is no such flag, by the name that other tools have for it."""

@@ -50,14 +50,14 @@ def check_node(given: argparse.Namespace, misplaced: Sequence[str], flags: Seque
 
     Args:
         misplaced: what stood before the --, and is none of the doctor's own flags.
-        flags: those of the run, behind it.
+        flags: those of the run, after `--`.
 
     Raises:
         ConfigError, TrainingError: with what is wrong, and the remedy.
     """
     if misplaced:
         raise ConfigError(
-            f"{misplaced[0]}: without a launcher, a run's flags come behind --; to measure its network, give "
+            f"{misplaced[0]}: without a launcher, a run's flags come after --; to measure its network, give "
             f"torchrun [...] -m tools.doctor {shlex.join(misplaced)}"
         )
     if flags:

@@ -3,7 +3,7 @@
     python -m tools.make_tiny_model --out DIR [--data datasets/samples/dialogue_summary]
 
 Nothing is downloaded: the weights are random (seeded) and the tokenizer is trained on the samples. So the project can
-be tried and tested on a machine without network and GPU. With the default sizes the model learns to summarise the
+be tried and tested on a machine without network and GPU. With the default sizes the model learns to summarize the
 samples within two minutes on two CPU cores.
 """
 

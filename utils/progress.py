@@ -1,7 +1,7 @@
 """Shows that long work goes on: progress bars in a terminal; in a log file, a line when it starts and one when it ends.
 
 In a terminal (stderr is one) bars say all that the lines would, so no lines are printed. Both come from rank 0 alone.
-The rank is asked of the environment, not passed in: dataset functions of the user tokenise, too, and have no argument
+The rank is asked of the environment, not passed in: dataset functions of the user tokenize, too, and have no argument
 for it.
 """
 

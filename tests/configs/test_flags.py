@@ -13,7 +13,7 @@ from configs.flags import parse_flags
 from configs.hints import HINTS
 from configs.names import explain_unknown, find
 from configs.run import SETTINGS, RunConfig
-from configs.unsupported_flags import NEEDLESS
+from configs.unsupported_flags import UNSUPPORTED
 from utils.errors import ConfigError
 
 
@@ -404,7 +404,7 @@ def test_every_hint_leads_to_real_flags_from_a_name_that_is_none():
 
 
 def test_what_needs_no_flag_is_no_flag_and_has_no_hint():
-    assert not {name for name in NEEDLESS if find(name) or name in HINTS}
+    assert not {name for name in UNSUPPORTED if find(name) or name in HINTS}
 
 
 def test_all_unknown_names_are_told_at_once():

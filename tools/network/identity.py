@@ -56,7 +56,7 @@ def differences(nodes: dict[str, dict[str, Any]]) -> list[str]:
 
 
 def _words(node: dict[str, Any], other: dict[str, Any]) -> str:
-    """The first of a node's flags that the other has not in its place, and the word behind it."""
+    """The first of a node's flags that the other has not in its place, and the next word."""
     pairs = list(zip(node["flags"], [*other["flags"], *[None] * len(node["flags"])], strict=False))
     at = next((index for index, (one, two) in enumerate(pairs) if one != two), None)
     if at is None:
