@@ -1,4 +1,4 @@
-"""Paths among the settings, made absolute before code of the user's can change the working directory."""
+"""Make the paths among the settings absolute, before a user's code can change the working directory."""
 
 import os
 from dataclasses import replace
@@ -15,7 +15,7 @@ WRITTEN = (
     "tracking_config.profiler_dir",
     "planning_config.dry_run_json",
 )
-"""What these name need not be there yet. Any other path that is not there may be a name on the hub."""
+"""Settings whose files a run creates. Any other path that does not exist may be a name on the hub."""
 
 
 def make_paths_absolute(config: RunConfig, started_in: Path) -> RunConfig:

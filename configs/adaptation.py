@@ -13,7 +13,7 @@ SHARED_FIELDS = ("mixed_precision", "use_fp16")
 """Fields of both train_config and fsdp_config, which always agree."""
 
 FLOAT8_MULTIPLE = 16
-"""Of the sides of the factors of a float8 product, which its kernels need."""
+"""Float8 kernels need matrices whose sides are multiples of this."""
 
 CANNOT_TRACE_DORA = "torch.compile cannot trace peft's DoRA, so most of each layer would not be compiled"
 

@@ -1,7 +1,7 @@
 """Parse the command line, and the recipe it names, into a validated RunConfig. Nothing else reads flags."""
 
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 import fire
@@ -22,8 +22,16 @@ def parse_flags(argv: Sequence[str]) -> RunConfig:
     Raises:
         ConfigError: for the first flag that is unknown, has a wrong type, or conflicts with another.
     """
-    flags = _collect(argv)
-    notes: list[str] = []
+    return build_config(collect_flags(argv))
+
+
+def build_config(flags: Mapping[str, str]) -> RunConfig:
+    """The settings of a run, from raw values by flag name, as `collect_flags` returns them.
+
+    Raises:
+        ConfigError: as `parse_flags` does.
+    """
+    flags, notes = dict(flags), list[str]()
     values: dict[str, Any] = {}
     recipe = flags.pop("config", None)
     if recipe == NO_VALUE:
@@ -44,7 +52,7 @@ def parse_flags(argv: Sequence[str]) -> RunConfig:
     return config
 
 
-def _collect(argv: Sequence[str]) -> dict[str, str]:
+def collect_flags(argv: Sequence[str]) -> dict[str, str]:
     """Raw values by flag name, with underscores for dashes.
 
     Fire pairs names with values, but three of its habits are unwanted here. It reads `--lr --use_peft` as lr=True and

@@ -44,7 +44,7 @@ def flag(dotted: str) -> str:
 
 
 def explain_unknown(name: str) -> str:
-    """Why `name` is no setting, and what to write instead."""
+    """The reason why `name` is not a setting, and what to write instead."""
     section, _, field = name.rpartition(".")
     if name in SECTIONS:
         first = next(dotted for dotted in SETTINGS if dotted.startswith(f"{name}."))
@@ -61,26 +61,26 @@ def explain_unknown(name: str) -> str:
 
 
 def value_hint(dotted: str, raw: str | list[str]) -> str:
-    """What to write instead of a value that other tools have for the setting, as a clause; empty if it is unknown."""
+    """A clause that says what to write instead of a value of other tools; empty if the value is unknown."""
     hint = VALUE_HINTS.get(dotted.split(".")[1], {}).get(raw.lower()) if isinstance(raw, str) else None
     return f"; {hint}" if hint else ""
 
 
 _LIKE = 0.7
-_LIKE_IN_A_SECTION = 0.65  # which has few names to mistake it for
+_LIKE_IN_A_SECTION = 0.65  # a section has few names to confuse
 _SHORTEST_BEGINNING = 3
-_MOST_NAMES = 3  # more are no guess
+_MOST_NAMES = 3  # more names are not a guess
 
 
 class _Near(NamedTuple):
-    """Known names that a name is probably a misspelling or the beginning of, and how much they are like it, up to 1."""
+    """Known names that resemble an unknown one or begin with it, and their likeness to it, up to 1."""
 
     likeness: float
     names: list[str]
 
 
 def _guess(section: str, field: str) -> str:
-    """What the unknown name, dotted if it has a section, was probably meant to be, as a clause; empty without a guess.
+    """A clause that names the setting probably meant by an unknown name; empty without a guess.
 
     Names of other tools are misspelled, too: --learning_rat is their learning_rate, and that is --lr here.
     """
@@ -100,7 +100,7 @@ def _guess(section: str, field: str) -> str:
 
 
 def _guess_dotted(section: str, field: str) -> str:
-    """The same, if it is a name in this section, or in one that is called almost so."""
+    """The same, for a name in this section or in one with a similar name."""
     near = None if section in SECTIONS else _like(SECTIONS, section)
     sections = near.names if near else [section]
     if len(sections) > 1 and field in _DATASET_FIELDS:
@@ -122,10 +122,10 @@ def _did_you_mean(names: list[str], *, of_any_dataset: bool = False) -> str:
 
 
 def _like(known: Collection[str], name: str, *, least: float = _LIKE, may_begin: bool = True) -> _Near | None:
-    """The known names that are most like this one; None if none is, or too many.
+    """The known names most similar to this one; None if there are none, or too many.
 
     Args:
-        may_begin: whether those that begin with it count as the likest.
+        may_begin: whether names that begin with it count as the most similar.
     """
     if name in known:
         return _Near(1.0, [name])

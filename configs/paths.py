@@ -2,7 +2,7 @@
 
 import os
 
-_ROOM_BYTES = 256  # for what a run writes below its folder
+_ROOM_BYTES = 256  # for the names of files below the run folder
 
 
 def check_path(path: str) -> None:

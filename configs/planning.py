@@ -1,4 +1,4 @@
-"""Settings of what is known before a run: its plan, and the check that it loads."""
+"""Settings of planning: predictions before a run, and the check that it loads."""
 
 from dataclasses import dataclass
 
@@ -11,8 +11,8 @@ class PlanningConfig:
 
     dry_run: bool = setting(
         False,
-        "plan the run and end: what would hold each rank's memory, whether it fits, how long it takes and what it "
-        "costs; needs config.json alone, and writes nothing",
+        "plan the run and end: the memory of each rank, whether it fits, time and price; reads config.json alone, and "
+        "writes nothing",
     )
     dry_run_hardware: str | None = setting(
         None,
@@ -22,18 +22,18 @@ class PlanningConfig:
     nodes: int | None = setting(None, "machines to plan for (dry_run)", unit="machines", minimum=1, stands_for=1)
     device_memory_gib: float | None = setting(
         None,
-        "memory that the driver gives of each card; with dry_run_hardware, instead of what is known of the card; "
-        "alone, a card of which nothing else is known (dry_run)",
+        "usable memory of each card: replaces the known value of a card in dry_run_hardware; alone, it describes a "
+        "card of unknown speed (dry_run)",
         unit="GiB",
         exclusive_minimum=0,
     )
     network_gbps: float | None = setting(
-        None, "speed of the network between machines, as plans count with", unit="Gbit/s", exclusive_minimum=0
+        None, "speed of the network between machines, for plans", unit="Gbit/s", exclusive_minimum=0
     )
     network_speeds: str | None = setting(
         None,
-        "file that tools.doctor --json wrote: plans count with the speeds that it measured between the ranks, instead "
-        "of what is known of the cards' links and the network",
+        "file that tools.doctor --json wrote: plans use the speeds between ranks that it measured, not the known ones "
+        "of links and network",
         is_path=True,
     )
     price_per_hour: float | None = setting(

@@ -46,7 +46,7 @@ def _entries(mapping: yaml.MappingNode, section: str, path: str) -> Iterator[tup
         if isinstance(value, yaml.ScalarNode):
             yield name, value.value
         elif not section and name not in SECTIONS and not find(name.replace("-", "_")):
-            yield name, ""  # unknown: that is said, whatever its value is
+            yield name, ""  # an unknown name is refused later, whatever its value
         elif isinstance(value, yaml.SequenceNode):
             if not all(isinstance(item, yaml.ScalarNode) for item in value.value):
                 raise ConfigError(f"{path}: {name}: an entry of the list is not a plain value; write it like [a, b]")

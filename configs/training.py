@@ -56,17 +56,16 @@ class TrainConfig:
     )
     spare_layers: bool = setting(
         True,
-        "where every layer is to be recomputed (activation_checkpointing full, or auto if nothing less fits), keep the "
-        "activations of those last layers that cost no memory, since they take the room of gradients to come; False "
-        "recomputes every layer",
+        "do not recompute the last layers if keeping their activations does not raise the peak "
+        "(activation_checkpointing full, or auto if nothing less fits); False: recompute every layer",
     )
     activation_offloading: bool = setting(
         False,
-        "let what layers keep for the backward pass wait in host memory; with activation_checkpointing full that is "
-        "each layer's input",
+        "keep in host memory what layers save for the backward pass; with activation_checkpointing full that is each "
+        "layer's input",
     )
     loss_chunk_size: int = setting(
-        1024, "compute the logits of so many tokens at a time; 0: of the whole batch", unit="tokens", minimum=0
+        1024, "tokens whose logits are computed at a time; 0: those of the whole batch", unit="tokens", minimum=0
     )
 
     # Layout and precision
@@ -100,7 +99,7 @@ class TrainConfig:
     # Loss
     label_smoothing: float = setting(
         0.0,
-        "train on targets of which this share is spread evenly over the vocabulary; evaluation is on the plain ones",
+        "spread this share of each target evenly over the vocabulary; evaluation uses plain targets",
         minimum=0,
         exclusive_maximum=1,
     )
@@ -125,11 +124,9 @@ class TrainConfig:
     )
     num_freeze_layers: int = setting(1, "layers to freeze (freeze_layers)", unit="layers", minimum=1)
 
-    freeze_vision: bool = setting(False, "of a model of image and text, freeze what sees the image")
-    freeze_qformer: bool = setting(False, "of BLIP-2 and its like, freeze the Q-Former and its queries")
-    freeze_language_model: bool = setting(
-        False, "of a model of image and text, freeze the language model with its embeddings and head"
-    )
+    freeze_vision: bool = setting(False, "freeze the vision encoder (image_text)")
+    freeze_qformer: bool = setting(False, "freeze the Q-Former and its queries (BLIP-2)")
+    freeze_language_model: bool = setting(False, "freeze the language model with its embeddings and head (image_text)")
 
     # Data
     dataset: str = setting(
@@ -217,7 +214,7 @@ class TrainConfig:
     num_epochs: int = setting(3, "passes over the training data", unit="epochs", minimum=1)
     limit_train_batches: int = setting(
         0,
-        "end each epoch after so many micro-batches of each rank, which are others in each epoch; 0: no limit",
+        "end each epoch after so many micro-batches of each rank; epochs differ in their rows; 0: no limit",
         unit="micro-batches",
         minimum=0,
     )
@@ -225,8 +222,8 @@ class TrainConfig:
     lr: float = setting(1e-4, "peak learning rate", exclusive_minimum=0)
     lr_scale_with_world_size: Literal["none", "linear", "sqrt"] = setting(
         "none",
-        "multiply lr by the number of ranks (linear), or by its square root (sqrt); a resumed run keeps what it began "
-        "with",
+        "multiply lr by the number of ranks (linear), or by its square root (sqrt); a resumed run keeps the number that "
+        "it started with",
     )
     scheduler: Literal["step", "cosine", "linear", "constant"] = setting(
         "step",
@@ -297,8 +294,8 @@ class TrainConfig:
     )
     best_metric: Literal["eval_loss", "rouge1", "rouge2", "rougeL"] = setting(
         "eval_loss",
-        "figure of an evaluation that decides which weights are saved as the best: the lowest loss, or the highest "
-        "ROUGE (eval_generate)",
+        "metric by which an evaluation is the best, whose weights are saved: the lowest loss, or the highest ROUGE "
+        "(eval_generate)",
     )
 
     # Results
@@ -335,7 +332,7 @@ class TrainConfig:
         default_text=f"{DEFAULT_KEEP_LAST}, or fewer if the disk is too full",
     )
     keep_best: bool = setting(
-        False, "write a checkpoint after each evaluation that is the best so far, and keep the last of these"
+        False, "write a checkpoint after each evaluation that is the best so far, and keep the newest of them"
     )
     async_save: bool | None = setting(
         None,

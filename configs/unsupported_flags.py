@@ -1,4 +1,4 @@
-"""Flags of other tools for which there is none here, because it is not needed or not done."""
+"""Flags of other tools that have no counterpart here, and the reason for each."""
 
 _NO_PREFERENCES = "given answers are learned; there is no preference or reward training"
 _CHUNKS = "the loss is computed in chunks, so whole logits are never held"
@@ -81,4 +81,4 @@ _REASONS: dict[str, str] = {
 }
 
 UNSUPPORTED: dict[str, str] = {name: reason for reason, names in _REASONS.items() for name in names.split()}
-"""Why there is no such flag, by the name that other tools have for it."""
+"""The reason why there is no such flag, by the name that other tools give it."""

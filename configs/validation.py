@@ -10,7 +10,7 @@ from configs.peft import ALL_LINEAR
 from configs.run import SETTINGS, RunConfig
 from utils.errors import ConfigError
 
-# The values allowed without --enable_fsdp, because they are true then anyway.
+# Values allowed without --enable_fsdp, because such a run acts by them anyway.
 _HOLDS_WITHOUT_FSDP: dict[str, tuple[Any, ...]] = {
     "train_config.low_cpu_fsdp": (None, False),
     "fsdp_config.sharding_strategy": ("NO_SHARD",),

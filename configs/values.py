@@ -19,7 +19,7 @@ NO_VALUE = "\0"
 _TRUE = ("true", "1", "yes", "on")
 _FALSE = ("false", "0", "no", "off")
 _NONE = ("none", "null", "")
-_MAX_WHOLE = 10**18  # what 64 bits hold, with room for a few more
+_MAX_WHOLE = 10**18  # fits into 64 bits, sums of a few included
 _NUMBER = re.compile(r"[+-]?([0-9]+\.?[0-9]*|\.[0-9]+)([eE][+-]?[0-9]{1,4})?")
 _DTYPES = {
     prefix + name: short

@@ -95,7 +95,7 @@ def test_the_endpoint_is_required_without_a_launcher(capsys: pytest.CaptureFixtu
 def test_flags_of_a_run_without_a_launcher_are_shown_where_they_go(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["--enable_fsdp", "--model_name", "M x"]) == 2
     said = capsys.readouterr().err
-    assert said.startswith("error: --enable_fsdp: without a launcher, a run's flags come behind --; ")
+    assert said.startswith("error: --enable_fsdp: without a launcher, a run's flags come after --; ")
     assert said.endswith("give torchrun [...] -m tools.doctor --enable_fsdp --model_name 'M x'\n")
 
 
