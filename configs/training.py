@@ -222,8 +222,8 @@ class TrainConfig:
     lr: float = setting(1e-4, "peak learning rate", exclusive_minimum=0)
     lr_scale_with_world_size: Literal["none", "linear", "sqrt"] = setting(
         "none",
-        "multiply lr by the number of ranks (linear), or by its square root (sqrt); a resumed run keeps the number that "
-        "it started with",
+        "multiply lr by the number of ranks (linear), or by its square root (sqrt); a resumed run keeps the number it "
+        "started with",
     )
     scheduler: Literal["step", "cosine", "linear", "constant"] = setting(
         "step",
