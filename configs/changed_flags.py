@@ -29,7 +29,7 @@ def changed_flags(argv: Sequence[str], flags: Sequence[str], *, without: Sequenc
 
 
 def _targets(word: str) -> tuple[str, ...]:
-    """The settings that a word of a command line sets; none if it is no flag."""
+    """The settings that a word of a command line sets; none if it is not a flag."""
     if not re.match("--[A-Za-z]", word):
         return ()
     name = word[2:].partition("=")[0].replace("-", "_")

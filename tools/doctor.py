@@ -94,7 +94,7 @@ def number_of_nodes(text: str) -> int:
     """
     parts = text.split(":")
     if len(parts) > 2 or not all(part.isascii() and part.isdecimal() and int(part) > 0 for part in parts):
-        raise ConfigError(f"--nnodes: {text!r} is no number of nodes; give N, or MIN:MAX")
+        raise ConfigError(f"--nnodes: {text!r} is not a number of nodes; give N, or MIN:MAX")
     return int(parts[0])
 
 

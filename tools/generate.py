@@ -66,17 +66,17 @@ def read_prompts(file: Path) -> list[str]:
             prompt = json.loads(line)["prompt"]
         except (ValueError, KeyError, TypeError, RecursionError) as error:
             raise ConfigError(
-                f'--prompts: {file}, line {number}, is no JSON with "prompt" ({in_one_line(error)}); give '
+                f'--prompts: {file}, line {number}, is not JSON with "prompt" ({in_one_line(error)}); give '
                 '{"prompt": "..."} on each line'
             ) from error
         if not isinstance(prompt, str):
-            raise ConfigError(f'--prompts: {file}, line {number}: "prompt" is no text; give it in quotes')
+            raise ConfigError(f'--prompts: {file}, line {number}: "prompt" is not text; give it in quotes')
         prompts.append(prompt)
     return prompts
 
 
 def check_image_file(image: Path) -> None:
-    """Refuse a file that is no image.
+    """Refuse a file that is not an image.
 
     Raises:
         ConfigError: if it is not there, or cannot be decoded.
@@ -91,13 +91,13 @@ def check_text(prompt: str) -> None:
     """Refuse what no tokenizer takes.
 
     Raises:
-        ConfigError: if the prompt is empty, or holds what is no character.
+        ConfigError: if the prompt is empty, or is not valid text.
     """
     try:
         prompt.encode()
     except UnicodeEncodeError as error:
         raise ConfigError(
-            f"--prompt: {prompt[:40]!a} is no text (what stands at {error.start} is no UTF-8); give it as UTF-8"
+            f"--prompt: {prompt[:40]!a} is not text (no UTF-8 at character {error.start}); give it as UTF-8"
         ) from error
     if not prompt.strip():
         raise ConfigError("--prompt: a prompt is empty; give a text")
@@ -194,10 +194,10 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("path", type=Path, help="an exported folder, an adapter's folder, a run, or a checkpoint")
     parser.add_argument("--prompt", action="append", default=[], help="may be given several times")
     parser.add_argument("--prompts", type=Path, help='a file: one per line, or .jsonl with "prompt"')
-    parser.add_argument("--image", type=Path, help="a file; what a model of image and text writes about")
+    parser.add_argument("--image", type=Path, help="a file, for a model of image and text")
     parser.add_argument("--max_new_tokens", type=int, default=128, help="longest answer (128)")
     parser.add_argument("--temperature", type=float, default=0.0, help="0: the likeliest token each time (default)")
-    parser.add_argument("--seed", type=int, default=0, help="of the sampling at a temperature above 0")
+    parser.add_argument("--seed", type=int, default=0, help="seed of the sampling at a temperature above 0")
     parser.add_argument("--chat", action="store_true", help="each prompt is a user's turn in the chat template")
     parser.add_argument("--base", help="the base model, if it is not where the checkpoint says")
     given = parser.parse_args(argv)

@@ -138,10 +138,10 @@ def test_what_cannot_be_answered_is_refused_in_a_line(tiny_model: Path, tmp_path
     (tmp_path / "half.jsonl").write_text('{"prompt": "a\\ud800"}\n')
     (tmp_path / "deep.jsonl").write_text("[" * 100_000)
     for flags, reason in (
-        ([str(tiny_model), "--prompts", str(tmp_path / "number.jsonl")], 'line 1: "prompt" is no text'),
-        ([str(tiny_model), "--prompts", str(tmp_path / "half.jsonl")], "is no text (what stands at 1 is no UTF-8)"),
-        ([str(tiny_model), "--prompts", str(tmp_path / "deep.jsonl")], 'line 1, is no JSON with "prompt"'),
-        ([str(tiny_model), "--prompt", "a\udcff"], "is no text"),
+        ([str(tiny_model), "--prompts", str(tmp_path / "number.jsonl")], 'line 1: "prompt" is not text'),
+        ([str(tiny_model), "--prompts", str(tmp_path / "half.jsonl")], "is not text (no UTF-8 at character 1)"),
+        ([str(tiny_model), "--prompts", str(tmp_path / "deep.jsonl")], 'line 1, is not JSON with "prompt"'),
+        ([str(tiny_model), "--prompt", "a\udcff"], "is not text"),
         ([str(tiny_model), "--prompt", " "], "a prompt is empty"),
         *(
             ([str(tiny_model), "--prompt", "a", "--temperature", bad], "--temperature")

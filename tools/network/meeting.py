@@ -60,7 +60,7 @@ class _Line:
 
         Raises:
             OSError: if none comes in time.
-            ValueError: if the other end is no doctor.
+            ValueError: if the other end is not a doctor.
         """
         self.connection.settimeout(seconds or _ANSWER_SECONDS)
         text = self._file.readline(_LONGEST_LINE)
