@@ -13,7 +13,7 @@ from configs.setting import Setting
 from configs.values import NO_VALUE
 from utils.errors import ConfigError
 
-LONG = 100_000
+LONG = 20_000  # beyond the limits of paths, names and numbers
 VALUES = {
     "nothing": "",
     "space": " ",
