@@ -46,9 +46,7 @@ def check(given: argparse.Namespace) -> None:
     if given.port is not None and not given.watch:
         raise ConfigError("--port: is for --watch; give both, or neither")
     if given.port is not None and not 0 <= given.port < 2**16:
-        raise ConfigError(
-            f"--port: {given.port} is not a port; give one from 1 to 65535, or leave it out for a free one"
-        )
+        raise ConfigError(f"--port: {given.port} is not a port; give 1 to 65535, or leave it out for a free one")
     if given.out is not None and given.watch:
         raise ConfigError("--out: --watch writes no file; leave one of them out")
     if len({run.absolute() for run in given.runs}) < len(given.runs):

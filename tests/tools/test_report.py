@@ -52,7 +52,7 @@ def test_the_documented_commands_run_as_written(tmp_path: Path, monkeypatch: pyt
         (["EMPTY"], "RUN: EMPTY holds no run (neither run.yaml nor metrics.jsonl); give the folder of a run, or"),
         (["RUN", "RUN"], "RUN: a run is given twice; give each once"),
         (["RUN", "--port", "80"], "--port: is for --watch; give both, or neither"),
-        (["RUN", "--port", "-1", "--watch"], "--port: -1 is not a port; give one from 1 to 65535, or leave it out"),
+        (["RUN", "--port", "-1", "--watch"], "--port: -1 is not a port; give 1 to 65535, or leave it out"),
         (["RUN", "--out", "x.html", "--watch"], "--out: --watch writes no file; leave one of them out"),
         (["RUN", "--price_per_hour", "-1"], "--price_per_hour: -1.0 is not a price; give a number from 0 on"),
         (["RUN", "--price_per_hour", "nan"], "--price_per_hour: nan is not a price; give a number from 0 on"),
