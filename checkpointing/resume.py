@@ -15,7 +15,7 @@ import torch.distributed.checkpoint as dcp
 from torch.distributed.checkpoint.api import CheckpointException
 from torch.distributed.checkpoint.metadata import TensorStorageMetadata
 from torch.optim import Optimizer
-from torch.optim.lr_scheduler import LambdaLR, LRScheduler
+from torch.optim.lr_scheduler import LambdaLR
 
 from checkpointing.comparison import TRAIN_ON
 from checkpointing.finding import Checkpoint
@@ -136,12 +136,11 @@ def _rng_files(folder: Path, world_size: int) -> list[bytes | None]:
     return [path.read_bytes() if path.is_file() else None for path in paths]
 
 
-def _load_schedule(scheduler: LRScheduler, optimizer: Optimizer, step: int) -> None:
+def _load_schedule(scheduler: LambdaLR, optimizer: Optimizer, step: int) -> None:
     """Continue the schedule at its step, with the learning rate of this run's settings.
 
     Nothing else of its saved state is taken: torch would set any attribute that a file names.
     """
-    assert isinstance(scheduler, LambdaLR)
     scheduler.last_epoch, scheduler._step_count = step, step + 1
     rates = [
         base * rate(scheduler.last_epoch) for base, rate in zip(scheduler.base_lrs, scheduler.lr_lambdas, strict=True)

@@ -10,7 +10,7 @@ import torch
 from peft import PeftModel
 from torch import nn
 from torch.optim import Optimizer
-from torch.optim.lr_scheduler import LRScheduler
+from torch.optim.lr_scheduler import LambdaLR
 
 from policies.adapters.kinds import is_own_name
 from policies.loss_scaling import LossScaler
@@ -27,7 +27,7 @@ class Trained:
 
     model: nn.Module
     optimizer: Optimizer
-    scheduler: LRScheduler
+    scheduler: LambdaLR
     scaler: LossScaler
 
     def tensors(self) -> dict[str, torch.Tensor]:

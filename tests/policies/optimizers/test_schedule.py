@@ -1,15 +1,17 @@
-"""The learning rate of every step against its closed form."""
+"""The learning rate of every step against its closed form, and to the bit against transformers' schedules."""
 
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 
 import pytest
 from torch import nn
+from transformers import get_scheduler
 
 from configs.flags import parse_flags
 from policies.optimizers.build import build_optimizer
-from policies.optimizers.schedule import build_scheduler
+from policies.optimizers.schedule import build_scheduler, lr_factor
 
 LR, STEPS_PER_EPOCH, NUM_STEPS = 0.02, 7, 21
 
@@ -75,3 +77,22 @@ def test_what_falls_to_zero_falls_to_min_lr_instead(scheduler: str, warmup: int)
 def test_steps_end_at_min_lr_and_warm_up_begins_at_zero() -> None:
     wanted = [LR * min(1, step / 2) * max(0.3, 0.5 ** (step // STEPS_PER_EPOCH)) for step in range(NUM_STEPS)]
     assert rates("--gamma", "0.5", "--warmup_steps", "2", "--min_lr", str(0.3 * LR)) == pytest.approx(wanted)
+
+
+@pytest.mark.parametrize("scheduler", ["constant", "linear", "cosine"])
+def test_rates_are_transformers_to_the_bit_over_whole_runs_and_beyond(scheduler: str) -> None:
+    for num_steps in (1, 2, 7, 1000, 4937):
+        for warmup in {0, 1, num_steps // 3, num_steps, num_steps + 5}:
+            given = ["--scheduler", scheduler, "--lr", "3.7e-4", "--warmup_steps", str(warmup)]
+            train = parse_flags(["--model_name", "m", *given]).train_config
+            optimizer = build_optimizer(nn.Linear(2, 2), train, parse_flags(["--model_name", "m"]).fsdp_config)
+            name = "constant_with_warmup" if scheduler == "constant" else scheduler
+            theirs = get_scheduler(name, optimizer, num_warmup_steps=warmup, num_training_steps=num_steps)
+            (factor,) = theirs.lr_lambdas  # type: ignore[attr-defined]
+            for step in range(num_steps + 3):
+                assert lr_factor(step, train, steps_per_epoch=9, num_steps=num_steps) == factor(step), (step, warmup)
+                if scheduler != "constant" and step >= warmup:
+                    floored = replace(train, min_lr=1.1e-5)
+                    lowest = 1.1e-5 / 3.7e-4
+                    wanted = lowest + (1 - lowest) * factor(step)
+                    assert lr_factor(step, floored, steps_per_epoch=9, num_steps=num_steps) == wanted
