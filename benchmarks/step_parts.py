@@ -23,7 +23,7 @@ from torch.nn.attention.varlen import varlen_attn
 from torch.optim import AdamW
 from torch.utils.checkpoint import checkpoint
 
-from policies.adapters.dropout_masks import draw_kept, mask_like
+from policies.adapters.dropout_masks import draw_dropout, mask_like
 from policies.attention.flash_attention_4 import NO_WINDOW, AttentionKind, find_flash_attention_4, flash_attention_4
 from policies.attention.functions import attention_of_each_sequence
 from policies.clipping import clip_grad_norm, sum_of_squares
@@ -179,8 +179,8 @@ def mask_variants(tokens: int, width: int, dtype: torch.dtype) -> dict[str, Call
         return torch.where(torch.empty_like(inputs, dtype=torch.bool).bernoulli_(0.95), inputs, 0.0)
 
     def from_keys() -> torch.Tensor:
-        share, keys = draw_kept(inputs, 0.05)
-        return torch.where(mask_like(inputs, keys, share), inputs, 0.0)
+        p, keys = draw_dropout(inputs, 0.05)
+        return torch.where(mask_like(inputs, keys, p), inputs, 0.0)
 
     drawn_in_kernel, made_in_kernel = torch.compile(by_torch), torch.compile(from_keys)
     return {

@@ -12,41 +12,41 @@ BLOCKS, PLACES = 4096, 1024
 batch: torch 2.11 cannot compile random tensors of a varying size in layers that are recomputed for backward."""
 
 
-class Kept(NamedTuple):
-    """What dropout keeps of a tensor.
+class Dropout(NamedTuple):
+    """Which elements of a tensor dropout keeps.
 
     Attributes:
-        share: of the elements, that is dropped.
-        drawn: bool, shaped like the tensor; or the keys of `mask_of`.
+        p: the probability that an element is dropped.
+        mask_or_keys: bool, shaped like the tensor, True for what is kept; or the keys of `mask_from_keys`.
     """
 
-    share: float
-    drawn: torch.Tensor
+    p: float
+    mask_or_keys: torch.Tensor
 
 
-def draw_kept(inputs: torch.Tensor, share: float) -> Kept:
-    """What dropout keeps of the inputs this time.
+def draw_dropout(inputs: torch.Tensor, p: float) -> Dropout:
+    """Draws a new mask for the inputs, or in compiled code the keys of one.
 
-    It is drawn by torch's own operators, so that recomputation for backward draws the same. Compiled code draws keys
-    alone: it computes the mask where it is used, in forward and again in backward, within kernels that read or write
-    the tensor anyway. A mask by torch's generator costs such a kernel several times its own time, or is kept for
-    backward, a byte for each element. Uncompiled, `mask_of` would be a dozen kernels.
+    Torch's own operators draw it, so that recomputation for backward draws the same. Compiled code draws keys alone:
+    it computes the mask where it is used, in forward and again in backward, within kernels that read or write the
+    tensor anyway. A mask by torch's generator costs such a kernel several times its own time, or is kept for backward,
+    a byte for each element. Uncompiled, `mask_from_keys` would be a dozen kernels.
     """
     if not torch.compiler.is_compiling():
-        return Kept(share, torch.empty_like(inputs, dtype=torch.bool).bernoulli_(1 - share))
+        return Dropout(p, torch.empty_like(inputs, dtype=torch.bool).bernoulli_(1 - p))
     # Fractions, of 24 bits each: the compiler would draw integers again for every element that a key is used for.
     fractions = torch.rand(2, BLOCKS + PLACES + inputs.shape[-1], device=inputs.device)
     high, low = (fractions * 2**24).int()
-    return Kept(share, high << 8 ^ low)
+    return Dropout(p, high << 8 ^ low)
 
 
-def mask_of(keys: torch.Tensor, shape: torch.Size, share: float) -> torch.Tensor:
+def mask_from_keys(keys: torch.Tensor, shape: torch.Size, p: float) -> torch.Tensor:
     """A mask of dropout, in which each element follows from a key of its row and a key of its column.
 
     Args:
         keys: int32, random: BLOCKS, PLACES, and one for each column.
         shape: rows are all dimensions but the last, BLOCKS * PLACES at most.
-        share: of the elements, that is dropped, to 2^-32.
+        p: the probability that an element is dropped, to 2^-32.
 
     Returns:
         bool, of that shape.
@@ -54,12 +54,14 @@ def mask_of(keys: torch.Tensor, shape: torch.Size, share: float) -> torch.Tensor
     of_blocks, of_places, of_columns = keys.split((BLOCKS, PLACES, shape[-1]))
     of_rows = (of_blocks[:, None] + of_places).flatten()[: math.prod(shape[:-1])]
     bits = _mixed(of_rows[:, None] + of_columns)
-    return (bits >= round(share * 2**32) - 2**31).view(shape)
+    return (bits >= round(p * 2**32) - 2**31).view(shape)
 
 
-def mask_like(values: torch.Tensor, drawn: torch.Tensor, share: float) -> torch.Tensor:
-    """The mask that was drawn, or that its keys make, for these values."""
-    return drawn if drawn.dtype == torch.bool else mask_of(drawn, values.shape, share)
+def mask_like(values: torch.Tensor, mask_or_keys: torch.Tensor, p: float) -> torch.Tensor:
+    """The mask for these values, as it was drawn or from its keys."""
+    if mask_or_keys.dtype == torch.bool:
+        return mask_or_keys
+    return mask_from_keys(mask_or_keys, values.shape, p)
 
 
 def _mixed(values: torch.Tensor) -> torch.Tensor:

@@ -17,7 +17,7 @@ from peft.tuners.lora import Linear
 from torch import nn
 from torch.utils.flop_counter import register_flop_formula
 
-from policies.adapters.dropout_masks import Kept, draw_kept, mask_like
+from policies.adapters.dropout_masks import Dropout, draw_dropout, mask_like
 
 
 def use_lean_forward(model: nn.Module) -> None:
@@ -36,30 +36,32 @@ def _forward(layer: Any, inputs: torch.Tensor, *args: Any, **kwargs: Any) -> tor
         return type(layer).forward(layer, inputs, *args, **kwargs)
     outputs = base_outputs = layer.base_layer(inputs, *args, **kwargs)
     for name in layer.active_adapters:
-        share = layer.lora_dropout[name].p if layer.training and hasattr(layer.lora_dropout[name], "p") else 0.0
-        kept = draw_kept(inputs, share) if share else None
-        low = project_down(inputs, layer.lora_A[name].weight, kept, layer.scaling[name] / (1 - share))
+        p = layer.lora_dropout[name].p if layer.training and hasattr(layer.lora_dropout[name], "p") else 0.0
+        dropout = draw_dropout(inputs, p) if p else None
+        low = project_down(inputs, layer.lora_A[name].weight, dropout, layer.scaling[name] / (1 - p))
         outputs = outputs + project_up(low, layer.lora_B[name].weight, base_outputs.dtype)
     return outputs.to(base_outputs.dtype)
 
 
-def project_down(inputs: torch.Tensor, weight: torch.Tensor, kept: Kept | None, scale: float) -> torch.Tensor:
+def project_down(inputs: torch.Tensor, weight: torch.Tensor, dropout: Dropout | None, scale: float) -> torch.Tensor:
     """The input after dropout times A, in the dtype of A. The inputs are cast to it, but kept as they are.
 
     Args:
         inputs: [..., in].
         weight: A, [r, in].
-        kept: None keeps all.
+        dropout: None keeps all.
         scale: factor on the product.
 
     Returns:
         [..., r]
     """
     factor = _narrow_factor(weight.detach().T, inputs.dtype)
-    share, drawn = kept or (0.0, None)
+    p, mask_or_keys = dropout or (0.0, None)
     # Another operator than backward's, or compiled code would compute this once, and keep it for backward.
-    dropped = inputs.detach() if drawn is None else torch.where(mask_like(inputs, drawn, share), inputs.detach(), 0.0)
-    return _sum_of_parts(product_down(inputs, weight, drawn, share, dropped, factor), weight.shape[0]) * scale
+    dropped = inputs.detach()
+    if mask_or_keys is not None:
+        dropped = torch.where(mask_like(inputs, mask_or_keys, p), dropped, 0.0)
+    return _sum_of_parts(product_down(inputs, weight, mask_or_keys, p, dropped, factor), weight.shape[0]) * scale
 
 
 def project_up(low: torch.Tensor, weight: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
@@ -87,8 +89,8 @@ def project_up(low: torch.Tensor, weight: torch.Tensor, dtype: torch.dtype) -> t
 def product_down(
     inputs: torch.Tensor,
     weight: torch.Tensor,
-    drawn: torch.Tensor | None,
-    share: float,
+    mask_or_keys: torch.Tensor | None,
+    p: float,
     dropped: torch.Tensor,
     factor: torch.Tensor,
 ) -> torch.Tensor:
@@ -102,21 +104,21 @@ def _(inputs: torch.Tensor, weight: torch.Tensor, *args: Any) -> torch.Tensor:
 
 
 def _keep_down(ctx: Any, inputs: tuple[Any, ...], output: torch.Tensor) -> None:
-    activations, weight, drawn, ctx.share, *_ = inputs
-    ctx.save_for_backward(activations, weight, drawn)
+    activations, weight, mask_or_keys, ctx.p, *_ = inputs
+    ctx.save_for_backward(activations, weight, mask_or_keys)
 
 
 def _backward_down(ctx: Any, grad: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
-    inputs, weight, drawn = ctx.saved_tensors
+    inputs, weight, mask_or_keys = ctx.saved_tensors
     grad = grad.flatten(0, -2)[:, : weight.shape[0]]  # parts are summed, so the gradients of all are that of the sum
-    kept = None if drawn is None else mask_like(inputs, drawn, ctx.share)
+    mask = None if mask_or_keys is None else mask_like(inputs, mask_or_keys, ctx.p)
     grad_inputs = grad_weight = None
     if ctx.needs_input_grad[0]:
         left, right = _wide_factors(grad, weight, inputs.dtype)
         grad_inputs = _wide_mm(left, right, weight.dtype, inputs.dtype).view_as(inputs)
-        grad_inputs = _dropped(grad_inputs, kept)
+        grad_inputs = _dropped(grad_inputs, mask)
     if ctx.needs_input_grad[1]:
-        grad_weight = _narrow_product(_dropped(inputs, kept).flatten(0, -2).T, grad).T
+        grad_weight = _narrow_product(_dropped(inputs, mask).flatten(0, -2).T, grad).T
     return grad_inputs, grad_weight, None, None, None, None
 
 
@@ -153,9 +155,9 @@ def _backward_up(ctx: Any, grad: torch.Tensor) -> tuple[torch.Tensor | None, ...
 product_up.register_autograd(_backward_up, setup_context=_keep_up)
 
 
-def _dropped(values: torch.Tensor, kept: torch.Tensor | None) -> torch.Tensor:
+def _dropped(values: torch.Tensor, mask: torch.Tensor | None) -> torch.Tensor:
     # The values times the mask. A plain product of two dtypes takes torch's general kernel, three times as long.
-    return values if kept is None else torch.ops.aten.native_dropout_backward(values, kept, 1.0)
+    return values if mask is None else torch.ops.aten.native_dropout_backward(values, mask, 1.0)
 
 
 def _narrow_product(left: torch.Tensor, right: torch.Tensor) -> torch.Tensor:

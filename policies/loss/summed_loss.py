@@ -55,8 +55,8 @@ def use_summed_loss(
 
     The forward of this one instance is replaced, inside whatever later wraps it, because sharded weights are whole
     only while their module's own forward runs. All code is the model's own. Its forward is called once with the
-    inputs, up to the last stack's output, and then for each chunk with that output given. So what a model does between
-    encoder and decoder, and logit scaling or soft-capping behind them, are never forgotten.
+    inputs, up to the last stack's output, and then for each chunk with that output given (`_LastStack`). So what a
+    model does between encoder and decoder, and logit scaling or soft-capping after them, are never forgotten.
 
     If gradients are enabled, they are computed with the loss (see `policies.loss.head_gradients`). `loss_grad` is the
     gradient of the loss that `backward` will bring. Gradients in fp16 need to know it: without the loss scale, small
@@ -70,7 +70,7 @@ def use_summed_loss(
         label_smoothing: see `summed_cross_entropy`; in training only, so that evaluations can be compared.
         cross_entropy: computes what `summed_cross_entropy` does; compiled, it reads and writes a chunk's logits once.
     """
-    own_forward, last = model.forward, stacks[-1]
+    own_forward, last = model.forward, _LastStack(stacks[-1])
 
     @functools.wraps(own_forward)
     def forward(
@@ -84,14 +84,14 @@ def use_summed_loss(
         if targets is None:
             given = {} if labels is None else {"labels": labels}
             return own_forward(*args, **given, **kwargs)
-        hidden = _output_of(last, lambda: own_forward(*args, **kwargs))
+        hidden = last.output_of(lambda: own_forward(*args, **kwargs))
         hidden = hidden.reshape(1, -1, hidden.shape[-1])
         if target_positions is not None:
             hidden = hidden[:, target_positions]
         smoothing = label_smoothing if model.training else 0.0
 
         def logits_of(hidden_chunk: torch.Tensor) -> torch.Tensor:
-            with _forward_replaced(last, lambda *args, **kwargs: _Hidden(last_hidden_state=hidden_chunk)):
+            with last.returning(hidden_chunk):
                 logits: torch.Tensor = compute_logits(model, hidden_chunk)
             return logits.squeeze(0)  # not [0], whose backward copies the gradient
 
@@ -114,31 +114,44 @@ class _Hidden(BaseModelOutputWithPast):
             raise AttributeError(name)
 
 
-def _output_of(stack: nn.Module, run: Callable[[], Any]) -> torch.Tensor:
-    """What `stack` computes while `run` runs: [batch, seq, hidden_size]. The head behind it gets no position at all."""
-    found: list[torch.Tensor] = []
-    compute = stack.forward
+class _LastStack:
+    """Replaces the forward of the last stack, once, so that its output can be taken out or put in.
 
-    def keep(*args: Any, **kwargs: Any) -> _Hidden:
-        found.append(compute(*args, **kwargs)[0])
-        return _Hidden(last_hidden_state=found[0][:, :0].detach())
+    Outside `output_of` and `returning` it computes what it did before.
+    """
 
-    with _forward_replaced(stack, keep):
-        run()
-    (hidden,) = found
-    return hidden
+    def __init__(self, stack: nn.Module) -> None:
+        self._given: torch.Tensor | None = None
+        self._outputs: list[torch.Tensor] | None = None
+        compute = stack.forward
 
+        @functools.wraps(compute)
+        def forward(*args: Any, **kwargs: Any) -> Any:
+            if self._given is not None:
+                return _Hidden(last_hidden_state=self._given)
+            if self._outputs is None:
+                return compute(*args, **kwargs)
+            output: torch.Tensor = compute(*args, **kwargs)[0]
+            self._outputs.append(output)
+            return _Hidden(last_hidden_state=output[:, :0].detach())  # the head after it computes nothing
 
-@contextmanager
-def _forward_replaced(module: nn.Module, forward: Callable[..., Any]) -> Iterator[None]:
-    """Inside this context the module computes this instead."""
-    had_own = "forward" in module.__dict__
-    before = module.forward
-    module.forward = forward
-    try:
-        yield
-    finally:
-        if had_own:
-            module.forward = before
-        else:
-            del module.forward
+        stack.forward = forward
+
+    def output_of(self, run: Callable[[], Any]) -> torch.Tensor:
+        """The stack's output while `run` runs, [batch, seq, hidden_size]. The head gets no position at all."""
+        self._outputs = outputs = []
+        try:
+            run()
+        finally:
+            self._outputs = None
+        (hidden,) = outputs
+        return hidden
+
+    @contextmanager
+    def returning(self, hidden: torch.Tensor) -> Iterator[None]:
+        """Inside this context the stack returns `hidden`, [1, tokens, hidden_size], and computes nothing."""
+        self._given = hidden
+        try:
+            yield
+        finally:
+            self._given = None

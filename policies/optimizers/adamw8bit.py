@@ -114,7 +114,7 @@ class AdamW8bit(LocalOptimizer):
         if weight is not part and weight.data_ptr() != part.data_ptr():
             part.copy_(weight)
 
-    def _take_up(self, parameter: nn.Parameter, state: dict[str, Any]) -> dict[str, Any]:
+    def _restore(self, parameter: nn.Parameter, state: dict[str, Any]) -> dict[str, Any]:
         """The loaded states, copied into new ones: averages may have to lie in paged memory."""
         own = self._new_states(parameter)
         for key, value in state.items():

@@ -77,7 +77,7 @@ class AnyPrecisionAdamW(LocalOptimizer):
             if slices:
                 _update(slices, **_options(group))
 
-    def _take_up(self, parameter: nn.Parameter, state: dict[str, Any]) -> dict[str, Any]:
+    def _restore(self, parameter: nn.Parameter, state: dict[str, Any]) -> dict[str, Any]:
         """The loaded states in this optimizer's dtypes; they may come from one with other dtypes."""
         taken: dict[str, Any] = {"step": state["step"]}
         for key, dtype in self._dtypes.items():

@@ -51,9 +51,9 @@ class LocalOptimizer(Optimizer):
         indices = chain.from_iterable(group["params"] for group in state_dict["param_groups"])
         for index, parameter in zip(indices, self._parameters(), strict=True):
             if index in state_dict["state"]:
-                self.state[parameter] = self._take_up(parameter, state_dict["state"][index])
+                self.state[parameter] = self._restore(parameter, state_dict["state"][index])
 
-    def _take_up(self, parameter: nn.Parameter, state: dict[str, Any]) -> dict[str, Any]:
+    def _restore(self, parameter: nn.Parameter, state: dict[str, Any]) -> dict[str, Any]:
         """The loaded states of one parameter, on this optimizer's device."""
         device = local_tensor(parameter).device
         return {

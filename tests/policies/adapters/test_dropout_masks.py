@@ -9,23 +9,23 @@ from typing import Any
 import pytest
 import torch
 
-from policies.adapters.dropout_masks import BLOCKS, PLACES, draw_kept, mask_like, mask_of
+from policies.adapters.dropout_masks import BLOCKS, PLACES, draw_dropout, mask_from_keys, mask_like
 
 
-@pytest.mark.parametrize("share", [0.05, 0.3])
-def test_masks_of_keys_are_as_random_as_drawn_ones(share: float) -> None:
+@pytest.mark.parametrize("p", [0.05, 0.3])
+def test_masks_of_keys_are_as_random_as_drawn_ones(p: float) -> None:
     """Their share, and that no element follows from another: beside it, of another row or column, or of other keys."""
     generator = torch.Generator().manual_seed(0)
     shape = torch.Size((4, 768, 512))
     size = (BLOCKS + PLACES + 512,)
     first, second = (
-        mask_of(torch.randint(-(2**31), 2**31, size, generator=generator, dtype=torch.int32), shape, share)
+        mask_from_keys(torch.randint(-(2**31), 2**31, size, generator=generator, dtype=torch.int32), shape, p)
         for _ in range(2)
     )
-    spread = math.sqrt(share * (1 - share))
+    spread = math.sqrt(p * (1 - p))
 
     def standardized(mask: torch.Tensor) -> torch.Tensor:
-        return (mask.double() - (1 - share)) / spread
+        return (mask.double() - (1 - p)) / spread
 
     values = standardized(first).flatten(0, 1)
     bound = 5 / math.sqrt(values.numel())  # five standard deviations of a mean of independent elements
@@ -52,8 +52,8 @@ def test_compiled_code_draws_as_many_keys_for_every_batch() -> None:
 
     @partial(torch.compile, backend=backend, fullgraph=True)
     def masked(inputs: torch.Tensor) -> torch.Tensor:
-        share, keys = draw_kept(inputs, 0.5)
-        return mask_like(inputs, keys, share)
+        p, keys = draw_dropout(inputs, 0.5)
+        return mask_like(inputs, keys, p)
 
     torch._dynamo.reset()
     for num_rows in (7, 2000):

@@ -17,7 +17,7 @@ from torch.utils.flop_counter import FlopCounterMode
 from transformers.pytorch_utils import Conv1D
 
 from policies.adapters import lora_layers
-from policies.adapters.dropout_masks import BLOCKS, PLACES, Kept, mask_of
+from policies.adapters.dropout_masks import BLOCKS, PLACES, Dropout, mask_from_keys
 from policies.adapters.lora_layers import _bf16, _parts, project_down, project_up, use_lean_forward
 from tests.helpers.kept_by_compiled import compiled_layer
 from tests.helpers.processes import ROOT
@@ -217,8 +217,8 @@ def test_products_of_bf16_activations_are_as_exact_as_fp32_products(
     leaves = [inputs, base, draw(rank, 128) / 11, draw(96, rank)]
     size = (BLOCKS + PLACES + 128,)
     keys = torch.randint(-(2**31), 2**31, size, generator=generator, device=device, dtype=torch.int32)
-    mask = mask_of(keys, inputs.shape, share)
-    kept = Kept(share, keys if device == "cuda" or rank == 8 else mask) if share else None
+    mask = mask_from_keys(keys, inputs.shape, share)
+    kept = Dropout(share, keys if device == "cuda" or rank == 8 else mask) if share else None
 
     def outputs(x: torch.Tensor, base: torch.Tensor, a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
         return (base + project_up(project_down(x, a, kept, 1.25) * 2, b, BF16)).to(BF16)
