@@ -13,7 +13,7 @@ from configs.changed_flags import changed_flags
 from configs.flags import parse_flags
 from configs.run import SETTINGS, RunConfig
 from planning.memory.memory_plan import verdict_in_room
-from policies.activations.checkpointing import Checkpointing
+from policies.activations.checkpointing import Checkpointing, mode_of_flags
 from policies.optimizers.kind import kind_of
 from utils.errors import ConfigError
 
@@ -239,12 +239,8 @@ def keeps_result(before: RunConfig, after: RunConfig) -> bool:
 
 
 def _checkpointing_of(config: RunConfig) -> str:
-    """The checkpointing that the flags ask for; of `auto`, this run's default."""
-    train, wanted = config.train_config, config.fsdp_config.fsdp_activation_checkpointing
-    if train.activation_checkpointing not in (None, "auto"):
-        return train.activation_checkpointing
-    unasked = train.enable_fsdp or bool(config.quantization_config.quantization)
-    return "full" if (unasked if wanted is None else wanted) else "off"
+    quantized = bool(config.quantization_config.quantization)
+    return mode_of_flags(config.train_config, config.fsdp_config, quantized=quantized)
 
 
 def _fewer_rows(rows: int) -> list[int]:

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from torch import nn
+from transformers import PreTrainedModel
 
 from configs.peft import LoraConfig
 from configs.run import RunConfig
@@ -47,14 +48,14 @@ class Adapted(NamedTuple):
     """A model that is ready to be sharded: its parameters have shapes and no values yet, adapters aside."""
 
     model: nn.Module  # with its adapters
-    base: Any  # the model that the adapters were added to; `model` itself if there are none
+    base: PreTrainedModel  # the model that the adapters were added to; `model` itself if there are none
     units: list[nn.Module]  # the modules that are gathered one at a time; the root holds the rest
     layers: list[nn.Module]  # the repeated ones, inner ones first, as `policies.wrapping.find_layers` returns them
     notes: tuple[str, ...]  # lines to print
 
 
 def adapt_model(
-    model: Any,
+    model: PreTrainedModel,
     config: RunConfig,
     policies: Policies,
     *,

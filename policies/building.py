@@ -6,9 +6,9 @@ import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import Any
 
 from torch import nn
+from transformers import PreTrainedConfig, PreTrainedModel
 
 from configs.run import RunConfig
 from data.batches.packing import Offsets
@@ -28,7 +28,7 @@ from utils.device import DeviceFacts
 class MetaModel:
     """A model without weights, on the meta device, and what the settings come to for it."""
 
-    model: Any  # of transformers, before anything wraps it
+    model: PreTrainedModel  # of transformers, before anything wraps it
     architecture: str  # its class; sharding and adapters rename it
     attention: str  # the name of its attention implementation
     offsets: Offsets  # which rows need `cu_seqlens`
@@ -47,7 +47,7 @@ class BuiltModel:
 
 def build_empty(
     config: RunConfig,
-    model_config: Any,
+    model_config: PreTrainedConfig,
     task: ModelTask,
     *,
     policies: Policies,
@@ -95,7 +95,7 @@ def build_empty(
 
 def build_for_training(
     config: RunConfig,
-    model_config: Any,
+    model_config: PreTrainedConfig,
     *,
     task: ModelTask,
     policies: Policies,

@@ -6,6 +6,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from torch import nn
+from transformers import PreTrainedModel
 
 from configs.training import TrainConfig
 from policies.parts import has_vision, language_part, qformer_part, vision_part
@@ -53,7 +54,7 @@ def freeze_layers(model: nn.Module, stacks: Sequence[nn.Module], num_layers: int
         )
 
 
-def freeze_parts(model: nn.Module, base: Any, train: TrainConfig) -> None:
+def freeze_parts(model: nn.Module, base: PreTrainedModel, train: TrainConfig) -> None:
     """Freeze the parts that --freeze_vision, --freeze_qformer and --freeze_language_model name, with their adapters.
 
     Args:

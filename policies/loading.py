@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from transformers import AutoConfig, PretrainedConfig
+from transformers import AutoConfig, PretrainedConfig, PreTrainedModel
 
 from configs.training import TrainConfig
 from policies.pretrained import build_on_meta
@@ -146,7 +146,9 @@ def explain_failed_load(train: TrainConfig, error: Exception) -> ConfigError:
     return ConfigError(f"{flag}: {train.model_name} could not be loaded ({explain(error)})")
 
 
-def grow_embeddings(model: Any, needed: int, *, use_peft: bool, new_tokens: Sequence[int] = ()) -> list[str]:
+def grow_embeddings(
+    model: PreTrainedModel, needed: int, *, use_peft: bool, new_tokens: Sequence[int] = ()
+) -> list[str]:
     """Give the model embeddings for tokens that it does not have. It never shrinks.
 
     Args:
@@ -159,7 +161,7 @@ def grow_embeddings(model: Any, needed: int, *, use_peft: bool, new_tokens: Sequ
     Raises:
         ConfigError: with an adapter that would not hold the new rows.
     """
-    rows = model.get_input_embeddings().num_embeddings
+    rows: int = model.get_input_embeddings().num_embeddings  # type: ignore[assignment]
     if needed <= rows:
         return []
     if use_peft and not set(range(rows, needed)) <= set(new_tokens):

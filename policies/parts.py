@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from torch import nn
+from transformers import PreTrainedModel
 
 
 def vision_part(model: Any) -> list[nn.Module]:
@@ -16,7 +17,7 @@ def vision_part(model: Any) -> list[nn.Module]:
     return [] if encoder in (model, model.base_model) else [encoder]
 
 
-def qformer_part(model: Any) -> Sequence[nn.Module | nn.Parameter]:
+def qformer_part(model: PreTrainedModel) -> Sequence[nn.Module | nn.Parameter]:
     """BLIP-2's Q-Former, with the queries that it starts from; empty if the model has none."""
     inner = model if hasattr(model, "qformer") else model.base_model
     if not hasattr(inner, "qformer"):
@@ -25,11 +26,11 @@ def qformer_part(model: Any) -> Sequence[nn.Module | nn.Parameter]:
     return [inner.qformer, *([] if queries is None else [queries])]
 
 
-def language_part(model: Any) -> list[nn.Module]:
+def language_part(model: PreTrainedModel) -> list[nn.Module]:
     """What reads and writes text: the decoder, or encoder and decoder, with embeddings and head."""
     return [model.get_decoder(), model.get_output_embeddings()]
 
 
-def has_vision(model: Any) -> bool:
+def has_vision(model: nn.Module) -> bool:
     """Whether the model sees images."""
     return hasattr(getattr(model, "config", None), "vision_config")

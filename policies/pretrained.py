@@ -9,7 +9,7 @@ from typing import Any
 
 import torch
 from accelerate import init_empty_weights
-from transformers import GenerationConfig, PretrainedConfig
+from transformers import GenerationConfig, PretrainedConfig, PreTrainedModel
 from transformers.utils import GENERATION_CONFIG_NAME, cached_file
 
 from utils.compat import must_be_exact
@@ -74,7 +74,7 @@ def generation_settings(name: str) -> tuple[GenerationConfig | None, str]:
         return None, f"{GENERATION_CONFIG_NAME} of {name} is left out, since it cannot be read ({in_one_line(error)})"
 
 
-def _keep_exact_buffers(model: Any) -> None:
+def _keep_exact_buffers(model: PreTrainedModel) -> None:
     """Keep in fp32 what the family does not let be rounded, as `from_pretrained` does.
 
     DeepSeek-V3's routers choose experts by biases that differ by less than bf16 resolves.

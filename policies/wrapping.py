@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
 
 from torch import nn
+from transformers import PreTrainedModel
 
 from utils.errors import ConfigError
 
 
-def find_layers(model: Any) -> list[nn.Module]:
+def find_layers(model: nn.Module) -> list[nn.Module]:
     """The repeated blocks: members of a ModuleList whose class is in the model's `_no_split_modules`.
 
     A member that holds such a module, and no block, is one too: some models name the attention of a layer instead of
@@ -40,12 +40,12 @@ def find_outer_norms(model: nn.Module, layers: Sequence[nn.Module]) -> list[nn.M
     return [norm for norm in norms if id(norm) not in inside and not type(norm).__module__.startswith("torch.")]
 
 
-def has_tied_embeddings(model: Any) -> bool:
+def has_tied_embeddings(model: PreTrainedModel) -> bool:
     head, embeddings = model.get_output_embeddings(), model.get_input_embeddings()
     return head is not None and head.weight is embeddings.weight
 
 
-def find_units(model: Any, wrap: Sequence[str] = ("layer",)) -> list[nn.Module]:
+def find_units(model: PreTrainedModel, wrap: Sequence[str] = ("layer",)) -> list[nn.Module]:
     """The modules that are gathered one at a time. All other parameters belong to the root unit.
 
     Empty if `wrap` is "root" or the model names no layers: the root unit is then the whole model. The input embedding
@@ -68,7 +68,7 @@ def find_units(model: Any, wrap: Sequence[str] = ("layer",)) -> list[nn.Module]:
     return units
 
 
-def modules_of_classes(model: Any, names: Sequence[str]) -> list[nn.Module]:
+def modules_of_classes(model: nn.Module, names: Sequence[str]) -> list[nn.Module]:
     """The modules of these classes, inner ones before those that hold them.
 
     Raises:

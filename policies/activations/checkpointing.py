@@ -21,6 +21,7 @@ from typing import Any
 import torch
 from torch import nn
 from torch.utils.checkpoint import CheckpointPolicy, checkpoint, create_selective_checkpoint_contexts
+from transformers import PreTrainedModel
 
 from configs.fsdp import FsdpConfig
 from configs.training import TrainConfig
@@ -73,35 +74,47 @@ class Checkpointing:
     def strongest(self) -> str:
         return self.modes[-1]
 
-    def of_layers(self, model: Any) -> Iterator[tuple[nn.Module, str]]:
+    def of_layers(self, model: PreTrainedModel) -> Iterator[tuple[nn.Module, str]]:
         """Each layer of a model that is not sharded yet, and its mode, in the order in which the model lists them."""
         for place, layer in enumerate(reversed(find_layers(model))):
             yield layer, self.first if place < self.num_first else self.mode
 
 
+def mode_of_flags(train: TrainConfig, fsdp: FsdpConfig, *, quantized: bool) -> str:
+    """The mode that the flags ask for: "off", "selective" or "full". For `auto` and without flags, the run's default.
+
+    --activation_checkpointing decides if given, else --fsdp_activation_checkpointing. The default is `full` under
+    --enable_fsdp and for a quantized base: such a run is short of memory, and most of what is left is activations.
+    """
+    if train.activation_checkpointing not in (None, "auto"):
+        return train.activation_checkpointing
+    wanted = fsdp.fsdp_activation_checkpointing
+    if wanted is None:
+        wanted = train.enable_fsdp or quantized
+    return "full" if wanted else "off"
+
+
 def checkpointing_mode(
-    model: Any, train: TrainConfig, fsdp: FsdpConfig, *, quantized: bool, chosen: Checkpointing | None = None
+    model: PreTrainedModel,
+    train: TrainConfig,
+    fsdp: FsdpConfig,
+    *,
+    quantized: bool,
+    chosen: Checkpointing | None = None,
 ) -> tuple[Checkpointing, list[str]]:
     """The checkpointing of this run, and lines to print.
 
-    --activation_checkpointing decides if given, else --fsdp_activation_checkpointing. If neither is given the mode is
-    `full` under --enable_fsdp and for a quantized base, and `auto` means the same if nothing was chosen. If the model
-    does not support this default, or what was chosen, it is `off`.
+    It is what the flags ask for (`mode_of_flags`), or what the plan chose. A default or a choice that the model does
+    not support becomes `off`.
 
     Args:
-        chosen: what the run's plan made of that.
+        chosen: the plan's choice, if it made one.
 
     Raises:
         ConfigError: if checkpointing was asked for and the model does not support it.
     """
     asked = train.activation_checkpointing
-    wanted = fsdp.fsdp_activation_checkpointing
-    if wanted is None:
-        # A quantized run is short of memory, and most of what is left is activations.
-        wanted = train.enable_fsdp or quantized
-    checkpointing = Checkpointing("full" if wanted else "off")
-    if asked not in (None, "auto"):
-        checkpointing = Checkpointing(asked)
+    checkpointing = Checkpointing(mode_of_flags(train, fsdp, quantized=quantized))
     if chosen is not None and (asked == "auto" or chosen.strongest == checkpointing.strongest):  # else it is said here
         checkpointing = chosen
     if checkpointing.strongest == "off" and asked != "auto":
@@ -115,7 +128,7 @@ def checkpointing_mode(
     return Checkpointing("off"), [f"activation_checkpointing: off, {reason}"]
 
 
-def why_not_checkpointed(model: Any, train: TrainConfig) -> str | None:
+def why_not_checkpointed(model: PreTrainedModel, train: TrainConfig) -> str | None:
     """Why no layer of this model can be checkpointed, as a clause; None if they can."""
     if train.use_peft and train.peft_method == "prefix":
         return "a recomputed layer would add to the cache in which prefix tuning passes its prefix"
@@ -124,7 +137,7 @@ def why_not_checkpointed(model: Any, train: TrainConfig) -> str | None:
     return f"{type(model).__name__} does not support it"
 
 
-def apply_activation_checkpointing(model: Any, checkpointing: Checkpointing) -> None:
+def apply_activation_checkpointing(model: PreTrainedModel, checkpointing: Checkpointing) -> None:
     """Checkpoint each layer that has a mode other than `off`. A plan calls this again with other modes.
 
     Each layer's forward is replaced. Unlike torch's `checkpoint_wrapper`, this keeps parameter names. Unlike the switch

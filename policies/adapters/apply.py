@@ -16,6 +16,7 @@ from peft.tuners.lora import LoraLayer
 from peft.tuners.prefix_tuning import PrefixEncoder
 from safetensors.torch import load_file
 from torch import nn
+from transformers import PreTrainedModel
 
 from configs.adaptation import CANNOT_TRACE_DORA
 from configs.peft import DEFAULT_ADAPTER_LAYERS, LlamaAdapterConfig, LoraConfig, PrefixConfig
@@ -36,7 +37,7 @@ from utils.errors import ConfigError, in_one_line
 
 
 def apply_adapters(
-    model: nn.Module,
+    model: PreTrainedModel,
     config: RunConfig,
     task_type: str | None,
     new_tokens: Sequence[int] = (),
@@ -69,7 +70,7 @@ def apply_adapters(
 
 
 def _new_settings(
-    model: nn.Module, config: RunConfig, task_type: str | None, new_tokens: Sequence[int]
+    model: PreTrainedModel, config: RunConfig, task_type: str | None, new_tokens: Sequence[int]
 ) -> peft.PeftConfig:
     method = config.train_config.peft_method
     if method == "lora":
@@ -79,7 +80,9 @@ def _new_settings(
     return llama_adapter_settings(model, config.llama_adapter_config, task_type)
 
 
-def adapter_notes(model: Any, train: TrainConfig, lora: LoraConfig, llama_adapter: LlamaAdapterConfig) -> list[str]:
+def adapter_notes(
+    model: PreTrainedModel, train: TrainConfig, lora: LoraConfig, llama_adapter: LlamaAdapterConfig
+) -> list[str]:
     """Lines to print about what the settings come to on this model."""
     if not train.use_peft or train.from_peft_checkpoint:
         return []
@@ -104,7 +107,7 @@ def num_virtual_tokens(train: TrainConfig, prefix: PrefixConfig) -> int:
         return 0  # it is refused when it is loaded
 
 
-def store_adapters(model: Any, dtype: torch.dtype) -> None:
+def store_adapters(model: PreTrainedModel, dtype: torch.dtype) -> None:
     """Round the adapters. They were drawn or read in fp32, so a seed gives the same ones in either dtype."""
     for parameter in model.parameters():
         if parameter.requires_grad:
@@ -162,7 +165,7 @@ def find_saved_adapter(path: str) -> Path:
     return folder
 
 
-def _load_adapter(model: nn.Module, train: TrainConfig, device: str) -> Any:
+def _load_adapter(model: PreTrainedModel, train: TrainConfig, device: str) -> Any:
     path, folder = train.from_peft_checkpoint, find_saved_adapter(train.from_peft_checkpoint)
     settings = read_adapter_config(folder, "--from_peft_checkpoint")
     _check_saved(model, settings, train)
@@ -178,7 +181,7 @@ def _load_adapter(model: nn.Module, train: TrainConfig, device: str) -> Any:
     return _compute_prompts_in_the_models_dtype(adapted)
 
 
-def _check_saved(model: Any, settings: Any, train: TrainConfig) -> None:
+def _check_saved(model: PreTrainedModel, settings: Any, train: TrainConfig) -> None:
     """Refuse adapters that could not be trained on here as they were made."""
     path, method = train.from_peft_checkpoint, METHODS.get(settings.peft_type)
     if method is None:

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
 
 import peft
+from transformers import PreTrainedModel
 
 from configs.peft import DEFAULT_ADAPTER_LAYERS, LlamaAdapterConfig, LoraConfig, PrefixConfig
 from policies.adapters.new_tokens import token_settings
@@ -30,13 +30,15 @@ PREFIX_MODELS = ("gemma2", "gemma3_text", "gpt2", "gpt_neox", "llama", "mistral"
 """Model types whose attention reads a prefix from the cache as peft passes it; tests check each."""
 
 
-def is_own_name(model: Any, name: str) -> bool:
+def is_own_name(model: peft.PeftModel, name: str) -> bool:
     """Whether a PeftModel's parameter of this name is the adapter's own, and not its base model's."""
-    return any(own in name for own in OWN_NAMES[model.peft_config[model.active_adapter].peft_type])
+    kind = model.peft_config[model.active_adapter].peft_type
+    assert kind is not None
+    return any(own in name for own in OWN_NAMES[kind])
 
 
 def lora_settings(
-    model: Any, lora: LoraConfig, task_type: str | None, new_tokens: Sequence[int] = ()
+    model: PreTrainedModel, lora: LoraConfig, task_type: str | None, new_tokens: Sequence[int] = ()
 ) -> peft.PeftConfig:
     return peft.LoraConfig(
         trainable_token_indices=token_settings(model, lora, new_tokens),
@@ -50,7 +52,9 @@ def lora_settings(
     )
 
 
-def llama_adapter_settings(model: Any, llama_adapter: LlamaAdapterConfig, task_type: str | None) -> peft.PeftConfig:
+def llama_adapter_settings(
+    model: PreTrainedModel, llama_adapter: LlamaAdapterConfig, task_type: str | None
+) -> peft.PeftConfig:
     check_llama_adapter(model)
     asked, num_layers = llama_adapter.adapter_layers, len(find_layers(model.get_decoder()))
     if asked is not None and asked > num_layers:
@@ -64,7 +68,7 @@ def llama_adapter_settings(model: Any, llama_adapter: LlamaAdapterConfig, task_t
     )
 
 
-def check_llama_adapter(model: Any) -> None:
+def check_llama_adapter(model: PreTrainedModel) -> None:
     """Refuse models that peft's LLaMA-Adapter does not fit."""
     text = model.config.get_text_config()
     if model.config.model_type not in LLAMA_ADAPTER_MODELS:
@@ -80,12 +84,12 @@ def check_llama_adapter(model: Any) -> None:
         )
 
 
-def prefix_settings(model: Any, prefix: PrefixConfig, task_type: str | None) -> peft.PeftConfig:
+def prefix_settings(model: PreTrainedModel, prefix: PrefixConfig, task_type: str | None) -> peft.PeftConfig:
     check_prefix(model)
     return peft.PrefixTuningConfig(num_virtual_tokens=prefix.num_virtual_tokens, task_type=task_type)
 
 
-def check_prefix(model: Any) -> None:
+def check_prefix(model: PreTrainedModel) -> None:
     """Refuse models of which no test shows that they read a prefix."""
     if model.config.model_type not in PREFIX_MODELS:
         raise ConfigError(

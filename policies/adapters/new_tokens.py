@@ -16,6 +16,7 @@ import torch.nn.functional as F
 from peft.tuners.trainable_tokens import TrainableTokensLayer
 from torch import nn
 from torch.distributed.tensor import DTensor
+from transformers import PreTrainedModel
 
 from configs.peft import LoraConfig
 from policies.weights.sources import keep_part
@@ -23,7 +24,7 @@ from policies.wrapping import has_tied_embeddings
 from utils.errors import ConfigError
 
 
-def token_settings(model: Any, lora: LoraConfig, new_tokens: Sequence[int]) -> dict[str, list[int]] | None:
+def token_settings(model: PreTrainedModel, lora: LoraConfig, new_tokens: Sequence[int]) -> dict[str, list[int]] | None:
     """peft's `trainable_token_indices`: these rows of the input embedding, and of a head that is not tied to it.
 
     Raises:
@@ -42,7 +43,7 @@ def token_settings(model: Any, lora: LoraConfig, new_tokens: Sequence[int]) -> d
     return {name: list(new_tokens) for name in names}
 
 
-def make_room_for_tokens(model: Any, settings: Any) -> None:
+def make_room_for_tokens(model: PreTrainedModel, settings: Any) -> None:
     """Grow the embeddings to the tokens of a saved adapter, which replaces the new rows."""
     asked = getattr(settings, "trainable_token_indices", None) or []
     indices = [index for row in asked.values() for index in row] if isinstance(asked, dict) else asked

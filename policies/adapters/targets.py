@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from difflib import get_close_matches
-from typing import Any
 
 import peft
 import torch
@@ -12,6 +11,7 @@ from peft.utils.constants import TRANSFORMERS_MODELS_TO_LORA_TARGET_MODULES_MAPP
 from peft.utils.transformers_weight_conversion import convert_peft_config_for_transformers
 from torch import nn
 from torch.func import functional_call
+from transformers import PreTrainedConfig, PreTrainedModel
 from transformers.pytorch_utils import Conv1D
 
 from configs.peft import ALL_LINEAR, LoraConfig
@@ -22,7 +22,7 @@ from utils.errors import ConfigError
 LINEAR = (nn.Linear, Conv1D)  # told by class, since a quantized layer's weight has another shape
 
 
-def default_targets(model_config: Any, usual: tuple[str, ...]) -> tuple[str, ...]:
+def default_targets(model_config: PreTrainedConfig, usual: tuple[str, ...]) -> tuple[str, ...]:
     """The names that LoRA adapts by default: peft's for this type of model, if it has none of the usual names.
 
     The language part decides. peft's names of BLIP-2 are those of both language models that it comes with.
@@ -32,7 +32,7 @@ def default_targets(model_config: Any, usual: tuple[str, ...]) -> tuple[str, ...
     return usual if known is None or isinstance(known, str) or set(usual) & set(known) else tuple(known)
 
 
-def choose_targets(model: Any, lora: LoraConfig) -> list[str]:
+def choose_targets(model: PreTrainedModel, lora: LoraConfig) -> list[str]:
     """The names for peft's `target_modules`; peft's own keyword for all linear layers includes a mixture's experts.
 
     Of all linear layers those are left out whose names peft would take for the experts' (`left_out_notes` says so).
@@ -76,7 +76,7 @@ def choose_targets(model: Any, lora: LoraConfig) -> list[str]:
     return _refuse_names_of_experts(model, targets)
 
 
-def _all_linear(model: Any) -> tuple[list[str], list[str]]:
+def _all_linear(model: PreTrainedModel) -> tuple[list[str], list[str]]:
     """The names of the language part's linear layers but the head: those all-linear takes, and those it leaves out."""
     head, modules = model.get_output_embeddings(), _language_modules(model)
     linears = [name for name, module in modules.items() if _takes_lora(module, LINEAR) and module is not head]
@@ -103,7 +103,7 @@ def _takes_lora(module: nn.Module, takes: tuple[type[nn.Module], ...]) -> bool:
     return isinstance(output, torch.Tensor) and output.shape == (1, 1, module.out_features)
 
 
-def _language_modules(model: Any) -> dict[str, nn.Module]:
+def _language_modules(model: PreTrainedModel) -> dict[str, nn.Module]:
     """The modules of the language part by their names in the model; of a model of text alone, all modules."""
     modules = {name: module for name, module in model.named_modules() if name}
     if not has_vision(model):
@@ -116,7 +116,7 @@ def _is_named(name: str, target: str) -> bool:
     return name == target or name.endswith(f".{target}")
 
 
-def tied_notes(model: Any, targets: Sequence[str]) -> list[str]:
+def tied_notes(model: PreTrainedModel, targets: Sequence[str]) -> list[str]:
     """A line for an adapter on an embedding or a head that share a weight."""
     if not has_tied_embeddings(model):
         return []
@@ -130,7 +130,7 @@ def tied_notes(model: Any, targets: Sequence[str]) -> list[str]:
     ]
 
 
-def left_out_notes(model: Any, lora: LoraConfig) -> list[str]:
+def left_out_notes(model: PreTrainedModel, lora: LoraConfig) -> list[str]:
     """A line for linear layers that all-linear leaves out."""
     if lora.target_modules != (ALL_LINEAR,):
         return []
@@ -144,7 +144,7 @@ def left_out_notes(model: Any, lora: LoraConfig) -> list[str]:
     ]
 
 
-def _refuse_names_of_experts(model: Any, targets: list[str]) -> list[str]:
+def _refuse_names_of_experts(model: PreTrainedModel, targets: list[str]) -> list[str]:
     """The targets, refused if peft would move one to the experts."""
     if names := _names_of_experts(model, targets):
         others = sorted({_last_part(target) for target in targets} - names) or ["q_proj", "v_proj"]
@@ -156,7 +156,7 @@ def _refuse_names_of_experts(model: Any, targets: list[str]) -> list[str]:
     return targets
 
 
-def _names_of_experts(model: Any, targets: Sequence[str]) -> set[str]:
+def _names_of_experts(model: PreTrainedModel, targets: Sequence[str]) -> set[str]:
     """The last parts of those targets that peft would move to the experts, which a mixture keeps in one tensor.
 
     In some mixtures (qwen3_moe, deepseek_v3, ...) a dense layer or a shared expert has a name like `down_proj`, which

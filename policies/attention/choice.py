@@ -17,7 +17,7 @@ from typing import Any
 import numpy as np
 import torch
 from torch import nn
-from transformers import MODEL_FOR_CAUSAL_LM_MAPPING, AttentionInterface
+from transformers import MODEL_FOR_CAUSAL_LM_MAPPING, AttentionInterface, PreTrainedConfig, PreTrainedModel
 
 from configs.run import RunConfig
 from configs.training import TrainConfig
@@ -49,7 +49,7 @@ LEAKS = (
 )
 
 
-def keep_documents_apart(config: RunConfig, model_config: Any) -> RunConfig:
+def keep_documents_apart(config: RunConfig, model_config: PreTrainedConfig) -> RunConfig:
     """The settings, with padding instead of packing if packing is known to leak with this model, and a note of it.
 
     A model with a state is packed if that was asked for: kernels of some keep its documents apart, and
@@ -70,7 +70,7 @@ def keep_documents_apart(config: RunConfig, model_config: Any) -> RunConfig:
     return replace(config, train_config=replace(train, batching_strategy="padding"), notes=(*config.notes, note))
 
 
-def _is_stateful(model_config: Any) -> bool:
+def _is_stateful(model_config: PreTrainedConfig) -> bool:
     """Whether layers of this model hand a state from token to token, as Mamba's or Qwen3-Next's, beside attention."""
     for config in (model_config, model_config.get_text_config()):
         model_class = MODEL_FOR_CAUSAL_LM_MAPPING.get(type(config), None)
@@ -80,7 +80,7 @@ def _is_stateful(model_config: Any) -> bool:
 
 
 def choose_attention(
-    model: Any,
+    model: PreTrainedModel,
     train: TrainConfig,
     precision: Precision,
     device: DeviceFacts,
@@ -121,7 +121,7 @@ def choose_attention(
     return ["attention: packed documents are told apart by their offsets (variable-length flash attention)", *notes]
 
 
-def _use_offsets(model: Any, *, flash_4: bool = False) -> list[str]:
+def _use_offsets(model: PreTrainedModel, *, flash_4: bool = False) -> list[str]:
     """Take this run's attention by offsets. Returns lines to print."""
     if flash_4 and what_hinders_offsets(model) is None:
         AttentionInterface.register(BY_FLASH_4, attention_by_flash_4)
@@ -132,7 +132,7 @@ def _use_offsets(model: Any, *, flash_4: bool = False) -> list[str]:
     return []
 
 
-def rows_that_need_offsets(model: Any, row_length: int) -> Offsets:
+def rows_that_need_offsets(model: PreTrainedModel, row_length: int) -> Offsets:
     """Which packed rows need `cu_seqlens` for this model's attention.
 
     Args:
@@ -144,13 +144,13 @@ def rows_that_need_offsets(model: Any, row_length: int) -> Offsets:
     return "all" if _window_cuts(model, row_length) else "shared"
 
 
-def _window_cuts(model: Any, row_length: int) -> bool:
+def _window_cuts(model: PreTrainedModel, row_length: int) -> bool:
     """Whether a layer's sliding window, if it has one, is shorter than a row."""
     windows = (getattr(layer, "sliding_window", None) or 0 for layer in layer_configs(model.config))
     return any(0 < window < row_length for window in windows)
 
 
-def what_hinders_offsets(model: Any) -> str | None:
+def what_hinders_offsets(model: PreTrainedModel) -> str | None:
     """Why this model's attention cannot be `attention_by_offsets`; None if it can."""
     if (obstacle := what_needs_masks(model)) is not None:
         return obstacle
@@ -164,11 +164,11 @@ def what_hinders_offsets(model: Any) -> str | None:
     return None
 
 
-def _head_dims(model: Any) -> set[int]:
+def _head_dims(model: PreTrainedModel) -> set[int]:
     return {head_dim_of(layer) for layer in layer_configs(model.config.get_text_config())}
 
 
-def what_needs_masks(model: Any) -> str | None:
+def what_needs_masks(model: PreTrainedModel) -> str | None:
     """Why transformers has to make masks for this model's attention; None if it is causal, with windows at most."""
     config = model.config.get_text_config()
     name = type(model).__name__

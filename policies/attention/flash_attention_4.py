@@ -19,6 +19,7 @@ from typing import Any, NamedTuple
 import torch
 import torch.nn.functional as F
 from torch.utils.flop_counter import register_flop_formula, sdpa_backward_flop_count, sdpa_flop_count
+from transformers import PreTrainedConfig
 
 from policies.mixed_precision import Precision
 from utils.errors import in_one_line
@@ -39,7 +40,7 @@ class AttentionKind(NamedTuple):
     packed: bool
 
 
-def attention_kinds(model_config: Any, *, packed: bool) -> set[AttentionKind]:
+def attention_kinds(model_config: PreTrainedConfig, *, packed: bool) -> set[AttentionKind]:
     """The kinds that the layers of a causal model may call.
 
     Args:

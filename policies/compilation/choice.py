@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+
+from transformers import PreTrainedConfig
 
 from configs.adaptation import CANNOT_TRACE_DORA, why_not_compiled, why_optimizer_not_compiled
 from configs.run import RunConfig
@@ -19,7 +20,7 @@ training batches compile nothing after the first step."""
 
 
 def decide_compilation(
-    config: RunConfig, model_config: Any, device: DeviceFacts, *, was_compiled: bool | None = None
+    config: RunConfig, model_config: PreTrainedConfig, device: DeviceFacts, *, was_compiled: bool | None = None
 ) -> RunConfig:
     """The settings with what --compile auto comes to, if every rank's machine can compile, and --compile_optimizer.
 

@@ -14,6 +14,7 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 from torch import nn
+from transformers import PreTrainedModel
 from transformers.modeling_outputs import BaseModelOutputWithPast
 
 from data.tokens.labels import IGNORE_INDEX
@@ -39,7 +40,7 @@ def summed_cross_entropy(logits: torch.Tensor, targets: torch.Tensor, label_smoo
 
 
 def use_summed_loss(
-    model: Any,
+    model: PreTrainedModel,
     stacks: Sequence[nn.Module],
     chunk_size: int,
     compute_logits: Callable[[Any, torch.Tensor], torch.Tensor],
@@ -139,7 +140,8 @@ class _LastStack:
 
     def output_of(self, run: Callable[[], Any]) -> torch.Tensor:
         """The stack's output while `run` runs, [batch, seq, hidden_size]. The head gets no position at all."""
-        self._outputs = outputs = []
+        outputs: list[torch.Tensor] = []
+        self._outputs = outputs
         try:
             run()
         finally:

@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
-from typing import Any
 
 import torch
 from torch import nn
 from torch.distributed.fsdp import FSDPModule
+from transformers import PreTrainedModel
 
 from configs.quantization import QuantizationConfig
 from policies.mixed_precision import DTYPES, Precision
@@ -103,7 +103,7 @@ def _unpacks_on(device: torch.device, quantization: Quantization) -> bool:
         return False
 
 
-def quantize_linears(model: Any, quantization: Quantization) -> str:
+def quantize_linears(model: PreTrainedModel, quantization: Quantization) -> str:
     """Replace every linear layer but the output head by a QuantizedLinear; of a model of image and text, those of its
     language part alone.
 
@@ -134,7 +134,7 @@ def quantize_linears(model: Any, quantization: Quantization) -> str:
     )
 
 
-def linears_of_layers(model: Any) -> tuple[list[tuple[str, nn.Linear]], str]:
+def linears_of_layers(model: PreTrainedModel) -> tuple[list[tuple[str, nn.Linear]], str]:
     """The linear layers that may be stored or computed in fewer bits, by name, and what else there is, in words.
 
     These are all but the output head, of a model of image and text those of its language part; and without those that

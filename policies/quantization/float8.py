@@ -16,6 +16,7 @@ from typing import Any, Literal
 import torch
 from torch import nn
 from torch.optim import Optimizer
+from transformers import PreTrainedModel
 
 from configs.adaptation import FLOAT8_MULTIPLE
 from configs.training import TrainConfig
@@ -114,7 +115,7 @@ def _try_on(device: torch.device, float8: Float8, *, stored: bool) -> None:
         ) from error
 
 
-def store_in_float8(model: Any, float8: Float8) -> str:
+def store_in_float8(model: PreTrainedModel, float8: Float8) -> str:
     """Replace the linear layers of a frozen model by layers that are stored in float8.
 
     Args:
@@ -132,7 +133,7 @@ def store_in_float8(model: Any, float8: Float8) -> str:
     return line
 
 
-def compute_in_float8(model: Any, float8: Float8) -> str:
+def compute_in_float8(model: PreTrainedModel, float8: Float8) -> str:
     """Let linear layers compute in float8, by torchao. Their weights keep names and dtypes.
 
     Args:
@@ -174,13 +175,13 @@ def _convert(model: nn.Module, float8: Float8, names: set[str]) -> None:
     torchao.convert_to_float8_training(model, config=config, module_filter_fn=lambda module, name: name in names)
 
 
-def float8_linears(model: Any, float8: Float8) -> dict[str, nn.Linear]:
+def float8_linears(model: PreTrainedModel, float8: Float8) -> dict[str, nn.Linear]:
     """The layers of a model that compute in float8, or in a plan would, by name."""
     there = {name: m for name, m in model.named_modules() if isinstance(m, nn.Linear) and _is_float8(m)}
     return there or {name: linear for name, linear in linears_of_layers(model)[0] if not _why_not(linear, float8)}
 
 
-def _chosen(model: Any, float8: Float8, what: str) -> tuple[dict[str, nn.Linear], str]:
+def _chosen(model: PreTrainedModel, float8: Float8, what: str) -> tuple[dict[str, nn.Linear], str]:
     """The layers, and a line that names them and those left in bf16.
 
     Raises:

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import re
 from collections.abc import Collection, Mapping
-from typing import Any, Protocol
+from typing import Protocol
 
 import torch
 from torch import nn
+from transformers import PreTrainedModel
 
 from policies.weights.stored import Entry
 from policies.weights.tensor_names import saved_buffers, shared_names
@@ -16,7 +17,7 @@ from utils.errors import ConfigError
 _NUM_SHOWN = 3
 
 
-def left_over(model: Any, stored: Collection[str]) -> list[str]:
+def left_over(model: PreTrainedModel, stored: Collection[str]) -> list[str]:
     """The tensors in files that this model has no place for, in order, without those that are known to be left out.
 
     transformers leaves out without a word what the model's class names, and buffers that are computed.
@@ -33,7 +34,7 @@ def left_over(model: Any, stored: Collection[str]) -> list[str]:
     ]
 
 
-def describe_left_over(names: Collection[str], model: Any) -> str:
+def describe_left_over(names: Collection[str], model: PreTrainedModel) -> str:
     """A line about tensors that are not taken."""
     shown = ", ".join(list(names)[:_NUM_SHOWN])
     text = f"weights: {len(names)} tensors in the files have no place in this model and are left out: {shown}"
@@ -45,7 +46,7 @@ def describe_left_over(names: Collection[str], model: Any) -> str:
     return text
 
 
-def check_dtypes(model: Any, index: Mapping[str, Entry], *, converts: bool) -> None:
+def check_dtypes(model: PreTrainedModel, index: Mapping[str, Entry], *, converts: bool) -> None:
     """Refuse integers where the model has floating-point numbers: they are a quantized model's, and mean nothing alone.
 
     Args:
@@ -54,7 +55,7 @@ def check_dtypes(model: Any, index: Mapping[str, Entry], *, converts: bool) -> N
     Raises:
         ConfigError: it names a tensor.
     """
-    tensors = dict(model.named_parameters(remove_duplicate=False))
+    tensors: dict[str, torch.Tensor] = dict(model.named_parameters(remove_duplicate=False))
     tensors |= {name: model.get_buffer(name) for name in saved_buffers(model)}
     floating = {name for name, tensor in tensors.items() if tensor.is_floating_point()}
     may_be_taken = floating | set(left_over(model, index) if converts else ())
@@ -75,7 +76,7 @@ class ComparableTensors(Protocol):
         """Whether two tensors have the same values in this dtype."""
 
 
-def untie_what_differs(model: Any, stored: ComparableTensors) -> list[str]:
+def untie_what_differs(model: PreTrainedModel, stored: ComparableTensors) -> list[str]:
     """Untie weights that config.json ties and the files hold with different values, as `from_pretrained` does.
 
     If all are untied, the config says so. If some are and others are not, as the head of T5 1.1 and its encoder's and
@@ -115,7 +116,7 @@ def untie_what_differs(model: Any, stored: ComparableTensors) -> list[str]:
     ]
 
 
-def untie_config(model: Any) -> None:
+def untie_config(model: PreTrainedModel) -> None:
     """Make the model's config say that nothing is tied."""
     for config in (model.config, model.config.get_text_config()):
         config.tie_word_embeddings = False

@@ -17,6 +17,7 @@ from typing import Any
 import torch
 from torch import nn
 from torch.distributed.fsdp import FSDPModule
+from transformers import PreTrainedModel
 from transformers.utils import SAFE_WEIGHTS_INDEX_NAME, SAFE_WEIGHTS_NAME
 
 from configs.training import TrainConfig
@@ -45,7 +46,7 @@ from utils.progress import phase
 
 def materialise(
     model: nn.Module,
-    base: Any,
+    base: PreTrainedModel,
     weights: Weights,
     *,
     parameter_device: torch.device,
@@ -75,14 +76,15 @@ def materialise(
         weights.fill(base, targets, compute_device)
 
 
-def _target(model: Any, name: str) -> Target:
+def _target(model: PreTrainedModel, name: str) -> Target:
     owner = model.get_submodule(name.rpartition(".")[0])
-    packed = isinstance(owner, QuantizedLinear) and name.endswith(".weight")
-    return Target(model.get_parameter(name), owner if packed else None)
+    if isinstance(owner, QuantizedLinear) and name.endswith(".weight"):
+        return Target(model.get_parameter(name), owner)
+    return Target(model.get_parameter(name))
 
 
 def find_weights(
-    train: TrainConfig, model: Any, auto_model: Any, dtype: torch.dtype, env: Environment, *, num_rows: int
+    train: TrainConfig, model: PreTrainedModel, auto_model: Any, dtype: torch.dtype, env: Environment, *, num_rows: int
 ) -> Weights:
     """Where the weights of this model come from. It has neither values nor adapters yet.
 
@@ -139,7 +141,7 @@ def find_weights(
     return WholeWeights(read, difference, tuple(notes))
 
 
-def _match_files(model_name: str, model: Any) -> tuple[dict[str, Stored], str, list[str]]:
+def _match_files(model_name: str, model: PreTrainedModel) -> tuple[dict[str, Stored], str, list[str]]:
     """Where each of the model's tensors is stored, "" or how the files differ from the model, and lines to print.
 
     The model's weights are untied if the files hold them apart.
@@ -159,7 +161,7 @@ def _match_files(model_name: str, model: Any) -> tuple[dict[str, Stored], str, l
     return stored, difference, notes
 
 
-def _find_each(model: Any, files: SafetensorsTensors) -> tuple[dict[str, Stored], str]:
+def _find_each(model: PreTrainedModel, files: SafetensorsTensors) -> tuple[dict[str, Stored], str]:
     """Where each of the model's tensors is stored, and "" or how the files differ from the model."""
     stored_as, stored = find_stored(model, files.index), {}
     for name, *_ in shared_names(model):

@@ -69,7 +69,7 @@ class Weights(Protocol):
     def notes(self) -> list[str]:
         """Lines to print: where from, and what is noteworthy about the files."""
 
-    def fill(self, model: Any, targets: dict[str, Target], device: torch.device) -> None:
+    def fill(self, model: PreTrainedModel, targets: dict[str, Target], device: torch.device) -> None:
         """Write the values of `targets`, named as in the model without adapters. Every rank must call this."""
 
 
@@ -92,7 +92,7 @@ class FileWeights:
         num_files = len({place.path for place in self.stored.values()})
         return [f"weights: each rank reads its own part of {plural(num_files, 'safetensors file')}", *self.about_files]
 
-    def fill(self, model: Any, targets: dict[str, Target], device: torch.device) -> None:
+    def fill(self, model: PreTrainedModel, targets: dict[str, Target], device: torch.device) -> None:
         targets = {name: target for name, target in targets.items() if name in self.stored}
         with _progress(sum(self._bytes_read(target) for target in targets.values()), "B") as bar:
             for path in dict.fromkeys(self.stored[name].path for name in targets):
@@ -135,7 +135,7 @@ class WholeWeights:
         reading = "weights: rank 0 reads them all and sends each rank its part"
         return [f"{reading} (files unlike the model: {self.difference})", *self.about_files]
 
-    def fill(self, model: Any, targets: dict[str, Target], device: torch.device) -> None:
+    def fill(self, model: PreTrainedModel, targets: dict[str, Target], device: torch.device) -> None:
         whole: dict[str, torch.Tensor] = {}
         on_rank_zero(lambda: whole.update(self.read()))
         with _progress(sum(target.shape.numel() * target.dtype.itemsize for target in targets.values()), "B") as bar:
@@ -160,7 +160,7 @@ class RandomWeights:
     def notes(self) -> list[str]:
         return ["weights: random"]
 
-    def fill(self, model: Any, targets: dict[str, Target], device: torch.device) -> None:
+    def fill(self, model: PreTrainedModel, targets: dict[str, Target], device: torch.device) -> None:
         undrawn = {id(target.tensor): target for target in targets.values()}
         owners = {name: module for name, module in model.named_modules() if isinstance(module, PreTrainedModel)}
         parts = list(_parts_to_draw(model))

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Container
-from typing import Any
 
 from torch import nn
+from transformers import PreTrainedModel
 from transformers.core_model_loading import revert_weight_conversion
 
 
@@ -23,7 +23,7 @@ def saved_buffers(model: nn.Module) -> list[str]:
     return [name for name in model.state_dict() if name not in parameters]
 
 
-def names_in_files(model: Any) -> dict[str, list[str]]:
+def names_in_files(model: PreTrainedModel) -> dict[str, list[str]]:
     """All names of each parameter and saved buffer, by the one under which transformers writes it into files."""
     tied = set(getattr(model, "all_tied_weights_keys", None) or ())
     names_of = {next((n for n in names if n not in tied), names[0]): names for names in shared_names(model)}
@@ -45,7 +45,7 @@ def find_stored(model: nn.Module, stored: Container[str]) -> dict[str, str]:
     return stored_as
 
 
-def is_stored_as_named(model: Any) -> bool:
+def is_stored_as_named(model: PreTrainedModel) -> bool:
     """Whether files name and shape this model's tensors as the model does; transformers converts some families."""
     state = model.state_dict()
     stored = revert_weight_conversion(model, dict(state))
