@@ -26,7 +26,7 @@ from utils.device import DeviceFacts
 
 @dataclass(frozen=True)
 class MetaModel:
-    """A model without weights, on the meta device, and what the settings come to for it."""
+    """A model without weights, on the meta device, with the choices made for it."""
 
     model: PreTrainedModel  # of transformers, before anything wraps it
     architecture: str  # its class; sharding and adapters rename it
@@ -41,7 +41,7 @@ class BuiltModel:
     """A model that can be called."""
 
     model: nn.Module
-    empty: MetaModel  # what it was made of
+    empty: MetaModel  # its origin
     load_seconds: float
 
 

@@ -1,4 +1,4 @@
-"""What building a model has to know of its task."""
+"""What the policies ask of a task."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from transformers import PreTrainedModel
 
 
 class ModelTask(Protocol):
-    """Those names of a `tasks.task.Task` that are about the model."""
+    """The part of `tasks.task.Task` that concerns the model."""
 
     @property
     def AUTO_MODEL(self) -> Any: ...

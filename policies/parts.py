@@ -1,4 +1,4 @@
-"""The parts of a model of image and text: what sees, what asks about what was seen, and what writes."""
+"""The parts of a model of image and text: vision encoder, Q-Former and language model."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from transformers import PreTrainedModel
 
 
 def vision_part(model: Any) -> list[nn.Module]:
-    """What turns pixels into features; empty if the model has no such part."""
+    """The vision encoder, which turns pixels into features; empty if the model has none."""
     if not has_vision(model):
         return []
     encoder = model.get_encoder(modality="image")
@@ -18,7 +18,7 @@ def vision_part(model: Any) -> list[nn.Module]:
 
 
 def qformer_part(model: PreTrainedModel) -> Sequence[nn.Module | nn.Parameter]:
-    """BLIP-2's Q-Former, with the queries that it starts from; empty if the model has none."""
+    """BLIP-2's Q-Former and its learned queries; empty if the model has none."""
     inner = model if hasattr(model, "qformer") else model.base_model
     if not hasattr(inner, "qformer"):
         return []
@@ -27,7 +27,7 @@ def qformer_part(model: PreTrainedModel) -> Sequence[nn.Module | nn.Parameter]:
 
 
 def language_part(model: PreTrainedModel) -> list[nn.Module]:
-    """What reads and writes text: the decoder, or encoder and decoder, with embeddings and head."""
+    """The language model with its embeddings and head: a decoder, or encoder and decoder."""
     return [model.get_decoder(), model.get_output_embeddings()]
 
 

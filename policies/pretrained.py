@@ -60,7 +60,7 @@ def build_on_meta(
 def generation_settings(name: str) -> tuple[GenerationConfig | None, str]:
     """The generation_config.json of a folder or of a model on the hub, and "" or a line that says why it is left out.
 
-    Left out is what transformers cannot read: with it beside the weights, it would not load them either.
+    A file that transformers cannot read is left out: next to saved weights it would keep them from loading.
     """
     try:
         file = cached_file(name, GENERATION_CONFIG_NAME, _raise_exceptions_for_missing_entries=False) if name else None

@@ -168,9 +168,9 @@ def choose_accumulation(
 ) -> Accumulation:
     """How micro-batches accumulate gradients.
 
-    Adding whole ones communicates least, and holds whole fp32 gradients on every rank, which a model that was sharded
-    to fit may have no room for. `fully_shard` adds whole gradients, and those that wait for the all-reduce, in the
-    dtype in which it reduces them. So in bf16 each micro-batch is reduced over all ranks before it is added.
+    Unsharded accumulation communicates least, but every rank then holds whole fp32 gradients, for which a model that
+    was sharded to fit may leave no room. `fully_shard` accumulates in the dtype in which it reduces. So with
+    --reduce_dtype bf16 each micro-batch is reduced over all ranks before it is added.
 
     Args:
         asked: --accumulate_unsharded. Unset: True if the gradients need less than a tenth of the device's memory, and
@@ -178,8 +178,8 @@ def choose_accumulation(
     """
     if layout.kind != "fully_shard":
         return Accumulation(unsharded=True)
-    # All are there from forward to backward anyway. Behind it they are beside the last gradients that are reduced: some
-    # percent of the peak, which plans count.
+    # Weights stay gathered until backward in any case. Keeping them to the last backward costs a few percent of the
+    # peak, since the last gradients are reduced meanwhile; plans count that.
     keeps_weights = not layout.reshard_after_forward
     if precision.reduce_dtype == torch.bfloat16:
         return Accumulation(unsharded=False, all_reduced=True, keeps_weights=keeps_weights)

@@ -31,7 +31,7 @@ def find_layers(model: nn.Module) -> list[nn.Module]:
 
 
 def find_outer_norms(model: nn.Module, layers: Sequence[nn.Module]) -> list[nn.Module]:
-    """The normalizations outside of layers, mostly one behind the last layer, that are written in several operators.
+    """The normalizations outside of layers, mostly one after the last layer, that consist of several operators.
 
     Torch's own have one kernel each.
     """
@@ -69,7 +69,7 @@ def find_units(model: PreTrainedModel, wrap: Sequence[str] = ("layer",)) -> list
 
 
 def modules_of_classes(model: nn.Module, names: Sequence[str]) -> list[nn.Module]:
-    """The modules of these classes, inner ones before those that hold them.
+    """The modules of these classes, inner ones before the outer ones.
 
     Raises:
         ConfigError: if there is none of a name.
@@ -86,8 +86,8 @@ def modules_of_classes(model: nn.Module, names: Sequence[str]) -> list[nn.Module
     for unit in found:
         inside = {id(module) for module in unit.modules()}
         own = {id(parameter) for parameter in unit.parameters()}
-        beside = (p for module in modules if id(module) not in inside for p in module.parameters(recurse=False))
-        if any(id(parameter) in own for parameter in beside):
+        outside = (p for module in modules if id(module) not in inside for p in module.parameters(recurse=False))
+        if any(id(parameter) in own for parameter in outside):
             raise ConfigError(
                 f"--wrap: {type(unit).__name__} shares a weight with modules outside it (embeddings and head), and a "
                 "shared weight must be gathered once; name the layers inside it"

@@ -1,4 +1,4 @@
-"""Activation offloading: what layers keep for backward waits in host memory, and comes back before backward needs it.
+"""Activation offloading: layers' saved tensors wait in host memory, and come back before backward needs them.
 
 With layers checkpointed as `full` that is the input of each layer. Copies have a stream of their own:
 
@@ -10,7 +10,7 @@ With layers checkpointed as `full` that is the input of each layer. Copies have 
 |                           |                                        | what n - 1 keeps, while layer n computes |
 
 So the device holds what two layers keep. Device memory is given back only after the stream that computes was told to
-wait for the copy that reads or writes it: whatever takes that memory next runs on this stream, and so behind the copy.
+wait for the copy that reads or writes it: whatever takes that memory next runs on this stream, and so after the copy.
 
 Parameters and buffers stay where they are, and so do small tensors and what a layer shares with others, such as masks.
 A storage is copied once, however many views of it are kept.
@@ -44,7 +44,7 @@ class Transfers(Protocol):
         """The storages of these copies, and what to wait for before they are whole, and before they may go."""
 
     def wait(self, copied: Any) -> None:
-        """Let all that computes from now on run behind these copies."""
+        """Make all later computation wait for these copies."""
 
 
 class StreamTransfers:
@@ -214,7 +214,7 @@ class Offloading:
         self._leaving, self._last = (group, kept, copied), weakref.ref(group)
 
     def _settle(self, *, gives_up: bool) -> None:
-        """Wait for what is on its way to the host.
+        """Wait for the copy to the host.
 
         Args:
             gives_up: its device memory; False: backward begins with it.
@@ -255,7 +255,7 @@ class Offloading:
         self._arriving = (group, kept, copied)
 
     def _receive(self) -> None:
-        """Wait for what is on its way to the device."""
+        """Wait for the copy to the device."""
         if self._arriving is not None:
             group, kept, copied = self._arriving
             self.transfers.wait(copied)
@@ -276,7 +276,7 @@ def key_of(tensor: torch.Tensor) -> int:
 
 
 def shared_inputs(args: Any, kwargs: Any) -> Iterator[torch.Tensor]:
-    """What a layer gets beside its own input, the first floating tensor: masks, positions, an encoder's output."""
+    """A layer's other inputs: masks, positions, an encoder's output. Its own input is the first floating tensor."""
     tensors = [leaf for leaf in tree_leaves((args, kwargs)) if isinstance(leaf, torch.Tensor)]
     own = next((tensor for tensor in tensors if tensor.is_floating_point()), None)
     yield from (tensor for tensor in tensors if tensor is not own)

@@ -43,7 +43,7 @@ def apply_adapters(
     new_tokens: Sequence[int] = (),
     device: str = "cpu",
 ) -> Any:
-    """Freeze the model, which may be on the meta device, and put trainable fp32 adapters beside its weights.
+    """Freeze the model, which may be on the meta device, and add trainable fp32 adapters to its layers.
 
     Every rank gets the same adapters, whole and in host memory: drawn from the run's seed, or read from their files.
     DoRA's magnitudes come later if they are not read (see `policies.adapters.dora`).
@@ -83,7 +83,7 @@ def _new_settings(
 def adapter_notes(
     model: PreTrainedModel, train: TrainConfig, lora: LoraConfig, llama_adapter: LlamaAdapterConfig
 ) -> list[str]:
-    """Lines to print about what the settings come to on this model."""
+    """Lines to print about the adapter that these settings give this model."""
     if not train.use_peft or train.from_peft_checkpoint:
         return []
     if train.peft_method == "lora":
@@ -211,7 +211,7 @@ def _check_saved(model: PreTrainedModel, settings: Any, train: TrainConfig) -> N
 
 
 def _more_than_lora(settings: peft.LoraConfig) -> list[str]:
-    """What an adapter trains or computes besides LoRA's factors and DoRA's magnitudes."""
+    """The settings of an adapter that go beyond LoRA's factors and DoRA's magnitudes."""
     names = ["modules_to_save", "trainable_token_indices", "target_parameters", "layer_replication", "lora_bias"]
     names += ["use_qalora", "alora_invocation_tokens", "arrow_config", "ensure_weight_tying"]
     # Newer versions of peft mark other ways of computing.

@@ -1,6 +1,6 @@
-"""LoRA layers that compute what peft's compute, keep less for backward, and multiply faster.
+"""LoRA layers with peft's results that keep less for backward and multiply faster.
 
-Adapters are trained in fp32 beside a base that computes in bf16 or fp16. peft casts their inputs to fp32. This copy,
+Adapters are trained in fp32 on a base that computes in bf16 or fp16. peft casts their inputs to fp32. This copy,
 after dropout, is the largest tensor that an adapted layer keeps: twice the size of its input, which is kept anyway. And
 fp32 products do not use the tensor cores. Here the input is kept as it is. An fp32 number is the sum of three bf16
 numbers, so an adapter's products with bf16 activations are computed as bf16 products summed in fp32: as exact, and on
@@ -80,9 +80,8 @@ def project_up(low: torch.Tensor, weight: torch.Tensor, dtype: torch.dtype) -> t
 
 
 # Both products are operators, not autograd functions, for the reason in policies/quantization/quantized_linear.py.
-# What is around them is traced: compiled code fuses the dozen small kernels of each that make parts of numbers, and sum
-# them, to one or two. So operators are given the factors that they multiply beside the tensors that these were made of,
-# which backward needs.
+# The code around them is traced: compiled code fuses the dozen small kernels that split numbers into parts and sum them
+# into one or two. So each operator gets both the factors that it multiplies and the tensors that backward needs.
 
 
 @torch.library.custom_op("lora::product_down", mutates_args=())

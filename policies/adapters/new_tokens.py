@@ -1,4 +1,4 @@
-"""Embeddings of added tokens, trained beside LoRA's factors: peft's `trainable_token_indices`, computed without copies.
+"""Embeddings of added tokens, trained along with LoRA: peft's `trainable_token_indices`, computed without copies.
 
 peft copies the whole embedding in each forward, and the whole head for each chunk of the loss, to put the trained rows
 in. Here the rows are used where their tokens are. The numbers are the same, and sharded weights are only used inside
@@ -62,7 +62,7 @@ def use_lean_tokens(model: nn.Module) -> None:
 
 @torch.no_grad()
 def set_token_rows(model: nn.Module) -> None:
-    """Set the trained rows to those of the base, which has its weights, maybe sharded. Every rank must call this."""
+    """Copy the base's rows, which may be sharded, into the trained rows. Every rank must call this."""
     for layer in _layers(model):
         if layer.tied_adapter:
             continue

@@ -24,7 +24,7 @@ _FULL_PRECISION = (torch.float64, torch.float32, torch.float16, torch.bfloat16)
 
 
 class AdapterMismatchError(Exception):
-    """The adapter's tensors are not those that the model has room for; the message is a clause that names one."""
+    """The adapter's tensors do not fit the model; the message is a clause that names one."""
 
 
 def read_adapter_config(folder: Path, asked: str) -> Any:

@@ -71,7 +71,7 @@ def keep_documents_apart(config: RunConfig, model_config: PreTrainedConfig) -> R
 
 
 def _is_stateful(model_config: PreTrainedConfig) -> bool:
-    """Whether layers of this model hand a state from token to token, as Mamba's or Qwen3-Next's, beside attention."""
+    """Whether layers of this model pass a state from token to token, as Mamba's and Qwen3-Next's do."""
     for config in (model_config, model_config.get_text_config()):
         model_class = MODEL_FOR_CAUSAL_LM_MAPPING.get(type(config), None)
         if getattr(model_class, "_is_stateful", False):  # no public name

@@ -22,7 +22,7 @@ training batches compile nothing after the first step."""
 def decide_compilation(
     config: RunConfig, model_config: PreTrainedConfig, device: DeviceFacts, *, was_compiled: bool | None = None
 ) -> RunConfig:
-    """The settings with what --compile auto comes to, if every rank's machine can compile, and --compile_optimizer.
+    """The settings with --compile auto and --compile_optimizer decided, provided every rank's machine can compile.
 
     A note says why the first is False; not on a CPU, where nobody expects it to be True who did not ask.
 

@@ -17,7 +17,7 @@ from utils.memory_errors import what_ran_out
 
 
 class CompilationError(RunError):
-    """Something does not compile. It is found in the first step, when it is first called, perhaps by one rank alone."""
+    """Something does not compile. The first step shows it, when the code is first called, perhaps on one rank."""
 
 
 RECOMPILE_LIMIT = 64
@@ -35,10 +35,10 @@ and the longest. One graph serves them all."""
 class EagerFallback:
     """Calls compiled code. From the compiler's first error on this rank calls all code as it was written, and says so.
 
-    One serves all that a run compiles: what hinders the compiler is mostly of the machine, not of one function.
+    One object serves all compiled code of a run: most obstacles lie in the machine, not in one function.
 
     torch's `torch._dynamo.config.suppress_errors` would print tracebacks, try each function inside the one that failed,
-    and leave errors of what is compiled for backward.
+    and miss errors of code compiled for backward.
 
     Args:
         say: prints a line.
@@ -143,7 +143,7 @@ def compilation_named(what: str, flag: str) -> Iterator[None]:
     """A context around calls of compiled code: an error of torch.compile leaves it as CompilationError, in one line.
 
     If contexts are nested, the innermost names the error. Memory that ran out is no error of the compiler, and passes:
-    `planning.autopsy` accounts for it.
+    the out-of-memory report accounts for it.
 
     Args:
         what: the code that is compiled, for the message.

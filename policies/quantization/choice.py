@@ -104,8 +104,9 @@ def _unpacks_on(device: torch.device, quantization: Quantization) -> bool:
 
 
 def quantize_linears(model: PreTrainedModel, quantization: Quantization) -> str:
-    """Replace every linear layer but the output head by a QuantizedLinear; of a model of image and text, those of its
-    language part alone.
+    """Replace every linear layer but the output head by a QuantizedLinear.
+
+    In a model of image and text this covers the language model alone.
 
     Layers that transformers keeps in fp32 stay as they are: T5 casts what it multiplies with `wo` to that weight's
     dtype, and packed weights are bytes.
@@ -135,11 +136,11 @@ def quantize_linears(model: PreTrainedModel, quantization: Quantization) -> str:
 
 
 def linears_of_layers(model: PreTrainedModel) -> tuple[list[tuple[str, nn.Linear]], str]:
-    """The linear layers that may be stored or computed in fewer bits, by name, and what else there is, in words.
+    """The linear layers that may be stored or computed in fewer bits, by name, and a list of the rest in words.
 
-    These are all but the output head, of a model of image and text those of its language part; and without those that
-    transformers keeps in fp32 (`quantize_linears` says why). Experts of a mixture that are one tensor are no linear
-    layers, and often nearly all of the model.
+    The output head, and layers that transformers keeps in fp32 (`quantize_linears` says why), are left out. In a model
+    of image and text only the language model counts. Experts that share one tensor are no linear layers, and often
+    nearly all of the model.
     """
     head, parts = model.get_output_embeddings(), language_part(model) if has_vision(model) else [model]
     kept = {name for part in parts for name in getattr(part, "_keep_in_fp32_modules", None) or ()}

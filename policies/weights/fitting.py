@@ -18,13 +18,13 @@ _NUM_SHOWN = 3
 
 
 def left_over(model: PreTrainedModel, stored: Collection[str]) -> list[str]:
-    """The tensors in files that this model has no place for, in order, without those that are known to be left out.
+    """The files' tensors that the model has no place for, in order, without the ones known to be obsolete.
 
     transformers leaves out without a word what the model's class names, and buffers that are computed.
     """
     known = {name for names in shared_names(model) for name in names} | set(saved_buffers(model))
     buffers = {name.rpartition(".")[2] for name, _ in model.named_buffers()}
-    # Older versions of transformers saved what is computed, such as rotary frequencies, and under other names.
+    # Older versions of transformers saved computed values, such as rotary frequencies, and used other names.
     computed = buffers | {"inv_freq", "masked_bias"}
     ignored = [re.compile(pattern) for pattern in getattr(model, "_keys_to_ignore_on_load_unexpected", None) or ()]
     return [

@@ -67,7 +67,7 @@ class Weights(Protocol):
 
     @property
     def notes(self) -> list[str]:
-        """Lines to print: where from, and what is noteworthy about the files."""
+        """Lines to print: the source of the weights, and anything noteworthy about its files."""
 
     def fill(self, model: PreTrainedModel, targets: dict[str, Target], device: torch.device) -> None:
         """Write the values of `targets`, named as in the model without adapters. Every rank must call this."""
@@ -190,7 +190,7 @@ def _parts_to_draw(model: nn.Module) -> Iterator[tuple[str, list[nn.Module]]]:
 
 
 def _draw(modules: list[nn.Module], owner: PreTrainedModel, undrawn: dict[int, Target], device: torch.device) -> None:
-    """Let the model's own initialisation write into whole fp32 tensors that take the parameters' places meanwhile."""
+    """Let the model's own initialization write into whole fp32 tensors that stand in for the parameters."""
     stand_ins: list[tuple[nn.Module, str, nn.Parameter, nn.Parameter]] = []
     for module in modules:
         for key, parameter in module._parameters.items():
@@ -211,7 +211,7 @@ def _draw(modules: list[nn.Module], owner: PreTrainedModel, undrawn: dict[int, T
     for _, _, parameter, whole in stand_ins:
         target = undrawn.pop(id(parameter), None)  # None: an adapter's, or shared with a module that drew it
         if target is not None:
-            if whole.isnan().any():  # the model did not initialise it
+            if whole.isnan().any():  # the model did not initialize it
                 whole.normal_(std=0.02)
             target.keep(whole)
 

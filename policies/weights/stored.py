@@ -1,4 +1,4 @@
-"""The safetensors files of a model or adapter: where they are, and by their headers what they hold.
+"""The safetensors files of a model or adapter: their paths, and from their headers their tensors.
 
 Training and export read them through this; no code from them is run.
 """

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import importlib.util
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from importlib.machinery import ModuleSpec
+from types import MappingProxyType
 from typing import Any
 
 import pytest
@@ -21,11 +22,16 @@ from resolving.resolved import resolve
 
 
 class StandIn:
-    """The two functions of `flash_attn.cute.interface` that we call, in fp32, and how often they were called."""
+    """The two functions of `flash_attn.cute.interface` that we call, in fp32.
 
-    def __init__(self, *, off_by: float = 1.0) -> None:
-        self.num_forward = self.num_backward = 0
-        self.off_by = off_by  # a factor on the gradient of keys
+    Args:
+        off_by: a factor on the gradient of keys.
+        off_if: it applies if exactly these options are given (True) or not given (False); empty: always.
+    """
+
+    def __init__(self, *, off_by: float = 1.0, off_if: Mapping[str, bool] = MappingProxyType({})) -> None:
+        self.num_forward = 0
+        self.off_by, self._off_if = off_by, off_if
 
     def _flash_attn_fwd(self, q: Any, k: Any, v: Any, *, return_lse: bool, **options: Any) -> tuple[Any, ...]:
         self.num_forward += 1
@@ -38,14 +44,19 @@ class StandIn:
     def _flash_attn_bwd(
         self, q: Any, k: Any, v: Any, out: Any, dout: Any, lse: Any, *, deterministic: bool, **options: Any
     ) -> tuple[torch.Tensor, ...]:
-        self.num_backward += 1
+        is_off = all((options.get(name) is not None) == given for name, given in self._off_if.items())
+        off_by = self.off_by if is_off else 1.0
         assert (lse.dtype, out.dtype, dout.dtype) == (torch.float32, q.dtype, q.dtype)
         scores, keys, values = self._scores(q, k, v, **options)
         queries, out, dout = (tensor.float().transpose(-3, -2) for tensor in (q, out, dout))
         weights = (scores - lse[..., None]).exp()
         of_scores = weights * (dout @ values.mT - (dout * out).sum(-1, keepdim=True)) * options["softmax_scale"]
         found = []
-        for grad, like in ((of_scores @ keys, q), (of_scores.mT @ queries * self.off_by, k), (weights.mT @ dout, v)):
+        for grad, like in (
+            (of_scores @ keys, q),
+            (of_scores.mT @ queries * off_by, k),
+            (weights.mT @ dout, v),
+        ):
             shared = grad.unflatten(-3, (like.shape[-2], -1)).sum(-3)  # by the query heads of a group
             found.append(torch.empty_like(like).copy_(shared.transpose(-3, -2)))
         return tuple(found)

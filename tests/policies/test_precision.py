@@ -218,12 +218,10 @@ def test_mixed_precision_is_the_same_in_every_layout(mode: str, method: str, run
     ("ranks", "method", "flags"),
     [
         (4, "full", "--enable_fsdp --hsdp --sharding_group_size 2 --accumulate_unsharded False"),
-        (2, "full", "--enable_fsdp --sharding_strategy SHARD_GRAD_OP --accumulate_unsharded False"),
-        (2, "full", "--enable_fsdp --fsdp_cpu_offload"),
+        (2, "full", "--enable_fsdp --fsdp_cpu_offload --sharding_strategy SHARD_GRAD_OP --accumulate_unsharded False"),
         (2, "lora", "--enable_fsdp --fsdp_cpu_offload --wrap root"),
-        (2, "full", "--optimizer_cpu_offload --activation_checkpointing full"),
+        (2, "full", "--optimizer_cpu_offload --activation_checkpointing full --loss_chunk_size 20"),
         (1, "lora", "--optimizer_cpu_offload --activation_checkpointing selective"),
-        (1, "full", "--loss_chunk_size 20"),
     ],
 )
 def test_fp16_stays_close_to_fp32_under_every_policy(

@@ -199,9 +199,13 @@ def in_parts_on_cpu(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(lora_layers, "_in_parts", lambda activations, adapter: activations == BF16)
 
 
-@pytest.mark.parametrize("device", ["cpu", pytest.param("cuda", marks=NEEDS_GPU)])
-@pytest.mark.parametrize("rank", [1, 8, 64])
-@pytest.mark.parametrize("share", [0.0, 0.1])
+@pytest.mark.parametrize(
+    ("device", "rank", "share"),
+    [
+        *(("cpu", rank, share) for rank, share in ((1, 0.0), (8, 0.1), (64, 0.1))),
+        *(pytest.param("cuda", rank, share, marks=NEEDS_GPU) for rank in (1, 8, 64) for share in (0.0, 0.1)),
+    ],
+)
 def test_products_of_bf16_activations_are_as_exact_as_fp32_products(
     device: str, rank: int, share: float, monkeypatch: pytest.MonkeyPatch
 ) -> None:
