@@ -76,7 +76,7 @@ def adapt_model(
         say: prints a line when something does not compile, and all runs uncompiled; None: torch's error ends the call.
         compiled_loss: stands for the compiled cross-entropy in a plan, which compiles nothing.
     """
-    base, train, stacks = model, config.train_config, task.stacks(model)
+    base, train, backbone = model, config.train_config, task.stacks(model)
     fallback = None if say is None else EagerFallback(say)
     cross_entropy: CrossEntropy = summed_cross_entropy
     if train.compile:
@@ -84,7 +84,7 @@ def adapt_model(
     # The loss comes before all else: its code runs inside whatever wraps the model, where sharded weights are whole.
     use_summed_loss(
         base,
-        stacks,
+        backbone,
         train.loss_chunk_size,
         task.compute_logits,
         label_smoothing=train.label_smoothing,
@@ -106,7 +106,7 @@ def adapt_model(
         use_lean_tokens(model)
     # 2. freeze: adapters froze what they need frozen
     if train.freeze_layers:
-        freeze_layers(model, stacks, train.num_freeze_layers)
+        freeze_layers(model, backbone, train.num_freeze_layers)
     freeze_parts(model, base, train)
     # 3. precision: weights have their storage dtype since they were built; the policy that casts belongs to sharding
     if policies.float8 is not None and not train.use_peft:

@@ -21,22 +21,22 @@ PARTS: dict[str, Callable[[Any], Sequence[nn.Module | nn.Parameter]]] = {
 """The part of a model of image and text that each flag freezes."""
 
 
-def freeze_layers(model: nn.Module, stacks: Sequence[nn.Module], num_layers: int) -> None:
-    """Freeze the first `num_layers` layers of each stack, with their adapters.
+def freeze_layers(model: nn.Module, backbone: Sequence[nn.Module], num_layers: int) -> None:
+    """Freeze the first `num_layers` layers of each part of the backbone, with their adapters.
 
     Parameters outside the layers stay trainable, embeddings included. If the embeddings are trained, gradients pass
     through the frozen layers; under LoRA, which trains nothing below them, they end above.
 
     Args:
         model: the whole model, with its adapters.
-        stacks: the submodules whose layers are counted: a decoder; or an encoder and a decoder.
+        backbone: the submodules whose layers are counted: a decoder; or an encoder and a decoder.
 
     Raises:
         ConfigError: if one has fewer layers, or nothing is left to train.
     """
-    # From the first to the last. A tower for images inside a stack is a part of its own (`freeze_parts`).
-    of_towers = {id(module) for stack in stacks for tower in vision_part(stack) for module in tower.modules()}
-    layers_of = [[m for m in find_layers(stack)[::-1] if id(m) not in of_towers] for stack in stacks]
+    # From the first to the last. A vision encoder inside one has flags of its own (`freeze_parts`).
+    of_vision = {id(module) for part in backbone for encoder in vision_part(part) for module in encoder.modules()}
+    layers_of = [[m for m in find_layers(part)[::-1] if id(m) not in of_vision] for part in backbone]
     most = min(map(len, layers_of))
     if num_layers > most:
         has = str(most) if len(layers_of) == 1 else f"{' and '.join(str(len(layers)) for layers in layers_of)}"

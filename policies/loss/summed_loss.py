@@ -41,7 +41,7 @@ def summed_cross_entropy(logits: torch.Tensor, targets: torch.Tensor, label_smoo
 
 def use_summed_loss(
     model: PreTrainedModel,
-    stacks: Sequence[nn.Module],
+    backbone: Sequence[nn.Module],
     chunk_size: int,
     compute_logits: Callable[[Any, torch.Tensor], torch.Tensor],
     *,
@@ -51,12 +51,12 @@ def use_summed_loss(
     """Make `model(..., targets=targets)` return the summed loss alone; a call without targets is as before.
 
     `targets` ([n]) holds the token to predict at each of `target_positions` ([n], indices into the flattened
-    [batch x seq] of the last stack's output; unset: at every position). Other positions never reach the head: of a
+    [batch x seq] of the backbone's output; unset: at every position). Other positions never reach the head: of a
     dialogue with its summary, nine tenths.
 
     The forward of this one instance is replaced, inside whatever later wraps it, because sharded weights are whole
     only while their module's own forward runs. All code is the model's own. Its forward is called once with the
-    inputs, up to the last stack's output, and then for each chunk with that output given (`_LastStack`). So what a
+    inputs, up to the backbone's output, and then for each chunk with that output given (`_Backbone`). So what a
     model does between encoder and decoder, and logit scaling or soft-capping after them, are never forgotten.
 
     If gradients are enabled, they are computed with the loss (see `policies.loss.head_gradients`). `loss_grad` is the
@@ -64,14 +64,14 @@ def use_summed_loss(
     ones would be rounded to zero.
 
     Args:
-        model: a transformers model whose head runs on the last stack's output alone.
-        stacks: the submodules that compute the head's input (`tasks.task.Task.stacks`).
+        model: a transformers model whose head runs on the backbone's output alone.
+        backbone: the submodules that compute the head's input, the last of which returns it (`tasks.task.Task.stacks`).
         chunk_size: tokens whose logits are held at a time; 0 computes all at once.
-        compute_logits: the logits of this output of the last stack (`tasks.task.Task`).
+        compute_logits: the logits of this output of the backbone (`tasks.task.Task`).
         label_smoothing: see `summed_cross_entropy`; in training only, so that evaluations can be compared.
         cross_entropy: computes what `summed_cross_entropy` does; compiled, it reads and writes a chunk's logits once.
     """
-    own_forward, last = model.forward, _LastStack(stacks[-1])
+    own_forward, decoder = model.forward, _Backbone(backbone[-1])
 
     @functools.wraps(own_forward)
     def forward(
@@ -85,14 +85,14 @@ def use_summed_loss(
         if targets is None:
             given = {} if labels is None else {"labels": labels}
             return own_forward(*args, **given, **kwargs)
-        hidden = last.output_of(lambda: own_forward(*args, **kwargs))
+        hidden = decoder.output_of(lambda: own_forward(*args, **kwargs))
         hidden = hidden.reshape(1, -1, hidden.shape[-1])
         if target_positions is not None:
             hidden = hidden[:, target_positions]
         smoothing = label_smoothing if model.training else 0.0
 
         def logits_of(hidden_chunk: torch.Tensor) -> torch.Tensor:
-            with last.returning(hidden_chunk):
+            with decoder.returning(hidden_chunk):
                 logits: torch.Tensor = compute_logits(model, hidden_chunk)
             return logits.squeeze(0)  # not [0], whose backward copies the gradient
 
@@ -108,23 +108,23 @@ def use_summed_loss(
 
 
 class _Hidden(BaseModelOutputWithPast):
-    """A stack's output whose other fields are None, whichever of them the head's code asks for."""
+    """A backbone's output whose other fields are None, whichever of them the head's code asks for."""
 
     def __getattr__(self, name: str) -> None:
         if name.startswith("__"):
             raise AttributeError(name)
 
 
-class _LastStack:
-    """Replaces the forward of the last stack, once, so that its output can be taken out or put in.
+class _Backbone:
+    """Replaces the forward of the backbone's last module, once, so that its output can be taken out or put in.
 
     Outside `output_of` and `returning` it computes what it did before.
     """
 
-    def __init__(self, stack: nn.Module) -> None:
+    def __init__(self, module: nn.Module) -> None:
         self._given: torch.Tensor | None = None
         self._outputs: list[torch.Tensor] | None = None
-        compute = stack.forward
+        compute = module.forward
 
         @functools.wraps(compute)
         def forward(*args: Any, **kwargs: Any) -> Any:
@@ -136,10 +136,10 @@ class _LastStack:
             self._outputs.append(output)
             return _Hidden(last_hidden_state=output[:, :0].detach())  # the head after it computes nothing
 
-        stack.forward = forward
+        module.forward = forward
 
     def output_of(self, run: Callable[[], Any]) -> torch.Tensor:
-        """The stack's output while `run` runs, [batch, seq, hidden_size]. The head gets no position at all."""
+        """The module's output while `run` runs, [batch, seq, hidden_size]. The head gets no position at all."""
         outputs: list[torch.Tensor] = []
         self._outputs = outputs
         try:
@@ -151,7 +151,7 @@ class _LastStack:
 
     @contextmanager
     def returning(self, hidden: torch.Tensor) -> Iterator[None]:
-        """Inside this context the stack returns `hidden`, [1, tokens, hidden_size], and computes nothing."""
+        """Inside this context the module returns `hidden`, [1, tokens, hidden_size], and computes nothing."""
         self._given = hidden
         try:
             yield

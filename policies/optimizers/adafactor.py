@@ -8,7 +8,7 @@ the results match torch's up to rounding.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -16,6 +16,7 @@ import torch.distributed as dist
 from torch import nn
 from torch.distributed.tensor import DTensor, Shard
 from torch.optim import Optimizer
+from torch.optim.optimizer import ParamsT
 
 from configs.fsdp import FsdpConfig
 from configs.training import TrainConfig
@@ -35,7 +36,7 @@ class Adafactor(LocalOptimizer):
 
     def __init__(
         self,
-        params: Iterable[Any],
+        params: ParamsT,
         *,
         lr: float,
         beta2_decay: float = -0.8,

@@ -9,12 +9,13 @@ bitsandbytes itself decides by the size of the part, so its numbers would depend
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import torch
 from torch import nn
 from torch.optim import Optimizer
+from torch.optim.optimizer import ParamsT
 
 from configs.fsdp import FsdpConfig
 from configs.training import TrainConfig
@@ -48,7 +49,7 @@ class AdamW8bit(LocalOptimizer):
 
     def __init__(
         self,
-        params: Iterable[Any],
+        params: ParamsT,
         *,
         lr: float,
         betas: tuple[float, float] = (0.9, 0.999),
@@ -159,7 +160,7 @@ class AdamW8bit(LocalOptimizer):
 class PagedAdamW8bit(AdamW8bit):
     """AdamW8bit with `state1` and `state2` in paged memory."""
 
-    def __init__(self, params: Iterable[Any], **options: Any) -> None:
+    def __init__(self, params: ParamsT, **options: Any) -> None:
         super().__init__(params, **options, paged=True)
 
 

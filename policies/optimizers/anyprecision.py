@@ -7,12 +7,13 @@ is in fp32 and only stored values are rounded, and the compensation covers weigh
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any, NamedTuple
 
 import torch
 from torch import nn
 from torch.optim import Optimizer
+from torch.optim.optimizer import ParamsT
 
 from configs.fsdp import FsdpConfig
 from configs.training import TrainConfig
@@ -46,7 +47,7 @@ class AnyPrecisionAdamW(LocalOptimizer):
 
     def __init__(
         self,
-        params: Iterable[Any],
+        params: ParamsT,
         *,
         lr: float,
         betas: tuple[float, float] = (0.9, 0.999),

@@ -6,12 +6,12 @@ divides them by a clipping factor.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from typing import Any, NamedTuple
 
 import torch
 from torch.optim import AdamW
 from torch.optim.adamw import adamw
+from torch.optim.optimizer import ParamsT
 
 from policies.compilation.layers import compilation_named
 from utils.local_tensors import local_tensor
@@ -44,7 +44,7 @@ class CompiledAdamW(AdamW):
         large: fewest elements, on this rank, of a tensor that the compiled kernel updates.
     """
 
-    def __init__(self, params: Iterable[Any], *, large: int = LARGE, **options: Any) -> None:
+    def __init__(self, params: ParamsT, *, large: int = LARGE, **options: Any) -> None:
         super().__init__(params, fused=True, **options)
         # As in torch's fused optimizers: the first divides gradients; there is no step if the second is 1.
         self.grad_scale: torch.Tensor | None = None
