@@ -1,35 +1,21 @@
-"""Find the checkpoint that a run goes on from and the folder that it goes on in; check every byte before it is used."""
+"""Open the checkpoint that a run goes on from: every byte is checked before it is used."""
 
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar
 
 from checkpointing.state_json import StateError, read_state
-from configs.run import RunConfig
-from configs.training import TrainConfig
 from ranks.agreement import named
 from ranks.collectives import gather_to_all, on_rank_zero
 from ranks.environment import Environment, print_rank_zero
-from run_folder.checkpoint_folder import (
-    COMPLETE,
-    FULL_FILE,
-    STATE,
-    STREAM,
-    checkpoints,
-    damage,
-    incomplete_checkpoints,
-    listed_files,
-)
-from run_folder.default_folders import folder_of_job, latest_run_folder, outputs
-from run_folder.entries import held_entries
-from run_folder.gone import holder_of_gone, refuse_if_gone
-from run_folder.run_folder import check_can_begin, checkpoint_root, checkpoint_root_of, run_folder_of
-from run_folder.run_yaml import now, read_run_yaml
+from run_folder.checkpoint_folder import COMPLETE, FULL_FILE, STREAM, damage, listed_files
+from run_folder.other_runs import holder_of_gone, refuse_if_gone
+from run_folder.run_yaml import now
 from utils.errors import ConfigError
 
 T = TypeVar("T")
@@ -68,113 +54,7 @@ class Checkpoint:
         return {"from": str(self.folder), "step": self.step, "world_size": env.world_size, "time": now()}
 
 
-def resolve_resume(config: RunConfig, env: Environment) -> RunConfig:
-    """The config with --resume and --output_dir settled: a resumed run goes on in its folder, and a job that its
-    launcher restarted resumes by itself.
-
-    A restarted job that had no folder of its own yet does what it did the first time: what it was refused, or was to
-    overwrite, is another run.
-
-    Raises:
-        ConfigError: if --resume names no run and --output_dir is not given.
-    """
-    train, notes = config.train_config, list(config.notes)
-    if env.restarted and train.resume is None and (own := folder_of_job(train, env)):
-        train = replace(train, resume="auto", overwrite=False, output_dir=str(own))
-        notes.append("resume: auto, since the launcher has restarted this job")
-    elif train.resume == "auto" and train.output_dir is None:
-        folder = (env.restarted and folder_of_job(train, env)) or latest_run_folder(train, outputs(env))
-        train = replace(train, output_dir=str(folder) if folder else None)
-    elif train.resume and train.resume != "auto" and train.output_dir is None:
-        folder = run_folder_of(Path(train.resume))
-        if not Path(train.resume).exists():
-            refuse_if_gone(Path(train.resume))
-            raise ConfigError(f"--resume: there is no {train.resume}; give a run's folder, or a checkpoint in it")
-        if folder is None:
-            raise ConfigError(f"--resume: {train.resume} is in no run folder; give --output_dir for what comes")
-        train = replace(train, output_dir=str(folder))
-    return replace(config, train_config=train, notes=tuple(notes))
-
-
-def find_checkpoints(train: TrainConfig, env: Environment) -> list[Path]:
-    """The checkpoints to try to resume from, in this order; none if the run starts afresh.
-
-    Raises:
-        ConfigError: if --resume names something that is no checkpoint.
-    """
-    if not train.resume:
-        return []
-    run = None if train.output_dir is None else Path(train.output_dir)
-    own = [] if run is None else next(filter(None, map(checkpoints, _own_roots(train, run))), [])
-    if train.resume == "auto":
-        own = own or _begun_from(run)
-        if not own:
-            check_can_begin(train)
-        return own
-    if own and env.restarted:
-        return own
-    path = Path(train.resume)
-    found = checkpoints(path) or checkpoints(checkpoint_root_of(path))
-    if not found and (path / COMPLETE).is_file() and (path / STATE).is_file():
-        found = [path]
-    if not found:
-        refuse_if_gone(path)
-        what = "is not there" if not path.exists() else f"holds no complete checkpoint (no {COMPLETE} in it)"
-        raise ConfigError(
-            f"--resume: {path} {what}; give a run folder, a folder like checkpoints/step-00000020, or auto"
-        )
-    if run is not None:
-        _check_holds_no_other_run(run, found, _own_roots(train, run), has_own=bool(own))
-    return found
-
-
-def passed_over(train: TrainConfig, taken: Checkpoint | None) -> list[Path]:
-    """The incomplete checkpoints that are newer than the one taken; all of them if the run starts afresh.
-
-    Empty if the one taken was asked for by its own path.
-    """
-    if not train.resume:
-        return []
-    roots = [] if train.output_dir is None else _own_roots(train, Path(train.output_dir))
-    if taken is not None and train.resume != "auto":
-        if taken.folder.resolve() == Path(train.resume).resolve():
-            return []
-        roots.append(taken.folder.parent)
-    after = -1 if taken is None else taken.step
-    each = {root.resolve(): root for root in roots}.values()
-    return [folder for root in each for folder in incomplete_checkpoints(root, after=after)]
-
-
-def _own_roots(train: TrainConfig, run: Path) -> list[Path]:
-    """Where the run in this folder may have checkpoints: where it will write them and where it did so far."""
-    return [checkpoint_root(train, run), checkpoint_root_of(run), run / "checkpoints"]
-
-
-def _check_holds_no_other_run(run: Path, found: list[Path], own_roots: list[Path], *, has_own: bool) -> None:
-    """Refuse to resume from one run's checkpoint in the folder of another run, whose results would be lost.
-
-    A run that began from this very checkpoint, and has none of its own yet, may begin again.
-    """
-    roots = {root.resolve() for root in own_roots}
-    is_own = not roots.isdisjoint({found[0].resolve(), found[0].resolve().parent})
-    begins_again = not has_own and [path.resolve() for path in _begun_from(run)] == [found[0].resolve()]
-    if not is_own and not begins_again and (held := held_entries(run)):
-        raise ConfigError(
-            f"--output_dir: {run} already holds a run that {found[0]} is not of ({', '.join(held)}); "
-            "give another folder, or --resume auto to go on with that run"
-        )
-
-
-def _begun_from(run: Path | None) -> list[Path]:
-    """The checkpoint that this run was resumed from, if it is still there."""
-    if run is None or not (run / "run.yaml").is_file():
-        return []
-    resumed = read_run_yaml(run).get("resumed") or []
-    folder = Path(resumed[-1]["from"]) if resumed else None
-    return [folder] if folder is not None and (folder / COMPLETE).is_file() else []
-
-
-def open_checkpoint(folders: list[Path], env: Environment, *, every_file: bool) -> Checkpoint | None:
+def open_checkpoint(folders: Sequence[Path], env: Environment, *, every_file: bool) -> Checkpoint | None:
     """The first undamaged checkpoint. What is wrong with those before it is printed.
 
     One may be gone by now, deleted by its run, which still goes on.

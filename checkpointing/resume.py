@@ -29,8 +29,7 @@ from ranks.collectives import gather_to_all, on_rank_zero
 from ranks.environment import Environment, print_rank_zero
 from reporting.metrics_file import keep_until
 from run_folder.checkpoint_folder import FULL_FILE, STATE
-from run_folder.gone import refuse_if_gone
-from run_folder.run_folder import run_folder_of
+from run_folder.other_runs import refuse_if_gone, run_folder_of
 from run_folder.run_yaml import read_run_yaml
 from utils.errors import ConfigError, in_one_line
 from utils.printing import print_line

@@ -12,6 +12,7 @@ from resolving.data_facts import DataFacts
 from resolving.inputs import check_targets
 from resolving.preflight import check_environment
 from resolving.resolved import resolve
+from run_folder.run_folder import RunFolder
 from supervision.watchdog import Watchdog
 
 
@@ -23,6 +24,7 @@ def load_only(config: RunConfig, env: Environment, watchdog: Watchdog) -> None:
     """
     config, meeting = meet_ranks(config, env)
     check_environment(config, env)
+    RunFolder.plan(config, env).check_usable(is_rank_zero=env.is_rank_zero)
     resolved = resolve(config, env)
     check_targets(resolved)
     processor = resolved.task.load_processor(config.train_config)

@@ -27,11 +27,8 @@ from reporting.start_table import start_table, start_warnings
 from reporting.tables import print_for_people
 from reporting.trackers import open_trackers
 from resolving.inputs import Inputs
-from run_folder.checkpoint_root import delete_checkpoints
 from run_folder.lock import RunLock
-from run_folder.path_checks import check_paths
-from run_folder.run_folder import FolderStamps, checkpoint_root, create_run_folder, folder_stamps
-from utils.errors import ConfigError
+from run_folder.run_folder import RunFolder
 
 
 class RunRecord(NamedTuple):
@@ -60,44 +57,26 @@ def record_run(inputs: Inputs, parts: TrainingParts, save_plan: SavePlan, env: E
     return RunRecord(resolved, description, start)
 
 
-def open_folder(
-    config: RunConfig,
-    env: Environment,
+def take_folder(
+    folder: RunFolder,
     lock: RunLock,
-    stamps: FolderStamps,
+    config: RunConfig,
     record: RunRecord,
     checkpoint: Checkpoint | None,
-) -> Path:
-    """The run folder, with its run.yaml. Every rank must call this.
+    env: Environment,
+) -> RunFolder:
+    """The run's folder, held by `lock`, with its run.yaml. Every rank must call this.
 
     Args:
-        lock: holds the folder from now on.
-        stamps: of the run's folders, when the checkpoint was looked for.
         checkpoint: the one that the run goes on from.
 
     Raises:
         ConfigError: on every rank, if another run has written there since, or if files of others would be lost.
     """
-    train = config.train_config
-
-    def check(folder: Path) -> None:
-        if folder_stamps(train, env) != stamps:
-            raise ConfigError(
-                f"--output_dir: another run wrote into {folder} while this one was loading; give the same command again"
-            )
-        check_paths(config, folder, afresh=checkpoint is None)
-
+    resumed = None if checkpoint is None else checkpoint.summary(env)
+    resolved, description = record.resolved, record.description
     return on_rank_zero(
-        lambda: create_run_folder(
-            config,
-            env,
-            lock,
-            check=check,
-            delete_checkpoints=partial(delete_checkpoints, train),
-            resolved=record.resolved,
-            description=record.description,
-            resumed=None if checkpoint is None else checkpoint.summary(env),
-        )
+        lambda: folder.take(lock, config, env, resolved=resolved, description=description, resumed=resumed)
     )
 
 
@@ -154,6 +133,7 @@ def open_saver(
     inputs: Inputs,
     parts: TrainingParts,
     save_plan: SavePlan,
+    root: Path,
     reporter: RunReporter,
     *,
     model_identity: Mapping[str, Any],
@@ -162,6 +142,7 @@ def open_saver(
     """The saver of a run's checkpoints, which tells the reporter of each. Every rank must call this.
 
     Args:
+        root: the folder of the checkpoints.
         model_identity: what the model of a run that goes on from here must have in common with this one.
         files: small ones that every checkpoint carries.
     """
@@ -169,7 +150,7 @@ def open_saver(
     return CheckpointSaver(
         parts.trainable,
         save_plan,
-        checkpoint_root(config.train_config, reporter.folder),
+        root,
         metadata={
             "settings": config.to_dict(),
             "global_batch_size": inputs.resolved.batches.global_batch_size,

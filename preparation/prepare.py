@@ -21,7 +21,7 @@ from planning.cost.network_waits import RunNetwork
 from planning.plan_file import write_plan
 from policies.activations.checkpointing import Checkpointing
 from preparation.building import Trainable, build
-from preparation.outputs import open_folder, open_reporter, open_saver, record_run, show_start
+from preparation.outputs import open_reporter, open_saver, record_run, show_start, take_folder
 from preparation.resuming import find_checkpoint, load_state
 from preparation.start import agree_on_attention, agree_to_compile, follow_plan, meet_ranks, start_ranks
 from ranks.agreement import check_agreement
@@ -30,9 +30,8 @@ from ranks.environment import Environment, print_rank_zero
 from reporting.run_reporter import RunReporter
 from resolving.agreement import facts_found
 from resolving.inputs import read_inputs
-from resolving.resume_state import look_into_folders
+from resolving.resume_state import find_resume_state
 from run_folder.lock import RunLock
-from run_folder.run_folder import checkpoint_root, planned_folder
 from supervision.watchdog import Watchdog
 from tasks.task import Task
 from utils.seeding import seed_everything
@@ -70,14 +69,14 @@ def prepare(config: RunConfig, env: Environment, watchdog: Watchdog, lock: RunLo
     # What each rank can know and refuse alone: no collective waits for a tokenizer.
     screen = take_standard_output() if config.tracking_config.log_format == "json" else None
     config, meeting = meet_ranks(config, env)
-    begun = look_into_folders(config, env, meeting)
-    inputs = read_inputs(begun.config, env, begun.checkpoint)
+    resume = find_resume_state(config, env, meeting)
+    inputs = read_inputs(resume.config, env, resume.checkpoint)
     config, num_steps = inputs.resolved.config, inputs.num_steps
 
     # What all ranks must find alike, and what decides how the model is built.
     start_ranks(meeting, config, env, watchdog)
     check_agreement(facts_found(config, inputs.resolved, inputs.data, num_steps, inputs.vocab_size))
-    checkpoint = find_checkpoint(begun, inputs, env)
+    checkpoint = find_checkpoint(resume.folder, inputs, env)
     resolved = agree_on_attention(agree_to_compile(inputs.resolved, env), env)
     resolved, plan = follow_plan(resolved, env, inputs.data_facts)
     inputs = replace(inputs, resolved=resolved)
@@ -92,13 +91,13 @@ def prepare(config: RunConfig, env: Environment, watchdog: Watchdog, lock: RunLo
     base = on_rank_zero(lambda: base_fingerprint(model, train))
     model_identity = {"model_config": model_config_values(files), "base_fingerprint": base}
     state = load_state(checkpoint, parts, model_identity, config, env)
-    root = checkpoint_root(train, planned_folder(train, env))
-    save_plan, save_notes = plan_saves(model, train, config.fsdp_config, root, env)
+    save_plan, save_notes = plan_saves(model, train, config.fsdp_config, resume.folder.checkpoint_root, env)
     print_rank_zero(env, *save_notes)
 
     # What the run writes.
     record = record_run(inputs, parts, save_plan, env)
-    folder = open_folder(config, env, lock, begun.stamps, record, checkpoint)
+    run_folder = take_folder(resume.folder, lock, config, record, checkpoint, env)
+    folder, root = run_folder.path, run_folder.checkpoint_root
     if checkpoint is not None:
         restore_results(checkpoint, state, folder, num_steps)
     watchdog.leave_traces_in(folder / "traces")
@@ -106,7 +105,7 @@ def prepare(config: RunConfig, env: Environment, watchdog: Watchdog, lock: RunLo
         write_plan(folder, plan.values)
         show_start(config, env, record, folder)
     reporter = open_reporter(inputs, parts.trainable, record, env, folder, screen, after_step=state.step)
-    saver = open_saver(inputs, parts, save_plan, reporter, model_identity=model_identity, files=files)
+    saver = open_saver(inputs, parts, save_plan, root, reporter, model_identity=model_identity, files=files)
     watchdog.leave_out(saver.group)
     saver.begin(checkpoint)
     reporter.run_started(record.start, seconds_before=state.seconds)

@@ -7,7 +7,7 @@ from functools import partial
 from typing import Any
 
 from checkpointing.comparison import check_place, check_same
-from checkpointing.finding import Checkpoint, open_checkpoint, passed_over
+from checkpointing.finding import Checkpoint, open_checkpoint
 from checkpointing.resume import load_checkpoint
 from checkpointing.train_state import TrainState
 from configs.run import RunConfig
@@ -16,18 +16,19 @@ from preparation.building import TrainingParts
 from ranks.collectives import on_rank_zero
 from ranks.environment import Environment, print_rank_zero
 from resolving.inputs import Inputs
-from resolving.resume_state import ResumeState
 from run_folder.checkpoint_folder import COMPLETE
+from run_folder.run_folder import RunFolder
 
 
-def find_checkpoint(begun: ResumeState, inputs: Inputs, env: Environment) -> Checkpoint | None:
+def find_checkpoint(folder: RunFolder, inputs: Inputs, env: Environment) -> Checkpoint | None:
     """The first undamaged checkpoint of the run; None if it starts afresh. Every rank must call this.
 
     Raises:
         ConfigError: on every rank, if all are damaged, or if going on from this one would change the result.
     """
-    checkpoint = open_checkpoint(begun.folders, env, every_file=True)
-    if incomplete := on_rank_zero(partial(passed_over, begun.config.train_config, checkpoint)):
+    checkpoint = open_checkpoint(folder.checkpoints, env, every_file=True)
+    taken, step = (checkpoint.folder, checkpoint.step) if checkpoint else (None, 0)
+    if incomplete := on_rank_zero(partial(folder.incomplete_after, taken, step)):
         names = ", ".join(map(str, incomplete))
         why = f"not written to the end, or without {COMPLETE}"
         print_rank_zero(env, f"resume: incomplete checkpoints are passed over ({why}): {names}")

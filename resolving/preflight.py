@@ -1,4 +1,4 @@
-"""What can be refused before any weight is read: the flags against this machine, these ranks and these folders."""
+"""What can be refused before any weight is read: the flags against this machine and these ranks."""
 
 from __future__ import annotations
 
@@ -10,7 +10,6 @@ from policies.optimizers.kind import kind_of
 from ranks.environment import Environment
 from reporting.trackers import check_packages
 from resolving.sizes import check_workers
-from run_folder.run_folder import check_free
 from utils.errors import ConfigError
 from utils.wording import plural
 
@@ -38,4 +37,3 @@ def check_environment(config: RunConfig, env: Environment) -> None:
     check_packages(config.tracking_config)
     check_package(train)
     kind_of(config.fsdp_config.optimizer).check(config.fsdp_config.optimizer, env)
-    check_free(config, env)

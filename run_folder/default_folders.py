@@ -4,16 +4,16 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from datetime import datetime
 from itertools import count
 from pathlib import Path
 
-from configs.training import TrainConfig
 from ranks.environment import Environment
-from run_folder.run_yaml import read_run_yaml
+from run_folder.run_yaml import NAME, read_run_yaml
 
-_NAME_BYTES = 200  # of a folder's name, which may have 255, with the time behind it
+PLACEHOLDER = "MODEL-DATASET-TIME"  # until a default folder is made
+_NAME_BYTES = 200  # of a folder's name, which may have 255, the time included
 
 
 def outputs(env: Environment) -> Path:
@@ -21,14 +21,28 @@ def outputs(env: Environment) -> Path:
     return env.started_in / "outputs"
 
 
-def make_default_folder(train: TrainConfig, inside: Path) -> Path:
-    """Make a folder that no other run has. One that begins in the same second has -2 at the end of its name.
+def model_title(model_name: str) -> str:
+    """The last part of the model's folder or hub name."""
+    return _shortened(Path(model_name.rstrip("/")).name)
+
+
+def default_name(model_name: str, datasets: Sequence[str]) -> str:
+    """MODEL-DATASET, the name of a run's default folder without the time."""
+    return _shortened(f"{model_title(model_name)}-{'-'.join(name.removesuffix('_dataset') for name in datasets)}")
+
+
+def _shortened(name: str) -> str:
+    return os.fsencode(name)[:_NAME_BYTES].decode(errors="ignore")
+
+
+def make_default_folder(inside: Path, name: str) -> Path:
+    """Make a folder that no other run has. If two begin in the same second, the second one's name ends in -2.
 
     Raises:
         OSError: if it cannot be made.
     """
     inside.mkdir(exist_ok=True)
-    for folder in _names(inside / f"{_model_and_dataset(train)}-{datetime.now():%Y%m%d-%H%M%S}"):
+    for folder in _numbered(inside / f"{name}-{datetime.now():%Y%m%d-%H%M%S}"):
         try:
             folder.mkdir()
             return folder
@@ -37,43 +51,22 @@ def make_default_folder(train: TrainConfig, inside: Path) -> Path:
     raise AssertionError("names do not end")
 
 
-def _names(first: Path) -> Iterator[Path]:
+def _numbered(first: Path) -> Iterator[Path]:
     yield first
     yield from (first.with_name(f"{first.name}-{number}") for number in count(2))
 
 
-def model_title(train: TrainConfig) -> str:
-    """The last part of the model's folder or hub name."""
-    return os.fsencode(Path(train.model_name.rstrip("/")).name)[:_NAME_BYTES].decode(errors="ignore")
-
-
-def _model_and_dataset(train: TrainConfig) -> str:
-    name = f"{model_title(train)}-{'-'.join(name.removesuffix('_dataset') for name in train.datasets)}"
-    return os.fsencode(name)[:_NAME_BYTES].decode(errors="ignore")
-
-
-def latest_run_folder(train: TrainConfig, inside: Path) -> Path | None:
-    """The newest default folder of this model and dataset."""
-    return next(iter(_default_folders(train, inside)), None)
-
-
-def folder_of_job(train: TrainConfig, env: Environment) -> Path | None:
-    """The run folder that this job wrote before its launcher restarted it."""
-    folders = _default_folders(train, outputs(env)) if train.output_dir is None else [Path(train.output_dir)]
-    return next((folder for folder in folders if _is_of_job(folder, env)), None)
-
-
-def _default_folders(train: TrainConfig, inside: Path) -> list[Path]:
-    """Those of this model and dataset that hold a run, newest first."""
-    pattern = re.compile(rf"{re.escape(_model_and_dataset(train))}-(\d{{8}}-\d{{6}})(?:-(\d+))?")
-    matches = [(pattern.fullmatch(path.parent.name), path.parent) for path in inside.glob("*/run.yaml")]
+def default_folders(inside: Path, name: str) -> list[Path]:
+    """The default folders of this name that hold a run, newest first."""
+    pattern = re.compile(rf"{re.escape(name)}-(\d{{8}}-\d{{6}})(?:-(\d+))?")
+    matches = [(pattern.fullmatch(path.parent.name), path.parent) for path in inside.glob(f"*/{NAME}")]
     found = [(match[1], int(match[2] or 1), folder) for match, folder in matches if match]
     return [folder for *_, folder in sorted(found, reverse=True)]
 
 
-def _is_of_job(folder: Path, env: Environment) -> bool:
-    """Match by job id. torchrun's default id is "none", so if it runs on one machine, match by its process as well."""
-    if not (folder / "run.yaml").is_file():
+def is_of_job(folder: Path, env: Environment) -> bool:
+    """Match by job id. torchrun's default id is "none", so on one machine match by torchrun's process as well."""
+    if not (folder / NAME).is_file():
         return False
     run = read_run_yaml(folder)
     if "started" not in run or run.get("job") != env.job:

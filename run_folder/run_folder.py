@@ -1,252 +1,260 @@
-"""The run folder: where a run writes, and what it must not write over.
+"""The run folder: where a run writes, whose folder that is, and what the run may replace there.
 
-Files of others may lie there, too. run.yaml says which entries are a run's: nothing else is deleted or replaced.
+A `RunFolder` is planned once from the settings and then asked. Others' files may lie in the folder, too: run.yaml lists
+the entries that a run wrote, and nothing else is deleted or replaced.
 """
 
 from __future__ import annotations
 
 import os
 import shutil
-from collections.abc import Callable
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 from configs.run import RunConfig
-from configs.training import TrainConfig
 from ranks.environment import Environment
-from run_folder.default_folders import make_default_folder, model_title, outputs
-from run_folder.entries import (
-    CHECKPOINTS,
-    OOM,
-    REPLACED,
-    RUN_ENTRIES,
-    WANDB_RUN,
-    entries_of,
-    held_entries,
-    made_entries,
-)
+from run_folder.checkpoint_folder import is_ours, is_step_folder, remove_all
+from run_folder.default_folders import PLACEHOLDER, default_name, make_default_folder, model_title, outputs
+from run_folder.entries import CHECKPOINTS, OOM, RUN_ENTRIES, WANDB_RUN, entries_of, held_entries, made_entries
+from run_folder.final_copy import copied_entries
+from run_folder.inputs import inputs_of
 from run_folder.lock import RunLock, find_dead
-from run_folder.run_yaml import NAME, is_damaged, read_run_yaml, write_run_yaml
+from run_folder.other_runs import checkpoint_root_of
+from run_folder.refusals import check_checkpoints, check_entries, check_in_no_run, check_inputs_stay, check_writable
+from run_folder.resuming import find_checkpoints, incomplete_after
+from run_folder.run_yaml import NAME, read_run_yaml, write_run_yaml
 from utils.atomic_write import FileWriteError
 from utils.errors import ConfigError
 
-
-def check_free(config: RunConfig, env: Environment) -> None:
-    """Refuse folders that cannot be written or are in use by another run. Writes nothing.
-
-    Raises:
-        ConfigError: with the remedy.
-    """
-    train, tracking = config.train_config, config.tracking_config
-    folder = planned_folder(train, env)
-    places = [("--output_dir", folder)]
-    if train.dist_checkpoint_root_folder:
-        places.append(("--dist_checkpoint_root_folder", Path(train.dist_checkpoint_root_folder)))
-        places.append(("--dist_checkpoint_folder", checkpoint_root(train, folder)))
-    else:
-        places.append(("--output_dir", checkpoint_root(train, folder)))
-    if tracking.profiler_dir:
-        places.append(("--profiler_dir", Path(tracking.profiler_dir)))
-    for flag, place in places:
-        _check_writable(flag, place)
-    # What held a folder before a restart has died with the job. Ranks of other machines cannot see that; rank 0 can.
-    if env.is_rank_zero or not env.restarted:
-        for flag, place in places:
-            if flag == "--dist_checkpoint_folder" or (place == folder and train.output_dir):
-                find_dead(flag, place)
+Stamps = tuple[tuple[int, int, int] | None, ...]
 
 
-def check_entries(config: RunConfig, folder: Path, *, afresh: bool) -> None:
-    """Refuse a folder in which the run would delete or replace what no run wrote. Writes nothing.
+@dataclass(frozen=True)
+class RunFolder:
+    """The folder of one run, its checkpoints included. Only `take` writes."""
 
-    Args:
-        afresh: whether what an earlier run left will be deleted.
+    path: Path  # ends in a placeholder if --output_dir was not given; `take` returns the one with its real name
+    name: str  # of a default folder, without the time
+    is_given: bool  # by --output_dir
+    entries: tuple[str, ...]  # names of what the run writes here
+    resume: str | None  # as given: "auto" or a path; None if the run starts afresh
+    overwrite: bool
+    restarted: bool  # by the job's launcher
+    checkpoints_elsewhere: Path | None  # the folder of the checkpoints, if --dist_checkpoint_root_folder was given
+    root_folder: Path | None  # --dist_checkpoint_root_folder itself
+    saves_copy: bool  # of the final state, into `checkpoints_elsewhere`
+    profiler: Path | None  # --profiler_dir
+    inputs: tuple[tuple[str, str], ...]  # flag and path, or pattern, of what the run reads
+    checkpoints: tuple[Path, ...] = ()  # to try to resume from, in this order; see `look`
+    stamps: Stamps | None = None  # of what another run would change here; see `look`
 
-    Raises:
-        ConfigError: with the remedy.
-    """
-    train = config.train_config
-    held, damaged = held_entries(folder), is_damaged(folder)
-    if not held:
-        return
-    made, written = made_entries(folder), entries_of(config.to_dict())
-    names = ", ".join(held)
-    if not made and not damaged:
-        complete = max(folder.glob(f"{CHECKPOINTS}/step-*/COMPLETE"), default=None)
-        goes_on = f" (with --resume {complete.parent} to go on from there)" if complete else ""
-        raise ConfigError(
-            f"--output_dir: {folder} holds {names}, but no run (no {NAME} of one), so nothing there is touched; give "
-            f"another folder{goes_on}, or move that away"
-        )
-    if not train.overwrite and not train.resume:
-        raise ConfigError(
-            f"--output_dir: {folder} already holds a run ({names}); "
-            "give another folder, --resume auto to go on with it, or --overwrite to replace it"
-        )
-    if damaged and afresh:
-        raise ConfigError(
-            f"--output_dir: {folder / NAME} is damaged and does not tell what the run there wrote ({names}), so "
-            "nothing of it is deleted; give another folder, or move that away"
-        )
-    made = made or written  # a damaged run.yaml beside checkpoints: they belong together
-    if foreign := [name for name in written if name in held and name not in made]:
-        raise ConfigError(
-            f"--output_dir: {folder} holds {', '.join(foreign)}, which the run there did not write and this one would "
-            "replace; give another folder, or move that away"
-        )
-    gone = {*made, *written} - {CHECKPOINTS} if afresh else {*written}.intersection(REPLACED)
-    if links := [name for name in held if name in gone and (folder / name).is_symlink()]:
-        raise ConfigError(
-            f"--output_dir: {', '.join(links)} in {folder} is a symbolic link, which no run makes and this one would "
-            "replace; give another folder, or remove the link"
+    @classmethod
+    def plan(cls, config: RunConfig, env: Environment) -> RunFolder:
+        """The folder of a run with these settings, of which --resume is settled (`run_folder.resuming`)."""
+        train, tracking = config.train_config, config.tracking_config
+        root = Path(train.dist_checkpoint_root_folder) if train.dist_checkpoint_root_folder else None
+        elsewhere = None
+        if root:  # with the model's name, as llama-recipes does
+            elsewhere = root / f"{train.dist_checkpoint_folder}-{model_title(train.model_name)}"
+        return cls(
+            path=Path(train.output_dir) if train.output_dir else outputs(env) / PLACEHOLDER,
+            name=default_name(train.model_name, train.datasets),
+            is_given=bool(train.output_dir),
+            entries=tuple(entries_of(config.to_dict())),
+            resume=train.resume or None,
+            overwrite=train.overwrite,
+            restarted=env.restarted,
+            checkpoints_elsewhere=elsewhere,
+            root_folder=root,
+            saves_copy=elsewhere is not None and train.save_model,
+            profiler=Path(tracking.profiler_dir) if tracking.profiler_dir else None,
+            inputs=tuple(inputs_of(config)),
         )
 
+    @property
+    def checkpoint_root(self) -> Path:
+        """The folder of the checkpoints."""
+        return self.checkpoints_elsewhere or self.path / CHECKPOINTS
 
-def check_can_begin(train: TrainConfig) -> None:
-    """Refuse to train a finished run again if --resume auto finds no checkpoint.
+    @property
+    def _root_flag(self) -> str:
+        return "--dist_checkpoint_folder" if self.checkpoints_elsewhere else "--output_dir"
 
-    Raises:
-        ConfigError: with the remedy.
-    """
-    folder = Path(train.output_dir or "")
-    metrics = folder / "metrics.jsonl"
-    if train.output_dir and metrics.is_file() and b'"status": "finished"' in metrics.read_bytes()[-4096:]:
-        raise ConfigError(
-            f"--resume: {folder} holds a finished run without checkpoints, so there is nothing to go on from; "
-            "--overwrite trains it anew"
+    @property
+    def _own_roots(self) -> list[Path]:
+        """Where a resumed run may have checkpoints: where it will write them, and where its sessions did so far."""
+        return [self.checkpoint_root, checkpoint_root_of(self.path), self.path / CHECKPOINTS] if self.is_given else []
+
+    def check_usable(self, *, is_rank_zero: bool) -> None:
+        """Refuse folders that cannot be written or are in use by another run. Writes nothing.
+
+        Raises:
+            ConfigError: with the remedy.
+        """
+        check_writable("--output_dir", self.path)
+        if self.root_folder:
+            check_writable("--dist_checkpoint_root_folder", self.root_folder)
+        check_writable(self._root_flag, self.checkpoint_root)
+        if self.profiler:
+            check_writable("--profiler_dir", self.profiler)
+        # What held a folder before a restart has died with the job. Only rank 0's machine can see that.
+        if is_rank_zero or not self.restarted:
+            if self.is_given:
+                find_dead("--output_dir", self.path)
+            if self.checkpoints_elsewhere:
+                find_dead(self._root_flag, self.checkpoint_root)
+
+    def look(self) -> RunFolder:
+        """This folder with the checkpoints and the stamps that are found there. Writes nothing.
+
+        Raises:
+            ConfigError: if the run would delete or replace what no run wrote, or what it reads itself, or if there is
+                nothing to resume from.
+        """
+        self.check(afresh=self.resume is None)
+        stamps = self._stamps()
+        found: list[Path] = []
+        if self.resume is not None:
+            run = self.path if self.is_given else None
+            found = find_checkpoints(self.resume, run, self._own_roots, restarted=self.restarted)
+            self.check(afresh=not found)
+        return replace(self, checkpoints=tuple(found), stamps=stamps)
+
+    def check(self, *, afresh: bool) -> None:
+        """Refuse to delete or replace what no run wrote, or what this run reads. Writes nothing.
+
+        Args:
+            afresh: whether the run goes on from no checkpoint, so that it deletes what an earlier run left there.
+
+        Raises:
+            ConfigError: with the remedy.
+        """
+        check_in_no_run("--output_dir", self.path, own=self.path)
+        check_in_no_run("--dist_checkpoint_folder", self.checkpoint_root, own=self.path)
+        resumes = self.resume is not None
+        check_entries(self.path, self.entries, afresh=afresh, overwrite=self.overwrite, resumes=resumes)
+        check_checkpoints(
+            self.checkpoint_root,
+            self._root_flag,
+            is_elsewhere=self.checkpoints_elsewhere is not None,
+            holds_copy=self.saves_copy,
+            afresh=afresh,
+            overwrite=self.overwrite,
+            resumes=resumes,
         )
+        check_inputs_stay(self.inputs, self._replaced())
+
+    def incomplete_after(self, taken: Path | None, step: int) -> list[Path]:
+        """The incomplete checkpoints that are newer than the one taken; all of them if the run starts afresh.
+
+        Args:
+            taken: the checkpoint that the run goes on from, which is that of `step`.
+        """
+        return [] if self.resume is None else incomplete_after(self.resume, self._own_roots, taken, step)
+
+    def take(
+        self,
+        lock: RunLock,
+        config: RunConfig,
+        env: Environment,
+        *,
+        resolved: dict[str, Any],
+        description: dict[str, dict[str, Any]],
+        resumed: dict[str, Any] | None = None,
+    ) -> RunFolder:
+        """Make the folder, hold it, and write run.yaml, or go on with those that are there. Call this on rank 0 alone.
+
+        Without a checkpoint to go on from, what an earlier run wrote is deleted, as --overwrite asks. If --resume auto
+        found no checkpoint, saved weights stay until new ones replace them.
+
+        Args:
+            lock: holds the folder before anything is checked again, deleted or written.
+            resolved: what the settings came to on this machine.
+            description: what else run.yaml shows, by section.
+            resumed: what run.yaml records of the resume; None if the run starts afresh.
+
+        Returns:
+            The folder with its real path.
+
+        Raises:
+            ConfigError: if another run uses the folder or has written there since `look`, if files of others would be
+                lost, or if the file system refuses.
+        """
+        folder = self.path
+        try:
+            if not self.is_given:
+                folder = make_default_folder(folder.parent, self.name)
+            taken = replace(self, path=folder)
+            lock.take("--output_dir", folder)
+            if self.checkpoints_elsewhere:
+                lock.take(self._root_flag, self.checkpoints_elsewhere)
+            if self.stamps is not None and self._stamps() != self.stamps:
+                raise ConfigError(
+                    f"--output_dir: another run wrote into {folder} while this one was loading; give the same command "
+                    "again"
+                )
+            taken.check(afresh=resumed is None)
+            made = made_entries(folder)
+            earlier = taken._clear(made) if resumed is None else taken._go_on(resumed)
+            held = held_entries(folder)
+            write_run_yaml(
+                folder,
+                config,
+                env,
+                resolved=resolved,
+                description=description,
+                entries=[name for name in RUN_ENTRIES if name in self.entries or (name in made and name in held)],
+                checkpoints=self.checkpoints_elsewhere,
+                earlier=earlier,
+            )
+        except FileWriteError as error:
+            raise ConfigError(
+                f"--output_dir: {error.filename} cannot be written ({error.strerror}); give a folder that can"
+            ) from error
+        except OSError as error:
+            raise ConfigError(f"--output_dir: {folder} cannot be written ({error}); give a folder that can") from error
+        return taken
+
+    def _stamps(self) -> Stamps:
+        """What changes if a run begins in these folders, or writes a checkpoint there."""
+        return tuple(_stamp(file) for file in (self.path / NAME, self.checkpoint_root / "latest"))
+
+    def _replaced(self) -> Iterator[Path]:
+        """What this run writes, replaces or deletes."""
+        names = {*self.entries, *made_entries(self.path)} - {CHECKPOINTS}
+        yield from (self.path / name for name in names)
+        for place in {self.checkpoint_root, self.path / CHECKPOINTS}:
+            for path in place.iterdir() if place.is_dir() else ():
+                if is_ours(path) or is_step_folder(path):
+                    yield path
+        if self.saves_copy:
+            yield from copied_entries(self.checkpoint_root)
+
+    def _clear(self, made: list[str]) -> dict[str, Any]:
+        """Delete what an earlier run wrote. run.yaml says what that is, so it stays until the new one replaces it."""
+        for root in {self.checkpoint_root, self.path / CHECKPOINTS}:
+            remove_all(root)  # or the first restart of this run would resume from them
+        kept = (NAME, CHECKPOINTS) if self.overwrite else (NAME, CHECKPOINTS, "model", "adapter")
+        for path in (self.path / name for name in made if name not in kept):
+            if path.is_dir():
+                shutil.rmtree(path)
+            else:
+                path.unlink(missing_ok=True)
+        return {}
+
+    def _go_on(self, resumed: dict[str, Any]) -> dict[str, Any]:
+        """Delete only what every session replaces. Returns what stays in run.yaml of the sessions before."""
+        before = read_run_yaml(self.path) if (self.path / NAME).is_file() else {}
+        (self.path / OOM).unlink(missing_ok=True)
+        kept = {name: before[name] for name in ("saved", "started", WANDB_RUN) if name in before}
+        return kept | {"resumed": [*before.get("resumed", []), resumed]}
 
 
-def planned_folder(train: TrainConfig, env: Environment) -> Path:
-    """The run's folder; if it was not given, one that stands for it: the default folder has a new name."""
-    return Path(train.output_dir) if train.output_dir else outputs(env) / "MODEL-DATASET-TIME"
-
-
-def checkpoint_root(train: TrainConfig, folder: Path) -> Path:
-    """Where a run with this folder has its checkpoints. Elsewhere with the model's name, as llama-recipes does."""
-    if train.dist_checkpoint_root_folder:
-        return Path(train.dist_checkpoint_root_folder, f"{train.dist_checkpoint_folder}-{model_title(train)}")
-    return folder / CHECKPOINTS
-
-
-def checkpoint_root_of(run: Path) -> Path:
-    """Where the run in this folder has, or had, its checkpoints, by its run.yaml."""
-    elsewhere = read_run_yaml(run).get("checkpoints") if (run / NAME).is_file() else None
-    return Path(elsewhere) if isinstance(elsewhere, str) else run / CHECKPOINTS
-
-
-def run_folder_of(path: Path) -> Path | None:
-    """The run folder that a path is or lies in."""
-    return next((folder for folder in (path.absolute(), *path.absolute().parents) if (folder / NAME).is_file()), None)
-
-
-FolderStamps = tuple[tuple[int, int, int] | None, ...]
-
-
-def folder_stamps(train: TrainConfig, env: Environment) -> FolderStamps:
-    """What changes if a run begins in the folders of this one, or writes a checkpoint there."""
-    folder = planned_folder(train, env)
-    return tuple(_mark(file) for file in (folder / NAME, checkpoint_root(train, folder) / "latest"))
-
-
-def _mark(file: Path) -> tuple[int, int, int] | None:
+def _stamp(file: Path) -> tuple[int, int, int] | None:
     try:
-        stat = file.stat()
+        stat = os.stat(file)
     except OSError:
         return None
     return stat.st_ino, stat.st_size, stat.st_mtime_ns
-
-
-def _check_writable(flag: str, folder: Path) -> None:
-    """Refuse a folder that could not be made or written, by the nearest one above it that exists."""
-    existing = folder
-    while not existing.exists():
-        if existing.is_symlink():
-            target = existing.parent / existing.readlink()
-            raise ConfigError(
-                f"{flag}: {existing} is a symbolic link to {target}, which is not there; make that folder, or give "
-                "another one"
-            )
-        existing = existing.parent
-    if not existing.is_dir():
-        raise ConfigError(f"{flag}: {existing} is a file, not a folder; give another folder")
-    if not os.access(existing, os.W_OK | os.X_OK):
-        raise ConfigError(f"{flag}: {existing} cannot be written; give a folder that can")
-
-
-def create_run_folder(
-    config: RunConfig,
-    env: Environment,
-    lock: RunLock,
-    *,
-    check: Callable[[Path], None],
-    delete_checkpoints: Callable[[Path], None],
-    resolved: dict[str, Any],
-    description: dict[str, dict[str, Any]],
-    resumed: dict[str, Any] | None = None,
-) -> Path:
-    """Make the folder and its run.yaml, or go on with those that are there. Call this on rank 0 alone.
-
-    What an earlier run wrote is deleted, as --overwrite asks. If --resume auto found no checkpoint, saved weights stay
-    until new ones replace them.
-
-    Args:
-        lock: is taken before anything is checked, deleted or written.
-        check: refuses the folder, once it is held.
-        delete_checkpoints: deletes those of an earlier run in the folder.
-        resolved: what the settings came to on this machine.
-        description: what else run.yaml shows, by section.
-        resumed: what run.yaml tells of the resume; None if the run starts afresh.
-
-    Raises:
-        ConfigError: if another run uses the folder, or the file system refuses.
-    """
-    train = config.train_config
-    folder = planned_folder(train, env)
-    try:
-        folder = folder if train.output_dir else make_default_folder(train, outputs(env))
-        root = checkpoint_root(train, folder)
-        lock.take("--output_dir", folder)
-        if root.parent != folder:
-            lock.take("--dist_checkpoint_folder", root)
-        check(folder)
-        made = made_entries(folder)
-        earlier: dict[str, Any] = {}
-        if resumed is None:
-            delete_checkpoints(folder)
-            _delete_entries(folder, made, kept=() if train.overwrite else ("model", "adapter"))
-        else:
-            before = read_run_yaml(folder) if (folder / NAME).is_file() else {}
-            earlier = {name: before[name] for name in ("saved", "started", WANDB_RUN) if name in before}
-            earlier["resumed"] = [*before.get("resumed", []), resumed]
-            (folder / OOM).unlink(missing_ok=True)
-        held, written = held_entries(folder), entries_of(config.to_dict())
-        write_run_yaml(
-            folder,
-            config,
-            env,
-            resolved=resolved,
-            description=description,
-            entries=[name for name in RUN_ENTRIES if name in written or (name in made and name in held)],
-            checkpoints=None if root.parent == folder else root,
-            earlier=earlier,
-        )
-    except FileWriteError as error:
-        raise ConfigError(
-            f"--output_dir: {error.filename} cannot be written ({error.strerror}); give a folder that can"
-        ) from error
-    except OSError as error:
-        raise ConfigError(f"--output_dir: {folder} cannot be written ({error}); give a folder that can") from error
-    return folder
-
-
-def _delete_entries(folder: Path, made: list[str], *, kept: tuple[str, ...]) -> None:
-    """Delete what an earlier run wrote. run.yaml says what that is, so it stays until the new one replaces it."""
-    for name in made:
-        path = folder / name
-        if name in (NAME, CHECKPOINTS, *kept):
-            continue
-        if path.is_dir():
-            shutil.rmtree(path)
-        else:
-            path.unlink(missing_ok=True)

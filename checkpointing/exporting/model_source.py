@@ -14,7 +14,7 @@ from policies.adapters.kinds import OWN_NAMES
 from policies.weights.stored import SafetensorsTensors, weight_files
 from run_folder.checkpoint_folder import COMPLETE, STATE, checkpoints, checksum, damage, is_step_folder, listed_files
 from run_folder.checkpoint_folder import HUGGINGFACE as SETTINGS
-from run_folder.run_folder import checkpoint_root_of
+from run_folder.other_runs import checkpoint_root_of
 from utils.errors import ConfigError, in_one_line
 
 

@@ -28,7 +28,7 @@ from reporting.memory_ledger import MemoryLedger, bytes_by_name
 from reporting.report.page import write_at_end
 from run_folder.checkpoint_folder import checkpoints
 from run_folder.entries import OOM, PLAN
-from run_folder.run_folder import checkpoint_root
+from run_folder.other_runs import checkpoint_root_of
 from utils.atomic_write import write_atomically
 from utils.errors import RunError
 from utils.host_memory import read_host_memory
@@ -221,7 +221,7 @@ class OutOfMemoryReport:
         train, folder = self.config.train_config, self.folder
         flags, without = list(change.flags), []
         if folder is not None:
-            saved = any(checkpoints(checkpoint_root(train, folder)))
+            saved = any(checkpoints(checkpoint_root_of(folder)))
             if saved and not change.keeps_result:
                 flags += ["--output_dir", _free_folder(folder)]
                 without = ["--resume", "--overwrite"]

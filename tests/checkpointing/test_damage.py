@@ -11,9 +11,11 @@ from pathlib import Path
 
 import pytest
 
-from checkpointing.finding import Checkpoint, passed_over
+from configs.run import RunConfig
 from configs.training import TrainConfig
+from ranks.environment import lone_process
 from run_folder.checkpoint_folder import checkpoints, checksum, damage, listed_files
+from run_folder.run_folder import RunFolder
 from tests.helpers.processes import ProcessGroup
 from tests.helpers.refusals import error_lines
 from tests.helpers.resuming import assert_bit_equal, flags_of
@@ -96,8 +98,9 @@ def test_newer_checkpoints_that_are_incomplete_are_named_unless_a_checkpoint_was
     (run / "run.yaml").write_text("settings: {}\n")
 
     def named(resume: Path | str, taken: int | None, output: Path = run) -> list[str]:
-        checkpoint = None if taken is None else Checkpoint(root / f"step-{taken:08d}", {"state": {"step": taken}})
-        found = passed_over(TrainConfig("model", resume=str(resume), output_dir=str(output)), checkpoint)
+        train = TrainConfig("model", resume=str(resume), output_dir=str(output))
+        checkpoint = None if taken is None else root / f"step-{taken:08d}"
+        found = RunFolder.plan(RunConfig(train), lone_process()).incomplete_after(checkpoint, taken or 0)
         assert {path.parent for path in found} <= {root}
         return [path.name for path in found]
 
@@ -107,7 +110,8 @@ def test_newer_checkpoints_that_are_incomplete_are_named_unless_a_checkpoint_was
     assert named("auto", 3) == named("auto", None) == [*newer, "step-00000004"]
     assert named(root / "step-00000003", 3) == named(root / "step-00000003", 3, other) == []
     assert named("auto", 3, other) == [], "of the run whose checkpoint this one began with"
-    assert passed_over(TrainConfig("model", output_dir=str(run)), None) == [], "without --resume"
+    folder = RunFolder.plan(RunConfig(TrainConfig("model", output_dir=str(run))), lone_process())
+    assert folder.incomplete_after(None, 0) == [], "without --resume"
 
 
 def test_a_checkpoint_whose_index_is_forged_runs_nothing(

@@ -7,11 +7,11 @@ from pathlib import Path
 
 import pytest
 
-from checkpointing.finding import resolve_resume
 from configs.flags import parse_flags
 from ranks.environment import Environment
 from run_folder.checkpoint_folder import checkpoints
-from run_folder.run_folder import run_folder_of
+from run_folder.other_runs import run_folder_of
+from run_folder.resuming import settle_resume
 from tests.helpers.processes import ProcessGroup
 from tests.helpers.resuming import PLAIN, as_if_killed_after, assert_bit_equal, flags_of
 from utils.errors import ConfigError
@@ -102,7 +102,7 @@ def test_a_resume_path_that_is_no_run_is_refused(there: bool, reason: str, tmp_p
         path.mkdir()
     config = parse_flags(["--model_name", "m", "--resume", str(path)])
     with pytest.raises(ConfigError, match=f"^--resume: .*{reason.format(path=path)}"):
-        resolve_resume(config, Environment(0, 0, 1, 1, launched=False))
+        settle_resume(config, Environment(0, 0, 1, 1, launched=False))
 
 
 @pytest.mark.parametrize(
@@ -120,7 +120,7 @@ def test_a_job_restarted_before_it_overwrote_an_earlier_run_overwrites_it(
     (tmp_path / "run.yaml").write_text(f"job: {earlier}\nstarted: 2026-01-01T00:00:00+00:00\n")
     config = parse_flags(["--model_name", "m", "--output_dir", str(tmp_path), "--overwrite"])
     env = Environment(0, 0, 1, 1, launched=True, job=job, restarted=True)
-    train = resolve_resume(config, env).train_config
+    train = settle_resume(config, env).train_config
     assert (train.resume, train.overwrite) == (resume, resume is None)
 
 
@@ -131,5 +131,5 @@ def test_a_restarted_job_knows_its_own_run_whatever_the_clock_said_when_it_began
     config = parse_flags(["--model_name", "m", "--output_dir", str(tmp_path), "--overwrite"])
     for launcher, is_own in (("machine 7 123", True), ("machine 7 456", False)):
         env = Environment(0, 0, 1, 1, launched=True, job="none", restarted=True, launcher=launcher)
-        train = resolve_resume(config, env).train_config
+        train = settle_resume(config, env).train_config
         assert (train.resume, train.overwrite) == (("auto", False) if is_own else (None, True))

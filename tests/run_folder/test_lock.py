@@ -18,9 +18,8 @@ import psutil
 import pytest
 
 import run_folder.default_folders
-from configs.training import TrainConfig
 from run_folder.checkpoint_folder import checkpoints, damage
-from run_folder.default_folders import latest_run_folder, make_default_folder
+from run_folder.default_folders import default_folders, default_name, make_default_folder
 from run_folder.lock import BEAT_SECONDS, STALE_SECONDS, RunLock, find_dead
 from run_folder.run_yaml import read_run_yaml
 from tests.helpers.processes import (
@@ -203,7 +202,7 @@ def test_of_several_runs_that_find_a_dead_one_one_gets_the_folder(hold: Hold, tm
 def test_runs_that_begin_in_the_same_second_have_folders_of_their_own(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    train = TrainConfig(model_name="models/tiny", dataset="samsum_dataset")
+    name = default_name("models/tiny", ["samsum_dataset"])
     seconds = [run_folder.default_folders.datetime(2026, 1, 2, 3, 4, second) for second in (5, 5, 5, 6)]
 
     class Clock:
@@ -212,20 +211,20 @@ def test_runs_that_begin_in_the_same_second_have_folders_of_their_own(
             return seconds.pop(0)
 
     monkeypatch.setattr(run_folder.default_folders, "datetime", Clock)
-    folders = [make_default_folder(train, tmp_path / "outputs") for _ in range(4)]
+    folders = [make_default_folder(tmp_path / "outputs", name) for _ in range(4)]
     first = "tiny-samsum-20260102-030405"
     assert [folder.name for folder in folders] == [first, f"{first}-2", f"{first}-3", "tiny-samsum-20260102-030406"]
     for newest in folders:
         (newest / "run.yaml").touch()
-        assert latest_run_folder(train, tmp_path / "outputs") == newest
+        assert default_folders(tmp_path / "outputs", name)[0] == newest
 
 
 @pytest.mark.parametrize("name", ["m" * 255, "ä" * 127])
 def test_the_default_folder_of_a_model_with_a_long_name_can_be_made(name: str, tmp_path: Path) -> None:
-    train = TrainConfig(model_name=f"models/{name}", dataset="samsum_dataset")
-    folder = make_default_folder(train, tmp_path)
+    name = default_name(f"models/{name}", ["samsum_dataset"])
+    folder = make_default_folder(tmp_path, name)
     (folder / "run.yaml").touch()
-    assert latest_run_folder(train, tmp_path) == folder
+    assert default_folders(tmp_path, name) == [folder]
 
 
 def test_a_folder_that_is_deleted_is_said_once_and_held_again_when_it_is_back(tmp_path: Path) -> None:

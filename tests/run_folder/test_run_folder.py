@@ -3,23 +3,20 @@
 from __future__ import annotations
 
 import json
-from functools import partial
 from pathlib import Path
 from typing import Any
 
 import pytest
 import yaml
 
-from checkpointing.finding import find_checkpoints, resolve_resume
 from configs.absolute_paths import make_paths_absolute
 from configs.flags import parse_flags
 from ranks.environment import Environment
 from reporting.report.page import write_report
 from run_folder.checkpoint_folder import checkpoints, keep_only, publish, remove_leftovers, temporary_folder
-from run_folder.checkpoint_root import delete_checkpoints
 from run_folder.lock import RunLock
-from run_folder.path_checks import check_paths
-from run_folder.run_folder import check_free, create_run_folder, planned_folder
+from run_folder.resuming import settle_resume
+from run_folder.run_folder import RunFolder
 from run_folder.run_yaml import add_to_run_yaml, is_damaged, read_run_yaml
 from run_folder.saved_weights import SavedWeights
 from tests.helpers.checkpoints import complete
@@ -35,23 +32,13 @@ def begin(output: Path | None, *flags: str, model: Path | str = "org/model") -> 
     """Do with the folders what a run does until its first step."""
     where = [] if output is None else ["--output_dir", str(output)]
     config = make_paths_absolute(parse_flags(["--model_name", str(model), *where, *flags]), ENV.started_in)
-    config = resolve_resume(config, ENV)
-    train = config.train_config
-    check_free(config, ENV)
-    check_paths(config, planned_folder(train, ENV), afresh=not train.resume)
-    found = find_checkpoints(train, ENV)
-    check_paths(config, planned_folder(train, ENV), afresh=not found)
+    config = settle_resume(config, ENV)
+    folder = RunFolder.plan(config, ENV)
+    folder.check_usable(is_rank_zero=True)
+    folder = folder.look()
+    resumed = {"from": str(folder.checkpoints[0])} if folder.checkpoints else None
     with RunLock() as lock:
-        return create_run_folder(
-            config,
-            ENV,
-            lock,
-            check=partial(check_paths, config, afresh=not found),
-            delete_checkpoints=partial(delete_checkpoints, train),
-            resolved={},
-            description={},
-            resumed={"from": str(found[0])} if found else None,
-        )
+        return folder.take(lock, config, ENV, resolved={}, description={}, resumed=resumed).path
 
 
 def refusal(output: Path | None, *flags: str, model: Path | str = "org/model", around: Path) -> str:

@@ -1,19 +1,32 @@
-"""A checkpoint that is not there because its run still trains, and deletes older ones as it writes new ones."""
+"""What a path alone tells: which run it belongs to, where that run's checkpoints are, and whether it still trains."""
 
 from __future__ import annotations
 
 from pathlib import Path
 
 from run_folder.checkpoint_folder import COMPLETE
+from run_folder.entries import CHECKPOINTS
 from run_folder.lock import holder_of
-from run_folder.run_folder import run_folder_of
+from run_folder.run_yaml import NAME, read_run_yaml
 from utils.errors import ConfigError
+
+
+def run_folder_of(path: Path) -> Path | None:
+    """The run folder that a path is or lies in."""
+    return next((folder for folder in (path.absolute(), *path.absolute().parents) if (folder / NAME).is_file()), None)
+
+
+def checkpoint_root_of(run: Path) -> Path:
+    """Where the run in this folder has, or had, its checkpoints, by its run.yaml."""
+    elsewhere = read_run_yaml(run).get("checkpoints") if (run / NAME).is_file() else None
+    return Path(elsewhere) if isinstance(elsewhere, str) else run / CHECKPOINTS
 
 
 def holder_of_gone(path: Path) -> str | None:
     """The run that still writes where this checkpoint, run or folder of checkpoints was looked for.
 
-    None if the checkpoint is there, or no run is at work there.
+    A run that still trains deletes older checkpoints as it writes new ones. None if the checkpoint is there, or no run
+    is at work there.
     """
     if (path / COMPLETE).is_file():
         return None
@@ -22,7 +35,7 @@ def holder_of_gone(path: Path) -> str | None:
 
 
 def refuse_if_gone(path: Path) -> None:
-    """Refuse to resume from such a checkpoint.
+    """Refuse to resume from a checkpoint that its run has deleted, or may delete next.
 
     Raises:
         ConfigError: with the run that is at work there, and the remedy.

@@ -1,0 +1,50 @@
+"""What a run reads: files and folders that it must not replace."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from glob import glob, has_magic
+from pathlib import Path
+
+from configs.datasets import ChatDataset, CustomDataset, InstructionDataset, split_paths
+from configs.names import flag
+from configs.run import RunConfig
+
+
+def inputs_of(config: RunConfig) -> Iterator[tuple[str, str]]:
+    """What the settings name: the flag, and the path or pattern. Names on the hub are among them."""
+    train = config.train_config
+    named = {"--config": config.recipe}
+    for name in ("model_name", "tokenizer_name", "from_peft_checkpoint"):
+        named[flag(f"train_config.{name}")] = getattr(train, name)
+    for name, source in config.dataset_configs.items():
+        named[flag(f"{name}.data_path")] = source.data_path
+        if isinstance(source, ChatDataset | InstructionDataset):
+            named[flag(f"{name}.chat_template")] = source.chat_template
+        if isinstance(source, CustomDataset) and source.file is not None:
+            named[flag(f"{name}.file")] = source.file.partition(":")[0]
+    for name, value in named.items():
+        if value and name.endswith(".data_path"):
+            yield from ((name, part) for part in split_paths(value))
+        elif value:
+            yield name, value
+
+
+def paths_of(value: str) -> Iterator[Path]:
+    """The files and folders that a path or a pattern names, with the links in them; none if nothing is there."""
+    if os.path.exists(value):
+        yield from _with_links(Path(value))
+    elif has_magic(value):
+        yield from map(Path, glob(value, recursive=True))
+
+
+def _with_links(path: Path) -> Iterator[Path]:
+    """The path, and the links in it and in its own folders: what is read through them may lie anywhere."""
+    yield path
+    for folder in (path, *(inner for inner in _listed(path) if inner.is_dir() and not inner.is_symlink())):
+        yield from (inner for inner in _listed(folder) if inner.is_symlink() and inner.exists())
+
+
+def _listed(path: Path) -> list[Path]:
+    return list(path.iterdir()) if path.is_dir() and os.access(path, os.R_OK) else []
