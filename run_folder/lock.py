@@ -1,10 +1,13 @@
 """The lock of a run folder: a second run that would write into it is refused; a run that has died keeps nothing.
 
-The lock is the file lock.json, which names its owner: host, process, since when. Whether the owner lives is asked of
-the kernel if it ran on this machine, by process id and start time. The process of another machine cannot be looked at,
-so the owner touches the file every few seconds, and a file that nobody has touched for a minute has no owner. An owner
-that was held up for so long, by a machine that slept or a file server that was gone, may find its lock taken when it
-wakes: then it must write no more, and is told.
+The lock is the file lock.json, which names its owner: host, process, since when. On a disk of this machine the kernel
+holds it, and lets go when the owner ends, however it ends (`run_folder.kernel_lock`). Whether an owner of this machine
+lives is seen by its process, too.
+
+A disk that several machines share may have no locks that reach all of them. There the owner touches the file every few
+seconds, and a file that nobody has touched for a minute has no owner. An owner that was held up for so long, by a
+machine that slept or a file server that was gone, may find its lock taken when it wakes: then it must write no more,
+and is told.
 """
 
 from __future__ import annotations
@@ -13,22 +16,20 @@ import contextlib
 import fcntl
 import json
 import os
-import socket
 import tempfile
 import threading
 import time
 from collections.abc import Callable
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from pathlib import Path
-from typing import Any
 from uuid import uuid4
 
 import psutil
 
-from run_folder.run_yaml import now
+from run_folder.kernel_lock import is_locked, is_on_local_disk, lock_file
+from run_folder.lock_owner import LockState, Owner, read_lock
 from utils.errors import ConfigError
 from utils.printing import print_line
-from utils.processes import machine, started_at
 from utils.progress import shows_progress
 
 NAME = "lock.json"
@@ -36,43 +37,6 @@ BEAT_SECONDS = 10.0  # from touch to touch
 STALE_SECONDS = 60.0  # without a touch, and the owner is dead
 BEGINNING = "a run that has just begun"  # whose lock names no owner yet
 _CERTAIN_SECONDS = 600.0  # as above, by the file server's clock, without waiting
-
-
-@dataclass(frozen=True)
-class Owner:
-    """What lock.json says of the run that holds it."""
-
-    host: str
-    process: int
-    process_start: float  # see utils.processes.started_at
-    machine: str  # processes of equal machines can see each other
-    since: str
-    token: str
-
-    def __str__(self) -> str:
-        return f"a run on {self.host} (process {self.process}, since {self.since})"
-
-    def is_alive(self) -> bool | None:
-        """Whether the process lives; None if it cannot be looked at: on another machine, or another user's here.
-
-        A process never blocks itself: its earlier run has ended.
-        """
-        if self.machine != machine():
-            return None
-        try:
-            is_same = abs(started_at(self.process) - self.process_start) < 0.5
-            is_zombie = psutil.Process(self.process).status() == psutil.STATUS_ZOMBIE
-            return is_same and not is_zombie and self.process != os.getpid()
-        except psutil.AccessDenied:
-            return None
-        except psutil.NoSuchProcess:
-            return None if psutil.pid_exists(self.process) else False
-
-
-@dataclass(frozen=True)
-class LockState:
-    owner: Owner | None  # None while it is being written
-    touched_at: int  # in nanoseconds, by the file server's clock
 
 
 class RunLock:
@@ -94,10 +58,12 @@ class RunLock:
         self.beat_seconds, self.stale_seconds = beat_seconds, stale_seconds
         self.say, self.on_loss = say, on_loss
         self.held: list[Path] = []  # lock files
+        self._locked: dict[Path, int] = {}  # those of them that the kernel keeps: their open descriptors
         self._made: list[Path] = []  # folders that were not there before
         self._gone: set[Path] = set()  # lock files whose folders were missed and are not back
         self._token = uuid4().hex
         self._ended = threading.Event()
+        self._beat: threading.Thread | None = None
 
     def take(self, flag: str, folder: Path) -> None:
         """Make the folder if need be, and hold it.
@@ -114,13 +80,17 @@ class RunLock:
             while not self._create(path):
                 dead = find_dead(flag, folder, stale_seconds=self.stale_seconds)
                 if dead is not None:
-                    self._remove(path, dead)
+                    _remove(path, dead)
         except ConfigError:
             self.release()
             raise
+        if not self.held:
+            # A forked data worker must neither keep the lock of a killed run nor delete that of a living one.
+            os.register_at_fork(after_in_child=self._forget)
         self.held.append(path)
-        if len(self.held) == 1:
-            threading.Thread(target=self._beat, daemon=True, name="run lock").start()
+        if path not in self._locked and self._beat is None:
+            self._beat = threading.Thread(target=self._touch_all, daemon=True, name="run lock")
+            self._beat.start()
 
     def release(self) -> None:
         """Give the folders back. May be called again, and from any thread."""
@@ -132,7 +102,8 @@ class RunLock:
         for folder in self._made:
             with contextlib.suppress(OSError):
                 folder.rmdir()  # if nothing was written into it
-        self.held, self._made = [], []
+        self._made = []
+        self._forget()
 
     def __enter__(self) -> RunLock:
         return self
@@ -140,47 +111,37 @@ class RunLock:
     def __exit__(self, *_: object) -> None:
         self.release()
 
+    def _forget(self) -> None:
+        for file in self._locked.values():
+            os.close(file)
+        self.held, self._locked = [], {}
+
     def _create(self, path: Path) -> bool:
         """Whether the file was made; False if there is one already. NFS makes such a file once, too."""
-        owner = Owner(
-            host=socket.gethostname(),
-            process=os.getpid(),
-            process_start=started_at(os.getpid()),
-            machine=machine(),
-            since=now(),
-            token=self._token,
-        )
+        owner = Owner.of_this_process(self._token)
         try:
             file = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o644)
         except FileExistsError:
             return False
-        with open(file, "w", encoding="utf-8") as lock:
+        if is_on_local_disk(path.parent) and lock_file(file):
+            self._locked[path] = file  # stays open: closing it would let the lock go
+        with open(file, "w", encoding="utf-8", closefd=path not in self._locked) as lock:
             json.dump(asdict(owner), lock, indent=1)
             lock.flush()
             os.fsync(lock.fileno())
         return True
 
-    def _remove(self, path: Path, dead: LockState) -> None:
-        """Remove the lock of a dead owner, unless another run has just replaced it by its own."""
-        with contextlib.suppress(FileNotFoundError):
-            mode = os.O_RDWR if os.access(path, os.W_OK) else os.O_RDONLY  # NFS asks for the first
-            with open(os.open(path, mode), "rb") as file:
-                # Runs that found the same owner dead come one by one, and the first removes the file that all locked.
-                with contextlib.suppress(OSError):  # some file systems have no locks
-                    fcntl.flock(file, fcntl.LOCK_EX)
-                if os.path.samestat(os.fstat(file.fileno()), path.stat()) and _read(path) == dead:
-                    path.unlink()
-
-    def _beat(self) -> None:
-        """The thread: touch the files, as long as they are ours."""
+    def _touch_all(self) -> None:
+        """The thread: touch the files that the kernel does not keep, as long as they are ours."""
         while not self._ended.wait(self.beat_seconds):
             for path in self.held:
-                with contextlib.suppress(OSError):
-                    self._touch(path)
+                if path not in self._locked:
+                    with contextlib.suppress(OSError):
+                        self._touch(path)
 
     def _touch(self, path: Path) -> None:
         """Touch the file, or make it again if its folder was deleted or renamed, and is back."""
-        state = _read(path)
+        state = read_lock(path)
         if state is None:
             if path not in self._gone:
                 self._gone.add(path)
@@ -197,8 +158,20 @@ class RunLock:
             self.on_loss(f"{path.parent} is in use by {state.owner} since this run was held up; this run ends")
 
     def _is_ours(self, path: Path) -> bool:
-        state = _read(path)
+        state = read_lock(path)
         return state is not None and state.owner is not None and state.owner.token == self._token
+
+
+def _remove(path: Path, dead: LockState) -> None:
+    """Remove the lock of a dead owner, unless another run has just replaced it by its own."""
+    with contextlib.suppress(FileNotFoundError):
+        mode = os.O_RDWR if os.access(path, os.W_OK) else os.O_RDONLY  # NFS asks for the first
+        with open(os.open(path, mode), "rb") as file:
+            # Runs that found the same owner dead come one by one, and the first removes the file that all locked.
+            with contextlib.suppress(OSError):  # some file systems have no locks
+                fcntl.flock(file, fcntl.LOCK_EX)
+            if os.path.samestat(os.fstat(file.fileno()), path.stat()) and read_lock(path) == dead:
+                path.unlink()
 
 
 def find_dead(flag: str, folder: Path, *, stale_seconds: float = STALE_SECONDS) -> LockState | None:
@@ -209,12 +182,12 @@ def find_dead(flag: str, folder: Path, *, stale_seconds: float = STALE_SECONDS) 
     Raises:
         ConfigError: if the owner lives; naming the flag that gave the folder, and the owner.
     """
-    state = _read(folder / NAME)
+    state = read_lock(folder / NAME)
     if state is None:
         return None
     is_alive = state.owner.is_alive() if state.owner is not None else None
     if is_alive is None:
-        is_alive = _is_touched(folder / NAME, state, stale_seconds)
+        is_alive = is_locked(folder / NAME) or _is_touched(folder / NAME, state, stale_seconds)
     if is_alive:
         owner = state.owner or BEGINNING
         raise ConfigError(f"{flag}: {folder} is in use by {owner}; stop that run, or give another folder")
@@ -231,31 +204,17 @@ def holder_of(folder: Path) -> str | None:
 
     An owner on another machine counts as alive if its last touch is recent by this machine's clock.
     """
+    path = folder / NAME
     try:
-        state = _read(folder / NAME)
+        state = read_lock(path)
         if state is None:
             return None
         is_alive = state.owner.is_alive() if state.owner is not None else None
     except (OSError, TypeError, ValueError, OverflowError, psutil.Error):  # another's lock.json may say anything
         return None
     if is_alive is None:
-        is_alive = abs(time.time() - state.touched_at / 1e9) < STALE_SECONDS
+        is_alive = is_locked(path) or abs(time.time() - state.touched_at / 1e9) < STALE_SECONDS
     return str(state.owner or BEGINNING) if is_alive else None
-
-
-def _read(path: Path) -> LockState | None:
-    """What the file says; None if there is none. It is opened each time, for NFS then asks the server."""
-    try:
-        with open(path, encoding="utf-8") as file:
-            touched_at = os.fstat(file.fileno()).st_mtime_ns
-            text = file.read()
-    except FileNotFoundError:
-        return None
-    try:
-        values: dict[str, Any] = json.loads(text)
-        return LockState(Owner(**values), touched_at)
-    except (ValueError, TypeError):
-        return LockState(None, touched_at)
 
 
 def _is_touched(path: Path, before: LockState, stale_seconds: float) -> bool:
@@ -267,7 +226,7 @@ def _is_touched(path: Path, before: LockState, stale_seconds: float) -> bool:
     deadline = time.monotonic() + stale_seconds
     while time.monotonic() < deadline:
         time.sleep(min(1.0, stale_seconds / 10))
-        state = _read(path)
+        state = read_lock(path)
         if state is None:
             return False
         if state != before:

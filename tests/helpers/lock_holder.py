@@ -1,8 +1,10 @@
 """Takes the lock of a run folder as a run does, says so, and waits to be ended.
 
-python tests/helpers/lock_holder.py FOLDER...
+python tests/helpers/lock_holder.py [--worker] FOLDER...      --worker: fork a process, as a data loader does; the
+                                                              process id is said, too
 """
 
+import os
 import sys
 import time
 from pathlib import Path
@@ -12,11 +14,15 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 from run_folder.lock import RunLock
 from utils.errors import ConfigError
 
+forks = sys.argv[1] == "--worker"
 with RunLock(beat_seconds=0.1, stale_seconds=1) as lock:
     try:
-        for folder in sys.argv[1:]:
+        for folder in sys.argv[1 + forks :]:
             lock.take("--output_dir", Path(folder))
-        print("held", flush=True)
+        worker = os.fork() if forks else None
+        if worker == 0:
+            time.sleep(600)
+        print("held", *([worker] if forks else []), flush=True)
     except ConfigError as error:
         print(error, flush=True)
         sys.exit(2)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import re
+import signal
 import socket
 import subprocess
 import sys
@@ -12,6 +13,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import psutil
@@ -20,7 +22,8 @@ import pytest
 import run_folder.default_folders
 from run_folder.checkpoint_folder import checkpoints, damage
 from run_folder.default_folders import default_folders, default_name, make_default_folder
-from run_folder.lock import BEAT_SECONDS, STALE_SECONDS, RunLock, find_dead
+from run_folder.kernel_lock import is_locked, is_on_local_disk
+from run_folder.lock import BEAT_SECONDS, STALE_SECONDS, RunLock, find_dead, holder_of
 from run_folder.run_yaml import read_run_yaml
 from tests.helpers.processes import (
     ROOT,
@@ -44,8 +47,8 @@ def hold() -> Iterator[Hold]:
     """Starts a process that tries to hold folders."""
     started: list[subprocess.Popen[str]] = []
 
-    def hold(*folders: Path) -> subprocess.Popen[str]:
-        argv = [sys.executable, str(ROOT / "tests/helpers/lock_holder.py"), *map(str, folders)]
+    def hold(*folders: Path, worker: bool = False) -> subprocess.Popen[str]:
+        argv = [sys.executable, str(ROOT / "tests/helpers/lock_holder.py"), *["--worker"][:worker], *map(str, folders)]
         started.append(subprocess.Popen(argv, stdout=subprocess.PIPE, text=True))
         return started[-1]
 
@@ -169,6 +172,13 @@ def test_a_file_that_was_not_touched_for_long_is_not_waited_for(tmp_path: Path) 
     assert time.monotonic() - started < STALE_SECONDS / 2
 
 
+@pytest.fixture
+def shared_disk(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As if other machines, too, wrote to the disk of these folders."""
+    monkeypatch.setattr("run_folder.lock.is_on_local_disk", lambda folder: False)
+
+
+@pytest.mark.usefixtures("shared_disk")
 def test_a_run_touches_its_file_often_enough_and_only_as_long_as_it_is_its_own(tmp_path: Path) -> None:
     assert 3 * BEAT_SECONDS <= STALE_SECONDS
     lock = RunLock(beat_seconds=0.05)
@@ -227,6 +237,7 @@ def test_the_default_folder_of_a_model_with_a_long_name_can_be_made(name: str, t
     assert default_folders(tmp_path, name) == [folder]
 
 
+@pytest.mark.usefixtures("shared_disk")
 def test_a_folder_that_is_deleted_is_said_once_and_held_again_when_it_is_back(tmp_path: Path) -> None:
     said_lines: list[str] = []
     lock = RunLock(beat_seconds=0.02, say=said_lines.append)
@@ -259,6 +270,73 @@ def test_a_clock_of_this_machine_that_is_wrong_takes_no_live_lock_of_another(
     started = time.monotonic()
     assert find_dead("--output_dir", tmp_path, stale_seconds=0.5) is not None
     assert time.monotonic() - started >= 0.5, "it might have touched it"
+
+
+# A disk of this machine: the kernel keeps the lock
+
+
+def looks_like_of_another_machine(folder: Path) -> None:
+    """As a container sees the lock that another one holds: the process cannot be looked at, and touches nothing."""
+    (folder / "lock.json").write_text(json.dumps(owner(folder) | {"machine": "another"}))  # the same file
+    os.utime(folder / "lock.json", (time.time() - 3600, time.time() - 3600))
+
+
+def test_a_process_that_cannot_be_looked_at_holds_its_folder_until_it_ends_and_touches_nothing(
+    hold: Hold, tmp_path: Path
+) -> None:
+    first = hold(tmp_path)
+    assert said(first) == "held"
+    looks_like_of_another_machine(tmp_path)
+    before = (tmp_path / "lock.json").stat().st_mtime_ns
+    time.sleep(0.5)  # five beats, if there were any
+    assert (tmp_path / "lock.json").stat().st_mtime_ns == before
+    assert holder_of(tmp_path) is not None
+    with pytest.raises(ConfigError, match=rf"is in use by a run on \S+ \(process {first.pid}, since "):
+        RunLock().take("--output_dir", tmp_path)
+    first.kill()
+    first.wait()
+    assert holder_of(tmp_path) is None
+    RunLock().take("--output_dir", tmp_path)
+
+
+def test_a_forked_worker_neither_keeps_the_lock_of_a_killed_run_nor_deletes_that_of_a_living_one(
+    hold: Hold, tmp_path: Path
+) -> None:
+    for ends_first in ("worker", "run"):
+        folder = tmp_path / ends_first
+        run = hold(folder, worker=True)
+        held, worker = said(run).split()
+        assert held == "held"
+        looks_like_of_another_machine(folder)
+        if ends_first == "worker":
+            os.kill(int(worker), signal.SIGINT)  # it leaves the lock's context as the run would
+            psutil.wait_procs([psutil.Process(int(worker))], timeout=1)
+            assert holder_of(folder) is not None
+            continue
+        run.kill()
+        run.wait()
+        assert psutil.pid_exists(int(worker))
+        RunLock().take("--output_dir", folder)
+        os.kill(int(worker), signal.SIGKILL)
+
+
+def test_a_folder_that_is_renamed_and_back_is_still_held(tmp_path: Path) -> None:
+    with RunLock() as lock:
+        lock.take("--output_dir", tmp_path / "run")
+        (tmp_path / "run").rename(tmp_path / "away")
+        (tmp_path / "away").rename(tmp_path / "run")
+        assert is_locked(tmp_path / "run/lock.json")
+    assert not (tmp_path / "run").exists()
+
+
+def test_disks_that_other_hosts_may_write_to_are_told_from_this_machines(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    mounts = [("/", "ext4"), ("/home", "nfs4"), ("/home/ann/fast", "xfs"), ("/scratch", "lustre"), ("/mnt", "beegfs")]
+    found = [SimpleNamespace(mountpoint=place, fstype=kind) for place, kind in [*mounts, ("/scratch", "fuse.sshfs")]]
+    monkeypatch.setattr(psutil, "disk_partitions", lambda all: found)
+    local = [place for place, _ in mounts if is_on_local_disk(Path(place, "run"))]
+    assert local == ["/", "/home/ann/fast"]
 
 
 # A whole run
@@ -310,8 +388,8 @@ def test_of_two_runs_begun_at_the_same_moment_one_is_refused(
 def test_a_run_whose_folder_was_taken_while_it_was_held_up_ends_and_writes_no_more(
     bench: Bench, launch: Callable[..., RunningCommand]
 ) -> None:
-    """As after a machine slept for minutes: both ranks end, with status 1 and a line."""
-    run = launch(*endless(bench), world_size=2)
+    """As after a machine slept for minutes, on a shared disk: both ranks end, with status 1 and a line."""
+    run = launch(*endless(bench), world_size=2, script="tests/helpers/without_locks.py")
     wait_until(lambda: len(trained_steps(bench.output)) > 5, run)
     (bench.folder / "other").write_text(json.dumps(owner(bench.output) | {"token": "of another run", "host": "node7"}))
     (bench.folder / "other").rename(bench.output / "lock.json")
