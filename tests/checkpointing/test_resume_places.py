@@ -61,7 +61,7 @@ def test_a_checkpoint_of_one_run_does_not_go_on_in_the_folder_of_another(
         before = contents(run)
         outcome = process_group.run(flags_of(tiny_model, run, *PLAIN, *from_path), 1)[0]
         assert outcome.status == 2
-        assert f"--output_dir: {run} already holds a run" in outcome.stderr
+        assert f"--output_dir: {run} already holds another run" in outcome.stderr
         assert contents(run) == before
 
 
