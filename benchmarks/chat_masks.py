@@ -30,12 +30,13 @@ from jinja2.ext import loopcontrols
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 from transformers import AutoTokenizer
 
-from configs.datasets import ChatDataset
+from configs.formats import DATASETS
 from data.chat.conversation import Conversation, read_conversation
 from data.chat.samples import chat_samples
 from data.chat.template import ChatTemplate
 from data.tokens.labels import IGNORE_INDEX
-from data.tokens.loss_mask import BadExample, tokenize_spans
+from data.tokens.loss_mask import tokenize_spans
+from data.tokens.spans import BadExample
 from tools.make_tiny_model import DEFAULT_DATA, make_tokenizer, read_texts
 
 SCRIPTS = ("word", "Wörter", "слово", "言葉", "كلمة", "🙂wink", 'quo"ted', "a<b&c", "back\\slash")
@@ -274,9 +275,10 @@ def check_template(tokenizer: Any, count: int) -> tuple[Counter[str], Counter[st
     """Ways, refusals and wrong things of `count` random conversations."""
     ways, refusals, faults = Counter[str](), Counter[str](), Counter[str]()
     template, own = ChatTemplate.of(tokenizer), OwnRendering(tokenizer)
+    settings: Any = DATASETS["chat_dataset"]()
     for seed in range(count):
         row = make_row(random.Random(seed))
-        conversation = read_conversation(row, ChatDataset(), chat_template=tokenizer.chat_template)
+        conversation = read_conversation(row, settings, chat_template=tokenizer.chat_template)
         try:
             samples = chat_samples(conversation, template)
         except BadExample as error:

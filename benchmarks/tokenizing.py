@@ -44,8 +44,8 @@ def write_rows(file: Path, num_rows: int, *, chat: bool) -> None:
 def main(rows: int = 200_000, vocab_size: int = 8192, chat: bool = False) -> None:
     with tempfile.TemporaryDirectory() as folder:
         os.environ["HF_HOME"] = folder  # set before the import, so that the cache is empty and temporary
-        from configs.datasets import ChatDataset, SamsumDataset
-        from data.dataset_functions.importing import BUILT_IN_FOLDER, load_dataset_file
+        from configs.formats import DATASETS
+        from data.dataset_functions.importing import find_dataset_function
 
         file = Path(folder) / "train.jsonl"
         write_rows(file, rows, chat=chat)
@@ -53,8 +53,9 @@ def main(rows: int = 200_000, vocab_size: int = 8192, chat: bool = False) -> Non
         if chat:
             tokenizer.add_special_tokens({"additional_special_tokens": ["<|im_start|>", "<|im_end|>"]})
         tokenizer.chat_template = CHATML
-        name, config = ("chat", ChatDataset(str(file))) if chat else ("samsum", SamsumDataset(str(file)))
-        get_dataset = getattr(load_dataset_file(BUILT_IN_FOLDER / f"{name}.py"), f"get_{name}_dataset")
+        name = "chat_dataset" if chat else "samsum_dataset"
+        config = DATASETS[name](str(file))
+        get_dataset = find_dataset_function(name, config)
         for what in ("read and tokenized", "found in the cache"):
             started, started_cpu = time.perf_counter(), time.process_time()
             data = get_dataset(config, tokenizer, "train")

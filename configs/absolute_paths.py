@@ -34,9 +34,9 @@ def make_paths_absolute(config: RunConfig, started_in: Path) -> RunConfig:
             is_data = name.endswith(".data_path") and not is_of_function
             parts = split_paths(value) if is_data else [value]
             path = ",".join(_absolute(name, part, started_in, may_be_glob=is_data) for part in parts)
-            sections[section] = replace(sections.get(section, getattr(config, section)), **{field: path})
+            sections[section] = replace(sections.get(section, config.section(section)), **{field: path})
     recipe = None if config.recipe is None else str(Path(started_in, os.path.expanduser(config.recipe)))
-    return replace(config, **sections, recipe=recipe)
+    return replace(config.with_sections(sections), recipe=recipe)
 
 
 def _absolute(name: str, value: str, started_in: Path, *, may_be_glob: bool) -> str:

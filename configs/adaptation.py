@@ -56,14 +56,12 @@ def _expand_dataset(config: RunConfig) -> RunConfig:
         raise ConfigError(
             f"--dataset: {file} is not --custom_dataset.file {config.custom_dataset.file}; give one of the two"
         )
-    return replace(
-        config,
-        train_config=replace(
-            config.train_config, dataset=",".join("custom_dataset" if name == file else name for name in names)
-        ),
-        custom_dataset=replace(config.custom_dataset, file=file),
-        given=config.given | {"custom_dataset.file"},
-    )
+    dataset = ",".join("custom_dataset" if name == file else name for name in names)
+    sections = {
+        "train_config": replace(config.train_config, dataset=dataset),
+        "custom_dataset": replace(config.custom_dataset, file=file),
+    }
+    return replace(config.with_sections(sections), given=config.given | {"custom_dataset.file"})
 
 
 def _agree_on_shared_fields(config: RunConfig) -> RunConfig:

@@ -4,8 +4,9 @@ import re
 from difflib import get_close_matches
 from pathlib import PurePath
 
-from configs.datasets import ROLES, CustomDataset, split_paths
-from configs.run import DATASETS, SETTINGS, RunConfig
+from configs.datasets import CustomDataset, split_paths
+from configs.formats import DATASETS
+from configs.run import SETTINGS, RunConfig
 from utils.errors import ConfigError
 
 _CUSTOM_FILE = re.compile(r"[^:]+\.py(:[^\W\d]\w*)?")
@@ -21,6 +22,8 @@ def check_data(config: RunConfig) -> None:
     """
     _check_datasets(config)
     _check_images(config)
+    for name, dataset in config.dataset_configs.items():
+        dataset.check(f"--{name}")
     _check_tokens(config)
     _check_mix(config)
     _check_streaming(config)
@@ -69,17 +72,6 @@ def _check_datasets(config: RunConfig) -> None:
         raise ConfigError(
             f"--custom_dataset.file: {config.custom_dataset.file!r} is not FILE.py or FILE.py:FUNCTION; name one"
         )
-    for pair in config.chat_dataset.roles:
-        name, equals, role = pair.partition("=")
-        if not (name and equals and role in (*ROLES, name)):
-            raise ConfigError(
-                f"--chat_dataset.roles: {pair!r} names no role; write NAME=ROLE, with one of {', '.join(ROLES)}"
-            )
-    if config.instruction_dataset.chat_template is not None and not config.instruction_dataset.as_chat:
-        raise ConfigError(
-            "--instruction_dataset.chat_template: only --instruction_dataset.as_chat uses it; add that, or leave this "
-            "out"
-        )
     if train.split_slice is not None and not _is_slice(train.split_slice):
         raise ConfigError(
             f"--split_slice: {train.split_slice!r} is neither a percentage nor a number of examples; "
@@ -88,17 +80,14 @@ def _check_datasets(config: RunConfig) -> None:
 
 
 def _check_images(config: RunConfig) -> None:
-    train, caption = config.train_config, config.caption_dataset
-    if "caption_dataset" not in train.datasets:
+    train = config.train_config
+    with_images = [name for name in train.datasets if DATASETS[name].HAS_IMAGES]
+    if not with_images:
         if config.was_given("train_config.max_text_length"):
             raise ConfigError("--max_text_length: cuts captions; add --dataset caption_dataset, or leave this out")
         return
     if len(train.datasets) > 1:
-        raise ConfigError("--dataset: caption_dataset cannot be mixed with others; give it alone")
-    if caption.streaming:
-        raise ConfigError("--streaming: images are read while training anyway, and only captions before; leave it out")
-    if caption.prompt and caption.prompt_column:
-        raise ConfigError("--caption_dataset.prompt: --caption_dataset.prompt_column gives each row its own; give one")
+        raise ConfigError(f"--dataset: {with_images[0]} cannot be mixed with others; give it alone")
     if config.was_given("train_config.truncation"):
         raise ConfigError(
             "--truncation: captions are cut to --max_text_length, and the tokens of an image never; leave this out"
@@ -147,7 +136,7 @@ def _check_streaming(config: RunConfig) -> None:
         if config.was_given("train_config.shuffle_buffer_size"):
             raise ConfigError("--shuffle_buffer_size: only a stream has a buffer; add --streaming, or leave this out")
         return
-    whole = [name for name in train.datasets if not getattr(config, name).streaming]
+    whole = [name for name in train.datasets if not config.datasets[name].streaming]
     if whole:
         raise ConfigError(
             f"--streaming: {', '.join(whole)} would not be streamed, and a run streams all of its datasets or none; "

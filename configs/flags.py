@@ -8,9 +8,10 @@ import fire
 from fire.decorators import SetParseFn
 
 from configs.adaptation import adapt
+from configs.formats import DATASETS
 from configs.names import explain_unknown, find, find_negated, flag, value_hint
 from configs.recipe_file import Raw, read_recipe
-from configs.run import DATASETS, SECTIONS, SETTINGS, RunConfig
+from configs.run import SECTIONS, SETTINGS, RunConfig
 from configs.validation import validate
 from configs.values import NO_VALUE, convert, is_true
 from utils.errors import ConfigError
@@ -47,7 +48,9 @@ def build_config(flags: Mapping[str, str]) -> RunConfig:
         )
         for section, config_class in SECTIONS.items()
     }
-    config = adapt(RunConfig(**sections, given=frozenset(values), notes=tuple(notes), recipe=recipe))
+    train = sections["train_config"]
+    config = RunConfig(train, given=frozenset(values), notes=tuple(notes), recipe=recipe).with_sections(sections)
+    config = adapt(config)
     validate(config)
     return config
 

@@ -4,8 +4,9 @@ from collections.abc import Collection
 from difflib import SequenceMatcher
 from typing import NamedTuple
 
+from configs.formats import DATASETS
 from configs.hints import HINTS, VALUE_HINTS
-from configs.run import DATASETS, SECTIONS, SETTINGS
+from configs.run import SECTIONS, SETTINGS
 from configs.unsupported_flags import UNSUPPORTED
 
 _DOTTED_BY_FIELD: dict[str, tuple[str, ...]] = {}

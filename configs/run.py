@@ -1,22 +1,12 @@
 """All settings of one run in one frozen object."""
 
 import os
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field, fields, is_dataclass, replace
 from typing import Any, get_type_hints
 
-from configs.datasets import (
-    AlpacaDataset,
-    CaptionDataset,
-    ChatDataset,
-    CustomDataset,
-    DataSource,
-    GrammarDataset,
-    InstructionDataset,
-    SamsumDataset,
-    SegmentsDataset,
-    TextDataset,
-    split_paths,
-)
+from configs.datasets import CustomDataset, DataSource, split_paths
+from configs.formats import DATASETS
 from configs.fsdp import FsdpConfig
 from configs.peft import LlamaAdapterConfig, LoraConfig, PrefixConfig
 from configs.planning import PlanningConfig
@@ -30,6 +20,7 @@ from configs.training import TrainConfig
 class RunConfig:
     """The settings of a run. Each section is named like the prefix of its flags.
 
+    `datasets` holds a section for every dataset, chosen or not, by its name; those that are left out have defaults.
     `given` holds the dotted names of the settings in flags or the recipe ("fsdp_config.pure_bf16"). `notes` holds one
     line for each adapted setting; the run prints them. `recipe` is the file of --config.
     """
@@ -40,15 +31,7 @@ class RunConfig:
     llama_adapter_config: LlamaAdapterConfig = field(default_factory=LlamaAdapterConfig)
     prefix_config: PrefixConfig = field(default_factory=PrefixConfig)
     quantization_config: QuantizationConfig = field(default_factory=QuantizationConfig)
-    samsum_dataset: SamsumDataset = field(default_factory=SamsumDataset)
-    alpaca_dataset: AlpacaDataset = field(default_factory=AlpacaDataset)
-    grammar_dataset: GrammarDataset = field(default_factory=GrammarDataset)
-    chat_dataset: ChatDataset = field(default_factory=ChatDataset)
-    instruction_dataset: InstructionDataset = field(default_factory=InstructionDataset)
-    text_dataset: TextDataset = field(default_factory=TextDataset)
-    segments_dataset: SegmentsDataset = field(default_factory=SegmentsDataset)
-    caption_dataset: CaptionDataset = field(default_factory=CaptionDataset)
-    custom_dataset: CustomDataset = field(default_factory=CustomDataset)
+    datasets: Mapping[str, DataSource] = field(default_factory=dict, hash=False)
     tracking_config: TrackingConfig = field(default_factory=TrackingConfig)
     planning_config: PlanningConfig = field(default_factory=PlanningConfig)
     given: frozenset[str] = frozenset()
@@ -58,7 +41,28 @@ class RunConfig:
     def value(self, name: str) -> Any:
         """The value of a setting by its dotted name."""
         section, field_name = name.split(".")
-        return getattr(getattr(self, section), field_name)
+        return getattr(self.section(section), field_name)
+
+    def section(self, name: str) -> Any:
+        """The settings of one section."""
+        return self.datasets[name] if name in DATASETS else getattr(self, name)
+
+    def with_sections(self, sections: Mapping[str, Any]) -> "RunConfig":
+        """The settings with these sections, by name, in place of their own."""
+        datasets = {name: section for name, section in sections.items() if name in DATASETS}
+        others = {name: section for name, section in sections.items() if name not in DATASETS}
+        return replace(self, datasets={**self.datasets, **datasets}, **others)
+
+    def __post_init__(self) -> None:
+        every = {name: self.datasets.get(name) or settings() for name, settings in DATASETS.items()}
+        object.__setattr__(self, "datasets", every)
+
+    @property
+    def custom_dataset(self) -> CustomDataset:
+        """The settings of the user's own data."""
+        custom = self.datasets["custom_dataset"]
+        assert isinstance(custom, CustomDataset)
+        return custom
 
     def was_given(self, name: str) -> bool:
         """Whether a flag or the recipe set `name` (dotted).
@@ -73,7 +77,7 @@ class RunConfig:
     @property
     def dataset_configs(self) -> dict[str, DataSource]:
         """The settings of the run's datasets, in the order of `--dataset`."""
-        return {name: getattr(self, name) for name in self.train_config.datasets}
+        return {name: self.datasets[name] for name in self.train_config.datasets}
 
     @property
     def sources(self) -> dict[str, DataSource]:
@@ -90,30 +94,27 @@ class RunConfig:
     @property
     def streams(self) -> bool:
         """Whether the training examples are streamed."""
-        return any(getattr(self, name).streaming for name in self.train_config.datasets if name in DATASETS)
+        return any(self.datasets[name].streaming for name in self.train_config.datasets if name in DATASETS)
 
     def to_dict(self) -> dict[str, dict[str, Any]]:
         """All settings by section and name, in plain types, as in run.yaml."""
         return {
-            section: {k: list(v) if isinstance(v, tuple) else v for k, v in asdict(getattr(self, section)).items()}
+            section: {k: list(v) if isinstance(v, tuple) else v for k, v in asdict(self.section(section)).items()}
             for section in SECTIONS
         }
 
 
 _TYPES = get_type_hints(RunConfig)
 
-SECTIONS: dict[str, type] = {f.name: _TYPES[f.name] for f in fields(RunConfig) if is_dataclass(_TYPES[f.name])}
+SECTIONS: dict[str, type] = {
+    name: section
+    for f in fields(RunConfig)
+    for name, section in (DATASETS if f.name == "datasets" else {f.name: _TYPES[f.name]}).items()
+    if is_dataclass(section)
+}
 """Config classes by section name, the prefix of their flags."""
 
 SETTINGS: dict[str, Setting] = {
     f"{section}.{name}": setting for section, cls in SECTIONS.items() for name, setting in settings_of(cls).items()
 }
 """All settings by dotted name."""
-
-DATASETS: tuple[str, ...] = tuple(section for section in SECTIONS if section.endswith("_dataset"))
-"""The sections of datasets, which are the names that --dataset knows."""
-
-
-def dataset_of(config: DataSource) -> str:
-    """The name that `--dataset` has for the dataset with these settings."""
-    return next(name for name in DATASETS if isinstance(config, SECTIONS[name]))

@@ -3,6 +3,7 @@
 from dataclasses import MISSING, dataclass
 from typing import Literal
 
+from configs.datasets import FORMATS
 from configs.setting import setting
 
 DEFAULT_CONTEXT_LENGTH = 4096
@@ -17,10 +18,9 @@ class TrainConfig:
 
     # Model
     model_name: str = setting(MISSING, "model to fine-tune: a folder, or a name on the Hugging Face hub", is_path=True)
-    task: Literal["causal_lm", "seq2seq_lm", "image_text"] | None = setting(
+    task: str | None = setting(
         None,
-        "kind of model: a causal language model, an encoder-decoder like BART and T5, or a model of images and text "
-        "(docs/tasks.md)",
+        "kind of model: causal_lm, seq2seq_lm (an encoder-decoder like BART and T5) or image_text (docs/tasks.md)",
         default_text="the kind that its config.json names",
     )
     tokenizer_name: str | None = setting(
@@ -131,8 +131,8 @@ class TrainConfig:
     # Data
     dataset: str = setting(
         "samsum_dataset",
-        "training data: samsum_dataset, alpaca_dataset, grammar_dataset, chat_dataset, instruction_dataset, "
-        "text_dataset, segments_dataset, caption_dataset, custom_dataset, or FILE.py:FUNCTION in short; several as a,b",
+        f"training data: {', '.join(f'{name}_dataset' for name in FORMATS)}, custom_dataset, or FILE.py:FUNCTION in "
+        "short; several as a,b",
     )
     dataset_weights: tuple[float, ...] = setting(
         (),

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from configs.datasets import CustomDataset, DataSource
-from configs.run import dataset_of
+from configs.formats import dataset_of
 from configs.training import TrainConfig
 from data.batches.layout import BatchLayout
 from data.batches.mixing import MixPart, join_sequences, mix, mixed_indices

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from data.tokens.loss_mask import TextSpan
+from data.tokens.spans import TextSpan
 
 # The prompts of Stanford Alpaca (https://github.com/tatsu-lab/stanford_alpaca), word for word: models trained with them
 # expect them.

@@ -38,9 +38,10 @@ from data.splits import examples as split_examples
 from data.splits import optional_columns
 from data.splits.examples import Batch, SplitExamples
 from data.streaming.tokenized_stream import TokenizedStream
-from data.tokens import encoding, loss_mask
+from data.tokens import encoding, loss_mask, spans
 from data.tokens.encoding import ONE_TEXT, Encode
-from data.tokens.loss_mask import BadExample, ChatSamples, MaskWay, TextSpan, without_empty_answers
+from data.tokens.loss_mask import without_empty_answers
+from data.tokens.spans import BadExample, ChatSamples, MaskWay, TextSpan
 from utils.errors import ConfigError, in_one_line
 from utils.printing import print_line
 from utils.progress import phase, shows_progress
@@ -54,7 +55,7 @@ _HEAD_START_SECONDS = 1.0  # for the process that shows progress
 _QUIET_WAIT_SECONDS = 5.0
 # Modules that decide what the tokens are, beside the dataset's own.
 _MADE_BY = (
-    *(encoding, loss_mask, samples, template, conversation, lost_text, message_forms, rendered_turns, turns),
+    *(encoding, loss_mask, spans, samples, template, conversation, lost_text, message_forms, rendered_turns, turns),
     *(turn_parts, optional_columns, preference, prompts, split_examples),
 )
 

@@ -9,25 +9,42 @@ LLaMA-Factory, `system` takes the place of the prompt's first lines, and the ans
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
-from configs.datasets import AlpacaDataset
+from configs.datasets import FORMS, FRACTION, MASK_PROMPT, DataSource
+from configs.setting import setting
 from data.chat.preference import LABELS, refuse_labels
 from data.prompts import alpaca_spans
 from data.splits.optional_columns import MEDIA_COLUMNS, optional_text, read_history, refuse_media
-from data.splits.reading import load_split
-from data.tokenizing import tokenize_split
 from data.tokens.encoding import ONE_TEXT, Encode
-from data.tokens.loss_mask import TextSpan
+from data.tokens.spans import TextSpan
 
 HUB_NAME = "tatsu-lab/alpaca"
 
 
+@dataclass(frozen=True)
+class AlpacaDataset(DataSource):
+    """Instructions and answers, as in alpaca_data.json (--dataset alpaca_dataset)."""
+
+    data_path: str | None = setting(None, f"{FORMS}; unset: tatsu-lab/alpaca from the hub", is_path=True)
+    validation_fraction: float = setting(0.01, FRACTION, minimum=0, exclusive_maximum=1)
+    instruction_column: str = setting("instruction", "column with the instruction")
+    input_column: str = setting("input", "column with input to the instruction; it may be missing")
+    output_column: str = setting("output", "column with the answer")
+    system_column: str = setting("system", "column with text that takes the place of Alpaca's first lines, if there is")
+    history_column: str = setting("history", "column with earlier turns, pairs of instruction and answer, if there is")
+    mask_prompt: bool = setting(True, MASK_PROMPT)
+
+
 def get_alpaca_dataset(
-    dataset_config: Any, tokenizer: Any, split: str, split_slice: str | None = None, encode: Encode = ONE_TEXT
+    dataset_config: AlpacaDataset, tokenizer: Any, split: str, split_slice: str | None = None, encode: Encode = ONE_TEXT
 ) -> Any:
     """Tokenised examples (`input_ids`, `labels`); answers and their end tokens are label tokens, prompts are not."""
+    from data.splits.reading import load_split
+    from data.tokenizing import tokenize_split
+
     config = dataset_config
     beside = (config.input_column, config.system_column, config.history_column)
     examples = load_split(

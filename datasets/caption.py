@@ -9,25 +9,57 @@ A `save_to_disk` folder or parquet files that hold the images; a folder of image
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from functools import partial
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from data.images.caption_rows import CaptionRows, Pictures, folder_of_paths, text_alone, undecoded
-from data.images.opening import import_pillow
-from data.splits.reading import load_split
-from data.tokenizing import tokenize_split
+from configs.datasets import DataSource
+from configs.setting import setting
 from data.tokens.encoding import ONE_TEXT, Encode
-from data.tokens.loss_mask import TextSpan
+from data.tokens.spans import TextSpan
 from utils.errors import ConfigError
+
+if TYPE_CHECKING:
+    from data.images.caption_rows import CaptionRows
 
 IMAGE_COLUMNS, TEXT_COLUMNS = ("image", "file_name"), ("text", "caption")
 
 
+@dataclass(frozen=True)
+class CaptionDataset(DataSource):
+    """Images and their captions, for models of image and text (--dataset caption_dataset)."""
+
+    HAS_IMAGES = True
+
+    image_column: str | None = setting(
+        None, "column with the image, or with its path from the file's folder on; unset: image, or file_name"
+    )
+    text_column: str | None = setting(None, "column with the caption; unset: text, or caption")
+    prompt_column: str | None = setting(None, "column with what the model is asked about the image; unset: prompt")
+    prompt: str = setting("", "what the model is asked about every image, \\n for a new line; empty: nothing")
+
+    def check(self, flag: str) -> None:
+        if self.streaming:
+            raise ConfigError(
+                "--streaming: images are read while training anyway, and only captions before; leave it out"
+            )
+        if self.prompt and self.prompt_column:
+            raise ConfigError(f"{flag}.prompt: {flag}.prompt_column gives each row its own; give one")
+
+
 def get_caption_dataset(
-    dataset_config: Any, processor: Any, split: str, split_slice: str | None = None, encode: Encode = ONE_TEXT
+    dataset_config: CaptionDataset,
+    processor: Any,
+    split: str,
+    split_slice: str | None = None,
+    encode: Encode = ONE_TEXT,
 ) -> CaptionRows:
     """Tokenised captions, and where their images are; a caption and its end token are label tokens."""
+    from data.images.caption_rows import CaptionRows, Pictures, folder_of_paths, text_alone, undecoded
+    from data.images.opening import import_pillow
+    from data.splits.reading import load_split
+    from data.tokenizing import tokenize_split
+
     flag = "caption_dataset"
     import_pillow()
     asked = (dataset_config.image_column, dataset_config.text_column, dataset_config.prompt_column)

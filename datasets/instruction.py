@@ -13,25 +13,53 @@ import re
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from configs.datasets import InstructionDataset
+from configs.datasets import MASK_PROMPT, DataSource
+from configs.setting import setting
 from data.chat.conversation import Conversation
 from data.chat.preference import LABELS, refuse_labels
 from data.chat.samples import chat_samples
-from data.chat.template import ChatTemplate, use_template
 from data.prompts import alpaca_spans
-from data.splits.examples import SplitExamples
 from data.splits.optional_columns import MEDIA_COLUMNS, optional_text, read_history, refuse_media
-from data.splits.reading import load_split
-from data.tokenizing import tokenize_split
 from data.tokens.encoding import ONE_TEXT, Encode
-from data.tokens.loss_mask import BadExample, ChatSamples, TextSpan
+from data.tokens.spans import BadExample, ChatSamples, TextSpan
 from utils.errors import ConfigError
+
+if TYPE_CHECKING:
+    from data.chat.template import ChatTemplate
+    from data.splits.examples import SplitExamples
 
 PAIRS = {"prompt": "completion", "instruction": "output", "question": "answer"}
 QUESTION = "Question: {prompt}\nAnswer:\n"
 _PLACES = re.compile(r"\{(prompt|input|system)\}")
+
+
+@dataclass(frozen=True)
+class InstructionDataset(DataSource):
+    """Prompts, and completions as labels (--dataset instruction_dataset)."""
+
+    prompt_column: str | None = setting(None, "column with the prompt; unset: prompt, instruction, or question")
+    input_column: str | None = setting(
+        None, "column with input to the prompt; unset: input, if the prompt is instruction"
+    )
+    completion_column: str | None = setting(None, "column with the completion; unset: completion, output, or answer")
+    prompt_template: str | None = setting(
+        None,
+        "text with {prompt} and optionally {input} and {system}, \\n for a new line; unset: depends on the prompt's "
+        "column",
+    )
+    system_column: str = setting("system", "column with the system's text, if there is")
+    history_column: str = setting("history", "column with earlier turns, pairs of prompt and completion, if there is")
+    as_chat: bool = setting(False, "write prompt and completion as a question and its answer, by the chat template")
+    mask_prompt: bool = setting(True, MASK_PROMPT)
+    chat_template: str | None = setting(
+        None, "file with a Jinja chat template for as_chat; unset: the tokenizer's own", is_path=True
+    )
+
+    def check(self, flag: str) -> None:
+        if self.chat_template is not None and not self.as_chat:
+            raise ConfigError(f"{flag}.chat_template: only {flag}.as_chat uses it; add that, or leave this out")
 
 
 @dataclass(frozen=True)
@@ -46,10 +74,18 @@ class Columns:
 
 
 def get_instruction_dataset(
-    dataset_config: Any, tokenizer: Any, split: str, split_slice: str | None = None, encode: Encode = ONE_TEXT
+    dataset_config: InstructionDataset,
+    tokenizer: Any,
+    split: str,
+    split_slice: str | None = None,
+    encode: Encode = ONE_TEXT,
 ) -> Any:
     """Tokenised examples; the completion and its end token are label tokens, the prompt is not."""
-    config: InstructionDataset = dataset_config
+    from data.chat.template import ChatTemplate, use_template
+    from data.splits.reading import load_split
+    from data.tokenizing import tokenize_split
+
+    config = dataset_config
     if config.prompt_template is not None and "{prompt}" not in config.prompt_template:
         raise ConfigError(
             f"--instruction_dataset.prompt_template: {config.prompt_template!r} has no {{prompt}}; say where it goes"

@@ -9,17 +9,30 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
+from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
-from data.splits.reading import load_split
-from data.tokenizing import tokenize_split
-from data.tokens.loss_mask import BadExample, ChatSamples, TextSpan
+from configs.datasets import DataSource
+from configs.setting import setting
+from data.tokens.spans import BadExample, ChatSamples, TextSpan
 from utils.errors import ConfigError
 
 
-def get_segments_dataset(dataset_config: Any, tokenizer: Any, split: str, split_slice: str | None = None) -> Any:
+@dataclass(frozen=True)
+class SegmentsDataset(DataSource):
+    """Text in parts, each learned or not (--dataset segments_dataset)."""
+
+    segments_column: str = setting("segments", "column with the parts, a list of text and label (true or false)")
+
+
+def get_segments_dataset(
+    dataset_config: SegmentsDataset, tokenizer: Any, split: str, split_slice: str | None = None
+) -> Any:
     """Tokenised examples; the tokens of parts whose label is true are label tokens."""
+    from data.splits.reading import load_split
+    from data.tokenizing import tokenize_split
+
     column = dataset_config.segments_column
     examples = load_split("segments_dataset", dataset_config, split, split_slice, other_columns=(column,))
     if column not in examples.columns:

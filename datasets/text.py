@@ -6,17 +6,33 @@ python finetuning.py --model_name M --dataset text_dataset --text_dataset.data_p
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import dataclass
 from functools import partial
-from typing import Any
+from typing import Any, Literal
 
+from configs.datasets import DataSource
+from configs.setting import setting
 from data.files.kinds import ALL_KINDS
-from data.splits.reading import load_split
-from data.tokenizing import tokenize_split
-from data.tokens.loss_mask import TextSpan
+from data.tokens.spans import TextSpan
 
 
-def get_text_dataset(dataset_config: Any, tokenizer: Any, split: str, split_slice: str | None = None) -> Any:
+@dataclass(frozen=True)
+class TextDataset(DataSource):
+    """Plain text; every token is a label (--dataset text_dataset)."""
+
+    DEFAULT_TRUNCATION = "split"
+
+    text_column: str = setting("text", "column with the text")
+    sample_by: Literal["line", "paragraph", "document"] = setting(
+        "paragraph", "what is one example in a .txt file: a line, a paragraph between blank lines, or the whole file"
+    )
+
+
+def get_text_dataset(dataset_config: TextDataset, tokenizer: Any, split: str, split_slice: str | None = None) -> Any:
     """Tokenised texts, each with the end token; all tokens are label tokens."""
+    from data.splits.reading import load_split
+    from data.tokenizing import tokenize_split
+
     column = dataset_config.text_column
     examples = load_split(
         "text_dataset",

@@ -13,7 +13,7 @@ from typing import Any
 from data.splits.examples import SplitExamples
 from data.splits.reading import load_split
 from data.tokens.encoding import ONE_TEXT, Encode
-from data.tokens.loss_mask import BadExample
+from data.tokens.spans import BadExample
 from utils.errors import ConfigError
 
 COLUMNS = ("input_ids", "labels", "attention_mask")

@@ -19,7 +19,7 @@ from data.batches.rows import Rows
 from data.pipeline import RunData
 from data.sequences.tokenized import Sequences
 from data.tokens.labels import IGNORE_INDEX
-from data.tokens.loss_mask import TextSpan
+from data.tokens.spans import TextSpan
 from ranks.environment import Environment
 from reporting.tables import print_for_people, table_of
 

@@ -29,8 +29,9 @@ from ranks.environment import Environment
 from reporting.profiling import num_steps_needed
 from resolving.beginning import Beginning
 from resolving.sizes import check_model_sizes
+from tasks.finding import find_task, settings_of_task
 from tasks.generation import decoder_positions
-from tasks.task import Task, find_task, settings_of_task
+from tasks.task import Task
 from utils.compat import caps_scores
 from utils.errors import ConfigError
 from utils.positions import positions_of

@@ -7,9 +7,10 @@ from collections.abc import Iterator
 from glob import glob, has_magic
 from pathlib import Path
 
-from configs.datasets import ChatDataset, CustomDataset, InstructionDataset, split_paths
+from configs.datasets import split_paths
 from configs.names import flag
 from configs.run import RunConfig
+from configs.setting import settings_of
 
 
 def inputs_of(config: RunConfig) -> Iterator[tuple[str, str]]:
@@ -19,11 +20,9 @@ def inputs_of(config: RunConfig) -> Iterator[tuple[str, str]]:
     for name in ("model_name", "tokenizer_name", "from_peft_checkpoint"):
         named[flag(f"train_config.{name}")] = getattr(train, name)
     for name, source in config.dataset_configs.items():
-        named[flag(f"{name}.data_path")] = source.data_path
-        if isinstance(source, ChatDataset | InstructionDataset):
-            named[flag(f"{name}.chat_template")] = source.chat_template
-        if isinstance(source, CustomDataset) and source.file is not None:
-            named[flag(f"{name}.file")] = source.file.partition(":")[0]
+        for field, setting in settings_of(type(source)).items():
+            if setting.is_path and (path := getattr(source, field)) is not None:
+                named[flag(f"{name}.{field}")] = path.partition(":")[0] if field == "file" else path
     for name, value in named.items():
         if value and name.endswith(".data_path"):
             yield from ((name, part) for part in split_paths(value))

@@ -11,7 +11,7 @@ from data.batches.packing import Offsets
 from data.batches.padding import EXACT, PaddedWidth
 from data.sequences.tokenized import Row
 from data.tokens.labels import IGNORE_INDEX, next_tokens_to_predict
-from tasks.micro_batch import TensorBatch
+from tasks.micro_batch import TensorBatch, meta_ids
 
 
 @dataclass(frozen=True)
@@ -95,3 +95,23 @@ class Collator:
 def _cu_seqlens(position_ids: np.ndarray) -> np.ndarray:
     """Where sequences begin in the flattened [batch x seq], and where the last ends: int32 [sequences + 1]."""
     return np.append(np.flatnonzero(position_ids == 0), position_ids.size).astype(np.int32)
+
+
+def causal_meta_batch(rows: int, width: int, label_share: float, *, packed: bool, by_offsets: bool) -> CausalMicroBatch:
+    """A batch without values (`tasks.task.Task.meta_batch`)."""
+    num_labels = max(1, round(label_share * rows * (width - 1)))
+    mask = None if packed or by_offsets else meta_ids(rows, width)
+    if packed and not by_offsets:  # the mask that transformers makes of restarting position ids
+        mask = torch.empty(rows, 1, width, width, dtype=torch.bool, device="meta")
+    return CausalMicroBatch(
+        input_ids=meta_ids(rows, width),
+        labels=meta_ids(rows, width),
+        position_ids=meta_ids(rows, width) if packed else None,
+        target_positions=meta_ids(num_labels),
+        targets=meta_ids(num_labels),
+        attention_mask=mask,
+        num_tokens=rows * width,
+        num_label_tokens=num_labels,
+        num_attended_pairs=0,
+        source_rows=(),
+    )

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Callable
-from typing import Any
+from typing import Any, Protocol
 
 from torch import nn
 
@@ -18,6 +19,20 @@ Cost = Callable[[Counted], float]
 def flops_per_token(matrix: Counted) -> float:
     """FLOPs of a matrix for a token, forward and backward."""
     return matrix.num_weights * (6 if matrix.parameter.requires_grad else 4)
+
+
+class Flops(Protocol):
+    """Counts the model FLOPs of steps."""
+
+    def count(self, counts: BatchCounts) -> float:
+        """FLOPs of forward and backward over a global batch."""
+
+
+class UnknownFlops:
+    """Counts nothing, as for towers of images: they compute by the sizes of images, which no step keeps count of."""
+
+    def count(self, counts: BatchCounts) -> float:
+        return math.nan
 
 
 class StepFlops:

@@ -15,9 +15,9 @@ from data.batches.step_loader import Unreadable
 from data.images.sequences import CaptionedImage
 from data.processors.processor_loading import blank_image, image_inputs, num_end_tokens, prompt_text
 from data.tokens.labels import IGNORE_INDEX, labels_to_predict, shift_left
-from data.tokens.loss_mask import BadExample
-from tasks.micro_batch import TensorBatch
-from utils.errors import in_one_line
+from data.tokens.spans import BadExample
+from tasks.micro_batch import TensorBatch, meta_ids
+from utils.errors import ConfigError, in_one_line
 
 TEXT_INPUTS = ("input_ids", "attention_mask", "token_type_ids", "mm_token_type_ids")
 """The inputs that have a value for each token; all others belong to the images."""
@@ -200,3 +200,42 @@ def _stacked(values: list[torch.Tensor]) -> torch.Tensor:
         padding = [side for amount in reversed(missing) for side in (0, amount)]
         filled.append(F.pad(value, padding) if any(missing) else value)
     return torch.cat(filled)
+
+
+def num_image_tokens(model_config: Any) -> int:
+    """The positions that an image takes in the text.
+
+    Raises:
+        ConfigError: if a config does not say so, as with models that cut images into tiles.
+    """
+    queries = getattr(model_config, "num_query_tokens", None)
+    if isinstance(queries, int):  # BLIP-2 and InstructBLIP
+        return queries
+    vision = model_config.vision_config
+    size, patch = getattr(vision, "image_size", None), getattr(vision, "patch_size", None)
+    if isinstance(size, int) and isinstance(patch, int) and hasattr(model_config, "vision_feature_layer"):  # LLaVA
+        return (size // patch) ** 2 + (getattr(model_config, "vision_feature_select_strategy", "") == "full")
+    raise ConfigError(
+        f"--dry_run: how many tokens an image becomes in a {model_config.model_type} model is not known before one is "
+        "read; plans are made for BLIP-2 and LLaVA models, and for text"
+    )
+
+
+def image_meta_batch(config: Any, rows: int, caption: int) -> ImageTextMicroBatch:
+    """An image per row and after it the caption, of `caption` tokens; a decoder of its own writes the caption."""
+    vision, apart = config.vision_config, getattr(config.get_text_config(), "is_encoder_decoder", False)
+    width = num_image_tokens(config) + (2 if apart else caption)
+    pixels = torch.empty(rows, getattr(vision, "num_channels", 3), vision.image_size, vision.image_size, device="meta")
+    inputs = {"pixel_values": pixels, "input_ids": meta_ids(rows, width), "attention_mask": meta_ids(rows, width)}
+    if apart:
+        inputs["decoder_input_ids"] = meta_ids(rows, caption)
+    num_labels = rows * caption
+    return ImageTextMicroBatch(
+        inputs=inputs,
+        target_positions=meta_ids(num_labels),
+        targets=meta_ids(num_labels),
+        num_tokens=rows * width,
+        num_label_tokens=num_labels,
+        num_attended_pairs=0,
+        source_rows=(),
+    )

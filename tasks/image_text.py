@@ -1,21 +1,19 @@
-"""Models that write about an image, such as BLIP-2 and LLaVA. See `tasks.task.Task` for what each name is for."""
+"""Models that write about an image, such as BLIP-2 and LLaVA. `tasks.task.Task` says what each method is for."""
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 import transformers
 from torch import nn
-from transformers import AutoModelForImageTextToText
+from transformers import AutoModelForImageTextToText, PreTrainedConfig, PreTrainedModel
 
 from configs.run import RunConfig
 from configs.training import DEFAULT_CONTEXT_LENGTH, TrainConfig
-from data.batches.counts import BatchCounts
 from data.batches.packing import Offsets
 from data.batches.padding import PaddedWidth, padding_id
 from data.images.caption_rows import Picture
@@ -33,8 +31,7 @@ from data.processors.processor_loading import (
 from data.sequences.reading import Reading
 from data.sequences.tokenized import TokenSequence
 from data.tokens.encoding import Caption
-from tasks import causal_lm, seq2seq_lm
-from tasks.flops import Cost, flops_per_token
+from tasks.causal_lm import CausalLM
 from tasks.generation import (
     GenerationSettings,
     PromptedAnswer,
@@ -43,80 +40,212 @@ from tasks.generation import (
     generate_tokens,
     sampling,
 )
-from tasks.image_batches import TEXT_INPUTS, DecoderIds, ImageCollator, ImageTextMicroBatch, prompts_of_images
+from tasks.image_batches import (
+    TEXT_INPUTS,
+    DecoderIds,
+    ImageCollator,
+    ImageTextMicroBatch,
+    image_meta_batch,
+    prompts_of_images,
+)
+from tasks.seq2seq_lm import Seq2SeqLM, check_decoder_tokens
+from tasks.task import Task
 from utils.errors import ConfigError
 
-NAME = "image_text"
-AUTO_MODEL = AutoModelForImageTextToText
-PEFT_TYPE = None
-READS_IMAGES = True
-PACKS = False
-OWN_SETTINGS = (
-    *("context_length", "max_text_length"),
-    *("freeze_vision", "freeze_qformer", "freeze_language_model"),
-)
-LENGTHS = {"context_length": DEFAULT_CONTEXT_LENGTH}
 
-load_processor = processor_loading.load_processor
+class ImageText(Task[ImageTextMicroBatch]):
+    """Models that write about an image: captions are learned."""
 
+    NAME = "image_text"
+    AUTO_MODEL = AutoModelForImageTextToText
+    READS_IMAGES = True
+    OWN_SETTINGS = (
+        *("context_length", "max_text_length"),
+        *("freeze_vision", "freeze_qformer", "freeze_language_model"),
+    )
+    LENGTHS: ClassVar = {"context_length": DEFAULT_CONTEXT_LENGTH}
 
-def fits(model_config: Any) -> bool:
-    """Whether transformers has a model of images and text of this type."""
-    return hasattr(model_config, "vision_config") and type(model_config) in AUTO_MODEL._model_mapping
+    def fits(self, model_config: PreTrainedConfig) -> bool:
+        """Whether transformers has a model of images and text of this type."""
+        return hasattr(model_config, "vision_config") and type(model_config) in self.AUTO_MODEL._model_mapping
 
+    def check_config(self, model_config: PreTrainedConfig, model_name: str) -> None:
+        """Check that config.json names the tokens that inputs are made with; old ones of BLIP-2 lack that of the image.
 
-def check_config(model_config: Any, model_name: str) -> None:
-    """Check that config.json names the tokens that inputs are made with; old ones of BLIP-2 lack that of the image.
+        Raises:
+            ConfigError: if not.
+        """
+        for name in ("image_token_index", "image_token_id"):  # one is the other's alias, where a family has both
+            if getattr(model_config, name, 0) is None:
+                raise ConfigError(
+                    f"--model_name: config.json of {model_name} has no {name}, the token that stands for the image in "
+                    "the text; add the id that the processor's tokenizer has for it (BLIP-2: <image>) there"
+                )
+        text = model_config.get_text_config()
+        if getattr(text, "is_encoder_decoder", False):
+            check_decoder_tokens(text, model_name)
 
-    Raises:
-        ConfigError: if not.
-    """
-    for name in ("image_token_index", "image_token_id"):  # one is the other's alias, where a family has both
-        if getattr(model_config, name, 0) is None:
+    def check_settings(self, config: RunConfig) -> None:
+        """Check the settings that have no meaning for a model of images.
+
+        Raises:
+            ConfigError: for the first of them.
+        """
+        train = config.train_config
+        if not all(dataset.HAS_IMAGES for dataset in config.dataset_configs.values()):
             raise ConfigError(
-                f"--model_name: config.json of {model_name} has no {name}, the token that stands for the image in the "
-                "text; add the id that the processor's tokenizer has for it (BLIP-2: <image>) there"
+                f"--dataset: a model of image and text is trained on images and captions, not on {train.dataset}; give "
+                "--dataset caption_dataset"
             )
-    text = model_config.get_text_config()
-    if getattr(text, "is_encoder_decoder", False):
-        seq2seq_lm.check_decoder_tokens(text, model_name)
+        if train.use_peft and train.peft_method != "lora":
+            raise ConfigError(f"--peft_method: {train.peft_method} is for models of text alone; give lora")
 
+    def check_model(self, model: PreTrainedModel, model_name: str) -> list[str]:
+        """Check that the head and what computes its input were found.
 
-def check_settings(config: RunConfig) -> None:
-    """Check the settings that have no meaning for a model of images.
+        Returns:
+            No lines to print.
 
-    Raises:
-        ConfigError: for the first of them.
-    """
-    train = config.train_config
-    if train.datasets != ("caption_dataset",):
-        raise ConfigError(
-            f"--dataset: a model of image and text is trained on images and captions, not on {train.dataset}; give "
-            "--dataset caption_dataset"
+        Raises:
+            ConfigError: if not.
+        """
+        if model.get_output_embeddings() is None or self.stacks(model)[-1] is head(model):
+            raise ConfigError(
+                f"--model_name: transformers {transformers.__version__} does not say where the language model of "
+                f"{type(model).__name__} ends, and the loss is computed after it; give a model of another family"
+            )
+        return []
+
+    def loss_notes(self, model_config: PreTrainedConfig) -> list[str]:
+        return CausalLM().loss_notes(model_config)
+
+    def stacks(self, model: PreTrainedModel) -> list[nn.Module]:
+        """Those of the language model inside, or the whole model below its head, which puts the image into the text."""
+        owner = head(model)
+        if owner is model:
+            return [model.base_model]
+        return _text_task(owner).stacks(owner)
+
+    def compute_logits(self, model: PreTrainedModel, hidden: torch.Tensor) -> torch.Tensor:
+        owner = head(model)
+        return _text_task(owner).compute_logits(owner, hidden)
+
+    def inputs_of(self, processor: Any, model_config: PreTrainedConfig, ids: torch.Tensor) -> dict[str, Any]:
+        """A blank image, and behind it the tokens; a decoder of its own reads them."""
+        inputs: dict[str, Any] = image_inputs(processor, blank_image(), prompt_text(processor, ""))
+        if getattr(model_config.get_text_config(), "is_encoder_decoder", False):
+            return inputs | {"decoder_input_ids": ids[:1], "use_cache": False}
+        # A token of the image's own would stand for one more of its features.
+        behind = ids[:1].masked_fill(torch.isin(ids[:1], inputs["input_ids"].unique()), 0)
+        fillings = {"input_ids": behind, "attention_mask": torch.ones_like(behind)}
+        for name in TEXT_INPUTS:
+            if name in inputs:
+                inputs[name] = torch.cat([inputs[name], fillings.get(name, torch.zeros_like(behind))], dim=1)
+        return inputs | {"use_cache": False}
+
+    def make_reading(
+        self, processor: Any, model_config: PreTrainedConfig, train_config: TrainConfig, lengths: Sequence[int]
+    ) -> Reading:
+        """Captions, cut to --max_text_length; what is around them the processor writes later."""
+        refusal_of = partial(refusal_of_size, processor)
+        build = partial(_build_sequences, max_text_length=train_config.max_text_length, refusal_of=refusal_of)
+        return Reading(Caption(end_id(processor, model_config)), build)
+
+    def make_collator(
+        self,
+        processor: Any,
+        model_config: PreTrainedConfig,
+        *,
+        vocab_size: int,
+        widths: Sequence[PaddedWidth],
+        packing: bool,
+        offsets: Offsets,
+        num_rows: int = 0,
+    ) -> ImageCollator:
+        """The collator of a run. No batch is filled up, since a row without an image is none of these models'."""
+        (width,), text, decoder = widths, model_config.get_text_config(), None
+        if getattr(text, "is_encoder_decoder", False):
+            decoder = DecoderIds(text.decoder_start_token_id, text.pad_token_id)
+        return ImageCollator(processor, padding_id(processor.tokenizer, vocab_size), width, decoder)
+
+    def summed_loss(self, model: nn.Module, batch: ImageTextMicroBatch, loss_grad: float | None = None) -> torch.Tensor:
+        """Sum of the cross-entropy over the batch's caption tokens, fp32 scalar (see `policies.loss.summed_loss`)."""
+        return model(
+            **batch.inputs,
+            targets=batch.targets,
+            target_positions=batch.target_positions,
+            loss_grad=loss_grad,
+            use_cache=False,
         )
-    if train.use_peft and train.peft_method != "lora":
-        raise ConfigError(f"--peft_method: {train.peft_method} is for models of text alone; give lora")
 
+    @torch.no_grad()
+    def generate(
+        self,
+        model: Any,
+        processor: Any,
+        prompt: str,
+        *,
+        max_new_tokens: int,
+        temperature: float = 0.0,
+        add_bos: bool = True,
+        more_end_ids: Sequence[int] = (),
+        image: Path | None = None,
+    ) -> str:
+        """What the model writes about an image. The model is one process's, not sharded.
 
-def check_model(model: Any, model_name: str) -> list[str]:
-    """Check that the head and what computes its input were found.
+        Args:
+            prompt: what it is asked; it may be empty.
+            temperature: 0 takes the likeliest token each time; above, torch's random state decides.
+            add_bos, more_end_ids: of causal models; the processor knows what belongs around a prompt.
+            image: its file.
 
-    Returns:
-        No lines to print.
-
-    Raises:
-        ConfigError: if not.
-    """
-    if model.get_output_embeddings() is None or stacks(model)[-1] is head(model):
-        raise ConfigError(
-            f"--model_name: transformers {transformers.__version__} does not say where the language model of "
-            f"{type(model).__name__} ends, and the loss is computed after it; give a model of another family"
+        Raises:
+            BadExample: if the image cannot be read.
+            ConfigError: if the model has no positions for image, prompt and answer.
+        """
+        assert image is not None
+        inputs = _asked(model, processor, [Picture(open_image(image), prompt)], processor.tokenizer.eos_token_id)
+        is_encoder_decoder = getattr(model.config.get_text_config(), "is_encoder_decoder", False)
+        num_taken = 1 if is_encoder_decoder else inputs["input_ids"].shape[1]
+        check_positions(decoder_positions(model.config), num_taken, max_new_tokens)
+        output = model.generate(
+            **inputs,
+            max_new_tokens=max_new_tokens,
+            eos_token_id=sorted({processor.tokenizer.eos_token_id, end_id(processor, model.config)}),
+            pad_token_id=processor.tokenizer.eos_token_id,
+            **sampling(temperature),
         )
-    return []
+        return _answers(processor, inputs["input_ids"], output)[0]
 
+    def prompted_answer(self, sequence: TokenSequence) -> PromptedAnswer:
+        """The caption; what is asked is the image, and how many positions it takes is known once it is opened."""
+        return PromptedAnswer(sequence.input_ids[:0], sequence.labels, num_positions=0)
 
-def loss_notes(model_config: Any) -> list[str]:
-    return causal_lm.loss_notes(model_config)
+    def generate_batch(
+        self, model: Any, processor: Any, sequences: Sequence[Any], settings: GenerationSettings, *, in_step: bool
+    ) -> list[str]:
+        """What the model writes about each image, without special tokens."""
+        pictures = [sequence.pictures.open(sequence.place) for sequence in sequences]
+        inputs = _asked(model, processor, pictures, settings.padding_id)
+        output = generate_tokens(model, inputs, settings, in_step=in_step)
+        return _answers(processor, inputs["input_ids"], output)
+
+    def load_processor(self, train_config: TrainConfig) -> Any:
+        return processor_loading.load_processor(train_config)
+
+    def meta_batch(
+        self,
+        model_config: PreTrainedConfig,
+        train_config: TrainConfig,
+        rows: int,
+        widths: Sequence[int],
+        *,
+        label_share: float,
+        packed: bool,
+        by_offsets: bool,
+    ) -> ImageTextMicroBatch:
+        (text,) = widths
+        return image_meta_batch(model_config, rows, min(text, train_config.max_text_length))
 
 
 def head(model: Any) -> Any:
@@ -127,43 +256,14 @@ def head(model: Any) -> Any:
     return owner
 
 
+def _text_task(language_model: Any) -> Task:
+    """The task that the language model inside would be of by itself."""
+    return Seq2SeqLM() if language_model.config.is_encoder_decoder else CausalLM()
+
+
 def _has_head(module: nn.Module, output: nn.Module) -> bool:
     find = getattr(module, "get_output_embeddings", None)
     return find is not None and find() is output
-
-
-def stacks(model: Any) -> list[nn.Module]:
-    """Those of the language model inside, or the whole model below its head, which puts the image into the text."""
-    owner = head(model)
-    if owner is model:
-        return [model.base_model]
-    return seq2seq_lm.stacks(owner) if owner.config.is_encoder_decoder else causal_lm.stacks(owner)
-
-
-def compute_logits(model: Any, hidden: torch.Tensor) -> torch.Tensor:
-    owner = head(model)
-    return (seq2seq_lm if owner.config.is_encoder_decoder else causal_lm).compute_logits(owner, hidden)
-
-
-def inputs_of(processor: Any, model_config: Any, ids: torch.Tensor) -> dict[str, Any]:
-    """A blank image, and behind it the tokens; a decoder of its own reads them."""
-    inputs: dict[str, Any] = image_inputs(processor, blank_image(), prompt_text(processor, ""))
-    if getattr(model_config.get_text_config(), "is_encoder_decoder", False):
-        return inputs | {"decoder_input_ids": ids[:1], "use_cache": False}
-    # A token of the image's own would stand for one more of its features.
-    behind = ids[:1].masked_fill(torch.isin(ids[:1], inputs["input_ids"].unique()), 0)
-    fillings = {"input_ids": behind, "attention_mask": torch.ones_like(behind)}
-    for name in TEXT_INPUTS:
-        if name in inputs:
-            inputs[name] = torch.cat([inputs[name], fillings.get(name, torch.zeros_like(behind))], dim=1)
-    return inputs | {"use_cache": False}
-
-
-def make_reading(processor: Any, model_config: Any, train_config: TrainConfig, lengths: Sequence[int]) -> Reading:
-    """Captions, cut to --max_text_length; what is around them the processor writes later."""
-    refusal_of = partial(refusal_of_size, processor)
-    build = partial(_build_sequences, max_text_length=train_config.max_text_length, refusal_of=refusal_of)
-    return Reading(Caption(end_id(processor, model_config)), build)
 
 
 def _build_sequences(
@@ -188,7 +288,7 @@ def _build_sequences(
     )
 
 
-def end_id(processor: Any, model_config: Any) -> int:
+def end_id(processor: Any, model_config: PreTrainedConfig) -> int:
     """The token that ends a caption: the tokenizer's, or the one at which the model stops.
 
     BLIP-2 and InstructBLIP generate by their language model's own config, which names another one (a new line).
@@ -196,101 +296,6 @@ def end_id(processor: Any, model_config: Any) -> int:
     own = getattr(model_config.get_text_config(), "eos_token_id", None)
     generates_by_it = hasattr(model_config, "use_decoder_only_language_model")
     return own if generates_by_it and isinstance(own, int) else processor.tokenizer.eos_token_id
-
-
-def make_collator(
-    processor: Any,
-    model_config: Any,
-    *,
-    vocab_size: int,
-    widths: Sequence[PaddedWidth],
-    packing: bool,
-    offsets: Offsets,
-    num_rows: int = 0,
-) -> ImageCollator:
-    """The collator of a run. No batch is filled up, since a row without an image is none of these models'."""
-    (width,), text, decoder = widths, model_config.get_text_config(), None
-    if getattr(text, "is_encoder_decoder", False):
-        decoder = DecoderIds(text.decoder_start_token_id, text.pad_token_id)
-    return ImageCollator(processor, padding_id(processor.tokenizer, vocab_size), width, decoder)
-
-
-def summed_loss(model: nn.Module, batch: ImageTextMicroBatch, loss_grad: float | None = None) -> torch.Tensor:
-    """Sum of the cross-entropy over the batch's caption tokens, fp32 scalar (see `policies.loss.summed_loss`)."""
-    return model(
-        **batch.inputs,
-        targets=batch.targets,
-        target_positions=batch.target_positions,
-        loss_grad=loss_grad,
-        use_cache=False,
-    )
-
-
-class UnknownFlops:
-    """Counts nothing: how much a tower computes depends on the sizes of images, of which a step keeps no count."""
-
-    def __init__(self, model: Any, cost: Cost = flops_per_token) -> None:
-        """Takes what the other tasks' counters take."""
-
-    def count(self, counts: BatchCounts) -> float:
-        return math.nan
-
-
-make_flops = UnknownFlops
-
-
-@torch.no_grad()
-def generate(
-    model: Any,
-    processor: Any,
-    prompt: str,
-    *,
-    max_new_tokens: int,
-    temperature: float = 0.0,
-    add_bos: bool = True,
-    more_end_ids: Sequence[int] = (),
-    image: Path | None = None,
-) -> str:
-    """What the model writes about an image. The model is one process's, not sharded.
-
-    Args:
-        prompt: what it is asked; it may be empty.
-        temperature: 0 takes the likeliest token each time; above, torch's random state decides.
-        add_bos, more_end_ids: of causal models; the processor knows what belongs around a prompt.
-        image: its file.
-
-    Raises:
-        BadExample: if the image cannot be read.
-        ConfigError: if the model has no positions for image, prompt and answer.
-    """
-    assert image is not None
-    inputs = _asked(model, processor, [Picture(open_image(image), prompt)], processor.tokenizer.eos_token_id)
-    is_encoder_decoder = getattr(model.config.get_text_config(), "is_encoder_decoder", False)
-    num_taken = 1 if is_encoder_decoder else inputs["input_ids"].shape[1]
-    check_positions(decoder_positions(model.config), num_taken, max_new_tokens)
-    output = model.generate(
-        **inputs,
-        max_new_tokens=max_new_tokens,
-        eos_token_id=sorted({processor.tokenizer.eos_token_id, end_id(processor, model.config)}),
-        pad_token_id=processor.tokenizer.eos_token_id,
-        **sampling(temperature),
-    )
-    return _answers(processor, inputs["input_ids"], output)[0]
-
-
-def prompted_answer(sequence: TokenSequence) -> PromptedAnswer:
-    """The caption; what is asked is the image, and how many positions it takes is known once it is opened."""
-    return PromptedAnswer(sequence.input_ids[:0], sequence.labels, num_positions=0)
-
-
-def generate_batch(
-    model: Any, processor: Any, sequences: Sequence[Any], settings: GenerationSettings, *, in_step: bool
-) -> list[str]:
-    """What the model writes about each image, without special tokens."""
-    pictures = [sequence.pictures.open(sequence.place) for sequence in sequences]
-    inputs = _asked(model, processor, pictures, settings.padding_id)
-    output = generate_tokens(model, inputs, settings, in_step=in_step)
-    return _answers(processor, inputs["input_ids"], output)
 
 
 def _asked(model: Any, processor: Any, pictures: Sequence[Picture], padding: int) -> dict[str, torch.Tensor]:

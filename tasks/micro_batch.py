@@ -39,3 +39,8 @@ class TensorBatch:
         tensors = {name: value for name, value in vars(self).items() if torch.is_tensor(value)}
         moved = {name: function(tensor) for name, tensor in tensors.items() if name not in self.ON_HOST}
         return replace(self, **moved)  # type: ignore[type-var]
+
+
+def meta_ids(*shape: int) -> torch.Tensor:
+    """Token ids without values, int64 on the meta device."""
+    return torch.empty(shape, dtype=torch.int64, device="meta")

@@ -10,7 +10,7 @@ import torch
 from data.batches.padding import EXACT, PaddedWidth
 from data.sequences.tokenized import Row
 from data.tokens.labels import IGNORE_INDEX, labels_to_predict
-from tasks.micro_batch import TensorBatch
+from tasks.micro_batch import TensorBatch, meta_ids
 
 
 @dataclass(frozen=True)
@@ -94,3 +94,23 @@ def shifted_right(labels: np.ndarray, start_id: int, padding: int) -> np.ndarray
     """What the decoder reads to predict these labels: each one place later, the start token before them."""
     shifted = np.concatenate([np.full((len(labels), 1), start_id, dtype=np.int64), labels[:, :-1]], axis=1)
     return np.where(shifted == IGNORE_INDEX, padding, shifted)
+
+
+def seq2seq_meta_batch(rows: int, width: int, target_width: int) -> Seq2SeqMicroBatch:
+    """A batch without values (`tasks.task.Task.meta_batch`)."""
+    num_labels = rows * target_width
+    return Seq2SeqMicroBatch(
+        input_ids=meta_ids(rows, width),
+        attention_mask=meta_ids(rows, width),
+        decoder_input_ids=meta_ids(rows, target_width),
+        labels=meta_ids(rows, target_width),
+        target_positions=meta_ids(num_labels),
+        targets=meta_ids(num_labels),
+        num_tokens=rows * (width + target_width),
+        num_label_tokens=num_labels,
+        num_attended_pairs=0,
+        source_rows=(),
+        num_decoder_tokens=0,
+        num_decoder_pairs=0,
+        num_cross_pairs=0,
+    )

@@ -1,28 +1,27 @@
-"""Encoder-decoders, such as BART and T5. See `tasks.task.Task` for what each name is for."""
+"""Encoder-decoders, such as BART and T5. `tasks.task.Task` says what each method is for."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 import torch
 import transformers
 from torch import nn
-from transformers import AutoModelForSeq2SeqLM
+from transformers import AutoModelForSeq2SeqLM, PreTrainedConfig, PreTrainedModel
 
 from configs.run import RunConfig
 from configs.training import DEFAULT_SOURCE_LENGTH, DEFAULT_TARGET_LENGTH, TrainConfig
 from data.batches.packing import Offsets
 from data.batches.padding import EXACT, PaddedWidth, padding_id
-from data.processors.tokenizer_loading import load_tokenizer
 from data.sequences.reading import Reading
 from data.sequences.source_target import Affixes, SourceTargetBuilder
 from data.sequences.tokenized import TokenSequence
 from data.tokens.encoding import SourceAndTarget
 from data.tokens.labels import IGNORE_INDEX
-from tasks.flops import Seq2SeqFlops
+from tasks.flops import Cost, Seq2SeqFlops, flops_per_token
 from tasks.generation import (
     GenerationSettings,
     PromptedAnswer,
@@ -31,41 +30,222 @@ from tasks.generation import (
     generate_tokens,
     sampling,
 )
-from tasks.seq2seq_batches import Seq2SeqCollator, Seq2SeqMicroBatch, padded, shifted_right
+from tasks.seq2seq_batches import Seq2SeqCollator, Seq2SeqMicroBatch, padded, seq2seq_meta_batch, shifted_right
+from tasks.task import Task
 from utils.errors import ConfigError
-
-NAME = "seq2seq_lm"
-AUTO_MODEL = AutoModelForSeq2SeqLM
-PEFT_TYPE = "SEQ_2_SEQ_LM"
-READS_IMAGES = False
-PACKS = False
-OWN_SETTINGS = ("max_source_length", "max_target_length", "source_prefix")
-LENGTHS = {"max_source_length": DEFAULT_SOURCE_LENGTH, "max_target_length": DEFAULT_TARGET_LENGTH}
 
 FAMILIES = ("bart", "mt5", "pegasus", "t5")
 """Model types whose loss is computed as their own code does; tests check each."""
 
-load_processor = load_tokenizer
-make_flops = Seq2SeqFlops
 
+class Seq2SeqLM(Task[Seq2SeqMicroBatch]):
+    """Encoder-decoders: an encoder reads the source, a decoder writes the target."""
 
-def fits(model_config: Any) -> bool:
-    """Whether transformers has an encoder-decoder of text of this type."""
-    return bool(getattr(model_config, "is_encoder_decoder", False)) and type(model_config) in AUTO_MODEL._model_mapping
+    NAME = "seq2seq_lm"
+    AUTO_MODEL = AutoModelForSeq2SeqLM
+    PEFT_TYPE = "SEQ_2_SEQ_LM"
+    OWN_SETTINGS = ("max_source_length", "max_target_length", "source_prefix")
+    LENGTHS: ClassVar = {"max_source_length": DEFAULT_SOURCE_LENGTH, "max_target_length": DEFAULT_TARGET_LENGTH}
 
-
-def check_config(model_config: Any, model_name: str) -> None:
-    """Check that it is a family that was tried, since some compute their loss or their decoder's inputs otherwise.
-
-    Raises:
-        ConfigError: if not.
-    """
-    if model_config.model_type not in FAMILIES:
-        raise ConfigError(
-            f"--model_name: {model_name} is a {model_config.model_type} model, and the encoder-decoders that are known "
-            f"to train here are {', '.join(FAMILIES)}; give one of these"
+    def fits(self, model_config: PreTrainedConfig) -> bool:
+        """Whether transformers has an encoder-decoder of text of this type."""
+        return (
+            bool(getattr(model_config, "is_encoder_decoder", False))
+            and type(model_config) in self.AUTO_MODEL._model_mapping
         )
-    check_decoder_tokens(model_config, model_name)
+
+    def check_config(self, model_config: PreTrainedConfig, model_name: str) -> None:
+        """Check that it is a family that was tried, since some compute their loss or their decoder's inputs otherwise.
+
+        Raises:
+            ConfigError: if not.
+        """
+        if model_config.model_type not in FAMILIES:
+            raise ConfigError(
+                f"--model_name: {model_name} is a {model_config.model_type} model, and the encoder-decoders that are "
+                f"known to train here are {', '.join(FAMILIES)}; give one of these"
+            )
+        check_decoder_tokens(model_config, model_name)
+
+    def check_settings(self, config: RunConfig) -> None:
+        """Check the settings that have no meaning for an encoder-decoder.
+
+        Raises:
+            ConfigError: for the first of them.
+        """
+        train = config.train_config
+        if train.truncation == "split":
+            raise ConfigError(
+                "--truncation: split makes several samples of one text, and a target belongs to its whole source; give "
+                "right, left, drop or error"
+            )
+        for name, source in config.dataset_configs.items():
+            if not getattr(source, "mask_prompt", True):
+                raise ConfigError(
+                    f"--{name}.mask_prompt: False learns the prompt, too, and an encoder only reads it; leave it out"
+                )
+        if train.add_special_tokens and train.use_peft:
+            raise ConfigError(
+                "--add_special_tokens: an adapter cannot train the embeddings that encoder and decoder share; train "
+                "without --use_peft, or leave it out"
+            )
+
+    def check_model(self, model: PreTrainedModel, model_name: str) -> list[str]:
+        """Check that the decoder's inputs are the labels shifted by one place, as the collator makes them.
+
+        Layers are no longer dropped at random: each rank would drop others, and wait for those of the rest.
+
+        Returns:
+            Lines to print.
+
+        Raises:
+            ConfigError: if they are not.
+        """
+        labels = np.array([[5, 6, 7, IGNORE_INDEX]])
+        prepare: Any = model.prepare_decoder_input_ids_from_labels  # of some classes, so PreTrainedModel has none
+        own = prepare(torch.from_numpy(labels.copy()))
+        if own.tolist() != shifted_right(labels, _start(model.config), model.config.pad_token_id).tolist():
+            raise ConfigError(
+                f"--model_name: transformers {transformers.__version__} shifts the labels of {type(model).__name__} in "
+                "a way that is not known here; give a model of another family"
+            )
+        dropping: list[Any] = [stack for stack in self.stacks(model) if getattr(stack, "layerdrop", 0) > 0]
+        for stack in dropping:
+            stack.layerdrop = 0.0
+        return ["layerdrop: off, since ranks would drop different layers"] if dropping else []
+
+    def stacks(self, model: PreTrainedModel) -> list[nn.Module]:
+        """Encoder and decoder; the head computes logits from the decoder's output alone."""
+        return [model.get_encoder(), model.get_decoder()]
+
+    def compute_logits(self, model: PreTrainedModel, hidden: torch.Tensor) -> torch.Tensor:
+        """The encoder is left out, and what the decoder would read is not read."""
+        any_token = torch.zeros(1, 1, dtype=torch.int64, device=hidden.device)
+        return model.forward(encoder_outputs=(hidden,), decoder_input_ids=any_token, use_cache=False).logits
+
+    def inputs_of(self, processor: Any, model_config: PreTrainedConfig, ids: torch.Tensor) -> dict[str, Any]:
+        """The decoder reads them, too."""
+        return {"input_ids": ids, "decoder_input_ids": ids, "use_cache": False}
+
+    def make_reading(
+        self, processor: Any, model_config: PreTrainedConfig, train_config: TrainConfig, lengths: Sequence[int]
+    ) -> Reading:
+        """Source and target apart, each cut to its own length without its special tokens."""
+        texts = {"text": "a"}, {"text_target": "a"}
+        source, target = (_affixes(processor, **text) for text in texts)
+        return Reading(SourceAndTarget(train_config.source_prefix), SourceTargetBuilder(lengths[1], source, target))
+
+    def make_collator(
+        self,
+        processor: Any,
+        model_config: PreTrainedConfig,
+        *,
+        vocab_size: int,
+        widths: Sequence[PaddedWidth],
+        packing: bool,
+        offsets: Offsets,
+        num_rows: int = 0,
+    ) -> Seq2SeqCollator:
+        """The collator of a run; the decoder begins with the token of the model's config."""
+        width, target_width = widths
+        return Seq2SeqCollator(
+            padding_id=padding_id(processor, vocab_size),
+            decoder_start_id=_start(model_config),
+            decoder_padding_id=model_config.pad_token_id,
+            width=width,
+            target_width=target_width,
+            num_rows=num_rows,
+        )
+
+    def summed_loss(self, model: nn.Module, batch: Seq2SeqMicroBatch, loss_grad: float | None = None) -> torch.Tensor:
+        """Sum of the cross-entropy over the batch's labels, fp32 scalar (see `policies.loss.summed_loss`)."""
+        return model(
+            input_ids=batch.input_ids,
+            attention_mask=batch.attention_mask,
+            decoder_input_ids=batch.decoder_input_ids,
+            targets=batch.targets,
+            target_positions=batch.target_positions,
+            loss_grad=loss_grad,
+            use_cache=False,
+        )
+
+    @torch.no_grad()
+    def generate(
+        self,
+        model: Any,
+        processor: Any,
+        prompt: str,
+        *,
+        max_new_tokens: int,
+        temperature: float = 0.0,
+        add_bos: bool = True,
+        more_end_ids: Sequence[int] = (),
+        image: Path | None = None,
+    ) -> str:
+        """The target that the model writes for a source, whose task prefix is included.
+
+        The model's generation_config.json decides about beams, lengths and forced tokens.
+
+        Args:
+            temperature: 0 takes the likeliest text; above, torch's random state decides.
+            add_bos, more_end_ids: of causal models; the tokenizer knows what belongs around a source.
+
+        Raises:
+            ConfigError: if the model has no positions for source or target.
+        """
+        inputs = processor(prompt, return_tensors="pt").to(model.device)
+        num_tokens, positions = inputs["input_ids"].shape[1], getattr(model.config, "max_position_embeddings", None)
+        if positions is not None and num_tokens > positions:
+            raise ConfigError(
+                f"--prompt: its {num_tokens:,} tokens are more than the {positions:,} positions of this model's "
+                "encoder; give a shorter one"
+            )
+        check_positions(decoder_positions(model.config), 1, max_new_tokens)  # behind decoder_start_token_id
+        one_beam = {"num_beams": 1} if temperature > 0 else {}
+        output = model.generate(
+            input_ids=inputs["input_ids"],
+            attention_mask=inputs["attention_mask"],
+            max_new_tokens=max_new_tokens,
+            **sampling(temperature),
+            **one_beam,
+        )
+        return processor.decode(output[0], skip_special_tokens=True).strip()
+
+    def prompted_answer(self, sequence: TokenSequence) -> PromptedAnswer:
+        """The source and the target; the decoder begins with one token."""
+        return PromptedAnswer(sequence.input_ids, sequence.labels[sequence.labels != IGNORE_INDEX], num_positions=1)
+
+    def generate_batch(
+        self,
+        model: Any,
+        processor: Any,
+        sequences: Sequence[TokenSequence],
+        settings: GenerationSettings,
+        *,
+        in_step: bool,
+    ) -> list[str]:
+        """The target that the model writes for each sequence's source, without special tokens."""
+        input_ids, is_token, _ = padded([sequence.input_ids for sequence in sequences], EXACT, settings.padding_id)
+        inputs = {"input_ids": input_ids, "attention_mask": is_token.astype(np.int64)}
+        on_device = {name: torch.from_numpy(value).to(model.device) for name, value in inputs.items()}
+        output = generate_tokens(model, on_device, settings, in_step=in_step)
+        return [text.strip() for text in processor.batch_decode(output, skip_special_tokens=True)]
+
+    def make_flops(self, model: nn.Module, cost: Cost = flops_per_token) -> Seq2SeqFlops:
+        return Seq2SeqFlops(model, cost)
+
+    def meta_batch(
+        self,
+        model_config: PreTrainedConfig,
+        train_config: TrainConfig,
+        rows: int,
+        widths: Sequence[int],
+        *,
+        label_share: float,
+        packed: bool,
+        by_offsets: bool,
+    ) -> Seq2SeqMicroBatch:
+        return seq2seq_meta_batch(rows, *widths)
 
 
 def check_decoder_tokens(text_config: Any, model_name: str) -> None:
@@ -82,81 +262,6 @@ def check_decoder_tokens(text_config: Any, model_name: str) -> None:
             )
 
 
-def check_settings(config: RunConfig) -> None:
-    """Check the settings that have no meaning for an encoder-decoder.
-
-    Raises:
-        ConfigError: for the first of them.
-    """
-    train = config.train_config
-    if train.truncation == "split":
-        raise ConfigError(
-            "--truncation: split makes several samples of one text, and a target belongs to its whole source; give "
-            "right, left, drop or error"
-        )
-    for name, source in config.dataset_configs.items():
-        if not getattr(source, "mask_prompt", True):
-            raise ConfigError(
-                f"--{name}.mask_prompt: False learns the prompt, too, and an encoder only reads it; leave it out"
-            )
-    if train.add_special_tokens and train.use_peft:
-        raise ConfigError(
-            "--add_special_tokens: an adapter cannot train the embeddings that encoder and decoder share; train "
-            "without --use_peft, or leave it out"
-        )
-
-
-def check_model(model: Any, model_name: str) -> list[str]:
-    """Check that the decoder's inputs are the labels shifted by one place, as the collator makes them.
-
-    Layers are no longer dropped at random: each rank would drop others, and wait for those of the rest.
-
-    Returns:
-        Lines to print.
-
-    Raises:
-        ConfigError: if they are not.
-    """
-    labels = np.array([[5, 6, 7, IGNORE_INDEX]])
-    own = model.prepare_decoder_input_ids_from_labels(torch.from_numpy(labels.copy()))
-    if own.tolist() != shifted_right(labels, _start(model.config), model.config.pad_token_id).tolist():
-        raise ConfigError(
-            f"--model_name: transformers {transformers.__version__} shifts the labels of {type(model).__name__} in a "
-            "way that is not known here; give a model of another family"
-        )
-    dropping: list[Any] = [stack for stack in stacks(model) if getattr(stack, "layerdrop", 0) > 0]
-    for stack in dropping:
-        stack.layerdrop = 0.0
-    return ["layerdrop: off, since ranks would drop different layers"] if dropping else []
-
-
-def loss_notes(model_config: Any) -> list[str]:
-    return []
-
-
-def stacks(model: Any) -> list[nn.Module]:
-    """Encoder and decoder; the head computes logits from the decoder's output alone."""
-    return [model.get_encoder(), model.get_decoder()]
-
-
-def compute_logits(model: Any, hidden: torch.Tensor) -> torch.Tensor:
-    """The encoder is left out, and what the decoder would read is not read."""
-    any_token = torch.zeros(1, 1, dtype=torch.int64, device=hidden.device)
-    return model.forward(encoder_outputs=(hidden,), decoder_input_ids=any_token, use_cache=False).logits
-
-
-def inputs_of(processor: Any, model_config: Any, ids: torch.Tensor) -> dict[str, Any]:
-    """The decoder reads them, too."""
-    return {"input_ids": ids, "decoder_input_ids": ids, "use_cache": False}
-
-
-def make_reading(processor: Any, model_config: Any, train_config: TrainConfig, lengths: Sequence[int]) -> Reading:
-    """Source and target apart, each cut to its own length without its special tokens."""
-    texts = {"text": "a"}, {"text_target": "a"}
-    source, target = (_affixes(processor, **text) for text in texts)
-    return Reading(SourceAndTarget(train_config.source_prefix), SourceTargetBuilder(lengths[1], source, target))
-
-
 def _affixes(tokenizer: Any, **text: str) -> Affixes:
     """The special tokens around a text, which is given by the tokenizer's argument for it."""
     plain, whole = (tokenizer(**text, add_special_tokens=added)["input_ids"] for added in (False, True))
@@ -166,98 +271,5 @@ def _affixes(tokenizer: Any, **text: str) -> Affixes:
     return Affixes(tuple(whole[:place]), tuple(whole[place + len(plain) :]))
 
 
-def _start(model_config: Any) -> int:
+def _start(model_config: PreTrainedConfig) -> int:
     return model_config.decoder_start_token_id
-
-
-def make_collator(
-    processor: Any,
-    model_config: Any,
-    *,
-    vocab_size: int,
-    widths: Sequence[PaddedWidth],
-    packing: bool,
-    offsets: Offsets,
-    num_rows: int = 0,
-) -> Seq2SeqCollator:
-    """The collator of a run; the decoder begins with the token of the model's config."""
-    width, target_width = widths
-    return Seq2SeqCollator(
-        padding_id=padding_id(processor, vocab_size),
-        decoder_start_id=_start(model_config),
-        decoder_padding_id=model_config.pad_token_id,
-        width=width,
-        target_width=target_width,
-        num_rows=num_rows,
-    )
-
-
-def summed_loss(model: nn.Module, batch: Seq2SeqMicroBatch, loss_grad: float | None = None) -> torch.Tensor:
-    """Sum of the cross-entropy over the batch's labels, fp32 scalar (see `policies.loss.summed_loss`)."""
-    return model(
-        input_ids=batch.input_ids,
-        attention_mask=batch.attention_mask,
-        decoder_input_ids=batch.decoder_input_ids,
-        targets=batch.targets,
-        target_positions=batch.target_positions,
-        loss_grad=loss_grad,
-        use_cache=False,
-    )
-
-
-@torch.no_grad()
-def generate(
-    model: Any,
-    processor: Any,
-    prompt: str,
-    *,
-    max_new_tokens: int,
-    temperature: float = 0.0,
-    add_bos: bool = True,
-    more_end_ids: Sequence[int] = (),
-    image: Path | None = None,
-) -> str:
-    """The target that the model writes for a source, its task prefix included. The model is one process's, not sharded.
-
-    The model's generation_config.json decides about beams, lengths and forced tokens.
-
-    Args:
-        temperature: 0 takes the likeliest text; above, torch's random state decides.
-        add_bos, more_end_ids: of causal models; the tokenizer knows what belongs around a source.
-
-    Raises:
-        ConfigError: if the model has no positions for source or target.
-    """
-    inputs = processor(prompt, return_tensors="pt").to(model.device)
-    num_tokens, positions = inputs["input_ids"].shape[1], getattr(model.config, "max_position_embeddings", None)
-    if positions is not None and num_tokens > positions:
-        raise ConfigError(
-            f"--prompt: its {num_tokens:,} tokens are more than the {positions:,} positions of this model's encoder; "
-            "give a shorter one"
-        )
-    check_positions(decoder_positions(model.config), 1, max_new_tokens)  # behind decoder_start_token_id
-    one_beam = {"num_beams": 1} if temperature > 0 else {}
-    output = model.generate(
-        input_ids=inputs["input_ids"],
-        attention_mask=inputs["attention_mask"],
-        max_new_tokens=max_new_tokens,
-        **sampling(temperature),
-        **one_beam,
-    )
-    return processor.decode(output[0], skip_special_tokens=True).strip()
-
-
-def prompted_answer(sequence: TokenSequence) -> PromptedAnswer:
-    """The source and the target; the decoder begins with one token."""
-    return PromptedAnswer(sequence.input_ids, sequence.labels[sequence.labels != IGNORE_INDEX], num_positions=1)
-
-
-def generate_batch(
-    model: Any, processor: Any, sequences: Sequence[TokenSequence], settings: GenerationSettings, *, in_step: bool
-) -> list[str]:
-    """The target that the model writes for each sequence's source, without special tokens."""
-    input_ids, is_token, _ = padded([sequence.input_ids for sequence in sequences], EXACT, settings.padding_id)
-    inputs = {"input_ids": input_ids, "attention_mask": is_token.astype(np.int64)}
-    on_device = {name: torch.from_numpy(value).to(model.device) for name, value in inputs.items()}
-    output = generate_tokens(model, on_device, settings, in_step=in_step)
-    return [text.strip() for text in processor.batch_decode(output, skip_special_tokens=True)]

@@ -1,29 +1,31 @@
-"""What a task is, and which one a model is for.
+"""What a task is: the base class of what differs between kinds of models.
 
-A task is what differs between kinds of models. Each is a module of this folder with the names of `Task`; everything
-else gets the task, or a part of it, as an argument.
+Each task is a class in a file of this folder, and everything else gets it, or a part of it, as an argument.
+`tasks/finding.py` lists them, and finds the one that a model is for.
 """
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import replace
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, ClassVar, Generic, Protocol, TypeVar
 
 import torch
 from torch import nn
+from transformers import PreTrainedConfig, PreTrainedModel
 
 from configs.run import RunConfig
 from configs.training import TrainConfig
 from data.batches.counts import BatchCounts
 from data.batches.packing import Offsets
 from data.batches.padding import PaddedWidth
+from data.batches.step_loader import Unreadable
+from data.processors.tokenizer_loading import load_tokenizer
 from data.sequences.reading import Reading
 from data.sequences.tokenized import TokenSequence
 from ranks.collectives import sum_on_host
-from tasks import causal_lm, image_text, seq2seq_lm
-from tasks.flops import Cost, flops_per_token
+from tasks.flops import Cost, Flops, UnknownFlops, flops_per_token
 from tasks.generation import GenerationSettings, PromptedAnswer
 from utils.errors import ConfigError
 
@@ -55,78 +57,81 @@ class MicroBatch(Protocol):
     def to(self, device: torch.device) -> Any: ...
 
 
-class Flops(Protocol):
-    """Counts the model FLOPs of steps."""
-
-    def count(self, counts: BatchCounts) -> float:
-        """FLOPs of forward and backward over a global batch."""
+Batch = TypeVar("Batch", bound=MicroBatch)
 
 
-class Task(Protocol):
-    """The names that a module of this folder has."""
+class Task(ABC, Generic[Batch]):
+    """One kind of models and their loss. `Batch` is what its collator makes and its loss takes.
 
-    @property
-    def NAME(self) -> str:
-        """Its value of --task."""
+    A new task overrides the abstract methods, and those whose defaults do not fit. A `processor` is what
+    `load_processor` returned; a `model_config` is the model's, as transformers read it.
+    """
 
-    @property
-    def AUTO_MODEL(self) -> Any:
-        """The transformers class that builds and reads such models."""
+    NAME: ClassVar[str]
+    """Its value of --task."""
 
-    @property
-    def PEFT_TYPE(self) -> str | None:
-        """The `task_type` of peft's configs; None if peft has no such task."""
+    AUTO_MODEL: ClassVar[Any]  # what is asked of it, `_model_mapping`, has no public name and no type
+    """The transformers class that builds and reads such models, such as AutoModelForCausalLM."""
 
-    @property
-    def READS_IMAGES(self) -> bool:
-        """Whether an example has an image."""
+    LENGTHS: ClassVar[Mapping[str, int]]
+    """The fields of TrainConfig that limit the inputs, and then labels that are apart from them, with defaults."""
 
-    @property
-    def PACKS(self) -> bool:
-        """Whether several sequences may share a row."""
+    PEFT_TYPE: ClassVar[str | None] = None
+    """The `task_type` of peft's configs; None if peft has no such task."""
 
-    @property
-    def OWN_SETTINGS(self) -> tuple[str, ...]:
-        """The fields of TrainConfig that only tasks which list them take."""
+    READS_IMAGES: ClassVar[bool] = False
+    """Whether an example has an image."""
 
-    @property
-    def LENGTHS(self) -> Mapping[str, int]:
-        """The fields of TrainConfig that limit the inputs, and then labels that are apart from them, with defaults."""
+    PACKS: ClassVar[bool] = False
+    """Whether several sequences may share a row."""
 
-    def fits(self, model_config: Any) -> bool:
-        """Whether the model with this config can be of this task."""
+    OWN_SETTINGS: ClassVar[tuple[str, ...]] = ()
+    """The fields of TrainConfig that only tasks which list them take."""
 
-    def check_config(self, model_config: Any, model_name: str) -> None:
-        """Raise ConfigError if this config is of no such model, before anything is built."""
+    # Which models and settings it takes
 
-    def check_settings(self, config: RunConfig) -> None:
-        """Raise ConfigError for a setting that this task does not take, apart from OWN_SETTINGS of others."""
+    def fits(self, model_config: PreTrainedConfig) -> bool:
+        """Whether the model with this config can be of this task: whether AUTO_MODEL has a class for it."""
+        return type(model_config) in self.AUTO_MODEL._model_mapping
 
-    def check_model(self, model: Any, model_name: str) -> list[str]:
-        """Lines to print on what was changed of a model without weights; raise ConfigError if its loss cannot be
-        computed here."""
+    def check_config(self, model_config: PreTrainedConfig, model_name: str) -> None:
+        """Called before anything is built.
 
-    def loss_notes(self, model_config: Any) -> list[str]:
-        """Lines to print about what the loss leaves out."""
-
-    def stacks(self, model: Any) -> list[nn.Module]:
-        """The submodules that hold the layers, in the order in which they run; the head turns the output of the last
-        one into logits."""
-
-    def compute_logits(self, model: Any, hidden: torch.Tensor) -> torch.Tensor:
-        """The logits, by the model's own code, while the last stack returns `hidden` ([1, tokens, hidden_size])."""
-
-    def inputs_of(self, processor: Any, model_config: Any, ids: torch.Tensor) -> dict[str, Any]:
-        """The arguments of a forward pass over these token ids, int64 [batch, seq], whatever they mean.
-
-        If READS_IMAGES, over an image and those of the first row.
+        Raises:
+            ConfigError: if this config is of no such model. By default every one is.
         """
 
-    def load_processor(self, train_config: Any) -> Any:
-        """What turns examples into model inputs: a tokenizer, or a processor that has one."""
+    def check_settings(self, config: RunConfig) -> None:
+        """
+        Raises:
+            ConfigError: for a setting that this task does not take, apart from OWN_SETTINGS of others. By default it
+                takes all.
+        """
 
+    def check_model(self, model: PreTrainedModel, model_name: str) -> list[str]:
+        """Check a model without weights, and change what would make its loss another one.
+
+        Returns:
+            Lines to print on what was changed.
+
+        Raises:
+            ConfigError: if the loss cannot be computed here.
+        """
+        return []
+
+    def loss_notes(self, model_config: PreTrainedConfig) -> list[str]:
+        """Lines to print about what the loss leaves out."""
+        return []
+
+    # From examples to batches
+
+    def load_processor(self, train_config: TrainConfig) -> Any:
+        """What turns examples into model inputs: a tokenizer, or a processor that has one."""
+        return load_tokenizer(train_config)
+
+    @abstractmethod
     def make_reading(
-        self, processor: Any, model_config: Any, train_config: TrainConfig, lengths: Sequence[int]
+        self, processor: Any, model_config: PreTrainedConfig, train_config: TrainConfig, lengths: Sequence[int]
     ) -> Reading:
         """How examples become sequences.
 
@@ -134,37 +139,97 @@ class Task(Protocol):
             lengths: what each name in LENGTHS comes to, in tokens.
         """
 
+    @abstractmethod
     def make_collator(
         self,
         processor: Any,
-        model_config: Any,
+        model_config: PreTrainedConfig,
         *,
         vocab_size: int,
         widths: Sequence[PaddedWidth],
         packing: bool,
         offsets: Offsets,
         num_rows: int = 0,
-    ) -> Callable[[list[Any]], Any]:
-        """The function that makes a MicroBatch of rows.
+    ) -> Callable[[list[Any]], Batch | Unreadable]:
+        """The function that makes a batch of rows. It runs in the loader's processes, so it can be pickled.
 
         Args:
+            vocab_size: rows of the model's embedding; ids of padding must be below.
             widths: how wide the inputs, and labels that are apart from them, are padded.
+            packing: rows hold several sequences; only if PACKS.
+            offsets: which rows need `cu_seqlens` (`policies.attention.choice`).
             num_rows: batches are filled up to so many rows, as layers that are compiled for them ask; 0: they are not.
         """
 
-    def summed_loss(self, model: nn.Module, batch: Any, loss_grad: float | None = None) -> torch.Tensor:
+    # The model and its loss
+
+    @abstractmethod
+    def stacks(self, model: PreTrainedModel) -> list[nn.Module]:
+        """The submodules that hold the layers, in the order in which they run; the head turns the output of the last
+        one into logits."""
+
+    @abstractmethod
+    def compute_logits(self, model: PreTrainedModel, hidden: torch.Tensor) -> torch.Tensor:
+        """Logits [1, tokens, vocab] by the model's own code, while the last stack returns `hidden` [1, tokens, size].
+
+        The loss calls this for a few tokens at a time, so logits of a whole batch never exist at once.
+        """
+
+    def inputs_of(self, processor: Any, model_config: PreTrainedConfig, ids: torch.Tensor) -> dict[str, Any]:
+        """The arguments of a forward pass over these token ids, int64 [batch, seq], whatever they mean.
+
+        If READS_IMAGES, over an image and those of the first row.
+        """
+        return {"input_ids": ids, "use_cache": False}
+
+    @abstractmethod
+    def summed_loss(self, model: nn.Module, batch: Batch, loss_grad: float | None = None) -> torch.Tensor:
         """The sum of the loss over the batch's label tokens, fp32 scalar.
 
         Args:
+            model: wrapped and sharded as the run has it; call it once.
             loss_grad: the gradient of the loss that `backward` will bring (`policies.loss.summed_loss`).
         """
 
-    def make_flops(self, model: Any, cost: Cost = flops_per_token) -> Flops:
-        """Counts the model FLOPs of a step of this model."""
+    # Plans
 
+    def make_flops(self, model: nn.Module, cost: Cost = flops_per_token) -> Flops:
+        """Counts the model FLOPs of a step of this model. By default nobody knows them: they are NaN."""
+        return UnknownFlops()
+
+    def meta_batch(
+        self,
+        model_config: PreTrainedConfig,
+        train_config: TrainConfig,
+        rows: int,
+        widths: Sequence[int],
+        *,
+        label_share: float,
+        packed: bool,
+        by_offsets: bool,
+    ) -> Batch:
+        """A batch without values, on the meta device, with the shapes of a run's own: memory is planned with it.
+
+        Args:
+            widths: tokens of a row, and of a target if targets are apart.
+            label_share: fraction of the tokens that a loss is computed for.
+            by_offsets: the model takes no mask (`policies.attention.choice`).
+
+        Raises:
+            ConfigError: by default: no plan can be made.
+        """
+        raise ConfigError(f"--dry_run: plans are not made for --task {self.NAME}; train a few steps to see its memory")
+
+    # Answers
+
+    @abstractmethod
+    def prompted_answer(self, sequence: TokenSequence) -> PromptedAnswer:
+        """A sequence's prompt, and the answer that what is generated is compared with."""
+
+    @abstractmethod
     def generate(
         self,
-        model: Any,
+        model: PreTrainedModel,
         processor: Any,
         prompt: str,
         *,
@@ -174,16 +239,24 @@ class Task(Protocol):
         more_end_ids: Sequence[int] = (),
         image: Path | None = None,
     ) -> str:
-        """The model's answer to a prompt; `image` is given if READS_IMAGES, and only then."""
+        """The model's answer to a prompt. The model is one process's, not sharded.
 
-    def prompted_answer(self, sequence: TokenSequence) -> PromptedAnswer:
-        """What generation at evaluation makes of a sequence: its prompt, and the answer to compare with."""
+        Args:
+            temperature: 0 takes the likeliest token each time; above, torch's random state decides.
+            add_bos: put the processor's first token before the prompt, as training does except under a chat template.
+            more_end_ids: tokens that end the answer, besides the processor's end token.
+            image: given if READS_IMAGES, and only then.
 
+        Raises:
+            ConfigError: if the model has no positions for prompt and answer.
+        """
+
+    @abstractmethod
     def generate_batch(
         self,
-        model: Any,
+        model: PreTrainedModel,
         processor: Any,
-        sequences: Sequence[TokenSequence],
+        sequences: Sequence[Any],
         settings: GenerationSettings,
         *,
         in_step: bool,
@@ -193,62 +266,6 @@ class Task(Protocol):
         Args:
             in_step: call the model as often as every other rank does (`policies.generating`).
         """
-
-
-TASKS: tuple[Task, ...] = (image_text, seq2seq_lm, causal_lm)
-"""The first that fits a model's config is its task: transformers' mapping of causal models names BART and some
-models of images, too."""
-
-
-def find_task(model_config: Any, asked: str | None = None) -> Task:
-    """The task of the model with this config.
-
-    Args:
-        asked: --task, if it was given.
-
-    Raises:
-        ConfigError: if the model cannot be of the task that was asked for.
-    """
-    if asked is None:
-        return next((task for task in TASKS if task.fits(model_config)), causal_lm)
-    task = next(task for task in TASKS if asked == task.NAME)
-    if not task.fits(model_config):
-        fitting = [task.NAME for task in TASKS if task.fits(model_config)]
-        remedy = f"give --task {' or '.join(fitting)}, or leave it out" if fitting else "give another model"
-        raise ConfigError(
-            f"--task: transformers has no {task.AUTO_MODEL.__name__} of {model_config.model_type} models; {remedy}"
-        )
-    return task
-
-
-def settings_of_task(config: RunConfig, task: Task) -> RunConfig:
-    """The settings with those defaults adapted that depend on the task; a note is left for each.
-
-    Raises:
-        ConfigError: for a setting that was given and that the task does not take.
-    """
-    others = {name: other for other in TASKS for name in other.OWN_SETTINGS if name not in task.OWN_SETTINGS}
-    for name, other in others.items():
-        if config.was_given(f"train_config.{name}"):
-            instead = [f"--{own}" for own in task.LENGTHS] if name in other.LENGTHS else []
-            remedy = f"give {' and '.join(instead)} instead" if instead else "leave it out"
-            raise ConfigError(f"--{name}: this is a model for --task {task.NAME}, which does not take it; {remedy}")
-    task.check_settings(config)
-    train = config.train_config
-    if "caption_dataset" in train.datasets and not task.READS_IMAGES:
-        raise ConfigError(
-            f"--dataset: caption_dataset is for models of image and text, and this is one for --task {task.NAME}; give "
-            "another dataset, or another model"
-        )
-    if train.batching_strategy == "padding" or task.PACKS:
-        return config
-    if config.was_given("train_config.batching_strategy"):
-        raise ConfigError(
-            f"--batching_strategy: {train.batching_strategy} is for causal language models, and this one is for --task "
-            f"{task.NAME}; give padding, or leave it out"
-        )
-    note = f"--batching_strategy is padding with --task {task.NAME}"
-    return replace(config, train_config=replace(train, batching_strategy="padding"), notes=(*config.notes, note))
 
 
 def count_globally(micro_batches: Sequence[MicroBatch]) -> BatchCounts:

@@ -19,7 +19,8 @@ from pathlib import Path
 
 import torch
 
-from data.dataset_functions.importing import BUILT_IN_FOLDER, load_dataset_file
+from configs.datasets import BUILT_IN_FOLDER
+from data.dataset_functions.importing import load_dataset_file
 from tools.make_tiny_model import make_tiny_model
 from utils.quiet import quiet_imports
 from utils.streams import keep_standard_streams

@@ -32,7 +32,7 @@ from checkpointing.exporting.model_source import open_source
 from checkpointing.exporting.plan import plan_export
 from checkpointing.exporting.verify import check_logits
 from checkpointing.exporting.write import check_place, write_export
-from tasks.task import find_task
+from tasks.finding import find_task
 from tools.ending import status_of
 from tools.model_class import model_class
 from utils.compat import return_freed_tensors

@@ -36,8 +36,9 @@ from data.chat.conversation import Conversation
 from data.chat.samples import chat_samples
 from data.chat.template import ChatTemplate
 from data.images.opening import open_image
-from data.tokens.loss_mask import BadExample
-from tasks.task import Task, find_task
+from data.tokens.spans import BadExample
+from tasks.finding import find_task
+from tasks.task import Task
 from tools.ending import status_of
 from utils.errors import ConfigError, TrainingError, in_one_line
 from utils.printing import print_line, printable

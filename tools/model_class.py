@@ -7,7 +7,7 @@ from typing import Any
 import transformers
 
 from checkpointing.exporting.blueprint import describes_no_model, read_model_config
-from tasks.task import find_task
+from tasks.finding import find_task
 
 
 def model_class(settings: str) -> Any:

@@ -7,8 +7,7 @@ from typing import Any
 
 import datasets
 
-from configs.datasets import ChatDataset
-from data.chat.conversation import PROMPT_COLUMNS, columns_to_read, turn_columns
+from data.chat.conversation import PROMPT_COLUMNS, ChatSettings, columns_to_read, turn_columns
 from data.chat.preference import LABELS, PREFERENCE_COLUMNS, REJECTED
 from data.splits.examples import SplitExamples
 from utils.errors import ConfigError
@@ -16,7 +15,7 @@ from utils.printing import print_line
 from utils.progress import shows_progress
 
 
-def used_columns(examples: SplitExamples, config: ChatDataset) -> SplitExamples:
+def used_columns(examples: SplitExamples, config: ChatSettings) -> SplitExamples:
     """The examples with the columns that are read.
 
     Raises:

@@ -4,9 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Protocol
 
-from configs.datasets import ChatDataset
 from data.chat.preference import (
     BESIDE_PREFERENCES,
     LABELS,
@@ -18,13 +17,29 @@ from data.chat.preference import (
 from data.chat.turn_parts import NOTHING, TurnPlaces
 from data.chat.turns import Message, Turn, parse_json, read_turn, role_of, says_nothing, without_nulls
 from data.splits.optional_columns import MEDIA_COLUMNS, refuse_media
-from data.tokens.loss_mask import BadExample
+from data.tokens.spans import BadExample
 
 TURN_COLUMNS = ("messages", "conversations")
 PROMPT_COLUMNS = ("prompt", "completion")
 
 _SYSTEM, _KWARGS, _MASK_HISTORY = "system", "chat_template_kwargs", "mask_history"
 _FUNCTIONS = "functions"  # OpenAI's older name of the tools
+
+
+class ChatSettings(Protocol):
+    """The settings that conversations are read by (`ChatDataset` in datasets/chat.py)."""
+
+    @property
+    def messages_column(self) -> str | None: ...
+    @property
+    def tools_column(self) -> str: ...
+    @property
+    def preference(self) -> str | None: ...
+    @property
+    def learn(self) -> str: ...
+    @property
+    def learn_empty_answers(self) -> bool: ...
+    def role_names(self) -> dict[str, str]: ...
 
 
 @dataclass(frozen=True)
@@ -39,20 +54,20 @@ class Conversation:
     not_learned: dict[int, TurnPlaces] = field(default_factory=dict)  # by message: parts without a loss, if it has one
 
 
-def columns_to_read(config: ChatDataset) -> tuple[str, ...]:
+def columns_to_read(config: ChatSettings) -> tuple[str, ...]:
     """The columns that `read_conversation` looks for."""
     beside = (config.tools_column, _FUNCTIONS, _SYSTEM, _KWARGS, _MASK_HISTORY, *MEDIA_COLUMNS)
     more = BESIDE_PREFERENCES if config.preference else ()
     return (*turn_columns(config), *PROMPT_COLUMNS, *PREFERENCE_COLUMNS, *beside, *more)
 
 
-def turn_columns(config: ChatDataset) -> tuple[str, ...]:
+def turn_columns(config: ChatSettings) -> tuple[str, ...]:
     """The columns that may hold the turns."""
     return (config.messages_column,) if config.messages_column else TURN_COLUMNS
 
 
 def read_conversation(
-    example: Mapping[str, Any], config: ChatDataset, *, chat_template: Any = "", drop_nulls: bool = False
+    example: Mapping[str, Any], config: ChatSettings, *, chat_template: Any = "", drop_nulls: bool = False
 ) -> Conversation:
     """The conversation of a row.
 
@@ -102,7 +117,7 @@ def read_conversation(
 
 
 def _find_turns(
-    example: Mapping[str, Any], config: ChatDataset, names: Mapping[str, str]
+    example: Mapping[str, Any], config: ChatSettings, names: Mapping[str, str]
 ) -> tuple[Sequence[Any], Sequence[Any], bool]:
     """The turns without a loss that come first, such as a prompt's; the others; whether these are good to learn."""
     column = next((name for name in turn_columns(config) if name in example), None)
@@ -197,7 +212,7 @@ def _read_kwargs(example: Mapping[str, Any]) -> dict[str, Any]:
     return without_nulls(kwargs)
 
 
-def _read_tools(example: Mapping[str, Any], config: ChatDataset, drop_nulls: bool) -> list[Any] | None:
+def _read_tools(example: Mapping[str, Any], config: ChatSettings, drop_nulls: bool) -> list[Any] | None:
     """The tools that a template takes: functions with their JSON schema, each in `{"type": "function", ...}`."""
     given = [_parse_tools(column, example[column]) for column in (config.tools_column, _FUNCTIONS) if column in example]
     tools = [tool for of_column in given for tool in of_column]

@@ -8,7 +8,7 @@ from itertools import takewhile
 from typing import Any
 
 from data.splits.optional_columns import optional_text, read_history
-from data.tokens.loss_mask import BadExample
+from data.tokens.spans import BadExample
 
 LABELS = ("kto_tag", "label")
 REJECTED = {

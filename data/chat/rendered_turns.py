@@ -6,13 +6,16 @@ A turn begins where the generation prompt ends, or where the template marks it, 
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
 
 from data.chat.conversation import Conversation
 from data.chat.lost_text import THOUGHTS, text_of
-from data.chat.template import ChatTemplate
 from data.chat.turn_parts import Place
 from data.chat.turns import Message
-from data.tokens.loss_mask import BadExample
+from data.tokens.spans import BadExample
+
+if TYPE_CHECKING:
+    from data.chat.template import ChatTemplate
 
 _PROBE = "\ue000"  # a private character: no text has it
 

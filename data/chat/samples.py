@@ -15,6 +15,7 @@ from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import product
+from typing import TYPE_CHECKING
 
 from data.chat.conversation import Conversation
 from data.chat.lost_text import (
@@ -27,9 +28,11 @@ from data.chat.lost_text import (
 )
 from data.chat.message_forms import with_json_arguments, with_null_content, with_parts
 from data.chat.rendered_turns import RenderedTurn, marked_turn, never_ends, prompted_turn, turn_ends
-from data.chat.template import ChatTemplate
 from data.chat.turn_parts import Place, learned_places
-from data.tokens.loss_mask import BadExample, ChatSamples, MaskWay, TextSpan
+from data.tokens.spans import BadExample, ChatSamples, MaskWay, TextSpan
+
+if TYPE_CHECKING:
+    from data.chat.template import ChatTemplate
 
 _PARTS_AS_TEXT = ("'type': 'text'", '"type": "text"')  # of a template that does not know parts
 

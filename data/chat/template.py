@@ -11,7 +11,7 @@ from jinja2 import TemplateError
 from transformers.utils.chat_template_utils import render_jinja_template
 
 from data.chat.conversation import Conversation
-from data.tokens.loss_mask import BadExample
+from data.tokens.spans import BadExample
 from utils.errors import ConfigError, in_one_line
 
 FLAG = "--chat_dataset.chat_template"

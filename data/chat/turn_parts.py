@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from itertools import groupby
 from typing import Any, NamedTuple
 
-from data.tokens.loss_mask import BadExample
+from data.tokens.spans import BadExample
 
 Place = tuple[int, int]  # characters [first, last)
 Parts = list[tuple[str, bool | None]]  # of a text, and whether the data says to learn each; None if it says nothing

@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 
 from data.chat.turn_parts import NOTHING, Parts, TurnPlaces, is_learned, parts_of, places_not_learned
 from data.splits.optional_columns import MEDIA
-from data.tokens.loss_mask import BadExample
+from data.tokens.spans import BadExample
 
 Message = dict[str, Any]
 

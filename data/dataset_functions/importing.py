@@ -1,51 +1,22 @@
 """Dataset functions, imported by file path: the built-in ones and the user's own in the same way.
 
-`datasets/` must stay a plain folder (a package of that name would hide the Hugging Face library). So a dataset file is
-imported under a name made from its path. The import hook below lets spawned worker processes import it again: an
-environment variable holds names and paths.
+`datasets/` must stay a plain folder: a package of that name would hide the Hugging Face library.
 """
 
 from __future__ import annotations
 
-import hashlib
-import importlib
-import importlib.abc
-import importlib.machinery
-import importlib.util
 import inspect
-import json
-import os
-import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from pathlib import Path
 from types import ModuleType
 from typing import Any
 
-from configs.datasets import CustomDataset, DataSource
+from configs.datasets import BUILT_IN_FOLDER, CustomDataset, DataSource
 from data.dataset_functions.user_collator import with_collator
 from data.dataset_functions.user_errors import RAISED, failed
 from data.dataset_functions.user_function import UserFunction
 from utils.errors import ConfigError
-
-BUILT_IN_FOLDER = Path(__file__).resolve().parents[2] / "datasets"
-_PATHS_VARIABLE = "FINETUNING_DATASET_FILES"
-_PREFIX = "dataset_file_"
-
-
-class _DatasetFileFinder(importlib.abc.MetaPathFinder):
-    """Finds `dataset_file_*` modules by the paths in the environment."""
-
-    def find_spec(
-        self, fullname: str, path: Sequence[str] | None, target: ModuleType | None = None
-    ) -> importlib.machinery.ModuleSpec | None:
-        if not fullname.startswith(_PREFIX):
-            return None
-        file = json.loads(os.environ.get(_PATHS_VARIABLE, "{}")).get(fullname)
-        return importlib.util.spec_from_file_location(fullname, file) if file else None
-
-
-if not any(type(finder).__name__ == "_DatasetFileFinder" for finder in sys.meta_path):
-    sys.meta_path.append(_DatasetFileFinder())
+from utils.imported_files import import_file
 
 
 def load_dataset_file(file: Path) -> ModuleType:
@@ -57,11 +28,8 @@ def load_dataset_file(file: Path) -> ModuleType:
     file = file.resolve()
     if not file.is_file():
         raise ConfigError(f"--dataset: there is no file {file}; give the path of a python file")
-    name = f"{_PREFIX}{file.stem}_{hashlib.sha256(str(file).encode()).hexdigest()[:8]}"
-    paths = json.loads(os.environ.get(_PATHS_VARIABLE, "{}"))
-    os.environ[_PATHS_VARIABLE] = json.dumps(paths | {name: str(file)})
     try:
-        return importlib.import_module(name)
+        return import_file(file)
     except RAISED as error:
         raise failed(f"--dataset: {file} could not be imported", error, file) from error
 

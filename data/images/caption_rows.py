@@ -19,7 +19,7 @@ from data.splits.data_path import locate
 from data.splits.examples import SplitExamples
 from data.splits.files import Files
 from data.splits.reading import holds_text
-from data.tokens.loss_mask import BadExample
+from data.tokens.spans import BadExample
 from utils.printing import print_line
 from utils.progress import phase, shows_progress
 

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 
 from data.images.shapes import Size
-from data.tokens.loss_mask import BadExample
+from data.tokens.spans import BadExample
 from utils.errors import in_one_line
 from utils.git_lfs import PULL, is_pointer
 from utils.optional_packages import import_optional

@@ -10,7 +10,7 @@ from typing import NamedTuple, Protocol
 import numpy as np
 
 from data.tokens.labels import IGNORE_INDEX
-from data.tokens.loss_mask import MaskWay
+from data.tokens.spans import MaskWay
 from utils.errors import ConfigError
 
 

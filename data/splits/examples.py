@@ -12,7 +12,7 @@ import numpy as np
 from data.files.row_files import PROBLEM, ROW
 from data.splits.known_columns import columns_there
 from data.splits.optional_columns import MEDIA_COLUMNS, is_nan
-from data.tokens.loss_mask import BadExample
+from data.tokens.spans import BadExample
 from utils.errors import ConfigError
 from utils.printing import print_line
 from utils.progress import shows_progress

@@ -6,7 +6,7 @@ import json
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
-from data.tokens.loss_mask import BadExample
+from data.tokens.spans import BadExample
 
 MEDIA = ("image", "audio", "video")
 MEDIA_COLUMNS = (*(f"{medium}s" for medium in MEDIA), *MEDIA)

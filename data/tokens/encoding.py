@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
-import numpy as np
+from data.tokens.spans import TextSpan
 
-from data.tokens.loss_mask import TextSpan, TokenColumns, tokenize_spans
+if TYPE_CHECKING:  # the files of datasets/ import this module, and flags are read before numpy is loaded
+    from data.tokens.loss_mask import TokenColumns
 
 
 class Encode(Protocol):
@@ -40,13 +41,15 @@ class OneText:
     def __call__(
         self, examples: Sequence[Sequence[TextSpan]], tokenizer: Any, *, by_template: bool = False
     ) -> TokenColumns:
+        from data.tokens.loss_mask import no_tokens, tokenize_spans
+
         if by_template:
             return tokenize_spans(examples, tokenizer)
         start = [] if tokenizer.bos_token_id is None else [tokenizer.bos_token_id]
         columns = tokenize_spans(examples, tokenizer, start=start, end=[tokenizer.eos_token_id])
         for place, spans in enumerate(examples):
             if not spans:
-                columns.input_ids[place] = columns.labels[place] = _no_tokens()
+                columns.input_ids[place] = columns.labels[place] = no_tokens()
         return columns
 
 
@@ -64,15 +67,17 @@ class SourceAndTarget:
     def __call__(
         self, examples: Sequence[Sequence[TextSpan]], tokenizer: Any, *, by_template: bool = False
     ) -> TokenColumns:
-        columns = TokenColumns([_no_tokens() for _ in examples], [_no_tokens() for _ in examples])
+        from data.tokens.loss_mask import TokenColumns, encode_plainly, no_tokens
+
+        columns = TokenColumns([no_tokens() for _ in examples], [no_tokens() for _ in examples])
         first_targets = [_first_of_target(spans) for spans in examples]
         with_source = [place for place, spans in enumerate(examples) if spans]
         with_target = [place for place in with_source if first_targets[place] < len(examples[place])]
         sources = [self.source_prefix + _text(examples[place][: first_targets[place]]) for place in with_source]
         targets = [_text(examples[place][first_targets[place] :]) for place in with_target]
-        for place, ids in zip(with_source, _encode(tokenizer, text=sources), strict=True):
+        for place, ids in zip(with_source, encode_plainly(tokenizer, text=sources), strict=True):
             columns.input_ids[place] = ids
-        for place, ids in zip(with_target, _encode(tokenizer, text_target=targets), strict=True):
+        for place, ids in zip(with_target, encode_plainly(tokenizer, text_target=targets), strict=True):
             columns.labels[place] = ids
         return columns
 
@@ -87,10 +92,12 @@ class Caption:
     def __call__(
         self, examples: Sequence[Sequence[TextSpan]], tokenizer: Any, *, by_template: bool = False
     ) -> TokenColumns:
+        from data.tokens.loss_mask import no_tokens, tokenize_spans
+
         columns = tokenize_spans(examples, tokenizer, end=[self.end_id])
         for place, spans in enumerate(examples):
             if not any(span.has_loss for span in spans):
-                columns.input_ids[place] = columns.labels[place] = _no_tokens()
+                columns.input_ids[place] = columns.labels[place] = no_tokens()
         return columns
 
 
@@ -107,15 +114,3 @@ def _first_of_target(spans: Sequence[TextSpan]) -> int:
 
 def _text(spans: Sequence[TextSpan]) -> str:
     return "".join(span.text for span in spans)
-
-
-def _encode(tokenizer: Any, **texts: list[str]) -> list[np.ndarray]:
-    """The token ids of each text, int32, with the tokenizer's own special tokens; texts are given by its argument."""
-    if not any(texts.values()):
-        return []
-    encoded = tokenizer(**texts, add_special_tokens=True, return_attention_mask=False, verbose=False)
-    return [np.array(ids, dtype=np.int32) for ids in encoded["input_ids"]]
-
-
-def _no_tokens() -> np.ndarray:
-    return np.empty(0, dtype=np.int32)

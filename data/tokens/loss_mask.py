@@ -11,40 +11,13 @@ from __future__ import annotations
 
 from bisect import bisect_left, bisect_right
 from collections.abc import Sequence
-from enum import StrEnum
 from typing import Any, NamedTuple
 
 import numpy as np
 
 from data.tokens.labels import IGNORE_INDEX
 from data.tokens.long_texts import EncodedText, encode_texts
-
-
-class BadExample(ValueError):
-    """Why an example cannot be used; whoever reads the examples adds its row."""
-
-
-class TextSpan(NamedTuple):
-    """A part of an example's text, and whether its tokens count in the loss."""
-
-    text: str
-    has_loss: bool
-
-
-class MaskWay(StrEnum):
-    """How the assistant's turns of a conversation were found; the values are names of counts of `Sequences`."""
-
-    MARKS = "num_by_marks"  # by the template's own marks
-    PROMPTS = "num_by_prompts"  # behind its generation prompts, in one sample
-    TURNS = "num_by_turns"  # the same in several samples, since the template rewrites history
-
-
-class ChatSamples(NamedTuple):
-    """The samples of a conversation, or of another text that holds its start and end tokens."""
-
-    spans: Sequence[Sequence[TextSpan]]
-    way: MaskWay | None  # None: the row itself says what is learned
-    num_empty_answers: int = 0  # that have no loss because they are empty
+from data.tokens.spans import TextSpan
 
 
 def without_empty_answers(spans: Sequence[TextSpan]) -> tuple[Sequence[TextSpan], int]:
@@ -95,6 +68,18 @@ def tokenize_spans(
         tokenized.input_ids.append(ids)
         tokenized.labels.append(labels)
     return tokenized
+
+
+def encode_plainly(tokenizer: Any, **texts: list[str]) -> list[np.ndarray]:
+    """The token ids of each text, int32, with the tokenizer's own special tokens; texts are given by its argument."""
+    if not any(texts.values()):
+        return []
+    encoded = tokenizer(**texts, add_special_tokens=True, return_attention_mask=False, verbose=False)
+    return [np.array(ids, dtype=np.int32) for ids in encoded["input_ids"]]
+
+
+def no_tokens() -> np.ndarray:
+    return np.empty(0, dtype=np.int32)
 
 
 def _ends_with(content: np.ndarray, end: Sequence[int], text: str, tokenizer: Any) -> bool:

@@ -10,7 +10,7 @@ from transformers import AutoConfig, MBartConfig
 
 from configs.flags import parse_flags
 from resolving.resolved import with_default_targets
-from tasks.task import find_task, settings_of_task
+from tasks.finding import find_task, settings_of_task
 from tests.helpers.refusals import Bench
 from tests.helpers.seq2seq_models import make_config, save_seq2seq
 from utils.errors import ConfigError

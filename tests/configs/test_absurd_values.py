@@ -7,8 +7,9 @@ from pathlib import Path
 import pytest
 
 from configs.flags import build_config, collect_flags, parse_flags
+from configs.formats import DATASETS
 from configs.names import flag
-from configs.run import DATASETS, SETTINGS
+from configs.run import SETTINGS
 from configs.setting import Setting
 from configs.values import NO_VALUE
 from utils.errors import ConfigError

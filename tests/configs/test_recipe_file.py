@@ -37,7 +37,7 @@ def test_a_recipe_may_be_flat_dotted_or_nested(tmp_path):
     assert config.fsdp_config.pure_bf16 is True
     assert config.lora_config.r == 16
     assert config.lora_config.target_modules == ("q_proj", "k_proj")
-    assert config.samsum_dataset.data_path == "007"
+    assert config.datasets["samsum_dataset"].data_path == "007"
     assert config.was_given("lora_config.r")
 
 

@@ -478,7 +478,7 @@ def test_weights_are_positive_numbers(weights):
 def test_a_bare_streaming_streams_every_dataset_and_a_stream_is_one_epoch():
     config = parse("--dataset samsum_dataset,f.py --streaming --max_train_step 7 --num_workers_dataloader 3")
     assert config.streams
-    assert config.samsum_dataset.streaming
+    assert config.datasets["samsum_dataset"].streaming
     assert config.custom_dataset.streaming
     assert config.train_config.num_epochs == 1
     notes = "\n".join(config.notes)

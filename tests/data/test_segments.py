@@ -8,12 +8,13 @@ from typing import Any
 
 import pytest
 
-from configs.datasets import SegmentsDataset
+from configs.formats import DATASETS
 from data.dataset_functions.importing import find_dataset_function
 from tests.helpers.refusals import write_lines
 from tests.helpers.tokenizers_of_kinds import byte_level
 from utils.errors import ConfigError
 
+SegmentsDataset = DATASETS["segments_dataset"]
 PARTS = [{"text": "Rain? ", "label": False}, {"text": "No", "label": 1}, {"text": ".", "label": 0}]
 
 

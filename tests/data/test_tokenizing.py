@@ -14,10 +14,10 @@ import pyarrow as pa
 import pytest
 from transformers import AutoTokenizer
 
-from configs.datasets import TextDataset
+from configs.formats import DATASETS
 from data.splits.reading import load_split
 from data.tokenizing import tokenize_split
-from data.tokens.loss_mask import TextSpan
+from data.tokens.spans import TextSpan
 from tests.helpers.forked import ONE_THREAD, Fork
 from tests.helpers.processes import ROOT
 
@@ -27,10 +27,10 @@ sys.path.insert(0, {root!r})
 import datasets
 from pathlib import Path
 from transformers import AutoTokenizer
-from configs.datasets import TextDataset
+from configs.formats import DATASETS
 from data import tokenizing
 from data.splits.reading import load_split
-from data.tokens.loss_mask import TextSpan
+from data.tokens.spans import TextSpan
 
 tokenizing._QUIET_WAIT_SECONDS = 0.2
 datasets.config.HF_DATASETS_CACHE = Path({cache!r})
@@ -42,7 +42,7 @@ def to_spans(example):
     time.sleep(0.02)
     return [TextSpan(example["text"], True)]
 
-examples = load_split("text_dataset", TextDataset({data!r}), "train", text_columns=("text",))
+examples = load_split("text_dataset", DATASETS["text_dataset"]({data!r}), "train", text_columns=("text",))
 rows = tokenizing.tokenize_split(examples, AutoTokenizer.from_pretrained({model!r}), to_spans)
 print(json.dumps([len(rows), rows[0], rows[99]]))
 """
@@ -107,7 +107,7 @@ def test_a_damaged_cache_is_named_and_made_again(
     data = tmp_path / "data.jsonl"
     data.write_text("".join(f'{{"text": "Anna says {number}."}}\n' for number in range(2500)))
     tokenizer = AutoTokenizer.from_pretrained(tiny_model)
-    examples = load_split("text_dataset", TextDataset(str(data)), "train", text_columns=("text",))
+    examples = load_split("text_dataset", DATASETS["text_dataset"](str(data)), "train", text_columns=("text",))
 
     def tokenized() -> list[list[int]]:
         return list(tokenize_split(examples, tokenizer, as_text)["input_ids"])

@@ -10,7 +10,8 @@ import torch
 from rouge_score.rouge_scorer import RougeScorer
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
-from data.dataset_functions.importing import BUILT_IN_FOLDER, load_dataset_file
+from configs.datasets import BUILT_IN_FOLDER
+from data.dataset_functions.importing import load_dataset_file
 from tests.helpers.aot_eager import with_aot_eager
 from tests.helpers.generated import GENERATE, MAX_NEW_TOKENS, NUM_ROWS, ROUGES, evaluation, flags, write_rows
 from tests.helpers.processes import ProcessGroup, train_events

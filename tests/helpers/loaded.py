@@ -15,8 +15,9 @@ from policies.loading import build_model, grow_embeddings, load_model_config
 from policies.weights.materialise import Weights, find_weights, materialise
 from ranks.environment import Environment
 from ranks.process_group import start_process_group, stop_process_group
-from tasks.causal_lm import AUTO_MODEL
+from tasks.causal_lm import CausalLM
 
+TASK = CausalLM()
 CPU = torch.device("cpu")
 
 
@@ -38,11 +39,11 @@ def load(
     notes: list[str] = []
     with single_process() as env:
         train = config.train_config
-        model = build_model(train, load_model_config(train), AUTO_MODEL, dtype)
+        model = build_model(train, load_model_config(train), TASK.AUTO_MODEL, dtype)
         if tokenizer is not None:
             notes = grow_embeddings(model, num_rows_needed(tokenizer), use_peft=config.train_config.use_peft)
         num_rows = 0 if tokenizer is None else num_rows_needed(tokenizer)
-        weights = find_weights(train, model, AUTO_MODEL, dtype, env, num_rows=num_rows)
+        weights = find_weights(train, model, TASK.AUTO_MODEL, dtype, env, num_rows=num_rows)
         materialise(model, model, weights, parameter_device=CPU, compute_device=CPU)
     return model, weights, notes
 

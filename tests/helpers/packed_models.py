@@ -14,8 +14,10 @@ from data.sequences.tokenized import TokenSequence
 from policies.attention.choice import BY_OFFSETS
 from policies.attention.functions import attention_by_offsets
 from tasks.causal_batches import CausalMicroBatch
-from tasks.causal_lm import summed_loss
+from tasks.causal_lm import CausalLM
 from tests.helpers.small_configs import SMALL, VOCAB
+
+TASK = CausalLM()
 
 CONFIGS: dict[str, Any] = {
     "llama": transformers.LlamaConfig(**SMALL),
@@ -48,7 +50,7 @@ def make_documents(lengths: list[int]) -> list[TokenSequence]:
 
 
 def loss_and_gradients(model: Any, batch: CausalMicroBatch, device: str = "cpu") -> tuple[float, torch.Tensor]:
-    loss = summed_loss(model, batch.to(torch.device(device)))
+    loss = TASK.summed_loss(model, batch.to(torch.device(device)))
     loss.backward()
     gradients = torch.cat([parameter.grad.float().flatten() for parameter in model.parameters()])
     model.zero_grad()

@@ -16,7 +16,7 @@ from transformers import AutoConfig, AutoModelForCausalLM, DeepseekV3Config, Gem
 from checkpointing.exporting.blueprint import build_blueprint, load_pretrained
 from checkpointing.exporting.model_source import open_source
 from policies.pretrained import generation_settings
-from tasks import causal_lm
+from tasks.causal_lm import CausalLM
 from tests.helpers import random_documents
 from tests.helpers.checkpoints import load_plain
 from tests.helpers.exports import export
@@ -442,12 +442,12 @@ def test_an_encoder_is_refused_since_its_tokens_see_what_they_are_to_predict(fam
     with torch.device("meta"):
         model = AutoModelForCausalLM.from_config(config)
         with pytest.raises(ConfigError, match=f"^--model_name: m is an encoder .{family}, "):
-            causal_lm.check_model(model, "m")
+            CausalLM().check_model(model, "m")
         config.is_decoder = True
-        assert causal_lm.check_model(AutoModelForCausalLM.from_config(config), "m") == []
+        assert CausalLM().check_model(AutoModelForCausalLM.from_config(config), "m") == []
 
 
 def test_a_model_whose_encoder_reads_no_text_is_refused() -> None:
     with pytest.raises(ConfigError, match="m is a whisper model, whose encoder reads no text; give a language model"):
-        causal_lm.check_config(AutoConfig.for_model("whisper"), "m")
-    causal_lm.check_config(AutoConfig.for_model("bart"), "m")  # its decoder alone, with --task causal_lm
+        CausalLM().check_config(AutoConfig.for_model("whisper"), "m")
+    CausalLM().check_config(AutoConfig.for_model("bart"), "m")  # its decoder alone, with --task causal_lm

@@ -16,7 +16,7 @@ from rich.console import Console
 from transformers import AutoTokenizer
 
 import finetuning
-from configs.datasets import ChatDataset
+from configs.formats import DATASETS
 from data.batches.layout import BatchLayout
 from data.batches.padding import PaddedWidth
 from data.batches.rows import make_rows
@@ -26,7 +26,8 @@ from data.chat.samples import chat_samples
 from data.chat.template import ChatTemplate
 from data.sequences.causal import build_sequences
 from data.sequences.tokenized import Sequences
-from data.tokens.loss_mask import TextSpan, tokenize_spans
+from data.tokens.loss_mask import tokenize_spans
+from data.tokens.spans import TextSpan
 from reporting.data_preview import (
     SHOWN_TOKENS,
     coloured,
@@ -38,6 +39,8 @@ from reporting.data_preview import (
 )
 from tasks.causal_batches import Collator
 from tests.helpers.chat_templates import REWRITING
+
+ChatDataset = DATASETS["chat_dataset"]
 
 
 @pytest.fixture(scope="module")

@@ -461,8 +461,8 @@ def test_only_what_is_a_path_becomes_one(tmp_path: Path, monkeypatch: pytest.Mon
     train = config.train_config
     assert (train.model_name, train.resume) == ("org/model", "auto")
     assert train.output_dir == str(tmp_path / "runs/a")
-    assert config.samsum_dataset.data_path == str(tmp_path / "home/data.jsonl")
-    assert config.text_dataset.data_path == str(tmp_path / "texts/**/*.txt")
+    assert config.datasets["samsum_dataset"].data_path == str(tmp_path / "home/data.jsonl")
+    assert config.datasets["text_dataset"].data_path == str(tmp_path / "texts/**/*.txt")
     assert config.custom_dataset.file == "no/rows.py:rows", "not there: named as it was given"
 
 

@@ -22,9 +22,10 @@ from policies.quantization.choice import quantize_linears
 from policies.quantization.quantized_linear import Quantization, QuantizedLinear
 from tasks.flops import Seq2SeqFlops
 from tasks.seq2seq_batches import Seq2SeqCollator, Seq2SeqMicroBatch
-from tasks.seq2seq_lm import FAMILIES, check_model, compute_logits, make_collator, make_reading, stacks, summed_loss
+from tasks.seq2seq_lm import FAMILIES, Seq2SeqLM
 from tests.helpers.seq2seq_models import VOCAB, make_config, make_model, make_tokenizer
 
+TASK = Seq2SeqLM()
 MODELS = ["bart", "pegasus", "t5", "flan-t5", "mt5"]
 WIDTH = PaddedWidth(8, 64)
 
@@ -41,7 +42,7 @@ def make_rows(seed: int = 0) -> list[list[TokenSequence]]:
 
 
 def collator(model: Any) -> Seq2SeqCollator:
-    made = make_collator(
+    made = TASK.make_collator(
         make_tokenizer("bart"), model.config, vocab_size=VOCAB, widths=(WIDTH, WIDTH), packing=False, offsets="none"
     )
     assert isinstance(made, Seq2SeqCollator)
@@ -66,9 +67,9 @@ def assert_same_gradients(model: Any, reference: Any) -> None:
 def test_loss_and_gradients_are_those_of_the_model_itself(family: str, chunk_size: int) -> None:
     reference = make_model(family).train()
     model = copy.deepcopy(reference)
-    use_summed_loss(model, stacks(model), chunk_size, compute_logits)
+    use_summed_loss(model, TASK.stacks(model), chunk_size, TASK.compute_logits)
     batch = collator(model)(make_rows())
-    wanted, loss = own_loss(reference, batch), summed_loss(model, batch)
+    wanted, loss = own_loss(reference, batch), TASK.summed_loss(model, batch)
     wanted.backward()
     loss.backward()
     assert loss.item() == pytest.approx(wanted.item(), rel=1e-5)
@@ -84,8 +85,8 @@ def test_batches_filled_up_for_compiled_layers_have_the_same_loss_and_gradients(
     assert batches[1].input_ids.shape[0] == 5
     losses = []
     for own, batch in zip((reference, model), batches, strict=True):
-        use_summed_loss(own, stacks(own), 0, compute_logits)
-        loss = summed_loss(own, batch)
+        use_summed_loss(own, TASK.stacks(own), 0, TASK.compute_logits)
+        loss = TASK.summed_loss(own, batch)
         loss.backward()
         losses.append(loss.item())
     assert losses[1] == pytest.approx(losses[0], rel=1e-5)
@@ -105,9 +106,9 @@ def test_of_a_frozen_head_the_loss_is_the_same_with_adapters(family: str, chunk_
             torch.nn.init.normal_(parameter, std=0.1)
     model = copy.deepcopy(reference)
     base = model.get_base_model()
-    use_summed_loss(base, stacks(base), chunk_size, compute_logits)
+    use_summed_loss(base, TASK.stacks(base), chunk_size, TASK.compute_logits)
     batch = collator(base)(make_rows())
-    wanted, loss = own_loss(reference, batch), summed_loss(model, batch)
+    wanted, loss = own_loss(reference, batch), TASK.summed_loss(model, batch)
     wanted.backward()
     loss.backward()
     assert loss.item() == pytest.approx(wanted.item(), rel=1e-5)
@@ -118,12 +119,12 @@ def test_of_a_frozen_head_the_loss_is_the_same_with_adapters(family: str, chunk_
 def test_recomputed_layers_and_a_batch_without_padding_change_nothing(family: str) -> None:
     reference = make_model(family).train()
     model = copy.deepcopy(reference)
-    use_summed_loss(model, stacks(model), 7, compute_logits)
+    use_summed_loss(model, TASK.stacks(model), 7, TASK.compute_logits)
     apply_activation_checkpointing(model, Checkpointing("full"))
     row = [[TokenSequence(np.arange(3, 19, dtype=np.int32), np.arange(3, 11, dtype=np.int32), 0)]]
     batch = collator(model)(row)
     assert batch.attention_mask is None
-    wanted, loss = own_loss(reference, batch), summed_loss(model, batch)
+    wanted, loss = own_loss(reference, batch), TASK.summed_loss(model, batch)
     wanted.backward()
     loss.backward()
     assert loss.item() == pytest.approx(wanted.item(), rel=1e-5)
@@ -133,13 +134,13 @@ def test_recomputed_layers_and_a_batch_without_padding_change_nothing(family: st
 def test_label_smoothing_is_that_of_transformers_and_of_training_alone() -> None:
     reference = make_model("bart").train()
     model = copy.deepcopy(reference)
-    use_summed_loss(model, stacks(model), 7, compute_logits, label_smoothing=0.1)
+    use_summed_loss(model, TASK.stacks(model), 7, TASK.compute_logits, label_smoothing=0.1)
     batch = collator(model)(make_rows())
     outputs = reference(input_ids=batch.input_ids, attention_mask=batch.attention_mask, labels=batch.labels)
     smoothed = LabelSmoother(epsilon=0.1)(Seq2SeqLMOutput(logits=outputs.logits), batch.labels)
-    assert summed_loss(model, batch).item() == pytest.approx(smoothed.item() * batch.num_label_tokens, rel=1e-5)
+    assert TASK.summed_loss(model, batch).item() == pytest.approx(smoothed.item() * batch.num_label_tokens, rel=1e-5)
     model.eval()
-    assert summed_loss(model, batch).item() == pytest.approx(own_loss(reference, batch).item(), rel=1e-5)
+    assert TASK.summed_loss(model, batch).item() == pytest.approx(own_loss(reference, batch).item(), rel=1e-5)
     logits, targets = torch.randn(5, 9), torch.tensor([1, -100, 3, 8, -100])
     wanted = LabelSmoother(epsilon=0.3)(Seq2SeqLMOutput(logits=logits), targets) * 3
     assert summed_cross_entropy(logits, targets, 0.3).item() == pytest.approx(wanted.item(), rel=1e-5)
@@ -151,16 +152,16 @@ def test_what_the_decoder_reads_is_what_the_models_own_code_makes_of_the_labels(
         batch = collator(model)(make_rows())
         own = model.prepare_decoder_input_ids_from_labels(batch.labels)
         assert torch.equal(batch.decoder_input_ids, own), family
-        assert check_model(model, family) == []
+        assert TASK.check_model(model, family) == []
     assert {make_config(family).model_type for family in MODELS} == set(FAMILIES)
 
 
 def test_an_empty_micro_batch_has_no_loss_and_zero_gradients() -> None:
     model = make_model("t5").train()
-    use_summed_loss(model, stacks(model), 7, compute_logits)
+    use_summed_loss(model, TASK.stacks(model), 7, TASK.compute_logits)
     batch = collator(model)([])
     assert (batch.num_tokens, batch.num_label_tokens, batch.num_cross_pairs) == (0, 0, 0)
-    loss = summed_loss(model, batch)
+    loss = TASK.summed_loss(model, batch)
     loss.backward()
     assert loss.item() == 0
     assert all(p.grad is not None and not p.grad.any() for p in model.parameters())
@@ -168,7 +169,7 @@ def test_an_empty_micro_batch_has_no_loss_and_zero_gradients() -> None:
 
 def test_layers_are_not_dropped_at_random() -> None:
     model = make_model("bart", encoder_layerdrop=0.5)
-    assert check_model(model, "bart") == ["layerdrop: off, since ranks would drop different layers"]
+    assert TASK.check_model(model, "bart") == ["layerdrop: off, since ranks would drop different layers"]
     assert model.model.encoder.layerdrop == 0
 
 
@@ -178,7 +179,7 @@ def test_a_cut_keeps_the_special_tokens_of_source_and_target() -> None:
 
     ids = list(range(10, 30))
     rows = [{"input_ids": [0, *ids, 2], "labels": [0, *ids, 2]}, {"input_ids": [0, 9, 2], "labels": [0, 8, 2]}]
-    build = make_reading(make_tokenizer("bart"), None, Train(), (8, 5)).build_sequences  # type: ignore[arg-type]
+    build = TASK.make_reading(make_tokenizer("bart"), None, Train(), (8, 5)).build_sequences  # type: ignore[arg-type]
     cut = build(rows, name="test", context_length=8)
     assert cut[0].input_ids.tolist() == [0, *ids[:6], 2]
     assert cut[0].labels.tolist() == [0, *ids[:3], 2]

@@ -15,7 +15,8 @@ import torch.nn.functional as F
 from filelock import FileLock
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
-from data.dataset_functions.importing import BUILT_IN_FOLDER, load_dataset_file
+from configs.datasets import BUILT_IN_FOLDER
+from data.dataset_functions.importing import load_dataset_file
 from tests.helpers.processes import ROOT, read_metrics
 
 pytestmark = [pytest.mark.slow, pytest.mark.long]

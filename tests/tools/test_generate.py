@@ -11,7 +11,7 @@ from peft import PeftModel
 from safetensors.torch import load_file
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
-from tasks.causal_lm import generate
+from tasks.causal_lm import CausalLM
 from tests.helpers.chat_templates import FAMILIES
 from tests.helpers.checkpoints import changed, save_checkpoint, with_lora
 from tests.helpers.families import save_family
@@ -20,6 +20,7 @@ from tools.export import main as export
 from tools.generate import as_user_turn, main, read_prompts, turn_end_ids
 from tools.make_tiny_model import make_tiny_model
 
+TASK = CausalLM()
 PROMPT = "Summarize this dialog:\nAnna: Hi!\n---\nSummary:\n"
 Capture = pytest.CaptureFixture[str]
 
@@ -119,8 +120,8 @@ def test_a_token_that_ends_the_turn_ends_the_answer(tiny_model: Path) -> None:
     model, tokenizer = AutoModelForCausalLM.from_pretrained(tiny_model), AutoTokenizer.from_pretrained(tiny_model)
     ids = torch.tensor([[tokenizer.bos_token_id, *tokenizer.encode(PROMPT)]])
     first = int(model(ids).logits[0, -1].argmax())
-    assert len(generate(model, tokenizer, PROMPT, max_new_tokens=12)) > 12
-    short = generate(model, tokenizer, PROMPT, max_new_tokens=12, more_end_ids=[first])
+    assert len(TASK.generate(model, tokenizer, PROMPT, max_new_tokens=12)) > 12
+    short = TASK.generate(model, tokenizer, PROMPT, max_new_tokens=12, more_end_ids=[first])
     assert short == tokenizer.decode([first]).strip()
 
 

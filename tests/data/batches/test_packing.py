@@ -20,11 +20,12 @@ from data.batches.padding import PaddedWidth
 from data.sequences.tokenized import TokenSequence
 from policies.loss.summed_loss import use_summed_loss
 from tasks.causal_batches import CausalMicroBatch, Collator
-from tasks.causal_lm import compute_logits, stacks, summed_loss
+from tasks.causal_lm import CausalLM
 from tests.helpers import random_documents
 from tests.helpers.processes import train_events
 from tests.helpers.small_configs import SMALL, VOCAB
 
+TASK = CausalLM()
 TOLERANCE = 1e-5
 SMALL_GPT2 = {"vocab_size": VOCAB, "n_embd": 32, "n_layer": 2, "n_head": 4, "n_positions": 128}
 NO_DROPOUT = {"resid_pdrop": 0.0, "embd_pdrop": 0.0, "attn_pdrop": 0.0}
@@ -186,14 +187,14 @@ def test_changing_one_packed_sequence_changes_no_other_sequences_logits(name: st
 @pytest.mark.parametrize("name", CONFIGS)
 def test_gradients_of_a_batch_are_the_sum_of_each_sequences_alone(name: str, packing: bool) -> None:
     model = make_model(name, "eager", "train")
-    use_summed_loss(model, stacks(model), 0, compute_logits)
+    use_summed_loss(model, TASK.stacks(model), 0, TASK.compute_logits)
     sequences = make_sequences([7, 11, 5, 9])
     for sequence in sequences:
         alone = Collator(packing=False, padding_id=2)([[sequence]])
-        summed_loss(model, alone).backward()
+        TASK.summed_loss(model, alone).backward()
     wanted = gradients(model)
     rows = [sequences[:3], sequences[3:]] if packing else [[sequence] for sequence in sequences]
-    summed_loss(model, Collator(packing=packing, padding_id=2)(rows)).backward()
+    TASK.summed_loss(model, Collator(packing=packing, padding_id=2)(rows)).backward()
     for key, gradient in gradients(model).items():
         assert_close(gradient, wanted[key], 2e-5)
 
@@ -202,12 +203,12 @@ def test_gradients_of_a_batch_are_the_sum_of_each_sequences_alone(name: str, pac
 @pytest.mark.parametrize("name", CONFIGS)
 def test_what_fills_unused_places_changes_neither_loss_nor_gradients(name: str, packing: bool) -> None:
     model = make_model(name, "eager", "train")
-    use_summed_loss(model, stacks(model), 0, compute_logits)
+    use_summed_loss(model, TASK.stacks(model), 0, TASK.compute_logits)
     sequences = make_sequences([7, 12, 5])
     rows = [sequences[:1], sequences[1:]] if packing else [[sequence] for sequence in sequences]
     results = []
     for padding_id in (2, 50):
-        loss = summed_loss(model, Collator(packing=packing, padding_id=padding_id)(rows))
+        loss = TASK.summed_loss(model, Collator(packing=packing, padding_id=padding_id)(rows))
         loss.backward()
         results.append((loss.item(), gradients(model)))
     (loss, wanted), (other_loss, found) = results
@@ -222,7 +223,7 @@ def test_batches_filled_up_for_compiled_layers_have_the_same_loss_gradients_and_
     name: str, packing: bool
 ) -> None:
     model = make_model(name, "eager", "train")
-    use_summed_loss(model, stacks(model), 0, compute_logits)
+    use_summed_loss(model, TASK.stacks(model), 0, TASK.compute_logits)
     sequences = make_sequences([7, 12, 5])
     rows = [sequences[:1], sequences[1:]] if packing else [[sequence] for sequence in sequences]
     plain = Collator(packing=packing, padding_id=2)
@@ -230,7 +231,7 @@ def test_batches_filled_up_for_compiled_layers_have_the_same_loss_gradients_and_
     assert filled(rows).input_ids.shape == filled([]).input_ids.shape == (5, 32)
     results = []
     for batch in (plain(rows), filled(rows)):
-        loss = summed_loss(model, batch)
+        loss = TASK.summed_loss(model, batch)
         loss.backward()
         counts = batch.num_tokens, batch.num_label_tokens, batch.num_attended_pairs, batch.source_rows
         results.append((loss.item(), gradients(model), counts))
@@ -272,10 +273,10 @@ def test_the_first_token_of_a_sequence_is_no_label_token() -> None:
 @pytest.mark.parametrize("name", CONFIGS)
 def test_a_batch_without_rows_has_a_loss_and_gradients_of_exactly_zero(name: str, packing: bool) -> None:
     model = make_model(name, "eager", "train")
-    use_summed_loss(model, stacks(model), 0, compute_logits)
+    use_summed_loss(model, TASK.stacks(model), 0, TASK.compute_logits)
     batch = Collator(packing=packing, padding_id=2)([])
     assert (batch.num_tokens, batch.num_label_tokens, batch.num_attended_pairs) == (0, 0, 0)
-    loss = summed_loss(model, batch)
+    loss = TASK.summed_loss(model, batch)
     loss.backward()
     assert loss.item() == 0
     assert all(torch.equal(gradient, torch.zeros_like(gradient)) for gradient in gradients(model).values())

@@ -7,15 +7,17 @@ from typing import Any
 
 import pytest
 
-from configs.datasets import ChatDataset
+from configs.formats import DATASETS
 from data.chat.conversation import read_conversation
 from data.chat.samples import chat_samples
 from data.chat.template import ChatTemplate, use_template
-from data.tokens.loss_mask import BadExample, ChatSamples, MaskWay, TextSpan, tokenize_spans
+from data.tokens.loss_mask import tokenize_spans
+from data.tokens.spans import BadExample, ChatSamples, MaskWay, TextSpan
 from tests.helpers.chat_templates import CHATML, FAMILIES, LLAMA_3, REWRITING
 from tests.helpers.tokenizers_of_kinds import byte_level
 from utils.errors import ConfigError
 
+ChatDataset = DATASETS["chat_dataset"]
 TURNS = [
     {"role": "user", "content": "What is the capital of France?"},
     {"role": "assistant", "content": "Paris."},

@@ -9,11 +9,12 @@ from typing import Any
 import datasets
 import pytest
 
-from configs.datasets import ChatDataset
+from configs.formats import DATASETS
 from data.dataset_functions.importing import find_dataset_function
 from tests.helpers.chat_templates import FAMILIES
 from utils.errors import ConfigError
 
+ChatDataset = DATASETS["chat_dataset"]
 QUESTION, ANSWER = {"role": "user", "content": "Rain?"}, {"role": "assistant", "content": "No."}
 
 

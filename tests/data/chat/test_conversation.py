@@ -9,10 +9,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from configs.datasets import ChatDataset
+from configs.formats import DATASETS
 from data.chat.conversation import Conversation, read_conversation
-from data.tokens.loss_mask import BadExample
+from data.tokens.spans import BadExample
 
+ChatDataset = DATASETS["chat_dataset"]
 CALL = {"name": "weather", "arguments": {"city": "Lima", "unit": None}}
 AS_READ = {"type": "function", "function": CALL}
 TOOL = {"name": "weather", "description": "Tells it.", "parameters": {"type": "object", "properties": {}}}

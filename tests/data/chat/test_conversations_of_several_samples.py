@@ -10,7 +10,7 @@ from typing import Any
 import datasets
 import pytest
 
-from configs.datasets import ChatDataset, InstructionDataset
+from configs.formats import DATASETS
 from data.dataset_functions.importing import find_dataset_function
 from data.pipeline import load_sequences
 from data.sequences.causal import build_sequences
@@ -19,6 +19,8 @@ from data.streaming.sources import StreamSource
 from tests.helpers.chat_templates import REWRITING
 from utils.errors import ConfigError
 
+ChatDataset = DATASETS["chat_dataset"]
+InstructionDataset = DATASETS["instruction_dataset"]
 # Rows of one, two and one answers.
 ROWS = [["Hi", "Hello."], ["Capital of Peru?", "Lima.", "And of Chile?", "Santiago."], ["Bye", "Goodbye."]]
 BUILD = partial(build_sequences, context_length=256, truncation="error")

@@ -10,11 +10,16 @@ from typing import Any
 import numpy as np
 import pytest
 
-from configs.datasets import AlpacaDataset, ChatDataset, DataSource, InstructionDataset, TextDataset
+from configs.datasets import DataSource
+from configs.formats import DATASETS
 from data.dataset_functions.importing import find_dataset_function
 from data.sequences.causal import build_sequences
 from tests.helpers.chat_templates import FAMILIES
 
+AlpacaDataset = DATASETS["alpaca_dataset"]
+ChatDataset = DATASETS["chat_dataset"]
+InstructionDataset = DATASETS["instruction_dataset"]
+TextDataset = DATASETS["text_dataset"]
 QUESTION = {"role": "user", "content": "Hi"}
 ROWS: dict[str, tuple[DataSource, list[dict[str, Any]]]] = {
     "chat_dataset": (

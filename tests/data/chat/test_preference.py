@@ -9,15 +9,18 @@ from typing import Any
 import numpy as np
 import pytest
 
-from configs.datasets import AlpacaDataset, ChatDataset, InstructionDataset
+from configs.formats import DATASETS
 from data.chat.conversation import read_conversation
 from data.chat.preference import REJECTED
 from data.dataset_functions.importing import find_dataset_function
 from data.sequences.causal import build_sequences
-from data.tokens.loss_mask import BadExample
+from data.tokens.spans import BadExample
 from tests.helpers.chat_templates import FAMILIES
 from utils.errors import ConfigError
 
+AlpacaDataset = DATASETS["alpaca_dataset"]
+ChatDataset = DATASETS["chat_dataset"]
+InstructionDataset = DATASETS["instruction_dataset"]
 QUESTION, GOOD, BAD = (
     {"role": "user", "content": "Sky?"},
     {"role": "assistant", "content": "Blue."},

@@ -10,13 +10,14 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from benchmarks.chat_masks import OwnRendering, make_row, wrong
-from configs.datasets import ChatDataset
+from configs.formats import DATASETS
 from data.chat.conversation import read_conversation
 from data.chat.samples import chat_samples
 from data.chat.template import ChatTemplate
-from data.tokens.loss_mask import BadExample, TextSpan
+from data.tokens.spans import BadExample, TextSpan
 from tests.helpers.chat_templates import FAMILIES, REWRITING
 
+ChatDataset = DATASETS["chat_dataset"]
 TAKE_ALL = ("empty thought", "final answer")  # templates that can express thoughts, calls, results and systems
 ALL = FAMILIES | REWRITING
 

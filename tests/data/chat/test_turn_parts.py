@@ -8,13 +8,14 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from configs.datasets import ChatDataset
+from configs.formats import DATASETS
 from data.chat.conversation import read_conversation
 from data.chat.samples import chat_samples
 from data.chat.template import ChatTemplate
-from data.tokens.loss_mask import BadExample
+from data.tokens.spans import BadExample
 from tests.helpers.chat_templates import FAMILIES, REWRITING
 
+ChatDataset = DATASETS["chat_dataset"]
 QUESTION = {"role": "user", "content": "Hi"}
 TEMPLATES = {**FAMILIES, **REWRITING}
 

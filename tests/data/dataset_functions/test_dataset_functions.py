@@ -12,8 +12,9 @@ import datasets
 import pytest
 from transformers import AutoTokenizer
 
-from configs.datasets import CustomDataset, SamsumDataset
+from configs.datasets import CustomDataset
 from configs.flags import parse_flags
+from configs.formats import DATASETS
 from configs.training import TrainConfig
 from data.dataset_functions.importing import find_dataset_function, load_dataset_file
 from data.pipeline import load_data
@@ -21,6 +22,7 @@ from data.sequences.causal import build_sequences
 from tests.helpers.processes import ROOT
 from utils.errors import ConfigError
 
+SamsumDataset = DATASETS["samsum_dataset"]
 SAMPLES = ROOT / "datasets/samples/dialogue_summary"
 WHICH = "import importlib.util; print(importlib.util.find_spec('datasets').origin)"
 FILE = """

@@ -18,8 +18,9 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from transformers import AutoTokenizer
 
-from configs.datasets import AlpacaDataset, ChatDataset, DataSource, TextDataset
+from configs.datasets import DataSource
 from configs.flags import parse_flags
+from configs.formats import DATASETS
 from data.dataset_functions.importing import find_dataset_function
 from data.files.csv_files import csv_rows
 from data.files.row_stream import RowStream
@@ -28,6 +29,9 @@ from data.splits.reading import load_split
 from tests.helpers.chat_templates import FAMILIES
 from utils.errors import ConfigError
 
+AlpacaDataset = DATASETS["alpaca_dataset"]
+ChatDataset = DATASETS["chat_dataset"]
+TextDataset = DATASETS["text_dataset"]
 LONG = "word " * 2000
 EITHER = pytest.mark.parametrize("streaming", [False, True])
 

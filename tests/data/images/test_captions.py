@@ -13,17 +13,18 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from configs.datasets import CaptionDataset
+from configs.formats import DATASETS
 from data.dataset_functions.importing import find_dataset_function
 from data.images.opening import open_image
 from data.images.sequences import ImageSequences, build_image_sequences
 from data.pipeline import load_sequences
 from data.processors.processor_loading import refusal_of_size
 from data.tokens.encoding import Caption
-from data.tokens.loss_mask import BadExample
+from data.tokens.spans import BadExample
 from tests.helpers.image_models import MODELS, captioned, save_pictures
 from utils.errors import ConfigError
 
+CaptionDataset = DATASETS["caption_dataset"]
 NUM_ROWS = 6
 
 

@@ -19,12 +19,13 @@ from data.sequences.tokenized import TokenSequence
 from policies.loading import build_model, grow_embeddings, load_model_config
 from policies.loss.summed_loss import use_summed_loss
 from tasks.causal_batches import Collator
-from tasks.causal_lm import AUTO_MODEL, compute_logits, stacks, summed_loss
+from tasks.causal_lm import CausalLM
 from tests.helpers import random_documents
 from tests.helpers.loaded import load
 from tests.helpers.processes import train_events
 from utils.errors import ConfigError
 
+TASK = CausalLM()
 CPU = torch.device("cpu")
 
 
@@ -50,7 +51,7 @@ def save_tokenizer(tiny_model: Path, tmp_path: Path) -> Callable[..., Path]:
 
 def build(folder: Path) -> Any:
     config = parse_flags(["--model_name", str(folder)])
-    return build_model(config.train_config, load_model_config(config.train_config), AUTO_MODEL, torch.float32)
+    return build_model(config.train_config, load_model_config(config.train_config), TASK.AUTO_MODEL, torch.float32)
 
 
 def train(model: Path, tokenizer: Path, output: Path, *flags: str) -> list[float]:
@@ -86,10 +87,10 @@ def test_the_end_tokens_embedding_is_trained(tiny_model: Path, tokenizer: Any) -
     assert model.get_input_embeddings().padding_idx is None
     # Untied, so that the head gives this row no gradient of its own.
     model.lm_head.weight = torch.nn.Parameter(model.lm_head.weight.detach().clone())
-    use_summed_loss(model, stacks(model), 0, compute_logits)
+    use_summed_loss(model, TASK.stacks(model), 0, TASK.compute_logits)
     end = tokenizer.eos_token_id
     ids = torch.tensor([5, 6, end, 7, 8, 9]).int().numpy()
-    summed_loss(
+    TASK.summed_loss(
         model, Collator(packing=False, padding_id=padding_id(tokenizer, 600))([[TokenSequence(ids, ids, 0)]])
     ).backward()
     assert model.get_input_embeddings().weight.grad[end].abs().max() > 0

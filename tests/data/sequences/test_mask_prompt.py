@@ -9,11 +9,16 @@ from typing import Any
 
 import pytest
 
-from configs.datasets import AlpacaDataset, DataSource, GrammarDataset, InstructionDataset, SamsumDataset
+from configs.datasets import DataSource
+from configs.formats import DATASETS
 from data.dataset_functions.importing import find_dataset_function
 from data.sequences.causal import build_sequences
 from tests.helpers.chat_templates import FAMILIES
 
+AlpacaDataset = DATASETS["alpaca_dataset"]
+GrammarDataset = DATASETS["grammar_dataset"]
+InstructionDataset = DATASETS["instruction_dataset"]
+SamsumDataset = DATASETS["samsum_dataset"]
 ALPACA = {"instruction": "Add", "input": "1, 2", "output": "3", "history": [["Hi", "Yes."]]}
 ROWS: dict[str, tuple[DataSource, dict[str, Any], str]] = {
     "samsum_dataset": (SamsumDataset(), {"dialogue": "A: Hi", "summary": "A greets."}, "summary"),

@@ -11,14 +11,19 @@ from typing import Any
 import pytest
 from transformers import AutoTokenizer
 
-from configs.datasets import AlpacaDataset, DataSource, GrammarDataset, InstructionDataset, SamsumDataset
+from configs.datasets import DataSource
 from configs.flags import parse_flags
+from configs.formats import DATASETS
 from data.dataset_functions.importing import find_dataset_function
 from data.splits.known_columns import READ_BY
 from tests.helpers.chat_templates import FAMILIES
 from tests.helpers.refusals import write_lines
 from utils.errors import ConfigError
 
+AlpacaDataset = DATASETS["alpaca_dataset"]
+GrammarDataset = DATASETS["grammar_dataset"]
+InstructionDataset = DATASETS["instruction_dataset"]
+SamsumDataset = DATASETS["samsum_dataset"]
 FIRST_LINES = (
     "Below is an instruction that describes a task. Write a response that appropriately completes the request."
 )
@@ -155,7 +160,7 @@ def test_columns_that_another_dataset_reads_are_refused_with_its_name(columns: t
     def load(*flags: str) -> Any:
         name = flags[1]
         config = parse_flags(["--model_name", "M", *flags, f"--{name}.data_path", str(tmp_path / "rows.jsonl")])
-        settings = getattr(config, name)
+        settings = config.datasets[name]
         return find_dataset_function(name, settings)(settings, FAMILIES["ChatML"].tokenizer(), "train")
 
     with pytest.raises(ConfigError, match=r"which --dataset .* reads") as refusal:

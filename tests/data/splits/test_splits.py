@@ -18,18 +18,11 @@ import pytest
 from transformers import AutoTokenizer
 
 from configs.absolute_paths import make_paths_absolute
-from configs.datasets import (
-    AlpacaDataset,
-    ChatDataset,
-    DataSource,
-    GrammarDataset,
-    InstructionDataset,
-    SamsumDataset,
-    TextDataset,
-)
+from configs.datasets import BUILT_IN_FOLDER, DataSource
 from configs.flags import parse_flags
+from configs.formats import DATASETS
 from data.cache_folder import not_kept
-from data.dataset_functions.importing import BUILT_IN_FOLDER, find_dataset_function, load_dataset_file
+from data.dataset_functions.importing import find_dataset_function, load_dataset_file
 from data.pipeline import load_sequences
 from data.sequences.causal import build_sequences
 from data.splits.reading import load_split
@@ -40,6 +33,12 @@ from data.tokens.loss_mask import tokenize_spans
 from tests.helpers.chat_templates import FAMILIES
 from utils.errors import ConfigError
 
+AlpacaDataset = DATASETS["alpaca_dataset"]
+ChatDataset = DATASETS["chat_dataset"]
+GrammarDataset = DATASETS["grammar_dataset"]
+InstructionDataset = DATASETS["instruction_dataset"]
+SamsumDataset = DATASETS["samsum_dataset"]
+TextDataset = DATASETS["text_dataset"]
 ROWS = [
     {"instruction": f"Name number {i}.", "input": "" if i % 2 else f"as {i}", "output": f"It is {i}."}
     for i in range(40)

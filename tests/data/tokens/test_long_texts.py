@@ -10,7 +10,8 @@ import pytest
 
 from data.tokens import long_texts
 from data.tokens.long_texts import encode_texts
-from data.tokens.loss_mask import TextSpan, tokenize_spans
+from data.tokens.loss_mask import tokenize_spans
+from data.tokens.spans import TextSpan
 from tests.helpers.processes import ProcessGroup
 from tests.helpers.tokenizers_of_kinds import KINDS, LINES, byte_level
 from utils.host_memory import peak_resident

@@ -11,7 +11,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from transformers import AutoTokenizer
 
-from data.tokens.loss_mask import TextSpan, tokenize_spans
+from data.tokens.loss_mask import tokenize_spans
+from data.tokens.spans import TextSpan
 from tests.helpers.tokenizers_of_kinds import KINDS, LINES, byte_level
 
 LETTERS = st.text(alphabet="abAnn Summary:\n\t.?ü🙂é", max_size=12) | st.sampled_from(LINES[0].split(" "))

@@ -17,12 +17,13 @@ from configs.flags import parse_flags
 from planning.cost.counted_work import counted_work
 from planning.cost.step_work import micro_batch_work
 from planning.hardware import parse_hardware
-from planning.memory.meta_batch import meta_batch, num_image_tokens
+from planning.memory.meta_batch import meta_batch
 from planning.memory.row_lengths import RowLengths
 from planning.planned_environment import planned_environment
 from planning.planned_model import PlannedModel, build_planned_model
 from planning.planned_run import plan_of
 from resolving.resolved import resolve
+from tasks.image_batches import num_image_tokens
 from tests.helpers.image_models import MODELS
 
 H200 = parse_hardware("H200", price_per_hour=3.0)

@@ -25,10 +25,11 @@ from policies.activations.checkpointing import (
 )
 from policies.adapters.lora_layers import use_lean_forward
 from policies.loss.summed_loss import use_summed_loss
-from tasks.causal_lm import compute_logits, stacks
+from tasks.causal_lm import CausalLM
 from tests.helpers.small_configs import SMALL, VOCAB
 from utils.errors import ConfigError
 
+TASK = CausalLM()
 MODES = ("off", "selective", "full")
 MIXED = ("full in 1, else off", "full in 1, else selective")
 CHOICES = {
@@ -64,7 +65,7 @@ class HeldBytes(TorchDispatchMode):
 def make_model(mode: str, *, name: str = "Llama", lora: bool = False, backend: Any = "") -> torch.nn.Module:
     torch.manual_seed(0)
     model = causal_lm = AutoModelForCausalLM.from_config(MODELS[name])
-    use_summed_loss(causal_lm, stacks(causal_lm), 1024, compute_logits)
+    use_summed_loss(causal_lm, TASK.stacks(causal_lm), 1024, TASK.compute_logits)
     if lora:
         targets = ["q_proj", "v_proj"] if name == "Llama" else ["c_attn"]
         model = peft.get_peft_model(model, peft.LoraConfig(r=4, lora_dropout=0.1, target_modules=targets))

@@ -19,10 +19,12 @@ from policies.adapters.apply import find_saved_adapter
 from policies.adapters.dora import set_magnitudes
 from policies.adapters.targets import choose_targets
 from resolving.resolved import resolve_lengths
-from tasks.causal_lm import LENGTHS
+from tasks.causal_lm import CausalLM
 from tests.helpers.adapter_kinds import LINEAR, adapt, config_of, notes_on
 from tests.helpers.families import FAMILIES, LLAMA_LIKE, make_model
 from utils.errors import ConfigError
+
+TASK = CausalLM()
 
 # Target modules
 
@@ -286,7 +288,7 @@ def test_a_prefix_takes_positions_from_the_rows() -> None:
 
     def length(num_virtual_tokens: str, *flags: str) -> int:
         config = config_of(*prefix, "--num_virtual_tokens", num_virtual_tokens, *flags)
-        return resolve_lengths(config.train_config, config.prefix_config, model_config, LENGTHS)[0][0]
+        return resolve_lengths(config.train_config, config.prefix_config, model_config, TASK.LENGTHS)[0][0]
 
     assert length("8") == 120
     with pytest.raises(ConfigError, match=r"--context_length: 121 is more than .* give at most 120"):

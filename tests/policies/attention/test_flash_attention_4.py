@@ -31,12 +31,14 @@ from policies.compilation.layers import compile_layers
 from policies.loss.summed_loss import use_summed_loss
 from policies.mixed_precision import Precision
 from tasks.causal_batches import CausalMicroBatch, Collator
-from tasks.causal_lm import compute_logits, stacks
+from tasks.causal_lm import CausalLM
 from tests.helpers.flash_attention_4 import StandIn, agreeing_where_it_works, install
 from tests.helpers.packed_models import CONFIGS, loss_and_gradients, make_documents, make_model
 from tests.helpers.processes import ProcessGroup
 from tests.helpers.small_configs import SMALL
 from utils.device import DeviceFacts
+
+TASK = CausalLM()
 
 CPU, CUDA = torch.device("cpu"), torch.device("cuda")
 BF16 = Precision("bf16-true", torch.bfloat16, torch.bfloat16)
@@ -74,7 +76,7 @@ def make_learner(name: str, attention: Any, checkpointing: str = "off") -> Any:
     """A model whose attention without masks is this function."""
     AttentionInterface.register(BY_FLASH_4, attention)
     model = make_model(name, BY_FLASH_4)
-    use_summed_loss(model, stacks(model), 0, compute_logits)
+    use_summed_loss(model, TASK.stacks(model), 0, TASK.compute_logits)
     apply_activation_checkpointing(model, Checkpointing(checkpointing))
     return model
 

@@ -21,13 +21,15 @@ from policies.compilation.layers import CompilationError, EagerFallback, compila
 from policies.loss.compiled_cross_entropy import compile_cross_entropy
 from policies.loss.summed_loss import summed_cross_entropy, use_summed_loss
 from policies.optimizers.compiled_adamw import CompiledAdamW
-from tasks.causal_lm import compute_logits, stacks, summed_loss
+from tasks.causal_lm import CausalLM
 from tests.helpers.causal_models import make_batch, make_model
 from tests.helpers.checkpoints import with_lora
 from tests.helpers.generated import flags
 from tests.helpers.no_compiler import without_compiler
 from tests.helpers.processes import ProcessGroup
 from utils.memory_errors import what_ran_out
+
+TASK = CausalLM()
 
 
 @pytest.mark.slow
@@ -59,12 +61,12 @@ def no_compiler() -> Iterator[None]:
 @pytest.mark.usefixtures("no_compiler")
 def test_a_loss_that_does_not_compile_is_named() -> None:
     model = make_model("llama")
-    use_summed_loss(model, stacks(model), 7, compute_logits, cross_entropy=compile_cross_entropy())
+    use_summed_loss(model, TASK.stacks(model), 7, TASK.compute_logits, cross_entropy=compile_cross_entropy())
     with (
         pytest.raises(CompilationError, match=r"^--compile: .* failed on the cross-entropy .*/nowhere/c\+\+") as raised,
         compilation_named("a layer of this model", "--compile"),
     ):
-        summed_loss(model, make_batch())
+        TASK.summed_loss(model, make_batch())
     assert "c++')); give --compile False (" in str(raised.value), "torch's advice behind its error is left out"
 
 
@@ -83,11 +85,11 @@ def test_an_optimizer_that_does_not_compile_is_named_by_its_own_flag() -> None:
 def trained(model: Any, fallback: EagerFallback | None) -> tuple[float, list[torch.Tensor]]:
     """The loss of a batch, the second of two, and the gradients of both; compiled if there is a fallback."""
     cross_entropy = summed_cross_entropy if fallback is None else compile_cross_entropy(fallback)
-    use_summed_loss(model, stacks(model), 7, compute_logits, cross_entropy=cross_entropy)
+    use_summed_loss(model, TASK.stacks(model), 7, TASK.compute_logits, cross_entropy=cross_entropy)
     if fallback is not None:
         compile_layers(list(model.model.layers), widths_vary=True, fallback=fallback)
     for seed in (0, 1):
-        loss = summed_loss(model, make_batch(seed))
+        loss = TASK.summed_loss(model, make_batch(seed))
         loss.backward()
     return loss.item(), [parameter.grad for parameter in model.parameters()]
 

@@ -14,9 +14,11 @@ from torch.utils.checkpoint import checkpoint
 
 from policies.loss.head_gradients import loss_with_gradients
 from policies.loss.summed_loss import summed_cross_entropy, use_summed_loss
-from tasks.causal_lm import compute_logits, stacks, summed_loss
+from tasks.causal_lm import CausalLM
 from tests.helpers.causal_models import make_batch, make_model, reference_loss
 from tests.helpers.small_device import SmallDevice
+
+TASK = CausalLM()
 
 TOKENS, WIDTH, VOCAB, CHUNK = 96, 32, 4000, 16
 
@@ -192,9 +194,9 @@ def test_adapters_of_the_head_get_the_gradients_of_a_plain_loop(name: str, use_d
             nn.init.normal_(parameter, std=0.1)
     model = copy.deepcopy(reference)
     base = model.get_base_model()
-    use_summed_loss(base, stacks(base), 7, compute_logits)
+    use_summed_loss(base, TASK.stacks(base), 7, TASK.compute_logits)
     batch = make_batch()
-    wanted, loss = reference_loss(reference, batch), summed_loss(model, batch)
+    wanted, loss = reference_loss(reference, batch), TASK.summed_loss(model, batch)
     wanted.backward()
     loss.backward()
     assert loss.item() == pytest.approx(wanted.item(), rel=1e-6)

@@ -15,12 +15,13 @@ from torch.utils.flop_counter import FlopCounterMode
 from data.tokens.labels import shift_left
 from policies.activations.checkpointing import Checkpointing, apply_activation_checkpointing
 from policies.loss.summed_loss import summed_cross_entropy, use_summed_loss
-from tasks.causal_lm import check_model, compute_logits, loss_notes, stacks, summed_loss
+from tasks.causal_lm import CausalLM
 from tests.helpers.causal_models import CONFIGS, make_batch, make_model, reference_loss
 from tests.helpers.small_configs import SMALL, VOCAB
 from utils.errors import ConfigError
 from utils.positions import positions_of
 
+TASK = CausalLM()
 CHUNK_SIZES = [0, 1, 7, 64, 10_000]
 
 
@@ -39,11 +40,11 @@ def test_loss_and_gradients_are_those_of_cross_entropy_on_full_logits(name: str,
     if frozen == "head":
         freeze_head(reference)
     model = copy.deepcopy(reference)
-    use_summed_loss(model, stacks(model), chunk_size, compute_logits)
+    use_summed_loss(model, TASK.stacks(model), chunk_size, TASK.compute_logits)
     batch = make_batch()
     wanted = reference_loss(reference, batch)
     wanted.backward()
-    loss = summed_loss(model, batch)
+    loss = TASK.summed_loss(model, batch)
     loss.backward()
     assert loss.dtype == torch.float32
     assert loss.item() == pytest.approx(wanted.item(), rel=1e-6)
@@ -60,8 +61,8 @@ def test_loss_and_gradients_are_those_of_cross_entropy_on_full_logits(name: str,
 @pytest.mark.parametrize("name", CONFIGS)
 def test_a_batch_with_nothing_to_learn_has_a_loss_and_gradients_of_exactly_zero(name: str, chunk_size: int) -> None:
     model = make_model(name)
-    use_summed_loss(model, stacks(model), chunk_size, compute_logits)
-    loss = summed_loss(model, make_batch(learned=False))
+    use_summed_loss(model, TASK.stacks(model), chunk_size, TASK.compute_logits)
+    loss = TASK.summed_loss(model, make_batch(learned=False))
     loss.backward()
     assert loss.item() == 0
     wanted = make_model(name)
@@ -73,7 +74,7 @@ def test_a_batch_with_nothing_to_learn_has_a_loss_and_gradients_of_exactly_zero(
 
 def flops_and_kept_logits(model: Any, chunk_size: int) -> tuple[int, int]:
     """Of a forward and a backward pass; and how many tensors as wide as the vocabulary stay in between."""
-    use_summed_loss(model, stacks(model), chunk_size, compute_logits)
+    use_summed_loss(model, TASK.stacks(model), chunk_size, TASK.compute_logits)
     saved: list[weakref.ref[torch.Tensor]] = []
 
     def keep(tensor: torch.Tensor) -> torch.Tensor:
@@ -82,7 +83,7 @@ def flops_and_kept_logits(model: Any, chunk_size: int) -> tuple[int, int]:
 
     with FlopCounterMode(display=False) as counter:
         with torch.autograd.graph.saved_tensors_hooks(keep, lambda tensor: tensor):
-            loss = summed_loss(model, make_batch())
+            loss = TASK.summed_loss(model, make_batch())
         alive = [tensor for reference in saved if (tensor := reference()) is not None]
         num_wide = sum(tensor.shape[-1:] == (VOCAB,) for tensor in alive)
         loss.backward()
@@ -108,9 +109,9 @@ def test_no_logits_are_kept_and_none_are_computed_again(chunk_size: int) -> None
 def test_without_labels_the_model_answers_as_before(name: str) -> None:
     reference = make_model(name).eval()
     model = copy.deepcopy(reference)
-    use_summed_loss(model, stacks(model), 7, compute_logits)
+    use_summed_loss(model, TASK.stacks(model), 7, TASK.compute_logits)
     batch = make_batch()
-    summed_loss(model, batch).backward()  # nothing of a chunk may stay behind
+    TASK.summed_loss(model, batch).backward()  # nothing of a chunk may stay behind
     with torch.no_grad():
         found, wanted = model(input_ids=batch.input_ids), reference(input_ids=batch.input_ids)
     assert type(found) is type(wanted)
@@ -121,8 +122,8 @@ def test_without_labels_the_model_answers_as_before(name: str) -> None:
 def test_generate_gives_what_it_gave_before(name: str) -> None:
     reference = make_model(name).eval()
     model = copy.deepcopy(reference)
-    use_summed_loss(model, stacks(model), 7, compute_logits)
-    summed_loss(model, make_batch()).backward()
+    use_summed_loss(model, TASK.stacks(model), 7, TASK.compute_logits)
+    TASK.summed_loss(model, make_batch()).backward()
     prompt = torch.arange(5, 12)[None]
     options = {"max_new_tokens": 6, "do_sample": False, "pad_token_id": 2, "attention_mask": torch.ones_like(prompt)}
     assert torch.equal(model.generate(prompt, **options), reference.generate(prompt, **options))
@@ -133,10 +134,10 @@ def test_recomputed_layers_change_neither_loss_nor_gradients(name: str) -> None:
     reference = make_model(name)
     model = copy.deepcopy(reference)
     for each in (reference, model):
-        use_summed_loss(each, stacks(each), 7, compute_logits)
+        use_summed_loss(each, TASK.stacks(each), 7, TASK.compute_logits)
     apply_activation_checkpointing(model, Checkpointing("full"))
     batch = make_batch()
-    wanted, loss = summed_loss(reference, batch), summed_loss(model, batch)
+    wanted, loss = TASK.summed_loss(reference, batch), TASK.summed_loss(model, batch)
     wanted.backward()
     loss.backward()
     assert loss.item() == pytest.approx(wanted.item(), rel=1e-6)
@@ -150,14 +151,14 @@ def test_naming_the_target_positions_changes_neither_loss_nor_gradients(chunk_si
     reference = make_model("gemma2")
     model = copy.deepcopy(reference)
     for each in (reference, model):
-        use_summed_loss(each, stacks(each), chunk_size, compute_logits)
+        use_summed_loss(each, TASK.stacks(each), chunk_size, TASK.compute_logits)
     batch = make_batch()
     inputs = {
         "input_ids": batch.input_ids,
         "attention_mask": batch.attention_mask,
         "targets": shift_left(batch.labels).reshape(-1),
     }
-    wanted, loss = reference(**inputs), summed_loss(model, batch)
+    wanted, loss = reference(**inputs), TASK.summed_loss(model, batch)
     wanted.backward()
     loss.backward()
     assert loss.item() == pytest.approx(wanted.item(), rel=1e-6)
@@ -180,7 +181,7 @@ def test_labels_shift_by_one_and_nothing_follows_the_last() -> None:
 
 @pytest.mark.parametrize("asked", [False, True])
 def test_a_routers_own_loss_is_said_to_be_left_out(asked: bool) -> None:
-    notes = loss_notes(transformers.MixtralConfig(output_router_logits=asked))
+    notes = TASK.loss_notes(transformers.MixtralConfig(output_router_logits=asked))
     assert len(notes) == asked
     assert all("output_router_logits" in note for note in notes)
 
@@ -191,7 +192,7 @@ def test_a_model_whose_decoder_is_not_found_is_refused(config: Any) -> None:
     with torch.device("meta"):
         model = transformers.AutoModelForCausalLM.from_config(config(**SMALL | {"pad_token_id": 0}))
     with pytest.raises(ConfigError, match="does not say where the decoder"):
-        check_model(model, "m")
+        TASK.check_model(model, "m")
 
 
 def test_a_model_that_counts_behind_its_padding_id_has_fewer_positions() -> None:
