@@ -8,7 +8,16 @@ from typing import ClassVar, Literal
 
 from configs.setting import setting
 
-FORMATS = ("samsum", "alpaca", "grammar", "chat", "instruction", "text", "segments", "caption")
+FORMATS = (
+    "samsum",
+    "alpaca",
+    "grammar",
+    "chat",
+    "instruction",
+    "text",
+    "segments",
+    "caption",
+)
 """The files of datasets/, in the order of --help. X.py has the settings and the function of `--dataset X_dataset`."""
 
 BUILT_IN_FOLDER = Path(__file__).resolve().parents[1] / "datasets"

@@ -292,10 +292,10 @@ class TrainConfig:
         unit="samples",
         minimum=0,
     )
-    best_metric: Literal["eval_loss", "rouge1", "rouge2", "rougeL"] = setting(
+    best_metric: str = setting(
         "eval_loss",
-        "metric by which an evaluation is the best, whose weights are saved: the lowest loss, or the highest ROUGE "
-        "(eval_generate)",
+        "metric by which an evaluation is the best, whose weights are saved: eval_loss, the lowest, or of ROUGE rouge1, "
+        "rouge2 or rougeL, the highest (eval_generate)",
     )
 
     # Results

@@ -1,4 +1,4 @@
-"""Generation at evaluation: the model's own answers to prompts of the validation set, and their ROUGE.
+"""Generation at evaluation: the model's own answers to prompts of the validation set, and their figures.
 
 Which samples share a batch does not depend on the number of ranks, so neither does any text. Whole batches are dealt
 out to the ranks; texts and scores are gathered in host memory, in the order of the data.
@@ -6,11 +6,9 @@ out to the ranks; texts and scores are gathered in host memory, in the order of 
 
 from __future__ import annotations
 
-import math
-import re
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 from torch import nn
@@ -21,7 +19,8 @@ from data.batches.padding import padding_id
 from data.pipeline import RunData
 from data.processors.tokenizer_loading import tokenizer_of
 from data.sequences.tokenized import Sequences, TokenSequence
-from evaluation.rouge import ROUGES, rouge_scorer
+from evaluation.measure import Answer, Scorer
+from evaluation.measures import MEASURES
 from policies.apply_policies import Policies
 from policies.generating import generating
 from policies.pretrained import generation_settings
@@ -40,14 +39,6 @@ SAYS_NOTHING = (
 """Of generation_config.json, what flags decide here, or what changes no text."""
 
 
-class Answer(NamedTuple):
-    """What the model wrote for one sample."""
-
-    place: int  # of its sample, among those of the Generation
-    text: str
-    rouge: dict[str, float]  # by the names in ROUGES, 0 to 100
-
-
 @dataclass(frozen=True)
 class Generation:
     """What is generated at each evaluation: the same samples each time, in the same batches."""
@@ -60,7 +51,7 @@ class Generation:
     settings: GenerationSettings
     policies: Policies
     env: Environment
-    score: Callable[[str, str], dict[str, float]]
+    scorers: tuple[Scorer, ...]  # one of each measure
     notes: tuple[str, ...]  # lines to print
 
     @property
@@ -92,10 +83,14 @@ class Generation:
     def _answer(self, model: Any, batch: tuple[int, ...], *, in_step: bool) -> list[Answer]:
         sequences = [self.sequences[int(self.samples[place])] for place in batch]
         texts = self.task.generate_batch(model, self.processor, sequences, self.settings, in_step=in_step)
+        references = [self._reference(sequence) for sequence in sequences]
         return [
-            Answer(place, text, self.score(self._reference(sequence), text))
-            for place, sequence, text in zip(batch, sequences, texts, strict=True)
+            Answer(place, text, reference, self._figures(reference, text))
+            for place, reference, text in zip(batch, references, texts, strict=True)
         ]
+
+    def _figures(self, reference: str, text: str) -> dict[str, float]:
+        return {name: figure for score in self.scorers for name, figure in score(reference, text).items()}
 
     def _reference(self, sequence: TokenSequence) -> str:
         return decoded_answer(self.processor, self.task.prompted_answer(sequence))
@@ -111,15 +106,10 @@ class Generation:
             "dataset": datasets[source_of(sequence.source_row)],
             "row": row_of(sequence.source_row),
             "prompt": self.processor.decode(prompt.tolist(), skip_special_tokens=False),
-            "reference": self._reference(sequence),
+            "reference": answer.reference,
             "generated": answer.text,
-            **answer.rouge,
+            **answer.figures,
         }
-
-
-def mean_rouge(answers: Sequence[Answer]) -> dict[str, float]:
-    """The mean of each of ROUGES over the answers, none without answers."""
-    return {name: math.fsum(a.rouge[name] for a in answers) / len(answers) for name in ROUGES if answers}
 
 
 def spread(num_items: int, num_chosen: int) -> list[int]:
@@ -175,7 +165,8 @@ def plan_generation(
     if train.max_generate_samples:
         samples = [samples[place] for place in spread(len(samples), train.max_generate_samples)]
     _check_lengths(train, {index: prompted[index] for index in samples}, sequences, datasets, num_positions)
-    notes += _notes_on_rouge([decoded_answer(processor, prompted[index]) for index in samples])
+    references = [decoded_answer(processor, prompted[index]) for index in samples]
+    notes += [note for measure in MEASURES for note in measure.notes(references)]
     notes += _notes_on_settings(train)
     last_tokens = {int(prompted[index].answer[-1]) for index in samples}
     by_length = sorted(range(len(samples)), key=lambda place: -len(prompted[samples[place]].prompt))
@@ -195,7 +186,7 @@ def plan_generation(
         ),
         policies=policies,
         env=env,
-        score=rouge_scorer(),
+        scorers=tuple(measure.make_scorer() for measure in MEASURES),
         notes=tuple(notes),
     )
 
@@ -225,17 +216,6 @@ def _check_lengths(
         f"validation row {row} are more than the {num_positions:,} positions of this model; give "
         f"{' or '.join(remedies)}"
     )
-
-
-def _notes_on_rouge(references: Sequence[str]) -> list[str]:
-    """A line if there are references that rouge-score, which drops all other letters, takes for empty."""
-    num_empty = sum(not re.search("[a-z0-9]", reference.lower()) for reference in references)
-    if not num_empty:
-        return []
-    return [
-        f"eval_generate: {num_empty:,} of {len(references):,} references have no letter from a to z and no digit, and "
-        "rouge-score counts nothing else; their ROUGE is 0"
-    ]
 
 
 def _notes_on_settings(train: TrainConfig) -> list[str]:

@@ -2,36 +2,35 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import re
+from collections.abc import Sequence
 from typing import Any
 
-from configs.training import TrainConfig
-from utils.errors import ConfigError
-from utils.optional_packages import is_installed
-
-ROUGES = ("rouge1", "rouge2", "rougeL")
-"""Single words, pairs of words, and the longest common sequence of words."""
-REQUIREMENT = "rouge-score>=0.1.2,<0.2"
-"""As in requirements-evaluation.txt."""
+from evaluation.measure import Measure, Scorer
 
 
-def check_package(train: TrainConfig) -> None:
-    """Refuse --eval_generate if its package is not installed.
+class Rouge(Measure):
+    """F-measures, 0 to 100, of stemmed words: single ones, pairs, and the longest common sequence."""
 
-    Raises:
-        ConfigError: with the command that installs it.
-    """
-    if train.eval_generate and not is_installed(REQUIREMENT.partition(">")[0]):
-        raise ConfigError(f"--eval_generate: needs the package rouge-score; pip install '{REQUIREMENT}'")
+    NAMES = ("rouge1", "rouge2", "rougeL")
+    REQUIREMENT = "rouge-score>=0.1.2,<0.2"
 
+    def make_scorer(self) -> Scorer:
+        from rouge_score.rouge_scorer import RougeScorer  # optional
 
-def rouge_scorer() -> Callable[[str, str], dict[str, float]]:
-    """A function of reference and text that gives the F-measure of each of ROUGES, 0 to 100, of stemmed words."""
-    from rouge_score.rouge_scorer import RougeScorer  # optional
+        scorer: Any = RougeScorer(list(self.NAMES), use_stemmer=True)
 
-    scorer: Any = RougeScorer(list(ROUGES), use_stemmer=True)
+        def score(reference: str, text: str) -> dict[str, float]:
+            return {name: 100 * value.fmeasure for name, value in scorer.score(reference, text).items()}
 
-    def score(reference: str, text: str) -> dict[str, float]:
-        return {name: 100 * value.fmeasure for name, value in scorer.score(reference, text).items()}
+        return score
 
-    return score
+    def notes(self, references: Sequence[str]) -> list[str]:
+        """A line if rouge-score, which drops all letters but a to z, takes some references for empty."""
+        num_empty = sum(not re.search("[a-z0-9]", reference.lower()) for reference in references)
+        if not num_empty:
+            return []
+        return [
+            f"eval_generate: {num_empty:,} of {len(references):,} references have no letter from a to z and no digit, "
+            "and rouge-score counts nothing else; their ROUGE is 0"
+        ]

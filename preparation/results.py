@@ -8,7 +8,8 @@ from contextlib import contextmanager
 
 from checkpointing.model_folder import WriteError
 from checkpointing.results import lacking_checkpoint, lacking_weights
-from evaluation.generation import Answer, mean_rouge
+from evaluation.measure import Answer
+from evaluation.measures import deciding_figure, measure
 from planning.against_run import compare_with_plan
 from policies.finite import weights_not_finite
 from preparation.prepare import Job
@@ -43,10 +44,10 @@ def report_evaluation(job: Job, loss: float, num_label_tokens: int, stopping: St
     answers = _generate_answers(job, stopping)
     if answers is None:
         return False
-    rouge = mean_rouge(answers)
+    figures = measure(answers)
     samples = job.generation.shown(answers, tuple(job.config.sources)) if job.generation else []
-    job.reporter.evaluated(state.step, state.epoch if state.step else 0, loss, num_label_tokens, rouge, samples)
-    decisive = rouge.get(train_config.best_metric)  # None if the loss decides
+    job.reporter.evaluated(state.step, state.epoch if state.step else 0, loss, num_label_tokens, figures, samples)
+    decisive = deciding_figure(figures, train_config.best_metric)  # None if the loss decides
     if state.step > 0 and state.is_best(loss, decisive):
         if not train_config.save_model or save_weights(job):
             state.best_eval_loss, state.best_rouge, state.best_step = loss, decisive, state.step

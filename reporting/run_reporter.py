@@ -252,20 +252,21 @@ class RunReporter:
         epoch: int,
         loss: float,
         num_label_tokens: int,
-        rouge: Mapping[str, float],
+        of_answers: Mapping[str, float],
         samples: Sequence[Mapping[str, Any]],
     ) -> None:
         """Write the `eval` event and its log line, and some generated samples.
 
         Args:
-            rouge: by name, 0 to 100; empty if nothing was generated. samples: as `reporting.samples` prints them.
+            of_answers: figures by name (`evaluation.measures`); empty if nothing was generated.
+            samples: as `reporting.samples` prints them.
         """
         figures = {"step": step, "epoch": epoch, "loss": loss, "perplexity": perplexity(loss)}
-        self.metrics.write("eval", **figures, num_label_tokens=num_label_tokens, **rouge)
+        self.metrics.write("eval", **figures, num_label_tokens=num_label_tokens, **of_answers)
         for sample in samples:
             self.samples.write("sample", step=step, **sample)
         line = f"eval | step {step} | epoch {epoch} | loss {loss:.4f} | perplexity {figures['perplexity']:.3f}"
-        line += "".join(f" | {name} {value:.2f}" for name, value in rouge.items())
+        line += "".join(f" | {name} {value:.2f}" for name, value in of_answers.items())
         self.say(*sample_lines(samples[:NUM_PRINTED]), line)
 
     def epoch_ended(self, epoch: int, seconds: float, train_loss: float, eval_loss: float | None) -> None:

@@ -7,14 +7,16 @@ from typing import Any
 
 NUM_PRINTED = 2
 _MOST_CHARACTERS = 300
+_PLACE, _TEXTS = ("dataset", "row"), ("prompt", "reference", "generated")
 
 
 def sample_lines(samples: Iterable[Mapping[str, Any]]) -> list[str]:
-    """Four lines for each of the samples: its place and ROUGE, prompt, reference, and what was generated."""
+    """Four lines for each of the samples: its place and figures, prompt, reference, and generated text."""
     lines = []
     for sample in samples:
-        lines.append(f"sample | {sample['dataset']} | row {sample['row']} | rougeL {sample['rougeL']:.2f}")
-        lines += [f"  {name:<9} | {_shortened(sample[name])}" for name in ("prompt", "reference", "generated")]
+        figures = "".join(f" | {name} {sample[name]:.2f}" for name in sample if name not in (*_PLACE, *_TEXTS))
+        lines.append(f"sample | {sample['dataset']} | row {sample['row']}{figures}")
+        lines += [f"  {name:<9} | {_shortened(sample[name])}" for name in _TEXTS]
     return lines
 
 

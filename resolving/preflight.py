@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 
 from configs.run import RunConfig
-from evaluation.rouge import check_package
+from evaluation.measures import check_measures
 from policies.optimizers.kind import kind_of
 from ranks.environment import Environment
 from reporting.trackers import check_packages
@@ -35,5 +35,5 @@ def check_environment(config: RunConfig, env: Environment) -> None:
         )
     check_workers(train, env)
     check_packages(config.tracking_config)
-    check_package(train)
+    check_measures(train)
     kind_of(config.fsdp_config.optimizer).check(config.fsdp_config.optimizer, env)

@@ -13,7 +13,11 @@ from tasks.seq2seq_lm import Seq2SeqLM
 from tasks.task import Task
 from utils.errors import ConfigError
 
-TASKS: tuple[Task, ...] = (ImageText(), Seq2SeqLM(), CausalLM())
+TASKS: tuple[Task, ...] = (
+    ImageText(),
+    Seq2SeqLM(),
+    CausalLM(),
+)
 """The first that fits a model's config is its task: transformers' mapping of causal models names BART and some
 models of images, too."""
 
@@ -28,10 +32,10 @@ def find_task(model_config: PreTrainedConfig, asked: str | None = None) -> Task:
         ConfigError: if there is no such task, or the model cannot be of it.
     """
     if asked is None:
-        return next((task for task in TASKS if task.fits(model_config)), TASKS[-1])
+        return next((task for task in TASKS if task.fits(model_config)), CausalLM())
     task = next((task for task in TASKS if asked == task.NAME), None)
     if task is None:
-        names = ", ".join(task.NAME for task in reversed(TASKS))
+        names = ", ".join(task.NAME for task in TASKS)
         raise ConfigError(f"--task: {asked!r} is not one of {names}; give one of these, or leave it out")
     if not task.fits(model_config):
         fitting = [task.NAME for task in TASKS if task.fits(model_config)]

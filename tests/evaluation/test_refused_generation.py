@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from configs.training import TrainConfig
-from evaluation import rouge
+from evaluation.measures import MEASURES, check_measures
 from tests.helpers.processes import ROOT
 from tests.helpers.refusals import Bench
 from utils.errors import ConfigError
@@ -21,6 +21,10 @@ from utils.errors import ConfigError
         (["--num_beams", "2"], "--num_beams: nothing is generated without --eval_generate"),
         (["--max_generate_samples", "2"], "--max_generate_samples: nothing is generated without --eval_generate"),
         (["--best_metric", "rougeL"], "--best_metric: rougeL needs --eval_generate"),
+        (
+            ["--eval_generate", "--best_metric", "rougeX"],
+            "--best_metric: 'rougeX' is not one of eval_loss, rouge1, rouge2, rougeL; give one of these",
+        ),
         (["--eval_generate", "--run_validation", "False"], "--eval_generate: nothing is evaluated with"),
         (
             ["--eval_generate", "--max_new_tokens", "2030"],
@@ -51,11 +55,11 @@ def test_no_validation_data(bench: Bench) -> None:
 
 def test_a_missing_package(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(metadata, "distributions", lambda **given: ())
-    rouge.check_package(TrainConfig(model_name="M"))
+    check_measures(TrainConfig(model_name="M"))
     with pytest.raises(ConfigError, match="--eval_generate: needs the package rouge-score; pip install 'rouge-score>="):
-        rouge.check_package(TrainConfig(model_name="M", eval_generate=True))
+        check_measures(TrainConfig(model_name="M", eval_generate=True))
 
 
 def test_the_requirement_is_the_one_that_the_refusal_names() -> None:
     lines = Path(ROOT / "requirements-evaluation.txt").read_text().splitlines()
-    assert rouge.REQUIREMENT in lines
+    assert {measure.REQUIREMENT for measure in MEASURES} - {None} <= set(lines)

@@ -1,0 +1,53 @@
+"""What a measure of the model's answers is: the base class of the files beside this one.
+
+`evaluation/measures.py` lists the measures; all of them are computed at each evaluation with --eval_generate.
+"""
+
+from __future__ import annotations
+
+import math
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Mapping, Sequence
+from typing import ClassVar, NamedTuple
+
+Scorer = Callable[[str, str], Mapping[str, float]]
+"""Makes the figures of one answer, by name, from its reference and the text that the model generated."""
+
+
+class Answer(NamedTuple):
+    """What the model wrote for one sample."""
+
+    place: int  # of its sample, among those of the Generation
+    text: str
+    reference: str
+    figures: dict[str, float]  # of this answer alone, of all measures
+
+
+class Measure(ABC):
+    """Figures of the model's answers, for the `eval` lines of metrics.jsonl and for --best_metric."""
+
+    NAMES: ClassVar[tuple[str, ...]]
+    """The names of its figures, in metrics.jsonl and for --best_metric. No other measure may have them."""
+
+    HIGHER_IS_BETTER: ClassVar[bool] = True
+
+    REQUIREMENT: ClassVar[str | None] = None
+    """What to install for it, as in requirements-evaluation.txt: "rouge-score>=0.1.2,<0.2"."""
+
+    @abstractmethod
+    def make_scorer(self) -> Scorer:
+        """What gives one answer its figures; samples.jsonl shows them. Import the package here, not above.
+
+        A measure of all answers together returns a scorer without figures, and overrides `total`.
+        """
+
+    def total(self, answers: Sequence[Answer]) -> dict[str, float]:
+        """The figures in NAMES over all answers of all ranks, in the order of the data; by default their means.
+
+        Every rank computes the same. There is at least one answer.
+        """
+        return {name: math.fsum(answer.figures[name] for answer in answers) / len(answers) for name in self.NAMES}
+
+    def notes(self, references: Sequence[str]) -> list[str]:
+        """Lines to print about references that this measures badly, before the run begins."""
+        return []
