@@ -7,8 +7,9 @@ from dataclasses import dataclass
 import numpy as np
 import torch
 
+from data.batches.counts import causal_pairs
 from data.batches.packing import Offsets
-from data.batches.padding import EXACT, PaddedWidth
+from data.batches.padding import EXACT, PaddedWidth, batch_lengths, batch_width
 from data.sequences.tokenized import Row
 from data.tokens.labels import IGNORE_INDEX, next_tokens_to_predict
 from tasks.micro_batch import TensorBatch, meta_ids
@@ -51,10 +52,8 @@ class Collator:
     def __call__(self, rows: list[Row]) -> CausalMicroBatch:
         sequences = [sequence for row in rows for sequence in row]
         lengths = np.array([len(sequence.input_ids) for sequence in sequences], dtype=np.int64)
-        # An empty micro-batch (fewer rows than ranks) becomes a row of padding.
-        row_lengths = np.zeros(max(1, len(rows), self.num_rows), dtype=np.int64)
-        row_lengths[: len(rows)] = [sum(len(sequence.input_ids) for sequence in row) for row in rows]
-        shape = (len(row_lengths), max(2, int(self.width.of(max(1, row_lengths.max())))))
+        row_lengths = batch_lengths([sum(len(sequence.input_ids) for sequence in row) for row in rows], self.num_rows)
+        shape = (len(row_lengths), batch_width(row_lengths, self.width))
         places = np.arange(shape[1])
         is_token = places < row_lengths[:, None]
         input_ids = np.full(shape, self.padding_id, dtype=np.int64)
@@ -81,7 +80,7 @@ class Collator:
             attention_mask=torch.from_numpy(is_token.astype(np.int64)) if self._has_mask else None,
             num_tokens=int(lengths.sum()),
             num_label_tokens=int((labels != IGNORE_INDEX).sum()),
-            num_attended_pairs=int((lengths * (lengths + 1) // 2).sum()),
+            num_attended_pairs=int(causal_pairs(lengths).sum()),
             source_rows=tuple(sequence.source_row for sequence in sequences),
             cu_seqlens=None if offsets is None else torch.from_numpy(offsets),
             max_seqlen=0 if offsets is None else int(np.diff(offsets).max()),

@@ -14,7 +14,7 @@ from transformers import AutoModelForCausalLM, AutoModelForSeq2SeqLM, PreTrained
 
 from configs.training import DEFAULT_CONTEXT_LENGTH, TrainConfig
 from data.batches.packing import Offsets
-from data.batches.padding import PaddedWidth, padding_id
+from data.batches.padding import PaddedWidth, pad_left, padding_id
 from data.sequences.causal import build_sequences
 from data.sequences.reading import Reading
 from data.sequences.tokenized import TokenSequence
@@ -192,16 +192,13 @@ class CausalLM(Task[CausalMicroBatch]):
     ) -> list[str]:
         """The model's text after each sequence's prompt, without special tokens. Prompts are padded on the left."""
         prompts = [self.prompted_answer(sequence).prompt for sequence in sequences]
-        width = max(map(len, prompts))
-        input_ids = np.full((len(prompts), width), settings.padding_id, dtype=np.int64)
-        attention_mask = np.zeros_like(input_ids)
-        for row, prompt in enumerate(prompts):
-            input_ids[row, width - len(prompt) :] = prompt
-            attention_mask[row, width - len(prompt) :] = 1
-        inputs = {"input_ids": input_ids, "attention_mask": attention_mask}
+        input_ids, is_token = pad_left(prompts, settings.padding_id)
+        inputs = {"input_ids": input_ids, "attention_mask": is_token.astype(np.int64)}
         on_device = {name: torch.from_numpy(value).to(model.device) for name, value in inputs.items()}
         output = generate_tokens(model, on_device, settings, in_step=in_step)
-        return [text.strip() for text in processor.batch_decode(output[:, width:], skip_special_tokens=True)]
+        return [
+            text.strip() for text in processor.batch_decode(output[:, input_ids.shape[1] :], skip_special_tokens=True)
+        ]
 
     def make_flops(self, model: nn.Module, cost: Cost = flops_per_token) -> StepFlops:
         return StepFlops(model, cost)

@@ -10,11 +10,12 @@ import numpy as np
 import torch
 import torch.nn.functional as F
 
-from data.batches.padding import PaddedWidth
+from data.batches.counts import EncoderDecoderPairs, causal_pairs
+from data.batches.padding import PaddedWidth, batch_width
 from data.batches.step_loader import Unreadable
 from data.images.sequences import CaptionedImage
 from data.processors.processor_loading import blank_image, image_inputs, num_end_tokens, prompt_text
-from data.tokens.labels import IGNORE_INDEX, labels_to_predict, shift_left
+from data.tokens.labels import IGNORE_INDEX, labels_to_predict, shift_left, shift_right
 from data.tokens.spans import BadExample
 from tasks.micro_batch import TensorBatch, meta_ids
 from utils.errors import ConfigError, in_one_line
@@ -114,16 +115,16 @@ class ImageCollator:
             filling = torch.zeros_like(caption)
             rows.append({name: torch.cat([value, behind.get(name, filling)]) for name, value in text.items()})
             labels.append(torch.cat([torch.full((num_prompt,), IGNORE_INDEX), caption]))
-        lengths = [len(row["input_ids"]) for row in rows]
-        width = int(self.width.of(max(lengths)))
+        lengths = np.array([len(row["input_ids"]) for row in rows])
+        width = batch_width(lengths, self.width)
         target_positions, targets = labels_to_predict(shift_left(_padded(labels, width, IGNORE_INDEX)))
         return ImageTextMicroBatch(
             inputs=self._joined(rows, inputs, width),
             target_positions=target_positions,
             targets=targets,
-            num_tokens=sum(lengths) if source_rows else 0,
+            num_tokens=int(lengths.sum()) if source_rows else 0,
             num_label_tokens=sum(map(len, captions)),
-            num_attended_pairs=sum(n * (n + 1) // 2 for n in lengths) if source_rows else 0,
+            num_attended_pairs=int(causal_pairs(lengths).sum()) if source_rows else 0,
             source_rows=source_rows,
         )
 
@@ -135,23 +136,23 @@ class ImageCollator:
         source_rows: tuple[int, ...],
     ) -> ImageTextMicroBatch:
         rows = [{name: row[name][0] for name in TEXT_INPUTS if name in row} for row in inputs]
-        lengths, target_lengths = [len(row["input_ids"]) for row in rows], list(map(len, captions))
-        width, target_width = int(self.width.of(max(lengths))), max(2, int(self.width.of(max(target_lengths))))
-        labels = _padded(captions, target_width, IGNORE_INDEX)
-        shifted = F.pad(labels[:, :-1], (1, 0), value=decoder.start)
+        lengths = np.array([len(row["input_ids"]) for row in rows])
+        target_lengths = np.array([len(caption) for caption in captions])
+        labels = _padded(captions, batch_width(target_lengths, self.width), IGNORE_INDEX)
+        pairs = EncoderDecoderPairs.of(lengths, target_lengths)
         target_positions, targets = labels_to_predict(labels)
         return ImageTextMicroBatch(
-            inputs=self._joined(rows, inputs, width)
-            | {"decoder_input_ids": shifted.masked_fill(shifted == IGNORE_INDEX, decoder.padding)},
+            inputs=self._joined(rows, inputs, batch_width(lengths, self.width))
+            | {"decoder_input_ids": shift_right(labels, decoder.start, decoder.padding)},
             target_positions=target_positions,
             targets=targets,
-            num_tokens=sum(lengths) + sum(target_lengths) if source_rows else 0,
-            num_label_tokens=sum(target_lengths),
-            num_attended_pairs=sum(n * n for n in lengths) if source_rows else 0,
+            num_tokens=int(lengths.sum() + target_lengths.sum()) if source_rows else 0,
+            num_label_tokens=int(target_lengths.sum()),
+            num_attended_pairs=pairs.encoder if source_rows else 0,
             source_rows=source_rows,
-            num_decoder_tokens=sum(target_lengths),
-            num_decoder_pairs=sum(n * (n + 1) // 2 for n in target_lengths),
-            num_cross_pairs=sum(n * m for n, m in zip(lengths, target_lengths, strict=True)),
+            num_decoder_tokens=int(target_lengths.sum()),
+            num_decoder_pairs=pairs.decoder,
+            num_cross_pairs=pairs.cross,
         )
 
     def _joined(

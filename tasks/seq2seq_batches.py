@@ -7,9 +7,10 @@ from dataclasses import dataclass
 import numpy as np
 import torch
 
-from data.batches.padding import EXACT, PaddedWidth
+from data.batches.counts import EncoderDecoderPairs
+from data.batches.padding import EXACT, PaddedWidth, pad_right
 from data.sequences.tokenized import Row
-from data.tokens.labels import IGNORE_INDEX, labels_to_predict
+from data.tokens.labels import IGNORE_INDEX, labels_to_predict, shift_right
 from tasks.micro_batch import TensorBatch, meta_ids
 
 
@@ -49,51 +50,26 @@ class Seq2SeqCollator:
     def __call__(self, rows: list[Row]) -> Seq2SeqMicroBatch:
         sequences = [sequence for row in rows for sequence in row]
         texts, answers = [s.input_ids for s in sequences], [s.labels for s in sequences]
-        input_ids, is_token, lengths = padded(texts, self.width, self.padding_id, self.num_rows)
-        labels, _, target_lengths = padded(answers, self.target_width, IGNORE_INDEX, self.num_rows)
-        target_positions, targets = labels_to_predict(torch.from_numpy(labels))
+        input_ids, is_token, lengths = pad_right(texts, self.width, self.padding_id, self.num_rows)
+        label_array, _, target_lengths = pad_right(answers, self.target_width, IGNORE_INDEX, self.num_rows)
+        labels = torch.from_numpy(label_array)
+        target_positions, targets = labels_to_predict(labels)
+        pairs = EncoderDecoderPairs.of(lengths, target_lengths)
         return Seq2SeqMicroBatch(
             input_ids=torch.from_numpy(input_ids),
             attention_mask=None if is_token.all() else torch.from_numpy(is_token.astype(np.int64)),
-            decoder_input_ids=torch.from_numpy(shifted_right(labels, self.decoder_start_id, self.decoder_padding_id)),
-            labels=torch.from_numpy(labels),
+            decoder_input_ids=shift_right(labels, self.decoder_start_id, self.decoder_padding_id),
+            labels=labels,
             target_positions=target_positions,
             targets=targets,
             num_tokens=int(lengths.sum() + target_lengths.sum()),
-            num_label_tokens=int((labels != IGNORE_INDEX).sum()),
-            num_attended_pairs=int((lengths**2).sum()),
+            num_label_tokens=int((label_array != IGNORE_INDEX).sum()),
+            num_attended_pairs=pairs.encoder,
             source_rows=tuple(sequence.source_row for sequence in sequences),
             num_decoder_tokens=int(target_lengths.sum()),
-            num_decoder_pairs=int((target_lengths * (target_lengths + 1) // 2).sum()),
-            num_cross_pairs=int((target_lengths * lengths).sum()),
+            num_decoder_pairs=pairs.decoder,
+            num_cross_pairs=pairs.cross,
         )
-
-
-def padded(
-    lists: list[np.ndarray], width: PaddedWidth, filling: int, num_rows: int = 0
-) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """The lists as an int64 array [batch, width], where it holds their values, and their lengths.
-
-    An empty micro-batch (fewer rows than ranks) becomes a row that is all filling. Such rows count as values, since a
-    row without any visible token would be all NaN in some attention kernels.
-
-    Args:
-        num_rows: at least so many rows.
-    """
-    lengths = np.zeros(max(1, len(lists), num_rows), dtype=np.int64)
-    lengths[: len(lists)] = [len(values) for values in lists]
-    padded = np.full((len(lengths), max(2, int(width.of(max(1, lengths.max()))))), filling, dtype=np.int64)
-    is_value = np.arange(padded.shape[1]) < lengths[:, None]
-    if lists:
-        padded[is_value] = np.concatenate(lists)
-    is_value[len(lists) :] = True
-    return padded, is_value, lengths
-
-
-def shifted_right(labels: np.ndarray, start_id: int, padding: int) -> np.ndarray:
-    """What the decoder reads to predict these labels: each one place later, the start token before them."""
-    shifted = np.concatenate([np.full((len(labels), 1), start_id, dtype=np.int64), labels[:, :-1]], axis=1)
-    return np.where(shifted == IGNORE_INDEX, padding, shifted)
 
 
 def seq2seq_meta_batch(rows: int, width: int, target_width: int) -> Seq2SeqMicroBatch:

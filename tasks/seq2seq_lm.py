@@ -15,12 +15,12 @@ from transformers import AutoModelForSeq2SeqLM, PreTrainedConfig, PreTrainedMode
 from configs.run import RunConfig
 from configs.training import DEFAULT_SOURCE_LENGTH, DEFAULT_TARGET_LENGTH, TrainConfig
 from data.batches.packing import Offsets
-from data.batches.padding import EXACT, PaddedWidth, padding_id
+from data.batches.padding import EXACT, PaddedWidth, pad_right, padding_id
 from data.sequences.reading import Reading
 from data.sequences.source_target import Affixes, SourceTargetBuilder
 from data.sequences.tokenized import TokenSequence
 from data.tokens.encoding import SourceAndTarget
-from data.tokens.labels import IGNORE_INDEX
+from data.tokens.labels import IGNORE_INDEX, shift_right
 from tasks.flops import Cost, Seq2SeqFlops, flops_per_token
 from tasks.generation import (
     GenerationSettings,
@@ -30,7 +30,7 @@ from tasks.generation import (
     generate_tokens,
     sampling,
 )
-from tasks.seq2seq_batches import Seq2SeqCollator, Seq2SeqMicroBatch, padded, seq2seq_meta_batch, shifted_right
+from tasks.seq2seq_batches import Seq2SeqCollator, Seq2SeqMicroBatch, seq2seq_meta_batch
 from tasks.task import Task
 from utils.errors import ConfigError
 
@@ -101,10 +101,10 @@ class Seq2SeqLM(Task[Seq2SeqMicroBatch]):
         Raises:
             ConfigError: if they are not.
         """
-        labels = np.array([[5, 6, 7, IGNORE_INDEX]])
+        labels = torch.tensor([[5, 6, 7, IGNORE_INDEX]])
         prepare: Any = model.prepare_decoder_input_ids_from_labels  # of some classes, so PreTrainedModel has none
-        own = prepare(torch.from_numpy(labels.copy()))
-        if own.tolist() != shifted_right(labels, _start(model.config), model.config.pad_token_id).tolist():
+        own = prepare(labels.clone())
+        if own.tolist() != shift_right(labels, _start(model.config), model.config.pad_token_id).tolist():
             raise ConfigError(
                 f"--model_name: transformers {transformers.__version__} shifts the labels of {type(model).__name__} in "
                 "a way that is not known here; give a model of another family"
@@ -225,7 +225,7 @@ class Seq2SeqLM(Task[Seq2SeqMicroBatch]):
         in_step: bool,
     ) -> list[str]:
         """The target that the model writes for each sequence's source, without special tokens."""
-        input_ids, is_token, _ = padded([sequence.input_ids for sequence in sequences], EXACT, settings.padding_id)
+        input_ids, is_token, _ = pad_right([sequence.input_ids for sequence in sequences], EXACT, settings.padding_id)
         inputs = {"input_ids": input_ids, "attention_mask": is_token.astype(np.int64)}
         on_device = {name: torch.from_numpy(value).to(model.device) for name, value in inputs.items()}
         output = generate_tokens(model, on_device, settings, in_step=in_step)

@@ -1,8 +1,13 @@
-"""The counts of a step that its speed and its FLOPs are figured from."""
+"""The counts of a step that its speed and its FLOPs are figured from, and the formulas of attended pairs."""
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from typing import NamedTuple, TypeVar
+
+import numpy as np
+
+Length = TypeVar("Length", int, np.ndarray)
+"""Tokens of a sequence, or int64 [sequences] of many."""
 
 
 class BatchCounts(NamedTuple):
@@ -14,3 +19,30 @@ class BatchCounts(NamedTuple):
     num_decoder_tokens: int = 0  # of num_tokens, those that the decoder of an encoder-decoder reads
     num_decoder_pairs: int = 0  # (query, key) pairs of its self-attention
     num_cross_pairs: int = 0  # (query, key) pairs of its attention to the encoder
+
+
+def causal_pairs(length: Length) -> Length:
+    """(query, key) pairs of causal attention: each token attends to itself and to all before, 1 + 2 + ... + length."""
+    return length * (length + 1) // 2
+
+
+class EncoderDecoderPairs(NamedTuple):
+    """(query, key) pairs of an encoder-decoder."""
+
+    encoder: int
+    decoder: int
+    cross: int
+
+    @classmethod
+    def of(cls, sources: np.ndarray, targets: np.ndarray) -> EncoderDecoderPairs:
+        """The sums over sequences, from the int64 lengths of their sources and targets."""
+        return cls(*(int(pairs.sum()) for pairs in pairs_of_each(sources, targets)))
+
+
+def pairs_of_each(source: Length, target: Length) -> tuple[Length, Length, Length]:
+    """Pairs in encoder, decoder and cross-attention.
+
+    Each source token attends to all of the source, each target token to the target up to itself and to all of the
+    source.
+    """
+    return source * source, causal_pairs(target), source * target

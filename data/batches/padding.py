@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -31,6 +32,53 @@ def one_width(width: PaddedWidth, longest: int) -> PaddedWidth:
     """The same width for every micro-batch: that of a row of `longest` tokens."""
     limit = int(width.of(longest))
     return PaddedWidth(multiple_of=limit, limit=limit)
+
+
+def batch_lengths(lengths: Sequence[int], num_rows: int = 0) -> np.ndarray:
+    """The tokens of each row of a micro-batch, int64 [rows]; rows that are filled up have none.
+
+    An empty micro-batch (fewer rows than ranks) becomes one such row.
+
+    Args:
+        num_rows: at least so many rows, as layers that are compiled for them ask.
+    """
+    filled = np.zeros(max(1, len(lengths), num_rows), dtype=np.int64)
+    filled[: len(lengths)] = lengths
+    return filled
+
+
+def batch_width(lengths: np.ndarray, width: PaddedWidth) -> int:
+    """The width of a micro-batch with rows of these lengths: at least 2, a token and the one that it predicts."""
+    return max(2, int(width.of(max(1, lengths.max()))))
+
+
+def pad_right(
+    lists: list[np.ndarray], width: PaddedWidth, filling: int, num_rows: int = 0
+) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """The lists as an int64 array [batch, width], where it holds their values, and their lengths.
+
+    Rows that are filled up count as values: without any visible token a row is all NaN in some attention kernels.
+    """
+    lengths = batch_lengths([len(values) for values in lists], num_rows)
+    padded = np.full((len(lengths), batch_width(lengths, width)), filling, dtype=np.int64)
+    is_value = np.arange(padded.shape[1]) < lengths[:, None]
+    if lists:
+        padded[is_value] = np.concatenate(lists)
+    is_value[len(lists) :] = True
+    return padded, is_value, lengths
+
+
+def pad_left(lists: list[np.ndarray], filling: int) -> tuple[np.ndarray, np.ndarray]:
+    """The lists as an int64 array [batch, longest], and where it holds their values.
+
+    Prompts are padded so: generation continues each row at its right end.
+    """
+    lengths = np.array([len(values) for values in lists])
+    width = int(lengths.max())
+    padded = np.full((len(lists), width), filling, dtype=np.int64)
+    is_value = np.arange(width) >= width - lengths[:, None]
+    padded[is_value] = np.concatenate(lists)
+    return padded, is_value
 
 
 def padding_share(lengths: np.ndarray, rows_per_micro_batch: int, width: PaddedWidth) -> float:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
+from data.batches.counts import causal_pairs, pairs_of_each
 from data.batches.rows import Rows
 
 
@@ -13,8 +14,8 @@ def row_counts(rows: Rows) -> np.ndarray:
     lengths, labels = sequences.lengths.astype(np.int64), sequences.num_label_tokens.astype(np.int64)
     if sequences.has_targets:
         targets = np.diff(sequences.label_offsets).astype(np.int64)
-        of_decoder = [targets, targets * (targets + 1) // 2, lengths * targets]
-        columns = [labels, lengths + targets, lengths**2, *of_decoder]
+        encoder, decoder, cross = pairs_of_each(lengths, targets)
+        columns = [labels, lengths + targets, encoder, targets, decoder, cross]
     else:
-        columns = [labels, lengths, lengths * (lengths + 1) // 2, *[np.zeros_like(lengths)] * 3]
+        columns = [labels, lengths, causal_pairs(lengths), *[np.zeros_like(lengths)] * 3]
     return np.add.reduceat(np.stack(columns, axis=1)[rows.indices], rows.offsets[:-1], axis=0)

@@ -13,6 +13,17 @@ def shift_left(labels: torch.Tensor) -> torch.Tensor:
     return F.pad(labels[:, 1:], (0, 1), value=IGNORE_INDEX)
 
 
+def shift_right(labels: torch.Tensor, start_id: int, padding_id: int) -> torch.Tensor:
+    """What a decoder reads to predict these labels, [batch, seq] -> [batch, seq]: each one place later.
+
+    Args:
+        start_id: the token before the first label.
+        padding_id: the token in place of IGNORE_INDEX.
+    """
+    shifted = F.pad(labels[:, :-1], (1, 0), value=start_id)
+    return shifted.masked_fill(shifted == IGNORE_INDEX, padding_id)
+
+
 def next_tokens_to_predict(labels: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
     """The positions of a causal model that predict a label token, and these tokens: int64 [n] each, n at least 1.
 

@@ -19,7 +19,7 @@ from torch import nn
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.flop_counter import flop_registry
 
-from data.batches.counts import BatchCounts
+from data.batches.counts import BatchCounts, causal_pairs
 from planning.cards import Card
 from planning.cost.step_work import (
     MicroBatchWork,
@@ -88,7 +88,7 @@ def _attention_product(query: torch.Tensor, key: torch.Tensor, value: torch.Tens
     batch, heads, num_queries, width = query.shape
     pairs = num_queries * key.shape[2]
     if is_causal and num_queries == key.shape[2]:
-        pairs = num_queries * (num_queries + 1) // 2
+        pairs = causal_pairs(num_queries)
     return float(batch * heads * pairs * (width + value.shape[-1]))
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from data.batches.counts import BatchCounts
+from data.batches.counts import BatchCounts, causal_pairs, pairs_of_each
 from planning.memory.row_lengths import RowLengths
 
 _NUM_DRAWS = 256  # of micro-batches, to see how much ranks differ
@@ -36,7 +36,8 @@ def assumed_counts(rows: RowLengths) -> BatchCounts:
     num_rows = rows.rows
     if not targets:
         tokens = num_rows * width
-        return BatchCounts(round(rows.label_share * tokens), tokens, num_rows * width * (width + 1) // 2)
+        return BatchCounts(round(rows.label_share * tokens), tokens, num_rows * causal_pairs(width))
     (target,) = targets
-    of_decoder = (num_rows * target, num_rows * target * (target + 1) // 2, num_rows * width * target)
-    return BatchCounts(num_rows * target, num_rows * (width + target), num_rows * width**2, *of_decoder)
+    encoder, decoder, cross = (num_rows * pairs for pairs in pairs_of_each(width, target))
+    tokens = num_rows * target
+    return BatchCounts(tokens, num_rows * (width + target), encoder, tokens, decoder, cross)
