@@ -3,7 +3,7 @@
     python -m benchmarks.data_loading
     python -m benchmarks.data_loading --documents 50000 --row-length 4096 --workers 0 2 --seconds 10
 
-The sequences are already tokenised, in the Arrow columns of a Hugging Face dataset. Each line of the table is the
+The sequences are already tokenized, in the Arrow columns of a Hugging Face dataset. Each line of the table is the
 loader of one rank: the tokens/s that the training loop can take from it, without the first step, which starts the
 workers. Nothing else should run on the machine. A rank needs one core, and each of its workers another.
 """

@@ -3,7 +3,7 @@
     python -m benchmarks.streaming_memory --gib 5 [--num_workers 1] [--minutes 10] [--other_bytes 8000]
 
 Writes a file of random dialogues to a temporary folder, with a column of `other_bytes` that training does not use.
-Reads it in another process like a run with --streaming: tokenised, shuffled in the buffer, packed. Prints the peak of
+Reads it in another process like a run with --streaming: tokenized, shuffled in the buffer, packed. Prints the peak of
 the anonymous (private) memory of that process and its workers, above that after the imports, and how fast rows came.
 There is no model.
 """

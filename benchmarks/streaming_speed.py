@@ -1,4 +1,4 @@
-"""How fast the ranks of one machine read, tokenise and pack a stream that they share.
+"""How fast the ranks of one machine read, tokenize and pack a stream that they share.
 
     python -m benchmarks.streaming_speed [--ranks 1,2] [--megabytes 30] [--tokenizer FOLDER_OR_NAME]
     python -m benchmarks.streaming_speed --resume_at 0.9

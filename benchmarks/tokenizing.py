@@ -1,10 +1,10 @@
-"""Time and memory for tokenising: examples like SAMSum's through samsum_dataset's own function, or as conversations.
+"""Time and memory for tokenizing: examples like SAMSum's through samsum_dataset's own function, or as conversations.
 
     python -m benchmarks.tokenizing [--rows 200000] [--vocab_size 8192] [--chat]
 
 The examples are the sample dialogues, each with an added word that makes it unique; the tokenizer is trained on the
 samples. With `--chat` each is a conversation of four turns under ChatML, for chat_dataset. Prints the seconds to read
-and tokenise, also of CPU time over all threads (compare these on a machine that does other work, too), the seconds of a
+and tokenize, also of CPU time over all threads (compare these on a machine that does other work, too), the seconds of a
 second time with the cache, and the peak memory.
 """
 

@@ -72,7 +72,7 @@ class CustomDataset(DataSource):
 
     file: str | None = setting(
         None,
-        "FILE.py or FILE.py:FUNCTION that returns the examples of one split; unset: data_path holds tokenised rows "
+        "FILE.py or FILE.py:FUNCTION that returns the examples of one split; unset: data_path holds tokenized rows "
         "(input_ids, optional labels and attention_mask)",
         is_path=True,
     )

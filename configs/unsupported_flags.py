@@ -2,7 +2,7 @@
 
 _NO_PREFERENCES = "given answers are learned; there is no preference or reward training"
 _CHUNKS = "the loss is computed in chunks, so whole logits are never held"
-_TOKENISED = "one process of each machine tokenizes, and the result is kept"
+_TOKENIZED = "one process of each machine tokenizes, and the result is kept"
 _UPLOAD = "nothing is uploaded; `hf upload OWNER/NAME RUN/model` does that"
 _LOGIN = "`hf auth login`, or the variable HF_TOKEN, gives the hub's token"
 _REVISION = "`hf download OWNER/NAME --revision R --local-dir DIR` gets it, and --model_name DIR takes it"
@@ -17,7 +17,7 @@ _REASONS: dict[str, str] = {
     "tokens are kept in the cache of Hugging Face's datasets (the variable HF_DATASETS_CACHE)": (
         "dataset_prepared_path tokenized_path"
     ),
-    _TOKENISED: "preprocessing_num_workers dataset_num_proc preprocessing_batch_size dataset_batch_size",
+    _TOKENIZED: "preprocessing_num_workers dataset_num_proc preprocessing_batch_size dataset_batch_size",
     "columns that no one reads are named and not read": "remove_unused_columns",
     "padding is never learned": "ignore_pad_token_for_loss",
     "examples are shuffled anew in each epoch (--seed)": "shuffle shuffle_dataset shuffle_merged_datasets",

@@ -86,7 +86,7 @@ def load_data(
     context_length: int,
     encode: Encode = ONE_TEXT,
 ) -> RunData:
-    """Read, tokenise and check both splits of every dataset, and place them into rows; read the start of a stream.
+    """Read, tokenize and check both splits of every dataset, and place them into rows; read the start of a stream.
 
     Args:
         dataset_configs: of what is mixed, by its name in messages (`RunConfig.sources`).
@@ -233,7 +233,7 @@ def load_sequences(
     """Call a dataset function for one split, and check what it returns.
 
     Args:
-        split_slice: passed to a function with a parameter of this name, which then cuts before it tokenises. Otherwise
+        split_slice: passed to a function with a parameter of this name, which then cuts before it tokenizes. Otherwise
             the rows that the function returns are cut.
         build: makes sequences of the rows, such as `build_sequences` with a context length.
         encode: passed to a function with a parameter of this name.
@@ -246,7 +246,7 @@ def load_sequences(
         options = accepted_options(function, split_slice=split_slice, encode=encode)
         rows = function(dataset_config, tokenizer, split, **options)
         if rows is None:
-            raise ConfigError(f"dataset ({name}): the function returned nothing; return a list of tokenised rows")
+            raise ConfigError(f"dataset ({name}): the function returned nothing; return a list of tokenized rows")
         if not isinstance(rows, Iterable):
             raise ConfigError(f"dataset ({name}): the function returned {type(rows).__name__}; return a list of rows")
         return build(rows if "split_slice" in options else first_rows(rows, split_slice), name=name)

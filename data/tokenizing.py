@@ -1,4 +1,4 @@
-"""Tokenises the examples of a split once per machine; the result is cached under a key made from all its inputs."""
+"""Tokenizes the examples of a split once per machine; the result is cached under a key made from all its inputs."""
 
 from __future__ import annotations
 
@@ -71,7 +71,7 @@ def tokenize_split(
     """`input_ids` and `labels` of every example, in their order.
 
     Args:
-        examples: what `load_split` returned; a stream is tokenised as it is read.
+        examples: what `load_split` returned; a stream is tokenized as it is read.
         to_spans: makes an example's text, as spans with and without a loss.
         by_template: `to_spans` returns samples whose text holds its start and end tokens, as that of chat templates
             does.
@@ -248,9 +248,9 @@ def _is_sound(cache_file: Path, num_rows: int) -> bool:
 
 @contextmanager
 def _held_by_one_process(place: str, cache_key: str) -> Iterator[Path]:
-    """The cache file, locked until the tokenised examples are in it. A process that waits long prints for what.
+    """The cache file, locked until the tokenized examples are in it. A process that waits long prints for what.
 
-    A file lock, not a collective: however long tokenising takes, no time limit is hit.
+    A file lock, not a collective: however long tokenizing takes, no time limit is hit.
     """
     folder = cache_folder() / "finetuning-tokenized"
     cache_file = folder / f"{cache_key}.arrow"

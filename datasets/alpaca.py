@@ -41,7 +41,7 @@ class AlpacaDataset(DataSource):
 def get_alpaca_dataset(
     dataset_config: AlpacaDataset, tokenizer: Any, split: str, split_slice: str | None = None, encode: Encode = ONE_TEXT
 ) -> Any:
-    """Tokenised examples (`input_ids`, `labels`); answers and their end tokens are label tokens, prompts are not."""
+    """Tokenized examples (`input_ids`, `labels`); answers and their end tokens are label tokens, prompts are not."""
     from data.splits.reading import load_split
     from data.tokenizing import tokenize_split
 

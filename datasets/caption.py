@@ -54,7 +54,7 @@ def get_caption_dataset(
     split_slice: str | None = None,
     encode: Encode = ONE_TEXT,
 ) -> CaptionRows:
-    """Tokenised captions, and where their images are; a caption and its end token are label tokens."""
+    """Tokenized captions, and where their images are; a caption and its end token are label tokens."""
     from data.images.caption_rows import CaptionRows, Pictures, folder_of_paths, text_alone, undecoded
     from data.images.opening import import_pillow
     from data.splits.reading import load_split

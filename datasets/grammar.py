@@ -34,7 +34,7 @@ def get_grammar_dataset(
     split_slice: str | None = None,
     encode: Encode = ONE_TEXT,
 ) -> Any:
-    """Tokenised examples; the correction and its end token are label tokens, the prompt is not."""
+    """Tokenized examples; the correction and its end token are label tokens, the prompt is not."""
     from data.splits.reading import load_split
     from data.tokenizing import tokenize_split
 

@@ -80,7 +80,7 @@ def get_instruction_dataset(
     split_slice: str | None = None,
     encode: Encode = ONE_TEXT,
 ) -> Any:
-    """Tokenised examples; the completion and its end token are label tokens, the prompt is not."""
+    """Tokenized examples; the completion and its end token are label tokens, the prompt is not."""
     from data.chat.template import ChatTemplate, use_template
     from data.splits.reading import load_split
     from data.tokenizing import tokenize_split

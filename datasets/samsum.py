@@ -33,7 +33,7 @@ class SamsumDataset(DataSource):
 def get_samsum_dataset(
     dataset_config: SamsumDataset, tokenizer: Any, split: str, split_slice: str | None = None, encode: Encode = ONE_TEXT
 ) -> Any:
-    """Tokenised examples; the summary and its end token are label tokens, the prompt is not."""
+    """Tokenized examples; the summary and its end token are label tokens, the prompt is not."""
     from data.splits.reading import load_split
     from data.tokenizing import tokenize_split
 

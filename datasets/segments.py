@@ -29,7 +29,7 @@ class SegmentsDataset(DataSource):
 def get_segments_dataset(
     dataset_config: SegmentsDataset, tokenizer: Any, split: str, split_slice: str | None = None
 ) -> Any:
-    """Tokenised examples; the tokens of parts whose label is true are label tokens."""
+    """Tokenized examples; the tokens of parts whose label is true are label tokens."""
     from data.splits.reading import load_split
     from data.tokenizing import tokenize_split
 

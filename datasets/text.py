@@ -29,7 +29,7 @@ class TextDataset(DataSource):
 
 
 def get_text_dataset(dataset_config: TextDataset, tokenizer: Any, split: str, split_slice: str | None = None) -> Any:
-    """Tokenised texts, each with the end token; all tokens are label tokens."""
+    """Tokenized texts, each with the end token; all tokens are label tokens."""
     from data.splits.reading import load_split
     from data.tokenizing import tokenize_split
 

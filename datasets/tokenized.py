@@ -1,4 +1,4 @@
-"""Rows that are tokenised already (`input_ids`, optional `labels` and `attention_mask`), from a file of any kind.
+"""Rows that are tokenized already (`input_ids`, optional `labels` and `attention_mask`), from a file of any kind.
 
 python finetuning.py --model_name M --dataset custom_dataset --custom_dataset.data_path rows.jsonl
 
@@ -27,7 +27,7 @@ def get_tokenized_dataset(
     if "input_ids" not in examples.columns:
         raise ConfigError(
             f"{examples.name} has no column input_ids; it has {examples.columns_there}: give rows that are "
-            "tokenised, a --dataset for such columns, or a function of yours that reads them (--custom_dataset.file)"
+            "tokenized, a --dataset for such columns, or a function of yours that reads them (--custom_dataset.file)"
         )
     if "labels" not in examples.columns and not encode.is_one_text:
         raise ConfigError(

@@ -23,7 +23,7 @@ _SO_FULL = "rows count as long as they may be"
 
 
 def data_at_hand(resolved: Resolved, env: Environment, *, is_here: bool) -> DataFacts:
-    """What the data of this run tell, read and tokenised as the run would; nothing of it is kept.
+    """What the data of this run tell, read and tokenized as the run would; nothing of it is kept.
 
     Data on the hub are not fetched and a dataset function is not called; then rows count as long as they may be, and a
     note says so.

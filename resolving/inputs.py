@@ -44,7 +44,7 @@ class Inputs:
 def read_inputs(config: RunConfig, env: Environment, checkpoint: Checkpoint | None) -> Inputs:
     """Read what each rank can know and refuse alone, before the process group starts.
 
-    So no collective can time out while someone tokenises.
+    So no collective can time out while someone tokenizes.
 
     Args:
         checkpoint: the one that the run goes on from, its small files read.

@@ -57,7 +57,7 @@ class MixPart:
         return f"{self.dataset} {self.share:.3g}: {self.num_samples:,} samples, {self.num_passes:.1f} passes"
 
 
-def normalised(weights: Sequence[float]) -> list[float]:
+def normalized(weights: Sequence[float]) -> list[float]:
     """Weights as shares of 1."""
     total = sum(weights)
     return [weight / total for weight in weights]
@@ -72,7 +72,7 @@ def mix(datasets: Sequence[str], sizes: Sequence[int], weights: Sequence[float])
     Raises:
         ConfigError: if the shares are so unequal that the epoch would be absurd.
     """
-    shares = normalised(weights or sizes)
+    shares = normalized(weights or sizes)
     total = max(size / share for size, share in zip(sizes, shares, strict=True))
     if total > _MAX_SAMPLES:
         raise ConfigError(
@@ -136,7 +136,7 @@ class Interleaved(Generic[T]):
         self, sources: Sequence[Callable[[int], Iterable[T]]], weights: Sequence[float], rng: np.random.Generator
     ) -> None:
         self.sources, self.weights = sources, weights
-        shares = normalised(weights or [1.0] * len(sources))
+        shares = normalized(weights or [1.0] * len(sources))
         self._draws = Draws(rng, lambda rng: rng.choice(len(sources), size=1024, p=shares).tolist())
         self._num_starts = [1] * len(sources)
         self._unfinished = set(range(len(sources)))

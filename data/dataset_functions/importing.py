@@ -35,7 +35,7 @@ def load_dataset_file(file: Path) -> ModuleType:
 
 
 def find_dataset_function(name: str, dataset_config: DataSource) -> Callable[..., Any]:
-    """The function `(dataset_config, tokenizer, split)` that returns the tokenised rows of a split.
+    """The function `(dataset_config, tokenizer, split)` that returns the tokenized rows of a split.
 
     Args:
         name: of the dataset, as in `--dataset`.

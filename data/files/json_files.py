@@ -1,7 +1,7 @@
 """Rows of JSON files, each as the text that it has in its file, and what is wrong with a row.
 
 Arrow's own reader guesses types from the first megabytes, gives each dict the keys of all others, and stops at a row
-that is broken. So rows stay text until they are tokenised.
+that is broken. So rows stay text until they are tokenized.
 """
 
 from __future__ import annotations

@@ -143,7 +143,7 @@ def undecoded(examples: SplitExamples, column: str) -> SplitExamples:
 
 
 def text_alone(examples: SplitExamples, image_column: str, *columns: str) -> SplitExamples:
-    """The examples with these columns alone, so that tokenising reads no image."""
+    """The examples with these columns alone, so that tokenizing reads no image."""
     others = tuple(column for column in examples.all_columns if column != image_column)
     examples = replace(examples.with_columns(*columns), all_columns=others)
     return examples if holds_text(examples.data) else replace(examples, data=examples.data.select_columns([*columns]))

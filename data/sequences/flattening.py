@@ -141,7 +141,7 @@ def read_column(column: pa.ChunkedArray) -> tuple[np.ndarray, np.ndarray] | None
 def _read_row(row: Mapping[str, Any], where: str) -> tuple[np.ndarray, np.ndarray, list[int]]:
     if not isinstance(row, Mapping) or "input_ids" not in row or "labels" not in row:
         found = sorted(row) if isinstance(row, Mapping) else type(row).__name__
-        raise ConfigError(f"{where}: needs input_ids and labels (tokenised, labels not shifted), found {found}")
+        raise ConfigError(f"{where}: needs input_ids and labels (tokenized, labels not shifted), found {found}")
     ids, targets = whole_numbers(row["input_ids"], where), whole_numbers(row["labels"], where)
     mask = row.get("attention_mask")
     kept = None if mask is None else np.asarray(mask).astype(bool)
@@ -162,7 +162,7 @@ def _read_row(row: Mapping[str, Any], where: str) -> tuple[np.ndarray, np.ndarra
 
 
 def whole_numbers(values: Any, where: str) -> np.ndarray:
-    if isinstance(values, np.ndarray) and values.dtype == np.int32:  # as our own tokenising returns them
+    if isinstance(values, np.ndarray) and values.dtype == np.int32:  # as our own tokenizing returns them
         return values
     try:
         array = np.asarray(values)

@@ -27,7 +27,7 @@ class Affixes(NamedTuple):
 
 @dataclass(frozen=True)
 class SourceTargetBuilder:
-    """Checks and cuts the tokenised rows of a dataset; what `tasks.task.Task.make_reading` gives an encoder-decoder.
+    """Checks and cuts the tokenized rows of a dataset; what `tasks.task.Task.make_reading` gives an encoder-decoder.
 
     Args:
         max_target_length: tokens of the longest target. The longest source is `context_length`.

@@ -1,4 +1,4 @@
-"""Tokenised examples: one sequence by itself, and all sequences of a split in flat arrays."""
+"""Tokenized examples: one sequence by itself, and all sequences of a split in flat arrays."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from utils.errors import ConfigError
 
 
 class TokenSequence(NamedTuple):
-    """One tokenised example. Labels may be of another length than the inputs: the task that collates them knows."""
+    """One tokenized example. Labels may be of another length than the inputs: the task that collates them knows."""
 
     input_ids: np.ndarray  # int32 [tokens]
     labels: np.ndarray  # int32 [labels], not shifted; IGNORE_INDEX where the loss mask is off
@@ -30,7 +30,7 @@ class HasTokens(Protocol):
 
 
 COUNT_COLUMNS = ("num_empty_answers", *MaskWay)
-"""Columns of tokenised examples beside their tokens: counts, which `Sequences` sums up."""
+"""Columns of tokenized examples beside their tokens: counts, which `Sequences` sums up."""
 
 Row = list[TokenSequence]
 """A row of a batch: one sequence under padding, several under packing."""

@@ -1,4 +1,4 @@
-"""The processes of a machine share the tokenising of a stream: each does its part of the blocks and hands it on.
+"""The processes of a machine share the tokenizing of a stream: each does its part of the blocks and hands it on.
 
 Every process still goes through all blocks in the same order, so what it trains on does not depend on how many share
 them. Blocks travel as files in the machine's folder for temporary files: no process waits in a collective, and one that

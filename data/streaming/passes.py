@@ -1,7 +1,7 @@
 """One pass over a stream, which can be left after any step and gone on with from its state.
 
 The state names the sequences that were read and not yet given (those of the shuffle buffer and of open rows) by the
-blocks of rows that they come from, so it is small. These rows are read and tokenised once more.
+blocks of rows that they come from, so it is small. These rows are read and tokenized once more.
 """
 
 from __future__ import annotations

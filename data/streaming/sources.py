@@ -2,7 +2,7 @@
 
 `data.streaming.passes` mixes and packs them, `data.streaming.steps` goes on from pass to pass, and each rank keeps its
 own rows of every global batch (`data.streaming.loader`). All ranks read the whole stream, so the rows of step s depend
-on seed and global batch size alone, as without streaming. Ranks of one machine share the tokenising
+on seed and global batch size alone, as without streaming. Ranks of one machine share the tokenizing
 (`data.streaming.block_share`).
 """
 
@@ -90,7 +90,7 @@ class StreamSource:
                 rows = rows if self.share is None else rows.shared()
                 batches = count(rows.batches(size, self.max_rows, epoch=epoch, start=start))
                 blocks = self._in_turn(batches, self._sequences)
-            else:  # it tokenises while it is read
+            else:  # it tokenizes while it is read
                 if hasattr(rows, "set_epoch"):
                     rows.set_epoch(epoch)
                 batches = count(_in_batches(islice(iter(rows), self.max_rows), size))
@@ -196,7 +196,7 @@ class Stream:
         return self.sources[0].share
 
     def shared(self, share: BlockShare | None) -> Stream:
-        """This stream, its blocks tokenised in turn with the other processes of the machine."""
+        """This stream, its blocks tokenized in turn with the other processes of the machine."""
         return replace(self, sources=tuple(replace(source, share=share) for source in self.sources))
 
     def head(self) -> list[Sequences]:

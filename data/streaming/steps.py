@@ -72,7 +72,7 @@ class StreamSteps:
         return f"{', '.join(differing)} differ from the checkpoint's" if differing else ""
 
     def go_on(self, state: bytes) -> None:
-        """Continue from a state without a mismatch. What waited in the shuffle buffer is read and tokenised again.
+        """Continue from a state without a mismatch. What waited in the shuffle buffer is read and tokenized again.
 
         Raises:
             StateMismatch: if it is not there, or the state is damaged.

@@ -1,4 +1,4 @@
-"""A stream of examples that is tokenised block by block, each block by whoever needs it."""
+"""A stream of examples that is tokenized block by block, each block by whoever needs it."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ class RowBatch(NamedTuple):
 
 
 class TokenizedStream:
-    """The rows of a stream, tokenised. It can be pickled for a worker process.
+    """The rows of a stream, tokenized. It can be pickled for a worker process.
 
     Args:
         tokenize: a dataclass (`data.tokenizing`), called with rows or columns and the rows' numbers in the
@@ -40,7 +40,7 @@ class TokenizedStream:
         return self.data if isinstance(self.data, RowStream) and self.data.seeks else None
 
     def shared(self) -> TokenizedStream:
-        """The same, where each block is tokenised by one process alone, which tells what is left out."""
+        """The same, where each block is tokenized by one process alone, which tells what is left out."""
         return TokenizedStream(self.data, replace(self.tokenize, speaks=True), self.batch_size)
 
     def __iter__(self) -> Iterator[Mapping[str, Any]]:
@@ -50,7 +50,7 @@ class TokenizedStream:
     def batches(
         self, size: int, max_rows: int | None = None, *, epoch: int = 0, start: tuple[int, RowPlace] | None = None
     ) -> Iterator[RowBatch]:
-        """The rows, `size` at a time; nothing is tokenised yet.
+        """The rows, `size` at a time; nothing is tokenized yet.
 
         Args:
             epoch: files, if there are several, come in another order in each but the first.

@@ -57,7 +57,7 @@ class OneText:
 class SourceAndTarget:
     """For an encoder-decoder: the last spans with a loss are the target, all before them the source.
 
-    Each is tokenised by itself, with the special tokens that the tokenizer puts around a source and a target. An
+    Each is tokenized by itself, with the special tokens that the tokenizer puts around a source and a target. An
     example without a target has no labels.
     """
 

@@ -1,6 +1,6 @@
 """The loss mask: spans of text become token ids, with labels where a span counts in the loss.
 
-The spans are joined and tokenised once; each token's offsets in the text say which span it belongs to. Tokenising
+The spans are joined and tokenized once; each token's offsets in the text say which span it belongs to. Tokenizing
 prompt and answer apart would give other tokens at the seam than the model meets when it reads the text.
 
 A token has a label if any of its characters counts. A token across the seam ends the prompt and begins the answer, and
@@ -31,7 +31,7 @@ def without_empty_answers(spans: Sequence[TextSpan]) -> tuple[Sequence[TextSpan]
 
 
 class TokenColumns(NamedTuple):
-    """Tokenised examples as the columns of a Hugging Face dataset."""
+    """Tokenized examples as the columns of a Hugging Face dataset."""
 
     input_ids: list[np.ndarray]  # int32 [tokens] each
     labels: list[np.ndarray]  # int32 [tokens] each, not shifted, IGNORE_INDEX where the loss mask is off
@@ -105,7 +105,7 @@ def _places_with_loss(spans: Sequence[TextSpan]) -> list[tuple[int, int]]:
 def _tokens_by_offset(encoded: EncodedText, place: tuple[int, int], length: int) -> tuple[int, int]:
     """The tokens [first, last) that overlap the characters `place` of a text of `length`.
 
-    Offsets never fall from one token to the next, so bisection is enough; reading all would cost more than tokenising.
+    Offsets never fall from one token to the next, so bisection is enough; reading all would cost more than tokenizing.
     """
     place_of, tokens = encoded.place_of, range(len(encoded.ids))
     assert place_of is not None

@@ -22,7 +22,7 @@ from utils.errors import ConfigError
 
 BUILD = partial(build_sequences, context_length=128)
 
-# As llama-recipes' custom_dataset.py tokenises for Llama 3: token ids are sliced, copied, counted and searched.
+# As llama-recipes' custom_dataset.py tokenizes for Llama 3: token ids are sliced, copied, counted and searched.
 BY_TEMPLATE = """
 import copy
 import itertools

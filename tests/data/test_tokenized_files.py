@@ -1,4 +1,4 @@
-"""Files of tokenised rows, and settings that a user's function does not read."""
+"""Files of tokenized rows, and settings that a user's function does not read."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ def sequences(config: CustomDataset) -> list[tuple[list[int], list[int]]]:
 
 
 @pytest.mark.parametrize("ending", [".jsonl", ".parquet"])
-def test_a_file_of_tokenised_rows_is_read(ending: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_file_of_tokenized_rows_is_read(ending: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """Six shipped capitals were trained on instead."""
     file = write(tmp_path / f"rows{ending}", ROWS)
     data = load(CustomDataset(str(file), validation_fraction=0.25))
@@ -81,7 +81,7 @@ def test_a_row_without_tokens_is_refused_or_left_out(bad: dict[str, Any], reason
     assert (train.source_rows.tolist(), train.num_empty) == ([0, 2], 1)
 
 
-def test_a_file_of_text_is_no_file_of_tokenised_rows(tmp_path: Path) -> None:
+def test_a_file_of_text_is_no_file_of_tokenized_rows(tmp_path: Path) -> None:
     file = write(tmp_path / "rows.jsonl", [{"text": "Hi"}])
     with pytest.raises(ConfigError, match=r"no column input_ids; it has text, .*--custom_dataset.file"):
         load(CustomDataset(str(file)))

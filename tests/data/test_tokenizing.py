@@ -1,4 +1,4 @@
-"""A split is tokenised once per machine: one process does it; the others wait, say so, and find the result."""
+"""A split is tokenized once per machine: one process does it; the others wait, say so, and find the result."""
 
 from __future__ import annotations
 
@@ -79,13 +79,13 @@ def start(script: Path, number: int = 0) -> Started:
 def test_of_several_processes_one_tokenizes_and_the_others_say_what_they_wait_for(script: Path) -> None:
     outputs = [started.lines() for started in [start(script, number) for number in range(3)]]
     assert len({lines[-1] for lines in outputs}) == 1, "all have the same rows"
-    assert (script.parent / "calls").stat().st_size == 100, "each row was tokenised once"
+    assert (script.parent / "calls").stat().st_size == 100, "each row was tokenized once"
     waited = [line for lines in outputs for line in lines if line.startswith("waiting for another process")]
     assert waited
     assert all("data.jsonl" in line for line in waited)
     announced = [line for lines in outputs for line in lines if line.startswith("tokenizing 100 examples of ")]
     begins, ends = (line.split("data.jsonl")[1] for line in announced)
-    assert (begins, bool(re.fullmatch(r": \d+\.\d s", ends))) == (" ...", True), "by the one that tokenised"
+    assert (begins, bool(re.fullmatch(r": \d+\.\d s", ends))) == (" ...", True), "by the one that tokenized"
 
 
 def test_a_killed_process_leaves_no_cache_that_looks_complete(script: Path) -> None:

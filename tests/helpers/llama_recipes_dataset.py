@@ -1,4 +1,4 @@
-"""A custom dataset in the shape of llama-recipes' published example: load, thread, tokenise with map, return a Dataset.
+"""A custom dataset in the shape of llama-recipes' published example: load, thread, tokenize with map, return a Dataset.
 
 There, `OpenAssistant/oasst1` comes from the hub; here, messages of the same columns are made in place.
 """

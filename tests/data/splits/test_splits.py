@@ -487,7 +487,7 @@ def test_a_stream_gives_the_rows_that_reading_whole_gives(tokenizer: Any, tmp_pa
 
 
 def sliced(config: DataSource, split: str, split_slice: str | None, tokenizer: Any, *, cuts_itself: bool) -> list[Any]:
-    """The sequences of a slice, by the built-in function or by one of a user that tokenises the whole split."""
+    """The sequences of a slice, by the built-in function or by one of a user that tokenizes the whole split."""
     function = find_dataset_function("alpaca_dataset", config)
     build = partial(build_sequences, context_length=1024)
 
@@ -501,7 +501,7 @@ def sliced(config: DataSource, split: str, split_slice: str | None, tokenizer: A
 
 @pytest.mark.parametrize("split_slice", ["1", "7", "30%", "1%", "999", None])
 @pytest.mark.parametrize("split", ["train", "validation"])
-def test_a_slice_is_cut_before_tokenising_and_holds_the_same_sequences(
+def test_a_slice_is_cut_before_tokenizing_and_holds_the_same_sequences(
     split: str, split_slice: str | None, tokenizer: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     config = AlpacaDataset(str(write(tmp_path / "data.jsonl", ROWS)), validation_fraction=0.3)
@@ -529,7 +529,7 @@ def test_slices_of_one_split_are_cached_apart(tokenizer: Any, tmp_path: Path) ->
 
 
 @pytest.mark.parametrize("name", sorted({file.stem for file in BUILT_IN_FOLDER.glob("*.py")} - {"custom_example"}))
-def test_every_built_in_dataset_cuts_before_it_tokenises(name: str) -> None:
+def test_every_built_in_dataset_cuts_before_it_tokenizes(name: str) -> None:
     function = getattr(load_dataset_file(BUILT_IN_FOLDER / f"{name}.py"), f"get_{name}_dataset")
     assert "split_slice" in inspect.signature(function).parameters
 
@@ -537,7 +537,7 @@ def test_every_built_in_dataset_cuts_before_it_tokenises(name: str) -> None:
 # The cache
 
 
-def test_tokenised_rows_are_kept_until_rows_tokenizer_or_settings_change(tokenizer: Any, tmp_path: Path) -> None:
+def test_tokenized_rows_are_kept_until_rows_tokenizer_or_settings_change(tokenizer: Any, tmp_path: Path) -> None:
     config = InstructionDataset(str(write(tmp_path / "data.jsonl", [{"prompt": "A", "completion": "b"}] * 3)))
 
     def file() -> str:

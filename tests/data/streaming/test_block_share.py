@@ -1,4 +1,4 @@
-"""Ranks of a machine that share the tokenising of a stream: the same rows as alone, the same refusals, nothing left."""
+"""Ranks of a machine that share the tokenizing of a stream: the same rows as alone, the same refusals, nothing left."""
 
 from __future__ import annotations
 
@@ -74,7 +74,7 @@ def shared(stream_of: Any, folder: Path, size: int) -> tuple[list[list[Any]], li
 def test_processes_that_share_train_on_what_one_alone_does(
     num_rows: int, size: int, tiny_model: Path, tmp_path: Path
 ) -> None:
-    """40 rows are one block a pass, and several passes: the processes tokenise it in turn."""
+    """40 rows are one block a pass, and several passes: the processes tokenize it in turn."""
     file = write(tmp_path, num_rows)
     alone = steps_of(open_stream(tiny_model, file))
     assert len(alone) == NUM_STEPS
@@ -96,7 +96,7 @@ def test_a_row_that_is_wrong_is_refused_by_every_process_alike(wrong: int, tiny_
     assert found == [alone] * 2
 
 
-def test_each_block_is_tokenised_once(tiny_model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_each_block_is_tokenized_once(tiny_model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     file = write(tmp_path, 4 * BLOCK)
     made: list[int] = []
     streams = [open_stream(tiny_model, file) for _ in range(2)]

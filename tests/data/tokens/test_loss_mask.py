@@ -1,4 +1,4 @@
-"""The loss mask: text is tokenised as a whole; tokens have labels if a character of theirs has a loss."""
+"""The loss mask: text is tokenized as a whole; tokens have labels if a character of theirs has a loss."""
 
 from __future__ import annotations
 
