@@ -18,7 +18,7 @@ def cache_folder() -> Path:
 
 
 def not_kept(error: BaseException) -> ConfigError | None:
-    """The refusal, if this error, or the one behind it, is of a cache that cannot be written; None for any other."""
+    """The refusal, if this error, or its cause, is of a cache that cannot be written; None for any other."""
     cause, folder = error.__cause__ or error, cache_folder()
     if not isinstance(cause, OSError):
         return None

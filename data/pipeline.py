@@ -279,5 +279,5 @@ def _no_validation_note(dataset_config: DataSource, streams: bool) -> str | None
         return None
     remedy = f"--{name}.validation_fraction 0.05 keeps some of them for it"
     if streams:
-        remedy = "a folder with validation.* beside train.* has it"
+        remedy = "a folder with train.* and validation.* has it"
     return f"validation: none, since {dataset_config.data_path} holds training rows alone; {remedy}"

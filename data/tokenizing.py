@@ -53,7 +53,7 @@ STREAM_BATCH_SIZE = 256  # for a stream, whose batches stay in host memory: 1000
 _LISTS = ("input_ids", "labels", "sample_lengths")
 _HEAD_START_SECONDS = 1.0  # for the process that shows progress
 _QUIET_WAIT_SECONDS = 5.0
-# Modules that decide what the tokens are, beside the dataset's own.
+# Besides the dataset's own module, these decide what the tokens are: their source is in the cache key.
 _MADE_BY = (
     *(encoding, loss_mask, spans, samples, template, conversation, lost_text, message_forms, rendered_turns, turns),
     *(turn_parts, optional_columns, preference, prompts, split_examples),

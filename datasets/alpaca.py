@@ -46,14 +46,14 @@ def get_alpaca_dataset(
     from data.tokenizing import tokenize_split
 
     config = dataset_config
-    beside = (config.input_column, config.system_column, config.history_column)
+    others = (config.input_column, config.system_column, config.history_column)
     examples = load_split(
         "alpaca_dataset",
         config,
         split,
         split_slice,
         text_columns=(config.instruction_column, config.output_column),
-        other_columns=(*beside, *LABELS, *MEDIA_COLUMNS),
+        other_columns=(*others, *LABELS, *MEDIA_COLUMNS),
         hub_name=HUB_NAME,
     )
     # An encoder reads earlier answers as text; an end token in it would be a source's end.

@@ -91,12 +91,12 @@ def get_instruction_dataset(
             f"--instruction_dataset.prompt_template: {config.prompt_template!r} has no {{prompt}}; say where it goes"
         )
     asked = (config.prompt_column, config.input_column, config.completion_column)
-    beside = (config.system_column, config.history_column, *LABELS, *MEDIA_COLUMNS)
-    known = (*PAIRS, *PAIRS.values(), "input", *beside)
+    more = (config.system_column, config.history_column, *LABELS, *MEDIA_COLUMNS)
+    known = (*PAIRS, *PAIRS.values(), "input", *more)
     others = (*known, *(name for name in asked if name))
     examples = load_split("instruction_dataset", config, split, split_slice, other_columns=others)
     columns = _columns(examples, config)
-    examples = examples.with_columns(columns.prompt, columns.about, columns.answer, *beside)
+    examples = examples.with_columns(columns.prompt, columns.about, columns.answer, *more)
     examples = replace(examples, text_columns=(columns.prompt, columns.answer))
     options: dict[str, Any] = {"columns": columns, "config": config}
     if not config.as_chat:

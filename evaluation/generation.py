@@ -212,14 +212,14 @@ def _check_lengths(
     remedies = [f"at most {room}"] if room > 0 else []
     remedies += ["a smaller --context_length"] if sample.num_positions == len(sample.prompt) else []
     raise ConfigError(
-        f"--max_new_tokens: {train.max_new_tokens} behind the {sample.num_positions:,} tokens before the answer of "
+        f"--max_new_tokens: {train.max_new_tokens} after the {sample.num_positions:,} tokens before the answer of "
         f"validation row {row} are more than the {num_positions:,} positions of this model; give "
         f"{' or '.join(remedies)}"
     )
 
 
 def _notes_on_settings(train: TrainConfig) -> list[str]:
-    """A line that names what generation_config.json says beside the flags, such as a least length."""
+    """A line that names what generation_config.json says in addition to the flags, such as a least length."""
     settings, _ = generation_settings(train.model_name)
     given = {} if settings is None else settings.to_diff_dict()
     named = [

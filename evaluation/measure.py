@@ -1,4 +1,4 @@
-"""What a measure of the model's answers is: the base class of the files beside this one.
+"""What a measure of the model's answers is: the base class of the other files here.
 
 `evaluation/measures.py` lists the measures; all of them are computed at each evaluation with --eval_generate.
 """

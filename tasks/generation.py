@@ -21,7 +21,7 @@ class GenerationSettings:
     num_beams: int  # 1: greedy
     max_new_tokens: int
     padding_id: int  # in the unused positions of a batch
-    end_ids: tuple[int, ...]  # tokens that end an answer, beside those of generation_config.json
+    end_ids: tuple[int, ...]  # tokens that end an answer, besides those of generation_config.json
 
 
 class PromptedAnswer(NamedTuple):
@@ -65,8 +65,9 @@ def check_positions(positions: int | None, num_taken: int, max_new_tokens: int) 
     if positions is None or num_taken + max_new_tokens <= positions:
         return
     room = positions - num_taken
+    taken = "1 token" if num_taken == 1 else f"{num_taken:,} tokens"
     raise ConfigError(
-        f"--max_new_tokens: {max_new_tokens:,} behind the {num_taken:,} tokens before the answer are more than the "
+        f"--max_new_tokens: {max_new_tokens:,} after the {taken} before the answer are more than the "
         f"{positions:,} positions of this model; give {f'at most {room:,}' if room > 0 else 'a shorter prompt'}"
     )
 
@@ -79,7 +80,7 @@ def decoder_positions(model_config: Any) -> int | None:
 def generate_tokens(
     model: Any, inputs: Mapping[str, torch.Tensor], settings: GenerationSettings, *, in_step: bool
 ) -> torch.Tensor:
-    """The tokens of `model.generate`, int64 [batch, tokens]: those of the decoder's input, and behind them new ones.
+    """The tokens of `model.generate`, int64 [batch, tokens]: those of the decoder's input, then new ones.
 
     It draws no random numbers.
 

@@ -111,9 +111,9 @@ class ImageCollator:
         for of_image, caption in zip(inputs, captions, strict=True):
             num_prompt = of_image["input_ids"].shape[1] - cut
             text = {name: of_image[name][0, :num_prompt] for name in TEXT_INPUTS if name in of_image}
-            behind = {"input_ids": caption, "attention_mask": torch.ones_like(caption)}
+            of_caption = {"input_ids": caption, "attention_mask": torch.ones_like(caption)}
             filling = torch.zeros_like(caption)
-            rows.append({name: torch.cat([value, behind.get(name, filling)]) for name, value in text.items()})
+            rows.append({name: torch.cat([value, of_caption.get(name, filling)]) for name, value in text.items()})
             labels.append(torch.cat([torch.full((num_prompt,), IGNORE_INDEX), caption]))
         lengths = np.array([len(row["input_ids"]) for row in rows])
         width = batch_width(lengths, self.width)
@@ -190,7 +190,7 @@ def _padded(rows: list[torch.Tensor], width: int, filling: int) -> torch.Tensor:
 
 
 def _stacked(values: list[torch.Tensor]) -> torch.Tensor:
-    """Tensors of single images one behind another, along their first dimension; others are filled up with zeros.
+    """Tensors of single images one after another, along their first dimension; others are filled up with zeros.
 
     Models leave out images of zeros, which fill up those that were cut into fewer tiles than others.
     """

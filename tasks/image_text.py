@@ -131,16 +131,16 @@ class ImageText(Task[ImageTextMicroBatch]):
         return _text_task(owner).compute_logits(owner, hidden)
 
     def inputs_of(self, processor: Any, model_config: PreTrainedConfig, ids: torch.Tensor) -> dict[str, Any]:
-        """A blank image, and behind it the tokens; a decoder of its own reads them."""
+        """A blank image, then the tokens; a decoder of its own reads them."""
         inputs: dict[str, Any] = image_inputs(processor, blank_image(), prompt_text(processor, ""))
         if getattr(model_config.get_text_config(), "is_encoder_decoder", False):
             return inputs | {"decoder_input_ids": ids[:1], "use_cache": False}
         # A token of the image's own would stand for one more of its features.
-        behind = ids[:1].masked_fill(torch.isin(ids[:1], inputs["input_ids"].unique()), 0)
-        fillings = {"input_ids": behind, "attention_mask": torch.ones_like(behind)}
+        text = ids[:1].masked_fill(torch.isin(ids[:1], inputs["input_ids"].unique()), 0)
+        fillings = {"input_ids": text, "attention_mask": torch.ones_like(text)}
         for name in TEXT_INPUTS:
             if name in inputs:
-                inputs[name] = torch.cat([inputs[name], fillings.get(name, torch.zeros_like(behind))], dim=1)
+                inputs[name] = torch.cat([inputs[name], fillings.get(name, torch.zeros_like(text))], dim=1)
         return inputs | {"use_cache": False}
 
     def make_reading(

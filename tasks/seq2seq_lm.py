@@ -200,7 +200,7 @@ class Seq2SeqLM(Task[Seq2SeqMicroBatch]):
                 f"--prompt: its {num_tokens:,} tokens are more than the {positions:,} positions of this model's "
                 "encoder; give a shorter one"
             )
-        check_positions(decoder_positions(model.config), 1, max_new_tokens)  # behind decoder_start_token_id
+        check_positions(decoder_positions(model.config), 1, max_new_tokens)  # after decoder_start_token_id
         one_beam = {"num_beams": 1} if temperature > 0 else {}
         output = model.generate(
             input_ids=inputs["input_ids"],

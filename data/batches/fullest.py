@@ -12,7 +12,7 @@ from data.batches.order import epoch_order
 from data.batches.padding import PaddedWidth
 
 MOST_ROWS_ORDERED = 2**22  # in all epochs together: a second or two
-_ROWS_PER_EPOCH = 2**8  # what an epoch of few rows costs beside them, in rows
+_ROWS_PER_EPOCH = 2**8  # what an epoch costs besides its rows, in rows
 
 
 class BatchShape(NamedTuple):

@@ -49,16 +49,16 @@ class Conversation:
     messages: list[Message]  # role, content (text), tool_calls, ...
     has_loss: tuple[bool, ...]  # of each message; only the assistant's may
     tools: list[Any] | None = None
-    template_kwargs: dict[str, Any] = field(default_factory=dict)  # of the template, beside messages and tools
+    template_kwargs: dict[str, Any] = field(default_factory=dict)  # of the template, besides messages and tools
     num_empty_answers: int = 0  # that have no loss because they are empty
     not_learned: dict[int, TurnPlaces] = field(default_factory=dict)  # by message: parts without a loss, if it has one
 
 
 def columns_to_read(config: ChatSettings) -> tuple[str, ...]:
     """The columns that `read_conversation` looks for."""
-    beside = (config.tools_column, _FUNCTIONS, _SYSTEM, _KWARGS, _MASK_HISTORY, *MEDIA_COLUMNS)
+    others = (config.tools_column, _FUNCTIONS, _SYSTEM, _KWARGS, _MASK_HISTORY, *MEDIA_COLUMNS)
     more = BESIDE_PREFERENCES if config.preference else ()
-    return (*turn_columns(config), *PROMPT_COLUMNS, *PREFERENCE_COLUMNS, *beside, *more)
+    return (*turn_columns(config), *PROMPT_COLUMNS, *PREFERENCE_COLUMNS, *others, *more)
 
 
 def turn_columns(config: ChatSettings) -> tuple[str, ...]:

@@ -67,7 +67,7 @@ def chosen_turns(
     They are not if the other side says the same: such a tie prefers neither.
 
     Args:
-        turns: the row's turns, if it has them beside its answers.
+        turns: the row's turns, if it has them in addition to its answers.
         read_list: makes turns of a column's value.
         is_answer: whether a turn is the assistant's.
 

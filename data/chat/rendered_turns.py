@@ -27,7 +27,7 @@ class RenderedTurn:
     index: int
     text: str
     places: list[Place]
-    ends: list[int]  # where it may end, behind one end token or behind several; the last place ends at the first
+    ends: list[int]  # where it may end, after one end token or after several; the last place ends at the first
 
 
 def marked_turn(conversation: Conversation, template: ChatTemplate, index: int) -> RenderedTurn:
@@ -72,7 +72,7 @@ def prompted_turn(conversation: Conversation, template: ChatTemplate, index: int
 def _cut(conversation: Conversation, template: ChatTemplate, index: int, prompt: str, text: str) -> tuple[str, int]:
     """The text to learn a turn in, and where the turn begins, if the generation prompt is no beginning of `text`.
 
-    Some templates write history otherwise once a last turn follows: the turn is then put behind the prompt. Where it
+    Some templates write history otherwise once a last turn follows: the turn is then put after the prompt. Where it
     begins is found by the header that the prompt adds or, if it adds none (Mistral), by the turn before it. Others have
     a prompt that the finished turn does not repeat (an open thought): there the turn begins where the two part.
     """
@@ -124,9 +124,9 @@ def _probe(message: Message) -> Message:
 
 
 def turn_ends(text: str, first: int, last: int, template: ChatTemplate) -> list[int]:
-    """Where the turn text[first:last] may end: behind each of the special tokens at its end, the last first.
+    """Where the turn text[first:last] may end: after each of the special tokens at its end, the last first.
 
-    White space behind them belongs to what follows.
+    White space after them belongs to what follows.
     """
     ends, rest = [], text[first:last].rstrip()
     while token := template.special_at_end(rest):
@@ -151,12 +151,12 @@ def _token_of_next_turn(conversation: Conversation, template: ChatTemplate, inde
     before = template.render(replace(conversation, messages=messages), index + 2).partition(_PROBE)[0]
     # History may be written otherwise, so the end of the turn is found by as much of its last words as is the same.
     tail = next((text[-size:] for size in (64, 16, 4) if text[-size:] in before), None)
-    behind = before.rpartition(tail)[2] if tail else ""
-    token = template.special_at_start(behind.lstrip())
+    after = before.rpartition(tail)[2] if tail else ""
+    token = template.special_at_start(after.lstrip())
     history, prompt = template.render(conversation, index), template.render(conversation, index, prompt=True)
     if token is None or not prompt.startswith(history) or token in prompt[len(history) :]:
         raise BadExample(never_ends(index, template))
-    return behind[: behind.index(token)] + token
+    return after[: after.index(token)] + token
 
 
 def never_ends(index: int, template: ChatTemplate) -> str:

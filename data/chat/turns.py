@@ -54,7 +54,7 @@ def read_turn(turn: Any, names: Mapping[str, str], *, drop_nulls: bool = False) 
 
     Args:
         turn: a dict with `role` and `content`, or ShareGPT's `from` and `value`.
-        names: roles by the names that the data has for them, beside `ROLES`.
+        names: roles by the names that the data has for them, besides the usual ones.
         drop_nulls: inside the arguments of calls, too, where Arrow puts them for the keys of other calls.
 
     Raises:

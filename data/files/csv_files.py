@@ -56,7 +56,7 @@ class CsvReader(RowReader):
 
     def __init__(self, file: Path) -> None:
         self.file, self.delimiter = file, _delimiter(file)
-        # A field that begins with a quote ends behind the next that is not doubled; one cut in between is no field.
+        # A field that begins with a quote ends after the next one that is not doubled; one cut in between is no field.
         field = rb'(?:"[^"]*+(?:""[^"]*+)*+"|(?!"))[^%b\r\n]*+' % self.delimiter.encode()
         self._row = re.compile(rb"(?:%b%b)*+%b(?:\r\n|\n|\r)" % (field, self.delimiter.encode(), field))
         self._bytes = ByteChunks(file, self._end_of_rows, most=_MOST_BYTES)
@@ -70,7 +70,7 @@ class CsvReader(RowReader):
             if unclosed == data:
                 num_lines = len(data.splitlines())
                 problem = f"{self.file}, line {num_before + 1}: a quote is not closed"
-                problem += f", so the {num_lines - 1:,} lines behind it are not read" if num_lines > 1 else ""
+                problem += f", so the {num_lines - 1:,} lines after it are not read" if num_lines > 1 else ""
                 return ItemChunk([problem], (position + len(data), num_before + 1))
             data = data.removesuffix(unclosed)
         following = (position + len(data), num_before)
@@ -148,7 +148,7 @@ class CsvReader(RowReader):
 
 @dataclass(frozen=True)
 class CsvChunk:
-    """Rows of a table, and behind them what is wrong with those that could not be read."""
+    """Rows of a table; the last column says what is wrong with those that could not be read."""
 
     file: Path
     num_before: int  # lines, as the rows are written: the header is one

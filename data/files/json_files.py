@@ -44,7 +44,7 @@ def json_rows(file: Path, names: Sequence[str]) -> Iterator[RowText]:
     """The rows of a file of JSON lines, of a list, or of a list in an object, as in `{"data": [...]}`.
 
     Args:
-        names: keys under which the rows of a split may stand, beside `data`.
+        names: keys under which the rows of a split may stand, besides `data`.
     """
     if may_hold_lines(file):
         position = num_before = 0

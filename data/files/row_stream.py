@@ -159,7 +159,7 @@ class RowCursor:
 
     def __init__(self, rows: RowStream, order: Sequence[int]) -> None:
         self.rows, self.order = rows, order
-        self.place = RowPlace(order[0], 0, 0, 0)  # behind the block that was read last
+        self.place = RowPlace(order[0], 0, 0, 0)  # after the block that was read last
         self._file, self._at = -1, (-1, -1)
         self._reader: RowReader | None = None
         self._chunk: RowChunk | None = None

@@ -98,7 +98,7 @@ def refusal_of_size(processor: Any, size: Size) -> str | None:
 def prompt_text(processor: Any, prompt: str) -> str:
     """The text before a caption: a user's turn with the image, if the processor has a chat template.
 
-    Otherwise the prompt behind the image's placeholder, which some processors write themselves.
+    Otherwise the prompt after the image's placeholder, which some processors write themselves.
     """
     placeholder = getattr(processor, "image_token", None)
     placeholder = getattr(placeholder, "content", placeholder)
@@ -126,7 +126,7 @@ def image_inputs(processor: Any, image: Any, text: str) -> dict[str, torch.Tenso
 
 
 def num_end_tokens(tokenizer: Any) -> int:
-    """How many tokens the tokenizer puts behind a text by itself."""
+    """How many tokens the tokenizer appends to a text by itself."""
     plain, whole = tokenizer("a", add_special_tokens=False)["input_ids"], tokenizer("a")["input_ids"]
     starts = [start for start in range(len(whole) - len(plain) + 1) if whole[start : start + len(plain)] == plain]
     return len(whole) - starts[0] - len(plain) if starts else 0

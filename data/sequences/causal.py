@@ -48,7 +48,7 @@ def build_sequences(
     if len(sequences) == 0 and not is_part:
         raise ConfigError(
             f"dataset ({name}): none of its {len(flat)} rows has a label token within context_length "
-            f"{context_length}: answers are empty, or begin behind it; check the data, or raise --context_length"
+            f"{context_length}: answers are empty, or begin after it; check the data, or raise --context_length"
         )
     return sequences
 

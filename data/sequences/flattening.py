@@ -17,7 +17,7 @@ from data.sequences.tokenized import COUNT_COLUMNS, Sequences
 from utils.errors import ConfigError
 
 LIMITS = np.iinfo(np.int32)
-ROWS_AT_A_TIME = 20_000  # of an Arrow table: bounds what is in memory beside the flat arrays
+ROWS_AT_A_TIME = 20_000  # of an Arrow table: bounds host memory in addition to the flat arrays
 
 
 def flatten(rows: Iterable[Mapping[str, Any]], name: str, first_row: int = 0) -> Sequences:

@@ -19,10 +19,10 @@ LENGTH_FLAGS = ("max_source_length", "max_target_length")
 
 
 class Affixes(NamedTuple):
-    """The special tokens that a tokenizer puts before and behind a text. A cut leaves them in place."""
+    """The special tokens that a tokenizer puts before and after a text. A cut leaves them in place."""
 
     before: tuple[int, ...] = ()
-    behind: tuple[int, ...] = ()
+    after: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -140,8 +140,8 @@ class _Lists:
                 num_before = _num_at_start(values, affixes.before, limit)
                 kept += [values[:num_before], values[length - limit + num_before :]]
             else:
-                num_behind = _num_at_start(values[::-1], affixes.behind[::-1], limit)
-                kept += [values[: limit - num_behind], values[length - num_behind :]]
+                num_after = _num_at_start(values[::-1], affixes.after[::-1], limit)
+                kept += [values[: limit - num_after], values[length - num_after :]]
         return _Lists(np.concatenate(kept), np.minimum(self.lengths, limit))
 
 

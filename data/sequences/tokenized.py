@@ -30,7 +30,7 @@ class HasTokens(Protocol):
 
 
 COUNT_COLUMNS = ("num_empty_answers", *MaskWay)
-"""Columns of tokenized examples beside their tokens: counts, which `Sequences` sums up."""
+"""Columns of tokenized examples besides their tokens: counts, which `Sequences` sums up."""
 
 Row = list[TokenSequence]
 """A row of a batch: one sequence under padding, several under packing."""
@@ -105,7 +105,7 @@ class Sequences:
         lines = []
         ways = [
             (self.num_by_marks, "by the chat template's own marks"),
-            (self.num_by_prompts, "behind its generation prompts"),
+            (self.num_by_prompts, "after its generation prompts"),
             (self.num_by_turns, "turn by turn, in several samples, since it writes history differently"),
         ]
         if found := [f"{number:,} {way}" for number, way in ways if number]:

@@ -1,4 +1,4 @@
-"""Columns that a row may have beside its text: more text, earlier turns, images and sound."""
+"""Columns that a row may have besides its text: more text, earlier turns, images and sound."""
 
 from __future__ import annotations
 

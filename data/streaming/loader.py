@@ -27,7 +27,7 @@ class StreamedStep(NamedTuple):
 
     micro_batches: list[Any]
     lines: tuple[str, ...]
-    state: bytes | None = None  # of the stream behind this step, now and then
+    state: bytes | None = None  # of the stream after this step, now and then
     failure: ConfigError | None = None
 
 

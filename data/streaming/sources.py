@@ -105,7 +105,7 @@ class StreamSource:
         if not num_sequences and start is None:
             raise ConfigError(
                 f"dataset ({self.name}): none of its {num_rows} rows has a label token within the context length: "
-                "answers are empty, or begin behind it; check the data, or raise --context_length"
+                "answers are empty, or begin after it; check the data, or raise --context_length"
             )
 
     def picked(self, blocks: Sequence[tuple[int, RowPlace, Sequence[int]]]) -> Iterator[Sequences]:

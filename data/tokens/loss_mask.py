@@ -54,8 +54,8 @@ def tokenize_spans(
     for spans, text, encoded in zip(examples, texts, encode_texts(texts, tokenizer), strict=True):
         content = encoded.ids
         before = none if len(start) and content[: len(start)].tolist() == list(start) else start_ids
-        behind = none if len(end) and _ends_with(content, end, text, tokenizer) else end_ids
-        ids = np.concatenate([before, content, behind])
+        after = none if len(end) and _ends_with(content, end, text, tokenizer) else end_ids
+        ids = np.concatenate([before, content, after])
         labels = np.full(len(ids), IGNORE_INDEX, dtype=np.int32)
         for place in _places_with_loss(spans):
             if encoded.place_of is not None:
@@ -63,8 +63,8 @@ def tokenize_spans(
             else:
                 first, last = _tokens_by_prefix(content, text, place, tokenizer)
             labels[len(before) + first : len(before) + last] = content[first:last]
-        if spans and spans[-1].has_loss and len(behind):
-            labels[-len(behind) :] = behind
+        if spans and spans[-1].has_loss and len(after):
+            labels[-len(after) :] = after
         tokenized.input_ids.append(ids)
         tokenized.labels.append(labels)
     return tokenized
@@ -83,7 +83,7 @@ def no_tokens() -> np.ndarray:
 
 
 def _ends_with(content: np.ndarray, end: Sequence[int], text: str, tokenizer: Any) -> bool:
-    """Whether the tokens of a text end with `end`; white space may follow, as behind the turns of many templates."""
+    """Whether the tokens of a text end with `end`; white space may follow, as after the turns of many templates."""
     if content[-len(end) :].tolist() == list(end):
         return True
     written = text.rstrip()

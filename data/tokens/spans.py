@@ -22,7 +22,7 @@ class MaskWay(StrEnum):
     """How the assistant's turns of a conversation were found; the values are names of counts of `Sequences`."""
 
     MARKS = "num_by_marks"  # by the template's own marks
-    PROMPTS = "num_by_prompts"  # behind its generation prompts, in one sample
+    PROMPTS = "num_by_prompts"  # after its generation prompts, in one sample
     TURNS = "num_by_turns"  # the same in several samples, since the template rewrites history
 
 

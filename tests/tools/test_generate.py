@@ -166,7 +166,7 @@ def test_what_cannot_be_answered_is_refused_in_a_line(tiny_model: Path, tmp_path
 @pytest.mark.parametrize(
     ("family", "prompt", "max_new_tokens", "refusal"),
     [
-        ("bart", "Hi!", 600, "600 behind the 1 tokens before the answer are more than the 512 positions"),
+        ("bart", "Hi!", 600, "600 after the 1 token before the answer are more than the 512 positions"),
         ("bart", "Hi! " * 600, 12, "tokens are more than the 512 positions of this model's encoder"),
         ("gpt2", "Hi!", 200, "more than the 128 positions of this model; give at most 12"),
         ("gpt2", "Hi! " * 600, 12, "more than the 128 positions of this model; give a shorter prompt"),

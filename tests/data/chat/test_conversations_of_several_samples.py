@@ -48,7 +48,7 @@ def test_samples_keep_the_row_of_their_conversation_and_are_counted_by_it(file: 
     assert sequences.source_rows.tolist() == [0, 1, 1, 2]
     assert (sequences.num_by_prompts, sequences.num_by_turns, sequences.num_by_marks) == (2, 1, 0)
     (line,) = sequences.describe("train")
-    assert "2 behind its generation prompts; 1 turn by turn, in several samples" in line
+    assert "2 after its generation prompts; 1 turn by turn, in several samples" in line
     assert load(file).describe("train") == [line], "found in the cache"
 
 

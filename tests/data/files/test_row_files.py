@@ -109,8 +109,8 @@ def test_an_empty_cell_is_no_text(tmp_path: Path, tokenizer: Any) -> None:
 @pytest.mark.parametrize(
     ("number", "row", "behind"),
     [
-        (1000, 'q,"Yes, said he.', ", so the 999 lines behind it are not read"),
-        (1000, '"Hello, she said,a', ", so the 999 lines behind it are not read"),
+        (1000, 'q,"Yes, said he.', ", so the 999 lines after it are not read"),
+        (1000, '"Hello, she said,a', ", so the 999 lines after it are not read"),
         (1999, 'q,"last', ""),
     ],
 )
