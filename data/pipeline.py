@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -25,6 +25,9 @@ from data.streaming.sources import Stream, StreamSource
 from data.tokens.encoding import ONE_TEXT, Encode
 from utils.errors import ConfigError
 from utils.streams import keep_standard_descriptors
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerBase
 
 
 @dataclass(frozen=True)
@@ -79,7 +82,7 @@ class RunData:
 def load_data(
     train_config: TrainConfig,
     dataset_configs: Mapping[str, DataSource],
-    tokenizer: Any,
+    tokenizer: PreTrainedTokenizerBase,
     *,
     build_sequences: Callable[..., Sequences],
     vocab_size: int,
@@ -171,7 +174,7 @@ def load_data(
 def _open_stream(
     train_config: TrainConfig,
     dataset_configs: Mapping[str, DataSource],
-    tokenizer: Any,
+    tokenizer: PreTrainedTokenizerBase,
     builds: Mapping[str, Callable[..., Sequences]],
     *,
     vocab_size: int,
@@ -223,7 +226,7 @@ def find_function(dataset_config: DataSource, encode: Encode) -> Callable[..., A
 def load_sequences(
     function: Callable[..., Any],
     dataset_config: Any,
-    tokenizer: Any,
+    tokenizer: PreTrainedTokenizerBase,
     split: str,
     *,
     split_slice: str | None,

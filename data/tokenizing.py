@@ -9,7 +9,7 @@ from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, replace
 from itertools import pairwise
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import datasets
 import numpy as np
@@ -46,6 +46,9 @@ from utils.errors import ConfigError, in_one_line
 from utils.printing import print_line
 from utils.progress import phase, shows_progress
 
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerBase
+
 ToSpans = Callable[[Mapping[str, Any]], Sequence[TextSpan] | ChatSamples]
 
 BATCH_SIZE = 1000  # examples per call of the tokenizer, which then works on all cores
@@ -62,7 +65,7 @@ _MADE_BY = (
 
 def tokenize_split(
     examples: SplitExamples,
-    tokenizer: Any,
+    tokenizer: PreTrainedTokenizerBase,
     to_spans: ToSpans,
     *,
     by_template: bool = False,
@@ -122,7 +125,7 @@ class _Tokenize:
 
     examples: SplitExamples  # without their data
     to_spans: ToSpans
-    tokenizer: Any
+    tokenizer: PreTrainedTokenizerBase
     encode: Encode
     by_template: bool
     speaks: bool = False  # also if other processes show progress: of a stream that they share
@@ -197,7 +200,9 @@ def _as_table(columns: Mapping[str, list[Any]]) -> pa.Table:
     return pa.table(arrays)
 
 
-def _cache_key(examples: SplitExamples, tokenizer: Any, to_spans: ToSpans, encoding_settings: list[Any]) -> str:
+def _cache_key(
+    examples: SplitExamples, tokenizer: PreTrainedTokenizerBase, to_spans: ToSpans, encoding_settings: list[Any]
+) -> str:
     """A hash of all that the tokens depend on: examples, tokenizer, the dataset's settings and code, library versions.
 
     Hugging Face would hash the function itself. It hashes a function imported from a file by its name alone, and a
@@ -221,7 +226,7 @@ def _cache_key(examples: SplitExamples, tokenizer: Any, to_spans: ToSpans, encod
     return Hasher.hash(parts)
 
 
-def _tokenizer_state(tokenizer: Any) -> str:
+def _tokenizer_state(tokenizer: PreTrainedTokenizerBase) -> str:
     if not tokenizer.is_fast:
         return Hasher.hash(tokenizer)
     backend = tokenizer.backend_tokenizer

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 import torch
@@ -12,6 +12,9 @@ import torch
 from data.tokens.labels import IGNORE_INDEX
 from utils.errors import ConfigError
 from utils.positions import positions_of
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedConfig
 
 
 @dataclass(frozen=True)
@@ -72,7 +75,7 @@ def check_positions(positions: int | None, num_taken: int, max_new_tokens: int) 
     )
 
 
-def decoder_positions(model_config: Any) -> int | None:
+def decoder_positions(model_config: PreTrainedConfig) -> int | None:
     """Tokens that a model's decoder has positions for; None if it has no limit."""
     return positions_of(model_config.get_text_config(decoder=True))
 

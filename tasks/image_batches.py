@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, Self
+from typing import TYPE_CHECKING, Any, Self
 
 import numpy as np
 import torch
@@ -19,6 +19,9 @@ from data.tokens.labels import IGNORE_INDEX, labels_to_predict, shift_left, shif
 from data.tokens.spans import BadExample
 from tasks.micro_batch import TensorBatch, meta_ids
 from utils.errors import ConfigError, in_one_line
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedConfig
 
 TEXT_INPUTS = ("input_ids", "attention_mask", "token_type_ids", "mm_token_type_ids")
 """The inputs that have a value for each token; all others belong to the images."""
@@ -203,7 +206,7 @@ def _stacked(values: list[torch.Tensor]) -> torch.Tensor:
     return torch.cat(filled)
 
 
-def num_image_tokens(model_config: Any) -> int:
+def num_image_tokens(model_config: PreTrainedConfig) -> int:
     """The positions that an image takes in the text.
 
     Raises:

@@ -222,7 +222,13 @@ class ImageText(Task[ImageTextMicroBatch]):
         return PromptedAnswer(sequence.input_ids[:0], sequence.labels, num_positions=0)
 
     def generate_batch(
-        self, model: Any, processor: Any, sequences: Sequence[Any], settings: GenerationSettings, *, in_step: bool
+        self,
+        model: Any,
+        processor: Any,
+        sequences: Sequence[Any],
+        settings: GenerationSettings,
+        *,
+        in_step: bool,
     ) -> list[str]:
         """What the model writes about each image, without special tokens."""
         pictures = [sequence.pictures.open(sequence.place) for sequence in sequences]
@@ -248,9 +254,10 @@ class ImageText(Task[ImageTextMicroBatch]):
         return image_meta_batch(model_config, rows, min(text, train_config.max_text_length))
 
 
-def head(model: Any) -> Any:
+def head(model: PreTrainedModel) -> Any:
     """The model whose own forward calls the head: the model itself, or, as in BLIP-2, a language model inside it."""
-    output, owner = model.get_output_embeddings(), model
+    output = model.get_output_embeddings()
+    owner: nn.Module = model
     while inner := next((child for child in owner.children() if _has_head(child, output)), None):
         owner = inner
     return owner

@@ -10,7 +10,7 @@ import numpy as np
 import torch
 import transformers
 from torch import nn
-from transformers import AutoModelForSeq2SeqLM, PreTrainedConfig, PreTrainedModel
+from transformers import AutoModelForSeq2SeqLM, PreTrainedConfig, PreTrainedModel, PreTrainedTokenizerBase
 
 from configs.run import RunConfig
 from configs.training import DEFAULT_SOURCE_LENGTH, DEFAULT_TARGET_LENGTH, TrainConfig
@@ -248,7 +248,7 @@ class Seq2SeqLM(Task[Seq2SeqMicroBatch]):
         return seq2seq_meta_batch(rows, *widths)
 
 
-def check_decoder_tokens(text_config: Any, model_name: str) -> None:
+def check_decoder_tokens(text_config: PreTrainedConfig, model_name: str) -> None:
     """Check that this config of a text model names the tokens with which the decoder begins and is padded.
 
     Raises:
@@ -262,7 +262,7 @@ def check_decoder_tokens(text_config: Any, model_name: str) -> None:
             )
 
 
-def _affixes(tokenizer: Any, **text: str) -> Affixes:
+def _affixes(tokenizer: PreTrainedTokenizerBase, **text: str) -> Affixes:
     """The special tokens around a text, which is given by the tokenizer's argument for it."""
     plain, whole = (tokenizer(**text, add_special_tokens=added)["input_ids"] for added in (False, True))
     place = next((i for i in range(len(whole)) if whole[i : i + len(plain)] == plain), None)

@@ -229,7 +229,7 @@ class Task(ABC, Generic[Batch]):
     @abstractmethod
     def generate(
         self,
-        model: PreTrainedModel,
+        model: Any,
         processor: Any,
         prompt: str,
         *,
@@ -254,7 +254,7 @@ class Task(ABC, Generic[Batch]):
     @abstractmethod
     def generate_batch(
         self,
-        model: PreTrainedModel,
+        model: Any,
         processor: Any,
         sequences: Sequence[Any],
         settings: GenerationSettings,

@@ -37,8 +37,8 @@ class QaDataset(DataSource):
     mark: str = setting("?", "what ends a question")
 
     def check(self, flag: str) -> None:
-        if not self.mark:
-            raise ConfigError(f"{flag}.mark: is empty; give a mark")
+        if len(self.mark) > 1:
+            raise ConfigError(f"{flag}.mark: {self.mark} is no mark; give one character")
 
 
 def get_qa_dataset(
@@ -151,6 +151,6 @@ def test_an_added_format_task_and_metric_train(copy: Path, tiny_model: Path, tmp
 
 
 def test_settings_of_an_added_format_are_checked_before_anything_else(copy: Path) -> None:
-    run = run_copy(copy, "--model_name", "m", "--dataset", "qa_dataset", "--qa_dataset.mark", "")
+    run = run_copy(copy, "--model_name", "m", "--dataset", "qa_dataset", "--qa_dataset.mark", "what")
     assert run.returncode == 2
-    assert error_lines(run.stderr) == ["error: --qa_dataset.mark: is empty; give a mark"]
+    assert error_lines(run.stderr) == ["error: --qa_dataset.mark: what is no mark; give one character"]

@@ -5,9 +5,12 @@ from __future__ import annotations
 import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerBase
 
 
 @dataclass(frozen=True)
@@ -94,7 +97,7 @@ def padding_share(lengths: np.ndarray, rows_per_micro_batch: int, width: PaddedW
     return 1 - float(lengths.sum() / (widths * rows).sum())
 
 
-def padding_id(tokenizer: Any, vocab_size: int) -> int:
+def padding_id(tokenizer: PreTrainedTokenizerBase, vocab_size: int) -> int:
     """The token id in the unused positions of a batch: the pad token if the model has a row for it, else the end token.
 
     Padding is masked from attention and loss, so any id computes the same. A tokenizer without a pad token gets none,

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from jinja2 import TemplateError
 from transformers.utils.chat_template_utils import render_jinja_template
@@ -14,12 +14,15 @@ from data.chat.conversation import Conversation
 from data.tokens.spans import BadExample
 from utils.errors import ConfigError, in_one_line
 
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerBase
+
 FLAG = "--chat_dataset.chat_template"
 
 _GENERATION = re.compile(r"\{%[-+]?\s*generation\s*[-+]?%\}")
 
 
-def use_template(tokenizer: Any, file: str | None, flag: str = FLAG) -> None:
+def use_template(tokenizer: PreTrainedTokenizerBase, file: str | None, flag: str = FLAG) -> None:
     """Give the tokenizer the template in `file`, which is then saved with the trained model; None keeps its own.
 
     Args:
@@ -44,12 +47,12 @@ def use_template(tokenizer: Any, file: str | None, flag: str = FLAG) -> None:
 class ChatTemplate:
     """The template of a tokenizer, and the tokens that can end a turn."""
 
-    tokenizer: Any
+    tokenizer: PreTrainedTokenizerBase
     special_tokens: tuple[str, ...]  # longest first
     flag: str = FLAG  # that gives another template
 
     @classmethod
-    def of(cls, tokenizer: Any, flag: str = FLAG) -> ChatTemplate:
+    def of(cls, tokenizer: PreTrainedTokenizerBase, flag: str = FLAG) -> ChatTemplate:
         tokens = {token.content.strip() for token in tokenizer.added_tokens_decoder.values() if token.special} - {""}
         return cls(tokenizer, tuple(sorted(tokens, key=len, reverse=True)), flag)
 

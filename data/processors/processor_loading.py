@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from transformers import AutoProcessor
+from transformers import AutoProcessor, PreTrainedTokenizerBase
 from transformers.utils import IMAGE_PROCESSOR_NAME, PROCESSOR_NAME, cached_file
 
 from configs.training import TrainConfig
@@ -125,7 +125,7 @@ def image_inputs(processor: Any, image: Any, text: str) -> dict[str, torch.Tenso
     return {name: value for name, value in inputs.items() if torch.is_tensor(value)}
 
 
-def num_end_tokens(tokenizer: Any) -> int:
+def num_end_tokens(tokenizer: PreTrainedTokenizerBase) -> int:
     """How many tokens the tokenizer appends to a text by itself."""
     plain, whole = tokenizer("a", add_special_tokens=False)["input_ids"], tokenizer("a")["input_ids"]
     starts = [start for start in range(len(whole) - len(plain) + 1) if whole[start : start + len(plain)] == plain]

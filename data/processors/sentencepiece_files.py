@@ -8,11 +8,14 @@ from __future__ import annotations
 
 import importlib.util
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING
 
 from transformers.utils import cached_file
 
 from utils.errors import ConfigError, in_one_line
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerBase
 
 FILES = ("tokenizer.model", "spiece.model", "sentencepiece.bpe.model")
 _PROBE = "Anna has 3 red apples, and Tom's are green."
@@ -51,7 +54,7 @@ def _is_installed(module: str) -> bool:
         return False
 
 
-def check_conversion(tokenizer: Any, model: Path, name: str, flag: str) -> None:
+def check_conversion(tokenizer: PreTrainedTokenizerBase, model: Path, name: str, flag: str) -> None:
     """Check that the converted tokenizer splits a plain sentence as sentencepiece does.
 
     Raises:

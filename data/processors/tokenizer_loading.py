@@ -43,7 +43,7 @@ def load_tokenizer(train_config: TrainConfig) -> PreTrainedTokenizerBase:
     return tokenizer
 
 
-def add_special_tokens(tokenizer: Any, train_config: TrainConfig) -> None:
+def add_special_tokens(tokenizer: PreTrainedTokenizerBase, train_config: TrainConfig) -> None:
     """Add the tokens that the tokenizer does not have.
 
     Raises:
@@ -65,11 +65,12 @@ def tokenizer_of(processor: Any) -> Any:
     return getattr(processor, "tokenizer", processor)
 
 
-def added_token_ids(tokenizer: Any, train_config: TrainConfig) -> tuple[int, ...]:
+def added_token_ids(tokenizer: PreTrainedTokenizerBase, train_config: TrainConfig) -> tuple[int, ...]:
     """The ids of the tokens of `--add_special_tokens`, sorted."""
-    return tuple(sorted({tokenizer.convert_tokens_to_ids(token) for token in train_config.add_special_tokens}))
+    ids = tokenizer.convert_tokens_to_ids(list(train_config.add_special_tokens))
+    return tuple(sorted({*ids} if isinstance(ids, list) else {ids}))
 
 
-def num_rows_needed(tokenizer: Any) -> int:
+def num_rows_needed(tokenizer: PreTrainedTokenizerBase) -> int:
     """Rows that an embedding must have for this tokenizer; a pad token that comes last needs none."""
     return len(tokenizer) - (tokenizer.pad_token_id == len(tokenizer) - 1)

@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 from itertools import islice
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import datasets
 import numpy as np
@@ -29,6 +29,9 @@ from data.streaming.tokenized_stream import RowBatch, TokenizedStream
 from data.tokens.encoding import ONE_TEXT, Encode
 from utils.errors import ConfigError
 
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerBase
+
 BLOCK = 256  # rows that are checked together
 HEAD = 64  # rows that are checked before the run starts
 
@@ -40,7 +43,7 @@ class StreamSource:
     dataset: str  # its name, for messages
     function: Callable[..., Any]
     dataset_config: Any
-    tokenizer: Any
+    tokenizer: PreTrainedTokenizerBase
     split: str
     build: Callable[..., Sequences]  # makes sequences of a block of rows
     vocab_size: int

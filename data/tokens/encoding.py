@@ -4,11 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Protocol
 
 from data.tokens.spans import TextSpan
 
 if TYPE_CHECKING:  # the files of datasets/ import this module, and flags are read before numpy is loaded
+    from transformers import PreTrainedTokenizerBase
+
     from data.tokens.loss_mask import TokenColumns
 
 
@@ -23,7 +25,7 @@ class Encode(Protocol):
         """Whether an example is one text, in which a prompt leads to the answer; else source and target are apart."""
 
     def __call__(
-        self, examples: Sequence[Sequence[TextSpan]], tokenizer: Any, *, by_template: bool = False
+        self, examples: Sequence[Sequence[TextSpan]], tokenizer: PreTrainedTokenizerBase, *, by_template: bool = False
     ) -> TokenColumns:
         """The columns `input_ids` and `labels` of these examples; both are empty for one without spans."""
 
@@ -39,7 +41,7 @@ class OneText:
     is_one_text = True
 
     def __call__(
-        self, examples: Sequence[Sequence[TextSpan]], tokenizer: Any, *, by_template: bool = False
+        self, examples: Sequence[Sequence[TextSpan]], tokenizer: PreTrainedTokenizerBase, *, by_template: bool = False
     ) -> TokenColumns:
         from data.tokens.loss_mask import no_tokens, tokenize_spans
 
@@ -65,7 +67,7 @@ class SourceAndTarget:
     is_one_text = False
 
     def __call__(
-        self, examples: Sequence[Sequence[TextSpan]], tokenizer: Any, *, by_template: bool = False
+        self, examples: Sequence[Sequence[TextSpan]], tokenizer: PreTrainedTokenizerBase, *, by_template: bool = False
     ) -> TokenColumns:
         from data.tokens.loss_mask import TokenColumns, encode_plainly, no_tokens
 
@@ -90,7 +92,7 @@ class Caption:
     is_one_text = False
 
     def __call__(
-        self, examples: Sequence[Sequence[TextSpan]], tokenizer: Any, *, by_template: bool = False
+        self, examples: Sequence[Sequence[TextSpan]], tokenizer: PreTrainedTokenizerBase, *, by_template: bool = False
     ) -> TokenColumns:
         from data.tokens.loss_mask import no_tokens, tokenize_spans
 

@@ -8,9 +8,12 @@ equal letters, a token may end elsewhere.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerBase
 
 CALL_CHARACTERS = 2**18  # of one call of the tokenizer
 OVERLAP_CHARACTERS = 2**10
@@ -58,7 +61,7 @@ class _Window(NamedTuple):
         return len(mine.ids) == 2 * AGREEING_TOKENS and all(map(np.array_equal, mine, theirs))
 
 
-def encode_texts(texts: Sequence[str], tokenizer: Any) -> Iterator[EncodedText]:
+def encode_texts(texts: Sequence[str], tokenizer: PreTrainedTokenizerBase) -> Iterator[EncodedText]:
     """The tokens of each text, without special tokens."""
     for group in _calls(texts):
         if tokenizer.is_fast and len(group[0]) > CALL_CHARACTERS:
@@ -86,11 +89,11 @@ def _calls(texts: Sequence[str]) -> Iterator[list[str]]:
         yield group
 
 
-def _call(texts: list[str], tokenizer: Any) -> Any:
+def _call(texts: list[str], tokenizer: PreTrainedTokenizerBase) -> Any:
     return tokenizer(texts, add_special_tokens=False, return_attention_mask=False, verbose=False)
 
 
-def _windows(text: str, tokenizer: Any) -> Iterator[_Window]:
+def _windows(text: str, tokenizer: PreTrainedTokenizerBase) -> Iterator[_Window]:
     """Parts of the text's tokens that follow each other."""
     start, before = 0, _Window.empty()
     while start < len(text):
@@ -113,7 +116,7 @@ def _windows(text: str, tokenizer: Any) -> Iterator[_Window]:
             start, before = next_start, window
 
 
-def _encode_window(text: str, start: int, tokenizer: Any) -> _Window:
+def _encode_window(text: str, start: int, tokenizer: PreTrainedTokenizerBase) -> _Window:
     encoded = _call([text[start : start + CALL_CHARACTERS]], tokenizer).encodings[0]
     places = np.array(encoded.offsets, dtype=np.int64).reshape(-1, 2) + start
     return _Window(np.array(encoded.ids, dtype=np.int32), places[:, 0], places[:, 1])

@@ -11,13 +11,16 @@ from __future__ import annotations
 
 from bisect import bisect_left, bisect_right
 from collections.abc import Sequence
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
 from data.tokens.labels import IGNORE_INDEX
 from data.tokens.long_texts import EncodedText, encode_texts
 from data.tokens.spans import TextSpan
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerBase
 
 
 def without_empty_answers(spans: Sequence[TextSpan]) -> tuple[Sequence[TextSpan], int]:
@@ -38,7 +41,11 @@ class TokenColumns(NamedTuple):
 
 
 def tokenize_spans(
-    examples: Sequence[Sequence[TextSpan]], tokenizer: Any, *, start: Sequence[int] = (), end: Sequence[int] = ()
+    examples: Sequence[Sequence[TextSpan]],
+    tokenizer: PreTrainedTokenizerBase,
+    *,
+    start: Sequence[int] = (),
+    end: Sequence[int] = (),
 ) -> TokenColumns:
     """Each example as `start`, the tokens of its joined spans, `end`.
 
@@ -70,7 +77,7 @@ def tokenize_spans(
     return tokenized
 
 
-def encode_plainly(tokenizer: Any, **texts: list[str]) -> list[np.ndarray]:
+def encode_plainly(tokenizer: PreTrainedTokenizerBase, **texts: list[str]) -> list[np.ndarray]:
     """The token ids of each text, int32, with the tokenizer's own special tokens; texts are given by its argument."""
     if not any(texts.values()):
         return []
@@ -82,14 +89,14 @@ def no_tokens() -> np.ndarray:
     return np.empty(0, dtype=np.int32)
 
 
-def _ends_with(content: np.ndarray, end: Sequence[int], text: str, tokenizer: Any) -> bool:
+def _ends_with(content: np.ndarray, end: Sequence[int], text: str, tokenizer: PreTrainedTokenizerBase) -> bool:
     """Whether the tokens of a text end with `end`; white space may follow, as after the turns of many templates."""
     if content[-len(end) :].tolist() == list(end):
         return True
     written = text.rstrip()
     if len(written) == len(text) or end[-1] not in content[-8:]:
         return False
-    return written.endswith(tokenizer.convert_ids_to_tokens(end[-1]))
+    return written.endswith(str(tokenizer.convert_ids_to_tokens(end[-1])))
 
 
 def _places_with_loss(spans: Sequence[TextSpan]) -> list[tuple[int, int]]:
@@ -117,7 +124,9 @@ def _tokens_by_offset(encoded: EncodedText, place: tuple[int, int], length: int)
     return first, bisect_left(tokens, place[1], key=lambda token: place_of(token)[0])
 
 
-def _tokens_by_prefix(content: np.ndarray, text: str, place: tuple[int, int], tokenizer: Any) -> tuple[int, int]:
+def _tokens_by_prefix(
+    content: np.ndarray, text: str, place: tuple[int, int], tokenizer: PreTrainedTokenizerBase
+) -> tuple[int, int]:
     """The same for a tokenizer written in Python, which knows no offsets.
 
     The tokens that a text's beginning shares with the whole text lie before the beginning's end. The next token starts
