@@ -31,7 +31,8 @@ from pathlib import Path
 from typing import Any, NamedTuple, get_args, get_origin
 
 from benchmarks.runs.launch import ROOT, SCRIPT, free_port
-from configs.run import DATASETS, SETTINGS
+from configs.formats import DATASETS
+from configs.run import SETTINGS
 from configs.setting import Setting
 from configs.values import choices
 from tools.make_tiny_model import make_tiny_model

@@ -7,10 +7,11 @@ from pathlib import Path
 from typing import Any
 
 from checkpointing.finding import Checkpoint
+from configs.formats import DATASETS
 from configs.fsdp import FsdpConfig
 from configs.names import flag
 from configs.optimizers import OPTIMIZERS
-from configs.run import DATASETS, SETTINGS, RunConfig
+from configs.run import SETTINGS, RunConfig
 from configs.training import TrainConfig
 from policies.optimizers.kind import kind_of
 from run_folder.checkpoint_folder import STATE

@@ -294,8 +294,8 @@ class TrainConfig:
     )
     best_metric: str = setting(
         "eval_loss",
-        "metric by which an evaluation is the best, whose weights are saved: eval_loss, the lowest, or of ROUGE rouge1, "
-        "rouge2 or rougeL, the highest (eval_generate)",
+        "metric by which an evaluation is the best, whose weights are saved: eval_loss, the lowest, or of ROUGE "
+        "rouge1, rouge2 or rougeL, the highest (eval_generate)",
     )
 
     # Results
