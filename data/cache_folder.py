@@ -13,7 +13,7 @@ _OF_WRITING = (errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.ENOLCK)
 
 
 def cache_folder() -> Path:
-    """As HF_DATASETS_CACHE says, or below HF_HOME."""
+    """The folder in HF_DATASETS_CACHE, or one below HF_HOME."""
     return Path(datasets.config.HF_DATASETS_CACHE)
 
 

@@ -1,4 +1,4 @@
-"""What feeds the model of a run: this rank's micro-batches of every step, from the rows or the stream that was read."""
+"""The loaders of a run: this rank's micro-batches of every step, from rows or from a stream."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from ranks.environment import Environment
 
 @dataclass(frozen=True)
 class Loaders:
-    """What feeds the model: each gives this rank's micro-batches of a step."""
+    """The loaders of a run; each yields this rank's micro-batches of a step."""
 
     train: StepLoader | StreamLoader
     evaluation: StepLoader | None  # None without validation

@@ -62,11 +62,11 @@ class RunData:
         return [f"limit_train_batches: an epoch takes {layout.rows_of_epoch(num_rows):,} of {num_rows:,} rows"]
 
     def checksum(self) -> int:
-        """Of the training sequences; of a stream, of the first ones."""
+        """A checksum of the training sequences; of a stream, of its first ones."""
         return checksum([self.train])
 
     def fingerprints(self) -> dict[str, str]:
-        """What tells each split from another, by its name; of a stream, its first sequences, and parts of its files."""
+        """Fingerprints of the splits by name; for a stream, of its first sequences and of parts of its files."""
         splits = {"training data": self.train, "validation data": self.evaluation}
         found = {
             name: f"{len(split)} sequences with checksum {checksum([split]):08x}"

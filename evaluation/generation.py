@@ -36,12 +36,12 @@ SAYS_NOTHING = (
     *("num_beams", "max_length", "max_new_tokens", "do_sample", "temperature", "top_k", "top_p"),
     *("use_cache", "transformers_version"),
 )
-"""Of generation_config.json, what flags decide here, or what changes no text."""
+"""Settings of generation_config.json that flags decide here, or that change no text."""
 
 
 @dataclass(frozen=True)
 class Generation:
-    """What is generated at each evaluation: the same samples each time, in the same batches."""
+    """The samples that are answered at each evaluation, always the same ones and in the same batches."""
 
     task: Task
     processor: Any
@@ -113,7 +113,7 @@ class Generation:
 
 
 def spread(num_items: int, num_chosen: int) -> list[int]:
-    """So many of the items, evenly spaced, from the first on; all if there are fewer."""
+    """`num_chosen` item numbers, evenly spaced, from the first on; all if there are fewer."""
     num_chosen = min(num_items, num_chosen)
     return [number * num_items // num_chosen for number in range(num_chosen)]
 
@@ -130,7 +130,7 @@ def plan_generation(
     vocab_size: int,
     num_positions: int | None,
 ) -> Generation | None:
-    """What will be generated at each evaluation; None without --eval_generate.
+    """The generation at each evaluation; None without --eval_generate.
 
     The samples are those whose loss is evaluated and that have a prompt.
 

@@ -1,4 +1,4 @@
-"""What a measure of the model's answers is: the base class of the other files here.
+"""The base class of measures of the model's answers.
 
 `evaluation/measures.py` lists the measures; all of them are computed at each evaluation with --eval_generate.
 """
@@ -15,7 +15,7 @@ Scorer = Callable[[str, str], Mapping[str, float]]
 
 
 class Answer(NamedTuple):
-    """What the model wrote for one sample."""
+    """The text that the model generated for one sample."""
 
     place: int  # of its sample, among those of the Generation
     text: str
@@ -32,11 +32,11 @@ class Measure(ABC):
     HIGHER_IS_BETTER: ClassVar[bool] = True
 
     REQUIREMENT: ClassVar[str | None] = None
-    """What to install for it, as in requirements-evaluation.txt: "rouge-score>=0.1.2,<0.2"."""
+    """The package that it needs, as in requirements-evaluation.txt: "rouge-score>=0.1.2,<0.2"."""
 
     @abstractmethod
     def make_scorer(self) -> Scorer:
-        """What gives one answer its figures; samples.jsonl shows them. Import the package here, not above.
+        """The function that gives one answer its figures; samples.jsonl shows them. Import the package here, not above.
 
         A measure of all answers together returns a scorer without figures, and overrides `total`.
         """

@@ -66,8 +66,10 @@ class StepFlops:
 
 
 class Seq2SeqFlops:
-    """The same for an encoder-decoder. The keys and values of the decoder's attention to the encoder are computed for
-    each source token, all else in the decoder for each token that it reads.
+    """Counts the model FLOPs of a step of an encoder-decoder.
+
+    The keys and values of the decoder's attention to the encoder are computed for each source token, everything else
+    in the decoder for each token that it reads.
     """
 
     def __init__(self, model: Any, cost: Cost = flops_per_token) -> None:
@@ -106,7 +108,7 @@ def _reads_source(name_in_decoder: str | None) -> bool:
 
 
 def shares_of_experts(model: Any) -> dict[int, float]:
-    """Which share of a mixture's experts a token is routed to, by the ids of their parameters; empty for other models.
+    """The fraction of a mixture's experts that a token is routed to, by the ids of their parameters; empty without.
 
     Experts are one parameter `[experts, ...]` of a module of that name, or a list of modules.
     """
@@ -135,5 +137,5 @@ def _matrices(model: Any) -> tuple[list[Counted], list[Counted]]:
 
 
 def _flops_per_pair(config: Any) -> int:
-    """Of one layer, forward and backward."""
+    """FLOPs of one layer for a pair, forward and backward."""
     return 3 * 4 * getattr(config, "num_attention_heads", 0) * head_dim_of(config)

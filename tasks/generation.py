@@ -1,4 +1,4 @@
-"""What tasks share when they generate: the settings, what a sample asks of the model, and the call itself."""
+"""Generation, as all tasks share it: settings, the prompt of a sample, and the call of the model."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ class GenerationSettings:
 
 
 class PromptedAnswer(NamedTuple):
-    """What the model is asked, and the reference that its text is compared with."""
+    """A prompt, and the reference answer that generated text is compared with."""
 
     prompt: np.ndarray  # int32 [tokens]
     answer: np.ndarray  # int32 [tokens], at least one

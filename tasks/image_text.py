@@ -120,7 +120,7 @@ class ImageText(Task[ImageTextMicroBatch]):
         return CausalLM().loss_notes(model_config)
 
     def stacks(self, model: PreTrainedModel) -> list[nn.Module]:
-        """Those of the language model inside, or the whole model below its head, which puts the image into the text."""
+        """The stacks of the language model inside, or the whole model below its head, which inserts images."""
         owner = head(model)
         if owner is model:
             return [model.base_model]
@@ -191,7 +191,7 @@ class ImageText(Task[ImageTextMicroBatch]):
         more_end_ids: Sequence[int] = (),
         image: Path | None = None,
     ) -> str:
-        """What the model writes about an image. The model is one process's, not sharded.
+        """The text that the model writes about an image. The model is one process's, not sharded.
 
         Args:
             prompt: what it is asked; it may be empty.
@@ -230,7 +230,7 @@ class ImageText(Task[ImageTextMicroBatch]):
         *,
         in_step: bool,
     ) -> list[str]:
-        """What the model writes about each image, without special tokens."""
+        """The text that the model writes about each image, without special tokens."""
         pictures = [sequence.pictures.open(sequence.place) for sequence in sequences]
         inputs = _asked(model, processor, pictures, settings.padding_id)
         output = generate_tokens(model, inputs, settings, in_step=in_step)

@@ -1,4 +1,4 @@
-"""What the micro-batches of all tasks share: how their tensors move."""
+"""The base of all tasks' micro-batches: how their tensors move to a device, and to another process."""
 
 from __future__ import annotations
 

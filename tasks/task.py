@@ -1,4 +1,4 @@
-"""What a task is: the base class of what differs between kinds of models.
+"""The base class of tasks: a task is what differs between kinds of models.
 
 Each task is a class in a file of this folder, and everything else gets it, or a part of it, as an argument.
 `tasks/finding.py` lists them, and finds the one that a model is for.
@@ -126,7 +126,7 @@ class Task(ABC, Generic[Batch]):
     # From examples to batches
 
     def load_processor(self, train_config: TrainConfig) -> Any:
-        """What turns examples into model inputs: a tokenizer, or a processor that has one."""
+        """The tokenizer, or a processor that has one, which turns examples into model inputs."""
         return load_tokenizer(train_config)
 
     @abstractmethod

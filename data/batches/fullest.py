@@ -23,7 +23,7 @@ class BatchShape(NamedTuple):
 
 
 class Foreseen(NamedTuple):
-    """What a run's micro-batches will be like."""
+    """The shapes of a run's micro-batches that matter for a plan."""
 
     fullest: list[BatchShape]  # one of these needs the most memory, once the optimizer has its states
     first: list[BatchShape]  # those of the first step, which finds no states yet, that are fuller than all of these
@@ -49,11 +49,12 @@ def foresee_batches(
     num_steps: int,
     fills_rows: bool = False,
 ) -> Foreseen | None:
-    """What the micro-batches of a run will be like, over all ranks and epochs.
+    """The shapes of a run's micro-batches, over all ranks and epochs.
 
-    Those that may need the most memory have the most tokens, in total or on one side, or the most pairs of tokens. One
-    of few rows may need more than a full one of shorter rows, so the choice is left to a plan of each. The first step
-    stands apart: the optimizer makes its states at its end. If it is the only one, it counts as if they were there.
+    Micro-batches that may need the most memory have the most tokens, in total or on one side, or the most pairs of
+    tokens. One of few rows may need more than a full one of shorter rows, so the choice is left to a plan of each.
+    The first step stands apart: the optimizer makes its states at its end. If it is the only one, it counts as if they
+    were there.
 
     Args:
         lengths: tokens of each row, int64 [rows]; of each target, if they are apart.
@@ -100,7 +101,7 @@ def foresee_batches(
 
 
 def _fullest(shapes: np.ndarray) -> np.ndarray:
-    """Those of the shapes with the most of something; int64 [shapes, rows and widths]."""
+    """The shapes that have the most of some need; int64 [shapes, rows and widths]."""
     return np.unique(shapes[_needs(shapes).argmax(axis=0)], axis=0) if len(shapes) else shapes
 
 

@@ -46,7 +46,7 @@ def describe_row(number: int, datasets: Sequence[str]) -> str:
 
 @dataclass(frozen=True)
 class MixPart:
-    """What one dataset gives to an epoch."""
+    """The share of one dataset in an epoch."""
 
     dataset: str
     share: float  # of the epoch's samples

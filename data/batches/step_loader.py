@@ -23,7 +23,7 @@ from utils.errors import TrainingError
 
 @dataclass(frozen=True)
 class Unreadable:
-    """What a collator returns instead of a micro-batch if a row cannot be read: the run ends with this message."""
+    """Returned by a collator instead of a micro-batch if a row cannot be read: the run ends with this message."""
 
     message: str
 

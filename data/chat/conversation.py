@@ -1,4 +1,4 @@
-"""What a row says: its turns, tools and settings, in the form that chat templates take."""
+"""The conversation of an example: turns, tools and settings, in the form that chat templates take."""
 
 from __future__ import annotations
 

@@ -58,12 +58,12 @@ class ChatTemplate:
 
     @property
     def mark_it(self) -> str:
-        """What to do if the assistant's part cannot be told."""
+        """The remedy if the assistant's part cannot be found."""
         return f"give a template that marks the assistant's parts with {{% generation %}} ({self.flag} FILE)"
 
     @property
     def write_it(self) -> str:
-        """What to do if it leaves out a part of a row."""
+        """The remedy if it leaves out a part of a row."""
         return f"give a template that writes it ({self.flag} FILE), or take that out of the rows"
 
     def has_marks(self, conversation: Conversation) -> bool:

@@ -23,7 +23,7 @@ NOTHING = TurnPlaces()
 
 
 def is_learned(key: str, value: Any) -> bool:
-    """What a weight says.
+    """Whether a weight says that a turn is learned.
 
     Raises:
         BadExample: if it is neither 0 nor 1.

@@ -41,7 +41,7 @@ class Turn(NamedTuple):
 
 
 class _Content(NamedTuple):
-    """What stands in a content, or in thoughts that are a list of parts."""
+    """The text of a content, or of thoughts that are a list of parts."""
 
     text: str | None  # None if there is none
     calls: list[Any]
@@ -170,7 +170,7 @@ def _role(message: Message, names: Mapping[str, str]) -> str:
 
 
 def _only_one(message: Message, keys: Collection[str]) -> Any:
-    """What stands under any of these keys, taken out."""
+    """The value under the first of these keys that is there, taken out."""
     found = {key: message.pop(key) for key in keys if key in message}
     first = next(iter(found.values()), None)
     if any(value != first for value in found.values()):

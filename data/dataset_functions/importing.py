@@ -64,6 +64,6 @@ def find_dataset_function(name: str, dataset_config: DataSource) -> Callable[...
 
 
 def accepted_options(function: Callable[..., Any], **offered: Any) -> dict[str, Any]:
-    """Those of the offered arguments that a dataset function has parameters for."""
+    """The offered arguments for which a dataset function has parameters."""
     parameters = inspect.signature(function).parameters
     return {name: value for name, value in offered.items() if name in parameters}

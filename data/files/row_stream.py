@@ -68,7 +68,7 @@ class RowStream:
 
     @property
     def features(self) -> datasets.Features | None:
-        """What the columns of a table are; None if each row has keys of its own."""
+        """The columns of a table; None if each row has keys of its own."""
         if self.saved is not None:
             return self.saved.features
         if self.files[0].suffix in (".parquet", ".arrow"):

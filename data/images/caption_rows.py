@@ -69,7 +69,7 @@ class Pictures:
         return Picture(image, row[self.prompt_column] if self.prompt_column else self.prompt)
 
     def describe(self, index: int, error: BadExample) -> str:
-        """What is said of a row whose image turns out broken when its batch is made."""
+        """The message for a row whose image turns out broken when its batch is made."""
         place = f"{self.examples.place}, row {self.examples.row_number(index)}"
         return f"{self.examples.flag}: {place}: {error}; mend it, or take the row out"
 
@@ -122,7 +122,7 @@ class Pictures:
 
 @dataclass(frozen=True)
 class CaptionRows:
-    """What a caption dataset is: tokens (`input_ids`, `labels`) and pictures, in the same order."""
+    """The rows of a caption dataset: tokens (`input_ids`, `labels`) and pictures, in the same order."""
 
     tokens: Any  # datasets.Dataset
     pictures: Pictures

@@ -1,4 +1,4 @@
-"""What `--NAME.data_path` means: files, a `save_to_disk` folder or a name on the hub."""
+"""The meaning of `--NAME.data_path`: files, a `save_to_disk` folder or a name on the hub."""
 
 from __future__ import annotations
 

@@ -128,7 +128,7 @@ class SplitExamples:
             print_line(f"{self.name}: columns that are not read: {names}")
 
     def refusal(self, index: int, problem: BadExample) -> str:
-        """What is said of an example that is left out, as it cannot be used.
+        """The message for an example that is left out because it cannot be used.
 
         Raises:
             ConfigError: unless such examples are skipped.

@@ -100,7 +100,7 @@ class StreamLoader:
         self.stream, self.layout, self.rank, self.collate, self.say = stream, layout, rank, collate, say
         self.num_workers, self.pin_memory = min(1, num_workers), pin_memory
         self.state: bytes | None = None
-        """Of the stream at the step that was given last or some steps before, for a checkpoint; set it to go on."""
+        """State of the stream at the last step or a few steps earlier, for a checkpoint; set it to go on."""
 
     def __len__(self) -> int:
         return self.stream.num_steps

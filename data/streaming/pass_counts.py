@@ -1,4 +1,4 @@
-"""What a pass over a stream has given so far."""
+"""Counts of a pass over a stream so far."""
 
 from __future__ import annotations
 

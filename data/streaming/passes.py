@@ -134,7 +134,7 @@ class StreamPass:
         return len(self._shuffled.held) + rows
 
     def state(self) -> dict[str, Any]:
-        """What `go_on` needs to continue after the last batch."""
+        """The state after the last batch, for `go_on`."""
         held = [item.reference() for item in self._shuffled.held]
         rows: dict[str, Any]
         if self._batches is not None:

@@ -132,7 +132,7 @@ class StreamSource:
         return rows.places if isinstance(rows, TokenizedStream) else None
 
     def identity(self) -> list[list[int]]:
-        """What tells its files from others; read once."""
+        """A fingerprint of its files; read once."""
         if self.known_identity is None:
             places = self.places
             self.known_identity = [] if places is None else places.identity()

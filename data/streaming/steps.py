@@ -50,7 +50,7 @@ class StreamSteps:
         return 0 if self._pass is None else self._pass.num_held
 
     def state(self) -> bytes:
-        """What `go_on` needs to continue after the last step, as JSON."""
+        """The state after the last step, as JSON, for `go_on`."""
         assert self._pass is not None
         values = {"settings": self._settings(), "step": self.step, "pass": self._number, **self._pass.state()}
         return json.dumps(values, separators=(",", ":")).encode()
