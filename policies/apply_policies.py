@@ -76,7 +76,7 @@ def adapt_model(
         say: prints a line when something does not compile, and all runs uncompiled; None: torch's error ends the call.
         compiled_loss: stands for the compiled cross-entropy in a plan, which compiles nothing.
     """
-    base, train, backbone = model, config.train_config, task.stacks(model)
+    base, train, backbone = model, config.train_config, task.backbone(model)
     fallback = None if say is None else EagerFallback(say)
     cross_entropy: CrossEntropy = summed_cross_entropy
     if train.compile:

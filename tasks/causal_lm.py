@@ -105,7 +105,7 @@ class CausalLM(Task[CausalMicroBatch]):
             return ["output_router_logits: the router's auxiliary loss is not added; cross-entropy alone is trained"]
         return []
 
-    def stacks(self, model: PreTrainedModel) -> list[nn.Module]:
+    def backbone(self, model: PreTrainedModel) -> list[nn.Module]:
         """The decoder: the head computes logits from its output alone."""
         return [model.get_decoder()]
 

@@ -109,7 +109,7 @@ class ImageText(Task[ImageTextMicroBatch]):
         Raises:
             ConfigError: if not.
         """
-        if model.get_output_embeddings() is None or self.stacks(model)[-1] is head(model):
+        if model.get_output_embeddings() is None or self.backbone(model)[-1] is head(model):
             raise ConfigError(
                 f"--model_name: transformers {transformers.__version__} does not say where the language model of "
                 f"{type(model).__name__} ends, and the loss is computed after it; give a model of another family"
@@ -119,12 +119,12 @@ class ImageText(Task[ImageTextMicroBatch]):
     def loss_notes(self, model_config: PreTrainedConfig) -> list[str]:
         return CausalLM().loss_notes(model_config)
 
-    def stacks(self, model: PreTrainedModel) -> list[nn.Module]:
-        """The stacks of the language model inside, or the whole model below its head, which inserts images."""
+    def backbone(self, model: PreTrainedModel) -> list[nn.Module]:
+        """The backbone of the language model inside, or the whole model below its head, which inserts images."""
         owner = head(model)
         if owner is model:
             return [model.base_model]
-        return _text_task(owner).stacks(owner)
+        return _text_task(owner).backbone(owner)
 
     def compute_logits(self, model: PreTrainedModel, hidden: torch.Tensor) -> torch.Tensor:
         owner = head(model)

@@ -109,12 +109,12 @@ class Seq2SeqLM(Task[Seq2SeqMicroBatch]):
                 f"--model_name: transformers {transformers.__version__} shifts the labels of {type(model).__name__} in "
                 "a way that is not known here; give a model of another family"
             )
-        dropping: list[Any] = [stack for stack in self.stacks(model) if getattr(stack, "layerdrop", 0) > 0]
+        dropping: list[Any] = [stack for stack in self.backbone(model) if getattr(stack, "layerdrop", 0) > 0]
         for stack in dropping:
             stack.layerdrop = 0.0
         return ["layerdrop: off, since ranks would drop different layers"] if dropping else []
 
-    def stacks(self, model: PreTrainedModel) -> list[nn.Module]:
+    def backbone(self, model: PreTrainedModel) -> list[nn.Module]:
         """Encoder and decoder; the head computes logits from the decoder's output alone."""
         return [model.get_encoder(), model.get_decoder()]
 

@@ -164,13 +164,13 @@ class Task(ABC, Generic[Batch]):
     # The model and its loss
 
     @abstractmethod
-    def stacks(self, model: PreTrainedModel) -> list[nn.Module]:
+    def backbone(self, model: PreTrainedModel) -> list[nn.Module]:
         """The submodules that hold the layers, in the order in which they run; the head turns the output of the last
         one into logits."""
 
     @abstractmethod
     def compute_logits(self, model: PreTrainedModel, hidden: torch.Tensor) -> torch.Tensor:
-        """Logits [1, tokens, vocab] by the model's own code, while the last stack returns `hidden` [1, tokens, size].
+        """Logits [1, tokens, vocab] by the model's own code, while the backbone returns `hidden` [1, tokens, size].
 
         The loss calls this for a few tokens at a time, so logits of a whole batch never exist at once.
         """

@@ -65,7 +65,7 @@ def use_summed_loss(
 
     Args:
         model: a transformers model whose head runs on the backbone's output alone.
-        backbone: the submodules that compute the head's input, the last of which returns it (`tasks.task.Task.stacks`).
+        backbone: the submodules that compute the head's input; the last returns it (`tasks.task.Task.backbone`).
         chunk_size: tokens whose logits are held at a time; 0 computes all at once.
         compute_logits: the logits of this output of the backbone (`tasks.task.Task`).
         label_smoothing: see `summed_cross_entropy`; in training only, so that evaluations can be compared.

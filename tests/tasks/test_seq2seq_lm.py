@@ -67,7 +67,7 @@ def assert_same_gradients(model: Any, reference: Any) -> None:
 def test_loss_and_gradients_are_those_of_the_model_itself(family: str, chunk_size: int) -> None:
     reference = make_model(family).train()
     model = copy.deepcopy(reference)
-    use_summed_loss(model, TASK.stacks(model), chunk_size, TASK.compute_logits)
+    use_summed_loss(model, TASK.backbone(model), chunk_size, TASK.compute_logits)
     batch = collator(model)(make_rows())
     wanted, loss = own_loss(reference, batch), TASK.summed_loss(model, batch)
     wanted.backward()
@@ -85,7 +85,7 @@ def test_batches_filled_up_for_compiled_layers_have_the_same_loss_and_gradients(
     assert batches[1].input_ids.shape[0] == 5
     losses = []
     for own, batch in zip((reference, model), batches, strict=True):
-        use_summed_loss(own, TASK.stacks(own), 0, TASK.compute_logits)
+        use_summed_loss(own, TASK.backbone(own), 0, TASK.compute_logits)
         loss = TASK.summed_loss(own, batch)
         loss.backward()
         losses.append(loss.item())
@@ -106,7 +106,7 @@ def test_of_a_frozen_head_the_loss_is_the_same_with_adapters(family: str, chunk_
             torch.nn.init.normal_(parameter, std=0.1)
     model = copy.deepcopy(reference)
     base = model.get_base_model()
-    use_summed_loss(base, TASK.stacks(base), chunk_size, TASK.compute_logits)
+    use_summed_loss(base, TASK.backbone(base), chunk_size, TASK.compute_logits)
     batch = collator(base)(make_rows())
     wanted, loss = own_loss(reference, batch), TASK.summed_loss(model, batch)
     wanted.backward()
@@ -119,7 +119,7 @@ def test_of_a_frozen_head_the_loss_is_the_same_with_adapters(family: str, chunk_
 def test_recomputed_layers_and_a_batch_without_padding_change_nothing(family: str) -> None:
     reference = make_model(family).train()
     model = copy.deepcopy(reference)
-    use_summed_loss(model, TASK.stacks(model), 7, TASK.compute_logits)
+    use_summed_loss(model, TASK.backbone(model), 7, TASK.compute_logits)
     apply_activation_checkpointing(model, Checkpointing("full"))
     row = [[TokenSequence(np.arange(3, 19, dtype=np.int32), np.arange(3, 11, dtype=np.int32), 0)]]
     batch = collator(model)(row)
@@ -134,7 +134,7 @@ def test_recomputed_layers_and_a_batch_without_padding_change_nothing(family: st
 def test_label_smoothing_is_that_of_transformers_and_of_training_alone() -> None:
     reference = make_model("bart").train()
     model = copy.deepcopy(reference)
-    use_summed_loss(model, TASK.stacks(model), 7, TASK.compute_logits, label_smoothing=0.1)
+    use_summed_loss(model, TASK.backbone(model), 7, TASK.compute_logits, label_smoothing=0.1)
     batch = collator(model)(make_rows())
     outputs = reference(input_ids=batch.input_ids, attention_mask=batch.attention_mask, labels=batch.labels)
     smoothed = LabelSmoother(epsilon=0.1)(Seq2SeqLMOutput(logits=outputs.logits), batch.labels)
@@ -158,7 +158,7 @@ def test_what_the_decoder_reads_is_what_the_models_own_code_makes_of_the_labels(
 
 def test_an_empty_micro_batch_has_no_loss_and_zero_gradients() -> None:
     model = make_model("t5").train()
-    use_summed_loss(model, TASK.stacks(model), 7, TASK.compute_logits)
+    use_summed_loss(model, TASK.backbone(model), 7, TASK.compute_logits)
     batch = collator(model)([])
     assert (batch.num_tokens, batch.num_label_tokens, batch.num_cross_pairs) == (0, 0, 0)
     loss = TASK.summed_loss(model, batch)

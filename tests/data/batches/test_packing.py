@@ -187,7 +187,7 @@ def test_changing_one_packed_sequence_changes_no_other_sequences_logits(name: st
 @pytest.mark.parametrize("name", CONFIGS)
 def test_gradients_of_a_batch_are_the_sum_of_each_sequences_alone(name: str, packing: bool) -> None:
     model = make_model(name, "eager", "train")
-    use_summed_loss(model, TASK.stacks(model), 0, TASK.compute_logits)
+    use_summed_loss(model, TASK.backbone(model), 0, TASK.compute_logits)
     sequences = make_sequences([7, 11, 5, 9])
     for sequence in sequences:
         alone = Collator(packing=False, padding_id=2)([[sequence]])
@@ -203,7 +203,7 @@ def test_gradients_of_a_batch_are_the_sum_of_each_sequences_alone(name: str, pac
 @pytest.mark.parametrize("name", CONFIGS)
 def test_what_fills_unused_places_changes_neither_loss_nor_gradients(name: str, packing: bool) -> None:
     model = make_model(name, "eager", "train")
-    use_summed_loss(model, TASK.stacks(model), 0, TASK.compute_logits)
+    use_summed_loss(model, TASK.backbone(model), 0, TASK.compute_logits)
     sequences = make_sequences([7, 12, 5])
     rows = [sequences[:1], sequences[1:]] if packing else [[sequence] for sequence in sequences]
     results = []
@@ -223,7 +223,7 @@ def test_batches_filled_up_for_compiled_layers_have_the_same_loss_gradients_and_
     name: str, packing: bool
 ) -> None:
     model = make_model(name, "eager", "train")
-    use_summed_loss(model, TASK.stacks(model), 0, TASK.compute_logits)
+    use_summed_loss(model, TASK.backbone(model), 0, TASK.compute_logits)
     sequences = make_sequences([7, 12, 5])
     rows = [sequences[:1], sequences[1:]] if packing else [[sequence] for sequence in sequences]
     plain = Collator(packing=packing, padding_id=2)
@@ -273,7 +273,7 @@ def test_the_first_token_of_a_sequence_is_no_label_token() -> None:
 @pytest.mark.parametrize("name", CONFIGS)
 def test_a_batch_without_rows_has_a_loss_and_gradients_of_exactly_zero(name: str, packing: bool) -> None:
     model = make_model(name, "eager", "train")
-    use_summed_loss(model, TASK.stacks(model), 0, TASK.compute_logits)
+    use_summed_loss(model, TASK.backbone(model), 0, TASK.compute_logits)
     batch = Collator(packing=packing, padding_id=2)([])
     assert (batch.num_tokens, batch.num_label_tokens, batch.num_attended_pairs) == (0, 0, 0)
     loss = TASK.summed_loss(model, batch)

@@ -87,7 +87,7 @@ def test_the_end_tokens_embedding_is_trained(tiny_model: Path, tokenizer: Any) -
     assert model.get_input_embeddings().padding_idx is None
     # Untied, so that the head gives this row no gradient of its own.
     model.lm_head.weight = torch.nn.Parameter(model.lm_head.weight.detach().clone())
-    use_summed_loss(model, TASK.stacks(model), 0, TASK.compute_logits)
+    use_summed_loss(model, TASK.backbone(model), 0, TASK.compute_logits)
     end = tokenizer.eos_token_id
     ids = torch.tensor([5, 6, end, 7, 8, 9]).int().numpy()
     TASK.summed_loss(

@@ -65,7 +65,7 @@ class HeldBytes(TorchDispatchMode):
 def make_model(mode: str, *, name: str = "Llama", lora: bool = False, backend: Any = "") -> torch.nn.Module:
     torch.manual_seed(0)
     model = causal_lm = AutoModelForCausalLM.from_config(MODELS[name])
-    use_summed_loss(causal_lm, TASK.stacks(causal_lm), 1024, TASK.compute_logits)
+    use_summed_loss(causal_lm, TASK.backbone(causal_lm), 1024, TASK.compute_logits)
     if lora:
         targets = ["q_proj", "v_proj"] if name == "Llama" else ["c_attn"]
         model = peft.get_peft_model(model, peft.LoraConfig(r=4, lora_dropout=0.1, target_modules=targets))

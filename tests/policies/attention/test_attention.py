@@ -95,12 +95,12 @@ def test_packed_by_offsets_loss_and_gradients_are_the_sum_of_each_documents_alon
     rows = [[document] for document in documents] if one_each else [documents[:3], documents[3:5], documents[5:]]
     wanted_loss, wanted = 0.0, torch.zeros(())
     plain = make_model(name, "sdpa")
-    use_summed_loss(plain, TASK.stacks(plain), 0, TASK.compute_logits)
+    use_summed_loss(plain, TASK.backbone(plain), 0, TASK.compute_logits)
     for document in documents:
         loss, gradients = loss_and_gradients(plain, Collator(packing=False, padding_id=0)([[document]]))
         wanted_loss, wanted = wanted_loss + loss, wanted + gradients
     model = make_model(name, BY_OFFSETS)
-    use_summed_loss(model, TASK.stacks(model), 0, TASK.compute_logits)
+    use_summed_loss(model, TASK.backbone(model), 0, TASK.compute_logits)
     collate = Collator(packing=True, padding_id=0, offsets=rows_that_need_offsets(model, 16))
     loss, gradients = loss_and_gradients(model, collate(rows))
     assert loss == pytest.approx(wanted_loss, rel=1e-5)
@@ -122,7 +122,7 @@ def test_only_windows_shorter_than_a_row_need_the_offsets_of_every_row(window: i
 @pytest.mark.parametrize("name", ["mistral", "gemma3"])
 def test_a_row_longer_than_the_window_without_offsets_is_an_error_and_not_another_model(name: str) -> None:
     model = make_model(name, BY_OFFSETS)
-    use_summed_loss(model, TASK.stacks(model), 0, TASK.compute_logits)
+    use_summed_loss(model, TASK.backbone(model), 0, TASK.compute_logits)
     batch = Collator(packing=True, padding_id=0, offsets="shared")([make_documents([15])])
     with pytest.raises(ValueError, match="windows"):
         TASK.summed_loss(model, batch)
@@ -135,7 +135,7 @@ def test_padded_rows_without_a_mask_give_the_losses_and_gradients_of_masked_ones
     results = []
     for attention, offsets in (("sdpa", "none"), (BY_OFFSETS, "shared")):
         model = make_model(name, attention)
-        use_summed_loss(model, TASK.stacks(model), 0, TASK.compute_logits)
+        use_summed_loss(model, TASK.backbone(model), 0, TASK.compute_logits)
         batch = Collator(packing=False, padding_id=padding_id, offsets=offsets, num_rows=4)(rows)
         assert (batch.attention_mask is None) == (offsets == "shared")
         assert batch.input_ids.shape == (4, 12)
@@ -184,7 +184,7 @@ def test_only_a_model_that_takes_masks_reads_values_to_see_whether_it_needs_one(
     packing: bool, attention: str, reads_some: bool
 ) -> None:
     model = make_model("llama", attention)
-    use_summed_loss(model, TASK.stacks(model), 0, TASK.compute_logits)
+    use_summed_loss(model, TASK.backbone(model), 0, TASK.compute_logits)
     offsets: Any = "none" if attention == "sdpa" else "shared"
     batch = Collator(packing=packing, padding_id=0, offsets=offsets)(
         [[document] for document in make_documents([7, 12])]
@@ -248,7 +248,7 @@ def test_on_a_gpu_in_bf16_packed_documents_are_as_near_to_fp32_as_documents_alon
 
     def alone(dtype: torch.dtype) -> torch.Tensor:
         model = make_model(name, "eager" if attention == "eager" else "sdpa", dtype).cuda()
-        use_summed_loss(model, TASK.stacks(model), 0, TASK.compute_logits)
+        use_summed_loss(model, TASK.backbone(model), 0, TASK.compute_logits)
         total = torch.zeros((), device="cuda")
         for document in documents:
             total = total + loss_and_gradients(model, Collator(packing=False, padding_id=0)([[document]]), "cuda")[1]
@@ -263,7 +263,7 @@ def test_on_a_gpu_in_bf16_packed_documents_are_as_near_to_fp32_as_documents_alon
         assert model.config._attn_implementation == BY_OFFSETS, notes
     else:
         model.set_attn_implementation(attention)
-    use_summed_loss(model, TASK.stacks(model), 0, TASK.compute_logits)
+    use_summed_loss(model, TASK.backbone(model), 0, TASK.compute_logits)
     collate = Collator(packing=True, padding_id=0, offsets=rows_that_need_offsets(model, 400))
     found = loss_and_gradients(model, collate(rows), "cuda")[1]
     far, unavoidable = (((other - truth).norm() / truth.norm()).item() for other in (found, noise))
@@ -304,7 +304,7 @@ def test_models_that_are_known_to_leak_do_leak_and_are_not_packed(name: str) -> 
     with torch.no_grad():
         for parameter in model.parameters():
             parameter.mul_(5 if parameter.dim() > 1 else 1)  # attention far from uniform
-    use_summed_loss(model, TASK.stacks(model), 0, TASK.compute_logits)
+    use_summed_loss(model, TASK.backbone(model), 0, TASK.compute_logits)
     collate = Collator(packing=True, padding_id=0)
     with pytest.raises(ConfigError, match="would see each other"):
         check_packing_isolates(

@@ -76,7 +76,7 @@ def make_learner(name: str, attention: Any, checkpointing: str = "off") -> Any:
     """A model whose attention without masks is this function."""
     AttentionInterface.register(BY_FLASH_4, attention)
     model = make_model(name, BY_FLASH_4)
-    use_summed_loss(model, TASK.stacks(model), 0, TASK.compute_logits)
+    use_summed_loss(model, TASK.backbone(model), 0, TASK.compute_logits)
     apply_activation_checkpointing(model, Checkpointing(checkpointing))
     return model
 

@@ -61,7 +61,7 @@ def no_compiler() -> Iterator[None]:
 @pytest.mark.usefixtures("no_compiler")
 def test_a_loss_that_does_not_compile_is_named() -> None:
     model = make_model("llama")
-    use_summed_loss(model, TASK.stacks(model), 7, TASK.compute_logits, cross_entropy=compile_cross_entropy())
+    use_summed_loss(model, TASK.backbone(model), 7, TASK.compute_logits, cross_entropy=compile_cross_entropy())
     with (
         pytest.raises(CompilationError, match=r"^--compile: .* failed on the cross-entropy .*/nowhere/c\+\+") as raised,
         compilation_named("a layer of this model", "--compile"),
@@ -85,7 +85,7 @@ def test_an_optimizer_that_does_not_compile_is_named_by_its_own_flag() -> None:
 def trained(model: Any, fallback: EagerFallback | None) -> tuple[float, list[torch.Tensor]]:
     """The loss of a batch, the second of two, and the gradients of both; compiled if there is a fallback."""
     cross_entropy = summed_cross_entropy if fallback is None else compile_cross_entropy(fallback)
-    use_summed_loss(model, TASK.stacks(model), 7, TASK.compute_logits, cross_entropy=cross_entropy)
+    use_summed_loss(model, TASK.backbone(model), 7, TASK.compute_logits, cross_entropy=cross_entropy)
     if fallback is not None:
         compile_layers(list(model.model.layers), widths_vary=True, fallback=fallback)
     for seed in (0, 1):

@@ -194,7 +194,7 @@ def test_adapters_of_the_head_get_the_gradients_of_a_plain_loop(name: str, use_d
             nn.init.normal_(parameter, std=0.1)
     model = copy.deepcopy(reference)
     base = model.get_base_model()
-    use_summed_loss(base, TASK.stacks(base), 7, TASK.compute_logits)
+    use_summed_loss(base, TASK.backbone(base), 7, TASK.compute_logits)
     batch = make_batch()
     wanted, loss = reference_loss(reference, batch), TASK.summed_loss(model, batch)
     wanted.backward()

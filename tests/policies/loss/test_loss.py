@@ -40,7 +40,7 @@ def test_loss_and_gradients_are_those_of_cross_entropy_on_full_logits(name: str,
     if frozen == "head":
         freeze_head(reference)
     model = copy.deepcopy(reference)
-    use_summed_loss(model, TASK.stacks(model), chunk_size, TASK.compute_logits)
+    use_summed_loss(model, TASK.backbone(model), chunk_size, TASK.compute_logits)
     batch = make_batch()
     wanted = reference_loss(reference, batch)
     wanted.backward()
@@ -61,7 +61,7 @@ def test_loss_and_gradients_are_those_of_cross_entropy_on_full_logits(name: str,
 @pytest.mark.parametrize("name", CONFIGS)
 def test_a_batch_with_nothing_to_learn_has_a_loss_and_gradients_of_exactly_zero(name: str, chunk_size: int) -> None:
     model = make_model(name)
-    use_summed_loss(model, TASK.stacks(model), chunk_size, TASK.compute_logits)
+    use_summed_loss(model, TASK.backbone(model), chunk_size, TASK.compute_logits)
     loss = TASK.summed_loss(model, make_batch(learned=False))
     loss.backward()
     assert loss.item() == 0
@@ -74,7 +74,7 @@ def test_a_batch_with_nothing_to_learn_has_a_loss_and_gradients_of_exactly_zero(
 
 def flops_and_kept_logits(model: Any, chunk_size: int) -> tuple[int, int]:
     """Of a forward and a backward pass; and how many tensors as wide as the vocabulary stay in between."""
-    use_summed_loss(model, TASK.stacks(model), chunk_size, TASK.compute_logits)
+    use_summed_loss(model, TASK.backbone(model), chunk_size, TASK.compute_logits)
     saved: list[weakref.ref[torch.Tensor]] = []
 
     def keep(tensor: torch.Tensor) -> torch.Tensor:
@@ -109,7 +109,7 @@ def test_no_logits_are_kept_and_none_are_computed_again(chunk_size: int) -> None
 def test_without_labels_the_model_answers_as_before(name: str) -> None:
     reference = make_model(name).eval()
     model = copy.deepcopy(reference)
-    use_summed_loss(model, TASK.stacks(model), 7, TASK.compute_logits)
+    use_summed_loss(model, TASK.backbone(model), 7, TASK.compute_logits)
     batch = make_batch()
     TASK.summed_loss(model, batch).backward()  # nothing of a chunk may stay behind
     with torch.no_grad():
@@ -122,7 +122,7 @@ def test_without_labels_the_model_answers_as_before(name: str) -> None:
 def test_generate_gives_what_it_gave_before(name: str) -> None:
     reference = make_model(name).eval()
     model = copy.deepcopy(reference)
-    use_summed_loss(model, TASK.stacks(model), 7, TASK.compute_logits)
+    use_summed_loss(model, TASK.backbone(model), 7, TASK.compute_logits)
     TASK.summed_loss(model, make_batch()).backward()
     prompt = torch.arange(5, 12)[None]
     options = {"max_new_tokens": 6, "do_sample": False, "pad_token_id": 2, "attention_mask": torch.ones_like(prompt)}
@@ -134,7 +134,7 @@ def test_recomputed_layers_change_neither_loss_nor_gradients(name: str) -> None:
     reference = make_model(name)
     model = copy.deepcopy(reference)
     for each in (reference, model):
-        use_summed_loss(each, TASK.stacks(each), 7, TASK.compute_logits)
+        use_summed_loss(each, TASK.backbone(each), 7, TASK.compute_logits)
     apply_activation_checkpointing(model, Checkpointing("full"))
     batch = make_batch()
     wanted, loss = TASK.summed_loss(reference, batch), TASK.summed_loss(model, batch)
@@ -151,7 +151,7 @@ def test_naming_the_target_positions_changes_neither_loss_nor_gradients(chunk_si
     reference = make_model("gemma2")
     model = copy.deepcopy(reference)
     for each in (reference, model):
-        use_summed_loss(each, TASK.stacks(each), chunk_size, TASK.compute_logits)
+        use_summed_loss(each, TASK.backbone(each), chunk_size, TASK.compute_logits)
     batch = make_batch()
     inputs = {
         "input_ids": batch.input_ids,
