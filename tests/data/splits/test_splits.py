@@ -28,7 +28,7 @@ from data.sequences.causal import build_sequences
 from data.splits.reading import load_split
 from data.splits.validation_share import has_validation
 from data.streaming.tokenized_stream import TokenizedStream
-from data.tokens import encoding
+from data.tokens import loss_mask
 from data.tokens.loss_mask import tokenize_spans
 from tests.helpers.chat_templates import FAMILIES
 from utils.errors import ConfigError
@@ -230,7 +230,7 @@ def test_a_list_of_files_becomes_absolute_paths(tmp_path: Path, monkeypatch: pyt
         ("a,b/one.jsonl", f"{tmp_path}/a,b/one.jsonl"),
     ):
         config = parse_flags(["--model_name", "m", "--samsum_dataset.data_path", given])
-        found = make_paths_absolute(config, tmp_path).samsum_dataset
+        found = make_paths_absolute(config, tmp_path).datasets["samsum_dataset"]
         assert found.data_path == path
         assert len(outputs(found)) == 40, "each file once"
 
@@ -513,7 +513,7 @@ def test_a_slice_is_cut_before_tokenizing_and_holds_the_same_sequences(
         num_tokenized.append(len(examples))
         return tokenize_spans(examples, *rest, **options)
 
-    monkeypatch.setattr(encoding, "tokenize_spans", count)
+    monkeypatch.setattr(loss_mask, "tokenize_spans", count)
     assert sliced(config, split, split_slice, tokenizer, cuts_itself=True) == wanted
     kept = {"1": 1, "7": 7, "30%": round(0.3 * num_in_split), "1%": 1}.get(str(split_slice), num_in_split)
     assert len(wanted) == kept
