@@ -17,7 +17,7 @@ from supervision.watchdog import Watchdog
 
 
 def load_only(config: RunConfig, env: Environment, watchdog: Watchdog) -> None:
-    """Load the model as a run would, and print what each rank holds, beside what was planned. It reads no data.
+    """Load the model as a run would, and print what each rank holds next to what was planned. It reads no data.
 
     Raises:
         ConfigError: if the run is refused.

@@ -34,7 +34,7 @@ from run_folder.run_folder import RunFolder
 class RunRecord(NamedTuple):
     """What run.yaml, the start table and trackers tell of a run besides its settings."""
 
-    resolved: dict[str, Any]  # what the settings came to
+    resolved: dict[str, Any]  # the settings with their defaults decided
     description: dict[str, Any]  # model, data and devices
     start: dict[str, Any]  # the `start` event
 

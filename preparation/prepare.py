@@ -75,7 +75,7 @@ def prepare(config: RunConfig, env: Environment, watchdog: Watchdog, lock: RunLo
 
     # What all ranks must find alike, and what decides how the model is built.
     start_ranks(meeting, config, env, watchdog)
-    check_agreement(facts_found(config, inputs.resolved, inputs.data, num_steps, inputs.vocab_size))
+    check_agreement(facts_found(inputs))
     checkpoint = find_checkpoint(resume.folder, inputs, env)
     resolved = agree_on_attention(agree_to_compile(inputs.resolved, env), env)
     resolved, plan = follow_plan(resolved, env, inputs.data_facts)

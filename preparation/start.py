@@ -53,7 +53,7 @@ def start_ranks(meeting: Meeting, config: RunConfig, env: Environment, watchdog:
 
 
 def agree_to_compile(resolved: Resolved, env: Environment) -> Resolved:
-    """The settings uncompiled if --compile auto came to True and one of the ranks' machines cannot compile.
+    """The settings, uncompiled if --compile auto chose to compile and one of the ranks' machines cannot.
 
     Every rank must call this: all compile, or none.
     """

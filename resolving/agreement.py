@@ -14,11 +14,10 @@ from typing import Any
 from configs.absolute_paths import WRITTEN
 from configs.names import flag
 from configs.run import SETTINGS, RunConfig
-from data.pipeline import RunData
 from policies.weights.fingerprint import describe_file
 from ranks.agreement import Facts
 from ranks.environment import Environment
-from resolving.resolved import Resolved
+from resolving.inputs import Inputs
 from utils.software import code_checksum, git_commit, versions
 
 _READ = {name for name, setting in SETTINGS.items() if setting.is_path} - {
@@ -56,22 +55,18 @@ def facts_at_start(config: RunConfig, env: Environment) -> Facts:
     }
 
 
-def facts_found(config: RunConfig, resolved: Resolved, data: RunData, num_steps: int, vocab_size: int) -> Facts:
-    """What a rank knows when it has read config.json and its data.
-
-    Args:
-        num_steps: optimizer steps of the whole run.
-        vocab_size: rows that the embeddings will have at least.
-    """
+def facts_found(inputs: Inputs) -> Facts:
+    """What a rank knows when it has read config.json and its data."""
+    resolved, adapter = inputs.resolved, inputs.resolved.config.train_config.from_peft_checkpoint
     of_model = {f"--model_name: {key} of config.json": value for key, value in resolved.model_config.to_dict().items()}
     of_model.pop("--model_name: _name_or_path of config.json", None)
-    of_model["--tokenizer_name: number of tokens"] = vocab_size
+    of_model["--tokenizer_name: number of tokens"] = inputs.vocab_size
     of_adapter: dict[str, Any] = {}
-    if config.train_config.from_peft_checkpoint:
-        file = Path(config.train_config.from_peft_checkpoint) / "adapter_model.safetensors"
+    if adapter:
+        file = Path(adapter) / "adapter_model.safetensors"
         of_adapter["--from_peft_checkpoint"] = describe_file(file) if file.is_file() else None
     return {
-        _SAME_DEVICES: resolved.to_dict() | {"optimizer steps": num_steps},
+        _SAME_DEVICES: resolved.to_dict() | {"optimizer steps": inputs.num_steps},
         _SAME_MODEL: of_model | of_adapter,
-        _SAME_DATA: {f"--dataset, {split}": value for split, value in data.fingerprints().items()},
+        _SAME_DATA: {f"--dataset, {split}": value for split, value in inputs.data.fingerprints().items()},
     }

@@ -118,5 +118,7 @@ def read_data(resolved: Resolved, processor: Any, env: Environment) -> tuple[Run
         context_length=resolved.context_length,
         encode=reading.encode,
     )
-    check_batch_sizes(config, data, resolved.model_config, vocab_size, env)
+    check_batch_sizes(
+        config.train_config, data, resolved.model_config, vocab_size, memory_bytes=env.device_facts.memory_bytes
+    )
     return data, vocab_size

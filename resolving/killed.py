@@ -1,4 +1,4 @@
-"""What had happened to a session of a run that ended without a word."""
+"""Why an earlier session of a run ended without an `end` event."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ from utils.processes import machine
 
 
 def how_it_was_killed(folder: Path) -> list[str]:
-    """A line on the last session in a run folder, if it wrote no end: who is killed by the kernel cannot.
+    """A line on the last session in a run folder if it wrote no end, since a killed process cannot.
 
-    Whether it was the kernel, for want of memory, is known if that session was on this machine, or in this container,
-    and neither was started anew.
+    If that session was on this machine, or in this container, and neither was restarted, the kernel tells whether it
+    killed the session for lack of memory.
     """
     events = _events(folder / "metrics.jsonl")
     run = read_run_yaml(folder) if (folder / NAME).is_file() else {}

@@ -1,11 +1,11 @@
-"""What the settings come to for this model and on these ranks: all that is known before any data is read."""
+"""The settings with every default decided for this model and these ranks, before any data is read."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from configs.peft import PrefixConfig
 from configs.run import RunConfig
@@ -35,6 +35,9 @@ from tasks.task import Task
 from utils.compat import caps_scores
 from utils.errors import ConfigError
 from utils.positions import positions_of
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedConfig
 from utils.wording import plural
 
 MAX_GLOBAL_BATCH = 10**15  # rows: their number must fit into 64 bits, and so must what is computed with it
@@ -46,14 +49,14 @@ class Resolved:
 
     config: RunConfig  # with the defaults that depend on the task
     task: Task
-    model_config: Any  # of transformers
+    model_config: PreTrainedConfig
     batches: BatchLayout
     began_with: Beginning
     lr: float  # the peak learning rate
     policies: Policies
     lengths: tuple[int, ...]  # tokens of the longest row, and of the longest target if targets are apart
     notes: tuple[str, ...]  # lines to print: which defaults were adapted
-    chose_to_compile: bool = False  # --compile auto came to True, if every rank's machine can
+    chose_to_compile: bool = False  # --compile auto chose to, if every rank's machine can
 
     @property
     def context_length(self) -> int:
@@ -154,7 +157,7 @@ def resolve(
     )
 
 
-def _attention_kinds(train: TrainConfig, task: Task, model_config: Any) -> set[AttentionKind]:
+def _attention_kinds(train: TrainConfig, task: Task, model_config: PreTrainedConfig) -> set[AttentionKind]:
     """Those that FlashAttention 4 might serve, if the model's attention is of a kind that it can."""
     prefixed = train.use_peft and train.peft_method == "prefix"  # in a cache, which takes masks
     is_asked = task.PACKS and train.use_fast_kernels is not False and not (prefixed or caps_scores(model_config))
@@ -167,7 +170,7 @@ def with_choice(resolved: Resolved, checkpointing: Checkpointing | None) -> Reso
 
 
 def without_compiling(resolved: Resolved, why: str) -> Resolved:
-    """The settings with what --compile auto comes to on ranks of which one cannot compile.
+    """The settings uncompiled, as --compile auto asks if one of the ranks cannot compile.
 
     Args:
         why: it cannot, as a clause.
@@ -257,7 +260,7 @@ def steps_of_run(train: TrainConfig, steps_per_epoch: int) -> int:
     return min(num_steps, train.max_train_step) if train.max_train_step else num_steps
 
 
-def with_default_targets(config: RunConfig, model_config: Any) -> RunConfig:
+def with_default_targets(config: RunConfig, model_config: PreTrainedConfig) -> RunConfig:
     """The settings with the layers that LoRA adapts in models with this config, if none were named."""
     train, given = config.train_config, config.was_given("lora_config.target_modules")
     if not train.use_peft or train.peft_method != "lora" or train.from_peft_checkpoint or given:
@@ -272,7 +275,7 @@ def with_default_targets(config: RunConfig, model_config: Any) -> RunConfig:
 
 
 def resolve_lengths(
-    train: TrainConfig, prefix_config: PrefixConfig, model_config: Any, defaults: Mapping[str, int]
+    train: TrainConfig, prefix_config: PrefixConfig, model_config: PreTrainedConfig, defaults: Mapping[str, int]
 ) -> tuple[tuple[int, ...], list[str]]:
     """Tokens of the longest row, and of the longest target if targets are apart; and lines to print.
 
@@ -313,7 +316,7 @@ def _all_positions(name: str, asked: int | None, positions: int, prefix: int) ->
     return positions, f"{name}: {positions}, all that this model has positions for{taken}"
 
 
-def num_positions(train: TrainConfig, prefix_config: PrefixConfig, model_config: Any) -> int | None:
+def num_positions(train: TrainConfig, prefix_config: PrefixConfig, model_config: PreTrainedConfig) -> int | None:
     """Tokens that the model's decoder has positions for, less a prefix; None if it has no limit."""
     positions = decoder_positions(model_config)
     return None if positions is None else positions - num_virtual_tokens(train, prefix_config)

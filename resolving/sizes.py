@@ -6,7 +6,7 @@ These are lower bounds. A run that passes may still turn out too large; a run th
 from __future__ import annotations
 
 import os
-from typing import Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 import psutil
@@ -20,6 +20,9 @@ from ranks.environment import Environment
 from utils.errors import ConfigError
 from utils.layer_configs import layer_configs
 from utils.units import readable
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedConfig
 
 _PROCESSES_PER_CORE = 4
 _FEW_PROCESSES = 16  # are always allowed
@@ -40,7 +43,7 @@ def check_workers(train: TrainConfig, env: Environment) -> None:
         )
 
 
-def check_model_sizes(config: RunConfig, model_config: Any, context_length: int, env: Environment) -> None:
+def check_model_sizes(config: RunConfig, model_config: PreTrainedConfig, context_length: int, env: Environment) -> None:
     """Refuse an adapter or a row that needs more than the memory there is.
 
     Raises:
@@ -56,7 +59,7 @@ def check_model_sizes(config: RunConfig, model_config: Any, context_length: int,
     if not config.train_config.use_peft or config.train_config.from_peft_checkpoint:
         return
     if config.train_config.peft_method == "lora":
-        _check_rank(config, model_config)
+        _check_rank(config.lora_config.r, model_config)
     if env.planned_device is not None:  # how much host memory there is, is known of this machine alone
         return
     # Every rank holds its adapter whole, in fp32; on a CPU its gradient and the optimizer's states, too.
@@ -65,13 +68,18 @@ def check_model_sizes(config: RunConfig, model_config: Any, context_length: int,
     _refuse_above(_host_bytes(), 4 * num_weights * num_copies, flag, f"an adapter of {num_weights:,} weights")
 
 
-def check_batch_sizes(config: RunConfig, data: RunData, model_config: Any, vocab_size: int, env: Environment) -> None:
+def check_batch_sizes(
+    train: TrainConfig, data: RunData, model_config: PreTrainedConfig, vocab_size: int, *, memory_bytes: int
+) -> None:
     """Refuse micro-batches that need more than the memory there is, with the rows that this data has.
+
+    Args:
+        vocab_size: rows of the embeddings.
+        memory_bytes: of the device.
 
     Raises:
         ConfigError: with the flag, what it needs and what there is.
     """
-    train = config.train_config
     splits = (
         ("--batch_size_training", train.batch_size_training, data.train, data.train_rows),
         ("--val_batch_size", train.val_batch_size, data.evaluation, data.eval_rows),
@@ -84,16 +92,16 @@ def check_batch_sizes(config: RunConfig, data: RunData, model_config: Any, vocab
         num_rows = min(batch_size, len(rows)) if rows is not None else batch_size
         num_tokens = int(num_rows * mean_length)
         what = f"a micro-batch of {num_rows:,} rows ({num_tokens:,} tokens)"
-        _refuse_above(env.device_facts.memory_bytes, num_tokens * 4 * _hidden_size(model_config), flag, what)
+        _refuse_above(memory_bytes, num_tokens * 4 * _hidden_size(model_config), flag, what)
         share = int(np.count_nonzero(sequences.labels != IGNORE_INDEX)) / len(sequences.input_ids)
         num_labels = min(train.loss_chunk_size or num_tokens, int(num_tokens * share))
         what = f"the logits of {num_labels:,} tokens at a time"
-        _refuse_above(env.device_facts.memory_bytes, num_labels * 4 * vocab_size, "--loss_chunk_size", what)
+        _refuse_above(memory_bytes, num_labels * 4 * vocab_size, "--loss_chunk_size", what)
 
 
-def _check_rank(config: RunConfig, model_config: Any) -> None:
+def _check_rank(r: int, model_config: PreTrainedConfig) -> None:
     """Refuse a rank beyond that of any weight: it would add memory and nothing else."""
-    r, inner = config.lora_config.r, [getattr(one, "intermediate_size", None) for one in layer_configs(model_config)]
+    inner = [getattr(one, "intermediate_size", None) for one in layer_configs(model_config)]
     sizes = [_hidden_size(model_config), *inner, 4 * _hidden_size(model_config)]
     most = max(size for size in sizes if isinstance(size, int))
     if 0 < most < r:
@@ -103,7 +111,7 @@ def _check_rank(config: RunConfig, model_config: Any) -> None:
         )
 
 
-def _adapter_weights(config: RunConfig, model_config: Any) -> tuple[str, int]:
+def _adapter_weights(config: RunConfig, model_config: PreTrainedConfig) -> tuple[str, int]:
     """The flag that decides how large the adapter is, and at least how many weights it has."""
     text, hidden = model_config.get_text_config(), _hidden_size(model_config)
     num_layers = getattr(text, "num_hidden_layers", 1)
@@ -119,7 +127,7 @@ def _adapter_weights(config: RunConfig, model_config: Any) -> tuple[str, int]:
     return "--lora_config.r", config.lora_config.r * hidden * num_layers * len(targets)
 
 
-def _hidden_size(model_config: Any) -> int:
+def _hidden_size(model_config: PreTrainedConfig) -> int:
     size = getattr(model_config.get_text_config(), "hidden_size", None)
     return size if isinstance(size, int) else 0
 

@@ -5,7 +5,7 @@
     checkpoints/best             names that of the best evaluation (--keep_best)
 
 Files are written to `step-00000020.incomplete`, which is renamed when all of them are on the disk. A checkpoint that is
-to be deleted gets that name again first. Others' files may lie beside these folders: what is deleted here either has
+to be deleted gets that name again first. Others' files may lie next to these folders: what is deleted here either has
 such a name or holds a COMPLETE or a state.json that this program wrote.
 """
 

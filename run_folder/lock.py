@@ -112,9 +112,10 @@ class RunLock:
         self.release()
 
     def _forget(self) -> None:
-        for file in self._locked.values():
-            os.close(file)
-        self.held, self._locked = [], {}
+        while self._locked:
+            with contextlib.suppress(KeyError):  # two threads may end the run
+                os.close(self._locked.popitem()[1])
+        self.held = []
 
     def _create(self, path: Path) -> bool:
         """Whether the file was made; False if there is one already. NFS makes such a file once, too."""

@@ -171,7 +171,7 @@ class RunFolder:
 
         Args:
             lock: holds the folder before anything is checked again, deleted or written.
-            resolved: what the settings came to on this machine.
+            resolved: the settings with their defaults decided.
             description: what else run.yaml shows, by section.
             resumed: what run.yaml records of the resume; None if the run starts afresh.
 

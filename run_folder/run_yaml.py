@@ -34,7 +34,7 @@ def write_run_yaml(
     checkpoints: Path | None,
     earlier: dict[str, Any],
 ) -> None:
-    """Write every setting, what it came to on this machine, and what a rerun would need to know.
+    """Write every setting, given and resolved, and what a rerun would need to know.
 
     Args:
         description: sections on model, data and devices (`reporting.run_description`).

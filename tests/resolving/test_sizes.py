@@ -87,7 +87,14 @@ def test_a_micro_batch_that_no_memory_could_hold_is_refused(
     line: str, named: str | None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("resolving.sizes.psutil.virtual_memory", lambda: SimpleNamespace(total=2**34))
-    check = partial(check_batch_sizes, config(line), data_of(1000, 1000), LARGE, 128_000, environment())
+    check = partial(
+        check_batch_sizes,
+        config(line).train_config,
+        data_of(1000, 1000),
+        LARGE,
+        128_000,
+        memory_bytes=environment().device_facts.memory_bytes,
+    )
     if named is None:
         check()
         return
