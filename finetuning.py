@@ -85,7 +85,7 @@ def carry_out(argv: Sequence[str], env: Environment, watchdog: Watchdog, *, ends
         config = parse_flags(argv)
         with OutOfMemoryReport(argv, config, env, watchdog.where) as oom_report:
             if config.planning_config.dry_run:
-                dry_run(argv, config, env, train_step)
+                dry_run(argv, config, env)
             elif config.planning_config.load_only:
                 load_only(config, env, watchdog)
             else:

@@ -1,4 +1,4 @@
-"""Losses of --float8 beside those of bf16, on the sample dialogues: all weights, and LoRA on a frozen model.
+"""Losses of --float8 next to those of bf16, on the sample dialogues: all weights, and LoRA on a frozen model.
 
     python -m benchmarks.float8_learning
     python -m benchmarks.float8_learning --shape tinyllama --batch_size 8 --length 512 --lr 2e-4

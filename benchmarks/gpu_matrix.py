@@ -114,7 +114,7 @@ class Matrix:
 
 
 class Lane:
-    """Runs rows of so many ranks, one after the other, in a folder beside that of their model."""
+    """Runs rows of so many ranks, one after the other, in a folder next to that of their model."""
 
     def __init__(self, device: MatrixDevice, folder: Path, num_ranks: int) -> None:
         folder.mkdir(exist_ok=True)

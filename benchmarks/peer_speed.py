@@ -1,4 +1,4 @@
-"""Speed and memory beside other tools, on the same tokens in one call, as one table.
+"""Speed and memory next to other tools, on the same tokens in one call, as one table.
 
     python -m benchmarks.peer_speed --results speed.jsonl --rows P1 P2 --minutes 9
     python -m benchmarks.peer_speed --results speed.jsonl --rows P2 --ours="--float8 tensorwise" --peers

@@ -19,8 +19,8 @@ from benchmarks.runs.shapes import SHAPES
 from planning.cost.link_speeds import expected_speeds
 from planning.cost.step_time import TimePlan, plan_time
 from planning.cost.traffic import find_traffic
-from planning.hardware import Hardware, parse_hardware
-from planning.planned_model import PlannedModel
+from planning.machines.hardware import Hardware, parse_hardware
+from planning.model.planned_model import PlannedModel
 from utils.units import GIB
 
 FLAGS = "--enable_fsdp --pure_bf16 --compile --batch_size_training 1"

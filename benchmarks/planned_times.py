@@ -1,4 +1,4 @@
-"""What plans say of times and bills, beside what was measured or written down: the tables of docs/planning.md.
+"""What plans say of times and bills, next to measured and documented ones: the tables of docs/planning.md.
 
 python -m benchmarks.planned_times            (reads shapes only; a minute on two cores)
 
@@ -25,9 +25,9 @@ from data.batches.counts import BatchCounts
 from planning.cost.step_time import HIDDEN_SHARE, TimePlan, plan_time
 from planning.cost.step_work import micro_batch_work
 from planning.cost.traffic import find_traffic
-from planning.hardware import Hardware, parse_hardware
-from planning.planned_environment import planned_environment
-from planning.planned_model import PlannedModel, build_planned_model
+from planning.machines.hardware import Hardware, parse_hardware
+from planning.machines.planned_environment import planned_environment
+from planning.model.planned_model import PlannedModel, build_planned_model
 from resolving.resolved import resolve
 
 # Tokens per second and GPU of rows of benchmarks/training_speed.py on H200s of one machine, from docs/performance.md.

@@ -49,7 +49,7 @@ def main(argv: Sequence[str]) -> int:
     parser.add_argument("--warmup", type=int, default=5, help="steps before them")
     options = parser.parse_args(own)
     if not flags or "--max_train_step" in flags or options.steps < 2:
-        parser.error("give the flags of a run behind --, without --max_train_step; and at least 2 steps")
+        parser.error("give the flags of a run after --, without --max_train_step; and at least 2 steps")
     finetuning = import_module("finetuning")
     from benchmarks.runs.step_counters import StepCounters
 

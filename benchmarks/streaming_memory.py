@@ -113,7 +113,7 @@ def main() -> None:
     parser.add_argument("--gib", type=float, default=5)
     parser.add_argument("--num_workers", type=int, default=1)
     parser.add_argument("--minutes", type=float, default=float("inf"), help="read no longer than this")
-    parser.add_argument("--other_bytes", type=int, default=0, help="of a column beside the text, in every row")
+    parser.add_argument("--other_bytes", type=int, default=0, help="of a column besides the text, in every row")
     for name in ("data", "model"):
         parser.add_argument(f"--{name}", help=argparse.SUPPRESS)
     options = parser.parse_args()

@@ -68,7 +68,7 @@ def measure(stream: Stream, num_ranks: int) -> tuple[float, float]:
 
 
 def measure_resuming(stream: Stream, share_of_pass: float) -> None:
-    """Read to a step as a run does, then go on behind it from its state."""
+    """Read to a step as a run does, then go on after it from its state."""
     num_steps = next(number for number, (_, lines) in enumerate(StreamSteps(stream, 8)) if lines)
     last = max(1, round(share_of_pass * num_steps))
     steps, started = StreamSteps(stream, 8), time.process_time()
@@ -80,7 +80,7 @@ def measure_resuming(stream: Stream, share_of_pass: float) -> None:
     again.go_on(state)
     next(iter(again))
     seconds = time.process_time() - started
-    print(f"first step behind step {last:,} of {num_steps:,}: {seconds:.1f} s of CPU time from a state", end=" ")
+    print(f"first step after step {last:,} of {num_steps:,}: {seconds:.1f} s of CPU time from a state", end=" ")
     print(f"of {len(state) / 1024:,.0f} KiB; {up_to_it:.1f} s by reading again")
 
 

@@ -1,4 +1,4 @@
-"""Summarisation by an encoder-decoder: finetuning.py beside transformers' Seq2SeqTrainer, on the same rows.
+"""Summarization by an encoder-decoder: finetuning.py next to transformers' Seq2SeqTrainer, on the same rows.
 
     python -m benchmarks.summarization --nproc 4 --rows Trainer ours ours-4
 

@@ -116,7 +116,7 @@ SUITES = {
     "13b": [name for name in ROWS if name.startswith("llama13b")],
     "layouts": ["tinyllama-full-compiled", *(name for name in ROWS if name.startswith("llama8b"))],
 }
-# Float8 beside bf16. Over four GPUs weights are gathered in float8: llama8b-full-4-full_shard-tensorwise.
+# Float8 next to bf16. Over four GPUs weights are gathered in float8: llama8b-full-4-full_shard-tensorwise.
 for name, recipe in product(
     ("tinyllama-full-compiled", "llama8b-full", "llama8b-lora", "llama8b-full-4-full_shard"), ("tensorwise", "rowwise")
 ):

@@ -58,7 +58,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--traces", type=Path, nargs="+", help="of an earlier run, instead of flags")
     options = parser.parse_args(own)
     if bool(flags) == bool(options.traces):
-        parser.error("give --traces, or the flags of a run behind --")
+        parser.error("give --traces, or the flags of a run after --")
     with tempfile.TemporaryDirectory() as folder:
         paths = options.traces or record(flags, options.nproc, Path(folder))
         by_rank = {}

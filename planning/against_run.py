@@ -1,4 +1,4 @@
-"""What was planned of a run's memory beside what was measured, and where they differ."""
+"""Compares the planned memory of a run with the measured one, part by part."""
 
 from __future__ import annotations
 

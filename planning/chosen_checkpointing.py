@@ -21,12 +21,12 @@ from __future__ import annotations
 from bisect import bisect_left
 from collections.abc import Callable
 
-from planning.cards import Card
 from planning.cost.step_work import RECOMPUTED
-from planning.memory.closed_form import RunUse, memory_of, mixed_use, use_of_run
+from planning.machines.cards import Card
 from planning.memory.memory_plan import MemoryPlan
 from planning.memory.row_lengths import RowLengths
-from planning.planned_model import PlannedModel, with_checkpointing
+from planning.memory.run_memory import RunBytes, bytes_of_run, memory_of, mixed_bytes
+from planning.model.planned_model import PlannedModel, with_checkpointing
 from policies.activations.checkpointing import Checkpointing, why_not_checkpointed
 
 MIXED = (("selective", "off"), ("full", "selective"), ("full", "off"))
@@ -119,7 +119,7 @@ class _Plans:
 
     def __init__(self, planned: PlannedModel, card: Card, rows: RowLengths) -> None:
         self._planned, self._card, self._rows = planned, card, rows
-        self._uses: dict[str, RunUse] = {}
+        self._uses: dict[str, RunBytes] = {}
         self._memory: dict[Checkpointing, MemoryPlan] = {}
         self.num_layers = len(list(planned.empty.checkpointing.of_layers(planned.adapted.base)))
 
@@ -130,10 +130,10 @@ class _Plans:
         if checkpointing not in self._memory:
             for mode in checkpointing.modes:
                 if mode not in self._uses:
-                    self._uses[mode] = use_of_run(self.model(Checkpointing(mode)), self._card, self._rows)
+                    self._uses[mode] = bytes_of_run(self.model(Checkpointing(mode)), self._card, self._rows)
             uses = {mode: self._uses[mode] for mode in checkpointing.modes}
             model = self.model(checkpointing)
-            self._memory[checkpointing] = memory_of(model, self._card, mixed_use(model, uses))
+            self._memory[checkpointing] = memory_of(model, self._card, mixed_bytes(model, uses))
         return self._memory[checkpointing]
 
     def fits(self, checkpointing: Checkpointing) -> bool:

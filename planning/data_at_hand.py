@@ -78,7 +78,7 @@ def _not_at_hand(source: DataSource, *, is_here: bool) -> str | None:
 
 @contextmanager
 def _tokens_kept_nowhere() -> Iterator[None]:
-    """Inside this context tokens are cached in a folder that is deleted at its end: a plan leaves nothing behind."""
+    """Inside this context tokens are cached in a folder that is deleted at its end: a plan leaves no files."""
     kept = datasets.config.HF_DATASETS_CACHE
     with tempfile.TemporaryDirectory() as folder:
         datasets.config.HF_DATASETS_CACHE = Path(folder)

@@ -9,12 +9,11 @@ from pathlib import Path
 
 from configs.absolute_paths import make_paths_absolute
 from configs.run import RunConfig
+from planning.alternatives.what_fits import NOTHING_FITS, fits_table, predictor, what_fits
 from planning.data_at_hand import data_at_hand
-from planning.memory.traced_step import TrainStep
+from planning.machines.planned_environment import describes_hardware, planned_environment, planned_hardware
 from planning.plan_table import parts_table, plan_table, verdict_line
-from planning.planned_environment import describes_hardware, planned_environment, planned_hardware
 from planning.planned_run import plan_of
-from planning.what_fits import NOTHING_FITS, fits_table, predictor, what_fits
 from policies.quantization.choice import resolve_quantization
 from policies.quantization.float8 import resolve_float8
 from ranks.environment import Environment, print_rank_zero
@@ -28,14 +27,13 @@ from utils.errors import ConfigError
 from utils.progress import say_if_it_lasts
 
 
-def dry_run(argv: Sequence[str], config: RunConfig, env: Environment, train_step: TrainStep) -> None:
+def dry_run(argv: Sequence[str], config: RunConfig, env: Environment) -> None:
     """Print the plan of the run that these flags would start. Only rank 0 of a launched run has anything to do.
 
     If no hardware is named the plan is for this machine, and what the run would be refused here is refused.
 
     Args:
         argv: the run's flags.
-        train_step: the run's own, to be traced.
 
     Raises:
         ConfigError: if the run would be refused.
@@ -58,7 +56,7 @@ def dry_run(argv: Sequence[str], config: RunConfig, env: Environment, train_step
     data = data_at_hand(resolved, planned_env, is_here=is_here)
     planned = say_if_it_lasts("planning this run")
     try:
-        plan = plan_of(config, hardware, data, train_step=train_step)
+        plan = plan_of(config, hardware, data)
     finally:
         planned()
     print_rank_zero(env, *plan.notes)

@@ -1,4 +1,4 @@
-"""--load_only: what each rank holds once the model is loaded, beside what was planned."""
+"""--load_only: what each rank holds after loading, next to the plan."""
 
 from __future__ import annotations
 

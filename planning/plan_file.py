@@ -13,8 +13,8 @@ import torch
 
 from planning.cost.network_waits import RunNetwork
 from planning.cost.traffic import find_traffic
-from planning.memory.closed_form import CONTEXT_GIB
-from planning.planned_environment import own_hardware
+from planning.machines.cards import CONTEXT_GIB
+from planning.machines.planned_environment import own_hardware
 from planning.planned_run import plan_of
 from policies.activations.checkpointing import Checkpointing
 from ranks.collectives import gather_to_all, on_rank_zero

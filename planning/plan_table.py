@@ -23,8 +23,7 @@ def plan_table(plan: Plan) -> Table:
     of_total = "all trained" if trained == total else f"{trained:,} trained ({100 * trained / total:.3g} %)"
     train, policies = plan.resolved.config.train_config, resolved.policies
     copies, ranks = policies.layout.mesh_shape
-    fullest = plan.rows.fullest
-    widths = " and ".join(f"{width:,}" for width in fullest.widths)
+    widths = " and ".join(f"{width:,}" for width in plan.rows.widest)
     return table_of(
         {
             "model": f"{train.model_name} ({model.empty.architecture}), {total:,} parameters, {of_total}",
@@ -33,9 +32,8 @@ def plan_table(plan: Plan) -> Table:
             "layout": f"{policies.layout.strategy}: {copies} x {ranks} (copies of the model x ranks that share one)",
             "compute": f"{policies.precision.name}, activation checkpointing {model.empty.checkpointing}, attention "
             f"{model.empty.attention}, {resolved.config.fsdp_config.optimizer}",
-            "micro-batch": f"{plural(fullest.rows, 'row')} of {widths} tokens ({plan.rows.source}), "
+            "micro-batch": f"{plural(plan.rows.rows, 'row')} of {widths} tokens ({plan.rows.source}), "
             f"{resolved.batches.gradient_accumulation_steps} per step and rank",
-            "memory from": "a trace of the run's own step" if memory.made_by == "trace" else "closed forms",
             "host memory": f"{memory.host_load_gib:.1f} GiB per rank to load, {memory.host_training_gib:.1f} GiB in "
             "training",
             "disk": f"{memory.checkpoint_gib:.1f} GiB for each checkpoint",
@@ -75,7 +73,7 @@ def verdict_line(plan: Plan) -> str:
     memory = plan.memory
     there = f"{memory.capacity_gib:.2f} GiB"
     needed = f"peak {memory.peak_gib:.2f} GiB in {memory.peak_phase.replace('_', ' ')}"
-    beside = f"{memory.overhead_gib:.2f} GiB beside torch's tensors"
+    besides = f"{memory.overhead_gib:.2f} GiB besides torch's tensors"
     if memory.verdict == "does_not_fit":
-        return f"does not fit: {needed} and {beside} are {-memory.margin_gib:.2f} GiB more than the {there} there are"
-    return f"{memory.verdict}: {needed}, {beside}, {memory.margin_gib:.2f} GiB of {there} free"
+        return f"does not fit: {needed} and {besides} are {-memory.margin_gib:.2f} GiB more than the {there} there are"
+    return f"{memory.verdict}: {needed}, {besides}, {memory.margin_gib:.2f} GiB of {there} free"

@@ -8,17 +8,16 @@ from typing import Any
 from configs.run import RunConfig
 from planning.chosen_checkpointing import choose_checkpointing, is_to_be_chosen, is_to_be_spared, spare_layers
 from planning.cost.counted_work import counted_work
+from planning.cost.row_counts import assumed_counts, mean_counts, slowest_counts
 from planning.cost.step_time import TimePlan, plan_time, why_no_time
 from planning.cost.step_work import micro_batch_work
-from planning.group_speeds import Speeds
-from planning.hardware import Hardware
-from planning.memory.closed_form import plan_memory
+from planning.machines.group_speeds import Speeds
+from planning.machines.hardware import Hardware
+from planning.machines.planned_environment import planned_environment
 from planning.memory.memory_plan import MemoryPlan
-from planning.memory.row_counts import assumed_counts, mean_counts, slowest_counts
 from planning.memory.row_lengths import RowLengths, rows_of_run
-from planning.memory.traced_step import NotTracedError, TrainStep, trace_memory
-from planning.planned_environment import planned_environment
-from planning.planned_model import PlannedModel, build_planned_model
+from planning.memory.run_memory import plan_memory
+from planning.model.planned_model import PlannedModel, build_planned_model
 from policies.activations.checkpointing import Checkpointing
 from ranks.environment import Environment
 from resolving.data_facts import DataFacts
@@ -47,7 +46,7 @@ class Plan:
             "world_size": self.env.world_size,
             **self.resolved.to_dict(),
             "activation_checkpointing": str(self.model.empty.checkpointing),
-            "micro_batch": {**self.rows.fullest._asdict(), "source": self.rows.source},
+            "micro_batch": {"rows": self.rows.rows, "widths": self.rows.widest, "source": self.rows.source},
             **self.memory.to_dict(),
             "seconds_per_step": None,
             "price": None,
@@ -61,7 +60,6 @@ def plan_of(
     hardware: Hardware,
     data: DataFacts | None = None,
     *,
-    train_step: TrainStep | None = None,
     checkpointing: Checkpointing | None = None,
     resumed_size: int | None = None,
 ) -> Plan:
@@ -71,8 +69,6 @@ def plan_of(
 
     Args:
         data: what is known of the data; unset: rows are as long as --context_length lets them be.
-        train_step: the run's own; memory is then traced where that is possible. Unset: it is planned in closed form,
-            which takes a second.
         checkpointing: what an earlier plan chose; None: it is chosen here.
         resumed_size: as in `resolve`.
 
@@ -86,7 +82,6 @@ def plan_of(
     if data.label_share is not None:
         rows = replace(rows, label_share=data.label_share)
     model = build_planned_model(resolved, env, num_embeddings=data.num_embeddings, new_tokens=data.new_tokens)
-    rows = rows.decided(lambda rows: plan_memory(model, hardware.card, rows).peak_gib)
     choices: tuple[str, ...] = ()
     if is_to_be_chosen(model):
 
@@ -103,11 +98,6 @@ def plan_of(
     time = time_of(model, hardware, rows, data, moved_bytes=memory.moved_gib * GIB)
     time_notes = (why_no_time(model, hardware),) if time is None else time.notes
     notes = (*resolved.config.notes, *resolved.notes, *model.empty.notes, *model.adapted.notes, *data.notes, *choices)
-    if train_step is not None:
-        try:
-            memory = trace_memory(memory, model, hardware.card, rows, train_step)
-        except NotTracedError as error:
-            notes += (f"memory is planned in closed form: {error}",)
     notes += (*memory.notes, *filter(None, time_notes))
     return Plan(hardware, env, resolved, model, rows, memory, time, notes, choices)
 

@@ -9,8 +9,8 @@ from functools import partial
 
 from configs.absolute_paths import make_paths_absolute
 from configs.run import RunConfig
+from planning.machines.planned_environment import check_speeds
 from planning.plan_file import PlanAtStart, plan_for_all
-from planning.planned_environment import check_speeds
 from policies.compilation.probe import why_ranks_cannot_compile
 from ranks.collectives import gather_to_all
 from ranks.environment import Environment, launcher_notes, print_rank_zero

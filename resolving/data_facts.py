@@ -24,7 +24,7 @@ class DataFacts:
     is_start: bool = False  # the lengths are of the first rows of a stream alone
     eval_lengths: tuple[np.ndarray, ...] | None = None  # of each validation row; None without validation, too
     label_share: float | None = None  # of the training tokens, those that have a loss
-    counts: np.ndarray | None = None  # of each training row (`planning.memory.row_counts`); None for a stream, too
+    counts: np.ndarray | None = None  # of each training row (`planning.cost.row_counts`); None for a stream, too
     eval_counts: np.ndarray | None = None  # of each validation row; None without validation, too
     num_embeddings: int = 0  # rows that the tokenizer needs
     new_tokens: tuple[int, ...] = ()  # the ids of the tokens of --add_special_tokens

@@ -91,7 +91,7 @@ def planned_host_gib(config: RunConfig, nodes: int, gpus_per_node: int, card: st
         ConfigError: if the card is not known, or such a run would be refused.
     """
     # Here, since the other commands need no torch: sbatch's scripts check flags in the job's first second.
-    from planning.hardware import parse_hardware
+    from planning.machines.hardware import parse_hardware
     from planning.planned_run import plan_of
 
     plan = plan_of(config, parse_hardware(f"{gpus_per_node}x{card}", nodes=nodes))

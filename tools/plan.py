@@ -48,10 +48,10 @@ def find(argv: Sequence[str], sort: str) -> None:
     quiet_imports()
     imports_ended = say_if_it_lasts("importing torch and transformers")
     from configs.flags import parse_flags
+    from planning.alternatives.find_runs import command_of, find_runs, find_table, sorted_runs
+    from planning.alternatives.what_fits import predictor
     from planning.data_at_hand import data_at_hand
-    from planning.find_runs import command_of, find_runs, find_table, sorted_runs
-    from planning.planned_environment import planned_environment, planned_hardware
-    from planning.what_fits import predictor
+    from planning.machines.planned_environment import planned_environment, planned_hardware
     from ranks.environment import read_environment
     from reporting.tables import print_for_people
     from resolving.resolved import resolve

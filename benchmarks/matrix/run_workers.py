@@ -36,7 +36,7 @@ class RunWorkers:
         """
         Args:
             folder: for what they print.
-            variables: of their environment, beside this process's.
+            variables: of their environment, besides this process's.
             num_gpus: that they see. If these are fewer than ranks, ranks share them
                 (`benchmarks.runs.launch.num_parts_of`).
 

@@ -20,7 +20,6 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.flop_counter import flop_registry
 
 from data.batches.counts import BatchCounts, causal_pairs
-from planning.cards import Card
 from planning.cost.step_work import (
     MicroBatchWork,
     bytes_per_side,
@@ -30,12 +29,13 @@ from planning.cost.step_work import (
     passes,
     thirds,
 )
-from planning.float8_weights import float8_weights
+from planning.machines.cards import Card
 from planning.memory.device_kernels import FUSED_ATTENTION, FUSED_ATTENTION_BACKWARD
 from planning.memory.meta_pass import pass_on_meta
 from planning.memory.row_lengths import RowLengths
 from planning.memory.sharded_bytes import add_statistics
-from planning.planned_model import PlannedModel
+from planning.model.float8_weights import float8_weights
+from planning.model.planned_model import PlannedModel
 from utils.parameters import count_weights
 
 _aten = torch.ops.aten

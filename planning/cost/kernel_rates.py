@@ -13,7 +13,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from planning.cards import Card
+from planning.machines.cards import Card
 
 _CEILING = {
     # S. Bekman, "Machine Learning Engineering", table of maximum achievable matmul FLOPS (bf16)

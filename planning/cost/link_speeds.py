@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import math
 
-from planning.group_speeds import GroupSpeeds, Speed, Speeds
-from planning.hardware import Hardware
+from planning.machines.group_speeds import GroupSpeeds, Speed, Speeds
+from planning.machines.hardware import Hardware
 
 LINK_SHARE = {"NVLink": 0.8, "Infinity Fabric": 0.8, "PCIe": 0.76}
 """What collectives reach of a link's rate. NCCL counts with 20 of 25 GB/s per NVLink and 12 of 15.75 GB/s per PCIe 3.0

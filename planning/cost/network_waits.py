@@ -10,7 +10,7 @@ from typing import Any
 
 from planning.cost.link_speeds import GroupSpeeds, Speed, Speeds, expected_speeds
 from planning.cost.traffic import Traffic, seconds_per_step
-from planning.hardware import Hardware
+from planning.machines.hardware import Hardware
 from policies.sharding import Layout
 from reporting.collectives import KINDS
 from reporting.events import number
@@ -134,7 +134,7 @@ class RunNetwork:
         return speeds if hardware.card.is_gpu else Speeds(*map(_of_gloo, (speeds.world, speeds.node, speeds.between)))
 
     def _has_room(self, strategy: str, group_size: int, held_gib: float, peak_gib: float) -> bool:
-        """Whether a rank has memory for its share of a copy of the model, beside what else it had at its peak."""
+        """Whether a rank has memory for its share of a copy of the model, besides all else that it had at its peak."""
         layout = self.layout
         if layout.cpu_offload:
             return False

@@ -19,15 +19,15 @@ from planning.cost.step_work import (
     token_launch_seconds,
 )
 from planning.cost.traffic import Traffic, find_traffic, seconds_per_step
-from planning.group_speeds import Speeds
-from planning.hardware import Hardware
-from planning.planned_model import PlannedModel
+from planning.machines.group_speeds import Speeds
+from planning.machines.hardware import Hardware
+from planning.model.planned_model import PlannedModel
 from policies.mixed_precision import DTYPES
 from resolving.resolved import resolve_num_steps
 from tasks.flops import shares_of_experts
 
 HIDDEN_SHARE = 0.35
-"""Of the shorter one of computing and communicating, what happens behind the other. Collectives take multiprocessors
+"""Fraction of min(compute, communication) that overlaps. Collectives take multiprocessors
 and memory bandwidth from computing. On four H200 (docs/performance.md), between 0.33 and 0.45 of 8B's collectives under
 FULL_SHARD were hidden, those of LoRA, too."""
 
@@ -47,7 +47,7 @@ class StepParts:
     host_launches: float  # what the device waits for the host to start kernels
     optimizer: float
     host_transfers: float
-    communication: float  # that is not hidden behind computing
+    communication: float  # that computing does not hide
 
     @property
     def total(self) -> float:

@@ -18,8 +18,8 @@ from torch import nn
 
 from data.batches.counts import BatchCounts
 from planning.cost.kernel_rates import KernelRates
-from planning.float8_weights import float8_weights
-from planning.planned_model import PlannedModel
+from planning.model.float8_weights import float8_weights
+from planning.model.planned_model import PlannedModel
 from policies.optimizers.build import state_bytes
 from policies.optimizers.kind import kind_of
 from policies.quantization.float8_linear import FrozenFloat8Linear

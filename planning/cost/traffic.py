@@ -8,9 +8,9 @@ from typing import Any
 import torch
 from torch import nn
 
-from planning.float8_weights import float8_weights
-from planning.group_speeds import Speeds
-from planning.planned_model import PlannedModel
+from planning.machines.group_speeds import Speeds
+from planning.model.float8_weights import float8_weights
+from planning.model.planned_model import PlannedModel
 from policies.apply_policies import Adapted
 
 LAYOUTS = ("FULL_SHARD", "SHARD_GRAD_OP", "HYBRID_SHARD", "NO_SHARD")
@@ -74,7 +74,7 @@ def _item_size(parameter: Any, computed: torch.dtype | None) -> int:
 
 
 def seconds_per_step(layout: str, traffic: Traffic, speeds: Speeds) -> float:
-    """How long a step communicates, if nothing of it is hidden behind computing.
+    """How long a step communicates, if computing hides nothing of it.
 
     Args:
         layout: of `LAYOUTS`; HYBRID_SHARD shards inside nodes.

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from contextlib import contextmanager
 from typing import Any, Literal
 
 import torch
 import torch.nn.functional as F
+from torch.autograd.graph import get_gradient_edge
 from torch.overrides import TorchFunctionMode
 
 Kernel = Literal["flash", "efficient", "math"]
@@ -32,78 +31,89 @@ def kernel_of(
     return "efficient"
 
 
-@contextmanager
-def kernels_of_card(capability: tuple[int, int], *, answer: bool) -> Iterator[None]:
+class KernelsOfCard(TorchFunctionMode):
     """Inside this context attention, dropout and experts on meta tensors keep what they keep on such a card.
 
     Questions that models ask of values (`if mask.all()`) get one answer, because meta tensors have no values. What they
     check of their inputs (`torch._check_tensor_all`, which asks for an `item`) holds.
-
-    Args:
-        answer: models ask whether a given mask masks nothing, and whether position ids are those of one sequence per
-            row: True without a mask, False with one.
     """
-    own_attention, own_dropout, own_product = F.scaled_dot_product_attention, F.dropout, F.grouped_mm
 
-    def attention(
-        query: torch.Tensor,
-        key: torch.Tensor,
-        value: torch.Tensor,
-        attn_mask: torch.Tensor | None = None,
-        dropout_p: float = 0.0,
-        is_causal: bool = False,
-        scale: float | None = None,
-        enable_gqa: bool = False,
-    ) -> torch.Tensor:
-        kernel = kernel_of(
-            query.dtype,
-            capability,
-            has_mask=attn_mask is not None,
-            grouped=enable_gqa and query.shape[1] != key.shape[1],
-            head_dim=query.shape[-1],
-        )
-        if kernel == "math":
-            return torch.ops.aten._scaled_dot_product_attention_math(
-                query, key, value, attn_mask, dropout_p, is_causal, scale=scale, enable_gqa=enable_gqa
-            )[0]
-        if attn_mask is not None and attn_mask.dtype == torch.bool:
-            attn_mask = attn_mask.new_empty(attn_mask.shape, dtype=query.dtype)  # as torch converts it, in every layer
-        output: torch.Tensor = _fused(query, key, value, attn_mask, is_causal)[0]
-        return output
-
-    def dropout(input: torch.Tensor, p: float = 0.5, training: bool = True, inplace: bool = False) -> torch.Tensor:
-        # Keeps a mask of one byte per element; elsewhere torch keeps one of the input's dtype.
-        return torch.ops.aten.native_dropout(input, p, training)[0] if training and p > 0 else input
-
-    def product(mat_a: torch.Tensor, mat_b: torch.Tensor, **options: Any) -> torch.Tensor:
-        # On the meta device torch knows the product of experts in bf16 alone; transformers' keeps the same tensors.
-        if mat_a.dtype == torch.bfloat16:
-            return own_product(mat_a, mat_b, **options)
-        output: torch.Tensor = torch.ops.transformers.grouped_mm_fallback(mat_a, mat_b, **options)
-        return output
-
-    # Not by a TorchFunctionMode: backward leaves it, and checkpointed layers compute again there.
-    F.scaled_dot_product_attention, F.dropout, F.grouped_mm = attention, dropout, product
-    try:
-        with _OneAnswer(answer):
-            yield
-    finally:
-        F.scaled_dot_product_attention, F.dropout, F.grouped_mm = own_attention, own_dropout, own_product
-
-
-class _OneAnswer(TorchFunctionMode):
-    """Answers every `bool(tensor)`, and lets every check of a condition pass."""
-
-    def __init__(self, answer: bool) -> None:
+    def __init__(self, capability: tuple[int, int], *, answer: bool) -> None:
+        """
+        Args:
+            capability: compute capability of the card.
+            answer: models ask whether a given mask masks nothing, and whether position ids are those of one sequence
+                per row: True without a mask, False with one.
+        """
         super().__init__()
-        self.answer = answer
+        self.capability, self.answer = capability, answer
 
     def __torch_function__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        kwargs = kwargs or {}
+        if function is F.scaled_dot_product_attention:
+            return _attention(self.capability, *args, **kwargs)
+        if function is F.dropout:
+            return _dropout(*args, **kwargs)
+        if function is torch._grouped_mm:  # which F.grouped_mm calls
+            return _grouped_product(*args, **kwargs)
         if function is torch.Tensor.__bool__:
             return self.answer
         if function is torch.Tensor.item and args[0].dtype == torch.bool and args[0].is_meta:
             return True
-        return function(*args, **(kwargs or {}))
+        if function is torch.Tensor.backward:
+            # torch leaves a mode while it calls the function. Checkpointed layers run again in backward: with the mode.
+            with self:
+                return _backward_from(*args)
+        return function(*args, **kwargs)
+
+
+def _backward_from(loss: torch.Tensor) -> None:
+    """`torch.Tensor.backward` of a scalar. An edge, unlike a tensor, has torch ask no mode again."""
+    torch.autograd.backward(get_gradient_edge(loss), torch.ones_like(loss))
+
+
+def _attention(
+    capability: tuple[int, int],
+    query: torch.Tensor,
+    key: torch.Tensor,
+    value: torch.Tensor,
+    attn_mask: torch.Tensor | None = None,
+    dropout_p: float = 0.0,
+    is_causal: bool = False,
+    scale: float | None = None,
+    enable_gqa: bool = False,
+) -> torch.Tensor:
+    """`F.scaled_dot_product_attention` by the kernel of such a card."""
+    kernel = kernel_of(
+        query.dtype,
+        capability,
+        has_mask=attn_mask is not None,
+        grouped=enable_gqa and query.shape[1] != key.shape[1],
+        head_dim=query.shape[-1],
+    )
+    if kernel == "math":
+        return torch.ops.aten._scaled_dot_product_attention_math(
+            query, key, value, attn_mask, dropout_p, is_causal, scale=scale, enable_gqa=enable_gqa
+        )[0]
+    if attn_mask is not None and attn_mask.dtype == torch.bool:
+        attn_mask = attn_mask.new_empty(attn_mask.shape, dtype=query.dtype)  # as torch converts it, in every layer
+    output: torch.Tensor = _fused(query, key, value, attn_mask, is_causal)[0]
+    return output
+
+
+def _dropout(input: torch.Tensor, p: float = 0.5, training: bool = True, inplace: bool = False) -> torch.Tensor:
+    """`F.dropout` that keeps a mask of one byte per element; elsewhere torch keeps one of the input's dtype."""
+    return torch.ops.aten.native_dropout(input, p, training)[0] if training and p > 0 else input
+
+
+def _grouped_product(
+    mat_a: torch.Tensor, mat_b: torch.Tensor, offs: torch.Tensor, bias: None = None, out_dtype: None = None
+) -> torch.Tensor:
+    """The product of experts, which torch has on the meta device for bf16 alone; transformers' keeps the same."""
+    if mat_a.dtype == torch.bfloat16:
+        return torch._grouped_mm(mat_a, mat_b, offs, bias, out_dtype)
+    output: torch.Tensor = torch.ops.transformers.grouped_mm_fallback(mat_a, mat_b, offs)
+    return output
 
 
 # A custom operator, whose name selective checkpointing takes for an attention (policies/activations/checkpointing.py).

@@ -1,6 +1,6 @@
 """What a plan says of a run's memory: per rank, part by part and phase by phase, and whether it fits.
 
-The plan itself is made by `planning.memory.closed_form` or `planning.memory.traced_step`; both return this.
+`planning.memory.run_memory` makes it.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ def verdict_of(margin_gib: float, capacity_gib: float) -> Verdict:
 
 
 def verdict_in_room(peak_gib: float, room_gib: float) -> Verdict:
-    """The verdict if torch's allocator may reserve so much: what the device needs beside it is not part of the room."""
+    """The verdict if torch's allocator may reserve so much: the rest of the device's needs is not part of the room."""
     return verdict_of(room_gib - (1 + ROUNDED_UP) * peak_gib, room_gib)
 
 
@@ -61,7 +61,7 @@ PARTS = tuple(field.name for field in fields(Parts))
 class MemoryPlan:
     """The memory of the fullest rank, in GiB (2^30 bytes).
 
-    `peak_gib` is what torch.cuda.max_memory_allocated would say. The device must hold `overhead_gib` beside it.
+    `peak_gib` is what torch.cuda.max_memory_allocated would say. The device must hold `overhead_gib` besides.
 
     Verdicts compare `peak_gib + overhead_gib` with the capacity: above it a run does not fit. If less than TIGHT_SHARE
     of the capacity is left it is tight: an error of the plan, or fragmentation, may use that up. Otherwise it fits.
@@ -74,7 +74,6 @@ class MemoryPlan:
     host_load_gib: float  # host memory of this rank at most while it loads; page cache not counted
     host_training_gib: float  # host memory of this rank at most while it trains
     checkpoint_gib: float  # disk for one checkpoint, all ranks together
-    made_by: Literal["closed form", "trace"]
     moved_gib: float = 0.0  # of a micro-batch's activations, what waits in host memory
     notes: tuple[str, ...] = ()  # what the plan assumes, or could not foresee: lines to print
 
@@ -112,7 +111,7 @@ class MemoryPlan:
         """The plan in plain types, as --dry_run_json and plan.json hold it.
 
         Each part is the most that it holds in a step. They need not be there together: `at_peak` adds up to the peak.
-        `other_gib` is what is there at the peak beside params, grads, optimizer and activations.
+        `other_gib` is all else that is there at the peak: unsharded, communication and temporaries.
         """
         at_peak = self.at_peak
         return {
@@ -132,6 +131,5 @@ class MemoryPlan:
             "moved_gib": self.moved_gib,
             "at_peak": asdict(at_peak),
             "phases": {phase: asdict(parts) for phase, parts in self.phases.items()},
-            "made_by": self.made_by,
             "notes": list(self.notes),
         }

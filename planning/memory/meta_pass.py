@@ -9,11 +9,11 @@ from typing import Any
 import torch
 from torch import nn
 
-from planning.cards import Card
-from planning.memory.device_kernels import kernels_of_card
+from planning.machines.cards import Card
+from planning.memory.device_kernels import KernelsOfCard
 from planning.memory.meta_batch import meta_batch
 from planning.memory.row_lengths import RowLengths
-from planning.planned_model import PlannedModel
+from planning.model.planned_model import PlannedModel
 from policies.attention.choice import BY_OFFSETS
 
 DEFAULT_CAPABILITY = (8, 0)
@@ -45,7 +45,7 @@ def pass_on_meta(
         torch.compiler.set_stance("force_eager") if compiles else nullcontext(),
         computed_in(model, precision.compute_dtype if precision.casts else None),
         saved_buffers_on_meta(model),
-        kernels_of_card(capability, answer=not has_mask),
+        KernelsOfCard(capability, answer=not has_mask),
     ):
         yield batch, lambda: resolved.task.summed_loss(model, batch)
 

@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Sequence
+from dataclasses import dataclass
 
 import numpy as np
 
-from data.batches.fullest import BatchShape, Foreseen, foresee_batches, largest_batch
+from data.batches.layout import BatchLayout
+from data.batches.order import epoch_order
 from data.batches.padding import PaddedWidth
 from resolving.resolved import Resolved, steps_of_run
 
+MOST_ROWS_ORDERED = 2**22  # a second or two
 _AT_MOST = "as long as rows may be"
 
 
@@ -21,40 +23,19 @@ class RowLengths:
     One width for the inputs, and another for targets that are apart from them.
     """
 
-    rows: int  # of a micro-batch, unless rows run out
-    longest: tuple[int, ...]  # of the fullest micro-batch: it decides whether a run fits
+    rows: int  # of a full micro-batch
+    widest: tuple[int, ...]  # no micro-batch of the run is wider: it decides whether the run fits
     typical: tuple[int, ...]  # of micro-batches on average
     label_share: float = 1.0  # of the tokens that a loss is computed for
     eval_rows: int = 1
-    eval_longest: tuple[int, ...] | None = None  # of an evaluation's widest micro-batch; None: as in training
+    eval_widest: tuple[int, ...] | None = None  # of an evaluation's micro-batches; None: as in training
     packed: bool = False  # several sequences share a row
-    fullest_rows: int | None = None  # rows of the fullest micro-batch; None: `rows`
-    rivals: tuple[BatchShape, ...] = ()  # one of them may be fuller, by what a plan says that each needs
-    first: tuple[BatchShape, ...] = ()  # fuller ones, of the first step alone, which finds no optimizer states
-    source: str = ""  # how the fullest micro-batch is known, as a clause
-
-    @property
-    def fullest(self) -> BatchShape:
-        """The micro-batch that needs the most memory once there are optimizer states."""
-        return BatchShape(self.rows if self.fullest_rows is None else self.fullest_rows, self.longest)
-
-    @property
-    def is_alike(self) -> bool:
-        """Whether the fullest micro-batch is a usual one."""
-        return self.fullest == (self.rows, self.typical)
+    source: str = ""  # how the widest micro-batch is known, as a clause
 
     @property
     def widest_evaluated(self) -> tuple[int, ...]:
         """The widths of an evaluation's widest micro-batch."""
-        return self.longest if self.eval_longest is None else self.eval_longest
-
-    def decided(self, need: Callable[[RowLengths], float]) -> RowLengths:
-        """The same without rivals: of these, the one with the largest need is the fullest."""
-        candidates = [
-            replace(self, longest=shape.widths, fullest_rows=shape.rows, rivals=())
-            for shape in (self.fullest, *self.rivals)
-        ]
-        return max(candidates, key=lambda rows: need(replace(rows, first=()))) if self.rivals else self
+        return self.widest if self.eval_widest is None else self.eval_widest
 
 
 def rows_of_run(
@@ -72,65 +53,75 @@ def rows_of_run(
         lengths: tokens of each row of the data, and of each target if targets are apart, if the data is at hand.
             Else only the limits are known, and lengths count as spread evenly up to them.
         eval_lengths: the same of the rows of an evaluation; None: as long as those of training.
-        is_start: the lengths are of the first rows alone, as of a stream; rows behind them may be longer.
+        is_start: the lengths are of the first rows alone, as of a stream; later rows may be longer.
     """
     train, batches, widths = resolved.config.train_config, resolved.batches, resolved.widths
     rows, eval_rows = batches.rows_per_micro_batch, train.val_batch_size
-    if lengths is not None and not is_start:
-        rows = min(rows, len(lengths[0]))  # the first ranks get full micro-batches while there are rows
+    if lengths is not None and not is_start and not train.compile:  # compiled layers get full micro-batches
+        rows = min(rows, batches.rows_of_epoch(len(lengths[0])))
     if eval_lengths is not None:
         eval_rows = min(eval_rows, len(eval_lengths[0]))
     if train.batching_strategy == "packing":
         full = resolved.lengths
         return RowLengths(rows, full, full, eval_rows=eval_rows, packed=True, source="packed rows are full")
-    eval_longest = None
+    eval_widest = None
     if eval_lengths is not None and len(eval_lengths[0]):
-        eval_longest = largest_batch(eval_lengths, widths, batches).widths  # evaluations begin with the longest rows
-    if lengths is None or is_start:
-        typical = [evenly_spread(limit, rows) for limit in resolved.lengths]
-        if lengths is not None:
-            typical = [mean_width(of, rows, width) for width, of in zip(widths, lengths, strict=True)]
-        unknown = "the data is not at hand" if lengths is None else "what a stream goes on with is not known"
-        return RowLengths(
-            rows,
-            resolved.lengths,
-            tuple(typical),
-            eval_rows=eval_rows,
-            eval_longest=eval_longest,
-            source=f"{unknown}: {_AT_MOST}",
-        )
-    num_steps = steps_of_run(train, batches.num_steps(len(lengths[0])))
-    fills_rows = bool(train.compile)
-    foreseen = foresee_batches(lengths, widths, batches, seed=train.seed, num_steps=num_steps, fills_rows=fills_rows)
-    source = f"the fullest of the run's {num_steps:,} steps"
-    if foreseen is None:
-        typical = [mean_width(of, rows, width) for width, of in zip(widths, lengths, strict=True)]
-        foreseen = Foreseen([largest_batch(lengths, widths, batches, fills_rows=fills_rows)], [], tuple(typical))
-        source = "as wide as the longest row: to order so many rows for a plan takes too long"
-    if foreseen.first:
-        fuller = ", ".join(
-            f"{shape.rows} x {' and '.join(f'{width:,}' for width in shape.widths)}" for shape in foreseen.first
-        )
-        source += f" but the first, which has {fuller} tokens and no optimizer states yet"
-    fullest, *rivals = foreseen.fullest
-    return RowLengths(
-        rows,
-        fullest.widths,
-        foreseen.typical,
-        eval_rows=eval_rows,
-        eval_longest=eval_longest,
-        fullest_rows=fullest.rows,
-        rivals=tuple(rivals),
-        first=tuple(foreseen.first),
-        source=source,
-    )
+        eval_widest = padded_widths(eval_lengths, widths)
+    if lengths is None:
+        widest, source = resolved.lengths, f"the data is not at hand: {_AT_MOST}"
+        typical = tuple(evenly_spread(limit, rows) for limit in widest)
+    elif is_start:
+        widest, source = resolved.lengths, f"what a stream goes on with is not known: {_AT_MOST}"
+        typical = mean_widths(lengths, widths, rows)
+    else:
+        num_steps = steps_of_run(train, batches.num_steps(len(lengths[0])))
+        widest, typical = foresee_widths(lengths, widths, batches, seed=train.seed, num_steps=num_steps)
+        steps = "step" if num_steps == 1 else f"{num_steps:,} steps"
+        source = f"as wide as the longest row of the run's {steps}"
+    return RowLengths(rows, widest, typical, eval_rows=eval_rows, eval_widest=eval_widest, source=source)
 
 
-def mean_width(lengths: np.ndarray, rows: int, width: PaddedWidth) -> int:
-    """The mean width of micro-batches of so many rows, drawn at random: the mean of the longest of them."""
-    ordered = np.sort(lengths)
-    below = np.arange(len(ordered) + 1) / len(ordered)  # the share of rows up to each place
-    return int(np.sum(width.of(ordered) * np.diff(below**rows)))
+def foresee_widths(
+    lengths: Sequence[np.ndarray], widths: Sequence[PaddedWidth], layout: BatchLayout, *, seed: int, num_steps: int
+) -> tuple[tuple[int, ...], tuple[int, ...]]:
+    """The widths that no micro-batch of the run exceeds, and the mean widths, over all ranks.
+
+    A run of less than an epoch takes the first rows of that epoch's order. Any other takes every row, so its widest
+    micro-batch holds the longest. The longest source and the longest target count as if they met.
+
+    Args:
+        lengths: tokens of each row, int64 [rows]; of each target, if they are apart.
+        num_steps: of the run, from its first epoch on.
+    """
+    num_rows, size = len(lengths[0]), layout.rows_per_micro_batch
+    if num_rows > MOST_ROWS_ORDERED:
+        return padded_widths(lengths, widths), mean_widths(lengths, widths, size)
+    order = epoch_order(num_rows, seed=seed, epoch=0, global_batch_size=layout.global_batch_size, lengths=lengths[0])
+    order = order[: min(layout.rows_of_epoch(num_rows), num_steps * layout.global_batch_size)]
+    # A global batch is a multiple of a micro-batch, so all ranks' micro-batches follow one another in the order.
+    full = order[: max(size, len(order) // size * size)]  # without the rows of a smaller last one
+    starts = np.arange(0, len(full), size)
+    typical = [
+        round(float(width.of(np.maximum.reduceat(of[full], starts)).mean()))
+        for width, of in zip(widths, lengths, strict=True)
+    ]
+    is_one_epoch = num_steps <= layout.num_steps(num_rows)
+    taken = [of[order] for of in lengths] if is_one_epoch else lengths
+    return padded_widths(taken, widths), tuple(typical)
+
+
+def padded_widths(lengths: Sequence[np.ndarray], widths: Sequence[PaddedWidth]) -> tuple[int, ...]:
+    """The widths of a micro-batch with the longest of these rows, and the longest target."""
+    return tuple(int(width.of(int(of.max()))) for width, of in zip(widths, lengths, strict=True))
+
+
+def mean_widths(lengths: Sequence[np.ndarray], widths: Sequence[PaddedWidth], rows: int) -> tuple[int, ...]:
+    """The mean widths of micro-batches of so many rows, drawn at random: the mean of the longest of them."""
+    found = []
+    for width, of in zip(widths, lengths, strict=True):
+        below = np.arange(len(of) + 1) / len(of)  # the share of rows up to each place
+        found.append(int(np.sum(width.of(np.sort(of)) * np.diff(below**rows))))
+    return tuple(found)
 
 
 def evenly_spread(limit: int, rows: int) -> int:

@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from planning.less_memory import Change
+from planning.alternatives.less_memory import Change
 from planning.memory.memory_plan import verdict_in_room
 from planning.out_of_memory.failure_scene import FailedBatch, FailedLayer
 from utils.memory_errors import AllocatorFigures

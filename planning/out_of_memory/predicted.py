@@ -7,10 +7,10 @@ from dataclasses import dataclass
 import numpy as np
 
 from configs.run import RunConfig
-from planning.hardware import Hardware
-from planning.less_memory import Plans
+from planning.alternatives.less_memory import Plans
+from planning.machines.hardware import Hardware
+from planning.machines.planned_environment import own_hardware
 from planning.out_of_memory.failure_scene import FailedBatch
-from planning.planned_environment import own_hardware
 from planning.planned_run import Plan, plan_of
 from policies.activations.checkpointing import Checkpointing
 from ranks.environment import Environment
@@ -21,7 +21,7 @@ from utils.units import GIB
 
 @dataclass(frozen=True)
 class PredictedRun:
-    """What a plan says of a run (`planning.less_memory.Predicted`)."""
+    """What a plan says of a run (`planning.alternatives.less_memory.Predicted`)."""
 
     plan: Plan
 

@@ -18,7 +18,7 @@ import torch
 
 from configs.changed_flags import changed_flags
 from configs.run import RunConfig
-from planning.less_memory import EXPANDABLE_SEGMENTS, Change, cheapest, device_changes, host_changes
+from planning.alternatives.less_memory import EXPANDABLE_SEGMENTS, Change, cheapest, device_changes, host_changes
 from planning.out_of_memory.failure_scene import FailedLayer, batch_of, largest_module, layer_of, phase_of, stack_of
 from planning.out_of_memory.memory_account import NUM_LARGEST, MemoryAccount, Suggestion, suggestion_lines
 from planning.out_of_memory.predicted import plans_for
@@ -261,7 +261,7 @@ def read_plan(folder: Path | None) -> dict[str, Any] | None:
 
 
 def _free_folder(folder: Path) -> str:
-    """A name beside the folder that is not taken."""
+    """A free name next to the folder."""
     number = 2
     while (place := folder.with_name(f"{folder.name}-{number}")).exists():
         number += 1

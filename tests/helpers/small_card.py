@@ -7,7 +7,7 @@ from functools import partial
 
 import finetuning
 from planning import plan_file
-from planning.hardware import parse_hardware
+from planning.machines.hardware import parse_hardware
 
 
 def on_small_card(argv: Sequence[str], memory_gib: float, ranks: int) -> Callable[[], int]:

@@ -1,4 +1,4 @@
-"""What was planned of a run's memory beside what was measured: both in plan.json, and a difference says its part."""
+"""Planned and measured memory: both in plan.json, and a difference names its part."""
 
 from __future__ import annotations
 
@@ -24,7 +24,6 @@ PLAN = MemoryPlan(
     host_load_gib=1.0,
     host_training_gib=1.0,
     checkpoint_gib=12.0,
-    made_by="closed form",
 )
 
 

@@ -13,10 +13,10 @@ from planning.cost.counted_work import counted_work
 from planning.cost.kernel_rates import kernel_rates
 from planning.cost.step_work import micro_batch_work
 from planning.cost.traffic import find_traffic
-from planning.hardware import parse_hardware
-from planning.memory.closed_form import plan_memory
+from planning.machines.hardware import parse_hardware
 from planning.memory.row_lengths import RowLengths
-from planning.planned_model import PlannedModel
+from planning.memory.run_memory import plan_memory
+from planning.model.planned_model import PlannedModel
 from utils.units import GIB
 
 ROWS = RowLengths(2, (64,), (64,))

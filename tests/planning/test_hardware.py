@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from planning.cards import CARDS, find_card
-from planning.hardware import Hardware, parse_hardware
+from planning.machines.cards import CARDS, find_card
+from planning.machines.hardware import Hardware, parse_hardware
 from utils.errors import ConfigError
 
 

@@ -9,7 +9,7 @@ import pytest
 from configs.changed_flags import changed_flags
 from configs.flags import parse_flags
 from configs.run import RunConfig
-from planning.less_memory import EXPANDABLE_SEGMENTS, Change, Plans, cheapest, device_changes, host_changes
+from planning.alternatives.less_memory import EXPANDABLE_SEGMENTS, Change, Plans, cheapest, device_changes, host_changes
 from planning.out_of_memory.failure_scene import PHASES
 from policies.activations.checkpointing import Checkpointing
 

@@ -8,12 +8,12 @@ import pytest
 
 from benchmarks.runs.shapes import make_shape
 from configs.flags import parse_flags
-from planning.hardware import parse_hardware
-from planning.memory.closed_form import plan_memory
+from planning.machines.hardware import parse_hardware
+from planning.machines.planned_environment import planned_environment
 from planning.memory.memory_plan import MemoryPlan
 from planning.memory.row_lengths import rows_of_run
-from planning.planned_environment import planned_environment
-from planning.planned_model import build_planned_model
+from planning.memory.run_memory import plan_memory
+from planning.model.planned_model import build_planned_model
 from resolving.resolved import resolve
 
 SIZES = {"tinyllama": "8 --context_length 2048", "llama8b": "2 --context_length 4096"}

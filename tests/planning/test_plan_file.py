@@ -29,11 +29,11 @@ def resolved(tiny_model: Path) -> Resolved:
     return resolve(parse_flags(["--model_name", str(tiny_model), "--batching_strategy", "padding"]), lone_process())
 
 
-def test_it_holds_the_plan_in_closed_form(resolved: Resolved, tmp_path: Path) -> None:
+def test_it_holds_the_plan(resolved: Resolved, tmp_path: Path) -> None:
     plan = plan_at_start(resolved, lone_process(), DataFacts())
     write_plan(tmp_path, plan.values)
     written = json.loads((tmp_path / "plan.json").read_text())
-    assert (written["made_by"], written["hardware"], written["world_size"]) == ("closed form", "1xCPU", 1)
+    assert (written["hardware"], written["world_size"]) == ("1xCPU", 1)
     assert not plan.notes
 
 
@@ -45,7 +45,7 @@ def test_a_disk_that_refuses_it_is_named_and_no_half_of_it_is_left(resolved: Res
 
 
 def test_it_says_which_micro_batch_it_is_made_for(resolved: Resolved) -> None:
-    """Padded rows: the fullest that this run's steps draw, if that can be known; else the longest that there may be."""
+    """Padded rows: the longest that this run's steps take, if that can be known; else the longest that there may be."""
     batches = replace(resolved.batches, rows_per_micro_batch=4)
     lengths, limit = np.array([*[10] * 40, *[60] * 5]), resolved.context_length
 
@@ -60,8 +60,8 @@ def test_it_says_which_micro_batch_it_is_made_for(resolved: Resolved) -> None:
     one, few = planned(1, DataFacts(lengths=(lengths,)))
     rest, more = planned(12, DataFacts(lengths=(lengths,)))
     most, all_rows = planned(0, DataFacts(lengths=(lengths,)))
-    assert one == {"rows": 4, "widths": (16,), "source": "the fullest of the run's 1 steps"}
-    assert rest == {"rows": 4, "widths": (64,), "source": "the fullest of the run's 12 steps"}
+    assert one == {"rows": 4, "widths": (16,), "source": "as wide as the longest row of the run's step"}
+    assert rest == {"rows": 4, "widths": (64,), "source": "as wide as the longest row of the run's 12 steps"}
     assert (most["rows"], most["widths"]) == (4, (64,))
     assert few < more == all_rows
     start, unknown = (planned(1, facts)[0] for facts in (DataFacts(lengths=(lengths,), is_start=True), DataFacts()))

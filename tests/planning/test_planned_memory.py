@@ -1,4 +1,4 @@
-"""benchmarks/planned_memory.py on a CPU: cut into calls, with plans beside what was measured."""
+"""benchmarks/planned_memory.py on a CPU: cut into calls, with plans next to what was measured."""
 
 from __future__ import annotations
 

@@ -11,12 +11,12 @@ from transformers import LlamaConfig
 from benchmarks.runs.shapes import SHAPES
 from configs.changed_flags import changed_flags
 from configs.flags import parse_flags
-from planning.cards import Card
-from planning.find_runs import command_of, find_runs, find_table, sorted_runs
-from planning.hardware import parse_hardware
-from planning.planned_environment import planned_hardware
+from planning.alternatives.find_runs import command_of, find_runs, find_table, sorted_runs
+from planning.alternatives.what_fits import fits_table, predictor, what_fits
+from planning.machines.cards import Card
+from planning.machines.hardware import parse_hardware
+from planning.machines.planned_environment import planned_hardware
 from planning.planned_run import plan_of
-from planning.what_fits import fits_table, predictor, what_fits
 from ranks.environment import lone_process
 from reporting.tables import print_for_people
 from resolving.data_facts import DataFacts

@@ -15,10 +15,10 @@ from benchmarks.planned_times import plan_model
 from benchmarks.runs.shapes import SHAPES
 from configs.flags import parse_flags
 from planning.cost.traffic import find_traffic, seconds_per_step
-from planning.group_speeds import GroupSpeeds, Speed, Speeds
-from planning.hardware import parse_hardware
-from planning.memory.closed_form import plan_memory
+from planning.machines.group_speeds import GroupSpeeds, Speed, Speeds
+from planning.machines.hardware import parse_hardware
 from planning.memory.row_lengths import RowLengths
+from planning.memory.run_memory import plan_memory
 from policies.mixed_precision import Precision, resolve_precision
 from policies.sharding import (
     Accumulation,

@@ -12,10 +12,10 @@ import pytest
 from configs.flags import parse_flags
 from planning.cost.link_speeds import expected_speeds
 from planning.cost.traffic import Traffic, find_traffic, seconds_per_step
-from planning.group_speeds import GroupSpeeds, Speed, Speeds, read_speeds
-from planning.hardware import Hardware, parse_hardware
-from planning.planned_environment import planned_environment, planned_hardware
-from planning.planned_model import build_planned_model
+from planning.machines.group_speeds import GroupSpeeds, Speed, Speeds, read_speeds
+from planning.machines.hardware import Hardware, parse_hardware
+from planning.machines.planned_environment import planned_environment, planned_hardware
+from planning.model.planned_model import build_planned_model
 from planning.planned_run import plan_of
 from policies.sharding import Layout
 from ranks.environment import lone_process

@@ -17,7 +17,7 @@ import pytest
 import yaml
 
 from configs.flags import parse_flags
-from planning.hardware import parse_hardware
+from planning.machines.hardware import parse_hardware
 from planning.planned_run import plan_of
 from tests.helpers.documented import DOCUMENTS
 from tests.helpers.processes import ROOT

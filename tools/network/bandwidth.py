@@ -10,7 +10,7 @@ import torch
 import torch.distributed as dist
 from torch.distributed.device_mesh import init_device_mesh
 
-from planning.group_speeds import GroupSpeeds, Speed, Speeds
+from planning.machines.group_speeds import GroupSpeeds, Speed, Speeds
 from ranks.environment import Environment
 from utils.compat import all_gather, reduce_scatter
 

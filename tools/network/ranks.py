@@ -15,11 +15,11 @@ from configs.flags import parse_flags
 from configs.run import RunConfig
 from planning.cost.link_speeds import network_gbps
 from planning.cost.traffic import Traffic, find_traffic, seconds_per_step
-from planning.group_speeds import GroupSpeeds, Speeds
-from planning.hardware import Hardware
+from planning.machines.group_speeds import GroupSpeeds, Speeds
+from planning.machines.hardware import Hardware
+from planning.machines.planned_environment import own_hardware
 from planning.memory.row_lengths import rows_of_run
-from planning.planned_environment import own_hardware
-from planning.planned_model import PlannedModel, build_planned_model
+from planning.model.planned_model import PlannedModel, build_planned_model
 from planning.planned_run import time_of
 from policies.sharding import Layout
 from ranks.collectives import gather_to_all

@@ -55,7 +55,7 @@ def test_spans_are_merged() -> None:
 
 
 def test_transfers_beside_computing_are_hidden_and_the_rest_of_the_step_is_idle() -> None:
-    """Two steps of 5 ms: 4 ms of a product, 3 of a transfer, of which 1 beside it; then the optimizer, then a wait."""
+    """Two steps of 5 ms: 4 ms of a product, 3 of a transfer, of which 1 overlaps; then the optimizer, then a wait."""
     times = step_times(
         [
             event("ProfilerStep#3", 0, 5000, "user_annotation", tid=1),

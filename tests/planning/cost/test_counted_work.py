@@ -16,11 +16,11 @@ from benchmarks.runs.shapes import SHAPES
 from configs.flags import parse_flags
 from planning.cost.counted_work import counted_work
 from planning.cost.step_work import micro_batch_work
-from planning.hardware import parse_hardware
+from planning.machines.hardware import parse_hardware
+from planning.machines.planned_environment import planned_environment
 from planning.memory.meta_batch import meta_batch
 from planning.memory.row_lengths import RowLengths
-from planning.planned_environment import planned_environment
-from planning.planned_model import PlannedModel, build_planned_model
+from planning.model.planned_model import PlannedModel, build_planned_model
 from planning.planned_run import plan_of
 from resolving.resolved import resolve
 from tasks.image_batches import num_image_tokens
@@ -66,7 +66,7 @@ def flops_of_a_real_step(planned: PlannedModel) -> int:
     resolved, model = planned.resolved, planned.adapted.model.to_empty(device="cpu").train()
     for tensor in (*model.parameters(), *model.buffers()):
         tensor.detach().zero_()
-    batch = meta_batch(resolved, 2, ROWS.longest, label_share=1.0, packed=False, by_offsets=False)
+    batch = meta_batch(resolved, 2, ROWS.widest, label_share=1.0, packed=False, by_offsets=False)
 
     def real(value: Any) -> Any:
         return tree_map_only(torch.Tensor, lambda tensor: torch.ones(tensor.shape, dtype=tensor.dtype), value)
@@ -84,7 +84,7 @@ def flops_of_a_real_step(planned: PlannedModel) -> int:
 @pytest.mark.parametrize("flags", ["--freeze_vision", "--freeze_language_model", "--use_peft"])
 def test_as_much_is_counted_as_a_real_step_of_an_image_model_computes(name: str, flags: str, tmp_path: Path) -> None:
     planned = planned_image_model(name, tmp_path, flags)
-    _, work = counted_work(planned, H200.card, 2, ROWS.longest, ROWS)
+    _, work = counted_work(planned, H200.card, 2, ROWS.widest, ROWS)
     assert work.matrix_flops == flops_of_a_real_step(planned)
     assert work.attention_flops > 0
 
@@ -92,7 +92,7 @@ def test_as_much_is_counted_as_a_real_step_of_an_image_model_computes(name: str,
 def test_a_frozen_tower_costs_a_forward_pass(tmp_path: Path) -> None:
     def work(*flags: str) -> Any:
         planned = planned_image_model("llava", tmp_path, "--activation_checkpointing", "off", *flags)
-        return counted_work(planned, H200.card, 2, ROWS.longest, ROWS)[1]
+        return counted_work(planned, H200.card, 2, ROWS.widest, ROWS)[1]
 
     whole, frozen = work(), work("--freeze_vision")
     for part in ("matrix_flops", "attention_flops", "moved_bytes", "weight_bytes", "launch_seconds"):

@@ -8,10 +8,10 @@ from typing import Any
 
 import pytest
 
-from planning.cards import find_card
 from planning.cost.network_waits import RunNetwork
 from planning.cost.traffic import Traffic
-from planning.hardware import Hardware
+from planning.machines.cards import find_card
+from planning.machines.hardware import Hardware
 from policies.sharding import Layout
 
 H200 = find_card("H200")

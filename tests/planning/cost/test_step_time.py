@@ -19,7 +19,7 @@ from benchmarks.runs.shapes import SHAPES
 from planning.cost.kernel_rates import kernel_rates
 from planning.cost.link_speeds import expected_speeds, network_gbps
 from planning.cost.step_time import TimePlan, plan_time, why_no_time
-from planning.hardware import Hardware, parse_hardware
+from planning.machines.hardware import Hardware, parse_hardware
 
 _OFFLOADED = {"llama8b-mixed-batch8", "llama13b-adamw-offload"}  # the host's share is known to a quarter only
 

@@ -47,12 +47,9 @@ def flags(model: Path, output: Path, ranks: int, *given: str) -> list[str]:
 
 @pytest.fixture(scope="module")
 def limits(tiny_model: Path, process_group: ProcessGroup, tmp_path_factory: pytest.TempPathFactory) -> Made:
-    """For a number of ranks: the memory in GiB that is too little for each phase and enough for those before it."""
+    """For a number of ranks and more flags: the GiB that are too little for each phase, enough for those before it."""
 
-    def measure(ranks: int) -> dict[str, float]:
-        return limits_of(ranks) | {"backward": limits_of(ranks, *OF_BACKWARD)["backward"]}
-
-    def limits_of(ranks: int, *given: str) -> dict[str, float]:
+    def measure(ranks: int, given: tuple[str, ...]) -> dict[str, float]:
         folder = tmp_path_factory.mktemp("whole") / "run"
         process_group.train(on_small_device(flags(tiny_model, folder, ranks, *given)), ranks)
         memory = [e for e in read_metrics(folder) if e["event"] == "memory" and e["rank"] == ranks - 1]
@@ -62,14 +59,16 @@ def limits(tiny_model: Path, process_group: ProcessGroup, tmp_path_factory: pyte
     return Made(measure)
 
 
-@pytest.mark.parametrize("ranks", LAYOUTS)
 @pytest.mark.parametrize("phase", PHASES)
+@pytest.mark.parametrize("swaps", [False, pytest.param(True, marks=pytest.mark.slow)])
 def test_the_account_names_the_phase_and_no_rank_is_left(
-    phase: str, ranks: int, limits: Made, tiny_model: Path, process_group: ProcessGroup, tmp_path: Path
+    phase: str, swaps: bool, limits: Made, tiny_model: Path, process_group: ProcessGroup, tmp_path: Path
 ) -> None:
     """The last rank alone has so little: of two, the other one waits in a collective."""
-    argv = flags(tiny_model, tmp_path / "run", ranks, *(OF_BACKWARD if phase == "backward" else ()))
-    limit = limits[ranks][phase]
+    ranks = 2 if (phase in ("backward", "evaluation")) != swaps else 1
+    given = OF_BACKWARD if phase == "backward" else ()
+    argv = flags(tiny_model, tmp_path / "run", ranks, *given)
+    limit = limits[ranks, given][phase]
     outcomes = process_group.run(on_small_device(argv, limit, rank=ranks - 1), ranks, timeout_seconds=60)
     printed = "".join(outcome.stderr for outcome in outcomes)
     assert [outcome.status for outcome in outcomes] == [1] * ranks, printed
@@ -111,7 +110,7 @@ def test_the_first_command_runs_where_the_run_had_ended(
     """It goes on from the checkpoint in the run folder, on a device as small."""
     argv = flags(tiny_model, tmp_path / "run", 1, "--save_every_steps", "1")
     argv[argv.index("--eval_every_steps") + 1] = "2"
-    limit = limits[1]["evaluation"]
+    limit = limits[1, ()]["evaluation"]
     (outcome,) = process_group.run(on_small_device(argv, limit), 1)
     assert outcome.status == 1, outcome.stdout
     assert "in an evaluation after step 2" in outcome.stderr
@@ -129,7 +128,7 @@ def test_memory_in_pieces_is_told_apart_and_its_remedy_comes_first_if_the_run_wo
     phase: str, share: float, limits: Made, tiny_model: Path, process_group: ProcessGroup, tmp_path: Path
 ) -> None:
     """In forward what has still to come needs more than all pieces together."""
-    limit = limits[1][phase]
+    limit = limits[1, ()][phase]
     device = on_small_device(
         flags(tiny_model, tmp_path / "run", 1), limit * (1 + share), unused=int(share * limit * 2**30)
     )

@@ -16,7 +16,7 @@ from torch._dynamo.backends.common import aot_autograd
 from torch._dynamo.exc import BackendCompilerFailed
 from torch._dynamo.utils import counters
 
-from planning.compiled_loss import compiled_cross_entropy
+from planning.model.compiled_loss import compiled_cross_entropy
 from policies.compilation.layers import CompilationError, EagerFallback, compilation_named, compile_layers
 from policies.loss.compiled_cross_entropy import compile_cross_entropy
 from policies.loss.summed_loss import summed_cross_entropy, use_summed_loss

@@ -11,8 +11,8 @@ from transformers import AutoConfig
 
 from checkpointing.finding import Checkpoint
 from configs.flags import parse_flags
-from planning.hardware import parse_hardware
-from planning.planned_environment import planned_environment
+from planning.machines.hardware import parse_hardware
+from planning.machines.planned_environment import planned_environment
 from policies.compilation.choice import decide_compilation
 from resolving.resolved import resolve
 from tests.helpers.no_compiler import agreeing_without_compiler

@@ -20,11 +20,11 @@ from torch.utils.flop_counter import FlopCounterMode
 from transformers import MixtralConfig
 
 from configs.flags import parse_flags
-from planning.hardware import parse_hardware
-from planning.memory.closed_form import plan_memory
+from planning.machines.hardware import parse_hardware
+from planning.machines.planned_environment import planned_environment
 from planning.memory.row_lengths import rows_of_run
-from planning.planned_environment import planned_environment
-from planning.planned_model import build_planned_model
+from planning.memory.run_memory import plan_memory
+from planning.model.planned_model import build_planned_model
 from policies.mixed_precision import resolve_precision
 from policies.quantization import choice as quantization_module
 from policies.quantization.choice import gathering_changes_nothing, quantize_linears, resolve_quantization

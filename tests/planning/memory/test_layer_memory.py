@@ -13,9 +13,9 @@ import transformers
 from torch import nn
 from transformers import AutoModelForCausalLM, AutoModelForSeq2SeqLM
 
-from planning.memory.closed_form import outermost
-from planning.memory.device_kernels import kernels_of_card
-from planning.memory.layer_use import StepUse, measure_step
+from planning.memory.device_kernels import KernelsOfCard
+from planning.memory.layer_memory import PassBytes, measure_pass
+from planning.memory.run_memory import outermost
 from policies.activations.checkpointing import Checkpointing, apply_activation_checkpointing
 from policies.adapters.lora_layers import use_lean_forward
 from policies.wrapping import find_layers
@@ -86,11 +86,11 @@ def loss_of(model: Any, config: Any, device: str) -> tuple[Callable[[], torch.Te
     return compute, list(inputs.values())
 
 
-def planned(name: str, **settings: Any) -> StepUse:
+def planned(name: str, **settings: Any) -> PassBytes:
     model, layers = build(name, "meta", **settings)
     compute, inputs = loss_of(model, CONFIGS[name], "meta")
-    with kernels_of_card((8, 0), answer=True):
-        return measure_step(model, layers, compute, inputs)
+    with KernelsOfCard((8, 0), answer=True):
+        return measure_pass(model, layers, compute, inputs)
 
 
 def kept_by_autograd(name: str, **settings: Any) -> int:
@@ -124,13 +124,13 @@ CASES = [
 def test_as_much_is_counted_as_autograd_keeps(name: str, adapters: bool, checkpointing: str) -> None:
     settings = {"adapters": adapters, "checkpointing": checkpointing}
     use, real = planned(name, **settings), kept_by_autograd(name, **settings)
-    total = use.beside + sum(of_layer.kept for _, of_layer in use.layers) + use.loss.kept
+    total = use.between + sum(of_layer.kept for _, of_layer in use.layers) + use.loss.kept
     assert total == pytest.approx(real, rel=0.03)
 
 
 def test_dropout_on_a_gpu_keeps_a_byte_per_element() -> None:
     inputs = torch.zeros(100, 10, device="meta", requires_grad=True)
     kept: list[torch.Tensor] = []
-    with kernels_of_card((8, 0), answer=True), torch.autograd.graph.saved_tensors_hooks(kept.append, lambda _: None):
+    with KernelsOfCard((8, 0), answer=True), torch.autograd.graph.saved_tensors_hooks(kept.append, lambda _: None):
         F.dropout(inputs, 0.1)
     assert [tensor.nbytes for tensor in kept] == [1000]

@@ -1,42 +1,35 @@
-"""The memory plan of a run in closed form: bytes per rank, phase by phase, from shapes alone.
+"""The memory plan of a run: bytes per rank, phase by phase, from shapes alone.
 
-What one layer keeps and needs is counted on meta tensors (layer_use.py); a walk through the step adds up what all
-layers, the layout and the optimizer hold (timeline.py). So a plan costs one pass over a layer of each kind, and it
-works where the whole step cannot be traced: with packed weights, on cards of other kinds than this machine's.
+The bytes that one layer keeps and needs are counted on meta tensors (layer_memory.py); a walk through the step adds up
+what all layers, the layout and the optimizer hold (step_memory.py). So a plan costs one pass over a layer of each kind,
+also with packed weights, and for cards of other kinds than this machine's.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
 from torch import nn
 
-from planning.cards import Card
-from planning.float8_weights import float8_weights
-from planning.memory.generation_use import GenerationUse, generation_use
-from planning.memory.host_bytes import checkpoint_bytes, host_load_bytes, host_training_bytes, offloaded_bytes
-from planning.memory.layer_use import StepUse, measure_step
+from planning.machines.cards import COLLECTIVES_GIB, CONTEXT_GIB, Card
+from planning.memory.generation_memory import GenerationBytes, bytes_of_generation
+from planning.memory.held_bytes import Scheme
+from planning.memory.host_memory import checkpoint_bytes, host_load_bytes, host_training_bytes, offloaded_bytes
+from planning.memory.layer_memory import PassBytes, measure_pass
 from planning.memory.memory_plan import ROUNDED_UP, MemoryPlan
 from planning.memory.meta_pass import pass_on_meta
 from planning.memory.optimizer_bytes import optimizer_bytes
 from planning.memory.row_lengths import RowLengths
 from planning.memory.sharded_bytes import add_statistics, local_parts
-from planning.memory.timeline import Bytes, Scheme, Timeline
-from planning.planned_model import PlannedModel, with_checkpointing
+from planning.memory.step_memory import Bytes, StepMemory
+from planning.model.float8_weights import float8_weights
+from planning.model.planned_model import PlannedModel, with_checkpointing
 from policies.activations.checkpointing import Checkpointing
 from policies.wrapping import find_layers
 from utils.units import GIB
-
-CONTEXT_GIB = 0.5
-"""What CUDA holds of a device before the first tensor: its context and the kernels of torch, cuBLAS and cuDNN. NVIDIA
-names no figure; nvidia-smi shows 0.3 to 0.6 GiB for a process with one small tensor, less on older cards."""
-
-COLLECTIVES_GIB = 0.4
-"""NCCL's own buffers, outside torch's allocator, for a process with several ranks: some tens of channels of 4 to 10 MiB
-(NCCL_BUFFSIZE is 4 MiB for each channel and direction)."""
 
 
 def plan_memory(planned: PlannedModel, card: Card, rows: RowLengths) -> MemoryPlan:
@@ -49,24 +42,23 @@ def plan_memory(planned: PlannedModel, card: Card, rows: RowLengths) -> MemoryPl
         ConfigError: if the inputs of such a model are not known before data is read.
     """
     modes = planned.empty.checkpointing.modes
-    alike = {mode: use_of_run(with_checkpointing(planned, Checkpointing(mode)), card, rows) for mode in modes}
+    alike = {mode: bytes_of_run(with_checkpointing(planned, Checkpointing(mode)), card, rows) for mode in modes}
     planned = with_checkpointing(planned, planned.empty.checkpointing)
-    return memory_of(planned, card, mixed_use(planned, alike))
+    return memory_of(planned, card, mixed_bytes(planned, alike))
 
 
 @dataclass(frozen=True)
-class RunUse:
+class RunBytes:
     """What layers keep and need in the kinds of micro-batches that a run has."""
 
-    fullest: StepUse
-    first: tuple[StepUse, ...]  # fuller ones, of the first step alone
-    typical: StepUse
-    evaluation: StepUse | None  # None if the run has none
-    generation: GenerationUse | None  # the same
+    widest: PassBytes
+    typical: PassBytes
+    evaluation: PassBytes | None  # None if the run has none
+    generation: GenerationBytes | None  # the same
 
 
-def use_of_run(planned: PlannedModel, card: Card, rows: RowLengths) -> RunUse:
-    """The use of a run whose layers are all checkpointed alike.
+def bytes_of_run(planned: PlannedModel, card: Card, rows: RowLengths) -> RunBytes:
+    """Of a run whose layers are all checkpointed alike.
 
     Raises:
         ConfigError: if the inputs of such a model are not known before data is read.
@@ -74,76 +66,65 @@ def use_of_run(planned: PlannedModel, card: Card, rows: RowLengths) -> RunUse:
     add_statistics(planned.adapted.model)
     evaluates = planned.config.train_config.run_validation is not False
     evaluation = (
-        step_use(planned, card, rows.eval_rows, rows.widest_evaluated, rows, trains=False) if evaluates else None
+        bytes_of_pass(planned, card, rows.eval_rows, rows.widest_evaluated, rows, trains=False) if evaluates else None
     )
-    fullest = step_use(planned, card, *rows.fullest, rows)
-    first = tuple(step_use(planned, card, *shape, rows) for shape in rows.first)
-    typical = fullest if rows.is_alike else step_use(planned, card, rows.rows, rows.typical, rows)
+    widest = bytes_of_pass(planned, card, rows.rows, rows.widest, rows)
+    typical = widest if rows.typical == rows.widest else bytes_of_pass(planned, card, rows.rows, rows.typical, rows)
     generates = evaluates and planned.config.train_config.eval_generate
-    return RunUse(fullest, first, typical, evaluation, generation_use(planned, card, rows) if generates else None)
+    return RunBytes(widest, typical, evaluation, bytes_of_generation(planned, card, rows) if generates else None)
 
 
-def mixed_use(planned: PlannedModel, alike: Mapping[str, RunUse]) -> RunUse:
-    """The use of this run, each layer as it is if all have its mode.
+def mixed_bytes(planned: PlannedModel, alike: Mapping[str, RunBytes]) -> RunBytes:
+    """Of this run, whose layers have different modes.
 
     Args:
-        alike: by mode, the use of this very model with all layers in that mode.
+        alike: by mode, the bytes of this very model with all layers in that mode.
     """
     checkpointing = planned.empty.checkpointing
     mode_of = {id(layer): mode for layer, mode in checkpointing.of_layers(planned.adapted.base)}
-    some = alike[checkpointing.mode]
 
-    def mixed(uses: Iterable[StepUse]) -> StepUse:
-        by_mode = dict(zip(alike, uses, strict=True))
-        alone = by_mode[checkpointing.mode]
-        layers = tuple(by_mode[mode_of[id(layer)]].layers[place] for place, (layer, _) in enumerate(alone.layers))
+    def mixed(passes: Mapping[str, PassBytes]) -> PassBytes:
+        alone = passes[checkpointing.mode]
+        layers = tuple(passes[mode_of[id(layer)]].layers[place] for place, (layer, _) in enumerate(alone.layers))
         return replace(alone, layers=layers)
 
-    return RunUse(
-        mixed(use.fullest for use in alike.values()),
-        tuple(map(mixed, zip(*(use.first for use in alike.values()), strict=True))),
-        mixed(use.typical for use in alike.values()),
-        some.evaluation,
-        some.generation,
+    return replace(
+        alike[checkpointing.mode],
+        widest=mixed({mode: run.widest for mode, run in alike.items()}),
+        typical=mixed({mode: run.typical for mode, run in alike.items()}),
     )
 
 
-def memory_of(planned: PlannedModel, card: Card, use: RunUse) -> MemoryPlan:
-    """The plan of a run whose layers are used so."""
-    scheme = scheme_of(planned)
-    on_host = max(sum(of_layer.on_host for _, of_layer in step.layers) for step in (use.fullest, *use.first))
-    timeline = Timeline(planned.adapted.model, planned.adapted.units, scheme)
-    if use.evaluation is not None:
-        timeline.evaluation(use.evaluation)
-    if use.generation is not None:
-        beside = overhead_gib(0.0, planned.env.world_size) * GIB
-        timeline.generation(use.generation.cache, use.generation.peak, int(card.memory_gib * GIB - beside))
-    timeline.micro_batch(use.fullest)
-    timeline.micro_batch(use.typical, notes_peaks=False)
-    for first in use.first:
-        timeline.first_step(first)
-    timeline.step(use.fullest)
-    peaks = timeline.peaks | {"load": _loading(planned.adapted.model, timeline)}
+def memory_of(planned: PlannedModel, card: Card, run: RunBytes) -> MemoryPlan:
+    """The plan of a run whose layers keep and need so many bytes."""
+    model, scheme = planned.adapted.model, scheme_of(planned)
+    on_host = sum(layer.on_host for _, layer in run.widest.layers)
+    memory = StepMemory(model, planned.adapted.units, scheme)
+    peaks = {"load": _loading(model, memory.params), **memory.step(run.widest)}
+    if run.evaluation is not None:
+        peaks["evaluation"] = memory.evaluation(run.evaluation)
+    if run.generation is not None:
+        besides = overhead_gib(0.0, planned.env.world_size) * GIB
+        peaks["generation"] = memory.generation(run.generation, int(card.memory_gib * GIB - besides))
     phases = {phase: peak.in_gib() for phase, peak in peaks.items()}
     overhead = overhead_gib(max(parts.total for parts in phases.values()), planned.env.world_size)
     if not card.is_gpu:  # the host itself: what is offloaded stays in the same memory
         overhead += (offloaded_bytes(planned, scheme) + on_host) / GIB
     return MemoryPlan(
         phases=phases,
-        after_forward_gib=timeline.after_forward.total / GIB,
+        after_forward_gib=memory.after_forward(run.typical).total / GIB,
         overhead_gib=overhead,
         capacity_gib=card.memory_gib,
         host_load_gib=host_load_bytes(planned) / GIB,
         host_training_gib=(host_training_bytes(planned, scheme) + on_host) / GIB,
         checkpoint_gib=checkpoint_bytes(planned) / GIB,
-        made_by="closed form",
-        moved_gib=sum(of_layer.moved for _, of_layer in use.fullest.layers) / GIB,
+        moved_gib=sum(layer.moved for _, layer in run.widest.layers) / GIB,
         notes=_notes(planned),
     )
 
 
 def overhead_gib(peak_gib: float, world_size: int) -> float:
-    """What a device holds beside the tensors of one rank."""
+    """What a device holds besides the tensors of one rank."""
     return CONTEXT_GIB + (COLLECTIVES_GIB if world_size > 1 else 0.0) + ROUNDED_UP * peak_gib
 
 
@@ -169,13 +150,13 @@ def scheme_of(planned: PlannedModel) -> Scheme:
     )
 
 
-def step_use(
+def bytes_of_pass(
     planned: PlannedModel, card: Card, num_rows: int, widths: tuple[int, ...], rows: RowLengths, *, trains: bool = True
-) -> StepUse:
+) -> PassBytes:
     """What the layers of a run keep for one micro-batch of this shape."""
     model, train = planned.adapted.model, planned.config.train_config
     with pass_on_meta(planned, card, num_rows, widths, rows, trains=trains) as (batch, loss):
-        return measure_step(
+        return measure_pass(
             model,
             outermost(find_layers(planned.adapted.base)),
             loss,
@@ -197,11 +178,10 @@ def _tensors(batch: Any) -> Iterator[torch.Tensor]:
         yield from value.values() if isinstance(value, dict) else [value] if torch.is_tensor(value) else []
 
 
-def _loading(model: nn.Module, timeline: Timeline) -> Bytes:
+def _loading(model: nn.Module, params: int) -> Bytes:
     """While weights are read: this rank's part of all, and the largest one whole (policies/weights/materialise.py)."""
-    peak = Bytes(params=timeline.now.params)
-    peak.temporaries = max((parameter.nbytes for parameter in model.parameters()), default=0)
-    return peak
+    largest = max((parameter.nbytes for parameter in model.parameters()), default=0)
+    return Bytes(params=params, temporaries=largest)
 
 
 def _notes(planned: PlannedModel) -> tuple[str, ...]:

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from configs.run import RunConfig
-from planning.compiled_loss import compiled_cross_entropy
+from planning.model.compiled_loss import compiled_cross_entropy
 from policies.activations.checkpointing import Checkpointing, apply_activation_checkpointing
 from policies.apply_policies import Adapted, adapt_model
 from policies.building import MetaModel, build_empty

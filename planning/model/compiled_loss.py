@@ -23,7 +23,7 @@ def compiled_cross_entropy(logits: torch.Tensor, targets: torch.Tensor, label_sm
 
 
 class _ReadAndWrittenOnce(torch.autograd.Function):
-    """A number of each row is kept beside its logits (policies/loss/compiled_cross_entropy.py)."""
+    """One number per row is kept besides its logits (policies/loss/compiled_cross_entropy.py)."""
 
     @staticmethod
     def forward(ctx: Any, logits: torch.Tensor) -> torch.Tensor:

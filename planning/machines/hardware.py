@@ -1,12 +1,12 @@
-"""The machines of a plan: "4xV100-32GB" and the settings beside it, as one value."""
+"""The machines of a plan: "4xV100-32GB" and its settings, as one value."""
 
 from __future__ import annotations
 
 import re
 from dataclasses import dataclass, replace
 
-from planning.cards import Card, explain_unknown_card, find_card
-from planning.group_speeds import Speeds
+from planning.machines.cards import Card, explain_unknown_card, find_card
+from planning.machines.group_speeds import Speeds
 from utils.errors import ConfigError
 
 _TEXT = re.compile(r"(?:(?P<number>\d{1,4})\s*[xX*]\s*)?(?P<name>[A-Za-z0-9][\w .-]*)")

@@ -11,14 +11,14 @@ import transformers
 from transformers import AutoModelForCausalLM, AutoModelForSeq2SeqLM
 
 from configs.flags import parse_flags
-from planning.hardware import Hardware, parse_hardware
-from planning.memory.generation_use import generation_use
+from planning.alternatives.what_fits import what_fits
+from planning.machines.hardware import Hardware, parse_hardware
+from planning.machines.planned_environment import planned_environment
+from planning.memory.generation_memory import bytes_of_generation
 from planning.memory.memory_plan import MemoryPlan
 from planning.memory.row_lengths import RowLengths
-from planning.planned_environment import planned_environment
-from planning.planned_model import build_planned_model
+from planning.model.planned_model import build_planned_model
 from planning.planned_run import plan_of
-from planning.what_fits import what_fits
 from resolving.resolved import resolve
 from tests.helpers.small_device import SmallDevice
 
@@ -42,7 +42,7 @@ def make_config(name: str, vocab_size: int = 8000) -> Any:
 
 
 def measured_peak(config: Any, beams: int) -> int:
-    """Bytes at most beside the weights, while a model in bf16 writes answers on this CPU."""
+    """Bytes at most besides the weights, while a model in bf16 writes answers on this CPU."""
     torch.manual_seed(0)
     auto = AutoModelForSeq2SeqLM if config.is_encoder_decoder else AutoModelForCausalLM
     model = auto.from_config(config, dtype=torch.bfloat16).eval()
@@ -72,7 +72,7 @@ def test_as_much_is_planned_as_generation_takes(name: str, beams: int, tmp_path:
     settings = parse_flags(flags.split())
     env = planned_environment(H200, settings.train_config)
     rows = RowLengths(ROWS, (PROMPT, NEW), (PROMPT, NEW), eval_rows=ROWS)
-    use = generation_use(build_planned_model(resolve(settings, env), env), H200.card, rows)
+    use = bytes_of_generation(build_planned_model(resolve(settings, env), env), H200.card, rows)
     assert use is not None
     assert use.peak == pytest.approx(measured_peak(config, beams), rel=0.04)
     if name == "llama":  # two key heads of 16, keys and values, in bf16

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from planning.memory.timeline import Scheme
-from planning.planned_model import PlannedModel
+from planning.memory.held_bytes import Scheme
+from planning.model.planned_model import PlannedModel
 from policies.optimizers.build import state_bytes
 from utils.units import GIB
 

@@ -9,9 +9,9 @@ from dataclasses import dataclass, replace
 from rich.table import Table
 
 from configs.run import RunConfig
-from planning.hardware import Hardware
-from planning.less_memory import Change, device_changes, joined, keeps_result, parsed_with
-from planning.planned_environment import planned_hardware
+from planning.alternatives.less_memory import Change, device_changes, joined, keeps_result, parsed_with
+from planning.machines.hardware import Hardware
+from planning.machines.planned_environment import planned_hardware
 from planning.planned_run import Plan, plan_of
 from ranks.environment import Environment
 from resolving.data_facts import DataFacts

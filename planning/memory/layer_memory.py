@@ -1,8 +1,8 @@
-"""What each layer of a model keeps for its backward pass, and needs meanwhile: counted in one pass on meta tensors.
+"""The memory of each layer: bytes kept for backward, and temporaries, counted in one pass on meta tensors.
 
-Of layers that are alike only one is run, and the others are replaced by their output: a model of eighty layers costs as
-much as one of two. Nothing is assumed of a family of models. What is counted is what its own code keeps, with our loss,
-adapters, checkpointing and packed weights.
+Only the first of equal layers runs, and the others are replaced by their output: a model of eighty layers costs as much
+as one of two. Nothing is assumed of a family of models: the model's own code runs, with our loss, adapters,
+checkpointing and packed weights.
 """
 
 from __future__ import annotations
@@ -23,16 +23,15 @@ from policies.activations.offloading import MIN_BYTES, is_movable, key_of, share
 
 
 @dataclass(frozen=True)
-class Use:
-    """The bytes of one layer, or of all that runs behind the layers."""
+class LayerBytes:
+    """The bytes of one layer, or of everything after the last layer."""
 
-    kept: int  # alive when its forward ends, output included, beyond what was alive when it began; less an input that
-    # nothing keeps, which goes when the next layer is done with it
-    forward: int  # the most in its forward, beyond what was alive when it began
-    backward: int  # the most in its backward, beyond the same; without gradients of parameters
+    kept: int  # bytes that forward adds and keeps, its output included, less an input that backward does not need
+    forward: int  # the most that forward adds
+    backward: int  # the most in backward beyond what was alive before forward, without gradients of parameters
     backward_with_grads: int  # the same, with the gradients of its own parameters as they come
-    moved: int = 0  # of what it keeps, what waits in host memory meanwhile; `kept` is without it
-    on_host: int = 0  # what that takes there
+    moved: int = 0  # activations in host memory until backward; not part of `kept`
+    on_host: int = 0  # what these take there
 
 
 def pinned_bytes(size: int) -> int:
@@ -41,13 +40,13 @@ def pinned_bytes(size: int) -> int:
 
 
 @dataclass(frozen=True)
-class StepUse:
+class PassBytes:
     """One forward and backward pass, in bytes."""
 
-    layers: tuple[tuple[nn.Module, Use], ...]  # in the order of forward
-    beside: int  # kept by what runs before and between the layers
-    loss: Use  # what runs behind the last layer: norm, head and loss
-    embedding_backward: int  # the most behind the first layer's backward, its gradients included
+    layers: tuple[tuple[nn.Module, LayerBytes], ...]  # in the order of forward
+    between: int  # kept by what runs before and between the layers
+    loss: LayerBytes  # of everything after the last layer: norm, head and loss
+    embedding_backward: int  # the most after the first layer's backward, its gradients included
 
 
 @dataclass
@@ -63,17 +62,17 @@ class _Measured:
     compiled: int | None = None  # what it keeps if it is compiled
     moved: tuple[int, ...] = ()  # bytes of each storage that is moved to host memory
 
-    def use(self) -> Use:
+    def use(self) -> LayerBytes:
         kept = self.end - self.start - self.released
         forward = self.forward.peak - self.start
         window = self.backward
         backward = (window.peak if window else self.end) - self.start
         with_grads = (window.peak_with_grads if window else self.end) - self.start
         if self.compiled is None:
-            use = Use(kept, forward, backward, with_grads)
+            use = LayerBytes(kept, forward, backward, with_grads)
         else:
             less = kept - self.compiled
-            use = Use(self.compiled, self.compiled, backward - less, with_grads - less)
+            use = LayerBytes(self.compiled, self.compiled, backward - less, with_grads - less)
         moved, on_host = sum(self.moved), sum(map(pinned_bytes, self.moved))
         return replace(use, kept=use.kept - moved, moved=moved, on_host=on_host)
 
@@ -89,11 +88,11 @@ class _Pass:
     order: list[tuple[nn.Module, Any]] = field(default_factory=list)
     last: int = 0  # alive when the last layer ended, less an input that only its caller holds
     loss: Window | None = None
-    embedding: Window | None = None  # behind the backward of the first layer
+    embedding: Window | None = None  # after the backward of the first layer
     has_backward: bool = False  # whether a layer so far will have one
 
 
-def measure_step(
+def measure_pass(
     model: nn.Module,
     layers: Sequence[nn.Module],
     run: Callable[[], torch.Tensor],
@@ -102,7 +101,7 @@ def measure_step(
     trains: bool = True,
     compiled: bool = False,
     offloads: bool = False,
-) -> StepUse:
+) -> PassBytes:
     """Run one pass on meta tensors and count.
 
     Args:
@@ -134,18 +133,18 @@ def measure_step(
     return _collect(state, forward, backward, kept_at_loss)
 
 
-def _collect(state: _Pass, forward: Window, backward: Window, kept_at_loss: int) -> StepUse:
+def _collect(state: _Pass, forward: Window, backward: Window, kept_at_loss: int) -> PassBytes:
     uses = {kind: measured.use() for kind, measured in state.kinds.items()}
-    beside = state.last - sum(found.end - found.start - found.released for found in state.kinds.values())
-    loss = Use(
+    between = state.last - sum(found.end - found.start - found.released for found in state.kinds.values())
+    loss = LayerBytes(
         kept=kept_at_loss - state.last,
         forward=forward.peak - state.last,
         backward=backward.peak - state.last,
         backward_with_grads=backward.peak_with_grads - state.last,
     )
-    return StepUse(
+    return PassBytes(
         layers=tuple((layer, uses[kind]) for layer, kind in state.order),
-        beside=max(0, beside),
+        between=max(0, between),
         loss=loss,
         embedding_backward=state.embedding.peak_with_grads if state.embedding else 0,
     )

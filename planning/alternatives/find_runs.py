@@ -12,10 +12,10 @@ from rich.table import Table
 from configs.changed_flags import changed_flags
 from configs.planning import PlanningConfig
 from configs.run import RunConfig
-from planning.hardware import Hardware
-from planning.less_memory import Change, parsed_with
+from planning.alternatives.less_memory import Change, parsed_with
+from planning.alternatives.what_fits import Predict
+from planning.machines.hardware import Hardware
 from planning.planned_run import Plan
-from planning.what_fits import Predict
 from utils.errors import ConfigError
 from utils.progress import phase_begins, progress_bar
 
@@ -142,7 +142,7 @@ def _runs(hardware: Hardware) -> Iterator[tuple[str, str, tuple[str, ...]]]:
                 if optimizer == "anyprecision" and precision != "bf16-true":
                     continue  # its states in bf16 are for weights in bf16
                 if method != "full" and (optimizer != "AdamW" or precision == "bf16-true"):
-                    continue  # an adapter has few states, and is kept in fp32 beside a base in bf16
+                    continue  # an adapter has few states, and is kept in fp32 on a base in bf16
                 if method == "qlora" and precision == "fp32":
                     continue
                 for layout in layouts:

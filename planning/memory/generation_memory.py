@@ -1,4 +1,4 @@
-"""What generation at evaluation (--eval_generate) needs beside the weights: counted on meta tensors.
+"""What generation at evaluation (--eval_generate) needs besides the weights: counted on meta tensors.
 
 Two passes of the model's own code tell it: one over the prompts, and one for the last token of answers as long as they
 may be, with the cache of all before. So no formula per family of models is needed: shared key heads, windows, and the
@@ -13,12 +13,12 @@ from typing import Any
 import torch
 from transformers.modeling_outputs import BaseModelOutput
 
-from planning.cards import Card
-from planning.memory.device_kernels import kernels_of_card
+from planning.machines.cards import Card
+from planning.memory.device_kernels import KernelsOfCard
 from planning.memory.live_bytes import LiveBytes
 from planning.memory.meta_pass import DEFAULT_CAPABILITY, computed_in, saved_buffers_on_meta
 from planning.memory.row_lengths import RowLengths
-from planning.planned_model import PlannedModel
+from planning.model.planned_model import PlannedModel
 from policies.attention.choice import BY_OFFSETS
 from resolving.resolved import num_positions
 
@@ -29,14 +29,14 @@ _HELD = {False: 1, True: 2}
 
 
 @dataclass(frozen=True)
-class GenerationUse:
-    """Bytes on one rank, beside the weights."""
+class GenerationBytes:
+    """Bytes on one rank, besides the weights."""
 
     cache: int  # keys and values of all tokens up to the last, and what an encoder has put out
     peak: int  # the most that is there at once, the cache included
 
 
-def generation_use(planned: PlannedModel, card: Card, rows: RowLengths) -> GenerationUse | None:
+def bytes_of_generation(planned: PlannedModel, card: Card, rows: RowLengths) -> GenerationBytes | None:
     """Of one batch of answers, each as long as it may be; None for models of images, whose prompts are not known.
 
     Prompts count as long as the longest row. The model is `policies.generating.generating`'s: it attends by masks.
@@ -54,7 +54,7 @@ def generation_use(planned: PlannedModel, card: Card, rows: RowLengths) -> Gener
         with (
             computed_in(base, precision.compute_dtype if precision.casts else None),
             saved_buffers_on_meta(base),
-            kernels_of_card(card.compute_capability or DEFAULT_CAPABILITY, answer=rows.eval_rows == 1),
+            KernelsOfCard(card.compute_capability or DEFAULT_CAPABILITY, answer=rows.eval_rows == 1),
             torch.no_grad(),
             live,
         ):
@@ -70,7 +70,7 @@ def generation_use(planned: PlannedModel, card: Card, rows: RowLengths) -> Gener
     finally:
         if attention == BY_OFFSETS:
             base.set_attn_implementation(BY_OFFSETS)
-    return GenerationUse(cache, peak)
+    return GenerationBytes(cache, peak)
 
 
 def _prompt_and_answer(

@@ -10,10 +10,9 @@ import torch
 
 from configs.planning import PlanningConfig
 from configs.training import TrainConfig
-from planning.cards import Card, find_card
-from planning.group_speeds import Speeds, read_speeds
-from planning.hardware import Hardware, parse_hardware
-from planning.memory.closed_form import CONTEXT_GIB
+from planning.machines.cards import CONTEXT_GIB, Card, find_card
+from planning.machines.group_speeds import Speeds, read_speeds
+from planning.machines.hardware import Hardware, parse_hardware
 from ranks.environment import Environment, lone_process
 from utils.device import DeviceFacts
 from utils.units import GIB
