@@ -11,6 +11,7 @@ from data.batches.layout import BatchLayout
 from data.batches.order import epoch_order
 from data.batches.padding import PaddedWidth
 from resolving.resolved import Resolved, steps_of_run
+from utils.wording import plural
 
 MOST_ROWS_ORDERED = 2**22  # a second or two
 _AT_MOST = "as long as rows may be"
@@ -76,8 +77,7 @@ def rows_of_run(
     else:
         num_steps = steps_of_run(train, batches.num_steps(len(lengths[0])))
         widest, typical = foresee_widths(lengths, widths, batches, seed=train.seed, num_steps=num_steps)
-        steps = "step" if num_steps == 1 else f"{num_steps:,} steps"
-        source = f"as wide as the longest row of the run's {steps}"
+        source = f"as wide as the longest row of the run's {plural(num_steps, 'step')}"
     return RowLengths(rows, widest, typical, eval_rows=eval_rows, eval_widest=eval_widest, source=source)
 
 

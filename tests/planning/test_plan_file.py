@@ -60,7 +60,7 @@ def test_it_says_which_micro_batch_it_is_made_for(resolved: Resolved) -> None:
     one, few = planned(1, DataFacts(lengths=(lengths,)))
     rest, more = planned(12, DataFacts(lengths=(lengths,)))
     most, all_rows = planned(0, DataFacts(lengths=(lengths,)))
-    assert one == {"rows": 4, "widths": (16,), "source": "as wide as the longest row of the run's step"}
+    assert one == {"rows": 4, "widths": (16,), "source": "as wide as the longest row of the run's 1 step"}
     assert rest == {"rows": 4, "widths": (64,), "source": "as wide as the longest row of the run's 12 steps"}
     assert (most["rows"], most["widths"]) == (4, (64,))
     assert few < more == all_rows
