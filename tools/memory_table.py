@@ -60,7 +60,7 @@ def print_table(models: Sequence[str], card: str, num_cards: int, flags: Sequenc
 def _cell(hardware: str, flags: Sequence[str]) -> str:
     """The planned GiB of one run, in parentheses if the card has less; a dash if such a run would be refused."""
     from configs.flags import parse_flags
-    from planning.hardware import parse_hardware
+    from planning.machines.hardware import parse_hardware
     from planning.planned_run import plan_of
 
     config, cards = parse_flags(flags), parse_hardware(hardware)
