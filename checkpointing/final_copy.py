@@ -10,7 +10,7 @@ import torch
 
 from checkpointing.writing import CheckpointError, Contents, write_contents
 from ranks.collectives import on_rank_zero
-from run_folder.checkpoint_folder import COMPLETE, FULL_FILE, write_synced
+from run_folder.checkpoint_folder import COMPLETE, old_tensor_files, tensor_files, write_synced
 from run_folder.final_copy import BEGUN, foreign_copy
 from utils.atomic_write import sync_folder
 
@@ -28,7 +28,7 @@ def save_copy(folder: Path, tensors: Mapping[str, torch.Tensor], files: Mapping[
             raise CheckpointError(f"{', '.join(foreign)} there was not written by this program")
         write_synced(folder / BEGUN, b"")
         (folder / COMPLETE).unlink(missing_ok=True)
-        for file in (folder / FULL_FILE, folder / ".metadata", *folder.glob("*.distcp")):
+        for file in (*tensor_files(folder), *old_tensor_files(folder)):
             file.unlink(missing_ok=True)  # an earlier copy's, perhaps of the other type or of more ranks
 
     def end() -> None:

@@ -13,7 +13,7 @@ from checkpointing.state_json import StateError, read_state
 from ranks.agreement import named
 from ranks.collectives import gather_to_all, on_rank_zero
 from ranks.environment import Environment, print_rank_zero
-from run_folder.checkpoint_folder import COMPLETE, FULL_FILE, STREAM, damage, listed_files
+from run_folder.checkpoint_folder import COMPLETE, STREAM, damage, is_gathered, listed_files
 from run_folder.other_runs import holder_of_gone, refuse_if_gone
 from run_folder.run_yaml import now
 from utils.errors import ConfigError
@@ -117,7 +117,7 @@ def _ranks_without(folder: Path) -> tuple[int, ...]:
 
 def _check_seen(folder: Path, blind: tuple[int, ...]) -> None:
     """Refuse a checkpoint in shards that not all ranks see; what rank 0 has gathered it can send them."""
-    if blind and not on_rank_zero(lambda: (folder / FULL_FILE).is_file()):
+    if blind and not on_rank_zero(lambda: is_gathered(folder)):
         raise ConfigError(
             f"--resume: {folder} holds shards that {named(list(blind))} do{'es' * (len(blind) == 1)} not see; put it "
             "on a disk that all nodes share, or copy it to every node"

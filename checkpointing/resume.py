@@ -2,38 +2,34 @@
 
 from __future__ import annotations
 
-import io
-import warnings
+import math
 from collections.abc import Iterable, Mapping
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 import torch
-import torch.distributed as dist
-import torch.distributed.checkpoint as dcp
-from torch.distributed.checkpoint.api import CheckpointException
-from torch.distributed.checkpoint.metadata import TensorStorageMetadata
+from safetensors import SafetensorError
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LambdaLR
 
 from checkpointing.comparison import TRAIN_ON
 from checkpointing.finding import Checkpoint
-from checkpointing.safe_reader import SafeFileSystemReader, load_tensors
+from checkpointing.random_states import find_rng_file, parse_rng_file
+from checkpointing.stored_state import open_state
 from checkpointing.train_state import TrainState
 from checkpointing.trained import MODEL, OPTIMIZER, Trained, model_tensors, trained_parameters
-from checkpointing.writing import rng_file
 from policies.optimizers.states import zero_state
-from policies.weights.sources import keep_part
+from policies.weights.stored import Entry
 from ranks.collectives import gather_to_all, on_rank_zero
 from ranks.environment import Environment, print_rank_zero
 from reporting.metrics_file import keep_until
-from run_folder.checkpoint_folder import FULL_FILE, STATE
+from run_folder.checkpoint_folder import STATE
 from run_folder.other_runs import refuse_if_gone, run_folder_of
 from run_folder.run_yaml import read_run_yaml
-from utils.errors import ConfigError, in_one_line
+from utils.errors import ConfigError
 from utils.printing import print_line
-from utils.seeding import checked_rng_state, seed_everything, set_rng_state
+from utils.seeding import seed_everything, set_rng_state
 from utils.wording import plural
 
 
@@ -53,8 +49,8 @@ def load_checkpoint(
     try:
         _load_tensors(checkpoint, trained, torch.device("cpu") if optimizer_cpu_offload else None)
         own_rng = _read_rng_state(checkpoint, env)
-    except (ConfigError, CheckpointException, OSError, RuntimeError, ValueError) as error:
-        failure = _cause(error)
+    except (ConfigError, OSError, RuntimeError, ValueError, SafetensorError) as error:
+        failure = str(error) or type(error).__name__
     failures = [reason for reason in gather_to_all(failure) if reason is not None]
     if failures:
         on_rank_zero(partial(refuse_if_gone, checkpoint.folder))
@@ -96,43 +92,20 @@ def restore_results(checkpoint: Checkpoint, state: TrainState, folder: Path, num
         state.forget_best()
 
 
-def _cause(error: BaseException) -> str:
-    """What went wrong; torch wraps it into one with the tracebacks of all ranks."""
-    if isinstance(error, CheckpointException) and error.failures:
-        cause, _ = next(iter(error.failures.values()))
-        return str(cause) or type(cause).__name__
-    return str(error) or type(error).__name__
-
-
 def _read_rng_state(checkpoint: Checkpoint, env: Environment) -> dict[str, Any] | None:
     """This rank's random states, checked; None if the checkpoint is of another number of ranks or has none.
 
     Raises:
         ConfigError: if the file is not what a run writes.
     """
-    path = checkpoint.folder / rng_file(env.rank)
+    folder = checkpoint.folder
     if checkpoint.values["world_size"] != env.world_size:
         return None
-    source: Path | io.BytesIO = path
     if checkpoint.blind:
-        data = on_rank_zero(lambda: _rng_files(checkpoint.folder, env.world_size))[env.rank]
-        source = io.BytesIO(data or b"")
-        if data is None:
-            return None
-    elif not path.is_file():
-        return None
-    try:
-        return checked_rng_state(load_tensors(source))
-    except (ValueError, ConfigError) as error:
-        raise ConfigError(
-            f"{path.name} holds no random states ({in_one_line(error)}); copy the checkpoint again, or give another"
-        ) from error
-
-
-def _rng_files(folder: Path, world_size: int) -> list[bytes | None]:
-    """The contents of every rank's file of random states; None for one that is not there."""
-    paths = [folder / rng_file(rank) for rank in range(world_size)]
-    return [path.read_bytes() if path.is_file() else None for path in paths]
+        file = on_rank_zero(lambda: [find_rng_file(folder, rank) for rank in range(env.world_size)])[env.rank]
+    else:
+        file = find_rng_file(folder, env.rank)
+    return None if file is None else parse_rng_file(file)
 
 
 def _load_schedule(scheduler: LambdaLR, optimizer: Optimizer, step: int) -> None:
@@ -151,7 +124,7 @@ def _load_schedule(scheduler: LambdaLR, optimizer: Optimizer, step: int) -> None
 
 def _load_tensors(checkpoint: Checkpoint, trained: Trained, optimizer_device: torch.device | None) -> None:
     model, optimizer = trained.model, trained.optimizer
-    stored = _stored(checkpoint)
+    stored = open_state(checkpoint.folder, sent=bool(checkpoint.blind))
     targets, parameters = model_tensors(model), trained_parameters(model)
     second_names = model_tensors(model, every_name=True).keys() - targets.keys()
     _compare({n: k for n, k in stored.kinds.items() if n.startswith(MODEL) and n not in second_names}, targets)
@@ -166,7 +139,7 @@ def _load_tensors(checkpoint: Checkpoint, trained: Trained, optimizer_device: to
         if name not in parameters:
             unknown.append(stored_name)
             continue
-        if shape.numel() > parameters[name].numel():
+        if math.prod(shape) > parameters[name].numel():
             raise ConfigError(f"{stored_name} is {_shown(shape, dtype)}, larger than its weight; {_REMEDY}")
         target = zero_state(parameters[name], shape, dtype, optimizer_device)
         targets[stored_name] = states[name][key] = target
@@ -200,10 +173,9 @@ def _check_numbers(numbers: Mapping[str, Mapping[str, float]], states: Mapping[s
 
 
 _REMEDY = f"give the settings and the model of the checkpoint, or {TRAIN_ON}"
-Kinds = dict[str, tuple[torch.Size, torch.dtype]]  # by name
 
 
-def _compare(stored: Kinds, targets: Mapping[str, torch.Tensor]) -> None:
+def _compare(stored: Mapping[str, Entry], targets: Mapping[str, torch.Tensor]) -> None:
     """Raise ConfigError, naming every difference, if there is one."""
     missing = [name.removeprefix(MODEL) for name in targets if name not in stored]
     extra = [name.removeprefix(MODEL) for name in stored if name not in targets]
@@ -219,64 +191,3 @@ def _compare(stored: Kinds, targets: Mapping[str, torch.Tensor]) -> None:
 
 def _shown(shape: Iterable[int], dtype: torch.dtype) -> str:
     return f"{list(shape)} {str(dtype).removeprefix('torch.')}"
-
-
-def _stored(checkpoint: Checkpoint) -> _Shards | _FullFile | _SentFile:
-    if checkpoint.blind:
-        return _SentFile(checkpoint.folder)
-    return _FullFile(checkpoint.folder) if (checkpoint.folder / FULL_FILE).is_file() else _Shards(checkpoint.folder)
-
-
-class _Shards:
-    """A folder of torch.distributed.checkpoint, of which each rank reads what it needs, without asking the others."""
-
-    def __init__(self, folder: Path) -> None:
-        self._reader = SafeFileSystemReader(folder)
-        metadata = self._reader.read_metadata()
-        self.kinds: Kinds = {
-            name: (entry.size, entry.properties.dtype)
-            for name, entry in metadata.state_dict_metadata.items()
-            if isinstance(entry, TensorStorageMetadata)
-        }
-
-    def load(self, targets: Mapping[str, torch.Tensor]) -> None:
-        with warnings.catch_warnings():
-            warnings.filterwarnings("ignore", "torch.distributed is disabled")  # as intended
-            dcp.load(dict(targets), storage_reader=self._reader, no_dist=True)
-
-
-class _FullFile:
-    """One file, of which each rank reads its slices."""
-
-    def __init__(self, folder: Path) -> None:
-        self.tensors = load_tensors(folder / FULL_FILE)
-        for name, tensor in self.tensors.items():
-            if not isinstance(tensor, torch.Tensor) or tensor.layout != torch.strided:
-                raise ConfigError(f"{FULL_FILE}: {name} is no tensor with its values; copy the checkpoint again")
-        self.kinds: Kinds = {name: (tensor.shape, tensor.dtype) for name, tensor in self.tensors.items()}
-
-    @torch.no_grad()
-    def load(self, targets: Mapping[str, torch.Tensor]) -> None:
-        for name, target in targets.items():
-            keep_part(target, self.tensors[name])
-
-
-class _SentFile:
-    """One file on the disk of rank 0's node, which sends one tensor at a time to the ranks that do not see it."""
-
-    def __init__(self, folder: Path) -> None:
-        self._tensors: dict[str, torch.Tensor] = {}
-        self.kinds: Kinds = on_rank_zero(lambda: self._open(folder))
-
-    def _open(self, folder: Path) -> Kinds:
-        file = _FullFile(folder)
-        self._tensors = file.tensors
-        return file.kinds
-
-    @torch.no_grad()
-    def load(self, targets: Mapping[str, torch.Tensor]) -> None:
-        for name, target in targets.items():
-            shape, dtype = self.kinds[name]
-            whole = self._tensors[name].contiguous() if name in self._tensors else torch.empty(shape, dtype=dtype)
-            dist.broadcast(whole, src=0)
-            keep_part(target, whole)

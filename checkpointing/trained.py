@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -88,16 +87,3 @@ def optimizer_numbers(model: nn.Module, optimizer: Optimizer) -> dict[str, dict[
 def trained_parameters(model: nn.Module) -> dict[str, nn.Parameter]:
     """By name, in the model's order; the optimizer may have them in another, by groups."""
     return {name: parameter for name, parameter in unwrap(model).named_parameters() if parameter.requires_grad}
-
-
-def nested(tensors: Mapping[str, torch.Tensor]) -> dict[str, Any]:
-    """The tensors in nested dictionaries, as torch's own tools return a checkpoint: `state["model"][name]`.
-
-    torch.distributed.checkpoint joins the keys to the names that the tensors have here.
-    """
-    state: dict[str, Any] = {"model": {n.removeprefix(MODEL): t for n, t in tensors.items() if n.startswith(MODEL)}}
-    for name, tensor in tensors.items():
-        if name.startswith(OPTIMIZER):
-            parameter, _, key = name.removeprefix(OPTIMIZER).rpartition(".")
-            state.setdefault("optimizer", {"state": {}})["state"].setdefault(parameter, {})[key] = tensor
-    return state

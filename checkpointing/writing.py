@@ -2,33 +2,27 @@
 
 from __future__ import annotations
 
-import io
 import os
 import shutil
-import zlib
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import torch
 import torch.distributed as dist
-import torch.distributed.checkpoint as dcp
-from torch.distributed.checkpoint import FileSystemWriter
-from torch.distributed.checkpoint.api import CheckpointException
-from torch.distributed.checkpoint.filesystem import FileSystem
 
-from checkpointing.trained import nested
+from checkpointing.random_states import rng_bytes, rng_file
+from checkpointing.tensor_files import parts_to_write, whole_tensors, write_tensors
 from ranks.collectives import gather_to_all, on_rank_zero
 from run_folder.checkpoint_folder import (
     BEST,
     FULL_FILE,
     FileEntry,
-    checksum,
     keep_only,
     point_to,
     publish,
+    shard_file,
     temporary_folder,
     write_synced,
 )
@@ -95,14 +89,9 @@ def write_contents(folder: Path, contents: Contents, *, group: dist.ProcessGroup
             f"{folder.parent} is not the same folder on all nodes; it must be on a shared file system"
         )
     rng_files = _rng_files(contents, group)
-    written: dict[str, FileEntry] = {}
-    if not contents.full:
-        written |= _write_shards(folder, contents.tensors, group)
-    failure = None
+    failure, written = None, {}
     try:
-        written |= _write_own(folder, contents, rng_files)
-        if dist.get_rank() == 0 and not contents.full:
-            written[".metadata"] = checksum(folder / ".metadata")
+        written = _write_own(folder, contents, rng_files)
     except Exception as error:
         failure = f"rank {dist.get_rank()}: {error}"
     of_ranks = gather_to_all((written, failure), group)
@@ -112,53 +101,32 @@ def write_contents(folder: Path, contents: Contents, *, group: dist.ProcessGroup
     return {name: file for files, _ in of_ranks for name, file in files.items()}
 
 
-def _write_shards(
-    folder: Path, tensors: Mapping[str, torch.Tensor], group: dist.ProcessGroup | None
-) -> dict[str, FileEntry]:
-    writer = _ChecksummingWriter(folder)
-    try:
-        dcp.save(nested(tensors), storage_writer=writer, process_group=group)
-    except CheckpointException as error:  # a BaseException, raised on every rank with the failed ranks' tracebacks
-        causes = gather_to_all(writer.fs.cause, group)
-        rank, (cause, _) = next(iter(error.failures.items()))
-        raise CheckpointError(f"rank {rank}: {causes[rank] or cause}") from error
-    return writer.fs.written
-
-
 def _rng_files(contents: Contents, group: dist.ProcessGroup | None) -> dict[str, bytes]:
-    """The files of random states that this rank writes: its own, or, of a full checkpoint, rank 0 those of all."""
+    """The files of random states that this rank writes: its own; of a full checkpoint rank 0 writes those of all."""
     if contents.rng is None:
         return {}
-    rank, buffer = dist.get_rank(), io.BytesIO()
-    torch.save(dict(contents.rng), buffer)
+    rank, data = dist.get_rank(), rng_bytes(contents.rng)
     if not contents.full:
-        return {rng_file(rank): buffer.getvalue()}
-    of_ranks = gather_to_all(buffer.getvalue(), group)
+        return {rng_file(rank): data}
+    of_ranks = gather_to_all(data, group)
     return {rng_file(other): data for other, data in enumerate(of_ranks)} if rank == 0 else {}
 
 
 def _write_own(folder: Path, contents: Contents, rng_files: Mapping[str, bytes]) -> dict[str, FileEntry]:
-    """Write this rank's files besides its shards; rank 0's include a full checkpoint."""
+    """Write this rank's files; rank 0 writes the small ones that all share, and a full checkpoint."""
     written = {name: write_synced(folder / name, data) for name, data in rng_files.items()}
-    if dist.get_rank() != 0:
+    rank = dist.get_rank()
+    if not contents.full:
+        parts = parts_to_write(contents.tensors)
+        written[shard_file(rank)] = write_tensors(folder / shard_file(rank), parts)
+    if rank != 0:
         return written
     if contents.full:
-        with open(folder / FULL_FILE, "wb") as file:
-            stream = _Checksummed(file)
-            try:
-                torch.save(dict(contents.tensors), stream)
-                os.fsync(file.fileno())
-            except RuntimeError as error:
-                raise CheckpointError(stream.cause or str(error)) from error
-            written[FULL_FILE] = stream.entry()
+        written[FULL_FILE] = write_tensors(folder / FULL_FILE, whole_tensors(contents.tensors))
     for name, data in contents.files.items():
         (folder / name).parent.mkdir(exist_ok=True)
         written[name] = write_synced(folder / name, data)
     return written
-
-
-def rng_file(rank: int) -> str:
-    return f"rng-{rank:05d}.pt"
 
 
 def num_bytes(tensors: Mapping[str, torch.Tensor]) -> int:
@@ -181,63 +149,3 @@ def _give_up(temporary: Path, group: dist.ProcessGroup | None) -> None:
     dist.barrier(group)
     if dist.get_rank() == 0:
         shutil.rmtree(temporary, ignore_errors=True)
-
-
-class _Checksummed:
-    """A file being written, with its checksum.
-
-    `cause` keeps the system's reason for a failed write; torch's error only says where in the file it was.
-    """
-
-    def __init__(self, file: Any) -> None:
-        self.file, self.crc32, self.size, self.cause = file, 0, 0, ""
-
-    def write(self, data: Any) -> int:
-        with memoryview(data) as view:
-            self.crc32 = zlib.crc32(view, self.crc32)
-            self.size += view.nbytes
-            rest = view.cast("B")
-            try:
-                while rest:
-                    rest = rest[self.file.write(rest) :]
-            except OSError as error:
-                self.cause = str(error)
-                raise
-            return view.nbytes
-
-    def entry(self) -> FileEntry:
-        return {"bytes": self.size, "crc32": f"{self.crc32:08x}"}
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self.file, name)
-
-
-class _ChecksummingFileSystem(FileSystem):
-    """Opens files for torch.distributed.checkpoint and keeps the checksum of what was written into each."""
-
-    def __init__(self) -> None:
-        self.written: dict[str, FileEntry] = {}
-        self.cause = ""
-
-    @contextmanager
-    def create_stream(self, path: str | os.PathLike, mode: str) -> Iterator[Any]:
-        with super().create_stream(path, mode) as stream:
-            if mode != "wb" or Path(path).suffix != ".distcp":
-                yield stream
-                return
-            checksummed = _Checksummed(stream)
-            try:
-                yield checksummed
-            finally:
-                self.cause = checksummed.cause
-            self.written[Path(path).name] = checksummed.entry()
-
-
-class _ChecksummingWriter(FileSystemWriter):
-    """Writes one file per rank by one thread; with several, torch loses errors."""
-
-    fs: _ChecksummingFileSystem
-
-    def __init__(self, path: Path) -> None:
-        super().__init__(path, thread_count=1)
-        self.fs = _ChecksummingFileSystem()

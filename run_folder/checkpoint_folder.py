@@ -25,7 +25,8 @@ from utils.atomic_write import sync_folder, write_atomically
 from utils.inside import is_inside
 
 COMPLETE, LATEST, BEST, STATE = "COMPLETE", "latest", "best", "state.json"
-FULL_FILE = "state.pt"  # all tensors in one file, if --checkpoint_type asks for it
+FULL_FILE = "state.safetensors"  # all tensors in one file, if --checkpoint_type asks for it
+OLD_FULL_FILE = "state.pt"  # the same of earlier versions
 HUGGINGFACE = "huggingface"  # the folder of config.json, tokenizer and the like
 STREAM = "stream.json"  # where a streamed run was in its data (`data.streaming.steps`)
 _INCOMPLETE, _GIVEN_UP = ".incomplete", ".given-up"
@@ -34,6 +35,28 @@ _TEMPORARY = re.compile(rf"{_STEP.pattern}({re.escape(_INCOMPLETE)}|{re.escape(_
 _POINTER = re.compile(rf"\0*|{_STEP.pattern}\n?")  # zeros: what a power failure may leave
 
 FileEntry = dict[str, Any]  # {"bytes": int, "crc32": "8 hex digits"}, as COMPLETE lists a file
+
+
+def shard_file(rank: int) -> str:
+    """The file of a rank's tensors."""
+    return f"rank-{rank:05d}.safetensors"
+
+
+def tensor_files(folder: Path) -> list[Path]:
+    """The files of a checkpoint's tensors; none in one of an earlier version (`checkpointing/old_format`)."""
+    named = [path] if os.path.lexists(path := folder / FULL_FILE) else []
+    return [*named, *sorted(folder.glob("rank-*.safetensors"))]
+
+
+def old_tensor_files(folder: Path) -> list[Path]:
+    """The files of the tensors, and their index, in a checkpoint of an earlier version."""
+    named = [path for name in (OLD_FULL_FILE, ".metadata") if os.path.lexists(path := folder / name)]
+    return [*named, *sorted(folder.glob("*.distcp"))]
+
+
+def is_gathered(folder: Path) -> bool:
+    """Whether one file holds all tensors of a checkpoint, so that rank 0 can send them to the others."""
+    return any((folder / name).is_file() for name in (FULL_FILE, OLD_FULL_FILE))
 
 
 def step_folder(root: Path, step: int) -> Path:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
-from run_folder.checkpoint_folder import COMPLETE, FULL_FILE, HUGGINGFACE, STATE, listed_files
+from run_folder.checkpoint_folder import COMPLETE, HUGGINGFACE, STATE, listed_files, old_tensor_files, tensor_files
 
 BEGUN = "copy.incomplete"  # there from the first file of a copy to its COMPLETE
 
@@ -27,5 +27,5 @@ def foreign_copy(folder: Path) -> list[str]:
 
 def copied_entries(folder: Path) -> list[Path]:
     """What a copy in the folder consists of."""
-    names = (COMPLETE, STATE, FULL_FILE, ".metadata", HUGGINGFACE)
-    return [*(folder / name for name in names), *sorted(folder.glob("*.distcp"))]
+    named = [folder / name for name in (COMPLETE, STATE, HUGGINGFACE)]
+    return [*named, *tensor_files(folder), *old_tensor_files(folder)]

@@ -9,10 +9,21 @@ from pathlib import Path
 
 import yaml
 
-from checkpointing.exporting.stored_tensors import PickledTensors, ShardedTensors, StoredTensors
+from checkpointing.exporting.stored_tensors import CheckpointTensors, StoredTensors
 from policies.adapters.kinds import OWN_NAMES
 from policies.weights.stored import SafetensorsTensors, weight_files
-from run_folder.checkpoint_folder import COMPLETE, STATE, checkpoints, checksum, damage, is_step_folder, listed_files
+from run_folder.checkpoint_folder import (
+    COMPLETE,
+    OLD_FULL_FILE,
+    STATE,
+    checkpoints,
+    checksum,
+    damage,
+    is_step_folder,
+    listed_files,
+    old_tensor_files,
+    tensor_files,
+)
 from run_folder.checkpoint_folder import HUGGINGFACE as SETTINGS
 from run_folder.other_runs import checkpoint_root_of
 from utils.errors import ConfigError, in_one_line
@@ -74,9 +85,9 @@ def open_source(path: Path, base: str | None = None) -> ModelSource:
         return _checkpoint(path.parent, base, file=path)
     if (path / "checkpoints").is_dir() or (path / "run.yaml").is_file():
         path = _of_run(path)
-    if (path / ".metadata").is_file() or (path / "state.pt").is_file() or (path / STATE).is_file():
+    if any((path / name).is_file() for name in (STATE, OLD_FULL_FILE, ".metadata")):
         return _checkpoint(path, base)
-    if is_step_folder(path) or list(path.glob("*.distcp")):
+    if is_step_folder(path) or tensor_files(path) or old_tensor_files(path):
         raise _incomplete(path)
     if (path / "adapter_config.json").is_file():
         return _adapter(path, base)
@@ -89,7 +100,7 @@ def open_source(path: Path, base: str | None = None) -> ModelSource:
             raise ConfigError(f"{path} holds no model.safetensors; give a checkpoint, or what save_pretrained wrote")
         return ModelSource(path, SafetensorsTensors(files), settings=str(path))
     raise ConfigError(
-        f"{path} is not a checkpoint: it has neither .metadata, state.pt, adapter_config.json nor config.json; "
+        f"{path} is not a checkpoint: it has neither {STATE}, adapter_config.json nor config.json; "
         "give a run's folder, a checkpoint, or an adapter's folder"
     )
 
@@ -115,21 +126,13 @@ def _incomplete(folder: Path) -> ConfigError:
 
 def _checkpoint(folder: Path, base: str | None, file: Path | None = None) -> ModelSource:
     """A checkpoint's folder, ours or of llama-recipes, or a loose file anywhere."""
-    is_ours = file is None or file.name == "state.pt"
+    is_ours = file is None or file.name == OLD_FULL_FILE or file in tensor_files(folder)
     may_be_foreign = (folder / "train_params.yaml").is_file() or base is not None
     looks_like_ours = (folder / STATE).is_file() or is_step_folder(folder)
     if is_ours and not (folder / COMPLETE).is_file() and (looks_like_ours or not may_be_foreign):
         raise _incomplete(folder)
     checksums = _check_sizes(folder) if is_ours else {}
-    tensors: StoredTensors
-    if file is not None:
-        tensors = PickledTensors(file, "model." if is_ours else "")
-    elif (folder / ".metadata").is_file():
-        tensors = ShardedTensors(folder)
-    elif (folder / "state.pt").is_file():
-        tensors = PickledTensors(folder / "state.pt", "model.")
-    else:
-        raise ConfigError(f"{folder} has neither .metadata nor state.pt; copy the whole folder again")
+    tensors = _open_tensors(folder, file, is_ours=is_ours)
     settings = folder / SETTINGS
     adapter_config = settings if (settings / "adapter_config.json").is_file() else None
     if adapter_config is None and any(
@@ -150,6 +153,17 @@ def _checkpoint(folder: Path, base: str | None, file: Path | None = None) -> Mod
         adapter_config=adapter_config,
         checksums=tuple((path, checksums[path]) for path in tensors.files if path in checksums),
     )
+
+
+def _open_tensors(folder: Path, file: Path | None, *, is_ours: bool) -> StoredTensors:
+    """The tensors of a checkpoint's folder, or of one loose file."""
+    if is_ours and (tensor_files(folder) or (folder / ".metadata").is_file()):
+        return CheckpointTensors(folder)
+    if file is None and not (folder / OLD_FULL_FILE).is_file():
+        raise ConfigError(f"{folder} has no tensors (rank-*.safetensors); copy the whole folder again")
+    from checkpointing.exporting.pickled_tensors import PickledTensors
+
+    return PickledTensors(file or folder / OLD_FULL_FILE, "model." if is_ours else "")
 
 
 def _check_sizes(folder: Path) -> dict[Path, str]:

@@ -1,8 +1,4 @@
-"""Safetensors files written one tensor at a time. The library's own writer needs all of a file's tensors in memory.
-
-The format (https://huggingface.co/docs/safetensors) is: eight bytes with the length of a JSON header, the header with
-each tensor's dtype, shape and place, and the tensors' bytes without gaps. Files are read back through the library.
-"""
+"""A model's safetensors files, written one tensor at a time and read back through the library."""
 
 from __future__ import annotations
 
@@ -11,17 +7,16 @@ import json
 import os
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any
 
 import torch
 from huggingface_hub import split_torch_state_dict_into_shards
 from safetensors import safe_open
 
-from policies.weights.stored import DTYPES, Entry, read_entries
+from checkpointing.safetensors_format import bytes_of, header, ordered
+from policies.weights.stored import Entry, read_entries
 from utils.errors import ConfigError, TrainingError
 
 MAX_FILE_SIZE = "5GB"
-_NAMES = {dtype: name for name, dtype in DTYPES.items()}
 _BLOCK_BYTES = 64 << 20  # read back at a time
 
 
@@ -49,15 +44,14 @@ def write_model_files(
     )
     digests: dict[str, str] = {}
     for file_name, names in split.filename_to_tensors.items():
-        # Wider numbers first, so that every tensor is aligned.
-        ordered = sorted(names, key=lambda name: -entries[name].dtype.itemsize)
+        in_file = ordered({name: entries[name] for name in names})
         with open(folder / file_name, "wb", buffering=0) as file:
-            file.write(_header({name: entries[name] for name in ordered}))
-            for name in ordered:
-                tensor, entry = read(name), entries[name]
+            file.write(header(in_file, {}))
+            for name, entry in in_file.items():
+                tensor = read(name)
                 if (tuple(tensor.shape), tensor.dtype) != tuple(entry):
                     raise TrainingError(f"{name} is {tuple(tensor.shape)} {tensor.dtype}, not {entry}, as was planned")
-                bytes_ = _bytes_of(tensor)
+                bytes_ = bytes_of(tensor)
                 digests[name] = hashlib.sha256(bytes_).hexdigest()
                 _write_all(file.fileno(), bytes_, advance)
                 del tensor, bytes_
@@ -68,28 +62,11 @@ def write_model_files(
     return digests
 
 
-def _bytes_of(tensor: torch.Tensor) -> memoryview:
-    array: Any = tensor.contiguous().reshape(-1).view(torch.uint8).numpy()
-    return memoryview(array)
-
-
 def _write_all(descriptor: int, bytes_: memoryview, advance: Callable[[int], object]) -> None:
     while bytes_:
         num_written = os.write(descriptor, bytes_[:_BLOCK_BYTES])
         advance(num_written)
         bytes_ = bytes_[num_written:]
-
-
-def _header(entries: dict[str, Entry]) -> bytes:
-    fields: dict[str, object] = {"__metadata__": {"format": "pt"}}
-    start = 0
-    for name, entry in entries.items():
-        end = start + entry.nbytes
-        fields[name] = {"dtype": _NAMES[entry.dtype], "shape": list(entry.shape), "data_offsets": [start, end]}
-        start = end
-    text = json.dumps(fields, separators=(",", ":")).encode()
-    text += b" " * (-len(text) % 8)
-    return len(text).to_bytes(8, "little") + text
 
 
 def check_model_files(
@@ -106,7 +83,7 @@ def check_model_files(
             for name, entry in read_entries(path).items():
                 digest = hashlib.sha256()
                 for block in _blocks(path, name, entry):
-                    digest.update(_bytes_of(block))
+                    digest.update(bytes_of(block))
                     advance(block.nbytes)
                 if entries.get(name) != entry or digests[name] != digest.hexdigest():
                     raise TrainingError(

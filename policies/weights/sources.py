@@ -111,7 +111,7 @@ class FileWeights:
             target.check(whole, key)
             target.keep(whole)
             return
-        local, index = _local_part(target.tensor)
+        local, index = local_part(target.tensor)
         if local.numel():
             local.copy_(file.get_slice(key)[index] if index else file.get_tensor(key))
 
@@ -119,7 +119,7 @@ class FileWeights:
     def _bytes_read(target: Target) -> int:
         if target.linear is not None:
             return target.shape.numel() * target.dtype.itemsize
-        return _local_part(target.tensor)[0].nbytes
+        return local_part(target.tensor)[0].nbytes
 
 
 @dataclass(frozen=True)
@@ -216,7 +216,7 @@ def _draw(modules: list[nn.Module], owner: PreTrainedModel, undrawn: dict[int, T
             target.keep(whole)
 
 
-def _local_part(target: torch.Tensor) -> tuple[torch.Tensor, tuple[slice, ...]]:
+def local_part(target: torch.Tensor) -> tuple[torch.Tensor, tuple[slice, ...]]:
     """This rank's part of a tensor, and its place in the whole."""
     if not isinstance(target, DTensor):
         return target, tuple(slice(0, size) for size in target.shape)
@@ -226,7 +226,7 @@ def _local_part(target: torch.Tensor) -> tuple[torch.Tensor, tuple[slice, ...]]:
 
 def keep_part(target: torch.Tensor, whole: torch.Tensor) -> None:
     """Copy this rank's part of the whole tensor into `target`, which may be sharded."""
-    local, index = _local_part(target)
+    local, index = local_part(target)
     local.copy_(whole[index])
 
 

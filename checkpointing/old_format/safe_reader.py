@@ -1,8 +1,8 @@
 """Read a folder of torch.distributed.checkpoint without running code from it.
 
-torch reads `.metadata` with pickle, and entries that are not tensors with `torch.load(weights_only=False)`, so a forged
-folder could run anything. Here the index is read as plain data (`checkpointing/tensor_index.py`), and entries that are
-not tensors are never read.
+Earlier versions wrote such folders, and llama-recipes does. torch reads `.metadata` with pickle, and entries that are
+not tensors with `torch.load(weights_only=False)`, so a forged folder could run anything. Here the index is read as
+plain data (`tensor_index.py`), and entries that are not tensors are never read.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from torch.distributed.checkpoint.metadata import Metadata, MetadataIndex
 from torch.distributed.checkpoint.planner import LoadItemType, LoadPlan, LoadPlanner
 from torch.futures import Future
 
-from checkpointing.tensor_index import read_index
+from checkpointing.old_format.tensor_index import read_index
 from utils.errors import ConfigError, in_one_line
 
 

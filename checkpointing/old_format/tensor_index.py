@@ -23,7 +23,7 @@ from torch.distributed.checkpoint.metadata import (
     TensorStorageMetadata,
 )
 
-from checkpointing.inert_pickle import PickledDict, PickledName, PickledObject, read_inert
+from checkpointing.old_format.inert_pickle import PickledDict, PickledName, PickledObject, read_inert
 from utils.errors import ConfigError
 from utils.inside import is_inside
 
