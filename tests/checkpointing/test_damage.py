@@ -32,13 +32,11 @@ def flip_a_byte(path: Path) -> None:
 
 
 DAMAGE: dict[str, tuple[str, Callable[[Path], None]]] = {
-    "a shard cut short": ("__1_0.distcp", cut_short),
-    "a shard that is missing": ("__0_0.distcp", Path.unlink),
-    "a flipped byte in a shard": ("__0_0.distcp", flip_a_byte),
-    "a flipped byte in the metadata": (".metadata", flip_a_byte),
-    "metadata that are missing": (".metadata", Path.unlink),
+    "a shard cut short": ("rank-00001.safetensors", cut_short),
+    "a shard that is missing": ("rank-00000.safetensors", Path.unlink),
+    "a flipped byte in a shard": ("rank-00000.safetensors", flip_a_byte),
     "a flipped byte in the state": ("state.json", flip_a_byte),
-    "random states cut short": ("rng-00001.pt", cut_short),
+    "random states cut short": ("rng-00001.json", cut_short),
     "a list of files cut short": ("COMPLETE", cut_short),
 }
 
@@ -74,14 +72,14 @@ def test_when_every_checkpoint_is_damaged_the_run_is_refused_and_nothing_is_dele
     run = tmp_path / "run"
     shutil.copytree(whole, run)
     for folder in checkpoints(run / "checkpoints"):
-        cut_short(folder / "__0_0.distcp")
+        cut_short(folder / "rank-00000.safetensors")
     before = sorted((path, path.stat().st_mtime_ns) for path in run.rglob("*") if path.is_file())
     for path in ("auto", str(run / "checkpoints/step-00000008")):
         given = flags_of(tiny_model, run, "--enable_fsdp", "--run_validation", "False", "--resume", path)
         outcomes = process_group.run(given, 2)
         assert [outcome.status for outcome in outcomes] == [2, 2]
         (line,) = error_lines(outcomes[0].stderr)
-        assert "is damaged (__0_0.distcp has " in line
+        assert "is damaged (rank-00000.safetensors has " in line
         assert "--overwrite" in line
     assert sorted((path, path.stat().st_mtime_ns) for path in run.rglob("*") if path.is_file()) == before
 

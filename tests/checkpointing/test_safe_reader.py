@@ -15,7 +15,7 @@ from torch.distributed._shard.sharded_tensor import metadata as sharded_tensor
 from torch.distributed.checkpoint.api import CheckpointException
 from torch.distributed.checkpoint.metadata import Metadata, TensorStorageMetadata
 
-from checkpointing.safe_reader import SafeFileSystemReader
+from checkpointing.old_format.safe_reader import SafeFileSystemReader
 from tests.helpers.checkpoints import Command
 from utils.errors import ConfigError
 

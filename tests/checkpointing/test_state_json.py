@@ -13,13 +13,16 @@ from typing import Any
 
 import pytest
 import torch
+from safetensors.torch import save
 
 from checkpointing.state_json import MAY_BE_MISSING, SCHEMA, WHOLE, StateError, check_state, read_state
+from checkpointing.stored_state import open_state
 from checkpointing.train_state import TrainState
 from run_folder.checkpoint_folder import checkpoints, checksum, listed_files
 from tests.helpers.processes import ProcessGroup
 from tests.helpers.refusals import contents, error_lines
 from tests.helpers.resuming import flags_of, results
+from utils.errors import ConfigError
 from utils.seeding import checked_rng_state, rng_state
 
 PLAIN = ["--run_validation", "False", "--save_model", "False"]
@@ -144,6 +147,12 @@ def test_a_run_does_not_go_on_from_a_state_that_is_none(
     assert results(copied) == results(run)
 
 
+def pickled(value: object) -> bytes:
+    buffer = io.BytesIO()
+    torch.save(value, buffer)
+    return buffer.getvalue()
+
+
 def test_files_beside_it_are_checked_too(
     run: Path, tiny_model: Path, process_group: ProcessGroup, tmp_path: Path
 ) -> None:
@@ -153,12 +162,12 @@ def test_files_beside_it_are_checked_too(
     numbers = json.dumps(values | {"optimizer_numbers": {"x": {"step": 1}}}).encode()
     fewer_data = ["--split_slice", "20%", "--resume_anyway"]
     for name, data, flags, said in (
-        ("rng-00001.pt", b"PK", [], "rng-00001.pt holds no random states"),
+        ("rng-00001.json", b"PK", [], "rng-00001.json holds no random states"),
+        ("rng-00001.json", b'{"torch": [1e99], "numpy": 3}', [], "rng-00001.json holds no random states"),
         ("state.json", numbers, [], "optimizer_numbers.x"),
         ("state.json", (whole / "state.json").read_bytes(), fewer_data, "and an epoch of these data has"),
-        ("state.pt", b"PK", [], "state.pt cannot be read"),
-        ("state.pt", saved([torch.zeros(2)]), [], "state.pt holds no tensors by their names"),
-        ("state.pt", saved({"model.a": 3}), [], "state.pt: model.a is no tensor with its values"),
+        ("state.safetensors", b"PK", [], "state.safetensors cannot be read"),
+        ("rank-00000.safetensors", save({"model.a": torch.zeros(2)}), [], "missing: "),
         ("link", b"", [], "COMPLETE lists 'state.json', which leads outside the folder"),
     ):
         folder = tmp_path / f"{len(list(tmp_path.iterdir()))}"
@@ -178,10 +187,18 @@ def test_files_beside_it_are_checked_too(
         assert contents(tmp_path) == before
 
 
-def saved(value: object) -> bytes:
-    buffer = io.BytesIO()
-    torch.save(value, buffer)
-    return buffer.getvalue()
+@pytest.mark.parametrize(
+    ("data", "said"),
+    [
+        (b"PK", "state.pt cannot be read"),
+        (pickled([torch.zeros(2)]), "state.pt holds no tensors by their names"),
+        (pickled({"model.a": 3}), "state.pt: model.a is no tensor with its values"),
+    ],
+)
+def test_files_of_earlier_versions_are_checked_too(data: bytes, said: str, tmp_path: Path) -> None:
+    (tmp_path / "state.pt").write_bytes(data)
+    with pytest.raises(ConfigError, match=said):
+        open_state(tmp_path, sent=False)
 
 
 def test_random_states_that_are_none_are_refused() -> None:

@@ -12,11 +12,13 @@ from typing import Any
 import peft
 import pytest
 import torch
+import torch.distributed.checkpoint as dcp
 import yaml
 from safetensors.torch import load_file
-from torch.distributed.checkpoint.format_utils import dcp_to_torch_save
+from torch.distributed.checkpoint import HuggingFaceStorageReader
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
+from run_folder.checkpoint_folder import shard_file
 from tests.helpers.contract import FP16_KEYS, KEYS, PHASES
 from tests.helpers.processes import ROOT, read_metrics, run_command
 
@@ -155,15 +157,16 @@ def assert_model_loads(folder: Path, base: Path, *, dtype: torch.dtype) -> None:
     assert_gives_finite_logits(model, AutoTokenizer.from_pretrained(folder))
 
 
-def read_sharded_copy(folder: Path, scratch: Path, *, world_size: int) -> dict[str, torch.Tensor]:
-    """The model in a sharded copy, which must be complete: its marker, its index and a file of every rank."""
+def read_sharded_copy(folder: Path, *, world_size: int) -> dict[str, torch.Tensor]:
+    """The model in a sharded copy, which must be complete: its marker and a file of every rank."""
     assert (folder / "COMPLETE").is_file()
-    assert (folder / ".metadata").is_file()
-    assert {file.name for file in folder.glob("*.distcp")} == {f"__{rank}_0.distcp" for rank in range(world_size)}
-    dcp_to_torch_save(folder, scratch)
-    state = torch.load(scratch, weights_only=True)
-    assert set(state) == {"model"}, "save_optimizer was not asked for"
-    return state["model"]
+    assert {file.name for file in folder.glob("*.safetensors")} == {shard_file(rank) for rank in range(world_size)}
+    reader = HuggingFaceStorageReader(str(folder))
+    entries = reader.read_metadata().state_dict_metadata
+    state = {name: torch.empty(entry.size, dtype=entry.properties.dtype) for name, entry in entries.items()}
+    dcp.load(state, storage_reader=reader, no_dist=True)
+    assert all(name.startswith("model.") for name in state), "save_optimizer was not asked for"
+    return {name.removeprefix("model."): tensor for name, tensor in state.items()}
 
 
 FSDP_LORA = "--enable_fsdp --use_peft --peft_method lora"
@@ -192,7 +195,7 @@ def test_sharded_full_fine_tuning_writes_a_sharded_copy(
     assert re.fullmatch(r"tiny-samsum-[0-9]{8}-[0-9]{6}", folder.name)
     assert_run_folder_keeps_its_contract(folder, world_size=nproc, num_samples=(NUM_TRAIN, NUM_EVAL))
     assert_model_loads(folder / "model", tiny_model, dtype=torch.bfloat16)
-    copy = read_sharded_copy(tmp_path / "model_checkpoints/fine-tuned-tiny", tmp_path / "copy.pt", world_size=nproc)
+    copy = read_sharded_copy(tmp_path / "model_checkpoints/fine-tuned-tiny", world_size=nproc)
     saved = load_file(folder / "model/model.safetensors")
     assert set(saved) <= set(copy)
     assert all(copy[name].shape == tensor.shape for name, tensor in saved.items())
@@ -209,7 +212,7 @@ def test_lora_on_a_named_dataset_writes_adapter_and_sharded_copy(
     run_documented(line, tiny_model, few_samples, tmp_path / "run", nproc=2, cwd=tmp_path)
     assert_run_folder_keeps_its_contract(tmp_path / "run", world_size=2, num_samples=(NUM_TRAIN, NUM_EVAL))
     assert_adapter_loads(tmp_path / "run/adapter", tiny_model)
-    copy = read_sharded_copy(tmp_path / "model_checkpoints/fine-tuned-tiny", tmp_path / "copy.pt", world_size=2)
+    copy = read_sharded_copy(tmp_path / "model_checkpoints/fine-tuned-tiny", world_size=2)
     saved = load_file(tmp_path / "run/adapter/adapter_model.safetensors")
     assert len(copy) == len(saved), "the copy of an adapter holds the adapter alone"
     assert all("lora_" in name for name in copy)

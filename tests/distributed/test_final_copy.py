@@ -9,7 +9,7 @@ import pytest
 import torch
 import torch.distributed.checkpoint as dcp
 from peft import PeftModel
-from torch.distributed.checkpoint import FileSystemReader
+from torch.distributed.checkpoint import HuggingFaceStorageReader
 from transformers import AutoModelForCausalLM
 
 from tests.helpers import random_documents
@@ -34,7 +34,7 @@ def train(group: ProcessGroup, layout: str, model: Path, folder: Path, *flags: s
 
 
 def keys(copy: Path) -> set[str]:
-    return set(FileSystemReader(copy).read_metadata().state_dict_metadata)
+    return set(HuggingFaceStorageReader(str(copy)).read_metadata().state_dict_metadata)
 
 
 @pytest.mark.parametrize(("layout", "tie"), select_product(LAYOUTS, ["tied", "untied"]))
@@ -45,7 +45,7 @@ def test_a_plain_model_in_one_process_loads_the_copy(
     assert (copy / "COMPLETE").exists()
     model = AutoModelForCausalLM.from_pretrained(models[tie], dtype=torch.float32)
     state: dict[str, Any] = {"model": model.state_dict()}
-    dcp.load(state, checkpoint_id=copy)
+    dcp.load(state, storage_reader=HuggingFaceStorageReader(str(copy)))
     model.load_state_dict(state["model"])
     wanted = AutoModelForCausalLM.from_pretrained(tmp_path / "run/model", dtype=torch.float32).state_dict()
     for name, tensor in model.state_dict().items():
@@ -69,14 +69,14 @@ def with_optimizer(tiny_model: Path, process_group: ProcessGroup, tmp_path_facto
 def test_save_optimizer_adds_the_optimizers_state(layout: str, with_optimizer: Made, tiny_model: Path) -> None:
     copy = with_optimizer[layout]
     assert (copy / "COMPLETE").exists()
-    metadata = FileSystemReader(copy).read_metadata().state_dict_metadata
+    metadata = HuggingFaceStorageReader(str(copy)).read_metadata().state_dict_metadata
     parameters = dict(AutoModelForCausalLM.from_pretrained(tiny_model).named_parameters())
     for name, parameter in parameters.items():
         for average in ("exp_avg", "exp_avg_sq"):
             assert metadata[f"optimizer.state.{name}.{average}"].size == parameter.shape
     name = "model.layers.0.mlp.up_proj.weight"
     state = {"optimizer": {"state": {name: {"exp_avg_sq": torch.zeros_like(parameters[name])}}}}
-    dcp.load(state, checkpoint_id=copy)
+    dcp.load(state, storage_reader=HuggingFaceStorageReader(str(copy)))
     average = state["optimizer"]["state"][name]["exp_avg_sq"]
     assert (average >= 0).all()
     assert average.max() > 0
@@ -86,7 +86,7 @@ def test_optimizer_states_of_every_layout_are_the_same(with_optimizer: Made) -> 
     name, found = "model.layers.1.self_attn.q_proj.weight", []
     for layout in LAYOUTS:
         state: dict[str, Any] = {"optimizer": {"state": {name: {"exp_avg": torch.zeros(32, 32)}}}}
-        dcp.load(state, checkpoint_id=with_optimizer[layout])
+        dcp.load(state, storage_reader=HuggingFaceStorageReader(str(with_optimizer[layout])))
         found.append(state["optimizer"]["state"][name]["exp_avg"])
     assert found[0].abs().max() > 0
     assert torch.allclose(found[1], found[0], atol=1e-6)
@@ -112,7 +112,7 @@ def test_of_an_adapter_the_copy_holds_the_adapter_alone(
     state = {
         "model": {key.removeprefix("model."): torch.zeros_like(wanted[key.removeprefix("model.")]) for key in saved}
     }
-    dcp.load(state, checkpoint_id=copy)
+    dcp.load(state, storage_reader=HuggingFaceStorageReader(str(copy)))
     for name, tensor in state["model"].items():
         assert torch.equal(tensor, wanted[name]), name
 
@@ -124,7 +124,7 @@ def test_an_earlier_copy_in_the_folder_is_replaced(
     train(process_group, "FULL_SHARD", tiny_model, tmp_path, lr="1e-4")
     copy = train(process_group, "SINGLE", tiny_model, tmp_path, "--overwrite") / "fine-tuned-tiny"
     state: dict[str, Any] = {"model": AutoModelForCausalLM.from_pretrained(tiny_model).state_dict()}
-    dcp.load(state, checkpoint_id=copy)
+    dcp.load(state, storage_reader=HuggingFaceStorageReader(str(copy)))
     wanted = AutoModelForCausalLM.from_pretrained(tmp_path / "run/model").state_dict()
     assert all(torch.equal(tensor, wanted[name]) for name, tensor in state["model"].items())
     assert (copy / "COMPLETE").exists()

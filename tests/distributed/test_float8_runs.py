@@ -5,10 +5,10 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-import torch
 
-from checkpointing.tensor_index import read_index
-from run_folder.checkpoint_folder import checkpoints
+from checkpointing.tensor_files import TensorFiles
+from policies.weights.stored import Entry
+from run_folder.checkpoint_folder import checkpoints, tensor_files
 from tests.helpers.made import Made
 from tests.helpers.processes import ProcessGroup, train_events
 from tests.helpers.refusals import Bench
@@ -69,9 +69,8 @@ def test_losses_are_near_those_of_bf16(name: str, plain: str, runs: Made) -> Non
 
 @pytest.mark.parametrize("name", ["tensorwise", pytest.param("rowwise", marks=pytest.mark.slow)])
 def test_checkpoints_and_exports_hold_what_they_hold_without_float8(name: str, runs: Made) -> None:
-    def kinds(folder: Path) -> dict[str, tuple[torch.Size, torch.dtype]]:
-        index = read_index(checkpoints(folder / "checkpoints")[-1]).state_dict_metadata
-        return {name: (entry.size, entry.properties.dtype) for name, entry in index.items()}  # type: ignore[union-attr]
+    def kinds(folder: Path) -> dict[str, Entry]:
+        return TensorFiles(tensor_files(checkpoints(folder / "checkpoints")[-1])).kinds
 
     assert kinds(runs[name]) == kinds(runs["bf16"])
     found, wanted = weights(runs[name]), weights(runs["bf16"])

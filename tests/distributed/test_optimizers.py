@@ -9,9 +9,9 @@ from typing import Any
 
 import pytest
 import torch
-import torch.distributed.checkpoint as dcp
-from torch.distributed.checkpoint import FileSystemReader
 
+from checkpointing.tensor_files import TensorFiles
+from run_folder.checkpoint_folder import tensor_files
 from tests.helpers import optimizer_ranks
 from tests.helpers.optimizer_ranks import DTYPES, MESHES, OPTIMIZERS
 from tests.helpers.pairwise import slow_but
@@ -119,20 +119,16 @@ def test_so_it_is_through_checkpoints_of_one_file_written_beside_training(
     flags = [*RUN, "--resume", "auto", "--checkpoint_type", "FULL_STATE_DICT", "--async_save", "True"]
     flags += [*OPTIMIZERS[name], *SHARDED]
     process_group.train(flags_of(wide_model, killed, *flags, "--max_train_step", "6"), 2)
-    assert (killed / "checkpoints/step-00000006/state.pt").is_file()
+    assert (killed / "checkpoints/step-00000006/state.safetensors").is_file()
     process_group.train(flags_of(wide_model, killed, *flags), 2)
     assert_bit_equal(killed, whole)
 
 
 def stored(folder: Path) -> dict[str, torch.Tensor]:
-    reader = FileSystemReader(folder)
-    entries = reader.read_metadata().state_dict_metadata
-    tensors = {key: torch.empty(entry.size, dtype=entry.properties.dtype) for key, entry in entries.items()}
-    dcp.load(tensors, storage_reader=reader, no_dist=True)
-    return tensors
+    files = TensorFiles(tensor_files(folder))
+    return {name: files.read(name) for name in files.kinds}
 
 
-@pytest.mark.filterwarnings("ignore:torch.distributed is disabled")
 @pytest.mark.parametrize(
     ("ranks", "layout"),
     [

@@ -374,7 +374,7 @@ def test_every_complete_checkpoint_lists_what_is_in_it(
         listed = json.loads((folder / "COMPLETE").read_text())["files"]
         found = {str(path.relative_to(folder)) for path in folder.rglob("*") if path.is_file()}
         assert found == {"COMPLETE", *listed}
-        assert {"__0_0.distcp", "__1_0.distcp", ".metadata", "rng-00000.pt", "rng-00001.pt"} <= found
+        assert {"rank-00000.safetensors", "rank-00001.safetensors", "rng-00000.json", "rng-00001.json"} <= found
 
 
 @pytest.mark.slow

@@ -14,6 +14,16 @@ import torch.distributed.checkpoint as dcp
 from torch import nn
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
+from checkpointing.tensor_files import whole_tensors, write_tensors
+
+FILES = {
+    "SHARDED_STATE_DICT": "rank-00000.safetensors",
+    "FULL_STATE_DICT": "state.safetensors",
+    "distcp": "__0_0.distcp",  # of earlier versions, sharded
+    "state.pt": "state.pt",  # of earlier versions, in one file
+}
+"""The file that holds the tensors of a checkpoint, by the checkpoint's kind."""
+
 
 class Command:
     """An object that runs a command when it is unpickled."""
@@ -83,15 +93,17 @@ def complete(folder: Path) -> None:
 def save_checkpoint(
     folder: Path, model: Any, base: Path, *, kind: str = "SHARDED_STATE_DICT", optimizer: bool = True
 ) -> Path:
-    """A training checkpoint, saved by one process."""
+    """A training checkpoint, saved by one process; `kind` is a key of `FILES`."""
     folder.mkdir(parents=True)
     state = flat_state(model, optimizer=optimizer)
-    if kind == "FULL_STATE_DICT":
-        torch.save(state, folder / "state.pt")
-    else:
+    if kind == "state.pt":
+        torch.save(state, folder / kind)
+    elif kind == "distcp":
         dcp.save(state, checkpoint_id=folder, no_dist=True)
+    else:
+        write_tensors(folder / FILES[kind], whole_tensors(state))
     save_settings(folder, model, base)
-    torch.save({}, folder / "rng-00000.pt")
+    (folder / "rng-00000.json").write_text("{}")
     complete(folder)
     return folder
 

@@ -302,9 +302,9 @@ def test_the_documented_commands_run_as_written(
     for run, trained in (("run", model), ("lora", lora)):
         save_checkpoint(tmp_path / f"outputs/{run}/checkpoints/step-00000020", trained, tiny_model)
     lora.save_pretrained(tmp_path / "outputs/lora/adapter")
-    old = save_checkpoint(tmp_path / "old/fine-tuned-model", model, tiny_model)
+    old = save_checkpoint(tmp_path / "old/fine-tuned-model", model, tiny_model, kind="distcp")
     shutil.rmtree(old / "huggingface")
-    for name in ("COMPLETE", "state.json", "rng-00000.pt"):
+    for name in ("COMPLETE", "state.json", "rng-00000.json"):
         (old / name).unlink()
     (old / "train_params.yaml").write_text(f"model_name: {tiny_model}\n")
     torch.save(model.state_dict(), tmp_path / "old/model-0.pt")

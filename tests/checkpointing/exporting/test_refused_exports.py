@@ -12,7 +12,7 @@ import torch
 from safetensors.torch import load_file, save_file
 from transformers import AutoConfig, AutoModelForCausalLM
 
-from tests.helpers.checkpoints import changed, complete, save_checkpoint, with_lora
+from tests.helpers.checkpoints import FILES, changed, complete, save_checkpoint, with_lora
 from tests.helpers.exports import KINDS, Capture, export
 from tests.helpers.limited_files import files_limited_to
 from tools.export import main
@@ -53,7 +53,7 @@ def test_an_incomplete_checkpoint_is_refused(checkpoint: Path, tmp_path: Path, c
     (checkpoint / "COMPLETE").unlink()
     assert "incomplete" in refusal(capsys, checkpoint, tmp_path / "out")
     assert "incomplete" in refusal(capsys, tmp_path / "run", tmp_path / "out")
-    (checkpoint / ".metadata").unlink()
+    (checkpoint / "rank-00000.safetensors").unlink()
     assert "incomplete" in refusal(capsys, checkpoint, tmp_path / "out")
 
 
@@ -98,23 +98,24 @@ def test_a_base_of_another_size_is_refused(lora_checkpoint: Path, tmp_path: Path
 def test_a_shard_that_is_missing_or_cut_off_is_refused(
     damage: str, has_sizes: bool, checkpoint: Path, tiny_model: Path, tmp_path: Path, capsys: Capture
 ) -> None:
-    shard = checkpoint / "__0_0.distcp"
+    if not has_sizes:  # as in llama-recipes' folders
+        model = changed(AutoModelForCausalLM.from_pretrained(tiny_model))
+        checkpoint = save_checkpoint(tmp_path / "fine-tuned", model, tiny_model, kind="distcp")
+        (checkpoint / "COMPLETE").unlink()
+        (checkpoint / "state.json").unlink()
+    shard = checkpoint / ("rank-00000.safetensors" if has_sizes else "__0_0.distcp")
     if damage == "missing":
         shard.unlink()
     else:
         os.truncate(shard, shard.stat().st_size - 100)
-    if not has_sizes:  # as in llama-recipes' folders
-        (checkpoint / "COMPLETE").unlink()
-        (checkpoint / "state.json").unlink()
-        checkpoint = checkpoint.rename(tmp_path / "fine-tuned")
-    assert "__0_0.distcp" in refusal(capsys, checkpoint, tmp_path / "out", "--base", str(tiny_model))
+    assert shard.name in refusal(capsys, checkpoint, tmp_path / "out", "--base", str(tiny_model))
 
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_a_changed_byte_is_refused(kind: str, tiny_model: Path, tmp_path: Path, capsys: Capture) -> None:
     model = AutoModelForCausalLM.from_pretrained(tiny_model)
     checkpoint = save_checkpoint(tmp_path / "checkpoint", model, tiny_model, kind=kind)
-    file = checkpoint / ("state.pt" if kind == "FULL_STATE_DICT" else "__0_0.distcp")
+    file = checkpoint / FILES[kind]
     content = bytearray(file.read_bytes())
     content[len(content) // 2] ^= 1
     file.write_bytes(content)

@@ -16,8 +16,10 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from safetensors.torch import load_file, save_file
 
+from checkpointing.exporting.pickled_tensors import PickledTensors
 from checkpointing.exporting.safetensors_file import check_model_files, write_model_files
-from checkpointing.exporting.stored_tensors import PickledTensors, ShardedTensors, StoredTensors
+from checkpointing.exporting.stored_tensors import CheckpointTensors, StoredTensors
+from checkpointing.tensor_files import whole_tensors, write_tensors
 from policies.weights.stored import DTYPES, Entry, SafetensorsTensors, read_entries
 from tests.helpers.processes import ProcessGroup
 from tests.helpers.shards import SHARDED, save_shards, whole
@@ -100,15 +102,18 @@ def test_a_bit_that_changed_on_disk_is_found(block_bytes: int, tmp_path: Path, m
         check_model_files(tmp_path, entries_of(tensors), digests, nothing)
 
 
-KINDS = ["sharded", "state.pt", "plain.pt", "safetensors"]
+KINDS = ["rank-00000.safetensors", "state.safetensors", "distcp", "state.pt", "plain.pt", "safetensors"]
 
 
 def store(kind: str, folder: Path, tensors: dict[str, torch.Tensor]) -> StoredTensors:
     ours = {f"model.{name}": tensor for name, tensor in tensors.items()}
     ours |= {f"optimizer.state.{name}.exp_avg": torch.ones(3) for name in tensors}
-    if kind == "sharded":
+    if kind == "distcp":
         dcp.save(ours, checkpoint_id=folder / "copy", no_dist=True)
-        return ShardedTensors(folder / "copy")
+        return CheckpointTensors(folder / "copy")
+    if kind.endswith("e.safetensors") or kind.startswith("rank-"):
+        write_tensors(folder / kind, whole_tensors(ours))
+        return CheckpointTensors(folder)
     if kind == "safetensors":
         save_file(tensors, folder / "a.safetensors")
         return SafetensorsTensors([folder / "a.safetensors"])
@@ -118,7 +123,7 @@ def store(kind: str, folder: Path, tensors: dict[str, torch.Tensor]) -> StoredTe
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_every_kind_of_file_gives_the_same_tensors(kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("checkpointing.exporting.stored_tensors._REMAP_BYTES", 30)
+    monkeypatch.setattr("checkpointing.exporting.pickled_tensors._REMAP_BYTES", 30)
     dtypes = [torch.float32, torch.bfloat16, torch.int64, torch.bool]
     tensors = make_tensors({f"layer.{i}": ((3, i), dtype) for i, dtype in enumerate(dtypes)} | {"x": ((), dtypes[0])})
     stored = store(kind, tmp_path, tensors)
@@ -134,10 +139,13 @@ def test_uneven_and_empty_shards_make_up_the_whole(
     world_size: int, process_group: ProcessGroup, tmp_path: Path
 ) -> None:
     process_group.train(partial(save_shards, str(tmp_path / "copy")), world_size)
-    stored = ShardedTensors(tmp_path / "copy")
-    assert torch.equal(stored.read("same"), torch.arange(4.0))
-    for dim, rows in SHARDED:
-        assert torch.equal(stored.read(f"w{dim}{rows}"), whole(rows))
+    for format_ in ("distcp", "safetensors"):
+        stored = CheckpointTensors(tmp_path / "copy" / format_)
+        assert torch.equal(stored.read("same"), torch.arange(4.0))
+        for dim, rows in SHARDED:
+            assert torch.equal(stored.read(f"w{dim}{rows}"), whole(rows))
+    parts = [load_file(file).keys() for file in (tmp_path / "copy/safetensors").iterdir()]
+    assert sum("model.same" in names for names in parts) == 1, "copies are written once"
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -145,20 +153,20 @@ def test_a_file_that_is_cut_off_is_refused(kind: str, tmp_path: Path) -> None:
     store(kind, tmp_path, {"a": torch.randn(1000)})
     path = next(path for path in tmp_path.rglob("*") if path.is_file() and path.stat().st_size > 4000)
     path.write_bytes(path.read_bytes()[:2000])
-    readers: dict[str, Any] = {"sharded": lambda file: ShardedTensors(file.parent)}
+    readers: dict[str, Any] = dict.fromkeys(KINDS[:3], lambda file: CheckpointTensors(file.parent))
     readers["safetensors"] = lambda file: SafetensorsTensors([file])
     with pytest.raises(ConfigError, match=r"cut off|cannot be read"):
         readers.get(kind, PickledTensors)(path)
 
 
 def test_an_index_that_leaves_out_a_part_of_a_tensor_is_refused(tmp_path: Path) -> None:
-    store("sharded", tmp_path, {"a": torch.randn(4, 4)})
+    store("distcp", tmp_path, {"a": torch.randn(4, 4)})
     path = tmp_path / "copy/.metadata"
     index = pickle.loads(path.read_bytes())
     index.state_dict_metadata["model.a"].chunks[0].sizes = torch.Size([3, 4])
     path.write_bytes(pickle.dumps(index))
     with pytest.raises(ConfigError, match=r"the parts of model\.a do not make up the whole"):
-        ShardedTensors(tmp_path / "copy")
+        CheckpointTensors(tmp_path / "copy")
 
 
 def test_quantized_files_are_refused(tmp_path: Path) -> None:
