@@ -237,6 +237,8 @@ def test_files_of_others_stay_beside_the_checkpoints(tmp_path: Path) -> None:
         ("step-00000020/weights.bin", "mine"),
         ("step-00000020/COMPLETE", ""),
         ("step-00000020/state.json", "{}"),
+        ("state.safetensors", "mine"),
+        ("rank-00000.safetensors", "mine"),
         ("state.pt", "mine"),
         (".metadata", "mine"),
         ("__0_0.distcp", "mine"),
