@@ -25,6 +25,7 @@ from policies.weights.sources import local_part
 from policies.weights.stored import DTYPES, Entry
 from run_folder.checkpoint_folder import FileEntry
 from utils.errors import ConfigError
+from utils.inside import is_inside
 from utils.local_tensors import local_tensor
 
 _PLACES = "DCP_SHARDING_INFO"  # torch's key; its value has {name: {"saved_offsets": [...]}}, to which we add the shape
@@ -123,6 +124,8 @@ class TensorFiles:
                 raise ConfigError(f"the parts of {name} do not make up the whole; copy the whole checkpoint again")
 
     def _add(self, path: Path) -> None:
+        if not is_inside(path.parent, path.name):
+            raise ConfigError(f"{path.name} leads outside the folder; copy the whole checkpoint again")
         try:
             with safe_open(path, framework="pt") as file:
                 places = json.loads((file.metadata() or {}).get(_PLACES, "{}"))
