@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from configs.flags import parse_flags
-from planning.hardware import parse_hardware
+from planning.machines.hardware import parse_hardware
 from planning.planned_run import plan_of
 from tools.memory_table import FLAGS, main
 
