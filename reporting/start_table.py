@@ -124,7 +124,8 @@ def _device(group: dict[str, Any]) -> str:
 
 def _data(train_config: TrainConfig, resolved: dict[str, Any], data: dict[str, Any]) -> str:
     def split(name: str, part: dict[str, Any]) -> str:
-        return f"{name} {part['num_samples']:,} samples, {part['num_tokens']:,} tokens, {part['num_rows']:,} rows"
+        counts = (plural(part[f"num_{noun}s"], noun) for noun in ("sample", "token", "row"))
+        return f"{name} {', '.join(counts)}"
 
     train = "train streamed" if data["train"].get("streamed") else split("train", data["train"])
     strategy = train_config.batching_strategy
@@ -139,7 +140,7 @@ def _steps(train: TrainConfig, start: dict[str, Any], resolved: dict[str, Any], 
     streams = start["num_train_rows"] is None
     epoch = "passes over the stream are said as they end" if streams else f"{start['steps_per_epoch']} per epoch"
     return (
-        f"{start['num_steps']} ({epoch}) of {resolved['global_batch_size']} rows "
+        f"{start['num_steps']} ({epoch}) of {plural(resolved['global_batch_size'], 'row')} "
         f"= {train.batch_size_training} per micro-batch x {resolved['gradient_accumulation_steps']} "
         f"x {plural(world_size, 'rank')}"
     )

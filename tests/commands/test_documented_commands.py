@@ -20,7 +20,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from run_folder.checkpoint_folder import shard_file
 from tests.helpers.contract import FP16_KEYS, KEYS, PHASES
-from tests.helpers.processes import ROOT, read_metrics, run_command
+from tests.helpers.processes import ROOT, read_metrics, run_command, run_forked
 
 SAMPLES = ROOT / "datasets/samples/dialogue_summary"
 NUM_TRAIN, NUM_EVAL = 40, 8
@@ -281,3 +281,33 @@ def test_a_larger_model_is_the_same_command(more: str, tiny_model: Path, tmp_pat
     run_documented(line, model, SAMPLES, tmp_path / "run", nproc=2, cwd=tmp_path)
     num_samples = [round(number_of_lines(SAMPLES / f"{split}.jsonl") / 100) for split in ("train", "validation")]
     assert_run_folder_keeps_its_contract(tmp_path / "run", world_size=2, num_samples=tuple(num_samples))
+
+
+def test_the_first_minute_of_the_readme_runs_as_written(tiny_model: Path, tmp_path: Path) -> None:
+    readme = (ROOT / "README.md").read_text()
+    (rows,) = re.findall(r"```json\n(.*?)```", readme, flags=re.DOTALL)
+    assert len(rows.splitlines()) == 3
+    (tmp_path / "chats.jsonl").write_text(rows)
+    command, *_ = re.findall(r"^python finetuning.py (.*)$", readme, flags=re.MULTILINE)
+    words = shlex.split(command)
+    model = shutil.copytree(tiny_model, tmp_path / "M")  # the README's has a chat template of its own
+    shutil.copy(ROOT / "datasets/samples/formats/chat.jinja", model / "chat_template.jinja")
+    words[words.index("--model_name") + 1] = str(model)
+    done = run_command(*words, cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    assert {"adapter", "run.yaml", "metrics.jsonl", "checkpoints"} <= {
+        path.name for path in tmp_path.glob("outputs/first/*")
+    }
+    (shown,) = re.findall(r"```text\n(.*?)```", readme, flags=re.DOTALL)
+    # The README's lines are of such a run: they start as this run's do, whatever their figures are.
+    starts = {_start(line) for line in done.stdout.splitlines()}
+    assert not {_start(line) for line in shown.splitlines() if line.strip() not in ("", "...")} - starts
+    question, *_ = re.findall(r"^python -m tools.generate (.*)$", readme, flags=re.MULTILINE)
+    answered = run_forked(["-m", "tools.generate", *shlex.split(question), "--max_new_tokens", "4"], cwd=tmp_path)
+    assert answered.returncode == 0, answered.stderr
+    assert answered.stdout.strip()
+
+
+def _start(line: str) -> str:
+    """The first word of a printed line, figures aside."""
+    return re.sub(r"[0-9].*", "", line.split()[0]) if line.split() else ""
