@@ -22,6 +22,7 @@ from tests.helpers.aot_eager import with_aot_eager
 from tests.helpers.cuts import draws, random_cut
 from tests.helpers.exports import Capture, export
 from tests.helpers.made import Made
+from tests.helpers.pairwise import select_values
 from tests.helpers.processes import ProcessGroup, train_events
 from tests.helpers.reference import SEED, assert_agrees, reference_order
 from tests.helpers.seq2seq_models import VOCAB, make_tokenizer, save_seq2seq
@@ -57,6 +58,14 @@ CASES = [
     Case("flan-t5", "SINGLE", LORA),
     Case("t5", "FULL_SHARD", (*LORA, "--freeze_layers")),
 ]
+SETTINGS = sorted({flag for case in CASES for flag in case.flags if flag.startswith("--")})
+
+
+def values_of(case: Case) -> tuple[str | bool, ...]:
+    """What is to occur: family, strategy, and each setting, there or not."""
+    return (case.family, case.strategy, *(setting in case.flags for setting in SETTINGS))
+
+
 T5_COMPILED = Case("t5", "SINGLE", (*LORA, "--compile", "--activation_checkpointing", "full"))
 BART_COMPILED = Case("bart", "FULL_SHARD", ("--compile",))
 # Whether they are compiled with aot_eager. What encoders and decoders add is for dynamo and AOT autograd to capture.
@@ -158,7 +167,7 @@ def check(
 
 
 @pytest.mark.parametrize("draw", draws(NUM_DRAWS))
-@pytest.mark.parametrize("case", CASES, ids=str)
+@pytest.mark.parametrize("case", select_values(CASES, values_of), ids=str)
 def test_losses_and_grad_norms_are_those_of_a_plain_loop(
     case: Case, draw: int, models: Made, references: Made, process_group: ProcessGroup, tmp_path: Path
 ) -> None:
