@@ -119,21 +119,24 @@ def values_of(case: Case) -> tuple[Hashable, ...]:
     return (case.split, case.strategy, case.method, case.batching, *(given.get(name) for name in SETTINGS))
 
 
-# One of every kind goes through torchrun (or python, for one process), one of them in new interpreters, not forks.
-# COMPILED_CASE is traced alone: which activations are kept is for AOT autograd to decide, not for inductor.
+# Every strategy and number of ranks goes through torchrun (or python, for one process), one of them in new
+# interpreters, not forks. COMPILED_CASE is traced alone: which activations are kept is for AOT autograd to decide, not
+# for inductor.
 REAL_CASE = Case((2, 4, 1), "FULL_SHARD", "full", "packing")
 COMMAND_LINE_CASES = [
     REAL_CASE,
-    Case((1, 8, 1), "SINGLE", "full", "packing"),
     Case((1, 1, 8), "SINGLE", "lora", "padding"),
     Case((1, 2, 4), "FULL_SHARD", "full", "padding"),
-    Case((2, 1, 4), "FULL_SHARD", "lora", "packing"),
     Case((2, 4, 1), "SHARD_GRAD_OP", "full", "padding"),
-    Case((2, 1, 4), "NO_SHARD", "full", "packing"),
     Case((4, 2, 1), "HYBRID_SHARD", "full", "packing"),
-    Case((4, 2, 1), "FULL_SHARD", "lora", "padding"),
     Case((4, 2, 1), "NO_SHARD", "lora", "packing"),
     Case((2, 1, 4), "FULL_SHARD", "full", "packing", ("--compile",)),
+]
+MORE_COMMAND_LINE_CASES = [
+    Case((1, 8, 1), "SINGLE", "full", "packing"),
+    Case((2, 1, 4), "FULL_SHARD", "lora", "packing"),
+    Case((2, 1, 4), "NO_SHARD", "full", "packing"),
+    Case((4, 2, 1), "FULL_SHARD", "lora", "padding"),
 ]
 COMPILED_CASE = Case((1, 2, 4), "SINGLE", "full", "packing", ("--compile", *SELECTIVE))
 
@@ -169,7 +172,11 @@ def test_losses_and_grad_norms_are_those_of_a_plain_loop(
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("case", COMMAND_LINE_CASES, ids=str)
+@pytest.mark.parametrize(
+    "case",
+    [*COMMAND_LINE_CASES, *(pytest.param(case, marks=pytest.mark.full) for case in MORE_COMMAND_LINE_CASES)],
+    ids=str,
+)
 def test_so_they_are_through_the_command_line(
     case: Case, references: Made, models: dict[str, Path], tmp_path: Path
 ) -> None:

@@ -13,7 +13,7 @@ from tests.helpers.made import Made
 from tests.helpers.processes import ProcessGroup, train_events
 from tests.helpers.reference import assert_agrees, lora_flags
 
-NUM_STEPS, NUM_ROWS = 3, 20
+NUM_STEPS, NUM_ROWS = 2, 20
 NUM_DRAWS = 5  # of cuts for each case; the first is a fast test
 LANGUAGE_TARGETS = r".*(language|text)_model.*\.(q_proj|v_proj)"
 CASES = [  # every family, layout and kind of training
