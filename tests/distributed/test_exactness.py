@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+from collections.abc import Hashable
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -33,6 +34,13 @@ class Case:
     def num_frozen(self) -> int:
         """Layers that --freeze_layers freezes: its default, one of two."""
         return 1 if "--freeze_layers" in self.extra else 0
+
+    @property
+    def settings(self) -> dict[str, str]:
+        """The extra flags by name; one without a value is there ("")."""
+        words = [*self.extra, "--"]
+        pairs = itertools.pairwise(words)
+        return {name: "" if value.startswith("--") else value for name, value in pairs if name.startswith("--")}
 
     def __str__(self) -> str:
         ranks, micro_batch, accumulation = self.split
@@ -102,21 +110,33 @@ CASES += [
     Case((2, 1, 4), "FULL_SHARD", "full", "packing", ("--compile_optimizer",)),
     Case((1, 2, 4), "SINGLE", "full", "packing", ("--use_fast_kernels", "False")),
 ]
-# One of every kind goes through torchrun (or python, for one process), one of them in new interpreters, not forks.
-# COMPILED_CASE is traced alone: which activations are kept is for AOT autograd to decide, not for inductor.
+SETTINGS = sorted({setting for case in CASES for setting in case.settings})
+
+
+def values_of(case: Case) -> tuple[Hashable, ...]:
+    """What is to occur: each extra setting is a value of its own, so a case with several of them stands for all."""
+    given = case.settings
+    return (case.split, case.strategy, case.method, case.batching, *(given.get(name) for name in SETTINGS))
+
+
+# Every strategy and number of ranks goes through torchrun (or python, for one process), one of them in new
+# interpreters, not forks. COMPILED_CASE is traced alone: which activations are kept is for AOT autograd to decide, not
+# for inductor.
 REAL_CASE = Case((2, 4, 1), "FULL_SHARD", "full", "packing")
 COMMAND_LINE_CASES = [
     REAL_CASE,
-    Case((1, 8, 1), "SINGLE", "full", "packing"),
     Case((1, 1, 8), "SINGLE", "lora", "padding"),
     Case((1, 2, 4), "FULL_SHARD", "full", "padding"),
-    Case((2, 1, 4), "FULL_SHARD", "lora", "packing"),
     Case((2, 4, 1), "SHARD_GRAD_OP", "full", "padding"),
-    Case((2, 1, 4), "NO_SHARD", "full", "packing"),
     Case((4, 2, 1), "HYBRID_SHARD", "full", "packing"),
-    Case((4, 2, 1), "FULL_SHARD", "lora", "padding"),
     Case((4, 2, 1), "NO_SHARD", "lora", "packing"),
     Case((2, 1, 4), "FULL_SHARD", "full", "packing", ("--compile",)),
+]
+MORE_COMMAND_LINE_CASES = [
+    Case((1, 8, 1), "SINGLE", "full", "packing"),
+    Case((2, 1, 4), "FULL_SHARD", "lora", "packing"),
+    Case((2, 1, 4), "NO_SHARD", "full", "packing"),
+    Case((4, 2, 1), "FULL_SHARD", "lora", "padding"),
 ]
 COMPILED_CASE = Case((1, 2, 4), "SINGLE", "full", "packing", ("--compile", *SELECTIVE))
 
@@ -143,11 +163,7 @@ def references(models: dict[str, Path]) -> Made:
     return Made(reference)
 
 
-@pytest.mark.parametrize(
-    "case",
-    select(CASES, lambda case: (case.split, case.strategy, case.method, case.batching, case.extra)),
-    ids=str,
-)
+@pytest.mark.parametrize("case", select(CASES, values_of), ids=str)
 def test_losses_and_grad_norms_are_those_of_a_plain_loop(
     case: Case, references: Made, models: dict[str, Path], process_group: ProcessGroup, tmp_path: Path
 ) -> None:
@@ -156,7 +172,11 @@ def test_losses_and_grad_norms_are_those_of_a_plain_loop(
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("case", COMMAND_LINE_CASES, ids=str)
+@pytest.mark.parametrize(
+    "case",
+    [*COMMAND_LINE_CASES, *(pytest.param(case, marks=pytest.mark.full) for case in MORE_COMMAND_LINE_CASES)],
+    ids=str,
+)
 def test_so_they_are_through_the_command_line(
     case: Case, references: Made, models: dict[str, Path], tmp_path: Path
 ) -> None:

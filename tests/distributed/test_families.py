@@ -18,7 +18,7 @@ from tests.helpers.families import FAMILIES, save_family
 from tests.helpers.processes import ProcessGroup, read_metrics
 from tests.helpers.reference import assert_agrees, flags_for, lora_flags, plain_eval_loss, reference_run
 
-NUM_STEPS, NUM_RANKS = 5, 2
+NUM_STEPS, NUM_RANKS = 3, 2
 EVAL_TOLERANCE = 1e-5
 ADAPTED = ("gpt2", "gemma2", "phi3", "opt", "gpt_neox")  # layers of other kinds or names than Llama's
 
@@ -38,7 +38,7 @@ def batching_of(name: str) -> str:
 
 
 def train_flags(model_folder: Path, output: Path, *, batching: str) -> list[str]:
-    """Five steps of 2 ranks x 2 rows x 2 micro-batches, then an evaluation, whose weights are saved."""
+    """Three steps of 2 ranks x 2 rows x 2 micro-batches, then an evaluation, whose weights are saved."""
     flags = flags_for(model_folder, output, batching=batching, num_steps=NUM_STEPS)
     flags += ["--batch_size_training", "2", "--gradient_accumulation_steps", "2", "--loss_chunk_size", "50"]
     return [*flags, "--enable_fsdp", "--fsdp_config.sharding_strategy", "FULL_SHARD"]

@@ -29,7 +29,7 @@ from tests.helpers.resuming import as_if_killed_after, assert_bit_equal, flags_o
 from tools.export import main as export
 from tools.make_tiny_model import make_tiny_model
 
-NUM_STEPS = 4
+NUM_STEPS = 3
 TARGETS = ("q_proj", "v_proj", "down_proj")
 SHARDED = ("--enable_fsdp",)
 FLAGS = {
@@ -79,6 +79,11 @@ FULL_CASES = [
 ]
 
 
+# Runs that are compared by their numbers alone: nothing is evaluated or saved.
+NUMBERS = ["--batch_size_training", "1", "--global_batch_size", "8", "--run_validation", "False"]
+NUMBERS += ["--save_model", "False"]
+
+
 @pytest.fixture(scope="module")
 def wider_model(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Rows of 64, as bitsandbytes' blocks: so that 8-bit kernels take them too."""
@@ -122,7 +127,7 @@ def test_losses_and_gradients_are_those_of_the_unsharded_model(
     case: Case, references: Made, wider_model: Path, process_group: ProcessGroup, tmp_path: Path
 ) -> None:
     flags = flags_for(wider_model, tmp_path / "run", batching="packing", num_steps=NUM_STEPS)
-    flags += ["--batch_size_training", "1", "--global_batch_size", "8", "--run_validation", "False"]
+    flags += NUMBERS
     process_group.train([*flags, *lora_flags(TARGETS), *FLAGS[case.kind], *case.extra], case.ranks)
     assert_agrees(tmp_path / "run", references[case.kind])
     if case.ranks > 1 and case.extra:
@@ -166,7 +171,7 @@ def test_every_kind_of_adapter_trains_on_quantized_weights_as_with_peft(
     tmp_path: Path,
 ) -> None:
     flags = flags_for(wider_model, tmp_path / "run", batching=batching_of(adapter), num_steps=NUM_STEPS)
-    flags += ["--batch_size_training", "1", "--global_batch_size", "8", "--run_validation", "False", "--use_peft"]
+    flags += [*NUMBERS, "--use_peft"]
     process_group.train([*flags, *ADAPTERS[adapter][0], *FLAGS[case.kind], *case.extra], case.ranks)
     assert_agrees(tmp_path / "run", adapted_references[adapter, case.kind])
 
@@ -179,7 +184,7 @@ def test_a_family_is_quantized_as_transformers_quantizes_it(
     targets = FAMILIES[family].lora_targets
     batching = "packing" if FAMILIES[family].packs else "padding"
     flags = flags_for(model, tmp_path / "run", batching=batching, num_steps=NUM_STEPS)
-    flags += ["--batch_size_training", "1", "--global_batch_size", "8", "--run_validation", "False"]
+    flags += NUMBERS
     process_group.train([*flags, *lora_flags(targets), *FLAGS["nf4"], *SHARDED], 2)
     reference = reference_run(
         model, batching=batching, num_steps=NUM_STEPS, lora_targets=targets, quantization=by_transformers("nf4")
@@ -201,7 +206,7 @@ def test_half_precision_stays_close(
     flags = flags_for(wider_model, tmp_path / "run", batching="packing", num_steps=NUM_STEPS)
     if precision == "--use_fp16":
         flags[flags.index("--mixed_precision") + 1] = "True"
-    flags += ["--batch_size_training", "1", "--global_batch_size", "8", "--run_validation", "False", *precision.split()]
+    flags += [*NUMBERS, *precision.split()]
     printed = process_group.train([*flags, *lora_flags(TARGETS), *FLAGS["nf4"], *extra], ranks)[0].stdout
     losses = [event["loss"] for event in train_events(tmp_path / "run")]
     assert losses == pytest.approx([loss for loss, _ in references["nf4"]], rel=5e-3)
@@ -272,7 +277,8 @@ def test_random_weights_are_quantized_alike_in_every_layout(
     for ranks, extra in ((1, ()), (2, SHARDED), (2, ())):
         output = tmp_path / f"{ranks}{len(extra)}"
         flags = flags_for(wider_model, output, batching="packing", num_steps=3)
-        flags += ["--global_batch_size", "8", "--run_validation", "False", "--random_weights", *lora_flags(TARGETS)]
+        flags += ["--global_batch_size", "8", "--run_validation", "False", "--save_model", "False"]
+        flags += ["--random_weights", *lora_flags(TARGETS)]
         process_group.train([*flags, "--batch_size_training", "4", *FLAGS["nf4"], *extra], ranks)
         losses.append([event["loss"] for event in train_events(output)])
     assert losses[1] == pytest.approx(losses[0], rel=2e-6)

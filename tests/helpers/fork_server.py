@@ -28,6 +28,7 @@ import warnings
 import weakref
 from collections.abc import Callable
 from pathlib import Path
+from types import CodeType, ModuleType
 from typing import Any, NoReturn
 
 from tests.helpers.forked import WRITE_STACKS
@@ -39,10 +40,12 @@ AT_START = dict(os.environ)
 LATE = ("bitsandbytes", "safetensors.torch", "torch.distributed.checkpoint", "torch.distributed.run", "tensorboard")
 LATE += ("torch.utils.tensorboard", "tensorboard.plugins.hparams.plugin_data_pb2", "peft.tuners.lora.bnb")
 LATE += ("tools.export", "tools.generate", "numpy.ctypeslib", "pytest", "data.prompts", "rouge_score.rouge_scorer")
-LATE += ("multiprocessing.popen_fork", "rich._emoji_codes")
+LATE += ("multiprocessing.popen_fork", "rich._emoji_codes", "data.tokenizing", "torch.utils.serialization.config")
+LATE += ("torch.profiler._cupti_monitor",)
 LATE += ("torch._inductor.compile_fx", "torch.utils.cpp_extension")  # 3 s of every run that compiles
 # Libraries read these once, while they are imported.
 READ_AT_IMPORT = ("HF_", "TRANSFORMERS_", "PYTHON", "OMP_", "TOKENIZERS_", "CUDA_", "LD_", "LC_", "LANG")
+SCRIPT = str(ROOT / "finetuning.py")
 LAUNCHERS = ("torch.distributed.run", "accelerate.commands.accelerate_cli")
 WITHOUT_MEANING = ("PYTHONUNBUFFERED", "PYTHONDONTWRITEBYTECODE")
 
@@ -65,6 +68,7 @@ def import_everything() -> None:
 
     for family in FAMILIES.values():
         AutoModelForCausalLM._model_mapping[type(family.config)]  # imports the model's module
+    compiled_script()
     get_checkpoint_conversion_mapping("llama")  # makes a table that every saved model needs: 0.3 s
     assert not hasattr(tqdm.std.TqdmDefaultWriteLock, "mp_lock"), "forks would share tqdm's lock"
     assert not torch.distributed.is_initialized()
@@ -162,6 +166,12 @@ def fork_ranks() -> None:
     rendezvous.get_method_name = lambda depth=2: sys._getframe(depth).f_code.co_name
 
 
+@functools.cache
+def compiled_script() -> CodeType:
+    """Most forks run this script; the interpreter keeps no compiled copy of a script."""
+    return compile(Path(SCRIPT).read_bytes(), SCRIPT, "exec", dont_inherit=True)
+
+
 def set_environment(environment: dict[str, str]) -> None:
     """Give this process these variables, and those that imports have set."""
     names = {*environment, *AT_START}
@@ -194,6 +204,11 @@ def run_script(arguments: list[str]) -> None:
         sys.argv, sys.path[0] = arguments[1:], os.getcwd()
         sys.modules.pop(arguments[1], None)
         runpy.run_module(arguments[1], run_name="__main__", alter_sys=True)
+    elif arguments[0] == SCRIPT:
+        sys.argv, sys.path[0] = arguments, str(ROOT)
+        main = sys.modules["__main__"] = ModuleType("__main__")
+        main.__file__ = SCRIPT
+        exec(compiled_script(), vars(main))
     else:
         sys.argv, sys.path[0] = arguments, str(Path(arguments[0]).resolve().parent)
         runpy.run_path(arguments[0], run_name="__main__")

@@ -29,7 +29,7 @@ def _connect() -> socket.socket:
 
 
 @functools.cache
-def _server() -> socket.socket:
+def start_server() -> socket.socket:
     """Start the server if this test run has none; the connection keeps it until this process ends."""
     with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as listener:
         try:
@@ -70,7 +70,7 @@ class Fork:
         process_group: int = 0,
         stdin: int | None = None,
     ) -> None:
-        _server()
+        start_server()
         self.returncode: int | None = None
         self._connection = _connect()
         request = {
