@@ -1,8 +1,8 @@
 """How long an optimizer step waits for other ranks' tensors: measured in a few steps, and written as events.
 
-A rank waits in a collective for two reasons: bytes are on the way, or another rank has not come yet. The rank that comes
-last waits for the bytes alone. So the smallest wait of all ranks, for each collective, is the network's; the rest is for
-slower ranks. Collectives of weights and gradients count, the few of single numbers do not.
+A rank waits in a collective for two reasons: bytes are on the way, or another rank has not come yet. The rank that
+comes last waits for the bytes alone. So the smallest wait of all ranks, for each collective, is the network's; the rest
+is for slower ranks. Collectives of weights and gradients count, the few of single numbers do not.
 """
 
 from __future__ import annotations

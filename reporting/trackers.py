@@ -63,7 +63,7 @@ class Trackers:
         self._guard(name, lambda: self.trackers.update({name: make()}))
 
     def write(self, event: str, values: Mapping[str, Any]) -> None:
-        """Write an event. One without a step (`epoch`) belongs to the last step; `start` was given to `open_trackers`."""
+        """Write an event. Without a step (`epoch`) it belongs to the last one. `start` is known to `open_trackers`."""
         if event == "start":
             return
         self._step = values.get("step", self._step)
