@@ -70,7 +70,6 @@ class CommunicationRecorder:
         """
         self.model = model
         self.num_steps = 0  # of this session
-        self._measured: StepCommunication | None = None
         # Only if there are others: watching replaces methods of every unit.
         self.units = WatchedUnits(model, clock) if dist.get_world_size() > 1 else None
 
@@ -87,17 +86,6 @@ class CommunicationRecorder:
             return
         with self.units.recording() as timeline:
             yield StepCommunication(lambda: _of_units(timeline))
-
-    @contextmanager
-    def __call__(self) -> Iterator[bool]:
-        """A context for each step: whether it is measured."""
-        with self.step() as self._measured:
-            yield self._measured is not None
-
-    def take(self) -> dict[str, float]:
-        """The figures of the step that has just ended; none if it was not measured."""
-        measured, self._measured = self._measured, None
-        return measured.figures() if measured else {}
 
 
 def _of_units(timeline: Timeline) -> _OwnFigures:

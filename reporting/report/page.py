@@ -14,8 +14,6 @@ from hashlib import sha256
 from pathlib import Path
 from typing import Any
 
-from jinja2 import Environment, FileSystemLoader, StrictUndefined
-
 from reporting.memory_phases import PHASES
 from reporting.report.curves import MEMORY_COLUMNS, PARTS, curves_of, shown_ranks
 from reporting.report.figures import figure_rows, gib_text, price_per_second
@@ -46,6 +44,8 @@ def report_page(folders: Sequence[Path], *, price_per_hour: float | None = None,
     Raises:
         OSError: if a file of a run cannot be read.
     """
+    from jinja2 import Environment, FileSystemLoader, StrictUndefined  # here: few runs make a page
+
     runs = [read_run(folder) for folder in folders]
     names = short_names(folders)
     rows = figure_rows(runs, price_per_hour)
