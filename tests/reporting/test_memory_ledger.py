@@ -176,7 +176,8 @@ def test_what_lives_in_host_memory_is_not_counted_as_the_gpus() -> None:
         ledger.record("after_optimizer_step")
     with ledger.step(is_observed=False) as none:
         ledger.record("before_forward")
-    assert none is None and len(entries) == 3
+    assert none is None
+    assert len(entries) == 3
     for entry in entries:
         assert [entry[name] for name in COMPONENTS[:3]] == [0, 0, 0]
         assert sum(entry[name] for name in COMPONENTS) == entry["allocated_gib"] == 5000 / GIB
