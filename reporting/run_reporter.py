@@ -21,12 +21,13 @@ from ranks.environment import Environment, print_rank_zero
 from reporting.communication import CommunicationRecorder, StepCommunication
 from reporting.end_summary import end_figures, end_summary
 from reporting.epoch_lines import epoch_line
+from reporting.flop_counter import FlopFormula
 from reporting.llama_recipes_lists import write_metrics_data
 from reporting.log_line import TimeLeft, clock, log_line, perplexity
 from reporting.memory_ledger import MemoryLedger, is_observed_step
 from reporting.memory_table import MemoryTable
 from reporting.metrics_file import MetricsFile
-from reporting.profiling import FlopFormula, StepRecorder
+from reporting.profiling import StepRecorder
 from reporting.report.page import write_at_end
 from reporting.samples import NUM_PRINTED, sample_lines
 from reporting.tables import print_for_people

@@ -18,7 +18,8 @@ from configs.tracking import TrackingConfig
 from data.batches.counts import BatchCounts
 from ranks.environment import read_environment
 from ranks.process_group import start_process_group
-from reporting.profiling import attention_formulas, step_recorder
+from reporting.flop_counter import attention_formulas
+from reporting.profiling import step_recorder
 from tests.helpers.limited_files import files_limited_to
 from tests.helpers.processes import ProcessGroup, read_metrics, train_events
 from tests.helpers.refusals import error_lines
