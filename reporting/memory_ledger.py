@@ -1,8 +1,9 @@
-"""The memory ledger: what holds a rank's memory at the four phases of a step.
+"""The memory ledger: the parts of a rank's memory at the four phases of a step.
 
 It needs no thread and no polling: the run calls `record` at each phase of the few steps that are observed. On a GPU the
-allocator knows what is allocated, except paged optimizer states, which count as host memory. On CPU there is no
-allocator to ask: "allocated" is the process's resident memory, and "other" includes the interpreter and its libraries.
+figures are the allocator's; paged optimizer states, which it does not know, count as host memory. A CPU has no
+allocator to ask: there "allocated" is the process's resident memory, and "other" includes the interpreter and its
+libraries.
 """
 
 from __future__ import annotations
@@ -152,5 +153,5 @@ class MemoryLedger:
 
 
 def is_observed_step(step: int, *, last_of_epoch: bool) -> bool:
-    """Whether memory is recorded in this step: 1, 2, multiples of 50, and the last of an epoch."""
+    """Whether memory is recorded in this step: steps 1 and 2, multiples of 50, and the last of an epoch."""
     return step <= 2 or step % 50 == 0 or last_of_epoch

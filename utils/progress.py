@@ -1,7 +1,7 @@
 """Shows progress of long work: bars in a terminal; in a log file a line when it starts and one when it ends.
 
-In a terminal (stderr is one) bars make the lines superfluous, so none are printed. Both come from rank 0 alone. The rank
-is read from the environment, not passed in: dataset functions of users tokenize, too, and have no argument for it.
+In a terminal (stderr is one) bars make the lines superfluous, so none are printed. Both come from rank 0 alone. The
+rank is read from the environment, not passed in: dataset functions of users tokenize, too, and have no argument for it.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Quiets other libraries: rank 0 prints their warnings, and in a terminal their bars; other ranks print errors alone."""
+"""Quiets other libraries: rank 0 prints their warnings, and in a terminal their bars; other ranks their errors."""
 
 from __future__ import annotations
 

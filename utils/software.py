@@ -40,7 +40,7 @@ def git_commit() -> str | None:
 
 
 def code_checksum() -> str:
-    """A digest of the Python files that a run may import. It needs no git, and tells changed copies of a commit apart."""
+    """A digest of the Python files that a run may import. It needs no git, and tells changed copies apart."""
     rooms = {path.parent for path in _ROOT.glob("*/__init__.py") if path.parent.name not in _NOT_TRAINING}
     paths = [*_ROOT.glob("*.py"), *(path for room in (*rooms, _ROOT / "datasets") for path in room.rglob("*.py"))]
     digest = hashlib.sha256()
