@@ -16,7 +16,7 @@ from policies.sharding import num_units, unwrap
 from preparation.building import Trainable, TrainingParts
 from ranks.collectives import on_rank_zero
 from ranks.environment import Environment, print_rank_zero
-from reporting.collectives import clock_of
+from reporting.collective_timeline import clock_of
 from reporting.communication import CommunicationRecorder
 from reporting.memory_ledger import MemoryLedger
 from reporting.metrics_file import MetricsFile

@@ -1,4 +1,4 @@
-"""The lines of an epoch and of all epochs together, with the names that llama-recipes prints."""
+"""The line of an epoch and the averages over all epochs, with the names that llama-recipes prints."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ from utils.wording import plural
 
 
 def epoch_line(epoch: int, seconds: float, train_loss: float, eval_loss: float | None) -> str:
-    """One greppable line, when an epoch has ended.
+    """The line at the end of an epoch.
 
     Args:
         epoch: counted from 1.
-        seconds: of its steps and evaluations.
+        seconds: in its steps and evaluations.
         eval_loss: of the evaluation at its end; None if there was none.
     """
     figures = {"train_perplexity": perplexity(train_loss), "train_epoch_loss": train_loss}
@@ -26,7 +26,7 @@ def epoch_line(epoch: int, seconds: float, train_loss: float, eval_loss: float |
 
 
 def averages_line(events: Iterable[dict[str, Any]]) -> str:
-    """The averages over the epochs of a run, of what is known; empty if no epoch has ended.
+    """The averages over the epochs of a run; empty if no epoch has ended. Unknown figures are left out.
 
     Args:
         events: all of the run's, as read from metrics.jsonl.

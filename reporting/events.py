@@ -1,7 +1,7 @@
-"""What a line of metrics.jsonl or samples.jsonl is. Another version, an editor or a failing disk may have written it.
+"""Parses a line of metrics.jsonl or samples.jsonl. Another version, an editor or a failing disk may have written it.
 
-What places an event in the run (its name, step, epoch, rank, phase) is checked here, so readers may rely on it. Its
-figures may be missing or of any kind: read them with `number` and `figures`.
+The place of an event in the run (its name, step, epoch, rank, phase) is checked here, so readers may rely on it. Its
+figures may be missing or of any type: read them with `number` and `figures`.
 """
 
 from __future__ import annotations
@@ -21,13 +21,13 @@ _PLACES = {
     "memory": ("step", "rank", "phase"),
     "epoch": ("epoch",),
 }
-"""What an event of this name must have. Other events belong to the whole run, or to a later version."""
+"""The keys that an event of this name must have. Other events belong to the whole run, or to a later version."""
 
-_MOST = 2**53  # whole numbers that JavaScript can tell apart
+_MOST = 2**53  # JavaScript tells whole numbers apart up to here
 
 
 def event_of(line: bytes) -> Event | None:
-    """The event in a line: a JSON object with a name and a place; None if the line is anything else."""
+    """The event in a line, which is a JSON object with a name and a place; None for any other line."""
     try:
         event = json.loads(line.decode("utf-8", errors="replace"))
     except (ValueError, RecursionError):
@@ -45,16 +45,16 @@ def events_in(lines: Iterable[bytes]) -> list[Event]:
 
 
 def figures(events: Iterable[Mapping[str, Any]], name: str) -> list[float]:
-    """The figure of this name of the events that have it."""
+    """The figures of this name; events without it are left out."""
     return [figure for event in events if (figure := number(event.get(name))) is not None]
 
 
 def number(value: Any) -> float | int | None:
-    """The value if it is a finite number that JavaScript can hold."""
+    """The value, if it is a finite number that JavaScript can hold; otherwise None."""
     is_number = isinstance(value, int | float) and not isinstance(value, bool)
     return value if is_number and -1e100 < value < 1e100 else None
 
 
 def count(value: Any) -> int | None:
-    """The value if it is a whole number from 0 on."""
+    """The value, if it is a whole number from 0 on; otherwise None."""
     return value if isinstance(value, int) and not isinstance(value, bool) and 0 <= value <= _MOST else None

@@ -15,7 +15,7 @@ from reporting.metrics_file import json_number
 def write_metrics_data(folder: Path, events: Iterable[dict[str, Any]]) -> None:
     """Write metrics_data.json. A val step is one evaluation, a val epoch an epoch's last evaluation.
 
-    A loss that is not finite, or not known, is null in the lists by step.
+    In the lists by step, a loss that is not finite or not known is null.
 
     Args:
         events: all of the run's, as read from metrics.jsonl.

@@ -1,4 +1,4 @@
-"""The log line of an optimizer step, with the time that the run still takes."""
+"""The log line of an optimizer step, with an estimate of the time left."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ def log_line(event: dict[str, Any], *, num_steps: int, peak_gib: float, seconds_
         event: the step's `train` event.
     """
     tflops = event["model_tflops_per_device"]
-    speed = f"{tflops:.2f} TFLOP/s per device | " if math.isfinite(tflops) else ""  # not counted for images
+    speed = f"{tflops:.2f} TFLOP/s per device | " if math.isfinite(tflops) else ""  # not known for images
     return (
         f"step {event['step']}/{num_steps} | epoch {event['epoch']} | loss {event['loss']:.4f} | "
         f"grad_norm {event['grad_norm']:.4f} | lr {event['lr']:.3e} | {event['tokens_per_second']:,.0f} tokens/s | "
@@ -25,9 +25,10 @@ def log_line(event: dict[str, Any], *, num_steps: int, peak_gib: float, seconds_
 
 
 class TimeLeft:
-    """How long the steps to come will take, by those of this session so far.
+    """Estimates how long the remaining steps take, by the steps of this session so far.
 
-    Evaluations and saves in between count. The session's first step does not if there is another one: it compiles.
+    Evaluations and saves between them count. The session's first step, which compiles, counts only as long as it is the
+    only one.
     """
 
     def __init__(self, num_steps: int) -> None:
@@ -35,7 +36,7 @@ class TimeLeft:
         self._first: tuple[int, float] | None = None  # the session's first step, and when it ended
 
     def seconds(self, step: int, step_seconds: float) -> float:
-        """The estimate now that this step has ended. Call it after every step."""
+        """The estimate after this step. Call it after every step."""
         now = time.monotonic()
         first_step, ended_at = self._first = self._first or (step, now)
         per_step = step_seconds if step == first_step else (now - ended_at) / (step - first_step)

@@ -1,14 +1,16 @@
-"""The memory ledger: what holds a rank's memory at the four phases of a step.
+"""The memory ledger: the parts of a rank's memory at the four phases of a step.
 
 It needs no thread and no polling: the run calls `record` at each phase of the few steps that are observed. On a GPU the
-allocator knows what is allocated, except paged optimizer states, which count as host memory. On CPU there is no
-allocator to ask: "allocated" is the process's resident memory, and "other" includes the interpreter and its libraries.
+figures are the allocator's; paged optimizer states, which it does not know, count as host memory. A CPU has no
+allocator to ask: there "allocated" is the process's resident memory, and "other" includes the interpreter and its
+libraries.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import psutil
@@ -53,36 +55,45 @@ def optimizer_tensors(optimizer: Optimizer) -> Iterable[torch.Tensor]:
 
 
 class MemoryLedger:
-    """Collects one rank's figures. `take` returns them as `memory` events without step and rank."""
+    """Measures one rank's memory at the phases of a step."""
 
     def __init__(self, model: nn.Module, optimizer: Optimizer, device: torch.device) -> None:
-        # Kept from the start: while `fully_shard` has a unit gathered, the model holds the gathered tensors instead.
+        # Listed once: while a unit is gathered, `fully_shard` lets the model hold the gathered tensors instead.
         self.names = [name for name, _ in model.named_parameters()]
         self.parameters, self.buffers = list(model.parameters()), list(model.named_buffers())
         self.model, self.optimizer, self.device = model, optimizer, device
-        self.active = False
-        self.phase = ""  # the last of PHASES that this step has reached
+        self.phase = ""  # the last of PHASES that the current step has reached
         self.allocated_before_forward = 0  # in bytes
-        self._entries: list[dict[str, Any]] = []
+        self._entries: list[dict[str, Any]] | None = None  # of a step that is observed
 
     @property
     def has_allocator(self) -> bool:
         """Whether the device has an allocator that knows what is allocated."""
         return self.device.type == "cuda"
 
-    def observe(self, active: bool) -> None:
-        """Say whether the next step is recorded."""
-        self.active, self.phase = active, ""
+    @contextmanager
+    def step(self, *, is_observed: bool) -> Iterator[list[dict[str, Any]] | None]:
+        """A context for one step.
+
+        Yields:
+            A `memory` event for each recorded phase, without step and rank; None if the step is not observed.
+        """
+        self.phase = ""  # stays after the step: an out-of-memory report tells it
+        self._entries = [] if is_observed else None
+        try:
+            yield self._entries
+        finally:
+            self._entries = None
 
     def record(self, phase: str) -> None:
-        """Note the memory at one of `memory_phases.PHASES`; an entry is made of it if this step is observed."""
+        """Measure the memory at one of `memory_phases.PHASES`, if the step is observed."""
         self.phase = phase
-        if phase != "before_forward" and not self.active:
+        if phase != "before_forward" and self._entries is None:
             return
         allocated, peak, reserved, retries = self.allocator()
         if phase == "before_forward":
             self.allocated_before_forward = allocated
-        if not self.active:
+        if self._entries is None:
             return
         held, on_device = self.held(), self.device.type != "cpu"
         activations = allocated - self.allocated_before_forward if phase == "after_forward" else 0
@@ -110,7 +121,7 @@ class MemoryLedger:
         }
 
     def by_name(self) -> dict[str, dict[str, int]]:
-        """The same, each by its parameter; without what their storages have room for besides."""
+        """As `held`, by parameter; without spare room in their storages."""
         named = list(zip(self.names, self.parameters, strict=True))
         name_of: dict[torch.Tensor, str] = {parameter: name for name, parameter in named}
         states = [
@@ -126,19 +137,14 @@ class MemoryLedger:
             "optimizer": bytes_by_name(states, kind),
         }
 
-    def take(self) -> list[dict[str, Any]]:
-        """The entries since the last call."""
-        entries, self._entries = self._entries, []
-        return entries
-
     def peak_gib(self) -> float:
-        """The most memory that this rank has had allocated so far."""
+        """The highest allocated memory of this rank so far."""
         return self.allocator()[1] / GIB
 
     def allocator(self) -> tuple[int, int, float, int]:
-        """The bytes allocated now, at most, and reserved; and how often the allocator freed its cache and retried."""
+        """Bytes allocated now, allocated at the peak, and reserved; and the number of allocations retried."""
         if self.device.type == "cuda":
-            # The other functions of torch.cuda read the same, and sort it first: a device waits for each of them.
+            # torch.cuda.memory_allocated and the like read the same and sort it first; the device waits meanwhile.
             stats = torch.cuda.memory_stats_as_nested_dict(self.device)
             allocated, reserved = stats["allocated_bytes"]["all"], stats["reserved_bytes"]["all"]
             return allocated["current"], allocated["peak"], reserved["current"], stats["num_alloc_retries"]
@@ -147,5 +153,5 @@ class MemoryLedger:
 
 
 def is_observed_step(step: int, *, last_of_epoch: bool) -> bool:
-    """Whether memory is recorded in this step: 1, 2, multiples of 50, and the last of an epoch."""
+    """Whether memory is recorded in this step: steps 1 and 2, multiples of 50, and the last of an epoch."""
     return step <= 2 or step % 50 == 0 or last_of_epoch

@@ -1,3 +1,4 @@
-"""The moments of an optimizer step at which memory is recorded. Readers of metrics.jsonl need no torch for them."""
+"""The phases of an optimizer step at which memory is recorded. They stand here, apart from torch, for readers of
+metrics.jsonl."""
 
 PHASES = ("before_forward", "after_forward", "after_backward", "after_optimizer_step")

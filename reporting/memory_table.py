@@ -1,4 +1,4 @@
-"""`--print_memory`: what holds each rank's memory at the phases of an observed step, as a table of plain lines."""
+"""`--print_memory`: a table, in plain lines, of each rank's memory at the phases of an observed step."""
 
 from __future__ import annotations
 

@@ -26,19 +26,19 @@ class MetricsFile:
     """metrics.jsonl: one JSON object per line; non-finite numbers are null.
 
     The trackers get the same events; `end` is the last and closes them. A full disk does not end the run: lines wait
-    until they can be written, whole and in their order. If too many wait, later ones are lost, and counted.
+    until they can be written, whole and in order. If too many wait, later ones are lost and counted.
     """
 
     def __init__(self, path: Path | None, trackers: Trackers | None = None, screen: TextIO | None = None) -> None:
         """
         Args:
-            path: append to it; None writes nothing: every rank but 0.
+            path: the file to append to. None, on every rank but 0, writes nothing.
             screen: gets each line, too (`--log_format json`).
         """
         self.path, self.trackers, self.screen = path, trackers or Trackers(), screen
         self.num_lost = 0
         self.refusal = ""  # why the last line could not be written; empty if it was
-        self._waiting: deque[bytes] = deque()  # lines that the disk did not take
+        self._waiting: deque[bytes] = deque()  # lines that the disk has refused so far
         self._waiting_bytes = 0
         self._next_try = 0.0
         self._num_written = self._num_in_file()
@@ -59,7 +59,7 @@ class MetricsFile:
         self.trackers.write(event, values)
 
     def write_waiting(self) -> None:
-        """Try to write what waits."""
+        """Try to write the waiting lines."""
         if self.path is None:
             return
         could_write = not self.refusal
@@ -78,11 +78,11 @@ class MetricsFile:
                 self.trackers.say(f"{self.path} cannot be written ({self.refusal}); its lines wait until it can be")
 
     def num_missing(self) -> int:
-        """How many lines are not in the file."""
+        """The number of lines that are not in the file."""
         return len(self._waiting) + self.num_lost + self.num_deleted()
 
     def num_deleted(self) -> int:
-        """How many lines were written and are gone, with the file or its folder."""
+        """The number of lines that were written and are gone, with the file or its folder."""
         return max(0, self._num_written - self._num_in_file())
 
     def _num_in_file(self) -> int:
@@ -92,14 +92,14 @@ class MetricsFile:
             return sum(1 for _ in file)
 
     def read(self) -> list[Event]:
-        """All events so far, those that wait included; none on a rank that writes none."""
+        """All events so far, waiting ones included; none on a rank that writes none."""
         if self.path is None:
             return []
         written = self.path.read_bytes() if self.path.exists() else b""
         return events_in([*written.splitlines(), *self._waiting])
 
     def _first_lines(self) -> list[bytes]:
-        """The first of the lines that wait, at least one: a nearly full disk may take some."""
+        """The first waiting lines, at least one. Pieces are small, since a nearly full disk may take some."""
         size, lines = 0, list[bytes]()
         for line in self._waiting:
             size += len(line)
@@ -110,12 +110,12 @@ class MetricsFile:
 
 
 def json_number(value: Any) -> Any:
-    """The value as JSON can hold it: a number that is not finite becomes None."""
+    """The value for JSON: None for a number that is not finite."""
     return None if isinstance(value, float) and not math.isfinite(value) else value
 
 
 def append_whole(path: Path, data: bytes) -> None:
-    """Append all of the lines or nothing of them.
+    """Append all of the data or none of it.
 
     Raises:
         OSError: if there is no room, or the file cannot be opened.
@@ -131,7 +131,7 @@ def append_whole(path: Path, data: bytes) -> None:
 
 
 def _end_of_last_line(file: RawIOBase) -> int:
-    """The file's end, after a torn last line is cut off: the disk had neither taken all of it nor given it up."""
+    """The file's end, after cutting off a torn last line: of an earlier write that the disk took in part."""
     end = size = file.seek(0, os.SEEK_END)
     while end > 0:
         start = max(0, end - 4096)
@@ -146,19 +146,20 @@ def _end_of_last_line(file: RawIOBase) -> int:
 
 
 def keep_until(source: Path, target: Path, *, step: int, epoch: int, eval_due: bool = False) -> int:
-    """Copy to `target` the events of `source` up to a step, for a resumed run to append to.
+    """Copy the events of `source` up to a step to `target`, for a resumed run to append to.
 
-    Later ones are dropped, and with them `end`, a torn last line, and lines that are no events.
+    Later events, `end`, a torn last line and lines without an event are dropped.
 
     Args:
-        epoch: the first one that had not ended at that step.
-        eval_due: whether the step's evaluation is still to be done. A session that was killed later may have done it.
+        epoch: the first epoch that had not ended at that step.
+        target: may be `source`.
+        eval_due: whether the resumed run evaluates at this step, even if a session that was killed later has done so.
 
     Returns:
-        How many lines are no events. A torn last line does not count: every kill may leave one.
+        The number of lines without an event. A torn last line does not count: every kill may leave one.
 
     Raises:
-        OSError: if `target` cannot be written; it is as it was, and may be `source`.
+        OSError: if `target` cannot be written; then it is unchanged.
     """
     kept, num_others = [], 0
     for line in source.read_bytes().splitlines(keepends=True):

@@ -1,4 +1,4 @@
-"""The numbers of plan.json in a run folder, for those who show them beside what was measured."""
+"""Reads the numbers of a run folder's plan.json, to show them next to measured ones."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from run_folder.entries import PLAN
 
 
 def read_plan_figures(folder: Path) -> dict[str, float]:
-    """Its finite numbers by name, such as `peak_gib` and `seconds_per_step`; none if the run was not planned."""
+    """The plan's finite numbers by name, such as `peak_gib` and `seconds_per_step`; empty without a plan."""
     try:
         plan = json.loads((folder / PLAN).read_text(encoding="utf-8"))
     except (OSError, ValueError):

@@ -1,4 +1,4 @@
-"""Describes a run for run.yaml and the start table: its model, its data, and the devices of all its ranks."""
+"""Describes a run for run.yaml and the start table: its model, its data, and the devices of all ranks."""
 
 from __future__ import annotations
 
@@ -25,8 +25,8 @@ def describe_run(
 
     Args:
         architecture: the model's class before anything wrapped it.
-        data: what `reporting.data_preview` returned.
-        load_seconds: what it took to build, shard and fill the model.
+        data: of `reporting.data_preview.preview_data`.
+        load_seconds: the time to build, shard and fill the model.
     """
     of_model = _describe_model(model, architecture) | {"load_seconds": round(load_seconds, 2)}
     return {"model": of_model, "data": data, "devices": _describe_devices(env)}
@@ -35,7 +35,7 @@ def describe_run(
 def start_event(
     description: dict[str, Any], env: Environment, *, steps_per_epoch: int, num_steps: int
 ) -> dict[str, int | None]:
-    """The `start` event of metrics.jsonl. Numbers that a stream does not know are None."""
+    """The `start` event of metrics.jsonl. Counts that are unknown for a stream are None."""
     data = description["data"]
     model, train, validation = description["model"], data["train"], data["validation"]
     return {
@@ -51,7 +51,7 @@ def start_event(
 
 
 def _describe_model(model: nn.Module, architecture: str) -> dict[str, Any]:
-    """Names and counts, of whole tensors however they are sharded."""
+    """The section `model`. Weights are counted as whole tensors, however they are sharded."""
     counted = list(count_weights(model))
     dtypes: Counter[str] = Counter()
     for _, num_weights, stored_as in counted:
@@ -67,7 +67,7 @@ def _describe_model(model: nn.Module, architecture: str) -> dict[str, Any]:
 class _Device(NamedTuple):
     host: str
     device: str
-    memory_gib: float  # of the device; on CPU the host's
+    memory_gib: float  # on CPU the host's
     allocated_gib: float | None
     host_rss_gib: float
 
@@ -75,7 +75,7 @@ class _Device(NamedTuple):
 def _describe_devices(env: Environment) -> list[dict[str, Any]]:
     """One entry for each host and kind of device, with its ranks.
 
-    The lists are by rank: what each holds now on its GPU (`allocated_gib`, not there on CPU) and in host memory.
+    Lists are by rank: memory held now on its GPU (`allocated_gib`; missing on CPU) and on the host.
     """
     groups: dict[tuple[str, str, float], dict[str, Any]] = {}
     for rank, own in enumerate(gather_to_all(_own_device(env))):

@@ -18,15 +18,16 @@ from configs.tracking import TrackingConfig
 from data.batches.counts import BatchCounts
 from ranks.collectives import gather_to_all
 from ranks.environment import Environment, print_rank_zero
-from reporting.communication import CommunicationRecorder
+from reporting.communication import CommunicationRecorder, StepCommunication
 from reporting.end_summary import end_figures, end_summary
 from reporting.epoch_lines import epoch_line
+from reporting.flop_counter import FlopFormula
 from reporting.llama_recipes_lists import write_metrics_data
 from reporting.log_line import TimeLeft, clock, log_line, perplexity
 from reporting.memory_ledger import MemoryLedger, is_observed_step
 from reporting.memory_table import MemoryTable
 from reporting.metrics_file import MetricsFile
-from reporting.profiling import FlopFormula, StepRecorder
+from reporting.profiling import StepRecorder
 from reporting.report.page import write_at_end
 from reporting.samples import NUM_PRINTED, sample_lines
 from reporting.tables import print_for_people
@@ -66,7 +67,13 @@ class StepRecord(NamedTuple):
     lr: float  # the learning rate that it uses
     loss_scale: float
     ends_epoch: bool
-    is_observed: bool  # memory or communication is measured: report the step before the next one is queued
+    memory: list[dict[str, Any]] | None  # this rank's `memory` events, if the step is observed
+    communication: StepCommunication | None  # if it is measured in this step
+
+    @property
+    def is_observed(self) -> bool:
+        """Whether the step must be reported before the next one is queued."""
+        return self.memory is not None or self.communication is not None
 
 
 @dataclass(frozen=True)
@@ -169,13 +176,16 @@ class RunReporter:
     ) -> Iterator[StepRecord]:
         """A context for one step's computing. It measures what is due in this step: memory, waits, a trace, FLOPs."""
         tools = self.instruments
-        self.ledger.observe(is_observed_step(step, last_of_epoch=ends_epoch))
         compiling = phase("compiling, in the first step") if self._compiles else nullcontext()
         if self._compiles:
             self._bar.set_postfix_str("compiling")
-        with compiling, tools.communication() as measures_communication, tools.recorder(step, counts):
-            is_observed = self.ledger.active or measures_communication
-            yield StepRecord(step, counts, wait, lr, tools.scaler.scale, ends_epoch, is_observed)
+        with (
+            compiling,
+            self.ledger.step(is_observed=is_observed_step(step, last_of_epoch=ends_epoch)) as memory,
+            tools.communication.step() as communication,
+            tools.recorder(step, counts),
+        ):
+            yield StepRecord(step, counts, wait, lr, tools.scaler.scale, ends_epoch, memory, communication)
         self._compiles = False
 
     def step_ended(
@@ -211,10 +221,10 @@ class RunReporter:
         }
         self.metrics.write("train", **event)
         self._step = step
-        if record.is_observed:
-            if figures := self.instruments.communication.take():
-                self.metrics.write("communication", step=step, **figures)
-            self._write_memory(step)
+        if record.communication is not None:
+            self.metrics.write("communication", step=step, **record.communication.figures())
+        if record.memory is not None:
+            self._write_memory(step, record.memory)
         if not math.isfinite(grad_norm):
             scales = f"loss scale {record.loss_scale:g} -> {scaler.scale:g}"
             self.say(f"step {step}: fp16 gradients overflowed: no update, {scales}")
@@ -234,15 +244,14 @@ class RunReporter:
             "model_tflops_per_device": self.instruments.flops.count(counts) / seconds / world_size / 1e12,
         }
 
-    def _write_memory(self, step: int) -> None:
-        """Write what the ledgers of all ranks hold, if this step was observed."""
-        if self.ledger.active:
-            by_rank = gather_to_all(self.ledger.take())
-            for rank, entries in enumerate(by_rank):
-                for entry in entries:
-                    self.metrics.write("memory", step=step, rank=rank, **entry)
-            if self.tracking.print_memory:
-                self.say(*self._memory_table.lines(step, by_rank))
+    def _write_memory(self, step: int, own: list[dict[str, Any]]) -> None:
+        """Write the `memory` events of all ranks, and their table if it is asked for. Every rank must call this."""
+        by_rank = gather_to_all(own)
+        for rank, entries in enumerate(by_rank):
+            for entry in entries:
+                self.metrics.write("memory", step=step, rank=rank, **entry)
+        if self.tracking.print_memory:
+            self.say(*self._memory_table.lines(step, by_rank))
 
     # Between steps
 

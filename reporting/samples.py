@@ -1,4 +1,4 @@
-"""A few of the texts that a model generated at an evaluation, as lines for people."""
+"""Lines to print of a few generated texts of an evaluation."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ _PLACE, _TEXTS = ("dataset", "row"), ("prompt", "reference", "generated")
 
 
 def sample_lines(samples: Iterable[Mapping[str, Any]]) -> list[str]:
-    """Four lines for each of the samples: its place and figures, prompt, reference, and generated text."""
+    """Four lines for each sample: its place and figures, prompt, reference, and generated text."""
     lines = []
     for sample in samples:
         figures = "".join(f" | {name} {sample[name]:.2f}" for name in sample if name not in (*_PLACE, *_TEXTS))

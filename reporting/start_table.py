@@ -1,4 +1,4 @@
-"""The table that a person sees before a run's first step. Each line begins with its subject, for eyes and for grep."""
+"""The table that is printed before a run's first step. Each line begins with its subject, for eyes and for grep."""
 
 from __future__ import annotations
 
@@ -20,12 +20,12 @@ from utils.wording import plural
 def start_table(
     config: RunConfig, env: Environment, start: dict[str, Any], resolved: dict[str, Any], description: dict[str, Any]
 ) -> Table:
-    """The run in one glance, before its first step.
+    """The table of a run before its first step.
 
     Args:
         start: the `start` event.
-        resolved: what the settings came to on this machine.
-        description: what `reporting.run_description.describe_run` returned.
+        resolved: the settings as decided for this machine and model.
+        description: of `reporting.run_description.describe_run`.
     """
     train, fsdp = config.train_config, config.fsdp_config
     rows = {
@@ -161,7 +161,7 @@ def _checkpoints(train: TrainConfig, resolved: dict[str, Any]) -> str:
 
 
 def start_warnings(train: TrainConfig, start: dict[str, Any]) -> list[str]:
-    """Lines on what a user may want to change before waiting for the run."""
+    """Lines on settings that a user may want to change before the run goes on."""
     lines = []
     if start["num_train_rows"] is not None and start["num_train_rows"] < start["world_size"]:
         lines.append(

@@ -10,11 +10,11 @@ from rich.table import Table
 
 from utils.printing import printable
 
-LOG_WIDTH = 110  # a log file has no width of its own
+LOG_WIDTH = 110  # in characters; a log file has no width of its own
 
 
 def table_of(rows: dict[str, str]) -> Table:
-    """A table of two columns: subjects, and what there is to say about them."""
+    """A table of two columns: subjects and texts."""
     table = Table(box=None, show_header=False, pad_edge=False)
     table.add_column(style="bold")
     table.add_column(overflow="fold")
@@ -24,7 +24,7 @@ def table_of(rows: dict[str, str]) -> Table:
 
 
 def print_for_people(*parts: Any, console: Console | None = None) -> None:
-    """Print tables and lines; in a log file plain and LOG_WIDTH wide."""
+    """Print tables and lines; to a log file as plain text, LOG_WIDTH wide."""
     console = console or Console(highlight=False)
     if not console.is_terminal:
         console.width = LOG_WIDTH
@@ -34,7 +34,7 @@ def print_for_people(*parts: Any, console: Console | None = None) -> None:
 
 
 def value_range(values: Iterable[float], form: str = "g") -> str:
-    """ "3.9 to 4.1", or "4.1" if all are alike."""
+    """ "3.9 to 4.1", or "4.1" if all are equal."""
     values = list(values)
     low, high = (format(value, form) for value in (min(values), max(values)))
     return low if low == high else f"{low} to {high}"

@@ -1,7 +1,7 @@
-"""TensorBoard and Weights & Biases: they get what metrics.jsonl gets, by step and under tidy names, and the plan.
+"""TensorBoard and Weights & Biases: they get the events of metrics.jsonl, by step and under tidy names, and the plan.
 
-Both are optional packages, imported only when asked for. A tracker that fails never ends a run: the run says so once
-and goes on without it.
+Both are optional packages, imported once a flag asks for them. A tracker that fails never ends a run: the run prints
+one line and goes on without it.
 """
 
 from __future__ import annotations
@@ -15,29 +15,14 @@ from configs.tracking import TrackingConfig
 from reporting.plan_figures import read_plan_figures
 from run_folder.entries import WANDB_RUN
 from run_folder.run_yaml import add_to_run_yaml, read_run_yaml
-from utils.errors import ConfigError
-from utils.optional_packages import is_installed
 
-REQUIREMENTS = {"use_tensorboard": "tensorboard>=2.18,<3", "use_wandb": "wandb>=0.29,<0.40"}
-"""The package that each flag needs, as in requirements-tracking.txt."""
+PACKAGES = {"use_tensorboard": "tensorboard", "use_wandb": "wandb"}
+"""The package that each flag needs (requirements-tracking.txt)."""
 
-FINISH_SECONDS = 8.0  # for W&B's last uploads; the other ranks wait ten before they report a failure themselves
+FINISH_SECONDS = 8.0  # for W&B's last uploads; the other ranks report a failure themselves after ten
 
 Settings = Mapping[str, Mapping[str, Any]]
 """A run's settings by section and name, in plain types."""
-
-
-def check_packages(tracking: TrackingConfig) -> None:
-    """Refuse a tracker whose package is not installed.
-
-    Raises:
-        ConfigError: with the command that installs it.
-    """
-    for name, requirement in REQUIREMENTS.items():
-        package = requirement.partition(">")[0]
-        # By its metadata: a folder of that name, such as W&B leaves behind, can be imported too.
-        if getattr(tracking, name) and not is_installed(package):
-            raise ConfigError(f"--{name}: needs the package {package}; pip install '{requirement}'")
 
 
 def scalars(event: str, values: Mapping[str, Any]) -> dict[str, float]:
@@ -59,14 +44,17 @@ class Tracker(Protocol):
         """Scalars of one step; steps never fall."""
 
     def close(self, *, finished: bool) -> None:
-        """Write what is still waiting."""
+        """Write what has not been written yet."""
 
 
 class Trackers:
-    """Hands every event on to the trackers that work, and closes them with the `end` event."""
+    """Passes every event to the trackers that work, and closes them after the `end` event."""
 
     def __init__(self, say: Callable[[str], None] = print) -> None:
-        """`say` prints a line."""
+        """
+        Args:
+            say: prints a line.
+        """
         self.say = say
         self.trackers: dict[str, Tracker] = {}
         self._step = 0
@@ -75,7 +63,7 @@ class Trackers:
         self._guard(name, lambda: self.trackers.update({name: make()}))
 
     def write(self, event: str, values: Mapping[str, Any]) -> None:
-        """Events without a step (`epoch`) belong to the last one. `start` is what the trackers were opened with."""
+        """Write an event. Without a step (`epoch`) it belongs to the last one. `start` is known to `open_trackers`."""
         if event == "start":
             return
         self._step = values.get("step", self._step)
@@ -103,12 +91,12 @@ def open_trackers(
     *,
     after_step: int = 0,
 ) -> Trackers:
-    """The trackers that were asked for. Call this on rank 0 alone.
+    """The trackers that the flags ask for. Call this on rank 0 alone.
 
     Args:
         folder: the run's; it holds run.yaml.
-        figures: what is worth keeping beside the settings, as numbers, strings and lists of them.
-        after_step: the step after which a resumed run continues. TensorBoard drops what it has of later steps.
+        figures: further hyperparameters: numbers, strings and lists of them.
+        after_step: the step after which a resumed run continues. TensorBoard drops its values of later steps.
     """
     trackers = Trackers(say)
     if tracking.use_tensorboard:
@@ -129,7 +117,7 @@ class TensorBoard:
 
         self.writer = cast(
             Any, SummaryWriter(str(folder), flush_secs=10, purge_step=after_step + 1 if after_step else None)
-        )  # torch's types call its file_writer None
+        )  # Any, since torch declares its file_writer as None
         flat = {f"{s}.{name}": value for s, fields in settings.items() for name, value in fields.items()}
         plain = {
             name: value if isinstance(value, int | float) and not isinstance(value, bool) else str(value)

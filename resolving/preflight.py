@@ -8,9 +8,10 @@ from configs.run import RunConfig
 from evaluation.measures import check_measures
 from policies.optimizers.kind import kind_of
 from ranks.environment import Environment
-from reporting.trackers import check_packages
+from reporting.trackers import PACKAGES as TRACKER_PACKAGES
 from resolving.sizes import check_workers
 from utils.errors import ConfigError
+from utils.optional_packages import check_installed
 from utils.wording import plural
 
 
@@ -34,6 +35,8 @@ def check_environment(config: RunConfig, env: Environment) -> None:
             f"{plural(torch.cuda.device_count(), 'GPU')}; start one process per GPU"
         )
     check_workers(train, env)
-    check_packages(config.tracking_config)
+    for name, package in TRACKER_PACKAGES.items():
+        if getattr(config.tracking_config, name):
+            check_installed(f"--{name}", package)
     check_measures(train)
     kind_of(config.fsdp_config.optimizer).check(config.fsdp_config.optimizer, env)

@@ -1,4 +1,4 @@
-"""What a run decides by, of the device that a rank computes on. A plan knows it of devices that are not here."""
+"""Facts of a rank's device that decisions depend on. A plan knows them of devices that are not here."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ if TYPE_CHECKING:
 
 
 class DeviceFacts(NamedTuple):
-    """A device, as far as decisions depend on it."""
+    """The facts of one device."""
 
     type: Literal["cpu", "cuda"]
-    memory_bytes: int  # that its driver gives; of a CPU, the host's
+    memory_bytes: int  # by its driver; for a CPU the host's memory
     has_bf16: bool  # whether it computes in bf16 natively. A CPU emulates it, so bf16 is not its default
-    has_float8: bool = False  # whether it multiplies float8: NVIDIA's cards of compute capability 8.9 and higher
+    has_float8: bool = False  # whether it multiplies float8: NVIDIA cards of compute capability 8.9 and higher
 
 
 def facts_of(device: torch.device) -> DeviceFacts:

@@ -17,14 +17,14 @@ class RunError(Exception):
         self.details = details
 
     def parts(self) -> Iterator[str]:
-        """What is printed, by the one rank that tells it: the line first, then whatever takes longer to find out."""
+        """The texts that one rank prints: the line first, then whatever takes longer to find out."""
         yield "\n".join(filter(None, (str(self), self.details)))
 
 
 class ConfigError(RunError):
-    """A run refused before it starts. The message is one line: the flag, the reason, the remedy.
+    """Refuses a run before it starts. The message is one line: the flag, the reason, the remedy.
 
-    The middle of a very long one, which quotes a very long value, is left out.
+    The middle of a very long message is left out; it quotes a very long value.
     """
 
     def __init__(self, message: str, details: str = "") -> None:
@@ -35,7 +35,7 @@ class ConfigError(RunError):
 
 
 class TrainingError(RunError):
-    """Training cannot go on. Raised on every rank; the message is all that the user needs."""
+    """Training cannot go on. Raised on every rank; the message is enough for the user."""
 
 
 def in_one_line(error: BaseException | str) -> str:

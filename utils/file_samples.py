@@ -1,4 +1,4 @@
-"""Parts of files that tell them apart without reading all of them."""
+"""Samples of a file, to tell files apart without reading all of them."""
 
 from __future__ import annotations
 
@@ -7,10 +7,11 @@ from pathlib import Path
 
 
 def evenly_spaced_parts(path: Path, number: int, num_bytes: int) -> Iterator[bytes]:
-    """So many parts of a file of this size each, from its first bytes to its last; those of a small file overlap.
+    """Parts of a file, spread from its first bytes to its last. They overlap if the file is small.
 
     Args:
-        number: at least 2.
+        number: of parts, at least 2.
+        num_bytes: of each part.
     """
     size = path.stat().st_size
     with open(path, "rb") as file:

@@ -1,4 +1,4 @@
-"""Pointers of git lfs: three lines that `git clone` writes in place of a large file if git lfs is not installed."""
+"""Pointers of Git LFS: `git clone` writes three lines in place of a large file if git lfs is not installed."""
 
 from __future__ import annotations
 

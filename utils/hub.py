@@ -1,4 +1,4 @@
-"""The Hugging Face hub: one quick question before a library retries for most of a minute; its errors in short."""
+"""The Hugging Face hub: a quick check of a name, before a library retries for most of a minute; short errors."""
 
 from __future__ import annotations
 
@@ -18,11 +18,12 @@ def check_on_hub(flag: str, name: str, kind: str) -> None:
     """Refuse a name that is neither in the local cache nor on the hub, or if the hub does not answer.
 
     Args:
-        flag: the flag that gave the name, for the message. kind: "model" or "dataset".
-        name: of no folder here. It may be a mistaken path.
+        flag: the flag that gave the name, for the message.
+        kind: "model" or "dataset".
+        name: not a folder here; perhaps a mistaken path.
 
     Raises:
-        ConfigError: with the hub's reason, or without asking it for what is no name.
+        ConfigError: with the hub's reason. The hub is not asked for anything that cannot be a name.
     """
     path = Path(name).expanduser().absolute()
     if path.is_file():
@@ -41,7 +42,7 @@ def check_on_hub(flag: str, name: str, kind: str) -> None:
 
 
 def explain(error: Exception) -> str:
-    """A library's error in a few words; for some only what to do."""
+    """A library's error in a few words; for some errors the remedy alone."""
     if "trust_remote_code" in str(error):
         return "it needs code that came with it; if you trust that code, give --trust_remote_code"
     if "backend tokenizer" in str(error):  # transformers lists what it would take, for some lines

@@ -1,4 +1,4 @@
-"""Counts the weights of a model. A quantized layer has more of them than its packed tensor has elements."""
+"""Counts the weights of a model. A quantized layer has more weights than its packed tensor has elements."""
 
 from __future__ import annotations
 

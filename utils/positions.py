@@ -1,4 +1,4 @@
-"""How many tokens a model has positions for."""
+"""The number of positions of a model."""
 
 from __future__ import annotations
 
@@ -8,11 +8,11 @@ BEHIND_PADDING = (
     *("camembert", "data2vec-text", "roberta", "roberta-prelayernorm"),
     *("xlm-roberta", "xlm-roberta-xl", "xmod"),
 )
-"""Model types whose first token is at the position behind that of the padding id; those up to it hold no token."""
+"""Model types whose first token has the position after the padding id; positions up to that id hold no token."""
 
 
 def positions_of(text_config: Any) -> int | None:
-    """Tokens that the model with this config has positions for; None if it has no limit."""
+    """The most tokens that a model with this config has positions for; None if there is no limit."""
     positions: int | None = getattr(text_config, "max_position_embeddings", None)
     if positions is not None and text_config.model_type in BEHIND_PADDING:
         return positions - (text_config.pad_token_id or 0) - 1

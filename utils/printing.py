@@ -1,11 +1,11 @@
-"""Prints lines whose words may come from anywhere: data, file names, models, other libraries' errors."""
+"""Prints lines with words of any origin: data, file names, models, errors of other libraries."""
 
 from __future__ import annotations
 
 import re
 import sys
 
-# Control characters but line feed and tab; line separators; what turns the direction of text; halves of characters.
+# Control characters except line feed and tab; line separators; marks that change the direction of text; surrogates.
 _CONTROLS = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u061c\u200e\u200f\u2028-\u202e\u2066-\u2069\ud800-\udfff]")
 
 

@@ -1,4 +1,4 @@
-"""Names processes, so that one is told from all others: by machine, id, and start by a clock that nobody can set."""
+"""Identifies a process among all others: by machine, id, and start by a clock that nobody can set."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ import psutil
 
 
 def started_at(process: int) -> float:
-    """A number that tells a process from a later one with the same id, for as long as the machine runs.
+    """When a process started. A later process with the same id has another number, as long as the machine runs.
 
-    On Linux it is counted from the machine's start. psutil's time since the epoch changes if the clock is set.
+    On Linux it counts from the machine's start, since psutil's time since the epoch changes when the clock is set.
 
     Raises:
         psutil.Error: if there is no such process, or it may not be looked at.
@@ -26,7 +26,7 @@ def started_at(process: int) -> float:
 
 
 def machine() -> str:
-    """Names the machine since it was started, and the namespace of its processes: containers have their own."""
+    """A name of the machine since its last boot, and of the namespace of processes: containers have their own."""
     parts = [socket.gethostname()]
     for read in (
         lambda: Path("/proc/sys/kernel/random/boot_id").read_text().strip(),

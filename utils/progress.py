@@ -1,8 +1,7 @@
-"""Shows that long work goes on: progress bars in a terminal; in a log file, a line when it starts and one when it ends.
+"""Shows progress of long work: bars in a terminal; in a log file a line when it starts and one when it ends.
 
-In a terminal (stderr is one) bars say all that the lines would, so no lines are printed. Both come from rank 0 alone.
-The rank is asked of the environment, not passed in: dataset functions of the user tokenize, too, and have no argument
-for it.
+In a terminal (stderr is one) bars make the lines superfluous, so none are printed. Both come from rank 0 alone. The
+rank is read from the environment, not passed in: dataset functions of users tokenize, too, and have no argument for it.
 """
 
 from __future__ import annotations
@@ -33,7 +32,7 @@ def shows_bars() -> bool:
 def progress_bar(
     description: str, items: Iterable[Any] | None = None, *, is_hidden: bool = False, **options: Any
 ) -> tqdm[Any]:
-    """A tqdm bar over `items`, or one to be moved by `update`. Draws nothing outside of a terminal.
+    """A tqdm bar over `items`, or one that is moved by `update`. Draws nothing outside a terminal.
 
     Args:
         options: of tqdm, such as `total`.
@@ -42,19 +41,19 @@ def progress_bar(
 
 
 def phase_begins(name: str) -> None:
-    """Say in a log file that long work begins. For work that ends with a line of its own; see `phase` for other."""
+    """Print to a log file that long work begins. For work that prints its own last line; otherwise use `phase`."""
     if shows_progress() and not shows_bars():
         print_line(f"{name} ...")
 
 
 def say_if_it_lasts(name: str, seconds: float = 3.0) -> Callable[[], None]:
-    """Say what is being waited for if it has not ended after so many seconds.
+    """Print what is being waited for, if it takes longer than `seconds`.
 
     Args:
-        name: what is done, as a participle.
+        name: of the work, as a participle.
 
     Returns:
-        What to call when it has ended.
+        A function to call when it has ended.
     """
     if not shows_progress():
         return lambda: None
@@ -71,10 +70,10 @@ def say_if_it_lasts(name: str, seconds: float = 3.0) -> Callable[[], None]:
 
 @contextmanager
 def phase(name: str) -> Iterator[None]:
-    """Say in a log file that long work begins, and how long it took: "loading weights: 12.3 s".
+    """A context that prints to a log file that long work begins, and how long it took: "loading weights: 12.3 s".
 
     Args:
-        name: what is done, as a participle.
+        name: of the work, as a participle.
     """
     phase_begins(name)
     started = time.perf_counter()

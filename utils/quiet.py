@@ -1,4 +1,4 @@
-"""What other libraries print: on rank 0 their warnings, and in a terminal their bars; on other ranks errors alone."""
+"""Quiets other libraries: rank 0 prints their warnings, and in a terminal their bars; other ranks their errors."""
 
 from __future__ import annotations
 
@@ -13,27 +13,27 @@ from utils.progress import shows_bars
 
 
 def quiet_imports() -> None:
-    """Leave only the errors of what libraries log while they are imported. For the start of a script."""
-    # peft imports bitsandbytes if it is installed, which on some CPUs tells of a faster kernel on the hub.
+    """Let libraries log errors alone while they are imported. For the start of a script."""
+    # peft imports bitsandbytes if it is installed; on some CPUs that advertises a faster kernel on the hub.
     logging.getLogger("bitsandbytes").setLevel(logging.ERROR)
-    # transformers imports torchao if it is installed, which warns of kernels of its own that this torch cannot load.
+    # transformers imports torchao if it is installed; that warns of its own kernels that this torch cannot load.
     logging.getLogger("torchao").setLevel(logging.ERROR)
     logging.getLogger("torch.utils._pytree").setLevel(logging.ERROR)
     if launcher_rank():
-        # torch's store tells of its end with forty lines of C++ frames. The run says it in a line of its own.
+        # torch's store reports its end with forty lines of C++ frames. The run prints a line of its own instead.
         os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")
 
 
 def quiet_tool() -> None:
-    """Leave only the errors of libraries, for a tool whose own lines say what happens."""
+    """Let libraries print errors alone, for a tool that prints lines of its own."""
     import transformers
 
-    _ignore_what_peft_says()
+    _ignore_warnings_of_peft()
     transformers.utils.logging.set_verbosity_error()
     transformers.utils.logging.disable_progress_bar()
 
 
-def _ignore_what_peft_says() -> None:
+def _ignore_warnings_of_peft() -> None:
     # peft 0.21 uses an old name of transformers. The user could not change it.
     warnings.filterwarnings("ignore", message="`is_gradient_checkpointing` is deprecated", category=FutureWarning)
     # The run says in a line of its own what an adapter on a tied embedding means (policies/adapters/targets.py).
@@ -41,7 +41,7 @@ def _ignore_what_peft_says() -> None:
 
 
 def quiet_libraries() -> None:
-    """Let only rank 0 print what libraries say, or every line would come once per rank; and no bars into files."""
+    """Let rank 0 alone print lines of libraries, and none print bars into files."""
     import datasets
     import huggingface_hub
     import transformers
@@ -51,7 +51,7 @@ def quiet_libraries() -> None:
         transformers.utils.logging.disable_progress_bar()
         huggingface_hub.utils.disable_progress_bars()
 
-    _ignore_what_peft_says()
+    _ignore_warnings_of_peft()
     # Under fp16 the first steps may make no update; the learning rate follows the steps all the same.
     warnings.filterwarnings("ignore", message=r"Detected call of `lr_scheduler.step\(\)` before", category=UserWarning)
     # flash-attn-4 hands its compiler an argument that is no tensor, once for each kernel. The user could not change it.
@@ -64,7 +64,7 @@ def quiet_libraries() -> None:
 
 @contextmanager
 def quiet_generation() -> Iterator[None]:
-    """Leave only the errors of transformers, which says with every batch what generation_config.json says, too."""
+    """A context in which transformers prints errors alone; it would repeat generation_config.json at every batch."""
     import transformers
 
     before = transformers.utils.logging.get_verbosity()

@@ -14,11 +14,11 @@ from utils.optional_packages import is_installed
 _PACKAGES = ("torch", "transformers", "peft", "datasets", "accelerate", "tokenizers", "safetensors")
 _OPTIONAL = ("flash-attn-4",)
 _ROOT = Path(__file__).resolve().parents[1]
-_BESIDE_TRAINING = ("tests", "tools", "benchmarks")
+_NOT_TRAINING = ("tests", "tools", "benchmarks")
 
 
 def versions() -> dict[str, str]:
-    """Of Python and of the packages that decide what a run computes, by name."""
+    """The versions of Python and of the packages that decide what a run computes, by name."""
     names = (*_PACKAGES, *filter(is_installed, _OPTIONAL))
     return {"python": platform.python_version()} | {name: metadata.version(name) for name in names}
 
@@ -26,7 +26,7 @@ def versions() -> dict[str, str]:
 def git_commit() -> str | None:
     """The commit of this code, marked "-dirty" if files differ from it; None outside a checkout.
 
-    `git describe --dirty` would say the same, and write the checkout's index anew each time.
+    Not by `git describe --dirty`, which would write the checkout's index each time.
     """
     command = ["git", "--no-optional-locks", "status", "--porcelain=v2", "--branch", "--untracked-files=no"]
     try:
@@ -40,8 +40,8 @@ def git_commit() -> str | None:
 
 
 def code_checksum() -> str:
-    """A digest of the Python files that a run may import: two copies of one commit may differ, and need no git."""
-    rooms = {path.parent for path in _ROOT.glob("*/__init__.py") if path.parent.name not in _BESIDE_TRAINING}
+    """A digest of the Python files that a run may import. It needs no git, and tells changed copies apart."""
+    rooms = {path.parent for path in _ROOT.glob("*/__init__.py") if path.parent.name not in _NOT_TRAINING}
     paths = [*_ROOT.glob("*.py"), *(path for room in (*rooms, _ROOT / "datasets") for path in room.rglob("*.py"))]
     digest = hashlib.sha256()
     for path in sorted(paths):

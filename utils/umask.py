@@ -1,4 +1,4 @@
-"""Files of other libraries, made as readable as the umask says."""
+"""Gives files of other libraries the mode that the umask asks for."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ from pathlib import Path
 def follow_umask(folder: Path) -> None:
     """Give every file in a folder the mode that a new file gets there.
 
-    safetensors writes through a temporary file that only the owner may read, whatever the umask. Asking for the umask
-    would set it for a moment, for other threads too, so a new file shows it.
+    safetensors writes through a temporary file that only the owner may read. Python reads the umask only by setting it
+    for a moment, for other threads too, so a new file shows it instead.
     """
     probe = folder / f".umask-{secrets.token_hex(4)}"
     descriptor = os.open(probe, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o666)

@@ -12,7 +12,7 @@ from planning.cost.link_speeds import GroupSpeeds, Speed, Speeds, expected_speed
 from planning.cost.traffic import Traffic, seconds_per_step
 from planning.machines.hardware import Hardware
 from policies.sharding import Layout
-from reporting.collectives import KINDS
+from reporting.collective_timeline import KINDS
 from reporting.events import number
 from utils.units import GIB
 

@@ -241,7 +241,7 @@ def _shapes(query: torch.Tensor, cu_seqlens: torch.Tensor | None) -> list[tuple[
     return [(1, query.shape[1], length, query.shape[2]) for length in cu_seqlens.diff().tolist()]
 
 
-# Half of what torch counts of attention without causality: the other half is left out (reporting/profiling.py).
+# Half of what torch counts of attention without causality: the other half is left out (reporting/flop_counter.py).
 @register_flop_formula(torch.ops.flash_attention_4.attend, get_raw=True)
 def _(query: torch.Tensor, key: Any, value: Any, cu_seqlens: torch.Tensor | None, *args: Any, **kwargs: Any) -> int:
     return sum(sdpa_flop_count(shape, shape, shape) // 2 for shape in _shapes(query, cu_seqlens))

@@ -1,4 +1,4 @@
-"""The figures that a report draws: columns of numbers by run, thinned out where a run is long."""
+"""The curves that a report draws: columns of numbers by run, thinned out for long runs."""
 
 from __future__ import annotations
 
@@ -12,23 +12,23 @@ from reporting.report.run_files import RunFiles
 from reporting.report.thinning import kept_rows, rounded, trailing_means
 
 MOST_TRAIN_ROWS = 12_000
-"""Steps that all runs of a page draw together. With MOST_MEMORY_VALUES it keeps ten runs below 2 MiB."""
+"""Drawn steps of all runs together. With MOST_MEMORY_VALUES it keeps a page of ten runs below 2 MiB."""
 MOST_ROWS_OF_A_RUN = 4_000
 MOST_EVALS = 500  # of a run
 MOST_MEMORY_VALUES = 60_000
-MOST_RANKS = 16  # of a run, whose memory is shown
+MOST_RANKS = 16  # whose memory is shown
 
 TRAIN_COLUMNS = ("loss", "grad_norm", "lr", "tokens_per_second", "model_tflops_per_device", "wait_percent")
 NOISY_COLUMNS = ("loss", "grad_norm", "tokens_per_second", "model_tflops_per_device", "wait_percent")
 FEWEST_AVERAGED = 150
-"""Steps from which on noisy curves are drawn with a mean: over the last fiftieth of the run."""
+"""Runs of fewer steps are drawn without a mean; it is taken over a fiftieth of the run."""
 EVAL_COLUMNS = ("loss", "rouge1", "rouge2", "rougeL")
 PARTS = ("params", "grads", "optimizer", "activations", "other")
 MEMORY_COLUMNS = (*PARTS, "allocated", "peak_allocated")
 
 
 class _Axes:
-    """A step's place on the other axes: tokens and seconds of training up to it."""
+    """The place of a step on the other axes: tokens and seconds of training so far."""
 
     def __init__(self, run: RunFiles) -> None:
         self.steps = [event["step"] for event in run.train]
@@ -62,7 +62,7 @@ def total_tokens(run: RunFiles) -> int:
 
 
 def wait_percent(event: Event) -> float | None:
-    """The share of a step that waited for its data."""
+    """The percentage of a step that was spent waiting for its data."""
     wait, seconds = event.get("data_wait_seconds"), event.get("step_seconds")
     return None if wait is None or not seconds else 100 * wait / seconds
 
@@ -78,7 +78,7 @@ def _train(run: RunFiles, axes: _Axes, most: int) -> dict[str, list[Any]]:
 
 
 def averaged_steps(run: RunFiles) -> int:
-    """The steps that a mean is made of; 0 if the run is too short for one."""
+    """The number of steps in a mean; 0 if the run is too short for one."""
     return len(run.train) // 50 if len(run.train) >= FEWEST_AVERAGED else 0
 
 
@@ -90,7 +90,7 @@ def _evals(run: RunFiles, axes: _Axes) -> dict[str, list[Any]]:
 
 
 def _memory(run: RunFiles, axes: _Axes, most_values: int) -> dict[str, Any]:
-    """By column, phase and rank: one value for each observed step."""
+    """One value for each observed step, by column, phase and rank."""
     by_place = {(event["step"], event["rank"], event["phase"]): event for event in run.memory}
     ranks = shown_ranks(run)
     steps = sorted({event["step"] for event in run.memory})
@@ -114,7 +114,7 @@ def _memory(run: RunFiles, axes: _Axes, most_values: int) -> dict[str, Any]:
 
 
 def shown_ranks(run: RunFiles) -> list[int]:
-    """The ranks of the memory charts, the fullest first: all, or that, the emptiest and the lowest numbers."""
+    """The ranks of the memory charts: the fullest, the emptiest, then by number, up to MOST_RANKS."""
     peaks = {rank: own.get("peak_allocated_gib") or 0.0 for rank, own in run.peaks.items()}
     if not peaks:
         return []

@@ -1,4 +1,4 @@
-"""The table of a report: what each run came to, as text to read and as numbers for a CSV file."""
+"""The table of a report: each run's results, as text to read and as numbers for a CSV file."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from functools import partial
 from statistics import median
 from typing import Any, Literal, NamedTuple
 
-from reporting.events import Event, number
+from reporting.events import Event, figures, number
 from reporting.log_line import clock
 from reporting.report.curves import total_tokens, wait_percent
 from reporting.report.run_files import RunFiles
@@ -25,7 +25,7 @@ class FigureRow(NamedTuple):
     unit: str
     values: list[Figure]  # by run
     texts: list[str]  # by run, "" if there is none
-    best: list[bool]  # by run: whether it is the best of several, where one direction is better
+    best: list[bool]  # by run: whether it is the best of several, if higher or lower is better
 
 
 class _FigureLine(NamedTuple):
@@ -38,7 +38,7 @@ class _FigureLine(NamedTuple):
 
 
 def figure_rows(runs: Sequence[RunFiles], price_per_hour: float | None) -> list[FigureRow]:
-    """The lines that have a value for any run."""
+    """The lines for which at least one run has a value."""
     rows = []
     for line in _lines(price_per_hour):
         values = [line.value(run) for run in runs]
@@ -51,7 +51,7 @@ def figure_rows(runs: Sequence[RunFiles], price_per_hour: float | None) -> list[
 
 
 def _best(values: Sequence[Figure], counts: Sequence[bool], better: str) -> list[bool]:
-    """The best values of the runs that count; none if all of these are alike."""
+    """Whether each value is the best of the runs that count; False throughout if these are all equal."""
     numbers = [v for v, counted in zip(values, counts, strict=True) if counted and isinstance(v, int | float)]
     if not better or len(set(numbers)) < 2:
         return [False] * len(values)
@@ -141,10 +141,6 @@ def _at(events: Sequence[Event], place: int, name: str) -> Figure:
     return events[place].get(name) if events else None
 
 
-def _values(events: Iterable[Event], name: str) -> list[float]:
-    return [event[name] for event in events if event.get(name) is not None]
-
-
 def _best_eval(run: RunFiles) -> Event | None:
     return min((event for event in run.evals if event.get("loss") is not None), key=lambda e: e["loss"], default=None)
 
@@ -159,14 +155,14 @@ def _best_perplexity(run: RunFiles) -> float | None:
 
 
 def _highest(name: str) -> Callable[[RunFiles], Figure]:
-    return lambda run: max(_values(run.evals, name), default=None)
+    return lambda run: max(figures(run.evals, name), default=None)
 
 
 def _median(name: str) -> Callable[[RunFiles], Figure]:
     """Over the last three quarters of the steps, as in the table at a run's end: the first ones warm up."""
 
     def value(run: RunFiles) -> Figure:
-        values = _values(run.train[len(run.train) // 4 :], name)
+        values = figures(run.train[len(run.train) // 4 :], name)
         return median(values) if values else None
 
     return value
@@ -174,8 +170,8 @@ def _median(name: str) -> Callable[[RunFiles], Figure]:
 
 def _data_wait(run: RunFiles) -> float | None:
     measured = [event for event in run.train if wait_percent(event) is not None]
-    total = sum(_values(measured, "step_seconds"))
-    return 100 * sum(_values(measured, "data_wait_seconds")) / total if total else None
+    total = sum(figures(measured, "step_seconds"))
+    return 100 * sum(figures(measured, "data_wait_seconds")) / total if total else None
 
 
 def _waited(name: str) -> Callable[[RunFiles], Figure]:
@@ -191,11 +187,11 @@ def _waited(name: str) -> Callable[[RunFiles], Figure]:
 
 
 def _peak(name: str) -> Callable[[RunFiles], Figure]:
-    return lambda run: max(_values(run.peaks.values(), name), default=None)
+    return lambda run: max(figures(run.peaks.values(), name), default=None)
 
 
 def measured_peak(run: RunFiles) -> Figure:
-    """The most that any rank had allocated, in GiB."""
+    """The highest allocated memory of any rank, in GiB."""
     return _peak("peak_allocated_gib")(run)
 
 
@@ -205,11 +201,11 @@ def _off_plan(run: RunFiles) -> float | None:
 
 
 def _in_steps(run: RunFiles) -> float | None:
-    return sum(_values(run.train, "step_seconds")) if run.train else None
+    return sum(figures(run.train, "step_seconds")) if run.train else None
 
 
 def _in_checkpoints(run: RunFiles) -> float | None:
-    return sum(_values(run.checkpoints, "blocked_seconds")) if run.checkpoints else None
+    return sum(figures(run.checkpoints, "blocked_seconds")) if run.checkpoints else None
 
 
 def wall_seconds(run: RunFiles) -> float | None:
@@ -219,7 +215,7 @@ def wall_seconds(run: RunFiles) -> float | None:
 
 
 def machine_price(run: RunFiles, price_per_hour: float | None) -> float | None:
-    """Of a machine, per hour: the one that is given, else the run's own --price_per_hour."""
+    """The price of one machine: the given one, or else the run's own --price_per_hour."""
     if price_per_hour is not None:
         return price_per_hour
     settings = run.notes.get("settings")
@@ -228,7 +224,7 @@ def machine_price(run: RunFiles, price_per_hour: float | None) -> float | None:
 
 
 def price_per_second(run: RunFiles, price_per_hour: float | None) -> float | None:
-    """Of all the run's machines."""
+    """The price of all machines of the run."""
     of_one = machine_price(run, price_per_hour)
     return None if of_one is None else of_one * num_machines(run.notes) / 3600
 

@@ -1,4 +1,4 @@
-"""Serves the report of runs that go on, on this machine alone. The page asks for news by itself."""
+"""Serves the report of running runs to browsers of this machine. The page asks for news by itself."""
 
 from __future__ import annotations
 
@@ -17,14 +17,17 @@ from run_folder.lock import is_in_use
 from utils.errors import in_one_line
 
 HOST = "127.0.0.1"
-_REST = 10.0  # times as long as making a page took, none is made: the run beside it needs the processor
+_REST = 10.0  # pause after making a page, in multiples of that time: the run on this machine needs the processor
 
 
 class LivePage:
     """The page of some runs, made again when their files have changed."""
 
     def __init__(self, folders: Sequence[Path], *, price_per_hour: float | None, say: Callable[[str], None]) -> None:
-        """`say` prints a line: once for each run that is waited for, and once when it is there."""
+        """
+        Args:
+            say: prints a line: once for each run that is waited for, and once when it is there.
+        """
         self.folders, self.price_per_hour, self.say = folders, price_per_hour, say
         self._lock = threading.Lock()
         self._marks: object = None
@@ -32,7 +35,7 @@ class LivePage:
         self._waits_for: set[Path] = set()
 
     def say_changes(self) -> None:
-        """Say which runs are not there yet, and which have come since. One thread calls this."""
+        """Print which runs are missing, and which have come since. Only one thread may call this."""
         missing = {folder for folder in self.folders if not holds_run(folder)}
         for folder in self.folders:
             if folder in missing - self._waits_for:
@@ -59,7 +62,7 @@ class LivePage:
 
 
 def _mark(folder: Path) -> object:
-    """What changes when the run has written something, or has ended."""
+    """A value that changes once the run has written something, or has ended."""
     stats = [(folder / name).stat() if (folder / name).exists() else None for name in FILES]
     return [stat and (stat.st_ino, stat.st_size, stat.st_mtime_ns) for stat in stats], is_in_use(folder)
 
@@ -90,7 +93,7 @@ class _Handler(BaseHTTPRequestHandler):
     server_version, sys_version = "report", ""
 
     def do_GET(self) -> None:
-        # A page of another site could be given this address by its name server; its Host header tells.
+        # Against DNS rebinding: another site's name may lead here, but its page sends that name as Host.
         if urlsplit(f"//{self.headers.get('Host', '')}").hostname not in (HOST, "localhost"):
             return self._answer(HTTPStatus.FORBIDDEN, b"this server is for its own machine\n")
         if urlsplit(self.path).path != "/":

@@ -1,4 +1,4 @@
-"""What a plan said of a run's memory beside what was measured, and the account of memory that ran out."""
+"""Planned and measured memory of a run, and the account of memory that ran out."""
 
 from __future__ import annotations
 
@@ -14,16 +14,16 @@ _MOST_CHARACTERS = 4000  # of a command
 
 
 class PlanRow(NamedTuple):
-    """One line: "planned" or "measured", and the most that each part, and all together, held on the fullest rank."""
+    """One line: "planned" or "measured", with the maximum of each part, and of their sum, over all ranks."""
 
     source: str
     gib: list[float | int | None]  # by PLANNED_PARTS, then the peak
 
 
 def plan_rows(run: RunFiles) -> list[PlanRow]:
-    """Both lines, or none if there is no plan or nothing was measured.
+    """Both lines; empty if there is no plan or nothing was measured.
 
-    On a CPU only what is counted tensor by tensor can be compared: the rest would be the process with its libraries.
+    On a CPU only parts that are counted tensor by tensor are compared; the rest includes the process's libraries.
     """
     if number(run.plan.get("peak_gib")) is None or not run.memory:
         return []
@@ -47,7 +47,7 @@ class SuggestedChange(NamedTuple):
 
 
 class OomAccount(NamedTuple):
-    """oom.json, to read."""
+    """oom.json as text."""
 
     headline: str
     rows: list[tuple[str, str]]
@@ -55,7 +55,7 @@ class OomAccount(NamedTuple):
 
 
 def oom_account(run: RunFiles) -> OomAccount | None:
-    """The account of a run whose memory ran out, as far as oom.json tells; None if there is none."""
+    """The account in oom.json; None if memory did not run out."""
     oom = run.oom
     if not oom:
         return None
@@ -75,17 +75,17 @@ def oom_account(run: RunFiles) -> OomAccount | None:
         "optimizer": "optimizer",
         "activations": "activations",
         "other": "other",
-        "allocated": "allocated in all",
+        "allocated": "allocated in total",
         "reserved": "reserved",
         "free": "free",
-        "capacity": "of the device",
+        "capacity": "device memory",
     }
     for key, name in sizes.items():
         size = number(oom.get(f"{key}_gib"))
         if size is not None:
             rows.append((name, f"{size:,.3f} GiB{_largest(oom, key)}"))
     if oom.get("fragmented") is True:
-        rows.append(("fragmentation", "enough was reserved and not used, in pieces too small"))
+        rows.append(("fragmentation", "enough was reserved and unused, but in pieces too small"))
     if isinstance(oom.get("host_memory"), dict) and oom["host_memory"]:
         rows.append(("host memory, GiB", as_text(oom["host_memory"])))
     if isinstance(oom.get("error"), str):

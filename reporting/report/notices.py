@@ -1,4 +1,4 @@
-"""What a reader must know of a run before looking at its figures: how it ended, and what is missing."""
+"""Lines to read before a run's figures: how it ended, and what is missing."""
 
 from __future__ import annotations
 
@@ -17,14 +17,14 @@ class Notice(NamedTuple):
 
 
 def notices_of(run: RunFiles) -> list[Notice]:
-    """The run's own first, the worst before the rest."""
+    """The notices of a run, its status first."""
     step = run.train[-1]["step"] if run.train else 0
     planned = run.start.get("num_steps")
     where = f"after step {step}" + (f" of {planned:,.0f}" if planned is not None else "")
     texts = {
         "failed": Notice("bad", f"failed {where}"),
         "stopped": Notice("bad", f"stopped {where}"),
-        "unended": Notice("bad", f"has no end: it was killed {where}, or runs on another machine"),
+        "unended": Notice("bad", f"has not ended: it was killed {where}, or runs on another machine"),
         "running": Notice("note", f"is running: {where}"),
         "waiting": Notice("note", "has written nothing yet"),
     }
@@ -54,7 +54,7 @@ class SessionRow(NamedTuple):
 
 
 def session_rows(run: RunFiles) -> list[SessionRow]:
-    """The pieces of a run that was resumed; none of one that was not."""
+    """The sessions of a resumed run; empty if it was never resumed."""
     if len(run.sessions) < 2:
         return []
     resumes = run.notes.get("resumed")

@@ -1,4 +1,4 @@
-"""Makes one HTML page of runs. It needs nothing but itself, so it can be mailed and opened without a network.
+"""Makes one self-contained HTML page of runs, which can be mailed and opened without a network.
 
 Tables are written here, by Jinja, which escapes every text. Curves are drawn in the browser, by uPlot, from numbers
 that the page holds as JSON. The page's own Content-Security-Policy lets nothing else run or load.
@@ -13,8 +13,6 @@ from collections.abc import Sequence
 from hashlib import sha256
 from pathlib import Path
 from typing import Any
-
-from jinja2 import Environment, FileSystemLoader, StrictUndefined
 
 from reporting.memory_phases import PHASES
 from reporting.report.curves import MEMORY_COLUMNS, PARTS, curves_of, shown_ranks
@@ -40,12 +38,14 @@ def report_page(folders: Sequence[Path], *, price_per_hour: float | None = None,
     """The page, as HTML.
 
     Args:
-        price_per_hour: of each machine; None takes what the runs were given.
+        price_per_hour: of each machine; None takes each run's own.
         is_live: the page asks its own server for news.
 
     Raises:
         OSError: if a file of a run cannot be read.
     """
+    from jinja2 import Environment, FileSystemLoader, StrictUndefined  # here: few runs make a page
+
     runs = [read_run(folder) for folder in folders]
     names = short_names(folders)
     rows = figure_rows(runs, price_per_hour)
@@ -108,9 +108,9 @@ def write_report(folders: Sequence[Path], target: Path, *, price_per_hour: float
 
 
 def write_at_end(folder: Path) -> str:
-    """Write the page of a run that has just ended into its folder. Returns a line that says so, or why not.
+    """Write the page of a run that has just ended into its folder. Returns a line on the result.
 
-    No error leaves this function: how the run ended must not depend on a page about it.
+    It raises nothing: a page about a run must not change how the run ends.
     """
     try:
         write_report([folder], folder / REPORT)
@@ -121,7 +121,7 @@ def write_at_end(folder: Path) -> str:
 
 
 def short_names(folders: Sequence[Path]) -> list[str]:
-    """A name for each run: the last parts of its path, as many as tell all of them apart."""
+    """A name for each run: as many last parts of its path as are needed to tell all runs apart."""
     paths = [folder.absolute() for folder in folders]
     for num_parts in range(1, max(len(path.parts) for path in paths) + 1):
         names = ["/".join(path.parts[-num_parts:]) for path in paths]
@@ -138,7 +138,7 @@ def as_command(run: RunFiles) -> str:
 def _data(
     runs: Sequence[RunFiles], names: Sequence[str], rows: Sequence[Any], price_per_hour: float | None, is_live: bool
 ) -> dict[str, Any]:
-    """What the page's scripts draw from."""
+    """The data of the page's scripts."""
     return {
         "live": is_live,
         "parts": PARTS,
@@ -167,7 +167,7 @@ def _grouped(rows: Sequence[Any]) -> dict[str, list[Any]]:
 
 
 def _cut(sample: dict[str, Any]) -> dict[str, Any]:
-    """The sample, with its texts no longer than a page should hold."""
+    """The sample with its long texts cut."""
     return {
         name: value[:_MOST_SAMPLE_CHARACTERS] + " […]"
         if isinstance(value, str) and len(value) > _MOST_SAMPLE_CHARACTERS
@@ -185,6 +185,6 @@ def _hash_of(script: str) -> str:
 
 
 def _as_json(value: Any) -> str:
-    """JSON that can stand inside a script element: no text of a run can end it."""
+    """JSON for a script element; no text of a run can end that element."""
     text = json.dumps(value, separators=(",", ":"), allow_nan=False)
     return text.replace("<", "\\u003c").replace(">", "\\u003e").replace("&", "\\u0026")

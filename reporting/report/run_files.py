@@ -1,7 +1,7 @@
-"""Reads a run folder for a report. The folder may be another's, and the run may be going on: nothing in it is trusted.
+"""Reads a run folder for a report. It may come from anyone, and the run may still write: nothing in it is trusted.
 
-Lines and fields that are not what a run writes are left out, and lines are counted. A torn last line is one that is
-still being written.
+Lines and fields that no run writes are left out; such lines are counted, but for a last one that is still being
+written.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from run_folder.run_yaml import NAME as RUN_YAML
 from run_folder.run_yaml import read_run_yaml
 
 FILES = (RUN_YAML, "metrics.jsonl", "samples.jsonl", PLAN, "oom.json")
-"""What a report is made from."""
+"""The files that a report is made from."""
 
 STATUSES = ("finished", "stopped", "failed")
 PEAKS = ("peak_allocated_gib", "reserved_gib", "host_rss_gib", "num_alloc_retries")
@@ -30,7 +30,7 @@ _MOST_BYTES = 2**30  # of one file
 
 @dataclass
 class Session:
-    """A piece of a run: from its start, or from a resume, to its end or the next resume."""
+    """One session of a run: from its start or a resume to its end or the next resume."""
 
     world_size: int | None
     num_steps: int | None  # of the whole run, as planned then
@@ -41,7 +41,7 @@ class Session:
 
 @dataclass
 class RunFiles:
-    """What a run folder holds. Figures are finite numbers or None; events are in the order of their steps."""
+    """The contents of a run folder. Figures are finite numbers or None; events are in the order of their steps."""
 
     folder: Path
     notes: dict[str, Any] = field(default_factory=dict)  # run.yaml
@@ -73,12 +73,12 @@ class RunFiles:
 
     @property
     def has_allocator(self) -> bool:
-        """Whether the device knows what is allocated. A CPU does not: there the process's own memory counts."""
+        """Whether the device has an allocator to ask. A CPU has none: there the process's memory counts."""
         return any(peaks["reserved_gib"] is not None for peaks in self.peaks.values())
 
     @property
     def planned_peak_gib(self) -> float | int | None:
-        """The peak that was planned, if what was measured can be compared with it."""
+        """The planned peak, if the measured one can be compared with it."""
         return number(self.plan.get("peak_gib")) if self.has_allocator or not self.memory else None
 
     @property
@@ -92,12 +92,12 @@ class RunFiles:
 
 
 def holds_run(folder: Path) -> bool:
-    """Whether there is anything to report of."""
+    """Whether there is a run to report on."""
     return (folder / RUN_YAML).is_file() or (folder / "metrics.jsonl").is_file()
 
 
 def read_run(folder: Path) -> RunFiles:
-    """Everything of a run that a report shows.
+    """Everything that a report shows of a run.
 
     Raises:
         OSError: if a file is there and cannot be read.
@@ -114,12 +114,12 @@ def read_run(folder: Path) -> RunFiles:
 
 
 def is_readable(file: Path) -> bool:
-    """Whether this is a file of a size that a run writes: a pipe would be waited for."""
+    """Whether this is a regular file of a credible size. Reading a pipe would wait for ever."""
     return file.is_file() and file.stat().st_size <= _MOST_BYTES
 
 
 def _events(file: Path) -> Iterator[Event | None]:
-    """Each line's event; None for a line that is none. A last line without its end is left out."""
+    """The event of each line, or None if it has none. A last line without a line feed is left out."""
     if not is_readable(file):
         return
     with open(file, "rb") as lines:
@@ -173,7 +173,7 @@ def _add_to_session(run: RunFiles, step: int, seconds: float) -> None:
 
 
 def _last_samples(file: Path) -> list[Event]:
-    """The texts of the last evaluation that generated some."""
+    """The samples of the last evaluation that generated any."""
     samples: list[Event] = []
     for event in _events(file):
         if event is None or event["event"] != "sample":

@@ -1,4 +1,4 @@
-"""The settings of runs beside each other, from their run.yaml."""
+"""The settings of runs side by side, from their run.yaml."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 _MOST_CHARACTERS = 200
 _MOST_NAMES = 2_000
 _LEFT_OUT = ("settings.train_config.output_dir", "settings.train_config.overwrite", "settings.train_config.resume")
-"""What differs between any two runs and changes no number."""
+"""Settings that differ between any two runs and change no number."""
 
 
 class SettingRow(NamedTuple):
@@ -18,7 +18,7 @@ class SettingRow(NamedTuple):
 
 
 def setting_rows(all_notes: Sequence[Mapping[str, Any]]) -> list[SettingRow]:
-    """Everything that the runs' notes say, by name: settings as their flags are called, then what they came to."""
+    """One row for each name in the runs' notes: settings by their flags, then resolved values and facts."""
     flat = [_flat(notes) for notes in all_notes]
     given = [_given(notes) for notes in all_notes]
     return [

@@ -18,7 +18,7 @@ from torch import nn
 from torch.distributed.fsdp._fully_shard import _fsdp_collectives, _fsdp_init, _fsdp_param_group, _fsdp_state
 from torch.testing._internal.distributed.fake_pg import FakeStore
 
-import reporting.collectives
+from reporting import collective_timeline
 
 
 class SimulatedEvent:
@@ -129,7 +129,7 @@ def simulated_ranks(world_size: int, seconds: dict[str, float]) -> Iterator[Simu
         for module in (_fsdp_collectives, _fsdp_init, _fsdp_param_group, _fsdp_state):
             patch.setattr(module, "_get_device_handle", lambda _kind: device)
         for name in ("all_gather", "reduce_scatter"):
-            patch.setattr(reporting.collectives, name, takes(name, getattr(reporting.collectives, name)))
+            patch.setattr(collective_timeline, name, takes(name, getattr(collective_timeline, name)))
         patch.setattr(dist, "all_reduce", takes("all_reduce", dist.all_reduce))
         dist.init_process_group("fake", rank=0, world_size=world_size, store=FakeStore())
         stack.callback(dist.destroy_process_group)

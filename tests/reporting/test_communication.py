@@ -14,11 +14,11 @@ from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
 from torch.nn.parallel import DistributedDataParallel
 
-import reporting.collectives
+import reporting.collective_timeline
 from ranks.environment import read_environment
 from ranks.process_group import start_process_group, stop_process_group
-from reporting.collectives import DeviceClock, HostClock, StepTimeline, watch_units
-from reporting.communication import FIRST_OBSERVED, CommunicationRecorder
+from reporting.collective_timeline import DeviceClock, HostClock, WatchedUnits
+from reporting.communication import FIRST_MEASURED, CommunicationRecorder
 from tests.helpers.processes import ProcessGroup
 from tests.helpers.simulated_device import SimulatedDevice, Working, simulated_ranks
 
@@ -53,13 +53,11 @@ def test_what_is_measured_on_a_device_is_how_long_it_computed_nothing(
 ) -> None:
     with simulated_ranks(4, seconds) as device:
         model = sharded_layers(device, mesh_shape, frozen)
-        timeline = StepTimeline(DeviceClock(device.Event))
-        watch_units(model, timeline)
-        train_step(model, accumulate_unsharded=accumulate_unsharded)  # not observed
-        timeline.active = True
-        timeline.begin()
+        units = WatchedUnits(model, DeviceClock(device.Event))
+        train_step(model, accumulate_unsharded=accumulate_unsharded)  # not recorded
         began, idle_before = device.computing.time, device.computing.idle_seconds
-        train_step(model, accumulate_unsharded=accumulate_unsharded)
+        with units.recording() as timeline:
+            train_step(model, accumulate_unsharded=accumulate_unsharded)
         idle = device.computing.idle_seconds - idle_before
         assert idle == pytest.approx(device.computing.time - began - 2 * 4 * 3 * COMPUTING)
         assert sum(timeline.exposed_seconds()) == pytest.approx(idle, abs=1e-9)
@@ -81,22 +79,22 @@ def measured_on_ranks(path: Path, layout: str, last: int, *, is_late: bool, is_s
         model = DistributedDataParallel(layers)
     else:
         model = fully_shard(layers, mesh=init_device_mesh("cpu", (2,)))
-    gather = reporting.collectives.all_gather
+    gather = reporting.collective_timeline.all_gather
     if is_slow:
 
         def slow_gather(*args, **kwargs):
             time.sleep(GATHER_SECONDS)
             return gather(*args, **kwargs)
 
-        reporting.collectives.all_gather = slow_gather
+        reporting.collective_timeline.all_gather = slow_gather
     recorder, found = CommunicationRecorder(model, HostClock()), []
     for step in range(1, last + 1):
-        with recorder():
+        with recorder.step() as measured:
             loss = model(torch.ones(2, 64)).sum()
             if is_late and env.rank == 1 and step == last:
                 time.sleep(LATE_SECONDS)
             loss.backward()
-        found.append(recorder.take())
+        found.append(measured.figures() if measured else {})
     # Before the group: DistributedDataParallel's reducer, if it goes last, waits for gloo's threads with the GIL held,
     # and in torch 2.13 one of them may wait for the GIL to let go of a tensor.
     del model, layers, loss, recorder
@@ -105,7 +103,7 @@ def measured_on_ranks(path: Path, layout: str, last: int, *, is_late: bool, is_s
         path.write_text(json.dumps(found))
 
 
-@pytest.mark.parametrize("last", [FIRST_OBSERVED[0], FIRST_OBSERVED[-1]], ids=["first", "later"])
+@pytest.mark.parametrize("last", [FIRST_MEASURED[0], FIRST_MEASURED[-1]], ids=["first", "later"])
 @pytest.mark.parametrize("layout", ["fsdp", "ddp"])
 def test_waiting_for_a_slower_rank_is_not_waiting_for_the_network(
     layout: str, last: int, process_group: ProcessGroup, tmp_path: Path
@@ -113,7 +111,7 @@ def test_waiting_for_a_slower_rank_is_not_waiting_for_the_network(
     path = tmp_path / "found.json"
     process_group.train(partial(measured_on_ranks, path, layout, last, is_late=True, is_slow=False), 2)
     figures = json.loads(path.read_text())
-    assert [step for step, of_step in enumerate(figures, 1) if of_step] == [s for s in FIRST_OBSERVED if s <= last]
+    assert [step for step, of_step in enumerate(figures, 1) if of_step] == [s for s in FIRST_MEASURED if s <= last]
     found = figures[-1]
     assert found["straggler_seconds"] > 0.7 * LATE_SECONDS
     assert found["exposed_seconds"] < 0.5 * LATE_SECONDS
@@ -124,7 +122,7 @@ def test_waiting_for_a_slower_rank_is_not_waiting_for_the_network(
 
 def test_a_slow_collective_is_what_every_rank_waits_for(process_group: ProcessGroup, tmp_path: Path) -> None:
     path = tmp_path / "found.json"
-    process_group.train(partial(measured_on_ranks, path, "fsdp", FIRST_OBSERVED[0], is_late=False, is_slow=True), 2)
+    process_group.train(partial(measured_on_ranks, path, "fsdp", FIRST_MEASURED[0], is_late=False, is_slow=True), 2)
     found = json.loads(path.read_text())[-1]
     assert GATHER_SECONDS <= found["all_gather_seconds"] <= found["exposed_seconds"]
     assert found["straggler_seconds"] < found["exposed_seconds"]

@@ -168,13 +168,16 @@ def test_what_lives_in_host_memory_is_not_counted_as_the_gpus() -> None:
     model = nn.Linear(10, 20)
     optimizer = torch.optim.AdamW(model.parameters(), fused=True)
     ledger = LedgerOfAGpu(model, optimizer, torch.device("cuda"))
-    ledger.observe(True)
-    ledger.record("before_forward")
-    model(torch.ones(1, 10)).sum().backward()
-    ledger.record("after_backward")
-    optimizer.step()
-    ledger.record("after_optimizer_step")
-    entries = ledger.take()
+    with ledger.step(is_observed=True) as entries:
+        ledger.record("before_forward")
+        model(torch.ones(1, 10)).sum().backward()
+        ledger.record("after_backward")
+        optimizer.step()
+        ledger.record("after_optimizer_step")
+    with ledger.step(is_observed=False) as none:
+        ledger.record("before_forward")
+    assert none is None
+    assert len(entries) == 3
     for entry in entries:
         assert [entry[name] for name in COMPONENTS[:3]] == [0, 0, 0]
         assert sum(entry[name] for name in COMPONENTS) == entry["allocated_gib"] == 5000 / GIB

@@ -18,7 +18,8 @@ from configs.tracking import TrackingConfig
 from data.batches.counts import BatchCounts
 from ranks.environment import read_environment
 from ranks.process_group import start_process_group
-from reporting.profiling import attention_formulas, step_recorder
+from reporting.flop_counter import attention_formulas
+from reporting.profiling import step_recorder
 from tests.helpers.limited_files import files_limited_to
 from tests.helpers.processes import ProcessGroup, read_metrics, train_events
 from tests.helpers.refusals import error_lines
@@ -79,7 +80,9 @@ def test_counted_flops_are_those_by_hand(
     case: str, tiny_model: Path, process_group: ProcessGroup, tmp_path: Path
 ) -> None:
     ranks, given, expected = COUNTED[case]
-    argv = flags(tiny_model, tmp_path / "run", "--flop_counter", "--num_epochs", "2", *given.split())
+    # Three steps, the fewest that --flop_counter takes.
+    words = ["--flop_counter", "--num_epochs", "2", "--max_train_step", "3", *given.split()]
+    argv = flags(tiny_model, tmp_path / "run", *words)
     printed = process_group.train(argv, ranks)[0].stdout
     (line,) = [line for line in printed.splitlines() if "flop counter | " in line]
     notes = yaml.safe_load((tmp_path / "run/run.yaml").read_text())["flop_counter"]
@@ -169,14 +172,15 @@ def is_update(event: dict[str, Any]) -> bool:
     return event["name"].startswith("Optimizer.step#AdamW") and event["cat"] == "user_annotation"
 
 
-def test_a_run_that_fails_leaves_no_profiler_behind(
+def test_a_run_that_fails_leaves_no_profiler_to_the_shortest_run_that_can_be_traced(
     tiny_model: Path, process_group: ProcessGroup, tmp_path: Path
 ) -> None:
     failing = flags(tiny_model, tmp_path / "a", "--use_profiler", "--optimizer", "SGD", "--lr", "1e18")
     assert process_group.run([*failing, "--batch_size_training", "1"], 1)[0].status == 1
     assert read_metrics(tmp_path / "a")[-1]["status"] == "failed"
     # In the same process: only one profiler can be on.
-    process_group.train(flags(tiny_model, tmp_path / "b", "--use_profiler", "--batch_size_training", "1"), 1)
+    shortest = ("--use_profiler", "--batch_size_training", "1", "--max_train_step", "7")
+    process_group.train(flags(tiny_model, tmp_path / "b", *shortest), 1)
     assert list((tmp_path / "b/profiler").iterdir())
 
 
@@ -203,10 +207,3 @@ def test_what_would_never_be_recorded_is_refused(
     for name in named:
         assert name in line
     assert not (tmp_path / "run").exists()
-
-
-@pytest.mark.parametrize("given", ["--use_profiler --max_train_step 7", "--flop_counter --max_train_step 3"])
-def test_the_shortest_runs_that_can_be_recorded_run(
-    given: str, tiny_model: Path, process_group: ProcessGroup, tmp_path: Path
-) -> None:
-    process_group.train(flags(tiny_model, tmp_path / "run", "--num_epochs", "4", *given.split()), 1)

@@ -122,7 +122,7 @@ def test_each_epoch_has_a_line_and_all_have_their_averages(printed: Printed) -> 
     assert [(int(line[0]), *map(float, (line[2], line[4], line[5]))) for line in lines] == [
         (e["epoch"], *(pytest.approx(e[n], abs=0.05) for n in ("train_loss", "eval_loss", "seconds"))) for e in epochs
     ]
-    (averages,) = re.findall(r"^averages over 2 epoch\(s\): (.*)$", printed.stderr, re.MULTILINE)
+    (averages,) = re.findall(r"^averages over 2 epochs: (.*)$", printed.stderr, re.MULTILINE)
     found = {name: float(value) for name, value in (part.split("=") for part in averages.split(", "))}
     assert list(found)[:4] == ["avg_train_prep", "avg_train_loss", "avg_eval_prep", "avg_eval_loss"]
     assert found["avg_train_loss"] == pytest.approx(fmean(e["train_loss"] for e in epochs), abs=1e-4)
@@ -134,7 +134,7 @@ def test_each_epoch_has_a_line_and_all_have_their_averages(printed: Printed) -> 
 def test_the_end_names_train_time_and_peak_memory_in_a_line(printed: Printed) -> None:
     (line,) = re.findall(r"^train time (\S+) of (\S+) \| peak memory (.*)$", printed.stderr, re.MULTILINE)
     assert line[0] <= line[1]
-    assert re.fullmatch(r"[\d.]+( to [\d.]+)? GiB, host [\d.]+( to [\d.]+)?, over 2 rank\(s\)", line[2])
+    assert re.fullmatch(r"[\d.]+( to [\d.]+)? GiB, host [\d.]+( to [\d.]+)?, over 2 ranks", line[2])
 
 
 def test_ranks_are_announced_as_they_join(printed: Printed) -> None:

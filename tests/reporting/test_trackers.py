@@ -6,12 +6,16 @@ import json
 import math
 from pathlib import Path
 
+import pytest
+
 from configs.tracking import TrackingConfig
 from reporting.end_summary import end_summary
 from reporting.metrics_file import MetricsFile
-from reporting.trackers import REQUIREMENTS, Trackers, open_trackers
+from reporting.trackers import PACKAGES, Trackers, open_trackers
 from tests.helpers.processes import ROOT
 from tests.helpers.tracking_files import tensorboard_scalars
+from utils.errors import ConfigError
+from utils.optional_packages import check_installed, requirement
 
 
 class Recorded:
@@ -66,9 +70,12 @@ def test_the_end_of_a_stopped_run_tells_how_to_take_the_weights_out(tmp_path: Pa
     assert last == f"weights in the checkpoint alone; to take them out: python -m tools.export {tmp_path} --to DIR"
 
 
-def test_the_requirements_are_those_that_refusals_name() -> None:
+def test_refusals_name_the_versions_of_the_requirements_file() -> None:
     lines = (ROOT / "requirements-tracking.txt").read_text().splitlines()
-    assert [line for line in lines if not line.startswith("#")] == list(REQUIREMENTS.values())
+    assert [line for line in lines if not line.startswith("#")] == [requirement(name) for name in PACKAGES.values()]
+    assert requirement("torch").startswith("torch>=")  # not another package whose name begins so, nor a comment
+    with pytest.raises(ConfigError, match=r"^--flag: needs the package no-such; pip install 'no-such'$"):
+        check_installed("--flag", "no-such")
 
 
 def test_the_plan_of_a_run_reaches_tensorboard(tmp_path: Path) -> None:

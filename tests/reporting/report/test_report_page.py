@@ -173,7 +173,7 @@ def test_a_run_that_failed_or_was_resumed_says_so_at_the_top(runs: Made) -> None
     assert page.notices[0].startswith("failed failed after step ")
     assert page.notices[1] == "lora was resumed after step 2"
     assert page.html.index('class="notices"') < page.html.index("<table")
-    (pieces,) = [table for table in page.tables if table[0][1] == "piece"]
+    (pieces,) = [table for table in page.tables if table[0][1] == "session"]
     assert [row[:4] for row in pieces[1:]] == [["lora", "1", "1 to 2", "1"], ["lora", "2", "3 to 4", "1"]]
     assert page.data["runs"][1]["resumed_after"] == [2]
 
@@ -199,7 +199,8 @@ def copy_of(run: Path, folder: Path) -> Path:
 
 
 @pytest.mark.parametrize(
-    ("status", "notice"), [("stopped", "full stopped after step"), (None, "full has no end: it was killed after step")]
+    ("status", "notice"),
+    [("stopped", "full stopped after step"), (None, "full has not ended: it was killed after step")],
 )
 def test_other_ends(status: str | None, notice: str, runs: Made, tmp_path: Path) -> None:
     folder = copy_of(runs["full"], tmp_path)
