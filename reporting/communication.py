@@ -41,15 +41,17 @@ class StepCommunication:
     """The communication of one step that was measured."""
 
     def __init__(self, read: Callable[[], _OwnFigures]) -> None:
-        self._read = read
+        self._read: Callable[[], _OwnFigures] | None = read
 
     def figures(self) -> dict[str, float]:
-        """The figures of a `communication` event. Every rank must call this, after it has waited for the device.
+        """The figures of a `communication` event. Every rank must call this once, after it has waited for the device.
 
         A wait counts as long as on the rank that waited least for it. A collective counts as a whole, whether it
         overlapped computing or not.
         """
+        assert self._read is not None, "figures are read once"
         own = self._read()
+        self._read = None  # it holds the model, and DistributedDataParallel must end before its process group
         least, *smallest = min_on_host([-sum(own.waits), *own.waits, *own.seconds])
         exposed, seconds = sum(smallest[: len(own.waits)]), smallest[len(own.waits) :]
         figures = {"exposed_seconds": exposed, "straggler_seconds": -least - exposed}
