@@ -38,7 +38,9 @@ def make_room():
     os.unlink(ballast)
 
 def read_only():
-    subprocess.run(["mount", "-o", "remount,ro", folder], check=True)
+    # The run's lock is open for writing, so its own mount stays writable: paths lead to a read-only one on top of it.
+    subprocess.run(["mount", "--bind", folder, folder], check=True)
+    subprocess.run(["mount", "-o", "remount,ro,bind", folder], check=True)
 
 class Reads:
     number = 0
