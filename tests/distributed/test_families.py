@@ -11,6 +11,7 @@ import torch
 import torch.distributed.checkpoint as dcp
 from peft import PeftModel
 from safetensors import safe_open
+from torch.distributed.checkpoint import HuggingFaceStorageReader
 from transformers import AutoModelForCausalLM
 
 from policies.wrapping import has_tied_embeddings
@@ -60,7 +61,7 @@ def load(folder: Path) -> Any:
 def sharded_weights(run: Path, like: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
     """The trained weights as the ranks held them: read from the shards they wrote, by the names of the modules."""
     state: dict[str, Any] = {"model": {key: torch.full_like(tensor, torch.nan) for key, tensor in like.items()}}
-    dcp.load(state, checkpoint_id=next(run.parent.glob("copy-*")))
+    dcp.load(state, storage_reader=HuggingFaceStorageReader(str(next(run.parent.glob("copy-*")))))
     return state["model"]
 
 

@@ -152,8 +152,8 @@ def test_a_checkpoint_passes_through_another_layout_unchanged(
     assert found.keys() == wanted.keys()
     for key, value in wanted.items():
         assert torch.equal(found[key], value), key
-    kinds = {key.rpartition(".")[2]: value.dtype for key, value in wanted.items() if key.startswith("optimizer.")}
-    assert {"AdamW8bit": torch.uint8, "anyprecision": torch.bfloat16}.get(name, torch.float32) in kinds.values()
+    kinds = {value.dtype for key, value in wanted.items() if key.startswith("optimizer.")}  # small ones are fp32
+    assert {"AdamW8bit": torch.uint8, "anyprecision": torch.bfloat16}.get(name, torch.float32) in kinds
 
 
 def test_a_run_goes_on_elsewhere_with_the_same_losses(
