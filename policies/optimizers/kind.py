@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Iterator, Sequence
 from importlib import import_module
 from typing import Any
@@ -19,7 +20,7 @@ Groups = list[dict[str, Any]]
 """Parameter groups as torch's optimizers take them."""
 
 
-class OptimizerKind:
+class OptimizerKind(ABC):
     """One optimizer of --optimizer. Its file in policies/optimizers/ ends with an object of a subclass, `KIND`.
 
     `build` and `state_bytes` are all that it needs; everything else has a default that holds for most.
@@ -35,17 +36,14 @@ class OptimizerKind:
     """Its kernels divide gradients while they update (torch's `_step_supports_amp_scaling`), so that clipping costs no
     pass of its own."""
 
-    def has_states_of(self, other: OptimizerKind) -> bool:
-        """Whether the other one keeps the same states, so that it can go on with the other's checkpoints."""
-        return type(self) is type(other)
-
     loses_small_updates = False
     """Its updates are about as large as the learning rate, so bf16 weights round them away if they are far larger."""
 
+    @abstractmethod
     def build(self, groups: Groups, train: TrainConfig, fsdp: FsdpConfig) -> Optimizer:
         """The optimizer of these parameters, which may be DTensors."""
-        raise NotImplementedError
 
+    @abstractmethod
     def state_bytes(self, parameter: torch.Tensor, shape: torch.Size, train: TrainConfig, fsdp: FsdpConfig) -> int:
         """Bytes of its states after the first step, without single numbers.
 
@@ -53,7 +51,10 @@ class OptimizerKind:
             parameter: the whole parameter, perhaps on the meta device.
             shape: of the part of it whose states are counted.
         """
-        raise NotImplementedError
+
+    def has_states_of(self, other: OptimizerKind) -> bool:
+        """Whether the other one keeps the same states, so that it can go on with the other's checkpoints."""
+        return type(self) is type(other)
 
     def temporary_bytes(self, parts: Sequence[torch.Tensor], train: TrainConfig, fsdp: FsdpConfig) -> int:
         """Bytes that a step on a GPU allocates and frees again; 0 for kernels that update in place.
@@ -63,7 +64,7 @@ class OptimizerKind:
         """
         return 0
 
-    def check(self, name: str, env: Environment) -> None:
+    def check(self, name: str, env: Environment) -> None:  # noqa: B027 - by default it runs on every machine
         """Refuse a machine that it cannot run on.
 
         Raises:
