@@ -7,13 +7,14 @@ each tensor's dtype, shape and place, and the tensors' bytes without gaps. Files
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
-from typing import Any
+from collections.abc import Callable, Mapping
+from typing import Any, BinaryIO
 
 import torch
 
 from policies.weights.stored import DTYPES, Entry
 
+_BLOCK_BYTES = 64 << 20  # written at a time
 _NAMES = {dtype: name for name, dtype in DTYPES.items()}
 
 
@@ -39,3 +40,16 @@ def bytes_of(tensor: torch.Tensor) -> memoryview:
     """The bytes of a tensor on the CPU, not copied if it is contiguous."""
     array: Any = tensor.detach().contiguous().reshape(-1).view(torch.uint8).numpy()
     return memoryview(array)
+
+
+def write_all(file: BinaryIO, data: memoryview, written: Callable[[memoryview], object]) -> None:
+    """Write all of it into an unbuffered file.
+
+    Args:
+        written: called with each block, once the file has it.
+    """
+    for start in range(0, len(data), _BLOCK_BYTES):
+        block = rest = data[start : start + _BLOCK_BYTES]
+        while rest:  # a full disk may take a piece of it first
+            rest = rest[file.write(rest) :]
+        written(block)

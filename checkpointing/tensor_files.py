@@ -10,26 +10,24 @@ from __future__ import annotations
 import json
 import math
 import os
-import zlib
 from collections.abc import Iterable, Mapping
 from pathlib import Path
-from typing import Any, BinaryIO, NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 import torch.distributed as dist
 from safetensors import SafetensorError, safe_open
 from torch.distributed.tensor import DTensor
 
-from checkpointing.safetensors_format import bytes_of, header, ordered
+from checkpointing.safetensors_format import bytes_of, header, ordered, write_all
 from policies.weights.sources import local_part
 from policies.weights.stored import DTYPES, Entry
-from run_folder.checkpoint_folder import FileEntry
+from run_folder.checkpoint_folder import FileEntry, RunningChecksum
 from utils.errors import ConfigError
 from utils.inside import is_inside
 from utils.local_tensors import local_tensor
 
 _PLACES = "DCP_SHARDING_INFO"  # torch's key; its value has {name: {"saved_offsets": [...]}}, to which we add the shape
-_BLOCK_BYTES = 64 << 20  # checksummed and written at a time
 
 
 class Part(NamedTuple):
@@ -82,23 +80,14 @@ def write_tensors(path: Path, parts: Mapping[str, Part]) -> FileEntry:
     """Write a file that is on the disk when this returns; one tensor at a time is copied from a GPU."""
     entries = ordered({name: Entry(tuple(part.values.shape), part.values.dtype) for name, part in parts.items()})
     places = {name: {"saved_offsets": parts[name].offset, "shape": parts[name].whole} for name in entries}
+    found = RunningChecksum()
     with open(path, "wb", buffering=0) as file:
         start = header(entries, {"DCP_VERSION": "1.0", _PLACES: json.dumps(places, separators=(",", ":"))})
-        size, crc32 = _write(file, memoryview(start), 0, 0)
+        write_all(file, memoryview(start), found.add)
         for name in entries:
-            size, crc32 = _write(file, bytes_of(parts[name].values.cpu()), size, crc32)
+            write_all(file, bytes_of(parts[name].values.cpu()), found.add)
         os.fsync(file.fileno())
-    return {"bytes": size, "crc32": f"{crc32:08x}"}
-
-
-def _write(file: BinaryIO, data: memoryview, size: int, crc32: int) -> tuple[int, int]:
-    """Write all of it. Returns the file's size and checksum so far."""
-    for start in range(0, len(data), _BLOCK_BYTES):
-        block = data[start : start + _BLOCK_BYTES]
-        size, crc32 = size + len(block), zlib.crc32(block, crc32)
-        while block:  # a full disk may take a piece of it first
-            block = block[file.write(block) :]
-    return size, crc32
+    return found.entry()
 
 
 class _StoredPart(NamedTuple):

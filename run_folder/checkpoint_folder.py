@@ -140,23 +140,39 @@ def _is_pointer(path: Path) -> bool:
         return _POINTER.fullmatch(file.read(100).decode("latin-1")) is not None
 
 
+class RunningChecksum:
+    """Size and CRC-32 of a file, of which the blocks are added in order."""
+
+    def __init__(self) -> None:
+        self._size = self._crc32 = 0
+
+    def add(self, block: bytes | memoryview) -> None:
+        self._size, self._crc32 = self._size + len(block), zlib.crc32(block, self._crc32)
+
+    def entry(self) -> FileEntry:
+        """As COMPLETE lists the file."""
+        return {"bytes": self._size, "crc32": f"{self._crc32:08x}"}
+
+
 def write_synced(path: Path, data: bytes) -> FileEntry:
     """Write a file that is on the disk when this returns."""
+    found = RunningChecksum()
     with open(path, "wb") as file:
         file.write(data)
+        found.add(data)
         file.flush()
         os.fsync(file.fileno())
-    return {"bytes": len(data), "crc32": f"{zlib.crc32(data):08x}"}
+    return found.entry()
 
 
 def checksum(path: Path, advance: Callable[[int], object] = lambda num_bytes: None) -> FileEntry:
     """Size and CRC-32 of a file, read in blocks; `advance` is called with the bytes of each."""
-    value = size = 0
+    found = RunningChecksum()
     with open(path, "rb", buffering=0) as file:
         while block := file.read(2**22):
-            value, size = zlib.crc32(block, value), size + len(block)
+            found.add(block)
             advance(len(block))
-    return {"bytes": size, "crc32": f"{value:08x}"}
+    return found.entry()
 
 
 def publish(folder: Path, files: Mapping[str, FileEntry]) -> int:

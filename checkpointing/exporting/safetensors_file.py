@@ -12,7 +12,7 @@ import torch
 from huggingface_hub import split_torch_state_dict_into_shards
 from safetensors import safe_open
 
-from checkpointing.safetensors_format import bytes_of, header, ordered
+from checkpointing.safetensors_format import bytes_of, header, ordered, write_all
 from policies.weights.stored import Entry, read_entries
 from utils.errors import ConfigError, TrainingError
 
@@ -53,20 +53,13 @@ def write_model_files(
                     raise TrainingError(f"{name} is {tuple(tensor.shape)} {tensor.dtype}, not {entry}, as was planned")
                 bytes_ = bytes_of(tensor)
                 digests[name] = hashlib.sha256(bytes_).hexdigest()
-                _write_all(file.fileno(), bytes_, advance)
+                write_all(file, bytes_, lambda block: advance(len(block)))
                 del tensor, bytes_
             os.fsync(file.fileno())
     if split.is_sharded:
         index = {"metadata": split.metadata, "weight_map": split.tensor_to_filename}
         (folder / f"{stem}.safetensors.index.json").write_text(json.dumps(index, indent=2, sort_keys=True) + "\n")
     return digests
-
-
-def _write_all(descriptor: int, bytes_: memoryview, advance: Callable[[int], object]) -> None:
-    while bytes_:
-        num_written = os.write(descriptor, bytes_[:_BLOCK_BYTES])
-        advance(num_written)
-        bytes_ = bytes_[num_written:]
 
 
 def check_model_files(
