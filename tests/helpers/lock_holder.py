@@ -5,6 +5,7 @@ python tests/helpers/lock_holder.py [--worker] FOLDER...      --worker: fork a p
 """
 
 import os
+import signal
 import sys
 import time
 from pathlib import Path
@@ -14,6 +15,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 from run_folder.lock import RunLock
 from utils.errors import ConfigError
 
+signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell that starts in the background ignores it
 forks = sys.argv[1] == "--worker"
 with RunLock(beat_seconds=0.1, stale_seconds=1) as lock:
     try:

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 import torch
 from safetensors.torch import load_file
-from torch.distributed.checkpoint import FileSystemReader
+from torch.distributed.checkpoint import HuggingFaceStorageReader
 from transformers import AutoModelForCausalLM
 
 from configs.flags import parse_flags
@@ -154,7 +154,7 @@ def run(tiny_model: Path, process_group: ProcessGroup, tmp_path_factory: pytest.
 
 def stored_dtypes(run: Path) -> dict[str, torch.dtype]:
     """Trained weights and their optimizer states, as the sharded copy holds them."""
-    metadata = FileSystemReader(run.parent / "sharded-tiny").read_metadata().state_dict_metadata
+    metadata = HuggingFaceStorageReader(str(run.parent / "sharded-tiny")).read_metadata().state_dict_metadata
     return {key: value.properties.dtype for key, value in metadata.items() if hasattr(value, "properties")}
 
 
