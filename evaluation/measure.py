@@ -31,8 +31,8 @@ class Measure(ABC):
 
     HIGHER_IS_BETTER: ClassVar[bool] = True
 
-    REQUIREMENT: ClassVar[str | None] = None
-    """The package that it needs, as in requirements-evaluation.txt: "rouge-score>=0.1.2,<0.2"."""
+    PACKAGE: ClassVar[str | None] = None
+    """The package that it needs, by its name in requirements-evaluation.txt, which has its versions."""
 
     @abstractmethod
     def make_scorer(self) -> Scorer:

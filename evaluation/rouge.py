@@ -13,7 +13,7 @@ class Rouge(Measure):
     """F-measures, 0 to 100, of stemmed words: single ones, pairs, and the longest common sequence."""
 
     NAMES = ("rouge1", "rouge2", "rougeL")
-    REQUIREMENT = "rouge-score>=0.1.2,<0.2"
+    PACKAGE = "rouge-score"
 
     def make_scorer(self) -> Scorer:
         from rouge_score.rouge_scorer import RougeScorer  # optional

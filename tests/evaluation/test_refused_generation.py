@@ -13,6 +13,7 @@ from evaluation.measures import MEASURES, check_measures
 from tests.helpers.processes import ROOT
 from tests.helpers.refusals import Bench
 from utils.errors import ConfigError
+from utils.optional_packages import requirement
 
 
 @pytest.mark.parametrize(
@@ -62,4 +63,4 @@ def test_a_missing_package(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_the_requirement_is_the_one_that_the_refusal_names() -> None:
     lines = Path(ROOT / "requirements-evaluation.txt").read_text().splitlines()
-    assert {measure.REQUIREMENT for measure in MEASURES} - {None} <= set(lines)
+    assert {requirement(measure.PACKAGE) for measure in MEASURES if measure.PACKAGE} <= set(lines)
