@@ -29,6 +29,7 @@ from policies.sharding import Accumulation, choose_accumulation, reduction_notes
 from ranks.environment import Environment, print_rank_zero
 from resolving.inputs import Inputs
 from resolving.resolved import Resolved
+from tasks.task import BatchForm
 
 
 class SummedLoss(Protocol):
@@ -77,15 +78,8 @@ def build(inputs: Inputs, env: Environment) -> TrainingParts:
         widths = tuple(one_width(width, longest) for width in widths)
 
     def collate_of(num_rows: int) -> Callable[[list[Any]], Any]:
-        return task.make_collator(
-            inputs.processor,
-            empty.model.config,
-            vocab_size=inputs.vocab_size,
-            widths=widths,
-            packing=packing,
-            offsets=offsets,
-            num_rows=num_rows if train.compile else 0,
-        )
+        form = BatchForm(inputs.vocab_size, widths, packing, offsets, num_rows if train.compile else 0)
+        return task.make_collator(inputs.processor, empty.model.config, form)
 
     if packing:
         collate = collate_of(1)

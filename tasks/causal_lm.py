@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from pathlib import Path
 from typing import Any, ClassVar
 
 import numpy as np
@@ -13,8 +12,7 @@ from torch import nn
 from transformers import AutoModelForCausalLM, AutoModelForSeq2SeqLM, PreTrainedConfig, PreTrainedModel
 
 from configs.training import DEFAULT_CONTEXT_LENGTH, TrainConfig
-from data.batches.packing import Offsets
-from data.batches.padding import PaddedWidth, pad_left, padding_id
+from data.batches.padding import pad_left, padding_id
 from data.sequences.causal import build_sequences
 from data.sequences.reading import Reading
 from data.sequences.tokenized import TokenSequence
@@ -22,6 +20,7 @@ from data.tokens.encoding import ONE_TEXT
 from tasks.causal_batches import CausalMicroBatch, Collator, causal_meta_batch
 from tasks.flops import Cost, StepFlops, flops_per_token
 from tasks.generation import (
+    AnswerSettings,
     GenerationSettings,
     PromptedAnswer,
     check_positions,
@@ -30,7 +29,7 @@ from tasks.generation import (
     last_answer,
     sampling,
 )
-from tasks.task import Task
+from tasks.task import BatchForm, Task
 from utils.errors import ConfigError
 
 
@@ -122,16 +121,11 @@ class CausalLM(Task[CausalMicroBatch]):
         self,
         processor: Any,
         model_config: PreTrainedConfig,
-        *,
-        vocab_size: int,
-        widths: Sequence[PaddedWidth],
-        packing: bool,
-        offsets: Offsets,
-        num_rows: int = 0,
+        form: BatchForm,
     ) -> Collator:
         """The Collator of a run, which pads with an id that the model's embedding has."""
-        (width,) = widths
-        return Collator(packing, padding_id(processor, vocab_size), width, offsets, num_rows)
+        (width,) = form.widths
+        return Collator(form.packing, padding_id(processor, form.vocab_size), width, form.offsets, form.num_rows)
 
     def summed_loss(self, model: nn.Module, batch: CausalMicroBatch, loss_grad: float | None = None) -> torch.Tensor:
         """Sum of next-token cross-entropy over the batch's label tokens (`policies.loss.summed_loss`)."""
@@ -156,23 +150,18 @@ class CausalLM(Task[CausalMicroBatch]):
         model: Any,
         processor: Any,
         prompt: str,
-        *,
-        max_new_tokens: int,
-        temperature: float = 0.0,
-        add_bos: bool = True,
-        more_end_ids: Sequence[int] = (),
-        image: Path | None = None,
+        settings: AnswerSettings,
     ) -> str:
-        start = [] if processor.bos_token_id is None or not add_bos else [processor.bos_token_id]
+        start = [] if processor.bos_token_id is None or not settings.add_bos else [processor.bos_token_id]
         ids = torch.tensor([start + processor.encode(prompt, add_special_tokens=False)], device=model.device)
-        check_positions(decoder_positions(model.config), ids.shape[1], max_new_tokens)
+        check_positions(decoder_positions(model.config), ids.shape[1], settings.max_new_tokens)
         output = model.generate(
             input_ids=ids,
             attention_mask=torch.ones_like(ids),
-            max_new_tokens=max_new_tokens,
-            eos_token_id=[processor.eos_token_id, *more_end_ids],
+            max_new_tokens=settings.max_new_tokens,
+            eos_token_id=[processor.eos_token_id, *settings.more_end_ids],
             pad_token_id=processor.eos_token_id,
-            **sampling(temperature),
+            **sampling(settings.temperature),
         )
         return processor.decode(output[0, ids.shape[1] :], skip_special_tokens=True).strip()
 

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
@@ -25,6 +26,25 @@ class GenerationSettings:
     max_new_tokens: int
     padding_id: int  # in the unused positions of a batch
     end_ids: tuple[int, ...]  # tokens that end an answer, besides those of generation_config.json
+
+
+@dataclass(frozen=True)
+class AnswerSettings:
+    """How one prompt of a person is answered.
+
+    Attributes:
+        temperature: 0 takes the likeliest token each time; above, torch's random state decides.
+        add_bos: put the processor's first token before the prompt, as training does except under a chat template. Only
+            causal models ask; other processors know what belongs around a prompt.
+        more_end_ids: tokens that end the answer, besides the processor's end token; of causal models.
+        image: given if the task READS_IMAGES, and only then.
+    """
+
+    max_new_tokens: int
+    temperature: float = 0.0
+    add_bos: bool = True
+    more_end_ids: Sequence[int] = ()
+    image: Path | None = None
 
 
 class PromptedAnswer(NamedTuple):

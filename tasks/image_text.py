@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from functools import partial
-from pathlib import Path
 from typing import Any, ClassVar
 
 import torch
@@ -14,8 +13,7 @@ from transformers import AutoModelForImageTextToText, PreTrainedConfig, PreTrain
 
 from configs.run import RunConfig
 from configs.training import DEFAULT_CONTEXT_LENGTH, TrainConfig
-from data.batches.packing import Offsets
-from data.batches.padding import PaddedWidth, padding_id
+from data.batches.padding import padding_id
 from data.images.caption_rows import Picture
 from data.images.opening import open_image
 from data.images.sequences import ImageSequences, build_image_sequences
@@ -33,6 +31,7 @@ from data.sequences.tokenized import TokenSequence
 from data.tokens.encoding import Caption
 from tasks.causal_lm import CausalLM
 from tasks.generation import (
+    AnswerSettings,
     GenerationSettings,
     PromptedAnswer,
     check_positions,
@@ -49,7 +48,7 @@ from tasks.image_batches import (
     prompts_of_images,
 )
 from tasks.seq2seq_lm import Seq2SeqLM, check_decoder_tokens
-from tasks.task import Task
+from tasks.task import BatchForm, Task
 from utils.errors import ConfigError
 
 
@@ -155,18 +154,13 @@ class ImageText(Task[ImageTextMicroBatch]):
         self,
         processor: Any,
         model_config: PreTrainedConfig,
-        *,
-        vocab_size: int,
-        widths: Sequence[PaddedWidth],
-        packing: bool,
-        offsets: Offsets,
-        num_rows: int = 0,
+        form: BatchForm,
     ) -> ImageCollator:
         """The collator of a run. No batch is filled up, since a row without an image is none of these models'."""
-        (width,), text, decoder = widths, model_config.get_text_config(), None
+        (width,), text, decoder = form.widths, model_config.get_text_config(), None
         if getattr(text, "is_encoder_decoder", False):
             decoder = DecoderIds(text.decoder_start_token_id, text.pad_token_id)
-        return ImageCollator(processor, padding_id(processor.tokenizer, vocab_size), width, decoder)
+        return ImageCollator(processor, padding_id(processor.tokenizer, form.vocab_size), width, decoder)
 
     def summed_loss(self, model: nn.Module, batch: ImageTextMicroBatch, loss_grad: float | None = None) -> torch.Tensor:
         """Sum of the cross-entropy over the batch's caption tokens, fp32 scalar (see `policies.loss.summed_loss`)."""
@@ -184,36 +178,30 @@ class ImageText(Task[ImageTextMicroBatch]):
         model: Any,
         processor: Any,
         prompt: str,
-        *,
-        max_new_tokens: int,
-        temperature: float = 0.0,
-        add_bos: bool = True,
-        more_end_ids: Sequence[int] = (),
-        image: Path | None = None,
+        settings: AnswerSettings,
     ) -> str:
         """The text that the model writes about an image. The model is one process's, not sharded.
 
         Args:
             prompt: what it is asked; it may be empty.
-            temperature: 0 takes the likeliest token each time; above, torch's random state decides.
-            add_bos, more_end_ids: of causal models; the processor knows what belongs around a prompt.
-            image: its file.
 
         Raises:
             BadExample: if the image cannot be read.
             ConfigError: if the model has no positions for image, prompt and answer.
         """
-        assert image is not None
-        inputs = _asked(model, processor, [Picture(open_image(image), prompt)], processor.tokenizer.eos_token_id)
+        assert settings.image is not None
+        inputs = _asked(
+            model, processor, [Picture(open_image(settings.image), prompt)], processor.tokenizer.eos_token_id
+        )
         is_encoder_decoder = getattr(model.config.get_text_config(), "is_encoder_decoder", False)
         num_taken = 1 if is_encoder_decoder else inputs["input_ids"].shape[1]
-        check_positions(decoder_positions(model.config), num_taken, max_new_tokens)
+        check_positions(decoder_positions(model.config), num_taken, settings.max_new_tokens)
         output = model.generate(
             **inputs,
-            max_new_tokens=max_new_tokens,
+            max_new_tokens=settings.max_new_tokens,
             eos_token_id=sorted({processor.tokenizer.eos_token_id, end_id(processor, model.config)}),
             pad_token_id=processor.tokenizer.eos_token_id,
-            **sampling(temperature),
+            **sampling(settings.temperature),
         )
         return _answers(processor, inputs["input_ids"], output)[0]
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from pathlib import Path
 from typing import Any, ClassVar
 
 import numpy as np
@@ -14,8 +13,7 @@ from transformers import AutoModelForSeq2SeqLM, PreTrainedConfig, PreTrainedMode
 
 from configs.run import RunConfig
 from configs.training import DEFAULT_SOURCE_LENGTH, DEFAULT_TARGET_LENGTH, TrainConfig
-from data.batches.packing import Offsets
-from data.batches.padding import EXACT, PaddedWidth, pad_right, padding_id
+from data.batches.padding import EXACT, pad_right, padding_id
 from data.sequences.reading import Reading
 from data.sequences.source_target import Affixes, SourceTargetBuilder
 from data.sequences.tokenized import TokenSequence
@@ -23,6 +21,7 @@ from data.tokens.encoding import SourceAndTarget
 from data.tokens.labels import IGNORE_INDEX, shift_right
 from tasks.flops import Cost, Seq2SeqFlops, flops_per_token
 from tasks.generation import (
+    AnswerSettings,
     GenerationSettings,
     PromptedAnswer,
     check_positions,
@@ -31,7 +30,7 @@ from tasks.generation import (
     sampling,
 )
 from tasks.seq2seq_batches import Seq2SeqCollator, Seq2SeqMicroBatch, seq2seq_meta_batch
-from tasks.task import Task
+from tasks.task import BatchForm, Task
 from utils.errors import ConfigError
 
 FAMILIES = ("bart", "mt5", "pegasus", "t5")
@@ -139,22 +138,17 @@ class Seq2SeqLM(Task[Seq2SeqMicroBatch]):
         self,
         processor: Any,
         model_config: PreTrainedConfig,
-        *,
-        vocab_size: int,
-        widths: Sequence[PaddedWidth],
-        packing: bool,
-        offsets: Offsets,
-        num_rows: int = 0,
+        form: BatchForm,
     ) -> Seq2SeqCollator:
         """The collator of a run; the decoder begins with the token of the model's config."""
-        width, target_width = widths
+        width, target_width = form.widths
         return Seq2SeqCollator(
-            padding_id=padding_id(processor, vocab_size),
+            padding_id=padding_id(processor, form.vocab_size),
             decoder_start_id=_start(model_config),
             decoder_padding_id=model_config.pad_token_id,
             width=width,
             target_width=target_width,
-            num_rows=num_rows,
+            num_rows=form.num_rows,
         )
 
     def summed_loss(self, model: nn.Module, batch: Seq2SeqMicroBatch, loss_grad: float | None = None) -> torch.Tensor:
@@ -175,20 +169,11 @@ class Seq2SeqLM(Task[Seq2SeqMicroBatch]):
         model: Any,
         processor: Any,
         prompt: str,
-        *,
-        max_new_tokens: int,
-        temperature: float = 0.0,
-        add_bos: bool = True,
-        more_end_ids: Sequence[int] = (),
-        image: Path | None = None,
+        settings: AnswerSettings,
     ) -> str:
         """The target that the model writes for a source, whose task prefix is included.
 
         The model's generation_config.json decides about beams, lengths and forced tokens.
-
-        Args:
-            temperature: 0 takes the likeliest text; above, torch's random state decides.
-            add_bos, more_end_ids: of causal models; the tokenizer knows what belongs around a source.
 
         Raises:
             ConfigError: if the model has no positions for source or target.
@@ -200,13 +185,13 @@ class Seq2SeqLM(Task[Seq2SeqMicroBatch]):
                 f"--prompt: its {num_tokens:,} tokens are more than the {positions:,} positions of this model's "
                 "encoder; give a shorter one"
             )
-        check_positions(decoder_positions(model.config), 1, max_new_tokens)  # after decoder_start_token_id
-        one_beam = {"num_beams": 1} if temperature > 0 else {}
+        check_positions(decoder_positions(model.config), 1, settings.max_new_tokens)  # after decoder_start_token_id
+        one_beam = {"num_beams": 1} if settings.temperature > 0 else {}
         output = model.generate(
             input_ids=inputs["input_ids"],
             attention_mask=inputs["attention_mask"],
-            max_new_tokens=max_new_tokens,
-            **sampling(temperature),
+            max_new_tokens=settings.max_new_tokens,
+            **sampling(settings.temperature),
             **one_beam,
         )
         return processor.decode(output[0], skip_special_tokens=True).strip()

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
-from pathlib import Path
+from dataclasses import dataclass
 from typing import Any, ClassVar, Generic, Protocol, TypeVar
 
 import torch
@@ -26,7 +26,7 @@ from data.sequences.reading import Reading
 from data.sequences.tokenized import TokenSequence
 from ranks.collectives import sum_on_host
 from tasks.flops import Cost, Flops, UnknownFlops, flops_per_token
-from tasks.generation import GenerationSettings, PromptedAnswer
+from tasks.generation import AnswerSettings, GenerationSettings, PromptedAnswer
 from utils.errors import ConfigError
 
 
@@ -58,6 +58,25 @@ class MicroBatch(Protocol):
 
 
 Batch = TypeVar("Batch", bound=MicroBatch)
+
+
+@dataclass(frozen=True)
+class BatchForm:
+    """How the rows of a batch are laid out.
+
+    Attributes:
+        vocab_size: rows of the model's embedding; ids of padding must be below.
+        widths: how wide the inputs, and labels that are apart from them, are padded.
+        packing: rows hold several sequences; only if the task PACKS.
+        offsets: which rows need `cu_seqlens` (`policies.attention.choice`).
+        num_rows: batches are filled up to so many rows, as layers that are compiled for them ask; 0: they are not.
+    """
+
+    vocab_size: int
+    widths: Sequence[PaddedWidth]
+    packing: bool
+    offsets: Offsets
+    num_rows: int = 0
 
 
 class Task(ABC, Generic[Batch]):
@@ -144,22 +163,9 @@ class Task(ABC, Generic[Batch]):
         self,
         processor: Any,
         model_config: PreTrainedConfig,
-        *,
-        vocab_size: int,
-        widths: Sequence[PaddedWidth],
-        packing: bool,
-        offsets: Offsets,
-        num_rows: int = 0,
+        form: BatchForm,
     ) -> Callable[[list[Any]], Batch | Unreadable]:
-        """The function that makes a batch of rows. It runs in the loader's processes, so it can be pickled.
-
-        Args:
-            vocab_size: rows of the model's embedding; ids of padding must be below.
-            widths: how wide the inputs, and labels that are apart from them, are padded.
-            packing: rows hold several sequences; only if PACKS.
-            offsets: which rows need `cu_seqlens` (`policies.attention.choice`).
-            num_rows: batches are filled up to so many rows, as layers that are compiled for them ask; 0: they are not.
-        """
+        """The function that makes a batch of rows. It runs in the loader's processes, so it can be pickled."""
 
     # The model and its loss
 
@@ -232,20 +238,9 @@ class Task(ABC, Generic[Batch]):
         model: Any,
         processor: Any,
         prompt: str,
-        *,
-        max_new_tokens: int,
-        temperature: float = 0.0,
-        add_bos: bool = True,
-        more_end_ids: Sequence[int] = (),
-        image: Path | None = None,
+        settings: AnswerSettings,
     ) -> str:
         """The model's answer to a prompt. The model is one process's, not sharded.
-
-        Args:
-            temperature: 0 takes the likeliest token each time; above, torch's random state decides.
-            add_bos: put the processor's first token before the prompt, as training does except under a chat template.
-            more_end_ids: tokens that end the answer, besides the processor's end token.
-            image: given if READS_IMAGES, and only then.
 
         Raises:
             ConfigError: if the model has no positions for prompt and answer.

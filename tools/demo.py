@@ -86,6 +86,7 @@ def main() -> int:
 def show(run: Path) -> None:
     """Print the losses before and after, and the summary of a dialogue that the model has not seen."""
     quiet_imports()
+    from tasks.generation import AnswerSettings
     from tools.generate import load
 
     events = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
@@ -93,7 +94,7 @@ def show(run: Path) -> None:
     sample = json.loads((DATA / "validation.jsonl").read_text().splitlines()[0])
     prompt = load_dataset_file(BUILT_IN_FOLDER / "samsum.py").PROMPT.format(dialogue=sample["dialogue"])
     model, tokenizer, task = load(run / "model", None)
-    answer = task.generate(model, tokenizer, prompt, max_new_tokens=80)
+    answer = task.generate(model, tokenizer, prompt, AnswerSettings(max_new_tokens=80))
     print(f"\nA dialogue held out from training:\n\n{sample['dialogue']}\n")
     print(f"the model:  {answer}\nreference:  {sample['summary']}\n")
     print(f"eval loss before {losses[0]:.3f}, after {min(losses[1:]):.3f}")

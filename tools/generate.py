@@ -38,6 +38,7 @@ from data.chat.template import ChatTemplate
 from data.images.opening import open_image
 from data.tokens.spans import BadExample
 from tasks.finding import find_task
+from tasks.generation import AnswerSettings
 from tasks.task import Task
 from tools.ending import status_of
 from utils.errors import ConfigError, TrainingError, in_one_line
@@ -169,18 +170,16 @@ def answer_all(given: argparse.Namespace) -> None:
         raise ConfigError(f"--chat: the tokenizer of {given.path} has no chat template; leave --chat out")
     more_end_ids = turn_end_ids(tokenizer) if given.chat else []
     torch.manual_seed(given.seed)
+    settings = AnswerSettings(
+        max_new_tokens=given.max_new_tokens,
+        temperature=given.temperature,
+        add_bos=not given.chat,  # a template brings its own
+        more_end_ids=more_end_ids,
+        image=given.image,
+    )
     for prompt in prompts:
         shown = as_user_turn(tokenizer, prompt) if given.chat else prompt
-        text = task.generate(
-            model,
-            tokenizer,
-            shown,
-            max_new_tokens=given.max_new_tokens,
-            temperature=given.temperature,
-            add_bos=not given.chat,  # a template brings its own
-            more_end_ids=more_end_ids,
-            image=given.image,
-        )
+        text = task.generate(model, tokenizer, shown, settings)
         answer = f"> {prompt}\n{text}\n" if len(prompts) > 1 else text
         # A terminal would obey control characters; another program gets what the model wrote.
         print(printable(answer) if sys.stdout.isatty() else answer, flush=True)

@@ -23,6 +23,7 @@ from policies.quantization.quantized_linear import Quantization, QuantizedLinear
 from tasks.flops import Seq2SeqFlops
 from tasks.seq2seq_batches import Seq2SeqCollator, Seq2SeqMicroBatch
 from tasks.seq2seq_lm import FAMILIES, Seq2SeqLM
+from tasks.task import BatchForm
 from tests.helpers.seq2seq_models import VOCAB, make_config, make_model, make_tokenizer
 
 TASK = Seq2SeqLM()
@@ -42,9 +43,8 @@ def make_rows(seed: int = 0) -> list[list[TokenSequence]]:
 
 
 def collator(model: Any) -> Seq2SeqCollator:
-    made = TASK.make_collator(
-        make_tokenizer("bart"), model.config, vocab_size=VOCAB, widths=(WIDTH, WIDTH), packing=False, offsets="none"
-    )
+    form = BatchForm(vocab_size=VOCAB, widths=(WIDTH, WIDTH), packing=False, offsets="none")
+    made = TASK.make_collator(make_tokenizer("bart"), model.config, form)
     assert isinstance(made, Seq2SeqCollator)
     return made
 

@@ -12,6 +12,7 @@ from safetensors.torch import load_file
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from tasks.causal_lm import CausalLM
+from tasks.generation import AnswerSettings
 from tests.helpers.chat_templates import FAMILIES
 from tests.helpers.checkpoints import changed, save_checkpoint, with_lora
 from tests.helpers.families import save_family
@@ -120,8 +121,8 @@ def test_a_token_that_ends_the_turn_ends_the_answer(tiny_model: Path) -> None:
     model, tokenizer = AutoModelForCausalLM.from_pretrained(tiny_model), AutoTokenizer.from_pretrained(tiny_model)
     ids = torch.tensor([[tokenizer.bos_token_id, *tokenizer.encode(PROMPT)]])
     first = int(model(ids).logits[0, -1].argmax())
-    assert len(TASK.generate(model, tokenizer, PROMPT, max_new_tokens=12)) > 12
-    short = TASK.generate(model, tokenizer, PROMPT, max_new_tokens=12, more_end_ids=[first])
+    assert len(TASK.generate(model, tokenizer, PROMPT, AnswerSettings(max_new_tokens=12))) > 12
+    short = TASK.generate(model, tokenizer, PROMPT, AnswerSettings(max_new_tokens=12, more_end_ids=[first]))
     assert short == tokenizer.decode([first]).strip()
 
 
