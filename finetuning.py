@@ -232,7 +232,7 @@ def train_step(
     on_phase("before_forward")
     for index, batch in enumerate(micro_batches):
         is_last = index == len(micro_batches) - 1
-        # Gradients are reduced over ranks in the last micro-batch's backward, once per step.
+        # Gradients are reduced over ranks in the last micro-batch's backward; in each, if they accumulate sharded.
         with micro_batch_context(model, trainable.accumulation, is_first=index == 0, is_last=is_last):
             loss = trainable.summed_loss(model, batch.to(device), loss_grad)
             if index == 0:
