@@ -6,7 +6,9 @@ from pathlib import Path
 
 import pytest
 
+from benchmarks import planned_scaling
 from benchmarks.planned_scaling import Planned, latency_seconds, num_parameters, sent_by_a_node
+from tests.helpers.processes import ROOT
 
 
 def test_groups_of_a_node_send_gradients_alone_so_micro_batches_share_them(tmp_path: Path) -> None:
@@ -27,3 +29,11 @@ def test_groups_of_a_node_send_gradients_alone_so_micro_batches_share_them(tmp_p
 def figures(planned: Planned) -> list[float]:
     """Tokens/s per GPU with the fast network, the slow one, and the slow one with 16 micro-batches."""
     return [float(figure.replace(",", "")) for figure in planned.speeds().split(" | ")]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("table", ["speed_table", "group_table", "checkpoint_table"])
+def test_the_tables_of_the_page_are_computed(table: str, tmp_path: Path) -> None:
+    page = (ROOT / "docs/scaling.md").read_text()
+    for line in getattr(planned_scaling, table)(tmp_path).splitlines():
+        assert line in page
