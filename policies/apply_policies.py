@@ -73,10 +73,12 @@ def adapt_model(
         checkpointing: what `policies.activations.checkpointing.checkpointing_mode` returned.
         new_tokens: ids of tokens whose embeddings LoRA trains, too.
         adapter_device: "meta" for a plan, which needs no values.
-        say: prints a line when something does not compile, and all runs uncompiled; None: torch's error ends the call.
+        say: prints a line if something does not compile; everything then runs uncompiled. None: torch's error ends the
+            call.
         compiled_loss: stands for the compiled cross-entropy in a plan, which compiles nothing.
     """
     base, train, backbone = model, config.train_config, task.backbone(model)
+    wrapped: nn.Module = base  # in its adapters
     fallback = None if say is None else EagerFallback(say)
     cross_entropy: CrossEntropy = summed_cross_entropy
     if train.compile:
@@ -95,29 +97,31 @@ def adapt_model(
 
     # 1. PEFT, on quantized layers or plain ones
     notes: tuple[str, ...] = ()
+    # Quantized first: peft then wraps the packed layers, and the adapters themselves stay unquantized.
     if policies.quantization is not None:
         notes = (quantize_linears(base, policies.quantization),)
     elif policies.float8 is not None and train.use_peft:
         notes = (store_in_float8(base, policies.float8),)
     if train.use_peft:
-        model = apply_adapters(model, config, task.PEFT_TYPE, new_tokens, adapter_device)
-        store_adapters(model, policies.precision.adapter_dtype)
-        use_lean_forward(model)
-        use_lean_tokens(model)
+        wrapped = apply_adapters(base, config, task.PEFT_TYPE, new_tokens, adapter_device)
+        store_adapters(wrapped, policies.precision.adapter_dtype)
+        # After peft, whose forwards these replace (docs/decisions.md, Adapters and quantization).
+        use_lean_forward(wrapped)
+        use_lean_tokens(wrapped)
     # 2. freeze: adapters froze what they need frozen
     if train.freeze_layers:
-        freeze_layers(model, backbone, train.num_freeze_layers)
-    freeze_parts(model, base, train)
+        freeze_layers(wrapped, backbone, train.num_freeze_layers)
+    freeze_parts(wrapped, base, train)
     # 3. precision: weights have their storage dtype since they were built; the policy that casts belongs to sharding
     if policies.float8 is not None and not train.use_peft:
         notes = (compute_in_float8(base, policies.float8),)
-    # 4. activation checkpointing
+    # 4. activation checkpointing, inside each layer's forward: compiled code and the hooks of sharding go around it
     apply_activation_checkpointing(base, checkpointing)
     # 5. compile, inside the hooks that sharding adds
     if train.compile:
         norms = find_outer_norms(base, layers)
         compile_layers(layers, norms, widths_vary=train.batching_strategy == "padding", fallback=fallback)
-    return Adapted(model, base, units, layers, notes)
+    return Adapted(wrapped, base, units, layers, notes)
 
 
 def shard_and_fill(
@@ -132,7 +136,7 @@ def shard_and_fill(
     """Steps 6 to 8: the ranks share the model out and read its weights. Every rank must call this.
 
     Args:
-        offloads: what layers keep for backward waits in host memory.
+        offloads: activations wait in host memory for backward.
 
     Returns:
         The model to call: `model(..., targets=targets)` gives the summed loss.
@@ -144,11 +148,12 @@ def shard_and_fill(
     # 7. materialise weights; DistributedDataParallel goes around real ones
     parameter_device = layout.parameter_device(env.device)
     materialise(model, base, weights, parameter_device=parameter_device, compute_device=env.device)
+    # Rows of new tokens and DoRA's magnitudes are computed from the base's weights, so they come last.
     set_token_rows(model)
-    if lora.use_dora:  # an adapter that is trained on from a folder has its own
+    if lora.use_dora:  # an adapter from --from_peft_checkpoint has its magnitudes already
         set_magnitudes(model)
     # 8. activation offloading, around the layers as they are called
     if offloads:
-        offload_activations(layers[::-1], env.device)
-    # Many towers for images have layers of which the language model reads nothing; a Q-Former reads them all.
+        offload_activations(layers[::-1], env.device)  # in the order of forward; `layers` has inner ones first
+    # The language model reads no output of some layers of many vision encoders; a Q-Former reads them all.
     return replicate(model, layout, has_unused=has_vision(base) and not qformer_part(base))

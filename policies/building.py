@@ -123,6 +123,8 @@ def build_for_training(
         new_tokens=new_tokens,
     )
     dtype = policies.precision.storage_dtype
+    # Before adapters are added: files are compared with the plain model, and a mismatch is refused before any value is
+    # read.
     weights = find_weights(config.train_config, empty.model, task.AUTO_MODEL, dtype, env, num_rows=num_embeddings)
     print_rank_zero(env, *empty.notes, *weights.notes)
     adapted = adapt_model(

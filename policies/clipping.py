@@ -46,6 +46,7 @@ def clip_grad_norm(
         mesh, placements = gradients[0].device_mesh, gradients[0].placements
         total = total.to(mesh.device_type)  # nccl cannot reduce host memory
         for dim, placement in enumerate(placements):
+            # Copies of a shard (Replicate) are equal: summing over them, too, would count each shard several times.
             if isinstance(placement, Shard):
                 dist.all_reduce(total, group=mesh.get_group(dim))
     norm = total.sqrt() / scale
@@ -53,6 +54,7 @@ def clip_grad_norm(
     if max_norm is not None or scale != 1.0:
         # Like torch.nn.utils.clip_grads_with_norm_: no branch on the value, so no wait for the device.
         excess = torch.ones_like(norm) if max_norm is None else torch.clamp((norm + 1e-6) / max_norm, min=1.0)
+        # Offloaded gradients are in host memory, and are divided there.
         divisor = (excess * scale).to(shards[0].device)
     if getattr(optimizer, "_step_supports_amp_scaling", False):  # torch's name for it (torch.amp.GradScaler.step)
         optimizer.grad_scale = divisor  # type: ignore[union-attr]

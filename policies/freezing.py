@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any
 
 from torch import nn
 from transformers import PreTrainedModel
@@ -13,7 +12,7 @@ from policies.parts import has_vision, language_part, qformer_part, vision_part
 from policies.wrapping import find_layers
 from utils.errors import ConfigError
 
-PARTS: dict[str, Callable[[Any], Sequence[nn.Module | nn.Parameter]]] = {
+PARTS: dict[str, Callable[[PreTrainedModel], Sequence[nn.Module | nn.Parameter]]] = {
     "freeze_vision": vision_part,
     "freeze_qformer": qformer_part,
     "freeze_language_model": language_part,
@@ -47,6 +46,7 @@ def freeze_layers(model: nn.Module, backbone: Sequence[nn.Module], num_layers: i
     for layers in layers_of:
         for layer in layers[:num_layers]:
             layer.requires_grad_(False)
+    # With all layers frozen, full training still has embeddings and head to train; adapters are in layers only.
     if not any(parameter.requires_grad for parameter in model.parameters()):
         raise ConfigError(
             f"--num_freeze_layers: with {num_layers} of {most} layers frozen nothing is trainable, because "

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import Any
+from typing import cast
 
 import psutil
 import torch
 from peft import PeftModel
 from torch import nn
 from torch.distributed.fsdp import FSDPModule
+from transformers import PreTrainedModel
 
 from policies.apply_policies import Policies
 from policies.attention.choice import WITHOUT_MASKS
@@ -31,20 +32,23 @@ def generating(model: nn.Module, policies: Policies, env: Environment) -> Iterat
     Yields:
         Whether the ranks must go in step.
     """
-    units: list[Any] = [module for module in model.modules() if isinstance(module, FSDPModule)]
+    # modules() begins with the root, so units[0] is the root unit.
+    units = [module for module in model.modules() if isinstance(module, FSDPModule)]
     training, inner = model.training, _transformers_model(model)
     attention = inner.config.get_text_config()._attn_implementation
-    whole = bool(units) and _fits(units, policies, env)
+    whole = bool(units) and _fits(model, policies, env)
     if units and not whole:
         print_rank_zero(env, "generating: the whole model does not fit; layers are gathered for every token, slowly")
     model.eval()
-    if attention in WITHOUT_MASKS:  # a lone prompt longer than a sliding window would have neither offsets nor a mask
+    # Keys in a cache, and prompts longer than a sliding window, need masks, which these functions never get.
+    if attention in WITHOUT_MASKS:
         inner.set_attn_implementation("sdpa")
     # The root's weights are whole only in its own forward, which generation does not call under an adapter, nor for an
     # encoder alone.
     for unit in units if whole else units[:1]:
         unit.unshard()
     if whole:
+        # This sets all units: the call recurses.
         units[0].set_reshard_after_forward(False)
     try:
         # Every new token has another length, and compiled layers would be compiled again and again.
@@ -52,6 +56,7 @@ def generating(model: nn.Module, policies: Policies, env: Environment) -> Iterat
             yield bool(units) and not whole and policies.layout.mesh_shape[1] > 1
     finally:
         if whole:
+            # Not the root: `policies.sharding.shard` never lets it reshard after forward.
             for unit in units[1:]:
                 unit.set_reshard_after_forward(policies.layout.reshard_after_forward, recurse=False)
         reshard(model)
@@ -60,19 +65,20 @@ def generating(model: nn.Module, policies: Policies, env: Environment) -> Iterat
         model.train(training)
 
 
-def _transformers_model(model: nn.Module) -> Any:
+def _transformers_model(model: nn.Module) -> PreTrainedModel:
     """The transformers model below what wraps it."""
     inner = unwrap(model)
-    return inner.get_base_model() if isinstance(inner, PeftModel) else inner
+    return cast(PreTrainedModel, inner.get_base_model() if isinstance(inner, PeftModel) else inner)
 
 
-def _fits(units: list[Any], policies: Policies, env: Environment) -> bool:
+def _fits(model: nn.Module, policies: Policies, env: Environment) -> bool:
     """Whether the whole weights, as they are computed with, take at most half of the free memory of every rank."""
     precision = policies.precision
     num_bytes = 0
-    for parameter in units[0].parameters():
+    for parameter in model.parameters():
         casts = parameter.is_floating_point() and precision.casts
         num_bytes += parameter.numel() * (precision.compute_dtype.itemsize if casts else parameter.element_size())
+    # One rank without room decides for all, since every rank must gather the same units.
     (is_short,) = max_on_host(2 * num_bytes > free_bytes(env))
     return not is_short
 
@@ -81,5 +87,6 @@ def free_bytes(env: Environment) -> int:
     """Memory that this rank can still take on the device where it computes."""
     if env.device.type != "cuda":
         return int(psutil.virtual_memory().available // env.local_world_size)
+    # Blocks that the caching allocator holds and does not use are free for tensors, too.
     kept = torch.cuda.memory_reserved(env.device) - torch.cuda.memory_allocated(env.device)
     return torch.cuda.mem_get_info(env.device)[0] + kept

@@ -9,8 +9,8 @@ import torch
 import triton
 import triton.language as tl
 
-NUMBERS = 2**16  # that a program sums
-STEP = 2**13  # that it reads at a time
+NUMBERS = 2**16  # summed by one program
+STEP = 2**13  # read by it at a time
 ALIGNMENT = 16  # in bytes, of addresses; and in numbers, of sizes: wide loads need to know
 
 _DTYPES = {torch.bfloat16: tl.bfloat16, torch.float16: tl.float16, torch.float32: tl.float32}
@@ -34,6 +34,7 @@ def sum_in_kernel(tensors: Sequence[torch.Tensor]) -> torch.Tensor:
     sizes = [tensor.numel() // ALIGNMENT for tensor in tensors]
     addresses = [tensor.data_ptr() // ALIGNMENT for tensor in tensors]
     rows = list(zip(addresses, sizes, firsts, counts, strict=True))
+    # From pinned memory, so the copy is queued like a kernel and the host does not wait for the device.
     table = torch.tensor(rows, dtype=torch.int64).pin_memory().to(device, non_blocking=True)
     owners = torch.repeat_interleave(table[:, 3], output_size=total)  # the tensor of each program
     sums = torch.empty(total, device=device, dtype=torch.float32)

@@ -28,6 +28,7 @@ def step_if_finite(optimizer: Optimizer, numbers: torch.Tensor, *, may_recover: 
     if not getattr(optimizer, "_step_supports_amp_scaling", False) or weight.device != numbers.device:
         return False
     found_inf = (~numbers.isfinite()).any().float()
+    # Sticky: once a step was not finite, all updates that the host has queued meanwhile are left out as well.
     if not may_recover and (before := getattr(optimizer, "found_inf", None)) is not None:
         found_inf = torch.maximum(found_inf, before)
     optimizer.found_inf = found_inf  # type: ignore[attr-defined]

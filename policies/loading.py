@@ -68,8 +68,10 @@ def load_model_config(train: TrainConfig, *, needs_weights: bool = True) -> Pret
 
 def _check_dropout(model_name: str, model_config: PretrainedConfig) -> None:
     """Refuse probabilities that are none; torch would only notice in the first forward pass."""
+    # A text model's get_text_config() is the config itself.
     for config in {id(c): c for c in (model_config, model_config.get_text_config())}.values():
         for name, value in config.to_dict().items():
+            # type() and not isinstance(): a bool is an int to Python.
             is_probability = ("dropout" in name or name.endswith("pdrop")) and type(value) in (int, float)
             if is_probability and not 0 <= value <= 1:
                 raise ConfigError(
@@ -104,7 +106,9 @@ def _check_weights(folder: Path, model_config: PretrainedConfig, *, needed: bool
         )
 
 
-def build_model(train: TrainConfig, model_config: PretrainedConfig, auto_model: Any, dtype: torch.dtype) -> Any:
+def build_model(
+    train: TrainConfig, model_config: PretrainedConfig, auto_model: Any, dtype: torch.dtype
+) -> PreTrainedModel:
     """The model with its parameters, in `dtype`, on the meta device (see `policies.pretrained.build_on_meta`).
 
     Args:

@@ -55,6 +55,7 @@ class LossScaler:
         if self.growth_tracker == self.growth_interval:
             self.growth_tracker = 0
             grown = self.scale * GROWTH_FACTOR
+            # As in torch's kernel: a scale that would be infinite in fp32 does not grow.
             self.scale = grown if grown <= torch.finfo(torch.float32).max else self.scale
 
     def state_dict(self) -> dict[str, float] | None:

@@ -3,17 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
 
 from torch import nn
 from transformers import PreTrainedModel
 
 
-def vision_part(model: Any) -> list[nn.Module]:
+def vision_part(model: nn.Module) -> list[nn.Module]:
     """The vision encoder, which turns pixels into features; empty if the model has none."""
-    if not has_vision(model):
+    if not (isinstance(model, PreTrainedModel) and has_vision(model)):
         return []
     encoder = model.get_encoder(modality="image")
+    # A family without an image encoder of its own returns the model itself.
     return [] if encoder in (model, model.base_model) else [encoder]
 
 

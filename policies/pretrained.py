@@ -31,7 +31,7 @@ def build_on_meta(
     *,
     attention: dict[str, Any],
     trust_remote_code: bool = False,
-) -> Any:
+) -> PreTrainedModel:
     """The model with its parameters on the meta device: they have shapes and a dtype, and no values yet.
 
     Buffers are real. Many of them are computed when the model is built and are in no file, so they could not be read
@@ -92,7 +92,7 @@ def read_whole(
     *,
     attention: dict[str, Any],
     trust_remote_code: bool = False,
-) -> tuple[Any, list[str]]:
+) -> tuple[PreTrainedModel, list[str]]:
     """The model with its values on the CPU, read by transformers, which converts what files name or fuse differently.
 
     Returns:

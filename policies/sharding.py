@@ -114,14 +114,15 @@ def shard(
     mesh = init_device_mesh(device.type, layout.mesh_shape, mesh_dim_names=("replicate", "shard"))
     set_timeouts()  # of the mesh's own groups
     if layout.mesh_shape[0] == 1:
+        # A mesh of two dimensions would add an all-reduce over copies, of which there is one.
         mesh = mesh["shard"]
     # Copies overlap with computing only from pinned memory; without a GPU there is nothing to pin it for.
     offload = CPUOffloadPolicy(pin_memory=device.type == "cuda") if layout.cpu_offload else OffloadPolicy()
-    policies: dict[str, Any] = {"mesh": mesh, "mp_policy": precision.policy, "offload_policy": offload}
-    for unit in units:
-        fully_shard(unit, reshard_after_forward=layout.reshard_after_forward, **policies)
+    options: dict[str, Any] = {"mesh": mesh, "mp_policy": precision.policy, "offload_policy": offload}
+    for unit in units:  # inner ones first: each takes the parameters that no earlier unit has
+        fully_shard(unit, reshard_after_forward=layout.reshard_after_forward, **options)
     # The root's own parameters (norm, head) are needed again at once in backward: never reshard them in between.
-    fully_shard(model, reshard_after_forward=False, **policies)
+    fully_shard(model, reshard_after_forward=False, **options)
     if precision.reduce_dtype == torch.bfloat16:
         # NCCL averages by multiplying each rank's part by 1 / ranks, rounded to bf16: 0.2 % off for 3 or 6 ranks.
         for module in model.modules():
@@ -184,9 +185,11 @@ def choose_accumulation(
     if precision.reduce_dtype == torch.bfloat16:
         return Accumulation(unsharded=False, all_reduced=True, keeps_weights=keeps_weights)
     unsharded = asked
+    # Groups of one rank hold whole gradients anyway.
     if layout.mesh_shape[1] == 1 or (asked is None and device.type == "cpu"):
         unsharded = True
     elif asked is None:
+        # In fp32, the dtype in which they are reduced and added.
         gradient_bytes = 4 * sum(p.numel() for p in model.parameters() if p.requires_grad)
         unsharded = gradient_bytes < 0.1 * device.memory_bytes
     return Accumulation(unsharded=bool(unsharded), keeps_weights=keeps_weights)
@@ -222,7 +225,7 @@ def reduction_notes(
 def micro_batch_context(
     model: nn.Module, accumulation: Accumulation, *, is_first: bool, is_last: bool
 ) -> Iterator[None]:
-    """A context for one micro-batch's forward and backward, in which nothing is exchanged that need not be.
+    """A context for one micro-batch's forward and backward that postpones every exchange it can.
 
     Gradients are reduced after the last one, or after each if that is how they accumulate. Weights that are kept are
     gathered and cast for the first one.
@@ -253,7 +256,7 @@ def reshard(model: nn.Module) -> None:
 
 
 def own_class(model: nn.Module) -> type[nn.Module]:
-    """The model's class without what `fully_shard` made of it."""
+    """The model's class as it was before `fully_shard`, which replaces it by a subclass."""
     bases = (base for base in type(model).__mro__ if issubclass(base, nn.Module))
     return next(base for base in bases if not issubclass(base, FSDPModule))
 

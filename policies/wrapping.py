@@ -20,6 +20,7 @@ def find_layers(model: nn.Module) -> list[nn.Module]:
     names = set(getattr(model, "_no_split_modules", None) or ())
     listed = {id(child) for module in model.modules() if isinstance(module, nn.ModuleList) for child in module}
     found: dict[int, nn.Module] = {}
+    # modules() lists a module before those inside it, so in reverse inner blocks come first.
     for module in reversed(list(model.modules())):
         if id(module) not in listed:
             continue
@@ -62,6 +63,7 @@ def find_units(model: PreTrainedModel, wrap: Sequence[str] = ("layer",)) -> list
         return []
     units = find_layers(model) if wrap == ("layer",) else modules_of_classes(model, wrap)
     embedding = model.get_input_embeddings()
+    # With duplicates: a tied weight has a name for each module that uses it.
     num_names = sum(p is embedding.weight for _, p in model.named_parameters(remove_duplicate=False))
     if units and num_names == 1 and embedding not in units:
         units.insert(0, embedding)

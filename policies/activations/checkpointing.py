@@ -7,7 +7,7 @@
 | full      | its input                                                                  | all        |
 
 Layers need not be alike: the first ones may recompute more than the others. A plan chooses so
-(planning/chosen_checkpointing.py): for `auto` if that is what fits, and for `full` where it costs no memory.
+(planning/chosen_checkpointing.py): for `auto`, to fit, and for `full` where it costs no memory.
 """
 
 from __future__ import annotations
@@ -66,7 +66,7 @@ class Checkpointing:
 
     @property
     def modes(self) -> tuple[str, ...]:
-        """Those that some layer has, from the one that keeps most."""
+        """The modes in use, from the one that keeps most."""
         used = {self.mode, self.first} if self.num_first else {self.mode}
         return tuple(mode for mode in MODES if mode in used)
 
@@ -76,6 +76,7 @@ class Checkpointing:
 
     def of_layers(self, model: PreTrainedModel) -> Iterator[tuple[nn.Module, str]]:
         """Each layer of a model that is not sharded yet, and its mode, in the order in which the model lists them."""
+        # find_layers lists the last layer first.
         for place, layer in enumerate(reversed(find_layers(model))):
             yield layer, self.first if place < self.num_first else self.mode
 
@@ -148,13 +149,15 @@ def apply_activation_checkpointing(model: PreTrainedModel, checkpointing: Checkp
     forwards = {"full": _checkpointed({}), "selective": _checkpointed({"context_fn": selective_contexts})}
     for layer, mode in checkpointing.of_layers(model):
         if mode == "off":
+            # Uncovers the class's forward, in case an earlier call had put another one before it.
             layer.__dict__.pop("forward", None)
         else:
             layer.forward = MethodType(forwards[mode], layer)
 
 
 def _checkpointed(options: dict[str, Any]) -> Callable[..., Any]:
-    def forward(layer: Any, *args: Any, **kwargs: Any) -> Any:
+    def forward(layer: nn.Module, *args: Any, **kwargs: Any) -> Any:
+        # Only non-reentrant checkpointing takes a context_fn, and so can be selective.
         return checkpoint(partial(type(layer).forward, layer, **kwargs), *args, use_reentrant=False, **options)
 
     return forward
@@ -167,13 +170,15 @@ def selective_contexts() -> tuple[Any, Any]:
     not kept, and it is not recomputed either, because the layer's backward does not need it. Of an adapter, the small
     inner product is kept.
     """
-    num_products = {False: 0, True: 0}  # in forward, and in recomputation, where some versions of torch ask too
+    # Counted apart, in forward and in recomputation: some versions of torch ask in both, and must get the same answers.
+    num_products = {False: 0, True: 0}
 
     def policy(context: Any, op: Any, *args: Any, **kwargs: Any) -> CheckpointPolicy:
         keep = is_attention(op) and not draws_random_numbers(op, args, kwargs)
         if op in MATRIX_PRODUCTS:
             num_products[context.is_recompute] += 1
             keep = num_products[context.is_recompute] % 2 == 0
+        # PREFER, since torch.compile may still keep a tensor that costs it less than computing it again.
         return CheckpointPolicy.MUST_SAVE if keep else CheckpointPolicy.PREFER_RECOMPUTE
 
     return create_selective_checkpoint_contexts(policy)
@@ -185,6 +190,7 @@ def is_attention(op: Any) -> bool:
 
 
 def draws_random_numbers(op: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
-    """Whether an attention uses dropout: without recomputing it, all later dropout would get other random numbers."""
+    """Whether an attention uses dropout. It must be recomputed, or all later dropout would get other random numbers."""
+    # Positional and named arguments by their names in the operator's schema: kernels differ in their order.
     names = [argument.name for argument in op._schema.arguments]
     return {**dict(zip(names, args, strict=False)), **kwargs}.get("dropout_p", 0.0) > 0

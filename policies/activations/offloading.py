@@ -4,15 +4,15 @@ With layers checkpointed as `full` that is the input of each layer. Copies have 
 
 | when                      | the stream that computes               | the stream that copies                   |
 |---------------------------|----------------------------------------|------------------------------------------|
-| layer n's forward ends    | waits for n - 1's copy; what n - 1     | waits for layer n; copies what it keeps  |
-|                           | keeps is given up on the device        | to the host, while layer n + 1 computes  |
-| layer n's backward begins | waits until what n keeps is back       | waits for computing so far; brings back  |
-|                           |                                        | what n - 1 keeps, while layer n computes |
+| layer n's forward ends    | waits for n - 1's copy; frees the      | waits for layer n; copies its tensors to |
+|                           | tensors of n - 1 on the device         | the host, while layer n + 1 computes     |
+| layer n's backward begins | waits until n's tensors are back       | waits for computing so far; brings back  |
+|                           |                                        | those of n - 1, while layer n computes   |
 
-So the device holds what two layers keep. Device memory is given back only after the stream that computes was told to
-wait for the copy that reads or writes it: whatever takes that memory next runs on this stream, and so after the copy.
+So the device holds the saved tensors of two layers. Device memory is freed only after the computing stream was told to
+wait for the copy that reads or writes it: the next user of that memory runs on this stream, and so after the copy.
 
-Parameters and buffers stay where they are, and so do small tensors and what a layer shares with others, such as masks.
+Parameters, buffers, small tensors, and tensors that layers share, such as masks, stay on the device.
 A storage is copied once, however many views of it are kept.
 """
 
@@ -31,17 +31,17 @@ from torch.utils._pytree import tree_leaves
 from utils.local_tensors import local_tensor
 
 MIN_BYTES = 2**20
-"""Of a storage, to be moved: below this the copy takes longer to start than to run."""
+"""Smallest storage to be moved: below this the copy takes longer to start than to run."""
 
 
 class Transfers(Protocol):
     """Copies storages between a device and host memory."""
 
     def to_host(self, storages: Sequence[torch.UntypedStorage]) -> tuple[list[torch.Tensor], Any]:
-        """Copies of the storages, and what to wait for before they are whole, and before the storages may go."""
+        """Copies of the storages, and a handle: once it was waited for, they are whole and storages may be freed."""
 
     def to_device(self, copies: Sequence[torch.Tensor]) -> tuple[list[torch.UntypedStorage], Any]:
-        """The storages of these copies, and what to wait for before they are whole, and before they may go."""
+        """Storages with these copies, and a handle: once it was waited for, they are whole and copies may be freed."""
 
     def wait(self, copied: Any) -> None:
         """Make all later computation wait for these copies."""
@@ -54,6 +54,7 @@ class StreamTransfers:
         self.device, self.stream = device, torch.cuda.Stream(device)
 
     def to_host(self, storages: Sequence[torch.UntypedStorage]) -> tuple[list[torch.Tensor], Any]:
+        # The kernels that write these tensors are queued on the computing stream.
         self.stream.wait_stream(torch.cuda.current_stream(self.device))
         with torch.cuda.stream(self.stream):
             copies = [torch.empty(s.nbytes(), dtype=torch.uint8, pin_memory=True) for s in storages]
@@ -64,6 +65,7 @@ class StreamTransfers:
     def to_device(self, copies: Sequence[torch.Tensor]) -> tuple[list[torch.UntypedStorage], Any]:
         # Allocated for the stream that computes, where they are used and given back.
         arriving = [torch.empty_like(copy, device=self.device) for copy in copies]
+        # The memory of `arriving` may still be used by kernels queued before.
         self.stream.wait_stream(torch.cuda.current_stream(self.device))
         with torch.cuda.stream(self.stream):
             for tensor, copy in zip(arriving, copies, strict=True):
@@ -75,7 +77,7 @@ class StreamTransfers:
 
 
 class HostTransfers:
-    """The same where the device is the host: copies that are made at once."""
+    """The same if the device is the host: copies are made at once."""
 
     def to_host(self, storages: Sequence[torch.UntypedStorage]) -> tuple[list[torch.Tensor], Any]:
         return [_bytes_of(storage).clone() for storage in storages], None
@@ -91,7 +93,7 @@ def _bytes_of(storage: torch.UntypedStorage) -> torch.Tensor:
 
 
 def offload_activations(layers: Sequence[nn.Module], device: torch.device) -> None:
-    """Let what each layer keeps wait in host memory. The layers may be compiled and sharded already.
+    """Move the tensors that layers save for backward to host memory. The layers may be compiled and sharded already.
 
     Args:
         layers: in the order in which they run; a layer inside another one moves with that.
@@ -111,10 +113,11 @@ class _Kept:
 
 @dataclass(eq=False)
 class _LayerCall:
-    """What one call of a layer keeps. Autograd's graph owns it, so it goes as backward goes on."""
+    """The saved tensors of one call of a layer. Autograd's graph owns it, so it is freed as backward goes on."""
 
     place: int
     before: _LayerCall | None
+    # Weak: the graph's views own the bytes, so each goes as soon as its last view is used.
     kept: list[weakref.ref[_Kept]] = field(default_factory=list)
     is_here: bool = False  # on the device, for backward
     is_used: bool = False  # by backward
@@ -125,7 +128,7 @@ class _LayerCall:
 
 @dataclass(eq=False)
 class _View:
-    """A tensor that autograd keeps, as it looks at a storage."""
+    """A tensor that autograd saved: its view of a storage."""
 
     kept: _Kept
     group: _LayerCall
@@ -141,7 +144,10 @@ class _View:
 
 
 class _Packing:
-    """What one call of a layer has kept so far. Autograd's graph holds it, for its method, so it has to let go."""
+    """Collects the saved tensors of one call of a layer.
+
+    Autograd's graph holds its method `pack`, and with it this object, so close() drops its references.
+    """
 
     def __init__(
         self, group: _LayerCall, device: torch.device, layer: nn.Module, shared: Sequence[torch.Tensor]
@@ -153,7 +159,7 @@ class _Packing:
         self._found: dict[int, _Kept] = {}
 
     def pack(self, tensor: torch.Tensor) -> Any:
-        if self._layer is not None:  # not before: sharded weights are whole inside the layer's forward
+        if self._layer is not None:  # at the first call: inside the layer's forward, where sharded weights are whole
             own = (local_tensor(tensor) for tensor in (*self._layer.parameters(), *self._layer.buffers()))
             self._stays, self._layer = {key_of(tensor) for tensor in (*own, *self._shared)}, None
         key = key_of(tensor) if is_movable(tensor, self._device) else None
@@ -165,13 +171,13 @@ class _Packing:
         return _View(self._found[key], self._group, tensor.dtype, tensor.size(), tensor.stride(), offset)
 
     def close(self) -> list[_Kept]:
-        """What was kept. No more is kept from now on."""
+        """The storages that were saved. From now on this object refers to none."""
         kept, self._found, self._shared, self._layer = list(self._found.values()), {}, (), None
         return kept
 
 
 class Offloading:
-    """Moves what layers keep. It owns a copy that is under way, with its memory on both sides; the graph all others."""
+    """Moves saved tensors. It owns the copy in progress, with its memory on both sides; the graph owns all others."""
 
     def __init__(self, device: torch.device, transfers: Transfers) -> None:
         self.device, self.transfers = device, transfers
@@ -180,7 +186,7 @@ class Offloading:
         self._arriving: tuple[_LayerCall, list[_Kept], Any] | None = None
 
     def wrap(self, layers: Sequence[nn.Module]) -> None:
-        """Move what these layers keep, each outside its compiled code."""
+        """Move the saved tensors of these layers. The hooks go around compiled code, which then saves what it would."""
         inside = {id(module) for layer in layers for module in layer.modules() if module is not layer}
         for place, layer in enumerate(layer for layer in layers if id(layer) not in inside):
             compiled: Any = layer._compiled_call_impl
@@ -191,9 +197,11 @@ class Offloading:
 
     def _around(self, place: int, compute: Callable[..., Any]) -> Callable[..., Any]:
         def call(layer: nn.Module, *args: Any, **kwargs: Any) -> Any:
+            # An evaluation saves nothing.
             if not torch.is_grad_enabled():
                 return compute(*args, **kwargs)
             last = self._last() if self._last is not None else None
+            # If the last layer that ran is not an earlier one, a new forward pass has begun.
             group = _LayerCall(place, last if last is not None and last.place < place else None)
             packing = _Packing(group, self.device, layer, [*shared_inputs(args, kwargs)])
             with torch.autograd.graph.saved_tensors_hooks(packing.pack, self._unpack):
@@ -204,7 +212,7 @@ class Offloading:
         return call
 
     def _leave(self, group: _LayerCall, kept: list[_Kept]) -> None:
-        """Give up what the layer before keeps on the device, and begin to copy what this one keeps."""
+        """Free the previous layer's tensors on the device, and begin to copy this layer's."""
         self._receive()  # of a backward pass that was not finished
         self._settle(gives_up=True)
         copies, copied = self.transfers.to_host([one.storage for one in kept if one.storage is not None])
@@ -234,6 +242,8 @@ class Offloading:
             return tensor
         self._settle(gives_up=False)
         group = packed.group
+        # The first tensor of a layer that backward asks for: its layer begins, so the one before it is brought back
+        # now.
         if not group.is_used:
             group.is_used = True
             if not group.is_here:
@@ -244,7 +254,7 @@ class Offloading:
         return packed.tensor()
 
     def _bring(self, group: _LayerCall) -> None:
-        """Begin to copy what a layer keeps to the device, unless it is there or on its way."""
+        """Begin to copy a layer's tensors to the device, unless they are there or on their way."""
         if group.is_here or (self._arriving is not None and self._arriving[0] is group):
             return
         self._receive()
@@ -266,7 +276,7 @@ class Offloading:
 
 
 def is_movable(tensor: torch.Tensor, device: torch.device) -> bool:
-    """Whether a tensor that autograd keeps is moved, unless it is the layer's own or shared with others."""
+    """Whether a saved tensor is moved, provided that it is neither a parameter or buffer of its layer nor shared."""
     is_plain = type(tensor) is torch.Tensor and tensor.layout == torch.strided and tensor.device.type == device.type
     return is_plain and tensor.untyped_storage().nbytes() >= MIN_BYTES
 

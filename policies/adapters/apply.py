@@ -42,7 +42,7 @@ def apply_adapters(
     task_type: str | None,
     new_tokens: Sequence[int] = (),
     device: str = "cpu",
-) -> Any:
+) -> peft.PeftModel:
     """Freeze the model, which may be on the meta device, and add trainable fp32 adapters to its layers.
 
     Every rank gets the same adapters, whole and in host memory: drawn from the run's seed, or read from their files.
@@ -107,18 +107,19 @@ def num_virtual_tokens(train: TrainConfig, prefix: PrefixConfig) -> int:
         return 0  # it is refused when it is loaded
 
 
-def store_adapters(model: PreTrainedModel, dtype: torch.dtype) -> None:
+def store_adapters(model: nn.Module, dtype: torch.dtype) -> None:
     """Round the adapters. They were drawn or read in fp32, so a seed gives the same ones in either dtype."""
     for parameter in model.parameters():
         if parameter.requires_grad:
             parameter.data = parameter.data.to(dtype)
 
 
-def _draw_adapter(adapted: Any, seed: int) -> None:
+def _draw_adapter(adapted: nn.Module, seed: int) -> None:
     """Draw a new adapter as peft draws it.
 
     What peft computes from the base's weights stays NaN, since these are not there yet: the magnitudes of DoRA.
     """
+    # Of the CPU's generator alone, which goes on as if nothing had been drawn: adapters are drawn in host memory.
     with torch.random.fork_rng([]):
         torch.manual_seed(seed)
         for module in adapted.modules():
@@ -132,7 +133,7 @@ def _draw_adapter(adapted: Any, seed: int) -> None:
                 module.embedding.reset_parameters()
 
 
-def _compute_prompts_in_the_models_dtype(adapted: Any) -> Any:
+def _compute_prompts_in_the_models_dtype(adapted: peft.PeftModel) -> peft.PeftModel:
     """Let fp32 prompts meet a half-precision model: peft itself would multiply the two as they are, and fail."""
 
     def forward(self: Any, hidden_states: torch.Tensor, **kwargs: Any) -> Any:
@@ -165,12 +166,12 @@ def find_saved_adapter(path: str) -> Path:
     return folder
 
 
-def _load_adapter(model: PreTrainedModel, train: TrainConfig, device: str) -> Any:
+def _load_adapter(model: PreTrainedModel, train: TrainConfig, device: str) -> peft.PeftModel:
     path, folder = train.from_peft_checkpoint, find_saved_adapter(train.from_peft_checkpoint)
     settings = read_adapter_config(folder, "--from_peft_checkpoint")
     _check_saved(model, settings, train)
-    settings.inference_mode = False
-    if train.peft_method == "lora":
+    settings.inference_mode = False  # saved adapters say True, which freezes them
+    if isinstance(settings, peft.LoraConfig):
         settings.init_lora_weights = True  # no other start: its values are read
     try:
         adapted, own_names = attach_adapter(model, settings, device=device)
@@ -216,5 +217,6 @@ def _more_than_lora(settings: peft.LoraConfig) -> list[str]:
     names += ["use_qalora", "alora_invocation_tokens", "arrow_config", "ensure_weight_tying"]
     # Newer versions of peft mark other ways of computing.
     names += [field.name for field in dataclasses.fields(settings) if field.metadata.get("is_lora_variant")]
+    # DoRA is such a variant, too, and the one that is supported.
     more = [name for name in dict.fromkeys(names) if name != "use_dora" and getattr(settings, name, None)]
     return more + (["bias"] if settings.bias != "none" else [])

@@ -35,6 +35,7 @@ def set_magnitudes(model: nn.Module) -> None:
         if unit is not None:
             unit.reshard()
         for layer, adapter, norm in norms:
+            # After resharding: writes go to the shards, since gathered parameters are copies.
             keep_part(layer.lora_magnitude_vector[adapter].weight, norm)
 
 

@@ -27,7 +27,8 @@ def use_lean_forward(model: nn.Module) -> None:
         layer.forward = MethodType(_forward, layer)  # one function, so one compiled graph, for all layers
 
 
-def _is_plain(layer: Any) -> bool:
+def _is_plain(layer: Linear) -> bool:
+    # DoRA and other variants compute more than two products; peft's own forward serves them.
     return not layer.lora_variant and all(b.bias is None for b in layer.lora_B.values())
 
 
@@ -38,6 +39,7 @@ def _forward(layer: Any, inputs: torch.Tensor, *args: Any, **kwargs: Any) -> tor
     for name in layer.active_adapters:
         p = layer.lora_dropout[name].p if layer.training and hasattr(layer.lora_dropout[name], "p") else 0.0
         dropout = draw_dropout(inputs, p) if p else None
+        # Dropout's factor 1 / (1 - p) goes into the scale of the small product, which costs no pass over the inputs.
         low = project_down(inputs, layer.lora_A[name].weight, dropout, layer.scaling[name] / (1 - p))
         outputs = outputs + project_up(low, layer.lora_B[name].weight, base_outputs.dtype)
     return outputs.to(base_outputs.dtype)

@@ -64,6 +64,7 @@ def use_lean_tokens(model: nn.Module) -> None:
 def set_token_rows(model: nn.Module) -> None:
     """Copy the base's rows, which may be sharded, into the trained rows. Every rank must call this."""
     for layer in _layers(model):
+        # A tied head shares the rows of the embedding.
         if layer.tied_adapter:
             continue
         (adapter,) = layer.active_adapters
@@ -86,6 +87,7 @@ def _forward(layer: Any, inputs: torch.Tensor, *args: Any, **kwargs: Any) -> tor
     outputs = base(inputs, *args, **kwargs)
     if isinstance(base, nn.Embedding):
         is_token = inputs.unsqueeze(-1) == ids  # [batch, seq, tokens]
+        # argmax takes no bool. Other tokens look up row 0, which `where` drops, so its gradient gets nothing from them.
         trained = F.embedding(is_token.int().argmax(-1), rows).to(outputs.dtype)
         if (scale := layer._get_embed_scale()) is not None:
             trained = trained * scale.to(trained.dtype)

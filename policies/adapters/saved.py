@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import peft
 import torch
@@ -27,7 +27,7 @@ class AdapterMismatchError(Exception):
     """The adapter's tensors do not fit the model; the message is a clause that names one."""
 
 
-def read_adapter_config(folder: Path, asked: str) -> Any:
+def read_adapter_config(folder: Path, asked: str) -> peft.PeftConfig:
     """peft's settings of the adapter in this folder.
 
     Args:
@@ -42,7 +42,7 @@ def read_adapter_config(folder: Path, asked: str) -> Any:
         raise ConfigError(f"{asked}: {folder}/adapter_config.json cannot be read ({in_one_line(error)})") from error
 
 
-def check_base_is_unchanged(settings: Any, asked: str) -> None:
+def check_base_is_unchanged(settings: peft.PeftConfig, asked: str) -> None:
     """Refuse an adapter whose start changed the base's weights; `asked` as above.
 
     Raises:
@@ -58,8 +58,8 @@ def check_base_is_unchanged(settings: Any, asked: str) -> None:
 
 def attach_adapter(
     model: nn.Module, settings: peft.PeftConfig, dtype: torch.dtype | None = torch.float32, *, device: str = "cpu"
-) -> tuple[Any, list[str]]:
-    """Put an adapter on the model: its values are still to come, and NaN until then.
+) -> tuple[peft.PeftModel, list[str]]:
+    """Put an adapter on the model. Its parameters are NaN until they get their values.
 
     Args:
         dtype: of the adapter; None: for each tensor the one that peft chose.
@@ -77,7 +77,8 @@ def attach_adapter(
             "and texts would be generated without it; pip install 'transformers<5.24'"
         )
     of_base = {id(parameter) for parameter in model.parameters()}
-    adapted: Any = peft.get_peft_model(model, settings, low_cpu_mem_usage=True)
+    # low_cpu_mem_usage: peft then makes parameters on the meta device, and draws nothing.
+    adapted = cast(peft.PeftModel, peft.get_peft_model(model, settings, low_cpu_mem_usage=True))
     own = {name: parameter for name, parameter in adapted.named_parameters() if id(parameter) not in of_base}
     for name, parameter in own.items():
         owner, _, attribute = name.rpartition(".")
@@ -86,7 +87,7 @@ def attach_adapter(
     return adapted, list(own)
 
 
-def set_adapter(adapted: Any, own_names: Collection[str], tensors: Mapping[str, torch.Tensor]) -> None:
+def set_adapter(adapted: peft.PeftModel, own_names: Collection[str], tensors: Mapping[str, torch.Tensor]) -> None:
     """Give the adapter its values.
 
     Args:

@@ -37,8 +37,8 @@ def choose_targets(model: PreTrainedModel, lora: LoraConfig) -> list[str]:
 
     Of all linear layers those are left out whose names peft would take for the experts' (`left_out_notes` says so).
 
-    In a model of image and text a name means the layers of its language part, if any of those is called so: towers for
-    images have a `q_proj`, too.
+    In a model of image and text a name means the layers of its language part, if any is called so: vision encoders have
+    a `q_proj`, too.
 
     Raises:
         ConfigError: if a name matches nothing, which peft ignores as long as another name matches, or if it matches

@@ -110,6 +110,7 @@ def choose_attention(
         if not train.compile and what_hinders_offsets(model) is None:
             _use_offsets(model)
         return []
+    # torch's flash kernels need the same generation of cards as bf16, Ampere or later.
     if not device.has_bf16:
         return []
     if precision.compute_dtype == torch.float32:
@@ -156,6 +157,7 @@ def what_hinders_offsets(model: PreTrainedModel) -> str | None:
         return obstacle
     config = model.config.get_text_config()
     name = type(model).__name__
+    # GPT-2's name of it is the second.
     dropout = max(getattr(config, key, 0.0) or 0.0 for key in ("attention_dropout", "attn_pdrop"))
     if dropout > 0:
         return f"{name} drops out attention, which the flash kernel does not"
@@ -210,6 +212,7 @@ def check_packing_isolates(
     # Eager: compiled layers would specialise for the probe's shape, and after a second shape compile dynamic ones.
     with torch.compiler.set_stance("force_eager"):
         last = TokenSequence(second, second, 1)
+        # Only the second sequence has labels, so its loss may depend on the first one by a leak alone.
         losses = [summed_loss_of([[TokenSequence(ids, nothing, 0), last]]).item() for ids in (first, other)]
     model.train(training)
     reshard(model)

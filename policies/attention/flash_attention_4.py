@@ -50,6 +50,7 @@ def attention_kinds(model_config: PreTrainedConfig, *, packed: bool) -> set[Atte
     for layer in layer_configs(model_config):
         heads = getattr(layer, "num_attention_heads", 0)
         key_heads = getattr(layer, "num_key_value_heads", None) or heads
+        # A window's size is an argument of the kernel, so any one shorter than the probe's sequences will do.
         windows = {NO_WINDOW} if getattr(layer, "sliding_window", None) is None else {NO_WINDOW, 15}
         found |= {
             AttentionKind(heads, key_heads, head_dim_of(layer), window, of_row)
@@ -70,6 +71,7 @@ def find_flash_attention_4(
     kinds, is_half = set(kinds), precision.compute_dtype in (torch.bfloat16, torch.float16)
     if device is None or device.type != "cuda" or not is_half or torch.version.hip is not None:
         return False, []
+    # Hopper and Blackwell of data centers. find_spec imports nothing here.
     if torch.cuda.get_device_capability(device)[0] not in (9, 10) or find_spec("flash_attn") is None:
         return False, []
     if not kinds or not all(8 <= kind.head_dim <= LARGEST_HEAD and kind.head_dim % 8 == 0 for kind in kinds):

@@ -59,7 +59,8 @@ def attention_by_offsets(
     _check_options(attention_mask, dropout, kwargs)
     rows, _, length, _ = query.shape
     query, key, value = (tensor.transpose(1, 2).flatten(0, 1) for tensor in (query, key, value))
-    window = -1 if sliding_window is None else sliding_window - 1  # tokens before the query's own
+    # transformers' windows count the query's own token; the kernel counts the tokens before it.
+    window = -1 if sliding_window is None else sliding_window - 1
     kernel: Callable[..., Any] = attention_of_each_sequence if query.is_cpu else varlen_attn
     output = kernel(
         query,
@@ -144,6 +145,7 @@ def attention_of_each_sequence(
     for parts in zip(*(tensor.split(lengths) for tensor in (query, key, value)), strict=True):
         queries, keys, values = (part.transpose(0, 1)[None] for part in parts)
         length, mask = queries.shape[2], None
+        # A window that reaches the first token needs no mask: the causal kernel is faster.
         if 0 <= window < length - 1:
             mask = torch.ones(length, length, dtype=torch.bool).tril().triu(-window)
         output = F.scaled_dot_product_attention(

@@ -94,6 +94,7 @@ def compile_layers(
     torch._dynamo.config.specialize_float = True
     torch.compiler.config.dynamic_sources = OFFSETS_OF_ROWS
     for module in (*layers, *norms):
+        # None and not False: sizes that change later may still become dynamic, as offsets of rows do.
         module.compile(dynamic=widths_vary or None)
         compiled: Any = module._compiled_call_impl
         if fallback is not None:
@@ -121,6 +122,7 @@ def compile_for_any_rows(
         if len(first) < 2:
             return written(first, second, **kwargs)
         for tensor in (first, second):
+            # maybe_: mark_dynamic would raise an error if torch specializes the size after all.
             torch._dynamo.maybe_mark_dynamic(tensor, 0)
         return compiled(first, second, **kwargs)
 

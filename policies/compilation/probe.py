@@ -22,6 +22,7 @@ def why_ranks_cannot_compile(device: torch.device) -> str | None:
     Args:
         device: that this rank computes on.
     """
+    # Gathered even if this rank can compile: all ranks compile, or none (docs/decisions.md, Compute).
     told = gather_to_all((socket.gethostname(), _why_not(device)))
     failed = [(rank, host, reason) for rank, (host, reason) in enumerate(told) if reason is not None]
     if not failed:

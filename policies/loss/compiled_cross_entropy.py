@@ -37,6 +37,7 @@ class _CrossEntropy(torch.autograd.Function):
         normalizers = numbers.logsumexp(-1)
         ctx.save_for_backward(logits, targets, normalizers)
         ctx.label_smoothing = label_smoothing
+        # -100 is no index; rows without a label are zeroed below.
         wanted = numbers.gather(1, targets.clamp_min(0).unsqueeze(1)).squeeze(1)
         if label_smoothing:
             wanted = (1 - label_smoothing) * wanted + label_smoothing * numbers.mean(-1)

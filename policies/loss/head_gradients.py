@@ -42,8 +42,10 @@ def loss_with_gradients(
             # A view, since hooks on the inputs of modules (torch's flop counter has some) do not take leaves here.
             logits = logits_of(inputs.view_as(inputs))
         loss = loss_of(logits, targets)
+        # The graph alone holds them now, and frees them as soon as their gradient is there.
         del logits
         losses.append(loss.detach())
+        # The first chunk's graph tells what the head trains; it is the same for all chunks.
         leaves = leaves or [leaf for leaf in _leaves_of(loss) if leaf is not inputs]
         wanted = [inputs, *leaves] if hidden.requires_grad else leaves
         if not wanted:
@@ -119,6 +121,7 @@ class _GradientSums(TorchFunctionMode):
         if leaf in self.of:
             self.of[leaf].add_(gradient)
         else:
+            # A copy, since later chunks are added in place.
             self.of[leaf] = gradient.clone(memory_format=torch.contiguous_format)
 
     def add_product(self, weight: torch.Tensor, left: torch.Tensor, right: torch.Tensor) -> None:

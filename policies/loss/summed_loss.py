@@ -9,7 +9,7 @@ from __future__ import annotations
 import functools
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 import torch.nn.functional as F
@@ -21,8 +21,11 @@ from data.tokens.labels import IGNORE_INDEX
 from policies.compilation.layers import compilation_named
 from policies.loss.head_gradients import loss_with_gradients
 
-CrossEntropy = Callable[..., torch.Tensor]
-"""A function of the arguments of `summed_cross_entropy`."""
+
+class CrossEntropy(Protocol):
+    """A function like `summed_cross_entropy`."""
+
+    def __call__(self, logits: torch.Tensor, targets: torch.Tensor, label_smoothing: float = 0.0) -> torch.Tensor: ...
 
 
 def summed_cross_entropy(logits: torch.Tensor, targets: torch.Tensor, label_smoothing: float = 0.0) -> torch.Tensor:
@@ -43,7 +46,7 @@ def use_summed_loss(
     model: PreTrainedModel,
     backbone: Sequence[nn.Module],
     chunk_size: int,
-    compute_logits: Callable[[Any, torch.Tensor], torch.Tensor],
+    compute_logits: Callable[[PreTrainedModel, torch.Tensor], torch.Tensor],
     *,
     label_smoothing: float = 0.0,
     cross_entropy: CrossEntropy = summed_cross_entropy,
@@ -73,6 +76,7 @@ def use_summed_loss(
     """
     own_forward, decoder = model.forward, _Backbone(backbone[-1])
 
+    # generate() looks at the signature of forward.
     @functools.wraps(own_forward)
     def forward(
         *args: Any,
@@ -111,6 +115,7 @@ class _Hidden(BaseModelOutputWithPast):
     """A backbone's output whose other fields are None, whichever of them the head's code asks for."""
 
     def __getattr__(self, name: str) -> None:
+        # Python asks for special names, and takes None for a method that is there.
         if name.startswith("__"):
             raise AttributeError(name)
 

@@ -67,9 +67,11 @@ class Adafactor(LocalOptimizer):
         sizes = _sum_over_shards([_squared_norm(update).view(1) for update in updates], parameters)
         for (parameter, group), total, size, mean in zip(work, sums, sizes, row_means, strict=True):
             step, lr, num_elements = self.state[parameter]["step"], group["lr"], parameter.numel()
+            # Of the whole tensor: total[0] is its squared norm (`_own_sums`), size[0] that of the update.
             rate = (total[0] / num_elements).sqrt().clamp(min=group["eps2"]) * min(lr, step**-0.5)
             rate /= ((size[0] / num_elements).sqrt() / group["d"]).clamp(min=1.0)
             weight = local_tensor(parameter)
+            # One parameter at a time, in fp32, rounded once when it is stored.
             moved = weight.float().mul_(1 - lr * group["weight_decay"])
             weight.copy_(moved.sub_(self._update(parameter, mean).mul_(rate)))
 

@@ -79,6 +79,7 @@ class AdamW8bit(LocalOptimizer):
             state.update(self._new_states(parameter))
         state["step"] += 1
         part = local_tensor(parameter).detach()
+        # A rank without rows of it still counts the step, so that states agree on all ranks.
         if not part.numel():
             return
         # The kernels need weight and gradient contiguous and of one dtype (fp32, bf16 or fp16).
@@ -112,6 +113,7 @@ class AdamW8bit(LocalOptimizer):
             self._functional.optimizer_update_32bit(
                 "adam", gradient, weight, state1, beta1, eps, state["step"], lr, state2, beta2, weight_decay=decay
             )
+        # contiguous() made a copy, which the kernel has updated.
         if weight is not part and weight.data_ptr() != part.data_ptr():
             part.copy_(weight)
 
@@ -142,6 +144,7 @@ class AdamW8bit(LocalOptimizer):
         part = local_tensor(parameter)
         if not self._paged or part.numel() < SMALLEST_PAGED:
             return zero_state(parameter, parameter.shape, dtype)
+        # Of the parameter's own kind, a DTensor if it is sharded, over pages that bitsandbytes allocates.
         average = torch.empty_like(plain_tensor(parameter), dtype=dtype, device="cpu")
         pages = self._functional.get_paged(*part.shape, dtype=dtype, device=part.device)
         self._functional.fill(pages, 0)

@@ -132,6 +132,7 @@ def _update(slices: list[_Slice], *, lr: float, betas: tuple[float, float], eps:
         _store([s.weight for s in slices], weights)
         return
     torch._foreach_add_(changes, [compensation.float() for compensation in compensations])
+    # Kahan: the weight takes the rounded sum, and the compensation what rounding left of it.
     rounded = [w.to(s.weight.dtype) for w, s in zip(torch._foreach_add(weights, changes), slices, strict=True)]
     torch._foreach_sub_(changes, torch._foreach_sub([tensor.float() for tensor in rounded], weights))
     _store(compensations, list(changes))

@@ -73,6 +73,7 @@ def _rounded_updates_note(trained: list[nn.Parameter], lr: float) -> list[str]:
     total = lost = 0.0
     for weights in (local_tensor(p).detach().flatten() for p in trained if p.dtype == torch.bfloat16):
         if weights.numel():  # this rank may hold no part of it
+            # Evenly spaced, so a large tensor costs no pass over it.
             sample = weights[:: 1 + weights.numel() // SAMPLE]
             total += weights.numel()
             lost += weights.numel() * (sample.abs() > 512 * lr).double().mean().item()

@@ -56,6 +56,7 @@ class CompiledAdamW(AdamW):
     def step(self, closure: None = None) -> None:  # type: ignore[override]
         """Update every parameter that has a gradient."""
         for group in self.param_groups:
+            # As torch's step fills them: weights, gradients, both averages, those of amsgrad (none here), and steps.
             lists = [list[torch.Tensor]() for _ in range(6)]
             self._init_group(group, *lists)
             every = [_Tensors(*map(local_tensor, each)) for each in zip(*lists[:4], lists[5], strict=True)]
@@ -105,6 +106,7 @@ class CompiledAdamW(AdamW):
         stays = torch.zeros_like(rates)
         if self.found_inf is not None:
             stays = self.found_inf.expand_as(rates)
+            # A step that the device leaves out is not counted either, as in torch's kernel.
             torch._foreach_sub_([each.step for each in large], [self.found_inf] * len(large))
         # Eight numbers are 32 bytes, so those of each tensor are aligned; torch would copy what is not.
         unused = [torch.zeros_like(rates)] * 3

@@ -77,7 +77,7 @@ class OptimizerKind(ABC):
 
 
 def kind_of(name: str) -> OptimizerKind:
-    """What the optimizer of this name brings. Its file is imported now: a run needs no other's packages."""
+    """The kind of this name. Its file is imported now, so a run needs the packages of its own optimizer alone."""
     assert name in OPTIMIZERS, name
     kind = import_module(f"policies.optimizers.{name.lower()}").KIND
     assert isinstance(kind, OptimizerKind)

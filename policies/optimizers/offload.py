@@ -51,6 +51,7 @@ class CPUOffloadOptimizer(Optimizer):
         # All copies are started before the first update, so that they overlap with the CPU's work.
         arrivals = [(bucket, self._copy_down(bucket)) for bucket in self._buckets()]
         for bucket, arrival in arrivals:
+            # This also ends the last step's copies to the device, which were queued before: `_copies` may change now.
             if arrival is not None:
                 arrival.synchronize()
             # The wrapped optimizer skips parameters without a gradient: all but this bucket's.
@@ -71,6 +72,7 @@ class CPUOffloadOptimizer(Optimizer):
         states = self._optimizer.state
         self.state.clear()
         self.state.update({parameter: states[copy] for parameter, copy in self._copies.items() if copy in states})
+        # Weights may have been loaded meanwhile: the copies are taken anew at the next step.
         self._current.clear()
 
     @staticmethod

@@ -31,6 +31,7 @@ def zero_state(
     elif isinstance(parameter, DTensor) and len(shape) == parameter.dim() and shape[0] == parameter.shape[0]:
         mesh, placements = parameter.device_mesh, parameter.placements
         state = torch.distributed.tensor.empty(*shape, dtype=dtype, device_mesh=mesh, placements=placements)
+        # The mesh's device is where ranks compute; offloaded parameters live in host memory.
         if local_tensor(state).device != device:
             state = torch.empty_like(state, device=device)
     else:
@@ -47,6 +48,7 @@ class LocalOptimizer(Optimizer):
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Like torch's, but keeps each state's dtype; torch's casts states to their parameter's dtype."""
+        # Without states, which torch would cast; they follow below.
         super().load_state_dict(state_dict | {"state": {}})
         indices = chain.from_iterable(group["params"] for group in state_dict["param_groups"])
         for index, parameter in zip(indices, self._parameters(), strict=True):

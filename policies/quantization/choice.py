@@ -58,10 +58,10 @@ def resolve_quantization(
 
 
 def storage_dtype(asked: str, layout: Layout) -> torch.dtype:
-    """The dtype asked for; by default uint8, or fp32 if this version of torch shards floating-point tensors only.
+    """The dtype asked for. By default uint8, or fp32 if this version of torch only shards floating-point tensors.
 
-    fp32 because every kernel copies it unchanged. Some kernels copy bf16 and fp16 through fp32, which changes the bits
-    of what looks like a NaN.
+    fp32 because every kernel copies it unchanged. Some copy bf16 and fp16 through fp32, which changes the bits of
+    packed bytes that look like a NaN.
     """
     shards = layout.kind == "fully_shard"
     if asked == "auto":
@@ -148,6 +148,7 @@ def linears_of_layers(model: PreTrainedModel) -> tuple[list[tuple[str, nn.Linear
     linears = [
         (name, module)
         for name, module in model.named_modules()
+        # Exact class: families' own linear layers may compute more than a product.
         if type(module) is nn.Linear and module is not head and id(module) in inside
         if kept.isdisjoint(name.split("."))
     ]
@@ -196,6 +197,7 @@ def gathering_changes_nothing(model: nn.Module) -> Iterator[None]:
     unit.reshard()
     num_bytes = sum(packed.numel() for packed in quantized.values())
     storage = linears[0].weight.dtype
+    # All ranks raise together: one that went on alone would wait for the others in its first collective.
     worst = max(gather_to_all(different))
     if worst:
         raise ConfigError(

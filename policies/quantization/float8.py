@@ -243,6 +243,7 @@ def computed_in_bf16(model: nn.Module) -> Iterator[None]:
         yield
     finally:
         for layer in layers:
+            # Uncovers the class's forward again.
             del layer.forward
 
 

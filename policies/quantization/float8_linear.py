@@ -77,6 +77,7 @@ def to_float8(values: torch.Tensor, dtype: torch.dtype, *, rowwise: bool) -> tup
     # In fp64, since compiled code divides in fp32 by a reciprocal, and would find other scales.
     factor = (limit / largest.double().clamp(min=SMALLEST)).float()
     if rowwise:
+        # Powers of two, as in torchao's rowwise recipe: products with them are exact, and _backward relies on that.
         factor = factor.log2().floor().exp2()
     rounded = values.float().mul_(factor).clamp_(-limit, limit).to(dtype)
     return rounded, factor.reciprocal()

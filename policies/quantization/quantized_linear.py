@@ -66,6 +66,7 @@ class QuantizedLinear(nn.Linear):
     nested_code: torch.Tensor
 
     def __init__(self, linear: nn.Linear, quantization: Quantization) -> None:
+        # Not nn.Linear's own, which would allocate a weight of the plain shape.
         nn.Module.__init__(self)
         self.in_features, self.out_features = linear.in_features, linear.out_features
         self.quantization = quantization
@@ -117,6 +118,7 @@ class QuantizedLinear(nn.Linear):
 
         settings = self.quantization
         if settings.bits == 8:
+            # bitsandbytes' kernel takes fp16 alone.
             packed, scale, _ = functional.int8_vectorwise_quant(whole.to(torch.float16))
             self.register_buffer("scale", scale, persistent=False)
             return packed
@@ -201,6 +203,7 @@ def linear_4bit(
             nested_code.
         own_unpacking: more rows than PACKED_ROWS are multiplied by the weight as our own kernel unpacks it.
     """
+    # Rows that end inside a block: bitsandbytes 0.50 takes wrong scales for them on a CPU (`_dequantize_4bit`).
     is_cut = inputs.device.type == "cpu" and shape[-1] % BLOCK
     if is_cut or (own_unpacking and inputs.numel() > PACKED_ROWS * inputs.shape[-1]):
         weight = _dequantize_4bit(packed, statistics, shape, quant_type, own_unpacking, inputs.dtype)

@@ -18,9 +18,9 @@ _NUM_SHOWN = 3
 
 
 def left_over(model: PreTrainedModel, stored: Collection[str]) -> list[str]:
-    """The files' tensors that the model has no place for, in order, without the ones known to be obsolete.
+    """The files' tensors that the model has no place for, sorted, without those known to be obsolete.
 
-    transformers leaves out without a word what the model's class names, and buffers that are computed.
+    Like transformers, this leaves out tensors that the model's class names, and buffers that are computed.
     """
     known = {name for names in shared_names(model) for name in names} | set(saved_buffers(model))
     buffers = {name.rpartition(".")[2] for name, _ in model.named_buffers()}

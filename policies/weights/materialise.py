@@ -12,7 +12,7 @@ depend on the layout.
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch import nn
@@ -60,6 +60,7 @@ def materialise(
         parameter_device: where parameters live between steps.
         compute_device: where computing happens, and where buffers live.
     """
+    # Listed before they get memory. Adapters have values already, and are not on the meta device.
     names = [name for name, parameter in base.named_parameters() if parameter.is_meta]
     if isinstance(model, FSDPModule):
         # Sharded tensors are swapped in place, so that tied weights stay tied.
@@ -68,6 +69,7 @@ def materialise(
         for parameter in model.parameters():
             if parameter.is_meta:
                 empty = torch.empty_like(parameter, device=parameter_device)
+                # In place, so that tied weights stay one parameter.
                 torch.utils.swap_tensors(parameter, nn.Parameter(empty, parameter.requires_grad))
         model.to(compute_device)  # adapters and buffers
     targets = {plain_name(name): _target(base, name) for name in names}
@@ -108,10 +110,12 @@ def find_weights(
 
     stored, difference, notes = one_rank_per_node_first(env, match)
     files = {f"--model_name, {path.name}": describe_file(path) for path in weight_files(train.model_name)}
+    # Ranks on nodes with other files would train on a mixture of two models.
     check_agreement({"copy the model to every machine again": files})
     if not difference:
         return FileWeights(stored, tuple(notes))
 
+    # Noted now, since the model will have adapters when the files are read.
     ties = sorted(map(sorted, shared_names(model)))
     attention, trust = attention_settings(train, model.config), train.trust_remote_code
 
@@ -127,7 +131,7 @@ def find_weights(
             raise explain_failed_load(train, error) from error
         if not has_tied_embeddings(whole):  # else growing would tie the head again that from_pretrained has untied
             untie_config(whole)
-        if whole.get_input_embeddings().num_embeddings < num_rows:
+        if cast(nn.Embedding, whole.get_input_embeddings()).num_embeddings < num_rows:
             whole.resize_token_embeddings(num_rows)
         if sorted(map(sorted, shared_names(whole))) != ties:
             raise ConfigError(

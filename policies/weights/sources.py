@@ -95,6 +95,7 @@ class FileWeights:
     def fill(self, model: PreTrainedModel, targets: dict[str, Target], device: torch.device) -> None:
         targets = {name: target for name, target in targets.items() if name in self.stored}
         with _progress(sum(self._bytes_read(target) for target in targets.values()), "B") as bar:
+            # File by file, in the model's order, so each file is opened once.
             for path in dict.fromkeys(self.stored[name].path for name in targets):
                 with safe_open(path, framework="pt") as file:
                     for name, target in targets.items():
@@ -141,6 +142,7 @@ class WholeWeights:
         with _progress(sum(target.shape.numel() * target.dtype.itemsize for target in targets.values()), "B") as bar:
             for name, target in targets.items():
                 if dist.get_rank() == 0:
+                    # pop: rank 0 gives each tensor up once it is sent.
                     tensor = whole.pop(name).to(device, target.dtype).contiguous()
                 else:
                     tensor = torch.empty(target.shape, device=device, dtype=target.dtype)
@@ -169,6 +171,7 @@ class RandomWeights:
                 # Each part of a composite model is drawn by the model that it belongs to.
                 owner = owners[max((o for o in owners if f"{name}.".startswith(f"{o}." if o else "")), key=len)]
                 digest = hashlib.sha256(f"{self.seed} {plain_name(name)}".encode()).digest()
+                # Seeded by name: the values do not depend on what was drawn before, so neither on the layout.
                 with torch.random.fork_rng([device] if device.type == "cuda" else []):
                     torch.manual_seed(int.from_bytes(digest[:8], "little", signed=True))
                     _draw(modules, owner, undrawn, device)
@@ -198,6 +201,7 @@ def _draw(modules: list[nn.Module], owner: PreTrainedModel, undrawn: dict[int, T
                 shape = parameter.shape
                 if isinstance(module, QuantizedLinear) and key == "weight":
                     shape = module.plain_shape
+                # NaN marks what the model's initialization leaves out.
                 whole = torch.full(shape, torch.nan, device=device, dtype=torch.float32)
                 stand_ins.append((module, key, parameter, nn.Parameter(whole, requires_grad=False)))
     try:

@@ -52,6 +52,7 @@ def weight_files(name: str) -> list[Path]:
         ValueError: if their index is damaged, or names a file outside the folder.
         OSError: if a file is missing.
     """
+    # None instead of an error for a missing file. A folder or hub model has one file, or an index of several.
     single = cached_file(name, SAFE_WEIGHTS_NAME, _raise_exceptions_for_missing_entries=False)
     if single is not None:
         return [Path(single)]
@@ -120,6 +121,7 @@ class SafetensorsTensors:
     def read(self, name: str) -> torch.Tensor:
         """The tensor, in memory of its own on the CPU."""
         with safe_open(self.path_of[name], framework="pt") as file:
+            # get_tensor may be a view of the mapped file; a copy lets the file go.
             return file.get_tensor(name).clone()
 
     def are_equal(self, name: str, other: str, dtype: torch.dtype) -> bool:

@@ -26,6 +26,7 @@ def saved_buffers(model: nn.Module) -> list[str]:
 def names_in_files(model: PreTrainedModel) -> dict[str, list[str]]:
     """All names of each parameter and saved buffer, by the one under which transformers writes it into files."""
     tied = set(getattr(model, "all_tied_weights_keys", None) or ())
+    # Of tied names files hold the one that the others are tied to.
     names_of = {next((n for n in names if n not in tied), names[0]): names for names in shared_names(model)}
     names_of |= {name: [name] for name in saved_buffers(model)}
     ignored = set(getattr(model, "_keys_to_ignore_on_save", None) or ())
