@@ -126,8 +126,8 @@ def train(job: Job, stopping: StopRequests) -> str:
         unread: QueuedStep | None = None
         for micro_batches, wait, ends_epoch in rest_of_epoch(job):
             queued = queue_step(job, micro_batches, wait, ends_epoch=ends_epoch)
-            # Reading a loss waits for the device. The previous step's is read now, with this step queued behind it, so
-            # the device never runs out of work. If it was not finite, the device has left out this step's update too.
+            # Reading a loss waits for the device. The previous step's is read now that this step is queued, so the
+            # device never runs out of work. If it was not finite, the device has left out this step's update, too.
             if unread:
                 finish_step(job, unread, is_late=True)
             # The one all-reduce of every step on the host: all ranks stop, or save by the clock, after the same step.
@@ -237,7 +237,7 @@ def train_step(
             loss = trainable.summed_loss(model, batch.to(device), loss_grad)
             if index == 0:
                 on_phase("after_forward")
-            (loss * loss_grad).backward()
+            (loss * loss_grad).backward()  # fp16's loss scale is in loss_grad, so small gradients survive
         losses.append(loss.detach() / num_label_tokens)
     on_phase("after_backward")
     loss = torch.stack(losses).sum()
@@ -335,7 +335,7 @@ def evaluate(trainable: Trainable, steps: Iterable[list[MicroBatch]], device: to
             total += trainable.summed_loss(model, batch.to(device))
             count += batch.num_label_tokens
     model.train()
-    reshard(model)
+    reshard(model)  # without a backward, gathered weights would stay in memory
     loss_sum, num_label_tokens = sum_on_host(total.item(), count)
     return loss_sum / max(1.0, num_label_tokens), int(num_label_tokens)
 
