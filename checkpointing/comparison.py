@@ -115,18 +115,21 @@ def check_place(checkpoint: Checkpoint, *, num_steps: int, steps_per_epoch: int)
 
 
 def _has_states(checkpoint: Checkpoint, train: TrainConfig, fsdp: FsdpConfig) -> bool:
-    """Whether it holds states of this optimizer, in the same dtype, for every weight that is trained now."""
+    """Whether its optimizer states can be loaded: of this optimizer, in the same dtype, for trained weights alone."""
     saved = checkpoint.values["settings"]
     there = saved["train_config"]
     num_frozen_there = there["num_freeze_layers"] if there["freeze_layers"] else 0
     num_frozen = train.num_freeze_layers if train.freeze_layers else 0
+    # The dtype of adapters is --peft_dtype's, which is in DECIDE_TENSORS.
     same_dtype = train.use_peft or saved["fsdp_config"]["pure_bf16"] == fsdp.pure_bf16
+    # A weight without states begins with new ones; states of a weight that is frozen now would be left over.
     return num_frozen <= num_frozen_there and same_dtype and _same_states(checkpoint, fsdp)
 
 
 def _same_states(checkpoint: Checkpoint, fsdp: FsdpConfig) -> bool:
     """Whether the two optimizers keep the same states; a paged one only keeps them elsewhere."""
     there = checkpoint.values["settings"]["fsdp_config"]["optimizer"]
+    # state.json may name an optimizer that this version does not have.
     return there in OPTIMIZERS and kind_of(fsdp.optimizer).has_states_of(kind_of(there))
 
 
@@ -161,11 +164,13 @@ def _settings_that_differ(checkpoint: Checkpoint, config: RunConfig, num_steps: 
     saved, unused = checkpoint.values["settings"], set(DATASETS).difference(config.train_config.datasets)
     differences = {}
     for section, values in config.to_dict().items():
+        # Trackers and plans change no number.
         if section in unused or section in ("tracking_config", "planning_config"):
             continue
         for field, value in values.items():
             name = f"{section}.{field}"
             before, now = _meaning(name, saved.get(section, {}).get(field, value)), _meaning(name, value)
+            # Files may have moved; their tokens are compared, by data_fingerprint.
             if name not in MAY_CHANGE and field != "data_path" and _comparable(name, before) != _comparable(name, now):
                 differences[name] = f"{flag(name)} {_shown(now)} (there {_shown(before)})"
     if config.train_config.scheduler not in ("step", "constant") and num_steps != checkpoint.values["num_steps"]:
@@ -185,7 +190,7 @@ _NAME_FILES = ("custom_dataset.file", "chat_dataset.chat_template", "train_confi
 
 
 def _comparable(name: str, value: Any) -> Any:
-    """The value, or a set if the order of its parts means nothing. Of a path its name: the files may have moved."""
+    """The value, or a set if the order of its parts means nothing; a path's last part, since files may have moved."""
     if name in _NAME_FILES and value:
         return Path(value).name
     if name != "lora_config.target_modules":

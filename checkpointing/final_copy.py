@@ -26,6 +26,7 @@ def save_copy(folder: Path, tensors: Mapping[str, torch.Tensor], files: Mapping[
         folder.mkdir(parents=True, exist_ok=True)
         if foreign := foreign_copy(folder):
             raise CheckpointError(f"{', '.join(foreign)} there was not written by this program")
+        # While COMPLETE is missing, BEGUN says that these files are ours: a killed run's next try may replace them.
         write_synced(folder / BEGUN, b"")
         (folder / COMPLETE).unlink(missing_ok=True)
         for file in (*tensor_files(folder), *old_tensor_files(folder)):

@@ -55,17 +55,17 @@ class Checkpoint:
 
 
 def open_checkpoint(folders: Sequence[Path], env: Environment, *, every_file: bool) -> Checkpoint | None:
-    """The first undamaged checkpoint. What is wrong with those before it is printed.
+    """The first undamaged checkpoint. A line is printed about each damaged one before it.
 
-    One may be gone by now, deleted by its run, which still goes on.
+    A checkpoint may be gone by now, if the run that wrote it still goes on and has deleted it.
 
     Args:
-        folders: those that rank 0 sees.
-        every_file: check every file, each rank that sees them its share, and agree with the other ranks; else check
-            only the small files, without collectives. For rank 0 alone then.
+        folders: as rank 0 sees them.
+        every_file: check every file, split over the ranks that see them, and agree with the other ranks. Otherwise
+            rank 0 alone calls this; it checks only the small files, without collectives.
 
     Raises:
-        ConfigError: if all are damaged, or only some ranks see one that is in shards.
+        ConfigError: if all are damaged, or if a sharded one is not seen by all ranks.
     """
 
     def on_one(look: Callable[[], T]) -> T:
@@ -107,7 +107,8 @@ def _values(folder: Path) -> dict[str, Any]:
 
 
 def _ranks_without(folder: Path) -> tuple[int, ...]:
-    """The ranks that do not see rank 0's checkpoint in this folder, or another one."""
+    """The ranks that see no checkpoint in this folder, or another one than rank 0."""
+    # Not whether the folder exists: each node's own disk may hold a folder of this name, from another run.
     own = b""
     with contextlib.suppress(OSError):
         own = (folder / COMPLETE).read_bytes()
@@ -116,7 +117,7 @@ def _ranks_without(folder: Path) -> tuple[int, ...]:
 
 
 def _check_seen(folder: Path, blind: tuple[int, ...]) -> None:
-    """Refuse a checkpoint in shards that not all ranks see; what rank 0 has gathered it can send them."""
+    """Refuse a sharded checkpoint that not all ranks see. A gathered one is sent to them by rank 0."""
     if blind and not on_rank_zero(lambda: is_gathered(folder)):
         raise ConfigError(
             f"--resume: {folder} holds shards that {named(list(blind))} do{'es' * (len(blind) == 1)} not see; put it "
@@ -133,7 +134,7 @@ def _damage_of_small_files(folder: Path) -> str:
 
 
 def _shared_damage(folder: Path, env: Environment, blind: tuple[int, ...]) -> str:
-    """As `damage`, but each file is read by one rank only, of those that see it."""
+    """Like `damage`, but the files are split over the ranks that see them."""
     reason, readers = "", [rank for rank in range(env.world_size) if rank not in blind]
     try:
         if env.rank in readers:

@@ -29,7 +29,7 @@ def gather_to_host(tensors: Mapping[str, torch.Tensor]) -> dict[str, torch.Tenso
 
 
 def gathered_state_dict(model: nn.Module) -> dict[str, Any]:
-    """The state_dict to save, whole on rank 0 and empty on the others; of a model with adapters only theirs.
+    """The state_dict to save, whole on rank 0 and empty on the others; if the model has adapters, theirs alone.
 
     Every rank must call this. Tied weights are one tensor, as in a plain state_dict, so that they are saved once.
     """

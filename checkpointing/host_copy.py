@@ -33,6 +33,7 @@ class HostCopy:
                 if copy is None:
                     copy = self._copies[name] = self._make_room(tensor)
                 local_tensor(copy).copy_(local_tensor(tensor), non_blocking=True)
+        # The writing thread reads this memory without waiting for the stream.
         if torch.cuda.is_available():
             torch.cuda.current_stream().synchronize()
         return dict(self._copies)

@@ -43,12 +43,13 @@ def huggingface_files(model: nn.Module, tokenizer: Any) -> dict[str, bytes]:
 def _write(model: nn.Module, tokenizer: Any, folder: Path) -> None:
     inner: Any = unwrap(model)
     if isinstance(inner, PeftModel):
+        # A copy with inference_mode, as PeftModel.save_pretrained writes it; the model itself goes on training.
         settings = copy.copy(inner.peft_config[inner.active_adapter])
         settings.inference_mode = True
         settings.save_pretrained(str(folder))
         inner = inner.get_base_model()
     config = copy.deepcopy(inner.config)
-    config.architectures = [own_class(inner).__name__]
+    config.architectures = [own_class(inner).__name__]  # fully_shard gave the model another class
     config.dtype = inner.dtype
     config.save_pretrained(folder)
     if inner.can_generate():
@@ -57,6 +58,7 @@ def _write(model: nn.Module, tokenizer: Any, folder: Path) -> None:
 
 
 def model_config_values(files: dict[str, bytes]) -> dict[str, Any]:
-    """What config.json says of the model, without where it came from and what wrote it."""
+    """The values of config.json that describe the model."""
     config = json.loads(files[f"{HUGGINGFACE}/config.json"])
+    # Neither a moved folder nor a newer library is another model.
     return {name: value for name, value in config.items() if name not in ("_name_or_path", "transformers_version")}

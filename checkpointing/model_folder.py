@@ -1,4 +1,4 @@
-"""Weights in Hugging Face format: a folder that AutoModel or PeftModel loads, with the tokenizer beside them."""
+"""Weights in Hugging Face format: a folder that AutoModel or PeftModel loads, with the tokenizer next to them."""
 
 from __future__ import annotations
 
@@ -67,22 +67,22 @@ def _replace(folder: Path, write: Callable[[Path], None]) -> str:
         shutil.rmtree(temporary, ignore_errors=True)
         write(temporary)
         follow_umask(temporary)
+        # A folder that holds files cannot be renamed over, and the earlier weights must exist until the new ones do.
         shutil.rmtree(replaced, ignore_errors=True)
         if folder.exists():
             folder.rename(replaced)
         temporary.rename(folder)
         shutil.rmtree(replaced, ignore_errors=True)
         return ""
-    except (
-        Exception
-    ) as error:  # a full disk is an OSError, a SafetensorError or a plain Exception, depending on who writes
+    # A full disk is an OSError, a SafetensorError or a plain Exception, depending on who writes.
+    except Exception as error:
         shutil.rmtree(temporary, ignore_errors=True)
         return " ".join(str(error).split()) or type(error).__name__
 
 
 @contextmanager
 def _whole_prefix(model: Any, state_dict: dict[str, Any]) -> Iterator[None]:
-    """While this lasts, a sharded prefix is whole: peft saves what the encoder holds, not the state_dict."""
+    """While this lasts, a sharded prefix is whole: peft saves the encoder's own weight, not that of the state_dict."""
     if not model.active_peft_config.is_prompt_learning:
         yield
         return

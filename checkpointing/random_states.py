@@ -26,12 +26,13 @@ def rng_file(rank: int) -> str:
 
 
 def rng_bytes(state: Mapping[str, Any]) -> bytes:
-    """What `utils.seeding.rng_state` returned, as the file holds it: tensors as lists of whole numbers."""
+    """The file of a result of `utils.seeding.rng_state`: tensors are lists of whole numbers."""
     return json.dumps(state, default=torch.Tensor.tolist).encode()
 
 
 def find_rng_file(folder: Path, rank: int) -> RngFile | None:
     """The rank's file in a checkpoint of this or of an earlier version; None if it has none."""
+    # .pt: what versions before safetensors wrote.
     for path in (folder / rng_file(rank), folder / f"rng-{rank:05d}.pt"):
         if path.is_file():
             return RngFile(path.name, path.read_bytes())

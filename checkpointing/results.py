@@ -1,4 +1,4 @@
-"""What of a run's results the disk did not take, for the line that the run ends with. Call these on rank 0 alone."""
+"""Results that could not be written, for the line that the run ends with. Call these on rank 0 alone."""
 
 from __future__ import annotations
 
@@ -9,11 +9,11 @@ from run_folder.saved_weights import SavedWeights
 
 
 def lacking_checkpoint(root: Path, last_step: int) -> list[str]:
-    """Where the newest checkpoint is, unless it is the one that was last due; none if none was.
+    """A clause on the newest checkpoint, if it is not the last one that was due; empty if none was due.
 
     Args:
         root: the folder of the checkpoints.
-        last_step: the step of the checkpoint that was last due; below 0 if none was.
+        last_step: the step of the last checkpoint that was due; below 0 if none was.
     """
     if last_step < 0 or (step_folder(root, last_step) / COMPLETE).is_file():
         return []
@@ -25,7 +25,7 @@ def lacking_checkpoint(root: Path, last_step: int) -> list[str]:
 
 
 def lacking_weights(weights: SavedWeights, best_score: float) -> list[str]:
-    """Which step's weights are saved, if they are not those of the best evaluation.
+    """A clause on the step of the saved weights, if they are not those of the best evaluation.
 
     Args:
         best_score: of the weights that are saved (`TrainState.best_score`).

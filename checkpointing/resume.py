@@ -36,10 +36,10 @@ from utils.wording import plural
 def load_checkpoint(
     checkpoint: Checkpoint, trained: Trained, env: Environment, *, seed: int, optimizer_cpu_offload: bool
 ) -> TrainState:
-    """Load the checkpoint's state into what this run has built, in any layout. Every rank must call this.
+    """Load the checkpoint's state into this run's model and optimizer, in any layout. Every rank must call this.
 
     Args:
-        seed: of the run, for random states that the checkpoint does not have for this rank.
+        seed: the run's, used if the checkpoint has no random states for this rank.
         optimizer_cpu_offload: whether the optimizer's states belong in host memory.
 
     Raises:
@@ -51,6 +51,7 @@ def load_checkpoint(
         own_rng = _read_rng_state(checkpoint, env)
     except (ConfigError, OSError, RuntimeError, ValueError, SafetensorError) as error:
         failure = str(error) or type(error).__name__
+    # A rank that raised alone would leave the others waiting in their next collective.
     failures = [reason for reason in gather_to_all(failure) if reason is not None]
     if failures:
         on_rank_zero(partial(refuse_if_gone, checkpoint.folder))
@@ -61,16 +62,17 @@ def load_checkpoint(
     if own_rng is not None:
         set_rng_state(own_rng)
     else:
+        # The seed alone would draw again what the run drew at its start.
         seed_everything((seed + 104729 * checkpoint.step) % 2**32, env.rank)
         print_rank_zero(env, "resume: dropout and other random choices go on anew: they are kept per rank")
     return TrainState.from_dict(checkpoint.values["state"])
 
 
 def restore_results(checkpoint: Checkpoint, state: TrainState, folder: Path, num_steps: int) -> None:
-    """Cut what the run folder records back to the checkpoint. Every rank must call this.
+    """Cut the run folder's records back to the checkpoint. Every rank must call this.
 
-    If the folder does not hold the best evaluation's weights, the next evaluation counts as the best. That is so if a
-    later one, now given up, replaced them, if someone deleted them, or if the run goes on in another folder.
+    The next evaluation counts as the best if the folder does not hold the best evaluation's weights: a later one, now
+    given up, replaced them, or someone deleted them, or the run goes on in another folder.
     """
 
     def on_rank() -> bool:
@@ -93,7 +95,7 @@ def restore_results(checkpoint: Checkpoint, state: TrainState, folder: Path, num
 
 
 def _read_rng_state(checkpoint: Checkpoint, env: Environment) -> dict[str, Any] | None:
-    """This rank's random states, checked; None if the checkpoint is of another number of ranks or has none.
+    """This rank's random states, checked; None if the checkpoint has none, or was written by more or fewer ranks.
 
     Raises:
         ConfigError: if the file is not what a run writes.
@@ -113,7 +115,7 @@ def _load_schedule(scheduler: LambdaLR, optimizer: Optimizer, step: int) -> None
 
     Nothing else of its saved state is taken: torch would set any attribute that a file names.
     """
-    scheduler.last_epoch, scheduler._step_count = step, step + 1
+    scheduler.last_epoch, scheduler._step_count = step, step + 1  # torch's own constructor calls step() once
     rates = [
         base * rate(scheduler.last_epoch) for base, rate in zip(scheduler.base_lrs, scheduler.lr_lambdas, strict=True)
     ]
@@ -126,6 +128,7 @@ def _load_tensors(checkpoint: Checkpoint, trained: Trained, optimizer_device: to
     model, optimizer = trained.model, trained.optimizer
     stored = open_state(checkpoint.folder, sent=bool(checkpoint.blind))
     targets, parameters = model_tensors(model), trained_parameters(model)
+    # The copy of the final state lists a tied weight under each of its names (CheckpointSaver.save_copy).
     second_names = model_tensors(model, every_name=True).keys() - targets.keys()
     _compare({n: k for n, k in stored.kinds.items() if n.startswith(MODEL) and n not in second_names}, targets)
     if not any(name.startswith(OPTIMIZER) for name in stored.kinds) and checkpoint.values["has_optimizer"] is False:
@@ -139,6 +142,7 @@ def _load_tensors(checkpoint: Checkpoint, trained: Trained, optimizer_device: to
         if name not in parameters:
             unknown.append(stored_name)
             continue
+        # Before memory is allocated for it: the shape stands in a file that may be forged.
         if math.prod(shape) > parameters[name].numel():
             raise ConfigError(f"{stored_name} is {_shown(shape, dtype)}, larger than its weight; {_REMEDY}")
         target = zero_state(parameters[name], shape, dtype, optimizer_device)
@@ -148,6 +152,7 @@ def _load_tensors(checkpoint: Checkpoint, trained: Trained, optimizer_device: to
     numbers = checkpoint.values["optimizer_numbers"]
     _check_numbers(numbers, states)
     stored.load(targets)
+    # An optimizer's state_dict numbers the parameters in the order of its groups, a checkpoint names them.
     groups = optimizer.state_dict()["param_groups"]
     numbered = zip(
         (parameter for group in optimizer.param_groups for parameter in group["params"]),

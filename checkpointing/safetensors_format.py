@@ -24,7 +24,7 @@ def ordered(entries: Mapping[str, Entry]) -> dict[str, Entry]:
 
 
 def header(entries: Mapping[str, Entry], metadata: Mapping[str, str]) -> bytes:
-    """What stands before the tensors' bytes, which follow in the order of `entries`."""
+    """The start of a file; the tensors' bytes follow in the order of `entries`."""
     fields: dict[str, object] = {"__metadata__": {"format": "pt", **metadata}}
     start = 0
     for name, entry in entries.items():
@@ -32,7 +32,7 @@ def header(entries: Mapping[str, Entry], metadata: Mapping[str, str]) -> bytes:
         fields[name] = {"dtype": _NAMES[entry.dtype], "shape": list(entry.shape), "data_offsets": [start, end]}
         start = end
     text = json.dumps(fields, separators=(",", ":")).encode()
-    text += b" " * (-len(text) % 8)
+    text += b" " * (-len(text) % 8)  # the format's padding, so that the first tensor is aligned, too
     return len(text).to_bytes(8, "little") + text
 
 

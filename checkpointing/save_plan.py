@@ -1,4 +1,4 @@
-"""When and how a run will write checkpoints, settled before it starts: what host memory and disk have room for."""
+"""When and how a run will write checkpoints, decided before it starts by the room in host memory and on the disk."""
 
 from __future__ import annotations
 
@@ -40,8 +40,8 @@ class SavePlan:
     copies_optimizer: bool  # into the copy of the final state (--dist_checkpoint_root_folder)
 
     def due(self, step: int, *, ends_epoch: bool, ends_run: bool) -> bool:
-        """Whether a checkpoint is due by steps after this one: every so many, and at the end of the run, from where
-        another may go on; without --save_every_steps at the end of each epoch."""
+        """Whether a checkpoint is due by steps after this one: every `every_steps`, and at the end of the run, so that
+        a longer run can go on from there; without --save_every_steps at the end of each epoch."""
         if self.every_steps is None:
             return ends_epoch
         return is_due(step, self.every_steps) or (self.every_steps > 0 and ends_run)
@@ -55,13 +55,13 @@ def is_due(step: int, every: int) -> bool:
 def plan_saves(
     model: nn.Module, train: TrainConfig, fsdp: FsdpConfig, root: Path, env: Environment
 ) -> tuple[SavePlan, list[str]]:
-    """The plan, and lines to print about what it adapts. Every rank must call this.
+    """The plan, and lines to print about adapted defaults. Every rank must call this.
 
     Args:
         root: the folder of the run's checkpoints, which need not exist yet.
 
     Raises:
-        ConfigError: on every rank, if memory or disk have no room for what the flags ask for.
+        ConfigError: on every rank, if memory or disk have no room for the settings that were given.
     """
     size = planned_bytes(model, train, fsdp)
     keep_last, disk_notes = on_rank_zero(lambda: _choose_keep_last(model, train, root, size))
@@ -124,12 +124,12 @@ def _choose_place(
 
 
 def ranks_without(root: Path, env: Environment) -> list[int]:
-    """The ranks that do not see what rank 0 writes into a folder, which need not exist. Every rank must call this.
+    """The ranks that do not see rank 0's files in a folder, which need not exist. Every rank must call this.
 
     Raises:
         ConfigError: on every rank, if rank 0 cannot write there.
     """
-    if env.world_size == env.local_world_size:
+    if env.world_size == env.local_world_size:  # one machine sees one disk
         return []
     probe = on_rank_zero(lambda: _write_probe(root))
     seen = gather_to_all(os.path.exists(probe))
@@ -152,7 +152,7 @@ def _write_probe(root: Path) -> Path:
 def _choose_async(
     model: nn.Module, train: TrainConfig, fsdp: FsdpConfig, env: Environment, *, full: bool
 ) -> tuple[bool, list[str]]:
-    """Whether checkpoints are written beside training, and lines to print. Every rank must call this.
+    """Whether training goes on while checkpoints are written, and lines to print. Every rank must call this.
 
     Raises:
         ConfigError: on every rank, if --async_save was given and host memory has no room for a copy of the state.
@@ -179,7 +179,7 @@ def _choose_keep_last(model: nn.Module, train: TrainConfig, root: Path, size: in
     """How many checkpoints of that size the disk has room for, up to --keep_last, and lines to print.
 
     Raises:
-        ConfigError: if it has no room for one beside the one being written, or for --keep_last if that was given.
+        ConfigError: if it has no room for one besides the one being written, or for --keep_last if that was given.
     """
     most, fewest = train.keep_last or DEFAULT_KEEP_LAST, train.keep_last or 1
     if train.save_every_steps == 0 and not train.save_every_minutes:
@@ -193,6 +193,7 @@ def _choose_keep_last(model: nn.Module, train: TrainConfig, root: Path, size: in
     held = len(checkpoints(root))
     extra = 2 if train.keep_best else 1  # the one being written, and the best
     for keep_last in range(most, fewest - 1, -1):
+        # Checkpoints that are there already are replaced in time, but never before a new one is complete.
         if max(1, keep_last + extra - held) * size + export <= free:
             if keep_last == most:
                 return keep_last, []

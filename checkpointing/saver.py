@@ -32,7 +32,7 @@ from utils.units import readable
 
 @dataclass
 class _Save:
-    """A save that was begun."""
+    """A save in flight."""
 
     step: int
     is_last: bool  # the run ends with it
@@ -71,11 +71,12 @@ class CheckpointSaver:
         self.trained, self.plan, self.root = trained, plan, root
         self.metadata, self.files, self.stream_state = metadata, files, stream_state
         self.say, self.write_event = say, write_event
+        # The thread's collectives would mix with those of the training loop in one group.
         self.group = new_host_group()
         self.beside_training = plan.beside_training
         self._thread = ThreadPoolExecutor(1, "checkpoint")
         self._host_copy = HostCopy()
-        self._room: Future[None] | None = None  # made for that copy
+        self._room: Future[None] | None = None  # memory for that copy, being pinned
         self._in_flight: _Save | None = None
         self._last_began = time.monotonic()
         self.tried_step = self.saved_step = -1
@@ -101,7 +102,7 @@ class CheckpointSaver:
         """Write a checkpoint of the run as it is now, unless that is done. Returns as soon as training may go on.
 
         Args:
-            is_last: whether the run ends with it, so that no later one can make it good.
+            is_last: whether the run ends with it, so that no later save can make up for a failure.
         """
         began = time.monotonic()
         self.wait()
@@ -130,9 +131,9 @@ class CheckpointSaver:
             self.wait()
 
     def after_step(self) -> None:
-        """Report a save that has ended. Only rank 0 needs to see when, so ranks do not agree on it.
+        """Report a save that has ended. Only rank 0 prints it, so ranks do not agree on the step.
 
-        After the first step the optimizer has its states: host memory for a copy is then prepared, beside training.
+        After the first step the optimizer has its states, so host memory for a copy is prepared in the thread.
         """
         if self.beside_training and not self.plan.full and self._room is None:
             self._room = self._thread.submit(self._host_copy.prepare, self.trained.tensors())
@@ -183,8 +184,8 @@ class CheckpointSaver:
         self._host_copy.close()
 
     def _keep_as_best(self, step: int) -> None:
-        """Let the checkpoint that the run went on from be the best. Its evaluation, which made it so, is due in it; it
-        is not written again, for a run that is killed while it replaces its only checkpoint would have none."""
+        """Mark the checkpoint that we resumed from as the best, without writing it again: a crash meanwhile could
+        leave none. Its state says that the evaluation is due; a run resumed from it evaluates once more."""
         try:
             on_rank_zero(lambda: point_to(step_folder(self.root, step), BEST))
         except (OSError, RuntimeError) as error:

@@ -1,4 +1,4 @@
-"""state.json of a checkpoint: what each of its fields must be. It is checked whole before any of it is used."""
+"""state.json of a checkpoint: the types and limits of its fields. All are checked before any is used."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from run_folder.checkpoint_folder import STATE, is_step_folder, step_of
 _MOST_STEPS = 10**9
 _MOST_RANKS = 2**20
 _MOST_TOKENS = 2**62
-_MISSING = object()
+_MISSING = object()  # None would be a field that holds null
 
 
 class StateError(ValueError):
@@ -22,13 +22,14 @@ class StateError(ValueError):
 
 
 class _Kind(NamedTuple):
-    """What a field must be."""
+    """The type and the limits of a field."""
 
     name: str
     holds: Callable[[Any], bool]
 
 
 def _count(most: int, least: int = 0) -> _Kind:
+    # By type(): to isinstance, true and false are whole numbers.
     return _Kind(f"a whole number from {least} to {most}", lambda value: type(value) is int and least <= value <= most)
 
 
@@ -65,7 +66,7 @@ SCHEMA: dict[tuple[str, ...], _Kind] = {
     ("state", "seconds"): _SECONDS,
     ("state", "best_eval_loss"): _or_null(_NUMBER),
     ("state", "best_step"): _STEP,
-    # what is kept beside the tensors
+    # state besides the tensors
     ("scheduler", "last_epoch"): _STEP,
     ("optimizer_numbers",): _TABLE,
     ("has_optimizer",): _FLAG,
@@ -153,7 +154,7 @@ def _check_optimizer_numbers(numbers: Mapping[str, Any], step: int) -> None:
 
 
 def _check_relations(values: Mapping[str, Any]) -> None:
-    """What the fields say together. An epoch has a step at least, and a step a token."""
+    """Check fields against each other. An epoch has at least one step, and a step at least one token."""
     state = values["state"]
     step, of_epoch, epoch = state["step"], state["step_of_epoch"], state["epoch"]
     relations = {

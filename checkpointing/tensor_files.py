@@ -53,6 +53,7 @@ def parts_to_write(tensors: Mapping[str, torch.Tensor]) -> dict[str, Part]:
         if number != writer:
             continue
         values, place = local_part(tensor)
+        # A rank whose shard is empty writes no part, but a tensor without elements must not be missing.
         if values.numel() or not tensor.numel():
             parts[name] = Part(local_tensor(values), tuple(cut.start for cut in place), tuple(tensor.shape))
     return parts

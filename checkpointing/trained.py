@@ -59,7 +59,7 @@ def saved_tensors(model: nn.Module, *, every_name: bool = False) -> dict[str, to
 
 
 def model_tensors(model: nn.Module, *, every_name: bool = False) -> dict[str, torch.Tensor]:
-    """The same by the names that they have in a checkpoint."""
+    """`saved_tensors` by their names in a checkpoint."""
     return {MODEL + name: tensor for name, tensor in saved_tensors(model, every_name=every_name).items()}
 
 
@@ -74,7 +74,7 @@ def optimizer_tensors(model: nn.Module, optimizer: Optimizer) -> dict[str, torch
 
 
 def optimizer_numbers(model: nn.Module, optimizer: Optimizer) -> dict[str, dict[str, float]]:
-    """What the optimizer's states hold besides tensors, by parameter."""
+    """Numbers in the optimizer's states, by parameter, such as Adam's count of steps."""
     numbers = {
         name: {
             key: value for key, value in optimizer.state.get(parameter, {}).items() if isinstance(value, int | float)

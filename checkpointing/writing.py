@@ -47,7 +47,7 @@ class Contents:
 def write_checkpoint(
     folder: Path, contents: Contents, *, group: dist.ProcessGroup | None = None, keep_last: int, best: bool = False
 ) -> int:
-    """Write a checkpoint beside the earlier ones and delete those no longer kept. Every rank must call this.
+    """Write a checkpoint next to the earlier ones, then delete those no longer kept. Every rank must call this.
 
     Args:
         group: for its collectives.
@@ -92,7 +92,7 @@ def write_contents(folder: Path, contents: Contents, *, group: dist.ProcessGroup
     failure, written = None, {}
     try:
         written = _write_own(folder, contents, rng_files)
-    except Exception as error:
+    except Exception as error:  # told to all ranks below: one that raised here would leave the others waiting
         failure = f"rank {dist.get_rank()}: {error}"
     of_ranks = gather_to_all((written, failure), group)
     for _, failed in of_ranks:

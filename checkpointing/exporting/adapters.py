@@ -111,6 +111,7 @@ class MergedTensors:
         with torch.no_grad():
             layer.merge()
         merged = base_layer.get_parameter(name.removeprefix(f"{module}.")).data
+        # As if never merged, since peft merges a layer only once, and this one is read again for its bias.
         layer.merged_adapters.clear()
         base_layer.to("meta")
         return merged

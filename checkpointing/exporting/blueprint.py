@@ -60,7 +60,7 @@ def build_blueprint(settings: str, auto_model: Any, *, num_rows: int | None = No
     except Exception as error:
         raise describes_no_model(settings, error) from error
     if num_rows is not None and num_rows != model.get_input_embeddings().num_embeddings:
-        model.resize_token_embeddings(num_rows, mean_resizing=False)
+        model.resize_token_embeddings(num_rows, mean_resizing=False)  # the checkpoint has values for the new rows
     return model
 
 

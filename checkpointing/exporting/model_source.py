@@ -48,8 +48,8 @@ class ModelSource:
     @property
     def tokenizer(self) -> str:
         """Folder or hub name of the tokenizer: the adapter's folder if it was saved there."""
-        beside = self.adapter_config
-        return str(beside) if beside and (beside / "tokenizer_config.json").is_file() else self.settings
+        adapter = self.adapter_config
+        return str(adapter) if adapter and (adapter / "tokenizer_config.json").is_file() else self.settings
 
     def check(self, advance: Callable[[int], object]) -> None:
         """Read the files that hold the tensors and compare their CRC-32 with what COMPLETE says.
@@ -127,6 +127,7 @@ def _incomplete(folder: Path) -> ConfigError:
 def _checkpoint(folder: Path, base: str | None, file: Path | None = None) -> ModelSource:
     """A checkpoint's folder, ours or of llama-recipes, or a loose file anywhere."""
     is_ours = file is None or file.name == OLD_FULL_FILE or file in tensor_files(folder)
+    # llama-recipes writes such folders without COMPLETE; only our own are refused for lacking it.
     may_be_foreign = (folder / "train_params.yaml").is_file() or base is not None
     looks_like_ours = (folder / STATE).is_file() or is_step_folder(folder)
     if is_ours and not (folder / COMPLETE).is_file() and (looks_like_ours or not may_be_foreign):

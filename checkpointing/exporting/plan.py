@@ -108,6 +108,7 @@ def _plan_merged(source: ModelSource, auto_model: Any, dtype: torch.dtype | None
     merged = MergedTensors(base, stored_as, adapted)
     names = []
     for name, group in names_of.items():
+        # Merged under one of its names, a tied weight differs under the others: files then hold each.
         changed = len(group) > 1 and merged.merged_names & set(group)
         notes += [_untie(model, group)] if changed else []
         names += group if changed else [name]
@@ -122,6 +123,7 @@ def _plan_merged_whole(
     adapted, _ = put_adapter(load_pretrained(str(source.base), auto_model, torch.float32), source, config)
     model = adapted.get_base_model()
     notes = [note]
+    # peft merges in place, which would change a tied weight under all of its names.
     uses = Counter(id(parameter) for _, parameter in adapted.named_parameters(remove_duplicate=False))
     for path, layer in adapted.named_modules():
         for name, parameter in layer.get_base_layer().named_parameters() if isinstance(layer, LoraLayer) else ():
@@ -209,6 +211,7 @@ def _common_dtype(entries: dict[str, Entry]) -> torch.dtype:
 
 
 def _untie(model: Any, names: list[str]) -> str:
+    # A model of text and images has a flag in either config.
     for config in (model.config, model.config.get_text_config()):
         config.tie_word_embeddings = False
     return f"{names[0]} and the weight that it shared its values with are saved apart: the adapter changes one of them"

@@ -1,6 +1,6 @@
 """The tensors of a checkpoint of any kind: names, shapes and dtypes at once, values one at a time.
 
-No code from the files is run, no process group is needed, and only the tensor that is asked for is held in memory.
+No code from the files is run, no process group is needed, and one tensor at a time is held in memory.
 """
 
 from __future__ import annotations

@@ -74,6 +74,7 @@ def check_logits(
     inputs = inputs_of(reference.config, ids)
     wanted = _logits(reference, inputs)
     with torch.no_grad():
+        # Rounding moves a number by at most half of eps, relative to its size.
         for parameter in reference.parameters():
             noise = torch.rand(parameter.shape, generator=generator).mul_(2).sub_(1)
             parameter.mul_(noise.mul_(torch.finfo(dtype).eps / 2).add_(1))

@@ -45,6 +45,7 @@ class SafeFileSystemReader(FileSystemReader):
         """
         if self._metadata is None:
             self._metadata = read_index(Path(self.path))
+        # As torch's own read_metadata does.
         assert self._metadata.storage_meta is not None
         self._metadata.storage_meta.load_id = self.load_id
         return self._metadata

@@ -111,7 +111,7 @@ def _entry(value: Any, parts_left: int) -> TensorStorageMetadata | BytesStorageM
 
 
 def _dtype(properties: Any) -> torch.dtype:
-    """The dtype, which is first in the state. The rest of it does not say what a tensor's values are."""
+    """The dtype, which is first in the state. The rest (layout, pinning and the like) does not change values."""
     state = properties.state if _is_made_by(properties, "TensorProperties") else None
     dtype = state[0] if isinstance(state, tuple) and state else None
     if not isinstance(dtype, PickledName) or dtype.module != "torch" or dtype.name not in _DTYPES:
@@ -194,7 +194,7 @@ def _check_places(index: Metadata, folder: Path) -> None:
         for chunk in entry.chunks:
             place = index.storage_data.get(MetadataIndex(name, chunk.offsets))
             if place is None:
-                raise ValueError(f"it says of a part of {name} not where it is")
+                raise ValueError(f"it does not say where a part of {name} is stored")
             _check_part(name, chunk, place, entry)
         if sum(math.prod(chunk.sizes) for chunk in entry.chunks) != math.prod(entry.size):
             raise ValueError(f"the parts of {name} do not make up the whole")
