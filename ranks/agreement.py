@@ -77,7 +77,8 @@ def disagreement(first: RankFacts, others: Iterable[RankFacts]) -> str:
 
 
 def plain(facts: Mapping[str, Mapping[str, Any]]) -> Facts:
-    """The facts as other ranks read them: after a round trip through JSON."""
+    """The facts after a round trip through JSON, as other ranks read them."""
+    # A tuple becomes a list, a Path a text: a rank's own facts must equal the same facts of another.
     return dict(json.loads(json.dumps(facts, default=str)))
 
 

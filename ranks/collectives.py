@@ -41,7 +41,7 @@ def _reduced_on_host(numbers: torch.Tensor, operation: dist.ReduceOp.RedOpType) 
 def gather_to_all(value: T, group: dist.ProcessGroup | None = None) -> list[T]:
     """The value of every rank, by rank. Values are pickled."""
     gathered: list[Any] = [None] * dist.get_world_size()
-    dist.all_gather_object(gathered, value, group=group)
+    dist.all_gather_object(gathered, value, group=group)  # over gloo, which torch prefers if a group has it
     return gathered
 
 
@@ -68,6 +68,7 @@ def on_rank_zero(action: Callable[[], T], group: dist.ProcessGroup | None = None
         except Exception as error:
             failure = error
             outcome[1] = ("failed", f"{type(error).__name__}: {error}")
+    # The original error is not sent: it may hold what cannot be pickled.
     dist.broadcast_object_list(outcome, src=0, group=group)
     if failure is not None:
         raise failure
@@ -86,6 +87,7 @@ def one_rank_per_node_first(env: Environment, action: Callable[[], T]) -> T:
         ConfigError: on every rank, if `action` raised it on any.
     """
     result: Any = None
+    # Each turn ends in a collective, for all ranks: it holds the others back, and tells them of a refusal.
     for first in (True, False):
         refusal = None
         if (env.local_rank == 0) == first:

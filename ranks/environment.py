@@ -45,7 +45,7 @@ class Environment:
     restarted: bool = False  # by torchrun (--max-restarts) or Slurm (requeue)
     grace_scale: float = 1.0  # multiplies the time that ranks wait for each other (supervision/patience.py); for tests
     meeting_place: tuple[str, int] | None = None  # address and port of rank 0, or of the launcher's store
-    launcher_has_store: bool = False
+    launcher_has_store: bool = False  # torchrun's agent serves it; otherwise rank 0 opens one
     # Names the torchrun process that may restart this one. None without torchrun, on several machines, and if Slurm has
     # requeued the job: no single process stays over the restarts then.
     launcher: str | None = None
@@ -68,7 +68,7 @@ class Environment:
 
     @property
     def device_facts(self) -> DeviceFacts:
-        """The device as far as decisions of the run depend on it."""
+        """The facts of the device that decisions of the run depend on."""
         return self.planned_device or facts_of(self.device)
 
 
@@ -168,6 +168,7 @@ def _torchrun() -> str | None:
     """A name for the torchrun process, which may have started this one through a script; None if unknown."""
     with contextlib.suppress(psutil.Error):
         process = psutil.Process().parent()
+        # torchrun sets the variable for its workers, so the first ancestor without it is torchrun itself.
         while process is not None and _RESTARTS_OF_TORCHRUN in process.environ():
             process = process.parent()
         if process is not None:
@@ -192,6 +193,7 @@ def _words_of_launcher(flags: Sequence[str]) -> list[str]:
     own = [Path(sys.argv[0]).name, *flags]
     with contextlib.suppress(psutil.Error):
         for process in psutil.Process().parents():
+            # The launcher's command line ends with ours: the script and its flags.
             words = process.cmdline()
             words, rest = words[: -len(own)], words[-len(own) :]
             if not words or [Path(rest[0]).name, *rest[1:]] != own:

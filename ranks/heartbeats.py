@@ -51,6 +51,7 @@ class Silence:
             TrainingError: if there was none for too long.
         """
         before, self.num_beats = self.num_beats, store.add(_key(rank), 0)
+        # Looks are counted, not time: a rank 0 that was suspended has not waited.
         self.seconds = 0.0 if self.num_beats > before else self.seconds + LOOK_SECONDS
         patience = (_SILENT_SECONDS if self.num_beats else START_SECONDS) * env.grace_scale
         if self.seconds > patience:

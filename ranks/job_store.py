@@ -103,6 +103,7 @@ def _checked_place(env: Environment) -> tuple[str, int]:
             socket.getaddrinfo(address, port)
             return address, port
         except (OSError, UnicodeError) as error:
+            # UnicodeError: not a name at all (a label of more than 63 bytes, say), so waiting does not help.
             if time.monotonic() > deadline or isinstance(error, UnicodeError):
                 raise ConfigError(
                     f"MASTER_ADDR={address}: no machine has this name ({in_one_line(error)}); this machine's "

@@ -1,6 +1,6 @@
 """Where the ranks of a run meet, before they have a process group.
 
-They meet as soon as they have started, and compare what they were started with. Then each reads its data, for as long
+They meet as soon as they have started, and compare their settings and devices. Then each reads its data, for as long
 as that takes, and they meet again. A rank that ends meanwhile is noticed, so the others do not wait for it. Order:
 `job_store.connect`, `meet`, the methods of `Meeting`, `process_group.start_process_group`.
 """
@@ -67,7 +67,7 @@ class Meeting:
 
         Args:
             subject: the key of the result in the store; each may be used once.
-            action: returns what JSON can hold.
+            action: returns a JSON value.
 
         Raises:
             ConfigError: on every rank, if `action` raised it.
@@ -185,7 +185,7 @@ def meet(store: dist.Store, env: Environment, limit: timedelta = ALL_THERE) -> M
             return Meeting(env, store, dist.PrefixStore(attempt, store))
         except dist.DistNetworkError as error:
             raise TrainingError(RANK_0_ENDED) from error
-        except dist.DistStoreError:
+        except dist.DistStoreError:  # an attempt that has ended answers nobody: look who is rank 0 now
             continue
     raise TrainingError(_not_met(limit))
 

@@ -41,6 +41,7 @@ def start_process_group(env: Environment, meeting: Meeting | None = None) -> Non
     store = meeting.entries
     with connecting():
         timeout = timedelta(minutes=CONNECT_MINUTES)
+        # With device_id NCCL connects here, and not in the first collective, where a missing rank would be a hang.
         dist.init_process_group(
             backend, store=store, rank=env.rank, world_size=env.world_size, timeout=timeout, device_id=device_id
         )

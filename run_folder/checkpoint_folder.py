@@ -137,11 +137,11 @@ def _is_pointer(path: Path) -> bool:
     if path.is_symlink() or not path.is_file():
         return False
     with open(path, "rb") as file:
-        return _POINTER.fullmatch(file.read(100).decode("latin-1")) is not None
+        return _POINTER.fullmatch(file.read(100).decode("latin-1")) is not None  # latin-1 decodes any byte
 
 
 class RunningChecksum:
-    """Size and CRC-32 of a file, of which the blocks are added in order."""
+    """Size and CRC-32 of a file whose blocks are added in order."""
 
     def __init__(self) -> None:
         self._size = self._crc32 = 0
@@ -185,6 +185,7 @@ def publish(folder: Path, files: Mapping[str, FileEntry]) -> int:
         Its bytes.
     """
     temporary = temporary_folder(folder)
+    # Syncing a file does not sync its name in the folder. COMPLETE must not reach the disk before any of these.
     for inner in {(temporary / name).parent for name in files}:
         sync_folder(inner)
     write_synced(temporary / COMPLETE, json.dumps({"files": dict(files)}, indent=1).encode())
@@ -221,6 +222,7 @@ def remove(folder: Path) -> None:
 
 def keep_only(root: Path, keep_last: int) -> None:
     """Delete checkpoints older than the last `keep_last`, except the best one, and those that were set aside."""
+    # Called once a new checkpoint is complete, so those that a resumed run gave up are no longer needed either.
     best = pointed_to(root, BEST)
     for folder in checkpoints(root)[keep_last:]:
         if folder.name != best and is_ours(folder):
@@ -239,7 +241,7 @@ def give_up_after(root: Path, step: int) -> None:
     """
     for folder in checkpoints(root):
         if step_of(folder) > step:
-            if pointed_to(root, BEST) == folder.name:
+            if pointed_to(root, BEST) == folder.name:  # or the next checkpoint of this step would pass for it
                 (root / BEST).unlink()
             _set_aside(folder)
 

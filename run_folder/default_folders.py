@@ -32,7 +32,7 @@ def default_name(model_name: str, datasets: Sequence[str]) -> str:
 
 
 def _shortened(name: str) -> str:
-    return os.fsencode(name)[:_NAME_BYTES].decode(errors="ignore")
+    return os.fsencode(name)[:_NAME_BYTES].decode(errors="ignore")  # it may be cut within a character
 
 
 def make_default_folder(inside: Path, name: str) -> Path:
@@ -43,6 +43,7 @@ def make_default_folder(inside: Path, name: str) -> Path:
     """
     inside.mkdir(exist_ok=True)
     for folder in _numbered(inside / f"{name}-{datetime.now():%Y%m%d-%H%M%S}"):
+        # mkdir itself decides whose the folder is: a look before it would miss a run that begins meanwhile.
         try:
             folder.mkdir()
             return folder

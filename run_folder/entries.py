@@ -1,4 +1,4 @@
-"""What a run writes into its folder: the names, which of them a run has, and which it finds there."""
+"""Entries of a run folder: their names, which of them a run writes, and which are there already."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ RUN_ENTRIES = (*REPLACED, CHECKPOINTS, "tensorboard", "traces", "wandb", "profil
 
 
 def entries_of(settings: Mapping[str, Any]) -> list[str]:
-    """The names of what a run with these settings writes into its folder.
+    """The names of the entries that a run with these settings writes.
 
     Args:
         settings: as in run.yaml, perhaps of another version.
@@ -40,24 +40,24 @@ def entries_of(settings: Mapping[str, Any]) -> list[str]:
         "wandb": tracking.get("use_wandb"),
         "profiler": tracking.get("use_profiler") and not tracking.get("profiler_dir"),
     }
-    return [name for name in RUN_ENTRIES if written.get(name, True)]
+    return [name for name in RUN_ENTRIES if written.get(name, True)]  # every run may write those not listed here
 
 
 def made_entries(folder: Path) -> list[str]:
-    """The names of what the run in this folder wrote, in all its sessions; none if it holds no run, or run.yaml is cut.
+    """The names of the entries that the run in this folder wrote, in all its sessions.
 
-    A report counts, whoever made it.
+    None if the folder holds no run, or if run.yaml is cut. A report counts, whoever made it.
     """
     run = read_run_yaml(folder) if (folder / NAME).is_file() else {}
     if not is_of_a_run(run) or is_cut(run):
         return []
-    recorded = run.get("entries")
+    recorded = run.get("entries")  # earlier versions recorded none
     made = recorded if isinstance(recorded, list) else entries_of(run["settings"])
     return [name for name in RUN_ENTRIES if name in made or (name == REPORT and is_report(folder / REPORT))]
 
 
 def held_entries(folder: Path) -> list[str]:
-    """The names of what a run would write into the folder and is there already. Empty folders hold nothing."""
+    """The names of a run's entries that are there already, whoever made them. Empty folders do not count."""
     return [name for name in RUN_ENTRIES if os.path.lexists(folder / name) and not _is_empty_folder(folder / name)]
 
 

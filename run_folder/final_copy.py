@@ -1,4 +1,4 @@
-"""The copy of the final state that --dist_checkpoint_root_folder asks for: which files it consists of."""
+"""The copy of the final state for --dist_checkpoint_root_folder: its files."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ BEGUN = "copy.incomplete"  # there from the first file of a copy to its COMPLETE
 
 
 def foreign_copy(folder: Path) -> list[str]:
-    """What others put where the copy is written.
+    """Names of files in the copy's place that this program did not write.
 
     An earlier copy is known by its COMPLETE, an unfinished one by `BEGUN`.
     """
@@ -26,6 +26,6 @@ def foreign_copy(folder: Path) -> list[str]:
 
 
 def copied_entries(folder: Path) -> list[Path]:
-    """What a copy in the folder consists of."""
+    """The files and folders of a copy in this folder."""
     named = [folder / name for name in (COMPLETE, STATE, HUGGINGFACE)]
     return [*named, *tensor_files(folder), *old_tensor_files(folder)]

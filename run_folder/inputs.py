@@ -1,4 +1,4 @@
-"""What a run reads: files and folders that it must not replace."""
+"""The files and folders that a run reads, and so must not replace."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from configs.setting import settings_of
 
 
 def inputs_of(config: RunConfig) -> Iterator[tuple[str, str]]:
-    """What the settings name: the flag, and the path or pattern. Names on the hub are among them."""
+    """Inputs that the settings name: the flag, and the path or pattern. Names on the hub are among them."""
     train = config.train_config
     named = {"--config": config.recipe}
     for name in ("model_name", "tokenizer_name", "from_peft_checkpoint"):
@@ -22,6 +22,7 @@ def inputs_of(config: RunConfig) -> Iterator[tuple[str, str]]:
     for name, source in config.dataset_configs.items():
         for field, setting in settings_of(type(source)).items():
             if setting.is_path and (path := getattr(source, field)) is not None:
+                # custom_dataset.file may be FILE:FUNCTION.
                 named[flag(f"{name}.{field}")] = path.partition(":")[0] if field == "file" else path
     for name, value in named.items():
         if value and name.endswith(".data_path"):
@@ -39,7 +40,7 @@ def paths_of(value: str) -> Iterator[Path]:
 
 
 def _with_links(path: Path) -> Iterator[Path]:
-    """The path, and the links in it and in its own folders: what is read through them may lie anywhere."""
+    """The path, and the links in it and in its own folders, whose targets may lie anywhere."""
     yield path
     for folder in (path, *(inner for inner in _listed(path) if inner.is_dir() and not inner.is_symlink())):
         yield from (inner for inner in _listed(folder) if inner.is_symlink() and inner.exists())

@@ -1,4 +1,4 @@
-"""What lock.json says: which run holds a folder, and whether its process can be seen to live."""
+"""The contents of lock.json: which run holds a folder, and whether its process lives."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from utils.processes import machine, started_at
 
 @dataclass(frozen=True)
 class Owner:
-    """What lock.json says of the run that holds it. Earlier versions read it, too: it gets no new entries."""
+    """The run that holds a folder, as lock.json names it. No fields may be added, since earlier versions read it."""
 
     host: str
     process: int
@@ -50,6 +50,7 @@ class Owner:
             return None
         try:
             is_same = abs(started_at(self.process) - self.process_start) < 0.5
+            # A zombie writes no more, but keeps its number until its parent has asked for its status.
             is_zombie = psutil.Process(self.process).status() == psutil.STATUS_ZOMBIE
             return is_same and not is_zombie and self.process != os.getpid()
         except psutil.AccessDenied:

@@ -1,4 +1,4 @@
-"""What a path alone tells: which run it belongs to, where that run's checkpoints are, and whether it still trains."""
+"""Questions about a path alone: which run it belongs to, where the run's checkpoints are, whether it still trains."""
 
 from __future__ import annotations
 

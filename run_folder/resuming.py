@@ -17,11 +17,11 @@ from utils.errors import ConfigError
 
 
 def settle_resume(config: RunConfig, env: Environment) -> RunConfig:
-    """The config with --resume and --output_dir settled: a resumed run goes on in its folder, and a job that its
+    """The config with --resume and --output_dir decided: a resumed run goes on in its folder, and a job that its
     launcher restarted resumes by itself.
 
-    A restarted job that had no folder of its own yet does what it did the first time: what it was refused, or was to
-    overwrite, is another run.
+    A restarted job that had no folder of its own yet starts as it did the first time: a run that it finds there, and
+    that it was refused for or told to overwrite, is not its own.
 
     Raises:
         ConfigError: if --resume names no run and --output_dir is not given.
@@ -31,6 +31,7 @@ def settle_resume(config: RunConfig, env: Environment) -> RunConfig:
     if env.restarted and train.resume in (None, "auto"):
         own = _folder_of_job(train.output_dir, default_name(train.model_name, train.datasets), env)
     if own is not None and train.resume is None:
+        # --overwrite was for what lay there before the job began; by now its own checkpoints do.
         train = replace(train, resume="auto", overwrite=False, output_dir=str(own))
         notes.append("resume: auto, since the launcher has restarted this job")
     elif train.resume == "auto" and train.output_dir is None:
@@ -71,6 +72,7 @@ def find_checkpoints(resume: str, run: Path | None, own_roots: Sequence[Path], *
         ConfigError: if `resume` names something that is no checkpoint.
     """
     own = next(filter(None, map(checkpoints, own_roots)), [])
+    # A run that was resumed from another's checkpoint and killed before its first one begins there again.
     if resume == "auto":
         own = own or _begun_from(run)
         if run is not None and not own:

@@ -35,7 +35,7 @@ Stamps = tuple[tuple[int, int, int] | None, ...]
 class RunFolder:
     """The folder of one run, its checkpoints included. Only `take` writes."""
 
-    path: Path  # ends in a placeholder if --output_dir was not given; `take` returns the one with its real name
+    path: Path  # ends in a placeholder if --output_dir was not given, until `take` has made the folder
     name: str  # of a default folder, without the time
     is_given: bool  # by --output_dir
     entries: tuple[str, ...]  # names of what the run writes here
@@ -114,6 +114,7 @@ class RunFolder:
                 nothing to resume from.
         """
         self.check(afresh=self.resume is None)
+        # Before the checkpoints are listed: `take` must notice one that another run writes right after that.
         stamps = self._stamps()
         found: list[Path] = []
         if self.resume is not None:
@@ -195,6 +196,7 @@ class RunFolder:
                     f"--output_dir: another run wrote into {folder} while this one was loading; give the same command "
                     "again"
                 )
+            # Again, since the first check ran before the lock was held.
             taken.check(afresh=resumed is None)
             made = made_entries(folder)
             earlier = taken._clear(made) if resumed is None else taken._go_on(resumed)
@@ -218,11 +220,11 @@ class RunFolder:
         return taken
 
     def _stamps(self) -> Stamps:
-        """What changes if a run begins in these folders, or writes a checkpoint there."""
+        """Stamps of the files that change if a run begins in these folders, or writes a checkpoint there."""
         return tuple(_stamp(file) for file in (self.path / NAME, self.checkpoint_root / "latest"))
 
     def _replaced(self) -> Iterator[Path]:
-        """What this run writes, replaces or deletes."""
+        """The paths that this run writes, replaces or deletes."""
         names = {*self.entries, *made_entries(self.path)} - {CHECKPOINTS}
         yield from (self.path / name for name in names)
         for place in {self.checkpoint_root, self.path / CHECKPOINTS}:
@@ -233,7 +235,8 @@ class RunFolder:
             yield from copied_entries(self.checkpoint_root)
 
     def _clear(self, made: list[str]) -> dict[str, Any]:
-        """Delete what an earlier run wrote. run.yaml says what that is, so it stays until the new one replaces it."""
+        """Delete an earlier run's entries. run.yaml lists them, so it stays until the new one replaces it: a run that
+        is killed meanwhile can be cleared again."""
         for root in {self.checkpoint_root, self.path / CHECKPOINTS}:
             remove_all(root)  # or the first restart of this run would resume from them
         kept = (NAME, CHECKPOINTS) if self.overwrite else (NAME, CHECKPOINTS, "model", "adapter")
@@ -245,7 +248,7 @@ class RunFolder:
         return {}
 
     def _go_on(self, resumed: dict[str, Any]) -> dict[str, Any]:
-        """Delete only what every session replaces. Returns what stays in run.yaml of the sessions before."""
+        """Delete only entries that every session replaces. Returns the earlier sessions' entries for run.yaml."""
         before = read_run_yaml(self.path) if (self.path / NAME).is_file() else {}
         (self.path / OOM).unlink(missing_ok=True)
         kept = {name: before[name] for name in ("saved", "started", WANDB_RUN) if name in before}

@@ -34,13 +34,13 @@ def write_run_yaml(
     checkpoints: Path | None,
     earlier: dict[str, Any],
 ) -> None:
-    """Write every setting, given and resolved, and what a rerun would need to know.
+    """Write every setting, given and resolved, and all else that a rerun would need.
 
     Args:
         description: sections on model, data and devices (`reporting.run_description`).
-        entries: names of what the run writes into this folder, in all its sessions.
-        checkpoints: where they are, unless in this folder.
-        earlier: what stays of the run's earlier sessions.
+        entries: names of the run's entries in this folder, in all its sessions.
+        checkpoints: their folder, unless it is in this one.
+        earlier: values that stay from the run's earlier sessions.
 
     Raises:
         OSError: if the file cannot be written.
@@ -70,7 +70,7 @@ def write_run_yaml(
 
 
 def add_to_run_yaml(folder: Path, **entries: Any) -> None:
-    """Add what was only known later, such as the step whose weights were saved."""
+    """Add entries that were only known later, such as the step whose weights were saved."""
     _write(folder, read_run_yaml(folder) | entries)
 
 
@@ -85,7 +85,7 @@ def read_run_yaml(folder: Path) -> dict[str, Any]:
         values = _parsed((folder / NAME).read_text(encoding="utf-8"))
     except (ValueError, RecursionError, yaml.YAMLError):
         return {}
-    return copy.deepcopy(values) if isinstance(values, dict) else {}
+    return copy.deepcopy(values) if isinstance(values, dict) else {}  # `_parsed` keeps its own
 
 
 # libyaml takes 2 ms for what PyYAML's own parser takes 14 for; a PyYAML built without it has the other alone.
@@ -107,7 +107,7 @@ def is_of_a_run(values: Mapping[str, Any]) -> bool:
 
 
 def is_cut(values: Mapping[str, Any]) -> bool:
-    """Whether these are what is left of a run.yaml of which the end is gone. It may be YAML all the same."""
+    """Whether these are the contents of a run.yaml whose end is missing; what is left may be valid YAML."""
     return is_of_a_run(values) and "started" not in values
 
 

@@ -1,4 +1,4 @@
-"""Which step's weights a run has saved, as run.yaml tells it, and which ones the disk did not take."""
+"""The step whose weights a run has saved, as run.yaml records it, and weights that could not be saved."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ class SavedWeights:
         """
         self.env, self.folder = env, folder
         self.lost: LostWeights | None = None  # the best of those that could not be saved
-        self._saved: dict[str, Any] | None = None  # what run.yaml should say of the weights that could
+        self._saved: dict[str, Any] | None = None  # run.yaml's entry of the weights that were
         self._run_yaml: dict[str, Any] = {}  # its contents, in case that the folder is deleted
 
     def note_saved(self, step: int, folder: Path) -> None:

@@ -24,7 +24,7 @@ def let_ctrl_c_end_this() -> None:
 
 def leave(status: int) -> NoReturn:
     """End this process at once. Exit handlers would wait for ranks that are gone, or for threads that are stuck."""
-    for worker in multiprocessing.active_children():
+    for worker in multiprocessing.active_children():  # os._exit skips the handler that would end them
         worker.kill()
     for stream in (sys.stdout, sys.stderr):
         with contextlib.suppress(OSError):

@@ -23,7 +23,7 @@ from utils.printing import print_line
 if TYPE_CHECKING:
     from supervision.watchdog import Watchdog
 
-_LOST_WORDS = (  # by which gloo, NCCL and the store say that another rank is gone
+_LOST_WORDS = (  # in errors of gloo, NCCL and the store if another rank is gone
     "Connection closed by peer",
     "Connection reset by peer",
     "Connection was likely closed",

@@ -43,6 +43,7 @@ class MainThread:
     def limit_seconds(self) -> float:
         """How long it may stay where it is: short inside a step, once a whole one has shown how long they take."""
         at, longest = self.position, self.patience.long_seconds
+        # The first step after loading may compile, which takes minutes.
         if at.activity != "training" or at.step <= self._first_step or self._asked == 0:
             return longest
         return self._asked or min(max(self.patience.step_seconds, 3 * self._longest_step), longest)

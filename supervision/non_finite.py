@@ -1,4 +1,4 @@
-"""Finds the rows of the data that a loss or a gradient that is not finite came from."""
+"""Names the examples of a step whose loss or gradient is not finite."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ class NonFiniteError(Exception):
     """The loss or the gradient is not finite. Raised on every rank, before the update.
 
     Attributes:
-        source_rows: this rank's rows of the training data whose loss is not finite, counted from 0
+        source_rows: this rank's examples in micro-batches whose loss is not finite, counted from 0
             (`data.batches.mixing.global_row`).
-        rows_of_step: all of its rows in that step.
+        rows_of_step: all of its examples in that step.
     """
 
     def __init__(self, source_rows: list[int], rows_of_step: list[int]) -> None:
@@ -30,18 +30,19 @@ def describe_non_finite(
     *,
     is_fp16: bool = False,
 ) -> str:
-    """The message that names the rows whose loss is not finite, or all rows of the step if only the gradient is not.
+    """The message with the examples whose loss is not finite, or with all of the step if only the gradient is not.
 
     Every rank must call this.
 
     Args:
-        error: this rank's; the message counts rows from 1.
+        error: this rank's; the message counts examples from 1, as rows of their file.
         datasets: the run's.
-        weights: this rank's weights that are not finite themselves, and whether each is trained. They are the cause
-            then, and not the data.
-        is_fp16: whether the run computes in fp16. Then its gradient overflowed at the smallest loss scale.
+        weights: this rank's weights that are not finite themselves, and whether each is trained. If there are any,
+            they are the cause, not the data.
+        is_fp16: whether the run computes in fp16, so that the gradient overflowed at the smallest loss scale.
     """
     what, suspects = "loss", gather_to_all(error.source_rows)
+    # After the gather every rank has the same lists, so all enter the second one, or none.
     if not any(suspects):
         what, suspects = "gradient", gather_to_all(error.rows_of_step)
     rows = ", ".join(describe_row(row, datasets) for row in sorted(row for rows in suspects for row in rows))
@@ -65,6 +66,7 @@ def _blame(weights: Mapping[str, bool], *, first_step: bool) -> str:
         weights: their names, and whether each is trained.
         first_step: whether no update was made yet.
     """
+    # Nothing has changed these yet, so they were loaded so.
     untouched = [name for name, is_trained in weights.items() if first_step or not is_trained]
     name, more = (untouched or list(weights))[0], f" and {len(weights) - 1} more" if len(weights) > 1 else ""
     if untouched:

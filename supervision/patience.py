@@ -14,7 +14,7 @@ class Patience:
     grace_seconds: float = 10.0  # for a launcher to end all ranks, and for rank 0 to speak for all
     lost_seconds: float = 45.0  # for the watchdogs to find out which rank ended
     interval_seconds: float = 5.0  # from one report of a rank to the next
-    traces_seconds: float = 3.0  # for the ranks to write what a hang leaves behind
+    traces_seconds: float = 3.0  # for the ranks to write the traces of a hang
     long_seconds: float = 3600.0  # for what takes long on a healthy run, such as reading a whole model
     step_seconds: float = 300.0  # for a step, at least, unless --step_timeout_seconds says otherwise
 

@@ -1,4 +1,4 @@
-"""The first moments of a process: what must hold before torch and transformers are imported, which takes seconds."""
+"""The first moments of a process, before torch and transformers are imported, which takes seconds."""
 
 from __future__ import annotations
 
@@ -15,8 +15,9 @@ def begin_process(argv: Sequence[str]) -> Callable[[], None]:
     """Prepare the standard streams and signals, and end the process at once if the flags are refused or ask for help.
 
     Returns:
-        What to call when the imports have ended.
+        A function to call when the imports have ended.
     """
+    # The order matters: nobody may keep a stream before it is replaced, and flags are refused before slow imports.
     keep_standard_streams()
     let_ctrl_c_end_this()
     end_unless_flags_hold(argv)

@@ -32,8 +32,8 @@ class StepNumbers:
         Args:
             numbers: [2], the loss and the gradient norm, the same on every rank.
             losses: of this rank's micro-batches.
-            rows: of the training data, in each of them.
-            may_overflow: whether the norm may be infinite, as fp16's with a loss scale that can still fall.
+            rows: the examples in each of them, by their numbers in the training data.
+            may_overflow: whether the norm may be infinite: in fp16, while the loss scale can still fall.
         """
         self._losses, self._rows, self._may_overflow = losses, rows, may_overflow
         self._on_host = numbers.to("cpu", non_blocking=True)  # in pinned memory, so the host goes on
@@ -47,8 +47,9 @@ class StepNumbers:
         """The loss (mean over the label tokens of the global batch) and the gradient norm before clipping.
 
         Raises:
-            NonFiniteError: on every rank, if one of them is not finite and may not be so.
+            NonFiniteError: on every rank, if the loss is not finite, or the norm, unless it may overflow.
         """
+        # docs/decisions.md, "One wait per step, and the device does not wait for it".
         if self._arrived is not None:
             self._arrived.synchronize()
             self._arrived, self.ready_at = None, time.perf_counter()

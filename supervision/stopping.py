@@ -44,10 +44,10 @@ class Agreement(NamedTuple):
 class StopRequests:
     """Listens for requests to stop. Used as a context around the loop.
 
-    Outside of it, signals do what they always do. If the process ends with the run (`ends_process`) and a signal came
-    inside or the run has ended well, the handlers stay: no signal shall change what the process says of the run. If it
-    ends with an error, that of SIGTERM does: a launcher that has seen one rank end sends it to the others, which may
-    still have to say why. Off the main thread Python allows no handlers; there, only the file works.
+    Outside of it, signals have their usual effect. If the process ends with the run (`ends_process`) and a signal came
+    inside or the run has ended well, the handlers stay, so that no signal changes the exit status of the run. After an
+    error only the SIGTERM handler stays, because a launcher that has seen one rank end sends SIGTERM to the others,
+    which may still have to say why. Off the main thread Python allows no handlers; there, only the file works.
     """
 
     def __init__(self, env: Environment, folder: Path, ends_process: bool) -> None:
@@ -65,7 +65,7 @@ class StopRequests:
             self._remove_stale_file()
         if threading.current_thread() is threading.main_thread():
             self._pipe = os.pipe()
-            os.set_blocking(self._pipe[1], False)
+            os.set_blocking(self._pipe[1], False)  # set_wakeup_fd demands it: a full pipe must not stop the handler
             self._wakeup_before = signal.set_wakeup_fd(self._pipe[1], warn_on_full_buffer=False)
             threading.Thread(target=self._listen, daemon=True).start()
             for number in STOP_SIGNALS:
@@ -106,7 +106,7 @@ class StopRequests:
         asked_by = self._signal
         if not asked_by and self._file_is_there():
             asked_by = _FILE
-        # The largest number is that of the lowest rank that was asked.
+        # One number for rank and reason, so that one all-reduce tells both; the largest is that of the lowest rank.
         mine = (self.env.world_size - self.env.rank) * _CODES + asked_by if asked_by else 0
         first, *agreed = max_on_host(mine, *flags)
         if first and not self.asked:
@@ -182,7 +182,7 @@ class UntilAsked(Generic[T]):
 
 
 def _do_nothing(number: int, frame: FrameType | None) -> None:
-    """What Python calls; see the top of this file."""
+    """The handler of every signal; see the top of this file."""
 
 
 def _ignore_signals() -> None:

@@ -1,4 +1,4 @@
-"""Writes what a hang leaves in RUN/traces: every rank's Python stacks, and the collectives that it last entered."""
+"""Writes RUN/traces after a hang: every rank's Python stacks, and the collectives that it last entered."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ _LIBRARIES = tuple({sysconfig.get_path("stdlib"), sysconfig.get_path("purelib"),
 def open_stacks() -> IO[bytes]:
     """A file without a name, for the stacks of this process and of the DataLoader workers that it forks later.
 
-    They inherit the file and the handler that writes to it. A run that does not hang leaves nothing behind.
+    They inherit the file and the handler that writes to it. A run that does not hang leaves no file.
     """
     stacks = tempfile.TemporaryFile()  # noqa: SIM115 (closed by close_stacks)
     faulthandler.register(_STACKS_SIGNAL, file=stacks, all_threads=True)
@@ -41,7 +41,7 @@ def close_stacks(stacks: IO[bytes]) -> None:
 
 
 def write_traces(folder: Path, rank: int, stacks: IO[bytes]) -> None:
-    """Write `stack-rank-N.txt` and what torch recorded of the last collectives.
+    """Write `stack-rank-N.txt` and torch's records of the last collectives.
 
     Raises:
         OSError: if the folder cannot be written.

@@ -15,11 +15,11 @@ State = Literal["running", "failing", "told", "finished"]
 
 @dataclass(frozen=True)
 class Report:
-    """What a rank's watchdog tells of its main thread."""
+    """A watchdog's report on its rank's main thread."""
 
     state: State
     place: str  # its step, or what it does outside of one
-    where: str  # the line of code
+    where: str  # the line of code that it is at
     num_collectives: int  # entered so far, over all process groups
     still_seconds: float  # since it was last seen moving
     limit_seconds: float  # how long it may take where it is
@@ -33,7 +33,7 @@ class Verdict:
     kind: Literal["go", "finished", "over", "hang"]
     ranks: tuple[int, ...] = ()  # those that failed; if all go on, those that hold an error and wait for others to tell
     message: str = ""  # the line for the user; empty if a rank has printed its own
-    last_seen: str = ""  # a clause: what ranks that are lost held of host memory
+    last_seen: str = ""  # a clause: host memory that lost ranks held in their last reports
 
 
 def judge(reports: Sequence[Report], patience: Patience = USUAL) -> Verdict:
@@ -47,6 +47,7 @@ def judge(reports: Sequence[Report], patience: Patience = USUAL) -> Verdict:
         return Verdict("over")
     if set(states) == {"finished"}:
         return Verdict("finished")
+    # They speak once others have had time to; until then it is not known whose failure it is.
     if failing := tuple(rank for rank, state in enumerate(states) if state == "failing"):
         return Verdict("go", failing)
     if all(report.still_seconds <= report.limit_seconds for report in reports):

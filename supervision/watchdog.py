@@ -70,6 +70,7 @@ class Watchdog:
         if self.env.world_size > 1:
             with connecting():
                 group = dist.new_group(backend="gloo", timeout=timedelta(minutes=CONNECT_MINUTES))
+            # Never reached: a timeout inside gloo would close this rank's connections to all others.
             set_timeout(group, timedelta(seconds=2 * self.patience.long_seconds))
             self._thread = threading.Thread(target=self._watch, args=(group, open_stacks()), daemon=True)
             self._thread.start()
@@ -152,7 +153,7 @@ class Watchdog:
         """The thread: rounds until the run ends."""
         interval_seconds = self.patience.interval_seconds
         stillness, verdict = Stillness(interval_seconds), Verdict("go")
-        wait_seconds = 0.0  # the first round is at once: of a rank that is killed soon it is known what it held
+        wait_seconds = 0.0  # the first round is at once, so that the memory of a rank that is killed soon is known
         while verdict.kind == "go":
             if self._woken.wait(wait_seconds):
                 time.sleep(0.02)  # the end has begun: look often
@@ -182,13 +183,13 @@ class Watchdog:
         """Rank 0's round: every rank's report, then one verdict for all."""
         others = range(1, self.env.world_size)
         receiving = {rank: _in_background(_receive, group, rank) for rank in others}
-        lost = self._lost(receiving, report, margin_seconds=30)
+        lost = self._lost(receiving, report, margin_seconds=30)  # shorter than the others' wait for this rank's verdict
         if lost:
             verdict = judge_lost(lost, report.place, self._last)
         else:
             self._last |= {rank: received.result() for rank, received in receiving.items()}
             verdict = judge([report, *(self._last[rank] for rank in others)], self.patience)
-        message = replace(verdict, message="")
+        message = replace(verdict, message="")  # rank 0 prints it; the others print only what they find themselves
         wait([_in_background(_send, group, rank, message) for rank in others if rank not in lost], timeout=30)
         return verdict
 
