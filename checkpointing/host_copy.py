@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-import psutil
 import torch
 
+from utils.host_memory import free_host_bytes
 from utils.local_tensors import local_tensor
 
 _PIN_BYTES = 2**20  # smaller tensors share pages with others, and a page can be pinned only once
@@ -62,5 +62,5 @@ class HostCopy:
 
 
 def has_room(num_bytes: int, num_copies: int) -> bool:
-    """Whether this machine has free memory for so many copies of this size, and a tenth more."""
-    return 1.1 * num_bytes * num_copies < psutil.virtual_memory().available
+    """Whether the host has free memory for so many copies of this size, and a tenth more."""
+    return 1.1 * num_bytes * num_copies < free_host_bytes()

@@ -6,7 +6,6 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import cast
 
-import psutil
 import torch
 from peft import PeftModel
 from torch import nn
@@ -18,6 +17,7 @@ from policies.attention.choice import WITHOUT_MASKS
 from policies.sharding import reshard, unwrap
 from ranks.collectives import max_on_host
 from ranks.environment import Environment, print_rank_zero
+from utils.host_memory import free_host_bytes
 from utils.quiet import quiet_generation
 
 
@@ -86,7 +86,7 @@ def _fits(model: nn.Module, policies: Policies, env: Environment) -> bool:
 def free_bytes(env: Environment) -> int:
     """Memory that this rank can still take on the device where it computes."""
     if env.device.type != "cuda":
-        return int(psutil.virtual_memory().available // env.local_world_size)
+        return free_host_bytes() // env.local_world_size
     # Blocks that the caching allocator holds and does not use are free for tensors, too.
     kept = torch.cuda.memory_reserved(env.device) - torch.cuda.memory_allocated(env.device)
     return torch.cuda.mem_get_info(env.device)[0] + kept

@@ -14,6 +14,7 @@ from torch import nn
 
 from ranks.collectives import gather_to_all
 from ranks.environment import Environment
+from utils.host_memory import host_bytes
 from utils.parameters import count_weights
 from utils.units import GIB
 
@@ -95,7 +96,7 @@ def _own_device(env: Environment) -> _Device:
         allocated = round(torch.cuda.memory_allocated(env.device) / GIB, 2)
         total = round(properties.total_memory / GIB, 1)
         return _Device(socket.gethostname(), properties.name, total, allocated, resident)
-    total = round(psutil.virtual_memory().total / GIB, 1)
+    total = round(host_bytes() / GIB, 1)
     return _Device(socket.gethostname(), _cpu_name(), total, None, resident)
 
 

@@ -9,7 +9,6 @@ import os
 from typing import TYPE_CHECKING
 
 import numpy as np
-import psutil
 
 from configs.peft import ALL_LINEAR, DEFAULT_ADAPTER_LAYERS
 from configs.run import RunConfig
@@ -18,6 +17,7 @@ from data.pipeline import RunData
 from data.tokens.labels import IGNORE_INDEX
 from ranks.environment import Environment
 from utils.errors import ConfigError
+from utils.host_memory import host_bytes
 from utils.layer_configs import layer_configs
 from utils.units import readable
 
@@ -65,7 +65,7 @@ def check_model_sizes(config: RunConfig, model_config: PreTrainedConfig, context
     # Every rank holds its adapter whole, in fp32; on a CPU its gradient and the optimizer's states, too.
     num_copies = env.local_world_size * (4 if env.device.type == "cpu" else 1)
     flag, num_weights = _adapter_weights(config, model_config)
-    _refuse_above(_host_bytes(), 4 * num_weights * num_copies, flag, f"an adapter of {num_weights:,} weights")
+    _refuse_above(host_bytes(), 4 * num_weights * num_copies, flag, f"an adapter of {num_weights:,} weights")
 
 
 def check_batch_sizes(
@@ -130,10 +130,6 @@ def _adapter_weights(config: RunConfig, model_config: PreTrainedConfig) -> tuple
 def _hidden_size(model_config: PreTrainedConfig) -> int:
     size = getattr(model_config.get_text_config(), "hidden_size", None)
     return size if isinstance(size, int) else 0
-
-
-def _host_bytes() -> int:
-    return int(psutil.virtual_memory().total)
 
 
 def _refuse_above(there: int, needed: int, flag: str, what: str) -> None:

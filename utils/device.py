@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Literal, NamedTuple
 
-import psutil
+from utils.host_memory import host_bytes
 
 if TYPE_CHECKING:
     import torch
@@ -24,7 +24,7 @@ def facts_of(device: torch.device) -> DeviceFacts:
     import torch  # takes seconds; a flag that is refused should not wait for it
 
     if device.type != "cuda":
-        return DeviceFacts("cpu", int(psutil.virtual_memory().total), has_bf16=False)
+        return DeviceFacts("cpu", host_bytes(), has_bf16=False)
     properties = torch.cuda.get_device_properties(device)
     capability = torch.cuda.get_device_capability(device)
     has_float8 = capability >= (8, 9) and torch.version.hip is None

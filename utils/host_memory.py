@@ -15,6 +15,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
+import psutil
+
 from utils.units import readable
 
 ROOT = Path("/")
@@ -28,7 +30,7 @@ class HostMemory:
     total: int | None
     available: int | None
     limit: int | None  # of the control group
-    used: int | None  # by it
+    used: int | None  # by it, without cached files that nobody has used lately
     num_kills: int  # processes killed so far
     kills_of: Literal["container", "machine"]  # whose processes those were
 
@@ -50,6 +52,22 @@ def peak_resident() -> int:
     of_this_program = _numbers(ROOT / "proc/self/status", r"^(VmHWM):\s+(\d+) kB").get("VmHWM")
     kib = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss if of_this_program is None else of_this_program
     return kib * 1024
+
+
+def host_bytes() -> int:
+    """What this process and its neighbors in the container may hold in all: no more than the container's limit."""
+    memory = read_host_memory()
+    machine = memory.total if memory.total is not None else psutil.virtual_memory().total
+    return machine if memory.limit is None else min(machine, memory.limit)
+
+
+def free_host_bytes() -> int:
+    """What they may still take. Cached files count as free: the kernel drops them when memory gets short."""
+    memory = read_host_memory()
+    machine = memory.available if memory.available is not None else psutil.virtual_memory().available
+    if memory.limit is None or memory.used is None:
+        return machine
+    return max(0, min(machine, memory.limit - memory.used))
 
 
 def read_host_memory() -> HostMemory:
@@ -90,7 +108,10 @@ class _Group:
         return _number(self.folder / ("memory.max" if self.version == 2 else "memory.limit_in_bytes"))
 
     def used(self) -> int | None:
-        return _number(self.folder / ("memory.current" if self.version == 2 else "memory.usage_in_bytes"))
+        name, cached = ("current", "inactive_file") if self.version == 2 else ("usage_in_bytes", "total_inactive_file")
+        used = _number(self.folder / f"memory.{name}")
+        cache = _numbers(self.folder / "memory.stat", rf"^({cached}) (\d+)").get(cached, 0)
+        return None if used is None else max(0, used - cache)
 
     def num_kills(self) -> int | None:
         name = "memory.events" if self.version == 2 else "memory.oom_control"

@@ -16,7 +16,6 @@ from typing import TYPE_CHECKING, Any
 
 import datasets
 import numpy as np
-import psutil
 
 from data.dataset_functions.importing import (
     accepted_options,  # a spawned worker finds dataset files through its import hook
@@ -28,6 +27,7 @@ from data.streaming.block_share import BlockShare
 from data.streaming.tokenized_stream import RowBatch, TokenizedStream
 from data.tokens.encoding import ONE_TEXT, Encode
 from utils.errors import ConfigError
+from utils.host_memory import host_bytes
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
@@ -220,7 +220,7 @@ class Stream:
         mean_tokens = sum(len(part.input_ids) for part in head) / num_samples
         num_bytes = self.shuffle_buffer_size * (8 * mean_tokens + 400)  # two int32 arrays and Python's overhead
         size = f"at {mean_tokens:,.0f} tokens each, as the first {num_samples} have, {num_bytes / 2**20:,.0f} MiB"
-        if num_bytes > psutil.virtual_memory().total:
+        if num_bytes > host_bytes():
             raise ConfigError(
                 f"--shuffle_buffer_size: {self.shuffle_buffer_size:,} samples ({size}) are more than host memory; "
                 "give fewer"

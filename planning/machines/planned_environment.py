@@ -5,7 +5,6 @@ from __future__ import annotations
 from dataclasses import replace
 from pathlib import Path
 
-import psutil
 import torch
 
 from configs.planning import PlanningConfig
@@ -15,6 +14,7 @@ from planning.machines.group_speeds import Speeds, read_speeds
 from planning.machines.hardware import Hardware, parse_hardware
 from ranks.environment import Environment, lone_process
 from utils.device import DeviceFacts
+from utils.host_memory import host_bytes
 from utils.units import GIB
 
 
@@ -79,7 +79,7 @@ def own_hardware(train: TrainConfig, planning: PlanningConfig, env: Environment)
         card = replace(known, memory_gib=memory_gib) if known else Card(properties.name, memory_gib)
         card = replace(card, compute_capability=capability)
     else:
-        card = Card("CPU", psutil.virtual_memory().total / GIB / count, is_gpu=False)
+        card = Card("CPU", host_bytes() / GIB / count, is_gpu=False)
     speeds = measured_speeds(planning)
     return Hardware(card, count, own_nodes(env), planning.network_gbps, planning.price_per_hour, speeds)
 

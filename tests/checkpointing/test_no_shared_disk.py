@@ -2,22 +2,18 @@
 
 from __future__ import annotations
 
+import re
 import shutil
 import time
 from pathlib import Path
 
 import pytest
-import torch
 
-from checkpointing import save_plan
-from configs.flags import parse_flags
 from run_folder.checkpoint_folder import checkpoints
 from tests.helpers import own_folder
-from tests.helpers.loaded import single_process
 from tests.helpers.processes import ROOT, SHORT_GRACE, Captured, ProcessGroup, process_variables, ranks_of
 from tests.helpers.refusals import error_lines
 from tests.helpers.resuming import SHARDED, assert_bit_equal, flags_of
-from utils.errors import ConfigError
 
 STEPS = ["--max_train_step", "24", *SHARDED]
 
@@ -28,6 +24,7 @@ class Hosts:
     def __init__(self, folder: Path) -> None:
         self.runs = folder / "runs"
         self.disks = [folder / "disk-0", folder / "disk-1"]
+        self.own_files: list[str] = []  # that both find besides: PATH=SOURCE
         for path in (self.runs, *self.disks):
             path.mkdir()
 
@@ -35,7 +32,7 @@ class Hosts:
         alone = {"LOCAL_WORLD_SIZE": "1", "LOCAL_RANK": "0", **SHORT_GRACE}
         return [
             Captured(
-                [str(own_folder.__file__), str(self.runs), str(disk), str(ROOT / "finetuning.py"), *flags],
+                [str(own_folder.__file__), f"{self.runs}={disk}", *self.own_files, str(ROOT / "finetuning.py"), *flags],
                 self.runs.parent,
                 process_variables(variables | alone),
             )
@@ -47,6 +44,13 @@ class Hosts:
         outcomes = [rank.outcome(300) for rank in self.start(*flags)]
         assert [outcome.status for outcome in outcomes] == [status] * 2, outcomes
         return outcomes[0].stdout + outcomes[0].stderr
+
+    def have_no_free_memory(self) -> None:
+        """Let Linux say so in the file that programs read it from."""
+        meminfo = self.runs.parent / "meminfo"
+        there = Path("/proc/meminfo").read_text()
+        meminfo.write_text(re.sub(r"(?m)^(MemAvailable: +)\d+", r"\g<1>8", there))
+        self.own_files = [f"/proc/meminfo={meminfo}"]
 
     def lose(self, disk: int) -> None:
         shutil.rmtree(self.disks[disk])
@@ -96,19 +100,14 @@ def test_shards_that_one_node_does_not_see_are_refused(
     assert "holds shards that rank 1 does not see; put it on a disk that all nodes share" in line
 
 
-def test_a_run_that_cannot_save_is_refused_before_it_starts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(save_plan, "ranks_without", lambda root, env: [1, 2, 3])
-    monkeypatch.setattr(save_plan, "has_room", lambda num_bytes, num_copies: False)
-    model = torch.nn.Linear(4, 4)
+def test_a_run_that_cannot_save_is_refused_or_trains_without(hosts: Hosts, tiny_model: Path) -> None:
+    hosts.have_no_free_memory()
+    given = flags_of(tiny_model, hosts.runs / "run", *SHARDED, "--max_train_step", "2")
+    (line,) = error_lines(hosts.run(*given, status=2))
+    assert re.search(r"rank 1 does not see the disk of \S+/run/checkpoints, and the host memory of rank 0 has no", line)
+    assert line.endswith("or --save_model False to train without checkpoints and results")
+    assert not [path for disk in hosts.disks for path in disk.rglob("*")], "nothing was written"
 
-    def plan(*flags: str) -> tuple[save_plan.SavePlan, list[str]]:
-        config = parse_flags(["--model_name", "m", *flags])
-        return save_plan.plan_saves(model, config.train_config, config.fsdp_config, tmp_path / "run", env)
-
-    with single_process() as env:
-        with pytest.raises(ConfigError, match=r"ranks 1-3 do not see the disk of \S+/run, .*; .* --save_model False"):
-            plan()
-        unsaved, notes = plan("--save_model", "False")
-    assert not unsaved.due(1, ends_epoch=True, ends_run=True)
-    assert notes[0].startswith("checkpoints: none, since ranks 1-3 do not see the disk")
-    assert not list(tmp_path.iterdir())
+    printed = hosts.run(*given, "--save_model", "False")
+    assert "checkpoints: none, since rank 1 does not see the disk of " in printed
+    assert not [path for disk in hosts.disks for path in disk.rglob("step-*")]

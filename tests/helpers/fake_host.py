@@ -28,7 +28,7 @@ from reporting.run_reporter import RunReporter
 GIB = 2**30
 
 
-def make_host(root: Path, *, limit_gib: float = 2.0, version: int = 2, kills: int = 0) -> Path:
+def make_host(root: Path, *, limit_gib: float = 2.0, version: int = 2, kills: int = 0, cached: int = 0) -> Path:
     """The files of /proc and /sys that say what memory there is."""
     files = {"proc/meminfo": f"MemTotal: {8 * 2**20} kB\nMemAvailable: {3 * 2**20} kB\n"}
     files["proc/vmstat"] = f"pgfault 12\noom_kill {kills + 40}\n"
@@ -38,11 +38,13 @@ def make_host(root: Path, *, limit_gib: float = 2.0, version: int = 2, kills: in
         files["sys/fs/cgroup/job/memory.current"] = f"{int(limit_gib * GIB) - 2**20}\n"
         files["sys/fs/cgroup/job/step/memory.max"] = "max\n"
         files["sys/fs/cgroup/job/step/memory.events"] = f"low 0\nhigh 0\nmax 9\noom 1\noom_kill {kills}\n"
+        files["sys/fs/cgroup/job/memory.stat"] = f"anon 7\ninactive_file {cached}\n"
     elif version == 1:
         files["proc/self/cgroup"] = "5:cpu:/x\n4:memory:/seen/from/the/host\n"
         files["sys/fs/cgroup/memory/memory.limit_in_bytes"] = f"{int(limit_gib * GIB)}\n"
         files["sys/fs/cgroup/memory/memory.usage_in_bytes"] = f"{GIB}\n"
         files["sys/fs/cgroup/memory/memory.oom_control"] = f"oom_kill_disable 0\nunder_oom 0\noom_kill {kills}\n"
+        files["sys/fs/cgroup/memory/memory.stat"] = f"inactive_file 0\ntotal_inactive_file {cached}\n"
     for name, text in files.items():
         (root / name).parent.mkdir(parents=True, exist_ok=True)
         (root / name).write_text(text)

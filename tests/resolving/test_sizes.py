@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from functools import partial
-from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -37,7 +36,8 @@ def environment(world_size: int = 1) -> Environment:
 @pytest.fixture(autouse=True)
 def two_tib(monkeypatch: pytest.MonkeyPatch) -> None:
     """The memory of the host."""
-    monkeypatch.setattr("resolving.sizes.psutil.virtual_memory", lambda: SimpleNamespace(total=2**41))
+    for module in ("resolving.sizes", "utils.device"):
+        monkeypatch.setattr(f"{module}.host_bytes", lambda: 2**41)
 
 
 LLAMA_ADAPTER = "--use_peft --peft_method llama_adapter --adapter_len"
@@ -86,7 +86,7 @@ def data_of(num_rows: int, row_length: int) -> RunData:
 def test_a_micro_batch_that_no_memory_could_hold_is_refused(
     line: str, named: str | None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("resolving.sizes.psutil.virtual_memory", lambda: SimpleNamespace(total=2**34))
+    monkeypatch.setattr("utils.device.host_bytes", lambda: 2**34)
     check = partial(
         check_batch_sizes,
         config(line).train_config,

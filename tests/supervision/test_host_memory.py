@@ -13,7 +13,7 @@ from tests.helpers import fake_host, random_documents
 from tests.helpers.fake_host import GIB, asking_for_too_much, make_host, on_fake_host
 from tests.helpers.processes import SHORT_GRACE, ProcessGroup, RunningCommand, assert_all_gone, read_metrics
 from tests.helpers.refusals import error_lines
-from utils.host_memory import killed_since, read_host_memory
+from utils.host_memory import free_host_bytes, host_bytes, killed_since, read_host_memory
 
 
 def flags(model: Path, output: Path, *given: str) -> list[str]:
@@ -30,6 +30,9 @@ def test_the_limit_of_the_container_and_its_kills_are_read(
     before = read_host_memory()
     assert (before.total, before.available, before.limit) == (8 * GIB, 3 * GIB, 2 * GIB)
     assert (before.num_kills, before.kills_of) == (0, "container")
+    assert (host_bytes(), free_host_bytes()) == (2 * GIB, 2**20), "not the machine's"
+    make_host(tmp_path, version=version, cached=GIB)
+    assert free_host_bytes() == GIB + 2**20, "the kernel drops files that it has cached"
     assert killed_since(before) == ""
     make_host(tmp_path, version=version, kills=2)
     killed = killed_since(before)
