@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 import datasets
 import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
 import tokenizers
 import transformers
 from datasets.fingerprint import Hasher
@@ -29,15 +30,17 @@ from data.chat import (
     rendered_turns,
     samples,
     template,
+    turn_keys,
     turn_parts,
     turns,
+    unread_keys,
 )
 from data.files.row_stream import RowStream
 from data.sequences.tokenized import COUNT_COLUMNS
 from data.splits import examples as split_examples
 from data.splits import optional_columns
 from data.splits.examples import Batch, SplitExamples
-from data.streaming.tokenized_stream import TokenizedStream
+from data.streaming.tokenized_stream import UNREAD_KEYS, TokenizedStream
 from data.tokens import encoding, loss_mask, spans
 from data.tokens.encoding import ONE_TEXT, Encode
 from data.tokens.loss_mask import without_empty_answers
@@ -59,7 +62,7 @@ _QUIET_WAIT_SECONDS = 5.0
 # Besides the dataset's own module, these decide what the tokens are: their source is in the cache key.
 _MADE_BY = (
     *(encoding, loss_mask, spans, samples, template, conversation, lost_text, message_forms, rendered_turns, turns),
-    *(turn_parts, optional_columns, preference, prompts, split_examples),
+    *(turn_keys, turn_parts, unread_keys, optional_columns, preference, prompts, split_examples),
 )
 
 
@@ -102,12 +105,13 @@ def tokenize_split(
     int32_lists = datasets.List(datasets.Value("int32"))
     counts = dict.fromkeys(COUNT_COLUMNS, datasets.Value("int32"))
     columns = dict.fromkeys(_LISTS[: 3 if by_template else 2], int32_lists) | counts
+    columns |= {UNREAD_KEYS: datasets.List(datasets.Value("string"))} if by_template else {}
     work = f"tokenizing {len(examples.data):,} examples of {examples.place}"
     with (
         _held_by_one_process(examples.place, cache_key) as cache_file,
         nullcontext() if _is_sound(cache_file, len(examples.data)) else phase(work),
     ):
-        return examples.data.map(
+        rows = examples.data.map(
             lambda batch, indices: _as_table(tokenize(batch, indices)),
             batch_size=BATCH_SIZE,
             **options,
@@ -117,6 +121,12 @@ def tokenize_split(
             load_from_cache_file=True,
             desc=f"tokenizing {examples.place}",
         )
+    if by_template:
+        found = pc.unique(pc.list_flatten(rows.data.column(UNREAD_KEYS))).to_pylist()
+        if examples.is_training and shows_progress():
+            examples.say_unread_keys(sorted(found))
+        rows = rows.remove_columns(UNREAD_KEYS)
+    return rows
 
 
 @dataclass(frozen=True)
@@ -157,6 +167,7 @@ class _Tokenize:
             "input_ids": [np.concatenate(tokenized.input_ids[part]) for part in parts],
             "labels": [np.concatenate(tokenized.labels[part]) for part in parts],
             "sample_lengths": [[len(ids) for ids in tokenized.input_ids[part]] for part in parts],
+            UNREAD_KEYS: [list(samples.unread_keys) if samples else [] for samples in examples],
         }
         num_empty_answers = [samples.num_empty_answers if samples else 0 for samples in examples]
         return columns | self._counts(num_empty_answers, [samples.way if samples else None for samples in examples])
@@ -195,6 +206,8 @@ def _as_table(columns: Mapping[str, list[Any]]) -> pa.Table:
             ends = np.cumsum([0, *map(len, values)], dtype=np.int32)
             numbers = np.concatenate([*values, np.empty(0, np.int32)], dtype=np.int32, casting="unsafe")
             arrays[name] = pa.ListArray.from_arrays(pa.array(ends), pa.array(numbers))
+        elif name == UNREAD_KEYS:
+            arrays[name] = pa.array(values, pa.list_(pa.string()))
         else:
             arrays[name] = pa.array(values, pa.int32())
     return pa.table(arrays)

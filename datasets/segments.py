@@ -15,6 +15,7 @@ from typing import Any
 
 from configs.datasets import DataSource
 from configs.setting import setting
+from data.chat.turn_keys import refuse_lost_meaning
 from data.tokens.spans import BadExample, ChatSamples, TextSpan
 from utils.errors import ConfigError
 
@@ -52,11 +53,16 @@ def to_samples(example: Mapping[str, Any], *, column: str) -> ChatSamples:
             raise BadExample(f"column {column} is no JSON ({error})") from error
     if not isinstance(parts, list) or not parts:
         raise BadExample(f"column {column} needs a list of parts, each with text and label")
-    return ChatSamples([[_read_part(number, part) for number, part in enumerate(parts, 1)]], None)
+    spans = [_read_part(number, part) for number, part in enumerate(parts, 1)]
+    unread = {f"{key} (segment)" for part in parts for key in part.keys() - {"text", "label"} if part[key] is not None}
+    return ChatSamples([spans], None, unread_keys=tuple(sorted(unread)))
 
 
 def _read_part(number: int, part: Any) -> TextSpan:
     text, label = (part.get(name) if isinstance(part, Mapping) else None for name in ("text", "label"))
     if not isinstance(text, str) or label not in (0, 1):
         raise BadExample(f"part {number} needs a text and a label that is true or false")
+    for key, value in part.items():
+        if key not in ("text", "label"):
+            refuse_lost_meaning(key, value)
     return TextSpan(text, bool(label))

@@ -55,7 +55,7 @@ class TokenizedRows:
     def _read(self, row: Mapping[str, Any] | BadExample) -> Mapping[str, Any]:
         if isinstance(row, BadExample):
             raise row
-        known = {name: value for name, value in row.items() if value is not None}
+        known = {name: value for name, value in self.examples.with_text(row).items() if value is not None}
         has_labels = "labels" in self.examples.columns
         for name in ("input_ids", *(["labels"] if has_labels else [])):
             if not isinstance(known.get(name), Sequence) or isinstance(known[name], str):

@@ -52,6 +52,7 @@ class Conversation:
     template_kwargs: dict[str, Any] = field(default_factory=dict)  # of the template, besides messages and tools
     num_empty_answers: int = 0  # that have no loss because they are empty
     not_learned: dict[int, TurnPlaces] = field(default_factory=dict)  # by message: parts without a loss, if it has one
+    unread_keys: frozenset[str] = frozenset()  # of parts and calls: what they say is lost
 
 
 def columns_to_read(config: ChatSettings) -> tuple[str, ...]:
@@ -112,6 +113,7 @@ def read_conversation(
         tools=_read_tools(example, config, drop_nulls),
         template_kwargs=_read_kwargs(example),
         num_empty_answers=sum(is_empty),
+        unread_keys=frozenset[str]().union(*(turn.unread_keys for turn in read)),
         not_learned={number: places for number, places in enumerate(not_learned) if any(places) and has_loss[number]},
     )
 

@@ -29,6 +29,7 @@ from data.chat.lost_text import (
 from data.chat.message_forms import with_json_arguments, with_null_content, with_parts
 from data.chat.rendered_turns import RenderedTurn, marked_turn, never_ends, prompted_turn, turn_ends
 from data.chat.turn_parts import Place, learned_places
+from data.chat.unread_keys import unread_keys
 from data.tokens.spans import BadExample, ChatSamples, MaskWay, TextSpan
 
 if TYPE_CHECKING:
@@ -65,7 +66,8 @@ def chat_samples(conversation: Conversation, template: ChatTemplate) -> ChatSamp
                 refusal = error
             continue
         if not any(part in sample.text for sample in samples for part in forbidden):
-            return ChatSamples([_spans(sample) for sample in samples], way, conversation.num_empty_answers)
+            lost = unread_keys(form, template)
+            return ChatSamples([_spans(sample) for sample in samples], way, conversation.num_empty_answers, lost)
     assert refusal is not None  # nothing is forbidden in the first form
     raise refusal
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -50,6 +50,8 @@ class ChatTemplate:
     tokenizer: PreTrainedTokenizerBase
     special_tokens: tuple[str, ...]  # longest first
     flag: str = FLAG  # that gives another template
+    # Whether it writes a key of the turns of a role, as it was found (`data.chat.unread_keys`).
+    writes: dict[tuple[str, str], bool] = field(default_factory=dict, compare=False, repr=False)
 
     @classmethod
     def of(cls, tokenizer: PreTrainedTokenizerBase, flag: str = FLAG) -> ChatTemplate:

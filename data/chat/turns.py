@@ -6,6 +6,16 @@ import json
 from collections.abc import Collection, Mapping
 from typing import Any, NamedTuple
 
+from data.chat.turn_keys import (
+    DETAILS,
+    MEDIA_KEYS,
+    PART_KEYS,
+    TEXT_KEYS,
+    THOUGHTS,
+    WEIGHTS,
+    refuse_lost_meaning,
+    with_known_names,
+)
 from data.chat.turn_parts import NOTHING, Parts, TurnPlaces, is_learned, parts_of, places_not_learned
 from data.splits.optional_columns import MEDIA
 from data.tokens.spans import BadExample
@@ -21,14 +31,9 @@ ROLES = {
     **dict.fromkeys(("tool", "function", "observation", "function_response", "tool_response", "ipython"), "tool"),
     **dict.fromkeys(("function_call", "tool_call"), "function_call"),
 }
-_MEDIA_KEYS = ("images", "audios", "videos")
-
-# Other keys of a turn that say whether it is learned: OpenAI's, Axolotl's, LLaMA-Factory's. The details are Axolotl's.
-_WEIGHTS = ("weight", "train", "training", "loss_weight")
-_DETAILS = ("train_detail", "training_detail")
-_THOUGHTS = ("reasoning_content", "thinking", "reasoning")
-_TEXT_KEYS = ("text", "value", "content")
 _TEXT_PARTS = ("text", "input_text", "output_text", "refusal", None)
+_ARGUMENTS = ("arguments", "parameters", "input")
+_HIDDEN_THOUGHTS = ("reasoning.encrypted", "redacted_thinking")  # which only their author can read
 _CALL_PARTS = ("tool_call", "tool_use", "function_call")
 
 
@@ -38,6 +43,7 @@ class Turn(NamedTuple):
     message: Message
     is_learned: bool | None
     not_learned: TurnPlaces = NOTHING  # though the turn is
+    unread_keys: frozenset[str] = frozenset()  # of its parts and calls; those of the turn itself stay in the message
 
 
 class _Content(NamedTuple):
@@ -62,29 +68,32 @@ def read_turn(turn: Any, names: Mapping[str, str], *, drop_nulls: bool = False) 
     """
     if not isinstance(turn, Mapping):
         raise BadExample(f"it is not a dict with role and content but {type(turn).__name__}")
-    message = {key: value for key, value in turn.items() if value is not None}
+    message = with_known_names({key: value for key, value in turn.items() if value is not None})
+    unread: set[str] = set()
     role = _role(message, names)
     if message.keys() == {"content"} and isinstance(message["content"], str) and role != "function_call":
         return Turn({"role": role, **message}, None)  # most turns; the rest of this function would take as long again
-    for key in _MEDIA_KEYS:
+    for key in MEDIA_KEYS:
         if message.get(key):
             raise BadExample(f"its {key} would be lost by a run on text alone")
-    weights = {is_learned(key, message.pop(key)) for key in _WEIGHTS if key in message}
+    weights = {is_learned(key, message.pop(key)) for key in WEIGHTS if key in message}
     if len(weights) > 1:
         raise BadExample("its weights differ; leave one of them out")
-    details = [(key, message.pop(key)) for key in _DETAILS if message.get(key)]
+    details = [(key, message.pop(key)) for key in DETAILS if message.get(key)]
     content = _only_one(message, ("content", "value"))
-    thoughts = _read_thoughts(_only_one(message, _THOUGHTS))
+    thoughts = _read_thoughts(message, unread)
     calls = _parse(message.pop("tool_calls", None) or [], "tool_calls")
-    if function := message.pop("function_call", None):  # OpenAI's older form of one call
-        calls = [function]
     if not isinstance(calls, list):
         raise BadExample("its tool_calls are not a list")
+    if function := message.pop("function_call", None):  # OpenAI's older form of one call
+        if calls:
+            raise BadExample("it has both tool_calls and function_call; leave one of them out")
+        calls = [function]
     if role == "function_call" and (content or not calls):
         calls, content = [*calls, *_calls_in_text(content)], ""
     if role == "tool" and isinstance(content, Mapping):
         content = json.dumps(content, ensure_ascii=False)
-    said = _read_parts(content)
+    said = _read_parts(content, unread)
     calls, all_thoughts = [*calls, *said.calls], [*thoughts, *said.thoughts]
     if said.text is None and not calls and not all_thoughts:
         raise BadExample("it has no text in content")
@@ -92,7 +101,7 @@ def read_turn(turn: Any, names: Mapping[str, str], *, drop_nulls: bool = False) 
         text = "".join(part for part, _ in all_thoughts)
         message |= dict.fromkeys(("reasoning_content", "thinking"), text)
     if calls:
-        message["tool_calls"] = [_read_call(call, drop_nulls=drop_nulls) for call in calls]
+        message["tool_calls"] = [_read_call(call, unread, drop_nulls=drop_nulls) for call in calls]
     role = "assistant" if role == "function_call" else role
     if details and any(learned is not None for _, learned in said.text_parts):
         raise BadExample(f"its {details[0][0]} and its parts both say what is learned; leave one of them out")
@@ -105,7 +114,7 @@ def read_turn(turn: Any, names: Mapping[str, str], *, drop_nulls: bool = False) 
     if said_of_parts == {False} and not calls:
         learns = False
     not_learned = TurnPlaces(places_not_learned(text_parts), places_not_learned(all_thoughts))
-    return Turn({"role": role, "content": said.text or "", **message}, learns, not_learned)
+    return Turn({"role": role, "content": said.text or "", **message}, learns, not_learned, frozenset(unread))
 
 
 def role_of(turn: Any, names: Mapping[str, str]) -> str | None:
@@ -178,9 +187,18 @@ def _only_one(message: Message, keys: Collection[str]) -> Any:
     return first
 
 
-def _read_thoughts(thoughts: Any) -> Parts:
+def _read_thoughts(message: Message, unread: set[str]) -> Parts:
+    """The thoughts under any of their names, which are taken out of the message."""
+    found = {key: _thoughts_in(message.pop(key), unread) for key in THOUGHTS if key in message}
+    said = {key: parts for key, parts in found.items() if any(text.strip() for text, _ in parts)}
+    if len({"".join(text for text, _ in parts) for parts in said.values()}) > 1:
+        raise BadExample(f"its {' and '.join(said)} differ; leave one of them out")
+    return next(iter(said.values() or found.values()), [])
+
+
+def _thoughts_in(thoughts: Any, unread: set[str]) -> Parts:
     if isinstance(thoughts, list):
-        said = _read_parts(thoughts)
+        said = _read_parts(thoughts, unread)
         if said.calls or (said.text_parts and said.thoughts):
             raise BadExample("its thoughts hold parts of several kinds; give parts of text alone")
         return said.text_parts or said.thoughts
@@ -189,7 +207,7 @@ def _read_thoughts(thoughts: Any) -> Parts:
     return [(thoughts, None)] if thoughts else []
 
 
-def _read_parts(content: Any) -> _Content:
+def _read_parts(content: Any, unread: set[str]) -> _Content:
     if content is None or isinstance(content, str):
         return _Content(content, [], [(content, None)] if content else [], [])
     if not isinstance(content, list):
@@ -202,21 +220,41 @@ def _read_parts(content: Any) -> _Content:
         if not isinstance(part, Mapping):
             raise BadExample(f"a part of its content is neither text nor a dict but {type(part).__name__}")
         part = {key: value for key, value in part.items() if value is not None}
-        kind = part.get("type")
-        learned = next((is_learned(key, part[key]) for key in _WEIGHTS if key in part), None)
+        part, kind = with_known_names(part), part.get("type")
+        weights = {is_learned(key, part[key]) for key in WEIGHTS if key in part}
+        if len(weights) > 1:
+            raise BadExample("the weights of a part of its content differ; leave one of them out")
+        learned = next(iter(weights), None)
         if kind in _CALL_PARTS:
             if learned is False:
                 raise BadExample("a call in its content is not to be learned; weigh the turn as a whole")
-            calls += _calls_in_text(part["value"]) if isinstance(part.get("value"), str) else [part]
-        elif kind in _THOUGHTS:
-            thoughts.append((_text_of_part(part, (*_THOUGHTS, *_TEXT_KEYS)), learned))
+            call = {key: value for key, value in part.items() if key not in WEIGHTS}
+            calls += _calls_in_text(part["value"]) if isinstance(part.get("value"), str) else [call]
+            continue
+        if kind in _HIDDEN_THOUGHTS:
+            unread.add(f"{kind} (part)")
+            continue
+        _note_unread_of_part(part, unread)
+        if kind in THOUGHTS or str(kind).startswith("reasoning.") or part.get("thought") is True:
+            thoughts.append((_text_of_part(part, (*THOUGHTS, *TEXT_KEYS, "summary")), learned))
         elif kind in _TEXT_PARTS:
-            texts.append((_text_of_part(part, (*_TEXT_KEYS, "refusal")), learned))
+            texts.append((_text_of_part(part, (*TEXT_KEYS, "refusal")), learned))
         elif any(medium in str(kind) for medium in MEDIA):
             raise BadExample(f"a part of its content is of type {kind}, and this run trains on text alone")
         else:
             raise BadExample(f"a part of its content is of type {kind!r}, which is unknown; write it as text")
     return _Content("".join(text for text, _ in texts), calls, texts, thoughts)
+
+
+def _note_unread_of_part(part: Mapping[str, Any], unread: set[str]) -> None:
+    """Note the keys of a part that no one reads.
+
+    Raises:
+        BadExample: if one seems to say whether the part is learned.
+    """
+    for key in part.keys() - PART_KEYS:
+        if part[key] not in ("", [], {}):
+            unread |= {f"{key} (part)"} if refuse_lost_meaning(key, part[key]) else set()
 
 
 def _text_of_part(part: Mapping[str, Any], keys: tuple[str, ...]) -> str:
@@ -238,7 +276,7 @@ def _calls_in_text(text: Any) -> list[Any]:
     return calls if isinstance(calls, list) else [calls]
 
 
-def _read_call(call: Any, *, drop_nulls: bool) -> dict[str, Any]:
+def _read_call(call: Any, unread: set[str], *, drop_nulls: bool) -> dict[str, Any]:
     """A call as templates take it: its arguments are a dict."""
     call = _parse(call, "call")
     function = call.get("function") if isinstance(call, Mapping) else None
@@ -246,12 +284,17 @@ def _read_call(call: Any, *, drop_nulls: bool) -> dict[str, Any]:
     said = function if isinstance(function, Mapping) else call
     if not isinstance(said, Mapping) or not isinstance(said.get("name"), str):
         raise BadExample("it has a call without a name")
-    keys = ("arguments", "parameters", "input")
-    arguments = _parse(next((said[key] for key in keys if said.get(key) is not None), {}) or {}, "arguments")
+    given: dict[str, Any] = {key: _parse(said[key], "arguments") for key in _ARGUMENTS if said.get(key) is not None}
+    arguments: Any = next(iter(given.values()), {}) or {}
+    if any((other or {}) != arguments for other in given.values()):
+        raise BadExample(f"{' and '.join(given)} of its call of {said['name']} differ; leave one of them out")
     if not isinstance(arguments, Mapping):
         raise BadExample(f"the arguments of its call of {said['name']} are not a JSON object; write them as one")
     whole = call if said is not call else {key: call[key] for key in ("id",) if key in call}
     more = {key: value for key, value in whole.items() if value is not None and key not in ("function", "type")}
+    for key in said.keys() - {"name", "type", "function", "id", *_ARGUMENTS}:
+        if said[key] not in (None, "", [], {}):
+            unread |= {f"tool_calls.{key} (assistant)"} if refuse_lost_meaning(key, said[key]) else set()
     arguments = without_nulls(arguments) if drop_nulls else dict(arguments)
     return {"type": "function", **more, "function": {"name": said["name"], "arguments": arguments}}
 

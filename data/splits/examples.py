@@ -11,6 +11,7 @@ import numpy as np
 
 from data.files.row_files import PROBLEM, ROW
 from data.splits.known_columns import columns_there
+from data.splits.learned_columns import refuse_unlearned
 from data.splits.optional_columns import MEDIA_COLUMNS, is_nan
 from data.tokens.spans import BadExample
 from utils.errors import ConfigError
@@ -40,6 +41,7 @@ class SplitExamples:
     masks_prompts: bool = True
     row_numbers: np.ndarray | None = None  # int64 [examples], rows of the place; None: 0, 1, 2, ...
     later_columns: tuple[str, ...] = ()  # of a stream: asked for, and not in its first rows; a later row may have them
+    learned_columns: tuple[str, ...] = ()  # that may say that a row is not learned (`data.splits.learned_columns`)
     skips_bad_rows: bool = False
     is_training: bool = True
 
@@ -58,7 +60,7 @@ class SplitExamples:
 
     def with_columns(self, *columns: str | None) -> SplitExamples:
         """These examples, once it is known which of the columns asked for are used: the others are not read."""
-        used = {column for column in columns if column}
+        used = {*self.learned_columns, *(column for column in columns if column)}
         return replace(
             self,
             columns=tuple(column for column in self.columns if column in used),
@@ -90,8 +92,10 @@ class SplitExamples:
         """The example with text in its text columns: a number as it is written.
 
         Raises:
-            BadExample: if a column holds anything else.
+            BadExample: if a column holds anything else, or one says that the row is not to be learned.
         """
+        for name in self.learned_columns:
+            refuse_unlearned(name, example.pop(name, None))
         for name in self.text_columns:
             value = None if is_nan(example[name]) else example[name]
             if isinstance(value, int | float) and not isinstance(value, bool):
@@ -122,10 +126,19 @@ class SplitExamples:
 
     def say_unread(self) -> None:
         """Name the columns of the training data that no one reads; images and sound are at most looked for."""
-        unread = [name for name in self.all_columns if name not in self.columns or name in MEDIA_COLUMNS]
+        unread = [
+            name
+            for name in self.all_columns
+            if name not in self.columns or name in MEDIA_COLUMNS or name in self.learned_columns
+        ]
         if unread and self.is_training and shows_progress():
             names = ", ".join(name or "one without a name" for name in unread)
             print_line(f"{self.name}: columns that are not read: {names}")
+
+    def say_unread_keys(self, keys: Sequence[str]) -> None:
+        """Name keys of turns that no one reads."""
+        if keys:
+            print_line(f"{self.name}: keys of turns that are not read, so what they say is lost: {', '.join(keys)}")
 
     def refusal(self, index: int, problem: BadExample) -> str:
         """The message for an example that is left out because it cannot be used.

@@ -21,6 +21,7 @@ from data.splits.data_path import Hub, Place, Saved, locate
 from data.splits.examples import REMEDY, SplitExamples
 from data.splits.files import Files
 from data.splits.known_columns import columns_there
+from data.splits.learned_columns import learned_columns
 from data.splits.names import names_of
 from data.splits.validation_share import chosen_rows, sets_rows_aside, validation_fraction
 from utils.errors import ConfigError, in_one_line
@@ -77,8 +78,10 @@ def load_split(
         data, row_numbers = _without_problems(data, f"--{flag}.data_path", dataset_config.skip_bad_rows)
     if not streams and not len(data):
         raise _no_rows(name)
+    asked = (*text_columns, *other_columns)
     _check_columns(name, flag, dataset_config, all_columns, text_columns, () if streams else other_columns)
-    columns = [column for column in all_columns if column in (*text_columns, *other_columns)]
+    learned = tuple(dict.fromkeys(name for name in learned_columns(all_columns) if name not in asked))
+    columns = [column for column in all_columns if column in (*asked, *learned)]
     data = data.select_columns([ROW, PROBLEM] if holds_text(data) else columns)
     own = {field.name for field in fields(dataset_config)} - {field.name for field in fields(DataSource)}
     settings = repr([(key, value) for key, value in asdict(dataset_config).items() if key in own])
@@ -99,7 +102,10 @@ def load_split(
         learns_empty_answers=dataset_config.learn_empty_answers,
         masks_prompts=getattr(dataset_config, "mask_prompt", True),
         row_numbers=row_numbers,
-        later_columns=tuple(name for name in dict.fromkeys(other_columns) if streams and name not in columns),
+        later_columns=tuple(
+            name for name in dict.fromkeys((*other_columns, *learned)) if streams and name not in columns
+        ),
+        learned_columns=learned,
         skips_bad_rows=dataset_config.skip_bad_rows,
         is_training=is_training,
     )

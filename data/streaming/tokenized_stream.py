@@ -10,7 +10,9 @@ from typing import Any, NamedTuple
 import datasets
 
 from data.files.row_stream import RowBlock, RowCursor, RowPlace, RowStream
+from utils.progress import shows_progress
 
+UNREAD_KEYS = "unread_keys"  # of the turns of conversations: a column that is said and then left out
 Rows = list[Mapping[str, Any]]
 
 
@@ -29,10 +31,14 @@ class TokenizedStream:
     Args:
         tokenize: a dataclass (`data.tokenizing`), called with rows or columns and the rows' numbers in the
             stream.
+        said: the unread keys of turns that were named already.
     """
 
-    def __init__(self, data: RowStream | datasets.IterableDataset, tokenize: Any, batch_size: int) -> None:
+    def __init__(
+        self, data: RowStream | datasets.IterableDataset, tokenize: Any, batch_size: int, said: set[str] | None = None
+    ) -> None:
         self.data, self.tokenize, self.batch_size = data, tokenize, batch_size
+        self.said = set[str]() if said is None else said
 
     @property
     def places(self) -> RowStream | None:
@@ -41,7 +47,7 @@ class TokenizedStream:
 
     def shared(self) -> TokenizedStream:
         """The same, where each block is tokenized by one process alone, which tells what is left out."""
-        return TokenizedStream(self.data, replace(self.tokenize, speaks=True), self.batch_size)
+        return TokenizedStream(self.data, replace(self.tokenize, speaks=True), self.batch_size, self.said)
 
     def __iter__(self) -> Iterator[Mapping[str, Any]]:
         for batch in self.batches(self.batch_size):
@@ -95,4 +101,8 @@ class TokenizedStream:
 
     def _rows(self, rows: Any, numbers: Sequence[int]) -> Rows:
         tokens = self.tokenize(rows, numbers)
+        new = {key for keys in tokens.pop(UNREAD_KEYS, ()) for key in keys} - self.said
+        if new and (self.tokenize.speaks or shows_progress()):
+            self.said |= new
+            self.tokenize.examples.say_unread_keys(sorted(new))
         return [dict(zip(tokens, values, strict=True)) for values in zip(*tokens.values(), strict=True)]

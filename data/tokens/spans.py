@@ -32,3 +32,4 @@ class ChatSamples(NamedTuple):
     spans: Sequence[Sequence[TextSpan]]
     way: MaskWay | None  # None: the row itself says what is learned
     num_empty_answers: int = 0  # that have no loss because they are empty
+    unread_keys: tuple[str, ...] = ()  # of its turns: what they say is lost
