@@ -1,4 +1,4 @@
-"""Micro-batches of a causal language model: rows of tokens, packed or padded, and what the model is told of them."""
+"""Micro-batches of a causal language model: rows of tokens, packed or padded, with positions, masks or offsets."""
 
 from __future__ import annotations
 
@@ -58,16 +58,18 @@ class Collator:
         is_token = places < row_lengths[:, None]
         input_ids = np.full(shape, self.padding_id, dtype=np.int64)
         labels = np.full(shape, IGNORE_INDEX, dtype=np.int64)
-        position_ids = places - self.packing * row_lengths[:, None]  # packed: padding is one more sequence
+        # Packed, padding is one more sequence: its positions begin at 0, too.
+        position_ids = places - self.packing * row_lengths[:, None]
         if sequences:
             starts = np.cumsum(lengths) - lengths
             targets = np.concatenate([sequence.labels for sequence in sequences])
             targets[starts] = IGNORE_INDEX  # a first token follows nothing
+            # The boolean index runs through the rows in order, as the concatenated sequences do.
             input_ids[is_token] = np.concatenate([sequence.input_ids for sequence in sequences])
             labels[is_token] = targets
             position_ids[is_token] = np.arange(len(targets)) - np.repeat(starts, lengths)
         is_token[len(rows) :] = True  # a row without any visible token would be all NaN in some attention kernels
-        # What follows a row's only sequence is not seen by it.
+        # A row of one sequence needs no offsets: causal attention never looks at the padding after it.
         needs_offsets = self.offsets == "all" or (self.offsets == "shared" and len(sequences) > len(rows))
         offsets = _cu_seqlens(position_ids) if needs_offsets else None
         target_positions, predicted = next_tokens_to_predict(torch.from_numpy(labels))

@@ -21,6 +21,7 @@ from tasks.causal_batches import CausalMicroBatch, Collator, causal_meta_batch
 from tasks.flops import Cost, StepFlops, flops_per_token
 from tasks.generation import (
     AnswerSettings,
+    GeneratingModel,
     GenerationSettings,
     PromptedAnswer,
     check_positions,
@@ -109,7 +110,8 @@ class CausalLM(Task[CausalMicroBatch]):
         return [model.get_decoder()]
 
     def compute_logits(self, model: PreTrainedModel, hidden: torch.Tensor) -> torch.Tensor:
-        # The stack returns `hidden` whatever it gets; as embeddings it tells models that ask (Gemma 4) how many tokens.
+        # The decoder returns `hidden` whatever it is given. As embeddings it also tells the number of tokens, which
+        # some models ask for (Gemma 4).
         return model.forward(input_ids=None, inputs_embeds=hidden, use_cache=False).logits
 
     def make_reading(
@@ -129,6 +131,7 @@ class CausalLM(Task[CausalMicroBatch]):
 
     def summed_loss(self, model: nn.Module, batch: CausalMicroBatch, loss_grad: float | None = None) -> torch.Tensor:
         """Sum of next-token cross-entropy over the batch's label tokens (`policies.loss.summed_loss`)."""
+        # transformers' names of them; flash attention takes those of queries and keys apart.
         offsets: dict[str, Any] = {}
         if batch.cu_seqlens is not None:
             offsets = dict.fromkeys(("cu_seq_lens_q", "cu_seq_lens_k"), batch.cu_seqlens)
@@ -140,6 +143,7 @@ class CausalLM(Task[CausalMicroBatch]):
             targets=batch.targets,
             target_positions=batch.target_positions,
             loss_grad=loss_grad,
+            # With a cache, attention would cross the sequences of a packed row.
             use_cache=False,
             **offsets,
         )
@@ -147,7 +151,7 @@ class CausalLM(Task[CausalMicroBatch]):
     @torch.no_grad()
     def generate(
         self,
-        model: Any,
+        model: GeneratingModel,
         processor: Any,
         prompt: str,
         settings: AnswerSettings,
@@ -172,7 +176,7 @@ class CausalLM(Task[CausalMicroBatch]):
 
     def generate_batch(
         self,
-        model: Any,
+        model: GeneratingModel,
         processor: Any,
         sequences: Sequence[TokenSequence],
         settings: GenerationSettings,

@@ -47,7 +47,7 @@ def find_task(model_config: PreTrainedConfig, asked: str | None = None) -> Task:
 
 
 def settings_of_task(config: RunConfig, task: Task) -> RunConfig:
-    """The settings with those defaults adapted that depend on the task; a note is left for each.
+    """The settings with the defaults that depend on the task; a note is added for each that changed.
 
     Raises:
         ConfigError: for a setting that was given and that the task does not take.

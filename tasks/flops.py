@@ -1,4 +1,4 @@
-"""Model FLOPs of a step of a decoder, or of an encoder-decoder: what the mathematics needs."""
+"""Model FLOPs of a step of a decoder, or of an encoder-decoder: those of the mathematics, however it is computed."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ from collections.abc import Callable
 from typing import Any, Protocol
 
 from torch import nn
+from transformers import PreTrainedConfig
 
 from data.batches.counts import BatchCounts
 from utils.layer_configs import head_dim_of, layer_configs
@@ -29,7 +30,7 @@ class Flops(Protocol):
 
 
 class UnknownFlops:
-    """Counts nothing, as for towers of images: they compute by the sizes of images, which no step keeps count of."""
+    """Counts nothing, as for vision encoders: their work depends on the sizes of images, which no step counts."""
 
     def count(self, counts: BatchCounts) -> float:
         return math.nan
@@ -51,6 +52,7 @@ class StepFlops:
             cost: of a matrix for each token (of experts, if it met all); a plan counts bytes and the like so, too.
         """
         of_head, of_others = _matrices(model)
+        # Experts that share one tensor count with all of their weights, so they are scaled to those a token meets.
         met = shares_of_experts(model)
         self.per_label_token = sum(map(cost, of_head))
         self.per_token = sum(cost(matrix) * met.get(id(matrix.parameter), 1) for matrix in of_others)
@@ -118,6 +120,7 @@ def shares_of_experts(model: Any) -> dict[int, float]:
     return {
         id(parameter): num_met / (len(module) if isinstance(module, nn.ModuleList) else parameter.shape[0])
         for name, module in model.named_modules()
+        # The router is no part of `experts`: every token meets all of it.
         if name.rpartition(".")[2] == "experts"
         for parameter in module.parameters()
         if parameter.dim() > 1
@@ -128,6 +131,7 @@ def _matrices(model: Any) -> tuple[list[Counted], list[Counted]]:
     """The matrices that are multiplied with: the head's, and all others."""
     head = model.get_output_embeddings()
     head_weights = {id(parameter) for parameter in head.parameters()} if head is not None else set()
+    # An embedding is looked up, not multiplied, unless the head shares its weight.
     lookups = {id(m.weight) for m in model.modules() if isinstance(m, nn.Embedding)} - head_weights
     matrices = [m for m in count_weights(model) if m.parameter.dim() > 1 and id(m.parameter) not in lookups]
     return (
@@ -136,6 +140,6 @@ def _matrices(model: Any) -> tuple[list[Counted], list[Counted]]:
     )
 
 
-def _flops_per_pair(config: Any) -> int:
+def _flops_per_pair(config: PreTrainedConfig) -> int:
     """FLOPs of one layer for a pair, forward and backward."""
     return 3 * 4 * getattr(config, "num_attention_heads", 0) * head_dim_of(config)

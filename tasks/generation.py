@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 import numpy as np
 import torch
@@ -15,7 +15,7 @@ from utils.errors import ConfigError
 from utils.positions import positions_of
 
 if TYPE_CHECKING:
-    from transformers import PreTrainedConfig
+    from transformers import GenerationConfig, PreTrainedConfig
 
 
 @dataclass(frozen=True)
@@ -47,6 +47,19 @@ class AnswerSettings:
     image: Path | None = None
 
 
+class GeneratingModel(Protocol):
+    """A transformers model that generates text."""
+
+    config: PreTrainedConfig
+    generation_config: GenerationConfig
+
+    @property
+    def device(self) -> torch.device: ...
+    @property
+    def dtype(self) -> torch.dtype: ...
+    def generate(self, **kwargs: Any) -> torch.Tensor: ...
+
+
 class PromptedAnswer(NamedTuple):
     """A prompt, and the reference answer that generated text is compared with."""
 
@@ -72,6 +85,7 @@ def sampling(temperature: float) -> dict[str, Any]:
     """
     if temperature <= 0:
         return {"do_sample": False}
+    # Without the cuts of generation_config.json: temperature alone decides.
     return {"do_sample": True, "temperature": temperature, "top_k": 0, "top_p": 1.0}
 
 
@@ -101,7 +115,7 @@ def decoder_positions(model_config: PreTrainedConfig) -> int | None:
 
 
 def generate_tokens(
-    model: Any, inputs: Mapping[str, torch.Tensor], settings: GenerationSettings, *, in_step: bool
+    model: GeneratingModel, inputs: Mapping[str, torch.Tensor], settings: GenerationSettings, *, in_step: bool
 ) -> torch.Tensor:
     """The tokens of `model.generate`, int64 [batch, tokens]: those of the decoder's input, then new ones.
 
@@ -110,6 +124,7 @@ def generate_tokens(
     Args:
         in_step: call the model as often as every other rank does, until the last of them has finished.
     """
+    # Given ids replace the model's own, so these are passed on with them.
     own_end_ids = model.generation_config.eos_token_id
     own_end_ids = own_end_ids if isinstance(own_end_ids, list) else [own_end_ids]
     return model.generate(
@@ -119,5 +134,6 @@ def generate_tokens(
         do_sample=False,
         eos_token_id=sorted({*settings.end_ids, *(end for end in own_end_ids if end is not None)}),
         pad_token_id=settings.padding_id,
+        # Sharded weights are gathered in every call, so a rank that stopped earlier would leave the others waiting.
         synced_gpus=in_step,
     )

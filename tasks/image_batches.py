@@ -66,8 +66,8 @@ class DecoderIds:
 class ImageCollator:
     """Makes an ImageTextMicroBatch of rows of one example each, padded on the right.
 
-    The processor writes the tokens of an image and the text before the caption. The caption follows, or, for an
-    encoder-decoder, is what the decoder writes.
+    The processor writes the tokens of an image and the text before the caption. The caption follows; in an
+    encoder-decoder it is the decoder's target.
     """
 
     processor: Any
@@ -109,12 +109,14 @@ class ImageCollator:
     def _of_one_text(
         self, inputs: list[dict[str, torch.Tensor]], captions: list[torch.Tensor], source_rows: tuple[int, ...]
     ) -> ImageTextMicroBatch:
+        # The processor ends its text; the caption comes before that end and has its own.
         cut = num_end_tokens(self.processor.tokenizer)
         rows, labels = [], []
         for of_image, caption in zip(inputs, captions, strict=True):
             num_prompt = of_image["input_ids"].shape[1] - cut
             text = {name: of_image[name][0, :num_prompt] for name in TEXT_INPUTS if name in of_image}
             of_caption = {"input_ids": caption, "attention_mask": torch.ones_like(caption)}
+            # Other inputs of text mark the image's tokens, of which a caption has none.
             filling = torch.zeros_like(caption)
             rows.append({name: torch.cat([value, of_caption.get(name, filling)]) for name, value in text.items()})
             labels.append(torch.cat([torch.full((num_prompt,), IGNORE_INDEX), caption]))
@@ -225,7 +227,7 @@ def num_image_tokens(model_config: PreTrainedConfig) -> int:
     )
 
 
-def image_meta_batch(config: Any, rows: int, caption: int) -> ImageTextMicroBatch:
+def image_meta_batch(config: PreTrainedConfig, rows: int, caption: int) -> ImageTextMicroBatch:
     """An image per row and after it the caption, of `caption` tokens; a decoder of its own writes the caption."""
     vision, apart = config.vision_config, getattr(config.get_text_config(), "is_encoder_decoder", False)
     width = num_image_tokens(config) + (2 if apart else caption)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from functools import partial
-from typing import Any, ClassVar
+from typing import Any, ClassVar, cast
 
 import torch
 import transformers
@@ -32,6 +32,7 @@ from data.tokens.encoding import Caption
 from tasks.causal_lm import CausalLM
 from tasks.generation import (
     AnswerSettings,
+    GeneratingModel,
     GenerationSettings,
     PromptedAnswer,
     check_positions,
@@ -130,7 +131,7 @@ class ImageText(Task[ImageTextMicroBatch]):
         return _text_task(owner).compute_logits(owner, hidden)
 
     def inputs_of(self, processor: Any, model_config: PreTrainedConfig, ids: torch.Tensor) -> dict[str, Any]:
-        """A blank image, then the tokens; a decoder of its own reads them."""
+        """A blank image, then the tokens, which a decoder of its own reads if there is one."""
         inputs: dict[str, Any] = image_inputs(processor, blank_image(), prompt_text(processor, ""))
         if getattr(model_config.get_text_config(), "is_encoder_decoder", False):
             return inputs | {"decoder_input_ids": ids[:1], "use_cache": False}
@@ -145,7 +146,7 @@ class ImageText(Task[ImageTextMicroBatch]):
     def make_reading(
         self, processor: Any, model_config: PreTrainedConfig, train_config: TrainConfig, lengths: Sequence[int]
     ) -> Reading:
-        """Captions, cut to --max_text_length; what is around them the processor writes later."""
+        """Captions, cut to --max_text_length; the processor adds the tokens around them when a batch is made."""
         refusal_of = partial(refusal_of_size, processor)
         build = partial(_build_sequences, max_text_length=train_config.max_text_length, refusal_of=refusal_of)
         return Reading(Caption(end_id(processor, model_config)), build)
@@ -156,7 +157,7 @@ class ImageText(Task[ImageTextMicroBatch]):
         model_config: PreTrainedConfig,
         form: BatchForm,
     ) -> ImageCollator:
-        """The collator of a run. No batch is filled up, since a row without an image is none of these models'."""
+        """The collator of a run. Batches are not filled up with rows of padding, because each row needs an image."""
         (width,), text, decoder = form.widths, model_config.get_text_config(), None
         if getattr(text, "is_encoder_decoder", False):
             decoder = DecoderIds(text.decoder_start_token_id, text.pad_token_id)
@@ -175,7 +176,7 @@ class ImageText(Task[ImageTextMicroBatch]):
     @torch.no_grad()
     def generate(
         self,
-        model: Any,
+        model: GeneratingModel,
         processor: Any,
         prompt: str,
         settings: AnswerSettings,
@@ -183,7 +184,7 @@ class ImageText(Task[ImageTextMicroBatch]):
         """The text that the model writes about an image. The model is one process's, not sharded.
 
         Args:
-            prompt: what it is asked; it may be empty.
+            prompt: a question about the image, or "".
 
         Raises:
             BadExample: if the image cannot be read.
@@ -206,12 +207,12 @@ class ImageText(Task[ImageTextMicroBatch]):
         return _answers(processor, inputs["input_ids"], output)[0]
 
     def prompted_answer(self, sequence: TokenSequence) -> PromptedAnswer:
-        """The caption; what is asked is the image, and how many positions it takes is known once it is opened."""
+        """The caption, without a prompt: how many positions the image takes in its place is known once it is opened."""
         return PromptedAnswer(sequence.input_ids[:0], sequence.labels, num_positions=0)
 
     def generate_batch(
         self,
-        model: Any,
+        model: GeneratingModel,
         processor: Any,
         sequences: Sequence[Any],
         settings: GenerationSettings,
@@ -242,16 +243,16 @@ class ImageText(Task[ImageTextMicroBatch]):
         return image_meta_batch(model_config, rows, min(text, train_config.max_text_length))
 
 
-def head(model: PreTrainedModel) -> Any:
+def head(model: PreTrainedModel) -> PreTrainedModel:
     """The model whose own forward calls the head: the model itself, or, as in BLIP-2, a language model inside it."""
     output = model.get_output_embeddings()
     owner: nn.Module = model
     while inner := next((child for child in owner.children() if _has_head(child, output)), None):
         owner = inner
-    return owner
+    return cast(PreTrainedModel, owner)
 
 
-def _text_task(language_model: Any) -> Task:
+def _text_task(language_model: PreTrainedModel) -> Task:
     """The task that the language model inside would be of by itself."""
     return Seq2SeqLM() if language_model.config.is_encoder_decoder else CausalLM()
 
@@ -272,7 +273,7 @@ def _build_sequences(
     max_text_length: int,
     refusal_of: RefusalOf,
 ) -> ImageSequences:
-    """The collator sees to the context length: how many tokens an image becomes is known once it is opened."""
+    """The collator checks the context length, because an image's number of tokens is known once it is opened."""
     return build_image_sequences(
         rows,
         name=name,
@@ -293,8 +294,10 @@ def end_id(processor: Any, model_config: PreTrainedConfig) -> int:
     return own if generates_by_it and isinstance(own, int) else processor.tokenizer.eos_token_id
 
 
-def _asked(model: Any, processor: Any, pictures: Sequence[Picture], padding: int) -> dict[str, torch.Tensor]:
-    """The model's inputs up to where captions begin, on its device; shorter ones are padded on the left."""
+def _asked(
+    model: GeneratingModel, processor: Any, pictures: Sequence[Picture], padding: int
+) -> dict[str, torch.Tensor]:
+    """The model's inputs up to where captions begin, on its device, padded on the left."""
     of_one_text = not getattr(model.config.get_text_config(), "is_encoder_decoder", False)
     cut = num_end_tokens(processor.tokenizer) if of_one_text else 0
     rows = [image_inputs(processor, picture.image, prompt_text(processor, picture.prompt)) for picture in pictures]
@@ -306,7 +309,7 @@ def _asked(model: Any, processor: Any, pictures: Sequence[Picture], padding: int
 
 
 def _answers(processor: Any, asked: torch.Tensor, output: torch.Tensor) -> list[str]:
-    """The new texts; what decoders return begins with what they were asked, if they read it."""
+    """The new texts, without the prompt's ids, which decoders return first if they have read them."""
     width = asked.shape[1]
     repeats = output.shape[1] >= width and torch.equal(output[:, :width], asked)
     answers = output[:, width:] if repeats else output

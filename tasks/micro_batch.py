@@ -21,6 +21,7 @@ class TensorBatch:
     num_cross_pairs = 0
 
     def to(self, device: torch.device) -> Self:
+        # From pinned memory the copy is queued, and the host goes on.
         return self._map(lambda tensor: tensor.to(device, non_blocking=True))
 
     def pin_memory(self) -> Self:
@@ -33,6 +34,7 @@ class TensorBatch:
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         tensors = {name: torch.from_numpy(value) for name, value in state.items() if isinstance(value, np.ndarray)}
+        # vars(): the dataclass is frozen.
         vars(self).update(state | tensors)
 
     def _map(self, function: Callable[[torch.Tensor], torch.Tensor]) -> Self:

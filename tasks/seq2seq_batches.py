@@ -1,4 +1,4 @@
-"""Micro-batches of an encoder-decoder: sources, the targets that its decoder learns, and what the decoder reads."""
+"""Micro-batches of an encoder-decoder: sources, targets, and the decoder's inputs."""
 
 from __future__ import annotations
 

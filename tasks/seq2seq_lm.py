@@ -22,6 +22,7 @@ from data.tokens.labels import IGNORE_INDEX, shift_right
 from tasks.flops import Cost, Seq2SeqFlops, flops_per_token
 from tasks.generation import (
     AnswerSettings,
+    GeneratingModel,
     GenerationSettings,
     PromptedAnswer,
     check_positions,
@@ -109,6 +110,7 @@ class Seq2SeqLM(Task[Seq2SeqMicroBatch]):
                 "a way that is not known here; give a model of another family"
             )
         dropping: list[Any] = [stack for stack in self.backbone(model) if getattr(stack, "layerdrop", 0) > 0]
+        # FSDP gathers a layer's weights from all ranks: one that drops it would leave the others waiting.
         for stack in dropping:
             stack.layerdrop = 0.0
         return ["layerdrop: off, since ranks would drop different layers"] if dropping else []
@@ -118,12 +120,12 @@ class Seq2SeqLM(Task[Seq2SeqMicroBatch]):
         return [model.get_encoder(), model.get_decoder()]
 
     def compute_logits(self, model: PreTrainedModel, hidden: torch.Tensor) -> torch.Tensor:
-        """The encoder is left out, and what the decoder would read is not read."""
+        """The encoder is left out, and the decoder returns `hidden` without reading its input."""
         any_token = torch.zeros(1, 1, dtype=torch.int64, device=hidden.device)
         return model.forward(encoder_outputs=(hidden,), decoder_input_ids=any_token, use_cache=False).logits
 
     def inputs_of(self, processor: Any, model_config: PreTrainedConfig, ids: torch.Tensor) -> dict[str, Any]:
-        """The decoder reads them, too."""
+        """Encoder and decoder read the same ids."""
         return {"input_ids": ids, "decoder_input_ids": ids, "use_cache": False}
 
     def make_reading(
@@ -166,7 +168,7 @@ class Seq2SeqLM(Task[Seq2SeqMicroBatch]):
     @torch.no_grad()
     def generate(
         self,
-        model: Any,
+        model: GeneratingModel,
         processor: Any,
         prompt: str,
         settings: AnswerSettings,
@@ -186,6 +188,7 @@ class Seq2SeqLM(Task[Seq2SeqMicroBatch]):
                 "encoder; give a shorter one"
             )
         check_positions(decoder_positions(model.config), 1, settings.max_new_tokens)  # after decoder_start_token_id
+        # Sampling is of one sequence: beams in generation_config.json would make it a beam sample.
         one_beam = {"num_beams": 1} if settings.temperature > 0 else {}
         output = model.generate(
             input_ids=inputs["input_ids"],
@@ -202,7 +205,7 @@ class Seq2SeqLM(Task[Seq2SeqMicroBatch]):
 
     def generate_batch(
         self,
-        model: Any,
+        model: GeneratingModel,
         processor: Any,
         sequences: Sequence[TokenSequence],
         settings: GenerationSettings,
@@ -249,6 +252,7 @@ def check_decoder_tokens(text_config: PreTrainedConfig, model_name: str) -> None
 
 def _affixes(tokenizer: PreTrainedTokenizerBase, **text: str) -> Affixes:
     """The special tokens around a text, which is given by the tokenizer's argument for it."""
+    # The special tokens are those around the plain ids, wherever the tokenizer puts them.
     plain, whole = (tokenizer(**text, add_special_tokens=added)["input_ids"] for added in (False, True))
     place = next((i for i in range(len(whole)) if whole[i : i + len(plain)] == plain), None)
     if not plain or place is None:

@@ -9,7 +9,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, ClassVar, Generic, Protocol, TypeVar
+from typing import Any, ClassVar, Generic, Protocol, Self, TypeVar
 
 import torch
 from torch import nn
@@ -26,7 +26,7 @@ from data.sequences.reading import Reading
 from data.sequences.tokenized import TokenSequence
 from ranks.collectives import sum_on_host
 from tasks.flops import Cost, Flops, UnknownFlops, flops_per_token
-from tasks.generation import AnswerSettings, GenerationSettings, PromptedAnswer
+from tasks.generation import AnswerSettings, GeneratingModel, GenerationSettings, PromptedAnswer
 from utils.errors import ConfigError
 
 
@@ -54,7 +54,7 @@ class MicroBatch(Protocol):
     def source_rows(self) -> tuple[int, ...]:
         """Rows of the data that the batch was made from (`data.batches.mixing.global_row`)."""
 
-    def to(self, device: torch.device) -> Any: ...
+    def to(self, device: torch.device) -> Self: ...
 
 
 Batch = TypeVar("Batch", bound=MicroBatch)
@@ -80,7 +80,7 @@ class BatchForm:
 
 
 class Task(ABC, Generic[Batch]):
-    """One kind of models and their loss. `Batch` is what its collator makes and its loss takes.
+    """One kind of models and their loss. Its collator makes a `Batch`, and its loss takes it.
 
     A new task overrides the abstract methods, and those whose defaults do not fit. A `processor` is what
     `load_processor` returned; a `model_config` is the model's, as transformers read it.
@@ -89,7 +89,7 @@ class Task(ABC, Generic[Batch]):
     NAME: ClassVar[str]
     """Its value of --task."""
 
-    AUTO_MODEL: ClassVar[Any]  # what is asked of it, `_model_mapping`, has no public name and no type
+    AUTO_MODEL: ClassVar[Any]  # no type: its `_model_mapping`, which is needed, is private
     """The transformers class that builds and reads such models, such as AutoModelForCausalLM."""
 
     LENGTHS: ClassVar[Mapping[str, int]]
@@ -128,10 +128,10 @@ class Task(ABC, Generic[Batch]):
         """
 
     def check_model(self, model: PreTrainedModel, model_name: str) -> list[str]:
-        """Check a model without weights, and change what would make its loss another one.
+        """Check a model without weights, and change settings that would change its loss.
 
         Returns:
-            Lines to print on what was changed.
+            Lines to print about changes.
 
         Raises:
             ConfigError: if the loss cannot be computed here.
@@ -155,7 +155,7 @@ class Task(ABC, Generic[Batch]):
         """How examples become sequences.
 
         Args:
-            lengths: what each name in LENGTHS comes to, in tokens.
+            lengths: the resolved value of each name in LENGTHS, in tokens.
         """
 
     @abstractmethod
@@ -230,12 +230,12 @@ class Task(ABC, Generic[Batch]):
 
     @abstractmethod
     def prompted_answer(self, sequence: TokenSequence) -> PromptedAnswer:
-        """A sequence's prompt, and the answer that what is generated is compared with."""
+        """A sequence's prompt, and the reference that generated text is compared with."""
 
     @abstractmethod
     def generate(
         self,
-        model: Any,
+        model: GeneratingModel,
         processor: Any,
         prompt: str,
         settings: AnswerSettings,
@@ -249,7 +249,7 @@ class Task(ABC, Generic[Batch]):
     @abstractmethod
     def generate_batch(
         self,
-        model: Any,
+        model: GeneratingModel,
         processor: Any,
         sequences: Sequence[Any],
         settings: GenerationSettings,
