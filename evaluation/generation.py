@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 from torch import nn
@@ -27,7 +27,7 @@ from policies.pretrained import generation_settings
 from policies.sharding import unwrap
 from ranks.collectives import gather_to_all
 from ranks.environment import Environment
-from tasks.generation import GenerationSettings, PromptedAnswer
+from tasks.generation import GeneratingModel, GenerationSettings, PromptedAnswer
 from tasks.task import Task
 from utils.errors import ConfigError
 
@@ -41,7 +41,7 @@ SAYS_NOTHING = (
 
 @dataclass(frozen=True)
 class Generation:
-    """The samples that are answered at each evaluation, always the same ones and in the same batches."""
+    """The samples that are answered at each evaluation: always the same, in the same batches."""
 
     task: Task
     processor: Any
@@ -78,11 +78,14 @@ class Generation:
                     mine += self._answer(unwrap(model), batch, in_step=in_step)
                 elif in_step:  # the others wait for this rank's part of the weights
                     self._answer(unwrap(model), self.batches[-1], in_step=True)
+        # Sorted by place, the first field: the order of the data, whatever the number of ranks.
         return sorted(answer for part in gather_to_all(mine) for answer in part)
 
-    def _answer(self, model: Any, batch: tuple[int, ...], *, in_step: bool) -> list[Answer]:
+    def _answer(self, model: nn.Module, batch: tuple[int, ...], *, in_step: bool) -> list[Answer]:
         sequences = [self.sequences[int(self.samples[place])] for place in batch]
-        texts = self.task.generate_batch(model, self.processor, sequences, self.settings, in_step=in_step)
+        texts = self.task.generate_batch(
+            cast(GeneratingModel, model), self.processor, sequences, self.settings, in_step=in_step
+        )
         references = [self._reference(sequence) for sequence in sequences]
         return [
             Answer(place, text, reference, self._figures(reference, text))
@@ -135,7 +138,7 @@ def plan_generation(
     The samples are those whose loss is evaluated and that have a prompt.
 
     Args:
-        datasets: the names of what is mixed, for messages.
+        datasets: the names of the mixed datasets, for messages.
         num_positions: of the model's decoder; None if it has no limit.
 
     Raises:
@@ -148,6 +151,7 @@ def plan_generation(
     sequences, rows = data.evaluation, data.eval_rows
     evaluated = np.unique(rows.indices[: rows.offsets[-1]])
     prompted = {int(index): task.prompted_answer(sequences[index]) for index in evaluated}
+    # A prompt of special tokens alone, such as <s>, asks nothing.
     special = set(tokenizer_of(processor).all_special_ids)
     samples = [
         index
@@ -169,6 +173,7 @@ def plan_generation(
     notes += [note for measure in MEASURES for note in measure.notes(references)]
     notes += _notes_on_settings(train)
     last_tokens = {int(prompted[index].answer[-1]) for index in samples}
+    # By length, so that the prompts of a batch need little padding.
     by_length = sorted(range(len(samples)), key=lambda place: -len(prompted[samples[place]].prompt))
     size = train.val_batch_size
     return Generation(
@@ -219,7 +224,7 @@ def _check_lengths(
 
 
 def _notes_on_settings(train: TrainConfig) -> list[str]:
-    """A line that names what generation_config.json says in addition to the flags, such as a least length."""
+    """A line that names the settings of generation_config.json which flags do not override, such as a least length."""
     settings, _ = generation_settings(train.model_name)
     given = {} if settings is None else settings.to_diff_dict()
     named = [

@@ -18,7 +18,7 @@ EVAL_LOSS = "eval_loss"  # the figure of --best_metric that needs no answers
 
 
 def measure(answers: Sequence[Answer]) -> dict[str, float]:
-    """The figures of all measures by name, none without answers.
+    """The figures of all measures by name; none without answers.
 
     Args:
         answers: of all ranks, as `evaluation.generation.Generation.answers` returns them.
