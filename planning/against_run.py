@@ -14,7 +14,7 @@ from run_folder.entries import PLAN
 from utils.atomic_write import write_atomically
 
 APART = 0.1
-"""A share of the measured peak: a difference above it says in which part it lies."""
+"""Fraction of the measured peak: if the plan is further off, a line names the part that is most of it."""
 
 TENSORS = ("params", "grads", "optimizer")
 """The parts that are counted tensor by tensor, on any device."""
@@ -32,8 +32,8 @@ def compare_with_plan(
     Args:
         events: the run's.
         peaks_gib: of every rank, allocated.
-        has_allocator: whether the device has one that knows what is allocated. A CPU has none: there the process's
-            own memory counts, with its libraries, and only what is counted tensor by tensor can be compared.
+        has_allocator: whether the device has an allocator that knows its peak. A CPU has none: the process's memory
+            counts there, libraries included, and only parts counted tensor by tensor can be compared.
     """
     plan = read_plan(folder)
     if plan is None:
@@ -67,7 +67,7 @@ def _share_at_peak(plan: Mapping[str, Any], part: str) -> float:
 
 
 def lines(plan: Mapping[str, Any], measured: Mapping[str, float | None]) -> list[str]:
-    """The figures for people, and where they are more than APART apart."""
+    """The figures for people, and a line on the parts if the peaks are more than APART apart."""
     peak = measured["peak_gib"]
     if peak is None:
         pairs = [f"{part} {plan[f'{part}_gib']:.3f} / {measured[f'{part}_gib']:.3f}" for part in TENSORS]

@@ -9,11 +9,11 @@
 | the first k layers `full`, the others `selective`, `off` | that fits, the fastest             |
 | `full`, as below                                         | else                               |
 
-It fits if the plan's verdict says so: a share of the memory stays free, as much as a plan may be wrong by.
+It fits if the plan's verdict says so: as much memory stays free as a plan may be wrong by.
 
-`full` recomputes every layer but those whose activations cost no memory: the last ones. Backward begins with them, when
-there are no gradients yet, and what they keep takes the room of gradients that are still to come. So the peak of the
-step, which is at its end, stays as it is.
+`full` does not recompute the last layers, as long as keeping their activations does not raise the peak. Backward begins
+with them, and their activations are freed before gradients take that room. So the peak of the step, which is at its
+end, stays as it is.
 """
 
 from __future__ import annotations
@@ -33,10 +33,10 @@ MIXED = (("selective", "off"), ("full", "selective"), ("full", "off"))
 """Pairs of modes: that of the first layers, and that of the others."""
 
 SPARED = 0.85
-"""The share of the layers that cost nothing by the plan, which are not recomputed: the plan may be wrong."""
+"""Of the layers that cost nothing by the plan, the fraction that is not recomputed: the plan may be wrong."""
 
 NOTHING = 1.002
-"""A peak counts as the same up to this factor: with two kinds of layers it holds a hidden state more."""
+"""A peak counts as the same up to this factor: with two kinds of layers it holds one more hidden state."""
 
 
 def is_to_be_chosen(planned: PlannedModel) -> bool:
@@ -52,10 +52,10 @@ def is_to_be_chosen(planned: PlannedModel) -> bool:
 def choose_checkpointing(
     planned: PlannedModel, card: Card, rows: RowLengths, seconds: Callable[[PlannedModel], float | None]
 ) -> tuple[PlannedModel, MemoryPlan, str]:
-    """The model with its layers checkpointed as they are to be, the plan of its memory, and a line to print.
+    """The model with its checkpointing chosen, the plan of its memory, and a line to print.
 
     Args:
-        planned: it is used up.
+        planned: not to be used afterwards; its layers get other checkpointing.
         seconds: of a step of such a run; None if that is not known. Then fewer recomputed products are faster.
 
     Raises:
@@ -89,10 +89,10 @@ def is_to_be_spared(planned: PlannedModel) -> bool:
 def spare_layers(
     planned: PlannedModel, card: Card, rows: RowLengths
 ) -> tuple[PlannedModel, MemoryPlan, tuple[str, ...]]:
-    """The model with the layers spared that can be, the plan of its memory, and lines to print.
+    """The model with as many layers spared as cost nothing, the plan of its memory, and lines to print.
 
     Args:
-        planned: it is used up.
+        planned: not to be used afterwards; its layers get other checkpointing.
 
     Raises:
         ConfigError: if the inputs of such a model are not known before data is read.
@@ -147,6 +147,7 @@ class _Plans:
         def mix(number: int) -> Checkpointing:
             return Checkpointing(others, first, number) if number < self.num_layers else Checkpointing(first)
 
+        # Bisection: recomputing more layers never takes more memory, so a few plans do for a deep model.
         number = bisect_left(range(1, self.num_layers), True, key=lambda number: accepts(mix(number))) + 1
         return mix(number)
 

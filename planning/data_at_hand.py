@@ -1,4 +1,4 @@
-"""Reads the data of a planned run if they are at hand: rows then count with their real lengths."""
+"""Reads the data of a planned run if it is at hand: rows then count with their real lengths."""
 
 from __future__ import annotations
 
@@ -23,17 +23,17 @@ _SO_FULL = "rows count as long as they may be"
 
 
 def data_at_hand(resolved: Resolved, env: Environment, *, is_here: bool) -> DataFacts:
-    """What the data of this run tell, read and tokenized as the run would; nothing of it is kept.
+    """The facts of this run's data, read and tokenized as the run would; no file is left.
 
     Data on the hub are not fetched and a dataset function is not called; then rows count as long as they may be, and a
     note says so.
 
     Args:
         env: of the planned ranks.
-        is_here: the plan is for this machine, so what is not here is refused as the run would refuse it.
+        is_here: the plan is for this machine, so missing files are refused as the run would refuse them.
 
     Raises:
-        ConfigError: if the run would be refused its data.
+        ConfigError: if the run would refuse its data.
     """
     config, task = resolved.config, resolved.task
     try:
@@ -49,6 +49,7 @@ def data_at_hand(resolved: Resolved, env: Environment, *, is_here: bool) -> Data
         return DataFacts.of_processor(processor, resolved, notes=(f"data: not read, since {missing[0]}; {_SO_FULL}",))
     with _tokens_kept_nowhere():
         data, _ = read_data(resolved, processor, env)
+        # Called for its refusal alone: the profiler or the FLOP counter may ask for more steps than the run has.
         resolve_num_steps(config.train_config, config.tracking_config, data.steps_per_epoch(resolved.batches))
         return facts_of_data(data, processor, resolved)
 
@@ -58,6 +59,7 @@ def _has_config_alone(train: TrainConfig) -> bool:
     folder = Path(train.model_name)
     if train.tokenizer_name or not folder.is_dir():
         return False
+    # Weights and generation settings come without a tokenizer; any other file may be one's.
     names = {path.name for path in folder.iterdir() if "safetensors" not in path.name}
     return names <= {"config.json", "generation_config.json"}
 

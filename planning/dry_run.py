@@ -30,7 +30,7 @@ from utils.progress import say_if_it_lasts
 def dry_run(argv: Sequence[str], config: RunConfig, env: Environment) -> None:
     """Print the plan of the run that these flags would start. Only rank 0 of a launched run has anything to do.
 
-    If no hardware is named the plan is for this machine, and what the run would be refused here is refused.
+    If no hardware is named the plan is for this machine, and refuses whatever the run would refuse here.
 
     Args:
         argv: the run's flags.
@@ -48,6 +48,7 @@ def dry_run(argv: Sequence[str], config: RunConfig, env: Environment) -> None:
     hardware = planned_hardware(train, planning, env)
     planned_env = planned_environment(hardware, train)
     if is_here:
+        # --enable_fsdp stands for the launcher, which has not started anything yet.
         look(config, replace(env, launched=env.launched or train.enable_fsdp))
     resolved = resolve(config, planned_env)
     check_targets(resolved)

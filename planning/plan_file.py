@@ -1,4 +1,4 @@
-"""plan.json in the run folder: what was planned for the run that wrote it, and decided by this plan."""
+"""plan.json in the run folder: the plan of the run that wrote it, and the choices made by it."""
 
 from __future__ import annotations
 
@@ -30,9 +30,9 @@ from utils.units import GIB
 class PlanAtStart(NamedTuple):
     """The plan of the run that starts on these ranks."""
 
-    values: dict[str, Any] | None  # for plan.json; None, as what follows, if it could not be planned
+    values: dict[str, Any] | None  # for plan.json; None, like the next two, if the run could not be planned
     checkpointing: Checkpointing | None  # of its layers
-    network: RunNetwork | None  # what it exchanges, and over what
+    network: RunNetwork | None  # its traffic and its hardware
     notes: tuple[str, ...]  # lines to print
 
 
@@ -42,6 +42,7 @@ def plan_for_all(resolved: Resolved, env: Environment, data: Callable[[], DataFa
     Args:
         data: what is known of the data; called on rank 0.
     """
+    # Every rank must allow the same checkpointing, so the one with the least memory decides.
     memory_gib = min(gather_to_all(_own_memory_gib(env)))
     return on_rank_zero(lambda: plan_at_start(resolved, env, data(), memory_gib=memory_gib))
 
@@ -54,7 +55,7 @@ def plan_at_start(
     It draws no random numbers that the run would miss: a run is seeded after it.
 
     Args:
-        memory_gib: what there is of each device, if that is less than its driver gives.
+        memory_gib: memory that the run may use of each device, if less than its driver gives.
     """
     config = resolved.config
     auto = config.train_config.activation_checkpointing == "auto"
@@ -64,7 +65,7 @@ def plan_at_start(
         global_batch = resolved.batches.global_batch_size  # that of the checkpoint, if it goes on from one
         plan = plan_of(config, replace(hardware, card=card), data, resumed_size=global_batch)
         network = RunNetwork(plan.resolved.policies.layout, find_traffic(plan.model), hardware)
-    except Exception as error:  # a plan is worth no run
+    except Exception as error:  # the run is worth more than its plan: it goes on without one
         why = f"this run could not be planned ({in_one_line(error)})"
         notes = (f"activation_checkpointing: auto is this run's default, since {why}",) if auto else ()
         return PlanAtStart(None, None, None, (f"{PLAN}: not written, since {why}", *notes))
@@ -82,8 +83,9 @@ def write_plan(folder: Path, plan: dict[str, Any] | None) -> None:
 
 
 def _own_memory_gib(env: Environment) -> float:
-    """Of this rank's GPU, what no other process has taken; infinite without a GPU."""
+    """Memory of this rank's GPU that no other process has taken; infinite without a GPU."""
     if env.device.type != "cuda":
         return math.inf
     free, total = torch.cuda.mem_get_info(env.device)
+    # This process's own context is not free any more, and plans count it themselves.
     return min(total / GIB, free / GIB + CONTEXT_GIB)

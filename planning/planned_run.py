@@ -27,7 +27,7 @@ from utils.units import GIB
 
 @dataclass(frozen=True)
 class Plan:
-    """What is known of a run before it starts."""
+    """The prediction of a run: its memory, time and price, and what they were made from."""
 
     hardware: Hardware
     env: Environment  # rank 0 of that hardware
@@ -37,7 +37,7 @@ class Plan:
     memory: MemoryPlan
     time: TimePlan | None  # None if the hardware's rates or the model's FLOPs are not known; a note says so
     notes: tuple[str, ...]  # lines to print: adapted defaults, and what the plan assumes
-    choices: tuple[str, ...] = ()  # lines to print: what was decided by this plan; notes has them, too
+    choices: tuple[str, ...] = ()  # lines to print: choices made by this plan; notes has them, too
 
     def to_dict(self) -> dict[str, Any]:
         """The plan in plain types, as --dry_run_json and plan.json hold it."""
@@ -115,7 +115,7 @@ def time_of(
 
     Args:
         speeds: of collectives, as measured by tools.doctor; None: from the hardware's figures.
-        moved_bytes: of a micro-batch's activations, what waits in host memory.
+        moved_bytes: activations of a micro-batch that wait in host memory.
     """
     if why_no_time(model, hardware, speeds) is not None:
         return None
@@ -123,11 +123,13 @@ def time_of(
     evaluates = evaluation is not None and train.run_validation is not False
     eval_work = None
     if model.resolved.task.READS_IMAGES:
+        # No formula per token holds for models of images (planning/cost/counted_work.py).
         counts, work = counted_work(model, hardware.card, rows.rows, rows.typical, rows)
         if evaluates:
             _, eval_work = counted_work(model, hardware.card, rows.eval_rows, rows.typical, rows, trains=False)
     else:
         counts = assumed_counts(rows) if data.counts is None else mean_counts(data.counts, rows.rows)
+        # In each micro-batch all ranks wait for the one with the most tokens.
         slowest = None if data.counts is None else slowest_counts(data.counts, rows.rows, model.env.world_size)
         work = micro_batch_work(model, slowest or counts)
         if evaluation is not None and evaluates:

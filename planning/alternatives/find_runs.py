@@ -41,7 +41,7 @@ class FoundRun:
 
     method: str
     optimizer: str
-    flags: tuple[str, ...]  # in place of those of the command line
+    flags: tuple[str, ...]  # they replace those of the command line
     plan: Plan
 
     @property
@@ -77,6 +77,7 @@ def find_runs(argv: Sequence[str], config: RunConfig, hardware: Hardware, predic
         for method, optimizer, flags in progress_bar(f"planning {on.name}", runs):
             found += _micro_batches(argv, config, on, method, optimizer, flags, predict)
     if not found:
+        # Raises the reason why even the flags as they are cannot be planned.
         predict(config)
         raise ConfigError("--find: no combination of method, precision, optimizer and strategy holds with these flags")
     return found
@@ -110,7 +111,7 @@ def find_table(found: Sequence[FoundRun]) -> Table:
 
 
 def sorted_runs(found: Sequence[FoundRun], sort: Literal["time", "price"]) -> list[FoundRun]:
-    """Those that fit first; of these the fastest, or the cheapest."""
+    """The runs sorted: those that fit first, the fastest or the cheapest before others."""
 
     def order(one: FoundRun) -> tuple[bool, float, float]:
         slowness = 0.0 if one.tokens_per_second is None else 1 / one.tokens_per_second

@@ -38,7 +38,7 @@ class Predicted(Protocol):
 
 @dataclass(frozen=True)
 class Plans:
-    """Plans runs, and knows what the one that failed had needed."""
+    """Plans runs, next to the memory that the failed one needed."""
 
     predict: Callable[[RunConfig], Predicted]
     needed_gib: float  # in the phase where memory ran out, at least
@@ -53,7 +53,7 @@ class Change:
     flags: tuple[str, ...] = ()
     environment: Mapping[str, str] = field(default_factory=dict)
     keeps_result: bool = True  # whether the run may go on with it from a checkpoint
-    saves_gib: float | None = None  # in the phase where memory ran out, or of what was reserved; None: not predicted
+    saves_gib: float | None = None  # in the phase where memory ran out, or of reserved memory; None: not predicted
     peak_gib: float | None = None  # of the whole run
     fits: bool | None = None
     is_tight: bool = False  # it fits, but a plan may be wrong by more than what stays free
@@ -83,7 +83,7 @@ def device_changes(
         yield Change("greedy instead of a beam search", ("--num_beams", "1"))
     if phase in ("evaluation", "generation") and train.val_batch_size > 1:
         yield Change("fewer rows at once in evaluations", ("--val_batch_size", "1"))
-    if phase in (*_OF_STEPS, "evaluation") and not 0 < train.loss_chunk_size <= 1024:
+    if phase in (*_OF_STEPS, "evaluation") and not 0 < train.loss_chunk_size <= 1024:  # 0: all tokens at once
         yield Change("logits of fewer tokens at a time", ("--loss_chunk_size", "1024"))
     if phase in _OF_STEPS and train.batch_size_training > 1:
         for rows in _fewer_rows(train.batch_size_training):
@@ -93,7 +93,8 @@ def device_changes(
     every = ("--spare_layers", "False") if spares else ()
     if phase in _OF_STEPS and spares and not is_auto:
         yield Change("activations of every layer computed again", every)
-    if phase in _OF_STEPS and (recomputes != "full" or is_auto):  # of `auto` even all layers in one mode keep less
+    # Under `auto` layers have different modes, so even one mode for all may keep less.
+    if phase in _OF_STEPS and (recomputes != "full" or is_auto):
         if recomputes == "off" or (recomputes == "selective" and is_auto):
             yield Change("most activations computed again", ("--activation_checkpointing", "selective"))
         yield Change("activations of whole layers computed again", ("--activation_checkpointing", "full", *every))
@@ -102,6 +103,7 @@ def device_changes(
         offloaded = ("--activation_checkpointing", "full", "--activation_offloading", "True")
         yield Change("what layers keep in host memory", offloaded)
     if phase in _OF_MODEL and world_size > 1 and not (train.enable_fsdp and fsdp.sharding_strategy == "FULL_SHARD"):
+        # --hsdp stands for --sharding_strategy HYBRID_SHARD, and would contradict the flags below.
         short = ("--hsdp", "False") if config.was_given("fsdp_config.hsdp") else ()
         flags = ("--enable_fsdp", "True", *short, "--sharding_strategy", "FULL_SHARD")
         yield Change("everything sharded over all ranks", flags)
@@ -145,11 +147,11 @@ def host_changes(config: RunConfig) -> Iterator[Change]:
 def cheapest(changes: Iterable[Change], argv: Sequence[str], phase: str, plans: Plans | None) -> list[Change]:
     """The NUM_SHOWN cheapest of the changes that these flags allow.
 
-    With plans, changes that save nothing are left out, and so are variables of the environment with which the run would
-    not fit: they help what is left of it only if all of it fits. Changes that fit come first, those with room to spare
-    before tight ones, sooner ones before slower ones. If none fits alone, they are combined until they do; if not even
-    then, what needs the least comes first. If the run had needed more than was planned, a change fits only if as much
-    more fits. Without plans, nothing is known of what the environment's would come to: the first is one of flags.
+    With plans, changes that save nothing are left out, and so are environment variables with which the run would not
+    fit. Changes that fit come first: those with room to spare before tight ones, faster before slower ones. If none
+    fits alone, they are combined until they do; if not even then, the smallest peak comes first. If the run needed more
+    than was planned, a change fits only if as much more fits. Without plans the effect of environment variables is not
+    known, so a change of flags comes first.
 
     Args:
         argv: the run's flags.
@@ -192,21 +194,23 @@ def cheapest(changes: Iterable[Change], argv: Sequence[str], phase: str, plans: 
 
 
 def _nearness(change: Change) -> tuple[Any, ...]:
-    """What sorts changes: what fits for sure and cheaply first; of what does not fit, what needs the least."""
+    """Sort key of changes: those that surely fit first, by cost; those that do not fit by their peak."""
     if not change.fits:
         return (True, change.peak_gib or 0.0)
     return (False, not change.keeps_result, change.is_tight, change.slower or 1.0)
 
 
 def _with_figures(change: Change, before: Predicted, config: RunConfig, phase: str, plans: Plans) -> Change:
-    """The change, with what its settings come to."""
+    """The change with its figures, as planned."""
     after, slower = plans.predict(config), None
     if before.seconds_per_step and after.seconds_per_step:
         slower = after.seconds_per_step / before.seconds_per_step
+    # If the failed run needed more than its plan said, changed ones may need more by the same factor.
     needs_more = max(1.0, plans.needed_gib / before.phase_gib(phase))
     peak_gib = needs_more * after.peak_gib
     if "--spare_layers" in change.flags:
-        # By the plan, layers were spared that leave the peak as it is. What it was wrong about is what they keep.
+        # By the plan, spared layers do not raise the peak. If it was wrong, it was about their activations, which are
+        # recomputed now.
         peak_gib = max(needs_more * after.phase_gib(phase), after.peak_gib)
     verdict = verdict_in_room(peak_gib, plans.room_gib)
     return replace(

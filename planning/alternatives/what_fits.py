@@ -38,7 +38,7 @@ def predictor(config: RunConfig, data: DataFacts, env: Environment) -> Predict:
     """Plans runs in closed form, on the hardware that their flags name.
 
     Args:
-        config: of which the data are known. They tell nothing of a run that cuts or packs its rows otherwise.
+        config: the run whose data is known. Runs that cut or pack rows otherwise count with their limits.
         env: of this process.
     """
     decide_rows = ("context_length", "max_source_length", "max_target_length", "batching_strategy")
@@ -74,6 +74,7 @@ def what_fits(argv: Sequence[str], plan: Plan, predict: Predict) -> list[Change]
     # More cards change what a run costs: the fewest that fit are offered, and not combined with other changes.
     fitting += more_cards[:1]
     here = [one for one in tried if not one.change.fits and one.plan.hardware == plan.hardware]
+    # First a combination that keeps the run's result; any other if no change so far fits.
     for keeps_only in (True, False):
         if any(change.keeps_result or not keeps_only for change in fitting if change not in more_cards):
             continue  # one change is enough
@@ -97,7 +98,7 @@ def fits_table(changes: Iterable[Change], capacity_gib: float) -> Table:
 
 
 def _candidates(config: RunConfig, plan: Plan) -> Iterator[Change]:
-    """Each change once: those that help if memory runs out in any phase, and more that are worth planning only."""
+    """Each change once: those suggested when memory runs out, for each phase, and a few more."""
     seen: set[tuple[str, ...]] = set()
     for change in (*_by_phase(config, plan), *_more(config), *_more_cards(config, plan.hardware)):
         if change.flags not in seen:
@@ -183,7 +184,7 @@ def _slower(before: Plan, after: Plan) -> float | None:
 
 
 def _combine(tried: Sequence[Tried], argv: Sequence[str], plan: Plan, predict: Predict) -> Change | None:
-    """Changes that fit together, the cheapest added first and those left out that it does without; None if none do."""
+    """The changes that fit together, added from the cheapest on and dropped again if not needed; None if none do."""
     members: list[Change] = []
     best = plan.memory.peak_gib
     ordered = sorted(tried, key=lambda one: one.change.slower or 1.0)
@@ -197,6 +198,7 @@ def _combine(tried: Sequence[Tried], argv: Sequence[str], plan: Plan, predict: P
             break
     if found is None or not found.change.fits:
         return None
+    # An early change may be superfluous once a later one was added.
     for member in list(members):
         fewer = [other for other in members if other is not member]
         without = _try(_all_of(fewer), argv, plan, predict) if fewer else None

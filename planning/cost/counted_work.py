@@ -1,9 +1,9 @@
-"""What a micro-batch of images and text takes, counted on the meta device, operator by operator.
+"""The work of a micro-batch of images and text, counted on the meta device, operator by operator.
 
-No formula per token holds for such models: the vision tower reads patches, a Q-Former its queries, and the language
-model what they become. A frozen tower in front of everything that is trained has no backward pass. So the whole model
-runs forward and backward over a micro-batch without values, and each product is counted as torch.utils.flop_counter
-counts it: with what checkpointing computes again, and without gradients that nobody asks for.
+No formula per token holds for such models: the vision encoder reads patches, a Q-Former its queries, and the language
+model the features made of them. A frozen encoder before everything that is trained has no backward pass. So the whole
+model runs forward and backward over a micro-batch without values, and each product is counted as
+torch.utils.flop_counter counts it: recomputed ones included, without gradients that nobody asks for.
 """
 
 from __future__ import annotations
@@ -51,9 +51,9 @@ class CountedWork(NamedTuple):
 
 @dataclass
 class _Leaf:
-    """What a module without children did in forward."""
+    """The forward of a module without children."""
 
-    num_rows: int = 0  # vectors that came out of it
+    num_rows: int = 0  # vectors of its output
     has_backward: bool = False
 
 
@@ -99,7 +99,7 @@ def counted_work(
 
     Args:
         planned: its model; it gets the buffers of packed weights here, if it has not yet.
-        rows: the run's, for what a shape does not say.
+        rows: the run's: its share of label tokens, and whether rows are packed.
         trains: False: of an evaluation's batch, forward alone.
 
     Raises:
@@ -116,6 +116,7 @@ def counted_work(
             loss = compute()
         if trains:
             loss.backward()
+    # The next pass over this model must not add to them.
     for parameter in model.parameters():
         parameter.grad = None
     num_passes = passes(planned) if trains else 1.0
@@ -156,7 +157,7 @@ def _watched(model: nn.Module, leaves: dict[int, _Leaf]) -> Iterator[None]:
 
 
 def _by_weight(model: nn.Module, leaves: Mapping[int, _Leaf]) -> dict[int, tuple[_Leaf, int]]:
-    """What each linear layer did, and its inputs and outputs, by the id of its weight.
+    """The forward of each linear layer, and its number of inputs and outputs, by the id of its weight.
 
     The two matrices of an adapter are no calls of modules (policies/adapters/lora_layers.py); they meet the rows of
     their layer.
@@ -187,6 +188,7 @@ def _weight_bytes(planned: PlannedModel, of_weights: Mapping[int, tuple[_Leaf, i
     for matrix in count_weights(planned.adapted.model):
         if id(matrix.parameter) in of_weights:
             has_backward = of_weights[id(matrix.parameter)][0].has_backward
+            # Read in each pass; the gradient of a trained one is written once (True counts as 1).
             times = num_passes + matrix.parameter.requires_grad if has_backward else 1.0
             total += matrix.num_weights * size * times
     return total

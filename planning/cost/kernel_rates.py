@@ -1,6 +1,6 @@
-"""What kernels reach of a card's figures: one share for each kind of card and precision, the same for every run.
+"""The fraction of a card's figures that kernels reach: one for each kind of card and precision, the same for every run.
 
-The ceiling of a card is what the best matrix product reaches. Those of training reach less; how much less was measured
+The ceiling of a card is the rate of the best matrix product. Those of training reach less; how much less was measured
 on one H200 (torch 2.11, 21 and 22 November 2026) and is taken for all cards:
 
 - matrix products of Llama-3.1-8B's shapes, 2 x 4096 tokens: 704 TFLOP/s, 0.89 of that GPU's ceiling of 792.

@@ -21,8 +21,8 @@ _TREE_SECONDS = {"node": 28e-6, "network": 50e-6}
 def expected_speeds(hardware: Hardware, sharding_group_size: int | None = None) -> Speeds | None:
     """The speeds that such hardware has; None if a rate is not known.
 
-    They are as tools.doctor measured them, if it did. For other numbers of the same machines, or for groups other than
-    a node's ranks, the links count as fast as it found them.
+    They are those that tools.doctor measured, if it did. For other numbers of the same machines, or for groups other
+    than a node's ranks, links count with their measured rates.
 
     A ring over n ranks sends (n - 1) / n of a gathered or scattered tensor over each link, also over each node's to the
     next, and twice that of a tensor that is reduced on all ranks. A tree reduces the latency of all-reduce only.
@@ -46,14 +46,16 @@ def expected_speeds(hardware: Hardware, sharding_group_size: int | None = None) 
     inside, network = in_node or 0.0, to_others or 0.0
 
     def group(size: int, spanned: int, num_sharing: int = 1) -> GroupSpeeds:
-        """Of `size` ranks on `spanned` nodes, if so many groups share each node's link to the others."""
+        """Speeds of `size` ranks on `spanned` nodes, if `num_sharing` groups share each node's link to the others."""
         if size == 1:
             return GroupSpeeds(1, *[Speed(0.0, 0.0)] * 3)
         hops = (size - spanned) * _RING_SECONDS[link] + (spanned - 1) * _RING_SECONDS["network"]
         tree = (size / spanned - 1) * _TREE_SECONDS["node"] + math.log2(spanned) * _TREE_SECONDS["network"]
+        # A ring is as slow as its slowest link.
         per_link = max(inside if size > spanned else 0.0, num_sharing * network if spanned > 1 else 0.0)
         share = (size - 1) / size * per_link
         once = Speed(_BASE_SECONDS + hops, share)
+        # All-reduce sends each byte twice, and NCCL takes the ring or the tree, whichever starts sooner.
         return GroupSpeeds(size, once, once, Speed(_BASE_SECONDS + 2 * min(hops, tree), 2 * share))
 
     sharded = sharding_group_size or per_node
@@ -67,7 +69,7 @@ def expected_speeds(hardware: Hardware, sharding_group_size: int | None = None) 
 
 
 def seconds_per_link_byte(group: GroupSpeeds) -> float:
-    """Of the slowest link of a group, as a measured all-gather shows it."""
+    """Seconds per byte on the slowest link of a group, from a measured all-gather."""
     return group.all_gather.seconds_per_byte * group.size / (group.size - 1)
 
 

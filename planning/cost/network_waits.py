@@ -1,4 +1,4 @@
-"""What to say at the end of a run whose steps waited for the network: how long, how fast it was, what would help."""
+"""Lines for the end of a run whose steps waited for the network: how long, its rate, and the layout that would help."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from reporting.events import number
 from utils.units import GIB
 
 MUCH = 1 / 3
-"""The share of a step above which it is said that the step waits for the network."""
+"""Fraction of a step that must wait for the network before a line says so."""
 
 _WORTH_SAYING = 1.1  # how many times faster steps would be in another layout
 _ROOM_SHARE = 0.95  # of a device's memory that a layout may need to be called one that fits
@@ -32,17 +32,17 @@ _FLAGS = {
 
 @dataclass(frozen=True)
 class RunNetwork:
-    """What a run exchanges, and over what."""
+    """The traffic of a run's steps, and the hardware that carries it."""
 
     layout: Layout
     traffic: Traffic
     hardware: Hardware
 
     def lines(self, events: Sequence[Mapping[str, Any]], peaks_gib: Iterable[float]) -> list[str]:
-        """Lines to print; none if the network is not what steps waited for, or nothing was measured.
+        """Lines to print; none if steps did not wait for the network, or nothing was measured.
 
         Args:
-            events: the run's. Those of earlier sessions tell of other ranks, perhaps, and do not count.
+            events: the run's. Those of earlier sessions may be of other ranks, and do not count.
             peaks_gib: the most memory that each rank has had allocated.
         """
         starts = [place for place, event in enumerate(events) if event["event"] == "start"]
@@ -71,6 +71,7 @@ class RunNetwork:
         return median(self._total(event, "sent_gb") / self._total(event, "seconds") for event in seen)
 
     def _total(self, event: Mapping[str, Any], figure: str) -> float:
+        # Under HYBRID_SHARD over nodes, only the all-reduce of the copies leaves a node.
         kinds = ("all_reduce",) if self._is_hybrid else KINDS
         return float(sum(number(event.get(f"{kind}_{figure}")) or 0.0 for kind in kinds))
 
@@ -79,7 +80,7 @@ class RunNetwork:
         return self.layout.strategy == "HYBRID_SHARD" and self.hardware.nodes > 1
 
     def _advice(self, share: float, step: float, rate: float, *, held_gib: float, peak_gib: float) -> str:
-        """Which layout would communicate least, of those that fit, and what a step would take then.
+        """The layout that would communicate least, of those that fit, and the seconds of a step in it.
 
         Args:
             share: of a step's seconds, that it waits. step: its seconds. rate: GB/s that each rank sends.
@@ -94,7 +95,7 @@ class RunNetwork:
             if self._has_room(strategy, group_size, held_gib, peak_gib)
         }
         best = min(found, key=lambda strategy: found[strategy], default="")
-        # Computing is taken to hide as large a share of it as now.
+        # Assumed: computing hides the same fraction of communication as now.
         foreseen = step * (1 - share * (1 - found[best] / now)) if best and now else step
         if step < _WORTH_SAYING * foreseen:
             return (
@@ -115,7 +116,7 @@ class RunNetwork:
         return [(strategy, size) for strategy, size in sizes.items() if strategy != self.layout.strategy]
 
     def _seconds(self, strategy: str, group_size: int, rate: float) -> float:
-        """What a step communicates, hidden or not, if a node sends so many GB/s."""
+        """Seconds of communication in a step, hidden or not, if a node sends `rate` GB/s."""
         traffic = self.traffic
         if strategy == "NO_SHARD":
             traffic = replace(traffic, reduces_once=traffic.all_reduces_once)
@@ -127,7 +128,7 @@ class RunNetwork:
             sizes = world_size, group_size, world_size // group_size
             speeds: Speeds | None = Speeds(*(_group_speeds(size, rate) for size in sizes))
         else:
-            # What is not known of the links inside a node is counted as nothing: the network is slower.
+            # Links inside a node whose rate is not known count as infinitely fast: the network is slower.
             card = replace(hardware.card, peer_gb_per_second=hardware.card.peer_gb_per_second or math.inf)
             speeds = expected_speeds(replace(hardware, card=card, network_gbps=8 * rate), group_size)
         assert speeds is not None
@@ -136,6 +137,7 @@ class RunNetwork:
     def _has_room(self, strategy: str, group_size: int, held_gib: float, peak_gib: float) -> bool:
         """Whether a rank has memory for its share of a copy of the model, besides all else that it had at its peak."""
         layout = self.layout
+        # Offloaded weights are in host memory, of which these figures say nothing.
         if layout.cpu_offload:
             return False
         needed = peak_gib - held_gib + held_gib * layout.mesh_shape[1] / group_size
@@ -150,7 +152,7 @@ def _group_speeds(size: int, rate: float) -> GroupSpeeds:
 
 
 def _of_gloo(speeds: GroupSpeeds) -> GroupSpeeds:
-    """Gloo scatters what it has reduced on all ranks."""
+    """The same over gloo, whose reduce-scatter reduces on all ranks, each of which keeps its part."""
     return replace(speeds, reduce_scatter=speeds.all_reduce)
 
 

@@ -1,4 +1,4 @@
-"""Tokens, labels and attended pairs of a run's rows, for the time that a plan foresees."""
+"""Tokens, labels and attended pairs of a run's rows, for the planned time."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ _MAX_ROWS_DRAWN = 2**20  # in all: each takes some 100 bytes
 
 
 def mean_counts(counts: np.ndarray, num_rows: int) -> BatchCounts:
-    """Of a micro-batch of so many rows, on average."""
+    """The mean counts of a micro-batch of `num_rows` rows."""
     return BatchCounts(*map(round, counts.mean(axis=0) * num_rows))
 
 
 def slowest_counts(counts: np.ndarray, num_rows: int, world_size: int) -> BatchCounts:
-    """Of the largest of as many micro-batches as there are ranks: the others wait for it. Drawn at random.
+    """The mean counts of the slowest rank's micro-batch, which the others wait for; drawn at random.
 
     Micro-batches of very many rows hardly differ: their mean is taken.
     """
@@ -31,7 +31,7 @@ def slowest_counts(counts: np.ndarray, num_rows: int, world_size: int) -> BatchC
 
 
 def assumed_counts(rows: RowLengths) -> BatchCounts:
-    """Of a micro-batch if the data are not at hand: each row one sequence of the typical length, all of it learned."""
+    """The counts of a micro-batch if the data is not at hand: each row is one sequence of the typical length."""
     width, *targets = rows.typical
     num_rows = rows.rows
     if not targets:

@@ -1,4 +1,4 @@
-"""How long a run takes and what it costs: from FLOPs, memory traffic, communication and the hardware's rates."""
+"""The time and price of a run, from FLOPs, memory traffic, communication and the hardware's rates."""
 
 from __future__ import annotations
 
@@ -32,22 +32,22 @@ and memory bandwidth from computing. On four H200 (docs/performance.md), between
 FULL_SHARD were hidden, those of LoRA, too."""
 
 HOST_BYTES_PER_SECOND = 200e9
-"""Of a node's memory, for optimizers that step there. 13B's AdamW on the host of an H200 moved as much."""
+"""Rate of a node's memory, for optimizers that step there; 13B's AdamW on the host of an H200 reached it."""
 
 _HOST_LINK_SHARE = 0.76  # of a card's link to host memory, as of PCIe links between cards
 
 
 @dataclass(frozen=True)
 class StepParts:
-    """Seconds of an optimizer step, by what they are spent on. They add up to the step."""
+    """Seconds of an optimizer step, by kind of work. They add up to the step."""
 
     matrix_products: float
     attention: float
     other_kernels: float
-    host_launches: float  # what the device waits for the host to start kernels
+    host_launches: float  # the device waits for the host to start kernels
     optimizer: float
     host_transfers: float
-    communication: float  # that computing does not hide
+    communication: float  # not hidden by computing
 
     @property
     def total(self) -> float:
@@ -61,7 +61,7 @@ class StepParts:
 
 @dataclass(frozen=True)
 class TimePlan:
-    """Seconds, tokens and money. What depends on the number of rows is None if it is not known."""
+    """Seconds, tokens and money. Figures that depend on the number of rows are None if it is not known."""
 
     step: StepParts
     communication_seconds: float  # of a step, hidden or not
@@ -81,7 +81,7 @@ class TimePlan:
 
     @property
     def waits_for(self) -> str:
-        """What most of a step is spent on."""
+        """The kind of work that most of a step is spent on."""
         return self.step.largest
 
     def to_dict(self) -> dict[str, Any]:
@@ -125,6 +125,7 @@ def step_parts(
     matrix, attention, other = work.device_seconds(rates)
     copies = copied_bytes / rates.memory_bytes
     device = num_micro_batches * (matrix + attention + other) + copies
+    # Kernels are queued ahead, so starting them costs only the time that it takes beyond the device's work.
     waits = max(0.0, num_micro_batches * work.launch_seconds - device)
     hidden = hidden_share * min(device + waits, communication)
     return StepParts(
@@ -163,7 +164,7 @@ def plan_time(
         traffic: of another system that trains the same model; None: this tool's.
         speeds: as measured by tools.doctor; None: from the hardware's figures.
         hidden_share: 0 for a system that communicates after computing.
-        moved_bytes: of a micro-batch's activations, what waits in host memory.
+        moved_bytes: activations of a micro-batch that wait in host memory.
     """
     train, policies = planned.config.train_config, planned.resolved.policies
     batches, layout = planned.resolved.batches, policies.layout
@@ -176,6 +177,7 @@ def plan_time(
     assert rates is not None
     assert speeds is not None
     traffic = traffic or find_traffic(planned)
+    # Groups of one rank gather nothing: they only all-reduce, like DistributedDataParallel.
     strategy = "NO_SHARD" if layout.mesh_shape[1] == 1 else layout.strategy
     num_micro_batches = batches.gradient_accumulation_steps
     optimizer = optimizer_work(planned)
@@ -227,9 +229,9 @@ def _notes_on_experts(planned: PlannedModel) -> tuple[str, ...]:
 
 
 def _moving_seconds(planned: PlannedModel, computing: float, one_way: float) -> float:
-    """What a micro-batch waits for activations that go to host memory in forward and come back in backward.
+    """Seconds that a micro-batch waits for activations on their way to host memory and back.
 
-    They move while layers compute, so it waits for what takes longer than that.
+    They move while layers compute, so only copies that take longer than that are waited for.
 
     Args:
         computing: seconds of the micro-batch, forward and backward.
@@ -253,7 +255,9 @@ def _run_seconds(
     steps_per_epoch = batches.num_steps(num_rows)
     num_steps = resolve_num_steps(train, planned.config.tracking_config, steps_per_epoch)
     of_epoch = batches.num_micro_batches(batches.rows_of_epoch(num_rows)) / batches.gradient_accumulation_steps
+    # An epoch's last step may have fewer micro-batches, but its update is a whole one.
     training = of_epoch * (step.total - step.optimizer) + steps_per_epoch * step.optimizer
+    # One at the end of each epoch.
     num_evaluations = 1 + (steps_per_epoch // train.eval_every_steps if train.eval_every_steps else 0)
     seconds_per_epoch = training + num_evaluations * evaluation
     return steps_per_epoch, num_steps, seconds_per_epoch, seconds_per_epoch * num_steps / steps_per_epoch
@@ -280,7 +284,7 @@ def _compute_name(planned: PlannedModel) -> str:
 
 
 def _copied_bytes(planned: PlannedModel, traffic: Traffic) -> float:
-    """What `fully_shard` reads and writes in a step to put weights and gradients into buffers and out of them."""
+    """Bytes that `fully_shard` reads and writes in a step to copy weights and gradients to and from buffers."""
     layout = planned.resolved.policies.layout
     if layout.kind != "fully_shard":
         return 0.0

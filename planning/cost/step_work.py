@@ -1,11 +1,11 @@
-"""What one rank's device does for a micro-batch and for an optimizer step, from the shapes of the model alone.
+"""The work of one rank's device for a micro-batch and for an optimizer step, from the shapes of the model alone.
 
 Three figures were measured on one H200 (docs/performance.md: TinyLlama-1.1B and Llama-3.1-8B, with and without
 `--compile`; 13B at one row of 512 tokens; BART at one row) and are taken for all models and cards:
 
 - How often the inputs and outputs of a matrix product pass through memory outside of it, forward and backward.
-- What starting the kernels of a module takes the host. It decides if a micro-batch is small.
-- What gathering and freeing a sharding unit takes the host.
+- The host's time to start the kernels of a module. It decides if a micro-batch is small.
+- The host's time to gather and free a sharding unit.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ ROUNDING_BYTES = 5
 
 @dataclass(frozen=True)
 class MicroBatchWork:
-    """Of one rank for one micro-batch: forward and backward, or forward alone."""
+    """The work of one rank for one micro-batch: forward and backward, or forward alone."""
 
     matrix_flops: float
     attention_flops: float
@@ -47,8 +47,8 @@ class MicroBatchWork:
     float8_flops: float = 0.0  # of the matrix products, those in float8
 
     def device_seconds(self, rates: KernelRates) -> tuple[float, float, float]:
-        """Of matrix products, attention and all other kernels, at these rates."""
-        # A product with few rows takes as long as its weights take to be read.
+        """Seconds of matrix products, of attention and of all other kernels, at these rates."""
+        # A product with few rows takes as long as reading its weights.
         matrix = (self.matrix_flops - self.float8_flops) / rates.matrix_flops + self.float8_flops / rates.float8_flops
         matrix = max(matrix, self.weight_bytes / rates.memory_bytes)
         return matrix, self.attention_flops / rates.attention_flops, self.moved_bytes / rates.memory_bytes
@@ -56,7 +56,7 @@ class MicroBatchWork:
 
 @dataclass(frozen=True)
 class OptimizerWork:
-    """Of one rank for one optimizer step."""
+    """The work of one rank for one optimizer step."""
 
     device_bytes: float  # read and written in device memory
     host_bytes: float  # the same in host memory, if the optimizer steps there
@@ -96,7 +96,9 @@ def micro_batch_work(planned: PlannedModel, counts: BatchCounts, *, trains: bool
         return ROUNDING_BYTES * sides[id(matrix.parameter)] if id(matrix.parameter) in float8.computed else 0.0
 
     flops = total(flops_per_token if trains else lambda matrix: 2 * matrix.num_weights)
+    # The difference of the counts with and without pairs.
     attention = float(task.make_flops(model).count(counts)) - total(flops_per_token)
+    # Forward is a third of an attention's FLOPs (`tasks.flops.StepFlops`).
     attention *= 1 if trains else 1 / 3
     moved = total(lambda m: sides.get(id(m.parameter)) or _sides_of_shape(m.parameter.shape))
     weights = sum(
@@ -122,7 +124,7 @@ def passes(planned: PlannedModel) -> float:
 
 
 def thirds(num_passes: float) -> float:
-    """Of forward and backward together: forward alone is one, and backward two."""
+    """The passes in units of a third of forward and backward: forward is one, backward two, recomputing one more."""
     return num_passes if num_passes == 1 else num_passes + 1
 
 
@@ -149,7 +151,7 @@ def packed_bytes(planned: PlannedModel, num_passes: float) -> float:
 
 
 def launch_seconds(planned: PlannedModel, num_passes: float, num_forward_only: int = 0) -> float:
-    """What the host needs to start a micro-batch's kernels.
+    """Seconds that the host needs to start a micro-batch's kernels.
 
     Args:
         num_passes: 1 for forward alone, 2 with backward, 3 if all layers are computed again.
@@ -163,7 +165,7 @@ def launch_seconds(planned: PlannedModel, num_passes: float, num_forward_only: i
 
 
 def token_launch_seconds(planned: PlannedModel) -> float:
-    """What the host needs to start the kernels of one generated token: an encoder, or what sees, has run before."""
+    """Seconds that the host needs to start the kernels of one generated token: encoders have run before."""
     model, base, seconds = planned.adapted.model, planned.adapted.base, launch_seconds(planned, num_passes=1)
     if not (planned.resolved.model_config.is_encoder_decoder or planned.resolved.task.READS_IMAGES):
         return seconds
@@ -175,7 +177,7 @@ def _num_leaves(model: nn.Module) -> int:
 
 
 def optimizer_work(planned: PlannedModel) -> OptimizerWork:
-    """Of a step on this rank's part: gradients and weights are read, weights written, states read and written.
+    """The work of a step on this rank's part: gradients and weights are read, weights written, states read and written.
 
     The gradient norm reads gradients once more. Clipping reads and writes them; AdamW's fused kernel only writes them,
     and its compiled one does not.
@@ -191,14 +193,14 @@ def optimizer_work(planned: PlannedModel) -> OptimizerWork:
     norm = own * (1 + (clipping if train.gradient_clipping else 0))
     update = 3 * own + 2 * states
     if layout.cpu_offload:
-        return OptimizerWork(0.0, update + norm, 0.0)  # what its layers copy is counted with the layout's traffic
+        return OptimizerWork(0.0, update + norm, 0.0)  # copies of its layers are counted with the layout's traffic
     if fsdp.optimizer_cpu_offload:
         return OptimizerWork(norm, update, 2 * own)
     return OptimizerWork(update + norm, 0.0, 0.0)
 
 
 def _share_of_layers(planned: PlannedModel, *modes: str) -> float:
-    """The share of the repeated layers that are checkpointed so."""
+    """The fraction of the repeated layers that have one of these modes."""
     of_layers = [mode for _, mode in planned.empty.checkpointing.of_layers(planned.adapted.base)]
     return sum(mode in modes for mode in of_layers) / max(1, len(of_layers))
 

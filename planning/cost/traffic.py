@@ -1,4 +1,4 @@
-"""What a step of a run communicates in each layout, and how long that takes."""
+"""The traffic of a step in each layout, and its seconds."""
 
 from __future__ import annotations
 
@@ -41,6 +41,7 @@ def find_traffic(planned: PlannedModel) -> Traffic:
         return parameter.numel() * (1 if id(parameter) in in_float8 else _item_size(parameter, computed))
 
     all_bytes = sum(map(gathered, adapted.model.parameters()))
+    # A set: nested units share parameters with the units that hold them.
     units_bytes = sum(map(gathered, {p for unit in adapted.units for p in unit.parameters()}))
     # DistributedDataParallel reduces gradients as they are.
     is_ddp, reduced = policies.layout.kind == "ddp", precision.reduce_dtype.itemsize
@@ -74,7 +75,7 @@ def _item_size(parameter: Any, computed: torch.dtype | None) -> int:
 
 
 def seconds_per_step(layout: str, traffic: Traffic, speeds: Speeds) -> float:
-    """How long a step communicates, if computing hides nothing of it.
+    """Seconds of communication in a step, if computing hides none of them.
 
     Args:
         layout: of `LAYOUTS`; HYBRID_SHARD shards inside nodes.
@@ -83,10 +84,11 @@ def seconds_per_step(layout: str, traffic: Traffic, speeds: Speeds) -> float:
     if layout == "NO_SHARD":
         return num_reductions * speeds.world.all_reduce.seconds(traffic.gradient_bytes, traffic.num_trained_units)
     group = speeds.node if layout == "HYBRID_SHARD" else speeds.world
+    # Gathered for forward, and again for backward unless kept.
     times = 1 if layout == "SHARD_GRAD_OP" else 2
     gathered_bytes = times * traffic.units_bytes + traffic.root_bytes
     num_gathers = times * (traffic.num_units - 1) + 1
-    # SHARD_GRAD_OP keeps what it gathered for the first micro-batch.
+    # SHARD_GRAD_OP keeps the weights gathered for the first micro-batch.
     rounds = 1 if layout == "SHARD_GRAD_OP" else traffic.num_micro_batches
     total = rounds * group.all_gather.seconds(gathered_bytes, num_gathers)
     total += num_reductions * group.reduce_scatter.seconds(traffic.gradient_bytes, traffic.num_trained_units)

@@ -1,4 +1,4 @@
-"""How fast groups of ranks exchange tensors, and the file in which tools.doctor leaves what it measured."""
+"""How fast groups of ranks exchange tensors, and the file of measured speeds that tools.doctor writes."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ class Speed:
 
 @dataclass(frozen=True)
 class GroupSpeeds:
-    """Of the collectives of one kind of group. All groups of the kind work at once, as in a step."""
+    """The speeds of collectives in one kind of group. All groups of the kind work at once, as in a step."""
 
     size: int
     all_gather: Speed
@@ -68,6 +68,7 @@ def read_speeds(path: Path) -> Speeds:
 def _group(found: Any) -> GroupSpeeds:
     speeds = {name: Speed(**found[name]) for name in ("all_gather", "reduce_scatter", "all_reduce")}
     size, numbers = found["size"], [value for speed in speeds.values() for value in asdict(speed).values()]
+    # type() and not isinstance(): JSON's true is an int to Python.
     plain = all(type(number) in (int, float) and math.isfinite(number) and number >= 0 for number in numbers)
     if type(size) is not int or size < 1 or not plain:
         raise ValueError

@@ -1,4 +1,4 @@
-"""The ranks of a plan: what the run's functions are told of machines that need not be here."""
+"""The ranks of a plan, on machines that need not be here."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ def measured_speeds(planning: PlanningConfig) -> Speeds | None:
 
 
 def check_speeds(planning: PlanningConfig) -> None:
-    """Refuse a file of --network_speeds that holds none, before any data is read.
+    """Refuse a file of --network_speeds without speeds, before any data is read.
 
     Raises:
         ConfigError: with the reason.
@@ -73,12 +73,13 @@ def own_hardware(train: TrainConfig, planning: PlanningConfig, env: Environment)
         properties = torch.cuda.get_device_properties(env.device)
         capability = torch.cuda.get_device_capability(env.device)
         allowed = torch.cuda.get_per_process_memory_fraction(env.device) * properties.total_memory
-        # Such a limit is one of torch's allocator: the driver's own does not count against it.
+        # The fraction limits torch's allocator alone; the context comes on top of it.
         memory_gib = min(properties.total_memory / GIB, allowed / GIB + CONTEXT_GIB)
         known = find_card(properties.name)
         card = replace(known, memory_gib=memory_gib) if known else Card(properties.name, memory_gib)
         card = replace(card, compute_capability=capability)
     else:
+        # Ranks on CPUs share the host's memory.
         card = Card("CPU", host_bytes() / GIB / count, is_gpu=False)
     speeds = measured_speeds(planning)
     return Hardware(card, count, own_nodes(env), planning.network_gbps, planning.price_per_hour, speeds)

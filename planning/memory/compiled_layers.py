@@ -1,7 +1,7 @@
-"""What a compiled layer keeps for backward: less than the same layer not compiled.
+"""The tensors that a compiled layer keeps for backward: fewer than the same layer uncompiled.
 
-torch.compile's partitioner recomputes in backward what is cheap, chiefly elementwise operators between products, and
-keeps what products return, and what products read in backward (torch/_functorch/partitioners.py,
+torch.compile's partitioner recomputes cheap operators in backward, chiefly elementwise ones between products, and keeps
+the outputs of products, and their inputs that backward reads (torch/_functorch/partitioners.py,
 `min_cut_rematerialization_partition`). So of what autograd keeps of a layer, this keeps the outputs of products,
 attention and reductions, and such inputs of products as the gradient of another input is computed from; anything else
 is traced back to those that it is computed from. Random masks are drawn again from their seeds.
@@ -41,7 +41,7 @@ class CompiledLayer(TorchDispatchMode):
             existing: the layer's arguments, parameters and buffers, which are there anyway.
         """
         super().__init__()
-        self._made: dict[int, tuple[torch.Tensor, list[torch.Tensor]]] = {}  # by storage: the tensor, what it is of
+        self._made: dict[int, tuple[torch.Tensor, list[torch.Tensor]]] = {}  # by storage: a tensor, its inputs
         self._fixed: set[int] = set()  # storages that products read or return
         self._saved: list[torch.Tensor] = []
         self._existing = {_key(leaf) for leaf in tree_leaves(existing) if isinstance(leaf, torch.Tensor)}
@@ -66,6 +66,7 @@ class CompiledLayer(TorchDispatchMode):
                 continue
             seen.add(key)
             made, sources = self._made[key]
+            # Anything else is computed again from its inputs, which are kept instead.
             if key in self._fixed or not sources:
                 kept[key] = made
             else:
@@ -77,13 +78,16 @@ class CompiledLayer(TorchDispatchMode):
         inputs = [leaf for leaf in tree_leaves((args, kwargs)) if isinstance(leaf, torch.Tensor)]
         for leaf in tree_leaves(outputs):
             if isinstance(leaf, torch.Tensor):
+                # setdefault, since an operator in place returns its input, which keeps its origin.
                 self._made.setdefault(_key(leaf), (leaf, [source for source in inputs if _key(source) != _key(leaf)]))
                 if function in (*_PRODUCTS, *_REDUCTIONS):
                     self._fixed.add(_key(leaf))
         if function in _PRODUCTS and not _drops(function, args):
             for index, source in enumerate(inputs):
+                # The gradient of one factor needs the other.
                 if any(other.requires_grad for other in (*inputs[:index], *inputs[index + 1 :])):
                     self._fixed.add(_key(source))
+        # Random masks are not kept: they are drawn again from their seeds.
         if function is _aten.bernoulli_.float:
             self._existing.add(_key(outputs))
         if function is _aten.native_dropout.default:

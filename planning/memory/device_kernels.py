@@ -1,4 +1,4 @@
-"""What a GPU's kernels of attention, dropout and experts keep, for passes on the meta device, which lacks them."""
+"""A GPU's kernels of attention, dropout and experts, by the tensors they keep, for passes on the meta device."""
 
 from __future__ import annotations
 
@@ -34,8 +34,8 @@ def kernel_of(
 class KernelsOfCard(TorchFunctionMode):
     """Inside this context attention, dropout and experts on meta tensors keep what they keep on such a card.
 
-    Questions that models ask of values (`if mask.all()`) get one answer, because meta tensors have no values. What they
-    check of their inputs (`torch._check_tensor_all`, which asks for an `item`) holds.
+    Questions that models ask of values (`if mask.all()`) get one answer, because meta tensors have no values. Checks of
+    inputs (`torch._check_tensor_all`, which asks for an `item`) pass.
     """
 
     def __init__(self, capability: tuple[int, int], *, answer: bool) -> None:
@@ -155,7 +155,7 @@ def _(
 
 
 def _keep(ctx: Any, inputs: tuple[Any, ...], output: tuple[torch.Tensor, torch.Tensor]) -> None:
-    """What the flash and the memory-efficient kernel keep."""
+    """Save the tensors that the flash and the memory-efficient kernel save."""
     *tensors, ctx.is_causal = inputs
     ctx.save_for_backward(*tensors, *output)
 
@@ -167,6 +167,7 @@ def _backward(ctx: Any, grad: torch.Tensor, _: torch.Tensor) -> tuple[torch.Tens
     shape = (*query.shape[:2], *key.shape[2:]) if key.shape[1] != query.shape[1] else None
     expanded = [] if shape is None else [key.new_empty(shape), value.new_empty(shape)]
     grads = _fused_backward(query, key, value, ctx.is_causal)
+    # They live until the gradients are there, as in the kernels.
     del summed, expanded
     return *grads, torch.empty_like(bias) if bias is not None and ctx.needs_input_grad[3] else None, None
 

@@ -1,7 +1,7 @@
-"""What generation at evaluation (--eval_generate) needs besides the weights: counted on meta tensors.
+"""The memory of generation at evaluation (--eval_generate) besides the weights, counted on meta tensors.
 
-Two passes of the model's own code tell it: one over the prompts, and one for the last token of answers as long as they
-may be, with the cache of all before. So no formula per family of models is needed: shared key heads, windows, and the
+Two passes of the model's own code are counted: one over the prompts, and one for the last token of the longest answers,
+with the cache of all tokens before. So no formula per family of models is needed: shared key heads, windows, and the
 cache of the attention to an encoder come out as they are.
 """
 
@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
+from transformers import PreTrainedModel
 from transformers.modeling_outputs import BaseModelOutput
 
 from planning.machines.cards import Card
@@ -32,14 +33,14 @@ _HELD = {False: 1, True: 2}
 class GenerationBytes:
     """Bytes on one rank, besides the weights."""
 
-    cache: int  # keys and values of all tokens up to the last, and what an encoder has put out
-    peak: int  # the most that is there at once, the cache included
+    cache: int  # keys and values of all tokens up to the last, and an encoder's output
+    peak: int  # the most at once, the cache included
 
 
 def bytes_of_generation(planned: PlannedModel, card: Card, rows: RowLengths) -> GenerationBytes | None:
-    """Of one batch of answers, each as long as it may be; None for models of images, whose prompts are not known.
+    """The bytes of one batch of the longest answers; None for models of images, whose prompts are not known.
 
-    Prompts count as long as the longest row. The model is `policies.generating.generating`'s: it attends by masks.
+    Prompts count as long as the longest row. As in `policies.generating.generating`, the model attends by masks.
     """
     resolved, base = planned.resolved, planned.adapted.base
     train, precision = planned.config.train_config, resolved.policies.precision
@@ -62,6 +63,7 @@ def bytes_of_generation(planned: PlannedModel, card: Card, rows: RowLengths) -> 
                 cache, peak = _source_and_answer(base, live, rows, train.num_beams, train.max_new_tokens)
             else:
                 positions = num_positions(train, planned.config.prefix_config, resolved.model_config)
+                # Longer prompts leave too few positions for an answer, and are refused (evaluation/generation.py).
                 room = rows.widest_evaluated[0] if positions is None else positions - train.max_new_tokens
                 prompt = max(1, min(rows.widest_evaluated[0], room))
                 cache, peak = _prompt_and_answer(
@@ -74,22 +76,25 @@ def bytes_of_generation(planned: PlannedModel, card: Card, rows: RowLengths) -> 
 
 
 def _prompt_and_answer(
-    model: Any, live: LiveBytes, rows: int, beams: int, prompt: int, new_tokens: int
+    model: PreTrainedModel, live: LiveBytes, rows: int, beams: int, prompt: int, new_tokens: int
 ) -> tuple[int, int]:
-    """Bytes of the cache and at most, of a decoder."""
+    """Bytes of the cache, and the peak, of a decoder."""
     rows, length = rows * beams, prompt + new_tokens
     window = live.enter()
     model(input_ids=_ids(rows, prompt), attention_mask=_ids(rows, prompt), use_cache=True, logits_to_keep=1)
     at_prompt = window.peak
     whole = model(input_ids=_ids(rows, length - 1), attention_mask=_ids(rows, length - 1), use_cache=True)
     cache = whole.past_key_values
+    # Frees the logits of all positions, which generation never has.
     del whole
     window = live.enter()
     last = model(input_ids=_ids(rows, 1), attention_mask=_ids(rows, length), past_key_values=cache, use_cache=True)
     return _of_last(live, window.peak, last, beams, at_prompt)
 
 
-def _source_and_answer(model: Any, live: LiveBytes, rows: RowLengths, beams: int, new_tokens: int) -> tuple[int, int]:
+def _source_and_answer(
+    model: PreTrainedModel, live: LiveBytes, rows: RowLengths, beams: int, new_tokens: int
+) -> tuple[int, int]:
     """The same, of an encoder-decoder: its encoder sees each source once, its decoder once for each beam."""
     num_rows, (source, *_) = rows.eval_rows, rows.widest_evaluated
     window = live.enter()

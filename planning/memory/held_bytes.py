@@ -1,4 +1,4 @@
-"""What a rank holds of a model between steps, and what each unit adds while it is gathered, in bytes."""
+"""The bytes of a model that a rank holds between steps, and those that each unit adds while it is gathered."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ class Scheme:
     num_shards: int = 1  # ranks that share one copy of the model
     num_copies: int = 1  # copies of the model over all ranks
     reshards_after_forward: bool = True
-    compute_dtype: torch.dtype | None = None  # what gathered weights are cast to; None: they are not
+    compute_dtype: torch.dtype | None = None  # gathered weights are cast to it; None: they are not
     in_float8: frozenset[int] = frozenset()  # ids of parameters that are gathered in float8 instead
     reduce_dtype: torch.dtype = torch.float32
     num_micro_batches: int = 1

@@ -11,11 +11,11 @@ PROCESS_BYTES = int(1.5 * GIB)
 """Resident memory of a rank before it has a model: Python, torch with its CUDA libraries, transformers."""
 
 WORKER_BYTES = int(0.7 * GIB)
-"""Private memory of a data loading process that was forked: what it changes of the rank's pages, and its batches."""
+"""Private memory of a data loading process that was forked: pages of the rank that it writes to, and its batches."""
 
 
 def host_load_bytes(planned: PlannedModel) -> int:
-    """Of one rank while weights are read: one tensor at a time, whole, before its part goes to the device.
+    """Host memory of one rank while weights are read: one tensor at a time, whole, before its part goes to the device.
 
     With --fsdp_cpu_offload this rank's part of all stays.
     """
@@ -24,19 +24,19 @@ def host_load_bytes(planned: PlannedModel) -> int:
 
 
 def host_training_bytes(planned: PlannedModel, scheme: Scheme) -> int:
-    """Of one rank while it trains: with offloading also parameters, gradients and states."""
+    """Host memory of one rank while it trains: with offloading also parameters, gradients and states."""
     workers = planned.config.train_config.num_workers_dataloader * WORKER_BYTES
     return PROCESS_BYTES + workers + offloaded_bytes(planned, scheme)
 
 
 def offloaded_bytes(planned: PlannedModel, scheme: Scheme) -> int:
-    """What of one rank's parameters, gradients and states is in host memory while it trains."""
+    """Bytes of one rank's parameters, gradients and states that are in host memory while it trains."""
     grads = _trained(planned) // scheme.num_shards if scheme.grads_on_host else 0
     return _offloaded(planned) + grads + scheme.optimizer.on_host
 
 
 def checkpoint_bytes(planned: PlannedModel) -> int:
-    """Disk for one checkpoint of all ranks: what is trained, all weights unless an adapter is trained, and states."""
+    """Disk for one checkpoint of all ranks: states, and all weights, or those of the adapter if one is trained."""
     train, fsdp, model = planned.config.train_config, planned.config.fsdp_config, planned.adapted.model
     trained = [parameter for parameter in model.parameters() if parameter.requires_grad]
     kept = trained if train.use_peft else list(model.parameters())

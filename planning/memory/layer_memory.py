@@ -27,15 +27,15 @@ class LayerBytes:
     """The bytes of one layer, or of everything after the last layer."""
 
     kept: int  # bytes that forward adds and keeps, its output included, less an input that backward does not need
-    forward: int  # the most that forward adds
-    backward: int  # the most in backward beyond what was alive before forward, without gradients of parameters
+    forward: int  # peak of forward, beyond the bytes alive before it
+    backward: int  # peak of backward, beyond the bytes alive before forward, without gradients of parameters
     backward_with_grads: int  # the same, with the gradients of its own parameters as they come
     moved: int = 0  # activations in host memory until backward; not part of `kept`
-    on_host: int = 0  # what these take there
+    on_host: int = 0  # host memory that these take
 
 
 def pinned_bytes(size: int) -> int:
-    """What torch takes of the host for pinned memory: the next power of two (c10/core/CachingHostAllocator.h)."""
+    """Host memory that torch allocates for a pinned tensor: the next power of two (c10/core/CachingHostAllocator.h)."""
     return 1 << (size - 1).bit_length()
 
 
@@ -44,9 +44,9 @@ class PassBytes:
     """One forward and backward pass, in bytes."""
 
     layers: tuple[tuple[nn.Module, LayerBytes], ...]  # in the order of forward
-    between: int  # kept by what runs before and between the layers
+    between: int  # kept by operators before and between the layers
     loss: LayerBytes  # of everything after the last layer: norm, head and loss
-    embedding_backward: int  # the most after the first layer's backward, its gradients included
+    embedding_backward: int  # the peak after the first layer's backward, its gradients included
 
 
 @dataclass
@@ -59,7 +59,7 @@ class _Measured:
     backward: Window | None = None
     end: int = 0
     released: int = 0  # bytes of its input, if backward does not need it
-    compiled: int | None = None  # what it keeps if it is compiled
+    compiled: int | None = None  # bytes that it keeps if it is compiled
     moved: tuple[int, ...] = ()  # bytes of each storage that is moved to host memory
 
     def use(self) -> LayerBytes:
@@ -71,6 +71,7 @@ class _Measured:
         if self.compiled is None:
             use = LayerBytes(kept, forward, backward, with_grads)
         else:
+            # Backward begins with fewer bytes, so its peaks are lower by as much.
             less = kept - self.compiled
             use = LayerBytes(self.compiled, self.compiled, backward - less, with_grads - less)
         moved, on_host = sum(self.moved), sum(map(pinned_bytes, self.moved))
@@ -79,7 +80,7 @@ class _Measured:
 
 @dataclass
 class _Pass:
-    """What a pass has met so far."""
+    """The state of a pass."""
 
     live: LiveBytes
     compiled: bool
@@ -110,8 +111,8 @@ def measure_pass(
         run: computes the loss.
         inputs: the tensors of the micro-batch.
         trains: False: the forward pass of an evaluation, which keeps nothing.
-        compiled: count what layers keep if they are compiled (compiled_layers.py); they run uncompiled here.
-        offloads: what layers keep is moved to host memory (policies/activations/offloading.py).
+        compiled: count the tensors that compiled layers keep (compiled_layers.py); they run uncompiled here.
+        offloads: saved tensors are moved to host memory (policies/activations/offloading.py).
     """
     parameters = list(model.parameters())
     live = LiveBytes([*parameters, *model.buffers(), *inputs])
@@ -135,6 +136,7 @@ def measure_pass(
 
 def _collect(state: _Pass, forward: Window, backward: Window, kept_at_loss: int) -> PassBytes:
     uses = {kind: measured.use() for kind, measured in state.kinds.items()}
+    # Only the first layer of each kind ran, and kept something.
     between = state.last - sum(found.end - found.start - found.released for found in state.kinds.values())
     loss = LayerBytes(
         kept=kept_at_loss - state.last,
@@ -177,16 +179,19 @@ def _forward(own: Callable[..., Any], state: _Pass) -> Callable[..., Any]:
         if kind in state.kinds:
             outputs = _stand_in(args, kwargs, state.kinds[kind].outputs)
             state.last = live.live - (0 if hidden is None else live.size_of(hidden))
+            # Whatever follows is the loss, unless another layer is called.
             state.loss = live.enter()
             return outputs
         window = live.enter()
         measured = state.kinds[kind] = _Measured(live.live, window, None)
+        # The first layer whose input gets a gradient is the last one in backward; embeddings come after it.
         if hidden is not None and hidden.requires_grad and not state.has_backward:
             hidden.register_hook(lambda grad: _leave_backward(state))
         if state.compiled:
             followed, outputs = _follow(layer, own, args, kwargs)
             measured.compiled = sum(followed.values())
             if state.offloads:
+                # A layer moves its input. Its output is the next layer's input, and moves with that.
                 for leaf in tree_leaves(outputs):
                     followed.pop(key_of(leaf) if isinstance(leaf, torch.Tensor) else 0, None)
                 of_input = 0 if hidden is None else live.size_of(hidden)
@@ -200,9 +205,10 @@ def _forward(own: Callable[..., Any], state: _Pass) -> Callable[..., Any]:
                 moved = [t for t in saved.tensors if is_movable(t, t.device) and key_of(t) not in shared]
                 measured.moved = tuple({key_of(t): size for t in moved if (size := live.size_of(t))}.values())
             measured.released = 0 if hidden is None or saved.has(hidden) else live.size_of(hidden)
-            saved.tensors.clear()  # autograd holds the hook, and so would they be held
+            saved.tensors.clear()  # autograd holds the hook, which would keep them alive
         measured.end = live.live
         state.last = live.live - measured.released
+        # Shapes alone, or the outputs' graph would live as long as the pass.
         measured.outputs = tree_map_only(torch.Tensor, _shape_of, outputs)
         output = next(leaf for leaf in tree_leaves(outputs) if isinstance(leaf, torch.Tensor))
         if output.requires_grad:
@@ -215,7 +221,7 @@ def _forward(own: Callable[..., Any], state: _Pass) -> Callable[..., Any]:
 
 
 class _Saved:
-    """The tensors that autograd keeps. What is done with them ends with the layer's forward."""
+    """The tensors that autograd saved in a layer's forward."""
 
     def __init__(self) -> None:
         self.tensors: list[torch.Tensor] = []
@@ -251,9 +257,10 @@ def _hidden(args: Any, kwargs: Any) -> torch.Tensor | None:
 
 
 def _kind(layer: nn.Module, args: Any, kwargs: Any) -> Any:
-    """What decides how many bytes a layer keeps. Layers of one kind are alike.
+    """A key that is equal for layers that keep equally many bytes.
 
-    Words and switches tell them apart, too: one has a sliding window, one leaves its keys to later layers (Gemma 4).
+    Strings and booleans of modules are part of it: one layer has a sliding window, one leaves its keys to later layers
+    (Gemma 4).
     """
     tensors = [leaf for leaf in tree_leaves((args, kwargs)) if isinstance(leaf, torch.Tensor)]
     settings = (item for module in layer.modules() for item in vars(module).items())
@@ -267,7 +274,7 @@ def _kind(layer: nn.Module, args: Any, kwargs: Any) -> Any:
 
 @dataclass(frozen=True)
 class _Shape:
-    """What is remembered of a tensor."""
+    """A tensor without its values and its graph."""
 
     shape: torch.Size
     dtype: torch.dtype

@@ -1,7 +1,7 @@
 """Counts the bytes of tensors that are alive while code runs on the meta device, where tensors have shapes only.
 
-Autograd keeps the same tensors there as on a GPU, so a forward and a backward pass on meta tensors tell what a GPU
-would hold. Kernels of attention are the exception: the meta device has none of them (`planning.memory.device_kernels`).
+Autograd keeps the same tensors there as on a GPU, so a forward and a backward pass on meta tensors give the memory of a
+GPU. Kernels of attention are the exception: the meta device has none of them (`planning.memory.device_kernels`).
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ class Window:
     start: int = 0  # alive when it began
     end: int = 0  # alive when it ended
     peak: int = 0  # most alive meanwhile, without gradients of parameters
-    peak_with_grads: int = 0  # the same, with those that came in this window
+    peak_with_grads: int = 0  # the same, with the gradients that came in this window
 
 
 class LiveBytes(TorchDispatchMode):
@@ -73,6 +73,7 @@ class LiveBytes(TorchDispatchMode):
     def _count(self, tensor: torch.Tensor) -> None:
         storage = tensor.untyped_storage()
         key = storage._cdata
+        # A view shares its storage, which is counted once.
         if key in self._sizes or key in self._existing:
             return
         size = storage.nbytes()
@@ -81,6 +82,7 @@ class LiveBytes(TorchDispatchMode):
             if key in self._sizes:
                 self.live -= self._sizes.pop(key)[0]
 
+        # torch keeps one Python object for a storage as long as the storage lives, so the callback tells its end.
         self._sizes[key] = (size, weakref.ref(storage, freed))
         self.live += size
         self.window.peak = max(self.window.peak, self.live)

@@ -1,4 +1,4 @@
-"""What a plan says of a run's memory: per rank, part by part and phase by phase, and whether it fits.
+"""The planned memory of a run: per rank, part by part and phase by phase, and whether it fits.
 
 `planning.memory.run_memory` makes it.
 """
@@ -26,20 +26,20 @@ Verdict = Literal["fits", "tight", "does_not_fit"]
 
 
 def verdict_of(margin_gib: float, capacity_gib: float) -> Verdict:
-    """What a plan says if so much stays free of what there is."""
+    """The verdict if `margin_gib` stays free of `capacity_gib`."""
     if margin_gib < 0:
         return "does_not_fit"
     return "tight" if margin_gib < TIGHT_SHARE * capacity_gib else "fits"
 
 
 def verdict_in_room(peak_gib: float, room_gib: float) -> Verdict:
-    """The verdict if torch's allocator may reserve so much: the rest of the device's needs is not part of the room."""
+    """The verdict if torch's allocator may reserve `room_gib`, which contains nothing else that the device holds."""
     return verdict_of(room_gib - (1 + ROUNDED_UP) * peak_gib, room_gib)
 
 
 @dataclass(frozen=True)
 class Parts:
-    """What torch's allocator holds at one moment on one rank, by owner, in GiB."""
+    """The memory that torch's allocator holds at one moment on one rank, by owner, in GiB."""
 
     params: float = 0.0  # this rank's part of them as they are stored, with buffers and scales of quantized weights
     grads: float = 0.0  # as they wait for the optimizer, and whole ones while micro-batches accumulate unsharded
@@ -61,7 +61,7 @@ PARTS = tuple(field.name for field in fields(Parts))
 class MemoryPlan:
     """The memory of the fullest rank, in GiB (2^30 bytes).
 
-    `peak_gib` is what torch.cuda.max_memory_allocated would say. The device must hold `overhead_gib` besides.
+    `peak_gib` is the value of torch.cuda.max_memory_allocated. The device must hold `overhead_gib` besides.
 
     Verdicts compare `peak_gib + overhead_gib` with the capacity: above it a run does not fit. If less than TIGHT_SHARE
     of the capacity is left it is tight: an error of the plan, or fragmentation, may use that up. Otherwise it fits.
@@ -69,13 +69,13 @@ class MemoryPlan:
 
     phases: Mapping[str, Parts]  # the fullest moment of each of PHASES that the run has
     after_forward_gib: float  # allocated after the first micro-batch's forward of a step, states being there already
-    overhead_gib: float  # context, collectives' own buffers, what the allocator rounds up; on a CPU what is offloaded
+    overhead_gib: float  # context, collectives' own buffers, rounding of the allocator; on a CPU offloaded tensors
     capacity_gib: float  # of the device, as its driver gives it
     host_load_gib: float  # host memory of this rank at most while it loads; page cache not counted
     host_training_gib: float  # host memory of this rank at most while it trains
     checkpoint_gib: float  # disk for one checkpoint, all ranks together
-    moved_gib: float = 0.0  # of a micro-batch's activations, what waits in host memory
-    notes: tuple[str, ...] = ()  # what the plan assumes, or could not foresee: lines to print
+    moved_gib: float = 0.0  # activations of a micro-batch that wait in host memory
+    notes: tuple[str, ...] = ()  # lines to print: assumptions of the plan, and memory that it leaves out
 
     @property
     def peak_phase(self) -> str:

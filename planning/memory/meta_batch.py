@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 from resolving.resolved import Resolved
+from tasks.task import MicroBatch
 
 
 def meta_batch(
     resolved: Resolved, rows: int, widths: tuple[int, ...], *, label_share: float, packed: bool, by_offsets: bool
-) -> Any:
+) -> MicroBatch:
     """A micro-batch of the run's task; see `tasks.task.Task.meta_batch`, also for what is raised."""
     return resolved.task.meta_batch(
         resolved.model_config,

@@ -1,10 +1,9 @@
-"""A pass of a planned model over a micro-batch on the meta device: prepared once for all who count what it does."""
+"""A pass of a planned model over a micro-batch on the meta device, prepared once for memory and for work."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext
-from typing import Any
 
 import torch
 from torch import nn
@@ -15,6 +14,7 @@ from planning.memory.meta_batch import meta_batch
 from planning.memory.row_lengths import RowLengths
 from planning.model.planned_model import PlannedModel
 from policies.attention.choice import BY_OFFSETS
+from tasks.task import MicroBatch
 
 DEFAULT_CAPABILITY = (8, 0)
 """Of a card that only has a size: all of the last five years have flash attention."""
@@ -23,11 +23,11 @@ DEFAULT_CAPABILITY = (8, 0)
 @contextmanager
 def pass_on_meta(
     planned: PlannedModel, card: Card, num_rows: int, widths: tuple[int, ...], rows: RowLengths, *, trains: bool
-) -> Iterator[tuple[Any, Callable[[], torch.Tensor]]]:
+) -> Iterator[tuple[MicroBatch, Callable[[], torch.Tensor]]]:
     """A context with a micro-batch of this shape and a function that computes its loss, as on such a card.
 
     Args:
-        rows: the run's, for what a shape does not say.
+        rows: the run's: its share of label tokens, and whether rows are packed.
         trains: False: as in an evaluation.
     """
     resolved, model = planned.resolved, planned.adapted.model

@@ -51,8 +51,8 @@ def rows_of_run(
     Packed rows are full. Padded ones are as wide as the longest of their micro-batch.
 
     Args:
-        lengths: tokens of each row of the data, and of each target if targets are apart, if the data is at hand.
-            Else only the limits are known, and lengths count as spread evenly up to them.
+        lengths: tokens of each row of the data, and of each target if targets are apart. None: the data is not at
+            hand; lengths count as spread evenly up to their limits.
         eval_lengths: the same of the rows of an evaluation; None: as long as those of training.
         is_start: the lengths are of the first rows alone, as of a stream; later rows may be longer.
     """
@@ -116,10 +116,11 @@ def padded_widths(lengths: Sequence[np.ndarray], widths: Sequence[PaddedWidth]) 
 
 
 def mean_widths(lengths: Sequence[np.ndarray], widths: Sequence[PaddedWidth], rows: int) -> tuple[int, ...]:
-    """The mean widths of micro-batches of so many rows, drawn at random: the mean of the longest of them."""
+    """The mean widths of micro-batches of `rows` rows drawn at random: the expected length of the longest of them."""
     found = []
     for width, of in zip(widths, lengths, strict=True):
-        below = np.arange(len(of) + 1) / len(of)  # the share of rows up to each place
+        # The i-th shortest of n rows is a micro-batch's longest with probability (i / n)^rows - ((i - 1) / n)^rows.
+        below = np.arange(len(of) + 1) / len(of)
         found.append(int(np.sum(width.of(np.sort(of)) * np.diff(below**rows))))
     return tuple(found)
 

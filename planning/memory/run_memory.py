@@ -1,15 +1,14 @@
 """The memory plan of a run: bytes per rank, phase by phase, from shapes alone.
 
 The bytes that one layer keeps and needs are counted on meta tensors (layer_memory.py); a walk through the step adds up
-what all layers, the layout and the optimizer hold (step_memory.py). So a plan costs one pass over a layer of each kind,
-also with packed weights, and for cards of other kinds than this machine's.
+the bytes of all layers, the layout and the optimizer (step_memory.py). So a plan costs one pass over a layer of each
+kind, also with packed weights, and for cards of other kinds than this machine's.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
 
 import torch
 from torch import nn
@@ -29,6 +28,7 @@ from planning.model.float8_weights import float8_weights
 from planning.model.planned_model import PlannedModel, with_checkpointing
 from policies.activations.checkpointing import Checkpointing
 from policies.wrapping import find_layers
+from tasks.task import MicroBatch
 from utils.units import GIB
 
 
@@ -49,7 +49,7 @@ def plan_memory(planned: PlannedModel, card: Card, rows: RowLengths) -> MemoryPl
 
 @dataclass(frozen=True)
 class RunBytes:
-    """What layers keep and need in the kinds of micro-batches that a run has."""
+    """The bytes that layers keep and need in each kind of micro-batch of a run."""
 
     widest: PassBytes
     typical: PassBytes
@@ -58,7 +58,7 @@ class RunBytes:
 
 
 def bytes_of_run(planned: PlannedModel, card: Card, rows: RowLengths) -> RunBytes:
-    """Of a run whose layers are all checkpointed alike.
+    """The bytes of a run whose layers are all checkpointed alike.
 
     Raises:
         ConfigError: if the inputs of such a model are not known before data is read.
@@ -75,10 +75,10 @@ def bytes_of_run(planned: PlannedModel, card: Card, rows: RowLengths) -> RunByte
 
 
 def mixed_bytes(planned: PlannedModel, alike: Mapping[str, RunBytes]) -> RunBytes:
-    """Of this run, whose layers have different modes.
+    """The bytes of this run, whose layers have different modes.
 
     Args:
-        alike: by mode, the bytes of this very model with all layers in that mode.
+        alike: by mode, the bytes of the same model with all layers in that mode.
     """
     checkpointing = planned.empty.checkpointing
     mode_of = {id(layer): mode for layer, mode in checkpointing.of_layers(planned.adapted.base)}
@@ -108,7 +108,7 @@ def memory_of(planned: PlannedModel, card: Card, run: RunBytes) -> MemoryPlan:
         peaks["generation"] = memory.generation(run.generation, int(card.memory_gib * GIB - besides))
     phases = {phase: peak.in_gib() for phase, peak in peaks.items()}
     overhead = overhead_gib(max(parts.total for parts in phases.values()), planned.env.world_size)
-    if not card.is_gpu:  # the host itself: what is offloaded stays in the same memory
+    if not card.is_gpu:  # the device is the host: offloaded tensors stay in the same memory
         overhead += (offloaded_bytes(planned, scheme) + on_host) / GIB
     return MemoryPlan(
         phases=phases,
@@ -124,12 +124,12 @@ def memory_of(planned: PlannedModel, card: Card, run: RunBytes) -> MemoryPlan:
 
 
 def overhead_gib(peak_gib: float, world_size: int) -> float:
-    """What a device holds besides the tensors of one rank."""
+    """Memory that a device holds besides the tensors of one rank."""
     return CONTEXT_GIB + (COLLECTIVES_GIB if world_size > 1 else 0.0) + ROUNDED_UP * peak_gib
 
 
 def scheme_of(planned: PlannedModel) -> Scheme:
-    """How a run of ours holds its parameters."""
+    """How this run holds its parameters."""
     precision, layout = planned.resolved.policies.precision, planned.resolved.policies.layout
     train, fsdp = planned.config.train_config, planned.config.fsdp_config
     num_shards = layout.mesh_shape[1] if layout.kind == "fully_shard" else 1
@@ -153,7 +153,7 @@ def scheme_of(planned: PlannedModel) -> Scheme:
 def bytes_of_pass(
     planned: PlannedModel, card: Card, num_rows: int, widths: tuple[int, ...], rows: RowLengths, *, trains: bool = True
 ) -> PassBytes:
-    """What the layers of a run keep for one micro-batch of this shape."""
+    """The bytes that the layers of a run keep for one micro-batch of this shape."""
     model, train = planned.adapted.model, planned.config.train_config
     with pass_on_meta(planned, card, num_rows, widths, rows, trains=trains) as (batch, loss):
         return measure_pass(
@@ -173,7 +173,7 @@ def outermost(layers: Sequence[nn.Module]) -> list[nn.Module]:
     return [layer for layer in layers if id(layer) not in inside]
 
 
-def _tensors(batch: Any) -> Iterator[torch.Tensor]:
+def _tensors(batch: MicroBatch) -> Iterator[torch.Tensor]:
     for value in vars(batch).values():
         yield from value.values() if isinstance(value, dict) else [value] if torch.is_tensor(value) else []
 

@@ -45,11 +45,11 @@ def unit_bytes(
     compute_dtype: torch.dtype | None,
     in_float8: frozenset[int] = frozenset(),
 ) -> UnitBytes:
-    """Of one unit.
+    """The bytes of one unit.
 
     Args:
         num_shards: ranks that share it out, by rows (`fully_shard`); the first rank has the most.
-        compute_dtype: what weights are cast to when they are gathered; None: they are not.
+        compute_dtype: weights are cast to it when they are gathered; None: they are not.
         in_float8: ids of those that are gathered in float8 instead; their gradients are not.
     """
     stored = whole = grads = whole_grads = stored_grads = num_trained = 0

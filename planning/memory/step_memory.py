@@ -57,8 +57,7 @@ class Bytes:
 class StepMemory:
     """A rank's memory in each pass of a run.
 
-    Each method walks through its pass from the same beginning, what the rank holds between steps, so they can be called
-    in any order.
+    Each method begins its walk with the memory held between steps, so they can be called in any order.
     """
 
     def __init__(self, model: nn.Module, units: Sequence[nn.Module], scheme: Scheme) -> None:
@@ -111,7 +110,7 @@ class StepMemory:
         (`policies.generating`).
 
         Args:
-            free_bytes: of the device, less what it holds besides tensors.
+            free_bytes: memory of the device that tensors may take.
         """
         held, walk = self._held, _Walk(self._held)
         unsharded = communication = 0
@@ -148,14 +147,14 @@ class _Walk:
         self._begin()
 
     def _begin(self) -> None:
-        """Go back to what is there between steps."""
+        """Go back to the memory held between steps."""
         scheme, grads = self.scheme, self.held.grads
         self.now = Bytes(params=self.held.params, optimizer=scheme.optimizer.states)
         if scheme.kind == "ddp" and scheme.bucket_views:
             self.now.grads = grads
         elif scheme.kind == "ddp":
             self.now.communication = grads
-        self.grads_wait = scheme.kind == "ddp" and scheme.bucket_views  # no backward makes them anew
+        self.grads_wait = scheme.kind == "ddp" and scheme.bucket_views  # backward makes no new ones
         self._keeps_weights = False  # gathered ones, after backward
 
     def micro_batches(self, use: PassBytes) -> None:
@@ -195,6 +194,7 @@ class _Walk:
         for layer, of_layer in use.layers:
             whole = sum(unit.whole for unit in held.units_of(layer) if id(unit) not in seen)
             now.unsharded += whole
+            # The last buffer stays until the next unit's has arrived; a layer gathered before needs none.
             buffer = held.buffer(whole) or buffer
             self.note("forward", temporaries=of_layer.forward + leaving, communication=buffer)
             now.activations += of_layer.kept
@@ -211,6 +211,7 @@ class _Walk:
         now, scheme, held = self.now, self.scheme, self.held
         reduced, communication = 0, now.communication
         comes = not self.grads_wait and not scheme.grads_on_host  # whether backward adds gradients that stay
+        # While the loss has its backward, the last layer is gathered already.
         self._backward_of(use.loss, communication=held.prefetched(use, len(use.layers)))
         now.activations -= use.layers[-1][1].moved if use.layers else 0  # it counts with its layer's backward
         if scheme.shards:
@@ -218,6 +219,7 @@ class _Walk:
         elif comes:  # those of the head; the embedding's come last
             outside = held.grads - sum(map(_grad_bytes, _distinct(use)))
             now.grads += outside - min(outside, use.embedding_backward)
+        # Some models call a layer several times: its gradients are complete after the backward of its first call.
         left = {id(layer): sum(layer is other for other, _ in use.layers) for layer, _ in use.layers}
         for index in range(len(use.layers) - 1, -1, -1):
             layer, of_layer = use.layers[index]
@@ -248,7 +250,7 @@ class _Walk:
         now.communication = communication
 
     def _backward_of(self, use: LayerBytes, communication: int, arriving: int = 0) -> None:
-        """The fullest moment of one layer's backward, or the loss's; then what it kept is gone.
+        """The fullest moment of one layer's backward, or the loss's; then its activations are freed.
 
         Args:
             arriving: of the layer before, on its way back from host memory.
@@ -282,7 +284,8 @@ class _Walk:
         if self.scheme.num_micro_batches > 1 and self.scheme.accumulates_unsharded:
             now.unsharded -= size
         is_cast = unit.stored_grads != size
-        if is_cast and (self.grads_wait or self.scheme.grads_on_host):  # what is added, or copied, is one tensor more
+        # A cast gradient is a tensor of its own until it was added to the one that waits, or copied to the host.
+        if is_cast and (self.grads_wait or self.scheme.grads_on_host):
             num_bytes = buffer + size + size // max(1, self.scheme.num_shards)
             self.note("backward", temporaries=unit.grads, communication=num_bytes)
         if not self.grads_wait and not self.scheme.grads_on_host:

@@ -1,4 +1,4 @@
-"""What the compiled cross-entropy holds of a chunk of logits: these, and their gradient.
+"""The memory of the compiled cross-entropy: a chunk of logits, and their gradient.
 
 Uncompiled, it holds copies in fp32: 10 bytes for each logit in bf16 while it computes, and 12 in its backward pass.
 Compiled, it reads logits and writes their gradient in their own dtype, once each: 2 and 4 bytes.
@@ -13,7 +13,7 @@ from torch.autograd.function import once_differentiable
 
 
 def compiled_cross_entropy(logits: torch.Tensor, targets: torch.Tensor, label_smoothing: float = 0.0) -> torch.Tensor:
-    """`policies.loss.summed_loss.summed_cross_entropy` on the meta device, holding what it holds compiled: fp32 scalar.
+    """`policies.loss.summed_loss.summed_cross_entropy` on the meta device, as large as compiled: fp32 scalar.
 
     Args:
         logits: [tokens, vocab].

@@ -17,7 +17,7 @@ from resolving.resolved import Resolved
 
 @dataclass(frozen=True)
 class PlannedModel:
-    """What a run on this hardware would shard and fill. Nothing of it is in memory, apart from buffers."""
+    """The model that a run on this hardware would shard and fill. Only its buffers take memory."""
 
     config: RunConfig  # with the defaults that depend on the task
     resolved: Resolved
@@ -75,6 +75,6 @@ def build_planned_model(
 
 
 def with_checkpointing(planned: PlannedModel, checkpointing: Checkpointing) -> PlannedModel:
-    """The same model, its layers checkpointed otherwise. It has the same modules, so use the last one returned only."""
+    """The same model with other checkpointing. They share their modules, so only the last one returned may be used."""
     apply_activation_checkpointing(planned.adapted.base, checkpointing)
     return replace(planned, empty=replace(planned.empty, checkpointing=checkpointing))

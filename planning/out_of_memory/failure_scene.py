@@ -51,7 +51,7 @@ class FailedLayer:
 
 
 def stack_of(error: BaseException) -> list[FrameType]:
-    """The frames that the error, or one that it came from, passed through; the outermost first."""
+    """The frames of the error's traceback and of its causes' tracebacks, the outermost first."""
     frames = []
     for cause in causes(error):
         trace = cause.__traceback__
@@ -65,11 +65,12 @@ def phase_of(frames: Iterable[FrameType], activity: str, mark: str) -> str:
     """Which of PHASES it was.
 
     Args:
-        activity: what the main thread did (`supervision.main_thread.Position`).
+        activity: of the main thread (`supervision.main_thread.Position`).
         mark: the last of `reporting.memory_ledger.PHASES` that the step had reached; "" at its start.
     """
     if activity != "training":
         return _OF_ACTIVITY[activity]
+    # This module of torch runs the engine, so whoever is further down the stack was called by backward.
     by_autograd = any(frame.f_globals.get("__name__") == "torch.autograd.graph" for frame in frames)
     # Forward has the head's gradients, too. What checkpointing computes again is inside of backward.
     if by_autograd and not any(frame.f_code is loss_with_gradients.__code__ for frame in frames):

@@ -1,4 +1,4 @@
-"""The account of a run whose memory ran out: what held it, what had been planned, and what to type next."""
+"""The account of a run whose memory ran out: its parts, the plan, and commands that need less."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from utils.memory_errors import AllocatorFigures
 from utils.units import GIB, readable
 
 PARTS = ("params", "grads", "optimizer", "activations", "other")
-"""What the allocated memory is split into, as in a `memory` event."""
+"""The parts of allocated memory, as in a `memory` event."""
 
 NUM_LARGEST = 3
 _IN_WORDS = {
@@ -49,7 +49,7 @@ class Suggestion:
 
 @dataclass(frozen=True)
 class MemoryAccount:
-    """What one rank knows of the moment when its memory ran out. Sizes in bytes."""
+    """One rank's facts about the moment when its memory ran out. Sizes in bytes."""
 
     whose: str  # "device" or "host"
     rank: int
@@ -69,7 +69,7 @@ class MemoryAccount:
 
     @property
     def is_fragmented(self) -> bool:
-        """Whether what was asked for would have fitted into memory that the allocator holds in pieces too small."""
+        """Whether the requested bytes were free in the allocator's cache, but in smaller pieces."""
         asked, unused = self.figures.asked, self.figures.unused
         return asked is not None and unused is not None and 0 < asked <= unused
 
@@ -148,7 +148,7 @@ class MemoryAccount:
         text += f"at most {readable(self.plan['peak_gib'] * GIB)} ({self.plan['peak_phase']})"
         if (room := self.figures.room) is None:
             return text
-        # The plan was made with what the device had free when the run began.
+        # The plan knew the device's free memory at the start of the run; `room` is that of now.
         verdict = verdict_in_room(self.plan["peak_gib"], room / GIB)
         return f"{text}, of {readable(room)} that torch may take: {verdict.replace('_', ' ')}"
 
@@ -183,7 +183,7 @@ class MemoryAccount:
 
 
 def suggestion_lines(suggestions: Sequence[Suggestion]) -> list[str]:
-    """What to type next, for people."""
+    """The suggested commands, for people."""
     lines = ["what needs less, the cheapest first:"] if suggestions else []
     if suggestions and all(suggestion.change.fits is False for suggestion in suggestions):
         lines = ["no change that was planned fits; what needs the least:"]

@@ -21,7 +21,7 @@ from utils.units import GIB
 
 @dataclass(frozen=True)
 class PredictedRun:
-    """What a plan says of a run (`planning.alternatives.less_memory.Predicted`)."""
+    """The plan of a run as `planning.alternatives.less_memory.Predicted`."""
 
     plan: Plan
 
@@ -47,13 +47,13 @@ def plans_for(
     checkpointing: Checkpointing | None = None,
     resumed_size: int | None = None,
 ) -> Plans | None:
-    """Plans runs on these ranks' devices; None if the error did not say what the device holds.
+    """Plans runs on these ranks' devices; None if the error did not tell how full the device was.
 
     Args:
         phase: the one that memory ran out in.
-        batch: the one that did not fit: every row counts as long as its longest, with as large a
-            share of label tokens as the batch had.
-        checkpointing: of the run that failed. Runs with other flags choose anew, if they are to.
+        batch: the one that did not fit: every row counts as long as its longest, with the batch's fraction of label
+            tokens.
+        checkpointing: of the run that failed. Runs with other flags may choose anew.
         resumed_size: rows of the global batch of the checkpoint that the run went on from, and will again.
     """
     if figures.room is None or figures.allocated is None:
@@ -64,11 +64,12 @@ def plans_for(
         if batch.num_label_tokens is not None and batch.targets_width is None:
             label_share = batch.num_label_tokens / (batch.rows * batch.longest_row)
         widths = (batch.longest_row, *([] if batch.targets_width is None else [batch.targets_width]))
-        # A micro-batch of training has as many rows as the data gave it; that of an evaluation does not tell.
+        # The failed micro-batch shows how many rows the data gives in training; one of an evaluation does not.
         rows = batch.rows if phase in ("forward", "backward") else config.train_config.batch_size_training
         lengths = tuple(np.full(rows, width) for width in widths)
 
     def predict(changed: RunConfig) -> PredictedRun:
+        # The failed run is planned as it was; a changed one as it would be started.
         chosen = checkpointing if changed.to_dict() == config.to_dict() else None
         facts = DataFacts(lengths=lengths, label_share=label_share)
         return PredictedRun(plan_of(changed, hardware, facts, checkpointing=chosen, resumed_size=resumed_size))

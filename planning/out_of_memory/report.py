@@ -1,4 +1,4 @@
-"""Turns an error by which memory ran out into the account that ends the run."""
+"""Turns an out-of-memory error into the account that ends the run."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ Where = Callable[[], tuple[int, str]]
 
 
 class OutOfMemory(RunError):
-    """Memory has run out on this rank. `parts` tells the account, and then what to type next."""
+    """Memory has run out on this rank. `parts` tells the account, and then the suggested commands."""
 
     def __init__(
         self,
@@ -58,7 +58,7 @@ class OutOfMemory(RunError):
         self.account, self.suggest, self.folder, self.write_page = account, suggest, folder, write_page
 
     def parts(self) -> Iterator[str]:
-        """The account at once; what to type next may take seconds to plan. Both go to oom.json, and to the page."""
+        """The account at once, then suggestions, which may take seconds to plan. Both go to oom.json and the page."""
         written = self._write([])
         yield "\n".join([*self.account.lines(), written] if written else self.account.lines())
         suggestions = self.suggest()
@@ -81,7 +81,7 @@ class OutOfMemory(RunError):
 
 
 class OutOfMemoryReport:
-    """A context around a run: an error by which memory ran out leaves it as OutOfMemory."""
+    """A context around a run: an out-of-memory error leaves it as OutOfMemory."""
 
     def __init__(self, argv: Sequence[str], config: RunConfig, env: Environment, where: Where) -> None:
         """
@@ -95,7 +95,7 @@ class OutOfMemoryReport:
         self.resumed_size: int | None = None
 
     def knows(self, ledger: MemoryLedger, folder: Path, checkpointing: Checkpointing, resumed_size: int | None) -> None:
-        """Note what is known of the run once it is loaded.
+        """Take the facts of the run that are known once it is loaded.
 
         Args:
             resumed_size: rows of the global batch of the checkpoint that it goes on from.
@@ -159,7 +159,7 @@ class OutOfMemoryReport:
         )
 
     def _figures(self, error: BaseException) -> tuple[AllocatorFigures, int]:
-        """What the allocator said, and what it did not say as it is now; and how often it had freed its cache."""
+        """The allocator's figures from the error, missing ones as they are now, and how often it freed its cache."""
         figures, retries = allocator_figures(error), 0
         if self.ledger is not None and self.ledger.has_allocator:
             allocated, _, reserved, retries = self.ledger.allocator()
@@ -174,13 +174,14 @@ class OutOfMemoryReport:
         return figures, retries
 
     def _parts(self, phase: str, figures: AllocatorFigures, held: Mapping[str, int]) -> dict[str, int]:
-        """What is allocated, split as in a `memory` event."""
+        """The allocated bytes, split as in a `memory` event."""
         if figures.allocated is None:
             return {}
         params, grads, optimizer = (held.get(owner, 0) for owner in ("params", "grads", "optimizer"))
         rest = max(0, figures.allocated - params - grads - optimizer)  # the text of an error has rounded figures
         activations = 0
         if self.ledger is not None and phase in ("forward", "backward"):
+            # Gradients came after that mark, too, and are counted apart.
             added = figures.allocated - self.ledger.allocated_before_forward - grads
             activations = max(0, min(rest, added))
         return {
@@ -224,11 +225,14 @@ class OutOfMemoryReport:
             saved = any(checkpoints(checkpoint_root_of(folder)))
             if saved and not change.keeps_result:
                 flags += ["--output_dir", _free_folder(folder)]
+                # Another result gets another folder: --resume would be refused, and --overwrite would delete the
+                # checkpoints.
                 without = ["--resume", "--overwrite"]
             elif saved or train.output_dir:
                 flags += ["--output_dir", train.output_dir or str(folder), "--resume", "auto"]
                 without = ["--overwrite"]
         launcher = launch_command(self.env, "finetuning.py", self.argv)
+        # The launcher's own words: its command ends with the run's flags.
         words = shlex.split(launcher)[: len(shlex.split(launcher)) - len(self.argv)]
         variables = [f"{name}={value}" for name, value in change.environment.items()]
         return shlex.join(
