@@ -108,6 +108,7 @@ class Generation:
         return {
             "dataset": datasets[source_of(sequence.source_row)],
             "row": row_of(sequence.source_row),
+            # With special tokens: people see the prompt as the model reads it.
             "prompt": self.processor.decode(prompt.tolist(), skip_special_tokens=False),
             "reference": answer.reference,
             "generated": answer.text,

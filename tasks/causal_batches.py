@@ -90,6 +90,7 @@ class Collator:
 
     @property
     def _has_mask(self) -> bool:
+        # Attention by offsets needs none for padded rows either (docs/decisions.md, Compute).
         return not self.packing and self.offsets == "none"
 
 

@@ -161,6 +161,7 @@ class CausalLM(Task[CausalMicroBatch]):
         check_positions(decoder_positions(model.config), ids.shape[1], settings.max_new_tokens)
         output = model.generate(
             input_ids=ids,
+            # Given, since transformers cannot infer it: padding and end token have one id here.
             attention_mask=torch.ones_like(ids),
             max_new_tokens=settings.max_new_tokens,
             eos_token_id=[processor.eos_token_id, *settings.more_end_ids],

@@ -32,6 +32,7 @@ def find_task(model_config: PreTrainedConfig, asked: str | None = None) -> Task:
         ConfigError: if there is no such task, or the model cannot be of it.
     """
     if asked is None:
+        # If none fits, CausalLM's check_config refuses the model and says why.
         return next((task for task in TASKS if task.fits(model_config)), CausalLM())
     task = next((task for task in TASKS if asked == task.NAME), None)
     if task is None:

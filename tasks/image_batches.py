@@ -220,6 +220,7 @@ def num_image_tokens(model_config: PreTrainedConfig) -> int:
     vision = model_config.vision_config
     size, patch = getattr(vision, "image_size", None), getattr(vision, "patch_size", None)
     if isinstance(size, int) and isinstance(patch, int) and hasattr(model_config, "vision_feature_layer"):  # LLaVA
+        # "full" keeps the vision encoder's class token, too.
         return (size // patch) ** 2 + (getattr(model_config, "vision_feature_select_strategy", "") == "full")
     raise ConfigError(
         f"--dry_run: how many tokens an image becomes in a {model_config.model_type} model is not known before one is "

@@ -76,6 +76,7 @@ class ImageText(Task[ImageTextMicroBatch]):
             ConfigError: if not.
         """
         for name in ("image_token_index", "image_token_id"):  # one is the other's alias, where a family has both
+            # 0 for a family that does not have this name.
             if getattr(model_config, name, 0) is None:
                 raise ConfigError(
                     f"--model_name: config.json of {model_name} has no {name}, the token that stands for the image in "

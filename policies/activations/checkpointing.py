@@ -116,7 +116,8 @@ def checkpointing_mode(
     """
     asked = train.activation_checkpointing
     checkpointing = Checkpointing(mode_of_flags(train, fsdp, quantized=quantized))
-    if chosen is not None and (asked == "auto" or chosen.strongest == checkpointing.strongest):  # else it is said here
+    # Any other choice means that the flags' mode is not supported, which is decided and said below.
+    if chosen is not None and (asked == "auto" or chosen.strongest == checkpointing.strongest):
         checkpointing = chosen
     if checkpointing.strongest == "off" and asked != "auto":
         return checkpointing, []
