@@ -108,6 +108,7 @@ class Timeline:
 
     def add_wait(self, before: Mark, ends: Sequence[Mark]) -> None:
         """Record that computing waits from `before` until all of these ends."""
+        # A collective that blocks is recorded as its own wait (`add`).
         if not self.clock.collectives_block:
             self.waits.append((before, ends))
 
@@ -151,6 +152,8 @@ class WatchedUnits:
 
 
 class _Allocating:
+    """torch's `Comm` interface asks for this; new memory each time, as in its default."""
+
     def allocate(self, size: Sequence[int], *, dtype: torch.dtype, device: torch.device) -> torch.Tensor:
         return torch.empty(size, dtype=dtype, device=device)
 

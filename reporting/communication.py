@@ -52,6 +52,7 @@ class StepCommunication:
         assert self._read is not None, "figures are read once"
         own = self._read()
         self._read = None  # it holds the model, and DistributedDataParallel must end before its process group
+        # The least of the negatives is the longest wait of any rank, so one all-reduce serves for both extremes.
         least, *smallest = min_on_host([-sum(own.waits), *own.waits, *own.seconds])
         exposed, seconds = sum(smallest[: len(own.waits)]), smallest[len(own.waits) :]
         figures = {"exposed_seconds": exposed, "straggler_seconds": -least - exposed}

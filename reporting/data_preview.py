@@ -23,7 +23,7 @@ from data.tokens.spans import TextSpan
 from ranks.environment import Environment
 from reporting.tables import print_for_people, table_of
 
-SHOWN_TOKENS = 1000  # of a longer sample its beginning and its end are shown
+SHOWN_TOKENS = 1000  # the middle of a longer sample is left out
 PERCENTILES = {"min": 0, "p50": 50, "p90": 90, "p99": 99, "max": 100}
 
 
@@ -33,7 +33,7 @@ def preview_data(
     """Print the first training sample, unless `--show_sample False`, and the figures, on rank 0.
 
     Args:
-        width: how wide a training batch is; its limit is that of a row.
+        width: how wide a training batch is; its limit is the most tokens of a row.
 
     Returns:
         The section `data` of run.yaml: figures of both splits (None without validation), and the first training sample
@@ -129,10 +129,10 @@ def coloured(spans: list[TextSpan]) -> Text:
 
 
 def split_figures(examples: Sequences, documents: np.ndarray | None = None) -> dict[str, Any]:
-    """What a split holds, and what was cut or left out. Lengths are tokens of a sample.
+    """Counts of a split: its samples, and what was cut or left out. Lengths are tokens of a sample.
 
     Args:
-        documents: which of them an epoch holds, if not each of them once.
+        documents: the samples of an epoch, if it does not hold each of them once.
     """
     chosen = np.arange(len(examples)) if documents is None else documents
     lengths = {"lengths": _percentiles(examples.lengths[chosen])}
@@ -173,7 +173,7 @@ def row_figures(rows: Rows, layout: BatchLayout, width: PaddedWidth, *, seed: in
 
 
 def figures_table(data: dict[str, Any]) -> Table:
-    """What the start table does not say: label tokens, lengths, and how full the rows are."""
+    """Figures that the start table lacks: label tokens, lengths, and how full the rows are."""
     splits = {name: figures for name, figures in data.items() if figures and not figures.get("streamed")}
     rows = {}
     if splits:

@@ -1,4 +1,4 @@
-"""What a run came to: the figures of its `end` event, and the table and lines that a person sees.
+"""A run's results: the figures of its `end` event, and the table and lines that a person sees.
 
 Each line begins with its subject, for eyes and for grep.
 """
@@ -30,9 +30,9 @@ def end_figures(events: list[dict[str, Any]]) -> dict[str, Any]:
 
 
 def end_summary(events: Iterable[dict[str, Any]], folder: Path, *, device_type: str) -> list[Any]:
-    """The results: what held the memory at each phase, losses, speed, time, and where the weights are.
+    """The results: memory by part at each phase, losses, speed, time, and where the weights are.
 
-    All that the run was for is saved by now, so nothing fails here: what is not known is left out.
+    All results are saved by now, so nothing fails here: unknown figures are left out.
 
     Args:
         events: all of the run's, as read from metrics.jsonl. Those of earlier sessions may lack any figure.
@@ -83,7 +83,7 @@ def _training(train: list[dict[str, Any]]) -> str:
 
 
 def _times(train: list[dict[str, Any]], end: dict[str, Any]) -> str:
-    """The time in steps and in all, before what else stands in that line."""
+    """The time in steps and in all, for the start of a line."""
     in_steps, in_all = figures(train, "step_seconds"), number(end.get("seconds"))
     if train and not in_steps:
         return "" if in_all is None else f"time {clock(in_all)} | "
@@ -127,7 +127,7 @@ def _gib(value: Any) -> str:
 
 
 def _with_loss(events: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    """Those whose loss is known: a number, or null if it was not finite."""
+    """The events whose loss is known: a number, or null if it was not finite."""
     return [event for event in events if event.get("loss", "") is None or number(event.get("loss")) is not None]
 
 

@@ -51,6 +51,7 @@ def figures(events: Iterable[Mapping[str, Any]], name: str) -> list[float]:
 
 def number(value: Any) -> float | int | None:
     """The value, if it is a finite number that JavaScript can hold; otherwise None."""
+    # To isinstance, true and false are whole numbers. NaN fails both comparisons.
     is_number = isinstance(value, int | float) and not isinstance(value, bool)
     return value if is_number and -1e100 < value < 1e100 else None
 

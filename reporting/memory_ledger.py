@@ -88,6 +88,7 @@ class MemoryLedger:
     def record(self, phase: str) -> None:
         """Measure the memory at one of `memory_phases.PHASES`, if the step is observed."""
         self.phase = phase
+        # `before_forward` is measured in every step: an out-of-memory report counts activations from there.
         if phase != "before_forward" and self._entries is None:
             return
         allocated, peak, reserved, retries = self.allocator()
@@ -121,7 +122,7 @@ class MemoryLedger:
         }
 
     def by_name(self) -> dict[str, dict[str, int]]:
-        """As `held`, by parameter; without spare room in their storages."""
+        """Like `held`, by parameter; without spare room in their storages."""
         named = list(zip(self.names, self.parameters, strict=True))
         name_of: dict[torch.Tensor, str] = {parameter: name for name, parameter in named}
         states = [
@@ -144,7 +145,7 @@ class MemoryLedger:
     def allocator(self) -> tuple[int, int, float, int]:
         """Bytes allocated now, allocated at the peak, and reserved; and the number of allocations retried."""
         if self.device.type == "cuda":
-            # torch.cuda.memory_allocated and the like read the same and sort it first; the device waits meanwhile.
+            # torch.cuda.memory_allocated and the like sort all of these figures first, while the device waits.
             stats = torch.cuda.memory_stats_as_nested_dict(self.device)
             allocated, reserved = stats["allocated_bytes"]["all"], stats["reserved_bytes"]["all"]
             return allocated["current"], allocated["peak"], reserved["current"], stats["num_alloc_retries"]

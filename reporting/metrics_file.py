@@ -49,6 +49,7 @@ class MetricsFile:
         line = json.dumps({"event": event} | {name: json_number(value) for name, value in values.items()}) + "\n"
         if self.screen is not None:
             self.screen.write(line)
+        # `end` is kept in any case: without it the run would look killed.
         if self._waiting_bytes + len(line) <= MOST_WAITING_BYTES or event == "end":
             self._waiting.append(line.encode())
             self._waiting_bytes += len(line)
@@ -131,7 +132,7 @@ def append_whole(path: Path, data: bytes) -> None:
 
 
 def _end_of_last_line(file: RawIOBase) -> int:
-    """The file's end, after cutting off a torn last line: of an earlier write that the disk took in part."""
+    """The file's end, after cutting off a torn last line, which a full disk or a kill has left."""
     end = size = file.seek(0, os.SEEK_END)
     while end > 0:
         start = max(0, end - 4096)

@@ -1,4 +1,4 @@
-"""A closer look at a few optimizer steps: counts their floating-point operations, or traces what ran when.
+"""Profiles a few optimizer steps: counts their floating-point operations, or traces their operators and kernels.
 
 `step_recorder` returns the context that the loop puts around each step. It does nothing unless a flag asks for it.
 """

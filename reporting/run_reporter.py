@@ -1,4 +1,4 @@
-"""What a run says and writes while it trains: events in metrics.jsonl, log lines, an epoch's bar, the end's tables.
+"""A run's output while it trains: events in metrics.jsonl, log lines, an epoch's bar, the tables at the end.
 
 Rank 0 writes. Every rank makes the same calls, since some gather figures from all ranks.
 """
@@ -43,7 +43,7 @@ BAR_FORMAT = "{l_bar}{bar}| {n_fmt}/{total_fmt} [{elapsed}, {rate_fmt}{postfix}]
 
 
 class LossScale(Protocol):
-    """What multiplies the loss under fp16 (`policies.loss_scaling.LossScaler`)."""
+    """The factor of the loss under fp16 (`policies.loss_scaling.LossScaler`)."""
 
     @property
     def active(self) -> bool: ...
@@ -59,7 +59,7 @@ class DataWait(NamedTuple):
 
 
 class StepRecord(NamedTuple):
-    """What is known of a step when it has been queued."""
+    """The facts of a step that are known when it has been queued."""
 
     step: int
     counts: BatchCounts
@@ -78,7 +78,7 @@ class StepRecord(NamedTuple):
 
 @dataclass(frozen=True)
 class RunSpan:
-    """Which part of the run this session trains."""
+    """The part of the run that this session trains."""
 
     num_epochs: int
     num_steps: int  # optimizer steps of the whole run
@@ -87,7 +87,7 @@ class RunSpan:
 
 @dataclass(frozen=True)
 class Instruments:
-    """What measures a step."""
+    """The tools that measure a step."""
 
     ledger: MemoryLedger
     communication: CommunicationRecorder
@@ -174,7 +174,7 @@ class RunReporter:
     def recording(
         self, step: int, counts: BatchCounts, wait: DataWait, *, lr: float, ends_epoch: bool
     ) -> Iterator[StepRecord]:
-        """A context for one step's computing. It measures what is due in this step: memory, waits, a trace, FLOPs."""
+        """A context for one step's computing. It measures memory, waits, a trace or FLOPs if they are due."""
         tools = self.instruments
         compiling = phase("compiling, in the first step") if self._compiles else nullcontext()
         if self._compiles:
@@ -204,6 +204,7 @@ class RunReporter:
         step, counts, scaler = record.step, record.counts, self.instruments.scaler
         began = record.wait.began if self._late_end is None else self._late_end
         seconds = (time.perf_counter() if ready_at is None else ready_at) - began
+        # With the next step queued already, steps overlap on the host, and their times must still add up.
         self._late_end = ready_at
         event = {
             "step": step,
@@ -284,7 +285,7 @@ class RunReporter:
         self.say(epoch_line(epoch, seconds, train_loss, eval_loss))
 
     def checkpoint(self, *, step: int, seconds: float, blocked_seconds: float, bytes: int) -> None:
-        """Write the `checkpoint` event. A run that goes on from there needs run.yaml, too."""
+        """Write the `checkpoint` event, and run.yaml again if it is gone: a resumed run needs it, too."""
         self.weights.keep_run_yaml()
         self.metrics.write("checkpoint", step=step, seconds=seconds, blocked_seconds=blocked_seconds, bytes=bytes)
 
@@ -296,6 +297,7 @@ class RunReporter:
         Args:
             status: "finished", "stopped" or "failed".
         """
+        # Never released: the watchdog's thread may end the run while the main thread does.
         if self._end_is_written.acquire(blocking=False):
             seconds = time.perf_counter() - self._run_began
             status = "failed" if self.metrics.num_lost or self.metrics.num_deleted() else status
@@ -307,10 +309,10 @@ class RunReporter:
         self.run_ended("failed")
 
     def write_rest(self) -> list[str]:
-        """Write what --save_metrics asks for, and what the disk has refused so far. Call this on rank 0, after the end.
+        """Write the lists of --save_metrics, and all that a full disk has refused. Call this on rank 0, after the end.
 
         Returns:
-            What it refuses still, as clauses.
+            A clause for each file that still cannot be written.
         """
         refused = []
         with suppress(OSError):

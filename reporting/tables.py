@@ -30,6 +30,7 @@ def print_for_people(*parts: Any, console: Console | None = None) -> None:
         console.width = LOG_WIDTH
     for part in parts:
         is_line = isinstance(part, str)
+        # No markup: brackets in a path or a message are text. A line is never broken, for grep.
         console.print(printable(part) if is_line else part, markup=False, soft_wrap=is_line)
 
 

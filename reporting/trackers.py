@@ -175,7 +175,7 @@ class WandB:
             self.run = wandb.init(**options, mode="offline")
         if self.run.id != known and not self.run.disabled:
             add_to_run_yaml(folder, **{WANDB_RUN: self.run.id})
-        self.run.define_metric("*", step_metric="step")
+        self.run.define_metric("*", step_metric="step")  # W&B's own step counts calls, and a step has several events
         self.place = Path(self.run.dir).parent
         if self.run.disabled:
             say("Weights & Biases: switched off by WANDB_MODE")

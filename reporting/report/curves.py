@@ -9,11 +9,11 @@ from typing import Any
 from reporting.events import Event
 from reporting.memory_phases import PHASES
 from reporting.report.run_files import RunFiles
-from reporting.report.thinning import kept_rows, rounded, trailing_means
+from reporting.report.thinning import kept_points, rounded, trailing_means
 
-MOST_TRAIN_ROWS = 12_000
+MOST_TRAIN_POINTS = 12_000
 """Drawn steps of all runs together. With MOST_MEMORY_VALUES it keeps a page of ten runs below 2 MiB."""
-MOST_ROWS_OF_A_RUN = 4_000
+MOST_POINTS_OF_A_RUN = 4_000
 MOST_EVALS = 500  # of a run
 MOST_MEMORY_VALUES = 60_000
 MOST_RANKS = 16  # whose memory is shown
@@ -48,7 +48,7 @@ def curves_of(run: RunFiles, *, num_runs: int) -> dict[str, Any]:
     """Train, evaluation and memory curves of one of `num_runs` runs, and how many steps there were."""
     axes = _Axes(run)
     return {
-        "train": _train(run, axes, min(MOST_ROWS_OF_A_RUN, MOST_TRAIN_ROWS // num_runs)),
+        "train": _train(run, axes, min(MOST_POINTS_OF_A_RUN, MOST_TRAIN_POINTS // num_runs)),
         "eval": _evals(run, axes),
         "memory": _memory(run, axes, MOST_MEMORY_VALUES // num_runs),
         "resumed_after": [s.first_step - 1 for s in run.sessions[1:] if s.first_step is not None],
@@ -70,11 +70,12 @@ def wait_percent(event: Event) -> float | None:
 def _train(run: RunFiles, axes: _Axes, most: int) -> dict[str, list[Any]]:
     columns = {name: [event.get(name) for event in run.train] for name in TRAIN_COLUMNS}
     columns["wait_percent"] = [wait_percent(event) for event in run.train]
-    kept = kept_rows(list(columns.values()), most)
+    kept = kept_points(list(columns.values()), most)
+    # Means are of all steps, and are thinned afterwards.
     if span := averaged_steps(run):
         columns |= {f"{name}_mean": trailing_means(columns[name], span) for name in NOISY_COLUMNS}
-    thinned = {name: [rounded(column[row]) for row in kept] for name, column in columns.items()}
-    return axes.columns([run.train[row] for row in kept]) | thinned
+    thinned = {name: [rounded(column[point]) for point in kept] for name, column in columns.items()}
+    return axes.columns([run.train[point] for point in kept]) | thinned
 
 
 def averaged_steps(run: RunFiles) -> int:
@@ -84,9 +85,9 @@ def averaged_steps(run: RunFiles) -> int:
 
 def _evals(run: RunFiles, axes: _Axes) -> dict[str, list[Any]]:
     columns = {name: [event.get(name) for event in run.evals] for name in EVAL_COLUMNS}
-    kept = kept_rows(list(columns.values()), MOST_EVALS)
-    thinned = {name: [rounded(column[row]) for row in kept] for name, column in columns.items()}
-    return axes.columns([run.evals[row] for row in kept]) | thinned
+    kept = kept_points(list(columns.values()), MOST_EVALS)
+    thinned = {name: [rounded(column[point]) for point in kept] for name, column in columns.items()}
+    return axes.columns([run.evals[point] for point in kept]) | thinned
 
 
 def _memory(run: RunFiles, axes: _Axes, most_values: int) -> dict[str, Any]:
@@ -98,8 +99,8 @@ def _memory(run: RunFiles, axes: _Axes, most_values: int) -> dict[str, Any]:
     for event in run.memory:
         highest[event["step"]] = max(highest[event["step"]], event.get("allocated_gib") or 0.0)
     per_step = len(MEMORY_COLUMNS) * len(PHASES) * max(1, len(ranks))
-    kept = kept_rows([list(highest.values())], max(4, most_values // per_step))
-    steps = [steps[row] for row in kept]
+    kept = kept_points([list(highest.values())], max(4, most_values // per_step))
+    steps = [steps[point] for point in kept]
 
     def value(step: int, rank: int, phase: str, column: str) -> float | int | None:
         return rounded(by_place.get((step, rank, phase), {}).get(f"{column}_gib"), 4)

@@ -51,7 +51,7 @@ def figure_rows(runs: Sequence[RunFiles], price_per_hour: float | None) -> list[
 
 
 def _best(values: Sequence[Figure], counts: Sequence[bool], better: str) -> list[bool]:
-    """Whether each value is the best of the runs that count; False throughout if these are all equal."""
+    """Whether each value is the best of those that count; False throughout if these are all equal."""
     numbers = [v for v, counted in zip(values, counts, strict=True) if counted and isinstance(v, int | float)]
     if not better or len(set(numbers)) < 2:
         return [False] * len(values)

@@ -51,6 +51,7 @@ class LivePage:
             OSError: if a file of a run cannot be read.
         """
         with self._lock:
+            # Marks are taken before the files are read: a write meanwhile then makes the page anew.
             marks = [_mark(folder) for folder in self.folders]
             if marks != self._marks and time.monotonic() >= self._not_before:
                 began = time.monotonic()

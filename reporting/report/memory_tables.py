@@ -41,7 +41,7 @@ def plan_rows(run: RunFiles) -> list[PlanRow]:
 
 
 class SuggestedChange(NamedTuple):
-    what: str
+    what: str  # the change, in words
     saves: str
     command: str
 

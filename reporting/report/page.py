@@ -51,6 +51,7 @@ def report_page(folders: Sequence[Path], *, price_per_hour: float | None = None,
     rows = figure_rows(runs, price_per_hour)
     settings = setting_rows([run.notes for run in runs])
     scripts = [_asset(name) for name in _SCRIPTS]
+    # docs/decisions.md, "A report trusts nothing in a run folder".
     policy = {
         "default-src": "'none'",
         "script-src": " ".join(_hash_of(script) for script in scripts),

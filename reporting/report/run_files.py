@@ -97,7 +97,7 @@ def holds_run(folder: Path) -> bool:
 
 
 def read_run(folder: Path) -> RunFiles:
-    """Everything that a report shows of a run.
+    """The contents of a run folder for a report.
 
     Raises:
         OSError: if a file is there and cannot be read.
@@ -119,7 +119,7 @@ def is_readable(file: Path) -> bool:
 
 
 def _events(file: Path) -> Iterator[Event | None]:
-    """The event of each line, or None if it has none. A last line without a line feed is left out."""
+    """The event of each line, or None if it has none. A last line without a line feed is still being written."""
     if not is_readable(file):
         return
     with open(file, "rb") as lines:
@@ -130,6 +130,7 @@ def _events(file: Path) -> Iterator[Event | None]:
 
 
 def _read_metrics(run: RunFiles) -> None:
+    # By step, so that a resumed run's events replace those of the steps that it makes again.
     train: dict[int, Event] = {}
     evals: dict[int, Event] = {}
     communication: dict[int, Event] = {}

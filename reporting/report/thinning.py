@@ -7,25 +7,25 @@ from collections.abc import Sequence
 Column = Sequence[float | int | None]
 
 
-def kept_rows(columns: Sequence[Column], most: int) -> list[int]:
-    """The numbers of the rows to draw, in order: all if there are no more than `most`, else about as many.
+def kept_points(columns: Sequence[Column], most: int) -> list[int]:
+    """The numbers of the points to draw, in order: all if there are no more than `most`, else about as many.
 
-    The rows are cut into spans of equal length. Of each span, the rows with the lowest and highest value of each
-    column are kept, and the first and last row of all. So each curve keeps its shape, as in the M4 aggregation of
+    The points are cut into spans of equal length. Of each span, the points with the lowest and highest value of each
+    column are kept, and the first and last point of all. So each curve keeps its shape, as in the M4 aggregation of
     Jugel et al., VLDB 2014, which adds each span's ends.
 
     Args:
         columns: of equal length. None is no value.
     """
-    num_rows = len(columns[0]) if columns else 0
-    if num_rows <= most:
-        return list(range(num_rows))
+    num_points = len(columns[0]) if columns else 0
+    if num_points <= most:
+        return list(range(num_points))
     num_spans = max(1, (most - 2) // (2 * len(columns)))
-    kept = {0, num_rows - 1}
+    kept = {0, num_points - 1}
     for span in range(num_spans):
-        rows = range(num_rows * span // num_spans, num_rows * (span + 1) // num_spans)
+        points = range(num_points * span // num_spans, num_points * (span + 1) // num_spans)
         for column in columns:
-            values = [(column[row], row) for row in rows if column[row] is not None]
+            values = [(column[point], point) for point in points if column[point] is not None]
             if values:
                 kept.add(min(values)[1])
                 kept.add(max(values)[1])
@@ -41,9 +41,9 @@ def rounded(value: float | int | None, digits: int = 5) -> float | int | None:
 
 
 def trailing_means(column: Column, span: int) -> list[float | None]:
-    """For each row, the mean of the values among the last `span` rows, itself included."""
+    """For each point, the mean of the values among the last `span` points, itself included."""
     means: list[float | None] = []
-    for row in range(len(column)):
-        values = [value for value in column[max(0, row - span + 1) : row + 1] if value is not None]
+    for point in range(len(column)):
+        values = [value for value in column[max(0, point - span + 1) : point + 1] if value is not None]
         means.append(sum(values) / len(values) if values else None)
     return means

@@ -13,7 +13,7 @@ import pytest
 
 from reporting.report.figures import gib_text
 from reporting.report.page import report_page, write_report
-from reporting.report.thinning import kept_rows
+from reporting.report.thinning import kept_points
 from tests.helpers.contract import PHASES
 from tests.helpers.made import Made
 from tests.helpers.processes import ROOT, ProcessGroup, read_metrics
@@ -274,12 +274,12 @@ def test_of_many_ranks_the_fullest_and_the_emptiest_are_shown(tmp_path: Path) ->
 
 def test_thinning_keeps_the_lowest_and_highest_of_each_column() -> None:
     columns = [[float((7 * row) % 101) for row in range(1000)], [None] * 500 + [float(-row) for row in range(500)]]
-    kept = kept_rows(columns, 100)
+    kept = kept_points(columns, 100)
     assert len(kept) <= 100
     for column in columns:
         values, left = ([column[row] for row in rows if column[row] is not None] for rows in (range(1000), kept))
         assert (min(values), max(values)) == (min(left), max(left))
-    assert kept_rows(columns, 1000) == list(range(1000))
+    assert kept_points(columns, 1000) == list(range(1000))
 
 
 # A folder of someone else's
