@@ -1,4 +1,4 @@
-"""The model of a run with its weights, what updates it and what feeds it."""
+"""The model of a run with its weights, its optimizer and its data loaders."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ class SummedLoss(Protocol):
 
 @dataclass(frozen=True)
 class Trainable(Trained):
-    """What an optimizer step uses besides its data: the model, its loss, and what updates it."""
+    """All that an optimizer step uses besides its data: the model, its loss, its optimizer, schedule and loss scale."""
 
     summed_loss: SummedLoss
     accumulation: Accumulation  # of the gradients of a step's micro-batches
@@ -50,12 +50,12 @@ class Trainable(Trained):
 
 @dataclass(frozen=True)
 class TrainingParts:
-    """The model, what updates it and what feeds it."""
+    """The model with its optimizer, and the loaders of its data."""
 
     trainable: Trainable
     loaders: Loaders
-    empty: MetaModel  # what the model was made of
-    load_seconds: float  # what it took to build, shard and fill the model
+    empty: MetaModel  # the same model without values, before it was wrapped
+    load_seconds: float  # to build, shard and fill the model
 
 
 def build(inputs: Inputs, env: Environment) -> TrainingParts:
@@ -63,6 +63,7 @@ def build(inputs: Inputs, env: Environment) -> TrainingParts:
     resolved, task = inputs.resolved, inputs.resolved.task
     built = build_model(resolved, inputs.processor, env)
     model, empty = built.model, built.empty
+    # --lr, scaled with the ranks if --lr_scale_with_world_size asks for it.
     train, fsdp = replace(resolved.config.train_config, lr=resolved.lr), resolved.config.fsdp_config
     optimizer = build_optimizer(model, train, fsdp)
     keep_scales(model, optimizer, resolved.policies.float8)
@@ -114,7 +115,7 @@ def sequences_of_rows(data: RunData, resolved: Resolved) -> np.ndarray:
 
 
 def longest_row(data: RunData, resolved: Resolved) -> int:
-    """The most tokens of a packed row of the run; of a stream they are not known, so a row may be full."""
+    """The most tokens of a packed row of the run. A stream's rows are not known yet, so one may be full."""
     if data.train_rows is None:
         return resolved.context_length
     return max(int(rows.lengths.max(initial=1)) for rows in (data.train_rows, data.eval_rows) if rows is not None)

@@ -1,4 +1,4 @@
-"""--load_only: the model loaded as a run would load it, and what each rank then holds."""
+"""--load_only: load the model as a run would, and print each rank's memory."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from supervision.watchdog import Watchdog
 
 
 def load_only(config: RunConfig, env: Environment, watchdog: Watchdog) -> None:
-    """Load the model as a run would, and print what each rank holds next to what was planned. It reads no data.
+    """Load the model as a run would, and print each rank's memory, measured and planned. It reads no data.
 
     Raises:
         ConfigError: if the run is refused.

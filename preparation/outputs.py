@@ -1,4 +1,4 @@
-"""What a run writes, opened before its first step: its folder with run.yaml, its events, and its checkpoints."""
+"""A run's outputs, opened before its first step: its folder with run.yaml, its events, and its checkpoints."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ from run_folder.run_folder import RunFolder
 
 
 class RunRecord(NamedTuple):
-    """What run.yaml, the start table and trackers tell of a run besides its settings."""
+    """Facts of a run besides its settings, for run.yaml, the start table and trackers."""
 
     resolved: dict[str, Any]  # the settings with their defaults decided
     description: dict[str, Any]  # model, data and devices
@@ -143,7 +143,7 @@ def open_saver(
 
     Args:
         root: the folder of the checkpoints.
-        model_identity: what the model of a run that goes on from here must have in common with this one.
+        model_identity: facts of the model that a resumed run must have in common with this one.
         files: small ones that every checkpoint carries.
     """
     config, loader = inputs.resolved.config, parts.loaders.train

@@ -1,4 +1,4 @@
-"""What a run trains with, in the order in which a mistake is cheapest: flags, files, data, weights, run folder."""
+"""Builds all that a run trains with. The cheapest mistakes are found first: flags, files, data, weights, folder."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ from utils.streams import take_standard_output
 
 @dataclass(frozen=True)
 class Job:
-    """What prepare() built and train() uses; only the state changes, as train() moves it on."""
+    """The parts that prepare() built for train(); only the state changes, as train() moves it on."""
 
     config: RunConfig
     env: Environment
@@ -98,6 +98,7 @@ def prepare(config: RunConfig, env: Environment, watchdog: Watchdog, lock: RunLo
     record = record_run(inputs, parts, save_plan, env)
     run_folder = take_folder(resume.folder, lock, config, record, checkpoint, env)
     folder, root = run_folder.path, run_folder.checkpoint_root
+    # Before the reporter opens metrics.jsonl: it appends, and counts the lines that are there.
     if checkpoint is not None:
         restore_results(checkpoint, state, folder, num_steps)
     watchdog.leave_traces_in(folder / "traces")

@@ -1,4 +1,4 @@
-"""What a run leaves: figures of evaluations, weights, checkpoints, the end event, and the table that is read last."""
+"""A run's results: figures of evaluations, weights, checkpoints, the end event, and the closing table."""
 
 from __future__ import annotations
 
@@ -49,6 +49,7 @@ def report_evaluation(job: Job, loss: float, num_label_tokens: int, stopping: St
     job.reporter.evaluated(state.step, state.epoch if state.step else 0, loss, num_label_tokens, figures, samples)
     decisive = deciding_figure(figures, train_config.best_metric)  # None if the loss decides
     if state.step > 0 and state.is_best(loss, decisive):
+        # Only once its weights are saved, so that a later evaluation that beats the earlier best is saved, too.
         if not train_config.save_model or save_weights(job):
             state.best_eval_loss, state.best_rouge, state.best_step = loss, decisive, state.step
         else:
@@ -120,7 +121,7 @@ def finish_run(job: Job, status: str, asked: str) -> None:
         asked: what stopped it, in words.
 
     Raises:
-        TrainingError: on every rank, if the disk refused part of the results; it says what is stored where.
+        TrainingError: on every rank, if some results could not be written; it says which, and where the others are.
     """
     reporter = job.reporter
     how = f"stopped by {asked} after step" if asked else "finished step"
@@ -140,7 +141,7 @@ def finish_run(job: Job, status: str, asked: str) -> None:
 
 
 def _lacking_results(job: Job, status: str) -> list[str]:
-    """Results that the disk has refused, as clauses. A copy that was asked for is made now."""
+    """A clause for each result that could not be written. The copy of the final state is made here."""
     train_config, saver = job.config.train_config, job.saver
     weights, best_score = job.reporter.weights, job.state.best_score
     lacking = on_rank_zero(

@@ -1,4 +1,4 @@
-"""Where a run goes on from: a checkpoint is checked before weights are read, and loaded into what was built."""
+"""The checkpoint that a run resumes from: checked before weights are read, loaded once the model is built."""
 
 from __future__ import annotations
 
@@ -47,11 +47,11 @@ def load_state(
     config: RunConfig,
     env: Environment,
 ) -> TrainState:
-    """How far the run has come, once all its parts are as they were then. Every rank must call this.
+    """Load the checkpoint, if there is one, and return how far the run has come. Every rank must call this.
 
     Args:
         checkpoint: None: the run starts afresh.
-        model_identity: what the checkpoint's model and this one must have in common.
+        model_identity: facts that the checkpoint's model and this one must have in common.
 
     Raises:
         ConfigError: on every rank, if the checkpoint is not of this model or cannot be loaded.

@@ -1,4 +1,4 @@
-"""What a run and --load_only begin with: ranks that agree on their command, a process group, and a plan."""
+"""The start of a run and of --load_only: ranks agree on their command, start a process group, and make a plan."""
 
 from __future__ import annotations
 
@@ -33,9 +33,9 @@ def meet_ranks(config: RunConfig, env: Environment) -> tuple[RunConfig, Meeting]
         ConfigError: if they were not, or if --network_speeds is no file of speeds.
     """
     if config.train_config.deterministic:
-        use_deterministic_kernels()
+        use_deterministic_kernels()  # cuBLAS reads its variable when CUDA starts
     print_rank_zero(env, *launcher_notes(env))
-    config = make_paths_absolute(config, env.started_in)
+    config = make_paths_absolute(config, env.started_in)  # a user's dataset function may change the working directory
     meeting = meet(connect(env), env)
     if env.world_size > 1:
         meeting.check_agreement(facts_at_start(config, env))
@@ -45,7 +45,7 @@ def meet_ranks(config: RunConfig, env: Environment) -> tuple[RunConfig, Meeting]
 
 
 def start_ranks(meeting: Meeting, config: RunConfig, env: Environment, watchdog: Watchdog) -> None:
-    """Start the process group, as soon as all ranks have read what each can read alone, and watch over it."""
+    """Start the process group once all ranks have read their data, and the watchdogs."""
     meeting.wait_for_all()
     with meeting.listening(end_at_once):  # until the watchdogs watch
         start_process_group(env, meeting)
@@ -85,12 +85,13 @@ def agree_on_attention(resolved: Resolved, env: Environment) -> Resolved:
 
 
 def follow_plan(resolved: Resolved, env: Environment, data: Callable[[], DataFacts]) -> tuple[Resolved, PlanAtStart]:
-    """The settings with what their plan decides, and the plan. Every rank must call this; the model is built next.
+    """The plan, and the settings with the checkpointing that it chose. Every rank must call this.
 
-    Print its notes once the model is built: what refuses the model refused the plan, too, and is said once.
+    The model is built next; print the plan's notes after that. An error that refuses the model has refused the plan,
+    too, and is said once.
 
     Args:
-        data: what is known of the data; called on rank 0.
+        data: returns the facts of the data; called on rank 0.
     """
     plan = plan_for_all(resolved, env, data)
     seed_everything(resolved.config.train_config.seed)  # adapters are drawn alike on every rank

@@ -1,9 +1,8 @@
-"""What every rank of a run must have been started with, and must find: compared before any weight is read.
+"""The facts in which all ranks of a run must agree, compared before any weight is read.
 
 Ranks with other settings would train together without a word, or wait for each other for ever. The flags are compared
-as they were given, also those that would do no harm: one command for all ranks is easy to check. Paths of what a run
-reads may differ from machine to machine; what was found there is compared instead. What a run writes must have the same
-path everywhere.
+as they were given, also harmless ones: one command for all ranks is easy to check. Paths of inputs may differ from
+machine to machine; their contents are compared instead. Paths of outputs must be the same everywhere.
 """
 
 from __future__ import annotations
@@ -36,7 +35,7 @@ _SAME_DATA = (
 
 
 def facts_at_start(config: RunConfig, env: Environment) -> Facts:
-    """What a rank knows as soon as it has started.
+    """The facts that a rank knows as soon as it has started.
 
     Args:
         config: with absolute paths.
@@ -56,10 +55,10 @@ def facts_at_start(config: RunConfig, env: Environment) -> Facts:
 
 
 def facts_found(inputs: Inputs) -> Facts:
-    """What a rank knows when it has read config.json and its data."""
+    """The facts that a rank knows when it has read config.json and its data."""
     resolved, adapter = inputs.resolved, inputs.resolved.config.train_config.from_peft_checkpoint
     of_model = {f"--model_name: {key} of config.json": value for key, value in resolved.model_config.to_dict().items()}
-    of_model.pop("--model_name: _name_or_path of config.json", None)
+    of_model.pop("--model_name: _name_or_path of config.json", None)  # an input's path may differ
     of_model["--tokenizer_name: number of tokens"] = inputs.vocab_size
     of_adapter: dict[str, Any] = {}
     if adapter:

@@ -1,4 +1,4 @@
-"""What a run began with, and keeps when it goes on with another number of ranks."""
+"""How a run was started first; some settings keep to that when it goes on with another number of ranks."""
 
 from __future__ import annotations
 

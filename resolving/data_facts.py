@@ -1,4 +1,4 @@
-"""What a plan takes from the data of its run."""
+"""The facts of a run's data that plans are made from."""
 
 from __future__ import annotations
 
@@ -24,15 +24,15 @@ class DataFacts:
     is_start: bool = False  # the lengths are of the first rows of a stream alone
     eval_lengths: tuple[np.ndarray, ...] | None = None  # of each validation row; None without validation, too
     label_share: float | None = None  # of the training tokens, those that have a loss
-    counts: np.ndarray | None = None  # of each training row (`planning.cost.row_counts`); None for a stream, too
+    counts: np.ndarray | None = None  # of each training row (`data.batches.row_counts`); None for a stream, too
     eval_counts: np.ndarray | None = None  # of each validation row; None without validation, too
     num_embeddings: int = 0  # rows that the tokenizer needs
     new_tokens: tuple[int, ...] = ()  # the ids of the tokens of --add_special_tokens
-    notes: tuple[str, ...] = ()  # lines to print: what is not known, and why
+    notes: tuple[str, ...] = ()  # lines to print about unknown facts
 
     @classmethod
     def of_processor(cls, processor: Any, resolved: Resolved, **more: Any) -> DataFacts:
-        """What the tokenizer alone tells, and `more` of the fields."""
+        """The facts that follow from the tokenizer alone, and `more` of the fields."""
         tokenizer = tokenizer_of(processor)
         return cls(
             num_embeddings=num_rows_needed(tokenizer),
@@ -42,9 +42,9 @@ class DataFacts:
 
 
 def facts_of_data(data: RunData, processor: Any, resolved: Resolved) -> DataFacts:
-    """What the run's data and its tokenizer tell. Of a stream the first sequences are known."""
+    """The facts of the run's data and its tokenizer. Of a stream the first sequences are known."""
     label_share = float(np.count_nonzero(data.train.labels != IGNORE_INDEX) / max(1, len(data.train.input_ids)))
-    if data.train.has_targets:
+    if data.train.has_targets:  # labels are a decoder's targets, apart from its inputs: all have a loss
         label_share = 1.0
     return DataFacts.of_processor(
         processor,

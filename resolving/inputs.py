@@ -1,4 +1,4 @@
-"""What each rank knows of a run before it meets the others and reads weights: settings, data and their sizes."""
+"""Settings, data and their sizes: read by each rank alone, before the process group starts and weights are read."""
 
 from __future__ import annotations
 
@@ -22,29 +22,27 @@ from resolving.sizes import check_batch_sizes
 
 @dataclass(frozen=True)
 class Inputs:
-    """What each rank knows of a run before it meets the others and reads weights."""
+    """All that each rank knows of a run before the process group starts and weights are read."""
 
     resolved: Resolved
     processor: Any  # a tokenizer, or a processor that has one
     vocab_size: int  # rows that the embeddings will have at least
     data: RunData
-    generation: Generation | None  # what is generated at each evaluation
+    generation: Generation | None  # the answers to generate at each evaluation
     preview: dict[str, Any]  # the section `data` of run.yaml
     num_steps: int  # optimizer steps of the whole run
 
     def identity(self) -> dict[str, Any]:
-        """What a checkpoint and the run that resumes from it must have in common, besides the model."""
+        """Facts that a checkpoint and the run that resumes from it must have in common, besides the model's."""
         return {"precision": self.resolved.policies.precision.name, "data_fingerprint": self.data.checksum()}
 
     def data_facts(self) -> DataFacts:
-        """What a plan takes from the data."""
+        """The facts of the data for a plan."""
         return facts_of_data(self.data, self.processor, self.resolved)
 
 
 def read_inputs(config: RunConfig, env: Environment, checkpoint: Checkpoint | None) -> Inputs:
-    """Read what each rank can know and refuse alone, before the process group starts.
-
-    So no collective can time out while someone tokenizes.
+    """Read all that needs no other rank, before the process group starts: no collective can time out meanwhile.
 
     Args:
         checkpoint: the one that the run goes on from, its small files read.

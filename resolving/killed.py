@@ -32,7 +32,7 @@ def how_it_was_killed(folder: Path) -> list[str]:
 
 
 def _memory_of(run: dict[str, Any]) -> HostMemory | None:
-    """What run.yaml says of host memory when the session began."""
+    """Host memory at the session's begin, by run.yaml."""
     try:
         return HostMemory(**run["host_memory"])
     except (KeyError, TypeError):

@@ -1,4 +1,4 @@
-"""What can be refused before any weight is read: the flags against this machine and these ranks."""
+"""Refuses flags that cannot hold on this machine or with these ranks, before any weight is read."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from utils.wording import plural
 
 
 def check_environment(config: RunConfig, env: Environment) -> None:
-    """Refuse what cannot run here. Reads and writes no weight and no data.
+    """Refuse settings that cannot run here. Reads and writes no weight and no data.
 
     Raises:
         ConfigError: with the flag, the reason and the remedy.

@@ -35,10 +35,10 @@ from tasks.task import Task
 from utils.compat import caps_scores
 from utils.errors import ConfigError
 from utils.positions import positions_of
+from utils.wording import plural
 
 if TYPE_CHECKING:
     from transformers import PreTrainedConfig
-from utils.wording import plural
 
 MAX_GLOBAL_BATCH = 10**15  # rows: their number must fit into 64 bits, and so must what is computed with it
 
@@ -65,7 +65,7 @@ class Resolved:
 
     @property
     def widths(self) -> tuple[PaddedWidth, ...]:
-        """Of a micro-batch: of its inputs, and of targets that are apart from them."""
+        """The padded widths of a micro-batch: of its inputs, and of targets if they are apart."""
         return tuple(PaddedWidth(self.config.train_config.pad_to_multiple_of, length) for length in self.lengths)
 
     def to_dict(self) -> dict[str, Any]:
@@ -94,16 +94,17 @@ def resolve(
 
     Args:
         resumed_size: rows of the global batch of the checkpoint that the run goes on from: it stays as it is.
-        began_with: what the run began with, if it goes on from a checkpoint.
+        began_with: how the run was started first, if it goes on from a checkpoint.
         was_compiled: whether that checkpoint was trained compiled.
 
     Raises:
         ConfigError: if a setting cannot hold for this model or on these ranks.
     """
-    device = env.device if env.planned_device is None else None  # to try things on
+    device = env.device if env.planned_device is None else None  # to try kernels on; a planned one is not here
     batches, batch_notes = batch_layout(config.train_config, env, resumed_size)
     began_with = began_with or Beginning(env.world_size, config.train_config.batch_size_training)
     if config.train_config.limit_train_batches:
+        # Counted in the micro-batches that the run began with: an epoch keeps its length on other ranks.
         rows = config.train_config.limit_train_batches * began_with.rows_per_micro_batch
         batches = replace(batches, max_rows_per_epoch=rows)
     lr, lr_notes = resolve_lr(config.train_config, began_with)
@@ -158,7 +159,7 @@ def resolve(
 
 
 def _attention_kinds(train: TrainConfig, task: Task, model_config: PreTrainedConfig) -> set[AttentionKind]:
-    """Those that FlashAttention 4 might serve, if the model's attention is of a kind that it can."""
+    """The kinds of attention that FlashAttention 4 might serve; none if the model's attention needs more."""
     prefixed = train.use_peft and train.peft_method == "prefix"  # in a cache, which takes masks
     is_asked = task.PACKS and train.use_fast_kernels is not False and not (prefixed or caps_scores(model_config))
     return attention_kinds(model_config, packed=train.batching_strategy == "packing") if is_asked else set()

@@ -21,14 +21,14 @@ _SETTLED = ("resume", "overwrite", "output_dir")
 
 @dataclass(frozen=True)
 class ResumeState:
-    """What a run finds in its folders before it reads anything else."""
+    """The contents of a run's folders that decide where it goes on, read before anything else."""
 
     config: RunConfig  # with --resume and --output_dir settled
     folder: RunFolder
     checkpoint: Checkpoint | None  # the first whose small files are undamaged; None if the run starts afresh
 
     def to_dict(self) -> dict[str, Any]:
-        """What other ranks cannot find out for themselves, in plain types."""
+        """The values that other ranks cannot find out for themselves, in plain types."""
         return {
             "train_config": {name: getattr(self.config.train_config, name) for name in _SETTLED},
             "notes": list(self.config.notes),
@@ -55,21 +55,21 @@ class ResumeState:
 
 
 def find_resume_state(config: RunConfig, env: Environment, meeting: Meeting) -> ResumeState:
-    """What rank 0 finds, on every rank. Writes nothing.
+    """Rank 0's findings, on every rank. Writes nothing.
 
     Raises:
         ConfigError: on every rank, if rank 0 is refused its machine or the folders.
     """
     told = meeting.from_rank_zero("folders", lambda: look(config, env).to_dict())
     found = ResumeState.of(told, config, env)
-    if not env.is_rank_zero:
+    if not env.is_rank_zero:  # rank 0 has done so in `look`
         check_environment(config, env)
         found.folder.check_usable(is_rank_zero=False)
     return found
 
 
 def look(config: RunConfig, env: Environment) -> ResumeState:
-    """What this process finds on its machine. Writes nothing.
+    """This process's findings on its machine. Writes nothing.
 
     Raises:
         ConfigError: if the run is refused the machine or the folders.

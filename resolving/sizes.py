@@ -47,7 +47,7 @@ def check_model_sizes(config: RunConfig, model_config: PreTrainedConfig, context
     """Refuse an adapter or a row that needs more than the memory there is.
 
     Raises:
-        ConfigError: with the flag, what it needs and what there is.
+        ConfigError: with the flag, the memory needed and the memory there.
     """
     hidden = _hidden_size(model_config)
     _refuse_above(
@@ -71,14 +71,14 @@ def check_model_sizes(config: RunConfig, model_config: PreTrainedConfig, context
 def check_batch_sizes(
     train: TrainConfig, data: RunData, model_config: PreTrainedConfig, vocab_size: int, *, memory_bytes: int
 ) -> None:
-    """Refuse micro-batches that need more than the memory there is, with the rows that this data has.
+    """Refuse micro-batches that need more memory than the device has, given the rows of this data.
 
     Args:
         vocab_size: rows of the embeddings.
         memory_bytes: of the device.
 
     Raises:
-        ConfigError: with the flag, what it needs and what there is.
+        ConfigError: with the flag, the memory needed and the memory there.
     """
     splits = (
         ("--batch_size_training", train.batch_size_training, data.train, data.train_rows),

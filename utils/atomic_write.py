@@ -1,6 +1,6 @@
 """Files that are written as a whole, and named if the disk refuses them.
 
-Who reads one that is replaced finds what was there before, or all of what is there now.
+A reader of a file that is being replaced finds the earlier contents or the new ones, whole.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ class FileWriteError(RunError, OSError):
 
 
 def write_atomically(file: Path, contents: str | bytes, *, sync: bool = False) -> None:
-    """Write a file beside the target, then rename it. If that fails, an earlier file is as it was.
+    """Write a file next to the target, then rename it. If that fails, an earlier file is as it was.
 
     Args:
         contents: text is written as UTF-8.

@@ -20,8 +20,8 @@ from torch.torch_version import TorchVersion
 def import_bitsandbytes_without_inductor() -> None:
     """Import bitsandbytes, if it is installed, before peft does.
 
-    At its import it calls torch.compile for kernels of devices that it has none for, and so loads inductor: 1.3 of 7
-    seconds of a start. Uncompiled functions are what it falls back to by itself. Ends when it compiles at a first call.
+    Its import calls torch.compile for devices without kernels of its own, and so loads inductor: 1.3 of 7 seconds of a
+    start. Without the compiler it falls back to uncompiled functions. Ends when it compiles at a first call.
     """
     before = os.environ.get(_NO_DYNAMO)
     os.environ[_NO_DYNAMO] = "1"  # torch.compile looks here each time; torch._dynamo, which is imported, looked before
@@ -49,7 +49,7 @@ def no_buffer_sync() -> dict[str, Any]:
 def return_freed_tensors() -> None:
     """Make glibc give the memory of every freed tensor back to the system, from now on.
 
-    Otherwise it learns to keep blocks of up to 32 MB, and what is left of torch's aligned blocks does not fit the next
+    Otherwise it learns to keep blocks of up to 32 MB, and the rest of an aligned block of torch's does not fit the next
     request: merging a model of 700 MB layer by layer, it kept two thirds of it. Without glibc this does nothing.
     """
     with contextlib.suppress(OSError, AttributeError):

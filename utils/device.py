@@ -1,4 +1,4 @@
-"""Facts of a rank's device that decisions depend on. A plan knows them of devices that are not here."""
+"""Facts of a rank's device that decisions depend on. Plans have them of devices that are not here."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Host memory: what there is, what this container may take of it, and whether the kernel has killed a process for it.
+"""Host memory: the machine's, this container's limit, and whether the kernel has killed a process for lack of it.
 
 Linux counts the processes that its out-of-memory killer has ended: for each control group (a container, a Slurm step)
 in memory.events or memory.oom_control, and for the whole machine in /proc/vmstat
@@ -119,7 +119,7 @@ class _Group:
 
 
 def _groups() -> Iterator[_Group]:
-    """The control groups of this process that govern memory, its own first, then those above it."""
+    """The control groups of this process that govern memory, its own first, then its parents."""
     try:
         lines = (ROOT / "proc/self/cgroup").read_text().splitlines()
     except OSError:

@@ -1,4 +1,4 @@
-"""Which errors mean that memory has run out, and what torch's text tells of the device."""
+"""Which errors mean that memory has run out, and the figures in torch's text of them."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ _SIZE = r"([\d.]+) (bytes|KiB|MiB|GiB)"
 
 
 def causes(error: BaseException) -> Iterator[BaseException]:
-    """The error and those that it came from, the latest first."""
+    """The error and its causes, the latest first."""
     seen: list[BaseException] = []
     current: BaseException | None = error
     while current is not None and current not in seen:
@@ -55,7 +55,7 @@ def what_ran_out(error: BaseException) -> Literal["device", "host"] | None:
 
 @dataclass(frozen=True)
 class AllocatorFigures:
-    """What torch's allocator said of the device at the moment when its memory ran out, in bytes; None: nothing."""
+    """Figures of torch's allocator at the moment when memory ran out, in bytes; None if its text lacks one."""
 
     asked: int | None = None
     capacity: int | None = None  # of the device, or what this process is allowed of it
@@ -71,7 +71,7 @@ class AllocatorFigures:
 
     @property
     def room(self) -> int | None:
-        """What torch may reserve in all: what others, the driver and a limit of this process leave of the device."""
+        """All that torch may reserve: the device less other processes, the driver, and a limit of this process."""
         if self.capacity is None or self.reserved is None or self.free is None:
             return self.capacity
         return min(self.capacity, self.reserved + self.free)

@@ -36,7 +36,7 @@ def check_installed(flag: str, package: str) -> None:
     Raises:
         ConfigError: with the command that installs it.
     """
-    # By its metadata: a folder of that name, such as W&B leaves behind, can be imported too.
+    # By its metadata: a folder of that name, such as W&B's own for its runs, can be imported, too.
     if not is_installed(package):
         raise ConfigError(f"{flag}: needs the package {package}; pip install '{requirement(package)}'")
 

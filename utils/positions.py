@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-BEHIND_PADDING = (
+AFTER_PADDING = (
     *("camembert", "data2vec-text", "roberta", "roberta-prelayernorm"),
     *("xlm-roberta", "xlm-roberta-xl", "xmod"),
 )
@@ -14,6 +14,6 @@ BEHIND_PADDING = (
 def positions_of(text_config: Any) -> int | None:
     """The most tokens that a model with this config has positions for; None if there is no limit."""
     positions: int | None = getattr(text_config, "max_position_embeddings", None)
-    if positions is not None and text_config.model_type in BEHIND_PADDING:
+    if positions is not None and text_config.model_type in AFTER_PADDING:
         return positions - (text_config.pad_token_id or 0) - 1
     return positions

@@ -34,8 +34,8 @@ def keep_standard_descriptors() -> None:
 
 
 def take_standard_output() -> TextIO:
-    """Standard output for the caller alone. What anyone else prints there from now on, C libraries and processes that
-    are started later too, goes to standard error.
+    """Standard output for the caller alone. From now on all other prints go to standard error, those of C libraries
+    and of processes that are started later, too.
     """
     sys.stdout.flush()
     own = os.dup(1)
@@ -74,7 +74,7 @@ class _Descriptor(io.FileIO):
                 if written is None:  # another program has made the terminal non-blocking
                     select.select([], [self], [])
                 rest = rest[written or 0 :]
-        except BrokenPipeError:
+        except BrokenPipeError:  # the reader chose to go, so nothing is lost to anyone
             pass
         except OSError as error:
             self.refusal = error.strerror or str(error)

@@ -75,7 +75,7 @@ def backward_seconds(model: DistributedDataParallel) -> tuple[float, float]:
     """
     logger: Any = model.logger
     logger.set_runtime_stats_and_log()  # otherwise the next forward does; it skips backwards that are not timed
-    model._set_ddp_runtime_logging_sample_rate(100)
+    model._set_ddp_runtime_logging_sample_rate(100)  # torch's default
     figures = model._get_ddp_logging_data()
     communicated = int(figures["backward_comm_time"])  # in nanoseconds
     return communicated / 1e9, (communicated - int(figures["backward_compute_comm_overlap_time"])) / 1e9
