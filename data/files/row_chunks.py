@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
+
+if TYPE_CHECKING:
+    import pyarrow as pa
 
 Place = tuple[int, int]
 """Where a chunk begins: its position, as its reader counts (a byte, a row group, a row), and the lines before it."""
@@ -30,6 +33,13 @@ class RowReader(Protocol):
         """The chunk at a place, (0, 0) or the `next` of another; None at the end of the file."""
 
     def close(self) -> None: ...
+
+
+class TableReader(RowReader, Protocol):
+    """An open file whose rows all have the same columns."""
+
+    def tables(self) -> Iterator[pa.Table]:
+        """All rows, some at a time."""
 
 
 @dataclass(frozen=True)

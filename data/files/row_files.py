@@ -21,15 +21,19 @@ from data.files import byte_chunks, csv_files, json_files
 from data.files.json_files import RowText
 
 ROW, NEW_KEYS, PROBLEM = "row", "new_keys", "problem"
+FILE = "\x1ffile"  # a name that no column of a user's has
 ENDINGS = (".jsonl", ".json", ".jsonl.gz", ".json.gz", ".jsonl.zst", ".json.zst", ".csv", ".tsv")
 _ROWS_AT_A_TIME = 4096
 _CHARACTERS_AT_A_TIME = 2**24
 _SEPARATOR = "\x1f"
-_FEATURES = datasets.Features({name: datasets.Value("string") for name in (ROW, NEW_KEYS, PROBLEM)})
+_FEATURES = datasets.Features(
+    {name: datasets.Value("string") for name in (ROW, NEW_KEYS, PROBLEM)} | {FILE: datasets.Value("int32")}
+)
 
 
 def read_row_files(files: Sequence[Path], names: Sequence[str]) -> Any:
-    """Rows as text: `row` is JSON, or null and `problem` says why; `new_keys` are those that no row before had.
+    """Rows as text: `row` is JSON, or null and `problem` says why; `new_keys` are those that no row of the file had
+    before; `FILE` is the file's place in the list.
 
     Args:
         names: keys under which a JSON object may hold the rows of this split.
@@ -71,10 +75,10 @@ class RowFiles(datasets.ArrowBasedBuilder):
     def _generate_tables(self, paths: list[str]) -> Iterator[tuple[int, pa.Table]]:
         number = 0
         for path in paths:
-            file, seen = Path(path), set[str]()
+            file, place, seen = Path(path), self.config.paths.index(path), set[str]()
             rows = iter(csv_files.csv_rows(file) if file.suffix in (".csv", ".tsv") else self._json_rows(file))
             while block := _block(rows):
-                yield number, _table(block, seen)
+                yield number, _table(block, seen, place)
                 number += 1
 
     def _json_rows(self, file: Path) -> Iterator[RowText]:
@@ -92,7 +96,7 @@ def _block(rows: Iterator[RowText]) -> list[RowText]:
     return block
 
 
-def _table(rows: Sequence[RowText], seen: set[str]) -> pa.Table:
+def _table(rows: Sequence[RowText], seen: set[str], place: int) -> pa.Table:
     new_keys: list[str | None] = []
     for row in rows:
         keys = row.value or ()
@@ -102,4 +106,4 @@ def _table(rows: Sequence[RowText], seen: set[str]) -> pa.Table:
             new_keys.append(_SEPARATOR.join(key for key in keys if key not in seen))
             seen.update(keys)
     columns = {ROW: [row.text for row in rows], NEW_KEYS: new_keys, PROBLEM: [row.problem for row in rows]}
-    return pa.table(columns, schema=_FEATURES.arrow_schema)
+    return pa.table(columns | {FILE: [place] * len(rows)}, schema=_FEATURES.arrow_schema)

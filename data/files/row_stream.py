@@ -12,12 +12,15 @@ from typing import Any, NamedTuple
 
 import datasets
 import numpy as np
+import pyarrow as pa
 
 from data.files.csv_files import CsvReader
+from data.files.joined_columns import TABLE_ENDINGS, JoinedColumns, join_columns
 from data.files.json_files import JsonReader
-from data.files.row_chunks import RowChunk, RowReader
-from data.files.table_files import ArrowReader, ParquetReader, SavedReader, features_of
-from data.files.text_files import TextReader
+from data.files.row_chunks import RowChunk, RowReader, TableReader
+from data.files.table_files import ArrowReader, ParquetReader, SavedReader
+from data.files.text_files import TEXT, TextReader
+from utils.errors import ConfigError, in_one_line
 from utils.file_samples import evenly_spaced_parts
 
 _HEAD_ROWS, _HEAD_CHARACTERS = 256, 2**22  # rows that name the columns, and their size
@@ -58,6 +61,7 @@ class RowStream:
         files: all of one kind; none for `saved`.
         names: keys under which a JSON object may hold the rows of this split.
         columns: of a table, to read; None: all.
+        joined: the columns of Parquet and Arrow files.
     """
 
     files: tuple[Path, ...] = ()
@@ -65,15 +69,30 @@ class RowStream:
     sample_by: str = "line"
     saved: datasets.Dataset | None = None
     columns: tuple[str, ...] | None = None
+    joined: JoinedColumns | None = None
+
+    @classmethod
+    def of_files(cls, files: Sequence[Path], names: Sequence[str] = (), *, sample_by: str = "line") -> RowStream:
+        """The rows of files of one kind.
+
+        Raises:
+            ConfigError: if one of Parquet or Arrow cannot be read.
+        """
+        joined = join_columns(files) if files[0].suffix in TABLE_ENDINGS else None
+        return cls(tuple(files), tuple(names), sample_by, joined=joined)
 
     @property
     def features(self) -> datasets.Features | None:
-        """The columns of a table; None if each row has keys of its own."""
+        """The columns of a table that are read; None if each row has keys of its own."""
         if self.saved is not None:
-            return self.saved.features
-        if self.files[0].suffix in (".parquet", ".arrow"):
-            return features_of(self.files[0])
-        return datasets.Features({"text": datasets.Value("string")}) if self.files[0].suffix == ".txt" else None
+            features = self.saved.features
+        elif self.joined is not None:
+            features = self.joined.features
+        elif self.files[0].suffix == ".txt":
+            features = TEXT
+        else:
+            return None
+        return features if self.columns is None else datasets.Features({name: features[name] for name in self.columns})
 
     @property
     def seeks(self) -> bool:
@@ -82,8 +101,10 @@ class RowStream:
 
     def column_names(self) -> list[str]:
         """The columns, or the keys of the first rows."""
+        if self.joined is not None and self.columns is None:
+            return self.joined.names()
         if self.features is not None:
-            return list(self.columns or self.features)
+            return list(self.features)
         keys: dict[str, None] = {}
         num_characters = 0
         for row in islice(self, _HEAD_ROWS):
@@ -120,13 +141,17 @@ class RowStream:
         if self.saved is not None:
             return SavedReader(self.saved if self.columns is None else self.saved.select_columns(list(self.columns)))
         path = self.files[file]
-        if path.suffix in (".parquet", ".arrow"):
-            features = features_of(self.files[0])
-            reader = ParquetReader if path.suffix == ".parquet" else ArrowReader
-            return reader(path, self.columns or tuple(features), features)
-        if path.suffix in (".csv", ".tsv"):
-            return CsvReader(path)
-        return TextReader(path, self.sample_by) if path.suffix == ".txt" else JsonReader(path, self.names)
+        if self.features is not None:
+            return self.open_table(file)
+        return CsvReader(path) if path.suffix in (".csv", ".tsv") else JsonReader(path, self.names)
+
+    def open_table(self, file: int) -> TableReader:
+        """A Parquet, Arrow or text file, by its place in the list."""
+        path, features = self.files[file], self.features
+        assert features is not None
+        if path.suffix == ".txt":
+            return TextReader(path, self.sample_by)
+        return ParquetReader(path, features) if path.suffix == ".parquet" else ArrowReader(path, features)
 
     def identity(self) -> list[list[int]]:
         """Size and checksum of each file's beginning and end: another file differs in these."""
@@ -187,12 +212,17 @@ class RowCursor:
         return RowBlock(place, self.place, pieces)
 
     def _chunk_at(self, file: int, position: int, num_before: int) -> RowChunk | None:
-        if file != self._file or self._reader is None:
-            if self._reader is not None:
-                self._reader.close()
-            self._file, self._reader, self._at = file, self.rows.open(file), (-1, -1)
-        if self._at != (file, position):
-            self._at, self._chunk = (file, position), self._reader.chunk(position, num_before)
+        try:
+            if file != self._file or self._reader is None:
+                if self._reader is not None:
+                    self._reader.close()
+                self._file, self._reader, self._at = file, self.rows.open(file), (-1, -1)
+            if self._at != (file, position):
+                self._at, self._chunk = (file, position), self._reader.chunk(position, num_before)
+        except (pa.ArrowException, OSError) as error:
+            if not self.rows.files:
+                raise
+            raise ConfigError(f"{self.rows.files[file]} could not be read ({in_one_line(error)})") from error
         return self._chunk
 
 

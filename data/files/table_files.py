@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -12,7 +12,8 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 from datasets.table import table_cast
 
-from data.files.row_chunks import Place, RowChunk, RowReader
+from data.files.joined_columns import open_ipc, plain_type
+from data.files.row_chunks import Place, RowChunk, RowReader, TableReader
 
 _ROWS_AT_A_TIME = 1000
 
@@ -48,34 +49,39 @@ class SavedReader(RowReader):
         pass
 
 
-class ParquetReader(RowReader):
+class ParquetReader(TableReader):
     """A Parquet file, by row groups.
 
     Args:
-        columns: to read.
-        features: of the first file; others are cast to them.
+        features: of the columns to read, joined over all files (`data.files.joined_columns`).
     """
 
-    def __init__(self, file: Path, columns: Sequence[str], features: datasets.Features) -> None:
-        self.columns, self.features = list(columns), features
+    def __init__(self, file: Path, features: datasets.Features) -> None:
+        self.file, self.features = file, features
         self._file = pq.ParquetFile(file)
+        self._columns = [name for name in features if name in self._file.schema_arrow.names]
 
     def chunk(self, position: int, num_before: int) -> RowChunk | None:
         if position >= self._file.num_row_groups:
             return None
-        return _chunk_of(self._file.read_row_group(position, columns=self.columns), self.features, position + 1)
+        return _chunk_of(self._file.read_row_group(position, columns=self._columns), self.features, position + 1)
+
+    def tables(self) -> Iterator[pa.Table]:
+        """All rows, some at a time: a row group may be larger than host memory."""
+        for batch in self._file.iter_batches(_ROWS_AT_A_TIME, columns=self._columns):
+            yield _cast(pa.Table.from_batches([batch]), self.features)
 
     def close(self) -> None:
         self._file.close()
 
 
-class ArrowReader(RowReader):
+class ArrowReader(TableReader):
     """An Arrow file or stream, by record batches; it is mapped, so batches that are passed over are not read."""
 
-    def __init__(self, file: Path, columns: Sequence[str], features: datasets.Features) -> None:
-        self.columns, self.features = list(columns), features
+    def __init__(self, file: Path, features: datasets.Features) -> None:
+        self.file, self.features = file, features
         self._map = pa.memory_map(str(file))
-        self._batches = _open_ipc(self._map)
+        self._batches = open_ipc(self._map)
         self._next_batch = 0  # of a stream
 
     def chunk(self, position: int, num_before: int) -> RowChunk | None:
@@ -83,7 +89,15 @@ class ArrowReader(RowReader):
         if batch is None:
             return None
         batch.validate(full=True)  # offsets that lead outside would end the process
-        return _chunk_of(pa.Table.from_batches([batch]).select(self.columns), self.features, position + 1)
+        return _chunk_of(pa.Table.from_batches([batch]), self.features, position + 1)
+
+    def tables(self) -> Iterator[pa.Table]:
+        """All rows, a record batch at a time."""
+        position = 0
+        while (batch := self._batch(position)) is not None:
+            batch.validate(full=True)
+            yield _cast(pa.Table.from_batches([batch]), self.features)
+            position += 1
 
     def close(self) -> None:
         self._map.close()
@@ -94,7 +108,7 @@ class ArrowReader(RowReader):
             return self._batches.get_batch(position) if is_there else None
         if position < self._next_batch:
             self._map.seek(0)
-            self._batches, self._next_batch = _open_ipc(self._map), 0
+            self._batches, self._next_batch = open_ipc(self._map), 0
         try:
             while self._next_batch < position:
                 self._batches.read_next_batch()
@@ -105,25 +119,21 @@ class ArrowReader(RowReader):
             return None
 
 
-def features_of(file: Path) -> datasets.Features:
-    """The columns of a Parquet or Arrow file, and what the Hugging Face library makes of each."""
-    if file.suffix == ".parquet":
-        return datasets.Features.from_arrow_schema(pq.read_schema(file))
-    with pa.memory_map(str(file)) as mapped:
-        return datasets.Features.from_arrow_schema(_open_ipc(mapped).schema)
-
-
-def _open_ipc(mapped: pa.MemoryMappedFile) -> Any:
-    try:
-        return pa.ipc.open_stream(mapped)
-    except (OSError, pa.ArrowInvalid):
-        mapped.seek(0)
-        return pa.ipc.open_file(mapped)
+def _cast(table: pa.Table, features: datasets.Features) -> pa.Table:
+    """The table with these columns, cast to their types; a column that it lacks is null."""
+    schema, columns = features.arrow_schema, []
+    for name in features:
+        if name in table.column_names:
+            column = table.column(name)
+            plain = plain_type(column.type)
+            columns.append(column if plain == column.type else column.cast(plain))
+        else:
+            columns.append(pa.array([None] * table.num_rows, schema.field(name).type))
+    table = pa.table(columns, names=list(features)).replace_schema_metadata(table.schema.metadata)
+    return table_cast(table, schema)
 
 
 def _chunk_of(table: pa.Table, features: datasets.Features, following: int) -> TableChunk:
-    wanted = datasets.Features({name: features[name] for name in table.column_names})
-    if table.schema != wanted.arrow_schema:
-        table = table_cast(table, wanted.arrow_schema)
-    rows = datasets.Dataset(datasets.table.InMemoryTable(table), fingerprint="rows")
-    return TableChunk(rows, 0, table.num_rows, (following, 0))
+    num_rows = table.num_rows
+    rows = datasets.Dataset(datasets.table.InMemoryTable(_cast(table, features)), fingerprint="rows")
+    return TableChunk(rows, 0, num_rows, (following, 0))

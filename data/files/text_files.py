@@ -3,17 +3,22 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Iterator
 from pathlib import Path
 
-from data.files.byte_chunks import ByteChunks, end_of_lines
+import datasets
+import pyarrow as pa
+
+from data.files.byte_chunks import UTF8_MARK, ByteChunks, end_of_lines
 from data.files.json_files import where_not_utf8
-from data.files.row_chunks import ItemChunk, RowChunk, RowReader
+from data.files.row_chunks import ItemChunk, RowChunk, TableReader
 from utils.errors import ConfigError
 
+TEXT = datasets.Features({"text": datasets.Value("string")})
 _BETWEEN_PARAGRAPHS = re.compile(rb"\r?\n\r?\n")
 
 
-class TextReader(RowReader):
+class TextReader(TableReader):
     """A row is `{"text": ...}`.
 
     Args:
@@ -30,9 +35,10 @@ class TextReader(RowReader):
         if not data:
             return None
         try:
-            text = data.decode().replace("\r\n", "\n").replace("\r", "\n")
+            text = (data if position else data.removeprefix(UTF8_MARK)).decode()
         except UnicodeDecodeError as error:
             raise ConfigError(where_not_utf8(self.file) or f"{self.file}: {error}") from error
+        text = text.replace("\r\n", "\n").replace("\r", "\n")
         if self.sample_by == "line":
             rows = text.removesuffix("\n").split("\n")
         elif self.sample_by == "paragraph":
@@ -40,6 +46,13 @@ class TextReader(RowReader):
         else:
             rows = [text]
         return ItemChunk([{"text": row} for row in rows], (position + len(data), 0))
+
+    def tables(self) -> Iterator[pa.Table]:
+        """All rows, a chunk at a time."""
+        position = 0
+        while (chunk := self.chunk(position, 0)) is not None:
+            yield pa.Table.from_pylist(list(chunk.read(0, len(chunk))), schema=TEXT.arrow_schema)
+            position, _ = chunk.next
 
     def close(self) -> None:
         self._bytes.close()

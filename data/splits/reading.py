@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import asdict, fields
-from glob import escape
 from typing import Any
 
 import datasets
@@ -12,25 +11,21 @@ import numpy as np
 import pyarrow.compute as pc
 
 from configs.datasets import DataSource
-from data.cache_folder import not_kept
-from data.files.json_files import where_not_utf8
-from data.files.kinds import TABLES, ending
-from data.files.row_files import ENDINGS, NEW_KEYS, PROBLEM, ROW, keys_of, read_row_files
+from data.files.joined_columns import JoinedColumns
+from data.files.kinds import TABLES
+from data.files.row_files import NEW_KEYS, PROBLEM, ROW, keys_of
 from data.files.row_stream import RowStream
-from data.splits.data_path import Hub, Place, Saved, locate
+from data.files.stored_rows import store_rows
+from data.splits.data_path import Place, locate
 from data.splits.examples import REMEDY, SplitExamples
 from data.splits.files import Files
 from data.splits.known_columns import columns_there
 from data.splits.learned_columns import learned_columns
-from data.splits.names import names_of
+from data.splits.opening import errors_in_one_line, no_rows, open_rows, refuse_empty
 from data.splits.validation_share import chosen_rows, sets_rows_aside, validation_fraction
-from utils.errors import ConfigError, in_one_line
-from utils.hub import check_on_hub
+from utils.errors import ConfigError
 from utils.printing import print_line
 from utils.progress import shows_progress
-
-_READERS = {".parquet": "parquet", ".arrow": "arrow", ".txt": "text"}
-_ROWS_AT_A_TIME = 1000
 
 
 def load_split(
@@ -70,19 +65,26 @@ def load_split(
     streams = dataset_config.streaming and is_training
     if isinstance(place, Files) and place.note and is_training and shows_progress():
         print_line(f"--{flag}.data_path: {place.note}")
-    data = _read(name, place, dataset_config.train_split if takes_fraction else split, streams, reader_options)
+    data = open_rows(
+        name, place, dataset_config.train_split if takes_fraction else split, streams=streams, **reader_options
+    )
     all_columns, row_numbers = column_names(data), None
     if isinstance(data, RowStream) and not all_columns and isinstance(first := next(iter(data), None), str):
         raise ConfigError(f"--{flag}.data_path: {first}; {REMEDY}")
     if holds_text(data):
         data, row_numbers = _without_problems(data, f"--{flag}.data_path", dataset_config.skip_bad_rows)
-    if not streams and not len(data):
-        raise _no_rows(name)
+    if not isinstance(data, RowStream) and not streams and not len(data):
+        raise no_rows(name)
     asked = (*text_columns, *other_columns)
     _check_columns(name, flag, dataset_config, all_columns, text_columns, () if streams else other_columns)
     learned = tuple(dict.fromkeys(name for name in learned_columns(all_columns) if name not in asked))
     columns = [column for column in all_columns if column in (*asked, *learned)]
-    data = data.select_columns([ROW, PROBLEM] if holds_text(data) else columns)
+    if isinstance(data, RowStream) and data.joined is not None:
+        _check_joined(data.joined, flag, columns, text_columns if not dataset_config.skip_bad_rows else ())
+    if isinstance(data, RowStream):
+        data = _read(name, place, data, columns, streams=streams)
+    else:
+        data = data.select_columns([ROW, PROBLEM] if holds_text(data) else columns)
     own = {field.name for field in fields(dataset_config)} - {field.name for field in fields(DataSource)}
     settings = repr([(key, value) for key, value in asdict(dataset_config).items() if key in own])
     if takes_fraction or (is_training and not streams and sets_rows_aside(flag, dataset_config, place)):
@@ -122,6 +124,32 @@ def _check_columns(
         flags = " and ".join(f"--{flag}.{named[column].name}" for column in missing if column in named)
         remedy = f"; name the right one with {flags}" if flags else ""
         raise ConfigError(f"{name} has no column {', '.join(missing)}; it has {columns_there(there, flag)}{remedy}")
+
+
+def _check_joined(joined: JoinedColumns, flag: str, columns: Sequence[str], required: Sequence[str]) -> None:
+    """Refuse Parquet and Arrow files whose columns, of those that are read, are not alike."""
+    if refusal := next((joined.refusals[column] for column in columns if column in joined.refusals), None):
+        raise ConfigError(f"--{flag}.data_path: {refusal}")
+    if column := next((column for column in required if column in joined.absent), None):
+        raise ConfigError(f"--{flag}.data_path: {joined.absent[column]} has nothing in column {column}; {REMEDY}")
+
+
+def _read(name: str, place: Place, rows: RowStream, columns: Sequence[str], *, streams: bool) -> Any:
+    """The rows with these columns, stored unless they are streamed.
+
+    Raises:
+        ConfigError: if there are none, or they cannot be read.
+    """
+    one = list(rows.features or ())[:1]  # whoever finds no column to use will say which are there
+    rows = rows.select_columns(columns or one)
+    with errors_in_one_line(name, place, rows.files):
+        if streams:
+            refuse_empty(name, rows)
+            return rows
+        data = store_rows(rows)
+        if not len(data):
+            raise no_rows(name)
+        return data.select_columns(list(columns))
 
 
 def holds_text(data: Any) -> bool:
@@ -164,58 +192,6 @@ def first_rows(rows: Any, split_slice: str | None) -> Any:
     count = int(split_slice) if percentage == split_slice else max(1, round(len(rows) * float(percentage) / 100))
     count = min(count, len(rows))
     return rows.select(range(count)) if hasattr(rows, "select") else [rows[i] for i in range(count)]
-
-
-def _read(name: str, place: Place, split: str, streams: bool, options: dict[str, Any]) -> Any:
-    if isinstance(place, Hub):
-        check_on_hub(f"--{place.flag}.data_path", place.name, "dataset")
-    files = place.files_of(split) if isinstance(place, Files) else []
-    for file in files:
-        if file.stat().st_size == 0:
-            raise ConfigError(f"--{place.flag}.data_path: {file} is empty")
-    try:
-        if isinstance(place, Hub):
-            return datasets.load_dataset(place.name, place.config, split=split, streaming=streams)
-        if isinstance(place, Saved):
-            data = place.rows_of(split)
-            return RowStream(saved=data) if streams else data
-        kind, names = ending(files[0]), names_of(split, is_default=True)
-        if streams:
-            rows = RowStream(tuple(files), names, sample_by=options.get("sample_by", "line"))
-            if next(iter(rows), None) is None:  # a file that cannot be read is refused now, not in a worker
-                raise _no_rows(name)
-            return rows
-        if kind in ENDINGS:
-            return read_row_files(files, names)
-        reader = _READERS[kind]
-        # The library would read as many rows at a time as the first row group of a file has, which may have none.
-        options = options if reader == "text" else {"batch_size": _ROWS_AT_A_TIME} if reader == "parquet" else {}
-        paths = [escape(str(file)) for file in files]  # the library takes them for patterns
-        return datasets.load_dataset(reader, data_files=paths, split="train", **options)
-    except ConfigError:
-        raise
-    except Exception as error:
-        if refusal := not_kept(error):
-            raise refusal from error
-        is_text = files and ending(files[0]) == ".txt"
-        if is_text and (found := next((found for file in files if (found := where_not_utf8(file))), "")):
-            raise ConfigError(f"--{place.flag}.data_path: {found}") from error
-        if isinstance(place, Hub) and "Unknown split" in str(error):
-            found = " ".join(str(error).split())
-            raise ConfigError(
-                f"{name}: {found}; name one with --{place.flag}.train_split or .test_split, or evaluate on a share of "
-                f"the training rows with --{place.flag}.validation_fraction 0.05"
-            ) from error
-        reason = in_one_line(error.__cause__ or error) or type(error).__name__
-        if "corresponds to no data" in reason:  # the library's words for blank lines, or a header alone
-            raise _no_rows(name) from error
-        raise ConfigError(
-            f"{name} could not be read ({reason}); check it, or give another with --{place.flag}.data_path"
-        ) from error
-
-
-def _no_rows(name: str) -> ConfigError:
-    return ConfigError(f"{name} holds no rows")
 
 
 def column_names(data: Any) -> list[str]:

@@ -1,0 +1,58 @@
+"""The rows of Parquet, Arrow and text files as a Hugging Face dataset, which the library keeps once they are read."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Iterator
+from dataclasses import dataclass
+from glob import escape
+from typing import Any
+
+import datasets
+import pyarrow as pa
+from datasets.fingerprint import Hasher
+
+from data.files import byte_chunks, joined_columns, table_files, text_files
+from data.files.row_files import FILE
+from data.files.row_stream import RowStream
+
+
+def store_rows(rows: RowStream) -> Any:
+    """The rows with the columns that they were selected with, and `FILE`, the place of each row's file in the list."""
+    modules = (byte_chunks, joined_columns, table_files, text_files)
+    builder = StoredRows(
+        hash=Hasher.hash([inspect.getsource(module) for module in modules]),
+        data_files=[escape(str(file)) for file in rows.files],  # the library takes them for patterns
+        rows=rows,
+    )
+    builder.download_and_prepare()
+    return builder.as_dataset(split="train")
+
+
+@dataclass
+class StoredRowsConfig(datasets.BuilderConfig):
+    rows: RowStream | None = None
+
+
+class StoredRows(datasets.ArrowBasedBuilder):
+    """Called by the library; every file is a shard."""
+
+    BUILDER_CONFIG_CLASS = StoredRowsConfig
+
+    def _info(self) -> datasets.DatasetInfo:
+        columns = dict(self.config.rows.features or {})
+        return datasets.DatasetInfo(features=datasets.Features(columns | {FILE: datasets.Value("int32")}))
+
+    def _split_generators(self, dl_manager: Any) -> list[datasets.SplitGenerator]:
+        places = list(range(len(self.config.rows.files)))
+        return [datasets.SplitGenerator(name="train", gen_kwargs={"places": places})]
+
+    def _generate_tables(self, places: list[int]) -> Iterator[tuple[int, pa.Table]]:
+        number, schema = 0, self.info.features.arrow_schema
+        for place in places:
+            reader = self.config.rows.open_table(place)
+            for table in reader.tables():
+                file = pa.array([place] * table.num_rows, pa.int32())
+                yield number, pa.table([*table.columns, file], schema=schema)
+                number += 1
+            reader.close()

@@ -1,0 +1,96 @@
+"""Opens the rows of one split, and says in one line what is wrong with files that cannot be read."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import datasets
+
+from data.cache_folder import not_kept
+from data.files.json_files import where_not_utf8
+from data.files.kinds import ending
+from data.files.row_files import ENDINGS, read_row_files
+from data.files.row_stream import RowStream
+from data.splits.data_path import Hub, Place, Saved
+from data.splits.files import Files
+from data.splits.names import names_of
+from utils.errors import ConfigError, in_one_line
+from utils.hub import check_on_hub
+
+
+def open_rows(name: str, place: Place, split: str, *, streams: bool, **options: Any) -> Any:
+    """The rows of a split.
+
+    Args:
+        name: the flag and the place, for messages.
+        options: passed to the reader of files.
+
+    Returns:
+        A `datasets.Dataset`, or an IterableDataset of the hub's; of files to stream, and of Parquet, Arrow and text
+        files, a `RowStream`: those are stored once it is known which columns are asked for.
+
+    Raises:
+        ConfigError: if they cannot be read.
+    """
+    if isinstance(place, Hub):
+        check_on_hub(f"--{place.flag}.data_path", place.name, "dataset")
+    files = place.files_of(split) if isinstance(place, Files) else []
+    for file in files:
+        if file.stat().st_size == 0:
+            raise ConfigError(f"--{place.flag}.data_path: {file} is empty")
+    with errors_in_one_line(name, place, files):
+        if isinstance(place, Hub):
+            return datasets.load_dataset(place.name, place.config, split=split, streaming=streams)
+        if isinstance(place, Saved):
+            data = place.rows_of(split)
+            return RowStream(saved=data) if streams else data
+        names = names_of(split, is_default=True)
+        if ending(files[0]) in ENDINGS and not streams:
+            return read_row_files(files, names)
+        rows = RowStream.of_files(files, names, **options)
+        if streams and rows.joined is None:
+            refuse_empty(name, rows)  # and a file that cannot be read, now and not in a worker
+        return rows
+
+
+def refuse_empty(name: str, rows: RowStream) -> None:
+    """Read the first row.
+
+    Raises:
+        ConfigError: if there is none.
+    """
+    if next(iter(rows), None) is None:
+        raise no_rows(name)
+
+
+def no_rows(name: str) -> ConfigError:
+    return ConfigError(f"{name} holds no rows")
+
+
+@contextmanager
+def errors_in_one_line(name: str, place: Place, files: Sequence[Path]) -> Iterator[None]:
+    """What goes wrong inside, as a ConfigError that names the place."""
+    try:
+        yield
+    except ConfigError:
+        raise
+    except Exception as error:
+        if refusal := not_kept(error):
+            raise refusal from error
+        flag = f"--{place.flag}.data_path"
+        is_text = files and ending(files[0]) == ".txt"
+        if is_text and (found := next((found for file in files if (found := where_not_utf8(file))), "")):
+            raise ConfigError(f"{flag}: {found}") from error
+        if isinstance(place, Hub) and "Unknown split" in str(error):
+            found = " ".join(str(error).split())
+            raise ConfigError(
+                f"{name}: {found}; name one with --{place.flag}.train_split or .test_split, or evaluate on a share of "
+                f"the training rows with --{place.flag}.validation_fraction 0.05"
+            ) from error
+        reason = in_one_line(error.__cause__ or error) or type(error).__name__
+        if "corresponds to no data" in reason:  # the library's words for blank lines, or a header alone
+            raise no_rows(name) from error
+        raise ConfigError(f"{name} could not be read ({reason}); check it, or give another with {flag}") from error
