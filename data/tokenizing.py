@@ -97,6 +97,7 @@ def tokenize_split(
             "apart; give prompts and completions (--dataset instruction_dataset)"
         )
     tokenize = _Tokenize(replace(examples, data=None), to_spans, tokenizer, encode, by_template)
+    examples.refuse_absent(examples.text_columns)
     examples.say_unread()
     if isinstance(examples.data, datasets.IterableDataset | RowStream):
         return TokenizedStream(examples.data, tokenize, STREAM_BATCH_SIZE)

@@ -41,6 +41,7 @@ def get_segments_dataset(
             f"{examples.name} has no column {column}; it has {examples.columns_there}: name the column of the "
             "parts with --segments_dataset.segments_column"
         )
+    examples.refuse_absent([column])
     return tokenize_split(examples, tokenizer, partial(to_samples, column=column), by_template=True)
 
 

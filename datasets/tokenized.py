@@ -34,6 +34,7 @@ def get_tokenized_dataset(
             f"{examples.name} has no column labels, and an encoder-decoder learns targets of their own; add the token "
             "ids of each row's target"
         )
+    examples.refuse_absent(COLUMNS[:2])
     examples.say_unread()
     return TokenizedRows(examples)
 
@@ -60,4 +61,6 @@ class TokenizedRows:
         for name in ("input_ids", *(["labels"] if has_labels else [])):
             if not isinstance(known.get(name), Sequence) or isinstance(known[name], str):
                 raise BadExample(f"column {name} is not a list of token ids")
+        if "labels" in known and not has_labels:  # of a stream, whose first rows have none
+            raise BadExample("it has labels, and the first rows have none")
         return known if "labels" in known else known | {"labels": known["input_ids"]}

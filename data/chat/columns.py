@@ -48,6 +48,7 @@ def used_columns(examples: SplitExamples, config: ChatSettings) -> SplitExamples
                 print_line(f"{examples.place}: rows {which} are left out (--chat_dataset.preference chosen)")
     if of_turns and not config.preference:
         examples = examples.with_columns(*(set(columns_to_read(config)) - set(PROMPT_COLUMNS)))
+        examples.refuse_absent(of_turns)
     return examples
 
 

@@ -114,6 +114,13 @@ class CsvReader(RowReader):
     def close(self) -> None:
         self._bytes.close()
 
+    def names(self) -> list[str]:
+        """The columns; none if the first row cannot be read."""
+        try:
+            return self._read_names()
+        except (pa.ArrowInvalid, UnicodeDecodeError):
+            return []
+
     def _read_names(self) -> list[str]:
         """From the first row, whichever chunk was asked for."""
         first = ByteChunks(self.file, self._end_of_rows, most=_MOST_BYTES)

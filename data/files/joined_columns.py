@@ -17,6 +17,7 @@ import datasets
 import pyarrow as pa
 import pyarrow.parquet as pq
 
+from data.files.plain_arrays import plain_type
 from utils.errors import ConfigError, in_one_line
 
 TABLE_ENDINGS = (".parquet", ".arrow")
@@ -31,7 +32,6 @@ _WIDER = (
     ("binary", "large_binary"),
 )
 _WITHIN_INT64 = {*_WIDER[0], *_WIDER[1][:-1]}
-_VIEWS = {pa.string_view(): pa.string(), pa.binary_view(): pa.binary()}
 
 
 @dataclass(frozen=True)
@@ -91,21 +91,6 @@ def join_columns(files: Sequence[Path]) -> JoinedColumns:
     features = datasets.Features({name: column.feature for name, column in columns.items() if name not in refusals})
     absent = {name: file for name in features if (file := _first_without(name, files, tables))}
     return JoinedColumns(features, refusals, absent, tuple(table.num_rows for table in tables))
-
-
-def plain_type(kind: pa.DataType) -> pa.DataType:
-    """The type of Arrow that the Hugging Face library knows for the same values: lists for list views, and so on."""
-    if kind in _VIEWS:
-        return _VIEWS[kind]
-    if pa.types.is_dictionary(kind):
-        return plain_type(kind.value_type)
-    if pa.types.is_list_view(kind) or pa.types.is_list(kind):
-        return pa.list_(plain_type(kind.value_type))
-    if pa.types.is_large_list_view(kind) or pa.types.is_large_list(kind):
-        return pa.large_list(plain_type(kind.value_type))
-    if pa.types.is_struct(kind):
-        return pa.struct([pa.field(field.name, plain_type(field.type)) for field in kind])
-    return kind
 
 
 def open_ipc(mapped: pa.MemoryMappedFile) -> Any:

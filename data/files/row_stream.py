@@ -15,6 +15,7 @@ import numpy as np
 import pyarrow as pa
 
 from data.files.csv_files import CsvReader
+from data.files.first_keys import first_keys, first_without
 from data.files.joined_columns import TABLE_ENDINGS, JoinedColumns, join_columns
 from data.files.json_files import JsonReader
 from data.files.row_chunks import RowChunk, RowReader, TableReader
@@ -100,7 +101,7 @@ class RowStream:
         return not any(file.suffix in (".gz", ".zst") for file in self.files)
 
     def column_names(self) -> list[str]:
-        """The columns, or the keys of the first rows."""
+        """The columns, or the keys of the first rows of the first file, and of the first row of each other."""
         if self.joined is not None and self.columns is None:
             return self.joined.names()
         if self.features is not None:
@@ -113,7 +114,15 @@ class RowStream:
                 num_characters += len(str(row))
             if num_characters > _HEAD_CHARACTERS:
                 break
+        for file in self.files[1:]:
+            keys |= dict.fromkeys(first_keys(file))
         return list(keys)
+
+    def absent(self) -> dict[str, Path]:
+        """The first file that lacks a column, for columns that others have; of JSON files by their first rows."""
+        if self.joined is not None:
+            return self.joined.absent
+        return first_without(self.files) if self.features is None else {}
 
     def select_columns(self, columns: Sequence[str]) -> RowStream:
         """The same rows with these columns alone; rows with keys of their own keep them."""

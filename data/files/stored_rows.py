@@ -12,14 +12,15 @@ import datasets
 import pyarrow as pa
 from datasets.fingerprint import Hasher
 
-from data.files import byte_chunks, joined_columns, table_files, text_files
+from data.files import byte_chunks, plain_arrays, table_files, text_files
 from data.files.row_files import FILE
 from data.files.row_stream import RowStream
+from utils.errors import ConfigError, in_one_line
 
 
 def store_rows(rows: RowStream) -> Any:
     """The rows with the columns that they were selected with, and `FILE`, the place of each row's file in the list."""
-    modules = (byte_chunks, joined_columns, table_files, text_files)
+    modules = (byte_chunks, plain_arrays, table_files, text_files)
     builder = StoredRows(
         hash=Hasher.hash([inspect.getsource(module) for module in modules]),
         data_files=[escape(str(file)) for file in rows.files],  # the library takes them for patterns
@@ -50,9 +51,16 @@ class StoredRows(datasets.ArrowBasedBuilder):
     def _generate_tables(self, places: list[int]) -> Iterator[tuple[int, pa.Table]]:
         number, schema = 0, self.info.features.arrow_schema
         for place in places:
-            reader = self.config.rows.open_table(place)
-            for table in reader.tables():
+            for table in self._tables(place):
                 file = pa.array([place] * table.num_rows, pa.int32())
                 yield number, pa.table([*table.columns, file], schema=schema)
                 number += 1
+
+    def _tables(self, place: int) -> Iterator[pa.Table]:
+        try:
+            reader = self.config.rows.open_table(place)
+            yield from reader.tables()
             reader.close()
+        except (pa.ArrowException, OSError) as error:
+            file = self.config.rows.files[place]
+            raise ConfigError(f"{file} could not be read ({in_one_line(error)})") from error

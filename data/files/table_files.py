@@ -12,7 +12,8 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 from datasets.table import table_cast
 
-from data.files.joined_columns import open_ipc, plain_type
+from data.files.joined_columns import open_ipc
+from data.files.plain_arrays import plain_column
 from data.files.row_chunks import Place, RowChunk, RowReader, TableReader
 
 _ROWS_AT_A_TIME = 1000
@@ -124,9 +125,7 @@ def _cast(table: pa.Table, features: datasets.Features) -> pa.Table:
     schema, columns = features.arrow_schema, []
     for name in features:
         if name in table.column_names:
-            column = table.column(name)
-            plain = plain_type(column.type)
-            columns.append(column if plain == column.type else column.cast(plain))
+            columns.append(plain_column(table.column(name)))
         else:
             columns.append(pa.array([None] * table.num_rows, schema.field(name).type))
     table = pa.table(columns, names=list(features)).replace_schema_metadata(table.schema.metadata)

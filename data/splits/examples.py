@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -42,6 +43,7 @@ class SplitExamples:
     row_numbers: np.ndarray | None = None  # int64 [examples], rows of the place; None: 0, 1, 2, ...
     later_columns: tuple[str, ...] = ()  # of a stream: asked for, and not in its first rows; a later row may have them
     learned_columns: tuple[str, ...] = ()  # that may say that a row is not learned (`data.splits.learned_columns`)
+    absent: Mapping[str, Path] = field(default_factory=dict)  # columns that not all files have, and one that lacks it
     skips_bad_rows: bool = False
     is_training: bool = True
 
@@ -123,6 +125,18 @@ class SplitExamples:
                 self.refusal(index, row)
             else:
                 yield row
+
+    def refuse_absent(self, columns: Iterable[str]) -> None:
+        """Refuse a file without one of the columns, which every row must have; unless such rows are skipped.
+
+        Raises:
+            ConfigError: naming the file.
+        """
+        column = next((column for column in columns if column in self.absent), None)
+        if column is not None and not self.skips_bad_rows:
+            raise ConfigError(
+                f"{self.flag}: {self.absent[column]} has nothing in column {column}, and other files have; {REMEDY}"
+            )
 
     def say_unread(self) -> None:
         """Name the columns of the training data that no one reads; images and sound are at most looked for."""

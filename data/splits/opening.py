@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import contextmanager
-from pathlib import Path
 from typing import Any
 
 import datasets
 
 from data.cache_folder import not_kept
-from data.files.json_files import where_not_utf8
 from data.files.kinds import ending
 from data.files.row_files import ENDINGS, read_row_files
 from data.files.row_stream import RowStream
@@ -41,7 +39,7 @@ def open_rows(name: str, place: Place, split: str, *, streams: bool, **options: 
     for file in files:
         if file.stat().st_size == 0:
             raise ConfigError(f"--{place.flag}.data_path: {file} is empty")
-    with errors_in_one_line(name, place, files):
+    with errors_in_one_line(name, place):
         if isinstance(place, Hub):
             return datasets.load_dataset(place.name, place.config, split=split, streaming=streams)
         if isinstance(place, Saved):
@@ -71,24 +69,21 @@ def no_rows(name: str) -> ConfigError:
 
 
 @contextmanager
-def errors_in_one_line(name: str, place: Place, files: Sequence[Path]) -> Iterator[None]:
+def errors_in_one_line(name: str, place: Place) -> Iterator[None]:
     """What goes wrong inside, as a ConfigError that names the place."""
+    flag = f"--{place.flag}.data_path"
     try:
         yield
-    except ConfigError:
-        raise
     except Exception as error:
+        found = error if isinstance(error, ConfigError) else error.__cause__
+        if isinstance(found, ConfigError):
+            raise ConfigError(str(found) if str(found).startswith("--") else f"{flag}: {found}") from error
         if refusal := not_kept(error):
             raise refusal from error
-        flag = f"--{place.flag}.data_path"
-        is_text = files and ending(files[0]) == ".txt"
-        if is_text and (found := next((found for file in files if (found := where_not_utf8(file))), "")):
-            raise ConfigError(f"{flag}: {found}") from error
         if isinstance(place, Hub) and "Unknown split" in str(error):
-            found = " ".join(str(error).split())
             raise ConfigError(
-                f"{name}: {found}; name one with --{place.flag}.train_split or .test_split, or evaluate on a share of "
-                f"the training rows with --{place.flag}.validation_fraction 0.05"
+                f"{name}: {' '.join(str(error).split())}; name one with --{place.flag}.train_split or .test_split, or "
+                f"evaluate on a share of the training rows with --{place.flag}.validation_fraction 0.05"
             ) from error
         reason = in_one_line(error.__cause__ or error) or type(error).__name__
         if "corresponds to no data" in reason:  # the library's words for blank lines, or a header alone

@@ -11,6 +11,7 @@ import numpy as np
 import pyarrow.compute as pc
 
 from configs.datasets import DataSource
+from data.files.first_keys import first_without
 from data.files.joined_columns import JoinedColumns
 from data.files.kinds import TABLES
 from data.files.row_files import NEW_KEYS, PROBLEM, ROW, keys_of
@@ -58,16 +59,14 @@ def load_split(
     place = locate(flag, dataset_config, hub_name, kinds)
     has_fraction = validation_fraction(flag, dataset_config) > 0
     takes_fraction = has_fraction and not is_training and not place.has_split(split)
-    name_of_place = str(place)
-    if isinstance(place, Files) and not takes_fraction and len(files := place.files_of(split)) == 1:
-        name_of_place = str(files[0])
+    split_read = dataset_config.train_split if takes_fraction else split
+    files = place.files_of(split_read) if isinstance(place, Files) else []
+    name_of_place = str(files[0]) if len(files) == 1 and not takes_fraction else str(place)
     name = f"--{flag}.data_path: {name_of_place}"
     streams = dataset_config.streaming and is_training
     if isinstance(place, Files) and place.note and is_training and shows_progress():
         print_line(f"--{flag}.data_path: {place.note}")
-    data = open_rows(
-        name, place, dataset_config.train_split if takes_fraction else split, streams=streams, **reader_options
-    )
+    data = open_rows(name, place, split_read, streams=streams, **reader_options)
     all_columns, row_numbers = column_names(data), None
     if isinstance(data, RowStream) and not all_columns and isinstance(first := next(iter(data), None), str):
         raise ConfigError(f"--{flag}.data_path: {first}; {REMEDY}")
@@ -76,11 +75,12 @@ def load_split(
     if not isinstance(data, RowStream) and not streams and not len(data):
         raise no_rows(name)
     asked = (*text_columns, *other_columns)
+    absent = data.absent() if isinstance(data, RowStream) else first_without(files)
     _check_columns(name, flag, dataset_config, all_columns, text_columns, () if streams else other_columns)
     learned = tuple(dict.fromkeys(name for name in learned_columns(all_columns) if name not in asked))
     columns = [column for column in all_columns if column in (*asked, *learned)]
     if isinstance(data, RowStream) and data.joined is not None:
-        _check_joined(data.joined, flag, columns, text_columns if not dataset_config.skip_bad_rows else ())
+        _check_joined(data.joined, flag, columns)
     if isinstance(data, RowStream):
         data = _read(name, place, data, columns, streams=streams)
     else:
@@ -108,6 +108,8 @@ def load_split(
             name for name in dict.fromkeys((*other_columns, *learned)) if streams and name not in columns
         ),
         learned_columns=learned,
+        absent=absent,
+        later_columns=tuple(name for name in dict.fromkeys(other_columns) if streams and name not in columns),
         skips_bad_rows=dataset_config.skip_bad_rows,
         is_training=is_training,
     )
@@ -126,12 +128,10 @@ def _check_columns(
         raise ConfigError(f"{name} has no column {', '.join(missing)}; it has {columns_there(there, flag)}{remedy}")
 
 
-def _check_joined(joined: JoinedColumns, flag: str, columns: Sequence[str], required: Sequence[str]) -> None:
-    """Refuse Parquet and Arrow files whose columns, of those that are read, are not alike."""
+def _check_joined(joined: JoinedColumns, flag: str, columns: Sequence[str]) -> None:
+    """Refuse Parquet and Arrow files with types that cannot be joined in columns that are read."""
     if refusal := next((joined.refusals[column] for column in columns if column in joined.refusals), None):
         raise ConfigError(f"--{flag}.data_path: {refusal}")
-    if column := next((column for column in required if column in joined.absent), None):
-        raise ConfigError(f"--{flag}.data_path: {joined.absent[column]} has nothing in column {column}; {REMEDY}")
 
 
 def _read(name: str, place: Place, rows: RowStream, columns: Sequence[str], *, streams: bool) -> Any:
@@ -142,7 +142,7 @@ def _read(name: str, place: Place, rows: RowStream, columns: Sequence[str], *, s
     """
     one = list(rows.features or ())[:1]  # whoever finds no column to use will say which are there
     rows = rows.select_columns(columns or one)
-    with errors_in_one_line(name, place, rows.files):
+    with errors_in_one_line(name, place):
         if streams:
             refuse_empty(name, rows)
             return rows
