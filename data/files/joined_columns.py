@@ -89,7 +89,8 @@ def join_columns(files: Sequence[Path]) -> JoinedColumns:
             if name not in refusals and (refusal := _join(columns, name, file, table.schema)):
                 refusals[name] = refusal
     features = datasets.Features({name: column.feature for name, column in columns.items() if name not in refusals})
-    absent = {name: file for name in features if (file := _first_without(name, files, tables))}
+    lacking = {name: _first_without(name, files, tables) for name in features}
+    absent = {name: file for name, file in lacking.items() if file is not None}
     return JoinedColumns(features, refusals, absent, tuple(table.num_rows for table in tables))
 
 
