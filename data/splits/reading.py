@@ -109,7 +109,6 @@ def load_split(
         ),
         learned_columns=learned,
         absent=absent,
-        later_columns=tuple(name for name in dict.fromkeys(other_columns) if streams and name not in columns),
         skips_bad_rows=dataset_config.skip_bad_rows,
         is_training=is_training,
     )
