@@ -136,7 +136,7 @@ def plan_generation(
 ) -> Generation | None:
     """The generation at each evaluation; None without --eval_generate.
 
-    The samples are those whose loss is evaluated and that have a prompt.
+    Its samples have a prompt, and their loss is evaluated, too.
 
     Args:
         datasets: the names of the mixed datasets, for messages.

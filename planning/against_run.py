@@ -46,10 +46,10 @@ def compare_with_plan(
 
 
 def measure(plan: Mapping[str, Any], memory: list[Mapping[str, Any]], peak_gib: float) -> dict[str, float | None]:
-    """What was measured, by the plan's names; each part the most that any rank held of it.
+    """The measured memory by the plan's names. Each part is the most that any rank held of it.
 
-    `other_gib` is the peak less as much of each part as the plan has at its own peak: which parts were there at the
-    measured one, nobody asked.
+    `other_gib` is the peak less a fraction of each part, the one that the plan has at its own peak: the parts at the
+    measured peak are not known.
     """
     parts = {part: max(figures(memory, f"{part}_gib"), default=0.0) for part in PARTS[:-1]}
     at_peak = sum(size * _share_at_peak(plan, part) for part, size in parts.items())
@@ -61,7 +61,7 @@ def measure(plan: Mapping[str, Any], memory: list[Mapping[str, Any]], peak_gib: 
 
 
 def _share_at_peak(plan: Mapping[str, Any], part: str) -> float:
-    """How much of the most that a part holds is there at the peak, in the plan."""
+    """The fraction of a part's largest size that is there at the peak, in the plan."""
     most = float(plan[f"{part}_gib"])
     return float(plan["at_peak"][part]) / most if most else 1.0
 

@@ -163,6 +163,6 @@ class _Plans:
 
 
 def _slowness(planned: PlannedModel, seconds: Callable[[PlannedModel], float | None]) -> tuple[float, float]:
-    """What orders candidates: seconds of a step, and layers recomputed, in part or whole."""
+    """Sort key of candidates: seconds of a step, then the number of recomputed layers, parts of layers included."""
     recomputed = sum(RECOMPUTED[mode] for _, mode in planned.empty.checkpointing.of_layers(planned.adapted.base))
     return seconds(planned) or 0.0, recomputed

@@ -1,4 +1,4 @@
-"""--load_only: what each rank holds after loading, next to the plan."""
+"""--load_only: the memory of each rank after loading, next to the plan."""
 
 from __future__ import annotations
 
@@ -17,17 +17,17 @@ from utils.units import GIB
 
 
 class Loaded(NamedTuple):
-    """What one rank holds after loading, in GiB."""
+    """The memory of one rank after loading, in GiB."""
 
     params: float  # and buffers
-    allocated: float | None  # by torch on its GPU; None on CPU, where nobody counts it
+    allocated: float | None  # by torch on its GPU; None on CPU, where torch does not count it
     peak_allocated: float | None
     host: float  # resident, with the libraries
     host_peak: float
 
 
 def loaded_on_all(model: nn.Module, env: Environment) -> list[Loaded]:
-    """What each rank holds. Every rank must call this."""
+    """The memory of each rank. Every rank must call this."""
     return gather_to_all(_loaded(model, env))
 
 

@@ -1,4 +1,4 @@
-"""What is done to a model before it trains, in the order that each step needs: adapt_model(), then shard_and_fill()."""
+"""The changes to a model before it trains, in the order that they need: adapt_model(), then shard_and_fill()."""
 
 from __future__ import annotations
 
@@ -33,14 +33,14 @@ from ranks.environment import Environment
 
 
 class Policies(NamedTuple):
-    """What is decided about a model before it is built."""
+    """The decisions about a model before it is built."""
 
     precision: Precision
     quantization: Quantization | None
     layout: Layout
     float8: Float8 | None = None
-    checkpointing: Checkpointing | None = None  # what the run's plan chose; None: the flags decide
-    compile_falls_back: bool = False  # --compile auto, one rank: what does not compile runs uncompiled
+    checkpointing: Checkpointing | None = None  # chosen by the run's plan; None: the flags decide
+    compile_falls_back: bool = False  # --compile auto on one rank: if anything does not compile, all runs uncompiled
     flash_4: bool = False  # FlashAttention 4 works on every rank's device
 
 

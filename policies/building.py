@@ -104,7 +104,7 @@ def build_for_training(
     env: Environment,
     new_tokens: Sequence[int] = (),
 ) -> BuiltModel:
-    """The model, adapted, sharded and filled; what was adapted is printed. Every rank must call this.
+    """The model, adapted, sharded and filled; notes on adapted defaults are printed. Every rank must call this.
 
     Args: as of `build_empty`.
 

@@ -28,7 +28,7 @@ def freeze_layers(model: nn.Module, backbone: Sequence[nn.Module], num_layers: i
 
     Args:
         model: the whole model, with its adapters.
-        backbone: the submodules whose layers are counted: a decoder; or an encoder and a decoder.
+        backbone: the submodules that contain the counted layers: a decoder, or encoder and decoder.
 
     Raises:
         ConfigError: if one has fewer layers, or nothing is left to train.

@@ -24,7 +24,7 @@ _NO_WEIGHTS = re.compile(r"optimizer|scheduler|scaler|rng_state|training_args|re
 
 
 def _where_a_model_is(folder: Path) -> str:
-    """What to give instead of a folder without a model."""
+    """A remedy for a folder without a model, as a clause."""
     if (folder / "model" / "config.json").is_file():
         return f"it is a run's folder: give {folder / 'model'}"
     for adapter in (folder, folder / "adapter"):
@@ -67,7 +67,7 @@ def load_model_config(train: TrainConfig, *, needs_weights: bool = True) -> Pret
 
 
 def _check_dropout(model_name: str, model_config: PretrainedConfig) -> None:
-    """Refuse probabilities that are none; torch would only notice in the first forward pass."""
+    """Refuse dropout outside 0 to 1; torch would only notice in the first forward pass."""
     # A text model's get_text_config() is the config itself.
     for config in {id(c): c for c in (model_config, model_config.get_text_config())}.values():
         for name, value in config.to_dict().items():

@@ -52,7 +52,7 @@ class Precision:
         return MixedPrecisionPolicy(param_dtype=param_dtype, reduce_dtype=self.reduce_dtype)
 
     def gradient_dtype(self, train: TrainConfig) -> torch.dtype:
-        """What gradients have when backward computes them, before they are reduced."""
+        """The dtype in which backward computes gradients, before they are reduced."""
         return self.adapter_dtype if train.use_peft else self.compute_dtype
 
 

@@ -1,4 +1,4 @@
-"""What the policies ask of a task."""
+"""The interface of a task that policies use."""
 
 from __future__ import annotations
 

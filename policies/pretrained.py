@@ -75,7 +75,7 @@ def generation_settings(name: str) -> tuple[GenerationConfig | None, str]:
 
 
 def _keep_exact_buffers(model: PreTrainedModel) -> None:
-    """Keep in fp32 what the family does not let be rounded, as `from_pretrained` does.
+    """Keep buffers in fp32 that the family must not round, as `from_pretrained` does.
 
     DeepSeek-V3's routers choose experts by biases that differ by less than bf16 resolves.
     """

@@ -37,7 +37,7 @@ from utils.errors import ConfigError
 
 @dataclass(frozen=True)
 class Layout:
-    """What `shard` and `replicate` do. `mesh_shape` is (copies of the model, ranks that share one copy)."""
+    """How `shard` and `replicate` lay out a model. `mesh_shape` is (copies of the model, ranks that share one copy)."""
 
     kind: str  # "plain", "ddp" or "fully_shard"
     strategy: str  # as on the command line; "SINGLE" for one process without FSDP
@@ -114,7 +114,7 @@ def shard(
     mesh = init_device_mesh(device.type, layout.mesh_shape, mesh_dim_names=("replicate", "shard"))
     set_timeouts()  # of the mesh's own groups
     if layout.mesh_shape[0] == 1:
-        # A mesh of two dimensions would add an all-reduce over copies, of which there is one.
+        # There is one copy: a mesh of two dimensions would add an all-reduce over copies.
         mesh = mesh["shard"]
     # Copies overlap with computing only from pinned memory; without a GPU there is nothing to pin it for.
     offload = CPUOffloadPolicy(pin_memory=device.type == "cuda") if layout.cpu_offload else OffloadPolicy()

@@ -69,7 +69,7 @@ class BatchForm:
         widths: how wide the inputs, and labels that are apart from them, are padded.
         packing: rows hold several sequences; only if the task PACKS.
         offsets: which rows need `cu_seqlens` (`policies.attention.choice`).
-        num_rows: batches are filled up to so many rows, as layers that are compiled for them ask; 0: they are not.
+        num_rows: batches are filled up to this many rows, for layers compiled for one shape; 0: they are not.
     """
 
     vocab_size: int

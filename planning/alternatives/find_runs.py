@@ -50,13 +50,13 @@ class FoundRun:
 
     @property
     def tokens_per_second(self) -> float | None:
-        """Of all cards together."""
+        """Tokens per second of all cards together."""
         time = self.plan.time
         return None if time is None else time.tokens_per_second_per_device * self.plan.env.world_size
 
     @property
     def price(self) -> float | None:
-        """Of a million tokens, on all nodes."""
+        """The price of a million tokens, on all nodes."""
         return None if self.plan.time is None else self.plan.time.price_per_million_tokens
 
 

@@ -18,7 +18,7 @@ from policies.optimizers.kind import kind_of
 from utils.errors import ConfigError
 
 NUM_SHOWN = 3
-PATIENCE_SECONDS = 15.0  # for plans, of which each takes seconds: torchrun gives a rank 30 s to end
+PATIENCE_SECONDS = 15.0  # for all plans; each takes seconds, and torchrun gives a rank 30 s to end
 EXPANDABLE_SEGMENTS = {"PYTORCH_CUDA_ALLOC_CONF": "expandable_segments:True"}
 
 _OF_STEPS = ("forward", "backward")
@@ -26,7 +26,7 @@ _OF_MODEL = ("load", *_OF_STEPS, "optimizer_step", "evaluation", "generation", "
 
 
 class Predicted(Protocol):
-    """What a plan says of a run with some flags."""
+    """The plan of a run with changed flags."""
 
     @property
     def peak_gib(self) -> float: ...
@@ -42,7 +42,7 @@ class Plans:
 
     predict: Callable[[RunConfig], Predicted]
     needed_gib: float  # in the phase where memory ran out, at least
-    room_gib: float  # what torch's allocator may take of the device
+    room_gib: float  # of the device, for torch's allocator
 
 
 @dataclass(frozen=True)
@@ -71,7 +71,7 @@ def device_changes(
     is_cpu: bool = False,
     checkpointing: Checkpointing | None = None,
 ) -> Iterator[Change]:
-    """What may help if the device's memory ran out, the cheapest first. Flags that conflict may be among them.
+    """Changes that may help if the device's memory ran out, the cheapest first. Some flags may conflict with others.
 
     Args:
         is_cpu: the device is the host itself, to which nothing can be moved.
@@ -128,7 +128,7 @@ def device_changes(
 
 
 def host_changes(config: RunConfig) -> Iterator[Change]:
-    """What may help if host memory ran out, the cheapest first."""
+    """Changes that may help if host memory ran out, the cheapest first."""
     train, fsdp = config.train_config, config.fsdp_config
     if train.num_workers_dataloader > 0:
         yield Change("no processes of their own for the data", ("--num_workers_dataloader", "0"))
@@ -253,7 +253,7 @@ def _fewer_rows(rows: int) -> list[int]:
 
 
 def _smaller_micro_batch(config: RunConfig, rows: int) -> tuple[str, ...]:
-    """Flags for so many rows at once in the same global batch."""
+    """Flags for micro-batches of `rows` rows in the same global batch."""
     train = config.train_config
     if train.global_batch_size is not None:
         return ("--batch_size_training", str(rows))

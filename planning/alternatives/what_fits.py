@@ -1,4 +1,4 @@
-"""What would fit instead: changes of a run's flags, one by one and combined, each with its peak and its speed."""
+"""Changes of a run's flags with which it would fit, one by one and combined, each with its peak and its speed."""
 
 from __future__ import annotations
 
@@ -107,7 +107,7 @@ def _candidates(config: RunConfig, plan: Plan) -> Iterator[Change]:
 
 
 def _by_phase(config: RunConfig, plan: Plan) -> Iterator[Change]:
-    """For each phase that does not fit."""
+    """The changes for each phase that does not fit."""
     memory = plan.memory
     for phase, parts in memory.phases.items():
         if parts.total + memory.overhead_gib > memory.capacity_gib:

@@ -183,7 +183,7 @@ def _sides(of_weights: Mapping[int, tuple[_Leaf, int]], num_passes: float) -> fl
 
 
 def _weight_bytes(planned: PlannedModel, of_weights: Mapping[int, tuple[_Leaf, int]], num_passes: float) -> float:
-    """Of the weights that are multiplied with, once in each pass, and of their gradients."""
+    """Bytes of the weights in matrix products, read in each pass, and of their gradients."""
     size, total = planned.resolved.policies.precision.compute_dtype.itemsize, 0.0
     for matrix in count_weights(planned.adapted.model):
         if id(matrix.parameter) in of_weights:
@@ -195,7 +195,7 @@ def _weight_bytes(planned: PlannedModel, of_weights: Mapping[int, tuple[_Leaf, i
 
 
 def _float8_flops(planned: PlannedModel, of_weights: Mapping[int, tuple[_Leaf, int]], num_passes: float) -> float:
-    """Of products in float8: forward, of the inputs' gradients, of a trained weight's, and those computed again."""
+    """FLOPs of products in float8: forward, gradients of inputs and of trained weights, recomputed ones."""
     float8, total = float8_weights(planned.adapted, planned.resolved).computed, 0.0
     for matrix in count_weights(planned.adapted.model):
         if id(matrix.parameter) in float8 and id(matrix.parameter) in of_weights:

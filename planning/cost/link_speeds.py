@@ -8,8 +8,8 @@ from planning.machines.group_speeds import GroupSpeeds, Speed, Speeds
 from planning.machines.hardware import Hardware
 
 LINK_SHARE = {"NVLink": 0.8, "Infinity Fabric": 0.8, "PCIe": 0.76}
-"""What collectives reach of a link's rate. NCCL counts with 20 of 25 GB/s per NVLink and 12 of 15.75 GB/s per PCIe 3.0
-x16 (NVIDIA/nccl, src/graph/topo.h). Infinity Fabric: taken as NVLink."""
+"""The fraction of a link's rate that collectives reach. NCCL counts with 20 of 25 GB/s per NVLink and 12 of 15.75 GB/s
+per PCIe 3.0 x16 (NVIDIA/nccl, src/graph/topo.h). Infinity Fabric: taken as NVLink."""
 
 # Seconds of a collective before bytes count, and of each step of a ring or tree, inside a node and between nodes: those
 # that NCCL counts with for its Simple protocol (NVIDIA/nccl, src/graph/tuning.cc).

@@ -135,7 +135,7 @@ class RunNetwork:
         return speeds if hardware.card.is_gpu else Speeds(*map(_of_gloo, (speeds.world, speeds.node, speeds.between)))
 
     def _has_room(self, strategy: str, group_size: int, held_gib: float, peak_gib: float) -> bool:
-        """Whether a rank has memory for its share of a copy of the model, besides all else that it had at its peak."""
+        """Whether a rank has memory for its part of the model and everything else that it held at its peak."""
         layout = self.layout
         # Offloaded weights are in host memory, of which these figures say nothing.
         if layout.cpu_offload:

@@ -303,7 +303,7 @@ def _evaluation_seconds(
     traffic: Traffic,
     speeds: Speeds,
 ) -> float:
-    """Of one evaluation: forward over all rows, and the generated answers, each as long as it may be."""
+    """Seconds of one evaluation: forward over all rows, and generated answers of the greatest length."""
     train, layout = planned.config.train_config, planned.resolved.policies.layout
     world_size = planned.resolved.batches.world_size
     forward = max(sum(work.device_seconds(rates)), work.launch_seconds)

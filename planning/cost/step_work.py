@@ -32,7 +32,7 @@ UNIT_SECONDS = 7e-3  # of a unit of fully_shard, forward and backward
 COMPILED_LAUNCHES = 1 / 3  # of the kernels of uncompiled layers
 RECOMPUTED = {"off": 0.0, "selective": 0.5, "full": 1.0}  # of a layer's matrix products
 ROUNDING_BYTES = 5
-"""For each bf16 number that a float8 product reads: it is read for the scale, read again, and written in one byte."""
+"""Bytes for each bf16 number that a float8 product reads: read for the scale, read again, written in one byte."""
 
 
 @dataclass(frozen=True)
@@ -230,7 +230,7 @@ def _sides(model: nn.Module) -> dict[int, int]:
 
 
 def _sides_of_shape(shape: Sequence[int]) -> int:
-    """Of a matrix, or of all experts `[experts, ...]`."""
+    """Inputs and outputs of a matrix, or of all experts `[experts, ...]`."""
     return sum(shape) if len(shape) < 3 else shape[0] * sum(shape[1:])
 
 

@@ -17,8 +17,8 @@ PCIE3, PCIE4, PCIE5 = 15.75, 31.5, 63.0
 """GB/s of 16 lanes in one direction, after encoding: PCI Express base specifications 3.0, 4.0 and 5.0."""
 
 CONTEXT_GIB = 0.5
-"""What CUDA holds of a device before the first tensor: its context and the kernels of torch, cuBLAS and cuDNN. NVIDIA
-names no figure; nvidia-smi shows 0.3 to 0.6 GiB for a process with one small tensor, less on older cards."""
+"""Memory of a device that CUDA takes before the first tensor: its context and the kernels of torch, cuBLAS and cuDNN.
+NVIDIA names no figure; nvidia-smi shows 0.3 to 0.6 GiB for a process with one small tensor, less on older cards."""
 
 COLLECTIVES_GIB = 0.4
 """NCCL's own buffers, outside torch's allocator, for a process with several ranks: some tens of channels of 4 to 10 MiB
@@ -27,7 +27,7 @@ COLLECTIVES_GIB = 0.4
 
 @dataclass(frozen=True)
 class Card:
-    """What a plan needs to know about one accelerator. None: not known, or not there."""
+    """The figures of one accelerator that plans need. None: not known, or not there."""
 
     name: str
     memory_gib: float

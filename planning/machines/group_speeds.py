@@ -43,7 +43,7 @@ class Speeds:
     between: GroupSpeeds  # the ranks with the same number on each node
 
     def to_dict(self) -> dict[str, Any]:
-        """In plain types, as in the doctor's file."""
+        """The speeds in plain types, as in the doctor's file."""
         return asdict(self)
 
 
@@ -51,7 +51,7 @@ def read_speeds(path: Path) -> Speeds:
     """The speeds in a file of tools.doctor.
 
     Raises:
-        ConfigError: if it is none.
+        ConfigError: if the file is not one of tools.doctor.
     """
     try:
         found = json.loads(path.read_text(encoding="utf-8"))["speeds"]

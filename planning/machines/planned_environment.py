@@ -37,7 +37,7 @@ def planned_hardware(train: TrainConfig, planning: PlanningConfig, env: Environm
 
 
 def measured_speeds(planning: PlanningConfig) -> Speeds | None:
-    """What --network_speeds holds.
+    """The speeds in the file of --network_speeds; None if none is given.
 
     Raises:
         ConfigError: if the file has no speeds.

@@ -52,7 +52,7 @@ class CompiledLayer(TorchDispatchMode):
             yield
 
     def kept_bytes(self, outputs: Any) -> dict[int, int]:
-        """What the layer keeps beyond what existed, its outputs included: the bytes of each storage."""
+        """The bytes of each new storage that the layer keeps, those of its outputs included."""
         kept: dict[int, torch.Tensor] = {}
         for leaf in tree_leaves(outputs):
             if isinstance(leaf, torch.Tensor) and _key(leaf) not in self._existing:

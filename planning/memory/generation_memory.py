@@ -95,7 +95,7 @@ def _prompt_and_answer(
 def _source_and_answer(
     model: PreTrainedModel, live: LiveBytes, rows: RowLengths, beams: int, new_tokens: int
 ) -> tuple[int, int]:
-    """The same, of an encoder-decoder: its encoder sees each source once, its decoder once for each beam."""
+    """The same for an encoder-decoder: its encoder reads each source once, its decoder once for each beam."""
     num_rows, (source, *_) = rows.eval_rows, rows.widest_evaluated
     window = live.enter()
     encoded = model.get_encoder()(input_ids=_ids(num_rows, source), attention_mask=_ids(num_rows, source))[0]

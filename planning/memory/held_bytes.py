@@ -85,7 +85,7 @@ class HeldBytes:
         return self.buffer(sum(unit.whole for unit in self.units_of(use.layers[index - 1][0])))
 
     def buffer(self, whole: int) -> int:
-        """The buffer that gathers so many bytes; a group of one rank copies without one."""
+        """Bytes of the buffer that gathers `whole` bytes; a group of one rank copies without one."""
         return whole if self.scheme.shards and self.scheme.num_shards > 1 else 0
 
     def reduce_bytes(self, unit: UnitBytes) -> int:

@@ -299,7 +299,7 @@ def _stand_in(args: Any, kwargs: Any, shapes: Any) -> Any:
 
 
 class _StandIn(torch.autograd.Function):
-    """Another tensor, whose gradient becomes that of the input."""
+    """An output without computation: backward gives its input a gradient without values."""
 
     @staticmethod
     def forward(ctx: Any, hidden: torch.Tensor, shape: torch.Size, dtype: torch.dtype) -> torch.Tensor:

@@ -92,7 +92,7 @@ class MemoryPlan:
 
     @property
     def margin_gib(self) -> float:
-        """What stays free at the peak; negative if it does not fit."""
+        """Memory that stays free at the peak; negative if the run does not fit."""
         return self.capacity_gib - self.peak_gib - self.overhead_gib
 
     @property

@@ -17,7 +17,7 @@ from policies.attention.choice import BY_OFFSETS
 from tasks.task import MicroBatch
 
 DEFAULT_CAPABILITY = (8, 0)
-"""Of a card that only has a size: all of the last five years have flash attention."""
+"""The capability of a card of which only the memory is known: all cards of the last five years have flash attention."""
 
 
 @contextmanager

@@ -126,5 +126,5 @@ def mean_widths(lengths: Sequence[np.ndarray], widths: Sequence[PaddedWidth], ro
 
 
 def evenly_spread(limit: int, rows: int) -> int:
-    """The mean of the longest of so many rows if all lengths up to the limit are equally likely."""
+    """The expected length of the longest of `rows` rows if all lengths up to the limit are equally likely."""
     return round(limit * rows / (rows + 1))

@@ -96,7 +96,7 @@ def mixed_bytes(planned: PlannedModel, alike: Mapping[str, RunBytes]) -> RunByte
 
 
 def memory_of(planned: PlannedModel, card: Card, run: RunBytes) -> MemoryPlan:
-    """The plan of a run whose layers keep and need so many bytes."""
+    """The memory plan of a run, from the bytes that its layers keep and need."""
     model, scheme = planned.adapted.model, scheme_of(planned)
     on_host = sum(layer.on_host for _, layer in run.widest.layers)
     memory = StepMemory(model, planned.adapted.units, scheme)

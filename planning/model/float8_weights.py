@@ -1,4 +1,4 @@
-"""Which weights of a model are multiplied in float8, and which are gathered so."""
+"""The weights of a model that are multiplied in float8, and those that are gathered in it."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ class Float8Weights(NamedTuple):
 
 
 def float8_weights(adapted: Adapted, resolved: Resolved) -> Float8Weights:
-    """Of a model of a plan, whose trained layers are still those of bf16, or of a run, which may be sharded by now."""
+    """The float8 weights of a plan's model, whose trained layers are not converted, or of a run's, sharded or not."""
     float8 = resolved.policies.float8
     if float8 is None:
         return Float8Weights()

@@ -17,7 +17,7 @@ from tasks.micro_batch import TensorBatch
 from utils.memory_errors import causes
 
 PHASES = ("load", "data", "forward", "backward", "optimizer_step", "evaluation", "generation", "saving")
-"""What a run may be doing when memory runs out, in the words of a plan's `peak_phase`."""
+"""Phases in which memory may run out, in the words of a plan's `peak_phase`."""
 
 _OF_ACTIVITY = {"loading": "load", "evaluating": "evaluation", "generating": "generation", "saving": "saving"}
 _AFTER_MARK = {"before_forward": "forward", "after_forward": "forward", "after_backward": "optimizer_step"}

@@ -153,7 +153,7 @@ class MemoryAccount:
         return f"{text}, of {readable(room)} that torch may take: {verdict.replace('_', ' ')}"
 
     def to_dict(self) -> dict[str, Any]:
-        """As in oom.json, sizes in GiB; null: not known."""
+        """The account as in oom.json, sizes in GiB; null: not known."""
         figures = asdict(self.figures) | {"reserved": self.figures.reserved}
         each = self.bytes_per_layer()
         return {

@@ -21,7 +21,7 @@ OWN_NAMES = {
     "ADAPTION_PROMPT": ("adaption_",),
     "PREFIX_TUNING": ("prompt_encoder.",),
 }
-"""What the names of an adapter's own parameters contain one of, and no other parameter's name does."""
+"""Parts of names, by peft's kind: each of an adapter's own parameters has one of them in its name, and no other has."""
 
 LLAMA_ADAPTER_MODELS = ("gpt2", "llama", "mistral")
 """Model types for which peft knows how attention takes gated prompts."""
@@ -90,7 +90,7 @@ def prefix_settings(model: PreTrainedModel, prefix: PrefixConfig, task_type: str
 
 
 def check_prefix(model: PreTrainedModel) -> None:
-    """Refuse models of which no test shows that they read a prefix."""
+    """Refuse models that no test has shown to read a prefix."""
     if model.config.model_type not in PREFIX_MODELS:
         raise ConfigError(
             f"--peft_method: whether {model.config.model_type} models take peft's prefix is not known here, and one "

@@ -167,7 +167,7 @@ def _narrow_product(left: torch.Tensor, right: torch.Tensor) -> torch.Tensor:
 
 
 def _narrow_factor(right: torch.Tensor, activations: torch.dtype) -> torch.Tensor:
-    """What activations are multiplied by, for their product with [k, r]: that, or its three parts, bf16 [k, 3 r]."""
+    """The right factor of activations times [k, r]: the matrix itself, or its three parts, bf16 [k, 3 r]."""
     return _bf16(_parts(right, 3), dim=1) if _in_parts(activations, right) else right
 
 
@@ -184,7 +184,7 @@ def _sum_of_parts(product: torch.Tensor, rank: int) -> torch.Tensor:
 def _wide_factors(
     left: torch.Tensor, right: torch.Tensor, rounded_to: torch.dtype
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """What is multiplied for [..., r] times [r, n], both of an adapter's dtype, only as exact as `rounded_to` needs."""
+    """The factors for [..., r] times [r, n], both of an adapter's dtype, only as exact as `rounded_to` needs."""
     if not _in_parts(rounded_to, right):
         return left, right
     # The three largest products of parts are off by about 2^-15; bf16 rounds by 2^-8.

@@ -43,7 +43,10 @@ def read_adapter_config(folder: Path, asked: str) -> peft.PeftConfig:
 
 
 def check_base_is_unchanged(settings: peft.PeftConfig, asked: str) -> None:
-    """Refuse an adapter whose start changed the base's weights; `asked` as above.
+    """Refuse an adapter that was initialized by changing the base's weights.
+
+    Args:
+        asked: the flag or path that a refusal begins with.
 
     Raises:
         ConfigError: with a way to convert it.

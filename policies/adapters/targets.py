@@ -35,7 +35,7 @@ def default_targets(model_config: PreTrainedConfig, usual: tuple[str, ...]) -> t
 def choose_targets(model: PreTrainedModel, lora: LoraConfig) -> list[str]:
     """The names for peft's `target_modules`; peft's own keyword for all linear layers includes a mixture's experts.
 
-    Of all linear layers those are left out whose names peft would take for the experts' (`left_out_notes` says so).
+    all-linear leaves out linear layers with names that peft would take for the experts' (`left_out_notes` says so).
 
     In a model of image and text a name means the layers of its language part, if any is called so: vision encoders have
     a `q_proj`, too.
@@ -86,7 +86,7 @@ def _all_linear(model: PreTrainedModel) -> tuple[list[str], list[str]]:
 
 
 def _takes_lora(module: nn.Module, takes: tuple[type[nn.Module], ...]) -> bool:
-    """Whether LoRA's factors fit it: by its class, and, if a family wrote its own linear layer, by what that gives.
+    """Whether LoRA's factors fit: by class, and by the shape of its output if a family wrote its own linear layer.
 
     Some multiply groups of their input (DeepSeek-V4's o_a_proj), or choose experts with the product (Llama 4's router).
     """

@@ -31,7 +31,7 @@ CACHE = "FLASH_ATTENTION_CUTE_DSL_CACHE_ENABLED"  # "1": compiled kernels are ke
 
 
 class AttentionKind(NamedTuple):
-    """What kernels are compiled for."""
+    """The properties of attention that a kernel is compiled for."""
 
     num_heads: int
     num_key_heads: int

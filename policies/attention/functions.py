@@ -129,7 +129,7 @@ def attention_of_each_sequence(
     window_size: tuple[int, int],
     **options: Any,
 ) -> torch.Tensor:
-    """What `varlen_attn` computes of causal attention, on a CPU, which has no such kernel.
+    """Causal attention like `varlen_attn`, for CPUs, which have no such kernel.
 
     Args:
         query: [tokens, heads, head_dim]; key and value may have fewer heads.

@@ -1,4 +1,4 @@
-"""torch.compile, one layer at a time: layers are alike, so one graph serves all of them; and what its errors do."""
+"""torch.compile, one layer at a time, since one graph serves all equal layers; and how its errors are handled."""
 
 from __future__ import annotations
 

@@ -93,7 +93,7 @@ class _WithGradients(torch.autograd.Function):
 
 
 class _GradientSums(TorchFunctionMode):
-    """The gradients of what the head trains, summed over chunks, each in its parameter's dtype.
+    """The gradients of the head's trained parameters, summed over chunks, each in its parameter's dtype.
 
     Inside this context the gradient of a linear layer's weight is added to the sum by the matrix product that computes
     it, which accumulates in fp32 and rounds once per chunk. Autograd would round the chunk's gradient, add it and round

@@ -101,7 +101,7 @@ def use_summed_loss(
             return logits.squeeze(0)  # not [0], whose backward copies the gradient
 
         loss_of = functools.partial(cross_entropy, label_smoothing=smoothing)
-        size = chunk_size or max(1, targets.numel())
+        size = chunk_size or max(1, targets.numel())  # an empty micro-batch has no targets; split() needs 1 at least
         chunks = list(zip(hidden.split(size, dim=1), targets.split(size), strict=True))
         with compilation_named("the cross-entropy", "--compile"):
             if torch.is_grad_enabled():

@@ -1,4 +1,4 @@
-"""The optimizer of a run, from what its file brings (policies/optimizers/NAME.py), and what all of them share."""
+"""The optimizer of a run, built by its own file (policies/optimizers/NAME.py), and parts that all optimizers share."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What an optimizer brings: how it is built, and what a run and a plan must know of it."""
+"""The base class of an optimizer's file: how it is built, and its properties that runs and plans need."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What our own optimizers share: states with their own dtypes and shapes, sharded like their parameters."""
+"""The base of our own optimizers: states with their own dtypes and shapes, sharded like their parameters."""
 
 from __future__ import annotations
 

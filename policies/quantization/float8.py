@@ -1,4 +1,4 @@
-"""Which linear layers compute in float8, and what a sharded run does for them.
+"""The linear layers that compute in float8, and how a sharded run gathers them.
 
 Under LoRA the frozen weights are stored in float8 (policies/quantization/float8_linear.py). If all weights are trained,
 they keep their dtype, and torchao's layers round a copy for each product. So checkpoints and exports are those of any
@@ -74,6 +74,7 @@ def resolve_float8(
             f"--float8: the rest of the model must compute in bf16, and this run is {precision.name}; give "
             "--mixed_precision True or --pure_bf16, or leave this out"
         )
+    # torchao gathers weights with one scale per tensor; a frozen base is stored in float8 already.
     gathers = recipe == "tensorwise" and layout.kind == "fully_shard" and not (layout.cpu_offload or train.use_peft)
     float8 = Float8(
         recipe=recipe,
@@ -178,6 +179,7 @@ def _convert(model: nn.Module, float8: Float8, names: set[str]) -> None:
 def float8_linears(model: PreTrainedModel, float8: Float8) -> dict[str, nn.Linear]:
     """The layers of a model that compute in float8, or in a plan would, by name."""
     there = {name: m for name, m in model.named_modules() if isinstance(m, nn.Linear) and _is_float8(m)}
+    # A plan converts no trained layer (`compute_in_float8`), so they are chosen anew.
     return there or {name: linear for name, linear in linears_of_layers(model)[0] if not _why_not(linear, float8)}
 
 

@@ -1,4 +1,4 @@
-"""Whether a model takes what its files hold: decided by names, shapes and dtypes, before values are read."""
+"""Whether the tensors in files fit a model, decided by names, shapes and dtypes before values are read."""
 
 from __future__ import annotations
 
@@ -108,6 +108,7 @@ def untie_what_differs(model: PreTrainedModel, stored: ComparableTensors) -> lis
         untie_config(model)
         said = "tie_word_embeddings: False: "
     else:
+        # tie_weights() and the names in saved files (tensor_names.py) go by this table.
         model.all_tied_weights_keys = {name: tied_to for name, tied_to in ties.items() if name not in differ}
         said = f"{target} is not tied: "
     return [

@@ -151,7 +151,7 @@ def _match_files(model_name: str, model: PreTrainedModel) -> tuple[dict[str, Sto
     The model's weights are untied if the files hold them apart.
 
     Raises:
-        ConfigError: if the files hold what the model does not compute with.
+        ConfigError: if the files hold dtypes that the model does not compute with.
     """
     paths = weight_files(model_name)
     if not paths:

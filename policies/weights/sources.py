@@ -43,7 +43,7 @@ class Target:
         return self.tensor.dtype if self.linear is None else self.linear.quantization.compute_dtype
 
     def check(self, whole: torch.Tensor, name: str) -> None:
-        """Refuse a weight to be packed that is not finite: packed it would be, and the model another.
+        """Refuse a weight to be packed that is not finite, because packing would hide it.
 
         Raises:
             ConfigError: it names the weight.
@@ -179,8 +179,8 @@ class RandomWeights:
 
 
 def _parts_to_draw(model: nn.Module) -> Iterator[tuple[str, list[nn.Module]]]:
-    """What is drawn at a time, children before their parents: each layer as a whole, since some models scale a child's
-    weights from its parent, then every other module that has parameters."""
+    """The modules that are drawn together, children before parents: each layer as a whole, since some models scale a
+    child's weights from its parent, then every other module that has parameters."""
     in_layers: set[int] = set()
     for name, module in model.named_modules():
         if isinstance(module, nn.ModuleList) and id(module) not in in_layers:

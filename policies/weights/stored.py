@@ -129,6 +129,7 @@ class SafetensorsTensors:
         entry = self.index[name]
         if entry.shape != self.index[other].shape:
             return False
+        # A scalar has no rows to slice, and an empty tensor no bytes to divide by.
         if not entry.shape or not entry.nbytes:
             return torch.equal(self.read(name).to(dtype), self.read(other).to(dtype))
         num_rows = max(1, _BLOCK_BYTES * entry.shape[0] // entry.nbytes)

@@ -1,4 +1,4 @@
-"""What a model's tensors are called: in the model, under adapters, and in files."""
+"""The names of a model's tensors: in the model, under adapters, and in files."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def names_in_files(model: PreTrainedModel) -> dict[str, list[str]]:
 
 
 def find_stored(model: nn.Module, stored: Container[str]) -> dict[str, str]:
-    """For each name in the model, the name under which files hold its tensor: of a shared one, any of its names.
+    """For each name in the model, the name of its tensor in files. A shared tensor may have any of its names there.
 
     Args:
         stored: the names in the files. A tensor that they do not hold is left out of the result.
