@@ -28,6 +28,7 @@ def make_paths_absolute(config: RunConfig, started_in: Path) -> RunConfig:
     for name, setting in SETTINGS.items():
         section, field = name.split(".")
         value = config.value(name)
+        # The name of a subfolder, and a word: neither is a path here.
         is_name = name == "train_config.dist_checkpoint_folder" or (name, value) == ("train_config.resume", "auto")
         if setting.is_path and isinstance(value, str) and value and not is_name:
             is_of_function = name == "custom_dataset.data_path" and config.custom_dataset.file is not None
@@ -43,6 +44,6 @@ def _absolute(name: str, value: str, started_in: Path, *, may_be_glob: bool) -> 
     # A file may be followed by its function's name: FILE.py:FUNCTION.
     file, colon, function = value.partition(":") if name == "custom_dataset.file" else (value, "", "")
     expanded = os.path.expanduser(file)
-    path = str(Path(started_in, expanded))
+    path = str(Path(started_in, expanded))  # Path drops started_in if the file is absolute
     is_glob = may_be_glob and has_magic(expanded)
     return path + colon + function if name in WRITTEN or is_glob or os.path.exists(path) else value

@@ -1,4 +1,4 @@
-"""Which dataset formats there are, and the settings that all of them have. `--dataset NAME` chooses one."""
+"""The dataset formats, and the settings that all of them have. `--dataset NAME` chooses one."""
 
 import os
 from dataclasses import dataclass
@@ -30,7 +30,7 @@ FORMS = "a file, a glob, several as a,b, a folder, a save_to_disk folder, or OWN
 
 
 def split_paths(data_path: str) -> list[str]:
-    """The files and globs of a list, `a.jsonl,b/*.jsonl`; what is there is one, whatever its name holds."""
+    """The files and globs of a list, `a.jsonl,b/*.jsonl`. A path that exists is one, even with a comma in it."""
     whole = os.path.expanduser(data_path)
     if "," not in whole or os.path.exists(whole) or next(iglob(whole, recursive=True), None) is not None:
         return [data_path]

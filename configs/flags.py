@@ -39,6 +39,7 @@ def build_config(flags: Mapping[str, str]) -> RunConfig:
         raise ConfigError("--config: needs a value (the path of a YAML file)")
     if recipe is not None:
         values |= _assign(read_recipe(recipe), f"{recipe}: ", notes)
+    # Flags last: they override the recipe.
     values |= _assign(flags.items(), "--", notes)
     if not values.get("train_config.model_name"):
         raise ConfigError("--model_name: is required; give a model folder, or a name on the Hugging Face hub")

@@ -277,4 +277,4 @@ VALUE_HINTS: dict[str, dict[str, str]] = {
         **dict.fromkeys(("zero3", "zero-3", "full_shard auto_wrap"), "here it is FULL_SHARD"),
     },
 }
-"""What means the same here, by setting and by the value, in lower case, that other tools have for it."""
+"""Our values by setting and by other tools' values of it, in lower case."""

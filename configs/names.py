@@ -137,6 +137,7 @@ def _like(known: Collection[str], name: str, *, least: float = _LIKE, may_begin:
     matcher, most, likest = SequenceMatcher(b=name, autojunk=False), least, list[str]()
     for one in known:
         matcher.set_seq1(one)
+        # The first two are upper bounds of the third, and much cheaper.
         if matcher.real_quick_ratio() < most or matcher.quick_ratio() < most or (ratio := matcher.ratio()) < most:
             continue
         likest = [*(likest if ratio == most else []), one]

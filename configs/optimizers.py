@@ -1,7 +1,7 @@
-"""The optimizers that --optimizer names, with what the command line has to know of each.
+"""The optimizers that --optimizer names, with the facts of each that the command line needs.
 
-Flags are checked before torch is imported, which takes seconds, so this stands apart from what an optimizer computes:
-that is in `policies/optimizers/NAME.py`, NAME in lower case. To add one, see CONTRIBUTING.md.
+Flags are checked before torch is imported, which takes seconds, so this stands apart from the optimizers themselves,
+`policies/optimizers/NAME.py`, NAME in lower case. To add one, see CONTRIBUTING.md.
 """
 
 from __future__ import annotations

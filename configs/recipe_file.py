@@ -21,6 +21,7 @@ def read_recipe(path: str) -> list[tuple[str, Raw]]:
         ConfigError: if the file cannot be read or is not such a mapping.
     """
     try:
+        # Composed, not loaded: a dict would keep the last of two equal names, and both must be seen to refuse them.
         root = yaml.compose(Path(path).expanduser().read_text(encoding="utf-8"), Loader=yaml.BaseLoader)
     except OSError as error:
         raise ConfigError(f"--config: cannot read {path}: {error.strerror}; give the path of a YAML file") from error

@@ -55,7 +55,7 @@ class RunConfig:
 
     def __post_init__(self) -> None:
         every = {name: self.datasets.get(name) or settings() for name, settings in DATASETS.items()}
-        object.__setattr__(self, "datasets", every)
+        object.__setattr__(self, "datasets", every)  # a frozen dataclass has no other way
 
     @property
     def custom_dataset(self) -> CustomDataset:
@@ -81,7 +81,7 @@ class RunConfig:
 
     @property
     def sources(self) -> dict[str, DataSource]:
-        """What is mixed, by its name in messages: the datasets; of one dataset with weights, the parts of data_path."""
+        """The parts of the mix, by their names in messages: the datasets, or the files of one dataset with weights."""
         configs = self.dataset_configs
         (name, config), *others = configs.items()
         if others or not self.train_config.dataset_weights or config.data_path is None:

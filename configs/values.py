@@ -117,8 +117,8 @@ def _convert(raw: str | list[str], kind: Any) -> Any:
     if kind is bool and raw.lower() in _TRUE + _FALSE:
         return raw.lower() in _TRUE
     if kind in (int, float) and _NUMBER.fullmatch(raw):
-        number = Decimal(raw)
-        if number and number.adjusted() > 18:
+        number = Decimal(raw)  # exact, so that 1e3 is a whole number and 1e-3 is none
+        if number and number.adjusted() > 18:  # before int() writes out a number like 1e9999
             raise ValueError(f"{raw!r} is too large")
         if kind is float:
             return float(raw)

@@ -75,6 +75,7 @@ def main() -> int:
     make_tiny_model(model, DATA)
     command = training_command(model, run, given.max_train_step)
     print(f"$ {shlex.join(command)}\n", flush=True)
+    # torchrun would give each process one thread, unless the variable is set.
     threads = {"OMP_NUM_THREADS": str(max(1, (os.cpu_count() or 2) // num_processes()))}
     status = subprocess.run(command, env=threads | os.environ, check=False).returncode
     if status:

@@ -49,7 +49,7 @@ def check_node(given: argparse.Namespace, misplaced: Sequence[str], flags: Seque
     """Check this node's names and routes, and meet the others.
 
     Args:
-        misplaced: what stood before the --, and is none of the doctor's own flags.
+        misplaced: words before the `--` that are none of the doctor's own flags.
         flags: those of the run, after `--`.
 
     Raises:
@@ -104,6 +104,7 @@ def most_nodes(text: str) -> int:
 
 def main(argv: Sequence[str] | None = None) -> int:
     words = list(sys.argv[1:] if argv is None else argv)
+    # Under a launcher all words but --json are the run's flags.
     if "RANK" in os.environ and not {"-h", "--help"} & set(words):
         under_launcher = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
         under_launcher.add_argument("--json", type=Path)

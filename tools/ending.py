@@ -1,4 +1,4 @@
-"""How the tools end: what they are refused, or fail by, is one line and the exit status; Ctrl-C ends them silently."""
+"""How the tools end: a refusal or a failure is one line and the exit status; Ctrl-C ends them silently."""
 
 from __future__ import annotations
 
@@ -17,8 +17,8 @@ def status_of(work: Callable[[], object]) -> int:
     except RunError as error:
         print_line("error: " + "\n".join(error.parts()), to_stderr=True)
         return REFUSED if isinstance(error, ConfigError) else FAILED
-    except KeyboardInterrupt:  # what was half written has been deleted on its way here
+    except KeyboardInterrupt:  # half-written files have been deleted on its way here
         let_ctrl_c_end_this()
-        signal.raise_signal(signal.SIGINT)
+        signal.raise_signal(signal.SIGINT)  # a shell sees that the signal ended it, and ends its loop, too
         return FAILED  # where a handler of someone else's took it
     return 0

@@ -20,6 +20,7 @@ from utils.progress import phase, progress_bar, say_if_it_lasts
 from utils.quiet import quiet_imports, quiet_tool
 from utils.streams import keep_standard_streams
 
+# Before the imports below: they take seconds, and some of them print.
 if __name__ == "__main__":
     keep_standard_streams()
     quiet_imports()
@@ -43,7 +44,7 @@ DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16, "fp32": torch.float32}
 
 
 def export(path: Path, to: Path, *, merge: bool, dtype: torch.dtype | None, verify: bool, base: str | None) -> None:
-    """Write the folder and print what it holds.
+    """Write the folder and print its contents in a line.
 
     Raises:
         ConfigError, TrainingError: see `checkpointing.exporting.plan` and `write`.

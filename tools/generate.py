@@ -1,4 +1,4 @@
-"""Print what a trained model answers: an exported folder, an adapter, a run or a checkpoint.
+"""Print the answers of a trained model: an exported folder, an adapter, a run or a checkpoint.
 
     python -m tools.generate RUN_OR_FOLDER --prompt "..." [--prompts FILE] [--chat]
                              [--max_new_tokens 128] [--temperature 0] [--seed 0] [--base FOLDER]
@@ -22,6 +22,7 @@ from utils.progress import say_if_it_lasts
 from utils.quiet import quiet_imports, quiet_tool
 from utils.streams import keep_standard_streams, refusal
 
+# Before the imports below: they take seconds, and some of them print.
 if __name__ == "__main__":
     keep_standard_streams()
     quiet_imports()
@@ -90,7 +91,7 @@ def check_image_file(image: Path) -> None:
 
 
 def check_text(prompt: str) -> None:
-    """Refuse what no tokenizer takes.
+    """Refuse a prompt that no tokenizer takes.
 
     Raises:
         ConfigError: if the prompt is empty, or is not valid text.

@@ -1,4 +1,4 @@
-"""Write what starts these very flags: a command for torchrun or Slurm, or the files for Kubernetes.
+"""Write the command (torchrun, Slurm) or the files (Kubernetes) that start a run with these flags.
 
     python -m tools.launch --to torchrun --nodes 2 --gpus_per_node 8 --rdzv_endpoint HOST:29500 -- FLAGS
     python -m tools.launch --to slurm --nodes 2 --gpus_per_node 8 --account A --partition P -- FLAGS
@@ -183,7 +183,7 @@ def launch(given: argparse.Namespace, flags: Sequence[str]) -> list[str]:
     """The lines to print; for Kubernetes files are written, too.
 
     Raises:
-        ConfigError: for what finetuning.py would refuse, and for what the launcher would.
+        ConfigError: if finetuning.py or the launcher would refuse them.
     """
     config = parse_flags(flags)
     if given.to == "folder":

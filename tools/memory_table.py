@@ -3,9 +3,9 @@
     python -m tools.memory_table meta-llama/Llama-3.2-1B Qwen/Qwen3-30B-A3B [--card H100-80GB] [--num_cards 8]
     python -m tools.memory_table MODEL -- --context_length 8192 --pure_bf16
 
-Each cell is the plan that `finetuning.py --dry_run` makes (docs/planning.md): the peak of torch's tensors and what else
-the GPU must hold, in GiB. It reads each model's config.json, no weights, and needs no GPU. Flags after `--` are
-those of finetuning.py, for every cell.
+Each cell is the plan that `finetuning.py --dry_run` makes (docs/planning.md), in GiB: the peak of torch's tensors, and
+the overhead of CUDA, NCCL and the allocator. It reads each model's config.json, no weights, and needs no GPU. Flags
+after `--` are those of finetuning.py, for every cell.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Plan a run: what would hold each rank's memory, whether it fits, how long it takes and what it costs.
+"""Plan a run: the memory of each rank, whether it fits, its time and its price.
 
     python -m tools.plan --model_name M --enable_fsdp --dry_run_hardware 4xV100-32GB
     python -m tools.plan --find [--sort time|price] --model_name M --dry_run_hardware 4xV100-32GB

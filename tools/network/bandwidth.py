@@ -61,6 +61,7 @@ def _measure(collective: Collective, group: dist.ProcessGroup, size: int, device
         _median_seconds(collective, group, size, device, num_bytes)
         for num_bytes in (_SMALL_BYTES, _LARGE_BYTES[device.type])
     )
+    # Over a fast link noise may make the large transfer the faster one; 1e-13 is ten terabytes per second.
     per_byte = max(1e-13, (large - small) / (_LARGE_BYTES[device.type] - _SMALL_BYTES))
     return Speed(max(0.0, small - _SMALL_BYTES * per_byte), per_byte)
 
@@ -68,7 +69,7 @@ def _measure(collective: Collective, group: dist.ProcessGroup, size: int, device
 def _median_seconds(
     collective: Collective, group: dist.ProcessGroup, size: int, device: torch.device, num_bytes: int
 ) -> float:
-    """Of the slowest rank."""
+    """The median over some repetitions of the slowest rank's time."""
     part = torch.zeros(num_bytes // 4 // size, device=device)
     whole = torch.zeros(part.numel() * size, device=device)
     seconds = []

@@ -1,4 +1,4 @@
-"""What the nodes of one run must have in common: this repository's code, versions of libraries, flags, and the time."""
+"""The facts in which the nodes of a run must agree: the code, versions of libraries, flags, and the time."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ from typing import Any
 
 ROOT = Path(__file__).resolve().parents[2]
 _LIBRARIES = r"torch|transformers|peft|accelerate|bitsandbytes|nvidia-nccl-.*"
-CLOCK_SECONDS = 2.0  # what clocks may differ by before it is said; files and logs get confusing times
+CLOCK_SECONDS = 2.0  # clocks that differ by more get a line: times of files and logs would confuse
 
 
 def describe_node(argv: Sequence[str]) -> dict[str, Any]:
-    """Versions and flags of this node, as JSON takes them, and what its clock shows."""
+    """Versions, flags and the time of this node, as JSON values."""
     versions = {
         dist.name.lower(): dist.version
         for dist in metadata.distributions()
@@ -40,7 +40,7 @@ def code_digest(root: Path = ROOT) -> str:
 
 
 def differences(nodes: dict[str, dict[str, Any]]) -> list[str]:
-    """A line for each thing that the nodes, by name, must have in common and have not."""
+    """A line for each fact in which the nodes, by name, differ."""
     (first, wanted), *others = nodes.items()
     found = []
     for name, other in others:

@@ -26,7 +26,7 @@ _LONGEST_LINE = 1 << 20
 
 @dataclass(frozen=True)
 class MeetingPlan:
-    """What a node is told about the meeting."""
+    """A node's settings for the meeting."""
 
     endpoint: Endpoint
     num_nodes: int
@@ -38,7 +38,7 @@ class MeetingPlan:
 
 @dataclass
 class Found:
-    """What the meeting came to."""
+    """The result of the meeting."""
 
     nodes: list[str] = field(default_factory=list)
     notes: list[str] = field(default_factory=list)
@@ -77,7 +77,7 @@ def meet_nodes(plan: MeetingPlan, description: dict[str, Any], say: Callable[[st
         description: of `describe_node`.
 
     Raises:
-        ConfigError: on every node, if they differ in what they must have in common, or the options are wrong.
+        ConfigError: on every node, if they differ in code, versions or flags, or the options are wrong.
         TrainingError: if a node did not come, or cannot be reached.
     """
     addresses = resolve(plan.endpoint.host, "--rdzv_endpoint", say, plan.name_seconds)
@@ -108,7 +108,7 @@ def _listener(address: str, port: int) -> socket.socket:
 def _host(
     plan: MeetingPlan, hello: dict[str, Any], address: str, stack: ExitStack, say: Callable[[str], None]
 ) -> Found:
-    """What node 0 does."""
+    """Node 0's part of the meeting."""
     try:
         listener = stack.enter_context(_listener(address, plan.endpoint.port))
     except OSError as error:
@@ -171,8 +171,8 @@ def _tell(lines: dict[str, _Line], **values: Any) -> list[str]:
 def _join(
     plan: MeetingPlan, hello: dict[str, Any], address: str, stack: ExitStack, say: Callable[[str], None]
 ) -> Found:
-    """What every other node does."""
-    way_to(address)  # or it says that there is none
+    """Any other node's part of the meeting."""
+    way_to(address)  # raises at once if there is no route, instead of waiting for node 0
     line = _Line(stack.enter_context(_connect(plan, address, say)))
     try:
         greeted = line.receive().get("greeting") == GREETING

@@ -1,4 +1,4 @@
-"""What this node knows alone: which addresses names have, which of them are its own, which way leads to another."""
+"""Checks that need no other node: the addresses of names, which of them are this node's own, the route to another."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ _NCCL_INTERFACE = "NCCL_SOCKET_IFNAME"
 
 @dataclass(frozen=True)
 class Endpoint:
-    """Where the nodes meet: what torchrun's --rdzv_endpoint says."""
+    """Where the nodes meet, as torchrun's --rdzv_endpoint names it."""
 
     host: str
     port: int
@@ -176,7 +176,8 @@ def check_nccl_interfaces() -> None:
 
 
 def interfaces_for_nccl(text: str, interfaces: Iterable[str]) -> set[str]:
-    """What NCCL would use: names or their beginnings, with commas; after "=" whole names; after "^" all others."""
+    """The interfaces that NCCL would use: it takes names or their beginnings, with commas; after "=" whole names; after
+    "^" all others."""
     is_excluding, rest = text.startswith("^"), text.removeprefix("^")
     is_exact, names = rest.startswith("="), rest.removeprefix("=").split(",")
     wanted = [name.partition(":")[0] for name in names if name]  # a port may follow

@@ -1,4 +1,4 @@
-"""What the ranks of a run find under its launcher, before any weight is read: devices, speeds, time of a step."""
+"""Checks of the ranks under their launcher, before any weight is read: devices, speeds, the time of a step."""
 
 from __future__ import annotations
 
@@ -37,14 +37,14 @@ _WORTH_SAYING = 1.2  # how many times less HYBRID_SHARD has to communicate
 
 
 def check_ranks(flags: Sequence[str], say: Callable[[str], None], report: Path | None = None) -> None:
-    """Check the ranks, and say on rank 0 what was found. Every rank must call this.
+    """Check the ranks, and print the findings on rank 0. Every rank must call this.
 
     Args:
         flags: of finetuning.py; without any, no step is predicted.
         report: rank 0 writes the speeds into this file, for --network_speeds.
 
     Raises:
-        ConfigError, TrainingError: on every rank that found what is wrong, or all.
+        ConfigError, TrainingError: if a check fails; on the ranks that it fails on, or on all.
         FileWriteError: if the disk refuses the report.
     """
     env = read_environment()
@@ -128,7 +128,7 @@ def _predict(config: RunConfig, speeds: Speeds, env: Environment, tell: Callable
 
 
 def planned_step(planned: PlannedModel, hardware: Hardware, speeds: Speeds) -> list[str]:
-    """What a step takes with full rows, at these speeds; nothing if the rates of the devices are not known."""
+    """The time of a step with full rows, at these speeds; empty if the rates of the devices are not known."""
     time = time_of(planned, hardware, rows_of_run(planned.resolved), DataFacts(), speeds)
     if time is None:
         return []
@@ -137,7 +137,7 @@ def planned_step(planned: PlannedModel, hardware: Hardware, speeds: Speeds) -> l
 
 
 def prediction(layout: Layout, traffic: Traffic, speeds: Speeds) -> list[str]:
-    """What these flags mean in seconds per step, and whether sharding inside nodes would be faster."""
+    """Seconds per step that these flags communicate, and whether sharding inside nodes would be faster."""
     strategy = "FULL_SHARD" if layout.strategy == "SINGLE" else layout.strategy
     seconds = seconds_per_step(strategy, traffic, speeds)
     lines = [f"{layout.strategy} communicates {seconds:.3g} s per step, less what computing hides"]
