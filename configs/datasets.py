@@ -25,6 +25,7 @@ BUILT_IN_FOLDER = Path(__file__).resolve().parents[1] / "datasets"
 STREAMING = "read training examples while training, for data that does not fit into memory"
 FRACTION = "share of the training examples to hold out for evaluation, if there is no test_split"
 EMPTY = "learn answers, or texts, that are empty, as an end token alone; otherwise they are counted and not learned"
+SPECIAL = "special tokens that the data spells, like </s> in HTML, stay text; False: they become the tokens"
 MASK_PROMPT = "learn answers alone; False: learn their prompts, too"
 FORMS = "a file, a glob, several as a,b, a folder, a save_to_disk folder, or OWNER/NAME on the hub"
 
@@ -54,6 +55,7 @@ class DataSource:
         False, "leave out rows that cannot be used, and count them; otherwise they end the run"
     )
     learn_empty_answers: bool = setting(False, EMPTY)
+    split_special_tokens: bool = setting(True, SPECIAL)
 
     def check(self, flag: str) -> None:
         """Refuse values that contradict each other. Called if the dataset is chosen.

@@ -41,10 +41,11 @@ from data.splits import examples as split_examples
 from data.splits import optional_columns
 from data.splits.examples import Batch, SplitExamples
 from data.streaming.tokenized_stream import UNREAD_KEYS, TokenizedStream
-from data.tokens import encoding, loss_mask, spans
+from data.tokens import encoding, loss_mask, spans, special_text
 from data.tokens.encoding import ONE_TEXT, Encode
 from data.tokens.loss_mask import without_empty_answers
 from data.tokens.spans import BadExample, ChatSamples, MaskWay, TextSpan
+from data.tokens.special_text import SpecialTokens
 from utils.errors import ConfigError, in_one_line
 from utils.printing import print_line
 from utils.progress import phase, shows_progress
@@ -62,7 +63,7 @@ _QUIET_WAIT_SECONDS = 5.0
 # Besides the dataset's own module, these decide what the tokens are: their source is in the cache key.
 _MADE_BY = (
     *(encoding, loss_mask, spans, samples, template, conversation, lost_text, message_forms, rendered_turns, turns),
-    *(turn_keys, turn_parts, unread_keys, optional_columns, preference, prompts, split_examples),
+    *(special_text, turn_keys, turn_parts, unread_keys, optional_columns, preference, prompts, split_examples),
 )
 
 
@@ -80,7 +81,8 @@ def tokenize_split(
         examples: what `load_split` returned; a stream is tokenized as it is read.
         to_spans: makes an example's text, as spans with and without a loss.
         by_template: `to_spans` returns samples whose text holds its start and end tokens, as that of chat templates
-            does.
+            does. It marks special tokens that the data spells itself (`SpecialTokens.as_text`); elsewhere the columns
+            come to it marked.
         encode: makes token ids of the spans; the task's (`data.tokens.encoding`).
 
     Returns:
@@ -96,7 +98,8 @@ def tokenize_split(
             f"{examples.flag}: a chat template writes prompt and answer as one text, and an encoder-decoder reads them "
             "apart; give prompts and completions (--dataset instruction_dataset)"
         )
-    tokenize = _Tokenize(replace(examples, data=None), to_spans, tokenizer, encode, by_template)
+    special = SpecialTokens.of(tokenizer)
+    tokenize = _Tokenize(replace(examples, data=None), to_spans, tokenizer, encode, by_template, special)
     examples.refuse_absent(examples.text_columns)
     examples.say_unread()
     if isinstance(examples.data, datasets.IterableDataset | RowStream):
@@ -139,6 +142,7 @@ class _Tokenize:
     tokenizer: PreTrainedTokenizerBase
     encode: Encode
     by_template: bool
+    special: SpecialTokens
     speaks: bool = False  # also if other processes show progress: of a stream that they share
 
     def __call__(self, batch: Batch, indices: Sequence[int]) -> dict[str, list[Any]]:
@@ -152,8 +156,9 @@ class _Tokenize:
             examples, num_empty_answers = [spans for spans, _ in kept], [num_empty for _, num_empty in kept]
         texts = [self._learned(spans or [], count) for spans, count in zip(examples, num_empty_answers, strict=True)]
         # Without spans, and so without tokens, it is counted and left out later; the other rows keep their numbers.
-        columns = self.encode(texts, self.tokenizer)
-        return columns._asdict() | self._counts(num_empty_answers, [None] * len(examples))
+        columns = self.encode(texts, self.tokenizer, special=self.special)
+        spelled = [self._spells(spans) for spans in texts]
+        return columns._asdict() | self._counts(num_empty_answers, spelled, [None] * len(examples))
 
     def _conversations(self, examples: list[ChatSamples | None]) -> dict[str, list[Any]]:
         of_each: list[Sequence[Sequence[TextSpan]]] = [
@@ -161,7 +166,7 @@ class _Tokenize:
             for samples in examples
         ]
         spans_of_each = [spans for samples in of_each for spans in samples]
-        tokenized = self.encode(spans_of_each, self.tokenizer, by_template=True)
+        tokenized = self.encode(spans_of_each, self.tokenizer, by_template=True, special=self.special)
         ends = np.cumsum([0, *map(len, of_each)]).tolist()
         parts = [slice(first, last) for first, last in pairwise(ends)]
         columns: dict[str, list[Any]] = {
@@ -171,7 +176,9 @@ class _Tokenize:
             UNREAD_KEYS: [list(samples.unread_keys) if samples else [] for samples in examples],
         }
         num_empty_answers = [samples.num_empty_answers if samples else 0 for samples in examples]
-        return columns | self._counts(num_empty_answers, [samples.way if samples else None for samples in examples])
+        spelled = [any(map(self._spells, samples)) for samples in of_each]
+        ways = [samples.way if samples else None for samples in examples]
+        return columns | self._counts(num_empty_answers, spelled, ways)
 
     def _learned(self, spans: Sequence[TextSpan], num_empty_answers: int) -> Sequence[TextSpan]:
         """The spans, prompts with a loss too if that was asked for. An example whose answer is empty stays as it is."""
@@ -179,18 +186,26 @@ class _Tokenize:
             return spans
         return [span._replace(has_loss=True) for span in spans]
 
+    def _spells(self, spans: Sequence[TextSpan]) -> bool:
+        """Whether the data spells special tokens in the text of an example."""
+        return any(self.special.spells(span.text) for span in spans)
+
     @staticmethod
-    def _counts(num_empty_answers: list[int], ways: Sequence[MaskWay | None]) -> dict[str, list[int]]:
-        return {"num_empty_answers": num_empty_answers} | {way: [int(way == used) for used in ways] for way in MaskWay}
+    def _counts(
+        num_empty_answers: list[int], spelled: list[bool], ways: Sequence[MaskWay | None]
+    ) -> dict[str, list[int]]:
+        counts = {"num_empty_answers": num_empty_answers, "num_special_as_text": [int(found) for found in spelled]}
+        return counts | {way: [int(way == used) for used in ways] for way in MaskWay}
 
     def _spans(self, batch: Batch, indices: Sequence[int]) -> Iterator[Any]:
         """The text of each example; None for one that is left out."""
-        refusals = []
+        refusals, marks = [], self.examples.splits_special_tokens and not self.by_template
         for index, example in zip(indices, self.examples.rows_of(batch), strict=True):
             try:
                 if isinstance(example, BadExample):
                     raise example
-                yield self.to_spans(self.examples.with_text(example))
+                example = self.examples.with_text(example)
+                yield self.to_spans(self.special.as_text(example) if marks else example)
             except BadExample as error:
                 refusals.append(self.examples.refusal(index, error))
                 yield None
@@ -230,6 +245,7 @@ def _cache_key(
         examples.data._fingerprint,
         examples.settings,
         examples.learns_empty_answers,
+        examples.splits_special_tokens,
         examples.skips_bad_rows,
         examples.columns,
         _tokenizer_state(tokenizer),

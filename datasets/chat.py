@@ -69,7 +69,8 @@ def get_chat_dataset(dataset_config: ChatDataset, tokenizer: Any, split: str, sp
         "chat_dataset", dataset_config, split, split_slice, other_columns=columns_to_read(dataset_config)
     )
     examples = used_columns(examples, dataset_config)
-    options = {"config": dataset_config, "drop_nulls": adds_nulls(examples), "template": ChatTemplate.of(tokenizer)}
+    template = ChatTemplate.of(tokenizer, split_special_tokens=dataset_config.split_special_tokens)
+    options = {"config": dataset_config, "drop_nulls": adds_nulls(examples), "template": template}
     return tokenize_split(examples, tokenizer, partial(to_spans, **options), by_template=True)
 
 

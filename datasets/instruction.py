@@ -104,7 +104,9 @@ def get_instruction_dataset(
         end = tokenizer.eos_token if encode.is_one_text else ""
         return tokenize_split(examples, tokenizer, partial(to_spans, **options, end=end), encode=encode)
     use_template(tokenizer, config.chat_template, "--instruction_dataset.chat_template")
-    options["chat"] = ChatTemplate.of(tokenizer, "--instruction_dataset.chat_template")
+    options["chat"] = ChatTemplate.of(
+        tokenizer, "--instruction_dataset.chat_template", split_special_tokens=config.split_special_tokens
+    )
     return tokenize_split(examples, tokenizer, partial(to_samples, **options), by_template=True, encode=encode)
 
 

@@ -13,10 +13,11 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
-from configs.datasets import DataSource
+from configs.datasets import SPECIAL, DataSource
 from configs.setting import setting
 from data.chat.turn_keys import refuse_lost_meaning
 from data.tokens.spans import BadExample, ChatSamples, TextSpan
+from data.tokens.special_text import SpecialTokens
 from utils.errors import ConfigError
 
 
@@ -24,6 +25,7 @@ from utils.errors import ConfigError
 class SegmentsDataset(DataSource):
     """Text in parts, each learned or not (--dataset segments_dataset)."""
 
+    split_special_tokens: bool = setting(False, f"{SPECIAL}, as a row writes its own start and end tokens")
     segments_column: str = setting("segments", "column with the parts, a list of text and label (true or false)")
 
 
@@ -42,10 +44,11 @@ def get_segments_dataset(
             "parts with --segments_dataset.segments_column"
         )
     examples.refuse_absent([column])
-    return tokenize_split(examples, tokenizer, partial(to_samples, column=column), by_template=True)
+    special = SpecialTokens.of(tokenizer) if dataset_config.split_special_tokens else None
+    return tokenize_split(examples, tokenizer, partial(to_samples, column=column, special=special), by_template=True)
 
 
-def to_samples(example: Mapping[str, Any], *, column: str) -> ChatSamples:
+def to_samples(example: Mapping[str, Any], *, column: str, special: SpecialTokens | None = None) -> ChatSamples:
     parts = example.get(column)
     if isinstance(parts, str):
         try:
@@ -55,6 +58,8 @@ def to_samples(example: Mapping[str, Any], *, column: str) -> ChatSamples:
     if not isinstance(parts, list) or not parts:
         raise BadExample(f"column {column} needs a list of parts, each with text and label")
     spans = [_read_part(number, part) for number, part in enumerate(parts, 1)]
+    if special is not None:
+        spans = [span._replace(text=special.as_text(span.text)) for span in spans]
     unread = {f"{key} (segment)" for part in parts for key in part.keys() - {"text", "label"} if part[key] is not None}
     return ChatSamples([spans], None, unread_keys=tuple(sorted(unread)))
 

@@ -9,7 +9,7 @@ import numpy as np
 import torch
 import transformers
 from torch import nn
-from transformers import AutoModelForSeq2SeqLM, PreTrainedConfig, PreTrainedModel, PreTrainedTokenizerBase
+from transformers import AutoModelForSeq2SeqLM, PreTrainedConfig, PreTrainedModel
 
 from configs.run import RunConfig
 from configs.training import DEFAULT_SOURCE_LENGTH, DEFAULT_TARGET_LENGTH, TrainConfig
@@ -19,6 +19,7 @@ from data.sequences.source_target import Affixes, SourceTargetBuilder
 from data.sequences.tokenized import TokenSequence
 from data.tokens.encoding import SourceAndTarget
 from data.tokens.labels import IGNORE_INDEX, shift_right
+from data.tokens.loss_mask import affixes
 from tasks.flops import Cost, Seq2SeqFlops, flops_per_token
 from tasks.generation import (
     AnswerSettings,
@@ -132,8 +133,7 @@ class Seq2SeqLM(Task[Seq2SeqMicroBatch]):
         self, processor: Any, model_config: PreTrainedConfig, train_config: TrainConfig, lengths: Sequence[int]
     ) -> Reading:
         """Source and target apart, each cut to its own length without its special tokens."""
-        texts = {"text": "a"}, {"text_target": "a"}
-        source, target = (_affixes(processor, **text) for text in texts)
+        source, target = (Affixes(*affixes(processor, argument)) for argument in ("text", "text_target"))
         return Reading(SourceAndTarget(train_config.source_prefix), SourceTargetBuilder(lengths[1], source, target))
 
     def make_collator(
@@ -248,16 +248,6 @@ def check_decoder_tokens(text_config: PreTrainedConfig, model_name: str) -> None
                 f"--model_name: config.json of {model_name} has no {name}, and the decoder's inputs are made with it; "
                 "add it there"
             )
-
-
-def _affixes(tokenizer: PreTrainedTokenizerBase, **text: str) -> Affixes:
-    """The special tokens around a text, which is given by the tokenizer's argument for it."""
-    # The special tokens are those around the plain ids, wherever the tokenizer puts them.
-    plain, whole = (tokenizer(**text, add_special_tokens=added)["input_ids"] for added in (False, True))
-    place = next((i for i in range(len(whole)) if whole[i : i + len(plain)] == plain), None)
-    if not plain or place is None:
-        return Affixes()
-    return Affixes(tuple(whole[:place]), tuple(whole[place + len(plain) :]))
 
 
 def _start(model_config: PreTrainedConfig) -> int:

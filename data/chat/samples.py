@@ -55,9 +55,12 @@ def chat_samples(conversation: Conversation, template: ChatTemplate) -> ChatSamp
             assistant's part.
     """
     refusal = None
-    for form, forbidden in _forms(conversation):
+    marked = template.with_special_as_text(conversation)
+    for form, forbidden in _forms(marked):
         try:
             samples, way = _samples(form, template)
+            if marked is not conversation:
+                template.check_special_as_text(form)
             for sample in samples:
                 _leave_out_parts(form, sample)
         except BadExample as error:

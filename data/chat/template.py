@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass, field
+from collections.abc import Callable
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -12,6 +13,7 @@ from transformers.utils.chat_template_utils import render_jinja_template
 
 from data.chat.conversation import Conversation
 from data.tokens.spans import BadExample
+from data.tokens.special_text import SpecialTokens
 from utils.errors import ConfigError, in_one_line
 
 if TYPE_CHECKING:
@@ -50,13 +52,44 @@ class ChatTemplate:
     tokenizer: PreTrainedTokenizerBase
     special_tokens: tuple[str, ...]  # longest first
     flag: str = FLAG  # that gives another template
+    special: SpecialTokens | None = None  # that stay text where the data spells them; None: they are tokens there, too
     # Whether it writes a key of the turns of a role, as it was found (`data.chat.unread_keys`).
     writes: dict[tuple[str, str], bool] = field(default_factory=dict, compare=False, repr=False)
 
     @classmethod
-    def of(cls, tokenizer: PreTrainedTokenizerBase, flag: str = FLAG) -> ChatTemplate:
+    def of(
+        cls, tokenizer: PreTrainedTokenizerBase, flag: str = FLAG, *, split_special_tokens: bool = True
+    ) -> ChatTemplate:
         tokens = {token.content.strip() for token in tokenizer.added_tokens_decoder.values() if token.special} - {""}
-        return cls(tokenizer, tuple(sorted(tokens, key=len, reverse=True)), flag)
+        special = SpecialTokens.of(tokenizer) if split_special_tokens else None
+        return cls(tokenizer, tuple(sorted(tokens, key=len, reverse=True)), flag, special)
+
+    def with_special_as_text(self, conversation: Conversation) -> Conversation:
+        """The conversation with stand-ins in the special tokens that it spells; itself if it spells none."""
+        if self.special is None:
+            return conversation
+        marked = self._with_texts(conversation, self.special.as_text)
+        return conversation if marked == conversation else marked
+
+    def check_special_as_text(self, conversation: Conversation) -> None:
+        """Check that a conversation with stand-ins is written as it is without them.
+
+        Raises:
+            BadExample: if the template reads special tokens in what is said, or does not take it.
+        """
+        assert self.special is not None
+        as_said, num_messages = self._with_texts(conversation, self.special.plain), len(conversation.messages)
+        if self.special.plain(self.render(conversation, num_messages)) != self.render(as_said, num_messages):
+            raise BadExample(
+                "it spells special tokens, which the chat template reads and does not write as they are; take them out "
+                "of the row, or let them be tokens (--split_special_tokens False)"
+            )
+
+    def _with_texts(self, conversation: Conversation, change: Callable[[Any], Any]) -> Conversation:
+        messages = [{**change(message), "role": message["role"]} for message in conversation.messages]
+        tokens = self.tokenizer.special_tokens_map
+        kwargs = {name: said if name in tokens else change(said) for name, said in conversation.template_kwargs.items()}
+        return replace(conversation, messages=messages, tools=change(conversation.tools), template_kwargs=kwargs)
 
     @property
     def mark_it(self) -> str:

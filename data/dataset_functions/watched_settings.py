@@ -8,7 +8,10 @@ from typing import Any
 from configs.datasets import CustomDataset, DataSource
 from utils.errors import ConfigError
 
-_FOR_THE_FUNCTION = ("data_path", "hub_config", "validation_fraction", "skip_bad_rows", "learn_empty_answers")
+_FOR_THE_FUNCTION = (
+    *("data_path", "hub_config", "validation_fraction", "skip_bad_rows", "learn_empty_answers"),
+    "split_special_tokens",
+)
 _WHOLE = "__dict__"  # vars(), a copy and a pickle read it
 
 

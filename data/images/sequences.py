@@ -11,7 +11,7 @@ import numpy as np
 from data.images.caption_rows import CaptionRows, Pictures
 from data.images.shapes import RefusalOf
 from data.sequences.flattening import flatten
-from data.sequences.tokenized import Sequences
+from data.sequences.tokenized import Sequences, special_as_text
 from data.tokens.labels import IGNORE_INDEX
 from utils.errors import ConfigError
 
@@ -52,6 +52,8 @@ class ImageSequences(Sequences):
             )
         if self.num_empty:
             lines.append(f"{split}: {self.num_empty} samples left out by --skip_bad_rows")
+        if self.num_special_as_text:
+            lines.append(special_as_text(split, self.num_special_as_text))
         return lines
 
 
@@ -100,6 +102,7 @@ def build_image_sequences(
         num_tokens_cut=int((lengths[kept] - kept_lengths).sum()),
         num_without_label=flat.num_empty_answers,
         num_empty=int((~kept).sum()) - flat.num_empty_answers,
+        num_special_as_text=flat.num_special_as_text,
         pictures=rows.pictures,
         max_text_length=max_text_length,
     )

@@ -29,7 +29,7 @@ class HasTokens(Protocol):
     def input_ids(self) -> np.ndarray: ...
 
 
-COUNT_COLUMNS = ("num_empty_answers", *MaskWay)
+COUNT_COLUMNS = ("num_empty_answers", "num_special_as_text", *MaskWay)
 """Columns of tokenized examples besides their tokens: counts, which `Sequences` sums up."""
 
 Row = list[TokenSequence]
@@ -58,6 +58,7 @@ class Sequences:
     num_parts: int = 0  # the samples that they became
     num_parts_without_label: int = 0  # of these, left out; other parts of their sample are kept
     num_empty_answers: int = 0  # not learned
+    num_special_as_text: int = 0  # examples that spell special tokens, which stay text
     num_by_marks: int = 0  # conversations, by `MaskWay`
     num_by_prompts: int = 0
     num_by_turns: int = 0
@@ -142,6 +143,8 @@ class Sequences:
             lines.append(
                 f"{split}: {self.num_empty_answers} empty answers are not learned (--learn_empty_answers learns them)"
             )
+        if self.num_special_as_text:
+            lines.append(special_as_text(split, self.num_special_as_text))
         num_labels = int((self.labels != IGNORE_INDEX).sum())
         if 2 * self.num_misplaced_labels > num_labels:
             lines.append(
@@ -149,6 +152,14 @@ class Sequences:
                 "place; labels must not be shifted by the dataset function, each stands where its token does"
             )
         return lines
+
+
+def special_as_text(split: str, number: int) -> str:
+    """The line on examples that spell special tokens."""
+    return (
+        f"{split}: {number:,} examples spell special tokens of the tokenizer, which stay text "
+        "(--split_special_tokens False makes them tokens)"
+    )
 
 
 def check_token_ids(sequences: Sequences, vocab_size: int, split: str) -> None:

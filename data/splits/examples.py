@@ -39,6 +39,7 @@ class SplitExamples:
     text_columns: tuple[str, ...]  # must hold text in every example
     settings: str  # that only this dataset has, for the cache key
     learns_empty_answers: bool = False
+    splits_special_tokens: bool = True  # special tokens that the data spells stay text
     masks_prompts: bool = True
     row_numbers: np.ndarray | None = None  # int64 [examples], rows of the place; None: 0, 1, 2, ...
     later_columns: tuple[str, ...] = ()  # of a stream: asked for, and not in its first rows; a later row may have them

@@ -102,6 +102,7 @@ def load_split(
         text_columns=tuple(text_columns),
         settings=settings,
         learns_empty_answers=dataset_config.learn_empty_answers,
+        splits_special_tokens=dataset_config.split_special_tokens,
         masks_prompts=getattr(dataset_config, "mask_prompt", True),
         row_numbers=row_numbers,
         later_columns=tuple(

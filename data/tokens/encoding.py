@@ -12,6 +12,7 @@ if TYPE_CHECKING:  # the files of datasets/ import this module, and flags are re
     from transformers import PreTrainedTokenizerBase
 
     from data.tokens.loss_mask import TokenColumns
+    from data.tokens.special_text import SpecialTokens
 
 
 class Encode(Protocol):
@@ -25,9 +26,18 @@ class Encode(Protocol):
         """Whether an example is one text, in which a prompt leads to the answer; else source and target are apart."""
 
     def __call__(
-        self, examples: Sequence[Sequence[TextSpan]], tokenizer: PreTrainedTokenizerBase, *, by_template: bool = False
+        self,
+        examples: Sequence[Sequence[TextSpan]],
+        tokenizer: PreTrainedTokenizerBase,
+        *,
+        by_template: bool = False,
+        special: SpecialTokens | None = None,
     ) -> TokenColumns:
-        """The columns `input_ids` and `labels` of these examples; both are empty for one without spans."""
+        """The columns `input_ids` and `labels` of these examples; both are empty for one without spans.
+
+        Args:
+            special: the tokenizer's special tokens, if its caller keeps what they build for text that spells them.
+        """
 
 
 @dataclass(frozen=True)
@@ -41,14 +51,19 @@ class OneText:
     is_one_text = True
 
     def __call__(
-        self, examples: Sequence[Sequence[TextSpan]], tokenizer: PreTrainedTokenizerBase, *, by_template: bool = False
+        self,
+        examples: Sequence[Sequence[TextSpan]],
+        tokenizer: PreTrainedTokenizerBase,
+        *,
+        by_template: bool = False,
+        special: SpecialTokens | None = None,
     ) -> TokenColumns:
         from data.tokens.loss_mask import no_tokens, tokenize_spans
 
         if by_template:
-            return tokenize_spans(examples, tokenizer)
+            return tokenize_spans(examples, tokenizer, special=special)
         start = [] if tokenizer.bos_token_id is None else [tokenizer.bos_token_id]
-        columns = tokenize_spans(examples, tokenizer, start=start, end=[tokenizer.eos_token_id])
+        columns = tokenize_spans(examples, tokenizer, start=start, end=[tokenizer.eos_token_id], special=special)
         for place, spans in enumerate(examples):
             if not spans:
                 columns.input_ids[place] = columns.labels[place] = no_tokens()
@@ -67,7 +82,12 @@ class SourceAndTarget:
     is_one_text = False
 
     def __call__(
-        self, examples: Sequence[Sequence[TextSpan]], tokenizer: PreTrainedTokenizerBase, *, by_template: bool = False
+        self,
+        examples: Sequence[Sequence[TextSpan]],
+        tokenizer: PreTrainedTokenizerBase,
+        *,
+        by_template: bool = False,
+        special: SpecialTokens | None = None,
     ) -> TokenColumns:
         from data.tokens.loss_mask import TokenColumns, encode_plainly, no_tokens
 
@@ -77,9 +97,9 @@ class SourceAndTarget:
         with_target = [place for place in with_source if first_targets[place] < len(examples[place])]
         sources = [self.source_prefix + _text(examples[place][: first_targets[place]]) for place in with_source]
         targets = [_text(examples[place][first_targets[place] :]) for place in with_target]
-        for place, ids in zip(with_source, encode_plainly(tokenizer, text=sources), strict=True):
+        for place, ids in zip(with_source, encode_plainly(tokenizer, special, text=sources), strict=True):
             columns.input_ids[place] = ids
-        for place, ids in zip(with_target, encode_plainly(tokenizer, text_target=targets), strict=True):
+        for place, ids in zip(with_target, encode_plainly(tokenizer, special, text_target=targets), strict=True):
             columns.labels[place] = ids
         return columns
 
@@ -92,11 +112,16 @@ class Caption:
     is_one_text = False
 
     def __call__(
-        self, examples: Sequence[Sequence[TextSpan]], tokenizer: PreTrainedTokenizerBase, *, by_template: bool = False
+        self,
+        examples: Sequence[Sequence[TextSpan]],
+        tokenizer: PreTrainedTokenizerBase,
+        *,
+        by_template: bool = False,
+        special: SpecialTokens | None = None,
     ) -> TokenColumns:
         from data.tokens.loss_mask import no_tokens, tokenize_spans
 
-        columns = tokenize_spans(examples, tokenizer, end=[self.end_id])
+        columns = tokenize_spans(examples, tokenizer, end=[self.end_id], special=special)
         for place, spans in enumerate(examples):
             if not any(span.has_loss for span in spans):
                 columns.input_ids[place] = columns.labels[place] = no_tokens()

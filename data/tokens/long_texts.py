@@ -13,7 +13,10 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 
 if TYPE_CHECKING:
+    from tokenizers import Encoding
     from transformers import PreTrainedTokenizerBase
+
+    from data.tokens.special_text import SpecialTokens
 
 CALL_CHARACTERS = 2**18  # of one call of the tokenizer
 OVERLAP_CHARACTERS = 2**10
@@ -61,12 +64,23 @@ class _Window(NamedTuple):
         return len(mine.ids) == 2 * AGREEING_TOKENS and all(map(np.array_equal, mine, theirs))
 
 
-def encode_texts(texts: Sequence[str], tokenizer: PreTrainedTokenizerBase) -> Iterator[EncodedText]:
-    """The tokens of each text, without special tokens."""
-    for group in _calls(texts):
+def encode_texts(
+    texts: Sequence[str], tokenizer: PreTrainedTokenizerBase, special: SpecialTokens
+) -> Iterator[EncodedText]:
+    """The tokens of each text, without special tokens around it.
+
+    Args:
+        special: of the tokenizer; those that the data spells in a text stay text.
+    """
+    for group in _calls(texts, special):
+        has_stand_ins = special.spells(group[0])
         if tokenizer.is_fast and len(group[0]) > CALL_CHARACTERS:
-            whole = _join(list(_windows(group[0], tokenizer)))
+            encode = special.encode if has_stand_ins else lambda texts: _call(texts, tokenizer).encodings
+            whole = _join(list(_windows(group[0], encode)))
             yield EncodedText(whole.ids, whole.place_of, None)
+            continue
+        if has_stand_ins:
+            yield _encode_with_stand_ins(group[0], tokenizer, special)
             continue
         encoded = _call(group, tokenizer)
         for index, ids in enumerate(encoded["input_ids"]):
@@ -75,16 +89,24 @@ def encode_texts(texts: Sequence[str], tokenizer: PreTrainedTokenizerBase) -> It
             yield EncodedText(np.array(ids, dtype=np.int32), place_of, token_at)
 
 
-def _calls(texts: Sequence[str]) -> Iterator[list[str]]:
-    """Neighbours that one call may take together; a longer text is alone."""
+def _encode_with_stand_ins(text: str, tokenizer: PreTrainedTokenizerBase, special: SpecialTokens) -> EncodedText:
+    if not tokenizer.is_fast:
+        return EncodedText(np.array(special.encode_slowly(text), dtype=np.int32), None, None)
+    encoding: Any = special.encode([text])[0]  # its annotations say that a token may have no characters
+    return EncodedText(np.array(encoding.ids, dtype=np.int32), encoding.token_to_chars, encoding.char_to_token)
+
+
+def _calls(texts: Sequence[str], special: SpecialTokens) -> Iterator[list[str]]:
+    """Neighbours that one call may take together; a longer text is alone, and one with stand-ins, too."""
     group: list[str] = []
     num_characters = 0
     for text in texts:
-        if group and num_characters + len(text) > CALL_CHARACTERS:
+        is_alone = special.spells(text)
+        if group and (is_alone or num_characters + len(text) > CALL_CHARACTERS):
             yield group
             group, num_characters = [], 0
         group.append(text)
-        num_characters += len(text)
+        num_characters = CALL_CHARACTERS if is_alone else num_characters + len(text)
     if group:
         yield group
 
@@ -93,17 +115,17 @@ def _call(texts: list[str], tokenizer: PreTrainedTokenizerBase) -> Any:
     return tokenizer(texts, add_special_tokens=False, return_attention_mask=False, verbose=False)
 
 
-def _windows(text: str, tokenizer: PreTrainedTokenizerBase) -> Iterator[_Window]:
+def _windows(text: str, encode: Callable[[list[str]], list[Encoding]]) -> Iterator[_Window]:
     """Parts of the text's tokens that follow each other."""
     start, before = 0, _Window.empty()
     while start < len(text):
-        window = _encode_window(text, start, tokenizer)
+        window = _encode_window(text, start, encode)
         if len(before.ids):
             meeting = _meeting(before, window)
             if meeting is None:  # cut the text itself, before a token
                 start = before.start_near(start + OVERLAP_CHARACTERS // 2)
                 meeting = int(np.searchsorted(before.starts, start)), 0
-                window = _encode_window(text, start, tokenizer)
+                window = _encode_window(text, start, encode)
             yield before.part(0, meeting[0])
             window = window.part(meeting[1], None)
         end = start + CALL_CHARACTERS
@@ -116,8 +138,8 @@ def _windows(text: str, tokenizer: PreTrainedTokenizerBase) -> Iterator[_Window]
             start, before = next_start, window
 
 
-def _encode_window(text: str, start: int, tokenizer: PreTrainedTokenizerBase) -> _Window:
-    encoded = _call([text[start : start + CALL_CHARACTERS]], tokenizer).encodings[0]
+def _encode_window(text: str, start: int, encode: Callable[[list[str]], list[Encoding]]) -> _Window:
+    (encoded,) = encode([text[start : start + CALL_CHARACTERS]])
     places = np.array(encoded.offsets, dtype=np.int64).reshape(-1, 2) + start
     return _Window(np.array(encoded.ids, dtype=np.int32), places[:, 0], places[:, 1])
 

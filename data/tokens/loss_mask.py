@@ -11,13 +11,14 @@ from __future__ import annotations
 
 from bisect import bisect_left, bisect_right
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
 from data.tokens.labels import IGNORE_INDEX
 from data.tokens.long_texts import EncodedText, encode_texts
 from data.tokens.spans import TextSpan
+from data.tokens.special_text import SpecialTokens
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
@@ -46,19 +47,22 @@ def tokenize_spans(
     *,
     start: Sequence[int] = (),
     end: Sequence[int] = (),
+    special: SpecialTokens | None = None,
 ) -> TokenColumns:
     """Each example as `start`, the tokens of its joined spans, `end`.
 
     Args:
         start: token ids without a label, such as the start token.
         end: token ids that have labels if the last span has a loss, such as the end token.
+        special: the tokenizer's special tokens; what it has built for text that spells them is used again.
 
     `start` and `end` are left out where the text brings them itself, as the text of a chat template does.
     """
     texts = ["".join(span.text for span in spans) for spans in examples]
+    special = special or SpecialTokens.of(tokenizer)
     start_ids, end_ids, none = (np.array(ids, dtype=np.int32) for ids in (start, end, ()))
     tokenized = TokenColumns([], [])
-    for spans, text, encoded in zip(examples, texts, encode_texts(texts, tokenizer), strict=True):
+    for spans, text, encoded in zip(examples, texts, encode_texts(texts, tokenizer, special), strict=True):
         content = encoded.ids
         before = none if len(start) and content[: len(start)].tolist() == list(start) else start_ids
         after = none if len(end) and _ends_with(content, end, text, tokenizer) else end_ids
@@ -68,7 +72,7 @@ def tokenize_spans(
             if encoded.place_of is not None:
                 first, last = _tokens_by_offset(encoded, place, len(text))
             else:
-                first, last = _tokens_by_prefix(content, text, place, tokenizer)
+                first, last = _tokens_by_prefix(content, text, place, tokenizer, special)
             labels[len(before) + first : len(before) + last] = content[first:last]
         if spans and spans[-1].has_loss and len(after):
             labels[-len(after) :] = after
@@ -77,12 +81,33 @@ def tokenize_spans(
     return tokenized
 
 
-def encode_plainly(tokenizer: PreTrainedTokenizerBase, **texts: list[str]) -> list[np.ndarray]:
+def encode_plainly(
+    tokenizer: PreTrainedTokenizerBase, special: SpecialTokens | None = None, **texts: list[str]
+) -> list[np.ndarray]:
     """The token ids of each text, int32, with the tokenizer's own special tokens; texts are given by its argument."""
-    if not any(texts.values()):
+    ((name, values),) = texts.items()
+    if not values:
         return []
-    encoded = tokenizer(**texts, add_special_tokens=True, return_attention_mask=False, verbose=False)
-    return [np.array(ids, dtype=np.int32) for ids in encoded["input_ids"]]
+    special = special or SpecialTokens.of(tokenizer)
+    around: dict[str, Any] = {"add_special_tokens": True, "return_attention_mask": False, "verbose": False}
+    found = [np.array(ids, dtype=np.int32) for ids in tokenizer(**texts, **around)["input_ids"]]
+    spelled = [place for place, text in enumerate(values) if special.spells(text)]
+    if spelled:
+        contents = encode_texts([values[place] for place in spelled], tokenizer, special)
+        before, after = affixes(tokenizer, name)
+        for place, content in zip(spelled, contents, strict=True):
+            found[place] = np.array([*before, *content.ids, *after], dtype=np.int32)
+    return found
+
+
+def affixes(tokenizer: PreTrainedTokenizerBase, argument: str) -> tuple[tuple[int, ...], tuple[int, ...]]:
+    """The special tokens that the tokenizer puts before and after a text, which is given by this argument."""
+    # The special tokens are those around the plain ids, wherever the tokenizer puts them.
+    plain, whole = (tokenizer(**{argument: "a"}, add_special_tokens=added)["input_ids"] for added in (False, True))
+    place = next((i for i in range(len(whole)) if whole[i : i + len(plain)] == plain), None)
+    if not plain or place is None:
+        return (), ()
+    return tuple(whole[:place]), tuple(whole[place + len(plain) :])
 
 
 def no_tokens() -> np.ndarray:
@@ -125,7 +150,11 @@ def _tokens_by_offset(encoded: EncodedText, place: tuple[int, int], length: int)
 
 
 def _tokens_by_prefix(
-    content: np.ndarray, text: str, place: tuple[int, int], tokenizer: PreTrainedTokenizerBase
+    content: np.ndarray,
+    text: str,
+    place: tuple[int, int],
+    tokenizer: PreTrainedTokenizerBase,
+    special: SpecialTokens,
 ) -> tuple[int, int]:
     """The same for a tokenizer written in Python, which knows no offsets.
 
@@ -134,7 +163,7 @@ def _tokens_by_prefix(
     """
     common, sizes = [], []
     for position in place:
-        ids = np.array(tokenizer(text[:position], add_special_tokens=False, verbose=False)["input_ids"], dtype=np.int32)
+        ((ids, *_),) = encode_texts([text[:position]], tokenizer, special)
         shared = min(len(ids), len(content))
         differs = ids[:shared] != content[:shared]
         common.append(int(np.argmax(differs)) if differs.any() else shared)

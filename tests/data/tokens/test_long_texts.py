@@ -12,6 +12,7 @@ from data.tokens import long_texts
 from data.tokens.long_texts import encode_texts
 from data.tokens.loss_mask import tokenize_spans
 from data.tokens.spans import TextSpan
+from data.tokens.special_text import SpecialTokens
 from tests.helpers.processes import ProcessGroup
 from tests.helpers.tokenizers_of_kinds import KINDS, LINES, byte_level
 from utils.host_memory import peak_resident
@@ -39,7 +40,7 @@ def test_the_tokens_of_windows_are_those_of_the_whole_text(kind: str) -> None:
     # A tokenizer that writes a space before every text cuts a run of one letter elsewhere.
     runs = [] if kind == "metaspace" else ["a" * 5000, " " * 3000]
     texts = ["", "Short.", *(random_text(seed, 800) for seed in range(12)), *runs, "Short."]
-    for text, encoded in zip(texts, encode_texts(texts, tokenizer), strict=True):
+    for text, encoded in zip(texts, encode_texts(texts, tokenizer, SpecialTokens.of(tokenizer)), strict=True):
         assert encoded.ids.tolist() == tokenizer(text, add_special_tokens=False)["input_ids"]
 
 
