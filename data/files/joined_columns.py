@@ -111,9 +111,11 @@ def _read_table(file: Path) -> _Table:
         with pa.memory_map(str(file)) as mapped:
             reader = open_ipc(mapped)
             if isinstance(reader, pa.RecordBatchFileReader):
-                sizes = (reader.get_batch(number).num_rows for number in range(reader.num_record_batches))
+                sizes = [reader.get_batch(number).num_rows for number in range(reader.num_record_batches)]
             else:
-                sizes = (batch.num_rows for batch in reader)
+                sizes = [batch.num_rows for batch in reader]
+                if mapped.tell() < mapped.size():
+                    raise ConfigError(f"{file} goes on after the end of its rows, as two files put together do")
             return _Table(reader.schema, sum(sizes))
     except (pa.ArrowException, OSError) as error:
         raise ConfigError(f"{file} could not be read ({in_one_line(error)})") from error

@@ -28,7 +28,7 @@ _NO_BRACKETS = re.compile(rb'"[^"\\]*+(?:\\.[^"\\]*+)*+"|[^\[\]{}"]++', re.DOTAL
 _STEPS = np.zeros(256, dtype=np.int64)
 _STEPS[list(b"[{")], _STEPS[list(b"]}")] = 1, -1
 _SPACE = " \t\r\n"  # JSON's
-_BETWEEN = re.compile(r"[\s,]*")
+_BETWEEN, _BLANK = re.compile(r"[\s,]*"), re.compile(r"[\s\ufeff]*")  # a file's mark may stand in the middle
 _HALF_CHARACTER = re.compile(r"\\u[dD][89a-fA-F]")
 
 
@@ -88,13 +88,19 @@ def may_hold_lines(file: Path) -> bool:
 
 def lists_of_rows(file: Path) -> list[str]:
     """The keys of a file that is one JSON object, if their values are lists of rows."""
-    if file.suffix != ".json" or _first_character(file) != b"{":
+    if _first_character(file) != b"{" or may_hold_lines(file):
         return []
     try:
-        value = {} if may_hold_lines(file) else json.loads(file.read_bytes().removeprefix(UTF8_MARK))
+        with opened(file) as stream:
+            value = json.loads(stream.read().removeprefix(UTF8_MARK))
     except (ValueError, RecursionError):  # reading the rows will say where
         return []
     return [key for key, rows in value.items() if _is_list_of_rows(rows)] if isinstance(value, dict) else []
+
+
+def key_of_rows(lists: Sequence[str], names: Sequence[str]) -> str | None:
+    """The key whose list holds the rows of a split, of those that are lists of rows; None: the object is a row."""
+    return next((key for key in (*names, "data") if key in lists), None)
 
 
 def where_not_utf8(file: Path) -> str:
@@ -212,9 +218,22 @@ def _is_object(line: bytes) -> bool:
 
 
 def _rows_of_list(file: Path, text: str) -> Iterator[RowText]:
-    """Each item as its own part of the text, so that no more than one is in memory as objects."""
+    """Each item as its own part of the text, so that no more than one is in memory as objects.
+
+    Another list may follow, as in files that were put together with `cat`.
+    """
     decoder, position, number = json.JSONDecoder(), _BETWEEN.match(text, 1).end(), 0  # type: ignore[union-attr]
-    while position < len(text) and text[position] != "]":
+    while position < len(text):
+        if text[position] == "]":
+            position = _BLANK.match(text, position + 1).end()  # type: ignore[union-attr]
+            if position == len(text):
+                return
+            if text[position] != "[":
+                line = text.count("\n", 0, position) + 1
+                yield RowText(None, None, f"{file}, line {line}: text after the end of the list, which is not read")
+                return
+            position = _BETWEEN.match(text, position + 1).end()  # type: ignore[union-attr]
+            continue
         number += 1
         where = f"{file}, item {number}"
         try:
@@ -231,9 +250,8 @@ def _rows_of_list(file: Path, text: str) -> Iterator[RowText]:
         else:
             yield _row_of_value(where, item, value)
         position = _BETWEEN.match(text, end).end()  # type: ignore[union-attr]
-    if position >= len(text):
-        line = text.count("\n") + 1
-        yield RowText(None, None, f"{file}, line {line}: broken JSON (the list does not end)")
+    line = text.count("\n") + 1
+    yield RowText(None, None, f"{file}, line {line}: broken JSON (the list does not end)")
 
 
 def _rows_of_object(file: Path, text: str, names: Sequence[str]) -> Iterator[RowText]:
@@ -245,7 +263,7 @@ def _rows_of_object(file: Path, text: str, names: Sequence[str]) -> Iterator[Row
     except RecursionError:
         yield RowText(None, None, _too_deep(str(file), _depth(text.encode())))
         return
-    key = next((key for key in (*names, "data") if _is_list_of_rows(value.get(key))), None)
+    key = key_of_rows([key for key, rows in value.items() if _is_list_of_rows(rows)], names)
     items = [value] if key is None else value[key]
     for number, item in enumerate(items, 1):
         line = json.dumps(item)

@@ -9,6 +9,7 @@ from utils.errors import ConfigError
 
 TABLES = (".jsonl", ".json", ".jsonl.gz", ".json.gz", ".jsonl.zst", ".json.zst", ".csv", ".tsv", ".parquet", ".arrow")
 ALL_KINDS = (*TABLES, ".txt")
+JSON = (".json", ".json.gz", ".json.zst")  # which may be one object; .jsonl files are lines
 _NO_ROWS = ("dataset_info.json", "dataset_infos.json")
 _ONE_READER = {".json": ".jsonl"}  # endings, before the compression's, of files that are read as one dataset
 

@@ -7,8 +7,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from configs.datasets import DataSource
-from data.files.json_files import lists_of_rows
-from data.files.kinds import ALL_KINDS, ending, one_kind, readable
+from data.files.json_files import key_of_rows, lists_of_rows
+from data.files.kinds import ALL_KINDS, JSON, ending, one_kind, readable
 from data.splits.names import names_of, split_in_name
 from utils.errors import ConfigError
 from utils.git_lfs import PULL, is_pointer
@@ -51,6 +51,19 @@ class Files:
         raise ConfigError(no_validation(self.flag, self.path))
 
 
+def unread_lists(files: Files) -> list[str]:
+    """Lines on lists of rows in JSON objects that no split reads."""
+    lines, all_files = [], dict.fromkeys(file for found in files.by_split.values() for file in found)
+    for file in all_files:
+        if ending(file) in JSON and (keys := lists_of_rows(file)):
+            splits = [split for split, found in files.by_split.items() if file in found]
+            read = {key_of_rows(keys, names_of(split, is_default=True)) for split in splits}
+            unread = [key for key in keys if key not in read]
+            if unread and None not in read:
+                lines.append(f"{file}: {', '.join(unread)} {'is' if len(unread) == 1 else 'are'} not read")
+    return lines
+
+
 def splits_of_file(flag: str, path: str, file: Path, config: DataSource) -> Files:
     """A file is training data, or holds splits as lists of a JSON object, as in `{"train": [...], "test": [...]}`."""
     keys = lists_of_rows(file)
@@ -58,10 +71,7 @@ def splits_of_file(flag: str, path: str, file: Path, config: DataSource) -> File
     there = {split: [file] for split, known in names.items() if any(name in keys for name in known)}
     if not there:
         return Files(flag, path, {config.train_split: [file]}, has_splits=False)
-    known = [name for names_of_split in names.values() for name in names_of_split]
-    unread = ", ".join(key for key in keys if key not in known)
-    note = f"{file}: {unread} is not read" if unread else ""
-    return Files(flag, path, there, has_splits=list(there) != [config.train_split], note=note)
+    return Files(flag, path, there, has_splits=list(there) != [config.train_split])
 
 
 def files_of_folder(flag: str, folder: Path, config: DataSource, kinds: Sequence[str]) -> Files:

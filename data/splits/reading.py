@@ -19,7 +19,7 @@ from data.files.row_stream import RowStream
 from data.files.stored_rows import store_rows
 from data.splits.data_path import Place, locate
 from data.splits.examples import REMEDY, SplitExamples
-from data.splits.files import Files
+from data.splits.files import Files, unread_lists
 from data.splits.known_columns import columns_there
 from data.splits.learned_columns import learned_columns
 from data.splits.opening import errors_in_one_line, no_rows, open_rows, refuse_empty
@@ -64,8 +64,9 @@ def load_split(
     name_of_place = str(files[0]) if len(files) == 1 and not takes_fraction else str(place)
     name = f"--{flag}.data_path: {name_of_place}"
     streams = dataset_config.streaming and is_training
-    if isinstance(place, Files) and place.note and is_training and shows_progress():
-        print_line(f"--{flag}.data_path: {place.note}")
+    if isinstance(place, Files) and is_training and shows_progress():
+        for line in filter(None, (place.note, *unread_lists(place))):
+            print_line(f"--{flag}.data_path: {line}")
     data = open_rows(name, place, split_read, streams=streams, **reader_options)
     all_columns, row_numbers = column_names(data), None
     if isinstance(data, RowStream) and not all_columns and isinstance(first := next(iter(data), None), str):

@@ -180,6 +180,71 @@ def test_lists_of_rows_in_an_object(
             rows(config, split="validation")
 
 
+@EITHER
+@pytest.mark.parametrize("between", ["", "\n", " \n\n\ufeff"])
+def test_lists_that_follow_each_other_are_read(between: str, streaming: bool, tmp_path: Path) -> None:
+    """As `cat` puts files together; the second was dropped."""
+    file = tmp_path / "rows.json"
+    lists = [[{"output": "a"}, {"output": "]"}], [], [{"output": "c"}]]
+    file.write_text(between.join(json.dumps(rows, indent=1) for rows in lists) + "\n")
+    assert [row["output"] for row in rows(source(file, streaming=streaming))] == ["a", "]", "c"]
+
+
+@EITHER
+@pytest.mark.parametrize("rest", ['{"output": "b"}', "null", "]"])
+def test_what_else_follows_a_list_is_refused_by_its_line(rest: str, streaming: bool, tmp_path: Path) -> None:
+    file = tmp_path / "rows.json"
+    file.write_text(f'[\n{{"output": "a"}}\n]\n{rest}\n')
+    with pytest.raises(ConfigError, match=rf"{file}, line 4: text after the end of the list"):
+        list(rows(source(file, streaming=streaming)))
+
+
+@EITHER
+@pytest.mark.parametrize("name", ["rows.json", "rows.json.gz", "train.json"])
+@pytest.mark.parametrize(
+    ("keys", "unread"),
+    [
+        (("data", "more"), "more is not read"),
+        (("train", "training", "data", "validation", "info"), "training, data, info are not read"),
+        (("data",), ""),
+    ],
+)
+def test_lists_that_no_split_reads_are_named(
+    keys: tuple[str, ...], unread: str, name: str, streaming: bool, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    file = tmp_path / name
+    text = json.dumps({"version": 2} | {key: [{"output": key}] for key in keys}).encode()
+    file.write_bytes(gzip.compress(text) if name.endswith(".gz") else text)
+    is_folder = name == "train.json"
+    found = rows(source(tmp_path if is_folder else file, streaming=streaming))
+    assert [row["output"] for row in found] == [keys[0]]
+    if is_folder and "validation" in keys:
+        unread = "training, data, validation, info are not read"
+    said = capsys.readouterr().out
+    assert f"--alpaca_dataset.data_path: {file}: {unread}\n" in said if unread else "not read" not in said
+
+
+@EITHER
+def test_splits_of_a_compressed_file_are_those_of_the_file(streaming: bool, tmp_path: Path) -> None:
+    """Its validation rows were dropped."""
+    file = tmp_path / "rows.json.gz"
+    file.write_bytes(gzip.compress(json.dumps({"train": [{"output": "a"}], "dev": [{"output": "b"}]}).encode()))
+    config = source(file, streaming=streaming)
+    assert [row["output"] for row in rows(config)] == ["a"]
+    assert [row["output"] for row in rows(config, split="validation")] == ["b"]
+
+
+@EITHER
+def test_an_arrow_stream_that_another_follows_is_refused(streaming: bool, tmp_path: Path) -> None:
+    file, table = tmp_path / "rows.arrow", pa.table({"output": ["a"]})
+    with pa.ipc.new_stream(str(file), table.schema) as writer:
+        writer.write_table(table)
+    assert [row["output"] for row in rows(source(file, streaming=streaming))] == ["a"]
+    file.write_bytes(file.read_bytes() * 2)
+    with pytest.raises(ConfigError, match=f"{file} goes on after the end of its rows"):
+        rows(source(file, streaming=streaming))
+
+
 # Rows that cannot be read
 
 
