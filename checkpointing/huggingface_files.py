@@ -15,9 +15,10 @@ from policies.sharding import own_class, unwrap
 from run_folder.checkpoint_folder import HUGGINGFACE
 from utils.disk_errors import disk_refusal
 from utils.errors import ConfigError
+from utils.processor_type import Processor
 
 
-def huggingface_files(model: nn.Module, tokenizer: Any) -> dict[str, bytes]:
+def huggingface_files(model: nn.Module, tokenizer: Processor) -> dict[str, bytes]:
     """config.json, generation_config.json, the tokenizer's files and adapter_config.json, by their paths.
 
     Raises:
@@ -40,7 +41,7 @@ def huggingface_files(model: nn.Module, tokenizer: Any) -> dict[str, bytes]:
         ) from error
 
 
-def _write(model: nn.Module, tokenizer: Any, folder: Path) -> None:
+def _write(model: nn.Module, tokenizer: Processor, folder: Path) -> None:
     inner: Any = unwrap(model)
     if isinstance(inner, PeftModel):
         # A copy with inference_mode, as PeftModel.save_pretrained writes it; the model itself goes on training.

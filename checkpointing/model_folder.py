@@ -16,6 +16,7 @@ from checkpointing.gathering import gathered_state_dict
 from policies.adapters.kinds import is_own_name
 from policies.sharding import own_class, unwrap
 from ranks.collectives import on_rank_zero
+from utils.processor_type import Processor
 from utils.umask import follow_umask
 
 
@@ -27,7 +28,7 @@ def export_folder(run_folder: Path, model: nn.Module) -> Path:
     return run_folder / ("adapter" if isinstance(unwrap(model), PeftModel) else "model")
 
 
-def export_model(model: nn.Module, tokenizer: Any, run_folder: Path) -> Path:
+def export_model(model: nn.Module, tokenizer: Processor, run_folder: Path) -> Path:
     """Write the weights. Every rank must call this; rank 0 writes.
 
     An earlier folder is replaced only once the new one is complete. Sharded weights are gathered one tensor at a time
@@ -49,7 +50,7 @@ def export_model(model: nn.Module, tokenizer: Any, run_folder: Path) -> Path:
     return folder
 
 
-def _write(model: Any, state_dict: dict[str, Any], tokenizer: Any, folder: Path) -> None:
+def _write(model: Any, state_dict: dict[str, Any], tokenizer: Processor, folder: Path) -> None:
     if isinstance(model, PeftModel):
         # False: trained tokens are saved as the adapter's; "auto" would ask the hub about the base model.
         with _whole_prefix(model, state_dict):

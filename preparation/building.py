@@ -29,13 +29,14 @@ from policies.sharding import Accumulation, choose_accumulation, reduction_notes
 from ranks.environment import Environment, print_rank_zero
 from resolving.inputs import Inputs
 from resolving.resolved import Resolved
-from tasks.task import BatchForm
+from tasks.task import BatchForm, MicroBatch
+from utils.processor_type import Processor
 
 
 class SummedLoss(Protocol):
     """The loss of a task: a sum over the label tokens of a micro-batch."""
 
-    def __call__(self, model: nn.Module, batch: Any, loss_grad: float | None = None) -> torch.Tensor:
+    def __call__(self, model: nn.Module, batch: MicroBatch, loss_grad: float | None = None) -> torch.Tensor:
         """Returns a scalar. `loss_grad` is the gradient that backward will bring (`policies.loss.summed_loss`)."""
 
 
@@ -121,7 +122,7 @@ def longest_row(data: RunData, resolved: Resolved) -> int:
     return max(int(rows.lengths.max(initial=1)) for rows in (data.train_rows, data.eval_rows) if rows is not None)
 
 
-def build_model(resolved: Resolved, processor: Any, env: Environment) -> BuiltModel:
+def build_model(resolved: Resolved, processor: Processor, env: Environment) -> BuiltModel:
     """The model with its weights. Every rank must call this."""
     return build_for_training(
         resolved.config,

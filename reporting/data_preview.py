@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import asdict
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 from rich.console import Console
 from rich.table import Table
 from rich.text import Text
+from transformers import PreTrainedTokenizerBase
 
 from configs.training import TrainConfig
 from data.batches.layout import BatchLayout
@@ -28,7 +29,12 @@ PERCENTILES = {"min": 0, "p50": 50, "p90": 90, "p99": 99, "max": 100}
 
 
 def preview_data(
-    data: RunData, tokenizer: Any, train_config: TrainConfig, layout: BatchLayout, width: PaddedWidth, env: Environment
+    data: RunData,
+    tokenizer: PreTrainedTokenizerBase,
+    train_config: TrainConfig,
+    layout: BatchLayout,
+    width: PaddedWidth,
+    env: Environment,
 ) -> dict[str, Any]:
     """Print the first training sample, unless `--show_sample False`, and the figures, on rank 0.
 
@@ -60,7 +66,7 @@ def preview_data(
     return figures | ({"first_sample": marked(spans)} if train_config.show_sample else {})
 
 
-def sample_spans(examples: Sequences, tokenizer: Any) -> list[TextSpan]:
+def sample_spans(examples: Sequences, tokenizer: PreTrainedTokenizerBase) -> list[TextSpan]:
     """The first sample as text, with special tokens; if it is a conversation of several samples, all of these.
 
     A source and its target stand one below the other.
@@ -87,7 +93,9 @@ def sample_spans(examples: Sequences, tokenizer: Any) -> list[TextSpan]:
     return spans
 
 
-def _shortened(tokenizer: Any, ids: np.ndarray, has_loss: np.ndarray, num_shown: int) -> Iterator[TextSpan]:
+def _shortened(
+    tokenizer: PreTrainedTokenizerBase, ids: np.ndarray, has_loss: np.ndarray, num_shown: int
+) -> Iterator[TextSpan]:
     if len(ids) <= num_shown:
         yield from _spans(tokenizer, ids, has_loss)
         return
@@ -97,9 +105,10 @@ def _shortened(tokenizer: Any, ids: np.ndarray, has_loss: np.ndarray, num_shown:
     yield from _spans(tokenizer, ids[-half:], has_loss[-half:])
 
 
-def _spans(tokenizer: Any, ids: np.ndarray, has_loss: np.ndarray) -> Iterator[TextSpan]:
+def _spans(tokenizer: PreTrainedTokenizerBase, ids: np.ndarray, has_loss: np.ndarray) -> Iterator[TextSpan]:
     def decode(end: int) -> str:
-        return tokenizer.decode(ids[:end].tolist(), skip_special_tokens=False, clean_up_tokenization_spaces=False)
+        shown = ids[:end].tolist()
+        return cast(str, tokenizer.decode(shown, skip_special_tokens=False, clean_up_tokenization_spaces=False))
 
     text = decode(len(ids))
     ends = [*(np.flatnonzero(np.diff(has_loss)) + 1).tolist(), len(ids)]

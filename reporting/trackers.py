@@ -9,12 +9,14 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Any, Protocol, cast
+from typing import Any, ParamSpec, Protocol, cast
 
 from configs.tracking import TrackingConfig
 from reporting.plan_figures import read_plan_figures
 from run_folder.entries import WANDB_RUN
 from run_folder.run_yaml import add_to_run_yaml, read_run_yaml
+
+P = ParamSpec("P")
 
 PACKAGES = {"use_tensorboard": "tensorboard", "use_wandb": "wandb"}
 """The package that each flag needs (requirements-tracking.txt)."""
@@ -74,7 +76,7 @@ class Trackers:
                 self._guard(name, tracker.close, finished=values["status"] != "failed")
             self.trackers.clear()
 
-    def _guard(self, name: str, action: Callable[..., Any], *args: Any, **options: Any) -> None:
+    def _guard(self, name: str, action: Callable[P, object], *args: P.args, **options: P.kwargs) -> None:
         try:
             action(*args, **options)
         except Exception as error:

@@ -14,6 +14,7 @@ from data.processors.tokenizer_loading import added_token_ids, num_rows_needed, 
 from data.sequences.tokenized import Sequences
 from data.tokens.labels import IGNORE_INDEX
 from resolving.resolved import Resolved
+from utils.processor_type import Processor
 
 
 @dataclass(frozen=True)
@@ -31,7 +32,7 @@ class DataFacts:
     notes: tuple[str, ...] = ()  # lines to print about unknown facts
 
     @classmethod
-    def of_processor(cls, processor: Any, resolved: Resolved, **more: Any) -> DataFacts:
+    def of_processor(cls, processor: Processor, resolved: Resolved, **more: Any) -> DataFacts:
         """The facts that follow from the tokenizer alone, and `more` of the fields."""
         tokenizer = tokenizer_of(processor)
         return cls(
@@ -41,7 +42,7 @@ class DataFacts:
         )
 
 
-def facts_of_data(data: RunData, processor: Any, resolved: Resolved) -> DataFacts:
+def facts_of_data(data: RunData, processor: Processor, resolved: Resolved) -> DataFacts:
     """The facts of the run's data and its tokenizer. Of a stream the first sequences are known."""
     label_share = float(np.count_nonzero(data.train.labels != IGNORE_INDEX) / max(1, len(data.train.input_ids)))
     if data.train.has_targets:  # labels are a decoder's targets, apart from its inputs: all have a loss

@@ -18,6 +18,7 @@ from resolving.beginning import Beginning
 from resolving.data_facts import DataFacts, facts_of_data
 from resolving.resolved import Resolved, num_positions, resolve, resolve_num_steps
 from resolving.sizes import check_batch_sizes
+from utils.processor_type import Processor
 
 
 @dataclass(frozen=True)
@@ -25,7 +26,7 @@ class Inputs:
     """All that each rank knows of a run before the process group starts and weights are read."""
 
     resolved: Resolved
-    processor: Any  # a tokenizer, or a processor that has one
+    processor: Processor  # a tokenizer, or a processor that has one
     vocab_size: int  # rows that the embeddings will have at least
     data: RunData
     generation: Generation | None  # the answers to generate at each evaluation
@@ -107,6 +108,7 @@ def read_data(resolved: Resolved, processor: Any, env: Environment) -> tuple[Run
     config = resolved.config
     reading = resolved.task.make_reading(processor, resolved.model_config, config.train_config, resolved.lengths)
     vocab_size = max(resolved.model_config.get_text_config().vocab_size, num_rows_needed(tokenizer_of(processor)))
+    # No type: for images the processor itself goes where texts have their tokenizer.
     data = load_data(
         config.train_config,
         config.sources,

@@ -14,12 +14,12 @@ import faulthandler
 import json
 import threading
 import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from concurrent.futures import FIRST_EXCEPTION, Future, wait
 from dataclasses import asdict, replace
 from datetime import timedelta
 from pathlib import Path
-from typing import IO, Any, NoReturn, TypeVar
+from typing import IO, NoReturn, ParamSpec, TypeVar
 
 import psutil
 import torch
@@ -37,6 +37,8 @@ from utils.printing import print_line
 from utils.torch_internals import set_timeout
 
 T = TypeVar("T")
+P = ParamSpec("P")
+Message = TypeVar("Message", Report, Verdict)
 
 _RANK_BYTES = 8  # "123456, "
 
@@ -182,7 +184,7 @@ class Watchdog:
     def _lead(self, group: dist.ProcessGroup, report: Report) -> Verdict:
         """Rank 0's round: every rank's report, then one verdict for all."""
         others = range(1, self.env.world_size)
-        receiving = {rank: _in_background(_receive, group, rank) for rank in others}
+        receiving = {rank: _in_background(_receive, group, rank, Report) for rank in others}
         lost = self._lost(receiving, report, margin_seconds=30)  # shorter than the others' wait for this rank's verdict
         if lost:
             verdict = judge_lost(lost, report.place, self._last)
@@ -198,14 +200,14 @@ class Watchdog:
 
         def exchange() -> Verdict:
             _send(group, 0, report)
-            return _receive(group, 0)
+            return _receive(group, 0, Verdict)
 
         answer = _in_background(exchange)
         lost = self._lost({0: answer}, report, margin_seconds=60)
         return judge_lost(lost, report.place) if lost else answer.result()
 
     def _lost(
-        self, transfers: dict[int, Future[Any]], report: Report, *, margin_seconds: float
+        self, transfers: Mapping[int, Future[Message]], report: Report, *, margin_seconds: float
     ) -> dict[int, float | None]:
         """Wait for transfers with other ranks, and find the ranks that are lost.
 
@@ -289,7 +291,7 @@ class Watchdog:
             self._before_leaving()
 
 
-def _in_background(function: Callable[..., T], *args: Any) -> Future[T]:
+def _in_background(function: Callable[P, T], *args: P.args, **options: P.kwargs) -> Future[T]:
     """Call `function` in a thread of its own, which the end of the process does not wait for.
 
     A wait inside gloo that runs into a timeout would close its connections to all ranks.
@@ -298,7 +300,7 @@ def _in_background(function: Callable[..., T], *args: Any) -> Future[T]:
 
     def run() -> None:
         try:
-            future.set_result(function(*args))
+            future.set_result(function(*args, **options))
         except LostRank as error:
             future.set_exception(error)
 
@@ -318,12 +320,11 @@ def _send(group: dist.ProcessGroup, rank: int, message: Report | Verdict) -> Non
     _transfer(lambda: group.send([torch.frombuffer(data, dtype=torch.uint8)], rank, 0))
 
 
-def _receive(group: dist.ProcessGroup, rank: int) -> Any:
+def _receive(group: dist.ProcessGroup, rank: int, kind: type[Message]) -> Message:
     """A rank's Report, or rank 0's Verdict."""
     data = message_bytes(None, group.size())
     _transfer(lambda: group.recv([torch.frombuffer(data, dtype=torch.uint8)], rank, 0))
-    values = json.loads(data)
-    return Verdict(**values) if "kind" in values else Report(**values)
+    return kind(**json.loads(data))
 
 
 def _transfer(start: Callable[[], dist.Work]) -> None:

@@ -7,14 +7,18 @@ import ctypes
 import importlib
 import inspect
 import os
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 import torch._dynamo
 import torch.distributed as dist
+from torch import nn
 from torch.nn.attention.varlen import varlen_attn
 from torch.nn.parallel import DistributedDataParallel
 from torch.torch_version import TorchVersion
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedConfig
 
 
 def import_bitsandbytes_without_inductor() -> None:
@@ -90,7 +94,7 @@ that the documents of a packed row see each other, without an error. A type goes
 `policies.attention.choice.check_packing_isolates` once there are weights."""
 
 
-def attention_of_capped_scores(model_config: Any) -> dict[str, Any]:
+def attention_of_capped_scores(model_config: PreTrainedConfig) -> dict[str, Any]:
     """The options of `from_config` and `from_pretrained` for attention with soft-capped scores, as Gemma 2's.
 
     Until 5.20, transformers used SDPA for it, which silently leaves out the cap: other losses, no error. Ends when
@@ -99,12 +103,12 @@ def attention_of_capped_scores(model_config: Any) -> dict[str, Any]:
     return {"attn_implementation": "eager"} if caps_scores(model_config) else {}
 
 
-def caps_scores(model_config: Any) -> bool:
+def caps_scores(model_config: PreTrainedConfig) -> bool:
     """Whether this model's attention scores are soft-capped."""
     return getattr(model_config.get_text_config(), "attn_logit_softcapping", None) is not None
 
 
-def must_be_exact(model: Any, name: str) -> bool:
+def must_be_exact(model: nn.Module, name: str) -> bool:
     """Whether transformers keeps this family's tensor of that name in fp32, rather than in half precision.
 
     Only `from_pretrained` does; `from_config` does not look. The list of names is not public.
@@ -112,7 +116,7 @@ def must_be_exact(model: Any, name: str) -> bool:
     return any(part in name for part in getattr(model, "_keep_in_fp32_modules_strict", None) or ())
 
 
-def loses_prefix(model: Any) -> bool:
+def loses_prefix(model: nn.Module) -> bool:
     """Whether a prefix that peft passes as `past_key_values` is left out when this model generates.
 
     transformers 5.24 renamed the argument to `cache`, and takes its own one if both are given. Ends with the first peft
@@ -137,7 +141,7 @@ def reduce_scatter(
     whole: torch.Tensor,
     group: dist.ProcessGroup,
     *,
-    op: Any = dist.ReduceOp.SUM,
+    op: dist.ReduceOp.RedOpType = dist.ReduceOp.SUM,
     async_op: bool = False,
 ) -> dist.Work | None:
     """Reduce over the ranks, and give each its part. Renamed as `all_gather`."""

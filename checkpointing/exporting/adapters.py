@@ -5,12 +5,12 @@ from __future__ import annotations
 import copy
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
 
 import peft
 import torch
 from peft.tuners.lora import LoraLayer, ParamWrapper
 from torch import nn
+from transformers import PreTrainedModel
 
 from checkpointing.exporting.model_source import ModelSource
 from checkpointing.exporting.stored_tensors import StoredTensors
@@ -22,7 +22,7 @@ from utils.errors import ConfigError, in_one_line
 _MODEL_PREFIX = "base_model.model."
 
 
-def load_adapter_config(source: ModelSource) -> Any:
+def load_adapter_config(source: ModelSource) -> peft.PeftConfig:
     """The adapter's settings, for inference.
 
     Raises:
@@ -35,7 +35,9 @@ def load_adapter_config(source: ModelSource) -> Any:
     return config
 
 
-def put_adapter(model: Any, source: ModelSource, config: Any) -> tuple[Any, dict[str, torch.Tensor]]:
+def put_adapter(
+    model: PreTrainedModel, source: ModelSource, config: peft.PeftConfig
+) -> tuple[peft.PeftModel, dict[str, torch.Tensor]]:
     """Put the source's adapter on a model, which may be on the meta device. The adapter itself is real.
 
     Returns:
@@ -68,7 +70,7 @@ def put_adapter(model: Any, source: ModelSource, config: Any) -> tuple[Any, dict
     return adapted.requires_grad_(False).eval(), tensors
 
 
-def merges_by_layer(adapted: Any, config: Any) -> bool:
+def merges_by_layer(adapted: peft.PeftModel, config: peft.LoraConfig) -> bool:
     """Whether the adapter is LoRA on whole layers and nothing else, so that each layer can be merged by itself."""
     more = ("modules_to_save", "trainable_token_indices", "target_parameters", "layer_replication")
     if config.bias != "none" or any(getattr(config, name, None) for name in more):
@@ -85,11 +87,11 @@ class MergedTensors:
         adapted: the model with the adapter, its base on the meta device.
     """
 
-    def __init__(self, base: StoredTensors, stored_as: Mapping[str, str], adapted: Any) -> None:
+    def __init__(self, base: StoredTensors, stored_as: Mapping[str, str], adapted: peft.PeftModel) -> None:
         self._base, self._stored_as = base, stored_as
         self.files: list[Path] = base.files
         self.index: dict[str, Entry] = {name: base.index[key] for name, key in stored_as.items()}
-        self._layers: dict[str, tuple[Any, str]] = {}  # by the model's name: the layer and its module's name
+        self._layers: dict[str, tuple[LoraLayer, str]] = {}  # by the model's name: the layer and its module's name
         for path, layer in adapted.named_modules():
             if isinstance(layer, LoraLayer):
                 module = path.removeprefix(_MODEL_PREFIX)

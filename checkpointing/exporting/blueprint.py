@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 from torch import nn
-from transformers import AutoConfig, AutoTokenizer, PretrainedConfig
+from transformers import AutoConfig, AutoTokenizer, PretrainedConfig, PreTrainedModel
 
 from checkpointing.exporting.model_source import ModelSource
 from checkpointing.exporting.stored_tensors import StoredTensors
@@ -20,6 +20,7 @@ from policies.weights.tensor_names import find_stored, is_stored_as_named, names
 from utils.compat import attention_of_capped_scores
 from utils.errors import ConfigError
 from utils.hub import check_on_hub, explain
+from utils.processor_type import Processor
 
 
 def read_model_config(settings: str) -> PretrainedConfig:
@@ -43,7 +44,7 @@ def describes_no_model(settings: str, error: Exception) -> ConfigError:
     return ConfigError(f"{settings} describes no model ({explain(error)}); give its model with --base")
 
 
-def build_blueprint(settings: str, auto_model: Any, *, num_rows: int | None = None) -> Any:
+def build_blueprint(settings: str, auto_model: Any, *, num_rows: int | None = None) -> PreTrainedModel:
     """The model that a config.json describes, its parameters in fp32 on the meta device and its buffers real.
 
     Args:
@@ -64,7 +65,7 @@ def build_blueprint(settings: str, auto_model: Any, *, num_rows: int | None = No
     return model
 
 
-def blueprint_of(source: ModelSource, auto_model: Any) -> tuple[Any, list[str]]:
+def blueprint_of(source: ModelSource, auto_model: Any) -> tuple[PreTrainedModel | None, list[str]]:
     """The model of a full checkpoint, with as many embeddings as the checkpoint has, and lines to print.
 
     The model is None for a folder in Hugging Face format whose files name or fuse tensors unlike the model: only
@@ -83,7 +84,7 @@ def blueprint_of(source: ModelSource, auto_model: Any) -> tuple[Any, list[str]]:
     return model, fit(model, source.tensors, str(source.path), source.settings)
 
 
-def fill_blueprint(model: Any, tensors: StoredTensors, dtype: torch.dtype | None = None) -> Any:
+def fill_blueprint(model: PreTrainedModel, tensors: StoredTensors, dtype: torch.dtype | None = None) -> PreTrainedModel:
     """Give a blueprint its values, for inference.
 
     Args:
@@ -103,7 +104,9 @@ def fill_blueprint(model: Any, tensors: StoredTensors, dtype: torch.dtype | None
     return model.eval()
 
 
-def load_full(source: ModelSource, auto_model: Any, dtype: torch.dtype, say: Callable[[str], object]) -> Any:
+def load_full(
+    source: ModelSource, auto_model: Any, dtype: torch.dtype, say: Callable[[str], object]
+) -> PreTrainedModel:
     """The model of a full checkpoint or of a folder in Hugging Face format, floating-point tensors in `dtype`.
 
     Args:
@@ -120,7 +123,7 @@ def load_full(source: ModelSource, auto_model: Any, dtype: torch.dtype, say: Cal
     return fill_blueprint(model, source.tensors, dtype)
 
 
-def fit(model: Any, tensors: StoredTensors, path: str, settings: str) -> list[str]:
+def fit(model: PreTrainedModel, tensors: StoredTensors, path: str, settings: str) -> list[str]:
     """Check that the tensors are this model's. Weights that it ties and the files hold with other values are untied.
 
     Returns:
@@ -170,7 +173,7 @@ def open_base(name: str) -> SafetensorsTensors:
     return SafetensorsTensors(paths)
 
 
-def load_tokenizer(settings: str) -> Any:
+def load_tokenizer(settings: str) -> Processor:
     """The tokenizer in a folder or on the hub; the processor, if there is one for images.
 
     Raises:
@@ -184,7 +187,7 @@ def load_tokenizer(settings: str) -> Any:
         raise ConfigError(f"no tokenizer can be read from {settings} ({explain(error)}); copy it there") from error
 
 
-def load_pretrained(name: str, auto_model: Any, dtype: torch.dtype | str) -> Any:
+def load_pretrained(name: str, auto_model: Any, dtype: torch.dtype | str) -> PreTrainedModel:
     """A model from a Hugging Face folder or the hub, on the CPU.
 
     Raises:

@@ -9,9 +9,11 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+import peft
 import torch
 from peft.tuners.lora import LoraLayer
 from torch import nn
+from transformers import PreTrainedModel
 from transformers.core_model_loading import revert_weight_conversion
 from transformers.utils import GENERATION_CONFIG_NAME, cached_file
 
@@ -33,6 +35,7 @@ from policies.weights.stored import Entry
 from policies.weights.tensor_names import find_stored, is_stored_as_named, names_in_files
 from utils.compat import must_be_exact
 from utils.errors import ConfigError, TrainingError
+from utils.processor_type import Processor
 
 _ONE_COPY = "transformers stores this family's tensors under other names, so one whole copy of the model is in memory"
 
@@ -42,7 +45,7 @@ class ExportPlan:
     """The contents of the folder to write."""
 
     source: ModelSource
-    tokenizer: Any
+    tokenizer: Processor
     entries: dict[str, Entry]  # by the name in the files
     read: Callable[[str], torch.Tensor]
     save_config: Callable[[Path], object]
@@ -93,9 +96,9 @@ def _plan_merged(source: ModelSource, auto_model: Any, dtype: torch.dtype | None
     base = open_base(str(source.base))
     model, config = build_blueprint(str(source.base), auto_model), load_adapter_config(source)
     if config.peft_type != "LORA":
-        raise ConfigError(
-            f"--merge: {source.path} is an adapter of the kind {config.peft_type.value}; only LoRA is merged"
-        )
+        kind = peft.PeftType(config.peft_type).value
+        raise ConfigError(f"--merge: {source.path} is an adapter of the kind {kind}; only LoRA is merged")
+    assert isinstance(config, peft.LoraConfig)
     if not is_stored_as_named(model):
         return _plan_merged_whole(source, auto_model, config, base, dtype, f"{_ONE_COPY}, in fp32")
     notes = fit(model, base, f"the base model {source.base}", str(source.base))
@@ -117,11 +120,16 @@ def _plan_merged(source: ModelSource, auto_model: Any, dtype: torch.dtype | None
 
 
 def _plan_merged_whole(
-    source: ModelSource, auto_model: Any, config: Any, base: StoredTensors, dtype: torch.dtype | None, note: str
+    source: ModelSource,
+    auto_model: Any,
+    config: peft.LoraConfig,
+    base: StoredTensors,
+    dtype: torch.dtype | None,
+    note: str,
 ) -> ExportPlan:
     """For families whose files differ from the model, and adapters that are more than LoRA on layers."""
     adapted, _ = put_adapter(load_pretrained(str(source.base), auto_model, torch.float32), source, config)
-    model = adapted.get_base_model()
+    model: Any = adapted.get_base_model()
     notes = [note]
     # peft merges in place, which would change a tied weight under all of its names.
     uses = Counter(id(parameter) for _, parameter in adapted.named_parameters(remove_duplicate=False))
@@ -135,7 +143,7 @@ def _plan_merged_whole(
     return _plan_whole(source, adapted.merge_and_unload(), dtype or _common_dtype(base.index), notes)
 
 
-def _plan_whole(source: ModelSource, model: Any, dtype: torch.dtype | None, notes: list[str]) -> ExportPlan:
+def _plan_whole(source: ModelSource, model: PreTrainedModel, dtype: torch.dtype | None, notes: list[str]) -> ExportPlan:
     """For a model in memory, its tensors converted to what files hold."""
     state = model.state_dict()
     tensors = revert_weight_conversion(model, {name: state[name] for name in names_in_files(model)})
@@ -145,7 +153,7 @@ def _plan_whole(source: ModelSource, model: Any, dtype: torch.dtype | None, note
 
 def _plan_model(
     source: ModelSource,
-    model: Any,
+    model: PreTrainedModel,
     stored: dict[str, Entry],
     read: Callable[[str], torch.Tensor],
     dtype: torch.dtype | None,
@@ -210,7 +218,7 @@ def _common_dtype(entries: dict[str, Entry]) -> torch.dtype:
     return max(sizes, key=lambda dtype: sizes[dtype])
 
 
-def _untie(model: Any, names: list[str]) -> str:
+def _untie(model: PreTrainedModel, names: list[str]) -> str:
     # A model of text and images has a flag in either config.
     for config in (model.config, model.config.get_text_config()):
         config.tie_word_embeddings = False

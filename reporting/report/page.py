@@ -16,7 +16,7 @@ from typing import Any
 
 from reporting.memory_phases import PHASES
 from reporting.report.curves import MEMORY_COLUMNS, PARTS, curves_of, shown_ranks
-from reporting.report.figures import figure_rows, gib_text, price_per_second
+from reporting.report.figures import FigureRow, figure_rows, gib_text, price_per_second
 from reporting.report.memory_tables import oom_account, plan_rows
 from reporting.report.notices import notices_of, session_rows
 from reporting.report.run_files import RunFiles, read_run
@@ -137,7 +137,11 @@ def as_command(run: RunFiles) -> str:
 
 
 def _data(
-    runs: Sequence[RunFiles], names: Sequence[str], rows: Sequence[Any], price_per_hour: float | None, is_live: bool
+    runs: Sequence[RunFiles],
+    names: Sequence[str],
+    rows: Sequence[FigureRow],
+    price_per_hour: float | None,
+    is_live: bool,
 ) -> dict[str, Any]:
     """The data of the page's scripts."""
     return {
@@ -160,8 +164,8 @@ def _data(
     }
 
 
-def _grouped(rows: Sequence[Any]) -> dict[str, list[Any]]:
-    groups: dict[str, list[Any]] = {}
+def _grouped(rows: Sequence[FigureRow]) -> dict[str, list[FigureRow]]:
+    groups: dict[str, list[FigureRow]] = {}
     for row in rows:
         groups.setdefault(row.group, []).append(row)
     return groups
