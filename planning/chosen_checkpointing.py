@@ -100,8 +100,7 @@ def spare_layers(
     plans = _Plans(planned, card, rows)
     choice = plans.full_where_it_saves()
     line = (
-        f"activation_checkpointing: {choice}, since the activations of the last ones take the room of gradients that "
-        "are still to come"
+        f"activation_checkpointing: {choice}, since keeping the activations of the last layers does not raise the peak"
     )
     lines = () if choice == Checkpointing("full") else (line,)
     return plans.model(choice), plans.memory(choice), lines

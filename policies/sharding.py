@@ -78,8 +78,8 @@ def _layout_of_flags(train: TrainConfig, fsdp: FsdpConfig, precision: Precision,
         kind = "fully_shard" if precision.casts or offload else ("ddp" if world_size > 1 else "plain")
         if kind != "fully_shard" and fsdp.wrap != ("layer",):
             raise ConfigError(
-                f"--wrap: {','.join(fsdp.wrap)} has no effect under NO_SHARD with {precision.name}, where weights are "
-                "computed with as they are stored and nothing is gathered; leave it out"
+                f"--wrap: {','.join(fsdp.wrap)} has no effect under NO_SHARD with {precision.name}, which gathers "
+                "and casts no weights; leave it out"
             )
         # With offload each rank's whole copy returns to host memory after use; else it would stay on the device too.
         return Layout(kind, strategy, (world_size, 1), reshard_after_forward=offload, cpu_offload=offload)

@@ -92,16 +92,16 @@ def device_changes(
     spares = checkpointing is not None and len(checkpointing.modes) > 1 and recomputes == "full"
     every = ("--spare_layers", "False") if spares else ()
     if phase in _OF_STEPS and spares and not is_auto:
-        yield Change("activations of every layer computed again", every)
+        yield Change("activations of every layer recomputed", every)
     # Under `auto` layers have different modes, so even one mode for all may keep less.
     if phase in _OF_STEPS and (recomputes != "full" or is_auto):
         if recomputes == "off" or (recomputes == "selective" and is_auto):
-            yield Change("most activations computed again", ("--activation_checkpointing", "selective"))
-        yield Change("activations of whole layers computed again", ("--activation_checkpointing", "full", *every))
+            yield Change("most activations recomputed", ("--activation_checkpointing", "selective"))
+        yield Change("activations of whole layers recomputed", ("--activation_checkpointing", "full", *every))
     is_uniform = recomputes != "selective" and not is_auto
     if phase in _OF_STEPS and is_uniform and not (is_cpu or train.activation_offloading):
         offloaded = ("--activation_checkpointing", "full", "--activation_offloading", "True")
-        yield Change("what layers keep in host memory", offloaded)
+        yield Change("activations in host memory", offloaded)
     if phase in _OF_MODEL and world_size > 1 and not (train.enable_fsdp and fsdp.sharding_strategy == "FULL_SHARD"):
         # --hsdp stands for --sharding_strategy HYBRID_SHARD, and would contradict the flags below.
         short = ("--hsdp", "False") if config.was_given("fsdp_config.hsdp") else ()
@@ -131,7 +131,7 @@ def host_changes(config: RunConfig) -> Iterator[Change]:
     """Changes that may help if host memory ran out, the cheapest first."""
     train, fsdp = config.train_config, config.fsdp_config
     if train.num_workers_dataloader > 0:
-        yield Change("no processes of their own for the data", ("--num_workers_dataloader", "0"))
+        yield Change("no worker processes for the data", ("--num_workers_dataloader", "0"))
     if train.async_save is not False:
         yield Change("checkpoints without a copy in host memory", ("--async_save", "False"))
     if fsdp.checkpoint_type == "FULL_STATE_DICT":

@@ -184,9 +184,9 @@ class MemoryAccount:
 
 def suggestion_lines(suggestions: Sequence[Suggestion]) -> list[str]:
     """The suggested commands, for people."""
-    lines = ["what needs less, the cheapest first:"] if suggestions else []
+    lines = ["changes that need less, the cheapest first:"] if suggestions else []
     if suggestions and all(suggestion.change.fits is False for suggestion in suggestions):
-        lines = ["no change that was planned fits; what needs the least:"]
+        lines = ["no planned change fits; the smallest peaks:"]
     for number, (change, command) in enumerate(((s.change, s.command) for s in suggestions), 1):
         facts = []
         if change.saves_gib is not None:

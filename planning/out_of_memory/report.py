@@ -202,7 +202,7 @@ class OutOfMemoryReport:
             )
             if account.is_fragmented:
                 unused = (account.figures.unused or 0) / GIB
-                whole = Change("memory in pieces that can grow", environment=EXPANDABLE_SEGMENTS, saves_gib=unused)
+                whole = Change("an allocator with growing segments", environment=EXPANDABLE_SEGMENTS, saves_gib=unused)
                 changes = itertools.chain([whole], changes)
             found = self._cheapest(changes, account)
         return [Suggestion(change, self._command(change)) for change in found]

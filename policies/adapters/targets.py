@@ -123,8 +123,8 @@ def tied_notes(model: PreTrainedModel, targets: Sequence[str]) -> list[str]:
     embedding, head = model.get_input_embeddings(), model.get_output_embeddings()
     names = {module: name for name, module in model.named_modules()}
     return [
-        f"LoRA on {names[adapted]}: {names[other]} has the same weight, and this adapter is not its own; merged, the "
-        "model stores two"
+        f"LoRA on {names[adapted]}: {names[other]} shares its weight and gets no adapter; merged, the model stores two "
+        "weights"
         for adapted, other in ((embedding, head), (head, embedding))
         if any(_is_named(names[adapted], target) for target in targets)
     ]
