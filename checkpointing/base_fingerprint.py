@@ -13,4 +13,5 @@ def base_fingerprint(model: nn.Module, train: TrainConfig) -> str | None:
     """A digest of the weights that the run does not train and so does not save; None if it trains all of them."""
     if all(parameter.requires_grad for parameter in model.parameters()):
         return None
+    # Random weights are in no file; they follow from the seed.
     return f"random {train.seed}" if train.random_weights else fingerprint_files(weight_files(train.model_name))

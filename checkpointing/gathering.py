@@ -24,6 +24,7 @@ def gather_to_host(tensors: Mapping[str, torch.Tensor]) -> dict[str, torch.Tenso
             # Shards may be in host memory, where the mesh's backend gathers nothing.
             tensor = cast(DTensor, tensor.to(tensor.device_mesh.device_type)).full_tensor()
         if is_rank_zero:
+            # A copy: on a CPU this would be the parameter itself, which training goes on to change.
             whole[name] = tensor.to("cpu", copy=True)
     return whole
 

@@ -76,7 +76,9 @@ def restore_results(checkpoint: Checkpoint, state: TrainState, folder: Path, num
     """
 
     def on_rank() -> bool:
+        # A run that goes on in another folder begins its files with the earlier run's.
         before = run_folder_of(checkpoint.folder) or folder
+        # Once all steps are made, no session will write the last epoch's event again.
         unfinished = state.epoch if state.step < num_steps or state.epoch_end_due else state.epoch + 1
         run_yaml = read_run_yaml(folder)
         for name in ("metrics.jsonl", "samples.jsonl"):

@@ -153,6 +153,7 @@ class CheckpointSaver:
                     f"{save.blocked_seconds:.2f} s"
                 )
             except CheckpointError as error:
+                # docs/decisions.md, "Saving never ends the training, and decides the status".
                 goes_on = "" if save.is_last else "; the run goes on, and the next one tries again"
                 self.say(f"checkpoint of step {save.step} failed: {error}{goes_on}")
         return self.saved_step == self.tried_step

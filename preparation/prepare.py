@@ -67,6 +67,7 @@ def prepare(config: RunConfig, env: Environment, watchdog: Watchdog, lock: RunLo
         ConfigError: if the run is refused; nothing has been written.
     """
     # What each rank can know and refuse alone: no collective waits for a tokenizer.
+    # Before this run prints anything: under --log_format json events alone go to standard output.
     screen = take_standard_output() if config.tracking_config.log_format == "json" else None
     config, meeting = meet_ranks(config, env)
     resume = find_resume_state(config, env, meeting)
@@ -107,7 +108,7 @@ def prepare(config: RunConfig, env: Environment, watchdog: Watchdog, lock: RunLo
         show_start(config, env, record, folder)
     reporter = open_reporter(inputs, parts.trainable, record, env, folder, screen, after_step=state.step)
     saver = open_saver(inputs, parts, save_plan, root, reporter, model_identity=model_identity, files=files)
-    watchdog.leave_out(saver.group)
+    watchdog.leave_out(saver.group)  # its thread's collectives tell nothing of the main thread
     saver.begin(checkpoint)
     reporter.run_started(record.start, seconds_before=state.seconds)
     return Job(

@@ -46,6 +46,7 @@ def report_evaluation(job: Job, loss: float, num_label_tokens: int, stopping: St
         return False
     figures = measure(answers)
     samples = job.generation.shown(answers, tuple(job.config.sources)) if job.generation else []
+    # The evaluation before training belongs to no epoch.
     job.reporter.evaluated(state.step, state.epoch if state.step else 0, loss, num_label_tokens, figures, samples)
     decisive = deciding_figure(figures, train_config.best_metric)  # None if the loss decides
     if state.step > 0 and state.is_best(loss, decisive):
@@ -99,6 +100,7 @@ def save_weights(job: Job) -> bool:
 def save_results(job: Job) -> None:
     """Save the last weights, unless an evaluation has saved the best. Try again to write a checkpoint that failed."""
     state = job.state
+    # The best loss is infinite until an evaluation has saved its weights.
     if job.config.train_config.save_model and not math.isfinite(state.best_eval_loss) and not save_weights(job):
         job.reporter.weights.note_lost(state.step, None)
     if not job.saver.wait() and job.saver.tried_step != state.step:

@@ -237,6 +237,7 @@ def _watch(unit: Any, group: Any, watched: WatchedUnits) -> None:
         unit.set_all_reduce_hook(scatter.all_reduced)
     if watched.clock.collectives_block:
         return
+    # docs/decisions.md, "Waiting for the network is measured where ranks wait".
     wait_for_unshard, post_backward = group.wait_for_unshard, group.post_backward
     finalize_backward = group.finalize_backward
 

@@ -22,6 +22,7 @@ from utils.wording import plural
 def end_figures(events: list[dict[str, Any]]) -> dict[str, Any]:
     """The highest peak of any rank and the best evaluation of a run, from its events."""
     memory = [event for event in events if event["event"] == "memory"]
+    # Not the evaluation before training, at step 0: the model was not trained yet.
     evals = [event for event in events if event["event"] == "eval" and event["step"] > 0]
     return {
         "peak_allocated_gib": max(figures(memory, "peak_allocated_gib"), default=None),
@@ -77,6 +78,7 @@ def _training(train: list[dict[str, Any]]) -> str:
     parts = []
     if known := _with_loss(train):
         parts.append(f"train loss {_loss(known[0])} -> {_loss(known[-1])} over {plural(len(train), 'step')}")
+    # The first quarter is left out: it warms up, and may compile.
     if steady := sorted(figures(train[len(train) // 4 :], "tokens_per_second")):
         parts.append(f"median {steady[len(steady) // 2]:,.0f} tokens/s")
     return ", ".join(parts)

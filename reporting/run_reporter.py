@@ -226,7 +226,7 @@ class RunReporter:
             self.metrics.write("communication", step=step, **record.communication.figures())
         if record.memory is not None:
             self._write_memory(step, record.memory)
-        if not math.isfinite(grad_norm):
+        if not math.isfinite(grad_norm):  # fp16 alone: under other precisions this has ended the run (StepNumbers.read)
             scales = f"loss scale {record.loss_scale:g} -> {scaler.scale:g}"
             self.say(f"step {step}: fp16 gradients overflowed: no update, {scales}")
         seconds_left, num_steps = self._time_left.seconds(step, seconds), self.span.num_steps

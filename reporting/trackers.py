@@ -69,6 +69,7 @@ class Trackers:
         if event == "start":
             return
         self._step = values.get("step", self._step)
+        # Over a copy: `_guard` drops trackers that fail.
         for name, tracker in list(self.trackers.items()):
             self._guard(name, tracker.write, self._step, scalars(event, values))
         if event == "end":

@@ -95,6 +95,7 @@ def check_targets(resolved: Resolved) -> None:
     train = config.train_config
     is_new = train.use_peft and train.peft_method == "lora" and not train.from_peft_checkpoint
     if is_new and config.was_given("lora_config.target_modules"):
+        # On the meta device, so that it takes neither time nor memory.
         dtype = resolved.policies.precision.storage_dtype
         choose_targets(build_model(train, resolved.model_config, resolved.task.AUTO_MODEL, dtype), config.lora_config)
 

@@ -112,7 +112,7 @@ def resolve(
     layout = choose_layout(config.train_config, config.fsdp_config, precision, env)
     quantization = resolve_quantization(config.quantization_config, precision, layout, device)
     if config.train_config.from_peft_checkpoint:
-        find_saved_adapter(config.train_config.from_peft_checkpoint)
+        find_saved_adapter(config.train_config.from_peft_checkpoint)  # refuses a wrong path before the hub is asked
     model_config = load_model_config(config.train_config, needs_weights=env.planned_device is None)
     task = find_task(model_config, config.train_config.task)
     task.check_config(model_config, config.train_config.model_name)

@@ -60,6 +60,7 @@ def find_resume_state(config: RunConfig, env: Environment, meeting: Meeting) -> 
     Raises:
         ConfigError: on every rank, if rank 0 is refused its machine or the folders.
     """
+    # docs/decisions.md, "Rank 0 alone looks into the run's folders".
     told = meeting.from_rank_zero("folders", lambda: look(config, env).to_dict())
     found = ResumeState.of(told, config, env)
     if not env.is_rank_zero:  # rank 0 has done so in `look`

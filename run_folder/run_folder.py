@@ -132,6 +132,7 @@ class RunFolder:
         Raises:
             ConfigError: with the remedy.
         """
+        # docs/decisions.md, "Markers, not names, say who owns a file".
         check_in_no_run("--output_dir", self.path, own=self.path)
         check_in_no_run("--dist_checkpoint_folder", self.checkpoint_root, own=self.path)
         resumes = self.resume is not None

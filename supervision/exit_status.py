@@ -18,6 +18,7 @@ def let_ctrl_c_end_this() -> None:
     Python's own handler raises KeyboardInterrupt, but not before the main thread runs Python code again. One that waits
     for other ranks may run none for half an hour.
     """
+    # Not if it is ignored, as in processes that a shell without job control starts in the background.
     if signal.getsignal(signal.SIGINT) is signal.default_int_handler:
         signal.signal(signal.SIGINT, signal.SIG_DFL)
 

@@ -62,6 +62,7 @@ def end_with_error(env: Environment, error: BaseException, status: int, watchdog
     nor the watchdogs have said by then what happened, the failure was this rank's alone, and it says so. A rank 0 that
     fails after that stays silent.
     """
+    # docs/decisions.md, "Refuse early, in one line".
     patience, who = patience_of(env), ""
     is_of_another_rank = not isinstance(error, RunError) and any(words in str(error) for words in _LOST_WORDS)
     if not env.is_rank_zero or is_of_another_rank:

@@ -108,6 +108,7 @@ class StopRequests:
             asked_by = _FILE
         # One number for rank and reason, so that one all-reduce tells both; the largest is that of the lowest rank.
         mine = (self.env.world_size - self.env.rank) * _CODES + asked_by if asked_by else 0
+        # docs/decisions.md, "Stopping is agreed upon once per step".
         first, *agreed = max_on_host(mine, *flags)
         if first and not self.asked:
             self.asked = self._in_words(first)

@@ -33,6 +33,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--find", action="store_true")
     parser.add_argument("--sort", choices=("time", "price"), default="time")
     given, flags = parser.parse_known_args(words) if "--find" in words else (None, words)
+    # As "--dry_run", "--dry-run" or "--dry_run=True".
     asked = [] if any(word.partition("=")[0].replace("-", "_") == "__dry_run" for word in flags) else ["--dry_run"]
     if given is None:
         return subprocess.run([sys.executable, str(SCRIPT), *flags, *asked]).returncode

@@ -11,4 +11,5 @@ _LONGEST = 1024  # bytes, as git lfs itself takes them
 
 def is_pointer(file: Path) -> bool:
     """Whether a file holds a pointer alone."""
+    # The size first: weights are not read for this.
     return file.is_file() and file.stat().st_size < _LONGEST and file.read_bytes().startswith(_FIRST_LINE)

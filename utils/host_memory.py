@@ -79,6 +79,7 @@ def read_host_memory() -> HostMemory:
     of: Literal["container", "machine"] = "machine"
     for group in _groups():
         own = group.limit()
+        # The least limit of the group and its parents holds.
         if own is not None and (limit is None or own < limit):
             limit, used = own, group.used()
     for group in _groups():

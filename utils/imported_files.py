@@ -30,6 +30,7 @@ class _FileFinder(importlib.abc.MetaPathFinder):
         return importlib.util.spec_from_file_location(fullname, file) if file else None
 
 
+# By name: a second import of this file makes another class.
 if not any(type(finder).__name__ == "_FileFinder" for finder in sys.meta_path):
     sys.meta_path.append(_FileFinder())
 

@@ -18,6 +18,7 @@ def started_at(process: int) -> float:
     Raises:
         psutil.Error: if there is no such process, or it may not be looked at.
     """
+    # docs/decisions.md, "No decision rests on a clock that can be set".
     try:
         stat = Path(f"/proc/{process}/stat").read_text(encoding="utf-8", errors="replace")
         return float(stat.rpartition(")")[2].split()[19])  # field 22 of proc(5); the name in field 2 may hold spaces

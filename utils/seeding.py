@@ -16,7 +16,7 @@ def seed_everything(seed: int, rank: int = 0) -> None:
     `rank` is 0 while weights are made, so that all ranks make the same ones, and the rank before training,
     so that dropout masks differ between ranks.
     """
-    seed = (seed + 7919 * rank) % 2**32
+    seed = (seed + 7919 * rank) % 2**32  # numpy takes 32 bits
     random.seed(seed)
     np.random.seed(seed)
     torch.manual_seed(seed)

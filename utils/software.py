@@ -34,6 +34,7 @@ def git_commit() -> str | None:
     except (OSError, subprocess.TimeoutExpired):
         return None
     lines = done.stdout.splitlines()
+    # "(initial)" stands there without a commit; other lines than comments are changed files.
     commit = next((line.split()[2] for line in lines if re.match("# branch.oid [0-9a-f]", line)), None)
     is_dirty = any(not line.startswith("#") for line in lines)
     return f"{commit}-dirty" if commit and is_dirty else commit

@@ -55,14 +55,16 @@ def put_adapter(
         adapted, own_names = attach_adapter(model, copy.deepcopy(config), dtype)
         tensors = {name: source.tensors.read(name) for name in source.tensors.index}
         if config.is_prompt_learning and not source.in_peft_format:
+            # A checkpoint has the parameter's name in the model, an adapter's folder peft's own for it.
             (prompt,) = tensors.values()
             tensors = {"prompt_embeddings": prompt}
         elif not source.in_peft_format:
             tensors = peft.get_peft_model_state_dict(adapted, state_dict=tensors, save_embedding_layers=False)
+            # peft leaves out, without a word, tensors that are not the adapter's.
             if len(tensors) != len(source.tensors.index):
                 raise ConfigError(f"{source.path}: some of its tensors are no adapter's; {remedy}")
         set_adapter(adapted, own_names, tensors)
-    except ConfigError:
+    except ConfigError:  # with a remedy of its own
         raise
     except Exception as error:
         reason = in_one_line(error)

@@ -68,7 +68,7 @@ def write_export(
         if verify is not None:
             verify(temporary)
         temporary.rename(folder)
-    except RunError:
+    except RunError:  # says itself what is wrong
         raise
     except Exception as error:
         if (reason := disk_refusal(error)) is None:

@@ -126,7 +126,7 @@ def _host(
             line.send(greeting=GREETING)
             other = line.receive()
             name = str(other["name"])
-        except (OSError, ValueError, KeyError):
+        except (OSError, ValueError, KeyError):  # nobody in this second, or no doctor
             name = ""
         if name and name != plan.local_addr:
             descriptions[name], lines[name] = other, line

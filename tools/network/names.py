@@ -68,7 +68,7 @@ def addresses_of(name: str) -> list[str]:
     """
     try:
         found = socket.getaddrinfo(name, None, type=socket.SOCK_STREAM)
-    except UnicodeError as error:
+    except UnicodeError as error:  # a label of more than 63 bytes, say
         raise OSError(str(error)) from error
     return list(dict.fromkeys(str(entry[4][0]).partition("%")[0] for entry in found))
 
