@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import inspect
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
@@ -12,6 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import datasets
+import jinja2
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
@@ -20,28 +20,14 @@ import transformers
 from datasets.fingerprint import Hasher
 from filelock import FileLock, Timeout
 
-from data import prompts
 from data.cache_folder import cache_folder, not_kept
-from data.chat import (
-    conversation,
-    lost_text,
-    message_forms,
-    preference,
-    rendered_turns,
-    samples,
-    template,
-    turn_keys,
-    turn_parts,
-    turns,
-    unread_keys,
-)
+from data.dataset_functions.function_key import function_key, tokenizer_key
+from data.dataset_functions.user_sources import project_sources
+from data.files.contents import contents_of
 from data.files.row_stream import RowStream
 from data.sequences.tokenized import COUNT_COLUMNS
-from data.splits import examples as split_examples
-from data.splits import optional_columns
 from data.splits.examples import Batch, SplitExamples
 from data.streaming.tokenized_stream import UNREAD_KEYS, TokenizedStream
-from data.tokens import encoding, loss_mask, spans, special_text
 from data.tokens.encoding import ONE_TEXT, Encode
 from data.tokens.loss_mask import without_empty_answers
 from data.tokens.spans import BadExample, ChatSamples, MaskWay, TextSpan
@@ -60,11 +46,6 @@ STREAM_BATCH_SIZE = 256  # for a stream, whose batches stay in host memory: 1000
 _LISTS = ("input_ids", "labels", "sample_lengths")
 _HEAD_START_SECONDS = 1.0  # for the process that shows progress
 _QUIET_WAIT_SECONDS = 5.0
-# Besides the dataset's own module, these decide what the tokens are: their source is in the cache key.
-_MADE_BY = (
-    *(encoding, loss_mask, spans, samples, template, conversation, lost_text, message_forms, rendered_turns, turns),
-    *(special_text, turn_keys, turn_parts, unread_keys, optional_columns, preference, prompts, split_examples),
-)
 
 
 def tokenize_split(
@@ -232,37 +213,19 @@ def _as_table(columns: Mapping[str, list[Any]]) -> pa.Table:
 def _cache_key(
     examples: SplitExamples, tokenizer: PreTrainedTokenizerBase, to_spans: ToSpans, encoding_settings: list[Any]
 ) -> str:
-    """A hash of all that the tokens depend on: examples, tokenizer, the dataset's settings and code, library versions.
-
-    Hugging Face would hash the function itself. It hashes a function imported from a file by its name alone, and a
-    tokenizer's hash changes once the tokenizer is used.
-    """
-    function = inspect.unwrap(getattr(to_spans, "func", to_spans))
-    own_code = inspect.getsource(inspect.getmodule(function) or function)
-    code = [*(inspect.getsource(module) for module in _MADE_BY), own_code]
-    versions = [transformers.__version__, tokenizers.__version__]
+    """A hash of all that the tokens depend on: rows, tokenizer, the dataset's function and its values, our code."""
     parts = [
         examples.data._fingerprint,
-        examples.settings,
-        examples.learns_empty_answers,
-        examples.splits_special_tokens,
-        examples.skips_bad_rows,
-        examples.columns,
-        _tokenizer_state(tokenizer),
+        repr(examples.data.features),
+        [examples.columns, examples.text_columns, examples.learned_columns, examples.skips_bad_rows],
+        [examples.learns_empty_answers, examples.splits_special_tokens, examples.masks_prompts],
+        tokenizer_key(tokenizer),
         repr(encoding_settings),
-        code,
-        versions,
+        function_key(to_spans, tokenizer),
+        contents_of(project_sources()),
+        [library.__version__ for library in (transformers, tokenizers, datasets, jinja2)],
     ]
     return Hasher.hash(parts)
-
-
-def _tokenizer_state(tokenizer: PreTrainedTokenizerBase) -> str:
-    if not tokenizer.is_fast:
-        return Hasher.hash(tokenizer)
-    backend = tokenizer.backend_tokenizer
-    backend.no_truncation()  # the last call's setting; the next call sets its own
-    backend.no_padding()
-    return Hasher.hash([backend.to_str(), tokenizer.special_tokens_map, tokenizer.chat_template])
 
 
 def _is_sound(cache_file: Path, num_rows: int) -> bool:

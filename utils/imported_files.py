@@ -35,10 +35,14 @@ if not any(type(finder).__name__ == "_FileFinder" for finder in sys.meta_path):
     sys.meta_path.append(_FileFinder())
 
 
-def import_file(file: Path) -> ModuleType:
-    """The module of a file, imported once. Its name is made from the path: two files of one name are two modules."""
+def import_file(file: Path, version: str = "") -> ModuleType:
+    """The module of a file, imported once. Its name is made from the path: two files of one name are two modules.
+
+    Args:
+        version: goes into the name, too. Libraries that keep results take a module's functions for their names.
+    """
     file = file.resolve()
-    name = f"{_PREFIX}{file.stem}_{hashlib.sha256(str(file).encode()).hexdigest()[:8]}"
+    name = f"{_PREFIX}{file.stem}_{hashlib.sha256(f'{file}{version}'.encode()).hexdigest()[:8]}"
     paths = json.loads(os.environ.get(_PATHS_VARIABLE, "{}"))
     os.environ[_PATHS_VARIABLE] = json.dumps(paths | {name: str(file)})
     return importlib.import_module(name)

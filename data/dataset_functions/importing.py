@@ -15,6 +15,8 @@ from configs.datasets import BUILT_IN_FOLDER, CustomDataset, DataSource
 from data.dataset_functions.user_collator import with_collator
 from data.dataset_functions.user_errors import RAISED, failed
 from data.dataset_functions.user_function import UserFunction
+from data.dataset_functions.user_sources import is_of_users, user_sources
+from data.files.contents import contents_of
 from utils.errors import ConfigError
 from utils.imported_files import import_file
 
@@ -28,8 +30,10 @@ def load_dataset_file(file: Path) -> ModuleType:
     file = file.resolve()
     if not file.is_file():
         raise ConfigError(f"--dataset: there is no file {file}; give the path of a python file")
+    # `datasets.map` in a user's function finds earlier results by the names of its functions.
+    version = contents_of(user_sources([file])) if is_of_users(file) else ""
     try:
-        return import_file(file)
+        return import_file(file, version)
     except RAISED as error:
         raise failed(f"--dataset: {file} could not be imported", error, file) from error
 

@@ -5,7 +5,6 @@ The library keeps the rows once read, and holds the lock of the process that rea
 
 from __future__ import annotations
 
-import inspect
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from glob import escape
@@ -15,9 +14,9 @@ from typing import Any
 
 import datasets
 import pyarrow as pa
-from datasets.fingerprint import Hasher
 
-from data.files import byte_chunks, csv_files, json_files
+from data.files import csv_files, json_files
+from data.files.contents import contents_of
 from data.files.json_files import RowText
 
 ROW, NEW_KEYS, PROBLEM = "row", "new_keys", "problem"
@@ -39,12 +38,11 @@ def read_row_files(files: Sequence[Path], names: Sequence[str]) -> Any:
         names: keys under which a JSON object may hold the rows of this split.
     """
     builder = RowFiles(
-        hash=Hasher.hash([inspect.getsource(module) for module in (byte_chunks, json_files, csv_files)]),
-        data_files=[
-            escape(str(file)) for file in files
-        ],  # the library takes them for patterns, and their times for a key
+        hash=contents_of(sorted(Path(__file__).parent.glob("*.py"))),
+        data_files=[escape(str(file)) for file in files],  # the library takes them for patterns
         paths=tuple(map(str, files)),
         names=tuple(names),
+        contents=contents_of(files),
     )
     builder.download_and_prepare()
     return builder.as_dataset(split="train")
@@ -59,6 +57,7 @@ def keys_of(new_keys: Sequence[str | None]) -> list[str]:
 class RowFilesConfig(datasets.BuilderConfig):
     paths: tuple[str, ...] = ()
     names: tuple[str, ...] = ()
+    contents: str = ""  # the library's key has the times of the files alone
 
 
 class RowFiles(datasets.ArrowBasedBuilder):

@@ -2,17 +2,16 @@
 
 from __future__ import annotations
 
-import inspect
 from collections.abc import Iterator
 from dataclasses import dataclass
 from glob import escape
+from pathlib import Path
 from typing import Any
 
 import datasets
 import pyarrow as pa
-from datasets.fingerprint import Hasher
 
-from data.files import byte_chunks, plain_arrays, table_files, text_files
+from data.files.contents import contents_of
 from data.files.row_files import FILE
 from data.files.row_stream import RowStream
 from utils.errors import ConfigError, in_one_line
@@ -20,11 +19,11 @@ from utils.errors import ConfigError, in_one_line
 
 def store_rows(rows: RowStream) -> Any:
     """The rows with the columns that they were selected with, and `FILE`, the place of each row's file in the list."""
-    modules = (byte_chunks, plain_arrays, table_files, text_files)
     builder = StoredRows(
-        hash=Hasher.hash([inspect.getsource(module) for module in modules]),
+        hash=contents_of(sorted(Path(__file__).parent.glob("*.py"))),
         data_files=[escape(str(file)) for file in rows.files],  # the library takes them for patterns
         rows=rows,
+        contents=contents_of(rows.files),
     )
     builder.download_and_prepare()
     return builder.as_dataset(split="train")
@@ -33,6 +32,7 @@ def store_rows(rows: RowStream) -> Any:
 @dataclass
 class StoredRowsConfig(datasets.BuilderConfig):
     rows: RowStream | None = None
+    contents: str = ""  # the library's key has the times of the files alone
 
 
 class StoredRows(datasets.ArrowBasedBuilder):

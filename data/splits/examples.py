@@ -37,7 +37,6 @@ class SplitExamples:
     columns: tuple[str, ...]  # that are there; of a stream of rows as text, those of its first rows
     all_columns: tuple[str, ...]  # of the place, for messages
     text_columns: tuple[str, ...]  # must hold text in every example
-    settings: str  # that only this dataset has, for the cache key
     learns_empty_answers: bool = False
     splits_special_tokens: bool = True  # special tokens that the data spells stay text
     masks_prompts: bool = True

@@ -4,11 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
+from pathlib import Path
 from typing import Any
 
 import datasets
+import xxhash
 
 from data.cache_folder import not_kept
+from data.files.contents import contents_of
 from data.files.kinds import ending
 from data.files.row_files import ENDINGS, read_row_files
 from data.files.row_stream import RowStream
@@ -44,7 +47,7 @@ def open_rows(name: str, place: Place, split: str, *, streams: bool, **options: 
             return datasets.load_dataset(place.name, place.config, split=split, streaming=streams)
         if isinstance(place, Saved):
             data = place.rows_of(split)
-            return RowStream(saved=data) if streams else data
+            return RowStream(saved=data) if streams else with_contents(data)
         names = names_of(split, is_default=True)
         if ending(files[0]) in ENDINGS and not streams:
             return read_row_files(files, names)
@@ -52,6 +55,13 @@ def open_rows(name: str, place: Place, split: str, *, streams: bool, **options: 
         if streams and rows.joined is None:
             refuse_empty(name, rows)  # and a file that cannot be read, now and not in a worker
         return rows
+
+
+def with_contents(data: datasets.Dataset) -> datasets.Dataset:
+    """The same rows, told from others by what their files hold: these may be written over below a state.json."""
+    files = [Path(file["filename"]) for file in data.cache_files]
+    fingerprint = xxhash.xxh3_64_hexdigest(f"{data._fingerprint} {contents_of(files)}".encode())
+    return data.select(range(len(data)), new_fingerprint=fingerprint)
 
 
 def refuse_empty(name: str, rows: RowStream) -> None:

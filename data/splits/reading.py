@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import asdict, fields
+from dataclasses import fields
 from typing import Any
 
 import datasets
@@ -86,8 +86,6 @@ def load_split(
         data = _read(name, place, data, columns, streams=streams)
     else:
         data = data.select_columns([ROW, PROBLEM] if holds_text(data) else columns)
-    own = {field.name for field in fields(dataset_config)} - {field.name for field in fields(DataSource)}
-    settings = repr([(key, value) for key, value in asdict(dataset_config).items() if key in own])
     if takes_fraction or (is_training and not streams and sets_rows_aside(flag, dataset_config, place)):
         chosen = chosen_rows(name, flag, dataset_config, len(data), aside=takes_fraction)
         data = data.select(chosen)
@@ -101,7 +99,6 @@ def load_split(
         columns=tuple(columns),
         all_columns=tuple(all_columns),
         text_columns=tuple(text_columns),
-        settings=settings,
         learns_empty_answers=dataset_config.learn_empty_answers,
         splits_special_tokens=dataset_config.split_special_tokens,
         masks_prompts=getattr(dataset_config, "mask_prompt", True),
