@@ -25,7 +25,7 @@ def _dotted(names_of: Mapping[str, Sequence[str]]) -> frozenset[str]:
 MAY_CHANGE = _dotted(
     {
         "train_config": (
-            # what they name is compared: config.json, the base's weights, the tokens of the data
+            # contents are compared instead of names: config.json, the base's weights, the tokens of the data
             *("model_name", "task", "tokenizer_name", "trust_remote_code"),
             # layout and speed
             *("use_fast_kernels", "compile", "activation_checkpointing", "loss_chunk_size", "enable_fsdp"),
@@ -70,7 +70,7 @@ def check_same(
     """Refuse to go on if the result would differ.
 
     Args:
-        metadata: what is known by now of precision, data or model, by its name in state.json.
+        metadata: facts of precision, data or model that are known by now, by their names in state.json.
         num_steps: of the whole run; if given, the settings are compared too.
 
     Returns:

@@ -46,11 +46,11 @@ class Checkpoint:
         return compiled
 
     def stream_state(self) -> bytes | None:
-        """Where the run was in its stream; None if it had none, or was of an earlier version."""
+        """The run's place in its stream; None if it had none, or was of an earlier version."""
         return (self.folder / STREAM).read_bytes() if STREAM in listed_files(self.folder) else None
 
     def summary(self, env: Environment) -> dict[str, Any]:
-        """What run.yaml records about resuming from here."""
+        """The entry of run.yaml about resuming from here."""
         return {"from": str(self.folder), "step": self.step, "world_size": env.world_size, "time": now()}
 
 

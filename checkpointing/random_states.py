@@ -32,7 +32,7 @@ def rng_bytes(state: Mapping[str, Any]) -> bytes:
 
 def find_rng_file(folder: Path, rank: int) -> RngFile | None:
     """The rank's file in a checkpoint of this or of an earlier version; None if it has none."""
-    # .pt: what versions before safetensors wrote.
+    # .pt: of versions before safetensors.
     for path in (folder / rng_file(rank), folder / f"rng-{rank:05d}.pt"):
         if path.is_file():
             return RngFile(path.name, path.read_bytes())

@@ -47,11 +47,11 @@ class CheckpointSaver:
     one failed. One save at a time is in flight.
 
     Args:
-        trained: what a checkpoint keeps.
+        trained: the objects whose state a checkpoint keeps.
         root: the folder of the checkpoints.
-        metadata: what state.json holds besides the state: what a resumed run must have in common with this one.
+        metadata: entries of state.json besides the state: facts that a resumed run must have in common with this one.
         files: small ones that every checkpoint carries, by their paths in it.
-        stream_state: where the run is in its stream, on rank 0; None without one.
+        stream_state: returns the run's place in its stream, on rank 0; None without one.
         say: prints a line on rank 0.
         write_event: writes a line of metrics.jsonl there.
     """

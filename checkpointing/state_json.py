@@ -71,7 +71,7 @@ SCHEMA: dict[tuple[str, ...], _Kind] = {
     ("optimizer_numbers",): _TABLE,
     ("has_optimizer",): _FLAG,
     ("world_size",): _count(_MOST_RANKS, least=1),
-    # what the run must have in common with this one (checkpointing.comparison)
+    # facts that a resumed run must have in common with this one (checkpointing.comparison)
     ("global_batch_size",): _count(_MOST_STEPS, least=1),
     ("num_steps",): _STEP,
     ("precision",): _TEXT,

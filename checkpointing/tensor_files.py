@@ -65,7 +65,7 @@ def whole_tensors(tensors: Mapping[str, torch.Tensor]) -> dict[str, Part]:
 
 
 def _copy_number(tensor: torch.Tensor) -> tuple[int, int]:
-    """Which copy of this rank's part it holds, and how many there are. A mesh has all ranks of the run."""
+    """The number of this rank's copy of its part, and the number of copies. A mesh has all ranks of the run."""
     if not isinstance(tensor, DTensor):
         return dist.get_rank(), dist.get_world_size()
     coordinate, number, num_copies = tensor.device_mesh.get_coordinate(), 0, 1

@@ -14,7 +14,7 @@ class TrainState:
     step: int = 0
     epoch: int = 1  # of the next step
     step_of_epoch: int = 0
-    eval_due: bool = False  # what is still to be done after `step`
+    eval_due: bool = False  # still to be done after `step`, as is the end of the epoch if it is due
     epoch_end_due: bool = False
     epoch_loss_sum: float = 0.0
     epoch_label_tokens: int = 0

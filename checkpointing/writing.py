@@ -36,7 +36,7 @@ class CheckpointError(Exception):
 
 @dataclass(frozen=True)
 class Contents:
-    """What one rank contributes to a checkpoint."""
+    """One rank's part of a checkpoint."""
 
     tensors: Mapping[str, torch.Tensor]  # sharded as in the model; if `full`, whole on rank 0
     full: bool  # one file, written by rank 0

@@ -168,7 +168,7 @@ def _type_word(setting: Setting) -> str:
 
 
 def _default(setting: Setting) -> str:
-    """What a run does without the flag: the value, or words if a value does not say it."""
+    """The default of a flag: the value, or words if a value does not say what a run does without it."""
     if setting.is_required:
         return "required"
     if setting.default_text:

@@ -24,11 +24,11 @@ class ListedOptimizer:
     Attributes:
         help: a clause for --help.
         settings: the settings that it reads, of those that not every optimizer has. Others of them are refused.
-        momentum: what --momentum is if it is not given.
+        momentum: the default of --momentum.
         compiles: whether --compile_optimizer applies.
         conflicts: switches that cannot be on, and for each the reason and the remedy.
         spellings: other names of it, in lower case.
-        hints: by other tools' values of this flag, in lower case, that are refused: what to give here.
+        hints: for other tools' values of this flag, in lower case, that are refused: the value to give here.
     """
 
     help: str

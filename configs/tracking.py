@@ -1,4 +1,4 @@
-"""Settings of logging: what a run records."""
+"""Settings of logging and recording."""
 
 from dataclasses import dataclass
 from typing import Literal

@@ -66,7 +66,7 @@ def prepare(config: RunConfig, env: Environment, watchdog: Watchdog, lock: RunLo
     Raises:
         ConfigError: if the run is refused; nothing has been written.
     """
-    # What each rank can know and refuse alone: no collective waits for a tokenizer.
+    # All that each rank can read and refuse alone: no collective waits for a tokenizer.
     # Before this run prints anything: under --log_format json events alone go to standard output.
     screen = take_standard_output() if config.tracking_config.log_format == "json" else None
     config, meeting = meet_ranks(config, env)
@@ -74,7 +74,7 @@ def prepare(config: RunConfig, env: Environment, watchdog: Watchdog, lock: RunLo
     inputs = read_inputs(resume.config, env, resume.checkpoint)
     config, num_steps = inputs.resolved.config, inputs.num_steps
 
-    # What all ranks must find alike, and what decides how the model is built.
+    # Facts in which all ranks must agree, and choices that decide how the model is built.
     start_ranks(meeting, config, env, watchdog)
     check_agreement(facts_found(inputs))
     checkpoint = find_checkpoint(resume.folder, inputs, env)
@@ -95,7 +95,7 @@ def prepare(config: RunConfig, env: Environment, watchdog: Watchdog, lock: RunLo
     save_plan, save_notes = plan_saves(model, train, config.fsdp_config, resume.folder.checkpoint_root, env)
     print_rank_zero(env, *save_notes)
 
-    # What the run writes.
+    # The run's outputs.
     record = record_run(inputs, parts, save_plan, env)
     run_folder = take_folder(resume.folder, lock, config, record, checkpoint, env)
     folder, root = run_folder.path, run_folder.checkpoint_root

@@ -120,7 +120,7 @@ def finish_run(job: Job, status: str, asked: str) -> None:
 
     Args:
         status: "finished" or "stopped".
-        asked: what stopped it, in words.
+        asked: the request that stopped it, in words; empty if none did.
 
     Raises:
         TrainingError: on every rank, if some results could not be written; it says which, and where the others are.

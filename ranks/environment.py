@@ -34,7 +34,7 @@ _RESTARTS_OF_TORCHRUN, _RESTARTS_OF_SLURM = "TORCHELASTIC_RESTART_COUNT", "SLURM
 
 @dataclass(frozen=True)
 class Environment:
-    """What the launcher says about this process."""
+    """This process's place among the ranks, by the launcher's variables."""
 
     rank: int
     local_rank: int

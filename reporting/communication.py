@@ -29,7 +29,7 @@ def is_measured_step(step: int) -> bool:
 
 
 class _OwnFigures(NamedTuple):
-    """What one rank has measured in a step."""
+    """One rank's measurements of a step."""
 
     kinds: list[str]  # of each collective
     sent_bytes: list[float]

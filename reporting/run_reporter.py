@@ -114,7 +114,7 @@ class RunReporter:
         """
         Args:
             folder: the run's.
-            samples: where generated samples go.
+            samples: the file of generated samples.
             compiles: whether the first step compiles the model, which takes long.
         """
         self.tracking, self.env, self.folder, self.span = tracking, env, folder, span

@@ -106,7 +106,7 @@ def is_ours(path: Path) -> bool:
 
 
 def foreign_entries(root: Path) -> list[str]:
-    """What others put where checkpoints, `latest` and `best` are written: entries that would have to be replaced."""
+    """Entries that others put in the places of checkpoints, `latest` and `best`, and that would have to be replaced."""
     if not root.is_dir():
         return []
     steps = sorted(path for path in root.iterdir() if is_step_folder(path))
@@ -286,7 +286,7 @@ def listed_files(folder: Path) -> dict[str, FileEntry]:
 
 
 def damage(folder: Path, names: Iterable[str] | None = None) -> str:
-    """What is wrong with the checkpoint's files, as a clause; "" if nothing is.
+    """A clause that says what is wrong with the checkpoint's files; "" if nothing is.
 
     Args:
         names: the files whose contents to read; only the size of the others is checked. None: all.

@@ -66,7 +66,7 @@ class LockState:
 
 
 def read_lock(path: Path) -> LockState | None:
-    """What the file says; None if there is none. It is opened each time, for NFS then asks the server."""
+    """The file's contents; None if there is none. It is opened each time, for NFS then asks the server."""
     try:
         with open(path, encoding="utf-8") as file:
             touched_at = os.fstat(file.fileno()).st_mtime_ns

@@ -17,7 +17,7 @@ def run_folder_of(path: Path) -> Path | None:
 
 
 def checkpoint_root_of(run: Path) -> Path:
-    """Where the run in this folder has, or had, its checkpoints, by its run.yaml."""
+    """The folder of checkpoints of the run in this folder, by its run.yaml."""
     elsewhere = read_run_yaml(run).get("checkpoints") if (run / NAME).is_file() else None
     return Path(elsewhere) if isinstance(elsewhere, str) else run / CHECKPOINTS
 

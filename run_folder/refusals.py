@@ -35,7 +35,7 @@ def check_writable(flag: str, folder: Path) -> None:
 
 
 def check_in_no_run(flag: str, place: Path, *, own: Path) -> None:
-    """Refuse a place within what a run writes into its folder: that run would replace or delete it.
+    """Refuse a place inside an entry of a run folder: that run would replace or delete it.
 
     Args:
         own: the folder of this run.
@@ -122,7 +122,7 @@ def check_inputs_stay(inputs: Iterable[tuple[str, str]], replaced: Iterable[Path
 
     Args:
         inputs: flag, and path or pattern.
-        replaced: what the run replaces or deletes.
+        replaced: the paths that the run replaces or deletes.
     """
     doomed = {_identity(path): path for path in replaced if os.path.exists(path)}
     for flag, path in ((flag, path) for flag, value in inputs for path in paths_of(value)):

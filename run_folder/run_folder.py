@@ -84,7 +84,7 @@ class RunFolder:
 
     @property
     def _own_roots(self) -> list[Path]:
-        """Where a resumed run may have checkpoints: where it will write them, and where its sessions did so far."""
+        """Folders that may hold a resumed run's checkpoints: its own, and those of its earlier sessions."""
         return [self.checkpoint_root, checkpoint_root_of(self.path), self.path / CHECKPOINTS] if self.is_given else []
 
     def check_usable(self, *, is_rank_zero: bool) -> None:
@@ -99,7 +99,7 @@ class RunFolder:
         check_writable(self._root_flag, self.checkpoint_root)
         if self.profiler:
             check_writable("--profiler_dir", self.profiler)
-        # What held a folder before a restart has died with the job. Only rank 0's machine can see that.
+        # A lock's owner of before a restart has died with the job. Only rank 0's machine can see that.
         if is_rank_zero or not self.restarted:
             if self.is_given:
                 find_dead("--output_dir", self.path)
@@ -174,8 +174,8 @@ class RunFolder:
         Args:
             lock: holds the folder before anything is checked again, deleted or written.
             resolved: the settings with their defaults decided.
-            description: what else run.yaml shows, by section.
-            resumed: what run.yaml records of the resume; None if the run starts afresh.
+            description: other sections of run.yaml.
+            resumed: run.yaml's entry of the resume; None if the run starts afresh.
 
         Returns:
             The folder with its real path.

@@ -52,7 +52,7 @@ class SavedWeights:
             self.lost = LostWeights(step, score, "best")
 
     def read(self) -> dict[str, Any] | None:
-        """Which step's weights are saved, and in which folder; None if none are. An earlier session may have."""
+        """The step whose weights are saved, and their folder, perhaps by an earlier session; None if none are saved."""
         if self._saved is not None:
             return self._saved
         with suppress(OSError):
@@ -60,7 +60,7 @@ class SavedWeights:
         return None
 
     def gone(self) -> str:
-        """What was deleted or moved of the weights that this session saved, as a clause; "" if they are there."""
+        """A clause if the weights that this session saved were deleted or moved; "" if they are there."""
         if self._saved is None or (self.folder / self._saved["folder"]).is_dir():
             return ""
         return f"{self.folder / self._saved['folder']}, with the weights of step {self._saved['step']}, is gone"

@@ -30,12 +30,12 @@ T = TypeVar("T")
 
 SAME_WISH_SECONDS = 1.0  # scancel reaches a rank twice, directly and through torchrun, 2 ms apart on one machine
 LOOK_SECONDS = 1.0  # how often rank 0 looks for the file; each look may be a request to a file server
-_FILE = 100  # what asked a rank: this, or the number of a signal
+_FILE = 100  # the code of a request by file; others are numbers of signals
 _CODES = 1000
 
 
 class Agreement(NamedTuple):
-    """What all ranks know after `StopRequests.agree`."""
+    """The result of `StopRequests.agree`, the same on all ranks."""
 
     stop: bool
     flags: tuple[bool, ...]  # for each flag, whether it was true on any rank

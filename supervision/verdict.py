@@ -28,7 +28,7 @@ class Report:
 
 @dataclass(frozen=True)
 class Verdict:
-    """What all ranks do next."""
+    """Rank 0's decision on how all ranks go on."""
 
     kind: Literal["go", "finished", "over", "hang"]
     ranks: tuple[int, ...] = ()  # those that failed; if all go on, those that hold an error and wait for others to tell

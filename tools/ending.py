@@ -20,5 +20,5 @@ def status_of(work: Callable[[], object]) -> int:
     except KeyboardInterrupt:  # half-written files have been deleted on its way here
         let_ctrl_c_end_this()
         signal.raise_signal(signal.SIGINT)  # a shell sees that the signal ended it, and ends its loop, too
-        return FAILED  # where a handler of someone else's took it
+        return FAILED  # if somebody else's handler took the signal
     return 0

@@ -55,14 +55,14 @@ def peak_resident() -> int:
 
 
 def host_bytes() -> int:
-    """What this process and its neighbors in the container may hold in all: no more than the container's limit."""
+    """Host memory of this process and its neighbors in the container: the container's limit, or the machine's."""
     memory = read_host_memory()
     machine = memory.total if memory.total is not None else psutil.virtual_memory().total
     return machine if memory.limit is None else min(machine, memory.limit)
 
 
 def free_host_bytes() -> int:
-    """What they may still take. Cached files count as free: the kernel drops them when memory gets short."""
+    """Host memory that is left to them. Cached files count as free: the kernel drops them when memory gets short."""
     memory = read_host_memory()
     machine = memory.available if memory.available is not None else psutil.virtual_memory().available
     if memory.limit is None or memory.used is None:
@@ -71,7 +71,7 @@ def free_host_bytes() -> int:
 
 
 def read_host_memory() -> HostMemory:
-    """As it is now."""
+    """Host memory as it is now."""
     meminfo = _numbers(ROOT / "proc/meminfo", r"^(\w+):\s+(\d+) kB")
     total, available = (meminfo.get(name) for name in ("MemTotal", "MemAvailable"))
     kills = _numbers(ROOT / "proc/vmstat", r"^(oom_kill) (\d+)").get("oom_kill", 0)

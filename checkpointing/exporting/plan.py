@@ -1,4 +1,4 @@
-"""What an exported folder will hold, decided before anything is written: names, shapes, dtypes, and their origin."""
+"""The contents of an exported folder, decided before anything is written: names, shapes, dtypes, and their origin."""
 
 from __future__ import annotations
 
@@ -64,7 +64,7 @@ class ExportPlan:
 
 
 def plan_export(source: ModelSource, auto_model: Any, *, merge: bool, dtype: torch.dtype | None) -> ExportPlan:
-    """Decide what to write. What cannot come out right is refused here, before anything is written.
+    """Decide the folder's contents. Exports that cannot come out right are refused here, before anything is written.
 
     Args:
         auto_model: the transformers class of the model.

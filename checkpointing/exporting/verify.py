@@ -22,7 +22,7 @@ class LogitDifference(NamedTuple):
     """How far logits differ over a batch of random tokens."""
 
     largest: float
-    explained: float  # what rounding every weight to `dtype` may cause
+    explained: float  # the largest difference that rounding every weight to `dtype` may make
     dtype: torch.dtype
     largest_logit: float
 
@@ -61,7 +61,7 @@ def check_logits(
     rounding to `dtype` could.
 
     Args:
-        dtype: what weights were rounded to; fp32 if they were not.
+        dtype: the one that weights were rounded to; fp32 if they were not.
         inputs_of: the arguments of a forward pass, by the model's config and token ids (`tasks.task.Task.inputs_of`).
 
     Raises:

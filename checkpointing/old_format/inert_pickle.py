@@ -51,7 +51,7 @@ class PickleRefusedError(ValueError):
 
 
 def read_inert(data: bytes, is_allowed: Callable[[PickledName], bool], purpose: str) -> Any:
-    """What the pickle holds: None, bool, int, float, str, tuple, list, and the classes above.
+    """The pickle's contents: None, bool, int, float, str, tuple, list, and the classes above.
 
     Args:
         is_allowed: whether the pickle may name this. Nothing is done with the name.

@@ -40,7 +40,7 @@ _NAMES = {
         "StorageMeta",
         "_MEM_FORMAT_ENCODING",
     },
-    # What torch before 2.3 wrote.
+    # Written by torch before 2.3.
     "torch.distributed._shard.sharded_tensor.metadata": {"TensorProperties", "MEM_FORMAT_ENCODING"},
     f"{_TORCH}.filesystem": {"_StorageInfo", "_StoragePrefix"},
     "collections": {"OrderedDict"},

@@ -14,7 +14,7 @@ import psutil
 
 from utils.errors import ConfigError, TrainingError
 
-NAME_SECONDS = 50.0  # how long a name may be unknown: that of a pod is, until the pod has an address
+NAME_SECONDS = 50.0  # for a name to become known: a pod's is unknown until the pod has an address
 _PAUSE_SECONDS = 1.0
 _INTERFACE = "GLOO_SOCKET_IFNAME"
 _NCCL_INTERFACE = "NCCL_SOCKET_IFNAME"
