@@ -26,7 +26,7 @@ def adapt(config: RunConfig) -> RunConfig:
     Raises:
         ConfigError: if --dataset and --custom_dataset.file name different files.
     """
-    config = _expand_dataset(config)
+    config = _expand_dataset(config)  # first: other steps know datasets by their names
     config = _agree_on_shared_fields(config)
     config = _agree_on_timeout(config)
     config = _fill_momentum(config)
@@ -97,7 +97,7 @@ def _fill_momentum(config: RunConfig) -> RunConfig:
 def _agree_on_hybrid_sharding(config: RunConfig) -> RunConfig:
     """Make `hsdp` and `sharding_strategy` agree, unless they contradict each other: validation refuses that."""
     fsdp = config.fsdp_config
-    if fsdp.hsdp and fsdp.sharding_strategy == "FULL_SHARD":
+    if fsdp.hsdp and fsdp.sharding_strategy == "FULL_SHARD":  # the default: any other strategy was given
         fsdp_config = replace(fsdp, sharding_strategy="HYBRID_SHARD")
         return _noted(replace(config, fsdp_config=fsdp_config), "--hsdp selects --sharding_strategy HYBRID_SHARD")
     if fsdp.hsdp is None:

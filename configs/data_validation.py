@@ -44,6 +44,7 @@ def _check_datasets(config: RunConfig) -> None:
             )
     for name in sorted(config.given):
         section, field = name.split(".")
+        # A bare flag, --streaming say, sets the field in every dataset that has it, chosen or not.
         if section in DATASETS and section not in train.datasets and not _is_set_in_all(config, field):
             raise ConfigError(f"--{name}: the chosen dataset is {train.dataset}; add --dataset {section}")
         if section in DATASETS and not any(f"{chosen}.{field}" in SETTINGS for chosen in train.datasets):

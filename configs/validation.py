@@ -210,6 +210,7 @@ def _check_optimizer(config: RunConfig) -> None:
     for field in SETTINGS_OF_SOME:
         (dotted,), owners = find(field), optimizers_with(field)
         value = config.value(dotted)
+        # A switch that is off asks for nothing, so no optimizer refuses it.
         if name in owners or not config.was_given(dotted) or value is None or value is False:
             continue
         lacking = f"only {owners[0]} has it" if len(owners) == 1 else f"{name} has none"

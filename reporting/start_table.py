@@ -100,7 +100,7 @@ def _optimizer(train: TrainConfig, fsdp: FsdpConfig, lr: float) -> str:
     warmup = f" after {train.warmup_steps} steps of warm-up" if train.warmup_steps else ""
     clips = f"clipping at {train.gradient_clipping_threshold:g}" if train.gradient_clipping else "no clipping"
     decays = "" if train.decay_norms_and_biases else " (not of norms and biases)"
-    betas = (train.adam_beta1, train.adam_beta2)
+    betas = (train.adam_beta1, train.adam_beta2)  # shown unless they are the defaults
     name = _name(fsdp) + (f" (betas {betas[0]:g}, {betas[1]:g})" if betas != (0.9, 0.999) else "")
     return f"{name}, lr {lr:g} {schedule}{warmup}, weight decay {train.weight_decay:g}{decays}, {clips}"
 
@@ -130,7 +130,7 @@ def _data(train_config: TrainConfig, resolved: dict[str, Any], data: dict[str, A
     train = "train streamed" if data["train"].get("streamed") else split("train", data["train"])
     strategy = train_config.batching_strategy
     limits = f"rows of at most {resolved.get('context_length')} tokens"
-    if "context_length" not in resolved:
+    if "context_length" not in resolved:  # an encoder-decoder's sources and targets have lengths of their own
         limits = ", ".join(f"{name} {length}" for name, length in resolved.items() if name.endswith("_length"))
     validation = split("validation", data["validation"]) if data["validation"] else "no validation"
     return f"{train}; {validation} ({strategy}, {limits})"

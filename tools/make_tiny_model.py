@@ -124,10 +124,10 @@ def make_tiny_model(
         tie_word_embeddings=tie_word_embeddings,
         bos_token_id=tokenizer.bos_token_id,
         eos_token_id=tokenizer.eos_token_id,
-        pad_token_id=None,
+        pad_token_id=None,  # docs/decisions.md, "A pad token is never added"
         dtype="float32",
     )
-    with torch.random.fork_rng(devices=[]):
+    with torch.random.fork_rng(devices=[]):  # the caller's random numbers stay as they are
         torch.manual_seed(seed)
         model = LlamaForCausalLM(config)
     model.save_pretrained(out, safe_serialization=True)

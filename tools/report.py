@@ -78,7 +78,7 @@ def watch(given: argparse.Namespace) -> None:
         ) from error
     with server:
         print_line(f"serving {server.url} until Ctrl-C; from elsewhere: ssh -L PORT:{server.url[7:-1]} THIS_MACHINE")
-        threading.Thread(target=server.serve_forever, daemon=True).start()
+        threading.Thread(target=server.serve_forever, daemon=True).start()  # this thread prints, and takes Ctrl-C
         while True:
             page.say_changes()
             threading.Event().wait(_LOOK_SECONDS)

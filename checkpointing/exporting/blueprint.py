@@ -98,6 +98,7 @@ def fill_blueprint(model: PreTrainedModel, tensors: StoredTensors, dtype: torch.
         value = value.to(dtype) if dtype and value.is_floating_point() else value
         if isinstance(model.get_parameter_or_buffer(names[0]), nn.Parameter):
             value = nn.Parameter(value, requires_grad=False)
+        # Under all of its names, so that a tied weight stays one tensor.
         for name in names:
             owner, _, attribute = name.rpartition(".")
             setattr(model.get_submodule(owner), attribute, value)

@@ -38,6 +38,7 @@ def write_model_files(
     Returns:
         The SHA-256 of each tensor's bytes in memory, for `check_model_files`.
     """
+    # The library wants tensors, and looks at their sizes alone.
     empty = {name: torch.empty(entry.shape, dtype=entry.dtype, device="meta") for name, entry in entries.items()}
     split = split_torch_state_dict_into_shards(
         empty, filename_pattern=f"{stem}{{suffix}}.safetensors", max_shard_size=max_file_size

@@ -49,6 +49,7 @@ def check_ranks(flags: Sequence[str], say: Callable[[str], None], report: Path |
     """
     env = read_environment()
     config = parse_flags(flags) if flags else None
+    # Now, and not after the measurements.
     if report is not None and env.is_rank_zero and (report.is_dir() or not report.absolute().parent.is_dir()):
         raise ConfigError(f"--json: {report} cannot be written; give the path of a file in a folder that is there")
     start_process_group(env)
