@@ -30,6 +30,7 @@ from ranks.environment import Environment
 from tasks.generation import GeneratingModel, GenerationSettings, PromptedAnswer
 from tasks.task import Task
 from utils.errors import ConfigError
+from utils.wording import plural
 
 NUM_SHOWN = 8  # samples of each evaluation that samples.jsonl gets
 SAYS_NOTHING = (
@@ -166,7 +167,9 @@ def plan_generation(
         )
     notes = []
     if left_out := len(prompted) - len(samples):
-        notes.append(f"eval_generate: {left_out} validation samples without a prompt before their answer are left out")
+        notes.append(
+            f"eval_generate: left out without a prompt before the answer: {plural(left_out, 'validation sample')}"
+        )
     if train.max_generate_samples:
         samples = [samples[place] for place in spread(len(samples), train.max_generate_samples)]
     _check_lengths(train, {index: prompted[index] for index in samples}, sequences, datasets, num_positions)
@@ -218,8 +221,8 @@ def _check_lengths(
     remedies = [f"at most {room}"] if room > 0 else []
     remedies += ["a smaller --context_length"] if sample.num_positions == len(sample.prompt) else []
     raise ConfigError(
-        f"--max_new_tokens: {train.max_new_tokens} after the {sample.num_positions:,} tokens before the answer of "
-        f"validation row {row} are more than the {num_positions:,} positions of this model; give "
+        f"--max_new_tokens: {train.max_new_tokens} after the {plural(sample.num_positions, 'token')} before the answer "
+        f"of validation row {row} are more than the {num_positions:,} positions of this model; give "
         f"{' or '.join(remedies)}"
     )
 

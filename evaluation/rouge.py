@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from evaluation.measure import Measure, Scorer
+from utils.wording import plural
 
 
 class Rouge(Measure):
@@ -31,6 +32,6 @@ class Rouge(Measure):
         if not num_empty:
             return []
         return [
-            f"eval_generate: {num_empty:,} of {len(references):,} references have no letter from a to z and no digit, "
-            "and rouge-score counts nothing else; their ROUGE is 0"
+            f"eval_generate: ROUGE is 0 for {num_empty:,} of {plural(len(references), 'reference')}: rouge-score "
+            "counts letters from a to z and digits alone"
         ]

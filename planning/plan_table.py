@@ -47,7 +47,9 @@ def _time(time: TimePlan) -> dict[str, str]:
     rows = {"time per step": f"{step}; {time.tokens_per_second_per_device:,.0f} tokens/s per device"}
     if time.seconds_per_run is not None and time.seconds_per_epoch is not None:
         epoch, run = (str(timedelta(seconds=round(value))) for value in (time.seconds_per_epoch, time.seconds_per_run))
-        rows["time of the run"] = f"{run} for {time.num_steps:,} steps; {epoch} per epoch, its evaluation included"
+        rows["time of the run"] = (
+            f"{run} for {plural(time.num_steps or 0, 'step')}; {epoch} per epoch, its evaluation included"
+        )
     if time.price_per_million_tokens is not None:
         of_run = "" if time.price is None else f"{time.price:,.2f} for the run; "
         rows["price"] = f"{of_run}{time.price_per_million_tokens:,.3f} for a million tokens"

@@ -11,6 +11,7 @@ from configs.training import TrainConfig
 from policies.parts import has_vision, language_part, qformer_part, vision_part
 from policies.wrapping import find_layers
 from utils.errors import ConfigError
+from utils.wording import plural
 
 PARTS: dict[str, Callable[[PreTrainedModel], Sequence[nn.Module | nn.Parameter]]] = {
     "freeze_vision": vision_part,
@@ -40,7 +41,7 @@ def freeze_layers(model: nn.Module, backbone: Sequence[nn.Module], num_layers: i
     if num_layers > most:
         has = str(most) if len(layers_of) == 1 else f"{' and '.join(str(len(layers)) for layers in layers_of)}"
         raise ConfigError(
-            f"--num_freeze_layers: {num_layers} layers to freeze, but this model has {has}; "
+            f"--num_freeze_layers: {plural(num_layers, 'layer')} to freeze, but this model has {has}; "
             + (f"give at most {most}" if most else "leave --freeze_layers out")
         )
     for layers in layers_of:

@@ -28,7 +28,7 @@ class CausalMicroBatch(TensorBatch):
     num_tokens: int  # without padding
     num_label_tokens: int
     num_attended_pairs: int  # (query, key) pairs that causal attention inside sequences visits
-    source_rows: tuple[int, ...]  # rows of the data file
+    source_rows: tuple[int, ...]  # of its examples, their rows in the data file
     cu_seqlens: torch.Tensor | None = None  # int32 [sequences + 1] in the flattened [batch x seq]
     max_seqlen: int = 0  # tokens of the longest sequence; 0 without offsets
 

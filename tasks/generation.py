@@ -13,6 +13,7 @@ import torch
 from data.tokens.labels import IGNORE_INDEX
 from utils.errors import ConfigError
 from utils.positions import positions_of
+from utils.wording import plural
 
 if TYPE_CHECKING:
     from transformers import GenerationConfig, PreTrainedConfig
@@ -102,10 +103,9 @@ def check_positions(positions: int | None, num_taken: int, max_new_tokens: int) 
     if positions is None or num_taken + max_new_tokens <= positions:
         return
     room = positions - num_taken
-    taken = "1 token" if num_taken == 1 else f"{num_taken:,} tokens"
     raise ConfigError(
-        f"--max_new_tokens: {max_new_tokens:,} after the {taken} before the answer are more than the "
-        f"{positions:,} positions of this model; give {f'at most {room:,}' if room > 0 else 'a shorter prompt'}"
+        f"--max_new_tokens: {max_new_tokens:,} after the {plural(num_taken, 'token')} before the answer are more than "
+        f"the {positions:,} positions of this model; give {f'at most {room:,}' if room > 0 else 'a shorter prompt'}"
     )
 
 

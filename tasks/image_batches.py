@@ -37,7 +37,7 @@ class ImageTextMicroBatch(TensorBatch):
     num_tokens: int  # that the language model reads, those of images included, without padding
     num_label_tokens: int
     num_attended_pairs: int  # (query, key) pairs of the language model; of an encoder-decoder, in its encoder
-    source_rows: tuple[int, ...]  # rows of the data file
+    source_rows: tuple[int, ...]  # of its examples, their rows in the data file
     num_decoder_tokens: int = 0
     num_decoder_pairs: int = 0
     num_cross_pairs: int = 0

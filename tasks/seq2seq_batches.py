@@ -27,7 +27,7 @@ class Seq2SeqMicroBatch(TensorBatch):
     num_tokens: int  # of sources and targets, without padding
     num_label_tokens: int
     num_attended_pairs: int  # (query, key) pairs of the encoder
-    source_rows: tuple[int, ...]  # rows of the data file
+    source_rows: tuple[int, ...]  # of its examples, their rows in the data file
     num_decoder_tokens: int = 0
     num_decoder_pairs: int = 0
     num_cross_pairs: int = 0

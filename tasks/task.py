@@ -52,7 +52,7 @@ class MicroBatch(Protocol):
 
     @property
     def source_rows(self) -> tuple[int, ...]:
-        """Rows of the data that the batch was made from (`data.batches.mixing.global_row`)."""
+        """The batch's examples, by their numbers in the data (`data.batches.mixing.global_row`)."""
 
     def to(self, device: torch.device) -> Self: ...
 

@@ -15,6 +15,7 @@ from policies.sharding import Layout
 from reporting.collective_timeline import KINDS
 from reporting.events import number
 from utils.units import GIB
+from utils.wording import plural
 
 MUCH = 1 / 3
 """Fraction of a step that must wait for the network before a line says so."""
@@ -61,7 +62,7 @@ class RunNetwork:
         rate = self._rate(seen)
         return [
             f"communication: a step waits {100 * share:.0f} % of its time for tensors of other ranks "
-            f"({share * step:.3g} of {step:.3g} s, median of {len(seen)} measured steps); "
+            f"({share * step:.3g} of {step:.3g} s, median of {plural(len(seen), 'measured step')}); "
             f"each rank sends {8 * rate:.3g} Gbit/s meanwhile",
             self._advice(share, step, rate, held_gib=_held_gib(events), peak_gib=max(peaks_gib)),
         ]

@@ -130,7 +130,7 @@ class MemoryAccount:
             text += f", CUDA's and NCCL's own {readable(max(0, figures.this_process - figures.reserved))}"
         if figures.other_processes is not None:
             text += f", other processes {readable(figures.other_processes)}"
-        return f"{text}, {self.num_alloc_retries} retries after emptying the cache"
+        return f"{text}, retries after emptying the cache: {self.num_alloc_retries}"
 
     def _fragmentation(self) -> str:
         if not self.is_fragmented:

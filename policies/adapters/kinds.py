@@ -12,6 +12,7 @@ from policies.adapters.new_tokens import token_settings
 from policies.adapters.targets import choose_targets
 from policies.wrapping import find_layers
 from utils.errors import ConfigError
+from utils.wording import plural
 
 METHODS = {"LORA": "lora", "ADAPTION_PROMPT": "llama_adapter", "PREFIX_TUNING": "prefix"}
 """--peft_method by peft's name of the kind."""
@@ -59,7 +60,8 @@ def llama_adapter_settings(
     asked, num_layers = llama_adapter.adapter_layers, len(find_layers(model.get_decoder()))
     if asked is not None and asked > num_layers:
         raise ConfigError(
-            f"--adapter_layers: {asked} layers to adapt, but this model has {num_layers}; give at most {num_layers}"
+            f"--adapter_layers: {plural(asked, 'layer')} to adapt, but this model has {num_layers}; give at most "
+            f"{num_layers}"
         )
     return peft.AdaptionPromptConfig(
         adapter_len=llama_adapter.adapter_len,

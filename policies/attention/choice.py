@@ -209,7 +209,7 @@ def check_packing_isolates(
     nothing = np.full_like(first, IGNORE_INDEX)
     training = model.training
     model.eval()
-    # Eager: compiled layers would specialise for the probe's shape, and after a second shape compile dynamic ones.
+    # Eager: compiled layers would specialize for the probe's shape, and after a second shape compile dynamic ones.
     with torch.compiler.set_stance("force_eager"):
         last = TokenSequence(second, second, 1)
         # Only the second sequence has labels, so its loss may depend on the first one by a leak alone.

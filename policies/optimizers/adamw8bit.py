@@ -149,7 +149,7 @@ class AdamW8bit(LocalOptimizer):
         pages = self._functional.get_paged(*part.shape, dtype=dtype, device=part.device)
         self._functional.fill(pages, 0)
         local: Any = local_tensor(average).set_(pages)
-        local.is_paged, local.page_deviceid = True, part.device.index  # how bitsandbytes recognises them
+        local.is_paged, local.page_deviceid = True, part.device.index  # how bitsandbytes recognizes them
         return average
 
     def _qmaps_on(self, device: torch.device) -> tuple[torch.Tensor, torch.Tensor]:

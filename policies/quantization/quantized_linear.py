@@ -163,7 +163,7 @@ class QuantizedLinear(nn.Linear):
 
     @property
     def W_q(self) -> torch.Tensor:
-        """The packed weight. By this name peft recognises layers with a `dequantize`, such as HQQ's."""
+        """The packed weight. By this name peft recognizes layers with a `dequantize`, such as HQQ's."""
         return self.weight
 
     def _bytes(self) -> torch.Tensor:

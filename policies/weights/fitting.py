@@ -13,6 +13,7 @@ from transformers import PreTrainedModel
 from policies.weights.stored import Entry
 from policies.weights.tensor_names import saved_buffers, shared_names
 from utils.errors import ConfigError
+from utils.wording import plural
 
 _NUM_SHOWN = 3
 
@@ -37,7 +38,7 @@ def left_over(model: PreTrainedModel, stored: Collection[str]) -> list[str]:
 def describe_left_over(names: Collection[str], model: PreTrainedModel) -> str:
     """A line about tensors that are not taken."""
     shown = ", ".join(list(names)[:_NUM_SHOWN])
-    text = f"weights: {len(names)} tensors in the files have no place in this model and are left out: {shown}"
+    text = f"weights: this model has no place for {plural(len(names), 'tensor')} in the files, left out: {shown}"
     text += ", ..." if len(names) > _NUM_SHOWN else ""
     num_layers = getattr(model.config.get_text_config(), "num_hidden_layers", None)
     in_layers = [int(found[1]) for name in names if (found := re.search(r"\.(\d+)\.", name))]

@@ -42,6 +42,7 @@ from ranks.collectives import one_rank_per_node_first
 from ranks.environment import Environment, print_rank_zero
 from utils.errors import ConfigError
 from utils.progress import phase
+from utils.wording import plural
 
 
 def materialise(
@@ -124,8 +125,9 @@ def find_weights(
             whole, extra = read_whole(auto_model, train.model_name, dtype, attention=attention, trust_remote_code=trust)
         except MissingTensorsError as error:
             raise ConfigError(
-                f"--model_name: the weights of {train.model_name} lack {len(error.names)} tensors, {error.names[0]} "
-                "first; they would be trained from random values. Is this a complete checkpoint of this model?"
+                f"--model_name: the weights of {train.model_name} lack {plural(len(error.names), 'tensor')}, "
+                f"{error.names[0]} first; training would start from random values there. Is this a complete checkpoint "
+                "of this model?"
             ) from error
         except Exception as error:
             raise explain_failed_load(train, error) from error

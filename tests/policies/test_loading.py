@@ -91,7 +91,7 @@ def test_a_checkpoint_that_lacks_a_tensor_is_refused_by_its_name(model_copy: Pat
     tensors = load_file(file)
     del tensors["model.layers.1.mlp.up_proj.weight"]
     save_file(tensors, file, metadata={"format": "pt"})
-    with pytest.raises(ConfigError, match=r"--model_name: .* lack 1 tensors, model\.layers\.1\.mlp\.up_proj\.weight"):
+    with pytest.raises(ConfigError, match=r"--model_name: .* lack 1 tensor, model\.layers\.1\.mlp\.up_proj\.weight"):
         load_model(model_copy)
 
 
@@ -256,9 +256,7 @@ def test_tensors_that_the_model_has_no_place_for_are_named(model_copy: Path) -> 
     rewrite(model_copy, lambda tensors: tensors.update(more), num_hidden_layers=1)
     _, weights, _ = load(model_copy)
     (note,) = [note for note in weights.notes if "no place" in note]
-    assert note.startswith(
-        "weights: 10 tensors in the files have no place in this model and are left out: model.layers.1."
-    )
+    assert note.startswith("weights: this model has no place for 10 tensors in the files, left out: model.layers.1.")
     assert "config.json has 1 layers, num_hidden_layers; the files have 2" in note
     assert "inv_freq" not in note
 
@@ -273,7 +271,7 @@ def test_files_that_transformers_converts_are_told_of_and_untied_alike(
     model, weights, _ = load(tmp_path)
     assert "rank 0 reads" in weights.notes[0]
     assert "tie_word_embeddings: False" in weights.notes[1]
-    assert "1 tensors in the files have no place in this model and are left out: model.layers.1.extra.weight" in (
+    assert "this model has no place for 1 tensor in the files, left out: model.layers.1.extra.weight" in (
         capsys.readouterr().out
     )
     tokens = torch.arange(2, 22)[None]
