@@ -1,19 +1,21 @@
-"""What a chat template leaves out: each part of a conversation is looked for in the rendered text.
+"""What a chat template leaves out or rewrites: each part of a conversation is looked for in the rendered text.
 
-White space may differ, text may be written as JSON, and JSON may have other separators, line breaks and order.
+The assistant's words must stand as they were put. In others' turns white space may differ, and text may be written as
+JSON; JSON may have other separators, line breaks and order.
 """
 
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Mapping
+import re
+from collections.abc import Iterator, Mapping, Sequence
 from functools import cached_property
 from typing import Any
 
 from data.chat.turns import Message
 
 THOUGHTS = ("reasoning_content", "thinking", "reasoning")
-_END_OF_THOUGHTS = "</think>"
+_START_OF_THOUGHTS, _END_OF_THOUGHTS = "<think>", "</think>"
 
 
 class RenderedText:
@@ -34,6 +36,10 @@ class RenderedText:
         """Whether a text is in it, as it is or as JSON."""
         part = part.strip()
         return part in self.text or self._written(part) in self.text or " ".join(part.split()) in self._words
+
+    def has_in_order(self, parts: Sequence[str]) -> bool:
+        """Whether texts are in it as they are, one after another, with at most white space between them."""
+        return re.search(r"\s*".join(map(re.escape, parts)), self.text) is not None
 
     def count(self, part: str) -> int:
         """How often a text is in it."""
@@ -64,14 +70,14 @@ class RenderedText:
 
 def lost_from_answer(message: Message, text: RenderedText) -> str | None:
     """The first part of the assistant's turn that is not in its rendered text: what it is called; None if all is."""
-    if any(not text.has(thought) for thought in thoughts_of(message)):
+    if any(thought.strip() not in text.text for thought in thoughts_of(message)):
         return "thoughts"
-    return _lost_content(message, text, with_thoughts=True) or _lost_calls(message, text)
+    return _lost_answer(message, text) or _lost_calls(message, text)
 
 
 def lost_from_history(message: Message, text: RenderedText) -> str | None:
     """The same for any other turn; of the assistant's earlier turns templates may drop the thoughts."""
-    return _lost_content(message, text, with_thoughts=message["role"] != "assistant") or _lost_calls(message, text)
+    return _lost_content(message, text) or _lost_calls(message, text)
 
 
 def lost_from_tools(tools: list[Any] | None, text: RenderedText) -> str | None:
@@ -98,16 +104,40 @@ def text_of(message: Message) -> str:
     return "".join(part.get("text") or "" for part in content if isinstance(part, Mapping))
 
 
-def _lost_content(message: Message, text: RenderedText, *, with_thoughts: bool) -> str | None:
+def _lost_answer(message: Message, text: RenderedText) -> str | None:
+    """What is lost of the assistant's own words: they stand as they were put, but for white space around them."""
+    content = text_of(message).strip()
+    if content in text.text:
+        return None
+    if (parts := _thoughts_and_answer(content)) is None:
+        return "text as it is" if text.has(content) or content.rpartition(_END_OF_THOUGHTS)[2] in text.text else "text"
+    thoughts, answer = parts
+    start = [_START_OF_THOUGHTS] if content.startswith(_START_OF_THOUGHTS) else []
+    if text.has_in_order([part for part in (*start, thoughts, _END_OF_THOUGHTS, answer) if part]):
+        return None
+    return "thoughts" if answer in text.text else "text"
+
+
+def _lost_content(message: Message, text: RenderedText) -> str | None:
+    """What is lost of a turn that is not learned; of the assistant's, templates may drop the thoughts."""
     content = text_of(message)
     if text.has(content):
         return None
-    if message["role"] == "assistant" and _END_OF_THOUGHTS in content:
-        thoughts, _, answer = content.rpartition(_END_OF_THOUGHTS)
-        if text.has(answer) and (not with_thoughts or text.has(thoughts.replace("<think>", "", 1))):
-            return None
-        return "thoughts" if text.has(answer) else "text"
-    return "text"
+    parts = _thoughts_and_answer(content.strip()) if message["role"] == "assistant" else None
+    return None if parts and text.has(parts[1]) else "text"
+
+
+def _thoughts_and_answer(content: str) -> tuple[str, str] | None:
+    """Thoughts that a content begins with, and what follows them; None if `</think>` is but a word in it.
+
+    They stand in `<think>...</think>`, or end with a line `</think>`, as if the generation prompt had opened them. From
+    other text before `</think>` a template would make thoughts, which is another answer.
+    """
+    thoughts, end, answer = content.partition(_END_OF_THOUGHTS)
+    has_line = thoughts.endswith("\n") and answer.startswith("\n")
+    if not end or _END_OF_THOUGHTS in answer or not (has_line or content.startswith(_START_OF_THOUGHTS)):
+        return None
+    return thoughts.removeprefix(_START_OF_THOUGHTS).strip(), answer.strip()
 
 
 def _lost_calls(message: Message, text: RenderedText) -> str | None:
