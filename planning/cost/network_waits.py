@@ -47,6 +47,7 @@ class RunNetwork:
             peaks_gib: the most memory that each rank has had allocated.
         """
         starts = [place for place, event in enumerate(events) if event["event"] == "start"]
+        # A resumed run's file holds earlier sessions, too.
         events = events[starts[-1] :] if starts else events
         taken = {event["step"]: number(event.get("step_seconds")) for event in events if event["event"] == "train"}
         step_seconds = {step: seconds for step, seconds in taken.items() if seconds}

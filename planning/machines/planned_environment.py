@@ -72,6 +72,7 @@ def own_hardware(train: TrainConfig, planning: PlanningConfig, env: Environment)
             count = torch.cuda.device_count()
         properties = torch.cuda.get_device_properties(env.device)
         capability = torch.cuda.get_device_capability(env.device)
+        # torch.cuda.set_per_process_memory_fraction makes a card smaller for a run, and so for its plan.
         allowed = torch.cuda.get_per_process_memory_fraction(env.device) * properties.total_memory
         # The fraction limits torch's allocator alone; the context comes on top of it.
         memory_gib = min(properties.total_memory / GIB, allowed / GIB + CONTEXT_GIB)

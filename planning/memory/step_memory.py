@@ -275,12 +275,14 @@ class _Walk:
         """
         now, size = self.now, self.held.reduce_bytes(unit)
         now.unsharded -= 0 if self._keeps_weights else unit.whole
+        # The reduce-scatter has two buffers: all gradients of the unit, and this rank's part of their sum.
         whole_grads = 0 if grads_are_there else unit.whole_grads
         self.note(
             "backward", unsharded=whole_grads, communication=buffer + size + size // max(1, self.scheme.num_shards)
         )
         if grads_are_there:
             now.unsharded -= unit.whole_grads
+        # The sum of earlier micro-batches has gone into this reduction.
         if self.scheme.num_micro_batches > 1 and self.scheme.accumulates_unsharded:
             now.unsharded -= size
         is_cast = unit.stored_grads != size

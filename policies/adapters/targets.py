@@ -94,6 +94,7 @@ def _takes_lora(module: nn.Module, takes: tuple[type[nn.Module], ...]) -> bool:
         return False
     if not isinstance(module, nn.Linear) or not type(module).__module__.startswith("transformers.models."):
         return True
+    # On meta tensors: shapes are computed, and no numbers.
     weights = {name: torch.empty_like(weight, device="meta") for name, weight in module.named_parameters()}
     inputs = torch.empty(1, 1, module.in_features, dtype=module.weight.dtype, device="meta")
     try:

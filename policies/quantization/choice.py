@@ -186,6 +186,7 @@ def gathering_changes_nothing(model: nn.Module) -> Iterator[None]:
     if unit is None:
         yield
         return
+    # As bytes in host memory: comparing numbers would take NaNs for different.
     quantized: dict[QuantizedLinear, torch.Tensor] = {}
     for linear in linears:
         linear.on_quantized = lambda packed, linear=linear: quantized.update({linear: packed.view(torch.uint8).cpu()})

@@ -101,6 +101,7 @@ def find_weights(
     if train.random_weights:
         return RandomWeights(train.seed)
 
+    # Reads headers, and values of tied weights that files hold apart; all others once the model is sharded.
     def match() -> tuple[dict[str, Stored], str, list[str]]:
         try:
             return _match_files(train.model_name, model)
