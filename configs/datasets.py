@@ -27,6 +27,10 @@ FRACTION = "share of the training examples to hold out for evaluation, if there 
 EMPTY = "learn answers, or texts, that are empty, as an end token alone; otherwise they are counted and not learned"
 SPECIAL = "special tokens that the data spells, like </s> in HTML, stay text; False: they become the tokens"
 MASK_PROMPT = "learn answers alone; False: learn their prompts, too"
+QUOTING = (
+    "quotes in .csv and .tsv files: auto refuses what could be stray ones; double: a cell in quotes may go over lines; "
+    "none: they are text"
+)
 FORMS = "a file, a glob, several as a,b, a folder, a save_to_disk folder, or OWNER/NAME on the hub"
 
 
@@ -56,6 +60,7 @@ class DataSource:
     )
     learn_empty_answers: bool = setting(False, EMPTY)
     split_special_tokens: bool = setting(True, SPECIAL)
+    quoting: Literal["auto", "double", "none"] = setting("auto", QUOTING)
 
     def check(self, flag: str) -> None:
         """Refuse values that contradict each other. Called if the dataset is chosen.

@@ -10,23 +10,24 @@ import json
 import re
 from collections import Counter
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
 from pyarrow import csv
 
-from data.files.byte_chunks import ByteChunks, end_of_lines
+from data.files.byte_chunks import UTF8_MARK, ByteChunks
+from data.files.csv_grammar import CsvGrammar, Quoting, count_lines
 from data.files.json_files import RowText, where_not_utf8
 from data.files.row_chunks import ItemChunk, Place, RowChunk, RowReader
 
 _MOST_BYTES = 2**24  # of a row
 
 
-def csv_rows(file: Path) -> Iterator[RowText]:
+def csv_rows(file: Path, quoting: Quoting = "auto") -> Iterator[RowText]:
     """The rows of a file whose first line names its columns; TSV if it is called so."""
-    reader = CsvReader(file)
+    reader = CsvReader(file, quoting)
     place: Place = (0, 0)
     while (chunk := reader.chunk(*place)) is not None:
         for row in chunk.read(0, len(chunk)):
@@ -35,130 +36,140 @@ def csv_rows(file: Path) -> Iterator[RowText]:
     reader.close()
 
 
-def _delimiter(file: Path) -> str:
+def _delimiter(file: Path, quoting: Quoting) -> bytes:
     if file.suffix == ".tsv":
-        return "\t"
+        return b"\t"
     with file.open("rb") as stream:
-        names = re.sub(rb'"[^"]*"', b"", stream.readline(_MOST_BYTES))
-    return next((delimiter for delimiter in ",\t;" if delimiter.encode() in names), ",")
-
-
-def _is_utf8(data: bytes) -> bool:
-    try:
-        data.decode()
-    except UnicodeDecodeError:
-        return False
-    return True
+        names = stream.readline(_MOST_BYTES)
+    names = names if quoting == "none" else re.sub(rb'"[^"]*"', b"", names)
+    return next((delimiter for delimiter in (b",", b"\t", b";") if delimiter in names), b",")
 
 
 class CsvReader(RowReader):
     """The rows of such a file from any row on: a row's end is a line's end outside of quotes."""
 
-    def __init__(self, file: Path) -> None:
-        self.file, self.delimiter = file, _delimiter(file)
-        # A field that begins with a quote ends after the next one that is not doubled; one cut in between is no field.
-        field = rb'(?:"[^"]*+(?:""[^"]*+)*+"|(?!"))[^%b\r\n]*+' % self.delimiter.encode()
-        self._row = re.compile(rb"(?:%b%b)*+%b(?:\r\n|\n|\r)" % (field, self.delimiter.encode(), field))
-        self._bytes = ByteChunks(file, self._end_of_rows, most=_MOST_BYTES)
+    def __init__(self, file: Path, quoting: Quoting = "auto") -> None:
+        self.file = file
+        self._grammar = CsvGrammar(file, _delimiter(file, quoting), quoting)
+        self._bytes = ByteChunks(file, self._grammar.end_of_rows, most=_MOST_BYTES)
         self._names: list[str] = []
 
     def chunk(self, position: int, num_before: int) -> RowChunk | None:
         data = self._bytes.at(position)
         if not data:
             return None
-        if unclosed := self._unclosed(data, position):
+        following, end_of_file = position + len(data), self.file.stat().st_size
+        data = data if position else data.removeprefix(UTF8_MARK)
+        if following == end_of_file and (unclosed := self._unclosed(data)):
             if unclosed == data:
                 num_lines = len(data.splitlines())
                 problem = f"{self.file}, line {num_before + 1}: a quote is not closed"
                 problem += f", so the {num_lines - 1:,} lines after it are not read" if num_lines > 1 else ""
-                return ItemChunk([problem], (position + len(data), num_before + 1))
+                return ItemChunk([problem], (following, num_before + num_lines))
             data = data.removesuffix(unclosed)
-        following = (position + len(data), num_before)
-        if len(data) > _MOST_BYTES and not self._end_of_rows(data):
-            problem = f"{self.file}, row {num_before + 1}: longer than {_MOST_BYTES >> 20} MiB; is a quote not closed?"
-            return ItemChunk([problem], (self.file.stat().st_size, num_before + 1))
+            following -= len(unclosed)
+        place = (following, num_before + count_lines(data))
+        if len(data) > _MOST_BYTES and not self._grammar.end_of_rows(data):
+            problem = (
+                f"{self.file}, line {num_before + 1}: a row longer than {_MOST_BYTES >> 20} MiB; is a quote not closed?"
+            )
+            return ItemChunk([problem], (end_of_file, place[1]))
         try:
-            self._names = self._names or self._read_names()
-            if twice := [name for name, count in Counter(self._names).items() if count > 1]:
-                problem = f"{self.file}: names the column {twice[0]} twice"
-                return ItemChunk([problem], (self.file.stat().st_size, 0))
-            bad: list[Any] = []
-
-            def keep_bad(row: Any) -> str:
-                bad.append(row)
-                return "skip"
-
-            # Arrow decodes a bad row for the handler, and prints a traceback if it cannot.
-            handler = keep_bad if _is_utf8(data) else None
-            table = csv.read_csv(pa.BufferReader(data), **self._options(self._names, handler, has_header=not position))
+            if not self._names and (problem := self._read_header()):  # whichever chunk comes first
+                return ItemChunk([problem], (end_of_file, place[1]))
+            if not position:
+                header = self._grammar.first_row(data)
+                data, num_before = data[len(header) :], count_lines(header)
+            data, problems = self._without_bad_rows(data, num_before)
+            table = csv.read_csv(pa.BufferReader(data), **self._options(self._names)) if data.strip(b"\r\n") else None
         except (pa.ArrowInvalid, UnicodeDecodeError) as error:
-            if str(error) == "Empty CSV file":
-                return ItemChunk([], following)
             problem = where_not_utf8(self.file) or f"{self.file}: {' '.join(str(error).split())[:300]}"
-            return ItemChunk([problem], (self.file.stat().st_size, 0))
-        first_line = num_before if position else 0  # without a header, a chunk's own lines count from 1
-        problems = [
-            f"{self.file}, line {first_line + row.number}: {row.actual_columns} cells and not {row.expected_columns}"
-            for row in bad
-        ]
-        num_lines = table.num_rows + len(bad) + (not position)
-        return CsvChunk(self.file, num_before, table, problems, (following[0], num_before + num_lines))
-
-    def _unclosed(self, data: bytes, position: int) -> bytes:
-        """The end of the file, from the row on whose last quote is not closed; b"" if there is none in this chunk."""
-        if b'"' not in data or position + len(data) < self.file.stat().st_size:
-            return b""
-        rest = data[self._end_of_rows(data) :]
-        return b"" if self._row.fullmatch(rest + b"\n") else rest
-
-    def close(self) -> None:
-        self._bytes.close()
+            return ItemChunk([problem], (end_of_file, place[1]))
+        return ItemChunk(problems, place) if table is None else CsvChunk(self.file, table, problems, place)
 
     def names(self) -> list[str]:
         """The columns; none if the first row cannot be read."""
         try:
-            return self._read_names()
+            return [] if self._read_header() else self._names
         except (pa.ArrowInvalid, UnicodeDecodeError):
             return []
 
-    def _read_names(self) -> list[str]:
-        """From the first row, whichever chunk was asked for."""
-        first = ByteChunks(self.file, self._end_of_rows, most=_MOST_BYTES)
-        data = first.at(0).lstrip(b"\r\n")
-        first.close()
-        if row := self._row.match(data):  # alone: arrow prints a traceback for later rows that are no UTF-8
-            data = row.group()
-        return list(csv.open_csv(pa.BufferReader(data), **self._options([])).schema.names)
+    def close(self) -> None:
+        self._bytes.close()
 
-    def _options(self, names: list[str], keep_bad: Any = None, *, has_header: bool = True) -> dict[str, Any]:
-        """Cells are bytes, so that one that is no UTF-8 is one bad row; `NA`, `None` and `null` are words."""
+    def _unclosed(self, data: bytes) -> bytes:
+        """The end of the file, from the row on whose last quote is not closed; b"" if all are."""
+        rest = data[self._grammar.end_of_rows(data) :]
+        return b"" if self._grammar.is_row(rest) else rest
+
+    def _read_header(self) -> str:
+        """Read the names of the columns from the first row; what is wrong with it, or nothing."""
+        first = ByteChunks(self.file, self._grammar.end_of_rows, most=_MOST_BYTES)
+        header = self._grammar.first_row(first.at(0).removeprefix(UTF8_MARK)).lstrip(b"\r\n")
+        first.close()
+        if not header:
+            return ""
+        # Alone: arrow prints a traceback for later rows that are no UTF-8.
+        names = list(csv.open_csv(pa.BufferReader(header), **self._options(None)).schema.names)
+        if twice := [name for name, count in Counter(names).items() if count > 1]:
+            return f"{self.file}: names the column {twice[0]} twice"
+        grammar = replace(self._grammar, num_columns=len(names))
+        if bad := next(grammar.bad_rows(_ended(header)), None):
+            return f"{self.file}, line 1: {bad.reason}"
+        self._grammar, self._names = grammar, names
+        return ""
+
+    def _without_bad_rows(self, data: bytes, num_before: int) -> tuple[bytes, list[str]]:
+        """The rows that can be read, and what is wrong with the others.
+
+        Args:
+            num_before: lines before the data.
+        """
+        good, problems, position = [], [], 0
+        data = _ended(data)
+        for bad in self._grammar.bad_rows(data):
+            good.append(data[position : bad.start])
+            num_before += count_lines(data[position : bad.start])
+            problems.append(self._problem(data[bad.start : bad.end], num_before + 1, bad.reason))
+            num_before += count_lines(data[bad.start : bad.end])
+            position = bad.end
+        return b"".join([*good, data[position:]]), problems
+
+    def _problem(self, row: bytes, line: int, reason: str) -> str:
+        try:
+            row.decode()
+        except UnicodeDecodeError:
+            return where_not_utf8(self.file)
+        return f"{self.file}, line {line}: {reason}"
+
+    def _options(self, names: list[str] | None) -> dict[str, Any]:
+        """Cells are bytes, so that one that is no UTF-8 is one bad row; `NA`, `None` and `null` are words.
+
+        Args:
+            names: of the columns; None: the first row has them.
+        """
+        quote = False if self._grammar.quoting == "none" else '"'
         return {
-            "read_options": csv.ReadOptions(
-                use_threads=False, block_size=2**30, column_names=None if has_header else names
-            ),  # threads do not number the rows
+            "read_options": csv.ReadOptions(use_threads=False, block_size=2**30, column_names=names),
             "parse_options": csv.ParseOptions(
-                delimiter=self.delimiter, newlines_in_values=True, invalid_row_handler=keep_bad
+                delimiter=self._grammar.delimiter.decode(), quote_char=quote, newlines_in_values=True
             ),
             "convert_options": csv.ConvertOptions(
-                column_types={name: pa.binary() for name in names}, null_values=[""], strings_can_be_null=True
+                column_types={name: pa.binary() for name in names or ()}, null_values=[""], strings_can_be_null=True
             ),
         }
 
-    def _end_of_rows(self, data: bytes) -> int:
-        if b'"' not in data:
-            return end_of_lines(data)
-        end = 0
-        while row := self._row.match(data, end):
-            end = row.end()
-        return end
+
+def _ended(data: bytes) -> bytes:
+    """The rows, the last with its line's end."""
+    return data if data.endswith((b"\n", b"\r")) or not data else data + b"\n"
 
 
 @dataclass(frozen=True)
 class CsvChunk:
-    """Rows of a table; the last column says what is wrong with those that could not be read."""
+    """Rows of a table, and after them what is wrong with those that could not be read."""
 
     file: Path
-    num_before: int  # lines, as the rows are written: the header is one
     table: pa.Table
     problems: list[str]
     next: Place
@@ -168,14 +179,12 @@ class CsvChunk:
 
     def read(self, first: int, last: int) -> list[dict[str, Any] | str]:
         cells = zip(*(column.to_pylist() for column in self.table.slice(first, last - first).columns), strict=True)
-        number = max(1, self.num_before) + first  # of the row before
-        rows = [self._row(number + index, values) for index, values in enumerate(cells, 1)]
         num_rows = self.table.num_rows
-        return [*rows, *self.problems[max(0, first - num_rows) : max(0, last - num_rows)]]
+        return [*map(self._row, cells), *self.problems[max(0, first - num_rows) : max(0, last - num_rows)]]
 
-    def _row(self, line: int, cells: tuple[bytes | None, ...]) -> dict[str, Any] | str:
+    def _row(self, cells: tuple[bytes | None, ...]) -> dict[str, Any] | str:
         names = self.table.column_names
         try:
             return {name: cell if cell is None else cell.decode() for name, cell in zip(names, cells, strict=True)}
         except UnicodeDecodeError:
-            return where_not_utf8(self.file) or f"{self.file}, line {line}: not UTF-8"
+            return where_not_utf8(self.file) or f"{self.file}: not UTF-8"

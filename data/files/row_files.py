@@ -17,6 +17,7 @@ import pyarrow as pa
 
 from data.files import csv_files, json_files
 from data.files.contents import contents_of
+from data.files.csv_grammar import Quoting
 from data.files.json_files import RowText
 
 ROW, NEW_KEYS, PROBLEM = "row", "new_keys", "problem"
@@ -30,7 +31,7 @@ _FEATURES = datasets.Features(
 )
 
 
-def read_row_files(files: Sequence[Path], names: Sequence[str]) -> Any:
+def read_row_files(files: Sequence[Path], names: Sequence[str], quoting: Quoting = "auto") -> Any:
     """Rows as text: `row` is JSON, or null and `problem` says why; `new_keys` are those that no row of the file had
     before; `FILE` is the file's place in the list.
 
@@ -43,6 +44,7 @@ def read_row_files(files: Sequence[Path], names: Sequence[str]) -> Any:
         paths=tuple(map(str, files)),
         names=tuple(names),
         contents=contents_of(files),
+        quoting=quoting,
     )
     builder.download_and_prepare()
     return builder.as_dataset(split="train")
@@ -58,6 +60,7 @@ class RowFilesConfig(datasets.BuilderConfig):
     paths: tuple[str, ...] = ()
     names: tuple[str, ...] = ()
     contents: str = ""  # the library's key has the times of the files alone
+    quoting: Quoting = "auto"
 
 
 class RowFiles(datasets.ArrowBasedBuilder):
@@ -75,7 +78,8 @@ class RowFiles(datasets.ArrowBasedBuilder):
         number = 0
         for path in paths:
             file, place, seen = Path(path), self.config.paths.index(path), set[str]()
-            rows = iter(csv_files.csv_rows(file) if file.suffix in (".csv", ".tsv") else self._json_rows(file))
+            is_table = file.suffix in (".csv", ".tsv")
+            rows = csv_files.csv_rows(file, self.config.quoting) if is_table else self._json_rows(file)
             while block := _block(rows):
                 yield number, _table(block, seen, place)
                 number += 1

@@ -15,6 +15,7 @@ import numpy as np
 import pyarrow as pa
 
 from data.files.csv_files import CsvReader
+from data.files.csv_grammar import Quoting
 from data.files.first_keys import first_keys, first_without
 from data.files.joined_columns import TABLE_ENDINGS, JoinedColumns, join_columns
 from data.files.json_files import JsonReader
@@ -63,6 +64,7 @@ class RowStream:
         names: keys under which a JSON object may hold the rows of this split.
         columns: of a table, to read; None: all.
         joined: the columns of Parquet and Arrow files.
+        quoting: of CSV and TSV files (`data.files.csv_grammar`).
     """
 
     files: tuple[Path, ...] = ()
@@ -71,16 +73,19 @@ class RowStream:
     saved: datasets.Dataset | None = None
     columns: tuple[str, ...] | None = None
     joined: JoinedColumns | None = None
+    quoting: Quoting = "auto"
 
     @classmethod
-    def of_files(cls, files: Sequence[Path], names: Sequence[str] = (), *, sample_by: str = "line") -> RowStream:
+    def of_files(
+        cls, files: Sequence[Path], names: Sequence[str] = (), *, sample_by: str = "line", quoting: Quoting = "auto"
+    ) -> RowStream:
         """The rows of files of one kind.
 
         Raises:
             ConfigError: if one of Parquet or Arrow cannot be read.
         """
         joined = join_columns(files) if files[0].suffix in TABLE_ENDINGS else None
-        return cls(tuple(files), tuple(names), sample_by, joined=joined)
+        return cls(tuple(files), tuple(names), sample_by, joined=joined, quoting=quoting)
 
     @property
     def features(self) -> datasets.Features | None:
@@ -115,14 +120,14 @@ class RowStream:
             if num_characters > _HEAD_CHARACTERS:
                 break
         for file in self.files[1:]:
-            keys |= dict.fromkeys(first_keys(file))
+            keys |= dict.fromkeys(first_keys(file, self.quoting))
         return list(keys)
 
     def absent(self) -> dict[str, Path]:
         """The first file that lacks a column, for columns that others have; of JSON files by their first rows."""
         if self.joined is not None:
             return self.joined.absent
-        return first_without(self.files) if self.features is None else {}
+        return first_without(self.files, self.quoting) if self.features is None else {}
 
     def select_columns(self, columns: Sequence[str]) -> RowStream:
         """The same rows with these columns alone; rows with keys of their own keep them."""
@@ -152,7 +157,7 @@ class RowStream:
         path = self.files[file]
         if self.features is not None:
             return self.open_table(file)
-        return CsvReader(path) if path.suffix in (".csv", ".tsv") else JsonReader(path, self.names)
+        return CsvReader(path, self.quoting) if path.suffix in (".csv", ".tsv") else JsonReader(path, self.names)
 
     def open_table(self, file: int) -> TableReader:
         """A Parquet, Arrow or text file, by its place in the list."""

@@ -12,6 +12,7 @@ import xxhash
 
 from data.cache_folder import not_kept
 from data.files.contents import contents_of
+from data.files.csv_grammar import Quoting
 from data.files.kinds import ending
 from data.files.row_files import ENDINGS, read_row_files
 from data.files.row_stream import RowStream
@@ -22,11 +23,12 @@ from utils.errors import ConfigError, in_one_line
 from utils.hub import check_on_hub
 
 
-def open_rows(name: str, place: Place, split: str, *, streams: bool, **options: Any) -> Any:
+def open_rows(name: str, place: Place, split: str, *, streams: bool, quoting: Quoting = "auto", **options: Any) -> Any:
     """The rows of a split.
 
     Args:
         name: the flag and the place, for messages.
+        quoting: of CSV and TSV files.
         options: passed to the reader of files.
 
     Returns:
@@ -50,8 +52,8 @@ def open_rows(name: str, place: Place, split: str, *, streams: bool, **options: 
             return RowStream(saved=data) if streams else with_contents(data)
         names = names_of(split, is_default=True)
         if ending(files[0]) in ENDINGS and not streams:
-            return read_row_files(files, names)
-        rows = RowStream.of_files(files, names, **options)
+            return read_row_files(files, names, quoting)
+        rows = RowStream.of_files(files, names, quoting=quoting, **options)
         if streams and rows.joined is None:
             refuse_empty(name, rows)  # and a file that cannot be read, now and not in a worker
         return rows

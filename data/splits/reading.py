@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import fields
+from pathlib import Path
 from typing import Any
 
 import datasets
@@ -11,6 +12,7 @@ import numpy as np
 import pyarrow.compute as pc
 
 from configs.datasets import DataSource
+from data.files.csv_grammar import Quoting
 from data.files.first_keys import first_without
 from data.files.joined_columns import JoinedColumns
 from data.files.kinds import TABLES
@@ -67,7 +69,8 @@ def load_split(
     if isinstance(place, Files) and is_training and shows_progress():
         for line in filter(None, (place.note, *unread_lists(place))):
             print_line(f"--{flag}.data_path: {line}")
-    data = open_rows(name, place, split_read, streams=streams, **reader_options)
+    quoting = _quoting(flag, dataset_config, files)
+    data = open_rows(name, place, split_read, streams=streams, quoting=quoting, **reader_options)
     all_columns, row_numbers = column_names(data), None
     if isinstance(data, RowStream) and not all_columns and isinstance(first := next(iter(data), None), str):
         raise ConfigError(f"--{flag}.data_path: {first}; {REMEDY}")
@@ -76,7 +79,7 @@ def load_split(
     if not isinstance(data, RowStream) and not streams and not len(data):
         raise no_rows(name)
     asked = (*text_columns, *other_columns)
-    absent = data.absent() if isinstance(data, RowStream) else first_without(files)
+    absent = data.absent() if isinstance(data, RowStream) else first_without(files, quoting)
     _check_columns(name, flag, dataset_config, all_columns, text_columns, () if streams else other_columns)
     learned = tuple(dict.fromkeys(name for name in learned_columns(all_columns) if name not in asked))
     columns = [column for column in all_columns if column in (*asked, *learned)]
@@ -111,6 +114,17 @@ def load_split(
         skips_bad_rows=dataset_config.skip_bad_rows,
         is_training=is_training,
     )
+
+
+def _quoting(flag: str, config: DataSource, files: Sequence[Path]) -> Quoting:
+    """The quoting of CSV and TSV files.
+
+    Raises:
+        ConfigError: if it was given and the files are others.
+    """
+    if config.quoting != type(config).quoting and not (files and files[0].suffix in (".csv", ".tsv")):
+        raise ConfigError(f"--{flag}.quoting: is of .csv and .tsv files, and these are others; leave it out")
+    return config.quoting
 
 
 def _check_columns(
