@@ -238,7 +238,7 @@ def train_step(
             if index == 0:
                 on_phase("after_forward")
             (loss * loss_grad).backward()  # fp16's loss scale is in loss_grad, so small gradients survive
-        losses.append(loss.detach() / num_label_tokens)
+        losses.append(loss.detach() / max(1.0, num_label_tokens))
     on_phase("after_backward")
     loss = torch.stack(losses).sum()
     torch.distributed.all_reduce(loss)  # every rank has the same loss, and so takes the same branches below

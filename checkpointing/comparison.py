@@ -169,7 +169,8 @@ def _settings_that_differ(checkpoint: Checkpoint, config: RunConfig, num_steps: 
             continue
         for field, value in values.items():
             name = f"{section}.{field}"
-            before, now = _meaning(name, saved.get(section, {}).get(field, value)), _meaning(name, value)
+            there = saved.get(section, {}).get(field, _before_it_was_added(name, value))
+            before, now = _meaning(name, there), _meaning(name, value)
             # Files may have moved; their tokens are compared, by data_fingerprint.
             if name not in MAY_CHANGE and field != "data_path" and _comparable(name, before) != _comparable(name, now):
                 differences[name] = f"{flag(name)} {_shown(now)} (there {_shown(before)})"
@@ -179,6 +180,14 @@ def _settings_that_differ(checkpoint: Checkpoint, config: RunConfig, num_steps: 
             f"--scheduler {config.train_config.scheduler} lowers lr"
         )
     return differences
+
+
+def _before_it_was_added(name: str, now: Any) -> Any:
+    """What earlier versions did without this setting: its default, unless it has none."""
+    default = SETTINGS[name].default
+    if SETTINGS[name].is_required:
+        return now
+    return list(default) if isinstance(default, tuple) else default
 
 
 def _meaning(name: str, value: Any) -> Any:

@@ -64,10 +64,12 @@ def host_bytes() -> int:
 def free_host_bytes() -> int:
     """Host memory that is left to them. Cached files count as free: the kernel drops them when memory gets short."""
     memory = read_host_memory()
-    machine = memory.available if memory.available is not None else psutil.virtual_memory().available
-    if memory.limit is None or memory.used is None:
-        return machine
-    return max(0, min(machine, memory.limit - memory.used))
+    free = memory.available if memory.available is not None else psutil.virtual_memory().available
+    for group in _groups():  # a parent with a larger limit may be nearly full of others' memory
+        limit, used = group.limit(), group.used()
+        if limit is not None and used is not None:
+            free = min(free, limit - used)
+    return max(0, free)
 
 
 def read_host_memory() -> HostMemory:

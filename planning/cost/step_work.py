@@ -12,8 +12,8 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any
 
+from peft.tuners.tuners_utils import BaseTunerLayer
 from torch import nn
 
 from data.batches.counts import BatchCounts
@@ -213,14 +213,17 @@ def _matrices_of_layers(planned: PlannedModel) -> tuple[dict[int, str], set[int]
     mode_of, last = dict[int, str](), set[int]()
     for layer, mode in planned.empty.checkpointing.of_layers(planned.adapted.base):
         mode_of |= {id(parameter): mode for parameter in layer.parameters() if parameter.dim() > 1}
-        linears = [m.weight for m in layer.modules() if hasattr(m, "in_features") and not _is_adapter(m)]
+        of_adapters = _modules_of_adapters(layer)
+        linears = [m.weight for m in layer.modules() if hasattr(m, "in_features") and m not in of_adapters]
         last |= {id(linears[-1])} if linears else set()
     return mode_of, last
 
 
-def _is_adapter(module: Any) -> bool:
-    """Whether a linear layer is a low-rank one: those of a layer itself have no side so short."""
-    return bool(min(module.in_features, module.out_features) < 64)
+def _modules_of_adapters(layer: nn.Module) -> set[nn.Module]:
+    """The modules that peft has put into a layer, such as LoRA's A and B."""
+    adapted = [module for module in layer.modules() if isinstance(module, BaseTunerLayer)]
+    parts = [getattr(module, name) for module in adapted for name in module.adapter_layer_names]
+    return {inner for part in parts if isinstance(part, nn.Module) for inner in part.modules()}
 
 
 def _sides(model: nn.Module) -> dict[int, int]:

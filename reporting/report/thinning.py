@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+import numpy as np
+
 Column = Sequence[float | int | None]
 
 
@@ -42,8 +44,23 @@ def rounded(value: float | int | None, digits: int = 5) -> float | int | None:
 
 def trailing_means(column: Column, span: int) -> list[float | None]:
     """For each point, the mean of the values among the last `span` points, itself included."""
-    means: list[float | None] = []
-    for point in range(len(column)):
-        values = [value for value in column[max(0, point - span + 1) : point + 1] if value is not None]
-        means.append(sum(values) / len(values) if values else None)
+    values = np.array([np.nan if value is None else value for value in column], dtype=np.float64)
+    is_there = np.array([value is not None for value in column], dtype=bool)
+    is_finite = is_there & np.isfinite(values)
+    sums = _trailing_sums(np.where(is_finite, values, 0.0), span)
+    num_values, num_finite = _trailing_sums(is_there, span), _trailing_sums(is_finite, span)
+    means: list[float | None] = [
+        float(total / count) if count else None for total, count in zip(sums, num_values, strict=True)
+    ]
+    # A running sum would stay infinite after the first infinite loss.
+    for point in np.flatnonzero(num_values != num_finite):
+        last = slice(max(0, point - span + 1), point + 1)
+        means[point] = float(values[last][is_there[last]].mean())
     return means
+
+
+def _trailing_sums(values: np.ndarray, span: int) -> np.ndarray:
+    """For each point the sum of the last `span` values; in time that does not grow with `span`."""
+    sums = np.concatenate([[0], np.cumsum(values)])
+    places = np.arange(1, len(sums))
+    return sums[places] - sums[np.maximum(places - span, 0)]

@@ -123,6 +123,17 @@ def test_a_default_that_was_saved_as_a_value_is_no_change() -> None:
         check_same(checkpoint, shorter, {}, num_steps=9)
 
 
+def test_a_setting_that_the_checkpoint_does_not_know_yet_is_compared_with_its_default() -> None:
+    saved = parse_flags(["--model_name", "m"]).to_dict()
+    del saved["train_config"]["label_smoothing"], saved["fsdp_config"]["reduce_dtype"]
+    del saved["lora_config"]["target_modules"], saved["planning_config"]
+    checkpoint = Checkpoint(Path("step-00000001"), {"settings": saved, "num_steps": 9})
+    assert check_same(checkpoint, parse_flags(["--model_name", "m"]), {}, num_steps=9) == []
+    now = parse_flags(["--model_name", "m", "--label_smoothing", "0.3", "--reduce_dtype", "bf16"])
+    with pytest.raises(ConfigError, match=r"--label_smoothing 0\.3 \(there 0\.0\), --reduce_dtype bf16 \(there fp32\)"):
+        check_same(checkpoint, now, {}, num_steps=9)
+
+
 @pytest.mark.parametrize("before", [["q_proj", "v_proj"], "q_proj,v_proj", "v_proj, q_proj"])
 def test_target_modules_in_another_order_are_no_change(before: object) -> None:
     now = parse_flags(["--model_name", "m", "--use_peft", "--lora_config.target_modules", "v_proj,q_proj"])

@@ -5,6 +5,7 @@ from __future__ import annotations
 import base64
 import hashlib
 import json
+import math
 import re
 from pathlib import Path
 from typing import Any
@@ -13,7 +14,7 @@ import pytest
 
 from reporting.report.figures import gib_text
 from reporting.report.page import report_page, write_report
-from reporting.report.thinning import kept_points
+from reporting.report.thinning import kept_points, trailing_means
 from tests.helpers.contract import PHASES
 from tests.helpers.made import Made
 from tests.helpers.processes import ROOT, ProcessGroup, read_metrics
@@ -378,3 +379,9 @@ def test_the_bundled_library_is_what_its_page_says() -> None:
     assert set(stated) == {"uPlot.iife.js", "uPlot.min.css"}
     assert {name: hashlib.sha256((folder / name).read_bytes()).hexdigest() for name in stated} == stated
     assert "The MIT License" in (folder / "LICENSE").read_text()
+
+
+def test_running_means_are_means_of_what_is_there_and_are_made_in_a_moment() -> None:
+    column = [None, 1.0, 3.0, None, math.inf, 5.0, 7.0, None, None, None]
+    assert trailing_means(column, 3) == [None, 1.0, 2.0, 2.0, math.inf, math.inf, math.inf, 6.0, 7.0, None]
+    assert trailing_means([float(step) for step in range(100_000)], 2_000)[-1] == pytest.approx(98_999.5)
