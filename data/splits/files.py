@@ -79,20 +79,23 @@ def files_of_folder(flag: str, folder: Path, config: DataSource, kinds: Sequence
 
     A folder with nothing but a folder `data`, as most repositories of the hub are, stands for that.
     """
-    inner = [entry for entry in folder.iterdir() if entry.is_dir() and not entry.name.startswith(".")]
-    if inner == [folder / "data"] and not readable(folder.iterdir(), kinds):
+    inner = [entry for entry in _entries(folder) if entry.is_dir()]
+    if inner == [folder / "data"] and not readable(_entries(folder), kinds):
         folder = inner[0]
-    by_split, by_word = {}, _files_by_word(flag, folder, kinds)
-    for split, is_default in _asked(config):
+    asked, entries = _asked(config), _entries(folder)
+    by_split = {split: files for split, _ in asked if (files := _files_of_split(flag, folder, split, kinds))}
+    # Words of names are looked at only if the names of splits themselves do not decide.
+    by_word = {} if len(by_split) == len(asked) else _files_by_word(flag, folder, by_split, kinds)
+    for split, is_default in asked:
         names = names_of(split, is_default)
-        if files := _files_of_split(flag, folder, split, kinds) or _files_of_names(flag, folder, names, by_word, kinds):
+        if split not in by_split and (files := _files_of_names(flag, folder, names, by_word, kinds)):
             by_split[split] = files
     lacks_validation = config.train_split in by_split and config.test_split not in by_split
     if lacks_validation and config.test_split == type(config).test_split:
         # A folder of train and test alone is evaluated on test, and the note says so.
         tests = _files_of_names(flag, folder, ("test",), by_word, kinds)
         by_split |= {config.test_split: tests} if tests else {}
-    entries = sorted(folder.iterdir())
+    by_split = {split: by_split[split] for split, _ in asked if split in by_split}
     if by_split:
         trains_alone = list(by_split) == [config.train_split] and config.test_split == type(config).test_split
         note = _note(folder, by_split, entries, kinds)
@@ -122,35 +125,47 @@ def _asked(config: DataSource) -> list[tuple[str, bool]]:
     ]
 
 
-def _files_by_word(flag: str, folder: Path, kinds: Sequence[str]) -> dict[str, list[Path]]:
+def _entries(folder: Path) -> list[Path]:
+    """What lies in a folder, hidden things apart: `.a.jsonl`, and macOS' `._a.jsonl`; sorted."""
+    return sorted(entry for entry in folder.iterdir() if not entry.name.startswith("."))
+
+
+def _files_by_word(
+    flag: str, folder: Path, by_split: dict[str, list[Path]], kinds: Sequence[str]
+) -> dict[str, list[Path]]:
     """The files whose names hold a split's name as a word, `samsum_train.jsonl`, by that word.
+
+    Args:
+        by_split: files that are a split's by their whole names.
 
     Raises:
         ConfigError: if a name holds two, or if some names hold one and others do not.
     """
-    files = readable(folder.iterdir(), kinds)
+    taken = {file for files in by_split.values() for file in files}
     by_word: dict[str, list[Path]] = {}
-    for file in files:
-        words = split_in_name(file.name.removesuffix(ending(file)))
+    for file in readable(_entries(folder), kinds):
+        words = [] if file in taken else split_in_name(file.name.removesuffix(ending(file)))
         if len(words) > 1:
             raise ConfigError(
-                f"--{flag}.data_path: {file} could be {' or '.join(words)}; rename it, or name the file or a glob"
+                f"--{flag}.data_path: {file} could be {' or '.join(words)}; rename it, name splits with "
+                f"--{flag}.train_split and .test_split, or name the file or a glob"
             )
         by_word.setdefault(words[0] if words else "", []).append(file)
     unnamed = [file.name for file in by_word.pop("", [])]
-    if by_word and unnamed and not any(_files_of_split(flag, folder, word, kinds) for word in by_word):
+    if by_word and unnamed and not by_split and not any(_files_of_split(flag, folder, word, kinds) for word in by_word):
         there = ", ".join(file.name for found in by_word.values() for file in found)
         raise ConfigError(
             f"--{flag}.data_path: {folder} holds files named like splits ({there}) and others ({', '.join(unnamed)}); "
-            "rename them, or train on all with a glob in quotes, like '*.jsonl'"
+            f"rename them, name splits with --{flag}.train_split and .test_split, or train on all with a glob in "
+            "quotes, like '*.jsonl'"
         )
     return by_word
 
 
 def _files_of_split(flag: str, folder: Path, split: str, kinds: Sequence[str]) -> list[Path]:
     """`train.jsonl`, or the shards `train-*.parquet`, or the files of the folder `train/`."""
-    files = readable(folder.iterdir(), kinds)
-    found = [file for file in files if file.name == f"{split}{ending(file)}"]
+    files = readable(_entries(folder), kinds)
+    found = [file for file in files if file.name in (split, f"{split}{ending(file)}")]
     if len(found) > 1:
         names = ", ".join(file.name for file in found)
         raise ConfigError(f"--{flag}.data_path: {folder} has more than one {split}.*: {names}; leave one there")
@@ -168,7 +183,7 @@ def _files_of_names(
 
 
 def _files_in(flag: str, folder: Path, kinds: Sequence[str]) -> list[Path]:
-    return one_kind(flag, str(folder), sorted(folder.iterdir()), kinds) if folder.is_dir() else []
+    return one_kind(flag, str(folder), _entries(folder), kinds) if folder.is_dir() else []
 
 
 def _note(folder: Path, by_split: dict[str, list[Path]], entries: list[Path], kinds: Sequence[str]) -> str:
@@ -186,8 +201,7 @@ def _note(folder: Path, by_split: dict[str, list[Path]], entries: list[Path], ki
 
 def _others(folder: Path, files: list[Path]) -> str:
     """What else lies in a folder of files of one kind, hidden things apart: a text in .md, or one folder deeper."""
-    others = [path.name + "/" * path.is_dir() for path in sorted(folder.iterdir()) if path not in files]
-    others = [name for name in others if not name.startswith(".")]
+    others = [path.name + "/" * path.is_dir() for path in _entries(folder) if path not in files]
     more = [f"{len(others) - _NUM_NAMED} more"] if len(others) > _NUM_NAMED else []
     return f"{folder}: no rows are read from {', '.join([*others[:_NUM_NAMED], *more])}" if others else ""
 

@@ -16,12 +16,13 @@ from data.files.csv_grammar import Quoting
 from data.files.first_keys import first_without
 from data.files.joined_columns import JoinedColumns
 from data.files.kinds import TABLES
-from data.files.row_files import NEW_KEYS, PROBLEM, ROW, keys_of
+from data.files.row_files import FILE, NEW_KEYS, PROBLEM, ROW, keys_of
 from data.files.row_stream import RowStream
 from data.files.stored_rows import store_rows
 from data.splits.data_path import Place, locate
 from data.splits.examples import REMEDY, SplitExamples
 from data.splits.files import Files, unread_lists
+from data.splits.files_taken import say_files
 from data.splits.known_columns import columns_there
 from data.splits.learned_columns import learned_columns
 from data.splits.opening import errors_in_one_line, no_rows, open_rows, refuse_empty
@@ -74,7 +75,9 @@ def load_split(
     all_columns, row_numbers = column_names(data), None
     if isinstance(data, RowStream) and not all_columns and isinstance(first := next(iter(data), None), str):
         raise ConfigError(f"--{flag}.data_path: {first}; {REMEDY}")
+    speaks_of = files if split_read == split else []
     if holds_text(data):
+        say_files(flag, split, speaks_of, _rows_by_file(data, files))
         data, row_numbers = _without_problems(data, f"--{flag}.data_path", dataset_config.skip_bad_rows)
     if not isinstance(data, RowStream) and not streams and not len(data):
         raise no_rows(name)
@@ -86,7 +89,8 @@ def load_split(
     if isinstance(data, RowStream) and data.joined is not None:
         _check_joined(data.joined, flag, columns)
     if isinstance(data, RowStream):
-        data = _read(name, place, data, columns, streams=streams)
+        data, num_rows = _read(name, place, data, columns, streams=streams)
+        say_files(flag, split, speaks_of, num_rows)
     else:
         data = data.select_columns([ROW, PROBLEM] if holds_text(data) else columns)
     if takes_fraction or (is_training and not streams and sets_rows_aside(flag, dataset_config, place)):
@@ -146,8 +150,16 @@ def _check_joined(joined: JoinedColumns, flag: str, columns: Sequence[str]) -> N
         raise ConfigError(f"--{flag}.data_path: {refusal}")
 
 
-def _read(name: str, place: Place, rows: RowStream, columns: Sequence[str], *, streams: bool) -> Any:
-    """The rows with these columns, stored unless they are streamed.
+def _rows_by_file(data: Any, files: Sequence[Path]) -> list[int]:
+    """The number of rows of each file of a stored dataset."""
+    counts = np.bincount(data.data.column(FILE).to_numpy(), minlength=len(files))
+    return [int(count) for count in counts]
+
+
+def _read(
+    name: str, place: Place, rows: RowStream, columns: Sequence[str], *, streams: bool
+) -> tuple[Any, Sequence[int] | None]:
+    """The rows with these columns, stored unless they are streamed; and the number of each file's, if it is known.
 
     Raises:
         ConfigError: if there are none, or they cannot be read.
@@ -157,11 +169,11 @@ def _read(name: str, place: Place, rows: RowStream, columns: Sequence[str], *, s
     with errors_in_one_line(name, place):
         if streams:
             refuse_empty(name, rows)
-            return rows
+            return rows, rows.joined.num_rows if rows.joined is not None else None
         data = store_rows(rows)
         if not len(data):
             raise no_rows(name)
-        return data.select_columns(list(columns))
+        return data.select_columns(list(columns)), _rows_by_file(data, rows.files)
 
 
 def holds_text(data: Any) -> bool:

@@ -208,6 +208,71 @@ def test_names_that_leave_the_split_open_are_refused(names: list[str], reason: s
     )
 
 
+@pytest.mark.parametrize("streaming", [False, True])
+@pytest.mark.parametrize("folder", ["", "train", "data"])
+def test_hidden_files_of_a_folder_are_never_read(folder: str, streaming: bool, tmp_path: Path) -> None:
+    """Editors, macOS and rsync leave them there."""
+    write(tmp_path / folder / "a.jsonl", ROWS[:3])
+    for name in (".a.old.jsonl", "._a.jsonl", ".ipynb_checkpoints/a.jsonl", ".train.jsonl"):
+        write(tmp_path / folder / name, ROWS[3:])
+    config = SamsumDataset(str(tmp_path), streaming=streaming)
+    assert outputs(config) == [row["output"] for row in ROWS[:3]]
+    assert outputs(SamsumDataset(str(tmp_path / folder / "*.jsonl"))) == [row["output"] for row in ROWS[:3]]
+
+
+@pytest.mark.parametrize("ending", [".jsonl", ".csv", ".parquet"])
+def test_the_files_of_a_split_are_listed_with_their_rows(
+    ending: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Copies that were left there were trained on without a word."""
+    for name, number in (("a", 3), ("a (copy)", 2), ("a.bak", 1)):
+        write(tmp_path / f"{name}{ending}", ROWS[:number])
+    for path in (tmp_path, tmp_path / f"*{ending}"):
+        assert len(outputs(SamsumDataset(str(path)))) == 6
+        said = capsys.readouterr().out
+        listed = f"a (copy){ending} 2, a.bak{ending} 1, a{ending} 3"
+        assert f"--alpaca_dataset.data_path: train: 3 files in {tmp_path}, 6 rows: {listed}\n" in said
+        assert f"rows are read from a (copy){ending}, a.bak{ending}, which look like copies" in said
+    outputs(SamsumDataset(str(tmp_path), streaming=True))
+    listed = "2, " if ending == ".parquet" else "0.00 MiB, "
+    assert f"a (copy){ending} {listed}" in capsys.readouterr().out
+
+
+def test_many_files_are_counted_and_one_is_not_listed(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    write(tmp_path / "one.jsonl", ROWS[:1])
+    outputs(SamsumDataset(str(tmp_path)))
+    assert "1 file" not in capsys.readouterr().out
+    for number in range(24):
+        write(tmp_path / f"{number:02}.jsonl", ROWS[:1])
+    outputs(SamsumDataset(str(tmp_path)))
+    assert "25 files" in (said := capsys.readouterr().out)
+    assert "19.jsonl 1, 5 more files\n" in said
+
+
+@pytest.mark.parametrize(
+    ("names", "train_split", "test_split"),
+    [
+        (("part1.jsonl", "part_validation.jsonl"), "part1", "part_validation"),
+        (("part1.jsonl", "part_validation.jsonl", "part2.jsonl"), "part1", None),
+        (("gtrain_10k.csv", "grammar_validation.csv"), "gtrain_10k", "grammar_validation"),
+        (("gtrain_10k.csv", "grammar_validation.csv"), "gtrain_10k.csv", "grammar_validation.csv"),
+        (("gtrain_10k.csv", "grammar_validation.csv"), "gtrain_10k", None),
+        (("train_test.jsonl", "train_dev.jsonl", "other.jsonl"), "train_test", "train_dev"),
+        (("a-1.jsonl", "my_validation.jsonl"), "a", None),
+        (("a/x.jsonl", "my_validation.jsonl"), "a", None),
+    ],
+)
+def test_split_names_that_are_given_decide(
+    names: tuple[str, ...], train_split: str, test_split: str | None, tmp_path: Path
+) -> None:
+    """Whatever words the names of files hold; these were refused with "rename them"."""
+    for number, name in enumerate(names):
+        write(tmp_path / name, ROWS[number : number + 1])
+    config = GrammarDataset(str(tmp_path), train_split=train_split, test_split=test_split or "validation")
+    assert outputs(config, config.train_split) == [ROWS[0]["output"]]
+    assert outputs(config, config.test_split) == [ROWS[1]["output"]]
+
+
 @pytest.mark.parametrize("first", ["b.jsonl", "[b]*.jsonl", "b.json"])
 def test_several_files_are_read_in_their_order(first: str, tmp_path: Path) -> None:
     write(tmp_path / first.replace("[b]*", "b"), ROWS[:15])
