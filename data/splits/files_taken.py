@@ -34,6 +34,6 @@ def say_files(flag: str, split: str, files: Sequence[Path], num_rows: Sequence[i
     if left_over := [name for name in names if _LEFT_OVER.search(Path(name).name)]:
         what = ", which looks like a copy" if len(left_over) == 1 else ", which look like copies"
         print_line(
-            f"--{flag}.data_path: {split}: rows are read from {', '.join(left_over[:_NUM_LISTED])}{what}; to leave such "
-            "a file out, name the others or a glob"
+            f"--{flag}.data_path: {split}: rows are read from {', '.join(left_over[:_NUM_LISTED])}{what}; to leave "
+            "such a file out, name the others or a glob"
         )
