@@ -136,8 +136,9 @@ def _same_states(checkpoint: Checkpoint, fsdp: FsdpConfig) -> bool:
 def _is_another(name: str, now: Any, there: Any) -> bool:
     if name == "base_fingerprint":  # None if all weights are trained, and so saved
         return None not in (now, there) and now != there
-    if name == "model_config":  # its dtype follows from the precision, which is compared separately
-        now, there = now | {"dtype": None}, there | {"dtype": None}
+    if name == "model_config":  # the precision is compared separately, and end tokens follow from the data
+        not_compared = {"dtype": None, "eos_token_id": None}
+        now, there = now | not_compared, there | not_compared
     return bool(now != there)
 
 

@@ -62,6 +62,14 @@ class DataSource:
     split_special_tokens: bool = setting(True, SPECIAL)
     quoting: Literal["auto", "double", "none"] = setting("auto", QUOTING)
 
+    @property
+    def adds_start_token(self) -> bool | None:
+        """Whether a causal model's samples get the tokenizer's start token, though no template writes it.
+
+        None if only the samples tell.
+        """
+        return not self.HAS_IMAGES
+
     def check(self, flag: str) -> None:
         """Refuse values that contradict each other. Called if the dataset is chosen.
 
@@ -87,3 +95,7 @@ class CustomDataset(DataSource):
     train_split: str = setting("train", "split name passed to the function for training")
     test_split: str = setting("validation", "split name passed to the function for evaluation")
     streaming: bool = setting(False, STREAMING)
+
+    @property
+    def adds_start_token(self) -> bool | None:
+        return None

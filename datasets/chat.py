@@ -44,6 +44,10 @@ class ChatDataset(DataSource):
     )
     learn: Literal["all", "last"] = setting("all", "which of the assistant's turns are learned: all, or the last")
 
+    @property
+    def adds_start_token(self) -> bool:
+        return False  # the template writes it
+
     def role_names(self) -> dict[str, str]:
         """The role of each name in `roles`."""
         return dict(pair.split("=", 1) for pair in self.roles)

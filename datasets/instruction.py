@@ -57,6 +57,10 @@ class InstructionDataset(DataSource):
         None, "file with a Jinja chat template for as_chat; unset: the tokenizer's own", is_path=True
     )
 
+    @property
+    def adds_start_token(self) -> bool:
+        return not self.as_chat
+
     def check(self, flag: str) -> None:
         if self.chat_template is not None and not self.as_chat:
             raise ConfigError(f"{flag}.chat_template: only {flag}.as_chat uses it; add that, or leave this out")

@@ -28,6 +28,10 @@ class SegmentsDataset(DataSource):
     split_special_tokens: bool = setting(False, f"{SPECIAL}, as a row writes its own start and end tokens")
     segments_column: str = setting("segments", "column with the parts, a list of text and label (true or false)")
 
+    @property
+    def adds_start_token(self) -> bool:
+        return False  # the parts bring it
+
 
 def get_segments_dataset(
     dataset_config: SegmentsDataset, tokenizer: Any, split: str, split_slice: str | None = None

@@ -17,7 +17,7 @@ from configs.training import TrainConfig
 from data.batches.mixing import describe_row, row_of, source_of
 from data.batches.padding import padding_id
 from data.pipeline import RunData
-from data.processors.tokenizer_loading import tokenizer_of
+from data.processors.tokenizer_loading import special_ids, tokenizer_of
 from data.sequences.tokenized import Sequences, TokenSequence
 from evaluation.measure import Answer, Scorer
 from evaluation.measures import MEASURES
@@ -154,7 +154,7 @@ def plan_generation(
     evaluated = np.unique(rows.indices[: rows.offsets[-1]])
     prompted = {int(index): task.prompted_answer(sequences[index]) for index in evaluated}
     # A prompt of special tokens alone, such as <s>, asks nothing.
-    special = set(tokenizer_of(processor).all_special_ids)
+    special = special_ids(tokenizer_of(processor))
     samples = [
         index
         for index, sample in prompted.items()

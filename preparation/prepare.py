@@ -8,6 +8,7 @@ from functools import partial
 from pathlib import Path
 
 from checkpointing.base_fingerprint import base_fingerprint
+from checkpointing.continuation import continuing, name_end_tokens
 from checkpointing.huggingface_files import huggingface_files, model_config_values
 from checkpointing.model_folder import export_model
 from checkpointing.resume import restore_results
@@ -88,7 +89,10 @@ def prepare(config: RunConfig, env: Environment, watchdog: Watchdog, lock: RunLo
     print_rank_zero(env, *plan.notes)
     model = parts.trainable.model
     seed_everything(train.seed, env.rank)  # from here on, dropout differs from rank to rank
-    files = huggingface_files(model, inputs.processor)
+    continuation = inputs.continuation()
+    print_rank_zero(env, *name_end_tokens(model, inputs.processor, continuation))
+    saved = continuing(inputs.processor, continuation)
+    files = huggingface_files(model, saved)
     base = on_rank_zero(lambda: base_fingerprint(model, train))
     model_identity = {"model_config": model_config_values(files), "base_fingerprint": base}
     state = load_state(checkpoint, parts, model_identity, config, env)
@@ -125,7 +129,7 @@ def prepare(config: RunConfig, env: Environment, watchdog: Watchdog, lock: RunLo
         network=plan.network,
         watchdog=watchdog,
         folder=folder,
-        export=partial(export_model, model, inputs.processor, folder),
+        export=partial(export_model, model, saved, folder),
         checkpointing=parts.empty.checkpointing,
         resumed_size=None if checkpoint is None else resolved.batches.global_batch_size,
     )

@@ -5,10 +5,13 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
+from checkpointing.continuation import Continuation
 from checkpointing.finding import Checkpoint
 from configs.run import RunConfig
 from data.pipeline import RunData, load_data
-from data.processors.tokenizer_loading import num_rows_needed, tokenizer_of
+from data.processors.tokenizer_loading import num_rows_needed, special_ids, tokenizer_of
+from data.sequences.ends import begins_with, end_ids
+from data.tokens.encoding import OneText
 from evaluation.generation import Generation, plan_generation
 from policies.adapters.targets import choose_targets
 from policies.loading import build_model
@@ -36,6 +39,25 @@ class Inputs:
     def identity(self) -> dict[str, Any]:
         """Facts that a checkpoint and the run that resumes from it must have in common, besides the model's."""
         return {"precision": self.resolved.policies.precision.name, "data_fingerprint": self.data.checksum()}
+
+    def continuation(self) -> Continuation:
+        """What the saved model needs to go on as the samples were built."""
+        config, tokenizer = self.resolved.config, tokenizer_of(self.processor)
+        reading = self.resolved.task.make_reading(
+            self.processor, self.resolved.model_config, config.train_config, self.resolved.lengths
+        )
+        bos, eos = tokenizer.bos_token_id, tokenizer.eos_token_id
+        ends = end_ids(self.data.train, special_ids(tokenizer) - {bos} | {eos}, self.resolved.lengths[-1])
+        says = {source.adds_start_token for source in config.sources.values()}
+        if not isinstance(reading.encode, OneText):
+            return Continuation(ends, adds_start=False)
+        ends = tuple(sorted({*ends, eos})) if True in says else ends
+        if bos is None:
+            return Continuation(ends, adds_start=False)
+        template = str(tokenizer.chat_template or "")
+        may_be_added = None in says and "bos_token" not in template and tokenizer.bos_token not in template
+        adds_start = True in says or (may_be_added and begins_with(self.data.train, bos))
+        return Continuation(ends, adds_start)
 
     def data_facts(self) -> DataFacts:
         """The facts of the data for a plan."""

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import yaml
+from transformers.utils import GENERATION_CONFIG_NAME
 
 from checkpointing.exporting.stored_tensors import CheckpointTensors, StoredTensors
 from policies.adapters.kinds import OWN_NAMES
@@ -50,6 +51,12 @@ class ModelSource:
         """Folder or hub name of the tokenizer: the adapter's folder if it was saved there."""
         adapter = self.adapter_config
         return str(adapter) if adapter and (adapter / "tokenizer_config.json").is_file() else self.settings
+
+    @property
+    def generation(self) -> str:
+        """Folder or hub name of generation_config.json: the adapter's folder if it was saved there."""
+        beside = self.adapter_config
+        return str(beside) if beside and (beside / GENERATION_CONFIG_NAME).is_file() else self.settings
 
     def check(self, advance: Callable[[int], object]) -> None:
         """Read the files that hold the tensors and compare their CRC-32 with what COMPLETE says.

@@ -17,6 +17,7 @@ from transformers import PreTrainedModel
 from transformers.core_model_loading import revert_weight_conversion
 from transformers.utils import GENERATION_CONFIG_NAME, cached_file
 
+from checkpointing.continuation import as_list, stop_at
 from checkpointing.exporting.adapters import MergedTensors, load_adapter_config, merges_by_layer, put_adapter
 from checkpointing.exporting.blueprint import (
     blueprint_of,
@@ -164,14 +165,14 @@ def _plan_model(
     model.config.dtype = _common_dtype(entries)
     model.config.architectures = [type(model).__name__]
 
-    _, left_out = generation_settings(source.settings)
+    generation, left_out = generation_settings(source.generation)
+    if source.generation != source.settings and generation is not None and model.can_generate():
+        stop_at(model, as_list(generation.eos_token_id) or as_list(model.generation_config.eos_token_id))
 
     def save_config(folder: Path) -> None:
         model.config.save_pretrained(folder)
-        # Copied: transformers refuses to save some that it reads.
-        generation = cached_file(source.settings, GENERATION_CONFIG_NAME, _raise_exceptions_for_missing_entries=False)
-        if generation is not None and not left_out:
-            shutil.copyfile(generation, folder / GENERATION_CONFIG_NAME)
+        if not left_out:
+            _copy_generation_config(source, folder)
 
     return ExportPlan(
         source,
@@ -191,16 +192,29 @@ def _plan_adapter(source: ModelSource, auto_model: Any, dtype: torch.dtype | Non
     stored = {name: Entry(tuple(tensor.shape), tensor.dtype) for name, tensor in tensors.items()}
     entries = _cast_entries(stored, dtype)
     config.base_model_name_or_path = source.base or config.base_model_name_or_path
+
+    def save_config(folder: Path) -> None:
+        config.save_pretrained(str(folder))
+        if source.generation != source.base:
+            _copy_generation_config(source, folder)
+
     return ExportPlan(
         source,
         load_tokenizer(source.tokenizer),
         entries,
         lambda name: cast(name, tensors[name], entries[name].dtype),
-        lambda folder: config.save_pretrained(str(folder)),
+        save_config,
         rounds=entries != stored,
         stem="adapter_model",
         max_file_size="1000GB",  # peft reads one file
     )
+
+
+def _copy_generation_config(source: ModelSource, folder: Path) -> None:
+    """Copy generation_config.json, if there is one: transformers refuses to save some that it reads."""
+    file = cached_file(source.generation, GENERATION_CONFIG_NAME, _raise_exceptions_for_missing_entries=False)
+    if file is not None:
+        shutil.copyfile(file, folder / GENERATION_CONFIG_NAME)
 
 
 def _cast_entries(stored: dict[str, Entry], dtype: torch.dtype | None) -> dict[str, Entry]:

@@ -71,6 +71,11 @@ def added_token_ids(tokenizer: PreTrainedTokenizerBase, train_config: TrainConfi
     return tuple(sorted({*ids} if isinstance(ids, list) else {ids}))
 
 
+def special_ids(tokenizer: PreTrainedTokenizerBase) -> set[int]:
+    """The ids of all special tokens, those of `--add_special_tokens` included."""
+    return {*tokenizer.all_special_ids, *(i for i, token in tokenizer.added_tokens_decoder.items() if token.special)}
+
+
 def num_rows_needed(tokenizer: PreTrainedTokenizerBase) -> int:
     """Rows that an embedding must have for this tokenizer; a pad token that comes last needs none."""
     return len(tokenizer) - (tokenizer.pad_token_id == len(tokenizer) - 1)

@@ -1,0 +1,89 @@
+"""What a saved model needs to go on as its samples were built: end tokens, and the start token of a text.
+
+Training reads neither generation_config.json nor what the tokenizer adds by itself. Servers read both.
+"""
+
+from __future__ import annotations
+
+import copy
+import json
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+from huggingface_hub.errors import StrictDataclassError
+from peft import PeftModel
+from tokenizers import processors
+from torch import nn
+
+from data.processors.tokenizer_loading import tokenizer_of
+from policies.sharding import unwrap
+
+
+class Continuation(NamedTuple):
+    """How samples end, and whether they begin with a start token that was added."""
+
+    end_ids: tuple[int, ...]
+    adds_start: bool
+
+
+def name_end_tokens(model: nn.Module, processor: Any, continuation: Continuation) -> list[str]:
+    """Add the tokens that samples end with to those at which the model's generation stops.
+
+    Returns:
+        A line, if there are new ones.
+    """
+    inner: Any = unwrap(model)
+    is_adapter = isinstance(inner, PeftModel)
+    inner = inner.get_base_model() if is_adapter else inner
+    if not inner.can_generate():
+        return []
+    there = as_list(inner.generation_config.eos_token_id)
+    new = [token for token in continuation.end_ids if token not in there]
+    if not new:
+        return []
+    stop_at(inner, [*new, *there])
+    names = " and ".join(map(str, tokenizer_of(processor).convert_ids_to_tokens(new)))
+    where = "adapter/generation_config.json, which a server of the base must be given, or" if is_adapter else "the"
+    where = f"{where} merge the adapter" if is_adapter else "the saved generation_config.json"
+    return [f"answers end with {names}, which the model's generation_config.json does not name: it is in {where}"]
+
+
+def stop_at(model: Any, end_ids: Sequence[int]) -> None:
+    """Let generation stop at these tokens, by generation_config.json and by config.json where it takes a list."""
+    model.generation_config.eos_token_id = list(end_ids) if len(end_ids) > 1 else end_ids[0]
+    if getattr(model.config, "is_encoder_decoder", False) or model.config.get_text_config() is not model.config:
+        return
+    try:
+        model.config.eos_token_id = model.generation_config.eos_token_id
+    except StrictDataclassError:  # a few families take one token there
+        return
+
+
+def as_list(end_ids: int | list[int] | None) -> list[int]:
+    return end_ids if isinstance(end_ids, list) else [end_ids] if end_ids is not None else []
+
+
+def continuing(processor: Any, continuation: Continuation) -> Any:
+    """The tokenizer to save: one that begins a text with the start token, as samples do, and adds nothing else.
+
+    A server tokenizes a plain prompt as its tokenizer says. Chat templates bring their own start token.
+    """
+    if not continuation.adds_start or not processor.is_fast or processor.bos_token_id is None:
+        return processor
+    plain = processor("a", add_special_tokens=False)["input_ids"]
+    if processor("a")["input_ids"] == [processor.bos_token_id, *plain]:
+        return processor
+    saved, start = copy.deepcopy(processor), processor.bos_token
+    backend = saved.backend_tokenizer
+    adds_start = processors.TemplateProcessing(
+        single=[start, "$A"], pair=[start, "$A", f"{start}:1", "$B:1"], special_tokens=[(start, saved.bos_token_id)]
+    )
+    backend.post_processor = processors.Sequence([*_byte_levels(backend), adds_start])
+    return saved
+
+
+def _byte_levels(backend: Any) -> list[processors.ByteLevel]:
+    """The post-processors that place offsets, and add no token."""
+    found = json.loads(backend.to_str())["post_processor"] or {}
+    kept = [part for part in found.get("processors", [found]) if part.get("type") == "ByteLevel"]
+    return [processors.ByteLevel(**{key: value for key, value in part.items() if key != "type"}) for part in kept]
