@@ -1,6 +1,7 @@
 """Conflicts between settings of the data: datasets, slices, tokens, mixes and streams."""
 
 import re
+from datetime import date
 from difflib import get_close_matches
 from pathlib import PurePath
 
@@ -25,6 +26,7 @@ def check_data(config: RunConfig) -> None:
     for name, dataset in config.dataset_configs.items():
         dataset.check(f"--{name}")
     _check_tokens(config)
+    _check_template(config)
     _check_mix(config)
     _check_streaming(config)
 
@@ -100,6 +102,22 @@ def _check_tokens(config: RunConfig) -> None:
     for token in tokens:
         if tokens.count(token) > 1:
             raise ConfigError(f"--add_special_tokens: {token} is named twice; name it once")
+
+
+def _check_template(config: RunConfig) -> None:
+    """Refuse a day that is none, and two templates: a run's samples, and what it saves, are written by one."""
+    day = config.train_config.template_date
+    try:
+        date.fromisoformat(day or "2026-11-26")
+    except ValueError as error:
+        raise ConfigError(f"--template_date: {day} is no date ({error}); write it like 2026-11-26") from error
+    sections = [section for section in config.dataset_configs.values() if getattr(section, "as_chat", True)]
+    files = {getattr(section, "chat_template", "") for section in sections if hasattr(section, "chat_template")}
+    if len(files) > 1:
+        raise ConfigError(
+            "--chat_dataset.chat_template and --instruction_dataset.chat_template differ, and the saved model has one "
+            "template; give both the same file, or none"
+        )
 
 
 def _is_set_in_all(config: RunConfig, field: str) -> bool:

@@ -30,6 +30,11 @@ class TrainConfig:
         (),
         "tokens to add to the tokenizer, like '<|im_start|>,<|im_end|>'; embeddings grow; LoRA trains their rows, too",
     )
+    template_date: str | None = setting(
+        None,
+        "the day that a chat template which writes today's date takes for today, as in 2026-11-26",
+        default_text="the day on which the run first starts",
+    )
     random_weights: bool = setting(
         False, "build the model from its config.json alone, with random weights: for benchmarks and tests"
     )

@@ -6,6 +6,7 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, replace
+from datetime import date
 from itertools import pairwise
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -35,6 +36,7 @@ from data.tokens.special_text import SpecialTokens
 from utils.errors import ConfigError, in_one_line
 from utils.printing import print_line
 from utils.progress import phase, shows_progress
+from utils.template_date import asks_for_date, date_of
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
@@ -86,7 +88,7 @@ def tokenize_split(
     if isinstance(examples.data, datasets.IterableDataset | RowStream):
         return TokenizedStream(examples.data, tokenize, STREAM_BATCH_SIZE)
     options: dict[str, Any] = {"batched": True, "with_indices": True, "remove_columns": examples.data.column_names}
-    cache_key = _cache_key(examples, tokenizer, to_spans, [encode, by_template])
+    cache_key = _cache_key(examples, tokenizer, to_spans, encode, by_template=by_template)
     int32_lists = datasets.List(datasets.Value("int32"))
     counts = dict.fromkeys(COUNT_COLUMNS, datasets.Value("int32"))
     columns = dict.fromkeys(_LISTS[: 3 if by_template else 2], int32_lists) | counts
@@ -211,7 +213,12 @@ def _as_table(columns: Mapping[str, list[Any]]) -> pa.Table:
 
 
 def _cache_key(
-    examples: SplitExamples, tokenizer: PreTrainedTokenizerBase, to_spans: ToSpans, encoding_settings: list[Any]
+    examples: SplitExamples,
+    tokenizer: PreTrainedTokenizerBase,
+    to_spans: ToSpans,
+    encode: Encode,
+    *,
+    by_template: bool,
 ) -> str:
     """A hash of all that the tokens depend on: rows, tokenizer, the dataset's function and its values, our code."""
     parts = [
@@ -220,12 +227,20 @@ def _cache_key(
         [examples.columns, examples.text_columns, examples.learned_columns, examples.skips_bad_rows],
         [examples.learns_empty_answers, examples.splits_special_tokens, examples.masks_prompts],
         tokenizer_key(tokenizer),
-        repr(encoding_settings),
+        repr([encode, by_template]),
+        _date_in_template(tokenizer) if by_template else None,
         function_key(to_spans, tokenizer),
         contents_of(project_sources()),
         [library.__version__ for library in (transformers, tokenizers, datasets, jinja2)],
     ]
     return Hasher.hash(parts)
+
+
+def _date_in_template(tokenizer: PreTrainedTokenizerBase) -> str | None:
+    """The date that the chat template writes; None if it writes none."""
+    if not asks_for_date(tokenizer.chat_template):
+        return None
+    return date_of(tokenizer) or date.today().isoformat()
 
 
 def _is_sound(cache_file: Path, num_rows: int) -> bool:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import socket
 from dataclasses import dataclass, replace
+from datetime import date
 from pathlib import Path
 from typing import Any
 
@@ -13,10 +14,12 @@ from ranks.environment import Environment
 from ranks.meeting import Meeting
 from resolving.killed import how_it_was_killed
 from resolving.preflight import check_environment
+from run_folder.other_runs import run_folder_of
 from run_folder.resuming import settle_resume
 from run_folder.run_folder import RunFolder
+from run_folder.run_yaml import first_date
 
-_SETTLED = ("resume", "overwrite", "output_dir")
+_SETTLED = ("resume", "overwrite", "output_dir", "template_date")
 
 
 @dataclass(frozen=True)
@@ -81,7 +84,22 @@ def look(config: RunConfig, env: Environment) -> ResumeState:
     folder.check_usable(is_rank_zero=True)
     folder = folder.look()
     checkpoint = open_checkpoint(folder.checkpoints, env, every_file=False)
-    return ResumeState(replace(config, notes=(*config.notes, *_notes(folder))), folder, checkpoint)
+    train = replace(config.train_config, template_date=_template_date(config, folder, checkpoint))
+    config = replace(config, train_config=train, notes=(*config.notes, *_notes(folder)))
+    return ResumeState(config, folder, checkpoint)
+
+
+def _template_date(config: RunConfig, folder: RunFolder, checkpoint: Checkpoint | None) -> str:
+    """The day that chat templates take for today: that of the run's first start, so that its tokens stay the same.
+
+    Runs of earlier versions have noted in run.yaml alone when they started.
+    """
+    given = config.train_config.template_date
+    if given is not None or folder.resume is None:
+        return given or date.today().isoformat()
+    there = None if checkpoint is None else checkpoint.values["settings"]["train_config"].get("template_date")
+    run = folder.path if checkpoint is None else run_folder_of(checkpoint.folder)
+    return there or first_date(run) or date.today().isoformat()
 
 
 def _notes(folder: RunFolder) -> list[str]:

@@ -119,6 +119,15 @@ def is_damaged(folder: Path) -> bool:
     return not values or is_cut(values)
 
 
+def first_date(folder: Path | None) -> str | None:
+    """The day that chat templates of the run in this folder take for today; None if there is no run."""
+    values = read_run_yaml(folder) if folder is not None and (folder / NAME).is_file() else {}
+    if not is_of_a_run(values):
+        return None
+    started = values.get("started")
+    return values["settings"]["train_config"].get("template_date") or (str(started)[:10] if started else None)
+
+
 def now() -> str:
     """The time as run.yaml writes it."""
     return datetime.now().astimezone().isoformat(timespec="seconds")

@@ -37,13 +37,17 @@ from data.chat.conversation import Conversation
 from data.chat.samples import chat_samples
 from data.chat.template import ChatTemplate
 from data.images.opening import open_image
+from data.processors.tokenizer_loading import tokenizer_of
 from data.tokens.spans import BadExample
+from run_folder.other_runs import run_folder_of
+from run_folder.run_yaml import first_date
 from tasks.finding import find_task
 from tasks.generation import AnswerSettings
 from tasks.task import Task
 from tools.ending import status_of
 from utils.errors import ConfigError, TrainingError, in_one_line
 from utils.printing import print_line, printable
+from utils.template_date import give_date
 
 _LEAST_TEMPERATURE = 1e-3  # logits divided by less may overflow
 _MOST_TOKENS = 10**6
@@ -109,6 +113,7 @@ def check_text(prompt: str) -> None:
 def as_user_turn(tokenizer: Any, prompt: str) -> str:
     """The prompt as the chat template shows it to the model, up to the assistant's answer."""
     turns = [{"role": "user", "content": prompt}]
+    give_date(tokenizer, tokenizer.chat_template)
     return tokenizer.apply_chat_template(turns, tokenize=False, add_generation_prompt=True)
 
 
@@ -140,6 +145,7 @@ def load(path: Path, base: str | None, image: Path | None = None) -> tuple[Any, 
     if image is not None:
         check_image_file(image)
     tokenizer = load_tokenizer(source.tokenizer)
+    tokenizer_of(tokenizer).template_date = first_date(run_folder_of(path))  # as in training; elsewhere today's
     model = load_model(source, task.AUTO_MODEL, dtype, say=lambda line: print_line(line, to_stderr=True))
     return model.to(device), tokenizer, task
 

@@ -15,6 +15,7 @@ from data.chat.conversation import Conversation
 from data.tokens.spans import BadExample
 from data.tokens.special_text import SpecialTokens
 from utils.errors import ConfigError, in_one_line
+from utils.template_date import give_date
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
@@ -142,10 +143,12 @@ class ChatTemplate:
 
     def _call(self, conversation: Conversation, num_messages: int, **options: bool) -> Any:
         render: Any = render_jinja_template  # its annotation says str
+        chat_template = self.tokenizer.get_chat_template(tools=conversation.tools)
+        give_date(self.tokenizer, chat_template)
         return render(
             [conversation.messages[:num_messages]],
             tools=conversation.tools,
-            chat_template=self.tokenizer.get_chat_template(tools=conversation.tools),
+            chat_template=chat_template,
             **{**self.tokenizer.special_tokens_map, **conversation.template_kwargs},
             **options,
         )

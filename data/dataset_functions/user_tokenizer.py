@@ -11,6 +11,8 @@ from typing import Any
 
 from transformers import BatchEncoding
 
+from utils.template_date import give_date
+
 _ASK_FOR_A_DICT = ("return_dict", "return_tensors", "return_assistant_tokens_mask")
 
 
@@ -53,6 +55,7 @@ class _ApplyChatTemplate:
         self.tokenizer = tokenizer
 
     def __call__(self, *args: Any, **options: Any) -> Any:
+        give_date(self.tokenizer, options.get("chat_template") or self.tokenizer.chat_template)
         found = type(self.tokenizer).apply_chat_template(self.tokenizer, *args, **options)
         asked = any(name in options for name in _ASK_FOR_A_DICT)
         if asked or not isinstance(found, BatchEncoding) or not isinstance(found["input_ids"], list):

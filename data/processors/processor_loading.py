@@ -17,6 +17,7 @@ from data.processors.tokenizer_loading import add_special_tokens
 from data.processors.without_videos import load_without_videos
 from utils.errors import ConfigError, in_one_line
 from utils.hub import check_on_hub, explain
+from utils.template_date import give_date
 
 BLANK_SIZE = (32, 32)  # pixels of the image of a batch without rows
 
@@ -36,6 +37,7 @@ def load_processor(train_config: TrainConfig) -> Any:
     if processor.tokenizer.eos_token_id is None:
         raise ConfigError(f"{flag}: the tokenizer of {name!r} has no end token (eos_token); captions would never end")
     add_special_tokens(processor.tokenizer, train_config)
+    processor.tokenizer.template_date = train_config.template_date
     return processor
 
 
@@ -105,6 +107,7 @@ def prompt_text(processor: Any, prompt: str) -> str:
     if getattr(processor, "chat_template", None):
         content = [{"type": "image"}, *([{"type": "text", "text": prompt}] if prompt else [])]
         messages = [{"role": "user", "content": content}]
+        give_date(processor.tokenizer, processor.chat_template)
         return processor.apply_chat_template(messages, tokenize=False, add_generation_prompt=True)
     writes_it_itself = hasattr(processor, "num_query_tokens")  # BLIP-2 and InstructBLIP
     return prompt if writes_it_itself or not placeholder or placeholder in prompt else f"{placeholder}{prompt}"

@@ -40,6 +40,7 @@ def load_tokenizer(train_config: TrainConfig) -> PreTrainedTokenizerBase:
     if tokenizer.eos_token_id is None:
         raise ConfigError(f"{flag}: the tokenizer of {name!r} has no end token (eos_token); answers would never end")
     add_special_tokens(tokenizer, train_config)
+    tokenizer.template_date = train_config.template_date  # read by utils.template_date
     return tokenizer
 
 
