@@ -55,7 +55,7 @@ def _write(model: Any, state_dict: dict[str, Any], tokenizer: Processor, folder:
         # False: trained tokens are saved as the adapter's; "auto" would ask the hub about the base model.
         with _whole_prefix(model, state_dict):
             model.save_pretrained(str(folder), state_dict=state_dict, save_embedding_layers=False)
-        base = model.get_base_model()
+        base: Any = model.get_base_model()
         if base.can_generate():  # for servers, which stop where the adapter's answers end
             base.generation_config.save_pretrained(folder)
     else:
