@@ -8,11 +8,12 @@ from typing import Any
 
 import torch
 from torch import nn
-from transformers import AutoConfig, AutoTokenizer, PretrainedConfig, PreTrainedModel
+from transformers import AutoConfig, PretrainedConfig, PreTrainedModel
 
 from checkpointing.exporting.model_source import ModelSource
 from checkpointing.exporting.stored_tensors import StoredTensors
 from data.processors.processor_loading import has_processor, read_processor
+from data.processors.tokenizer_loading import read_tokenizer
 from policies.pretrained import MissingTensorsError, build_on_meta, read_whole
 from policies.weights.fitting import check_dtypes, describe_left_over, left_over, untie_what_differs
 from policies.weights.stored import SafetensorsTensors, weight_files
@@ -183,7 +184,7 @@ def load_tokenizer(settings: str) -> Processor:
     if has_processor(settings):
         return read_processor(settings, settings)
     try:
-        return AutoTokenizer.from_pretrained(settings, trust_remote_code=False)
+        return read_tokenizer(settings)
     except Exception as error:
         raise ConfigError(f"no tokenizer can be read from {settings} ({explain(error)}); copy it there") from error
 

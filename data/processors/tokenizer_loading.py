@@ -26,7 +26,7 @@ def load_tokenizer(train_config: TrainConfig) -> PreTrainedTokenizerBase:
         check_on_hub(flag, name, "model")
     sentencepiece_model = find_sentencepiece(name, flag)
     try:
-        tokenizer = AutoTokenizer.from_pretrained(name, trust_remote_code=train_config.trust_remote_code)
+        tokenizer = read_tokenizer(name, trust_remote_code=train_config.trust_remote_code)
     except Exception as error:
         files = (Path(name).expanduser() / file for file in ("tokenizer.json", *FILES))
         if pointer := next(filter(is_pointer, files), None):
@@ -42,6 +42,17 @@ def load_tokenizer(train_config: TrainConfig) -> PreTrainedTokenizerBase:
     add_special_tokens(tokenizer, train_config)
     tokenizer.template_date = train_config.template_date  # read by utils.template_date
     return tokenizer
+
+
+def read_tokenizer(name: str, *, trust_remote_code: bool = False) -> PreTrainedTokenizerBase:
+    """The tokenizer that a tokenizer.json describes, also if mistral-common is installed and tekken.json is there.
+
+    mistral-common's own has no size, no chat template and no special tokens in a text.
+
+    Raises:
+        Exception: whatever transformers raises.
+    """
+    return AutoTokenizer.from_pretrained(name, trust_remote_code=trust_remote_code, mistral_format=False)
 
 
 def add_special_tokens(tokenizer: PreTrainedTokenizerBase, train_config: TrainConfig) -> None:

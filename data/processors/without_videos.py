@@ -11,9 +11,11 @@ from functools import cache
 from types import MappingProxyType
 from typing import Any
 
-from transformers import AutoConfig, AutoImageProcessor, AutoTokenizer
+from transformers import AutoConfig, AutoImageProcessor
 from transformers.models.auto.processing_auto import PROCESSOR_MAPPING
 from transformers.models.auto.video_processing_auto import get_video_processor_config
+
+from data.processors.tokenizer_loading import read_tokenizer
 
 _VIDEOS = "video_processor"
 
@@ -29,7 +31,7 @@ def load_without_videos(name: str, *, trust_remote_code: bool) -> Any:
         return None
     parts: dict[str, Any] = {
         "image_processor": AutoImageProcessor.from_pretrained(name, backend="pil"),
-        "tokenizer": AutoTokenizer.from_pretrained(name, trust_remote_code=trust_remote_code),
+        "tokenizer": read_tokenizer(name, trust_remote_code=trust_remote_code),
         _VIDEOS: None,
     }
     settings, _ = whole.get_processor_dict(name)

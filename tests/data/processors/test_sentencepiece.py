@@ -87,6 +87,11 @@ def test_a_llama_needs_the_settings_that_say_how_its_model_is_read(tiny_model: P
     own = bpe(tmp_path / "tokenizer.model")
     with pytest.raises(ConfigError, match=r"splits words unlike tokenizer\.model .*; copy .*tokenizer_config\.json"):
         load_tokenizer(TrainConfig(model_name=str(tmp_path)))
+    (tmp_path / "tokenizer_config.json").write_text("{}")
+    with pytest.raises(
+        ConfigError, match=r"whatever tokenizer_config\.json says; copy the model's tokenizer\.json there"
+    ):
+        load_tokenizer(TrainConfig(model_name=str(tmp_path)))
     settings = {"tokenizer_class": "LlamaTokenizer", "add_bos_token": True, "eos_token": "</s>", "bos_token": "<s>"}
     (tmp_path / "tokenizer_config.json").write_text(json.dumps(settings))
     tokenizer = load_tokenizer(TrainConfig(model_name=str(tmp_path)))
