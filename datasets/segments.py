@@ -15,6 +15,7 @@ from typing import Any
 
 from configs.datasets import SPECIAL, DataSource
 from configs.setting import setting
+from data.chat.lists_of_dicts import listed
 from data.chat.turn_keys import refuse_lost_meaning
 from data.tokens.spans import BadExample, ChatSamples, TextSpan
 from data.tokens.special_text import SpecialTokens
@@ -59,6 +60,7 @@ def to_samples(example: Mapping[str, Any], *, column: str, special: SpecialToken
             parts = json.loads(parts)
         except ValueError as error:
             raise BadExample(f"column {column} is no JSON ({error})") from error
+    parts = listed(parts)
     if not isinstance(parts, list) or not parts:
         raise BadExample(f"column {column} needs a list of parts, each with text and label")
     spans = [_read_part(number, part) for number, part in enumerate(parts, 1)]

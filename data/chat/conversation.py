@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
+from data.chat.lists_of_dicts import listed
 from data.chat.preference import (
     BESIDE_PREFERENCES,
     LABELS,
@@ -161,6 +162,7 @@ def _read_list(column: str, turns: Any) -> Sequence[Any]:
             raise BadExample(
                 f"column {column} needs a list of turns, or its JSON, and is other text ({error})"
             ) from error
+    turns = listed(turns)
     if isinstance(turns, Mapping) and turns.keys() & {"role", "from"}:
         return [turns]
     if not isinstance(turns, Sequence) or not turns:
@@ -232,6 +234,7 @@ def _parse_tools(column: str, tools: Any) -> list[Any]:
             tools = parse_json(tools) if tools.strip() else []
         except ValueError as error:
             raise BadExample(f"its {column} are no JSON ({error})") from error
+    tools = listed(tools)
     if not isinstance(tools, list | None):
         raise BadExample(f"its {column} are not a list but {type(tools).__name__}")
     return tools or []

@@ -6,6 +6,7 @@ import json
 from collections.abc import Collection, Mapping
 from typing import Any, NamedTuple
 
+from data.chat.lists_of_dicts import listed
 from data.chat.turn_keys import (
     DETAILS,
     MEDIA_KEYS,
@@ -82,7 +83,7 @@ def read_turn(turn: Any, names: Mapping[str, str], *, drop_nulls: bool = False) 
     details = [(key, message.pop(key)) for key in DETAILS if message.get(key)]
     content = _only_one(message, ("content", "value"))
     thoughts = _read_thoughts(message, unread)
-    calls = _parse(message.pop("tool_calls", None) or [], "tool_calls")
+    calls = listed(_parse(message.pop("tool_calls", None) or [], "tool_calls"))
     if not isinstance(calls, list):
         raise BadExample("its tool_calls are not a list")
     if function := message.pop("function_call", None):  # OpenAI's older form of one call
@@ -197,6 +198,7 @@ def _read_thoughts(message: Message, unread: set[str]) -> Parts:
 
 
 def _thoughts_in(thoughts: Any, unread: set[str]) -> Parts:
+    thoughts = listed(thoughts)
     if isinstance(thoughts, list):
         said = _read_parts(thoughts, unread)
         if said.calls or (said.text_parts and said.thoughts):
@@ -208,6 +210,7 @@ def _thoughts_in(thoughts: Any, unread: set[str]) -> Parts:
 
 
 def _read_parts(content: Any, unread: set[str]) -> _Content:
+    content = listed(content)
     if content is None or isinstance(content, str):
         return _Content(content, [], [(content, None)] if content else [], [])
     if not isinstance(content, list):

@@ -101,7 +101,10 @@ def test_a_command_that_chooses_a_precision_runs_as_written(command: str, tiny_m
     assert done.returncode == 0, done.stderr
 
 
-def test_the_dataset_function_of_ten_lines_works_as_written(tiny_model: Path, tmp_path: Path) -> None:
+@pytest.mark.parametrize("has_start_token", [True, False])
+def test_the_dataset_function_of_ten_lines_works_as_written(
+    has_start_token: bool, tiny_model: Path, tmp_path: Path
+) -> None:
     (snippet,) = re.findall(r"```python\n(.*?)```", DATASETS.read_text(), flags=re.DOTALL)
     assert len([line for line in snippet.splitlines() if line.strip()]) <= 10
     rows = [{"q": f"{number} and 1?", "a": str(number + 1)} for number in range(40)]
@@ -109,11 +112,13 @@ def test_the_dataset_function_of_ten_lines_works_as_written(tiny_model: Path, tm
     defined: dict[str, Any] = {}
     exec(snippet, defined)
     tokenizer = AutoTokenizer.from_pretrained(tiny_model)
+    start = tokenizer.bos_token_id
+    tokenizer.bos_token = tokenizer.bos_token if has_start_token else None  # as Qwen's
     config = CustomDataset(data_path=str(tmp_path / "rows.jsonl"))
     for split, number in (("train", 38), ("validation", 2)):
         data = defined["get_custom_dataset"](config, tokenizer, split)
         examples = build_sequences(data, name="ten lines", context_length=64)
         assert len(examples) == number
         ids, labels, _ = examples[0]
-        assert ids[0] == tokenizer.bos_token_id
+        assert (ids[0] == start) == has_start_token
         assert labels[-1] == tokenizer.eos_token_id

@@ -233,6 +233,31 @@ def test_messages_may_be_json_text() -> None:
         read("Hi. Hello.")
 
 
+def in_columns(rows: list[dict[str, Any]]) -> dict[str, list[Any]]:
+    """A list of dicts as a dict of lists; where a dict has no such key, there is a null."""
+    keys = dict.fromkeys(key for row in rows for key in row)
+    return {key: [row.get(key) for row in rows] for key in keys}
+
+
+def test_a_dict_of_lists_is_a_list_of_dicts() -> None:
+    call = {"id": "c1", "type": "function", "function": CALL}
+    parts = [{"type": "text", "text": "It is "}, {"type": "text", "text": "dry."}]
+    turns = [QUESTION, {"role": "assistant", "tool_calls": [call]}, QUESTION, {"role": "assistant", "content": parts}]
+    tools = [{"type": "function", "function": TOOL}]
+    stored = [
+        QUESTION,
+        turns[1] | {"tool_calls": in_columns([call])},
+        QUESTION,
+        turns[3] | {"content": in_columns(parts)},
+    ]
+    assert read(in_columns(stored), tools=in_columns(tools)) == read(turns, tools=tools)
+    assert read(in_columns([{"from": "human", "value": "Hi"}, {"from": "gpt", "value": "Hello."}])) == read(
+        [QUESTION, ANSWER]
+    )
+    with pytest.raises(BadExample, match=r"different lengths \(2 of role, 1 of content\)"):
+        read({"role": ["user", "assistant"], "content": ["Hi"]})
+
+
 TEXTS = st.text(st.characters(codec="utf-8"), min_size=1, max_size=20)
 VALUES = st.recursive(
     st.none() | st.booleans() | st.integers() | TEXTS, lambda of: st.lists(of, max_size=3), max_leaves=4
