@@ -36,7 +36,7 @@ def use_template(tokenizer: PreTrainedTokenizerBase, file: str | None, flag: str
     """
     if file is not None:
         try:
-            tokenizer.chat_template = Path(file).expanduser().read_text(encoding="utf-8")
+            tokenizer.chat_template = Path(file).expanduser().read_text(encoding="utf-8-sig")
         except (OSError, UnicodeDecodeError) as error:
             raise ConfigError(f"{flag}: {file} could not be read ({error}); name a file") from error
     if not tokenizer.chat_template:

@@ -116,7 +116,7 @@ class CsvReader(RowReader):
         grammar = replace(self._grammar, num_columns=len(names))
         if bad := next(grammar.bad_rows(_ended(header)), None):
             return f"{self.file}, line 1: {bad.reason}"
-        self._grammar, self._names = grammar, names
+        self._grammar, self._names = replace(grammar, header=header.rstrip(b"\r\n")), names
         return ""
 
     def _without_bad_rows(self, data: bytes, num_before: int) -> tuple[bytes, list[str]]:

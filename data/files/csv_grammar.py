@@ -68,12 +68,14 @@ class CsvGrammar:
     Args:
         quoting: `double`: a cell may stand in quotes. `auto`: the same, but what could be several rows is refused.
             `none`: quotes are text.
-        num_columns: of the header; 0 until it is known.
+        header: the first row, without its line's end; empty until it is known.
+        num_columns: of the header.
     """
 
     file: Path
     delimiter: bytes
     quoting: Quoting
+    header: bytes = b""
     num_columns: int = 0
 
     def end_of_rows(self, data: bytes) -> int:
@@ -95,7 +97,7 @@ class CsvGrammar:
         return data[: row.end()] if row else data
 
     def bad_rows(self, data: bytes) -> Iterator[BadRow]:
-        """The rows that have another number of cells, or whose quotes may be text, in their order.
+        """The rows that have another number of cells, whose quotes may be text, or that are the header, in their order.
 
         Args:
             data: whole rows, each with its line's end.
@@ -111,6 +113,8 @@ class CsvGrammar:
             yield BadRow(end_of_good, position, self._reason(data[end_of_good:position]))
 
     def _reason(self, row: bytes) -> str:
+        if row.removeprefix(UTF8_MARK).rstrip(b"\r\n") == self.header:
+            return "the header again; were several files put together?"
         cell, position, num_cells = re.compile(b"(%b)(%b)" % (self._quoted, self._text)), 0, 0
         plain = re.compile(b"()(%b)" % self._text)
         while found := cell.match(row, position) or plain.match(row, position):
@@ -174,10 +178,11 @@ class CsvGrammar:
 
     @cached_property
     def _good_rows(self) -> re.Pattern[bytes]:
-        """Rows without anything after a closing quote, and blank lines."""
+        """Rows without anything after a closing quote, and blank lines; a header of one column may be a row, too."""
         cell = self._text if self.quoting == "none" else b'(?:%b|(?!")%b)' % (self._quoted, self._text)
         cells = b"(?:%b%b){%d}%b" % (cell, self._between, self.num_columns - 1, cell)
-        return re.compile(b"(?:%b%b|%b)*+" % (cells, _LINE_END, _LINE_END))
+        header = b"(?!(?:%b)?%b%b)" % (UTF8_MARK, re.escape(self.header), _LINE_END) if self.num_columns > 1 else b""
+        return re.compile(b"(?:%b%b%b|%b)*+" % (header, cells, _LINE_END, _LINE_END))
 
     @property
     def _between(self) -> bytes:

@@ -161,7 +161,7 @@ def _row_of_line(chunk: LineChunk, number: int, line: bytes) -> RowText:
     try:
         if line.count(b"[") + line.count(b"{") > MAX_DEPTH and (depth := _depth(line)) > MAX_DEPTH:
             return RowText(None, None, _too_deep(f"{chunk.file}, line {number}", depth))
-        text = line.decode()
+        text = line.removeprefix(UTF8_MARK).decode()  # files that were put together have marks in the middle
         value = json.loads(text)
     except json.JSONDecodeError as error:
         return RowText(None, None, f"{chunk.file}, line {number}: broken JSON ({error.msg}, column {error.colno})")

@@ -15,6 +15,7 @@ from data.files.row_chunks import ItemChunk, RowChunk, TableReader
 from utils.errors import ConfigError
 
 TEXT = datasets.Features({"text": datasets.Value("string")})
+_MARK_OF_FILE = re.compile(b"^" + UTF8_MARK, re.MULTILINE)  # of files that were put together, later ones too
 _BETWEEN_PARAGRAPHS = re.compile(rb"\r?\n\r?\n")
 
 
@@ -35,7 +36,7 @@ class TextReader(TableReader):
         if not data:
             return None
         try:
-            text = (data if position else data.removeprefix(UTF8_MARK)).decode()
+            text = (_MARK_OF_FILE.sub(b"", data) if UTF8_MARK in data else data).decode()
         except UnicodeDecodeError as error:
             raise ConfigError(where_not_utf8(self.file) or f"{self.file}: {error}") from error
         text = text.replace("\r\n", "\n").replace("\r", "\n")

@@ -142,6 +142,15 @@ def test_a_header_with_stray_quotes_is_refused(tmp_path: Path) -> None:
     assert pairs(file) == [f"line 1: {AFTER}"]
 
 
+@pytest.mark.parametrize("mark", ["", "\ufeff"])
+def test_the_header_of_a_second_file_is_no_row(mark: str, tmp_path: Path) -> None:
+    """As `cat` puts files together: it was learned."""
+    file = write(tmp_path, "w,x", f"{mark}a,b", "y,z")
+    assert pairs(file) == [["w", "x"], ["y", "z"], "line 3: the header again"]
+    file.write_text("a\nx\na\n")
+    assert pairs(file) == [["x"], ["a"]], "one word may be a text"
+
+
 TEXTS = st.text(st.sampled_from("ab ,\t\"\n'\\é"), max_size=8)
 
 

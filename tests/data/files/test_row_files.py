@@ -397,6 +397,42 @@ def test_columns_that_no_one_reads_are_named(
     assert f"{file}: columns that are not read: id, z\n" in capsys.readouterr().out
 
 
+@EITHER
+@pytest.mark.parametrize("sample_by", ["line", "paragraph", "document"])
+def test_a_mark_at_the_start_of_a_text_is_not_learned(sample_by: Any, streaming: bool, tmp_path: Path) -> None:
+    """Notepad writes it, and `cat` leaves it in the middle of a file."""
+    marked = "\ufeffOne.\n\n\ufeffTwo.\n"
+    for name in ("a.txt", "b.txt"):
+        (tmp_path / name).write_text(marked)
+    config = TextDataset(str(tmp_path), sample_by=sample_by, streaming=streaming)
+    options = {"text_columns": ("text",), "kinds": (".txt",), "sample_by": sample_by}
+    found = [row["text"] for row in load_split("text_dataset", config, "train", **options)]
+    (tmp_path / "a.txt").write_text(marked.replace("\ufeff", ""))
+    (tmp_path / "b.txt").unlink()
+    plain = [row["text"] for row in load_split("text_dataset", config, "train", **options)]
+    assert found == plain * 2
+    assert "One." in plain[0]
+
+
+@EITHER
+@pytest.mark.parametrize("name", ["rows.jsonl", "rows.json", "rows.csv"])
+def test_a_mark_of_a_table_is_no_part_of_a_row(name: str, streaming: bool, tmp_path: Path) -> None:
+    file = tmp_path / name
+    row = "output\na\n" if name == "rows.csv" else '{"output": "a"}\n'
+    file.write_text(f"\ufeff{row}" + ("" if name == "rows.csv" else f"\ufeff{row}"))
+    assert {row["output"] for row in rows(source(file, streaming=streaming))} == {"a"}
+
+
+def test_a_mark_of_a_template_is_not_learned(tmp_path: Path) -> None:
+    turns = [{"role": "user", "content": "Hi"}, {"role": "assistant", "content": "Hello."}]
+    (tmp_path / "chats.jsonl").write_text(json_lines({"messages": turns}))
+    (tmp_path / "chat.jinja").write_text("\ufeff" + FAMILIES["ChatML"].template)
+    config = ChatDataset(str(tmp_path / "chats.jsonl"), chat_template=str(tmp_path / "chat.jinja"))
+    tokenizer: Any = FAMILIES["ChatML"].tokenizer()
+    (row,) = find_dataset_function("chat_dataset", config)(config, tokenizer, "train")
+    assert tokenizer.decode(row["input_ids"]).startswith("<|im_start|>")
+
+
 CELLS = st.lists(st.sampled_from(["a", '"', ",", "\n", "é", "b c"]), max_size=5).map("".join)
 WRITTEN = CELLS.map(lambda cell: '"' + cell.replace('"', '""') + '"') | st.sampled_from(['p"q', "", 'x""y'])
 
