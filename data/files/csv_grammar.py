@@ -10,6 +10,7 @@ import re
 from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cached_property
+from itertools import islice
 from pathlib import Path
 from typing import Literal, NamedTuple
 
@@ -18,6 +19,7 @@ from data.files.byte_chunks import UTF8_MARK
 Quoting = Literal["auto", "double", "none"]
 
 _HEAD_BYTES = 2**24  # of a file, which show whether its cells have line breaks
+_MANY_CELLS = 20
 _MANY_LINES = 12  # of a cell: not all of a text's lines have as many delimiters as a row by chance
 _END_OF_LINE = re.compile(rb"[\r\n]")
 _LINE_END = rb"(?:\r\n|\n|\r)"
@@ -154,10 +156,15 @@ class CsvGrammar:
 
     @cached_property
     def _has_line_breaks(self) -> bool:
-        """Whether the file's beginning has a cell with line breaks that cannot be several rows."""
+        """Whether the file's beginning has many cells with line breaks that cannot be several rows.
+
+        Some may then look like rows by chance: of two columns, a line with one comma does.
+        """
         with self.file.open("rb") as stream:
             head = stream.read(_HEAD_BYTES)
-        return any(cell.has_doubled_quotes or not self._reads_as_rows(cell) for cell in self._cells_over_lines(head))
+        cells = self._cells_over_lines(head)
+        proofs = (cell for cell in cells if cell.has_doubled_quotes or not self._reads_as_rows(cell))
+        return sum(1 for _ in islice(proofs, _MANY_CELLS)) == _MANY_CELLS
 
     def _cells_over_lines(self, data: bytes, offset: int = 0) -> Iterator[_Cell]:
         """The quoted cells with line breaks. `offset` is that of the data."""

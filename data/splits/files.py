@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from configs.datasets import DataSource
+from data.files.globs import each_once
 from data.files.json_files import key_of_rows, lists_of_rows
 from data.files.kinds import ALL_KINDS, JSON, ending, one_kind, readable
 from data.splits.names import names_of, split_in_name
@@ -112,7 +113,7 @@ def files_of_folder(flag: str, folder: Path, config: DataSource, kinds: Sequence
             f"--{flag}.data_path: {folder} has no file named {config.train_split}, but {there}; name a split with "
             f"--{flag}.train_split, or the file itself"
         )
-    files = one_kind(flag, str(folder), entries, kinds)
+    files = one_kind(flag, str(folder), each_once(entries), kinds)
     return Files(flag, str(folder), {config.train_split: files}, has_splits=False, note=_others(folder, files))
 
 
@@ -170,7 +171,7 @@ def _files_of_split(flag: str, folder: Path, split: str, kinds: Sequence[str]) -
         names = ", ".join(file.name for file in found)
         raise ConfigError(f"--{flag}.data_path: {folder} has more than one {split}.*: {names}; leave one there")
     found = found or [file for file in files if file.name.startswith(f"{split}-")]
-    return one_kind(flag, str(folder), found, kinds) if found else _files_in(flag, folder / split, kinds)
+    return one_kind(flag, str(folder), each_once(found), kinds) if found else _files_in(flag, folder / split, kinds)
 
 
 def _files_of_names(
@@ -178,12 +179,12 @@ def _files_of_names(
 ) -> list[Path]:
     """The files whose names hold one of these as a word, or those of a folder of that name."""
     if files := [file for name in names for file in by_word.get(name, [])]:
-        return one_kind(flag, str(folder), files, kinds)
+        return one_kind(flag, str(folder), each_once(files), kinds)
     return next((files for name in names if (files := _files_in(flag, folder / name, kinds))), [])
 
 
 def _files_in(flag: str, folder: Path, kinds: Sequence[str]) -> list[Path]:
-    return one_kind(flag, str(folder), _entries(folder), kinds) if folder.is_dir() else []
+    return one_kind(flag, str(folder), each_once(_entries(folder)), kinds) if folder.is_dir() else []
 
 
 def _note(folder: Path, by_split: dict[str, list[Path]], entries: list[Path], kinds: Sequence[str]) -> str:

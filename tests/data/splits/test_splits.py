@@ -403,6 +403,21 @@ def test_links_under_a_glob_are_followed_and_give_no_row_twice(tmp_path: Path) -
         assert sorted(found) == sorted(row["output"] for row in ROWS[:6]), pattern
 
 
+@pytest.mark.parametrize(
+    ("name", "link"),
+    [
+        ("a.jsonl", "b.jsonl"),
+        ("train-0.jsonl", "train-1.jsonl"),
+        ("train/a.jsonl", "b.jsonl"),
+        ("a_train.jsonl", "b_train.jsonl"),
+    ],
+)
+def test_a_link_in_a_folder_gives_no_row_twice(name: str, link: str, tmp_path: Path) -> None:
+    file = write(tmp_path / name, ROWS[:3])
+    (file.parent / link).symlink_to(file)
+    assert outputs(SamsumDataset(str(tmp_path))) == [row["output"] for row in ROWS[:3]]
+
+
 @pytest.mark.parametrize("split", ["dev", "*", "[a-z]*"])
 def test_a_training_split_that_is_not_there_is_not_replaced_by_another(split: str, tmp_path: Path) -> None:
     write(tmp_path / "validation.jsonl", ROWS[:2])
