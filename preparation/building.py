@@ -26,6 +26,7 @@ from policies.optimizers.offload import share_out_cores
 from policies.optimizers.schedule import build_scheduler
 from policies.quantization.float8 import computed_in_bf16, keep_scales
 from policies.sharding import Accumulation, choose_accumulation, reduction_notes, unit_notes
+from preparation.trial_rows import check_label_leaks
 from ranks.environment import Environment, print_rank_zero
 from resolving.inputs import Inputs
 from resolving.resolved import Resolved
@@ -92,6 +93,7 @@ def build(inputs: Inputs, env: Environment) -> TrainingParts:
                 vocab_size=inputs.vocab_size,
                 row_length=resolved.context_length,
             )
+    check_label_leaks(built, inputs, env)
     say = partial(print_rank_zero, env)
     loaders = make_loaders(inputs.data, train, resolved.batches, env, collate_of, say)
     model.train()

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from typing import Self
 
 import numpy as np
 import torch
@@ -31,6 +32,13 @@ class CausalMicroBatch(TensorBatch):
     source_rows: tuple[int, ...]  # of its examples, their rows in the data file
     cu_seqlens: torch.Tensor | None = None  # int32 [sequences + 1] in the flattened [batch x seq]
     max_seqlen: int = 0  # tokens of the longest sequence; 0 without offsets
+
+    @property
+    def text_ids(self) -> torch.Tensor:
+        return self.input_ids
+
+    def with_text_ids(self, ids: torch.Tensor) -> Self:
+        return replace(self, input_ids=ids)
 
 
 @dataclass(frozen=True)

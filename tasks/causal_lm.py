@@ -129,24 +129,14 @@ class CausalLM(Task[CausalMicroBatch]):
         (width,) = form.widths
         return Collator(form.packing, padding_id(processor, form.vocab_size), width, form.offsets, form.num_rows)
 
-    def summed_loss(self, model: nn.Module, batch: CausalMicroBatch, loss_grad: float | None = None) -> torch.Tensor:
-        """Sum of next-token cross-entropy over the batch's label tokens (`policies.loss.summed_loss`)."""
+    def model_inputs(self, batch: CausalMicroBatch) -> dict[str, Any]:
         # transformers' names of them; flash attention takes those of queries and keys apart.
         offsets: dict[str, Any] = {}
         if batch.cu_seqlens is not None:
             offsets = dict.fromkeys(("cu_seq_lens_q", "cu_seq_lens_k"), batch.cu_seqlens)
             offsets |= dict.fromkeys(("max_length_q", "max_length_k"), batch.max_seqlen)
-        return model(
-            input_ids=batch.input_ids,
-            attention_mask=batch.attention_mask,
-            position_ids=batch.position_ids,
-            targets=batch.targets,
-            target_positions=batch.target_positions,
-            loss_grad=loss_grad,
-            # With a cache, attention would cross the sequences of a packed row.
-            use_cache=False,
-            **offsets,
-        )
+        names = ("input_ids", "attention_mask", "position_ids")
+        return {name: getattr(batch, name) for name in names} | offsets
 
     @torch.no_grad()
     def generate(

@@ -42,6 +42,17 @@ class ImageTextMicroBatch(TensorBatch):
     num_decoder_pairs: int = 0
     num_cross_pairs: int = 0
 
+    @property
+    def text_ids(self) -> torch.Tensor:
+        return self.inputs[self._text_name]
+
+    def with_text_ids(self, ids: torch.Tensor) -> Self:
+        return replace(self, inputs=self.inputs | {self._text_name: ids})
+
+    @property
+    def _text_name(self) -> str:
+        return "decoder_input_ids" if "decoder_input_ids" in self.inputs else "input_ids"
+
     def __getstate__(self) -> dict[str, Any]:
         return super().__getstate__() | {"inputs": {name: value.numpy() for name, value in self.inputs.items()}}
 

@@ -164,15 +164,12 @@ class ImageText(Task[ImageTextMicroBatch]):
             decoder = DecoderIds(text.decoder_start_token_id, text.pad_token_id)
         return ImageCollator(processor, padding_id(processor.tokenizer, form.vocab_size), width, decoder)
 
-    def summed_loss(self, model: nn.Module, batch: ImageTextMicroBatch, loss_grad: float | None = None) -> torch.Tensor:
-        """Sum of the cross-entropy over the batch's caption tokens, fp32 scalar (see `policies.loss.summed_loss`)."""
-        return model(
-            **batch.inputs,
-            targets=batch.targets,
-            target_positions=batch.target_positions,
-            loss_grad=loss_grad,
-            use_cache=False,
-        )
+    def model_inputs(self, batch: ImageTextMicroBatch) -> dict[str, Any]:
+        return batch.inputs
+
+    def shortened(self, sequence: Any, num_tokens: int) -> Any:
+        """The whole example: what the processor writes for an image cannot be cut."""
+        return sequence
 
     @torch.no_grad()
     def generate(

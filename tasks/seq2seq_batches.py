@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from typing import Self
 
 import numpy as np
 import torch
@@ -31,6 +32,13 @@ class Seq2SeqMicroBatch(TensorBatch):
     num_decoder_tokens: int = 0
     num_decoder_pairs: int = 0
     num_cross_pairs: int = 0
+
+    @property
+    def text_ids(self) -> torch.Tensor:
+        return self.decoder_input_ids
+
+    def with_text_ids(self, ids: torch.Tensor) -> Self:
+        return replace(self, decoder_input_ids=ids)
 
 
 @dataclass(frozen=True)

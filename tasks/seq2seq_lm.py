@@ -153,17 +153,12 @@ class Seq2SeqLM(Task[Seq2SeqMicroBatch]):
             num_rows=form.num_rows,
         )
 
-    def summed_loss(self, model: nn.Module, batch: Seq2SeqMicroBatch, loss_grad: float | None = None) -> torch.Tensor:
-        """Sum of the cross-entropy over the batch's labels, fp32 scalar (see `policies.loss.summed_loss`)."""
-        return model(
-            input_ids=batch.input_ids,
-            attention_mask=batch.attention_mask,
-            decoder_input_ids=batch.decoder_input_ids,
-            targets=batch.targets,
-            target_positions=batch.target_positions,
-            loss_grad=loss_grad,
-            use_cache=False,
-        )
+    def model_inputs(self, batch: Seq2SeqMicroBatch) -> dict[str, Any]:
+        return {name: getattr(batch, name) for name in ("input_ids", "attention_mask", "decoder_input_ids")}
+
+    def shortened(self, sequence: TokenSequence, num_tokens: int) -> TokenSequence:
+        """The beginnings of source and target, which have nothing to do with each other's places."""
+        return sequence._replace(input_ids=sequence.input_ids[:num_tokens], labels=sequence.labels[:num_tokens])
 
     @torch.no_grad()
     def generate(

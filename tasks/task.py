@@ -11,6 +11,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar, Generic, Protocol, Self, TypeVar
 
+import numpy as np
 import torch
 from torch import nn
 from transformers import PreTrainedConfig, PreTrainedModel
@@ -24,6 +25,7 @@ from data.batches.step_loader import Unreadable
 from data.processors.tokenizer_loading import load_tokenizer
 from data.sequences.reading import Reading
 from data.sequences.tokenized import TokenSequence
+from data.tokens.labels import IGNORE_INDEX
 from ranks.collectives import sum_on_host
 from tasks.flops import Cost, Flops, UnknownFlops, flops_per_token
 from tasks.generation import AnswerSettings, GeneratingModel, GenerationSettings, PromptedAnswer
@@ -54,6 +56,19 @@ class MicroBatch(Protocol):
     def source_rows(self) -> tuple[int, ...]:
         """The batch's examples, by their numbers in the data (`data.batches.mixing.global_row`)."""
 
+    @property
+    def targets(self) -> torch.Tensor:
+        """int64 [n], the label tokens."""
+
+    @property
+    def target_positions(self) -> torch.Tensor:
+        """int64 [n], the positions of the flattened [batch x seq] that predict them, in order."""
+
+    @property
+    def text_ids(self) -> torch.Tensor:
+        """int64 [batch, seq], what the decoder reads: each label token is the input at the position after its own."""
+
+    def with_text_ids(self, ids: torch.Tensor) -> Self: ...
     def to(self, device: torch.device) -> Self: ...
 
 
@@ -189,13 +204,36 @@ class Task(ABC, Generic[Batch]):
         return {"input_ids": ids, "use_cache": False}
 
     @abstractmethod
+    def model_inputs(self, batch: Batch) -> dict[str, Any]:
+        """The arguments of the model's forward pass over a batch, without those of the loss."""
+
     def summed_loss(self, model: nn.Module, batch: Batch, loss_grad: float | None = None) -> torch.Tensor:
-        """The sum of the loss over the batch's label tokens, fp32 scalar.
+        """The sum of the cross-entropy over the batch's label tokens, fp32 scalar.
 
         Args:
             model: wrapped and sharded as the run has it; call it once.
             loss_grad: the gradient of the loss that `backward` will bring (`policies.loss.summed_loss`).
         """
+        return self._loss(model, batch, loss_grad=loss_grad)
+
+    @torch.no_grad()
+    def token_losses(self, model: nn.Module, batch: Batch) -> torch.Tensor:
+        """The cross-entropy of each label token, fp32 [n], in the order of `batch.target_positions`."""
+        return self._loss(model, batch, reduction="none")
+
+    def _loss(self, model: nn.Module, batch: Batch, **given: Any) -> torch.Tensor:
+        targets = {"targets": batch.targets, "target_positions": batch.target_positions}
+        # With a cache, attention would cross the sequences of a packed row.
+        return model(**self.model_inputs(batch), **targets, use_cache=False, **given)
+
+    def shortened(self, sequence: TokenSequence, num_tokens: int) -> TokenSequence:
+        """A part of a sequence with so many tokens at most, and with labels, for trials of the loss.
+
+        By default the tokens up to the last label, since labels stand at the places of their tokens.
+        """
+        last = int(np.flatnonzero(sequence.labels != IGNORE_INDEX)[-1]) + 1
+        part = slice(max(0, last - num_tokens), last)
+        return sequence._replace(input_ids=sequence.input_ids[part], labels=sequence.labels[part])
 
     # Plans
 

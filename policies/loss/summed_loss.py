@@ -7,9 +7,9 @@ Logits of a long batch are often the largest tensor of a run ([batch x seq, voca
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from typing import Any, Protocol
+from typing import Any, Literal, Protocol
 
 import torch
 import torch.nn.functional as F
@@ -20,6 +20,10 @@ from transformers.modeling_outputs import BaseModelOutputWithPast
 from data.tokens.labels import IGNORE_INDEX
 from policies.compilation.layers import compilation_named
 from policies.loss.head_gradients import loss_with_gradients
+
+
+class PositionsError(RuntimeError):
+    """A model whose positions are not those of its text."""
 
 
 class CrossEntropy(Protocol):
@@ -64,7 +68,7 @@ def use_summed_loss(
 
     If gradients are enabled, they are computed with the loss (see `policies.loss.head_gradients`). `loss_grad` is the
     gradient of the loss that `backward` will bring. Gradients in fp16 need to know it: without the loss scale, small
-    ones would be rounded to zero.
+    ones would be rounded to zero. `reduction="none"` returns the loss of each target, fp32 [n], without gradients.
 
     Args:
         model: a transformers model whose head runs on the backbone's output alone.
@@ -83,6 +87,7 @@ def use_summed_loss(
         targets: torch.Tensor | None = None,
         target_positions: torch.Tensor | None = None,
         loss_grad: float | None = None,
+        reduction: Literal["sum", "none"] = "sum",
         labels: torch.Tensor | None = None,  # peft hands it on, None where it was not given
         **kwargs: Any,
     ) -> Any:
@@ -90,6 +95,7 @@ def use_summed_loss(
             given = {} if labels is None else {"labels": labels}
             return own_forward(*args, **given, **kwargs)
         hidden = decoder.output_of(lambda: own_forward(*args, **kwargs))
+        _check_positions(model, hidden, kwargs)
         hidden = hidden.reshape(1, -1, hidden.shape[-1])
         if target_positions is not None:
             hidden = hidden[:, target_positions]
@@ -103,12 +109,28 @@ def use_summed_loss(
         loss_of = functools.partial(cross_entropy, label_smoothing=smoothing)
         size = chunk_size or max(1, targets.numel())  # an empty micro-batch has no targets; split() needs 1 at least
         chunks = list(zip(hidden.split(size, dim=1), targets.split(size), strict=True))
+        if reduction == "none":
+            return torch.cat([F.cross_entropy(logits_of(h).float(), t, reduction="none") for h, t in chunks])
         with compilation_named("the cross-entropy", "--compile"):
             if torch.is_grad_enabled():
                 return loss_with_gradients(hidden, chunks, logits_of, loss_of, loss_grad)
             return torch.stack([loss_of(logits_of(inputs), wanted) for inputs, wanted in chunks]).sum()
 
     model.forward = forward
+
+
+def _check_positions(model: nn.Module, hidden: torch.Tensor, inputs: Mapping[str, Any]) -> None:
+    """Check that the backbone's output has the positions of the text, to which `target_positions` points.
+
+    Raises:
+        PositionsError: if not, as with models that put an image's positions in front of the text's.
+    """
+    ids = inputs.get("decoder_input_ids", inputs.get("input_ids"))
+    if ids is not None and hidden.shape[:2] != ids.shape:
+        raise PositionsError(
+            f"it computes {hidden.shape[1]} positions for a text of {ids.shape[1]} tokens, so labels would meet other "
+            "positions than their own"
+        )
 
 
 class _Hidden(BaseModelOutputWithPast):

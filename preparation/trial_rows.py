@@ -1,0 +1,57 @@
+"""The trial of a run's losses on its own data, before the first step (`policies.loss.label_leaks`)."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import torch
+
+from data.sequences.tokenized import Sequences
+from data.tokens.labels import IGNORE_INDEX
+from policies.building import BuiltModel
+from policies.loss.label_leaks import LENGTH_ON_CPU, LENGTH_ON_GPU, find_label_leak
+from policies.quantization.float8 import computed_in_bf16
+from ranks.collectives import gather_to_all
+from ranks.environment import Environment
+from resolving.inputs import Inputs
+from tasks.task import BatchForm, Task
+from utils.errors import ConfigError
+
+NUM_LOOKED_AT = 64  # sequences, of which a short one and a long one are tried
+ENOUGH_LABELS = 3
+
+
+def check_label_leaks(built: BuiltModel, inputs: Inputs, env: Environment) -> None:
+    """Refuse a model with which labels would be in sight. Every rank must call this.
+
+    Raises:
+        ConfigError: on every rank.
+    """
+    task, model, resolved = inputs.resolved.task, built.model, inputs.resolved
+    rows = rows_to_try(inputs.data.train, task, LENGTH_ON_GPU if env.device.type == "cuda" else LENGTH_ON_CPU)
+    if not rows:
+        return
+    packing = resolved.config.train_config.batching_strategy == "packing"
+    # Not the widths of compiled rows, which are all as wide as the widest.
+    form = BatchForm(inputs.vocab_size, resolved.widths, packing, built.empty.offsets, 0)
+    collate = task.make_collator(inputs.processor, built.empty.model.config, form)
+    is_fp32 = resolved.policies.precision.compute_dtype == torch.float32
+    tolerance = 1e-3 if is_fp32 and env.device.type == "cpu" else 0.05  # on a GPU fp32 may mean TF32
+    with computed_in_bf16(model):  # in float8 the scale of activations is that of all rows
+        found = find_label_leak(model, task.token_losses, collate, rows, env.device, tolerance=tolerance)
+    for said in gather_to_all(found):
+        if said is not None:
+            raise ConfigError(f"--model_name: with {built.empty.architecture} {said}; give a model of another family")
+
+
+def rows_to_try(sequences: Sequences, task: Task[Any], num_tokens: int) -> list[list[Any]]:
+    """Rows of one sequence each: the shortest and the longest of the first ones, both cut to so many tokens."""
+    looked_at = [sequences[index] for index in range(min(NUM_LOOKED_AT, len(sequences)))]
+    cut = [task.shortened(s, num_tokens) for s in looked_at if np.sum(s.labels != IGNORE_INDEX) >= ENOUGH_LABELS]
+    by_length = sorted(cut, key=_length)
+    return [[by_length[0]], [by_length[-1]]] if by_length else []
+
+
+def _length(sequence: Any) -> tuple[int, int]:
+    return len(sequence.input_ids), len(sequence.labels)
