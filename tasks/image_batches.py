@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, Self
 
@@ -23,7 +23,8 @@ from utils.errors import ConfigError, in_one_line
 if TYPE_CHECKING:
     from transformers import PreTrainedConfig
 
-TEXT_INPUTS = ("input_ids", "attention_mask", "token_type_ids", "mm_token_type_ids")
+_IMAGES_SEEN = ("cross_attention_mask", "image_attention_mask")  # by each token: Llama 3.2 Vision, Idefics
+TEXT_INPUTS = ("input_ids", "attention_mask", "token_type_ids", "mm_token_type_ids", *_IMAGES_SEEN)
 """The inputs that have a value for each token; all others belong to the images."""
 
 
@@ -84,6 +85,7 @@ class ImageCollator:
     processor: Any
     padding_id: int
     width: PaddedWidth
+    learned_type: int = 0  # the token type of captions
     decoder: DecoderIds | None = None
 
     def __call__(self, rows: Sequence[Sequence[CaptionedImage]]) -> ImageTextMicroBatch | Unreadable:
@@ -126,10 +128,7 @@ class ImageCollator:
         for of_image, caption in zip(inputs, captions, strict=True):
             num_prompt = of_image["input_ids"].shape[1] - cut
             text = {name: of_image[name][0, :num_prompt] for name in TEXT_INPUTS if name in of_image}
-            of_caption = {"input_ids": caption, "attention_mask": torch.ones_like(caption)}
-            # Other inputs of text mark the image's tokens, of which a caption has none.
-            filling = torch.zeros_like(caption)
-            rows.append({name: torch.cat([value, of_caption.get(name, filling)]) for name, value in text.items()})
+            rows.append(lengthened(text, caption, self.learned_type))
             labels.append(torch.cat([torch.full((num_prompt,), IGNORE_INDEX), caption]))
         lengths = np.array([len(row["input_ids"]) for row in rows])
         width = batch_width(lengths, self.width)
@@ -180,6 +179,26 @@ class ImageCollator:
         return text | {name: _stacked([of_image[name] for of_image in inputs]) for name in of_images}
 
 
+def lengthened(text: Mapping[str, torch.Tensor], caption: torch.Tensor, learned_type: int) -> dict[str, torch.Tensor]:
+    """The inputs of a text, [tokens, ...] each, with a caption after it.
+
+    Args:
+        caption: int64 [tokens].
+        learned_type: the token type of captions (`learned_token_type`).
+    """
+    filling = {
+        "input_ids": caption,
+        "attention_mask": torch.ones_like(caption),
+        "token_type_ids": torch.full_like(caption, learned_type),
+    }
+    # The caption sees the images that the end of its prompt sees.
+    filling |= {
+        name: text[name][-1:].expand(len(caption), *text[name].shape[1:]) for name in text.keys() & _IMAGES_SEEN
+    }
+    # Other inputs mark the image's tokens, of which a caption has none.
+    return {name: torch.cat([value, filling.get(name, torch.zeros_like(caption))]) for name, value in text.items()}
+
+
 def prompts_of_images(
     inputs: list[dict[str, torch.Tensor]], num_end_tokens: int, padding_id: int
 ) -> dict[str, torch.Tensor]:
@@ -196,13 +215,19 @@ def prompts_of_images(
             continue
         texts = [row[name][0, : row[name].shape[1] - num_end_tokens] for row in inputs]
         filling = padding_id if name == "input_ids" else 0
-        joined[name] = torch.stack([F.pad(text, (width - len(text), 0), value=filling) for text in texts])
+        joined[name] = torch.stack([_filled(text, width - len(text), filling, left=True) for text in texts])
     return joined
 
 
 def _padded(rows: list[torch.Tensor], width: int, filling: int) -> torch.Tensor:
-    """The rows, padded on the right: [batch, width]."""
-    return torch.stack([F.pad(row, (0, width - len(row)), value=filling) for row in rows])
+    """The rows, padded on the right: [batch, width, ...]."""
+    return torch.stack([_filled(row, width - len(row), filling) for row in rows])
+
+
+def _filled(row: torch.Tensor, amount: int, filling: int, *, left: bool = False) -> torch.Tensor:
+    """A row [tokens, ...] with so many tokens more at its end, or at its beginning."""
+    sides = (amount, 0) if left else (0, amount)
+    return F.pad(row, (0, 0) * (row.dim() - 1) + sides, value=filling)
 
 
 def _stacked(values: list[torch.Tensor]) -> torch.Tensor:

@@ -22,6 +22,7 @@ from data.processors import processor_loading
 from data.processors.processor_loading import (
     blank_image,
     image_inputs,
+    learned_token_type,
     num_end_tokens,
     prompt_text,
     refusal_of_size,
@@ -46,6 +47,7 @@ from tasks.image_batches import (
     ImageCollator,
     ImageTextMicroBatch,
     image_meta_batch,
+    lengthened,
     prompts_of_images,
 )
 from tasks.seq2seq_lm import Seq2SeqLM, check_decoder_tokens
@@ -138,11 +140,9 @@ class ImageText(Task[ImageTextMicroBatch]):
             return inputs | {"decoder_input_ids": ids[:1], "use_cache": False}
         # A token of the image's own would stand for one more of its features.
         text = ids[:1].masked_fill(torch.isin(ids[:1], inputs["input_ids"].unique()), 0)
-        fillings = {"input_ids": text, "attention_mask": torch.ones_like(text)}
-        for name in TEXT_INPUTS:
-            if name in inputs:
-                inputs[name] = torch.cat([inputs[name], fillings.get(name, torch.zeros_like(text))], dim=1)
-        return inputs | {"use_cache": False}
+        of_text = {name: inputs[name][0] for name in TEXT_INPUTS if name in inputs}
+        longer = lengthened(of_text, text[0], learned_token_type(processor))
+        return inputs | {name: value[None] for name, value in longer.items()} | {"use_cache": False}
 
     def make_reading(
         self, processor: Any, model_config: PreTrainedConfig, train_config: TrainConfig, lengths: Sequence[int]
@@ -162,7 +162,8 @@ class ImageText(Task[ImageTextMicroBatch]):
         (width,), text, decoder = form.widths, model_config.get_text_config(), None
         if getattr(text, "is_encoder_decoder", False):
             decoder = DecoderIds(text.decoder_start_token_id, text.pad_token_id)
-        return ImageCollator(processor, padding_id(processor.tokenizer, form.vocab_size), width, decoder)
+        padding = padding_id(processor.tokenizer, form.vocab_size)
+        return ImageCollator(processor, padding, width, learned_token_type(processor), decoder)
 
     def model_inputs(self, batch: ImageTextMicroBatch) -> dict[str, Any]:
         return batch.inputs

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 from pathlib import Path
 from typing import Any
 
@@ -125,7 +126,17 @@ def image_inputs(processor: Any, image: Any, text: str) -> dict[str, torch.Tenso
     inputs = processor(images=[image], text=[text], return_tensors="pt", **options)
     if getattr(processor, "num_query_tokens", 0) is None:
         raise ValueError("processor_config.json has no num_query_tokens, so it writes no image tokens")
-    return {name: value for name, value in inputs.items() if torch.is_tensor(value)}
+    # PaliGemma's processor adds labels of its own, of the prompt.
+    return {name: value for name, value in inputs.items() if torch.is_tensor(value) and name != "labels"}
+
+
+def learned_token_type(processor: Any) -> int:
+    """The token type of text that is learned.
+
+    Where a processor takes a suffix (PaliGemma), type 0 is the prefix, whose tokens see each other both ways, and type
+    1 the suffix, which is causal. Elsewhere type 1 is an image.
+    """
+    return int("suffix" in inspect.signature(type(processor).__call__).parameters)
 
 
 def num_end_tokens(tokenizer: PreTrainedTokenizerBase) -> int:

@@ -126,8 +126,8 @@ def _sees_other_rows(
     if not difference > tolerance * max(1.0, float(narrow.mean())):
         return None
     return (
-        f"a row's losses depend on the rows next to it: in a wider batch they differ by {difference:.2g} on average, so "
-        "it sees padding or other rows"
+        f"a row's losses depend on the rows next to it: in a wider batch they differ by {difference:.2g} on average, "
+        "so it sees padding or other rows"
     )
 
 

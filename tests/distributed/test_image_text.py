@@ -21,6 +21,8 @@ CASES = [  # every family, layout and kind of training
     ("blip2_t5", "fsdp", False),
     ("llava", "fsdp", True),
     ("gemma3", "fsdp", False),
+    ("paligemma", "single", False),
+    ("mllama", "single", False),
     ("idefics3", "ddp", False),
     ("qwen2_5_vl", "fsdp", True),
     ("qwen2_vl", "fsdp", False),

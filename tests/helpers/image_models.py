@@ -211,6 +211,51 @@ def _gemma3() -> tuple[Any, Any]:
     return config, processor
 
 
+def _paligemma() -> tuple[Any, Any]:
+    tokenizer = caption_tokenizer()
+    image_processor = transformers.SiglipImageProcessorPil(**_square())
+    image_processor.image_seq_length = (IMAGE_SIZE // PATCH) ** 2
+    processor = transformers.PaliGemmaProcessor(image_processor, tokenizer)
+    text = transformers.GemmaConfig(**LLAMA | IDS, vocab_size=len(tokenizer), head_dim=8)
+    config = transformers.PaliGemmaConfig(
+        vision_config=transformers.SiglipVisionConfig(**VISION, vision_use_head=False),
+        text_config=text,
+        image_token_index=tokenizer.convert_tokens_to_ids("<image>"),
+        projection_dim=32,
+    )
+    return config, processor
+
+
+def _mllama() -> tuple[Any, Any]:
+    tokenizer = caption_tokenizer("<|image|>", image_token="<|image|>")
+    processor = transformers.MllamaProcessor(
+        transformers.MllamaImageProcessorPil(**_square(), max_image_tiles=2), tokenizer
+    )
+    vision = VISION | {
+        "num_global_layers": 1,
+        "max_num_tiles": 2,
+        "vision_output_dim": 64,
+        "intermediate_layers_indices": [1],
+    }
+    vision |= {"supported_aspect_ratios": [[1, 1], [1, 2], [2, 1]], "attention_heads": 4}
+    text = LLAMA | IDS | {"vocab_size": len(tokenizer), "cross_attention_layers": [1]}
+    config = transformers.MllamaConfig(
+        vision_config=vision, text_config=text, image_token_index=tokenizer.convert_tokens_to_ids("<|image|>")
+    )
+    return config, processor
+
+
+def _git() -> tuple[Any, Any]:
+    """A model that puts the image's positions in front of the text's."""
+    tokenizer = caption_tokenizer(cls_token="<s>", sep_token="</s>")
+    image_processor = transformers.CLIPImageProcessorPil(**_square(), do_center_crop=False)
+    processor = transformers.GitProcessor(image_processor, tokenizer)
+    config = transformers.GitConfig(
+        vision_config=VISION, **TEXT_SIZES | NO_DROPOUT | IDS, intermediate_size=48, vocab_size=len(tokenizer)
+    )
+    return config, processor
+
+
 def _idefics3() -> tuple[Any, Any]:
     return _idefics(transformers.Idefics3Config, transformers.Idefics3Processor, transformers.Idefics3ImageProcessorPil)
 
@@ -280,6 +325,9 @@ MODELS: dict[str, Callable[[], tuple[Any, Any]]] = {
     "blip2_t5": lambda: _blip2(_t5),
     "llava": _llava,
     "gemma3": _gemma3,
+    "paligemma": _paligemma,
+    "mllama": _mllama,
+    "git": _git,
     "idefics3": _idefics3,
     "qwen2_vl": _qwen2_vl,
     "qwen2_5_vl": _qwen2_5_vl,

@@ -101,6 +101,11 @@ def _example(
     labels = torch.cat([torch.full_like(inputs["input_ids"], -100), answer], dim=1)
     inputs["input_ids"] = torch.cat([inputs["input_ids"], answer], dim=1)
     inputs["attention_mask"] = torch.ones_like(inputs["input_ids"])
-    for name in {"token_type_ids", "mm_token_type_ids"} & inputs.keys():
-        inputs[name] = torch.cat([inputs[name], torch.zeros_like(answer)], dim=1)
+    inputs.pop("labels", None)
+    suffix = int(type(processor).__name__ == "PaliGemmaProcessor")  # its other texts are prefixes, seen both ways
+    for name, kind in {"token_type_ids": suffix, "mm_token_type_ids": 0}.items():
+        if name in inputs:
+            inputs[name] = torch.cat([inputs[name], torch.full_like(answer, kind)], dim=1)
+    if (seen := inputs.get("cross_attention_mask")) is not None:  # images, by each token
+        inputs["cross_attention_mask"] = torch.cat([seen, *[seen[:, -1:]] * answer.shape[1]], dim=1)
     return inputs, labels
