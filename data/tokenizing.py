@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, nullcontext
+from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
+from contextlib import closing, contextmanager, nullcontext
 from dataclasses import dataclass, replace
 from datetime import date
 from itertools import pairwise
@@ -26,6 +26,7 @@ from data.dataset_functions.function_key import function_key, tokenizer_key
 from data.dataset_functions.user_sources import project_sources
 from data.files.contents import contents_of
 from data.files.row_stream import RowStream
+from data.forked_work import in_processes, num_processes
 from data.sequences.tokenized import COUNT_COLUMNS
 from data.splits.examples import Batch, SplitExamples
 from data.streaming.tokenized_stream import UNREAD_KEYS, TokenizedStream
@@ -44,6 +45,7 @@ if TYPE_CHECKING:
 ToSpans = Callable[[Mapping[str, Any]], Sequence[TextSpan] | ChatSamples]
 
 BATCH_SIZE = 1000  # examples per call of the tokenizer, which then works on all cores
+_SMALLEST_PART = 100  # of conversations
 STREAM_BATCH_SIZE = 256  # for a stream, whose batches stay in host memory: 1000 cost 60 MiB more
 _LISTS = ("input_ids", "labels", "sample_lengths")
 _HEAD_START_SECONDS = 1.0  # for the process that shows progress
@@ -94,13 +96,16 @@ def tokenize_split(
     columns = dict.fromkeys(_LISTS[: 3 if by_template else 2], int32_lists) | counts
     columns |= {UNREAD_KEYS: datasets.List(datasets.Value("string"))} if by_template else {}
     work = f"tokenizing {len(examples.data):,} examples of {examples.place}"
+    parts = _parts(len(examples.data), by_template=by_template)
     with (
         _held_by_one_process(examples.place, cache_key) as cache_file,
         nullcontext() if _is_sound(cache_file, len(examples.data)) else phase(work),
+        closing(_tables(examples.data, tokenize, parts)) as tables,
     ):
         rows = examples.data.map(
-            lambda batch, indices: _as_table(tokenize(batch, indices)),
-            batch_size=BATCH_SIZE,
+            lambda indices: next(tables),
+            input_columns=[],
+            batch_size=len(parts[0]) if parts else BATCH_SIZE,
             **options,
             features=datasets.Features(columns),
             new_fingerprint=cache_key,
@@ -195,6 +200,25 @@ class _Tokenize:
         if refusals and (self.speaks or shows_progress()):
             more = f" (and {len(refusals) - 1} more of {len(indices):,} rows)" if len(refusals) > 1 else ""
             print_line(f"left out: {refusals[0]}{more}")
+
+
+def _parts(num_rows: int, *, by_template: bool) -> list[range]:
+    """The rows in parts of equal size, each the work of one process at a time."""
+    size = min(BATCH_SIZE, max(_SMALLEST_PART, num_rows // (8 * num_processes()))) if by_template else BATCH_SIZE
+    return [range(first, min(first + size, num_rows)) for first in range(0, num_rows, size)]
+
+
+def _tables(data: Any, tokenize: _Tokenize, parts: Sequence[range]) -> Generator[pa.Table]:
+    """The tokens of each part. Several processes work on them if that pays: templates run in Python, on one core."""
+
+    def table(part: range) -> pa.Table:
+        return _as_table(tokenize(data[part.start : part.stop], part))
+
+    few = 2 if tokenize.by_template else 10  # a tokenizer's own threads are about as fast for texts
+    if len(parts) < few or num_processes() == 1:
+        yield from map(table, parts)
+    else:
+        yield from in_processes(table, parts, num_processes())
 
 
 def _as_table(columns: Mapping[str, list[Any]]) -> pa.Table:

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from datetime import date, datetime, time
 from functools import partial
 from typing import Any
 
 from transformers.utils import chat_template_utils
 
-_CALL = "strftime_now"  # the function that transformers gives templates
+DATE_FUNCTION = "strftime_now"  # the function that transformers gives templates
 
 
 def date_of(tokenizer: Any) -> str | None:
@@ -19,7 +19,7 @@ def date_of(tokenizer: Any) -> str | None:
 
 def asks_for_date(template: Any) -> bool:
     """Whether a chat template, or one of several by name, writes today's date."""
-    return any(_CALL in text for text in _texts(template))
+    return any(DATE_FUNCTION in text for text in _texts(template))
 
 
 def give_date(tokenizer: Any, template: Any) -> None:
@@ -29,8 +29,13 @@ def give_date(tokenizer: Any, template: Any) -> None:
     compiled template, before each use: it may have been dropped, or belong to another run.
     """
     for text in _texts(template):
-        if _CALL in text:
-            chat_template_utils._compile_jinja_template(text).globals[_CALL] = partial(_written, date_of(tokenizer))
+        if DATE_FUNCTION in text:
+            chat_template_utils._compile_jinja_template(text).globals[DATE_FUNCTION] = date_function(tokenizer)
+
+
+def date_function(tokenizer: Any) -> Callable[[str], str]:
+    """What writes the date of the tokenizer's run in a form, as templates ask for it."""
+    return partial(_written, date_of(tokenizer))
 
 
 def _written(day: str | None, form: str) -> str:

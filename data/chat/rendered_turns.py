@@ -5,7 +5,7 @@ A turn begins where the generation prompt ends, or where the template marks it, 
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
 from data.chat.conversation import Conversation
@@ -18,6 +18,15 @@ if TYPE_CHECKING:
     from data.chat.template import ChatTemplate
 
 _PROBE = "\ue000"  # a private character: no text has it
+
+
+@dataclass
+class Sample:
+    """The text of a conversation's first messages, and where it holds the turns that are learned."""
+
+    text: str
+    num_messages: int
+    places: dict[int, list[Place]] = field(default_factory=dict)  # of each turn, by its index
 
 
 @dataclass(frozen=True)

@@ -2,7 +2,8 @@
 
 A turn's loss begins where the template's generation prompt ends, and ends with the token that ends the turn. If the
 template has `{% generation %}`, it marks the assistant's parts itself. Otherwise the conversation is rendered up to
-each of the assistant's turns, once with the generation prompt and once with the turn: as the model meets it later.
+each of the assistant's turns, once with the generation prompt and once with the turn: as the model meets it later. For
+conversations of many turns that is done for some of each kind (`data.chat.long_conversations`).
 
 Turns whose texts are beginnings of each other share a sample; with many templates that is the whole conversation.
 Templates that rewrite history when more follows (most drop earlier thoughts) give several samples, as few as possible,
@@ -13,11 +14,12 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from itertools import product
 from typing import TYPE_CHECKING
 
 from data.chat.conversation import Conversation
+from data.chat.long_conversations import MANY_TURNS, samples_by_kinds
 from data.chat.lost_text import (
     RenderedText,
     lost_from_answer,
@@ -27,8 +29,8 @@ from data.chat.lost_text import (
     thoughts_of,
 )
 from data.chat.message_forms import with_json_arguments, with_null_content, with_parts
-from data.chat.rendered_turns import RenderedTurn, marked_turn, never_ends, prompted_turn, turn_ends
-from data.chat.turn_parts import Place, learned_places
+from data.chat.rendered_turns import RenderedTurn, Sample, marked_turn, never_ends, prompted_turn, turn_ends
+from data.chat.turn_parts import learned_places
 from data.chat.unread_keys import unread_keys
 from data.tokens.spans import BadExample, ChatSamples, MaskWay, TextSpan
 
@@ -36,15 +38,6 @@ if TYPE_CHECKING:
     from data.chat.template import ChatTemplate
 
 _PARTS_AS_TEXT = ("'type': 'text'", '"type": "text"')  # of a template that does not know parts
-
-
-@dataclass
-class _Sample:
-    """The text of a conversation's first messages, and where it holds the turns that are learned."""
-
-    text: str
-    num_messages: int
-    places: dict[int, list[Place]] = field(default_factory=dict)  # of each turn, by its index
 
 
 def chat_samples(conversation: Conversation, template: ChatTemplate) -> ChatSamples:
@@ -89,13 +82,18 @@ def _forms(conversation: Conversation) -> Iterator[tuple[Conversation, tuple[str
         yield replace(conversation, messages=messages), _PARTS_AS_TEXT if has_parts else ()
 
 
-def _samples(conversation: Conversation, template: ChatTemplate) -> tuple[list[_Sample], MaskWay]:
+def _samples(conversation: Conversation, template: ChatTemplate) -> tuple[list[Sample], MaskWay]:
     has_marks = template.has_marks(conversation)
     if has_marks and (sample := _marked_whole(conversation, template)):
         return [sample], MaskWay.MARKS
     find = marked_turn if has_marks else prompted_turn
-    turns = [find(conversation, template, index) for index, learned in enumerate(conversation.has_loss) if learned]
-    samples = _shared(conversation, template, turns)
+    learned = [index for index, has_loss in enumerate(conversation.has_loss) if has_loss]
+
+    def one_by_one() -> list[Sample]:
+        return _shared(conversation, template, [find(conversation, template, index) for index in learned])
+
+    is_long = len(learned) > MANY_TURNS and not has_marks
+    samples = samples_by_kinds(conversation, template, learned, one_by_one) if is_long else one_by_one()
     for sample in samples:
         _check(conversation, sample, template)
     if has_marks:
@@ -103,7 +101,7 @@ def _samples(conversation: Conversation, template: ChatTemplate) -> tuple[list[_
     return samples, MaskWay.PROMPTS if len(samples) == 1 else MaskWay.TURNS
 
 
-def _marked_whole(conversation: Conversation, template: ChatTemplate) -> _Sample | None:
+def _marked_whole(conversation: Conversation, template: ChatTemplate) -> Sample | None:
     """The whole conversation, if the template marks each of the assistant's turns and drops nothing of them."""
     text, marks = template.render_marked(conversation, len(conversation.messages))
     indices = [index for index, message in enumerate(conversation.messages) if message["role"] == "assistant"]
@@ -111,7 +109,7 @@ def _marked_whole(conversation: Conversation, template: ChatTemplate) -> _Sample
         raise BadExample("the chat template marks none of its turns with {% generation %}")
     if len(marks) != len(indices):
         return None
-    sample = _Sample(text, len(conversation.messages))
+    sample = Sample(text, len(conversation.messages))
     for index, (first, last) in zip(indices, marks, strict=True):
         if conversation.has_loss[index]:
             ends = turn_ends(text, first, last, template)
@@ -127,12 +125,12 @@ def _marked_whole(conversation: Conversation, template: ChatTemplate) -> _Sample
     return sample
 
 
-def _shared(conversation: Conversation, template: ChatTemplate, turns: Sequence[RenderedTurn]) -> list[_Sample]:
+def _shared(conversation: Conversation, template: ChatTemplate, turns: Sequence[RenderedTurn]) -> list[Sample]:
     """The fewest samples that hold all turns: a turn joins a sample that begins with the turn's text."""
-    samples: list[_Sample] = []
+    samples: list[Sample] = []
     num_messages = len(conversation.messages)
     if not turns or turns[-1].index + 1 < num_messages:
-        samples.append(_Sample(template.render(conversation, num_messages), num_messages))
+        samples.append(Sample(template.render(conversation, num_messages), num_messages))
     for turn in reversed(turns):
         for sample in samples:
             end = next((end for end in turn.ends if sample.text.startswith(turn.text[:end])), None)
@@ -140,11 +138,11 @@ def _shared(conversation: Conversation, template: ChatTemplate, turns: Sequence[
                 sample.places[turn.index] = [*turn.places[:-1], (turn.places[-1][0], end)]
                 break
         else:
-            samples.append(_Sample(turn.text, turn.index + 1, {turn.index: turn.places}))
+            samples.append(Sample(turn.text, turn.index + 1, {turn.index: turn.places}))
     return [sample for sample in reversed(samples) if sample.places or not turns]
 
 
-def _check(conversation: Conversation, sample: _Sample, template: ChatTemplate) -> None:
+def _check(conversation: Conversation, sample: Sample, template: ChatTemplate) -> None:
     """Check that the sample holds all that the conversation says, and that what is learned is the assistant's.
 
     Raises:
@@ -181,7 +179,7 @@ def _check(conversation: Conversation, sample: _Sample, template: ChatTemplate) 
         raise BadExample(f"the chat template does not write {lost}, which would be lost; {template.write_it}")
 
 
-def _leave_out_parts(conversation: Conversation, sample: _Sample) -> None:
+def _leave_out_parts(conversation: Conversation, sample: Sample) -> None:
     """Take the parts that are not learned out of the places of their turns."""
     for index, not_learned in conversation.not_learned.items():
         if index not in sample.places:
@@ -196,7 +194,7 @@ def _leave_out_parts(conversation: Conversation, sample: _Sample) -> None:
             raise BadExample(f"turn {index + 1}: {error}") from error
 
 
-def _spans(sample: _Sample) -> list[TextSpan]:
+def _spans(sample: Sample) -> list[TextSpan]:
     spans, position = [], 0
     for first, last in (place for index in sorted(sample.places) for place in sample.places[index]):
         spans += [TextSpan(sample.text[position:first], False), TextSpan(sample.text[first:last], True)]

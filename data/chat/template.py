@@ -12,10 +12,12 @@ from jinja2 import TemplateError
 from transformers.utils.chat_template_utils import render_jinja_template
 
 from data.chat.conversation import Conversation
+from data.chat.long_conversations import KindsOfTurns
+from data.chat.turn_starts import RenderedStarts, render_with_starts, words_read
 from data.tokens.spans import BadExample
 from data.tokens.special_text import SpecialTokens
 from utils.errors import ConfigError, in_one_line
-from utils.template_date import give_date
+from utils.template_date import DATE_FUNCTION, date_function, give_date
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
@@ -56,6 +58,7 @@ class ChatTemplate:
     special: SpecialTokens | None = None  # that stay text where the data spells them; None: they are tokens there, too
     # Whether it writes a key of the turns of a role, as it was found (`data.chat.unread_keys`).
     writes: dict[tuple[str, str], bool] = field(default_factory=dict, compare=False, repr=False)
+    kinds: KindsOfTurns = field(default_factory=KindsOfTurns, compare=False, repr=False)
 
     @classmethod
     def of(
@@ -69,8 +72,8 @@ class ChatTemplate:
         """The conversation with stand-ins in the special tokens that it spells; itself if it spells none."""
         if self.special is None:
             return conversation
-        marked = self._with_texts(conversation, self.special.as_text)
-        return conversation if marked == conversation else marked
+        said = [conversation.messages, conversation.tools, conversation.template_kwargs]
+        return self._with_texts(conversation, self.special.as_text) if self.special.are_in(said) else conversation
 
     def check_special_as_text(self, conversation: Conversation) -> None:
         """Check that a conversation with stand-ins is written as it is without them.
@@ -123,6 +126,18 @@ class ChatTemplate:
         texts, marks = self._render(conversation, num_messages, return_assistant_tokens_mask=True)
         return texts[0], [(first, last) for first, last in marks[0] if first < last]
 
+    def render_with_starts(self, conversation: Conversation, num_messages: int) -> RenderedStarts | None:
+        """The first messages as text, and where each of them begins; None if that cannot be told."""
+        return render_with_starts(
+            self.tokenizer.get_chat_template(tools=conversation.tools),
+            conversation.messages[:num_messages],
+            **self._values(conversation) | {DATE_FUNCTION: date_function(self.tokenizer)},
+        )
+
+    def words_read(self, conversation: Conversation) -> tuple[str, ...]:
+        """The words that it looks for in what is said."""
+        return words_read(self.tokenizer.get_chat_template(tools=conversation.tools))
+
     def special_at_end(self, text: str) -> str | None:
         """The special token that the text ends with."""
         return next((token for token in self.special_tokens if text.endswith(token)), None)
@@ -147,11 +162,14 @@ class ChatTemplate:
         give_date(self.tokenizer, chat_template)
         return render(
             [conversation.messages[:num_messages]],
-            tools=conversation.tools,
             chat_template=chat_template,
-            **{**self.tokenizer.special_tokens_map, **conversation.template_kwargs},
+            **self._values(conversation),
             **options,
         )
+
+    def _values(self, conversation: Conversation) -> dict[str, Any]:
+        """What the template reads besides the messages."""
+        return {**self.tokenizer.special_tokens_map, **conversation.template_kwargs, "tools": conversation.tools}
 
     def _first_refused(self, conversation: Conversation, num_messages: int, error: Exception) -> int:
         """The turn, from 1, with which the template begins to fail in this way."""

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from tokenizers import Encoding, Tokenizer
     from transformers import PreTrainedTokenizerBase
 
-_FIRST_STAND_IN, _NUM_STAND_INS = 0xFDD0, 32  # Unicode's noncharacters, which no text may hold
+_FIRST_STAND_IN, _NUM_STAND_INS = 0xFDD0, 31  # Unicode's noncharacters, which no text may hold
 _BYTE = re.compile(r"<0x[0-9A-Fa-f]{2}>")  # a token that SentencePiece's byte fallback writes
 
 
@@ -60,6 +60,12 @@ class SpecialTokens:
         if isinstance(value, Mapping):
             return {self.as_text(key): self.as_text(part) for key, part in value.items()}
         return [self.as_text(part) for part in value] if isinstance(value, list | tuple) else value
+
+    def are_in(self, value: Any) -> bool:
+        """Whether a text of the data, or one in a value of it, spells special tokens, or holds a stand-in."""
+        written = repr(value)  # one call: to look into each text of a long conversation takes ten times as long
+        may_be = any(first in written for first in self._stand_ins) or "\\ufdd" in written
+        return may_be and self._written.search(written) is not None
 
     def spells(self, text: str) -> bool:
         """Whether a text holds stand-ins."""
@@ -111,6 +117,13 @@ class SpecialTokens:
     @cached_property
     def _pattern(self) -> re.Pattern[str]:
         return re.compile("|".join(map(re.escape, self.tokens)) or "(?!)")  # (?!) matches nothing
+
+    @cached_property
+    def _written(self) -> re.Pattern[str]:
+        """Finds special tokens and stand-ins in what `repr` writes."""
+        tokens = [repr(token)[1:-1] for token in self.tokens] + [repr(stand_in)[1:-1] for stand_in in self._firsts]
+        with_quotes = (re.escape(token).replace("'", r"\\?'") for token in tokens)  # escaped next to the other quotes
+        return re.compile("|".join(with_quotes) or "(?!)")
 
     @cached_property
     def _added(self) -> re.Pattern[str]:

@@ -247,3 +247,16 @@ def test_a_caption_stays_text() -> None:
     said = SpecialTokens.of(tokenizer).as_text("A sign: </s>.")
     columns = Caption(tokenizer.eos_token_id)([[TextSpan(said, True)]], tokenizer)
     assert specials(columns.input_ids[0].tolist(), tokenizer) == ["</s>"]
+
+
+ODD_TOKENS = ["<\n>", "<'>", '<">', "<'\">", "<\\>", "<\uff5cend\u2581of\u2581sentence\uff5c>"]
+
+
+@pytest.mark.parametrize("token", ["</s>", *ODD_TOKENS, "\ufdd0"])
+def test_they_are_found_in_any_value(token: str) -> None:
+    tokenizer = copy.deepcopy(byte_level())
+    tokenizer.add_special_tokens({"additional_special_tokens": ODD_TOKENS})
+    special = SpecialTokens.of(tokenizer)
+    for value in (token, [{"content": f"a'{token}"}], {"a": {f'"{token}': 1}}, ("x", [token])):
+        assert special.are_in(value)
+    assert not special.are_in([{"content": "a < b"}, {"<'": '"<'}, "< \\n>"])

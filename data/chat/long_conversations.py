@@ -1,0 +1,190 @@
+"""Conversations of many turns, whose cost would grow with the square of these if each turn were rendered by itself.
+
+A conversation is rendered once, and marks in the template's loops tell where its turns begin (`data.chat.turn_starts`).
+What a turn begins with, and whether it stands there as it does when it is the last, depends on its kind: on what it and
+the turns around it hold, not on their words. So some turns of each kind are rendered by themselves, and all others of
+the kind are taken alike. Some conversations are found in both ways, which must agree. Whatever is in doubt is rendered
+turn by turn (`data.chat.rendered_turns`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Hashable, Mapping, Sequence
+from dataclasses import dataclass, field
+from itertools import accumulate
+from typing import TYPE_CHECKING, Any
+
+from data.chat.conversation import Conversation
+from data.chat.lost_text import text_of, thoughts_of
+from data.chat.rendered_turns import Sample, prompted_turn, turn_ends
+from data.chat.turn_parts import Place
+from data.chat.turns import Message
+from utils.printing import print_line
+
+if TYPE_CHECKING:
+    from data.chat.template import ChatTemplate
+    from data.chat.turn_starts import RenderedStarts
+
+MANY_TURNS = 8  # that are learned; up to here each is rendered by itself
+_CHECKS_OF_A_KIND = 4
+_WHOLE_AT_FIRST, _WHOLE_EVERY = 2, 512  # conversations that are found in both ways
+_TURN_EVERY = 8  # conversations of which one turn more is rendered by itself
+_PLAIN = {str, int, float, bool, type(None)}
+
+
+class _InDoubtError(Exception):
+    """A turn's place is not sure."""
+
+
+@dataclass
+class _Kind:
+    """What is known of the turns of one kind."""
+
+    num_checks: int = 0
+    header: str | None = None  # from the turn's start to where it is learned; None if it is written otherwise there
+    is_mixed: bool = False  # two of them differed
+
+
+@dataclass
+class KindsOfTurns:
+    """What is known of the turns that a template writes."""
+
+    kinds: dict[Hashable, _Kind] = field(default_factory=dict)
+    num_conversations: int = 0
+    is_trusted: bool = True
+
+
+def samples_by_kinds(
+    conversation: Conversation, template: ChatTemplate, learned: Sequence[int], one_by_one: Callable[[], list[Sample]]
+) -> list[Sample]:
+    """The fewest samples that hold all turns that are learned.
+
+    Args:
+        learned: the indices of these turns, at least one.
+        one_by_one: finds the same with each turn rendered by itself.
+    """
+    known = template.kinds
+    known.num_conversations += 1
+    if not known.is_trusted:
+        return one_by_one()
+    try:
+        samples = _find(conversation, template, learned)
+    except _InDoubtError:
+        return one_by_one()
+    if known.num_conversations > _WHOLE_AT_FIRST and known.num_conversations % _WHOLE_EVERY:
+        return samples
+    checked = one_by_one()
+    if samples != checked:
+        _distrust(known)
+    return checked
+
+
+def _distrust(known: KindsOfTurns) -> None:
+    """Render every turn by itself from now on."""
+    known.is_trusted = False
+    if known.num_conversations > _WHOLE_AT_FIRST:
+        print_line(
+            "warning: the chat template writes two turns of the same kind differently; from here on each turn of long "
+            "conversations is rendered by itself, and a label of an earlier one may be misplaced"
+        )
+
+
+def _find(conversation: Conversation, template: ChatTemplate, learned: Sequence[int]) -> list[Sample]:
+    shapes = [_shape(message, template.words_read(conversation)) for message in conversation.messages]
+    setting = bool(conversation.tools), repr(conversation.template_kwargs)
+    remaining, samples, size = list(learned), list[Sample](), len(conversation.messages)
+    number = template.kinds.num_conversations
+    drawn = remaining[number * 7919 % len(remaining)] if number % _TURN_EVERY == 0 else None
+    while remaining:
+        if not (rendered := template.render_with_starts(conversation, size)):
+            raise _InDoubtError
+        sample = Sample(rendered.text, size)
+        kinds = _kinds(shapes, remaining, size, setting)
+        ends = {kind: index for index, kind in kinds.items()}, {kind: index for index, kind in [*kinds.items()][::-1]}
+        for index, kind in kinds.items():
+            known = template.kinds.kinds.setdefault(kind, _Kind())
+            if known.is_mixed:
+                raise _InDoubtError
+            is_new = known.num_checks < _CHECKS_OF_A_KIND
+            if index == drawn or (is_new and any(index == of[kind] for of in ends)):
+                _check(known, conversation, template, rendered, index)
+            if known.header is not None:
+                sample.places[index] = [_place(rendered, template, index, known.header)]
+        if size == remaining[-1] + 1 and remaining[-1] not in sample.places:
+            raise _InDoubtError
+        remaining = [index for index in remaining if index not in sample.places]
+        size = remaining[-1] + 1 if remaining else 0
+        samples += [sample] if sample.places else []
+    return samples[::-1]
+
+
+def _check(
+    known: _Kind, conversation: Conversation, template: ChatTemplate, rendered: RenderedStarts, index: int
+) -> None:
+    """Render a turn by itself, and note what that says of its kind.
+
+    Raises:
+        _InDoubtError: if another turn of the kind was written otherwise, or its marks tell another place.
+        BadExample: if the assistant's part cannot be told.
+    """
+    turn = prompted_turn(conversation, template, index)
+    text, start, first = rendered.text, rendered.starts[index], turn.places[0][0]
+    end = next((end for end in turn.ends if text.startswith(turn.text[:end])), None)
+    header = text[start:first] if end is not None and start <= first else None
+    known.is_mixed |= (header is None) != (end is None) or (known.num_checks > 0 and known.header != header)
+    if known.is_mixed and known.num_checks >= _CHECKS_OF_A_KIND:
+        _distrust(template.kinds)
+    if known.is_mixed or (header is not None and _place(rendered, template, index, header) != (first, end)):
+        raise _InDoubtError
+    known.header, known.num_checks = header, known.num_checks + 1
+
+
+def _place(rendered: RenderedStarts, template: ChatTemplate, index: int, header: str) -> Place:
+    """Where a turn is learned, from its header on and up to its end token.
+
+    Raises:
+        _InDoubtError: if it has no such header, or no end token.
+    """
+    text, starts = rendered
+    start, stop = (*starts, len(text))[index : index + 2]
+    ends = turn_ends(text, start + len(header), stop, template)
+    if not (ends and text.startswith(header, start)):
+        raise _InDoubtError
+    return start + len(header), ends[0]
+
+
+def _kinds(shapes: Sequence[Hashable], indices: Sequence[int], size: int, setting: Hashable) -> dict[int, Hashable]:
+    """The kinds of some turns in a conversation of `size` messages: what they are like, and what stands around them."""
+    before = list(accumulate(shapes[:size], _with, initial=frozenset[Hashable]()))
+    after = list(accumulate(reversed(shapes[:size]), _with, initial=frozenset[Hashable]()))[::-1]
+    padded = [None, *shapes[:size], None]
+    return {index: (*padded[index : index + 3], before[index], after[index + 1], setting) for index in indices}
+
+
+def _with(seen: frozenset[Hashable], shape: Hashable) -> frozenset[Hashable]:
+    return seen if shape in seen else seen | {shape}
+
+
+def _shape(message: Message, words: Sequence[str]) -> Hashable:
+    """What a template may ask about a message, its words left out but for those that the template looks for.
+
+    Raises:
+        _InDoubtError: if it holds values that are not those of JSON, which transformers changes before it renders.
+    """
+    if not _is_plain(message):
+        raise _InDoubtError
+    content, calls = text_of(message), message.get("tool_calls") or ()
+    said = (content, *thoughts_of(message))
+    return (
+        *(message["role"], frozenset(key for key, value in message.items() if value), type(message["content"])),
+        *(bool(content.strip()), content[:1].isspace(), content[-1:].isspace(), min(len(calls), 2)),
+        frozenset(word for word in words if any(word in text for text in said)),
+    )
+
+
+def _is_plain(value: Any) -> bool:
+    if type(value) in _PLAIN:
+        return True
+    if isinstance(value, Mapping):
+        return all(type(key) in _PLAIN and _is_plain(part) for key, part in value.items())
+    return isinstance(value, list) and all(map(_is_plain, value))
