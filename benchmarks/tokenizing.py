@@ -3,10 +3,10 @@
     python -m benchmarks.tokenizing [--rows 200000] [--vocab_size 8192] [--chat] [--calls 100] [--tokenizer T]
 
 The examples are the sample dialogues, each with an added word that makes it unique; the tokenizer is trained on the
-samples. With `--chat` each is a conversation of four turns under ChatML, for chat_dataset; with `--calls 100` one of 100
-calls of a tool and their results; `--tokenizer` takes another tokenizer with its template. Prints the seconds to read
-and tokenize, also of CPU time over all threads and processes (compare these on a machine that does other work, too),
-the seconds of a second time with the cache, and the peak memory of the main process.
+samples. With `--chat` each is a conversation of four turns under ChatML, for chat_dataset; with `--calls 100` one of
+100 calls of a tool and their results; `--tokenizer` takes another tokenizer with its template. Prints the seconds to
+read and tokenize, also of CPU time over all threads and processes (compare these on a machine that does other work,
+too), the seconds of a second time with the cache, and the peak memory of the main process.
 """
 
 from __future__ import annotations
