@@ -13,7 +13,8 @@ from data.batches.workers import stop_signals_held_back, watch_parent
 
 MAX_PROCESSES = 16
 
-_Item, _Result = TypeVar("_Item"), TypeVar("_Result")
+_Item = TypeVar("_Item")
+_Result = TypeVar("_Result")
 
 
 def num_processes() -> int:

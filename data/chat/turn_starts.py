@@ -55,9 +55,11 @@ def words_read(source: str) -> tuple[str, ...]:
     """The words that a template looks for in texts, as in `'</think>' in content` or `content.split('</think>')`."""
     tree = _environment(source).parse(source)
     found: set[Any] = set()
-    for call in tree.find_all((nodes.Call, nodes.Filter)):
-        is_read = isinstance(call, nodes.Filter) or getattr(call.node, "attr", None) in _READS_TEXT
-        found |= {argument.value for argument in call.args if is_read and isinstance(argument, nodes.Const)}
+    for call in tree.find_all(nodes.Call):
+        if isinstance(call.node, nodes.Getattr) and call.node.attr in _READS_TEXT:
+            found |= {argument.value for argument in call.args if isinstance(argument, nodes.Const)}
+    for named in tree.find_all(nodes.Filter):
+        found |= {argument.value for argument in named.args if isinstance(argument, nodes.Const)}
     for compared in tree.find_all(nodes.Compare):
         found |= {compared.expr.value} if isinstance(compared.expr, nodes.Const) else set()
     return tuple(sorted(word for word in found if isinstance(word, str) and re.search(r"\W", word.strip())))
