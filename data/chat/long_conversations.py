@@ -9,16 +9,13 @@ turn by turn (`data.chat.rendered_turns`).
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable, Mapping, Sequence
-from dataclasses import dataclass, field
-from itertools import accumulate
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING
 
 from data.chat.conversation import Conversation
-from data.chat.lost_text import text_of, thoughts_of
 from data.chat.rendered_turns import Sample, prompted_turn, turn_ends
+from data.chat.turn_kinds import KindOfTurn, KindsOfTurns, is_plain, kinds_of, shape_of
 from data.chat.turn_parts import Place
-from data.chat.turns import Message
 from utils.printing import print_line
 
 if TYPE_CHECKING:
@@ -29,29 +26,10 @@ MANY_TURNS = 8  # that are learned; up to here each is rendered by itself
 _CHECKS_OF_A_KIND = 4
 _WHOLE_AT_FIRST, _WHOLE_EVERY = 2, 512  # conversations that are found in both ways
 _TURN_EVERY = 8  # conversations of which one turn more is rendered by itself
-_PLAIN = {str, int, float, bool, type(None)}
 
 
 class _InDoubtError(Exception):
     """A turn's place is not sure."""
-
-
-@dataclass
-class _Kind:
-    """What is known of the turns of one kind."""
-
-    num_checks: int = 0
-    header: str | None = None  # from the turn's start to where it is learned; None if it is written otherwise there
-    is_mixed: bool = False  # two of them differed
-
-
-@dataclass
-class KindsOfTurns:
-    """What is known of the turns that a template writes."""
-
-    kinds: dict[Hashable, _Kind] = field(default_factory=dict)
-    num_conversations: int = 0
-    is_trusted: bool = True
 
 
 def samples_by_kinds(
@@ -90,7 +68,9 @@ def _distrust(known: KindsOfTurns) -> None:
 
 
 def _find(conversation: Conversation, template: ChatTemplate, learned: Sequence[int]) -> list[Sample]:
-    shapes = [_shape(message, template.words_read(conversation)) for message in conversation.messages]
+    if not all(map(is_plain, conversation.messages)):  # transformers changes other values before it renders
+        raise _InDoubtError
+    shapes = [shape_of(message, template.words_read(conversation)) for message in conversation.messages]
     setting = bool(conversation.tools), repr(conversation.template_kwargs)
     remaining, samples, size = list(learned), list[Sample](), len(conversation.messages)
     number = template.kinds.num_conversations
@@ -99,10 +79,10 @@ def _find(conversation: Conversation, template: ChatTemplate, learned: Sequence[
         if not (rendered := template.render_with_starts(conversation, size)):
             raise _InDoubtError
         sample = Sample(rendered.text, size)
-        kinds = _kinds(shapes, remaining, size, setting)
+        kinds = kinds_of(shapes, remaining, size, setting)
         ends = {kind: index for index, kind in kinds.items()}, {kind: index for index, kind in [*kinds.items()][::-1]}
         for index, kind in kinds.items():
-            known = template.kinds.kinds.setdefault(kind, _Kind())
+            known = template.kinds.kinds.setdefault(kind, KindOfTurn())
             if known.is_mixed:
                 raise _InDoubtError
             is_new = known.num_checks < _CHECKS_OF_A_KIND
@@ -119,7 +99,7 @@ def _find(conversation: Conversation, template: ChatTemplate, learned: Sequence[
 
 
 def _check(
-    known: _Kind, conversation: Conversation, template: ChatTemplate, rendered: RenderedStarts, index: int
+    known: KindOfTurn, conversation: Conversation, template: ChatTemplate, rendered: RenderedStarts, index: int
 ) -> None:
     """Render a turn by itself, and note what that says of its kind.
 
@@ -151,40 +131,3 @@ def _place(rendered: RenderedStarts, template: ChatTemplate, index: int, header:
     if not (ends and text.startswith(header, start)):
         raise _InDoubtError
     return start + len(header), ends[0]
-
-
-def _kinds(shapes: Sequence[Hashable], indices: Sequence[int], size: int, setting: Hashable) -> dict[int, Hashable]:
-    """The kinds of some turns in a conversation of `size` messages: what they are like, and what stands around them."""
-    before = list(accumulate(shapes[:size], _with, initial=frozenset[Hashable]()))
-    after = list(accumulate(reversed(shapes[:size]), _with, initial=frozenset[Hashable]()))[::-1]
-    padded = [None, *shapes[:size], None]
-    return {index: (*padded[index : index + 3], before[index], after[index + 1], setting) for index in indices}
-
-
-def _with(seen: frozenset[Hashable], shape: Hashable) -> frozenset[Hashable]:
-    return seen if shape in seen else seen | {shape}
-
-
-def _shape(message: Message, words: Sequence[str]) -> Hashable:
-    """What a template may ask about a message, its words left out but for those that the template looks for.
-
-    Raises:
-        _InDoubtError: if it holds values that are not those of JSON, which transformers changes before it renders.
-    """
-    if not _is_plain(message):
-        raise _InDoubtError
-    content, calls = text_of(message), message.get("tool_calls") or ()
-    said = (content, *thoughts_of(message))
-    return (
-        *(message["role"], frozenset(key for key, value in message.items() if value), type(message["content"])),
-        *(bool(content.strip()), content[:1].isspace(), content[-1:].isspace(), min(len(calls), 2)),
-        frozenset(word for word in words if any(word in text for text in said)),
-    )
-
-
-def _is_plain(value: Any) -> bool:
-    if type(value) in _PLAIN:
-        return True
-    if isinstance(value, Mapping):
-        return all(type(key) in _PLAIN and _is_plain(part) for key, part in value.items())
-    return isinstance(value, list) and all(map(_is_plain, value))

@@ -12,7 +12,7 @@ from jinja2 import TemplateError
 from transformers.utils.chat_template_utils import render_jinja_template
 
 from data.chat.conversation import Conversation
-from data.chat.long_conversations import KindsOfTurns
+from data.chat.turn_kinds import KindsOfTurns
 from data.chat.turn_starts import RenderedStarts, render_with_starts, words_read
 from data.tokens.spans import BadExample
 from data.tokens.special_text import SpecialTokens
