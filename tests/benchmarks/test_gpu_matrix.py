@@ -125,14 +125,19 @@ def test_rows_run_on_a_cpu_and_a_call_goes_on_where_the_one_before_ended(
 
 
 @pytest.mark.slow
-def test_a_process_that_dies_is_a_result_and_the_next_run_has_a_new_one(tiny_model: Path, tmp_path: Path) -> None:
+def test_a_process_that_dies_is_a_result_and_the_next_run_has_a_new_one(
+    tiny_model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The one that dies is a fork, the next a new interpreter."""
     (tmp_path / "dies.py").write_text(
         "import os, signal\ndef rows(config, tokenizer, split):\n    os.kill(os.getpid(), signal.SIGKILL)\n"
     )
     row = row_of({"trained": "DoRA", "compiled": "yes"})
     workers = RunWorkers(1, tmp_path)
     flags = ["--model_name", str(tiny_model), "--output_dir", str(tmp_path / "run")]
-    (killed,) = workers.run([*flags, "--dataset", f"{tmp_path}/dies.py:rows"], 300)
+    with monkeypatch.context() as forking:
+        forking.setattr(RunWorkers, "_start", start_forked)
+        (killed,) = workers.run([*flags, "--dataset", f"{tmp_path}/dies.py:rows"], 300)
     assert (killed.status, killed.figures) == (-9, {})
     (refused,) = workers.run(row.flags(tiny_model, tmp_path / "run", 128), 300)
     workers.close()

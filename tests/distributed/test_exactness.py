@@ -120,8 +120,7 @@ def values_of(case: Case) -> tuple[Hashable, ...]:
 
 
 # Every strategy and number of ranks goes through torchrun (or python, for one process), one of them in new
-# interpreters, not forks. COMPILED_CASE is traced alone: which activations are kept is for AOT autograd to decide, not
-# for inductor.
+# interpreters, not forks.
 REAL_CASE = Case((2, 4, 1), "FULL_SHARD", "full", "packing")
 COMMAND_LINE_CASES = [
     REAL_CASE,
@@ -130,7 +129,6 @@ COMMAND_LINE_CASES = [
     Case((2, 4, 1), "SHARD_GRAD_OP", "full", "padding"),
     Case((4, 2, 1), "HYBRID_SHARD", "full", "packing"),
     Case((4, 2, 1), "NO_SHARD", "lora", "packing"),
-    Case((2, 1, 4), "FULL_SHARD", "full", "packing", ("--compile",)),
 ]
 MORE_COMMAND_LINE_CASES = [
     Case((1, 8, 1), "SINGLE", "full", "packing"),
@@ -138,7 +136,13 @@ MORE_COMMAND_LINE_CASES = [
     Case((2, 1, 4), "NO_SHARD", "full", "packing"),
     Case((4, 2, 1), "FULL_SHARD", "lora", "padding"),
 ]
-COMPILED_CASE = Case((1, 2, 4), "SINGLE", "full", "packing", ("--compile", *SELECTIVE))
+# Which activations are kept, and what FSDP adds, is for dynamo and AOT autograd to trace, under aot_eager; inductor's
+# kernels are those of one rank.
+COMPILED_CASES = [
+    (Case((1, 2, 4), "SINGLE", "full", "packing", ("--compile", *SELECTIVE)), "aot_eager"),
+    (Case((2, 1, 4), "FULL_SHARD", "full", "packing", ("--compile",)), "aot_eager"),
+    (Case((1, 2, 4), "FULL_SHARD", "full", "packing", ("--compile",)), "inductor"),
+]
 
 
 @pytest.fixture(scope="module")
@@ -188,10 +192,10 @@ def test_so_they_are_through_the_command_line(
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("backend", ["aot_eager", pytest.param("inductor", marks=pytest.mark.full)])
-def test_so_they_are_compiled_with_selective_checkpointing(
-    backend: str, references: Made, models: dict[str, Path], process_group: ProcessGroup, tmp_path: Path
+@pytest.mark.parametrize(("case", "backend"), COMPILED_CASES, ids=str)
+def test_so_they_are_compiled(
+    case: Case, backend: str, references: Made, models: dict[str, Path], process_group: ProcessGroup, tmp_path: Path
 ) -> None:
-    flags = COMPILED_CASE.flags(models["packing"], tmp_path / "run")
-    process_group.train(with_aot_eager(flags) if backend == "aot_eager" else flags, 1)
-    assert_agrees(tmp_path / "run", references["full", "packing", 0])
+    flags = case.flags(models[case.batching], tmp_path / "run")
+    process_group.train(with_aot_eager(flags) if backend == "aot_eager" else flags, case.split[0])
+    assert_agrees(tmp_path / "run", references[case.method, case.batching, 0])

@@ -14,11 +14,16 @@ import torch
 import finetuning
 
 
-def with_aot_eager(argv: Sequence[str]) -> Callable[[], int]:
+def with_aot_eager(argv: Sequence[str]) -> Callable[[], int | None]:
     """What `ProcessGroup.train` runs instead of the flags."""
-    return partial(_train, tuple(argv))
+    return under_aot_eager(partial(finetuning.main, tuple(argv), ends_process=True))
 
 
-def _train(argv: Sequence[str]) -> int:
+def under_aot_eager(run: Callable[[], int | None]) -> Callable[[], int | None]:
+    """A function for `ProcessGroup.train`, which compiles like that; both can be pickled."""
+    return partial(_run, run)
+
+
+def _run(run: Callable[[], int | None]) -> int | None:
     torch.compile = partial(torch.compile, backend="aot_eager")  # of this forked process; nn.Module.compile calls it
-    return finetuning.main(argv, ends_process=True)
+    return run()

@@ -175,7 +175,13 @@ def two_and_three_parts(values: torch.Tensor) -> tuple[torch.Tensor, torch.Tenso
     return _bf16(_parts(values, 2), dim=0), _bf16(_parts(values, 3), dim=0)
 
 
-@pytest.mark.parametrize("function", [two_and_three_parts, torch.compile(two_and_three_parts, dynamic=True)])
+@pytest.mark.parametrize(
+    "function",
+    [
+        pytest.param(two_and_three_parts, id="as written"),
+        pytest.param(torch.compile(two_and_three_parts, dynamic=True), id="compiled", marks=pytest.mark.slow),
+    ],
+)
 @given(st.lists(st.floats(width=32, allow_nan=False, allow_infinity=False, min_value=2**-90, max_value=2**90)))
 @settings(deadline=None)
 def test_an_fp32_number_is_the_sum_of_three_bf16_numbers(function: Any, numbers: list[float]) -> None:

@@ -6,6 +6,7 @@ import subprocess
 import sys
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import bitsandbytes as bnb
 import pytest
@@ -16,6 +17,7 @@ from torch import nn
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
 from torch.distributed.tensor import DTensor
+from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.flop_counter import FlopCounterMode
 from transformers import MixtralConfig
 
@@ -119,7 +121,7 @@ def test_computing_in_another_dtype_than_the_inputs() -> None:
     [
         (("nf4", True), "aot_eager"),
         (("int8", False), "aot_eager"),
-        pytest.param(("nf4", True), "inductor", marks=pytest.mark.slow),
+        pytest.param(("nf4", True), "inductor", marks=pytest.mark.full),
     ],
     ids=str,
 )
@@ -129,9 +131,35 @@ def test_a_layer_compiles_without_graph_breaks(kind: tuple[str, bool], backend: 
     inputs = torch.randn(4, 64, requires_grad=True)
     compiled = torch.compile(linear, backend=backend, fullgraph=True)
     torch.testing.assert_close(compiled(inputs), linear(inputs))
-    (found,) = torch.autograd.grad(compiled(inputs).sum(), inputs)  # inductor checks what each operator returns
+    (found,) = torch.autograd.grad(compiled(inputs).sum(), inputs)
     (wanted,) = torch.autograd.grad(linear(inputs).sum(), inputs)
     torch.testing.assert_close(found, wanted)
+
+
+class OperatorCalls(TorchDispatchMode):
+    """The calls of our own operators and of bitsandbytes'."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.calls: list[tuple[Any, tuple[Any, ...], dict[str, Any]]] = []
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if func.namespace in ("quantization", "bitsandbytes"):
+            self.calls.append((func, args, kwargs or {}))
+        return func(*args, **(kwargs or {}))
+
+
+@pytest.mark.parametrize("kind", [("nf4", True), ("int8", False)], ids=str)
+def test_operators_return_what_is_traced(kind: tuple[str, bool]) -> None:
+    """Shapes, strides and dtypes, which inductor's code relies on and asserts."""
+    linear = quantized(nn.Linear(64, 32), kind)
+    inputs = torch.randn(4, 64, requires_grad=True)
+    with OperatorCalls() as seen:
+        linear(inputs).sum().backward()
+    own = {str(func) for func, *_ in seen.calls if func.namespace == "quantization"}
+    assert own == {f"quantization.linear_{kind[0].replace('nf', '').replace('int', '')}bit.default"}
+    for func, args, kwargs in seen.calls:
+        torch.library.opcheck(func, args, kwargs, test_utils="test_faketensor")
 
 
 @pytest.mark.parametrize("kind", [("nf4", True), ("int8", False)], ids=str)
