@@ -14,7 +14,7 @@ import pytest
 from run_folder.checkpoint_folder import checkpoints, checksum, listed_files, old_tensor_files, tensor_files
 from tests.helpers.made import Made
 from tests.helpers.old_checkpoints import write_as_before
-from tests.helpers.pairwise import slow_but
+from tests.helpers.pairwise import keep_fast
 from tests.helpers.processes import ProcessGroup
 from tests.helpers.resuming import PLAIN, SHARDED, as_if_killed_after, assert_bit_equal, flags_of
 
@@ -39,7 +39,7 @@ def runs(tiny_model: Path, process_group: ProcessGroup, tmp_path_factory: pytest
     return Made(run)
 
 
-@pytest.mark.parametrize("kind", slow_but(2, KINDS))
+@pytest.mark.parametrize("kind", keep_fast(KINDS, ["LoRA in one file"]))
 def test_a_run_goes_on_from_it_bit_for_bit_and_writes_safetensors(
     kind: str, runs: Made, tiny_model: Path, process_group: ProcessGroup, tmp_path: Path
 ) -> None:

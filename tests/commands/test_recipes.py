@@ -14,7 +14,6 @@ from configs.flags import parse_flags
 from data.batches.layout import BatchLayout
 from tests.helpers.image_models import save_image_model, save_pictures
 from tests.helpers.made import Made
-from tests.helpers.pairwise import select_values
 from tests.helpers.processes import ROOT, ProcessGroup, read_metrics
 from tests.helpers.refusals import dialogues, write_lines
 from tests.helpers.seq2seq_models import save_seq2seq
@@ -25,6 +24,7 @@ DATA = {
     "grammar_dataset": [{"input": f"He have {i}.", "target": f"He has {i}."} for i in range(40)],
     "samsum_dataset": dialogues(40),
 }
+FAST = ("lora_dialogue_summary.yaml", "bart/json_events.yaml", "blip2/sgd_bf16_16x4.yaml", "litgpt/qlora_nf4_4x4.yaml")
 PROCESSES = ("--nproc_per_node", "--num_processes")
 MOST_RANKS = 2  # of the four or eight that a recipe is for
 
@@ -75,8 +75,22 @@ def models(tiny_model: Path, tmp_path_factory: pytest.TempPathFactory) -> Made:
     return Made(make)
 
 
+def short(recipe: Path) -> str:
+    return str(recipe.relative_to(ROOT / "configs/recipes"))
+
+
+@pytest.mark.parametrize("recipe", RECIPES, ids=short)
+def test_a_recipe_is_accepted(recipe: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(ROOT)
+    words = command_of(recipe)
+    settings = parse_flags(words[words.index("finetuning.py") + 1 :]).train_config
+    assert settings.batch_size_training == yaml.safe_load(recipe.read_text())["train_config"].get(
+        "batch_size_training", settings.batch_size_training
+    )
+
+
 @pytest.mark.parametrize(
-    "recipe", select_values(RECIPES, values_of), ids=lambda path: str(path.relative_to(ROOT / "configs/recipes"))
+    "recipe", select_values(RECIPES, values_of, fast=lambda recipe: short(recipe) in FAST), ids=short
 )
 def test_a_recipe_trains_as_its_first_lines_say(
     recipe: Path,

@@ -68,7 +68,7 @@ def test_a_streamed_run_says_what_it_knows(
     assert losses[-1] < losses[0] - 0.1
 
 
-@pytest.mark.parametrize("epoch_there", [1, 2])
+@pytest.mark.parametrize("epoch_there", [1, pytest.param(2, marks=pytest.mark.slow)])
 def test_a_finished_streamed_run_goes_on_if_it_is_given_more_steps(
     epoch_there: int, tiny_model: Path, data: Path, tmp_path: Path
 ) -> None:

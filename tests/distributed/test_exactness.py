@@ -119,6 +119,11 @@ def values_of(case: Case) -> tuple[Hashable, ...]:
     return (case.split, case.strategy, case.method, case.batching, *(given.get(name) for name in SETTINGS))
 
 
+def is_dear(case: Case) -> bool:
+    """An adapter of the head, and the compiled optimizer, have fast tests of their own."""
+    return case.method == "lora-head" or "--compile_optimizer" in case.extra
+
+
 # Every strategy and number of ranks goes through torchrun (or python, for one process), one of them in new
 # interpreters, not forks.
 REAL_CASE = Case((2, 4, 1), "FULL_SHARD", "full", "packing")
@@ -167,7 +172,7 @@ def references(models: dict[str, Path]) -> Made:
     return Made(reference)
 
 
-@pytest.mark.parametrize("case", select(CASES, values_of), ids=str)
+@pytest.mark.parametrize("case", select(CASES, values_of, fast=lambda case: not is_dear(case)), ids=str)
 def test_losses_and_grad_norms_are_those_of_a_plain_loop(
     case: Case, references: Made, models: dict[str, Path], process_group: ProcessGroup, tmp_path: Path
 ) -> None:

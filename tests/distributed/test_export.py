@@ -15,7 +15,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from tests.helpers import random_documents
 from tests.helpers.made import Made
-from tests.helpers.pairwise import select_product, slow_but
+from tests.helpers.pairwise import keep_fast, select_product, slow_but
 from tests.helpers.processes import ProcessGroup, read_metrics, train_events
 from tests.helpers.reference import plain_eval_loss
 
@@ -146,7 +146,10 @@ def test_training_goes_on_from_a_saved_adapter(
     assert plain_eval_loss(after) == pytest.approx(eval_events(tmp_path / "run")[-1]["loss"], rel=TOLERANCE)
 
 
-@pytest.mark.parametrize(("layout", "method"), select_product(["SINGLE", "FULL_SHARD"], METHODS))
+@pytest.mark.parametrize(
+    ("layout", "method"),
+    keep_fast(itertools.product(["SINGLE", "FULL_SHARD"], METHODS), [("SINGLE", "full")], full=[("SINGLE", "lora")]),
+)
 def test_the_best_evaluations_weights_are_kept_and_not_the_last(
     layout: str, method: str, models: dict[str, Path], process_group: ProcessGroup, tmp_path: Path
 ) -> None:
@@ -168,7 +171,7 @@ def test_the_best_evaluations_weights_are_kept_and_not_the_last(
     assert not list(run.glob("*.replaced"))
 
 
-@pytest.mark.parametrize("layout", LAYOUTS)
+@pytest.mark.parametrize("layout", slow_but(1, LAYOUTS))
 def test_without_validation_the_last_weights_are_saved(
     layout: str, runs: Made, models: dict[str, Path], process_group: ProcessGroup, tmp_path: Path
 ) -> None:

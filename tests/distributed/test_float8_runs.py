@@ -56,7 +56,7 @@ def losses(folder: Path) -> list[float]:
     ("name", "plain"),
     [
         ("tensorwise", "bf16"),
-        ("LoRA", "LoRA, bf16"),
+        pytest.param("LoRA", "LoRA, bf16", marks=pytest.mark.slow),
         *(pytest.param(name, "bf16", marks=pytest.mark.slow) for name in ("one rank", "NO_SHARD", "HYBRID_SHARD")),
         pytest.param("compiled", "bf16", marks=[pytest.mark.slow, pytest.mark.full]),  # a minute or more
     ],

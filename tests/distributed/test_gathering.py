@@ -7,10 +7,11 @@ from pathlib import Path
 import pytest
 
 from tests.helpers.generated import flags, write_rows
+from tests.helpers.pairwise import slow_but
 from tests.helpers.processes import ProcessGroup, read_metrics
 
 
-@pytest.mark.parametrize(("strategy", "times"), [("SHARD_GRAD_OP", 1), ("FULL_SHARD", 4)])
+@pytest.mark.parametrize(("strategy", "times"), slow_but(1, [("SHARD_GRAD_OP", 1), ("FULL_SHARD", 4)]))
 def test_weights_are_gathered_once_in_a_step_or_for_each_micro_batch_and_losses_are_the_same(
     strategy: str, times: int, tiny_model: Path, tmp_path: Path, process_group: ProcessGroup
 ) -> None:

@@ -16,25 +16,24 @@ from tests.helpers.reference import assert_agrees, lora_flags
 NUM_STEPS, NUM_ROWS = 2, 20
 NUM_DRAWS = 5  # of cuts for each case; the first is a fast test
 LANGUAGE_TARGETS = r".*(language|text)_model.*\.(q_proj|v_proj)"
-CASES = [  # every family, layout and kind of training
+CASES = [  # every layout and kind of training
     ("blip2_opt", "single", False),
+    ("idefics3", "ddp", False),
+    ("qwen2_5_vl", "fsdp", True),
+]
+SLOW_CASES = [  # every family
     ("blip2_t5", "fsdp", False),
     ("llava", "fsdp", True),
     ("gemma3", "fsdp", False),
     ("paligemma", "single", False),
     ("mllama", "single", False),
-    ("idefics3", "ddp", False),
-    ("qwen2_5_vl", "fsdp", True),
     ("qwen2_vl", "fsdp", False),
-    pytest.param("smolvlm", "fsdp", False, marks=needs_num2words),
-]
-SLOW_CASES = [
     ("blip2_opt", "ddp", False),
-    ("blip2_opt", "fsdp", False),
     ("blip2_opt", "fsdp", True),
-    ("qwen2_5_vl", "ddp", False),
 ]
 MORE_CASES = [
+    ("blip2_opt", "fsdp", False),
+    ("qwen2_5_vl", "ddp", False),
     ("blip2_opt", "ddp", True),
     ("blip2_t5", "ddp", False),
     ("llava", "ddp", False),
@@ -70,6 +69,7 @@ def references(models: Made, pictures: Path) -> Made:
     [
         *CASES,
         *(pytest.param(*case, marks=pytest.mark.slow) for case in SLOW_CASES),
+        pytest.param("smolvlm", "fsdp", False, marks=[needs_num2words, pytest.mark.slow]),
         *(pytest.param(*case, marks=pytest.mark.full) for case in MORE_CASES),
     ],
 )

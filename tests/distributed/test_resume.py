@@ -152,6 +152,7 @@ def moving(tied_model: Path, process_group: ProcessGroup, tmp_path_factory: pyte
     select(
         [*itertools.product(ELSEWHERE, ("SHARDED_STATE_DICT", "FULL_STATE_DICT"))],
         lambda case: (str(ELSEWHERE[case[0]][1]), str(ELSEWHERE[case[0]][3]), case[1]),
+        fast=lambda case: case[0] in ("2 ranks to 1", "onto CPU offload", "onto an offloaded optimizer"),
     ),
 )
 def test_a_run_goes_on_elsewhere_with_the_same_losses(
@@ -175,7 +176,7 @@ FP16 = {  # rows that overflow, ranks and features, then ranks and features afte
 }
 
 
-@pytest.mark.parametrize("case", slow_but(2, FP16))
+@pytest.mark.parametrize("case", slow_but(1, FP16, num_slow=3))
 def test_the_loss_scale_of_fp16_goes_on_where_it_was(
     case: str, tiny_model: Path, process_group: ProcessGroup, tmp_path: Path
 ) -> None:
@@ -337,7 +338,13 @@ def test_going_back_gives_up_the_later_checkpoints_when_there_is_a_new_one(
 
 
 @pytest.mark.parametrize(
-    ("beside", "kind"), select_product(["True", "False"], ["SHARDED_STATE_DICT", "FULL_STATE_DICT"])
+    ("beside", "kind"),
+    [
+        ("True", "FULL_STATE_DICT"),
+        pytest.param("True", "SHARDED_STATE_DICT", marks=pytest.mark.slow),
+        pytest.param("False", "SHARDED_STATE_DICT", marks=pytest.mark.slow),
+        pytest.param("False", "FULL_STATE_DICT", marks=pytest.mark.full),
+    ],
 )
 def test_saving_beside_training_keeps_the_state_of_its_step(
     beside: str, kind: str, tiny_model: Path, process_group: ProcessGroup, tmp_path: Path

@@ -32,7 +32,7 @@ def resolved(output: Path) -> dict:
     [
         (["--enable_fsdp"], 4),  # two layers, the embedding, and what is left
         (["--enable_fsdp", "--wrap", "root"], 1),
-        (["--enable_fsdp", "--sharding_strategy", "NO_SHARD"], 0),
+        pytest.param(["--enable_fsdp", "--sharding_strategy", "NO_SHARD"], 0, marks=pytest.mark.slow),
         ([], 0),
     ],
 )
@@ -44,6 +44,7 @@ def test_the_run_says_how_many_units_it_gathers(
     assert "wrap:" not in printed
 
 
+@pytest.mark.slow
 def test_copies_that_are_cast_may_be_one_unit(tiny_model: Path, process_group: ProcessGroup, tmp_path: Path) -> None:
     """Under NO_SHARD a cast weight is a unit's: all at once have fewer hooks, and the same numbers."""
     losses = []

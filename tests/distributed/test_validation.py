@@ -60,7 +60,9 @@ def after_one_step() -> dict[str, float]:
     return {}
 
 
-@pytest.mark.parametrize(("ranks", "val_batch_size", "batching", "sharded"), select(CASES))
+@pytest.mark.parametrize(
+    ("ranks", "val_batch_size", "batching", "sharded"), select(CASES, fast=lambda case: case[:2] != (4, 2))
+)
 def test_eval_loss_is_that_of_the_whole_set_for_any_number_of_ranks(
     ranks: int,
     val_batch_size: int,
@@ -85,7 +87,7 @@ def test_eval_loss_is_that_of_the_whole_set_for_any_number_of_ranks(
     assert after["loss"] != pytest.approx(loss, rel=1e-4)
 
 
-@pytest.mark.parametrize(("ranks", "steps"), select_product([1, 2, 4], [1, 3]))
+@pytest.mark.parametrize(("ranks", "steps"), select_product([1, 2, 4], [1, 3], fast=lambda case: case[0] < 4))
 def test_max_eval_step_counts_batches_over_the_whole_set(
     ranks: int, steps: int, tiny_model: Path, process_group: ProcessGroup, tmp_path: Path
 ) -> None:

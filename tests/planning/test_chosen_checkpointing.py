@@ -116,6 +116,7 @@ def test_what_is_offloaded_moves_from_the_device_to_the_host_in_the_plan(one_bil
     assert all_moved.time.step.host_transfers > 0
 
 
+@pytest.mark.slow
 def test_all_ranks_take_the_choice_and_losses_stay_to_the_bit(
     tiny_model: Path, tmp_path: Path, process_group: ProcessGroup
 ) -> None:
@@ -187,6 +188,7 @@ def test_full_recomputes_every_layer_where_each_saves_memory_and_where_it_is_ask
     assert plan.choices == ()
 
 
+@pytest.mark.slow
 def test_a_run_that_is_resumed_on_fewer_ranks_accumulates_and_so_spares_nothing(
     tmp_path: Path, process_group: ProcessGroup
 ) -> None:

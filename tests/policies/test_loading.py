@@ -22,6 +22,7 @@ from tests.helpers.checkpoints import load_plain
 from tests.helpers.exports import export
 from tests.helpers.families import FAMILIES, LLAMA_LIKE, make_model
 from tests.helpers.loaded import load, load_model
+from tests.helpers.pairwise import slow_but
 from tests.helpers.processes import ProcessGroup, run_forked, train_events
 from tests.helpers.resuming import as_if_killed_after, assert_bit_equal, flags_of
 from utils.errors import ConfigError
@@ -404,8 +405,9 @@ def test_random_weights_of_every_family_are_spread_as_its_own_initialisation_spr
         assert found.std().item() == pytest.approx(wanted.std().item(), rel=0.15, abs=1e-6), name
 
 
+@pytest.mark.parametrize("others", slow_but(1, [("shards",), ("copies", "groups")]))
 def test_random_weights_are_the_same_under_every_layout(
-    tied_model: Path, process_group: ProcessGroup, tmp_path: Path
+    others: tuple[str, ...], tied_model: Path, process_group: ProcessGroup, tmp_path: Path
 ) -> None:
     layouts = {
         "alone": ([], 1),
@@ -414,7 +416,8 @@ def test_random_weights_are_the_same_under_every_layout(
         "groups": (["--enable_fsdp", "--hsdp", "--sharding_group_size", "2"], 4),
     }
     losses = {}
-    for name, (flags, world_size) in layouts.items():
+    for name in ("alone", *others):
+        flags, world_size = layouts[name]
         common = ["--model_name", str(tied_model), "--random_weights", "--output_dir", str(tmp_path / name)]
         common += ["--dataset", f"{random_documents.__file__}:get_custom_dataset", "--run_validation", "False"]
         common += [

@@ -16,6 +16,7 @@ from torch.distributed.tensor import DTensor
 
 from policies.loss_scaling import FIRST_SCALE, LEAST_SCALE, LossScaler
 from tests.helpers.overflowing import SILENT, make_overflowing_model, write_dataset_function
+from tests.helpers.pairwise import keep_fast
 from tests.helpers.processes import ProcessGroup, read_metrics, train_events
 from tests.helpers.refusals import error_lines
 
@@ -146,7 +147,7 @@ LAYOUTS = {
 }
 
 
-@pytest.mark.parametrize("layout", LAYOUTS)
+@pytest.mark.parametrize("layout", keep_fast(LAYOUTS, ["FULL_SHARD", "DDP"]))
 def test_where_one_rank_overflows_every_rank_leaves_out_that_update(
     layout: str, overflowing: Path, process_group: ProcessGroup, tmp_path: Path
 ) -> None:

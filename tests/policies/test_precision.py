@@ -19,7 +19,7 @@ from policies.adapters.apply import store_adapters
 from policies.mixed_precision import Precision, resolve_precision
 from tests.helpers import random_documents
 from tests.helpers.adapter_kinds import adapt
-from tests.helpers.pairwise import select
+from tests.helpers.pairwise import select, slow_but
 from tests.helpers.processes import ProcessGroup, read_metrics, train_events
 from utils.device import DeviceFacts, facts_of
 from utils.errors import ConfigError
@@ -40,6 +40,7 @@ LAYOUTS = {"one process": (1, []), "NO_SHARD": (2, []), "FULL_SHARD": (2, ["--en
 KINDS = [*itertools.product(MODES, LAYOUTS, ("full", "lora"))]
 KINDS += itertools.product(("bf16-mixed", "bf16-true"), LAYOUTS, ("bf16 lora",))
 ALL_CASES = select(KINDS)
+OFFLOADED = "--enable_fsdp --fsdp_cpu_offload"
 LARGEST_DIFFERENCE = {"bf16-mixed": 5e-3, "bf16-true": 2e-2, "fp16-mixed": 2e-4}  # of a loss from fp32's, relative
 
 
@@ -201,8 +202,8 @@ def test_losses_fall_and_stay_close_to_those_of_fp32(mode: str, layout: str, met
 @pytest.mark.parametrize(
     ("mode", "method"),
     [
-        ("bf16-mixed", "full"),
-        pytest.param("fp16-mixed", "lora", marks=pytest.mark.slow),
+        pytest.param("bf16-mixed", "full", marks=pytest.mark.slow),
+        pytest.param("fp16-mixed", "lora", marks=pytest.mark.full),
         pytest.param("bf16-mixed", "lora", marks=pytest.mark.full),
         pytest.param("fp16-mixed", "full", marks=pytest.mark.full),
     ],
@@ -216,13 +217,20 @@ def test_mixed_precision_is_the_same_in_every_layout(mode: str, method: str, run
 
 @pytest.mark.parametrize(
     ("ranks", "method", "flags"),
-    [
-        (4, "full", "--enable_fsdp --hsdp --sharding_group_size 2 --accumulate_unsharded False"),
-        (2, "full", "--enable_fsdp --fsdp_cpu_offload --sharding_strategy SHARD_GRAD_OP --accumulate_unsharded False"),
-        (2, "lora", "--enable_fsdp --fsdp_cpu_offload --wrap root"),
-        (2, "full", "--optimizer_cpu_offload --activation_checkpointing full --loss_chunk_size 20"),
-        (1, "lora", "--optimizer_cpu_offload --activation_checkpointing selective"),
-    ],
+    slow_but(
+        2,
+        [
+            (1, "lora", "--optimizer_cpu_offload --activation_checkpointing selective"),
+            (2, "lora", "--enable_fsdp --fsdp_cpu_offload --wrap root"),
+            (2, "full", "--optimizer_cpu_offload --activation_checkpointing full --loss_chunk_size 20"),
+            (
+                2,
+                "full",
+                f"{OFFLOADED} --sharding_strategy SHARD_GRAD_OP --accumulate_unsharded False",
+            ),
+            (4, "full", "--enable_fsdp --hsdp --sharding_group_size 2 --accumulate_unsharded False"),
+        ],
+    ),
 )
 def test_fp16_stays_close_to_fp32_under_every_policy(
     ranks: int, method: str, flags: str, run: Run, tiny_model: Path, process_group: ProcessGroup, tmp_path: Path

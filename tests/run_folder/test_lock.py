@@ -473,6 +473,7 @@ def test_a_folder_that_is_renamed_for_a_while_costs_the_run_nothing(
     assert (bench.output / "model").is_dir()
 
 
+@pytest.mark.slow
 def test_a_run_whose_folder_was_deleted_keeps_its_state_in_a_new_one_and_says_at_the_end_what_is_gone(
     bench: Bench, launch: Callable[..., RunningCommand]
 ) -> None:

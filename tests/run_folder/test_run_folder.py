@@ -401,7 +401,7 @@ def get_rows(dataset_config, tokenizer, split):
 """
 
 
-@pytest.mark.parametrize("output_is_given", [True, False])
+@pytest.mark.parametrize("output_is_given", [False, pytest.param(True, marks=pytest.mark.slow)])
 def test_a_recipe_that_changes_the_working_directory_moves_nothing(
     output_is_given: bool, tiny_model: Path, tmp_path: Path
 ) -> None:

@@ -8,9 +8,13 @@ import sys
 import tempfile
 import threading
 import time
+from functools import partial
 from pathlib import Path
 
+import pytest
+
 from supervision.traces import where_main_thread_is, write_traces
+from tests.helpers.pairwise import slow_but
 from tests.helpers.processes import ProcessGroup
 
 
@@ -50,9 +54,9 @@ class Garbage:
         sum(number for number in range(20))
 
 
-def look_while_threads_come_and_go() -> None:
-    """For some seconds: native threads that enter Python and leave it, frames and garbage, and a thread that looks."""
-    end = time.monotonic() + 4
+def look_while_threads_come_and_go(seconds: float) -> None:
+    """For so long: native threads that enter Python and leave it, frames and garbage, and a thread that looks."""
+    end = time.monotonic() + seconds
     libc = ctypes.CDLL(None)
     entry = ctypes.CFUNCTYPE(ctypes.c_void_p, ctypes.c_void_p)(lambda _: None)
 
@@ -83,7 +87,8 @@ def look_while_threads_come_and_go() -> None:
     assert gc.isenabled()
 
 
-def test_looking_often_neither_crashes_nor_waits_for_ever(process_group: ProcessGroup) -> None:
-    (outcome,) = process_group.run(look_while_threads_come_and_go, world_size=1, timeout_seconds=60)
+@pytest.mark.parametrize("seconds", slow_but(1, [1, 4]))
+def test_looking_often_neither_crashes_nor_waits_for_ever(seconds: float, process_group: ProcessGroup) -> None:
+    (outcome,) = process_group.run(partial(look_while_threads_come_and_go, seconds), world_size=1, timeout_seconds=60)
     assert outcome.status == 0, outcome.stderr
     assert "Error" not in outcome.stderr  # of a thread

@@ -94,6 +94,7 @@ def test_on_a_cpu_each_moment_counts_for_the_innermost_operator_that_is_known() 
     assert found == pytest.approx(expected | {NOT_HIDDEN: 0.05, IDLE: 0.15})
 
 
+@pytest.mark.slow
 def test_a_trace_of_a_run_is_read(
     tiny_model: Path, samples: Path, tmp_path: Path, process_group: ProcessGroup, capsys: pytest.CaptureFixture[str]
 ) -> None:

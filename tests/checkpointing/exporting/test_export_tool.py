@@ -210,7 +210,10 @@ RUNS = {
 
 
 @pytest.mark.parametrize(
-    ("layout", "tie", "precision"), select_product(RUNS, TIES, ("--mixed_precision False", "--pure_bf16"))
+    ("layout", "tie", "precision"),
+    select_product(
+        RUNS, TIES, ("--mixed_precision False", "--pure_bf16"), fast=lambda case: case[0] not in ("four", "hybrid")
+    ),
 )
 def test_the_copy_that_a_run_leaves_is_the_model_that_it_saved(
     layout: str, tie: str, precision: str, models: dict[str, Path], process_group: ProcessGroup, tmp_path: Path

@@ -19,7 +19,7 @@ from configs.training import TrainConfig
 from data.dataset_functions.importing import find_dataset_function, load_dataset_file
 from data.pipeline import load_data
 from data.sequences.causal import build_sequences
-from tests.helpers.processes import ROOT
+from tests.helpers.processes import ROOT, run_forked
 from utils.errors import ConfigError
 
 SamsumDataset = DATASETS["samsum_dataset"]
@@ -155,7 +155,11 @@ if __name__ == "__main__":
         print(pool.map(first_tokens, [rows]))
 """
     )
-    assert python(str(script)).strip() == "[[0, 1, 2, 3, 4, 5]]"
+    if start_method == "spawn":  # which imports in the worker what the script imports
+        assert python(str(script)).strip() == "[[0, 1, 2, 3, 4, 5]]"
+        return
+    done = run_forked([str(script)])
+    assert (done.returncode, done.stdout.strip()) == (0, "[[0, 1, 2, 3, 4, 5]]"), done.stderr
 
 
 def test_the_example_in_the_repository_works_as_it_says(tiny_model: Path) -> None:

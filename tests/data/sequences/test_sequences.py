@@ -42,7 +42,7 @@ def take(num_rows: int, split_slice: str | None, *, hugging_face: bool = False) 
     context_length=st.integers(8, 10),
     truncation=st.sampled_from(["right", "left", "drop", "error"]),
 )
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=150, deadline=None)
 def test_every_row_is_kept_cut_or_counted(documents: list[Any], context_length: int, truncation: Truncation) -> None:
     """Against a plain loop over lists."""
     kept, cut_tokens, truncated, too_long, empty, without_label = [], 0, 0, 0, 0, 0

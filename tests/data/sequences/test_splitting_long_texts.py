@@ -28,7 +28,7 @@ def parts_of(sequences: Sequences, number: int) -> list[TokenSequence]:
 
 
 @given(documents=DOCUMENTS, context_length=st.integers(2, 10))
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=150, deadline=None)
 def test_the_parts_of_a_text_are_the_text_and_each_label_counts_once(documents: list[Any], context_length: int) -> None:
     kept, num_without_label, num_parts_without_label = {}, 0, 0
     num_split = num_parts = 0

@@ -132,7 +132,8 @@ def test_a_stream_goes_on_from_any_step_as_if_it_had_not_been_left(
     whole, states = states_of(open_stream(tiny_model, data, *flags))
     assert len(whole) == NUM_STEPS
     assert sum("ended at step" in " ".join(lines) for _, lines in whole) >= 1
-    for step in (0, 3, 10, 17, 24, 31, 38, 44):
+    steps = (0, 3, 10, 17, 24, 31, 38, 44)
+    for step in steps if kind == "parquet" else steps[1::2]:
         assert gone_on(open_stream(tiny_model, data, *flags), states[step]) == whole[step + 1 :]
 
 

@@ -24,6 +24,7 @@ from planning.machines.hardware import Hardware, parse_hardware
 _OFFLOADED = {"llama8b-mixed-batch8", "llama13b-adamw-offload"}  # the host's share is known to a quarter only
 
 
+@pytest.mark.slow
 def test_the_documented_epochs_and_bills_come_out(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     rows = documented_rows(tmp_path)
     with capsys.disabled():

@@ -12,6 +12,7 @@ from configs.flags import parse_flags
 from planning.machines.hardware import parse_hardware
 from planning.planned_run import Plan, plan_of
 from policies.activations.checkpointing import Checkpointing
+from tests.helpers.pairwise import slow_but
 from tests.helpers.traced_step import TracedStep, trace_step
 
 LLAMA = LlamaConfig(
@@ -85,19 +86,23 @@ def agreeing(model: Path, line: str, hardware: str, choice: Checkpointing | None
 
 @pytest.mark.parametrize(
     ("name", "line", "hardware"),
-    [
-        ("llama", f"{SHAPE} --enable_fsdp --sharding_strategy SHARD_GRAD_OP --optimizer SGD", "2xA100-80GB"),
-        ("llama", f"{SHAPE} --enable_fsdp --use_peft --gradient_accumulation_steps 2", "2xV100-32GB"),
-        ("llama", f"{SHAPE} --use_peft --pure_bf16 --lora_config.target_modules all-linear", "A100-40GB"),
-        ("tied", f"{SHAPE} --mixed_precision False --batching_strategy padding", "V100-16GB"),
-        ("tied", f"{SHAPE} --enable_fsdp --pure_bf16 --hsdp --sharding_group_size 2", "4xA100-80GB"),
-        ("gemma4", f"{SHAPE} --enable_fsdp --activation_checkpointing off", "2xA100-80GB"),
-    ],
+    slow_but(
+        2,
+        [
+            ("llama", f"{SHAPE} --enable_fsdp --sharding_strategy SHARD_GRAD_OP --optimizer SGD", "2xA100-80GB"),
+            ("tied", f"{SHAPE} --mixed_precision False --batching_strategy padding", "V100-16GB"),
+            ("llama", f"{SHAPE} --enable_fsdp --use_peft --gradient_accumulation_steps 2", "2xV100-32GB"),
+            ("llama", f"{SHAPE} --use_peft --pure_bf16 --lora_config.target_modules all-linear", "A100-40GB"),
+            ("tied", f"{SHAPE} --enable_fsdp --pure_bf16 --hsdp --sharding_group_size 2", "4xA100-80GB"),
+            ("gemma4", f"{SHAPE} --enable_fsdp --activation_checkpointing off", "2xA100-80GB"),
+        ],
+    ),
 )
 def test_they_agree(name: str, line: str, hardware: str, models: Path) -> None:
     agreeing(models / name, line, hardware)
 
 
+@pytest.mark.slow
 def test_an_encoder_decoder_that_adds_a_saved_buffer_to_its_logits_is_planned_with_its_generation(models: Path) -> None:
     line = "--enable_fsdp --eval_generate --max_source_length 256 --max_target_length 64"
     plan, _ = agreeing(models / "pegasus", line, "2xA100-80GB")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import html
+import itertools
 import json
 import re
 import shlex
@@ -16,6 +17,7 @@ from planning.out_of_memory.report import OutOfMemory
 from tests.helpers import random_documents
 from tests.helpers.limited_files import files_limited_to
 from tests.helpers.made import Made
+from tests.helpers.pairwise import keep_fast
 from tests.helpers.processes import ProcessGroup, read_metrics
 from tests.helpers.refusals import error_lines
 from tests.helpers.small_device import on_small_device
@@ -59,8 +61,14 @@ def limits(tiny_model: Path, process_group: ProcessGroup, tmp_path_factory: pyte
     return Made(measure)
 
 
-@pytest.mark.parametrize("phase", PHASES)
-@pytest.mark.parametrize("swaps", [False, pytest.param(True, marks=pytest.mark.slow)])
+@pytest.mark.parametrize(
+    ("swaps", "phase"),
+    keep_fast(
+        [*itertools.product((False, True), PHASES)],
+        [(False, "forward"), (False, "optimizer_step")],
+        full=[(True, "backward"), (True, "evaluation")],  # of one rank
+    ),
+)
 def test_the_account_names_the_phase_and_no_rank_is_left(
     phase: str, swaps: bool, limits: Made, tiny_model: Path, process_group: ProcessGroup, tmp_path: Path
 ) -> None:

@@ -141,6 +141,7 @@ def test_the_first_layers_are_the_ones_that_are_other_than_the_rest_and_a_plan_m
     assert CHOICES["full in 1, else off"].modes == ("off", "full")
 
 
+@pytest.mark.slow
 def test_layers_of_two_modes_compile_into_two_graphs_with_the_same_gradients() -> None:
     wanted = gradients(make_model("off"))
     for mode, num_graphs in (("full", 1), ("full in 1, else off", 2)):

@@ -200,7 +200,9 @@ def train_moving_all(argv: Sequence[str]) -> int:
     return status
 
 
-@pytest.mark.parametrize(("ranks", "given"), [(2, "--enable_fsdp"), (1, "--use_peft --activation_checkpointing off")])
+@pytest.mark.parametrize(
+    ("ranks", "given"), slow_but(1, [(1, "--use_peft --activation_checkpointing off"), (2, "--enable_fsdp")])
+)
 def test_runs_have_the_same_losses_to_the_bit(
     ranks: int, given: str, tiny_model: Path, tmp_path: Path, process_group: ProcessGroup
 ) -> None:

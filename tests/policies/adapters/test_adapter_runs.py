@@ -29,7 +29,10 @@ from utils.errors import ConfigError
 
 NUM_STEPS = 6
 LAYOUTS = {"SINGLE": (1, []), "NO_SHARD": (2, []), "FULL_SHARD": (2, ["--enable_fsdp"])}
-EACH = slow_but(2, ["dora", "prefix", "llama_adapter", "rslora"])
+OF_OTHER_KINDS = ("gemma3", "gpt_neox", "phi3")  # whose layers have other names than Llama's, or see windows
+PREFIX_FAMILIES = [name for name in FAMILIES if FAMILIES[name].config.model_type in PREFIX_MODELS]
+OF_LLAMAS_KIND = [name for name in PREFIX_FAMILIES if name not in OF_OTHER_KINDS]
+EACH = slow_but(1, ["prefix", "dora", "llama_adapter", "rslora"])
 OWN = {"rslora": "lora_", "dora": "lora_", "llama_adapter": "adaption_", "prefix": "prompt_embeddings"}
 
 
@@ -104,7 +107,7 @@ def test_plain_peft_loads_what_every_layout_saves(adapter: str, runs: Made, mode
 @pytest.mark.parametrize(
     ("adapter", "ranks", "flags"),
     slow_but(
-        1,
+        0,
         [
             ("dora", 4, "--hsdp --sharding_group_size 2"),
             ("dora", 2, "--fsdp_cpu_offload --wrap root"),
@@ -200,7 +203,8 @@ def test_random_weights_are_those_of_the_model_alone(
 @pytest.mark.parametrize(
     ("family", "adapter"),
     [
-        *((name, "prefix") for name in FAMILIES if FAMILIES[name].config.model_type in PREFIX_MODELS),
+        *((name, "prefix") for name in OF_OTHER_KINDS),
+        *(pytest.param(name, "prefix", marks=pytest.mark.full) for name in OF_LLAMAS_KIND),
         *((name, "llama_adapter") for name in ("mistral", "gpt2")),
         ("gpt2", "dora"),
     ],
@@ -270,5 +274,5 @@ def test_a_documented_command_trains(
     flags += ["--samsum_dataset.data_path", str(ROOT / "datasets/samples/dialogue_summary"), "--split_slice", "60"]
     flags += ["--max_train_step", "2", "--output_dir", str(tmp_path / "run"), "--num_workers_dataloader", "0"]
     flags += ["--context_length", "96"]
-    process_group.train(flags, int(words[words.index("--nproc_per_node") + 1]) if words[0] == "torchrun" else 1)
+    process_group.train(flags, 2 if words[0] == "torchrun" else 1)
     assert plain_eval_loss(load_plain(tmp_path / "run/adapter", model_folder)) > 0

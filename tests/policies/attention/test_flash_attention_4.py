@@ -102,7 +102,7 @@ def test_loss_and_gradients_are_those_of_attention_by_offsets(name: str, kernels
 
 
 @pytest.mark.usefixtures("kernels")
-@pytest.mark.parametrize(("name", "num_graphs"), [("llama", 1), ("gemma3", 2)])
+@pytest.mark.parametrize(("name", "num_graphs"), [("llama", 1), pytest.param("gemma3", 2, marks=pytest.mark.slow)])
 def test_compiled_there_is_one_graph_for_each_kind_of_layer_whatever_documents_a_batch_holds(
     name: str, num_graphs: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -115,6 +115,7 @@ def test_what_does_not_compile_runs_as_written_and_says_so_in_one_line(
     assert line.endswith(" raised: RuntimeError: no kernel fits)")
 
 
+@pytest.mark.slow
 def test_no_number_of_a_layer_is_an_input_of_its_graph(monkeypatch: pytest.MonkeyPatch) -> None:
     """Those would be tensors on the CPU, and arithmetic with them C++ kernels beside a GPU's own."""
     graph_inputs: list[Any] = []

@@ -245,6 +245,7 @@ def test_runs_of_one_name_are_told_apart(runs: Made, tmp_path: Path) -> None:
     assert [run["name"] for run in page_of(*copies).data["runs"]] == ["a/full", "b/full"]
 
 
+@pytest.mark.slow
 def test_ten_long_runs_stay_below_two_mebibytes_and_keep_their_extremes(tmp_path: Path) -> None:
     first = tmp_path / "run-0"
     long_run(first, num_steps=6_000, num_ranks=8, spike=1234)
