@@ -14,6 +14,7 @@ from configs.flags import parse_flags
 from data.batches.layout import BatchLayout
 from tests.helpers.image_models import save_image_model, save_pictures
 from tests.helpers.made import Made
+from tests.helpers.pairwise import select_values
 from tests.helpers.processes import ROOT, ProcessGroup, read_metrics
 from tests.helpers.refusals import dialogues, write_lines
 from tests.helpers.seq2seq_models import save_seq2seq
@@ -84,9 +85,7 @@ def test_a_recipe_is_accepted(recipe: Path, monkeypatch: pytest.MonkeyPatch) -> 
     monkeypatch.chdir(ROOT)
     words = command_of(recipe)
     settings = parse_flags(words[words.index("finetuning.py") + 1 :]).train_config
-    assert settings.batch_size_training == yaml.safe_load(recipe.read_text())["train_config"].get(
-        "batch_size_training", settings.batch_size_training
-    )
+    assert settings.lr == yaml.safe_load(recipe.read_text())["train_config"].get("lr", settings.lr)
 
 
 @pytest.mark.parametrize(

@@ -23,6 +23,7 @@ from policies.activations.checkpointing import Checkpointing, apply_activation_c
 from policies.activations.offloading import HostTransfers, Offloading, StreamTransfers, Transfers
 from policies.wrapping import find_layers
 from tests.helpers.generated import flags, write_rows
+from tests.helpers.pairwise import slow_but
 from tests.helpers.processes import ProcessGroup, read_metrics
 from tests.helpers.small_configs import SMALL, VOCAB
 
