@@ -22,7 +22,7 @@ from data.files.csv_grammar import CsvGrammar, Quoting, count_lines
 from data.files.json_files import RowText, where_not_utf8
 from data.files.row_chunks import ItemChunk, Place, RowChunk, RowReader
 
-_MOST_BYTES = 2**24  # of a row
+_HEAD_BYTES, _MOST_BYTES = 2**16, 2**24  # of a file, which are enough for most headers; and of a row
 
 
 def csv_rows(file: Path, quoting: Quoting = "auto") -> Iterator[RowText]:
@@ -80,12 +80,16 @@ class CsvReader(RowReader):
             if not position:
                 header = self._grammar.first_row(data)
                 data, num_before = data[len(header) :], count_lines(header)
-            data, problems = self._without_bad_rows(data, num_before)
-            table = csv.read_csv(pa.BufferReader(data), **self._options(self._names)) if data.strip(b"\r\n") else None
+            parts = list(self._parts(_ended(data), num_before))
         except (pa.ArrowInvalid, UnicodeDecodeError) as error:
             problem = where_not_utf8(self.file) or f"{self.file}: {' '.join(str(error).split())[:300]}"
             return ItemChunk([problem], (end_of_file, place[1]))
-        return ItemChunk(problems, place) if table is None else CsvChunk(self.file, table, problems, place)
+        if len(parts) == 1 and isinstance(parts[0], pa.Table):
+            return CsvChunk(self.file, parts[0], place)
+        rows = (
+            [part] if isinstance(part, str) else CsvChunk(self.file, part, place).read(0, len(part)) for part in parts
+        )
+        return ItemChunk([row for some in rows for row in some], place)
 
     def names(self) -> list[str]:
         """The columns; none if the first row cannot be read."""
@@ -104,9 +108,13 @@ class CsvReader(RowReader):
 
     def _read_header(self) -> str:
         """Read the names of the columns from the first row; what is wrong with it, or nothing."""
-        first = ByteChunks(self.file, self._grammar.end_of_rows, most=_MOST_BYTES)
-        header = self._grammar.first_row(first.at(0).removeprefix(UTF8_MARK)).lstrip(b"\r\n")
-        first.close()
+        data = header = b""
+        with self.file.open("rb") as stream:
+            for num_bytes in (_HEAD_BYTES, _MOST_BYTES):
+                data += stream.read(num_bytes - len(data))
+                header = self._grammar.first_row(data.removeprefix(UTF8_MARK)).lstrip(b"\r\n")
+                if header.endswith((b"\r", b"\n")):
+                    break
         if not header:
             return ""
         # Alone: arrow prints a traceback for later rows that are no UTF-8.
@@ -119,21 +127,22 @@ class CsvReader(RowReader):
         self._grammar, self._names = replace(grammar, header=header.rstrip(b"\r\n")), names
         return ""
 
-    def _without_bad_rows(self, data: bytes, num_before: int) -> tuple[bytes, list[str]]:
-        """The rows that can be read, and what is wrong with the others.
+    def _parts(self, data: bytes, num_before: int) -> Iterator[pa.Table | str]:
+        """Tables of the rows that can be read, and between them what is wrong with one that cannot.
 
         Args:
             num_before: lines before the data.
         """
-        good, problems, position = [], [], 0
-        data = _ended(data)
-        for bad in self._grammar.bad_rows(data):
-            good.append(data[position : bad.start])
-            num_before += count_lines(data[position : bad.start])
-            problems.append(self._problem(data[bad.start : bad.end], num_before + 1, bad.reason))
-            num_before += count_lines(data[bad.start : bad.end])
-            position = bad.end
-        return b"".join([*good, data[position:]]), problems
+        position = 0
+        for bad in (*self._grammar.bad_rows(data), None):
+            good = data[position : bad.start if bad else None]
+            if good.strip(b"\r\n"):
+                yield csv.read_csv(pa.BufferReader(good), **self._options(self._names))
+            if bad:
+                num_before += count_lines(good)
+                yield self._problem(data[bad.start : bad.end], num_before + 1, bad.reason)
+                num_before += count_lines(data[bad.start : bad.end])
+                position = bad.end
 
     def _problem(self, row: bytes, line: int, reason: str) -> str:
         try:
@@ -167,20 +176,18 @@ def _ended(data: bytes) -> bytes:
 
 @dataclass(frozen=True)
 class CsvChunk:
-    """Rows of a table, and after them what is wrong with those that could not be read."""
+    """Rows of a table, decoded when they are read."""
 
     file: Path
     table: pa.Table
-    problems: list[str]
     next: Place
 
     def __len__(self) -> int:
-        return int(self.table.num_rows) + len(self.problems)
+        return int(self.table.num_rows)
 
     def read(self, first: int, last: int) -> list[dict[str, Any] | str]:
         cells = zip(*(column.to_pylist() for column in self.table.slice(first, last - first).columns), strict=True)
-        num_rows = self.table.num_rows
-        return [*map(self._row, cells), *self.problems[max(0, first - num_rows) : max(0, last - num_rows)]]
+        return [self._row(values) for values in cells]
 
     def _row(self, cells: tuple[bytes | None, ...]) -> dict[str, Any] | str:
         names = self.table.column_names

@@ -11,7 +11,8 @@ from data.files.csv_files import CsvReader
 from data.files.csv_grammar import Quoting
 from data.files.json_files import may_hold_lines
 
-_HEAD_BYTES = 2**20
+_HEAD_BYTES = (2**16, 2**20)  # of a file; more of it if its first row is longer
+_MOST_FILES = 1000  # that are opened for this before the start
 
 
 def first_keys(file: Path, quoting: Quoting = "auto") -> list[str]:
@@ -23,19 +24,28 @@ def first_keys(file: Path, quoting: Quoting = "auto") -> list[str]:
         reader = CsvReader(file, quoting)
         reader.close()
         return reader.names()
+    data = b""
     with opened(file) as stream:
-        start = stream.read(_HEAD_BYTES).removeprefix(UTF8_MARK).decode(errors="ignore").lstrip()
-    try:
-        row, _ = json.JSONDecoder().raw_decode(start.removeprefix("[").lstrip())
-    except (ValueError, RecursionError):
-        return []
-    is_row = isinstance(row, dict) and (start.startswith("[") or may_hold_lines(file))  # no object with lists of rows
-    return list(row) if is_row else []
+        for num_bytes in _HEAD_BYTES:
+            data += stream.read(num_bytes - len(data))
+            start = data.removeprefix(UTF8_MARK).decode(errors="ignore").lstrip()
+            try:
+                row, _ = json.JSONDecoder().raw_decode(start.removeprefix("[").lstrip())
+            except (ValueError, RecursionError):
+                continue
+            is_row = isinstance(row, dict) and (start.startswith("[") or may_hold_lines(file))  # no lists of rows
+            return list(row) if is_row else []
+    return []
+
+
+def keys_of_files(files: Sequence[Path], quoting: Quoting = "auto") -> dict[Path, list[str]]:
+    """The keys of the first rows of the first thousand files; files that do not tell them are left out."""
+    return {file: keys for file in files[:_MOST_FILES] if (keys := first_keys(file, quoting))}
 
 
 def first_without(files: Sequence[Path], quoting: Quoting = "auto") -> dict[str, Path]:
     """The first file whose first row lacks a column that the first row of another has, by column."""
-    keys = {file: known for file in files if (known := first_keys(file, quoting))} if len(files) > 1 else {}
+    keys = keys_of_files(files, quoting) if len(files) > 1 else {}
     columns = dict.fromkeys(column for known in keys.values() for column in known)
     return {
         column: file

@@ -10,6 +10,7 @@ from collections import Counter
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
+from mmap import ACCESS_READ, mmap
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -107,6 +108,8 @@ def _read_table(file: Path) -> _Table:
     try:
         if file.suffix == ".parquet":
             metadata = pq.read_metadata(file)
+            if _is_two_files(file, metadata):
+                raise ConfigError(f"{file} holds another file before its rows, as two files put together do")
             return _Table(metadata.schema.to_arrow_schema(), metadata.num_rows)
         with pa.memory_map(str(file)) as mapped:
             reader = open_ipc(mapped)
@@ -119,6 +122,16 @@ def _read_table(file: Path) -> _Table:
             return _Table(reader.schema, sum(sizes))
     except (pa.ArrowException, OSError) as error:
         raise ConfigError(f"{file} could not be read ({in_one_line(error)})") from error
+
+
+def _is_two_files(file: Path, metadata: pq.FileMetaData) -> bool:
+    """Whether a Parquet file follows another in one file: the places of its rows then lead into the other's."""
+    groups = [metadata.row_group(number) for number in range(metadata.num_row_groups)]
+    columns = [group.column(number) for group in groups for number in range(group.num_columns)]
+    starts = [column.dictionary_page_offset or column.data_page_offset for column in columns]
+    end = max((start + column.total_compressed_size for start, column in zip(starts, columns, strict=True)), default=0)
+    with file.open("rb") as stream, mmap(stream.fileno(), 0, access=ACCESS_READ) as mapped:
+        return mapped.find(b"PAR1PAR1", end) >= 0
 
 
 def _join(columns: dict[str, _Column], name: str, file: Path, schema: pa.Schema) -> str:

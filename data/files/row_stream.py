@@ -16,7 +16,7 @@ import pyarrow as pa
 
 from data.files.csv_files import CsvReader
 from data.files.csv_grammar import Quoting
-from data.files.first_keys import first_keys, first_without
+from data.files.first_keys import first_without, keys_of_files
 from data.files.joined_columns import TABLE_ENDINGS, JoinedColumns, join_columns
 from data.files.json_files import JsonReader
 from data.files.row_chunks import RowChunk, RowReader, TableReader
@@ -119,8 +119,8 @@ class RowStream:
                 num_characters += len(str(row))
             if num_characters > _HEAD_CHARACTERS:
                 break
-        for file in self.files[1:]:
-            keys |= dict.fromkeys(first_keys(file, self.quoting))
+        for keys_of_file in keys_of_files(self.files[1:], self.quoting).values():
+            keys |= dict.fromkeys(keys_of_file)
         return list(keys)
 
     def absent(self) -> dict[str, Path]:

@@ -68,7 +68,7 @@ def test_quotes_that_may_be_text_are_refused_by_their_line(
     lines: list[str], problem: str, streaming: bool, tmp_path: Path
 ) -> None:
     file = write(tmp_path, "first,1", *lines, "last,2")
-    assert pairs(file) == [["first", "1"], ["last", "2"], problem]
+    assert pairs(file) == [["first", "1"], problem, ["last", "2"]]
     with pytest.raises(ConfigError, match=rf"^--samsum_dataset.data_path: {file}, {problem}"):
         read(file, streaming=streaming)
     assert [row["a"] for row in read(file, streaming=streaming, skip_bad_rows=True)] == ["first", "last"]
@@ -147,7 +147,7 @@ def test_a_header_with_stray_quotes_is_refused(tmp_path: Path) -> None:
 def test_the_header_of_a_second_file_is_no_row(mark: str, tmp_path: Path) -> None:
     """As `cat` puts files together: it was learned."""
     file = write(tmp_path, "w,x", f"{mark}a,b", "y,z")
-    assert pairs(file) == [["w", "x"], ["y", "z"], "line 3: the header again"]
+    assert pairs(file) == [["w", "x"], "line 3: the header again", ["y", "z"]]
     file.write_text("a\nx\na\n")
     assert pairs(file) == [["x"], ["a"]], "one word may be a text"
 

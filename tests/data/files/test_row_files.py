@@ -11,6 +11,7 @@ from typing import Any
 
 import datasets
 import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 from datasets.packaged_modules.text.text import Text
 from hypothesis import given as drawn
@@ -235,13 +236,18 @@ def test_splits_of_a_compressed_file_are_those_of_the_file(streaming: bool, tmp_
 
 
 @EITHER
-def test_an_arrow_stream_that_another_follows_is_refused(streaming: bool, tmp_path: Path) -> None:
-    file, table = tmp_path / "rows.arrow", pa.table({"output": ["a"]})
-    with pa.ipc.new_stream(str(file), table.schema) as writer:
-        writer.write_table(table)
+@pytest.mark.parametrize("ending", [".arrow", ".parquet"])
+def test_tables_that_were_put_together_with_cat_are_refused(ending: str, streaming: bool, tmp_path: Path) -> None:
+    """One of the two was read, and the other dropped."""
+    file, table = tmp_path / f"rows{ending}", pa.table({"output": ["a"]})
+    if ending == ".parquet":
+        pq.write_table(table, file, write_page_index=True)
+    else:
+        with pa.ipc.new_stream(str(file), table.schema) as writer:
+            writer.write_table(table)
     assert [row["output"] for row in rows(source(file, streaming=streaming))] == ["a"]
     file.write_bytes(file.read_bytes() * 2)
-    with pytest.raises(ConfigError, match=f"{file} goes on after the end of its rows"):
+    with pytest.raises(ConfigError, match=rf"{file} (goes on after|holds another file before).* as two files put tog"):
         rows(source(file, streaming=streaming))
 
 
@@ -434,7 +440,7 @@ def test_a_mark_of_a_template_is_not_learned(tmp_path: Path) -> None:
 
 
 CELLS = st.lists(st.sampled_from(["a", '"', ",", "\n", "é", "b c"]), max_size=5).map("".join)
-WRITTEN = CELLS.map(lambda cell: '"' + cell.replace('"', '""') + '"') | st.sampled_from(['p"q', "", 'x""y'])
+WRITTEN = CELLS.map(lambda cell: '"' + cell.replace('"', '""') + '"') | st.sampled_from(['p"q', "", 'x""y', '"x" y'])
 
 
 @drawn(rows=st.lists(st.tuples(WRITTEN, WRITTEN), min_size=1, max_size=20), size=st.integers(1, 60))
