@@ -26,7 +26,7 @@ MAY_CHANGE = _dotted(
     {
         "train_config": (
             # contents are compared instead of names: config.json, the base's weights, the tokens of the data
-            *("model_name", "task", "tokenizer_name", "trust_remote_code", "template_date"),
+            *("model_name", "task", "tokenizer_name", "trust_remote_code", "allow_unused_weights", "template_date"),
             # layout and speed
             *("use_fast_kernels", "compile", "activation_checkpointing", "loss_chunk_size", "enable_fsdp"),
             *("spare_layers", "activation_offloading"),

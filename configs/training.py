@@ -38,6 +38,9 @@ class TrainConfig:
     random_weights: bool = setting(
         False, "build the model from its config.json alone, with random weights: for benchmarks and tests"
     )
+    allow_unused_weights: bool = setting(
+        False, "train although the files hold weights that the model has no place for, such as those of more layers"
+    )
     trust_remote_code: bool = setting(False, "allow Python code that comes with the model to run")
     use_fast_kernels: bool | None = setting(
         None,

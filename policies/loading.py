@@ -19,6 +19,8 @@ from utils.compat import attention_of_capped_scores, caps_scores
 from utils.errors import ConfigError
 from utils.hub import check_on_hub, explain
 
+_NUMBERS_OF_LAYERS = ("num_hidden_layers", "num_layers", "n_layer", "n_layers", "encoder_layers", "decoder_layers")
+MOST_LAYERS = 10_000  # building more takes minutes, and no model has them
 _PICKLED = ("*.bin", "*.pt", "*.pth")
 _NO_WEIGHTS = re.compile(r"optimizer|scheduler|scaler|rng_state|training_args|recipe_state")  # of training elsewhere
 
@@ -60,24 +62,45 @@ def load_model_config(train: TrainConfig, *, needs_weights: bool = True) -> Pret
             f"--model_name: the weights of {train.model_name} are stored quantized, and such weights cannot be "
             "trained; give the full-precision model (--quantization 4bit or 8bit stores it so)"
         )
-    _check_dropout(train.model_name, model_config)
+    _check_values(train.model_name, model_config)
+    model_config.return_dict = True  # outputs are asked for by name
     if folder.is_dir() and not train.random_weights:
         _check_weights(folder, model_config, needed=needs_weights)
     return model_config
 
 
-def _check_dropout(model_name: str, model_config: PretrainedConfig) -> None:
-    """Refuse dropout outside 0 to 1; torch would only notice in the first forward pass."""
+def _check_values(model_name: str, model_config: PretrainedConfig) -> None:
+    """Refuse numbers that torch would compute nonsense with, or refuse in the first forward pass.
+
+    Raises:
+        ConfigError: for the first of them.
+    """
     # A text model's get_text_config() is the config itself.
     for config in {id(c): c for c in (model_config, model_config.get_text_config())}.values():
         for name, value in config.to_dict().items():
-            # type() and not isinstance(): a bool is an int to Python.
-            is_probability = ("dropout" in name or name.endswith("pdrop")) and type(value) in (int, float)
-            if is_probability and not 0 <= value <= 1:
+            wanted = _what_is_wanted(config, name, value)
+            if wanted:
+                shown = "null" if value is None else value
                 raise ConfigError(
-                    f"--model_name: config.json of {model_name} says {name} {value}, and a probability is from 0 to 1; "
-                    "correct it there"
+                    f"--model_name: config.json of {model_name} says {name} {shown}, and {wanted}; correct it there"
                 )
+
+
+def _what_is_wanted(config: PretrainedConfig, name: str, value: Any) -> str:
+    """What a value of config.json has to be, as a clause; empty if it is."""
+    # type() and not isinstance(): a bool is an int to Python.
+    is_number = type(value) in (int, float)
+    if "dropout" in name or name.endswith(("pdrop", "layerdrop")):
+        if is_number and not 0 <= value < 1:
+            return "the probability of dropping must be at least 0 and less than 1"
+        # Where null is the family's default (classifier_dropout), it means another setting's value.
+        if value is None and type(getattr(type(config)(), name, None)) in (int, float):
+            return "a probability is a number"
+    if is_number and name.endswith(("_eps", "_epsilon")) and not 0 <= value < 1:
+        return "it must be at least 0 and less than 1"
+    if name in _NUMBERS_OF_LAYERS and (type(value) is not int or not 1 <= value <= MOST_LAYERS):
+        return f"it must be a whole number from 1 to {MOST_LAYERS:,}"
+    return ""
 
 
 def _check_weights(folder: Path, model_config: PretrainedConfig, *, needed: bool) -> None:

@@ -243,6 +243,12 @@ def check_decoder_tokens(text_config: PreTrainedConfig, model_name: str) -> None
                 f"--model_name: config.json of {model_name} has no {name}, and the decoder's inputs are made with it; "
                 "add it there"
             )
+        value, size = getattr(text_config, name), text_config.vocab_size
+        if not 0 <= value < size:
+            raise ConfigError(
+                f"--model_name: config.json of {model_name} says {name} {value}, and its vocab_size is {size:,}; "
+                "correct it there"
+            )
 
 
 def _start(model_config: PreTrainedConfig) -> int:

@@ -37,9 +37,16 @@ def read_adapter_config(folder: Path, asked: str) -> peft.PeftConfig:
         ConfigError: if they cannot be read.
     """
     try:
-        return peft.PeftConfig.from_pretrained(str(folder))
+        settings = peft.PeftConfig.from_pretrained(str(folder))
     except Exception as error:
         raise ConfigError(f"{asked}: {folder}/adapter_config.json cannot be read ({in_one_line(error)})") from error
+    dropout = getattr(settings, "lora_dropout", 0.0)
+    if type(dropout) not in (int, float) or not 0 <= dropout < 1:
+        raise ConfigError(
+            f"{asked}: {folder}/adapter_config.json says lora_dropout {dropout}, and the probability of dropping must "
+            "be at least 0 and less than 1; correct it there"
+        )
+    return settings
 
 
 def check_base_is_unchanged(settings: peft.PeftConfig, asked: str) -> None:

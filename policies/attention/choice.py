@@ -42,6 +42,9 @@ holds "flash" it would take for one of its own.
 
 WITHOUT_MASKS = (BY_OFFSETS, BY_FLASH_4)
 
+ATTENTION_DROPOUT = ("attention_dropout", "attn_pdrop", "attention_probs_dropout_prob", "attn_dropout")
+"""The names of its probability in transformers' configs: most families', GPT-2's and BERT's."""
+
 PROBE_LENGTH = 24  # the most tokens of a probe's sequence
 LEAKS = (
     "--batching_strategy: with this model the documents of a packed row would see each other; give --batching_strategy "
@@ -157,9 +160,7 @@ def what_hinders_offsets(model: PreTrainedModel) -> str | None:
         return obstacle
     config = model.config.get_text_config()
     name = type(model).__name__
-    # GPT-2's name of it is the second.
-    dropout = max(getattr(config, key, 0.0) or 0.0 for key in ("attention_dropout", "attn_pdrop"))
-    if dropout > 0:
+    if any(getattr(config, key, 0.0) for key in ATTENTION_DROPOUT):
         return f"{name} drops out attention, which the flash kernel does not"
     if hasattr(config, "v_head_dim") or any(size > 256 or size % 8 for size in _head_dims(model)):
         return f"the flash kernel does not take the heads of {name}"

@@ -35,6 +35,21 @@ def left_over(model: PreTrainedModel, stored: Collection[str]) -> list[str]:
     ]
 
 
+def check_left_over(names: Collection[str], model: PreTrainedModel, *, allowed: bool) -> str:
+    """A line about tensors that are not taken.
+
+    Raises:
+        ConfigError: if that is not allowed. A config.json of fewer layers than the files would train a part of a model.
+    """
+    text = describe_left_over(names, model)
+    if not allowed:
+        raise ConfigError(
+            f"--model_name: {text.removeprefix('weights: ')}; correct config.json, or give --allow_unused_weights to "
+            "train without them"
+        )
+    return text
+
+
 def describe_left_over(names: Collection[str], model: PreTrainedModel) -> str:
     """A line about tensors that are not taken."""
     shown = ", ".join(list(names)[:_NUM_SHOWN])

@@ -28,7 +28,7 @@ from policies.quantization.quantized_linear import QuantizedLinear
 from policies.weights.fingerprint import describe_file
 from policies.weights.fitting import (
     check_dtypes,
-    describe_left_over,
+    check_left_over,
     left_over,
     untie_config,
     untie_what_differs,
@@ -104,9 +104,10 @@ def find_weights(
     # Reads headers, and values of tied weights that files hold apart; all others once the model is sharded.
     def match() -> tuple[dict[str, Stored], str, list[str]]:
         try:
-            return _match_files(train.model_name, model)
+            return _match_files(train.model_name, model, allows_left_over=train.allow_unused_weights)
         except ConfigError as error:
-            raise ConfigError(f"--model_name: {train.model_name}: {error}") from error
+            said = str(error).removeprefix("--model_name: ")
+            raise ConfigError(f"--model_name: {train.model_name}: {said}") from error
         except Exception as error:
             raise explain_failed_load(train, error) from error
 
@@ -142,19 +143,21 @@ def find_weights(
                 'hold with different values; set "tie_word_embeddings": false there'
             )
         if extra:
-            print_rank_zero(env, describe_left_over(extra, whole))
+            print_rank_zero(env, check_left_over(extra, whole, allowed=train.allow_unused_weights))
         return whole.state_dict()
 
     return WholeWeights(read, difference, tuple(notes))
 
 
-def _match_files(model_name: str, model: PreTrainedModel) -> tuple[dict[str, Stored], str, list[str]]:
+def _match_files(
+    model_name: str, model: PreTrainedModel, *, allows_left_over: bool
+) -> tuple[dict[str, Stored], str, list[str]]:
     """Where each of the model's tensors is stored, "" or how the files differ from the model, and lines to print.
 
     The model's weights are untied if the files hold them apart.
 
     Raises:
-        ConfigError: if the files hold dtypes that the model does not compute with.
+        ConfigError: if the files hold dtypes that the model does not compute with, or more tensors than it has.
     """
     paths = weight_files(model_name)
     if not paths:
@@ -164,7 +167,7 @@ def _match_files(model_name: str, model: PreTrainedModel) -> tuple[dict[str, Sto
     stored, difference = _find_each(model, files)
     check_dtypes(model, files.index, converts=bool(difference))
     if not difference and (extra := left_over(model, files.index)):
-        notes.append(describe_left_over(extra, model))
+        notes.append(check_left_over(extra, model, allowed=allows_left_over))
     return stored, difference, notes
 
 

@@ -66,14 +66,39 @@ def test_a_model_that_is_no_language_model_is_refused(bench: Bench) -> None:
         assert message.endswith("give a language model")
 
 
-@pytest.mark.parametrize("value", [2, -0.1, float("nan")])
-def test_a_dropout_that_is_no_probability_is_refused(bench: Bench, value: float) -> None:
-    """torch would notice in the first forward pass."""
+@pytest.mark.parametrize(
+    ("name", "value", "wanted"),
+    [
+        ("attention_dropout", 2, "the probability of dropping must be at least 0 and less than 1"),
+        ("attention_dropout", -0.1, "the probability of dropping must be at least 0 and less than 1"),
+        ("attention_dropout", float("nan"), "the probability of dropping must be at least 0 and less than 1"),
+        ("attention_dropout", 1, "the probability of dropping must be at least 0 and less than 1"),
+        ("attention_dropout", None, "a probability is a number"),
+        ("rms_norm_eps", 1e300, "it must be at least 0 and less than 1"),
+        ("num_hidden_layers", 0, "it must be a whole number from 1 to 10,000"),
+        ("num_hidden_layers", -1, "it must be a whole number from 1 to 10,000"),
+        ("num_hidden_layers", 10**6, "it must be a whole number from 1 to 10,000"),
+        ("num_hidden_layers", 1, "this model has no place for 9 tensors in the files"),
+    ],
+)
+def test_numbers_of_config_json_that_mean_nothing_are_refused(
+    bench: Bench, name: str, value: float | None, wanted: str
+) -> None:
+    """torch would notice in the first forward pass, or compute nonsense."""
     model = bench.copy_of_model()
-    config = json.loads((model / "config.json").read_text()) | {"attention_dropout": value}
+    config = json.loads((model / "config.json").read_text()) | {name: value}
     (model / "config.json").write_text(json.dumps(config))
     message = bench.refused("--model_name", str(model))
-    assert f"says attention_dropout {value}, and a probability is from 0 to 1; correct it there" in message
+    assert "--model_name: " in message
+    assert wanted in message
+    assert "correct" in message
+
+
+def test_outputs_are_asked_for_by_name_whatever_config_json_says(bench: Bench) -> None:
+    model = bench.copy_of_model()
+    config = json.loads((model / "config.json").read_text()) | {"return_dict": False}
+    (model / "config.json").write_text(json.dumps(config))
+    bench.group.train(bench.flags("--model_name", str(model), "--max_train_step", "1"), 1)
 
 
 def test_weights_that_are_a_quantized_models_are_refused_before_any_is_read(bench: Bench) -> None:

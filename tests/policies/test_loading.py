@@ -255,7 +255,9 @@ def test_tensors_that_the_model_has_no_place_for_are_named(model_copy: Path) -> 
     """Not those that transformers leaves out without a word."""
     more = {"model.layers.0.self_attn.rotary_emb.inv_freq": torch.ones(4), "score.weight": torch.ones(2, 32)}
     rewrite(model_copy, lambda tensors: tensors.update(more), num_hidden_layers=1)
-    _, weights, _ = load(model_copy)
+    with pytest.raises(ConfigError, match=r"no place for 10 tensors .* or give --allow_unused_weights to train"):
+        load(model_copy)
+    _, weights, _ = load(model_copy, "--allow_unused_weights")
     (note,) = [note for note in weights.notes if "no place" in note]
     assert note.startswith("weights: this model has no place for 10 tensors in the files, left out: model.layers.1.")
     assert "config.json has 1 layers, num_hidden_layers; the files have 2" in note
@@ -269,7 +271,9 @@ def test_files_that_transformers_converts_are_told_of_and_untied_alike(
     more = {"model.layers.1.extra.weight": torch.ones(2)}
     rewrite(tmp_path, lambda tensors: tensors.update(more), tie_word_embeddings=True)
     reference = AutoModelForCausalLM.from_pretrained(tmp_path, dtype=torch.float32)
-    model, weights, _ = load(tmp_path)
+    with pytest.raises(ConfigError, match=r"no place for 1 tensor .* or give --allow_unused_weights to train"):
+        load(tmp_path)
+    model, weights, _ = load(tmp_path, "--allow_unused_weights")
     assert "rank 0 reads" in weights.notes[0]
     assert "tie_word_embeddings: False" in weights.notes[1]
     assert "this model has no place for 1 tensor in the files, left out: model.layers.1.extra.weight" in (
