@@ -14,6 +14,7 @@ import pytest
 
 from run_folder.checkpoint_folder import LATEST, checkpoints, damage, point_to
 from tests.helpers.limited_files import files_limited_to
+from tests.helpers.pairwise import slow_but
 from tests.helpers.processes import ROOT, ProcessGroup, read_metrics, run_forked
 from tests.helpers.refusals import error_lines
 from tests.helpers.resuming import assert_bit_equal, flags_of
@@ -118,7 +119,9 @@ def test_a_disk_that_is_full_for_a_while_costs_nothing_in_the_end(on_own_disk: O
     assert kinds(run) == everything, "each line, in its order"
 
 
-@pytest.mark.parametrize(("plant", "reason"), [("fill()", "No space left"), ("read_only()", "Read-only file system")])
+@pytest.mark.parametrize(
+    ("plant", "reason"), slow_but(1, [("fill()", "No space left"), ("read_only()", "Read-only file system")])
+)
 def test_a_run_whose_disk_takes_nothing_to_the_end_fails_and_says_what_is_where(
     on_own_disk: OnOwnDisk,
     whole: Path,

@@ -21,6 +21,7 @@ def contents(folder: Path) -> list[tuple[Path, int]]:
     return sorted((path, path.stat().st_mtime_ns) for path in folder.rglob("*") if path.is_file())
 
 
+@pytest.mark.slow
 def test_a_run_whose_checkpoints_go_elsewhere_from_now_on_goes_on_from_those_it_has(
     whole: Path, tiny_model: Path, process_group: ProcessGroup, tmp_path: Path
 ) -> None:

@@ -91,6 +91,7 @@ def test_where_other_tensors_would_be_needed_resume_anyway_is_not_recommended(
     assert "or train on from the run's weights with --model_name" in line
 
 
+@pytest.mark.slow
 def test_layers_that_were_frozen_may_be_trained_anyway(
     tiny_model: Path, process_group: ProcessGroup, tmp_path: Path
 ) -> None:

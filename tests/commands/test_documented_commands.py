@@ -185,7 +185,7 @@ def test_sharded_lora_writes_an_adapter(
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("more", "nproc"), [("--use_fast_kernels", 8), ("--low_cpu_fsdp --batch_size_training 1", 2)])
+@pytest.mark.parametrize(("more", "nproc"), [("--use_fast_kernels", 4), ("--low_cpu_fsdp --batch_size_training 1", 2)])
 def test_sharded_full_fine_tuning_writes_a_sharded_copy(
     more: str, nproc: int, tiny_model: Path, few_samples: Path, tmp_path: Path
 ) -> None:
@@ -228,16 +228,21 @@ def number_of_lines(file: Path) -> int:
     [
         ("--split_slice 1% --use_peft --quantization True --use_fp16 True", None),
         ("--split_slice 1% --use_peft --quantization False --use_fp16 False", None),
-        ("--split_slice 1% --use_peft --quantization False --use_fp16 True", None),
+        pytest.param("--split_slice 1% --use_peft --quantization False --use_fp16 True", None, marks=pytest.mark.full),
         ("--split_slice 1% --quantization False --use_fp16 False", None),
         ("--split_slice 1% --quantization False --use_fp16 True", None),
         ("--split_slice 1% --enable_fsdp --quantization False --use_fp16 False", 4),
-        (
+        pytest.param(
             "--split_slice 1% --enable_fsdp --quantization False --use_fp16 False --fsdp_config.optimizer SGD",
             2,
+            marks=pytest.mark.full,
         ),
         ("--split_slice 1% --enable_fsdp --quantization False --use_fp16 True --fsdp_config.optimizer SGD", 2),
-        ("--split_slice 1% --enable_fsdp --quantization False --use_fp16 False --fsdp_config.fsdp_cpu_offload True", 2),
+        pytest.param(
+            "--split_slice 1% --enable_fsdp --quantization False --use_fp16 False --fsdp_config.fsdp_cpu_offload True",
+            2,
+            marks=pytest.mark.full,
+        ),
         ("--split_slice 10 --enable_fsdp --quantization False --use_fp16 False --fsdp_config.fsdp_cpu_offload True", 4),
     ],
     ids=[
@@ -274,7 +279,11 @@ def test_the_start_of_samsum_trains(line: str, nproc: int | None, tiny_model: Pa
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("more", ["", " --low_cpu_fsdp True"], ids=["as-it-is", "low-cpu"])
+@pytest.mark.parametrize(
+    "more",
+    [pytest.param("", marks=pytest.mark.full), " --low_cpu_fsdp True"],
+    ids=["as-it-is", "low-cpu"],
+)
 def test_a_larger_model_is_the_same_command(more: str, tiny_model: Path, tmp_path: Path) -> None:
     model = Path(shutil.copytree(tiny_model, tmp_path / "model-13b"))
     line = "--split_slice 1% --enable_fsdp --quantization False --use_fp16 False --fsdp_config.optimizer SGD" + more

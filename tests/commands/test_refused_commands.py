@@ -116,7 +116,7 @@ def test_python_refuses_an_output_folder_on_a_read_only_file_system(bench: Bench
     assert str(place) in message
 
 
-@pytest.mark.slow
+@pytest.mark.full
 def test_an_existing_output_folder_on_a_read_only_file_system_is_refused_too(bench: Bench) -> None:
     within, place = unwritable(bench.folder / "mounted")
     message = run_refused(bench, "--output_dir", str(place), "--overwrite", within=within)

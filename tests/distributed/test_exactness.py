@@ -120,8 +120,8 @@ def values_of(case: Case) -> tuple[Hashable, ...]:
 
 
 def is_dear(case: Case) -> bool:
-    """An adapter of the head, and the compiled optimizer, have fast tests of their own."""
-    return case.method == "lora-head" or "--compile_optimizer" in case.extra
+    """Several settings at once, an adapter of the head, the compiled optimizer: each has a fast test of its own."""
+    return case.method == "lora-head" or "--compile_optimizer" in case.extra or len(case.settings) > 2
 
 
 # Every strategy and number of ranks goes through torchrun (or python, for one process), one of them in new

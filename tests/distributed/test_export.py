@@ -15,7 +15,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from tests.helpers import random_documents
 from tests.helpers.made import Made
-from tests.helpers.pairwise import keep_fast, select_product, slow_but
+from tests.helpers.pairwise import select_product, slow_but
 from tests.helpers.processes import ProcessGroup, read_metrics, train_events
 from tests.helpers.reference import plain_eval_loss
 
@@ -63,7 +63,11 @@ def eval_events(run: Path) -> list[dict[str, Any]]:
     return [event for event in read_metrics(run) if event["event"] == "eval"]
 
 
-CASES = select_product(LAYOUTS, TIES, METHODS)
+def is_sharded(case: tuple[str, ...]) -> bool:
+    return case[0] == "FULL_SHARD"
+
+
+CASES = select_product(LAYOUTS, TIES, METHODS, fast=lambda case: case[0] != "NO_SHARD")
 
 
 @pytest.mark.parametrize(("layout", "tie", "method"), CASES)
@@ -86,7 +90,7 @@ def test_every_layout_saves_the_same_weights(tie: str, method: str, runs: Made, 
             assert (found[name] - tensor).abs().max() < 1e-4, f"{layout}: {name}"
 
 
-@pytest.mark.parametrize(("layout", "tie"), select_product(LAYOUTS, TIES))
+@pytest.mark.parametrize(("layout", "tie"), select_product(LAYOUTS, TIES, fast=is_sharded))
 def test_the_saved_config_is_the_base_models_own(layout: str, tie: str, runs: Made, models: dict[str, Path]) -> None:
     """The class that wraps the model in training is not the model's, and what training switches off is not its wish."""
     saved = json.loads((runs[layout, tie, "full"] / "model/config.json").read_text())
@@ -107,7 +111,7 @@ def test_the_tokenizer_is_beside_the_weights(
     assert len(saved) == len(base)
 
 
-@pytest.mark.parametrize(("layout", "tie"), select_product(LAYOUTS, TIES))
+@pytest.mark.parametrize(("layout", "tie"), select_product(LAYOUTS, TIES, fast=is_sharded))
 def test_an_adapter_folder_holds_the_adapter_alone_and_names_its_base(
     layout: str, tie: str, runs: Made, models: dict[str, Path]
 ) -> None:
@@ -130,7 +134,7 @@ def test_a_finished_run_leaves_this_and_nothing_half_written(layout: str, tie: s
     assert yaml.safe_load((run / "run.yaml").read_text())["saved"] == {"step": 4, "folder": weights}
 
 
-@pytest.mark.parametrize(("layout", "tie"), select_product(LAYOUTS, TIES))
+@pytest.mark.parametrize(("layout", "tie"), select_product(LAYOUTS, TIES, fast=is_sharded))
 def test_training_goes_on_from_a_saved_adapter(
     layout: str, tie: str, runs: Made, models: dict[str, Path], process_group: ProcessGroup, tmp_path: Path
 ) -> None:
@@ -148,7 +152,12 @@ def test_training_goes_on_from_a_saved_adapter(
 
 @pytest.mark.parametrize(
     ("layout", "method"),
-    keep_fast(itertools.product(["SINGLE", "FULL_SHARD"], METHODS), [("SINGLE", "full")], full=[("SINGLE", "lora")]),
+    [
+        ("SINGLE", "full"),
+        pytest.param("FULL_SHARD", "lora", marks=pytest.mark.slow),
+        pytest.param("SINGLE", "lora", marks=pytest.mark.full),
+        pytest.param("FULL_SHARD", "full", marks=pytest.mark.full),
+    ],
 )
 def test_the_best_evaluations_weights_are_kept_and_not_the_last(
     layout: str, method: str, models: dict[str, Path], process_group: ProcessGroup, tmp_path: Path

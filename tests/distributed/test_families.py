@@ -16,7 +16,7 @@ from transformers import AutoModelForCausalLM
 
 from policies.wrapping import has_tied_embeddings
 from tests.helpers.families import FAMILIES, save_family
-from tests.helpers.pairwise import keep_fast
+from tests.helpers.pairwise import keep_fast, slow_but
 from tests.helpers.processes import ProcessGroup, read_metrics
 from tests.helpers.reference import assert_agrees, flags_for, lora_flags, plain_eval_loss, reference_run
 
@@ -110,7 +110,7 @@ def test_the_saved_folder_has_the_format_of_the_original(model_folder: Path, run
     assert saved == base
 
 
-@pytest.mark.parametrize("name", ["gpt_neox", "mixtral"], scope="module")
+@pytest.mark.parametrize("name", slow_but(1, ["mixtral", "gpt_neox"]), scope="module")
 def test_a_model_that_was_never_read_from_files_is_saved_in_the_format_of_its_family(
     model_folder: Path, process_group: ProcessGroup, tmp_path: Path
 ) -> None:

@@ -21,6 +21,10 @@ LAYOUTS = {"SINGLE": (1, []), "NO_SHARD": (2, []), "FULL_SHARD": (2, ["--enable_
 LORA = ["--use_peft", "--lora_config.r", "4", "--lora_config.lora_dropout", "0"]
 
 
+def is_sharded(case: tuple[str, str]) -> bool:
+    return case[0] == "FULL_SHARD"
+
+
 def train(group: ProcessGroup, layout: str, model: Path, folder: Path, *flags: str, lr: str = "5e-3") -> Path:
     """Four steps; the run is in `folder`/run, and its sharded copy is returned."""
     ranks, layout_flags = LAYOUTS[layout]
@@ -37,7 +41,7 @@ def keys(copy: Path) -> set[str]:
     return set(HuggingFaceStorageReader(str(copy)).read_metadata().state_dict_metadata)
 
 
-@pytest.mark.parametrize(("layout", "tie"), select_product(LAYOUTS, ["tied", "untied"]))
+@pytest.mark.parametrize(("layout", "tie"), select_product(LAYOUTS, ["tied", "untied"], fast=is_sharded))
 def test_a_plain_model_in_one_process_loads_the_copy(
     layout: str, tie: str, models: dict[str, Path], process_group: ProcessGroup, tmp_path: Path
 ) -> None:
@@ -98,9 +102,7 @@ def models(tiny_model: Path, tied_model: Path) -> dict[str, Path]:
     return {"tied": tied_model, "untied": tiny_model}
 
 
-@pytest.mark.parametrize(
-    ("layout", "tie"), select_product(LAYOUTS, ["tied", "untied"], fast=lambda case: case[0] != "SINGLE")
-)
+@pytest.mark.parametrize(("layout", "tie"), select_product(LAYOUTS, ["tied", "untied"], fast=is_sharded))
 def test_of_an_adapter_the_copy_holds_the_adapter_alone(
     layout: str, tie: str, models: dict[str, Path], process_group: ProcessGroup, tmp_path: Path
 ) -> None:
@@ -119,6 +121,7 @@ def test_of_an_adapter_the_copy_holds_the_adapter_alone(
         assert torch.equal(tensor, wanted[name]), name
 
 
+@pytest.mark.slow
 def test_an_earlier_copy_in_the_folder_is_replaced(
     tiny_model: Path, process_group: ProcessGroup, tmp_path: Path
 ) -> None:

@@ -95,6 +95,7 @@ def test_loss_and_gradients_do_not_depend_on_the_split(
     assert_agrees(tmp_path / "run", references[name, cut.global_batch, targets], tolerance=1e-5)
 
 
+@pytest.mark.slow
 def test_a_4_bit_base_gives_the_same_steps_on_any_number_of_ranks(
     models: Made, pictures: Path, process_group: ProcessGroup, tmp_path: Path
 ) -> None:

@@ -62,8 +62,8 @@ def wide_model(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return make_tiny_model(tmp_path_factory.mktemp("models") / "wide", tie_word_embeddings=False, **sizes)
 
 
-# The runs of AdamW are those of other modules, too, and anyprecision's states are plain tensors, as AdamW's.
-@pytest.fixture(scope="module", params=keep_fast(OPTIMIZERS, ["AdamW8bit", "Adafactor"]))
+# The runs of AdamW are those of other modules, too; on ranks of one run, without checkpoints, all four are fast tests.
+@pytest.fixture(scope="module", params=keep_fast(OPTIMIZERS, ["AdamW8bit"]))
 def name(request: pytest.FixtureRequest) -> str:
     return request.param
 
@@ -113,6 +113,9 @@ def test_a_resumed_run_is_bit_equal(
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize(
+    "name", keep_fast(OPTIMIZERS, ["AdamW8bit", "Adafactor"], full=["AdamW", "anyprecision"]), scope="module"
+)
 def test_so_it_is_through_checkpoints_of_one_file_written_beside_training(
     name: str, whole: Path, wide_model: Path, process_group: ProcessGroup, tmp_path: Path
 ) -> None:
@@ -134,7 +137,7 @@ def stored(folder: Path) -> dict[str, torch.Tensor]:
     ("ranks", "layout"),
     [
         pytest.param(1, [], id="one process"),
-        pytest.param(2, [], id="NO_SHARD", marks=pytest.mark.slow),
+        pytest.param(2, [], id="NO_SHARD", marks=pytest.mark.full),
         pytest.param(4, [*SHARDED, "--hsdp", "--sharding_group_size", "2"], id="HYBRID_SHARD", marks=pytest.mark.slow),
     ],
 )

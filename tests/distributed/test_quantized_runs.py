@@ -61,18 +61,19 @@ class Case:
         return f"{self.kind}-{self.ranks}{''.join(self.extra)}"
 
 
-CASES = [Case("nf4", 1), Case("int8", 2, SHARDED)]
+CASES = [Case("nf4", 1)]
 SLOW_CASES = [
+    Case("int8", 2, SHARDED),
     Case("fp4 double", 2, SHARDED),
     Case("fp4 double", 4, (*SHARDED, "--sharding_strategy", "HYBRID_SHARD", "--sharding_group_size", "2")),
-    Case("int8", 2),
     Case("nf4", 2, (*SHARDED, "--quant_storage", "bf16")),
-    Case("int8", 2, (*SHARDED, "--quant_storage", "fp32")),
     Case("nf4", 2, (*SHARDED, "--fsdp_cpu_offload")),
     Case("nf4", 2, (*SHARDED, "--sharding_strategy", "SHARD_GRAD_OP", "--wrap", "root")),
     Case("nf4", 1, ("--activation_checkpointing", "selective")),
 ]
 FULL_CASES = [
+    Case("int8", 2),
+    Case("int8", 2, (*SHARDED, "--quant_storage", "fp32")),
     *(Case(kind, 1) for kind in FLAGS if kind != "nf4"),
     Case("nf4", 2, SHARDED),
     *(Case(kind, 2) for kind in FLAGS if kind != "int8"),
@@ -257,7 +258,7 @@ def test_the_adapter_is_merged_into_the_full_precision_base(
     assert (logits(load_plain(merged)) - wanted).abs().max() < 2e-6
 
 
-@pytest.mark.parametrize("kind", ["nf4", "int8"])
+@pytest.mark.parametrize("kind", ["nf4", pytest.param("int8", marks=pytest.mark.full)])
 @pytest.mark.slow
 def test_a_resumed_run_is_bit_equal(kind: str, wider_model: Path, process_group: ProcessGroup, tmp_path: Path) -> None:
     given = [*FLAGS[kind], "--use_peft", "--lora_config.r", "4", "--enable_fsdp", "--run_validation", "False"]
@@ -273,6 +274,7 @@ def test_a_resumed_run_is_bit_equal(kind: str, wider_model: Path, process_group:
     assert "--quant_type fp4 (there nf4)" in changed[0].stderr
 
 
+@pytest.mark.slow
 def test_random_weights_are_quantized_alike_in_every_layout(
     wider_model: Path, process_group: ProcessGroup, tmp_path: Path
 ) -> None:

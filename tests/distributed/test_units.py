@@ -33,7 +33,7 @@ def resolved(output: Path) -> dict:
         (["--enable_fsdp"], 4),  # two layers, the embedding, and what is left
         (["--enable_fsdp", "--wrap", "root"], 1),
         pytest.param(["--enable_fsdp", "--sharding_strategy", "NO_SHARD"], 0, marks=pytest.mark.slow),
-        ([], 0),
+        pytest.param([], 0, marks=pytest.mark.slow),
     ],
 )
 def test_the_run_says_how_many_units_it_gathers(
@@ -65,6 +65,7 @@ def test_where_nothing_is_cast_or_gathered_units_are_refused(
     assert "--wrap: root has no effect under NO_SHARD with fp32" in outcome.stderr
 
 
+@pytest.mark.slow
 def test_a_model_without_layers_is_one_unit_and_the_run_says_so(
     tiny_model: Path, process_group: ProcessGroup, tmp_path: Path
 ) -> None:

@@ -16,7 +16,7 @@ from policies.activations.checkpointing import Checkpointing, apply_activation_c
 from policies.freezing import freeze_layers
 from policies.optimizers.build import build_optimizer
 from tests.helpers import random_documents
-from tests.helpers.pairwise import slow_but
+from tests.helpers.pairwise import keep_fast, slow_but
 from tests.helpers.processes import ProcessGroup
 from tools.export import main as export
 
@@ -45,7 +45,7 @@ def adapted(model_folder: Path) -> tuple[nn.Module, nn.Module]:
     return peft.get_peft_model(model, peft.LoraConfig(r=4, target_modules=["q_proj", "v_proj"])), model
 
 
-@pytest.mark.parametrize("layout", slow_but(3, LAYOUTS))
+@pytest.mark.parametrize("layout", keep_fast(LAYOUTS, ["SINGLE", "FULL_SHARD"]))
 def test_the_saved_model_has_the_frozen_layers_of_the_base_and_the_rest_trained(
     layout: str, tiny_model: Path, process_group: ProcessGroup, tmp_path: Path
 ) -> None:

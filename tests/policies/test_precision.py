@@ -218,7 +218,7 @@ def test_mixed_precision_is_the_same_in_every_layout(mode: str, method: str, run
 @pytest.mark.parametrize(
     ("ranks", "method", "flags"),
     slow_but(
-        2,
+        1,
         [
             (1, "lora", "--optimizer_cpu_offload --activation_checkpointing selective"),
             (2, "lora", "--enable_fsdp --fsdp_cpu_offload --wrap root"),

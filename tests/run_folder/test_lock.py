@@ -198,6 +198,7 @@ def test_a_run_touches_its_file_often_enough_and_only_as_long_as_it_is_its_own(t
     assert owner(tmp_path) == taken_over
 
 
+@pytest.mark.slow
 def test_of_several_runs_that_find_a_dead_one_one_gets_the_folder(hold: Hold, tmp_path: Path) -> None:
     dead = hold(tmp_path)
     assert said(dead) == "held"
@@ -385,6 +386,7 @@ def test_of_two_runs_begun_at_the_same_moment_one_is_refused(
     assert [damage(folder) for folder in checkpoints(bench.output / "checkpoints")] == ["", ""]
 
 
+@pytest.mark.slow
 def test_a_run_whose_folder_was_taken_while_it_was_held_up_ends_and_writes_no_more(
     bench: Bench, launch: Callable[..., RunningCommand]
 ) -> None:

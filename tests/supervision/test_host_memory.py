@@ -94,7 +94,7 @@ def test_under_torchrun_it_is_said_before_torchrun_ends_the_others(tiny_model: P
     assert line.startswith("error: rank 1 ended in step 3: host memory ran out: the kernel has killed 1 process")
 
 
-@pytest.mark.parametrize("by_the_kernel", [True, False])
+@pytest.mark.parametrize("by_the_kernel", [True, pytest.param(False, marks=pytest.mark.slow)])
 def test_a_single_process_cannot_speak_but_the_next_session_can(
     by_the_kernel: bool, tiny_model: Path, process_group: ProcessGroup, tmp_path: Path
 ) -> None:

@@ -174,7 +174,7 @@ def test_a_file_of_an_earlier_run_is_removed_and_said(start: Start, tmp_path: Pa
     "number",
     [
         signal.SIGTERM,
-        signal.SIGHUP,
+        pytest.param(signal.SIGHUP, marks=pytest.mark.slow),
         pytest.param(signal.SIGINT, marks=pytest.mark.slow),
         pytest.param(signal.SIGUSR1, marks=pytest.mark.slow),
     ],

@@ -24,7 +24,7 @@ from tests.helpers import random_documents
 from tests.helpers.checkpoints import changed, load_plain, logits, save_checkpoint, with_lora
 from tests.helpers.exports import KINDS, Capture, export
 from tests.helpers.families import make_model, save_family
-from tests.helpers.pairwise import select_product
+from tests.helpers.pairwise import select_product, slow_but
 from tests.helpers.processes import ROOT, ProcessGroup
 from tools.export import main
 from tools.generate import main as generate
@@ -144,7 +144,9 @@ def test_merged_it_has_the_dtype_of_the_bases_files_and_is_rounded_once(tiny_mod
     assert torch.allclose(exact[name], wanted, atol=1e-6)
 
 
-@pytest.mark.parametrize("family", ["gpt2", "opt", "gemma2", "phi3", "falcon", "gpt_neox", "mixtral", "qwen3"])
+@pytest.mark.parametrize(
+    "family", slow_but(4, ["gpt2", "falcon", "gpt_neox", "mixtral", "opt", "gemma2", "phi3", "qwen3"])
+)
 def test_every_family_comes_out_loadable_full_and_merged(family: str, tiny_model: Path, tmp_path: Path) -> None:
     base = save_family(family, tmp_path / "base", tiny_model)
     full = changed(make_model(family))

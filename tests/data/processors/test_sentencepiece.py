@@ -66,6 +66,7 @@ def test_without_a_package_its_name_is_said(
         load_tokenizer(TrainConfig(model_name=str(tmp_path)))
 
 
+@pytest.mark.slow
 @needs_package
 def test_a_t5_with_its_spiece_model_alone_trains(tmp_path: Path, process_group: ProcessGroup) -> None:
     model, run = tmp_path / "model", tmp_path / "run"

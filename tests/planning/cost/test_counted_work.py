@@ -25,6 +25,7 @@ from planning.planned_run import plan_of
 from resolving.resolved import resolve
 from tasks.image_batches import num_image_tokens
 from tests.helpers.image_models import MODELS
+from tests.helpers.pairwise import select_product
 
 H200 = parse_hardware("H200", price_per_hour=3.0)
 ROWS = RowLengths(2, (24,), (24,))
@@ -80,8 +81,10 @@ def flops_of_a_real_step(planned: PlannedModel) -> int:
     return sum(flops for op, flops in found.items() if not any(name in str(op) for name in OF_ATTENTION))
 
 
-@pytest.mark.parametrize("name", ["blip2_opt", "blip2_t5", "llava"])
-@pytest.mark.parametrize("flags", ["--freeze_vision", "--freeze_language_model", "--use_peft"])
+@pytest.mark.parametrize(
+    ("name", "flags"),
+    select_product(["blip2_opt", "blip2_t5", "llava"], ["--freeze_vision", "--freeze_language_model", "--use_peft"]),
+)
 def test_as_much_is_counted_as_a_real_step_of_an_image_model_computes(name: str, flags: str, tmp_path: Path) -> None:
     planned = planned_image_model(name, tmp_path, flags)
     _, work = counted_work(planned, H200.card, 2, ROWS.widest, ROWS)

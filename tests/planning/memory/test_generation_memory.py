@@ -64,7 +64,7 @@ def measured_peak(config: Any, beams: int) -> int:
 
 
 @pytest.mark.parametrize("name", ["llama", "bart", "t5"])
-@pytest.mark.parametrize("beams", [1, 3])
+@pytest.mark.parametrize("beams", [3, pytest.param(1, marks=pytest.mark.slow)])
 def test_as_much_is_planned_as_generation_takes(name: str, beams: int, tmp_path: Path) -> None:
     config = make_config(name)
     config.save_pretrained(tmp_path)

@@ -109,6 +109,7 @@ def test_an_encoder_decoder_that_adds_a_saved_buffer_to_its_logits_is_planned_wi
     assert 0 < plan.memory.phases["generation"].total < plan.memory.peak_gib
 
 
+@pytest.mark.slow
 def test_layers_of_two_modes_keep_what_was_planned(models: Path) -> None:
     line = f"{SHAPE} --enable_fsdp --activation_checkpointing auto"
     kept = []

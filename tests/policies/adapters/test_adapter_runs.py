@@ -32,7 +32,7 @@ LAYOUTS = {"SINGLE": (1, []), "NO_SHARD": (2, []), "FULL_SHARD": (2, ["--enable_
 OF_OTHER_KINDS = ("gemma3", "gpt_neox", "phi3")  # whose layers have other names than Llama's, or see windows
 PREFIX_FAMILIES = [name for name in FAMILIES if FAMILIES[name].config.model_type in PREFIX_MODELS]
 OF_LLAMAS_KIND = [name for name in PREFIX_FAMILIES if name not in OF_OTHER_KINDS]
-EACH = slow_but(1, ["prefix", "dora", "llama_adapter", "rslora"])
+EACH = slow_but(1, ["prefix", "dora", "llama_adapter", "rslora"], num_slow=2)  # rslora is LoRA by another factor
 OWN = {"rslora": "lora_", "dora": "lora_", "llama_adapter": "adaption_", "prefix": "prompt_embeddings"}
 
 
@@ -111,10 +111,11 @@ def test_plain_peft_loads_what_every_layout_saves(adapter: str, runs: Made, mode
         [
             ("dora", 4, "--hsdp --sharding_group_size 2"),
             ("dora", 2, "--fsdp_cpu_offload --wrap root"),
+            ("prefix", 4, "--hsdp --sharding_group_size 2 --optimizer_cpu_offload"),
             ("dora", 2, "--sharding_strategy SHARD_GRAD_OP --activation_checkpointing selective"),
             ("llama_adapter", 4, "--hsdp --sharding_group_size 2 --activation_checkpointing selective"),
-            ("prefix", 4, "--hsdp --sharding_group_size 2 --optimizer_cpu_offload"),
         ],
+        num_slow=3,
     ),
 )
 def test_other_layouts_change_nothing(
@@ -128,7 +129,10 @@ def test_other_layouts_change_nothing(
     assert all((saved(tmp_path / "run")[n] - t).abs().max() < 2e-4 for n, t in saved(runs[adapter, "SINGLE"]).items())
 
 
-@pytest.mark.parametrize(("adapter", "layout"), select_product(("dora", "llama_adapter", "prefix"), LAYOUTS))
+@pytest.mark.parametrize(
+    ("adapter", "layout"),
+    select_product(("dora", "llama_adapter", "prefix"), LAYOUTS, fast=lambda case: case[0] == "prefix"),
+)
 def test_a_resumed_run_is_bit_equal(
     adapter: str, layout: str, runs: Made, model_folder: Path, process_group: ProcessGroup, tmp_path: Path
 ) -> None:
@@ -185,6 +189,7 @@ def test_on_a_bf16_base_it_trains_and_stays_in_fp32(
         assert found["loss"] == pytest.approx(wanted["loss"], rel=0.02)
 
 
+@pytest.mark.slow
 def test_random_weights_are_those_of_the_model_alone(
     model_folder: Path, process_group: ProcessGroup, tmp_path: Path
 ) -> None:

@@ -26,6 +26,7 @@ from tests.helpers.causal_models import make_batch, make_model
 from tests.helpers.checkpoints import with_lora
 from tests.helpers.generated import flags
 from tests.helpers.no_compiler import without_compiler
+from tests.helpers.pairwise import slow_but
 from tests.helpers.processes import ProcessGroup
 from utils.memory_errors import what_ran_out
 
@@ -94,7 +95,7 @@ def trained(model: Any, fallback: EagerFallback | None) -> tuple[float, list[tor
     return loss.item(), [parameter.grad for parameter in model.parameters()]
 
 
-@pytest.mark.parametrize("fails_in", ["forward", "backward"])
+@pytest.mark.parametrize("fails_in", slow_but(1, ["forward", "backward"]))
 def test_what_does_not_compile_runs_as_written_and_says_so_in_one_line(
     fails_in: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
