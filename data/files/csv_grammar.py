@@ -125,7 +125,7 @@ class CsvGrammar:
                 over = f" over {count_lines(row)} lines" if count_lines(row) > 1 else ""
                 how = 'are written "" and not \\"' if b'\\"' in row else 'are written ""'
                 return (
-                    f"text after the closing quote of a cell{over}; quotes inside a cell {how}, and --quoting none "
+                    f"text after the closing quote of a cell{over}; quotes inside a cell {how}, and .quoting none "
                     "takes all quotes as text"
                 )
             if not row.startswith(self.delimiter, found.end()):
@@ -143,7 +143,7 @@ class CsvGrammar:
             while (row := self._row.match(data, start)) and row.end() <= cell.start:
                 start = row.end()
             reason = f"a quoted cell over {cell.num_breaks + 1} lines, each of which reads as a row of its own"
-            remedy = "--quoting double takes it as one cell, and --quoting none takes quotes as text"
+            remedy = ".quoting double takes it as one cell, and .quoting none takes quotes as text"
             yield BadRow(start, row.end() if row else end, f"{reason}; {remedy}")
             start = row.end() if row else end
 
