@@ -99,7 +99,7 @@ def test_generate_answers_as_plain_transformers_does(
 
 
 @pytest.mark.parametrize(
-    "name", slow_but(0, ["qwen2_5_vl", "blip2_t5", "gemma3", "blip2_opt", "idefics3", "smolvlm"], num_slow=2)
+    "name", slow_but(0, ["qwen2_5_vl", "blip2_t5", "gemma3", "blip2_opt", "idefics3", "smolvlm"], num_slow=1)
 )
 def test_a_family_resumes_exports_loads_and_answers(
     name: str, process_group: ProcessGroup, tmp_path: Path, capsys: pytest.CaptureFixture[str]

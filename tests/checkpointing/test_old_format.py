@@ -39,7 +39,7 @@ def runs(tiny_model: Path, process_group: ProcessGroup, tmp_path_factory: pytest
     return Made(run)
 
 
-@pytest.mark.parametrize("kind", keep_fast(KINDS, ["LoRA in one file"]))
+@pytest.mark.parametrize("kind", keep_fast(KINDS, ["LoRA in one file"], full=["LoRA, FULL_SHARD"]))
 def test_a_run_goes_on_from_it_bit_for_bit_and_writes_safetensors(
     kind: str, runs: Made, tiny_model: Path, process_group: ProcessGroup, tmp_path: Path
 ) -> None:

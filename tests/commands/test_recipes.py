@@ -85,7 +85,7 @@ def test_a_recipe_is_accepted(recipe: Path, monkeypatch: pytest.MonkeyPatch) -> 
     monkeypatch.chdir(ROOT)
     words = command_of(recipe)
     settings = parse_flags(words[words.index("finetuning.py") + 1 :]).train_config
-    assert settings.lr == yaml.safe_load(recipe.read_text())["train_config"].get("lr", settings.lr)
+    assert settings.lr == float(yaml.safe_load(recipe.read_text())["train_config"].get("lr", settings.lr))
 
 
 @pytest.mark.parametrize(

@@ -105,7 +105,7 @@ def test_a_finished_streamed_run_goes_on_if_it_is_given_more_steps(
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("strategy", ["packing", "padding"])
+@pytest.mark.parametrize("strategy", ["padding", pytest.param("packing", marks=pytest.mark.full)])
 def test_two_ranks_learn_what_one_learns_from_the_same_stream(
     strategy: str, tiny_model: Path, data: Path, tmp_path: Path, process_group: ProcessGroup
 ) -> None:

@@ -116,20 +116,21 @@ SETTINGS = sorted({setting for case in CASES for setting in case.settings})
 def values_of(case: Case) -> tuple[Hashable, ...]:
     """What is to occur: each extra setting is a value of its own, so a case with several of them stands for all."""
     given = case.settings
-    return (case.split, case.strategy, case.method, case.batching, *(given.get(name) for name in SETTINGS))
+    ranks, _, accumulation = case.split
+    return (ranks, accumulation > 1, case.strategy, case.method, case.batching, *(given.get(name) for name in SETTINGS))
 
 
 def is_dear(case: Case) -> bool:
-    """Several settings at once, an adapter of the head, the compiled optimizer: each has a fast test of its own."""
-    return case.method == "lora-head" or "--compile_optimizer" in case.extra or len(case.settings) > 2
+    """Several settings at once, and the compiled optimizer: each has a fast test of its own, here or elsewhere."""
+    return "--compile_optimizer" in case.extra or len(case.settings) > 2
 
 
-# Every strategy and number of ranks goes through torchrun (or python, for one process), one of them in new
-# interpreters, not forks.
-REAL_CASE = Case((2, 4, 1), "FULL_SHARD", "full", "packing")
+# Every strategy and number of ranks goes through torchrun (or python, for one process), python in a new
+# interpreter, not a fork; tests/ranks/test_launchers.py has ranks that are none.
+REAL_CASE = Case((1, 1, 8), "SINGLE", "lora", "padding")
 COMMAND_LINE_CASES = [
     REAL_CASE,
-    Case((1, 1, 8), "SINGLE", "lora", "padding"),
+    Case((2, 4, 1), "FULL_SHARD", "full", "packing"),
     Case((1, 2, 4), "FULL_SHARD", "full", "padding"),
     Case((2, 4, 1), "SHARD_GRAD_OP", "full", "padding"),
     Case((4, 2, 1), "HYBRID_SHARD", "full", "packing"),

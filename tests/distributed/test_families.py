@@ -21,12 +21,14 @@ from tests.helpers.processes import ProcessGroup, read_metrics
 from tests.helpers.reference import assert_agrees, flags_for, lora_flags, plain_eval_loss, reference_run
 
 NUM_STEPS, NUM_RANKS = 3, 2
+# Families with other names in files, other layers than Llama's, attention windows, or padded rows alone.
+FAST = ["gpt_neox", "mixtral", "gpt2", "falcon", "gemma3"]
+OF_LLAMAS_KIND = ["llama", "mistral", "qwen2"]  # tests/distributed/test_exactness.py trains a Llama in every layout
 EVAL_TOLERANCE = 1e-5
 ADAPTED = ("gpt2", "gemma2", "phi3", "opt", "gpt_neox")  # layers of other kinds or names than Llama's
 
 
-# Fast are families with other names in files, other layers than Llama's, attention windows, or padded rows alone.
-@pytest.fixture(scope="module", params=keep_fast(FAMILIES, ["gpt_neox", "mixtral", "gpt2", "falcon", "gemma3"]))
+@pytest.fixture(scope="module", params=keep_fast(FAMILIES, FAST, full=OF_LLAMAS_KIND))
 def name(request: pytest.FixtureRequest) -> str:
     return request.param
 

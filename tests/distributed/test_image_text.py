@@ -28,10 +28,10 @@ SLOW_CASES = [  # every family
     ("paligemma", "single", False),
     ("mllama", "single", False),
     ("qwen2_vl", "fsdp", False),
-    ("blip2_opt", "ddp", False),
-    ("blip2_opt", "fsdp", True),
 ]
 MORE_CASES = [
+    ("blip2_opt", "ddp", False),
+    ("blip2_opt", "fsdp", True),
     ("blip2_opt", "fsdp", False),
     ("qwen2_5_vl", "ddp", False),
     ("blip2_opt", "ddp", True),

@@ -62,8 +62,8 @@ def wide_model(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return make_tiny_model(tmp_path_factory.mktemp("models") / "wide", tie_word_embeddings=False, **sizes)
 
 
-# The runs of AdamW are those of other modules, too; on ranks of one run, without checkpoints, all four are fast tests.
-@pytest.fixture(scope="module", params=keep_fast(OPTIMIZERS, ["AdamW8bit"]))
+# AdamW's runs and checkpoints are those of other modules, too; on ranks, without a run, all four are fast tests.
+@pytest.fixture(scope="module", params=keep_fast(OPTIMIZERS, ["AdamW8bit"], full=["AdamW"]))
 def name(request: pytest.FixtureRequest) -> str:
     return request.param
 

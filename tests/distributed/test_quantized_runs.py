@@ -64,7 +64,6 @@ class Case:
 CASES = [Case("nf4", 1)]
 SLOW_CASES = [
     Case("int8", 2, SHARDED),
-    Case("fp4 double", 2, SHARDED),
     Case("fp4 double", 4, (*SHARDED, "--sharding_strategy", "HYBRID_SHARD", "--sharding_group_size", "2")),
     Case("nf4", 2, (*SHARDED, "--quant_storage", "bf16")),
     Case("nf4", 2, (*SHARDED, "--fsdp_cpu_offload")),
@@ -72,6 +71,7 @@ SLOW_CASES = [
     Case("nf4", 1, ("--activation_checkpointing", "selective")),
 ]
 FULL_CASES = [
+    Case("fp4 double", 2, SHARDED),
     Case("int8", 2),
     Case("int8", 2, (*SHARDED, "--quant_storage", "fp32")),
     *(Case(kind, 1) for kind in FLAGS if kind != "nf4"),
@@ -146,14 +146,14 @@ def test_losses_and_gradients_are_those_of_the_unsharded_model(
 
 ADAPTED = [("prefix", Case("nf4", 2, SHARDED))]
 SLOW_ADAPTED = [
-    ("rslora", Case("nf4", 1)),
     ("dora", Case("int8", 2, SHARDED)),
-    ("dora", Case("nf4", 2)),
     ("dora", Case("nf4", 2, (*SHARDED, "--quant_storage", "bf16"))),
     ("llama_adapter", Case("fp4 double", 2)),
     ("prefix", Case("int8", 2)),
 ]
 FULL_ADAPTED = [
+    ("rslora", Case("nf4", 1)),
+    ("dora", Case("nf4", 2)),
     *((adapter, Case("nf4", 2, SHARDED)) for adapter in ADAPTERS if adapter != "prefix"),
     ("rslora", Case("int8", 1)),
     ("dora", Case("nf4", 1)),

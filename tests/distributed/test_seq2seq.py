@@ -192,7 +192,7 @@ def logits_of(model: Any) -> torch.Tensor:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("family", ["bart", "flan-t5"])
+@pytest.mark.parametrize("family", ["bart", pytest.param("flan-t5", marks=pytest.mark.full)])
 def test_a_run_resumes_and_its_weights_load_export_and_generate(
     family: str, models: Made, process_group: ProcessGroup, tmp_path: Path, capsys: Capture
 ) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import shlex
 import shutil
@@ -202,6 +203,7 @@ def test_large_models_are_cut_into_files_with_an_index(
 
 
 HYBRID = ["--enable_fsdp", "--sharding_strategy", "HYBRID_SHARD", "--sharding_group_size", "2"]
+PRECISIONS = ("--mixed_precision False", "--pure_bf16")
 RUNS = {
     "one": (1, []),
     "two": (2, ["--enable_fsdp"]),
@@ -213,9 +215,12 @@ RUNS = {
 
 @pytest.mark.parametrize(
     ("layout", "tie", "precision"),
-    select_product(
-        RUNS, TIES, ("--mixed_precision False", "--pure_bf16"), fast=lambda case: case[0] not in ("four", "hybrid")
-    ),
+    [
+        *select_product(
+            ["one", "two", "replicated", "hybrid"], TIES, PRECISIONS, fast=lambda case: case[0] != "hybrid"
+        ),
+        *(pytest.param(*case, marks=pytest.mark.full) for case in itertools.product(["four"], TIES, PRECISIONS)),
+    ],
 )
 def test_the_copy_that_a_run_leaves_is_the_model_that_it_saved(
     layout: str, tie: str, precision: str, models: dict[str, Path], process_group: ProcessGroup, tmp_path: Path

@@ -34,7 +34,9 @@ TASK = CausalLM()
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("ranks", [(0, 1), (1,)], ids=["everywhere", "on rank 1 alone"])
+@pytest.mark.parametrize(
+    "ranks", [pytest.param((0, 1), marks=pytest.mark.full), (1,)], ids=["everywhere", "on rank 1 alone"]
+)
 def test_a_layer_that_does_not_compile_is_named_once_and_no_rank_is_left(
     ranks: tuple[int, ...], tiny_model: Path, samples: Path, tmp_path: Path, process_group: ProcessGroup
 ) -> None:
