@@ -41,7 +41,9 @@ def name_end_tokens(model: nn.Module, processor: Any, continuation: Continuation
     new = [token for token in continuation.end_ids if token not in there]
     if not new:
         return []
-    stop_at(inner, [*new, *there])
+    # The first is taken for the only one by tools that know one, so tokens that no sample ends with come last.
+    used = [token for token in there if token in continuation.end_ids]
+    stop_at(inner, [*used, *new, *(token for token in there if token not in used)])
     names = " and ".join(map(str, tokenizer_of(processor).convert_ids_to_tokens(new)))
     where = "adapter/generation_config.json, which a server of the base must be given, or" if is_adapter else "the"
     where = f"{where} merge the adapter" if is_adapter else "the saved generation_config.json"

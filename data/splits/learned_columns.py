@@ -13,9 +13,12 @@ from data.tokens.spans import BadExample
 
 _LEARNS = (
     *("weight", "weights", "sample_weight", "loss_weight", "loss", "loss_mask", "loss_scale", "train", "trainable"),
-    *("training", "learn"),
+    *("training", "learn", "include"),
 )
-_LEAVES_OUT = ("mask", "masked", "ignore", "exclude")
+_LEAVES_OUT = (
+    *("mask", "masked", "ignore", "exclude", "skip", "no_loss", "no_train", "not_trained", "do_not_train"),
+    "do_not_learn",
+)
 _YES_AND_NO = {"true": True, "false": False, "yes": True, "no": False, "1": True, "0": False, "1.0": True, "0.0": False}
 
 
@@ -47,7 +50,9 @@ def refuse_unlearned(column: str, value: Any) -> None:
 
 
 def _usual(column: str) -> str:
-    return re.sub(r"(?<=[a-z0-9])(?=[A-Z])|[\s-]+", "_", column.strip()).lower()
+    """The name in lower case, its words joined by underscores, without `is_` or `should_`."""
+    name = re.sub(r"(?<=[a-z0-9])(?=[A-Z])|[\s-]+", "_", column.strip()).lower()
+    return re.sub(r"^(is|should|do)_(?!not_)", "", name)
 
 
 def _is_number(value: Any) -> bool:

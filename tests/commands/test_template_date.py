@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import json
+import pickle
 from datetime import date, datetime
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -13,9 +15,13 @@ from transformers.utils import chat_template_utils
 
 import finetuning
 from configs.flags import parse_flags
+from data.chat.conversation import Conversation
+from data.chat.template import ChatTemplate
+from data.dataset_functions.user_tokenizer import give_template_lists
+from data.processors.processor_loading import prompt_text
 from resolving import resume_state
 from run_folder.checkpoint_folder import COMPLETE, checksum, listed_files
-from tests.helpers.chat_templates import CHATML
+from tests.helpers.chat_templates import CHATML, FAMILIES
 from tests.helpers.processes import train_events
 from tests.helpers.refusals import write_lines
 from tools.generate import as_user_turn, load
@@ -111,3 +117,21 @@ def test_the_date_of_a_new_run_is_that_of_the_day_or_the_one_given(
     assert "Today is 29 Feb 2024." in capsys.readouterr().out
     with pytest.raises(ConfigError, match="--template_date: 2026-02-30 is no date"):
         parse_flags(["--model_name", "M", "--template_date", "2026-02-30"])
+
+
+def test_users_functions_and_processors_get_the_runs_date_too() -> None:
+    turns = [{"role": "user", "content": "Hi"}]
+    tokenizer = FAMILIES["ChatML"].tokenizer("{{ strftime_now('%d %b %Y') }}")
+    for day in ("2026-11-25", "2024-02-29", None):
+        tokenizer.template_date = day
+        wanted = (date.today() if day is None else date.fromisoformat(day)).strftime("%d %b %Y")
+        of_user = pickle.loads(pickle.dumps(tokenizer))  # as a stream's worker has it
+        give_template_lists(of_user)
+        assert of_user.apply_chat_template(turns, tokenize=False) == wanted
+        assert prompt_text(SimpleNamespace(tokenizer=tokenizer, **apply_of(tokenizer)), "Hi") == wanted
+        conversation = Conversation([*turns, {"role": "assistant", "content": ""}], (False, True))
+        assert ChatTemplate.of(tokenizer).render(conversation, 2) == wanted
+
+
+def apply_of(tokenizer: Any) -> dict[str, Any]:
+    return {"chat_template": tokenizer.chat_template, "apply_chat_template": tokenizer.apply_chat_template}

@@ -29,6 +29,7 @@ ROWS = {
     [
         *(("weight", 0), ("weight", 0.5), ("weight", "0.5"), ("sample_weight", 2), ("Train", "false"), ("loss", False)),
         *(("loss_mask", [0, 1]), ("lossMask", 0), ("trainable", False), ("masked", True), ("mask", "Assistant")),
+        *(("is_masked", True), ("shouldTrain", False), ("do_not_train", 1), ("skip", "yes"), ("include", False)),
     ],
 )
 def test_a_value_that_says_not_to_learn_or_to_learn_in_part_is_refused(column: str, value: Any) -> None:
@@ -41,6 +42,7 @@ def test_a_value_that_says_not_to_learn_or_to_learn_in_part_is_refused(column: s
     [
         *(("weight", 1), ("weight", "1.0"), ("weight", "72 kg"), ("weight", None), ("loss", 1.83)),
         *(("loss", float("nan")), ("train", True), ("masked", False), ("mask", "User"), ("loss_mask", [])),
+        *(("is_masked", False), ("should_train", True), ("do_not_train", 0), ("skip", "the introduction")),
     ],
 )
 def test_any_other_value_is_not_read(column: str, value: Any) -> None:
