@@ -40,7 +40,7 @@ MAY_CHANGE = _dotted(
             *("run_validation", "val_batch_size", "max_eval_step", "eval_every_steps", "eval_before_training"),
             *("eval_generate", "num_beams", "max_new_tokens", "max_generate_samples"),
             *("output_dir", "overwrite", "resume", "resume_anyway", "save_every_steps", "save_every_minutes"),
-            *("keep_last", "keep_best", "async_save", "save_model", "save_optimizer"),
+            *("keep_last", "keep_best", "async_save", "save_model", "save_dtype", "save_optimizer"),
             *("dist_checkpoint_root_folder", "dist_checkpoint_folder"),
         ),
         "fsdp_config": (

@@ -2,20 +2,24 @@
 
 from __future__ import annotations
 
+import json
 import shutil
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+import torch
 from peft import PeftModel
 from torch import nn
 from torch.distributed.fsdp import FSDPModule
+from transformers.utils import CONFIG_NAME
 
 from checkpointing.gathering import gathered_state_dict
 from policies.adapters.kinds import is_own_name
 from policies.sharding import own_class, unwrap
 from ranks.collectives import on_rank_zero
+from utils.compat import must_be_exact
 from utils.processor_type import Processor
 from utils.umask import follow_umask
 
@@ -28,11 +32,14 @@ def export_folder(run_folder: Path, model: nn.Module) -> Path:
     return run_folder / ("adapter" if isinstance(unwrap(model), PeftModel) else "model")
 
 
-def export_model(model: nn.Module, tokenizer: Processor, run_folder: Path) -> Path:
+def export_model(model: nn.Module, tokenizer: Processor, run_folder: Path, *, dtype: torch.dtype | None = None) -> Path:
     """Write the weights. Every rank must call this; rank 0 writes.
 
     An earlier folder is replaced only once the new one is complete. Sharded weights are gathered one tensor at a time
     into rank 0's host memory, which then holds one copy of what is saved.
+
+    Args:
+        dtype: of a model's floating-point weights; None, and for adapters: that of training.
 
     Returns:
         The folder: `adapter/` if the model has adapters, else `model/`.
@@ -44,13 +51,18 @@ def export_model(model: nn.Module, tokenizer: Processor, run_folder: Path) -> Pa
     inner: Any = unwrap(model)
     state_dict = gathered_state_dict(model) if isinstance(inner, FSDPModule) else inner.state_dict()
 
-    reason = on_rank_zero(lambda: _replace(folder, lambda temporary: _write(inner, state_dict, tokenizer, temporary)))
+    def write(temporary: Path) -> None:
+        _write(inner, state_dict, tokenizer, temporary, dtype)
+
+    reason = on_rank_zero(lambda: _replace(folder, write))
     if reason:
         raise WriteError(reason)
     return folder
 
 
-def _write(model: Any, state_dict: dict[str, Any], tokenizer: Processor, folder: Path) -> None:
+def _write(
+    model: Any, state_dict: dict[str, Any], tokenizer: Processor, folder: Path, dtype: torch.dtype | None
+) -> None:
     if isinstance(model, PeftModel):
         # False: trained tokens are saved as the adapter's; "auto" would ask the hub about the base model.
         with _whole_prefix(model, state_dict):
@@ -60,8 +72,30 @@ def _write(model: Any, state_dict: dict[str, Any], tokenizer: Processor, folder:
             base.generation_config.save_pretrained(folder)
     else:
         with _with_own_class(model):
-            model.save_pretrained(folder, state_dict=state_dict, max_shard_size="5GB")
+            model.save_pretrained(folder, state_dict=_cast(model, state_dict, dtype), max_shard_size="5GB")
+        if dtype is not None:
+            _name_dtype(folder / CONFIG_NAME, dtype)
     tokenizer.save_pretrained(folder)
+
+
+def _cast(model: nn.Module, state_dict: dict[str, Any], dtype: torch.dtype | None) -> dict[str, Any]:
+    """The state_dict with its floating-point tensors in this dtype, but for those that the family keeps in fp32."""
+    if dtype is None:
+        return state_dict
+    cast: dict[int, torch.Tensor] = {}  # by the id of the original: tied weights stay one tensor
+    for name, tensor in state_dict.items():
+        if tensor.is_floating_point() and not must_be_exact(model, name):
+            cast.setdefault(id(tensor), tensor.to(dtype))
+    return {name: cast.get(id(tensor), tensor) for name, tensor in state_dict.items()}
+
+
+def _name_dtype(config_file: Path, dtype: torch.dtype) -> None:
+    """Let config.json name the dtype of the saved weights; save_pretrained names that of the model in memory."""
+    values = json.loads(config_file.read_text())
+    for config in (values, *(value for value in values.values() if isinstance(value, dict))):
+        if "dtype" in config:
+            config["dtype"] = str(dtype).removeprefix("torch.")
+    config_file.write_text(json.dumps(values, indent=2, sort_keys=True) + "\n")
 
 
 def _replace(folder: Path, write: Callable[[Path], None]) -> str:

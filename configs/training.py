@@ -349,6 +349,11 @@ class TrainConfig:
         default_text="auto: on GPUs, if host memory has room",
     )
     save_model: bool = setting(True, "save the weights, or the adapter, in Hugging Face format")
+    save_dtype: Literal["base", "fp32", "bf16", "fp16"] = setting(
+        "base",
+        "dtype of the weights in output_dir/model: that of the base's config.json if it is smaller than that of "
+        "training (base), or this one; checkpoints and adapters keep that of training",
+    )
     dist_checkpoint_root_folder: str | None = setting(
         None,
         "folder for checkpoints instead of output_dir/checkpoints, and for a copy of the final model",

@@ -106,3 +106,21 @@ def _precision_of_model(train: TrainConfig, fsdp: FsdpConfig, device: DeviceFact
     if lacks_bf16:
         return fp16, ["use_fp16: this card has no bf16: computing in fp16 with a loss scale; False means fp32"]
     return bf16, []
+
+
+def resolve_saved_dtype(
+    train: TrainConfig, base_dtype: torch.dtype | None, precision: Precision
+) -> tuple[torch.dtype | None, list[str]]:
+    """The dtype of the weights in output_dir/model, None for that of training, and lines to print.
+
+    By default that of the base's files: a bf16 model that trains in fp32 would take twice its disk. A base in fp32
+    gains nothing if it was trained in bf16.
+    """
+    asked = DTYPES.get(train.save_dtype, base_dtype)
+    trained = precision.storage_dtype
+    by_default = train.save_dtype == "base"
+    if train.use_peft or asked is None or asked == trained or (by_default and asked.itemsize >= trained.itemsize):
+        return None, []
+    names = {dtype: name for name, dtype in DTYPES.items()}
+    why = f", as {train.model_name} is (--save_dtype {names[trained]} keeps all bits)" if by_default else ""
+    return asked, [f"save_dtype: the trained weights are saved in {names[asked]}{why}"]

@@ -129,7 +129,7 @@ def prepare(config: RunConfig, env: Environment, watchdog: Watchdog, lock: RunLo
         network=plan.network,
         watchdog=watchdog,
         folder=folder,
-        export=partial(export_model, model, saved, folder),
+        export=partial(export_model, model, saved, folder, dtype=resolved.saved_dtype),
         checkpointing=parts.empty.checkpointing,
         resumed_size=None if checkpoint is None else resolved.batches.global_batch_size,
     )

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 from configs.peft import PrefixConfig
 from configs.run import RunConfig
@@ -21,7 +21,7 @@ from policies.attention.choice import keep_documents_apart
 from policies.attention.flash_attention_4 import AttentionKind, attention_kinds, find_flash_attention_4
 from policies.compilation.choice import decide_compilation, uncompiled
 from policies.loading import load_model_config
-from policies.mixed_precision import resolve_precision
+from policies.mixed_precision import resolve_precision, resolve_saved_dtype
 from policies.quantization.choice import resolve_quantization
 from policies.quantization.float8 import resolve_float8
 from policies.sharding import choose_layout
@@ -38,6 +38,7 @@ from utils.positions import positions_of
 from utils.wording import plural
 
 if TYPE_CHECKING:
+    import torch
     from transformers import PreTrainedConfig
 
 MAX_GLOBAL_BATCH = 10**15  # rows: their number must fit into 64 bits, and so must what is computed with it
@@ -56,6 +57,7 @@ class Resolved:
     policies: Policies
     lengths: tuple[int, ...]  # tokens of the longest row, and of the longest target if targets are apart
     notes: tuple[str, ...]  # lines to print: which defaults were adapted
+    saved_dtype: torch.dtype | None  # of the weights in output_dir/model; None: that of training
     chose_to_compile: bool = False  # --compile auto chose to, if every rank's machine can
 
     @property
@@ -114,6 +116,7 @@ def resolve(
     if config.train_config.from_peft_checkpoint:
         find_saved_adapter(config.train_config.from_peft_checkpoint)  # refuses a wrong path before the hub is asked
     model_config = load_model_config(config.train_config, needs_weights=env.planned_device is None)
+    base_dtype = cast("torch.dtype | None", model_config.dtype)  # building the model puts that of training there
     task = find_task(model_config, config.train_config.task)
     task.check_config(model_config, config.train_config.model_name)
     config = keep_documents_apart(settings_of_task(config, task), model_config)
@@ -136,6 +139,7 @@ def resolve(
         env.device_facts,
         device,
     )
+    saved_dtype, save_notes = resolve_saved_dtype(config.train_config, base_dtype, precision)
     return Resolved(
         config=config,
         task=task,
@@ -153,7 +157,8 @@ def resolve(
             flash_4=flash_4,
         ),
         lengths=lengths,
-        notes=(*precision_notes, *batch_notes, *lr_notes, *length_notes, *flash_notes),
+        notes=(*precision_notes, *batch_notes, *lr_notes, *length_notes, *flash_notes, *save_notes),
+        saved_dtype=saved_dtype,
         chose_to_compile=chose_to_compile,
     )
 

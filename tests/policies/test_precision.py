@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import functools
 import itertools
+import json
+import shutil
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -266,3 +268,31 @@ def test_the_loss_scale_is_a_figure_of_fp16_alone(mode: str, layout: str, method
     for event in train_events(run(mode, layout, method)):
         assert event.get("loss_scale") == (65536 if mode == "fp16-mixed" else None)
         assert event["grad_norm"] > 0
+
+
+@pytest.mark.parametrize("asked", ["base", "fp32"])
+def test_a_bf16_model_is_saved_in_bf16_unless_all_bits_are_asked_for(
+    asked: str, tiny_model: Path, samples: Path, process_group: ProcessGroup, tmp_path: Path
+) -> None:
+    base = tmp_path / "base"
+    AutoModelForCausalLM.from_pretrained(tiny_model, dtype=torch.bfloat16).save_pretrained(base)
+    for file in tiny_model.glob("tokenizer*"):
+        shutil.copy(file, base)
+    flags = ["--model_name", str(base), "--samsum_dataset.data_path", str(samples)]
+    flags += ["--output_dir", str(tmp_path / "run")]
+    flags += ["--max_train_step", "2", "--lr", "1e-3", "--run_validation", "False", "--num_workers_dataloader", "0"]
+    flags += ["--context_length", "64", "--save_every_steps", "2"]
+    flags += [] if asked == "base" else ["--save_dtype", asked]
+    (outcome,) = process_group.train(flags, 1)
+    assert ("save_dtype: the trained weights are saved in bf16, as " in outcome.stdout) == (asked == "base")
+    saved = load_file(tmp_path / "run/model/model.safetensors")
+    config = json.loads((tmp_path / "run/model/config.json").read_text())
+    assert config["dtype"] == {"base": "bfloat16", "fp32": "float32"}[asked]
+    (checkpoint,) = (tmp_path / "run/checkpoints").glob("step-*")
+    trained = {}
+    for file in checkpoint.glob("*.safetensors"):
+        trained |= load_file(file)
+    for name, tensor in saved.items():
+        (master,) = [whole for key, whole in trained.items() if key.endswith(name) and key.startswith("model.")]
+        assert torch.equal(tensor, master.to(tensor.dtype))
+        assert tensor.dtype == getattr(torch, config["dtype"])
