@@ -22,7 +22,7 @@ from tests.helpers.reference import assert_agrees, flags_for, lora_flags, plain_
 
 NUM_STEPS, NUM_RANKS = 3, 2
 # Families with other names in files, other layers than Llama's, attention windows, or padded rows alone.
-FAST = ["gpt_neox", "mixtral", "gpt2", "falcon", "gemma3"]
+FAST = ["gpt_neox", "mixtral", "falcon", "gemma3"]
 OF_LLAMAS_KIND = ["llama", "mistral", "qwen2"]  # tests/distributed/test_exactness.py trains a Llama in every layout
 EVAL_TOLERANCE = 1e-5
 ADAPTED = ("gpt2", "gemma2", "phi3", "opt", "gpt_neox")  # layers of other kinds or names than Llama's

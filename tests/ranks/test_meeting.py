@@ -171,10 +171,11 @@ def test_a_rank_that_is_killed_before_it_trains_is_noticed(start: Start, where: 
 
 
 @pytest.mark.slow
-def test_signals_at_any_time_leave_no_rank_waiting(start: Start, tmp_path: Path) -> None:
+@pytest.mark.parametrize("num_runs", [8, pytest.param(16, marks=pytest.mark.full)])
+def test_signals_at_any_time_leave_no_rank_waiting(num_runs: int, start: Start, tmp_path: Path) -> None:
     """Before the ranks meet, while they load, in a step, after the last one: a bounded time, and true statuses."""
     draw = random.Random(16)
-    for first in range(0, 16, 4):  # four runs at a time: ranks whose others have ended wait, mostly
+    for first in range(0, num_runs, 4):  # four runs at a time: ranks whose others have ended wait, mostly
         folders = [tmp_path / f"run-{first + index}" for index in range(4)]
         runs = [[start(variables, run=folder) for variables in ranks_of(2)] for folder in folders]
         numbers = [draw.choice([signal.SIGTERM, signal.SIGINT, signal.SIGHUP]) for _ in runs]

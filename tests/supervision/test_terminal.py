@@ -13,6 +13,7 @@ from pathlib import Path
 import pytest
 
 from tests.helpers.forked import Fork
+from tests.helpers.pairwise import slow_but
 from tests.helpers.processes import ROOT, ProcessGroup, process_variables, read_metrics, run_forked
 from tests.helpers.resuming import assert_bit_equal, flags_of
 
@@ -91,7 +92,7 @@ def run_into(place: str, *words: str, folder: Path) -> int:
         return Fork(argv, cwd=folder, environment=process_variables({}), stdout=fd, stderr=fd).wait(300)
 
 
-@pytest.mark.parametrize("place", PLACES)
+@pytest.mark.parametrize("place", slow_but(3, PLACES))
 def test_a_run_that_cannot_print_trains_all_the_same(place: str, whole: Path, tiny_model: Path, tmp_path: Path) -> None:
     run = tmp_path / "run"
     assert run_into(place, *flags_of(tiny_model, run, *PLAIN), folder=tmp_path) == 0

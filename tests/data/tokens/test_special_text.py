@@ -227,7 +227,7 @@ def test_segments_write_their_own_tokens(asked: dict[str, bool], number: int, tm
     assert len(specials(row["input_ids"], byte_level())) == number
 
 
-@pytest.mark.parametrize("family", ["bart", "t5"])
+@pytest.mark.parametrize("family", ["bart", pytest.param("t5", marks=pytest.mark.slow)])
 def test_source_and_target_of_an_encoder_decoder_stay_text(family: str) -> None:
     tokenizer = make_tokenizer(family)
     special, encode = SpecialTokens.of(tokenizer), SourceAndTarget("Summarize: ")
