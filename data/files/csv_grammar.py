@@ -148,7 +148,7 @@ class CsvGrammar:
             start = row.end() if row else end
 
     def _may_be_rows(self, cell: _Cell) -> bool:
-        is_known = cell.is_short and (cell.has_doubled_quotes or self._has_line_breaks)
+        is_known = cell.is_short and self._has_line_breaks
         return not is_known and self._reads_as_rows(cell)
 
     def _reads_as_rows(self, cell: _Cell) -> bool:

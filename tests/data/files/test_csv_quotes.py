@@ -59,6 +59,7 @@ AFTER = "text after the closing quote of a cell"
             ['"Yes,q', "r,s", 'No",t'],
             "line 3: a quoted cell over 3 lines, each of which reads as a row of its own",
         ),
+        (['q,"Yes ""', 'r,"" No"'], "line 3: a quoted cell over 2 lines, each of which reads as a row of its own"),
         (["x,y,z"], "line 3: 3 cells and not 2"),
         (["x"], "line 3: 1 cells and not 2"),
     ],
@@ -84,7 +85,7 @@ def test_the_line_is_counted_as_editors_count_it(tmp_path: Path) -> None:
     [
         (['"Anna: Lunch?\nTom: At noon!",x'], [["Anna: Lunch?\nTom: At noon!", "x"]]),
         (['"a, b\n\nc",x'], [["a, b\n\nc", "x"]]),
-        (['"say ""hi""\nto, me",x'], [['say "hi"\nto, me', "x"]]),
+        (['"say ""hi""\nto, me, and",x'], [['say "hi"\nto, me, and', "x"]]),
         (['"""",""""""'], [['"', '""']]),
         (['5" disk,p"q"'], [['5" disk', 'p"q"']]),
         (['"",x'], [[None, "x"]]),
