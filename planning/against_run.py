@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from planning.out_of_memory.report import read_plan
-from reporting.events import figures
+from reporting.events import figures, number
 from run_folder.entries import PLAN
 from utils.atomic_write import write_atomically
 
@@ -36,13 +36,21 @@ def compare_with_plan(
             counts there, libraries included, and only parts counted tensor by tensor can be compared.
     """
     plan = read_plan(folder)
-    if plan is None:
+    if plan is None or not _is_whole(plan):
         return []
     measured = measure(plan, [event for event in events if event["event"] == "memory"], max(peaks_gib))
     if not has_allocator:
         measured = {name: measured[name] if name.removesuffix("_gib") in TENSORS else None for name in measured}
     _add(folder / PLAN, plan | {"measured": measured})
     return lines(plan, measured)
+
+
+def _is_whole(plan: Mapping[str, Any]) -> bool:
+    """Whether the figures that are compared are there. Anybody may have written into the file since."""
+    at_peak = plan.get("at_peak")
+    planned = [plan.get("peak_gib"), *(plan.get(f"{part}_gib") for part in PARTS)]
+    planned += [at_peak.get(part) for part in PARTS[:-1]] if isinstance(at_peak, dict) else [None]
+    return all(number(figure) is not None for figure in planned) and isinstance(plan.get("peak_phase"), str)
 
 
 def measure(plan: Mapping[str, Any], memory: list[Mapping[str, Any]], peak_gib: float) -> dict[str, float | None]:

@@ -147,7 +147,10 @@ def _lacking_results(job: Job, status: str) -> list[str]:
     train_config, saver = job.config.train_config, job.saver
     weights, best_score = job.reporter.weights, job.state.best_score
     lacking = on_rank_zero(
-        lambda: lacking_checkpoint(saver.root, saver.tried_step) + lacking_weights(weights, best_score)
+        lambda: [
+            *lacking_checkpoint(saver.root, saver.tried_step, was_written=saver.saved_step == saver.tried_step),
+            *lacking_weights(weights, best_score),
+        ]
     )
     if status == "finished" and train_config.dist_checkpoint_root_folder and train_config.save_model:
         job.watchdog.at(job.state.step, "saving")

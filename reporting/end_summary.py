@@ -15,7 +15,7 @@ from reporting.epoch_lines import averages_line
 from reporting.events import figures, number
 from reporting.log_line import clock
 from reporting.tables import value_range
-from run_folder.run_yaml import read_run_yaml
+from run_folder.run_yaml import SavedEntry
 from utils.wording import plural
 
 
@@ -30,13 +30,16 @@ def end_figures(events: list[dict[str, Any]]) -> dict[str, Any]:
     }
 
 
-def end_summary(events: Iterable[dict[str, Any]], folder: Path, *, device_type: str) -> list[Any]:
+def end_summary(
+    events: Iterable[dict[str, Any]], folder: Path, *, device_type: str, saved: SavedEntry | None = None
+) -> list[Any]:
     """The results: memory by part at each phase, losses, speed, time, and where the weights are.
 
     All results are saved by now, so nothing fails here: unknown figures are left out.
 
     Args:
         events: all of the run's, as read from metrics.jsonl. Those of earlier sessions may lack any figure.
+        saved: the saved weights.
     """
     events = list(events)
     of: dict[str, list[dict[str, Any]]] = {}
@@ -64,7 +67,7 @@ def end_summary(events: Iterable[dict[str, Any]], folder: Path, *, device_type: 
         )
     for end in of.get("end", []):
         parts.append(f"{_times(of.get('train', []), end)}{_peaks(of.get('memory', []))}")
-    if saved := read_run_yaml(folder).get("saved"):
+    if saved is not None:
         parts.append(f"weights {folder / saved['folder']} (of step {saved['step']})")
     elif any(end.get("status") == "stopped" for end in of.get("end", [])):
         parts.append(f"weights in the checkpoint alone; to take them out: python -m tools.export {folder} --to DIR")

@@ -9,13 +9,16 @@ import math
 import os
 import time
 from collections import deque
-from io import RawIOBase
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from io import BytesIO, RawIOBase
 from pathlib import Path
-from typing import Any, TextIO
+from typing import Any, BinaryIO, TextIO
 
 from reporting.events import Event, event_of, events_in
 from reporting.trackers import Trackers
 from utils.atomic_write import write_atomically
+from utils.small_files import open_regular
 
 MOST_WAITING_BYTES = 16 * 2**20  # about 40,000 steps
 RETRY_SECONDS = 1.0  # a full disk is asked this often, not for every line
@@ -38,10 +41,11 @@ class MetricsFile:
         self.path, self.trackers, self.screen = path, trackers or Trackers(), screen
         self.num_lost = 0
         self.refusal = ""  # why the last line could not be written; empty if it was
+        self.unreadable = ""  # why the file could not be read the last time; empty if it could
         self._waiting: deque[bytes] = deque()  # lines that the disk has refused so far
         self._waiting_bytes = 0
         self._next_try = 0.0
-        self._num_written = self._num_in_file()
+        self._num_written = self._num_in_file() or 0
 
     def write(self, event: str, **values: Any) -> None:
         if self.path is None:
@@ -83,21 +87,53 @@ class MetricsFile:
         return len(self._waiting) + self.num_lost + self.num_deleted()
 
     def num_deleted(self) -> int:
-        """The number of lines that were written and are gone, with the file or its folder."""
-        return max(0, self._num_written - self._num_in_file())
+        """The number of lines that were written and are gone, with the file or its folder; 0 if it cannot be read."""
+        num_in_file = self._num_in_file()
+        return 0 if num_in_file is None else max(0, self._num_written - num_in_file)
 
-    def _num_in_file(self) -> int:
-        if self.path is None or not os.path.exists(self.path):
+    def _num_in_file(self) -> int | None:
+        """The number of lines in the file; None if it cannot be read."""
+        if self.path is None:
             return 0
-        with open(self.path, "rb") as file:
-            return sum(1 for _ in file)
+        try:
+            with self._opened() as file:
+                return sum(1 for _ in file)
+        except OSError:
+            return None
 
     def read(self) -> list[Event]:
-        """All events so far, waiting ones included; none on a rank that writes none."""
+        """All events so far, waiting ones included; of a file that cannot be read only these.
+
+        None on a rank that writes none.
+        """
         if self.path is None:
             return []
-        written = self.path.read_bytes() if self.path.exists() else b""
-        return events_in([*written.splitlines(), *self._waiting])
+        lines: list[bytes] = []
+        with suppress(OSError), self._opened() as file:
+            lines = file.read().splitlines()
+        return events_in([*lines, *self._waiting])
+
+    @contextmanager
+    def _opened(self) -> Iterator[BinaryIO]:
+        """The file to be read, empty if it is not there. If it cannot be read, a line says so, once."""
+        assert self.path is not None
+        try:
+            try:
+                file = open_regular(self.path)
+            except FileNotFoundError:
+                if os.path.lexists(self.path):  # a file server that was restarted
+                    raise
+                file = BytesIO()
+            with file:
+                yield file
+        except OSError as error:
+            before, self.unreadable = self.unreadable, error.strerror or str(error)
+            if not before:
+                self.trackers.say(
+                    f"{self.path} cannot be read ({self.unreadable}); its figures are left out at the end"
+                )
+            raise
+        self.unreadable = ""
 
     def _first_lines(self) -> list[bytes]:
         """The first waiting lines, at least one. Pieces are small, since a nearly full disk may take some."""

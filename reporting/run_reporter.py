@@ -325,8 +325,12 @@ class RunReporter:
         if reason := self.weights.write():
             refused.append(f"run.yaml cannot be written ({reason})")
         if self.tracking.save_metrics:
+            events = self.metrics.read()
             try:
-                write_metrics_data(self.folder, self.metrics.read())
+                if self.metrics.unreadable:  # half of the lists would look like all of them
+                    self.say(f"metrics_data.json is left out, since {self.metrics.path} cannot be read")
+                else:
+                    write_metrics_data(self.folder, events)
             except OSError as error:
                 refused.append(f"metrics_data.json cannot be written ({error.strerror})")
         return refused
@@ -335,7 +339,8 @@ class RunReporter:
         """Print the table at the end."""
         if not self.env.is_rank_zero:
             return
-        print_for_people(*end_summary(self.metrics.read(), self.folder, device_type=self.env.device.type))
+        events, saved = self.metrics.read(), self.weights.read()
+        print_for_people(*end_summary(events, self.folder, device_type=self.env.device.type, saved=saved))
         print_line(f"{status}: {self.folder}")
 
     def write_page(self) -> None:

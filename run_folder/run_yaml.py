@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from dataclasses import asdict
 from datetime import datetime
 from pathlib import Path
-from typing import Any
+from typing import Any, TypedDict
 
 import yaml
 
@@ -18,6 +18,7 @@ from ranks.environment import Environment, launch_command
 from utils.atomic_write import write_atomically
 from utils.host_memory import read_host_memory
 from utils.processes import machine
+from utils.small_files import parse_yaml, read_text
 from utils.software import git_commit, versions
 
 NAME = "run.yaml"
@@ -80,10 +81,14 @@ def restore_run_yaml(folder: Path, contents: dict[str, Any]) -> None:
 
 
 def read_run_yaml(folder: Path) -> dict[str, Any]:
-    """The contents of run.yaml. Empty if it is damaged, as after a power failure: no run needs it to go on."""
+    """The contents of run.yaml. Empty if it is damaged, as after a power failure: no run needs it to go on.
+
+    Raises:
+        OSError: if it is not there, cannot be read, or is no regular file of a credible size.
+    """
     try:
-        values = _parsed((folder / NAME).read_text(encoding="utf-8"))
-    except (ValueError, RecursionError, yaml.YAMLError):
+        values = _parsed(read_text(folder / NAME))
+    except ValueError:
         return {}
     return copy.deepcopy(values) if isinstance(values, dict) else {}  # `_parsed` keeps its own
 
@@ -97,7 +102,22 @@ _NEVER_BROKEN = 2**31 - 1  # the width of a line that libyaml takes for no limit
 @functools.lru_cache(maxsize=4)
 def _parsed(text: str) -> Any:
     """YAML's values. Kept, since a run reads its file over ten times."""
-    return yaml.load(text, Loader=_LOADER)
+    return parse_yaml(text, _LOADER)
+
+
+class SavedEntry(TypedDict):
+    """The entry of the saved weights."""
+
+    step: int
+    folder: str  # its name
+
+
+def saved_in(values: Mapping[str, Any]) -> SavedEntry | None:
+    """The entry of the saved weights; None if there is none that a run would write."""
+    saved = values.get("saved")
+    if isinstance(saved, dict) and type(saved.get("step")) is int and saved.get("folder") in ("model", "adapter"):
+        return SavedEntry(step=saved["step"], folder=saved["folder"])
+    return None
 
 
 def is_of_a_run(values: Mapping[str, Any]) -> bool:

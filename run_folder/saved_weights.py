@@ -8,7 +8,8 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from ranks.environment import Environment, print_rank_zero
-from run_folder.run_yaml import NAME, add_to_run_yaml, read_run_yaml, restore_run_yaml
+from run_folder.run_yaml import NAME, SavedEntry, read_run_yaml, restore_run_yaml, saved_in
+from utils.small_files import is_there
 
 
 class LostWeights(NamedTuple):
@@ -29,12 +30,12 @@ class SavedWeights:
         """
         self.env, self.folder = env, folder
         self.lost: LostWeights | None = None  # the best of those that could not be saved
-        self._saved: dict[str, Any] | None = None  # run.yaml's entry of the weights that were
-        self._run_yaml: dict[str, Any] = {}  # its contents, in case that the folder is deleted
+        self._saved: SavedEntry | None = None  # run.yaml's entry of the weights that were
+        self._run_yaml: dict[str, Any] = {}  # its contents, if the folder is deleted or cannot be read
 
     def note_saved(self, step: int, folder: Path) -> None:
         """Note in run.yaml which step's weights the folder holds."""
-        self._saved = {"step": step, "folder": folder.name}
+        self._saved = SavedEntry(step=step, folder=folder.name)
         if self.env.is_rank_zero and (reason := self.write()):
             print_rank_zero(
                 self.env, f"run.yaml cannot be written ({reason}): {folder} holds the weights of step {step}"
@@ -51,17 +52,19 @@ class SavedWeights:
         elif self.lost is None or score < self.lost.score:
             self.lost = LostWeights(step, score, "best")
 
-    def read(self) -> dict[str, Any] | None:
+    def read(self) -> SavedEntry | None:
         """The step whose weights are saved, and their folder, perhaps by an earlier session; None if none are saved."""
-        if self._saved is not None:
-            return self._saved
+        return self._saved or saved_in(self._contents())
+
+    def _contents(self) -> dict[str, Any]:
+        """run.yaml's contents: as they were last read, if that cannot be done now."""
         with suppress(OSError):
-            return read_run_yaml(self.folder).get("saved")
-        return None
+            return read_run_yaml(self.folder) or self._run_yaml
+        return self._run_yaml
 
     def gone(self) -> str:
         """A clause if the weights that this session saved were deleted or moved; "" if they are there."""
-        if self._saved is None or (self.folder / self._saved["folder"]).is_dir():
+        if self._saved is None or is_there(self.folder / self._saved["folder"]) is not False:
             return ""
         return f"{self.folder / self._saved['folder']}, with the weights of step {self._saved['step']}, is gone"
 
@@ -71,7 +74,7 @@ class SavedWeights:
             return
         with suppress(OSError):  # a disk that takes nothing is told of with the results
             if (self.folder / NAME).exists():
-                self._run_yaml = read_run_yaml(self.folder)
+                self._run_yaml = read_run_yaml(self.folder) or self._run_yaml
             elif self._run_yaml and self.folder.is_dir():
                 restore_run_yaml(self.folder, self._run_yaml)
 
@@ -82,8 +85,9 @@ class SavedWeights:
         """
         self.keep_run_yaml()
         try:
-            if self._saved is not None and read_run_yaml(self.folder).get("saved") != self._saved:
-                add_to_run_yaml(self.folder, saved=self._saved)
+            contents = self._contents()
+            if self._saved is not None and (saved_in(contents) != self._saved or is_there(self.folder / NAME) is False):
+                restore_run_yaml(self.folder, contents | {"saved": dict(self._saved)})
         except OSError as error:
             return error.strerror or str(error)
         return ""
