@@ -30,8 +30,8 @@ class SegmentsDataset(DataSource):
     segments_column: str = setting("segments", "column with the parts, a list of text and label (true or false)")
 
     @property
-    def adds_start_token(self) -> bool:
-        return False  # the parts bring it
+    def adds_start_token(self) -> bool | None:
+        return None  # the parts bring it, or do not
 
 
 def get_segments_dataset(

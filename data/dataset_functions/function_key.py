@@ -5,6 +5,7 @@ Hugging Face's `Hasher` takes a function that can be imported for its name alone
 
 from __future__ import annotations
 
+import copy
 import re
 import secrets
 import sys
@@ -70,7 +71,9 @@ def function_key(function: Callable[..., Any], tokenizer: PreTrainedTokenizerBas
 def tokenizer_key(tokenizer: PreTrainedTokenizerBase) -> str:
     """A digest of all that token ids depend on. The library's own changes once the tokenizer is used."""
     if not tokenizer.is_fast:
-        return Hasher.hash(tokenizer)
+        undated: Any = copy.copy(tokenizer)
+        undated.template_date = None  # only some chat templates write it, which their own keys say
+        return Hasher.hash(undated)
     backend = tokenizer.backend_tokenizer
     backend.no_truncation()  # the last call's setting; the next call sets its own
     backend.no_padding()

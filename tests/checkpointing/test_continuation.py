@@ -113,17 +113,25 @@ def test_a_run_resumes_though_its_checkpoint_knows_other_end_tokens(
     assert [event["step"] for event in train_events(tmp_path / "run")] == list(range(1, 32))
 
 
-@pytest.mark.parametrize("flags", [(), ("--use_peft",)], ids=["model", "adapter"])
+SEGMENTS = {"segments": [{"text": "<s>The sea", "label": False}, {"text": " is blue.</s>", "label": True}]}
+
+
+@pytest.mark.parametrize(
+    ("flags", "row"),
+    [((), {"text": "The sea is blue."}), (("--use_peft",), {"text": "The sea is blue."}), ((), SEGMENTS)],
+    ids=["model", "adapter", "segments"],
+)
 def test_a_texts_start_token_is_added_by_the_saved_tokenizer(
-    flags: tuple[str, ...], tiny_model: Path, tmp_path: Path
+    flags: tuple[str, ...], row: dict[str, Any], tiny_model: Path, tmp_path: Path
 ) -> None:
     """A server's prompt begins with what the samples began with, though the base's tokenizer does not add it."""
     base = AutoTokenizer.from_pretrained(tiny_model)
     assert base("The sea")["input_ids"][0] != base.bos_token_id
-    write_lines(tmp_path / "rows.jsonl", [{"text": "The sea is blue."}] * 4)
-    words = ["--model_name", str(tiny_model), "--output_dir", str(tmp_path / "run"), "--dataset", "text_dataset", *RUN]
+    write_lines(tmp_path / "rows.jsonl", [row] * 4)
+    dataset = f"{next(iter(row))}_dataset"
+    words = ["--model_name", str(tiny_model), "--output_dir", str(tmp_path / "run"), "--dataset", dataset, *RUN]
     words += ["--max_train_step", "30"]
-    assert finetuning.main([*words, "--text_dataset.data_path", str(tmp_path / "rows.jsonl"), *flags]) == 0
+    assert finetuning.main([*words, f"--{dataset}.data_path", str(tmp_path / "rows.jsonl"), *flags]) == 0
     assert len(train_events(tmp_path / "run")) == 30
     folder = tmp_path / "run" / ("adapter" if flags else "model")
     tokenizer = AutoTokenizer.from_pretrained(folder)

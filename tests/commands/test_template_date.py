@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import json
 import pickle
 from datetime import date, datetime
@@ -17,6 +18,7 @@ import finetuning
 from configs.flags import parse_flags
 from data.chat.conversation import Conversation
 from data.chat.template import ChatTemplate
+from data.dataset_functions.function_key import tokenizer_key
 from data.dataset_functions.user_tokenizer import give_template_lists
 from data.processors.processor_loading import prompt_text
 from resolving import resume_state
@@ -24,6 +26,7 @@ from run_folder.checkpoint_folder import COMPLETE, checksum, listed_files
 from tests.helpers.chat_templates import CHATML, FAMILIES
 from tests.helpers.processes import train_events
 from tests.helpers.refusals import write_lines
+from tests.helpers.tokenizers_of_kinds import written_in_python
 from tools.generate import as_user_turn, load
 from utils import template_date
 from utils.errors import ConfigError
@@ -131,6 +134,13 @@ def test_users_functions_and_processors_get_the_runs_date_too() -> None:
         assert prompt_text(SimpleNamespace(tokenizer=tokenizer, **apply_of(tokenizer)), "Hi") == wanted
         conversation = Conversation([*turns, {"role": "assistant", "content": ""}], (False, True))
         assert ChatTemplate.of(tokenizer).render(conversation, 2) == wanted
+
+
+def test_the_date_makes_no_other_key_of_a_tokenizer_that_may_not_write_it() -> None:
+    tokenizer, keys = copy.copy(written_in_python()), set()
+    for tokenizer.template_date in ("2026-11-25", "2026-11-26", None):
+        keys.add(tokenizer_key(tokenizer))
+    assert len(keys) == 1
 
 
 def apply_of(tokenizer: Any) -> dict[str, Any]:
