@@ -85,7 +85,7 @@ def assert_losses_agree(name: str, run: Path, other: Path) -> None:
         assert ours[2:4] == pytest.approx(theirs[2:4], rel=rel)
 
 
-@pytest.mark.parametrize("ranks", slow_but(1, [1, 2]))
+@pytest.mark.parametrize("ranks", [1, pytest.param(2, marks=pytest.mark.full)])
 def test_losses_are_the_same_in_every_layout(
     ranks: int, name: str, whole: Path, wide_model: Path, process_group: ProcessGroup, tmp_path: Path
 ) -> None:

@@ -180,7 +180,7 @@ def test_every_kind_of_adapter_trains_on_quantized_weights_as_with_peft(
     assert_agrees(tmp_path / "run", adapted_references[adapter, case.kind])
 
 
-@pytest.mark.parametrize("family", slow_but(0, [*FAMILY_CASES, *OTHER_FAMILIES], num_slow=3))
+@pytest.mark.parametrize("family", slow_but(0, [*FAMILY_CASES, *OTHER_FAMILIES], num_slow=2))
 def test_a_family_is_quantized_as_transformers_quantizes_it(
     family: str, tiny_model: Path, process_group: ProcessGroup, tmp_path: Path
 ) -> None:
@@ -196,8 +196,7 @@ def test_a_family_is_quantized_as_transformers_quantizes_it(
     assert_agrees(tmp_path / "run", reference)
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("precision", ["--compute_dtype bf16", "--pure_bf16", "--use_fp16"])
+@pytest.mark.parametrize("precision", slow_but(0, ["--compute_dtype bf16", "--use_fp16", "--pure_bf16"], num_slow=2))
 @pytest.mark.parametrize(("ranks", "extra"), [pytest.param(1, (), marks=pytest.mark.full), (2, SHARDED)])
 def test_half_precision_stays_close(
     precision: str,

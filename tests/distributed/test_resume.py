@@ -188,7 +188,7 @@ FP16 = {  # rows that overflow, ranks and features, then ranks and features afte
 }
 
 
-@pytest.mark.parametrize("case", slow_but(1, FP16, num_slow=3))
+@pytest.mark.parametrize("case", slow_but(1, FP16, num_slow=1))
 def test_the_loss_scale_of_fp16_goes_on_where_it_was(
     case: str, tiny_model: Path, process_group: ProcessGroup, tmp_path: Path
 ) -> None:

@@ -59,14 +59,19 @@ CASES = [
     Case("t5", "FULL_SHARD", (*LORA, "--freeze_layers")),
 ]
 FAST_CASES = ("bart-SINGLE-label_smoothing", "bart-NO_SHARD-use_peft", "t5-FULL_SHARD-use_peft-freeze_layers")
-FULL_CASES = ("t5-FULL_SHARD-use_peft", "flan-t5-SINGLE-use_peft")  # others have their settings
+FULL_CASES = (
+    "t5-FULL_SHARD-use_peft",
+    "flan-t5-SINGLE-use_peft",
+    "bart-FULL_SHARD",
+    "t5-NO_SHARD-label_smoothing",
+)  # others have their settings
 T5_COMPILED = Case("t5", "SINGLE", (*LORA, "--compile", "--activation_checkpointing", "full"))
 BART_COMPILED = Case("bart", "FULL_SHARD", ("--compile",))
 # Whether they are compiled with aot_eager. What encoders and decoders add is for dynamo and AOT autograd to capture.
 # Inductor takes a minute for BART's kernels; tests/distributed/test_exactness.py compiles those of a Llama.
 SLOW_CASES = [
     (BART_COMPILED, True),
-    (Case("bart", "HYBRID_SHARD", LORA), False),
+    pytest.param(Case("bart", "HYBRID_SHARD", LORA), False, marks=pytest.mark.full),
     pytest.param(BART_COMPILED, False, marks=pytest.mark.full),
     pytest.param(T5_COMPILED, True, marks=pytest.mark.full),
     pytest.param(T5_COMPILED, False, marks=pytest.mark.full),

@@ -43,14 +43,14 @@ def refused(bench: Bench, first: list[str], second: list[str], *, second_script:
     [
         ("--lr", "0.001", "0.002"),
         ("--seed", "1", "2"),
-        ("--optimizer", "AdamW", "SGD"),
-        ("--weight_decay", "0.1", "0.2"),
-        ("--scheduler", "cosine", "linear"),
-        ("--max_train_step", "2", "3"),
-        ("--save_every_steps", "2", "3"),
-        ("--batch_size_training", "1", "2"),
-        ("--use_peft", "True", "False"),
         ("--enable_fsdp", "False", "True"),
+        ("--use_peft", "True", "False"),
+        pytest.param("--optimizer", "AdamW", "SGD", marks=pytest.mark.slow),
+        pytest.param("--weight_decay", "0.1", "0.2", marks=pytest.mark.slow),
+        pytest.param("--scheduler", "cosine", "linear", marks=pytest.mark.slow),
+        pytest.param("--max_train_step", "2", "3", marks=pytest.mark.slow),
+        pytest.param("--save_every_steps", "2", "3", marks=pytest.mark.slow),
+        pytest.param("--batch_size_training", "1", "2", marks=pytest.mark.slow),
     ],
 )
 def test_another_setting_is_refused(bench: Bench, flag: str, first: str, second: str) -> None:

@@ -19,7 +19,7 @@ from configs.training import TrainConfig
 from data.dataset_functions.importing import find_dataset_function, load_dataset_file
 from data.pipeline import load_data
 from data.sequences.causal import build_sequences
-from tests.helpers.processes import ROOT, run_forked
+from tests.helpers.processes import ROOT, process_variables, run_forked
 from utils.errors import ConfigError
 
 SamsumDataset = DATASETS["samsum_dataset"]
@@ -46,7 +46,8 @@ def dataset_file(tmp_path: Path) -> Path:
 
 
 def python(*arguments: str, cwd: Path = ROOT) -> str:
-    done = subprocess.run([sys.executable, *arguments], cwd=cwd, capture_output=True, text=True, check=False)
+    env = process_variables({})
+    done = subprocess.run([sys.executable, *arguments], cwd=cwd, env=env, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stdout + done.stderr
     return done.stdout
 

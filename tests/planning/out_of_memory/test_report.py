@@ -66,7 +66,7 @@ def limits(tiny_model: Path, process_group: ProcessGroup, tmp_path_factory: pyte
     keep_fast(
         [*itertools.product((False, True), PHASES)],
         [(False, "forward"), (False, "optimizer_step")],
-        full=[(True, "backward"), (True, "evaluation")],  # of one rank
+        full=[(True, phase) for phase in PHASES],
     ),
 )
 def test_the_account_names_the_phase_and_no_rank_is_left(

@@ -36,7 +36,7 @@ from ranks.environment import Environment
 from resolving.resolved import resolve
 from tests.helpers.kept_by_compiled import compiled_layer
 from tests.helpers.loaded import single_process
-from tests.helpers.processes import ROOT
+from tests.helpers.processes import ROOT, process_variables
 from utils.compat import SHARDS_INTEGERS
 from utils.device import facts_of
 from utils.errors import ConfigError
@@ -309,7 +309,8 @@ def test_bitsandbytes_is_imported_without_inductor_and_torch_compile_still_compi
         "torch.compile(torch.sin, backend='eager')(torch.ones(2))\n"
         "print(loaded, 'TORCHDYNAMO_DISABLE' in os.environ, torch._dynamo.utils.counters['frames']['ok'])\n"
     )
-    done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=True)
+    given = {"cwd": ROOT, "env": process_variables({}), "capture_output": True, "text": True}
+    done = subprocess.run([sys.executable, "-c", code], check=True, **given)
     assert done.stdout == "{'bitsandbytes'} False 1\n"
 
 
