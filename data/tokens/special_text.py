@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping, Sequence, Set
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import TYPE_CHECKING, Any, overload
@@ -23,12 +23,17 @@ if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
 _FIRST_STAND_IN, _NUM_STAND_INS = 0xFDD0, 31  # Unicode's noncharacters, which no text may hold
+_IN_BRACKETS = re.compile(r"<\S+>|\[\S+\]|\{\S+\}")
 _BYTE = re.compile(r"<0x[0-9A-Fa-f]{2}>")  # a token that SentencePiece's byte fallback writes
 
 
 @dataclass(frozen=True)
 class SpecialTokens:
-    """The special tokens of a tokenizer; added tokens that are not special, like `<think>`, are none."""
+    """The special tokens of a tokenizer, and the tokens of roles that its chat template writes.
+
+    Some tokenizers have `<|USER_TOKEN|>` as an added token that is not special. Others that are not, like `<think>`,
+    are none: models write them in their answers.
+    """
 
     tokenizer: PreTrainedTokenizerBase = field(repr=False)
     tokens: tuple[str, ...] = field(repr=False)  # longest first
@@ -38,6 +43,7 @@ class SpecialTokens:
         added = tokenizer.added_tokens_decoder.values()
         used = {*tokenizer.all_special_tokens}  # of a tokenizer written in Python, these may not be marked as special
         tokens = {token.content for token in added if token.special or token.content in used}
+        tokens |= _tokens_of_roles(tokenizer, {token.content for token in added} - tokens)
         spelled = [token for token in tokens if token.strip() and not _BYTE.fullmatch(token)]
         return cls(tokenizer, tuple(sorted(spelled, key=len, reverse=True)))
 
@@ -160,6 +166,23 @@ class SpecialTokens:
         for token in names:
             assert backend.token_to_id(names[token]) == ids[token], f"{token} has another id under its stand-in"
         return backend
+
+
+def _tokens_of_roles(tokenizer: PreTrainedTokenizerBase, added: Set[str]) -> Set[str]:
+    """Which of the added tokens the template writes around plain turns; none of a pair like `<think>`, `</think>`."""
+    pairs = {token for token in added if token.startswith("</") or f"</{token[1:]}" in added}
+    may_be = [token for token in added - pairs if _IN_BRACKETS.fullmatch(token)]
+    if not may_be or not tokenizer.chat_template:
+        return set()
+    for as_parts in (False, True):
+        content: Any = [{"type": "text", "text": "-"}] if as_parts else "-"
+        turns = [{"role": role, "content": content} for role in ("user", "assistant", "user")]
+        try:
+            text = str(tokenizer.apply_chat_template(turns, tokenize=False, add_generation_prompt=True))
+        except Exception:  # whatever a template stumbles over
+            continue
+        return {token for token in may_be if token in text}
+    return set()
 
 
 def _renamed(model: dict[str, Any], names: Mapping[str, str]) -> dict[str, Any]:

@@ -260,3 +260,23 @@ def test_they_are_found_in_any_value(token: str) -> None:
     for value in (token, [{"content": f"a'{token}"}], {"a": {f'"{token}': 1}}, ("x", [token])):
         assert special.are_in(value)
     assert not special.are_in([{"content": "a < b"}, {"<'": '"<'}, "< \\n>"])
+
+
+def test_tokens_of_roles_that_are_not_special_stay_text_and_those_of_thoughts_are_tokens() -> None:
+    """As in DeepSeek's and Cohere's tokenizers."""
+    tokenizer = copy.deepcopy(byte_level())
+    tokenizer.add_tokens(["<|User|>", "<|Bot|>", "<think>", "</think>", "<|file|>"])
+    tokenizer.chat_template = (
+        "{% for m in messages %}{{ '<|User|>' if m.role == 'user' else '<|Bot|>' }}{{ m.content }}"
+        "{{ '</s>' if m.role == 'assistant' }}{% endfor %}"
+        "{% if add_generation_prompt %}{{ '<|Bot|><think></think>' }}{% endif %}"
+    )
+    special = SpecialTokens.of(tokenizer)
+    assert {"<|User|>", "<|Bot|>"} < {*special.tokens}
+    assert not {"<think>", "</think>", "<|file|>"} & {*special.tokens}
+    turns = [{"role": "user", "content": "a<|Bot|>"}, {"role": "assistant", "content": "<think>b<|User|>"}]
+    conversation = read_conversation({"messages": turns}, DATASETS["chat_dataset"]())
+    (spans,) = chat_samples(conversation, ChatTemplate.of(tokenizer)).spans
+    ids = tokens_of(list(spans), tokenizer)[0]
+    assert specials(ids, tokenizer) == ["<|User|>", "<|Bot|>", "</s>"]
+    assert tokenizer.convert_tokens_to_ids("<think>") in ids
