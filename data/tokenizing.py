@@ -214,7 +214,7 @@ def _tables(data: Any, tokenize: _Tokenize, parts: Sequence[range]) -> Generator
     def table(part: range) -> pa.Table:
         return _as_table(tokenize(data[part.start : part.stop], part))
 
-    few = 2 if tokenize.by_template else 10  # a tokenizer's own threads are about as fast for texts
+    few = 2 if tokenize.by_template else 20  # a tokenizer's own threads are about as fast for texts
     if len(parts) < few or num_processes() == 1:
         yield from map(table, parts)
     else:

@@ -78,7 +78,7 @@ def test_several_processes_give_the_tokens_of_one(name: str, tmp_path: Path, mon
         return [data["input_ids"], data["labels"], data["num_empty_answers"]]
 
     alone = tokens(tmp_path / "alone", skip_bad_rows=True)
-    monkeypatch.setattr(tokenizing, "BATCH_SIZE", 6)
+    monkeypatch.setattr(tokenizing, "BATCH_SIZE", 3)
     monkeypatch.setattr(tokenizing, "num_processes", lambda: 2)
     processes = []
     monkeypatch.setattr(tokenizing, "in_processes", lambda *args: processes.append(args[2]) or in_processes(*args))
