@@ -40,14 +40,15 @@ def name_end_tokens(model: nn.Module, processor: Any, continuation: Continuation
     there = as_list(inner.generation_config.eos_token_id)
     new = [token for token in continuation.end_ids if token not in there]
     if not new:
+        if not set(continuation.end_ids).issubset(as_list(getattr(inner.config, "eos_token_id", None))):
+            stop_at(inner, there)  # config.json names fewer than generation_config.json
         return []
     # The first is taken for the only one by tools that know one, so tokens that no sample ends with come last.
     used = [token for token in there if token in continuation.end_ids]
     stop_at(inner, [*used, *new, *(token for token in there if token not in used)])
     names = " and ".join(map(str, tokenizer_of(processor).convert_ids_to_tokens(new)))
-    where = "adapter/generation_config.json, which a server of the base must be given, or" if is_adapter else "the"
-    where = f"{where} merge the adapter" if is_adapter else "the saved generation_config.json"
-    return [f"answers end with {names}, which the model's generation_config.json does not name: it is in {where}"]
+    remedy = "give servers adapter/generation_config.json, or merge the adapter" if is_adapter else "the saved one does"
+    return [f"answers end with {names}, which the model's generation_config.json does not name; {remedy}"]
 
 
 def stop_at(model: Any, end_ids: Sequence[int]) -> None:

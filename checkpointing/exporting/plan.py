@@ -166,7 +166,7 @@ def _plan_model(
     model.config.architectures = [type(model).__name__]
 
     generation, left_out = generation_settings(source.generation)
-    if source.generation != source.settings and generation is not None and model.can_generate():
+    if source.is_adapter and generation is not None and model.can_generate():  # config.json is the base's
         stop_at(model, as_list(generation.eos_token_id) or as_list(model.generation_config.eos_token_id))
 
     def save_config(folder: Path) -> None:

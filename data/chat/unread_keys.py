@@ -37,6 +37,8 @@ def unread_keys(conversation: Conversation, template: ChatTemplate) -> tuple[str
             try:
                 is_lost = role != "assistant" or refuse_lost_meaning(key, value)
             except BadExample as error:
+                if _writes(template, conversation, role, key):  # a template may write some of its values alone
+                    continue
                 raise BadExample(f"turn {number} (assistant): {error}") from error
             lost |= {f"{key} ({role})"} if is_lost else set()
     return tuple(sorted(lost))

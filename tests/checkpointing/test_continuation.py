@@ -92,7 +92,9 @@ def test_an_adapter_says_where_its_answers_end_and_so_does_what_it_is_merged_int
         folder = export(source, tmp_path / f"{source.name}{len(flags)}", *flags)
         assert stops_of_a_server(folder) == stops_of_a_server(adapter)
         if flags:
-            assert answer(AutoModelForCausalLM.from_pretrained(folder), tokenizer) == said
+            merged = AutoModelForCausalLM.from_pretrained(folder)
+            assert answer(merged, tokenizer) == said
+            assert merged.config.eos_token_id == settings.eos_token_id
 
 
 def test_a_run_resumes_though_its_checkpoint_knows_other_end_tokens(

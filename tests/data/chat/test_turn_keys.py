@@ -123,6 +123,14 @@ def test_a_key_that_the_template_writes_is_read_and_any_other_is_lost() -> None:
     assert found.unread_keys == ("id (user)", "score (assistant)")
 
 
+def test_a_template_may_write_some_values_of_a_key_alone() -> None:
+    content = "(message['content'] or '')"
+    written = CHATML.replace(content, f"{content} + ('...' if message.prefix else '')")
+    template = ChatTemplate.of(FAMILIES["ChatML"].tokenizer(written))
+    assert learned(samples(QUESTION, ANSWER | {"prefix": False}, template=template)) == ["No.<|im_end|>"]
+    assert learned(samples(QUESTION, ANSWER | {"prefix": True}, template=template)) == ["No....<|im_end|>"]
+
+
 def test_keys_of_calls_and_parts_are_named_too() -> None:
     call = {"id": "c1", "index": 0, "type": "function", "function": {"name": "f", "arguments": {}, "strict": True}}
     part = {"type": "text", "text": "No.", "cache_control": {"type": "ephemeral"}, "annotations": []}
