@@ -63,7 +63,7 @@ class ChatDataset(DataSource):
 
 def get_chat_dataset(dataset_config: ChatDataset, tokenizer: Any, split: str, split_slice: str | None = None) -> Any:
     """Tokenized conversations (`input_ids`, `labels`)."""
-    from data.chat.columns import adds_nulls, used_columns
+    from data.chat.columns import nested_columns, used_columns
     from data.chat.template import ChatTemplate, use_template
     from data.splits.reading import load_split
     from data.tokenizing import tokenize_split
@@ -74,13 +74,17 @@ def get_chat_dataset(dataset_config: ChatDataset, tokenizer: Any, split: str, sp
     )
     examples = used_columns(examples, dataset_config)
     template = ChatTemplate.of(tokenizer, split_special_tokens=dataset_config.split_special_tokens)
-    options = {"config": dataset_config, "drop_nulls": adds_nulls(examples), "template": template}
+    options = {"config": dataset_config, "nested_columns": nested_columns(examples), "template": template}
     return tokenize_split(examples, tokenizer, partial(to_spans, **options), by_template=True)
 
 
 def to_spans(
-    example: Mapping[str, Any], *, config: ChatDataset, template: ChatTemplate, drop_nulls: bool = False
+    example: Mapping[str, Any],
+    *,
+    config: ChatDataset,
+    template: ChatTemplate,
+    nested_columns: frozenset[str] = frozenset(),
 ) -> ChatSamples:
     written = template.tokenizer.chat_template
-    conversation = read_conversation(example, config, chat_template=written, drop_nulls=drop_nulls)
+    conversation = read_conversation(example, config, chat_template=written, nested_columns=nested_columns)
     return chat_samples(conversation, template)

@@ -161,7 +161,9 @@ def to_samples(
     messages, is_learned = [], []
     if system.strip() and "{system}" not in (template or ""):
         messages, is_learned, system = [{"role": "system", "content": system}], [False], ""
-    pairs = [*history, (_prompt(template, text, subject, system).strip(), example[columns.answer].strip())]
+    # A template's own white space leads to an answer in the same text. That of the row is the data's.
+    question = _prompt(template and template.replace("\\n", "\n").strip(), text, subject, system)
+    pairs = [*history, (question, example[columns.answer])]
     num_empty = 0
     for question, answer in pairs:
         is_empty = not answer.strip() and not config.learn_empty_answers

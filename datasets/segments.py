@@ -7,7 +7,6 @@ The parts are joined as they are. Nothing is added: write start and end tokens y
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import partial
@@ -17,6 +16,7 @@ from configs.datasets import SPECIAL, DataSource
 from configs.setting import setting
 from data.chat.lists_of_dicts import listed
 from data.chat.turn_keys import refuse_lost_meaning
+from data.files.json_values import DECODER
 from data.tokens.spans import BadExample, ChatSamples, TextSpan
 from data.tokens.special_text import SpecialTokens
 from utils.errors import ConfigError
@@ -57,7 +57,7 @@ def to_samples(example: Mapping[str, Any], *, column: str, special: SpecialToken
     parts = example.get(column)
     if isinstance(parts, str):
         try:
-            parts = json.loads(parts)
+            parts = DECODER.decode(parts)
         except ValueError as error:
             raise BadExample(f"column {column} is no JSON ({error})") from error
     parts = listed(parts)

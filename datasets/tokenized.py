@@ -3,6 +3,7 @@
 python finetuning.py --model_name M --dataset custom_dataset --custom_dataset.data_path rows.jsonl
 
 Without a column `labels`, every token is a label token. For an encoder-decoder `labels` holds the targets' tokens.
+Columns that TRL writes (`completion_mask`, `assistant_masks`, `seq_lengths`) are read, too.
 """
 
 from __future__ import annotations
@@ -10,6 +11,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
+from data.sequences.prepared_rows import PREPARED_COLUMNS, refusal_of_mask, unknown_mask
 from data.splits.examples import SplitExamples
 from data.splits.reading import load_split
 from data.tokens.encoding import ONE_TEXT, Encode
@@ -23,12 +25,15 @@ def get_tokenized_dataset(
     dataset_config: Any, tokenizer: Any, split: str, split_slice: str | None = None, encode: Encode = ONE_TEXT
 ) -> Any:
     """The rows as they are; whoever makes sequences of them checks them."""
-    examples = load_split("custom_dataset", dataset_config, split, split_slice, other_columns=COLUMNS)
+    others = (*COLUMNS, *PREPARED_COLUMNS)
+    examples = load_split("custom_dataset", dataset_config, split, split_slice, other_columns=others)
     if "input_ids" not in examples.columns:
         raise ConfigError(
             f"{examples.name} has no column input_ids; it has {examples.columns_there}: give rows that are "
             "tokenized, a --dataset for such columns, or a function of yours that reads them (--custom_dataset.file)"
         )
+    if name := unknown_mask(examples.all_columns):
+        raise ConfigError(f"{examples.name}: {refusal_of_mask(name)}")
     if "labels" not in examples.columns and not encode.is_one_text:
         raise ConfigError(
             f"{examples.name} has no column labels, and an encoder-decoder learns targets of their own; add the token "

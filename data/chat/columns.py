@@ -52,22 +52,28 @@ def used_columns(examples: SplitExamples, config: ChatSettings) -> SplitExamples
     return examples
 
 
-def adds_nulls(examples: SplitExamples) -> bool:
-    """Whether the columns give the arguments of every call the keys of all others, which are null there.
+def nested_columns(examples: SplitExamples) -> frozenset[str]:
+    """The columns of structs, in which each dict of a row has the keys of all others, null where it had none.
 
-    If so, a line says that nulls in arguments are left out.
+    A line says so if a null may be a value there: in the arguments of calls, and in the tools' defaults.
     """
-
-    def holds_arguments(part: Any) -> bool:
-        return isinstance(part, Mapping) and isinstance(part.get("arguments"), Mapping)
-
-    found = _any_part(examples.data.features or {}, holds_arguments)
+    features = examples.data.features or {}
+    nested = {column for column in examples.columns if _any_part(features.get(column), _is_struct)}
+    places = {
+        "the arguments of calls": lambda part: _is_struct(part) and _is_struct(part.get("arguments")),
+        "the schemas of tools": lambda part: _is_struct(part) and bool({"default", "const"} & {*part}),
+    }
+    found = [place for place, is_it in places.items() if any(_any_part(features[column], is_it) for column in nested)]
     if found and shows_progress():
         print_line(
-            f"{examples.place}: nulls inside the arguments of calls are left out, since its columns give each call the "
-            "keys of all others; write arguments as JSON text to keep them"
+            f"{examples.place}: nulls inside {' and '.join(found)} are left out, since its columns give each of them "
+            "the keys of all others; write them as JSON text to keep them"
         )
-    return found
+    return frozenset(nested)
+
+
+def _is_struct(feature: Any) -> bool:
+    return isinstance(feature, Mapping)
 
 
 def _any_part(feature: Any, is_it: Callable[[Any], bool]) -> bool:

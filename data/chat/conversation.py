@@ -25,6 +25,7 @@ PROMPT_COLUMNS = ("prompt", "completion")
 
 _SYSTEM, _KWARGS, _MASK_HISTORY = "system", "chat_template_kwargs", "mask_history"
 _FUNCTIONS = "functions"  # OpenAI's older name of the tools
+_NULL_IS_A_VALUE = ("default", "const")  # in a tool's schema
 
 
 class ChatSettings(Protocol):
@@ -69,14 +70,18 @@ def turn_columns(config: ChatSettings) -> tuple[str, ...]:
 
 
 def read_conversation(
-    example: Mapping[str, Any], config: ChatSettings, *, chat_template: Any = "", drop_nulls: bool = False
+    example: Mapping[str, Any],
+    config: ChatSettings,
+    *,
+    chat_template: Any = "",
+    nested_columns: frozenset[str] = frozenset(),
 ) -> Conversation:
     """The conversation of a row.
 
     Args:
         example: the row's columns, of those that `columns_to_read` names.
         chat_template: a developer's turn stays one if the template knows the role; otherwise it is the system's.
-        drop_nulls: inside the arguments of calls, too, where Arrow puts them for the keys of other calls.
+        nested_columns: of structs, where Arrow puts nulls for the keys of other calls and tools.
 
     Raises:
         BadExample: if it is no conversation, or has no turn of the assistant's.
@@ -84,6 +89,7 @@ def read_conversation(
     example = unfolded({name: value for name, value in example.items() if value is not None})
     names = config.role_names()
     prompt, turns, is_good = _find_turns(example, config, names)
+    drop_nulls = bool(nested_columns - {config.tools_column, _FUNCTIONS})
     read = [_read_turn(number, turn, names, drop_nulls) for number, turn in enumerate([*prompt, *turns], 1)]
     messages = [turn.message for turn in read]
     if "developer" not in str(chat_template):
@@ -111,7 +117,7 @@ def read_conversation(
     return Conversation(
         messages,
         tuple(has_loss),
-        tools=_read_tools(example, config, drop_nulls),
+        tools=_read_tools(example, config, nested_columns),
         template_kwargs=_read_kwargs(example),
         num_empty_answers=sum(is_empty),
         unread_keys=frozenset[str]().union(*(turn.unread_keys for turn in read)),
@@ -216,16 +222,16 @@ def _read_kwargs(example: Mapping[str, Any]) -> dict[str, Any]:
     return without_nulls(kwargs)
 
 
-def _read_tools(example: Mapping[str, Any], config: ChatSettings, drop_nulls: bool) -> list[Any] | None:
+def _read_tools(example: Mapping[str, Any], config: ChatSettings, nested_columns: frozenset[str]) -> list[Any] | None:
     """The tools that a template takes: functions with their JSON schema, each in `{"type": "function", ...}`."""
-    given = [_parse_tools(column, example[column]) for column in (config.tools_column, _FUNCTIONS) if column in example]
-    tools = [tool for of_column in given for tool in of_column]
-    if not tools:
-        return None
-    if len([of_column for of_column in given if of_column]) > 1:
+    columns = [column for column in (config.tools_column, _FUNCTIONS) if example.get(column)]
+    given = {column: tools for column in columns if (tools := _parse_tools(column, example[column]))}
+    if len(given) > 1:
         raise BadExample(f"it has both {config.tools_column} and {_FUNCTIONS}; leave one of them out")
-    kept = () if drop_nulls else ("default", "const")  # a null is their value
-    return [_read_tool(without_nulls(tool, kept)) for tool in tools]
+    for column, tools in given.items():
+        is_nested = bool({column, "input"} & nested_columns) and not isinstance(example[column], str)
+        return [_read_tool(tool, () if is_nested else _NULL_IS_A_VALUE) for tool in tools]
+    return None
 
 
 def _parse_tools(column: str, tools: Any) -> list[Any]:
@@ -240,10 +246,15 @@ def _parse_tools(column: str, tools: Any) -> list[Any]:
     return tools or []
 
 
-def _read_tool(tool: Any) -> Any:
-    """A tool in the form of Hugging Face's templates; LLaMA-Factory and OpenAI's older API leave its frame out."""
+def _read_tool(tool: Any, kept: tuple[str, ...]) -> Any:
+    """A tool in the form of Hugging Face's templates; LLaMA-Factory and OpenAI's older API leave its frame out.
+
+    Args:
+        kept: keys that keep a null.
+    """
     if isinstance(tool, str):
-        tool = _parse_tools("tools", f"[{tool}]")[0]
+        tool, kept = _parse_tools("tools", f"[{tool}]")[0], _NULL_IS_A_VALUE
+    tool = without_nulls(tool, kept)
     if not isinstance(tool, Mapping):
         raise BadExample(f"one of its tools is not a dict but {type(tool).__name__}")
     if "name" in tool and "function" not in tool:
@@ -251,5 +262,5 @@ def _read_tool(tool: Any) -> Any:
     function = tool.get("function")
     if isinstance(function, Mapping) and isinstance(function.get("parameters"), str):
         (parameters,) = _parse_tools("tools' parameters", f"[{function['parameters'] or '{}'}]")
-        tool = {**tool, "function": {**function, "parameters": parameters}}
+        tool = {**tool, "function": {**function, "parameters": without_nulls(parameters, _NULL_IS_A_VALUE)}}
     return tool

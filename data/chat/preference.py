@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 from collections.abc import Callable, Mapping, Sequence
 from itertools import takewhile
@@ -126,7 +127,20 @@ def _prompt(example: Mapping[str, Any], turns: Sequence[Any], read_list: ReadLis
 
 
 def _is_json(text: str) -> bool:
-    return re.match(r"\s*(\[\s*)?\{", text) is not None
+    """Whether a text is the JSON of turns, also if that is broken; an answer may be JSON of something else."""
+    if re.match(r"\s*(\[\s*)?\{", text) is None:
+        return False
+    try:
+        value = json.loads(text)
+    except (ValueError, RecursionError):
+        return re.match(r"""\s*(\[\s*)?\{\s*["'](role|from|content|value)["']""", text) is not None
+    turns = value if isinstance(value, list) else [value]
+    return all(
+        isinstance(turn, Mapping)
+        and turn.keys() & {"role", "from"}
+        and turn.keys() & {"content", "value", "tool_calls"}
+        for turn in turns
+    )
 
 
 def _is_topic(example: Mapping[str, Any], name: str) -> bool:

@@ -281,6 +281,7 @@ def _calls_in_text(text: Any) -> list[Any]:
 
 def _read_call(call: Any, unread: set[str], *, drop_nulls: bool) -> dict[str, Any]:
     """A call as templates take it: its arguments are a dict."""
+    is_text = isinstance(call, str)
     call = _parse(call, "call")
     function = call.get("function") if isinstance(call, Mapping) else None
     function = _parse(function, "call") if isinstance(function, str) and function.strip()[:1] == "{" else function
@@ -298,7 +299,8 @@ def _read_call(call: Any, unread: set[str], *, drop_nulls: bool) -> dict[str, An
     for key in said.keys() - {"name", "type", "function", "id", *_ARGUMENTS}:
         if said[key] not in (None, "", [], {}):
             unread |= {f"tool_calls.{key} (assistant)"} if refuse_lost_meaning(key, said[key]) else set()
-    arguments = without_nulls(arguments) if drop_nulls else dict(arguments)
+    is_text = is_text or isinstance(call.get("function"), str) or any(isinstance(said[key], str) for key in given)
+    arguments = without_nulls(arguments) if drop_nulls and not is_text else dict(arguments)
     return {"type": "function", **more, "function": {"name": said["name"], "arguments": arguments}}
 
 

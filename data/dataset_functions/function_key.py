@@ -150,7 +150,9 @@ class _ValueDigest:
                 self.add(None if isinstance(owner, ModuleType) else owner)
             case CodeType():
                 self.update(value.co_name, value.co_code.hex(), *value.co_names)
-                self._add_all(*value.co_consts)
+                for constant in value.co_consts:  # the names of files among them are found in the source
+                    is_nested = isinstance(constant, CodeType | frozenset)
+                    self.add(constant) if is_nested else self.update(type(constant).__name__, repr(constant))
             case CellType():
                 self._add_cell(value)
             case property() | staticmethod() | classmethod():

@@ -21,6 +21,7 @@ from utils.file_samples import evenly_spaced_parts
 
 _FOLDER = "finetuning-contents"  # in the cache: what was read, and the digests
 _NUM_BLOCKS, _BLOCK_BYTES = 8, 2**12  # compared besides inode, size and times
+_SMALL_BYTES = 2**17  # a file is read each time, which takes no longer than to look whether it changed
 _READ_BYTES = 2**22
 _THREADS = 16  # that wait for the disk, most of the time
 _SETTLED_SECONDS = 2.0  # a later change of a file that changed just now may leave its times as they are
@@ -32,11 +33,14 @@ def contents_of(files: Sequence[Path]) -> str:
     Raises:
         OSError: if one cannot be read.
     """
-    with ThreadPoolExecutor(_THREADS) as pool:
-        return xxhash.xxh3_128_hexdigest(" ".join(pool.map(_contents_of_one, files)).encode())
+    digests = {file: _read(file) for file in files if file.stat().st_size <= _SMALL_BYTES}
+    if large := [file for file in files if file not in digests]:
+        with ThreadPoolExecutor(_THREADS) as pool:
+            digests |= zip(large, pool.map(_contents_of_large, large), strict=True)
+    return xxhash.xxh3_128_hexdigest(" ".join(digests[file] for file in files).encode())
 
 
-def _contents_of_one(file: Path) -> str:
+def _contents_of_large(file: Path) -> str:
     file = file.resolve()  # a link that was moved leads to another
     note = cache_folder() / _FOLDER / f"{xxhash.xxh3_128_hexdigest(os.fsencode(file))}.json"
     looks = _looks(file)
@@ -61,8 +65,8 @@ def _looks(file: Path) -> list[int]:
 
 
 def _read(file: Path) -> str:
-    digest, buffer = xxhash.xxh3_128(), memoryview(bytearray(_READ_BYTES))
+    digest = xxhash.xxh3_128()
     with open(file, "rb", buffering=0) as stream:
-        while number := stream.readinto(buffer):
-            digest.update(buffer[:number])
+        while part := stream.read(_READ_BYTES):
+            digest.update(part)
     return digest.hexdigest()

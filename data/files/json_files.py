@@ -18,6 +18,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from data.files.byte_chunks import CHUNK_BYTES, UTF8_MARK, ByteChunks, opened
+from data.files.json_values import DECODER, DoubledKeyError, decode_row, with_spelling
 from data.files.row_chunks import ItemChunk, Place, RowChunk, RowReader
 
 MAX_DEPTH = 60
@@ -28,6 +29,7 @@ _NO_BRACKETS = re.compile(rb'"[^"\\]*+(?:\\.[^"\\]*+)*+"|[^\[\]{}"]++', re.DOTAL
 _STEPS = np.zeros(256, dtype=np.int64)
 _STEPS[list(b"[{")], _STEPS[list(b"]}")] = 1, -1
 _SPACE = " \t\r\n"  # JSON's
+_COLON = re.compile(r"\s*:\s*")
 _BETWEEN, _BLANK = re.compile(r"[\s,]*"), re.compile(r"[\s\ufeff]*")  # a file's mark may stand in the middle
 _HALF_CHARACTER = re.compile(r"\\u[dD][89a-fA-F]")
 
@@ -162,7 +164,7 @@ def _row_of_line(chunk: LineChunk, number: int, line: bytes) -> RowText:
         if line.count(b"[") + line.count(b"{") > MAX_DEPTH and (depth := _depth(line)) > MAX_DEPTH:
             return RowText(None, None, _too_deep(f"{chunk.file}, line {number}", depth))
         text = line.removeprefix(UTF8_MARK).decode()  # files that were put together have marks in the middle
-        value = json.loads(text)
+        value = decode_row(text)
     except json.JSONDecodeError as error:
         return RowText(None, None, f"{chunk.file}, line {number}: broken JSON ({error.msg}, column {error.colno})")
     except UnicodeDecodeError:
@@ -222,7 +224,7 @@ def _rows_of_list(file: Path, text: str) -> Iterator[RowText]:
 
     Another list may follow, as in files that were put together with `cat`.
     """
-    decoder, position, number = json.JSONDecoder(), _BETWEEN.match(text, 1).end(), 0  # type: ignore[union-attr]
+    position, number = _BETWEEN.match(text, 1).end(), 0  # type: ignore[union-attr]
     while position < len(text):
         if text[position] == "]":
             position = _BLANK.match(text, position + 1).end()  # type: ignore[union-attr]
@@ -237,7 +239,11 @@ def _rows_of_list(file: Path, text: str) -> Iterator[RowText]:
         number += 1
         where = f"{file}, item {number}"
         try:
-            value, end = decoder.raw_decode(text, position)
+            value, end = DECODER.raw_decode(text, position)
+        except DoubledKeyError as error:
+            yield RowText(None, None, f"{where}: {error}")
+            position = _BETWEEN.match(text, json.JSONDecoder().raw_decode(text, position)[1]).end()  # type: ignore[union-attr]
+            continue
         except json.JSONDecodeError as error:
             yield RowText(None, None, f"{file}, line {error.lineno}: broken JSON ({error.msg}, column {error.colno})")
             return
@@ -248,7 +254,7 @@ def _rows_of_list(file: Path, text: str) -> Iterator[RowText]:
         if item.count("[") + item.count("{") > MAX_DEPTH and (depth := _depth(item.encode())) > MAX_DEPTH:
             yield RowText(None, None, _too_deep(where, depth))
         else:
-            yield _row_of_value(where, item, value)
+            yield _row_of_value(where, item, with_spelling(item, value))
         position = _BETWEEN.match(text, end).end()  # type: ignore[union-attr]
     line = text.count("\n") + 1
     yield RowText(None, None, f"{file}, line {line}: broken JSON (the list does not end)")
@@ -264,14 +270,31 @@ def _rows_of_object(file: Path, text: str, names: Sequence[str]) -> Iterator[Row
         yield RowText(None, None, _too_deep(str(file), _depth(text.encode())))
         return
     key = key_of_rows([key for key, rows in value.items() if _is_list_of_rows(rows)], names)
-    items = [value] if key is None else value[key]
-    for number, item in enumerate(items, 1):
-        line = json.dumps(item)
+    for number, item in enumerate([text.strip()] if key is None else _items_of(text, key), 1):
         where = str(file) if key is None else f"{file}, item {number} of {key}"
-        if (depth := _depth(line.encode())) > MAX_DEPTH:
+        if (depth := _depth(item.encode())) > MAX_DEPTH:
             yield RowText(None, None, _too_deep(where, depth))
-        else:
-            yield _row_of_value(where, line, item)
+            continue
+        try:
+            yield _row_of_value(where, item, decode_row(item))
+        except DoubledKeyError as error:
+            yield RowText(None, None, f"{where}: {error}")
+
+
+def _items_of(text: str, key: str) -> Iterator[str]:
+    """The items of the list under a key of a JSON object, as they are written."""
+    decoder, position = json.JSONDecoder(), _BETWEEN.match(text, 1).end()  # type: ignore[union-attr]
+    while True:
+        name, end = decoder.raw_decode(text, position)
+        position = _COLON.match(text, end).end()  # type: ignore[union-attr]
+        if name == key:
+            break
+        position = _BETWEEN.match(text, decoder.raw_decode(text, position)[1]).end()  # type: ignore[union-attr]
+    position = _BETWEEN.match(text, position + 1).end()  # type: ignore[union-attr]
+    while text[position] != "]":
+        _, end = decoder.raw_decode(text, position)
+        yield text[position:end]
+        position = _BETWEEN.match(text, end).end()  # type: ignore[union-attr]
 
 
 def _is_list_of_rows(value: Any) -> bool:

@@ -13,6 +13,7 @@ import datasets
 import numpy as np
 import pyarrow as pa
 
+from data.sequences.prepared_rows import is_prepared, plain_row
 from data.sequences.tokenized import COUNT_COLUMNS, Sequences
 from utils.errors import ConfigError
 
@@ -51,7 +52,7 @@ def flatten(rows: Iterable[Mapping[str, Any]], name: str, first_row: int = 0) ->
 def flatten_columns(dataset: datasets.Dataset, first_row: int = 0) -> Sequences | None:
     """Sequences from Arrow's buffers, with no Python object per row; None if a row is wrong or made by a transform."""
     names = [name for name in ("input_ids", "labels", "attention_mask") if name in dataset.format["columns"]]
-    if dataset.format["type"] == "custom" or names[:2] != ["input_ids", "labels"]:
+    if dataset.format["type"] == "custom" or names[:2] != ["input_ids", "labels"] or is_prepared(dataset.column_names):
         return None  # a user's transform makes the rows when they are read, or a column is missing
     if not all(holds_whole_numbers(dataset.data.schema.field(name).type) for name in names):
         return None
@@ -142,6 +143,7 @@ def _read_row(row: Mapping[str, Any], where: str) -> tuple[np.ndarray, np.ndarra
     if not isinstance(row, Mapping) or "input_ids" not in row or "labels" not in row:
         found = sorted(row) if isinstance(row, Mapping) else type(row).__name__
         raise ConfigError(f"{where}: needs input_ids and labels (tokenized, labels not shifted), found {found}")
+    row = plain_row(row, where)
     ids, targets = whole_numbers(row["input_ids"], where), whole_numbers(row["labels"], where)
     mask = row.get("attention_mask")
     kept = None if mask is None else np.asarray(mask).astype(bool)

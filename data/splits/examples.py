@@ -10,10 +10,12 @@ from typing import Any
 
 import numpy as np
 
+from data.files.json_values import with_spelling
 from data.files.row_files import PROBLEM, ROW
 from data.splits.known_columns import columns_there
 from data.splits.learned_columns import refuse_unlearned
 from data.splits.optional_columns import MEDIA_COLUMNS, is_nan
+from data.splits.stored_values import AsWritten
 from data.tokens.spans import BadExample
 from utils.errors import ConfigError
 from utils.printing import print_line
@@ -44,6 +46,7 @@ class SplitExamples:
     later_columns: tuple[str, ...] = ()  # of a stream: asked for, and not in its first rows; a later row may have them
     learned_columns: tuple[str, ...] = ()  # that may say that a row is not learned (`data.splits.learned_columns`)
     absent: Mapping[str, Path] = field(default_factory=dict)  # columns that not all files have, and one that lacks it
+    as_written: AsWritten = field(default_factory=dict)  # by column: makes of a stored value what was written
     skips_bad_rows: bool = False
     is_training: bool = True
 
@@ -77,17 +80,25 @@ class SplitExamples:
                 yield UnreadableRow(row) if isinstance(row, str) else self._columns_of(row)
         elif ROW in batch and PROBLEM in batch:
             for text, problem in zip(batch[ROW], batch[PROBLEM], strict=True):
-                yield UnreadableRow(problem) if text is None else self._columns_of(_decode(text)[0])
+                yield (
+                    UnreadableRow(problem) if text is None else self._columns_of(with_spelling(text, _decode(text)[0]))
+                )
         else:
             columns = [batch[name] for name in self.columns]
             for values in zip(*columns, strict=True):
-                yield dict(zip(self.columns, values, strict=True))
+                yield self._as_written(dict(zip(self.columns, values, strict=True)))
 
     def _columns_of(self, row: Mapping[str, Any]) -> dict[str, Any]:
         example = {name: row.get(name) for name in self.columns}
         for name in self.later_columns:
             if name in row:
                 example[name] = row[name]
+        return self._as_written(example)
+
+    def _as_written(self, example: dict[str, Any]) -> dict[str, Any]:
+        for name, read in self.as_written.items():
+            if name in example:
+                example[name] = read(example[name])
         return example
 
     def with_text(self, example: dict[str, Any]) -> dict[str, Any]:

@@ -19,7 +19,7 @@ def optional_text(example: Mapping[str, Any], name: str | None) -> str:
         BadExample: if it holds anything else.
     """
     value = example.get(name) if name else None
-    if value is not None and not isinstance(value, str | int | float):
+    if isinstance(value, bool) or (value is not None and not isinstance(value, str | int | float)):
         raise BadExample(f"column {name} is not text but {type(value).__name__}")
     return "" if value is None or is_nan(value) else str(value)
 

@@ -26,6 +26,7 @@ from data.splits.files_taken import say_files
 from data.splits.known_columns import columns_there
 from data.splits.learned_columns import learned_columns
 from data.splits.opening import errors_in_one_line, no_rows, open_rows, refuse_empty
+from data.splits.stored_values import as_written
 from data.splits.validation_share import chosen_rows, sets_rows_aside, validation_fraction
 from utils.errors import ConfigError
 from utils.printing import print_line
@@ -115,6 +116,7 @@ def load_split(
         ),
         learned_columns=learned,
         absent=absent,
+        as_written=as_written(data),
         skips_bad_rows=dataset_config.skip_bad_rows,
         is_training=is_training,
     )

@@ -26,6 +26,7 @@ from data.files import contents
 from data.files.contents import contents_of
 from data.splits.reading import load_split
 from data.tokenizing import tokenize_split
+from data.tokens.encoding import ONE_TEXT
 from data.tokens.spans import TextSpan
 
 WORDS = ["Anna ", "Petr "]
@@ -36,6 +37,7 @@ def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.setattr(datasets.config, "HF_DATASETS_CACHE", tmp_path / "cache")
     # As if a file had not changed for long: what is kept is all that tells it from another.
     monkeypatch.setattr(contents, "_SETTLED_SECONDS", -1.0)
+    monkeypatch.setattr(contents, "_SMALL_BYTES", 0)
     return tmp_path / "cache"
 
 
@@ -146,7 +148,7 @@ def test_the_projects_own_code_is_in_the_key(tokenizer: Any, tmp_path: Path, mon
     examples = load_split("text_dataset", DATASETS["text_dataset"](str(file)), "train", text_columns=("text",))
     for text in ("1", "2", "1"):
         code.write_text(text)
-        keys.append(tokenizing._cache_key(examples, tokenizer, as_text, []))
+        keys.append(tokenizing._cache_key(examples, tokenizer, as_text, ONE_TEXT, by_template=False))
     assert keys[0] == keys[2] != keys[1]
 
 
@@ -197,6 +199,7 @@ import functools
 from pathlib import Path
 from data.splits.reading import load_split
 from data.tokenizing import tokenize_split
+from data.tokens.encoding import ONE_TEXT
 from data.tokens.spans import TextSpan
 {head}
 

@@ -115,7 +115,7 @@ def test_every_form_of_a_call_becomes_one_and_keeps_its_nulls(turn: dict[str, An
 
 def test_nulls_that_arrow_puts_into_arguments_are_left_out_where_asked() -> None:
     row = {"messages": [QUESTION, {"role": "assistant", "tool_calls": [AS_READ]}]}
-    (call,) = read_conversation(row, ChatDataset(), drop_nulls=True).messages[1]["tool_calls"]
+    (call,) = read_conversation(row, ChatDataset(), nested_columns=frozenset({"messages"})).messages[1]["tool_calls"]
     assert call["function"]["arguments"] == {"city": "Lima"}
 
 
@@ -159,11 +159,22 @@ def test_tools_are_read_from_every_form(column: str, as_text: bool, framed: bool
 
 def test_a_tools_schema_may_be_text_and_keeps_nulls_that_say_something() -> None:
     schema = {"type": "object", "properties": {"city": {"type": "string", "default": None, "title": None}}}
-    found = read([QUESTION, ANSWER], tools=[{"name": "f", "parameters": json.dumps(schema)}])
-    assert found.tools == [{"type": "function", "function": {"name": "f", "parameters": schema}}]
-    found = read([QUESTION, ANSWER], tools=[{"name": "f", "parameters": schema, "strict": None}])
-    assert found.tools is not None
-    assert found.tools[0]["function"]["parameters"]["properties"] == {"city": {"type": "string", "default": None}}
+    tool = {"name": "f", "parameters": schema, "strict": None}
+    for tools in ([tool], json.dumps([tool]), [json.dumps(tool)], [tool | {"parameters": json.dumps(schema)}]):
+        found = read([QUESTION, ANSWER], tools=tools)
+        assert found.tools is not None
+        assert found.tools[0]["function"].keys() == {"name", "parameters"}
+        assert found.tools[0]["function"]["parameters"]["properties"] == {"city": {"type": "string", "default": None}}
+
+
+def test_columns_of_structs_give_tools_no_nulls_that_they_never_had() -> None:
+    tool = {"name": "f", "parameters": {"properties": {"city": {"type": "string", "default": None}}}}
+    as_text = {"default": None}
+    for tools, default in (([tool], {}), (json.dumps([tool]), as_text), ([json.dumps(tool)], as_text)):
+        row = {"messages": [QUESTION, ANSWER], "tools": tools}
+        found = read_conversation(row, ChatDataset(), nested_columns=frozenset({"tools"})).tools
+        assert found is not None
+        assert found[0]["function"]["parameters"]["properties"] == {"city": {"type": "string"} | default}
 
 
 def test_a_system_column_is_the_first_turn_or_refused() -> None:
