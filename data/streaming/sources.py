@@ -111,6 +111,20 @@ class StreamSource:
                 "answers are empty, or begin after it; check the data, or raise --context_length"
             )
 
+    def check_files(self) -> None:
+        """Check the first rows of later files, which would end the run when it came to them. The head was read.
+
+        Raises:
+            ConfigError: naming the file.
+        """
+        if self.max_rows is None and isinstance(self.kept, TokenizedStream):
+            try:
+                self.kept.check_files()
+            except ConfigError:
+                raise
+            except RAISED as error:
+                raise self._failed(0, error) from error
+
     def picked(self, blocks: Sequence[tuple[int, RowPlace, Sequence[int]]]) -> Iterator[Sequences]:
         """The sequences of some rows of each of these blocks.
 
@@ -208,7 +222,10 @@ class Stream:
         Raises:
             ConfigError: if they cannot be trained on.
         """
-        return [next(filter(len, source.blocks(0, HEAD))) for source in self.sources]
+        heads = [next(filter(len, source.blocks(0, HEAD))) for source in self.sources]
+        for source in self.sources:
+            source.check_files()
+        return heads
 
     def describe(self, head: Sequence[Sequences]) -> list[str]:
         """Lines on how the data is read and what its shuffle buffer will hold, judged by the first sequences.

@@ -15,6 +15,8 @@ from utils.progress import shows_progress
 UNREAD_KEYS = "unread_keys"  # of the turns of conversations: a column that is said and then left out
 Rows = list[Mapping[str, Any]]
 
+_NUM_CHECKED = 16  # files, before the start
+
 
 class RowBatch(NamedTuple):
     """Rows that follow each other, which are made when they are asked for."""
@@ -44,6 +46,17 @@ class TokenizedStream:
     def places(self) -> RowStream | None:
         """The rows, if they can be read from any place on."""
         return self.data if isinstance(self.data, RowStream) and self.data.seeks else None
+
+    def check_files(self) -> None:
+        """Tokenize the first row of some later files, whose columns may make their rows unusable.
+
+        Raises:
+            ConfigError: naming the file of a row that cannot be used, unless such rows are skipped.
+        """
+        examples = self.tokenize.examples
+        if isinstance(self.data, RowStream) and not examples.skips_bad_rows:
+            for file, rows in self.data.first_rows(_NUM_CHECKED):
+                replace(self.tokenize, examples=replace(examples, place=str(file)))(rows, range(len(rows)))
 
     def shared(self) -> TokenizedStream:
         """The same, where each block is tokenized by one process alone, which tells what is left out."""

@@ -12,8 +12,11 @@ import pyarrow.parquet as pq
 import pytest
 from transformers import AutoTokenizer
 
+from configs.flags import parse_flags
 from configs.formats import DATASETS
 from data.dataset_functions.importing import find_dataset_function
+from data.pipeline import load_data
+from data.sequences.causal import build_sequences
 from data.splits.reading import load_split
 from tests.helpers.chat_templates import FAMILIES
 from utils.errors import ConfigError
@@ -189,6 +192,27 @@ def test_labels_that_only_a_later_file_has_are_not_made_up_for_the_first(
     config = DATASETS["custom_dataset"](data_path=str(tmp_path), streaming=streaming)
     with pytest.raises(ConfigError, match=rf"train-0.{kind} has nothing in column labels"):
         list(find_dataset_function("custom_dataset", config)(config, None, "train"))
+
+
+@pytest.mark.parametrize("kind", ["parquet", "jsonl"])
+def test_a_row_that_a_later_file_begins_with_is_checked_before_a_stream_starts(
+    kind: str, tiny_model: Path, tmp_path: Path, tokenizer: Any
+) -> None:
+    """The run ended when it came to the file."""
+    row = {"instruction": "Say a.", "output": "a"}
+    write(tmp_path, kind, [row] * 100, [row | {"images": ["a.png"]}])
+    argv = ["--model_name", str(tiny_model), "--dataset", "alpaca_dataset", "--alpaca_dataset.data_path", str(tmp_path)]
+    argv += ["--streaming", "--max_train_step", "5", "--run_validation", "False"]
+
+    def load(*flags: str) -> Any:
+        config = parse_flags([*argv, *flags])
+        options = {"build_sequences": build_sequences, "vocab_size": 600, "context_length": 256}
+        return load_data(config.train_config, config.dataset_configs, tokenizer, **options).stream
+
+    with pytest.raises(ConfigError, match=rf"{tmp_path}/train-1.{kind}, row 1: column images holds what a run on text"):
+        load()
+    assert load("--skip_bad_rows")
+    assert load("--split_slice", "90")
 
 
 # Columns of types that cannot be read
