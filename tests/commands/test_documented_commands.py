@@ -174,7 +174,11 @@ SHARDED_COPY = "--dist_checkpoint_root_folder model_checkpoints --dist_checkpoin
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("more", "nproc"), [("", 4), (" --use_fast_kernels", 2)], ids=["plain", "fast-kernels"])
+@pytest.mark.parametrize(
+    ("more", "nproc"),
+    [("", 2), pytest.param(" --use_fast_kernels", 2, marks=pytest.mark.full)],
+    ids=["plain", "fast-kernels"],
+)
 def test_sharded_lora_writes_an_adapter(
     more: str, nproc: int, tiny_model: Path, few_samples: Path, tmp_path: Path
 ) -> None:
@@ -227,7 +231,7 @@ def number_of_lines(file: Path) -> int:
     ("line", "nproc"),
     [
         ("--split_slice 1% --use_peft --quantization True --use_fp16 True", None),
-        ("--split_slice 1% --use_peft --quantization False --use_fp16 False", None),
+        pytest.param("--split_slice 1% --use_peft --quantization False --use_fp16 False", None, marks=pytest.mark.full),
         pytest.param("--split_slice 1% --use_peft --quantization False --use_fp16 True", None, marks=pytest.mark.full),
         ("--split_slice 1% --quantization False --use_fp16 False", None),
         ("--split_slice 1% --quantization False --use_fp16 True", None),

@@ -84,7 +84,7 @@ def test_the_saved_folder_has_the_loss_that_the_run_evaluated(
     assert loss != pytest.approx(plain_eval_loss(AutoModelForCausalLM.from_pretrained(models[tie])), rel=1e-4)
 
 
-@pytest.mark.parametrize(("tie", "method"), slow_but(1, itertools.product(TIES, METHODS)))
+@pytest.mark.parametrize(("tie", "method"), slow_but(1, itertools.product(TIES, METHODS), num_slow=1))
 def test_every_layout_saves_the_same_weights(tie: str, method: str, runs: Made, models: dict[str, Path]) -> None:
     wanted = load_plain(runs["SINGLE", tie, method], models[tie]).state_dict()
     for layout in ("NO_SHARD", "FULL_SHARD"):

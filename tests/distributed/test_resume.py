@@ -353,7 +353,7 @@ def test_going_back_gives_up_the_later_checkpoints_when_there_is_a_new_one(
     ("beside", "kind"),
     [
         ("True", "FULL_STATE_DICT"),
-        pytest.param("True", "SHARDED_STATE_DICT", marks=pytest.mark.slow),
+        pytest.param("True", "SHARDED_STATE_DICT", marks=pytest.mark.full),
         pytest.param("False", "SHARDED_STATE_DICT", marks=pytest.mark.slow),
         pytest.param("False", "FULL_STATE_DICT", marks=pytest.mark.full),
     ],

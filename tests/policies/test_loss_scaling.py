@@ -147,7 +147,7 @@ LAYOUTS = {
 }
 
 
-@pytest.mark.parametrize("layout", keep_fast(LAYOUTS, ["FULL_SHARD"]))
+@pytest.mark.parametrize("layout", keep_fast(LAYOUTS, ["FULL_SHARD"], full=["NO_SHARD", "FULL_SHARD of adapters"]))
 def test_where_one_rank_overflows_every_rank_leaves_out_that_update(
     layout: str, overflowing: Path, process_group: ProcessGroup, tmp_path: Path
 ) -> None:

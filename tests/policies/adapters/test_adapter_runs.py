@@ -20,7 +20,7 @@ from tests.helpers.aot_eager import with_aot_eager
 from tests.helpers.documented import commands
 from tests.helpers.families import FAMILIES, make_model, save_family
 from tests.helpers.made import Made
-from tests.helpers.pairwise import select_product, slow_but
+from tests.helpers.pairwise import slow_but
 from tests.helpers.processes import ROOT, ProcessGroup, read_metrics, train_events
 from tests.helpers.reference import assert_agrees, flags_for, plain_eval_loss, reference_run
 from tests.helpers.resuming import as_if_killed_after, assert_bit_equal
@@ -33,6 +33,9 @@ OF_OTHER_KINDS = ("gemma3", "gpt_neox", "phi3")  # whose layers have other names
 PREFIX_FAMILIES = [name for name in FAMILIES if FAMILIES[name].config.model_type in PREFIX_MODELS]
 OF_LLAMAS_KIND = [name for name in PREFIX_FAMILIES if name not in OF_OTHER_KINDS]
 EACH = slow_but(1, ["prefix", "dora", "llama_adapter", "rslora"], num_slow=2)  # rslora is LoRA by another factor
+RESUMED = [("dora", "SINGLE"), ("dora", "FULL_SHARD"), ("llama_adapter", "NO_SHARD")]
+RESUMED_TOO = [("dora", "NO_SHARD"), ("llama_adapter", "SINGLE"), ("llama_adapter", "FULL_SHARD")]
+RESUMED_TOO += [("prefix", "SINGLE"), ("prefix", "NO_SHARD")]
 OWN = {"rslora": "lora_", "dora": "lora_", "llama_adapter": "adaption_", "prefix": "prompt_embeddings"}
 
 
@@ -131,7 +134,11 @@ def test_other_layouts_change_nothing(
 
 @pytest.mark.parametrize(
     ("adapter", "layout"),
-    select_product(("dora", "llama_adapter", "prefix"), LAYOUTS, fast=lambda case: case[0] == "prefix"),
+    [
+        ("prefix", "FULL_SHARD"),
+        *(pytest.param(*case, marks=pytest.mark.slow) for case in RESUMED),
+        *(pytest.param(*case, marks=pytest.mark.full) for case in RESUMED_TOO),
+    ],
 )
 def test_a_resumed_run_is_bit_equal(
     adapter: str, layout: str, runs: Made, model_folder: Path, process_group: ProcessGroup, tmp_path: Path
@@ -210,7 +217,8 @@ def test_random_weights_are_those_of_the_model_alone(
     [
         *((name, "prefix") for name in OF_OTHER_KINDS),
         *(pytest.param(name, "prefix", marks=pytest.mark.full) for name in OF_LLAMAS_KIND),
-        *((name, "llama_adapter") for name in ("mistral", "gpt2")),
+        ("gpt2", "llama_adapter"),
+        pytest.param("mistral", "llama_adapter", marks=pytest.mark.full),
         ("gpt2", "dora"),
     ],
 )

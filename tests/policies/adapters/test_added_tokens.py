@@ -116,7 +116,7 @@ def eval_loss(run: Path) -> float:
     return [event["loss"] for event in read_metrics(run) if event["event"] == "eval"][-1]
 
 
-@pytest.mark.parametrize(("ties", "layout"), slow_but(1, CASES[1:] + CASES[:1]))
+@pytest.mark.parametrize(("ties", "layout"), slow_but(1, CASES[1:] + CASES[:1], num_slow=2))
 def test_plain_peft_loads_the_adapter_of_a_base_that_learned_chatml(
     ties: str, layout: str, runs: Made, bases: Made, chats: Path
 ) -> None:
