@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +13,10 @@ from data.processors.sentencepiece_files import FILES, check_conversion, find_se
 from utils.errors import ConfigError
 from utils.git_lfs import PULL, is_pointer
 from utils.hub import check_on_hub, explain
+from utils.printing import print_line
+from utils.progress import shows_progress
+
+_MISTRALS_PATTERN = r"[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]*[\p{Ll}\p{Lm}\p{Lo}\p{M}]+|"
 
 
 def load_tokenizer(train_config: TrainConfig) -> PreTrainedTokenizerBase:
@@ -39,6 +44,12 @@ def load_tokenizer(train_config: TrainConfig) -> PreTrainedTokenizerBase:
         check_conversion(tokenizer, sentencepiece_model, name, flag)
     if tokenizer.eos_token_id is None:
         raise ConfigError(f"{flag}: the tokenizer of {name!r} has no end token (eos_token); answers would never end")
+    if splits_unlike_mistral(tokenizer) and shows_progress():
+        print_line(
+            f"{flag}: tokenizer.json of {name!r} splits words by a pattern that transformers calls wrong for Mistral's "
+            f"models; for the right tokens save AutoTokenizer.from_pretrained({name!r}, fix_mistral_regex=True) in a "
+            "folder, and give that with --tokenizer_name"
+        )
     add_special_tokens(tokenizer, train_config)
     tokenizer.template_date = train_config.template_date  # read by utils.template_date
     return tokenizer
@@ -53,6 +64,19 @@ def read_tokenizer(name: str, *, trust_remote_code: bool = False) -> PreTrainedT
         Exception: whatever transformers raises.
     """
     return AutoTokenizer.from_pretrained(name, trust_remote_code=trust_remote_code, mistral_format=False)
+
+
+def splits_unlike_mistral(tokenizer: PreTrainedTokenizerBase) -> bool:
+    """Whether transformers would mend the pattern of a Mistral tokenizer that an earlier version of it converted.
+
+    It warns of each, those with the right pattern included, and only of models with a config.json of that time.
+    """
+    backend: Any = getattr(tokenizer, "backend_tokenizer", None)
+    if getattr(backend, "fix_mistral_regex", None) is not False:
+        return False
+    state = json.loads(backend.pre_tokenizer.__getstate__())
+    patterns = [part.get("pattern") or {} for part in state.get("pretokenizers", [state])]
+    return not any(_MISTRALS_PATTERN in pattern.get("Regex", "") for pattern in patterns)
 
 
 def add_special_tokens(tokenizer: PreTrainedTokenizerBase, train_config: TrainConfig) -> None:

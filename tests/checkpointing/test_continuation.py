@@ -10,10 +10,10 @@ from typing import Any
 import numpy as np
 import pytest
 from peft import PeftModel
-from transformers import AutoModelForCausalLM, AutoTokenizer, GenerationConfig
+from transformers import AutoModelForCausalLM, AutoTokenizer, GenerationConfig, LlamaConfig, LlamaForCausalLM
 
 import finetuning
-from checkpointing.continuation import Continuation, continuing
+from checkpointing.continuation import Continuation, continuing, name_end_tokens
 from data.sequences.ends import end_ids
 from data.sequences.tokenized import Sequences
 from run_folder.checkpoint_folder import COMPLETE, checksum, listed_files
@@ -180,3 +180,11 @@ def test_end_tokens_are_those_of_samples_and_of_turns_but_not_of_parts_or_cuts()
     assert end_ids(sequences(([start, 5, thought, 6, 7, end], [2, 5])), special, 9) == (end,), "a part is left out"
     assert end_ids(sequences(([start, 5, call], [1, 2])), special, 3) == (), "cut at the length of a row"
     assert end_ids(sequences(([start, 5, 6], [1, 2])), special, 9) == (), "no special token"
+
+
+def test_config_json_names_what_generation_config_json_names() -> None:
+    config = LlamaConfig(vocab_size=96, hidden_size=8, intermediate_size=8, num_hidden_layers=1, num_attention_heads=1)
+    model = LlamaForCausalLM(config)
+    model.config.eos_token_id, model.generation_config.eos_token_id = 2, [2, 5]
+    assert name_end_tokens(model, None, Continuation((5,), adds_start=False)) == []
+    assert model.config.eos_token_id == model.generation_config.eos_token_id == [2, 5]

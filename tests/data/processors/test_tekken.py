@@ -8,7 +8,8 @@ import shutil
 from pathlib import Path
 
 import pytest
-from transformers import AutoTokenizer
+from tokenizers import Tokenizer, models, pre_tokenizers
+from transformers import AutoTokenizer, PreTrainedTokenizerFast
 
 from checkpointing.exporting.blueprint import load_tokenizer as load_exported
 from configs.training import TrainConfig
@@ -50,3 +51,21 @@ def test_tekken_json_alone_is_refused_with_what_to_do(folder: Path) -> None:
     (folder / "tokenizer.json").unlink()
     with pytest.raises(ConfigError, match=r"is tekken\.json, which only mistral-common reads; copy .* tokenizer\.json"):
         load_tokenizer(TrainConfig(model_name=str(folder)))
+
+
+def test_a_line_tells_of_a_pattern_that_splits_words_unlike_mistrals(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """transformers warns of it, where no one sees it in a run's lines."""
+    words = {"</s>": 0, "<unk>": 1} | {f"w{number}": number for number in range(2, 100_002)}
+    backend = Tokenizer(models.WordLevel(words, unk_token="<unk>"))
+    backend.pre_tokenizer = pre_tokenizers.Sequence([pre_tokenizers.Whitespace()])
+    PreTrainedTokenizerFast(tokenizer_object=backend, eos_token="</s>", unk_token="<unk>").save_pretrained(tmp_path)
+    (tmp_path / "config.json").write_text(json.dumps({"model_type": "mistral", "transformers_version": "4.50.0"}))
+    load_tokenizer(TrainConfig(model_name=str(tmp_path)))
+    assert "splits words by a pattern that transformers calls wrong" in capsys.readouterr().out
+    mended = AutoTokenizer.from_pretrained(tmp_path, mistral_format=False, fix_mistral_regex=True)
+    mended.save_pretrained(tmp_path / "mended")
+    shutil.copy(tmp_path / "config.json", tmp_path / "mended")
+    load_tokenizer(TrainConfig(model_name=str(tmp_path / "mended")))
+    assert "splits words" not in capsys.readouterr().out
