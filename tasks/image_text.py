@@ -16,9 +16,11 @@ from configs.training import DEFAULT_CONTEXT_LENGTH, TrainConfig
 from data.batches.padding import padding_id
 from data.images.caption_rows import Picture
 from data.images.opening import open_image
+from data.images.placeholders import Placeholders
 from data.images.sequences import ImageSequences, build_image_sequences
 from data.images.shapes import RefusalOf
 from data.processors import processor_loading
+from data.processors.image_tokens import placeholders_of
 from data.processors.processor_loading import (
     blank_image,
     image_inputs,
@@ -148,8 +150,12 @@ class ImageText(Task[ImageTextMicroBatch]):
         self, processor: Any, model_config: PreTrainedConfig, train_config: TrainConfig, lengths: Sequence[int]
     ) -> Reading:
         """Captions, cut to --max_text_length; the processor adds the tokens around them when a batch is made."""
-        refusal_of = partial(refusal_of_size, processor)
-        build = partial(_build_sequences, max_text_length=train_config.max_text_length, refusal_of=refusal_of)
+        build = partial(
+            _build_sequences,
+            max_text_length=train_config.max_text_length,
+            refusal_of=partial(refusal_of_size, processor),
+            placeholders=placeholders_of(processor),
+        )
         return Reading(Caption(end_id(processor, model_config)), build)
 
     def make_collator(
@@ -271,6 +277,7 @@ def _build_sequences(
     is_part: bool = False,
     max_text_length: int,
     refusal_of: RefusalOf,
+    placeholders: Placeholders,
 ) -> ImageSequences:
     """The collator checks the context length, because an image's number of tokens is known once it is opened."""
     return build_image_sequences(
@@ -278,6 +285,7 @@ def _build_sequences(
         name=name,
         max_text_length=max_text_length,
         refusal_of=refusal_of,
+        placeholders=placeholders,
         first_row=first_row,
         is_part=is_part,
     )

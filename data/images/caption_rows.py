@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from itertools import islice
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any, NamedTuple
 
 import datasets
@@ -20,6 +21,7 @@ from data.splits.examples import SplitExamples
 from data.splits.files import Files
 from data.splits.reading import holds_text
 from data.tokens.spans import BadExample
+from utils.errors import ConfigError
 from utils.printing import print_line
 from utils.progress import phase, shows_progress
 
@@ -66,17 +68,25 @@ class Pictures:
         """
         row = self.example(index)
         image = open_image(image_source(row[self.image_column], self.image_column, self.folder))
-        return Picture(image, row[self.prompt_column] if self.prompt_column else self.prompt)
+        return Picture(image, str(row[self.prompt_column]) if self.prompt_column else self.prompt)
 
     def describe(self, index: int, error: BadExample) -> str:
         """The message for a row whose image turns out broken when its batch is made."""
         place = f"{self.examples.place}, row {self.examples.row_number(index)}"
         return f"{self.examples.flag}: {place}: {error}; mend it, or take the row out"
 
-    def unusable(self, refusal_of: RefusalOf) -> np.ndarray:
-        """Which images are not there, have no header that can be read, or a shape that the processor refuses.
+    def unusable(
+        self,
+        refusal_of: RefusalOf,
+        refusal_of_prompt: Callable[[str], str | None] = lambda prompt: None,
+        other_refusals: Mapping[int, str] = MappingProxyType({}),
+    ) -> np.ndarray:
+        """Which images are not there, have no header that can be read, or a shape or prompt that the processor refuses.
 
         Pixels are not decoded.
+
+        Args:
+            other_refusals: what else is wrong, by the row's place here.
 
         Returns:
             bool [rows].
@@ -92,6 +102,10 @@ class Pictures:
                 print_line(f"left out: {refusal}")
             is_unusable[index] = True
 
+        if self.prompt_column is None and (reason := refusal_of_prompt(self.prompt)):
+            raise ConfigError(f"{self.examples.flag.partition('.')[0]}.prompt: {reason}; take that out")
+        for index, reason in {**self._refused_prompts(refusal_of_prompt), **other_refusals}.items():
+            leave_out(index, BadExample(reason))
         rows_of_size: dict[Size, list[int]] = {}
         places = iter(range(len(self)))
         with phase(f"checking {len(self):,} images of {self.examples.place}"), ThreadPoolExecutor(_THREADS) as pool:
@@ -109,6 +123,13 @@ class Pictures:
         if (num_left_out := int(is_unusable.sum())) > 1 and shows_progress():
             print_line(f"left out: {num_left_out:,} rows in all whose images cannot be used")
         return is_unusable
+
+    def _refused_prompts(self, refusal_of_prompt: Callable[[str], str | None]) -> dict[int, str]:
+        if self.prompt_column is None:
+            return {}
+        rows = ((index, row) for index, row in self.examples.numbered() if not isinstance(row, BadExample))
+        reasons = ((index, refusal_of_prompt(str(row[self.prompt_column]))) for index, row in rows)
+        return {index: reason for index, reason in reasons if reason}
 
     def _size(self, index: int) -> Size | BadExample:
         try:

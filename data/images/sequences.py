@@ -9,6 +9,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from data.images.caption_rows import CaptionRows, Pictures
+from data.images.placeholders import NO_PLACEHOLDERS, Placeholders
 from data.images.shapes import RefusalOf
 from data.sequences.flattening import flatten
 from data.sequences.tokenized import Sequences, special_as_text
@@ -63,6 +64,7 @@ def build_image_sequences(
     name: str,
     max_text_length: int,
     refusal_of: RefusalOf,
+    placeholders: Placeholders = NO_PLACEHOLDERS,
     first_row: int = 0,
     is_part: bool = False,
 ) -> ImageSequences:
@@ -71,6 +73,7 @@ def build_image_sequences(
     Args:
         max_text_length: the most tokens of a caption, its end token counted; what is cut off lacks that.
         refusal_of: the processor's, of images by their size.
+        placeholders: the processor's, which neither a caption nor a prompt may spell.
 
     Raises:
         ConfigError: for other rows, an image that is missing, broken or refused, or if no row is left.
@@ -84,7 +87,8 @@ def build_image_sequences(
     is_text = flat.labels != IGNORE_INDEX  # without a start token, which the prompt has
     offsets = np.concatenate([[0], np.cumsum(is_text)])[flat.offsets]
     starts, lengths = offsets[:-1], np.diff(offsets)
-    kept = (lengths > 0) & ~rows.pictures.unusable(refusal_of)
+    spelled = _spelled_images(flat, is_text, placeholders)
+    kept = (lengths > 0) & ~rows.pictures.unusable(refusal_of, placeholders.refusal_of_prompt, spelled)
     if not kept.any() and not is_part:
         raise ConfigError(f"dataset ({name}): none of its {len(flat)} rows has an image and a caption")
     kept_lengths = np.minimum(lengths, max_text_length)[kept]
@@ -106,3 +110,10 @@ def build_image_sequences(
         pictures=rows.pictures,
         max_text_length=max_text_length,
     )
+
+
+def _spelled_images(flat: Sequences, is_text: np.ndarray, placeholders: Placeholders) -> dict[int, str]:
+    """Why captions cannot be used that hold an image's token, by the place of their rows."""
+    places = np.flatnonzero(is_text & np.isin(flat.input_ids, placeholders.ids))
+    rows = np.unique(np.searchsorted(flat.offsets, places, side="right") - 1)
+    return {int(row): "its caption spells the token of an image, which the model would look for" for row in rows}

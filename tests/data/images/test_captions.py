@@ -18,6 +18,7 @@ from data.dataset_functions.importing import find_dataset_function
 from data.images.opening import open_image
 from data.images.sequences import ImageSequences, build_image_sequences
 from data.pipeline import load_sequences
+from data.processors.image_tokens import placeholders_of
 from data.processors.processor_loading import refusal_of_size
 from data.tokens.encoding import Caption
 from data.tokens.spans import BadExample
@@ -40,7 +41,11 @@ def read(
 
     def build(rows: Any, name: str) -> ImageSequences:
         return build_image_sequences(
-            rows, name=name, max_text_length=max_text_length, refusal_of=partial(refusal_of_size, processor)
+            rows,
+            name=name,
+            max_text_length=max_text_length,
+            refusal_of=partial(refusal_of_size, processor),
+            placeholders=placeholders_of(processor),
         )
 
     function = find_dataset_function("caption_dataset", config)
