@@ -72,8 +72,7 @@ class Pictures:
 
     def describe(self, index: int, error: BadExample) -> str:
         """The message for a row whose image turns out broken when its batch is made."""
-        place = f"{self.examples.place}, row {self.examples.row_number(index)}"
-        return f"{self.examples.flag}: {place}: {error}; mend it, or take the row out"
+        return f"{self.examples.flag}: {self.examples.where(index)}: {error}; mend it, or take the row out"
 
     def unusable(
         self,

@@ -43,6 +43,7 @@ class SplitExamples:
     splits_special_tokens: bool = True  # special tokens that the data spells stay text
     masks_prompts: bool = True
     row_numbers: np.ndarray | None = None  # int64 [examples], rows of the place; None: 0, 1, 2, ...
+    rows_by_file: tuple[tuple[str, int], ...] = ()  # files, and how many of the rows each has; empty: not known
     later_columns: tuple[str, ...] = ()  # of a stream: asked for, and not in its first rows; a later row may have them
     learned_columns: tuple[str, ...] = ()  # that may say that a row is not learned (`data.splits.learned_columns`)
     absent: Mapping[str, Path] = field(default_factory=dict)  # columns that not all files have, and one that lacks it
@@ -62,6 +63,15 @@ class SplitExamples:
     def row_number(self, index: int) -> int:
         """The row of an example in its place, from 1, counted over all files in their order."""
         return 1 + int(index if self.row_numbers is None else self.row_numbers[index])
+
+    def where(self, index: int) -> str:
+        """The place and the number of a row, for messages; of several files also the file, and its number there."""
+        number = number_in_file = self.row_number(index)
+        for file, num_rows in self.rows_by_file if len(self.rows_by_file) > 1 else ():
+            if number_in_file <= num_rows:
+                return f"{self.place}, row {number} (row {number_in_file} of {file})"
+            number_in_file -= num_rows
+        return f"{self.place}, row {number}"
 
     def with_columns(self, *columns: str | None) -> SplitExamples:
         """These examples, once it is known which of the columns asked for are used: the others are not read."""
@@ -171,7 +181,7 @@ class SplitExamples:
         Raises:
             ConfigError: unless such examples are skipped.
         """
-        row = "" if isinstance(problem, UnreadableRow) else f" {self.place}, row {self.row_number(index)}:"
+        row = "" if isinstance(problem, UnreadableRow) else f" {self.where(index)}:"
         refusal = f"{self.flag}:{row} {problem}"
         if not self.skips_bad_rows:
             raise ConfigError(f"{refusal}; {REMEDY}") from problem

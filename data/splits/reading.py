@@ -76,9 +76,9 @@ def load_split(
     all_columns, row_numbers = column_names(data), None
     if isinstance(data, RowStream) and not all_columns and isinstance(first := next(iter(data), None), str):
         raise ConfigError(f"--{flag}.data_path: {first}; {REMEDY}")
-    speaks_of = files if split_read == split else []
+    num_rows: Sequence[int] | None = None
     if holds_text(data):
-        say_files(flag, split, speaks_of, _rows_by_file(data, files))
+        num_rows = _rows_by_file(data, files)
         data, row_numbers = _without_problems(data, f"--{flag}.data_path", dataset_config.skip_bad_rows)
     if not isinstance(data, RowStream) and not streams and not len(data):
         raise no_rows(name)
@@ -91,9 +91,10 @@ def load_split(
         _check_joined(data.joined, flag, columns)
     if isinstance(data, RowStream):
         data, num_rows = _read(name, place, data, columns, streams=streams)
-        say_files(flag, split, speaks_of, num_rows)
     else:
         data = data.select_columns([ROW, PROBLEM] if holds_text(data) else columns)
+    if split_read == split:
+        say_files(flag, split, files, num_rows)
     if takes_fraction or (is_training and not streams and sets_rows_aside(flag, dataset_config, place)):
         chosen = chosen_rows(name, flag, dataset_config, len(data), aside=takes_fraction)
         data = data.select(chosen)
@@ -111,6 +112,7 @@ def load_split(
         splits_special_tokens=dataset_config.split_special_tokens,
         masks_prompts=getattr(dataset_config, "mask_prompt", True),
         row_numbers=row_numbers,
+        rows_by_file=() if streams or num_rows is None else tuple(zip(map(str, files), num_rows, strict=True)),
         later_columns=tuple(
             name for name in dict.fromkeys((*other_columns, *learned)) if streams and name not in columns
         ),

@@ -487,6 +487,18 @@ def test_a_row_that_is_not_text_is_refused_by_its_number_in_the_file(
     assert not any("### Input:\nnan" in text for text, _ in texts(tokenized("alpaca", config, tokenizer), tokenizer))
 
 
+@pytest.mark.parametrize("ending", [".jsonl", ".parquet"])
+def test_a_row_of_one_of_several_files_is_named_with_its_file(ending: str, tokenizer: Any, tmp_path: Path) -> None:
+    rows = [dict(row) for row in ROWS[:9]]
+    rows[5]["output"] = None
+    for number in range(3):
+        write(tmp_path / f"{number}{ending}", rows[3 * number : 3 * number + 3])
+    place = rf"{tmp_path}, row 6 \(row 3 of {tmp_path}/1{ending}\): column output is empty"
+    for fraction in (0.0, 0.1):
+        with pytest.raises(ConfigError, match=place):
+            tokenized("alpaca", AlpacaDataset(str(tmp_path), validation_fraction=fraction), tokenizer)
+
+
 @pytest.mark.parametrize("streaming", [False, True])
 def test_a_chat_without_an_assistant_is_refused_by_its_row(streaming: bool, tmp_path: Path) -> None:
     turn = {"role": "user", "content": "Hi"}
