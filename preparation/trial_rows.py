@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -19,7 +20,7 @@ from tasks.task import BatchForm, Task
 from utils.errors import ConfigError
 
 NUM_LOOKED_AT = 64  # sequences, of which a short one and a long one are tried
-ENOUGH_LABELS = 3
+ENOUGH_LABELS, MOST_LABELS = 3, 8  # of a row; logits of more would take memory that a small run does not have
 
 
 def check_label_leaks(built: BuiltModel, inputs: Inputs, env: Environment) -> None:
@@ -33,8 +34,9 @@ def check_label_leaks(built: BuiltModel, inputs: Inputs, env: Environment) -> No
     if not rows:
         return
     packing = resolved.config.train_config.batching_strategy == "packing"
-    # Not the widths of compiled rows, which are all as wide as the widest.
-    form = BatchForm(inputs.vocab_size, resolved.widths, packing, built.empty.offsets, 0)
+    # No wider than they are, and no rows of padding: compiled code, which would need both, is not called.
+    widths = tuple(replace(width, multiple_of=1) for width in resolved.widths)
+    form = BatchForm(inputs.vocab_size, widths, packing, built.empty.offsets, 0)
     collate = task.make_collator(inputs.processor, built.empty.model.config, form)
     is_fp32 = resolved.policies.precision.compute_dtype == torch.float32
     tolerance = 1e-3 if is_fp32 and env.device.type == "cpu" else 0.05  # on a GPU fp32 may mean TF32
@@ -48,7 +50,8 @@ def check_label_leaks(built: BuiltModel, inputs: Inputs, env: Environment) -> No
 def rows_to_try(sequences: Sequences, task: Task[Any], num_tokens: int) -> list[list[Any]]:
     """Rows of one sequence each: the shortest and the longest of the first ones, both cut to so many tokens."""
     looked_at = [sequences[index] for index in range(min(NUM_LOOKED_AT, len(sequences)))]
-    cut = [task.shortened(s, num_tokens) for s in looked_at if np.sum(s.labels != IGNORE_INDEX) >= ENOUGH_LABELS]
+    enough = [s for s in looked_at if np.sum(s.labels != IGNORE_INDEX) >= ENOUGH_LABELS]
+    cut = [task.shortened(sequence, num_tokens, MOST_LABELS) for sequence in enough]
     by_length = sorted(cut, key=_length)
     return [[by_length[0]], [by_length[-1]]] if by_length else []
 

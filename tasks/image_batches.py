@@ -173,7 +173,8 @@ class ImageCollator:
     def _joined(
         self, rows: list[dict[str, torch.Tensor]], inputs: list[dict[str, torch.Tensor]], width: int
     ) -> dict[str, torch.Tensor]:
-        fillings = {"input_ids": self.padding_id}
+        # Of the captions' type, which no earlier token sees: as a part of the prompt PaliGemma would see padding.
+        fillings = {"input_ids": self.padding_id, "token_type_ids": self.learned_type}
         text = {name: _padded([row[name] for row in rows], width, fillings.get(name, 0)) for name in rows[0]}
         of_images = [name for name in inputs[0] if name not in TEXT_INPUTS]
         return text | {name: _stacked([of_image[name] for of_image in inputs]) for name in of_images}

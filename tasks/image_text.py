@@ -174,7 +174,7 @@ class ImageText(Task[ImageTextMicroBatch]):
     def model_inputs(self, batch: ImageTextMicroBatch) -> dict[str, Any]:
         return batch.inputs
 
-    def shortened(self, sequence: Any, num_tokens: int) -> Any:
+    def shortened(self, sequence: Any, num_tokens: int, num_labels: int) -> Any:
         """The whole example: what the processor writes for an image cannot be cut."""
         return sequence
 

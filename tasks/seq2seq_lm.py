@@ -156,9 +156,9 @@ class Seq2SeqLM(Task[Seq2SeqMicroBatch]):
     def model_inputs(self, batch: Seq2SeqMicroBatch) -> dict[str, Any]:
         return {name: getattr(batch, name) for name in ("input_ids", "attention_mask", "decoder_input_ids")}
 
-    def shortened(self, sequence: TokenSequence, num_tokens: int) -> TokenSequence:
+    def shortened(self, sequence: TokenSequence, num_tokens: int, num_labels: int) -> TokenSequence:
         """The beginnings of source and target, which have nothing to do with each other's places."""
-        return sequence._replace(input_ids=sequence.input_ids[:num_tokens], labels=sequence.labels[:num_tokens])
+        return sequence._replace(input_ids=sequence.input_ids[:num_tokens], labels=sequence.labels[:num_labels])
 
     @torch.no_grad()
     def generate(

@@ -226,14 +226,15 @@ class Task(ABC, Generic[Batch]):
         # With a cache, attention would cross the sequences of a packed row.
         return model(**self.model_inputs(batch), **targets, use_cache=False, **given)
 
-    def shortened(self, sequence: TokenSequence, num_tokens: int) -> TokenSequence:
-        """A part of a sequence with so many tokens at most, and with labels, for trials of the loss.
+    def shortened(self, sequence: TokenSequence, num_tokens: int, num_labels: int) -> TokenSequence:
+        """A part of a sequence with so many tokens and labels at most, for trials of the loss.
 
         By default the tokens up to the last label, since labels stand at the places of their tokens.
         """
-        last = int(np.flatnonzero(sequence.labels != IGNORE_INDEX)[-1]) + 1
-        part = slice(max(0, last - num_tokens), last)
-        return sequence._replace(input_ids=sequence.input_ids[part], labels=sequence.labels[part])
+        places = np.flatnonzero(sequence.labels != IGNORE_INDEX)[-num_labels:]
+        part = slice(max(0, int(places[-1]) + 1 - num_tokens), int(places[-1]) + 1)
+        labels = np.where(np.arange(len(sequence.labels)) < places[0], IGNORE_INDEX, sequence.labels)
+        return sequence._replace(input_ids=sequence.input_ids[part], labels=labels[part].astype(np.int32))
 
     # Plans
 

@@ -19,7 +19,7 @@ from utils.memory_errors import what_ran_out
 from utils.seeding import rng_state, seed_everything, set_rng_state
 
 # The most tokens of a trial's row. For more of a large model a CPU takes seconds.
-LENGTH_ON_GPU, LENGTH_ON_CPU = 320, 48
+LENGTH_ON_GPU, LENGTH_ON_CPU = 320, 24
 NUM_TRIES = 3  # changes of a row, of which one that moves nothing is enough
 
 

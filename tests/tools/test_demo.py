@@ -70,8 +70,10 @@ def mean_loss(folder: Path, dialogues: list[str], summaries: list[str]) -> float
     template = load_dataset_file(BUILT_IN_FOLDER / "samsum.py").PROMPT
     total, count = 0.0, 0
     for dialogue, summary in zip(dialogues, summaries, strict=True):
-        prompt = [tokenizer.bos_token_id, *tokenizer.encode(template.format(dialogue=dialogue))]
-        answer = [*tokenizer.encode(summary), tokenizer.eos_token_id]
+        # The saved tokenizer begins a text with the start token that training put there.
+        prompt = tokenizer.encode(template.format(dialogue=dialogue))
+        assert prompt[0] == tokenizer.bos_token_id
+        answer = [*tokenizer.encode(summary, add_special_tokens=False), tokenizer.eos_token_id]
         logits = model(torch.tensor([prompt + answer])).logits[0, len(prompt) - 1 : -1]
         total += F.cross_entropy(logits, torch.tensor(answer), reduction="sum").item()
         count += len(answer)

@@ -64,9 +64,10 @@ def limits(tiny_model: Path, process_group: ProcessGroup, tmp_path_factory: pyte
 @pytest.mark.parametrize(
     ("swaps", "phase"),
     keep_fast(
-        [*itertools.product((False, True), PHASES)],
+        # Over two ranks forward takes no more than the trial before it: both gather embedding and head.
+        [*itertools.product((False,), PHASES), *itertools.product((True,), PHASES[1:])],
         [(False, "forward"), (False, "optimizer_step")],
-        full=[(True, phase) for phase in PHASES],
+        full=[(True, phase) for phase in PHASES[1:]],
     ),
 )
 def test_the_account_names_the_phase_and_no_rank_is_left(
